@@ -1,0 +1,1 @@
+"""shardopt: automatic model parallelism for JAX."""

@@ -1,0 +1,115 @@
+"""Meshes and shardings as plain values: the vocabulary every layer above MLIR shares.
+
+A *mesh* is a logical array of devices with named axes. A *sharding* assigns, to each tensor dimension, the mesh
+axes that split it, major to minor; axes it does not name hold replicas. Both are immutable and know no MLIR, so the
+solvers, the simulator and the runtime can use them; `shardopt.dialect.sharding` prints them into the IR.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A logical mesh: axis names and sizes, and the global device ids in row-major order of the axes."""
+
+    name: str
+    axes: tuple[tuple[str, int], ...]
+    devices: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        names = self.axis_names
+        if len(set(names)) != len(names):
+            raise ValueError(f"mesh '{self.name}': axis names {names} are not unique")
+        if any(size < 1 for _, size in self.axes):
+            raise ValueError(f"mesh '{self.name}': axis sizes {self.shape} must be at least 1")
+        if len(self.devices) != self.size:
+            raise ValueError(f"mesh '{self.name}': shape {self.shape} needs {self.size} devices, got {len(self.devices)}")
+        if len(set(self.devices)) != len(self.devices):
+            raise ValueError(f"mesh '{self.name}': device ids {self.devices} are not unique")
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.axes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(size for _, size in self.axes)
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    def axis_size(self, axis: str) -> int:
+        return dict(self.axes)[axis]
+
+    def __str__(self) -> str:
+        return f"{self.name}[{', '.join(f'{n}={s}' for n, s in self.axes)}]"
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """Axis form of a sharding: `dims[d]` are the mesh axes that split dimension d, major to minor."""
+
+    dims: tuple[tuple[str, ...], ...]
+
+    @staticmethod
+    def replicated(rank: int) -> Sharding:
+        return Sharding(((),) * rank)
+
+    @property
+    def rank(self) -> int:
+        return len(self.dims)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return tuple(axis for dim in self.dims for axis in dim)
+
+    @property
+    def is_replicated(self) -> bool:
+        return not any(self.dims)
+
+    def tile_counts(self, mesh: Mesh) -> tuple[int, ...]:
+        """Number of tiles along each dimension."""
+        return tuple(prod(mesh.axis_size(axis) for axis in dim) for dim in self.dims)
+
+    def check(self, mesh: Mesh, shape: tuple[int, ...]) -> None:
+        """Raise ValueError unless the sharding fits `shape` on `mesh`: known axes, each once, even division."""
+        if len(shape) != self.rank:
+            raise ValueError(f"sharding {self} has rank {self.rank}, the tensor has rank {len(shape)}")
+        unknown = [axis for axis in self.axes if axis not in mesh.axis_names]
+        if unknown:
+            raise ValueError(f"sharding {self} names axis '{unknown[0]}', which is not an axis of mesh {mesh}")
+        if len(set(self.axes)) != len(self.axes):
+            raise ValueError(f"sharding {self} uses an axis twice")
+        for dim, (extent, tiles) in enumerate(zip(shape, self.tile_counts(mesh), strict=True)):
+            if extent % tiles:
+                raise ValueError(f"sharding {self}: dimension {dim} of extent {extent} is not divisible into {tiles} tiles")
+
+    def local_shape(self, mesh: Mesh, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(extent // tiles for extent, tiles in zip(shape, self.tile_counts(mesh), strict=True))
+
+    def tiles(self, mesh: Mesh, shape: tuple[int, ...]) -> np.ndarray:
+        """The box each device holds: int64 `[devices, rank, 2]` of (start, limit), in the order of `mesh.devices`."""
+        self.check(mesh, shape)
+        coords = dict(zip(mesh.axis_names, np.indices(mesh.shape).reshape(len(mesh.axes), -1), strict=True))
+        boxes = np.zeros((mesh.size, self.rank, 2), dtype=np.int64)
+        for dim, axes in enumerate(self.dims):
+            index = np.zeros(mesh.size, dtype=np.int64)
+            for axis in axes:
+                index = index * mesh.axis_size(axis) + coords[axis]
+            extent = self.local_shape(mesh, shape)[dim]
+            boxes[:, dim, 0] = index * extent
+            boxes[:, dim, 1] = (index + 1) * extent
+        return boxes
+
+    def __iter__(self) -> Iterator[tuple[str, ...]]:
+        return iter(self.dims)
+
+    def __str__(self) -> str:
+        return "[" + ", ".join("{" + ", ".join(f'"{axis}"' for axis in dim) + "}" for dim in self.dims) + "]"
