@@ -29,7 +29,9 @@ class Mesh:
         if any(size < 1 for _, size in self.axes):
             raise ValueError(f"mesh '{self.name}': axis sizes {self.shape} must be at least 1")
         if len(self.devices) != self.size:
-            raise ValueError(f"mesh '{self.name}': shape {self.shape} needs {self.size} devices, got {len(self.devices)}")
+            raise ValueError(
+                f"mesh '{self.name}': shape {self.shape} needs {self.size} devices, got {len(self.devices)}"
+            )
         if len(set(self.devices)) != len(self.devices):
             raise ValueError(f"mesh '{self.name}': device ids {self.devices} are not unique")
 
@@ -89,7 +91,9 @@ class Sharding:
             raise ValueError(f"sharding {self} uses an axis twice")
         for dim, (extent, tiles) in enumerate(zip(shape, self.tile_counts(mesh), strict=True)):
             if extent % tiles:
-                raise ValueError(f"sharding {self}: dimension {dim} of extent {extent} is not divisible into {tiles} tiles")
+                raise ValueError(
+                    f"sharding {self}: dimension {dim} of extent {extent} is not divisible into {tiles} tiles"
+                )
 
     def local_shape(self, mesh: Mesh, shape: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(extent // tiles for extent, tiles in zip(shape, self.tile_counts(mesh), strict=True))

@@ -1,0 +1,135 @@
+"""Typed access to what our IR says with the `mpmd` dialect: topologies, mesh tensors, fragments, transfers, loops.
+
+The dialect's own Python builders lack types and topologies, so those are built and read as text (one place: here).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import mpmd
+
+from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.dialect.sharding import from_sdy, to_sdy
+
+TOPOLOGY = "topology"
+DEVICES = "shardopt.devices"
+KIND = "shardopt.kind"
+STAGE = "shardopt.stage"
+LAYER = "shardopt.layer"
+SCHEDULE = "shardopt.schedule"
+RESHARDING = "shardopt.resharding"
+
+_TOPOLOGY_MESH = re.compile(r'<"(?P<name>[^"]+)"\s*:\s*<\[(?P<axes>[^\]]*)\]>>')
+_AXIS = re.compile(r'"(?P<name>[^"]+)"\s*=\s*(?P<size>\d+)')
+_MESH_TENSOR = re.compile(
+    r'!mpmd\.mesh_tensor<"(?P<mesh>[^"]+)",\s*(?P<tensor>tensor<[^<>]*(?:<[^<>]*>[^<>]*)*>)(?:,\s*sharding=(?P<sharding><@.*?\]>))?'
+)
+
+
+@dataclass(frozen=True)
+class MeshTensor:
+    """A parsed `!mpmd.mesh_tensor<"m0", tensor<4x8xf32>, sharding=<@m0, [{"x"}, {}]>>`."""
+
+    mesh: str
+    tensor: ir.RankedTensorType
+    sharding: Sharding | None
+
+
+def mesh_tensor_type(mesh: str, tensor: ir.Type, sharding: Sharding | None = None) -> ir.Type:
+    suffix = "" if sharding is None else f", sharding={to_sdy(sharding, mesh)}"
+    return ir.Type.parse(f'!mpmd.mesh_tensor<"{mesh}", {tensor}{suffix}>')
+
+
+def is_mesh_tensor(type_: ir.Type) -> bool:
+    return str(type_).startswith("!mpmd.mesh_tensor<")
+
+
+def parse_mesh_tensor(type_: ir.Type) -> MeshTensor:
+    """Raises ValueError when `type_` is not a mesh tensor."""
+    match = _MESH_TENSOR.match(str(type_))
+    if match is None:
+        raise ValueError(f"expected an !mpmd.mesh_tensor type, found {type_}")
+    sharding = from_sdy(match["sharding"])[1] if match["sharding"] else None
+    return MeshTensor(match["mesh"], ir.RankedTensorType(ir.Type.parse(match["tensor"])), sharding)
+
+
+def write_topology(func: ir.Operation, meshes: Sequence[Mesh], *, devices: bool) -> None:
+    """Attach the topology; `devices=True` (on `@main` only) also records the global device ids of every mesh."""
+    text = ", ".join(
+        f'<"{mesh.name}" : <[{", ".join(f"{_quote(name)}={size}" for name, size in mesh.axes)}]>>' for mesh in meshes
+    )
+    func.attributes[TOPOLOGY] = ir.Attribute.parse(f"#mpmd.topology<{text}>")
+    if devices:
+        func.attributes[DEVICES] = ir.ArrayAttr.get([ir.DenseI64ArrayAttr.get(list(mesh.devices)) for mesh in meshes])
+
+
+def read_topology(func: ir.Operation) -> tuple[Mesh, ...]:
+    """The meshes of a function, device ids from `shardopt.devices` when present, else numbered consecutively.
+
+    Raises ValueError when there is no topology or when it and `shardopt.devices` disagree in length.
+    """
+    if TOPOLOGY not in func.attributes:
+        raise ValueError(f"expected attribute '{TOPOLOGY}' on the function, found none")
+    found = [
+        (m["name"], tuple((a["name"], int(a["size"])) for a in _AXIS.finditer(m["axes"])))
+        for m in _TOPOLOGY_MESH.finditer(str(func.attributes[TOPOLOGY]))
+    ]
+    if DEVICES in func.attributes:
+        ids = [tuple(ir.DenseI64ArrayAttr(row)) for row in ir.ArrayAttr(func.attributes[DEVICES])]
+        if len(ids) != len(found):
+            raise ValueError(
+                f"expected {len(found)} rows in '{DEVICES}' (one a mesh of the topology), found {len(ids)}"
+            )
+    else:
+        ids, start = [], 0
+        for _, axes in found:
+            size = prod(extent for _, extent in axes)
+            ids.append(tuple(range(start, start + size)))
+            start += size
+    return tuple(Mesh(name, axes, devices) for (name, axes), devices in zip(found, ids, strict=True))
+
+
+def mesh_shape_attr(mesh: Mesh) -> ir.Attribute:
+    """`#sdy.mesh<["x"=2, "y"=1]>`, the `mesh_shape` of a function that a fragment call calls."""
+    return ir.Attribute.parse(f"#sdy.mesh<[{', '.join(f'{_quote(name)}={size}' for name, size in mesh.axes)}]>")
+
+
+def origin_attr(names: Sequence[str]) -> ir.Attribute:
+    return ir.ArrayAttr.get([ir.Attribute.parse(f"#mpmd.user_origin<{_quote(name)}>") for name in names])
+
+
+def i64(value: int) -> ir.IntegerAttr:
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
+
+
+def fragment(
+    mesh: str,
+    inputs: Sequence[ir.Value],
+    result_types: Sequence[ir.Type],
+    *,
+    origin: Sequence[str],
+    stage: int,
+    kind: str,
+    loc: ir.Location,
+    ip: ir.InsertionPoint,
+) -> tuple[ir.Operation, ir.Block]:
+    """An `mpmd.fragment` with an empty body whose arguments have the global types of `inputs`."""
+    op = mpmd.FragmentOp(result_types, inputs, origin_attr(origin), mesh, stage_id=stage, loc=loc, ip=ip).operation
+    op.attributes[KIND] = ir.StringAttr.get(kind)
+    block = op.regions[0].blocks.append(
+        *[parse_mesh_tensor(v.type).tensor for v in inputs], arg_locs=[loc] * len(inputs)
+    )
+    return op, block
+
+
+def transfer(value: ir.Value, result_type: ir.Type, *, loc: ir.Location, ip: ir.InsertionPoint) -> ir.Operation:
+    return mpmd.TransferOp(result_type, value, loc=loc, ip=ip).operation
+
+
+def _quote(name: str) -> str:
+    return f'"{name}"'

@@ -1,0 +1,78 @@
+"""Codecs of one sharding: axis form <-> `mhlo.sharding` text, and axis form <-> Shardy's text inside types.
+
+The axis form (`shardopt.cost.mesh.Sharding`) is the only form that is computed with; these functions print and read it.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from math import prod
+
+from shardopt.cost.mesh import Mesh, Sharding
+
+_REPLICATED = "{replicated}"
+_SDY_DIM = re.compile(r"\{([^{}]*)\}")
+_SDY_SHARDING = re.compile(r"<@(?P<mesh>[\w.$-]+),\s*\[(?P<dims>.*)\]>")
+
+
+@lru_cache(maxsize=65536)
+def to_mhlo(sharding: Sharding, mesh: Mesh) -> str:
+    """The V2 `mhlo.sharding` string, over logical device ids 0..n-1 in row-major order of the mesh axes.
+
+    `[{"x"}, {}]` on `x=2, y=2` prints `{devices=[2,1,2]<=[4] last_tile_dim_replicate}`. Axes of size one are dropped:
+    they split nothing. Example of a transposed assignment: `{devices=[1,2,2]<=[2,2]T(1,0) last_tile_dim_replicate}`.
+    """
+    live = [axis for axis, size in mesh.axes if size > 1]
+    used = [axis for axis in sharding.axes if axis in live]
+    if not used:
+        return _REPLICATED
+    rest = [axis for axis in live if axis not in used]
+    order = [live.index(axis) for axis in (*used, *rest)]
+    tiles = [*sharding.tile_counts(mesh)]
+    replicas = prod(mesh.axis_size(axis) for axis in rest)
+    if replicas > 1:
+        tiles.append(replicas)
+    source, perm = _merge_runs([mesh.axis_size(axis) for axis in live], order)
+    iota = f"<=[{','.join(map(str, source))}]"
+    if perm != sorted(perm):
+        iota += f"T({','.join(map(str, perm))})"
+    tail = " last_tile_dim_replicate" if replicas > 1 else ""
+    return f"{{devices=[{','.join(map(str, tiles))}]{iota}{tail}}}"
+
+
+def _merge_runs(sizes: list[int], order: list[int]) -> tuple[list[int], list[int]]:
+    """Collapse axes that stay neighbours under the transposition: the canonical iota form XLA prints."""
+    runs: list[list[int]] = []
+    for axis in order:
+        if runs and runs[-1][-1] + 1 == axis:
+            runs[-1].append(axis)
+        else:
+            runs.append([axis])
+    by_source = sorted(runs)
+    return [prod(sizes[axis] for axis in run) for run in by_source], [by_source.index(run) for run in runs]
+
+
+def tuple_to_mhlo(shardings: list[Sharding], mesh: Mesh) -> str:
+    """The attribute of an operation: the string itself for one result, a tuple string for several."""
+    texts = [to_mhlo(sharding, mesh) for sharding in shardings]
+    return texts[0] if len(texts) == 1 else "{" + ", ".join(texts) + "}"
+
+
+def to_sdy(sharding: Sharding, mesh_name: str) -> str:
+    """Shardy's text, as it stands in `!mpmd.mesh_tensor<…, sharding=…>`: `<@m0, [{"x"}, {}]>`."""
+    return f"<@{mesh_name}, {sharding}>"
+
+
+def from_sdy(text: str) -> tuple[str, Sharding]:
+    """Read `<@m0, [{"x"}, {}]>` into (mesh name, sharding). Raises ValueError on open dimensions and sub-axes."""
+    match = _SDY_SHARDING.search(text)
+    if match is None:
+        raise ValueError(f"expected a sharding of the form <@mesh, [{{\"axis\"}}, …]>, found '{text}'")
+    dims = []
+    for body in _SDY_DIM.findall(match["dims"]):
+        parts = [part.strip() for part in body.split(",") if part.strip()]
+        if any(not re.fullmatch(r'"[^"]+"', part) for part in parts):
+            raise ValueError(f"sharding '{text}': open dimensions and sub-axes are not supported, found '{{{body}}}'")
+        dims.append(tuple(part.strip('"') for part in parts))
+    return match["mesh"], Sharding(tuple(dims))

@@ -1,0 +1,179 @@
+"""Diagnostics as plain values: what a pass or a native verifier said, where, and how a person sees it.
+
+MLIR hands a handler short-lived C++ objects; they are copied into `Diagnostic` at once, so that a diagnostic may
+outlive the context, be compared in tests, and be printed with the offending source line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from jaxlib.mlir import ir
+
+from shardopt.cost.errors import UserError
+
+Severity: TypeAlias = Literal["error", "warning", "remark", "note"]
+Handler: TypeAlias = "Callable[[Diagnostic], None]"
+Located: TypeAlias = ir.Operation | ir.OpView | ir.Value | ir.Location | None
+
+# An excerpt of a generated line (a whole module on one line, a long constant) would bury the message.
+MAX_EXCERPT_CHARS = 200
+
+
+@dataclass(frozen=True)
+class Position:
+    """A place in a file, counted from 1; line 0 means the file as a whole. `name` is the op's name when it has one."""
+
+    file: str = ""
+    line: int = 0
+    column: int = 0
+    name: str = ""
+
+    def __str__(self) -> str:
+        if not self.file:
+            return f'"{self.name}"' if self.name else "<unknown>"
+        return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """One message. `kind` sorts remarks (for example "no-sharding-rule"); notes point at the other ops involved."""
+
+    severity: Severity
+    message: str
+    position: Position = Position()
+    notes: tuple[Diagnostic, ...] = ()
+    kind: str = ""
+
+    def __str__(self) -> str:
+        kind = f" [{self.kind}]" if self.kind else ""
+        return f"{self.position}: {self.severity}: {self.message}{kind}"
+
+
+class DiagnosedError(UserError):
+    """A user's mistake with a place in the IR; `diagnostics` holds every error of the one cause, the first one leading."""
+
+    def __init__(self, *diagnostics: Diagnostic) -> None:
+        super().__init__("\n".join(str(diagnostic) for diagnostic in diagnostics))
+        self.diagnostics = diagnostics
+
+    @property
+    def diagnostic(self) -> Diagnostic:
+        return self.diagnostics[0]
+
+
+def position_of(where: Located) -> Position:
+    """The file position behind an op, value or location; of a fused or call-site location the first that has a file."""
+    if where is None:
+        return Position()
+    location = where if isinstance(where, ir.Location) else where.location
+    return _resolve(location)
+
+
+def _resolve(location: ir.Location) -> Position:
+    if isinstance(location, ir.FileLineColLoc):
+        return Position(location.filename, location.start_line, location.start_col)
+    if isinstance(location, ir.NameLoc):
+        child = _resolve(location.child_loc)
+        return Position(child.file, child.line, child.column, location.name_str)
+    if isinstance(location, ir.CallSiteLoc):
+        parts: Sequence[ir.Location] = (location.callee, location.caller)
+    elif isinstance(location, ir.FusedLoc):
+        parts = tuple(location.locations)
+    else:
+        return Position()
+    positions = [_resolve(part) for part in parts]
+    return next((p for p in positions if p.file), positions[0] if positions else Position())
+
+
+def diagnostic(
+    severity: Severity,
+    where: Located,
+    message: str,
+    notes: Sequence[tuple[Located, str]] = (),
+    kind: str = "",
+) -> Diagnostic:
+    """A diagnostic at an op, value or location, with one note for each `(where, message)`."""
+    attached = tuple(Diagnostic("note", text, position_of(place)) for place, text in notes)
+    return Diagnostic(severity, message, position_of(where), attached, kind)
+
+
+def from_native(native: ir.DiagnosticInfo | ir.Diagnostic) -> Diagnostic:
+    """Copy a C++ diagnostic, which is gone when its handler returns."""
+    severity = str(native.severity).rpartition(".")[2].lower()
+    notes = tuple(from_native(note) for note in native.notes)
+    return Diagnostic(severity, native.message, position_of(native.location), notes)  # type: ignore[arg-type]
+
+
+@contextmanager
+def native_diagnostics(context: ir.Context, handler: Handler) -> Iterator[None]:
+    """Send everything the C++ side emits on `context` to `handler` instead of stderr.
+
+    Errors reach a handler only while `emit_error_diagnostics` is set; otherwise the bindings pack them into the
+    exception and drop them where no exception is raised.
+    """
+
+    def forward(native: ir.Diagnostic) -> bool:
+        handler(from_native(native))
+        return True
+
+    attached = context.attach_diagnostic_handler(forward)
+    before = context.emit_error_diagnostics
+    context.emit_error_diagnostics = True
+    try:
+        yield
+    finally:
+        context.emit_error_diagnostics = before
+        attached.detach()
+
+
+@contextmanager
+def native_errors_raised(context: ir.Context, handler: Handler | None = None) -> Iterator[None]:
+    """Turn an `MLIRError` of the bindings into a `DiagnosedError`; warnings and remarks go to `handler`."""
+    errors: list[Diagnostic] = []
+
+    def sort(diagnostic: Diagnostic) -> None:
+        if diagnostic.severity == "error":
+            errors.append(diagnostic)
+        elif handler is not None:
+            handler(diagnostic)
+
+    with native_diagnostics(context, sort):
+        try:
+            yield
+        except ir.MLIRError as error:
+            raise DiagnosedError(*(errors or [Diagnostic("error", str(error))])) from error
+
+
+def render(diagnostic: Diagnostic) -> str:
+    """The text a person sees: `file:line:col: error: message`, the source line and a caret, then the notes."""
+    lines = [str(diagnostic), *_excerpt(diagnostic.position)]
+    for note in diagnostic.notes:
+        lines.append(render(note))
+    return "\n".join(lines)
+
+
+def _excerpt(position: Position) -> list[str]:
+    if not position.line:
+        return []
+    source = _source_lines(position.file)
+    if position.line > len(source):
+        return []
+    text = source[position.line - 1]
+    if len(text) > MAX_EXCERPT_CHARS or not text.isprintable():
+        return []
+    return ["  " + text, "  " + " " * max(position.column - 1, 0) + "^"]
+
+
+@lru_cache(maxsize=8)
+def _source_lines(file: str) -> tuple[str, ...]:
+    path = Path(file)
+    try:
+        return tuple(line.expandtabs(1) for line in path.read_text(encoding="utf-8").split("\n"))
+    except (OSError, UnicodeDecodeError, ValueError):
+        return ()

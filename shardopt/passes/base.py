@@ -1,0 +1,97 @@
+"""What a pass is: a frozen dataclass whose fields are its options and whose `run` changes a module in place.
+
+    @dataclass(frozen=True)
+    class OutlineStages(Pass):
+        name = "shardopt-outline-stages"
+        summary = "cut the clustered body into stages on submeshes"
+        num_stages: int = option(0, help="number of pipeline stages; 0 lets the planner choose")
+
+        def run(self, module: ir.Module, pm: PassContext) -> None:
+            if bad:
+                raise pm.error(op, "expected …, found …", notes=[(other, "…")])
+
+`str(OutlineStages(num_stages=2))` is `shardopt-outline-stages{num-stages=2}`, which the pipeline parser reads back.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeVar
+
+from jaxlib.mlir import ir
+
+from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, Handler, Located, Severity, diagnostic
+from shardopt.passes.options import OptionError, option, parse_options, print_options
+
+__all__ = ["Pass", "PassContext", "PassFailure", "option"]
+
+P = TypeVar("P", bound="Pass")
+
+
+class PassFailure(DiagnosedError):
+    """A mistake of the user that a pass diagnosed: one line, exit code 1, no output file."""
+
+
+@dataclass
+class PassContext:
+    """What the manager lends to a running pass: where its messages and statistics go. Usable alone in tests."""
+
+    pass_name: str = ""
+    handler: Handler | None = None
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+    statistics: dict[str, int | float] = field(default_factory=dict)
+
+    def error(self, where: Located, message: str, notes: Sequence[tuple[Located, str]] = ()) -> PassFailure:
+        """The exception to raise for a user's mistake at `where`; each note names another op involved."""
+        return PassFailure(diagnostic("error", where, message, notes))
+
+    def warning(self, where: Located, message: str, notes: Sequence[tuple[Located, str]] = ()) -> None:
+        self._emit("warning", where, message, notes)
+
+    def remark(self, kind: str, where: Located, message: str, notes: Sequence[tuple[Located, str]] = ()) -> None:
+        """Say what was decided or skipped; `kind` ("no-sharding-rule") is what users filter by."""
+        self._emit("remark", where, message, notes, kind)
+
+    def statistic(self, name: str, value: int | float) -> None:
+        """Record a number about this run of the pass; a second value under one name replaces the first."""
+        self.statistics[name] = value
+
+    def _emit(
+        self,
+        severity: Severity,
+        where: Located,
+        message: str,
+        notes: Sequence[tuple[Located, str]],
+        kind: str = "",
+    ) -> None:
+        emitted = diagnostic(severity, where, message, notes, kind)
+        self.diagnostics.append(emitted)
+        if self.handler is not None:
+            self.handler(emitted)
+
+
+class Pass(ABC):
+    """Base of all passes. Subclasses are frozen dataclasses; `ValueError` from `__post_init__` rejects option values."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    anchor: ClassVar[str] = "builtin.module"
+
+    @abstractmethod
+    def run(self, module: ir.Module, pm: PassContext) -> None:
+        """Change `module` in place. Raise `pm.error(…)` for a user's mistake; other exceptions are our own bugs."""
+
+    @classmethod
+    def parse(cls: type[P], options: str = "") -> P:
+        """The pass with options from text such as `num-stages=2 schedule=1f1b`. Raises OptionError."""
+        values = parse_options(cls, options, cls.name)
+        try:
+            return cls(**values)
+        except ValueError as error:
+            raise OptionError(f"{cls.name}: {error}") from error
+
+    def __str__(self) -> str:
+        options = print_options(self)
+        return f"{self.name}{{{options}}}" if options else self.name
