@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from jaxlib.mlir import ir
 
@@ -23,6 +23,9 @@ Located: TypeAlias = ir.Operation | ir.OpView | ir.Value | ir.Location | None
 
 # An excerpt of a generated line (a whole module on one line, a long constant) would bury the message.
 MAX_EXCERPT_CHARS = 200
+
+# MLIR attaches the whole op to its errors under these words: for a function or a module, pages of text.
+CURRENT_OPERATION = "see current operation"
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Diagnostic:
 
 
 class DiagnosedError(UserError):
-    """A user's mistake with a place in the IR; `diagnostics` holds every error of the one cause, the first one leading."""
+    """A user's mistake with a place in the IR; `diagnostics` holds the errors of one cause, the leading one first."""
 
     def __init__(self, *diagnostics: Diagnostic) -> None:
         super().__init__("\n".join(str(diagnostic) for diagnostic in diagnostics))
@@ -84,7 +87,7 @@ def _resolve(location: ir.Location) -> Position:
     if isinstance(location, ir.CallSiteLoc):
         parts: Sequence[ir.Location] = (location.callee, location.caller)
     elif isinstance(location, ir.FusedLoc):
-        parts = tuple(location.locations)
+        parts = list(location.locations)  # type: ignore[arg-type]
     else:
         return Position()
     positions = [_resolve(part) for part in parts]
@@ -106,7 +109,7 @@ def diagnostic(
 def from_native(native: ir.DiagnosticInfo | ir.Diagnostic) -> Diagnostic:
     """Copy a C++ diagnostic, which is gone when its handler returns."""
     severity = str(native.severity).rpartition(".")[2].lower()
-    notes = tuple(from_native(note) for note in native.notes)
+    notes = tuple(from_native(note) for note in native.notes if not note.message.startswith(CURRENT_OPERATION))
     return Diagnostic(severity, native.message, position_of(native.location), notes)  # type: ignore[arg-type]
 
 
@@ -122,7 +125,7 @@ def native_diagnostics(context: ir.Context, handler: Handler) -> Iterator[None]:
         handler(from_native(native))
         return True
 
-    attached = context.attach_diagnostic_handler(forward)
+    attached: Any = context.attach_diagnostic_handler(forward)
     before = context.emit_error_diagnostics
     context.emit_error_diagnostics = True
     try:
@@ -133,8 +136,10 @@ def native_diagnostics(context: ir.Context, handler: Handler) -> Iterator[None]:
 
 
 @contextmanager
-def native_errors_raised(context: ir.Context, handler: Handler | None = None) -> Iterator[None]:
-    """Turn an `MLIRError` of the bindings into a `DiagnosedError`; warnings and remarks go to `handler`."""
+def native_errors_raised(
+    context: ir.Context, handler: Handler | None = None, also: type[Exception] = ir.MLIRError
+) -> Iterator[None]:
+    """Turn an `MLIRError` (or an `also`) of the bindings into a `DiagnosedError`; other messages go to `handler`."""
     errors: list[Diagnostic] = []
 
     def sort(diagnostic: Diagnostic) -> None:
@@ -146,15 +151,13 @@ def native_errors_raised(context: ir.Context, handler: Handler | None = None) ->
     with native_diagnostics(context, sort):
         try:
             yield
-        except ir.MLIRError as error:
+        except (ir.MLIRError, also) as error:
             raise DiagnosedError(*(errors or [Diagnostic("error", str(error))])) from error
 
 
 def render(diagnostic: Diagnostic) -> str:
     """The text a person sees: `file:line:col: error: message`, the source line and a caret, then the notes."""
-    lines = [str(diagnostic), *_excerpt(diagnostic.position)]
-    for note in diagnostic.notes:
-        lines.append(render(note))
+    lines = [str(diagnostic), *_excerpt(diagnostic.position), *map(render, diagnostic.notes)]
     return "\n".join(lines)
 
 

@@ -73,7 +73,7 @@ class PassContext:
 
 
 class Pass(ABC):
-    """Base of all passes. Subclasses are frozen dataclasses; `ValueError` from `__post_init__` rejects option values."""
+    """Base of all passes, which are frozen dataclasses; a `ValueError` from `__post_init__` rejects option values."""
 
     name: ClassVar[str]
     summary: ClassVar[str]

@@ -11,7 +11,7 @@ import dataclasses
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar
@@ -34,7 +34,7 @@ class OptionError(UserError):
 
 def option(default: T, *, help: str) -> T:
     """A dataclass field that is an option of a pass, with its default and one line of help."""
-    return typing.cast(T, dataclasses.field(default=default, metadata={"help": help}))
+    return dataclasses.field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,11 @@ class OptionSpec:
     def type_text(self) -> str:
         """The type as the user reads it: `int`, `list of str`, `1f1b | gpipe`."""
         return _type_text(self.type)
+
+    @property
+    def default_text(self) -> str:
+        """The default as the user would write it."""
+        return _print_value(self.default) if self.default not in (None, "") else "none"
 
 
 def option_specs(cls: type) -> tuple[OptionSpec, ...]:
@@ -69,6 +74,9 @@ class OptionText:
     name: str
     text: str | None
     offset: int
+
+    def __str__(self) -> str:
+        return self.name if self.text is None else f"{self.name}={self.text}"
 
 
 def split_options(text: str) -> tuple[OptionText, ...]:
@@ -118,7 +126,7 @@ def unknown_name(what: str, name: str, known: Sequence[str]) -> str:
 
 
 def balanced_end(text: str, start: int) -> int:
-    """Index just past the bracket or quote that closes the one at `start`. Raises OptionError when it is never closed."""
+    """Index just past the bracketed or quoted text that begins at `start`. Raises OptionError if it is not closed."""
     closers = []
     index = start
     while index < len(text):
@@ -228,9 +236,3 @@ def _type_text(type_: Any) -> str:
     if typing.get_origin(inner) is Literal:
         return " | ".join(typing.get_args(inner))
     return "true or false" if inner is bool else getattr(inner, "__name__", str(inner))
-
-
-def forwarded(values: Mapping[str, str], cls: type) -> str:
-    """The part of phase options `{name: text}` that `cls` has, as option text."""
-    names = {spec.name for spec in option_specs(cls)}
-    return " ".join(f"{name}={text}" for name, text in values.items() if name in names)

@@ -1,8 +1,8 @@
-"""The table of passes: a name and where its class lives. A pass's module is imported when the pass is first asked for."""
+"""The table of passes: a name and where its class lives. A pass's module is imported when it is first asked for."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ PASSES: dict[str, str] = {
     for verb_object in (
         "inline-calls",
         "unroll-loops",
+        "batch-gathers",
         "normalize",
         "verify-imported",
         "split-microbatches",
@@ -44,7 +45,7 @@ PASSES: dict[str, str] = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def pass_class(name: str) -> type[Pass]:
     """The class registered under `name`. Raises UserError for an unknown name."""
     from shardopt.passes.options import unknown_name

@@ -1,0 +1,152 @@
+"""The check of a program before it runs: executables do not check their inputs, and a wait can be for ever."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from shardopt.runtime.program import (
+    Copy,
+    Free,
+    Instruction,
+    MeshProgram,
+    Program,
+    Recv,
+    Reshard,
+    Run,
+    Send,
+    format_instruction,
+    reads,
+    writes,
+)
+
+
+def check_program(program: Program) -> tuple[str, ...]:
+    """Every fault of the program, empty for a good one.
+
+    Checked: buffers are defined once, before use, and not used after FREE or donation; functions get what they expect;
+    kept buffers survive; nothing is left over; SEND and RECV pair up with equal routes; and the lists run to their ends
+    with asynchronous SENDs and blocking RECVs.
+    """
+    faults = [fault for part in program.meshes for fault in _check_mesh(part, program)]
+    faults.extend(_check_pairs(program))
+    return tuple(faults) or tuple(_check_progress(program))
+
+
+def _check_mesh(part: MeshProgram, program: Program) -> Iterator[str]:
+    where = f"mesh {part.mesh.name}"
+    live = {buffer for _, buffer in (*part.arguments, *part.indices)}
+    defined = set(live)
+    for position, instruction in enumerate(part.instructions):
+        at = f"{where}, instruction {position} ({format_instruction(instruction)})"
+        for buffer in (*reads(instruction), *(instruction.buffers if isinstance(instruction, Free) else ())):
+            if buffer not in live:
+                yield f"{at}: %{buffer} is {'gone' if buffer in defined else 'not defined'}"
+        for buffer in writes(instruction):
+            if buffer in defined:
+                yield f"{at}: %{buffer} is defined twice"
+        consumed = _consumed(instruction)
+        for buffer in sorted(set(consumed) & part.kept_buffers):
+            yield f"{at}: consumes %{buffer}, which the next step needs"
+        yield from (f"{at}: {fault}" for fault in _check_types(instruction, part, program))
+        live.difference_update(consumed)
+        live.update(writes(instruction))
+        defined.update(writes(instruction))
+    needed = [buffer for _, buffer in part.results] + [buffer for buffer, _ in part.feedback]
+    for buffer in sorted(set(needed) - live):
+        yield f"{where}: result %{buffer} is {'gone' if buffer in defined else 'not defined'} at the end"
+    for buffer in sorted(live - set(needed) - part.kept_buffers):
+        yield f"{where}: %{buffer} is never freed"
+    yield from _check_feedback(part, where)
+
+
+def _consumed(instruction: Instruction) -> tuple[int, ...]:
+    match instruction:
+        case Free(buffers=buffers) | Run(donated=buffers):
+            return buffers
+    return ()
+
+
+def _check_feedback(part: MeshProgram, where: str) -> Iterator[str]:
+    sources = Counter(buffer for buffer, _ in part.feedback)
+    for buffer, target in part.feedback:
+        if sources[buffer] > 1 or buffer in part.kept_buffers:
+            yield f"{where}: %{buffer} becomes argument %{target} but is not its own"
+        if part.buffers[buffer] != part.buffers[target]:
+            yield f"{where}: %{buffer} ({part.buffers[buffer]}) becomes %{target} ({part.buffers[target]})"
+
+
+def _check_types(instruction: Instruction, part: MeshProgram, program: Program) -> Iterator[str]:
+    """Buffers against the function's signature or the route's ends."""
+    pairs: list[tuple[int, object]] = []
+    match instruction:
+        case Run(function=name, inputs=inputs, outputs=outputs, donated=donated):
+            function = next((function for function in part.functions if function.name == name), None)
+            if function is None:
+                yield f"function @{name} is not in the program"
+                return
+            if (len(inputs), len(outputs)) != (len(function.arguments), len(function.results)):
+                yield f"@{name} takes {len(function.arguments)} and returns {len(function.results)} buffers"
+                return
+            if donated != tuple(inputs[number] for number in function.donates):
+                yield f"@{name} consumes arguments {list(function.donates)}, which is not what is listed as donated"
+            pairs = [*zip(inputs, function.arguments, strict=True), *zip(outputs, function.results, strict=True)]
+            for buffer in sorted(set(donated)):
+                if inputs.count(buffer) > 1:
+                    yield f"%{buffer} is donated and passed twice"
+        case Send(buffer=buffer, route=route):
+            pairs = [(buffer, program.routes[route].source)]
+        case Recv(buffer=buffer, route=route):
+            pairs = [(buffer, program.routes[route].target)]
+        case Reshard(input=source, output=target, route=route):
+            pairs = [(source, program.routes[route].source), (target, program.routes[route].target)]
+        case Copy(input=source, output=target):
+            pairs = [(target, part.buffers[source])]
+    for buffer, expected in pairs:
+        if part.buffers[buffer] != expected:
+            yield f"%{buffer} is {part.buffers[buffer]}, expected {expected}"
+
+
+def _check_pairs(program: Program) -> Iterator[str]:
+    """Each tag has one SEND and one RECV, on the meshes that name each other, over one route."""
+    sends: dict[int, list[tuple[str, Send]]] = {}
+    recvs: dict[int, list[tuple[str, Recv]]] = {}
+    for part in program.meshes:
+        for instruction in part.instructions:
+            if isinstance(instruction, Send):
+                sends.setdefault(instruction.tag, []).append((part.mesh.name, instruction))
+            elif isinstance(instruction, Recv):
+                recvs.setdefault(instruction.tag, []).append((part.mesh.name, instruction))
+    for tag in sorted({*sends, *recvs}):
+        sent, received = sends.get(tag, []), recvs.get(tag, [])
+        if (len(sent), len(received)) != (1, 1):
+            yield f"tag #{tag}: expected one SEND and one RECV, found {len(sent)} and {len(received)}"
+            continue
+        (source, send), (target, recv) = sent[0], received[0]
+        if (send.target, recv.source) != (target, source):
+            yield f"tag #{tag}: {source} sends to {send.target}, but {target} receives from {recv.source}"
+        if send.route != recv.route:
+            yield f"tag #{tag}: {source} sends by route {send.route}, {target} receives by route {recv.route}"
+
+
+def _check_progress(program: Program) -> Iterator[str]:
+    """Run the lists against each other; whoever stops before a RECV that is never fed is part of a deadlock."""
+    position = {part.mesh.name: 0 for part in program.meshes}
+    sent: set[int] = set()
+    moved = True
+    while moved:
+        moved = False
+        for part in program.meshes:
+            start = position[part.mesh.name]
+            for instruction in part.instructions[start:]:
+                if isinstance(instruction, Recv) and instruction.tag not in sent:
+                    break
+                if isinstance(instruction, Send):
+                    sent.add(instruction.tag)
+                position[part.mesh.name] += 1
+                moved = True
+    for part in program.meshes:
+        stop = position[part.mesh.name]
+        if stop < len(part.instructions):
+            waiting = format_instruction(part.instructions[stop])
+            yield f"deadlock: mesh {part.mesh.name} waits for ever at instruction {stop} ({waiting})"

@@ -1,0 +1,38 @@
+"""Resharding steps between global devices, turned into what each side of a transfer does with its local shards."""
+
+from __future__ import annotations
+
+from shardopt.runtime.program import Exchange, Piece, Placement, Route
+
+from shardopt.cost.mesh import Mesh
+from shardopt.dialect.exported_program import Box, ReshardStep, TensorSpec
+from shardopt.dialect.reshard_steps import tiles_by_device
+
+
+def make_route(
+    source: tuple[Mesh, TensorSpec], target: tuple[Mesh, TensorSpec], steps: tuple[ReshardStep, ...]
+) -> Route:
+    """Number the pieces and express every box relative to the tile it is cut from or put into.
+
+    A mesh lives in one process, so a box that several target devices take from one source device travels once.
+    """
+    held, wanted = tiles_by_device(*source), tiles_by_device(*target)
+    source_shard = {device: number for number, device in enumerate(source[0].devices)}
+    target_shard = {device: number for number, device in enumerate(target[0].devices)}
+    pieces: dict[Piece, int] = {}
+    placements: list[Placement] = []
+    exchanges: list[Exchange] = []
+    for step in sorted(steps, key=lambda step: step.phase):
+        shard, box = target_shard[step.target], relative(step.box, wanted[step.target])
+        if step.phase == 0:
+            piece = Piece(source_shard[step.source], relative(step.box, held[step.source]))
+            placements.append(Placement(pieces.setdefault(piece, len(pieces)), shard, box))
+        else:
+            giver = relative(step.box, wanted[step.source])
+            exchanges.append(Exchange(target_shard[step.source], giver, shard, box))
+    return Route(source[1], target[1], tuple(pieces), tuple(placements), tuple(exchanges))
+
+
+def relative(box: Box, tile: Box) -> Box:
+    """A global box in the coordinates of the tile that contains it."""
+    return tuple((start - origin, limit - origin) for (start, limit), (origin, _) in zip(box, tile, strict=True))

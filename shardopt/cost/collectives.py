@@ -1,0 +1,253 @@
+"""Seconds of collectives, and the chain of collectives that takes a value from one sharding to another.
+
+Every formula takes `bytes`, the size of the value as one device holds it when the axis in question does not shard it:
+
+    all-gather      what each device ends with          reduce-scatter   what each device starts with
+    all-reduce      what each device holds              all-to-all       n times what each device holds
+    permute, send   what one device sends               broadcast        what each device ends with
+
+Ring formulas, with n devices, latency a and bandwidth w of one direction of the link:
+all-gather = reduce-scatter = a(n-1) + bytes(n-1)/n/w; all-reduce is their sum; all-to-all a(n-1) + bytes(n-1)/n²/w;
+broadcast is a pipelined tree, log2(n)(a + bytes/w) at worst. `bytes` may be a numpy array.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TypeVar
+
+import numpy as np
+
+from shardopt.cost.cluster import Cluster, GroupPlacement, Link, group_placement
+from shardopt.cost.mesh import Mesh, Sharding
+
+Amount = TypeVar("Amount", float, np.ndarray)
+
+ALL_GATHER = "all_gather"
+REDUCE_SCATTER = "reduce_scatter"
+ALL_REDUCE = "all_reduce"
+ALL_TO_ALL = "all_to_all"
+PERMUTE = "permute"
+
+
+def _messages_and_share(kind: str, n: int) -> tuple[float, float]:
+    """(messages one after another, fraction of `bytes` that passes one link): seconds = m·latency + f·bytes/w."""
+    if kind in (ALL_GATHER, REDUCE_SCATTER):
+        return n - 1, (n - 1) / n
+    if kind == ALL_REDUCE:
+        return 2 * (n - 1), 2 * (n - 1) / n
+    if kind == ALL_TO_ALL:
+        return n - 1, (n - 1) / n**2
+    if kind == PERMUTE:
+        return 1, 1.0
+    raise ValueError(f"unknown collective '{kind}'")
+
+
+def _seconds(kind: str, link: Link, n: int, bytes: Amount) -> Amount:
+    messages, share = _messages_and_share(kind, n)
+    return messages * link.latency_seconds + bytes * share / link.bandwidth_bytes_per_second
+
+
+def all_gather_seconds(link: Link, n: int, bytes: Amount) -> Amount:
+    """Ring all-gather; `bytes` is what each device ends with."""
+    return _seconds(ALL_GATHER, link, n, bytes)
+
+
+def reduce_scatter_seconds(link: Link, n: int, bytes: Amount) -> Amount:
+    """Ring reduce-scatter; `bytes` is the partial value each device starts with."""
+    return _seconds(REDUCE_SCATTER, link, n, bytes)
+
+
+def all_reduce_seconds(link: Link, n: int, bytes: Amount) -> Amount:
+    """Ring all-reduce (reduce-scatter, then all-gather); `bytes` is what each device holds before and after."""
+    return _seconds(ALL_REDUCE, link, n, bytes)
+
+
+def all_to_all_seconds(link: Link, n: int, bytes: Amount) -> Amount:
+    """Pairwise all-to-all; `bytes` is n times what each device holds. For axes that cross hosts with several members
+    a host see `collective_seconds`, which knows the placement."""
+    return _seconds(ALL_TO_ALL, link, n, bytes)
+
+
+def permute_seconds(link: Link, bytes: Amount) -> Amount:
+    """One round in which every device sends `bytes` to one other device."""
+    return _seconds(PERMUTE, link, 2, bytes)
+
+
+def send_seconds(link: Link, bytes: Amount) -> Amount:
+    """One point-to-point message."""
+    return _seconds(PERMUTE, link, 2, bytes)
+
+
+def broadcast_seconds(link: Link, n: int, bytes: Amount) -> Amount:
+    """Tree broadcast (or reduce) of `bytes` over n devices, as in SUMMA."""
+    return math.log2(n) * send_seconds(link, bytes)
+
+
+def collective_seconds(cluster: Cluster, mesh: Mesh, kind: str, axes: tuple[str, ...], bytes: Amount) -> Amount:
+    """One collective over the groups along `axes` of a placed mesh (`bytes` as in the module docstring)."""
+    latency, per_byte = _affine(group_placement(cluster, mesh, axes), kind)
+    return latency + bytes * per_byte
+
+
+def _affine(place: GroupPlacement, kind: str) -> tuple[float, float]:
+    """(seconds without bytes, seconds per byte) of one collective on placed groups.
+
+    A ring passes each host's network card once. All-to-all and permute send from every device: k members of one group
+    on a host push k(n-k) of the k(n-1) messages of an all-to-all through the card.
+    """
+    messages, share = _messages_and_share(kind, place.size)
+    k, n = place.members_per_host, place.size
+    if kind == ALL_TO_ALL and k > 1:
+        share *= k * (n - k) / (n - 1)
+    if kind == PERMUTE:
+        share *= k
+    return messages * place.link.latency_seconds, share / place.link.bandwidth_bytes_per_second
+
+
+# ---- resharding inside one mesh ----
+
+
+@dataclass(frozen=True)
+class Step:
+    """One collective over the groups along `axes`; `bytes` as the formula of its kind wants it."""
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes: float
+
+
+Dims = tuple[tuple[str, ...], ...]
+Move = tuple[str, tuple[str, ...], Dims]  # kind, axes, the sharding afterwards
+_SLICE = "slice"  # taking a part of what the device already has moves nothing
+
+
+def resharding_steps(
+    src: Sharding, dst: Sharding, mesh: Mesh, shape: tuple[int, ...], itemsize: int
+) -> tuple[Step, ...]:
+    """The chain of collectives with the fewest bytes on the wire (then the fewest steps) from `src` to `dst`.
+
+    Moves are those of GSPMD: slicing (free, so left out of the answer), all-gather of the minor axis of a dimension,
+    all-to-all of minor axes from one dimension to another, and a permute between shardings of equal tiles. `src` and
+    `dst` must fit `shape` (`Sharding.check`). The search is cached: it depends only on the shardings and the mesh axes.
+    """
+    total = math.prod(shape) * itemsize
+    return tuple(Step(kind, axes, total * share) for kind, axes, share in _chain(src.dims, dst.dims, mesh.axes))
+
+
+def steps_seconds(cluster: Cluster, mesh: Mesh, steps: Sequence[Step]) -> float:
+    """Seconds of the steps, one after another."""
+    return sum(collective_seconds(cluster, mesh, step.kind, step.axes, step.bytes) for step in steps)
+
+
+def resharding_seconds(
+    cluster: Cluster,
+    mesh: Mesh,
+    sources: Sequence[Sharding],
+    targets: Sequence[Sharding],
+    shape: tuple[int, ...],
+    itemsize: int,
+) -> np.ndarray:
+    """Seconds from every source to every target sharding of one value: float64 `[sources, targets]`."""
+    total = math.prod(shape) * itemsize
+    seconds = np.zeros((len(sources), len(targets)))
+    for row, src in enumerate(sources):
+        for column, dst in enumerate(targets):
+            latency, per_byte = _affine_chain(cluster, mesh, src.dims, dst.dims)
+            seconds[row, column] = latency + per_byte * total
+    return seconds
+
+
+@cache
+def _affine_chain(cluster: Cluster, mesh: Mesh, src: Dims, dst: Dims) -> tuple[float, float]:
+    """(seconds without bytes, seconds per byte of the whole tensor) of the chain from `src` to `dst`."""
+    latency = per_byte = 0.0
+    for kind, axes, share in _chain(src, dst, mesh.axes):
+        step_latency, step_per_byte = _affine(group_placement(cluster, mesh, axes), kind)
+        latency += step_latency
+        per_byte += step_per_byte * share
+    return latency, per_byte
+
+
+@cache
+def _chain(src: Dims, dst: Dims, axes: tuple[tuple[str, int], ...]) -> tuple[tuple[str, tuple[str, ...], float], ...]:
+    """Dijkstra over shardings; each step with its `bytes` as a fraction of the whole tensor.
+
+    Every state splits each dimension into a number of tiles that divides the one of `src` or of `dst`, so whatever
+    shape `src` and `dst` fit, the states between fit too.
+    """
+    sizes = dict(axes)
+    src, dst = (tuple(tuple(a for a in dim if sizes[a] > 1) for dim in dims) for dims in (src, dst))
+    whole = math.prod(sizes.values()) ** 2  # bytes in units that keep every fraction below an integer
+    queue: list[tuple[int, int, int, Dims, tuple]] = [(0, 0, 0, src, ())]
+    done: set[Dims] = set()
+    pushed = 0
+    while True:
+        moved, steps, _, state, path = heapq.heappop(queue)
+        if state == dst:
+            return path
+        if state in done:
+            continue
+        done.add(state)
+        local = whole // math.prod(sizes[axis] for dim in state for axis in dim)
+        for kind, over, after in _moves(state, dst, sizes):
+            n = math.prod(sizes[axis] for axis in over)
+            wire, full = _wire_and_full(kind, n, local)
+            entry = () if kind == _SLICE else ((kind, over, full / whole),)
+            pushed += 1  # ties resolve in the order of discovery, so the answer does not depend on hashing
+            heapq.heappush(queue, (moved + wire, steps + len(entry), pushed, after, path + entry))
+
+
+def _wire_and_full(kind: str, n: int, local: int) -> tuple[int, int]:
+    """(what one device sends, `bytes` of the formula) when each device holds `local` before the move."""
+    if kind == ALL_GATHER:
+        return local * (n - 1), local * n
+    if kind == ALL_TO_ALL:
+        return local * (n - 1) // n, local * n
+    if kind == PERMUTE:
+        return local, local
+    return 0, 0
+
+
+def _moves(state: Dims, dst: Dims, sizes: dict[str, int]) -> Iterator[Move]:
+    used = {axis for dim in state for axis in dim}
+    for d, dim in enumerate(state):
+        missing = dst[d][len(dim) :]
+        if missing and dst[d][: len(dim)] == dim and missing[0] not in used:
+            yield _SLICE, missing[:1], _with(state, {d: (*dim, missing[0])})
+        if dim:
+            yield ALL_GATHER, dim[-1:], _with(state, {d: dim[:-1]})
+        for e, other in enumerate(state):
+            for cut in range(len(dim)) if e != d else ():
+                grown = other + dim[cut:]
+                if grown == dst[e][: len(grown)]:
+                    yield ALL_TO_ALL, dim[cut:], _with(state, {d: dim[:cut], e: grown})
+    yield from _permutes(state, dst, sizes)
+
+
+def _permutes(state: Dims, dst: Dims, sizes: dict[str, int]) -> Iterator[Move]:
+    """Shardings with the tile counts of `state` that are closer to `dst`, all dimensions at once and one by one."""
+    wanted = {d: _same_tiles(dim, dst[d], sizes) for d, dim in enumerate(state)}
+    changes = {d: dim for d, dim in wanted.items() if dim != state[d]}
+    for change in [changes, *({d: dim} for d, dim in changes.items())] if len(changes) > 1 else [changes]:
+        after = _with(state, change)
+        axes = [axis for dim in after for axis in dim]
+        if change and len(set(axes)) == len(axes):
+            moved = {axis for d, dim in change.items() for axis in (*dim, *state[d])}
+            yield PERMUTE, tuple(axis for axis in sizes if axis in moved), after
+
+
+def _same_tiles(dim: tuple[str, ...], target: tuple[str, ...], sizes: dict[str, int]) -> tuple[str, ...]:
+    """`target` if it makes as many tiles as `dim`, else `dim` with the leading axes of `target` it has in front."""
+    if math.prod(sizes[a] for a in dim) == math.prod(sizes[a] for a in target):
+        return target
+    front = next((target[:n] for n in range(len(target), 0, -1) if set(target[:n]) <= set(dim)), ())
+    return (*front, *(axis for axis in dim if axis not in front))
+
+
+def _with(dims: Dims, change: dict[int, tuple[str, ...]]) -> Dims:
+    return tuple(change.get(d, dim) for d, dim in enumerate(dims))

@@ -1,0 +1,83 @@
+"""The op graph as integers: what planners see of a piece of StableHLO. `shardopt.ir.graph` reads it out of the IR."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+
+@dataclass(frozen=True)
+class FactorRule:
+    """A Shardy sharding rule: every tensor dimension is a product of factors, shared between operands and results.
+
+    `operands[k][d]` are the factors of dimension d of operand k, major to minor; `sizes[f]` is the extent of factor f.
+    A factor is one of: pass-through, `reduction` (contracted: sharding it leaves a partial result), `need_replication`
+    (may not be sharded), `permutation` (data moves along it, e.g. a convolution's space), `blocked` (may be sharded
+    here but is not propagated).
+    """
+
+    sizes: tuple[int, ...]
+    operands: tuple[tuple[tuple[int, ...], ...], ...]
+    results: tuple[tuple[tuple[int, ...], ...], ...]
+    reduction: frozenset[int] = frozenset()
+    need_replication: frozenset[int] = frozenset()
+    permutation: frozenset[int] = frozenset()
+    blocked: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One value: global shape and element type (MLIR's spelling, `f32`, `ui32`, `i1`)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    itemsize: int
+
+    @property
+    def size_bytes(self) -> int:
+        return prod(self.shape) * self.itemsize
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation on tensors, given by their indices in `OpGraph.tensors`.
+
+    `reducer` says how contracted factors combine: "add", "maximum", "minimum", … ; None where nothing contracts or the
+    combination is not a single op. `group` is free for the reader's caller (layer, stage or -1).
+    """
+
+    name: str
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    rule: FactorRule | None
+    reducer: str | None = None
+    flops: float = 0.0
+    group: int = -1
+    repeat: int = 1
+    location: str = ""
+
+
+@dataclass(frozen=True)
+class OpGraph:
+    """Ops in program order; `inputs` are tensors no op defines, `outputs` those that leave the graph."""
+
+    tensors: tuple[Tensor, ...]
+    ops: tuple[Op, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    def producers(self) -> tuple[int, ...]:
+        """For each tensor, the op that defines it, or -1."""
+        found = [-1] * len(self.tensors)
+        for index, op in enumerate(self.ops):
+            for result in op.results:
+                found[result] = index
+        return tuple(found)
+
+    def consumers(self) -> tuple[tuple[int, ...], ...]:
+        """For each tensor, the ops that read it, in program order, each once."""
+        found: list[list[int]] = [[] for _ in self.tensors]
+        for index, op in enumerate(self.ops):
+            for operand in dict.fromkeys(op.operands):
+                found[operand].append(index)
+        return tuple(map(tuple, found))

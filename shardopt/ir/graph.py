@@ -1,0 +1,207 @@
+"""Read StableHLO out of the IR into `shardopt.cost.graph.OpGraph`: the only way planners see operations.
+
+Sharding rules come from the native pass `sdy-populate-op-sharding-rules`. Operations it knows no rule for get one here
+where the meaning is plain (constants and iotas may be made in any sharding); `optimization_barrier` is transparent: its
+results are its operands. What is left has `rule=None` and is treated as opaque by every planner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+
+from jaxlib.mlir import ir, passmanager
+from jaxlib.mlir.dialects import sdy
+
+from shardopt.cost.compute import op_flops
+from shardopt.cost.graph import FactorRule, Op, OpGraph, Tensor
+
+_RULE = "sdy.sharding_rule"
+_COMBINERS = {"stablehlo.dot_general": "add", "stablehlo.convolution": "add", "stablehlo.gather": "add"}
+_COMBINING_REGIONS = frozenset(
+    {"stablehlo.reduce", "stablehlo.scatter", "stablehlo.reduce_window", "stablehlo.select_and_scatter"}
+)
+_MADE_ANYWHERE = frozenset({"stablehlo.constant", "stablehlo.iota"})
+_BITS = {"i1": 8, "index": 64}
+
+
+@contextmanager
+def sharding_rules(module: ir.Module) -> Iterator[None]:
+    """Within the block every operation that Shardy knows carries its rule as an attribute; afterwards none does."""
+    passmanager.PassManager.parse("builtin.module(func.func(sdy-populate-op-sharding-rules))").run(module.operation)
+    try:
+        yield
+    finally:
+        module.operation.walk(_drop_rule)
+
+
+def _drop_rule(op: ir.Operation) -> ir.WalkResult:
+    if _RULE in op.attributes:
+        del op.attributes[_RULE]
+    return ir.WalkResult.ADVANCE
+
+
+def read_tensor(type_: ir.Type) -> Tensor:
+    """Raises ValueError for anything but a ranked tensor of static shape."""
+    if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
+        raise ValueError(f"expected a ranked tensor of static shape, found {type_}")
+    return Tensor(tuple(type_.shape), *_element(str(type_.element_type), type_.element_type))
+
+
+@cache
+def _element_bits(text: str) -> int:
+    if text in _BITS:
+        return _BITS[text]
+    if text.startswith("complex<"):
+        return 2 * _element_bits(text[8:-1])
+    digits = "".join(character for character in text.removeprefix("b").lstrip("fuisTF")[:2] if character.isdigit())
+    return max(8, int(digits or 8))
+
+
+def _element(text: str, _: ir.Type) -> tuple[str, int]:
+    return text, _element_bits(text) // 8
+
+
+def read_rule(op: ir.Operation) -> FactorRule | None:
+    """The rule of an operation inside `sharding_rules`, or None."""
+    if _RULE in op.attributes:
+        return _parse_rule(str(op.attributes[_RULE]), op)
+    if op.name in _MADE_ANYWHERE:
+        return _free_rule(tuple(ir.RankedTensorType(op.results[0].type).shape))
+    return None
+
+
+_RULES: dict[str, FactorRule] = {}
+
+
+def _parse_rule(text: str, op: ir.Operation) -> FactorRule:
+    found = _RULES.get(text)
+    if found is None:
+        attr = sdy.OpShardingRuleAttr(op.attributes[_RULE])
+        found = _RULES[text] = FactorRule(
+            sizes=tuple(attr.factor_sizes),
+            operands=tuple(_mapping(m) for m in attr.operand_mappings),
+            results=tuple(_mapping(m) for m in attr.result_mappings),
+            reduction=frozenset(attr.reduction_factors),
+            need_replication=frozenset(attr.need_replication_factors),
+            permutation=frozenset(attr.permutation_factors),
+            blocked=frozenset(attr.blocked_propagation_factors),
+        )
+    return found
+
+
+def _mapping(attr: ir.Attribute) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(sdy.DimMappingAttr(dim).factor_indices) for dim in sdy.TensorMappingAttr(attr).dim_mappings)
+
+
+@cache
+def _free_rule(shape: tuple[int, ...]) -> FactorRule:
+    return FactorRule(shape, (), (tuple((dim,) for dim in range(len(shape))),))
+
+
+def read_reducer(op: ir.Operation) -> str | None:
+    """How contracted factors of `op` combine: the single StableHLO op of its region ("add", "maximum", …), or None."""
+    if op.name in _COMBINERS:
+        return _COMBINERS[op.name]
+    if op.name not in _COMBINING_REGIONS:
+        return None
+    body = list(op.regions[-1].blocks[0].operations)
+    return body[0].operation.name.removeprefix("stablehlo.") if len(body) == 2 else None
+
+
+def free_values(op: ir.Operation) -> list[ir.Value]:
+    """Values defined outside `op` that its regions read, in order of first use."""
+    found: dict[ir.Value, None] = {}
+    for region in op.regions:
+        inside: set[ir.Value] = set()
+        for block in region.blocks:
+            _collect_free(block, inside, found)
+    return list(found)
+
+
+def _collect_free(block: ir.Block, inside: set[ir.Value], found: dict[ir.Value, None]) -> None:
+    inside.update(block.arguments)
+    for inner in block.operations:
+        found.update((operand, None) for operand in inner.operation.operands if operand not in inside)
+        for region in inner.operation.regions:
+            for nested in region.blocks:
+                _collect_free(nested, inside, found)
+        inside.update(inner.operation.results)
+
+
+def read_flops(op: ir.Operation) -> float:
+    """Floating-point operations of one execution; regions of loops count once per known iteration in `op_flops`."""
+    operands = tuple(read_tensor(v.type).shape for v in op.operands if isinstance(v.type, ir.RankedTensorType))
+    results = tuple(read_tensor(v.type).shape for v in op.results if isinstance(v.type, ir.RankedTensorType))
+    return op_flops(op.name, operands, results, _flop_attributes(op))
+
+
+def _flop_attributes(op: ir.Operation) -> dict[str, object]:
+    from jaxlib.mlir.dialects import stablehlo
+
+    if op.name == "stablehlo.dot_general":
+        dims = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
+        return {
+            "lhs_contracting_dimensions": tuple(dims.lhs_contracting_dimensions),
+            "lhs_batching_dimensions": tuple(dims.lhs_batching_dimensions),
+        }
+    if op.name == "stablehlo.convolution":
+        conv = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
+        return {"kernel_output_feature_dimension": conv.kernel_output_feature_dimension}
+    if op.name == "stablehlo.reduce_window":
+        return {"window_dimensions": tuple(ir.DenseI64ArrayAttr(op.attributes["window_dimensions"]))}
+    return {}
+
+
+@dataclass
+class GraphReader:
+    """Collects ops of one or several blocks into one graph; values that are the same tensor share an index."""
+
+    tensors: list[Tensor] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+    handles: list[ir.Operation] = field(default_factory=list)
+    index: dict[ir.Value, int] = field(default_factory=dict)
+
+    def tensor(self, value: ir.Value) -> int:
+        """The index of a value; a value not seen before becomes a new tensor (an input until an op defines it)."""
+        if value not in self.index:
+            self.index[value] = self.fresh(read_tensor(value.type))
+        return self.index[value]
+
+    def fresh(self, tensor: Tensor) -> int:
+        self.tensors.append(tensor)
+        return len(self.tensors) - 1
+
+    def bind(self, value: ir.Value, tensor: int) -> None:
+        """Say that `value` is the tensor `tensor` (a block argument and what is passed to it, say)."""
+        self.index[value] = tensor
+
+    def add_ops(self, ops: Iterable[ir.Operation], *, group: int = -1, repeat: int = 1) -> None:
+        """Read operations in order; terminators must not be among them."""
+        for op in ops:
+            if op.name == "stablehlo.optimization_barrier":
+                for operand, result in zip(op.operands, op.results, strict=True):
+                    self.bind(result, self.tensor(operand))
+                continue
+            operands = [*op.operands, *free_values(op)] if len(op.regions) else list(op.operands)
+            self.handles.append(op)
+            self.ops.append(
+                Op(
+                    op.name.removeprefix("stablehlo."),
+                    tuple(self.tensor(v) for v in operands),
+                    tuple(self.tensor(v) for v in op.results),
+                    read_rule(op),
+                    read_reducer(op),
+                    read_flops(op),
+                    group,
+                    repeat,
+                    str(op.location),
+                )
+            )
+
+    def graph(self, outputs: Iterable[int] = ()) -> OpGraph:
+        defined = {result for op in self.ops for result in op.results}
+        inputs = tuple(t for t in range(len(self.tensors)) if t not in defined)
+        return OpGraph(tuple(self.tensors), tuple(self.ops), inputs, tuple(outputs))

@@ -1,0 +1,171 @@
+"""The staged form as one op graph a mesh: all fragments of a mesh, around and inside of the loop, planned together.
+
+Values at fragment boundaries are followed through `mpmd.for`, `mpmd.call` and the function they call, so that what the
+runtime keeps in one buffer is one tensor of the graph. Pairs that must have equal shardings are listed as `tied`: an
+accumulator before and after the loop, a donated argument and the result that replaces it.
+
+A plain module (no topology) is the same thing with one mesh whose only fragment is `@main`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from jaxlib.mlir import ir
+
+from shardopt.cost.graph import OpGraph
+from shardopt.cost.mesh import Mesh
+from shardopt.dialect.donation import read_donation
+from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor, read_topology
+from shardopt.ir.graph import GraphReader, read_tensor
+from shardopt.ir.rewriting import functions, symbol_name
+
+
+@dataclass(eq=False)
+class MeshGraph:
+    """What is planned together on one mesh. Operations of `fragments[k]` have group k in the graph.
+
+    `reader.index` maps IR values, also those of mesh tensor type, to tensors of `graph`.
+    """
+
+    mesh: Mesh
+    reader: GraphReader = field(default_factory=GraphReader)
+    fragments: list[ir.Operation] = field(default_factory=list)
+    tied: list[tuple[int, int]] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    arguments: list[int] = field(default_factory=list)
+
+    @property
+    def graph(self) -> OpGraph:
+        return self.reader.graph(self.outputs)
+
+    @property
+    def state(self) -> frozenset[int]:
+        """Arguments of `@main` that a result replaces: weights, optimizer state, counters."""
+        return frozenset(argument for argument, _ in self.tied if argument in self.arguments)
+
+    def read_fragment(self, op: ir.Operation, block: ir.Block, repeat: int) -> list[int]:
+        """Append the operations of a fragment; the tensors that its terminator returns."""
+        *body, terminator = (view.operation for view in block.operations)
+        self.reader.add_ops(body, group=len(self.fragments), repeat=repeat)
+        self.fragments.append(op)
+        return [self.reader.tensor(value) for value in terminator.operands]
+
+
+def read_plain(main: ir.Operation, mesh: Mesh) -> MeshGraph:
+    """The graph of a module without a topology. Must run inside `sharding_rules`."""
+    found = MeshGraph(mesh)
+    block = main.regions[0].blocks[0]
+    found.arguments = [found.reader.tensor(argument) for argument in block.arguments]
+    found.outputs = found.read_fragment(main, block, repeat=1)
+    found.tied = [(found.arguments[argument], found.outputs[result]) for argument, result in read_donation(main).items()]
+    return found
+
+
+def read_staged(module: ir.Module, main: ir.Operation) -> tuple[MeshGraph, ...]:
+    """One graph for each mesh of the topology, in its order. Must run inside `sharding_rules`.
+
+    Raises ValueError on a module that is not in the staged form.
+    """
+    extractor = _Extractor({symbol_name(function): function for function in functions(module)}, main)
+    extractor.read_main(main)
+    return tuple(extractor.meshes.values())
+
+
+class _Extractor:
+    def __init__(self, callees: dict[str, ir.Operation], main: ir.Operation) -> None:
+        self.callees = callees
+        self.called: set[str] = set()
+        self.meshes = {mesh.name: MeshGraph(mesh) for mesh in read_topology(main)}
+        self.place: dict[ir.Value, tuple[MeshGraph, int]] = {}
+
+    def read_main(self, main: ir.Operation) -> None:
+        block = main.regions[0].blocks[0]
+        for argument in block.arguments:
+            self.define(argument)
+        returned = self.read_block(block, repeat=1)
+        for value in returned:
+            mesh, tensor = self.place[value]
+            mesh.outputs.append(tensor)
+        for argument in block.arguments:
+            mesh, tensor = self.place[argument]
+            mesh.arguments.append(tensor)
+        for argument_number, result in read_donation(main).items():
+            self.tie(block.arguments[argument_number], returned[result])
+
+    def define(self, value: ir.Value) -> None:
+        """A boundary value that no operation of its mesh makes."""
+        parsed = parse_mesh_tensor(value.type)
+        if parsed.mesh not in self.meshes:
+            raise ValueError(f"expected a mesh of the topology ({', '.join(self.meshes)}), found '{parsed.mesh}'")
+        mesh = self.meshes[parsed.mesh]
+        self.bind(value, (mesh, mesh.reader.fresh(read_tensor(parsed.tensor))))
+
+    def bind(self, value: ir.Value, place: tuple[MeshGraph, int]) -> None:
+        self.place[value] = place
+        mesh, tensor = place
+        mesh.reader.bind(value, tensor)
+
+    def bind_all(self, values: Sequence[ir.Value], sources: Sequence[ir.Value]) -> None:
+        for value, source in zip(values, sources, strict=True):
+            self.bind(value, self.place[source])
+
+    def tie(self, first: ir.Value, second: ir.Value) -> None:
+        (mesh, a), (other, b) = self.place[first], self.place[second]
+        if mesh is not other:
+            raise ValueError(
+                f"expected a value and what replaces it on one mesh, found {first.type} and {second.type}"
+            )
+        if a != b:
+            mesh.tied.append((a, b))
+
+    def read_block(self, block: ir.Block, repeat: int) -> list[ir.Value]:
+        """Read the operations of a function or loop body; the operands of its terminator."""
+        *body, terminator = (view.operation for view in block.operations)
+        for op in body:
+            if op.name == "mpmd.fragment":
+                self.read_fragment(op, repeat)
+            elif op.name == "mpmd.transfer":
+                self.define(op.results[0])
+            elif op.name == "mpmd.for":
+                self.read_loop(op, repeat)
+            elif op.name == "mpmd.call":
+                self.read_call(op, repeat)
+            else:
+                raise ValueError(f"expected a fragment, transfer, loop or call, found '{op.name}'")
+        return list(terminator.operands)
+
+    def read_fragment(self, op: ir.Operation, repeat: int) -> None:
+        mesh = self.meshes[ir.StringAttr(op.attributes["mesh_name"]).value]
+        block = op.regions[0].blocks[0]
+        for argument, operand in zip(block.arguments, op.operands, strict=True):
+            mesh.reader.bind(argument, self.place[operand][1])
+        for result, tensor in zip(op.results, mesh.read_fragment(op, block, repeat), strict=True):
+            self.bind(result, (mesh, tensor))
+
+    def read_loop(self, op: ir.Operation, repeat: int) -> None:
+        block = op.regions[0].blocks[0]
+        carried = list(op.operands)
+        self.bind_all(list(block.arguments)[: len(carried)], carried)
+        for index in list(block.arguments)[len(carried) :]:
+            self.define(index)
+        yielded = self.read_block(block, repeat * ir.IntegerAttr(op.attributes["iterations"]).value)
+        self.bind_all(list(op.results), yielded)
+        for before, after in zip(carried, yielded, strict=True):
+            self.tie(before, after)
+
+    def read_call(self, op: ir.Operation, repeat: int) -> None:
+        name = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
+        if name in self.called:
+            raise ValueError(f"expected one call of '@{name}', found another one")
+        self.called.add(name)
+        block = self.callees[name].regions[0].blocks[0]
+        self.bind_all(list(block.arguments), list(op.operands))
+        self.bind_all(list(op.results), self.read_block(block, repeat))
+
+
+def is_staged(main: ir.Operation) -> bool:
+    """Whether the arguments and results of `@main` are mesh tensors."""
+    type_ = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+    return any(is_mesh_tensor(t) for t in (*type_.inputs, *type_.results))

@@ -1,0 +1,64 @@
+"""Running C++ passes: checked before use, one at a time, with their own error text."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from jaxlib.mlir import ir, passmanager
+
+from shardopt.ir.context import make_context
+from shardopt.ir.diagnostics import Handler, native_errors_raised
+
+# The bindings cannot list what is registered; these serve only to suggest a name for a misspelled one.
+COMMON_NATIVE_PASSES = (
+    "canonicalize",
+    "chlo-legalize-to-stablehlo",
+    "cse",
+    "loop-invariant-code-motion",
+    "print-op-stats",
+    "sccp",
+    "sdy-populate-op-sharding-rules",
+    "stablehlo-refine-shapes",
+    "strip-debuginfo",
+    "symbol-dce",
+    "topological-sort",
+)
+
+
+def native_pipeline_error(pipeline: str) -> str | None:
+    """Why `pipeline` (anchored, such as `builtin.module(func.func(cse))`) cannot run, in C++'s words, or None."""
+    try:
+        passmanager.PassManager.parse(pipeline, _scratch_context())
+    except ValueError as error:
+        lines = [line.strip() for line in str(error).splitlines()]
+        return "; ".join(line for line in lines if line)
+    return None
+
+
+def is_native_pass(name: str) -> bool:
+    """True when C++ knows a pass or pass pipeline of this name, on whatever op it runs."""
+    error = native_pipeline_error(f"any({name})")
+    return error is None or "does not refer to a registered pass" not in error
+
+
+def run_native(module: ir.Module, pipeline: str, handler: Handler | None = None) -> None:
+    """Run C++ passes on `module`; handles to ops inside it are invalid afterwards.
+
+    `pipeline` is anchored at builtin.module. Warnings and remarks go to `handler`. Raises DiagnosedError when a pass
+    fails and ValueError when the pipeline does not parse.
+    """
+    manager = passmanager.PassManager.parse(pipeline, module.context)
+    manager.enable_verifier(False)  # callers verify, and can then say which pass broke the module
+    with native_errors_raised(module.context, handler):
+        manager.run(module.operation)
+
+
+def verify(module: ir.Module) -> None:
+    """Run the verifiers of all ops in `module`. Raises DiagnosedError with every error found."""
+    with native_errors_raised(module.context):
+        module.operation.verify()
+
+
+@cache
+def _scratch_context() -> ir.Context:
+    return make_context()

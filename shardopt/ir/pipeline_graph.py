@@ -1,0 +1,104 @@
+"""Read a staged program as a task graph: which fragments exist, what flows between them, how long things take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxlib.mlir import ir
+
+from shardopt.cost.mesh import Mesh
+from shardopt.dialect.mpmd import KIND, RESHARDING, parse_mesh_tensor
+from shardopt.ir.graph import read_tensor
+from shardopt.ir.program import Program
+from shardopt.schedule.graph import Edge, StageGraph
+from shardopt.schedule.tasks import StageTask, TaskKind
+
+COST = "shardopt.cost"
+_KINDS = {"fwd": TaskKind.FORWARD, "bwd": TaskKind.BACKWARD}
+
+
+@dataclass(frozen=True)
+class PipelineGraph:
+    """The loop body as tasks: seconds of each, transfer seconds of each edge, bytes a device keeps from a task on.
+
+    `fixed_bytes[m]` is what a device of mesh m holds all step long (arguments of the step and accumulators).
+    """
+
+    graph: StageGraph
+    task_seconds: dict[StageTask, float]
+    transfer_seconds: tuple[float, ...]
+    activation_bytes: dict[StageTask, int]
+    fixed_bytes: tuple[int, ...]
+    num_stages: int
+
+
+def task_of(op: ir.Operation) -> StageTask:
+    """The schedule task a body fragment belongs to. Raises ValueError for a kind that has no place in the loop."""
+    kind = ir.StringAttr(op.attributes[KIND]).value
+    if kind not in _KINDS:
+        raise ValueError(f"expected a fragment of kind {' or '.join(_KINDS)} in the loop body, found '{kind}'")
+    return StageTask(_KINDS[kind], ir.IntegerAttr(op.attributes["stage_id"]).value)
+
+
+def local_bytes(type_: ir.Type, meshes: dict[str, Mesh]) -> int:
+    """Bytes one device holds of a mesh tensor (all of it where there is no sharding yet)."""
+    value = parse_mesh_tensor(type_)
+    size = read_tensor(value.tensor).size_bytes
+    if value.sharding is None:
+        return size
+    for count in value.sharding.tile_counts(meshes[value.mesh]):
+        size //= count
+    return size
+
+
+def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
+    """Raises ValueError when a fragment has no predicted cost or no place in a schedule."""
+    by_name = {mesh.name: mesh for mesh in meshes}
+    made_by: dict[ir.Value, tuple[StageTask, float]] = {}
+    seconds: dict[StageTask, float] = {}
+    edges: dict[tuple[StageTask, StageTask], tuple[int, float]] = {}
+    kept: dict[StageTask, int] = {}
+    stays: dict[ir.Value, None] = {}
+    for op in program.body_ops:
+        if op.name == "mpmd.transfer":
+            if op.operands[0] in made_by:
+                source, before = made_by[op.operands[0]]
+                made_by[op.results[0]] = (source, before + _transfer_seconds(op))
+            continue
+        task = task_of(op)
+        seconds[task] = seconds.get(task, 0.0) + _fragment_seconds(op)
+        for value in op.operands:
+            if value not in made_by or made_by[value][0] == task:
+                continue
+            source, delay = made_by[value]
+            size, longest = edges.get((source, task), (0, 0.0))
+            moved = read_tensor(parse_mesh_tensor(value.type).tensor).size_bytes if source.stage != task.stage else 0
+            edges[source, task] = (size + moved, max(longest, delay))
+            if source.stage == task.stage and value not in stays:
+                stays[value] = None
+                kept[source] = kept.get(source, 0) + local_bytes(value.type, by_name)
+        made_by.update((result, (task, 0.0)) for result in op.results)
+    graph = StageGraph(tuple(seconds), tuple(Edge(a, b, size) for (a, b), (size, _) in edges.items()))
+    fixed = {mesh.name: 0 for mesh in meshes}
+    for value in (*program.main_block.arguments, *program.loop.results):
+        fixed[parse_mesh_tensor(value.type).mesh] += local_bytes(value.type, by_name)
+    return PipelineGraph(
+        graph,
+        seconds,
+        tuple(delay for _, delay in edges.values()),
+        kept,
+        tuple(fixed.values()),
+        max((task.stage for task in seconds), default=0) + 1,
+    )
+
+
+def _fragment_seconds(op: ir.Operation) -> float:
+    if COST not in op.attributes:
+        raise ValueError(f"expected attribute '{COST}' on every fragment (written by the shard phase), found none")
+    return ir.FloatAttr(ir.DictAttr(op.attributes[COST])["seconds"]).value
+
+
+def _transfer_seconds(op: ir.Operation) -> float:
+    if RESHARDING not in op.attributes:
+        return 0.0
+    return ir.FloatAttr(ir.DictAttr(op.attributes[RESHARDING])["seconds"]).value

@@ -1,0 +1,105 @@
+"""Small steps that rewriting passes share: walking, splicing a block into another, replacing an op and its dead operands.
+
+Everything here is native code behind thin calls, because modules have tens of thousands of operations: a body is cloned
+as one operation and its operations are then moved, instead of being built again one by one from Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from jaxlib.mlir import ir
+
+# What may vanish together with its last user: free of side effects, and made only to feed shapes and indices.
+# Constants stay (rewrites share them); canonicalize drops the unused ones.
+_DISPOSABLE = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        "add and broadcast_in_dim clamp compare concatenate convert iota maximum minimum multiply not or "
+        "reshape select slice subtract transpose"
+    ).split()
+)
+
+# Attributes by which a frontend steers the compiler; an op that carries one is a statement of the user.
+USER_ATTRIBUTES = ("mhlo.sharding", "sdy.sharding", "mhlo.frontend_attributes")
+
+
+def op_name(op: ir.Operation | ir.OpView) -> str:
+    """`stablehlo.add`. The views of ops that have an attribute `name` hide it behind `.name`; this does not."""
+    return op.operation.name
+
+
+def defining(value: ir.Value, name: str = "") -> ir.Operation | None:
+    """The operation that makes `value` (if it is called `name`, when given), or None for a block argument."""
+    if isinstance(value, ir.BlockArgument):
+        return None
+    op = value.owner.operation
+    return op if not name or op.name == name else None
+
+
+def shape_of(value: ir.Value) -> tuple[int, ...]:
+    """The static shape of a ranked tensor."""
+    return tuple(ir.RankedTensorType(value.type).shape)
+
+
+def operations(root: ir.Operation | ir.OpView, names: Collection[str] = ()) -> list[ir.Operation]:
+    """All operations nested in `root` (only those called one of `names`, when given), producers before consumers."""
+    found: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if not names or op.name in names:
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    root.operation.walk(visit)
+    return found
+
+
+def functions(module: ir.Module) -> Iterator[ir.Operation]:
+    """The functions of the module in program order."""
+    return (op.operation for op in module.body.operations if op_name(op) == "func.func")
+
+
+def symbol_name(function: ir.Operation) -> str:
+    return ir.StringAttr(function.attributes["sym_name"]).value
+
+
+def splice_block(
+    block: ir.Block, arguments: Sequence[ir.Value], anchor: ir.Operation
+) -> tuple[list[ir.Operation], ir.Operation]:
+    """Move the body of `block` to just before `anchor`, with its arguments replaced. `block` keeps its terminator.
+
+    Returns the moved operations and the terminator, whose operands stay up to date while the moved operations are
+    rewritten; the caller erases the operation that owns `block` when it has read them.
+    """
+    for parameter, argument in zip(block.arguments, arguments, strict=True):
+        parameter.replace_all_uses_with(argument)
+    *body, terminator = (op.operation for op in block.operations)
+    for op in body:
+        op.move_before(anchor)
+    return body, terminator
+
+
+def replace_op(op: ir.Operation, values: Sequence[ir.Value]) -> None:
+    """Replace the results of `op` by `values`, erase it, and erase what only it kept alive."""
+    operands = list(op.operands)
+    for result, value in zip(op.results, values, strict=True):
+        result.replace_all_uses_with(value)
+    op.erase()
+    erase_dead(operands)
+
+
+def erase_dead(values: Sequence[ir.Value]) -> None:
+    """Erase the disposable producers of `values` that have no use left, and so on through their operands."""
+    pending = list(values)
+    while pending:
+        op = defining(pending.pop())
+        if op is None or op.name not in _DISPOSABLE or any(True for _ in op.results[0].uses):
+            continue
+        # no handle to a value of an erased op may stay behind
+        pending = [value for value in (*pending, *op.operands) if value != op.results[0]]
+        op.erase()
+
+
+def has_user_attribute(op: ir.Operation) -> bool:
+    return any(name in op.attributes for name in USER_ATTRIBUTES)

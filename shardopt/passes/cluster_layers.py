@@ -1,0 +1,182 @@
+"""Give every operation of the step the layer it belongs to.
+
+Needs the microbatched form. Afterwards every operation of `@microbatch` and of the prologue and epilogue carries
+`shardopt.layer = k : i64`; -1 marks operations that every layer that reads them computes for itself. Arguments of
+`@main` carry their layer too. A backward operation has the layer of its forward, an update that of its parameter.
+
+    %3 = stablehlo.dot_general %x, %w1 …                    %3 = stablehlo.dot_general %x, %w1 {shardopt.layer = 0}
+    %4 = stablehlo.dot_general %3, %w2 …             =>     %4 = stablehlo.dot_general %3, %w2 {shardopt.layer = 1}
+    %9 = stablehlo.dot_general %8, %3 …                     %9 = stablehlo.dot_general %8, %3 {shardopt.layer = 1}
+
+1. Find which loop results are gradients of which arguments (`_gradients`).
+2. Solve the layer DP on the body (`shardopt.solve.layering`, Alpa §5.1).
+3. Let the operations around the loop follow (`shardopt.solve.ownership`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from jaxlib.mlir import ir
+
+from shardopt.cost.errors import UserError
+from shardopt.dialect.mpmd import LAYER, i64
+from shardopt.ir.graph import GraphReader
+from shardopt.ir.program import Program, read_program
+from shardopt.passes.base import Pass, PassContext, option
+from shardopt.solve.layering import Layering, LayerProblem, assign_layers
+from shardopt.solve.ownership import Ownership, OwnershipProblem, assign_owners
+
+
+def _gradients(program: Program) -> dict[int, int]:
+    """loop result -> argument of `@microbatch` whose gradient it accumulates.
+
+    A result of `@main` that is computed, through values with as many elements, from an argument the body reads and
+    from loop results is that argument's update. Values of other sizes (norms, schedules) tell nothing.
+    """
+    captured_from = {_source(value, program): k for k, value in program.captured.items()}
+    found: dict[int, int] = {}
+    for returned in program.returned:
+        arguments, loop_results = _same_size_origins(returned, program)
+        weights = [captured_from[a] for a in arguments if a in captured_from]
+        if len(weights) == 1 and prod(ir.RankedTensorType(returned.type).shape) > 1:
+            found.update((k, weights[0]) for k in loop_results)
+    return found
+
+
+def _source(value: ir.Value, program: Program) -> ir.Value:
+    """The argument of `@main` a captured value is a cast or reshape of, else the value itself."""
+    size = _elements(value)
+    while not isinstance(value, ir.BlockArgument):
+        same = [v for v in value.owner.operands if _elements(v) == size]
+        if len(same) != 1:
+            break
+        value = same[0]
+    return value
+
+
+def _same_size_origins(value: ir.Value, program: Program) -> tuple[list[ir.Value], list[int]]:
+    """Arguments of `@main` and loop results that `value` depends on through values of equal size."""
+    size = _elements(value)
+    seen: dict[ir.Value, None] = {value: None}
+    arguments, results = [], []
+    stack = [value]
+    while stack:
+        current = stack.pop()
+        if isinstance(current, ir.BlockArgument):
+            arguments.append(current)
+        elif current.owner == program.loop:
+            results.append(ir.OpResult(current).result_number)
+        else:
+            for operand in current.owner.operands:
+                if operand not in seen and _elements(operand) == size:
+                    seen[operand] = None
+                    stack.append(operand)
+    return arguments, sorted(results)
+
+
+def _elements(value: ir.Value) -> int:
+    return prod(ir.RankedTensorType(value.type).shape) if isinstance(value.type, ir.RankedTensorType) else -1
+
+
+def _extract_body(program: Program, options: ClusterLayers) -> tuple[GraphReader, LayerProblem]:
+    reader = GraphReader()
+    for argument in program.body_block.arguments:
+        reader.tensor(argument)
+    reader.add_ops(program.body_ops)
+    arguments, returned = program.body_block.arguments, program.body_returned
+    carried = {k: (reader.tensor(arguments[a]), reader.tensor(returned[r])) for k, (a, r) in enumerate(program.carried)}
+    gradients = {carried[k][1]: reader.tensor(arguments[w]) for k, w in _gradients(program).items() if k in carried}
+    index = program.index_argument
+    free = frozenset() if index is None else frozenset({reader.tensor(arguments[index])})
+    accumulators = {result: argument for argument, result in carried.values()}
+    graph = reader.graph(reader.tensor(value) for value in returned)
+    count, least = options.layers or None, options.least_layers
+    return reader, LayerProblem(graph, gradients, accumulators, free, count, least, options.delta, options.method)
+
+
+def _extract_main(program: Program, body: GraphReader, layers: Layering) -> tuple[GraphReader, OwnershipProblem]:
+    reader = GraphReader()
+    for argument in program.main_block.arguments:
+        reader.tensor(argument)
+    reader.add_ops(program.prologue)
+    num_prologue = len(reader.ops)
+    for result in program.loop.results:
+        reader.tensor(result)
+    reader.add_ops(program.epilogue)
+    body_layer = _tensor_layers(body, layers)
+    demand: dict[int, tuple[int, ...]] = {}
+    owned: dict[int, int] = {}
+    for k, value in program.captured.items():
+        tensor = reader.tensor(value)
+        readers = body_layer.get(body.tensor(program.body_block.arguments[k]), ())
+        demand[tensor] = (*demand.get(tensor, ()), *readers)
+        if isinstance(value, ir.BlockArgument) and readers:
+            owned[tensor] = min(readers)
+    for k, (argument, _) in enumerate(program.carried):
+        layer = body_layer.get(body.tensor(program.body_block.arguments[argument]), (0,))[-1]
+        owned[reader.tensor(program.loop.results[k])] = layer
+        init = reader.tensor(program.loop.operands[k])
+        demand[init] = (*demand.get(init, ()), layer)
+    graph = reader.graph(reader.tensor(value) for value in program.returned)
+    return reader, OwnershipProblem(graph, num_prologue, owned, demand)
+
+
+def _tensor_layers(reader: GraphReader, layers: Layering) -> Mapping[int, tuple[int, ...]]:
+    """For each tensor of the body the layers that read it, ascending."""
+    found: dict[int, set[int]] = {}
+    for op, layer in zip(reader.ops, layers.layer, strict=True):
+        for operand in op.operands:
+            if layer >= 0:
+                found.setdefault(operand, set()).add(layer)
+    return {tensor: tuple(sorted(readers)) for tensor, readers in found.items()}
+
+
+def _annotate(reader: GraphReader, layers: tuple[int, ...]) -> None:
+    for op, layer in zip(reader.handles, layers, strict=True):
+        op.attributes[LAYER] = i64(layer)
+
+
+def _annotate_arguments(program: Program, reader: GraphReader, owners: Ownership) -> None:
+    attributes = ir.ArrayAttr(program.main.attributes["arg_attrs"]) if "arg_attrs" in program.main.attributes else None
+    written = []
+    for k, argument in enumerate(program.main_block.arguments):
+        old = dict(_items(attributes[k])) if attributes is not None else {}
+        written.append(ir.DictAttr.get({**old, LAYER: i64(owners.input_layer[reader.tensor(argument)])}))
+    program.main.attributes["arg_attrs"] = ir.ArrayAttr.get(written)
+
+
+def _items(attribute: ir.Attribute) -> list[tuple[str, ir.Attribute]]:
+    return [(named.name, named.attr) for named in ir.DictAttr(attribute)]
+
+
+@dataclass(frozen=True)
+class ClusterLayers(Pass):
+    """See the head of the file."""
+
+    name = "shardopt-cluster-layers"
+    summary = "assign every operation, forward and backward alike, to a layer"
+
+    layers: int = option(0, help="number of layers; 0 finds one from the cheapest cuts")
+    least_layers: int = option(1, help="when the number is found: at least this many (the number of stages, say)")
+    delta: float = option(0.5, help="a layer may exceed its equal share of the FLOPs by this fraction")
+    method: Literal["dp", "equal-op", "equal-layer"] = option("dp", help="the layer DP, or a baseline")
+
+    def run(self, module: ir.Module, pm: PassContext) -> None:
+        program = read_program(module)
+        body, problem = _extract_body(program, self)
+        try:
+            layering = assign_layers(problem)
+        except UserError as error:
+            raise pm.error(program.main, str(error)) from error
+        main, ownership = _extract_main(program, body, layering)
+        owners = assign_owners(ownership)
+        _annotate(body, layering.layer)
+        _annotate(main, owners.op_layer)
+        _annotate_arguments(program, main, owners)
+        pm.statistic("layers", layering.num_layers)
+        pm.statistic("ops clustered", len(body.ops) + len(main.ops))
+        pm.statistic("forward ops", sum(layering.is_forward))

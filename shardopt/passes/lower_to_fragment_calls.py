@@ -1,0 +1,183 @@
+"""Turn every fragment into a call of a private function that XLA can compile on its own.
+
+Needs the scheduled form. Afterwards `@main` and `@microbatch` hold only `mpmd.fragment_call`, `mpmd.transfer`, the loop
+and its call; every callee has global types, a sharding on each argument and result, `mesh_shape`, and
+`tf.aliasing_output` where a buffer dies in the call and a result of the same type and sharding can take it over.
+Fragments with equal bodies share one callee.
+
+    %f = mpmd.fragment<mesh="m0", …, stage=0> (%w, %x) {…} (%a, %b) {…}
+      =>
+    %f = mpmd.fragment_call<mesh="m0", origin=[…]> @stage0_fwd(%w, %x) {shardopt.kind = "fwd", shardopt.stage = 0} …
+    func.func private @stage0_fwd(%a {mhlo.sharding = "{…}"}, …) -> (…) attributes {mesh_shape = #sdy.mesh<…>}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func as func_dialect
+from jaxlib.mlir.dialects import mpmd
+
+from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.dialect.donation import ALIASING_OUTPUT, read_donation
+from shardopt.dialect.mpmd import KIND, STAGE, mesh_shape_attr, parse_mesh_tensor, read_topology
+from shardopt.dialect.sharding import to_mhlo
+from shardopt.ir.outlining import clone_into
+from shardopt.ir.pipeline_graph import COST
+from shardopt.ir.program import Program, body_of, read_program, terminator
+from shardopt.ir.rewriting import symbol_name
+from shardopt.passes.base import Pass, PassContext
+
+_SHARDING = "mhlo.sharding"
+
+
+def _function_name(fragment: ir.Operation) -> str:
+    kind, stage = ir.StringAttr(fragment.attributes[KIND]).value, ir.IntegerAttr(fragment.attributes["stage_id"]).value
+    return f"stage{stage}_{kind}"
+
+
+def _dying_inputs(fragment: ir.Operation, owned: set[ir.Value], last_use: dict[ir.Value, ir.Operation]) -> list[int]:
+    """Operands whose buffer nobody reads afterwards: owned by the step and used last, and once, by this fragment."""
+    operands = list(fragment.operands)
+    return [k for k, v in enumerate(operands) if v in owned and last_use.get(v) == fragment and operands.count(v) == 1]
+
+
+def _aliases(fragment: ir.Operation, dying: Sequence[int]) -> dict[int, int]:
+    """input -> result of the same tensor type and sharding that takes over its buffer; each result once."""
+    free = list(range(len(fragment.results)))
+    found = {}
+    for k in dying:
+        match = next((r for r in free if fragment.results[r].type == fragment.operands[k].type), None)
+        if match is not None:
+            free.remove(match)
+            found[k] = match
+    return found
+
+
+def _uses(block: ir.Block) -> Iterator[tuple[ir.Value, ir.Operation]]:
+    for op in block.operations:
+        for value in op.operation.operands:
+            yield value, op.operation
+        if op.operation.name == "mpmd.for":
+            for region in op.operation.regions:
+                yield from ((value, op.operation) for inner in region.blocks for value, _ in _uses(inner))
+
+
+def _owned(program: Program, block: ir.Block) -> set[ir.Value]:
+    """Values of a block whose buffers the step may reuse: everything it computes, accumulators, donated arguments."""
+    computed = {result for op in body_of(block) for result in op.results}
+    if block == program.main_block:
+        return computed | {block.arguments[k] for k in read_donation(program.main)}
+    return computed | {block.arguments[argument] for argument, _ in program.carried}
+
+
+@dataclass
+class _Lowering:
+    module: ir.Module
+    meshes: dict[str, Mesh]
+    by_text: dict[str, str] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+
+    def lower_block(self, program: Program, block: ir.Block) -> None:
+        last_use = dict(_uses(block))
+        owned = _owned(program, block)
+        for op in body_of(block):
+            if op.name == "mpmd.fragment":
+                aliases = _aliases(op, _dying_inputs(op, owned, last_use))
+                replaced = self._call(op, self._function(op, aliases))
+                for old, new in zip(op.results, replaced.results, strict=True):
+                    if old in owned:
+                        owned.add(new)
+                    if old in last_use:
+                        last_use[new] = last_use[old]
+                    old.replace_all_uses_with(new)
+                op.erase()
+
+    def _call(self, fragment: ir.Operation, callee: str) -> ir.Operation:
+        call = mpmd.FragmentCallOp(
+            [result.type for result in fragment.results],
+            list(fragment.operands),
+            fragment.attributes["origin"],
+            fragment.attributes["mesh_name"],
+            callee,
+            loc=fragment.location,
+            ip=ir.InsertionPoint(fragment),
+        ).operation
+        call.attributes[KIND] = fragment.attributes[KIND]
+        call.attributes[STAGE] = fragment.attributes["stage_id"]
+        if COST in fragment.attributes:
+            call.attributes[COST] = fragment.attributes[COST]
+        return call
+
+    def _function(self, fragment: ir.Operation, aliases: dict[int, int]) -> str:
+        """A new private function with the fragment's body, or an older one that prints the same."""
+        mesh = self.meshes[ir.StringAttr(fragment.attributes["mesh_name"]).value]
+        source = fragment.regions[0].blocks[0]
+        inputs, results = [v.type for v in source.arguments], [v.type for v in terminator(source).operands]
+        function = func_dialect.FuncOp(
+            "candidate",
+            ir.FunctionType.get(inputs, results),
+            visibility="private",
+            loc=fragment.location,
+            ip=ir.InsertionPoint(self.module.body),
+        ).operation
+        block = function.regions[0].blocks.append(*inputs, arg_locs=[fragment.location] * len(inputs))
+        values = dict(zip(source.arguments, block.arguments, strict=True))
+        point = ir.InsertionPoint(block)
+        for op in body_of(source):
+            clone_into(op, values, point)
+        func_dialect.ReturnOp([values[v] for v in terminator(source).operands], loc=fragment.location, ip=point)
+        function.attributes["mesh_shape"] = mesh_shape_attr(mesh)
+        shardings = [ir.StringAttr.get(_mhlo(v, mesh)) for v in (*fragment.operands, *fragment.results)]
+        function.attributes["arg_attrs"] = ir.ArrayAttr.get(
+            [self._argument_attrs(shardings[k], aliases.get(k)) for k in range(len(inputs))]
+        )
+        function.attributes["res_attrs"] = ir.ArrayAttr.get(
+            [ir.DictAttr.get({_SHARDING: text}) for text in shardings[len(inputs) :]]
+        )
+        return self._intern(function, _function_name(fragment))
+
+    def _argument_attrs(self, sharding: ir.Attribute, alias: int | None) -> ir.DictAttr:
+        attrs = {_SHARDING: sharding}
+        if alias is not None:
+            attrs[ALIASING_OUTPUT] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), alias)
+        return ir.DictAttr.get(attrs)
+
+    def _intern(self, function: ir.Operation, wanted: str) -> str:
+        text = function.get_asm(enable_debug_info=False, use_local_scope=True, assume_verified=True)
+        if text in self.by_text:
+            function.erase()
+            return self.by_text[text]
+        name, count = wanted, 1
+        while name in self.names:
+            name, count = f"{wanted}_{count}", count + 1
+        self.names.add(name)
+        self.by_text[text] = name
+        function.attributes["sym_name"] = ir.StringAttr.get(name)
+        return name
+
+
+def _mhlo(value: ir.Value, mesh: Mesh) -> str:
+    tensor = parse_mesh_tensor(value.type)
+    return to_mhlo(tensor.sharding or Sharding.replicated(len(tensor.tensor.shape)), mesh)
+
+
+@dataclass(frozen=True)
+class LowerToFragmentCalls(Pass):
+    """See the head of the file."""
+
+    name = "shardopt-lower-to-fragment-calls"
+    summary = "turn fragments into calls of private functions, each an XLA module"
+
+    def run(self, module: ir.Module, pm: PassContext) -> None:
+        try:
+            program = read_program(module)
+            meshes = {mesh.name: mesh for mesh in read_topology(program.main)}
+        except ValueError as error:
+            raise pm.error(module.operation, str(error)) from error
+        lowering = _Lowering(module, meshes, names={symbol_name(program.main), symbol_name(program.body)})
+        lowering.lower_block(program, program.main_block)
+        lowering.lower_block(program, program.body_block)
+        pm.statistic("stage functions", len(lowering.by_text))

@@ -1,0 +1,136 @@
+"""Choose pipeline stages and their submeshes, and outline the program onto them.
+
+Needs the clustered form. Afterwards `@main` and `@microbatch` consist of `mpmd.fragment`s on the meshes of the
+`topology`, joined by bare `mpmd.transfer`s; all values are `!mpmd.mesh_tensor`s and the module carries
+`shardopt.cluster`. A stage has a forward fragment and, where it needs values of later stages, a backward fragment.
+
+    %3 = stablehlo.dot_general … {shardopt.layer = 0}     %f = mpmd.fragment<mesh="m0", origin=["layer_0"], stage=0> …
+    %4 = stablehlo.dot_general … {shardopt.layer = 1} =>  %t = mpmd.transfer %f : … "m0" … -> … "m1" …
+    %9 = stablehlo.dot_general … {shardopt.layer = 0}     %g = mpmd.fragment<mesh="m1", origin=["layer_1"], stage=1> …
+
+1. extract: the body by layers, and the state each layer owns.
+2. solve: price the candidates with the intra-operator solver, then the stage DP (Alpa §5.2) or a baseline.
+3. apply: place the stages on devices and outline (`shardopt.ir.staging`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxlib.mlir import ir
+
+from shardopt.cost.cluster import Cluster, load_cluster, place
+from shardopt.cost.errors import UserError
+from shardopt.dialect.cluster import write_cluster
+from shardopt.dialect.donation import argument_attributes
+from shardopt.dialect.mpmd import LAYER
+from shardopt.ir.graph import GraphReader, read_tensor, sharding_rules
+from shardopt.ir.program import Program, read_program
+from shardopt.ir.staging import StagePlacement, outline_stages
+from shardopt.passes.base import Pass, PassContext, option
+from shardopt.schedule.schedules import in_flight
+from shardopt.solve.stage_costs import CandidateProblem, candidate_costs, candidate_mesh
+from shardopt.solve.stage_dp import MeshChoice, StageSolution, equal_layer_stages, mesh_choices, solve_stages
+
+
+def _extract(program: Program, cluster: Cluster, options: OutlineStages) -> CandidateProblem:
+    reader = GraphReader()
+    with sharding_rules(program.module):
+        reader.add_ops(program.body_ops)
+    layers = tuple(ir.IntegerAttr(op.attributes[LAYER]).value for op in reader.handles)
+    num_layers = max(layers, default=0) + 1
+    graph = reader.graph(reader.tensor(value) for value in program.body_returned)
+    choices = _mesh_choices(cluster, options)
+    schedule = options.schedule
+
+    def held(stage_from_end: int, num_stages: int, num_microbatches: int) -> float:
+        return in_flight(schedule, num_stages, num_microbatches)[num_stages - stage_from_end]
+
+    return CandidateProblem(
+        graph,
+        layers,
+        num_layers,
+        _state_bytes(program, num_layers),
+        cluster,
+        choices,
+        program.num_microbatches,
+        options.num_stages or None,
+        held,
+    )
+
+
+def _mesh_choices(cluster: Cluster, options: OutlineStages) -> tuple[MeshChoice, ...]:
+    """All submeshes in all logical shapes, as far as `submesh` and `logical-shape` leave them open."""
+    choices = [
+        choice
+        for choice in mesh_choices(cluster)
+        if options.submesh in ("", str(choice.submesh))
+        and options.logical_shape in ("", "x".join(map(str, choice.logical_shape)))
+    ]
+    if not choices:
+        wanted = " as ".join(part for part in (options.submesh, options.logical_shape) if part)
+        known = ", ".join(str(choice) for choice in mesh_choices(cluster))
+        raise UserError(f"cluster {cluster} has no submesh {wanted}; it has {known}")
+    return tuple(choices)
+
+
+def _state_bytes(program: Program, num_layers: int) -> tuple[int, ...]:
+    """For each layer the bytes of arguments it owns that the loop does not read: optimizer state."""
+    captured = dict.fromkeys(program.captured.values())
+    total = [0] * num_layers
+    for argument, attributes in zip(program.main_block.arguments, argument_attributes(program.main), strict=True):
+        if argument not in captured:
+            total[ir.IntegerAttr(attributes[LAYER]).value] += read_tensor(argument.type).size_bytes
+    return tuple(total)
+
+
+def _solve(problem: CandidateProblem, options: OutlineStages, pm: PassContext) -> StageSolution:
+    costs = candidate_costs(problem)
+    pm.statistic("stage candidates", costs.num_candidates)
+    pm.statistic("sharding problems solved", costs.num_solves)
+    if options.inter_op == "equal-layer":
+        return equal_layer_stages(costs.stage_problem, options.num_stages or None)
+    return solve_stages(costs.stage_problem, 1 if options.inter_op == "none" else options.num_stages or None)
+
+
+def _placement(problem: CandidateProblem, solution: StageSolution) -> StagePlacement:
+    chosen = [problem.choices[m] for _, _, m in solution.stages]
+    devices = place(problem.cluster, [choice.submesh for choice in chosen])
+    meshes = tuple(candidate_mesh(c, f"m{s}", ids) for s, (c, ids) in enumerate(zip(chosen, devices, strict=True)))
+    stage_of_layer = tuple(s for s, (start, end, _) in enumerate(solution.stages) for _ in range(start, end))
+    return StagePlacement(stage_of_layer, meshes)
+
+
+@dataclass(frozen=True)
+class OutlineStages(Pass):
+    """See the head of the file."""
+
+    name = "shardopt-outline-stages"
+    summary = "choose stages and submeshes, and outline the program onto them"
+
+    cluster: str = option("", help="cluster file, or a preset with an optional :HxD")
+    num_stages: int = option(0, help="number of pipeline stages; 0 lets the planner choose")
+    submesh: str = option("", help="HxD: allow only submeshes of this shape")
+    logical_shape: str = option("", help="RxC: allow only this logical shape")
+    inter_op: Literal["dp", "equal-layer", "none"] = option("dp", help="stage DP, equal stages, or a single stage")
+    schedule: str = option("1f1b", help="schedule whose in-flight microbatches bound the memory")
+
+    def run(self, module: ir.Module, pm: PassContext) -> None:
+        try:
+            program = read_program(module)
+            cluster = load_cluster(self._required_cluster())
+            problem = _extract(program, cluster, self)
+            solution = _solve(problem, self, pm)
+            placement = _placement(problem, solution)
+        except (UserError, ValueError) as error:
+            raise pm.error(module.operation, str(error)) from error
+        outline_stages(program, placement)
+        write_cluster(module, cluster)
+        pm.statistic("stages", len(solution.stages))
+        pm.statistic("predicted step seconds", solution.seconds)
+
+    def _required_cluster(self) -> str:
+        if not self.cluster:
+            raise UserError("expected option cluster=<file or preset[:HxD]>, found none")
+        return self.cluster

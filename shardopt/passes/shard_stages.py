@@ -1,0 +1,103 @@
+"""Choose a sharding for every value inside a stage.
+
+Needs the staged form, or a plain imported module and the option `mesh`. Afterwards every operation of a fragment carries
+`mhlo.sharding`, every mesh tensor type its axis sharding, and every fragment its predicted `shardopt.cost`; a plain
+module carries `mhlo.sharding` on the operations, arguments and results of `@main`.
+
+    %f = mpmd.fragment<mesh="m0", …> (%x, %w) (%a: tensor<8x4xf32>, %b: tensor<4x4xf32>) {
+      %1 = stablehlo.dot_general %a, %b …
+    } … -> !mpmd.mesh_tensor<"m0", tensor<8x4xf32>>
+ =>
+    %f = mpmd.fragment<mesh="m0", …> (%x, %w) {shardopt.cost = {seconds = …, …}} (%a: …, %b: …) {
+      %1 = stablehlo.dot_general %a, %b … {mhlo.sharding = "{devices=[2,1]<=[2]}"}
+    } … -> !mpmd.mesh_tensor<"m0", tensor<8x4xf32>, sharding=<@m0, [{"x"}, {}]>>
+
+1. Extract one op graph a mesh, from all of its fragments (`shardopt.ir.mesh_graphs`); operations of the microbatch body
+   count once for each microbatch.
+2. Solve the assignment of strategies on each (`shardopt.solve.intra_op`).
+3. Write shardings and costs (`shardopt.ir.sharding_writer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxlib.mlir import ir
+
+from shardopt.cost.cluster import Cluster
+from shardopt.cost.errors import UserError
+from shardopt.cost.mesh import Mesh
+from shardopt.dialect.cluster import cluster_of
+from shardopt.dialect.sharded_form import write_cost
+from shardopt.ir.graph import sharding_rules
+from shardopt.ir.mesh_graphs import MeshGraph, is_staged, read_plain, read_staged
+from shardopt.ir.rewriting import functions, symbol_name
+from shardopt.ir.sharding_writer import (
+    annotate_block,
+    annotate_signature,
+    refresh_function_type,
+    retype,
+    write_partitions,
+)
+from shardopt.passes.base import Pass, PassContext, option
+from shardopt.solve.intra_op import IntraOpTables
+from shardopt.solve.intra_op_plan import IntraOpPlan
+from shardopt.solve.intra_op_presets import Roles, restrict
+from shardopt.solve.sharding_ilp import solve
+from shardopt.solve.strategies import OPAQUE_OPS
+
+# Names of mesh axes, slowest first, when a mesh is given by its shape.
+AXIS_NAMES = ("x", "y", "z")
+
+
+@dataclass(frozen=True)
+class ShardStages(Pass):
+    """See the head of the file."""
+
+    name = "shardopt-shard-stages"
+    summary = "choose a sharding for every value inside a stage"
+
+    cluster: str = option("", help="cluster file or preset; default: the cluster the stage phase planned for")
+    intra_op: Literal["ilp", "data", "heuristic", "replicate"] = option("ilp", help="how shardings are chosen")
+    mesh: str = option("", help="shape of the mesh for a module without stages, such as 2x2")
+    memory_fraction: float = option(0.9, help="share of device memory that a stage may fill; 0 removes the limit")
+    time_limit: float = option(60.0, help="seconds the solver may take for one mesh")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.memory_fraction <= 1:
+            raise ValueError(f"memory-fraction must lie between 0 and 1, found {self.memory_fraction}")
+        if self.time_limit <= 0:
+            raise ValueError(f"time-limit must be positive, found {self.time_limit}")
+
+    def run(self, module: ir.Module, pm: PassContext) -> None:
+        main = next((f for f in functions(module) if symbol_name(f) == "main"), None)
+        if main is None:
+            raise pm.error(module.operation, "expected a function '@main', found none")
+        staged = is_staged(main)
+        try:
+            cluster = cluster_of(module, self.cluster)
+            with sharding_rules(module):
+                graphs = read_staged(module, main) if staged else (read_plain(main, self._mesh(cluster)),)
+            plans = [self._solve(graph, cluster, pm) for graph in graphs]
+        except (UserError, ValueError) as error:
+            raise pm.error(main, str(error)) from error
+        for graph, plan in zip(graphs, plans, strict=True):
+            _report_opaque(graph, pm)
+            _apply(graph, plan, staged)
+        if staged:
+            for function in functions(module):
+                refresh_function_type(function)
+        else:
+            _apply_signature(module, main, graphs[0], plans[0])
+
+    def _mesh(self, cluster: Cluster) -> Mesh:
+        sizes = self.mesh.split("x") if self.mesh else []
+        if not 0 < len(sizes) <= len(AXIS_NAMES) or not all(size.isdecimal() and int(size) > 0 for size in sizes):
+            raise UserError(f"expected a topology on '@main' or a mesh option such as '2x2', found mesh '{self.mesh}'")
+        axes = tuple(zip(AXIS_NAMES, map(int, sizes), strict=False))
+        count = Mesh("", axes, tuple(range(_product(size for _, size in axes)))).size
+        if count > cluster.num_devices:
+            raise UserError(f"mesh {self.mesh} needs {count} devices, cluster {cluster} has {cluster.num_devices}")
+        return Mesh("mesh", axes, tuple(range(count)))

@@ -1,0 +1,126 @@
+"""Runs pipelines: our passes as Python, C++ passes one at a time, the verifier after each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from jaxlib.mlir import ir
+
+from shardopt.cost.errors import UserError
+from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, Handler
+from shardopt.ir.native import run_native, verify
+from shardopt.passes.base import PassContext
+from shardopt.pipeline.instrumentation import Instrumentation
+from shardopt.pipeline.parser import Leaf, PassStep, Pipeline, anchored, leaves, parse_pipeline
+
+
+class InvalidModuleError(Exception):
+    """A pass left a module that does not verify: a bug of the pass, not of the user."""
+
+    def __init__(self, pass_text: str, diagnostics: tuple[Diagnostic, ...]) -> None:
+        super().__init__("\n".join([f"the module does not verify after {pass_text}", *map(str, diagnostics)]))
+        self.diagnostics = diagnostics
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One pass that ran: where it stood, its wall time and the verifier's, and the statistics it recorded."""
+
+    leaf: Leaf
+    seconds: float
+    verify_seconds: float
+    statistics: dict[str, int | float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a pipeline did, pass by pass, with every warning and remark in the order they were emitted."""
+
+    pipeline: Pipeline
+    steps: tuple[StepResult, ...]
+    diagnostics: tuple[Diagnostic, ...]
+
+    @property
+    def statistics(self) -> dict[tuple[str, str], int | float]:
+        """`(pass name, statistic)` to value; where a pass ran twice, its last run."""
+        return {(step.leaf.name, name): value for step in self.steps for name, value in step.statistics.items()}
+
+
+def run_pipeline(
+    module: ir.Module,
+    pipeline: Pipeline | str,
+    *,
+    instrumentation: Sequence[Instrumentation] | None = None,
+    handler: Handler | None = None,
+    verify_each: bool = True,
+) -> Result:
+    """Run `pipeline` on `module`, in place.
+
+    Warnings and remarks go to `handler` as they come and into the result. Raises PipelineError for a pipeline that
+    does not parse, DiagnosedError for a user's mistake (a PassFailure, or the errors of a C++ pass), and
+    InvalidModuleError or whatever a pass raised for our own bugs. After an exception the module is unusable.
+    """
+    parsed = parse_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
+    run = _Run(module, tuple(instrumentation or ()), handler, verify_each)
+    for hooks in run.instrumentation:
+        hooks.begin(parsed, module)
+    steps = tuple(run.step(leaf) for leaf in leaves(parsed))
+    return Result(parsed, steps, tuple(run.diagnostics))
+
+
+@dataclass
+class _Run:
+    """The state of one run of a pipeline."""
+
+    module: ir.Module
+    instrumentation: tuple[Instrumentation, ...]
+    handler: Handler | None
+    verify_each: bool
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+
+    def step(self, leaf: Leaf) -> StepResult:
+        for hooks in self.instrumentation:
+            hooks.before(leaf, self.module)
+        started = perf_counter()
+        try:
+            statistics = self._execute(leaf)
+            executed = perf_counter()
+            if self.verify_each:
+                _verify_after(leaf, self.module)
+            verified = perf_counter()
+        except Exception as error:
+            error.add_note(f"while running {leaf.step}")
+            for hooks in self.instrumentation:
+                hooks.failed(leaf, error)
+            raise
+        for hooks in reversed(self.instrumentation):
+            hooks.after(leaf, self.module)
+        return StepResult(leaf, executed - started, verified - executed, statistics)
+
+    def _execute(self, leaf: Leaf) -> dict[str, int | float]:
+        if not isinstance(leaf.step, PassStep):
+            run_native(self.module, anchored(leaf.step, leaf.anchors), self._emit)
+            return {}
+        context = PassContext(leaf.name, self._emit)
+        try:
+            with self.module.context, ir.Location.unknown():
+                leaf.step.instance.run(self.module, context)
+        except DiagnosedError:
+            raise
+        except UserError as error:  # from a layer that knows no IR, such as a bad cluster file
+            raise context.error(self.module.operation, f"{leaf.name}: {error}") from error
+        return dict(context.statistics)
+
+    def _emit(self, diagnostic: Diagnostic) -> None:
+        self.diagnostics.append(diagnostic)
+        if self.handler is not None:
+            self.handler(diagnostic)
+
+
+def _verify_after(leaf: Leaf, module: ir.Module) -> None:
+    try:
+        verify(module)
+    except DiagnosedError as error:
+        raise InvalidModuleError(str(leaf.step), error.diagnostics) from None

@@ -1,0 +1,176 @@
+"""The compiler's phases: a declarative table of named pipelines, in the order in which they run.
+
+A phase is usable wherever a pass is (`shardopt-stage{cluster=c.yaml num-stages=2}`). The options of a phase are
+those of its passes, under the same names: each is handed to every pass of the phase that has it. On top of them a
+phase may have switches, which turn single steps on. The last step of a phase verifies the form that it leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardopt.cost.errors import UserError
+from shardopt.passes.options import OptionError, OptionText, option_specs, split_options, unknown_name
+from shardopt.passes.registry import PASSES, PREFIX, pass_class
+
+
+@dataclass(frozen=True)
+class When:
+    """Steps that a phase runs only when its switch is on (`shardopt-import{unroll=true}`)."""
+
+    switch: str
+    steps: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A named pipeline. Steps are pipeline text; a bare name of one of our passes receives the phase's options."""
+
+    name: str
+    summary: str
+    steps: tuple[str | When, ...]
+
+
+PHASES: tuple[Phase, ...] = (
+    Phase(
+        "import",
+        "bring any StableHLO module into one straight-line @main",
+        (
+            "shardopt-inline-calls",  # the later steps see one function
+            When("unroll", ("shardopt-unroll-loops",)),
+            "func.func(chlo-legalize-to-stablehlo)",
+            "canonicalize,cse,symbol-dce",  # folds the constants by which gathers are recognised
+            "shardopt-batch-gathers",
+            "shardopt-normalize",
+            "canonicalize,cse",
+            "shardopt-verify-imported",
+        ),
+    ),
+    Phase(
+        "microbatch",
+        "cut the step into prologue, microbatch loop and epilogue",
+        ("shardopt-split-microbatches", "canonicalize,cse", "shardopt-verify-microbatched"),
+    ),
+    Phase(
+        "cluster",
+        "group the ops of the body into layers of similar cost",
+        ("shardopt-annotate-costs", "shardopt-cluster-layers", "shardopt-verify-clustered"),
+    ),
+    Phase(
+        "stage",
+        "choose stages and submeshes, outline fragments",
+        ("shardopt-outline-stages", "shardopt-verify-staged"),
+    ),
+    Phase(
+        "shard",
+        "choose a sharding for every value inside a fragment",
+        ("shardopt-shard-stages", "shardopt-verify-sharded"),
+    ),
+    Phase(
+        "transfer",
+        "make every edge between meshes one explicit transfer",
+        ("shardopt-insert-transfers", "shardopt-verify-transferred"),
+    ),
+    Phase(
+        "schedule",
+        "order the tasks of every mesh and simulate the step",
+        ("shardopt-schedule-pipeline", "shardopt-verify-scheduled"),
+    ),
+    Phase(
+        "export",
+        "one callable module for each stage, and the plan",
+        ("shardopt-lower-to-fragment-calls", "shardopt-verify-exported"),
+    ),
+)
+
+PHASE_NAMES: tuple[str, ...] = tuple(phase.name for phase in PHASES)
+
+
+def find_phase(pipeline_name: str) -> Phase | None:
+    """The phase behind `shardopt-import`, or None."""
+    return next((phase for phase in PHASES if PREFIX + phase.name == pipeline_name), None)
+
+
+def phase_options(phase: Phase, enabled: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Names of all options a phase takes: switches, then those of its passes (only `enabled` steps when given)."""
+    names = [step.switch for step in phase.steps if isinstance(step, When)]
+    for name in _own_passes(phase, enabled):
+        names += [spec.name for spec in option_specs(pass_class(name))]
+    return tuple(dict.fromkeys(names))
+
+
+def expand_phase(phase: Phase, options: str = "") -> str:
+    """The phase as pipeline text with `options` handed to its passes. Raises OptionError for one that nobody takes."""
+    given = split_options(options)
+    switches = {step.switch for step in phase.steps if isinstance(step, When)}
+    enabled = [option.name for option in given if option.name in switches and _is_on(option)]
+    known = phase_options(phase, enabled)
+    for option in given:
+        if option.name not in known:
+            raise OptionError(unknown_name(f"option of {PREFIX}{phase.name}", option.name, known), option.offset)
+    passed_on = [option for option in given if option.name not in switches]
+    return ",".join(_with_options(step, passed_on) for step in _enabled_steps(phase, enabled))
+
+
+def phase_range(first: str = "", last: str = "", options: str = "") -> str:
+    """The phases from `first` to `last` (both included, by default all) as pipeline text.
+
+    `options` go to every phase of the range that takes them. Raises UserError for a wrong name, an empty range, or
+    an option that no phase of the range takes.
+    """
+    start = _phase_index(first) if first else 0
+    stop = _phase_index(last) if last else len(PHASES) - 1
+    if start > stop:
+        raise UserError(f"phase '{first}' comes after phase '{last}'; the order is {', '.join(PHASE_NAMES)}")
+    chosen = PHASES[start : stop + 1]
+    given = split_options(options)
+    takers = {phase.name: phase_options(phase) for phase in chosen}
+    known = tuple(dict.fromkeys(name for names in takers.values() for name in names))
+    for option in given:
+        if option.name not in known:
+            where = f"option of the phases {chosen[0].name} to {chosen[-1].name}"
+            raise OptionError(unknown_name(where, option.name, known), option.offset)
+    steps = []
+    for phase in chosen:
+        text = _option_text([option for option in given if option.name in takers[phase.name]])
+        steps.append(PREFIX + phase.name + (f"{{{text}}}" if text else ""))
+    return f"builtin.module({','.join(steps)})"
+
+
+def _phase_index(name: str) -> int:
+    if name not in PHASE_NAMES:
+        raise UserError(unknown_name("phase", name, PHASE_NAMES))
+    return PHASE_NAMES.index(name)
+
+
+def _enabled_steps(phase: Phase, enabled: Sequence[str] | None) -> list[str]:
+    steps: list[str] = []
+    for step in phase.steps:
+        if isinstance(step, str):
+            steps.append(step)
+        elif enabled is None or step.switch in enabled:
+            steps.extend(step.steps)
+    return steps
+
+
+def _own_passes(phase: Phase, enabled: Sequence[str] | None) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(step for step in _enabled_steps(phase, enabled) if step in PASSES))
+
+
+def _with_options(step: str, given: Sequence[OptionText]) -> str:
+    if step not in PASSES:
+        return step
+    names = {spec.name for spec in option_specs(pass_class(step))}
+    text = _option_text([option for option in given if option.name in names])
+    return f"{step}{{{text}}}" if text else step
+
+
+def _option_text(options: Sequence[OptionText]) -> str:
+    return " ".join(str(option) for option in options)
+
+
+def _is_on(switch: OptionText) -> bool:
+    if switch.text not in (None, "true", "false"):
+        raise OptionError(f"option '{switch.name}' expects true or false, found '{switch.text}'", switch.offset)
+    return switch.text != "false"

@@ -1,0 +1,166 @@
+"""The event simulator: when each task of a schedule runs, given how long tasks and transfers take.
+
+Meshes run their lists in order, one task at a time. A task starts when its mesh is free and all its values have
+arrived; a transfer starts when its source task ends, overlaps with all compute, and does not contend with other
+transfers. Tasks that the graph does not have take no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardopt.schedule.graph import StageGraph
+from shardopt.schedule.memory import MemoryProfile, memory_profile, peak_in_flight
+from shardopt.schedule.tasks import Schedule, StageTask, Task
+from shardopt.schedule.validate import LinkedSchedule, link
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpan:
+    """One task on the time axis."""
+
+    mesh: int
+    task: Task
+    start_seconds: float
+    end_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TransferSpan:
+    """One transfer on the time axis, from the end of `src` until its value is on the mesh of `dst`."""
+
+    src: Task
+    dst: Task
+    start_seconds: float
+    end_seconds: float
+
+
+@dataclass(frozen=True)
+class SimulationResult:
+    """What the simulator found. Per-mesh tuples follow the meshes of `schedule`; times are seconds from the start.
+
+    `start_seconds[mesh][i]` and `end_seconds[mesh][i]` belong to `schedule.tasks[mesh][i]`. `bubble_fraction` is the
+    share of mesh time until the makespan in which no task runs, every mesh counted alike whatever its size. `transfers`
+    lists those that take time. `peak_in_flight` counts, per mesh, (stage, microbatch) pairs with live activations.
+    """
+
+    schedule: Schedule
+    graph: StageGraph
+    makespan_seconds: float
+    bubble_fraction: float
+    busy_seconds: tuple[float, ...]
+    start_seconds: tuple[tuple[float, ...], ...]
+    end_seconds: tuple[tuple[float, ...], ...]
+    transfers: tuple[TransferSpan, ...]
+    peak_in_flight: tuple[int, ...]
+    memory: tuple[MemoryProfile, ...]
+
+    def spans(self) -> Iterator[TaskSpan]:
+        """All tasks that the graph has, by mesh and then in time."""
+        exists = frozenset(self.graph.tasks)
+        for mesh, tasks in enumerate(self.schedule.tasks):
+            for task, start, end in zip(tasks, self.start_seconds[mesh], self.end_seconds[mesh], strict=True):
+                if task.stage_task in exists:
+                    yield TaskSpan(mesh, task, start, end)
+
+
+def simulate(
+    schedule: Schedule,
+    graph: StageGraph,
+    task_seconds: Mapping[StageTask, float],
+    transfer_seconds: Sequence[float] | None = None,
+    activation_bytes: Mapping[StageTask, int] | None = None,
+    fixed_bytes: Sequence[int] | None = None,
+) -> SimulationResult:
+    """Simulate one step.
+
+    `task_seconds` has an entry for each task of `graph`; `transfer_seconds` one for each edge of `graph`, in its order
+    (default 0); `activation_bytes` says what a task allocates (default 0), see `memory_profile` for how long;
+    `fixed_bytes` is per mesh (default 0). Raises ScheduleError if the schedule cannot run on the graph, ValueError if
+    durations are missing or negative.
+    """
+    transfers = tuple(transfer_seconds) if transfer_seconds is not None else (0.0,) * len(graph.edges)
+    fixed = tuple(fixed_bytes) if fixed_bytes is not None else (0,) * schedule.num_meshes
+    _check_costs(graph, task_seconds, transfers, fixed, schedule.num_meshes)
+    linked = link(schedule, graph)
+    starts, ends = _run(linked, [task_seconds.get(task.stage_task, 0.0) for task in linked.nodes], transfers)
+    start_seconds, end_seconds = _per_mesh(schedule, starts), _per_mesh(schedule, ends)
+    busy = tuple(
+        sum(end - start for start, end in zip(own_starts, own_ends, strict=True))
+        for own_starts, own_ends in zip(start_seconds, end_seconds, strict=True)
+    )
+    makespan = max(ends, default=0.0)
+    exists = frozenset(graph.tasks)
+    return SimulationResult(
+        schedule=schedule,
+        graph=graph,
+        makespan_seconds=makespan,
+        bubble_fraction=1.0 - sum(busy) / (makespan * len(busy)) if makespan > 0 else 0.0,
+        busy_seconds=busy,
+        start_seconds=start_seconds,
+        end_seconds=end_seconds,
+        transfers=tuple(_transfer_spans(linked, ends, transfers)),
+        peak_in_flight=tuple(
+            peak_in_flight([task for task in tasks if task.stage_task in exists]) for tasks in schedule.tasks
+        ),
+        memory=tuple(
+            memory_profile(tasks, graph, activation_bytes or {}, fixed[mesh], start_seconds[mesh], end_seconds[mesh])
+            for mesh, tasks in enumerate(schedule.tasks)
+        ),
+    )
+
+
+def _check_costs(
+    graph: StageGraph,
+    task_seconds: Mapping[StageTask, float],
+    transfer_seconds: tuple[float, ...],
+    fixed_bytes: tuple[int, ...],
+    num_meshes: int,
+) -> None:
+    missing = next((task for task in graph.tasks if task not in task_seconds), None)
+    if missing is not None:
+        raise ValueError(f"no duration given for task {missing}")
+    foreign = next((task for task in task_seconds if task not in set(graph.tasks)), None)
+    if foreign is not None:
+        raise ValueError(f"a duration is given for task {foreign}, which the stage graph does not have")
+    if len(transfer_seconds) != len(graph.edges):
+        raise ValueError(f"{len(transfer_seconds)} transfer durations given for {len(graph.edges)} edges")
+    if len(fixed_bytes) != num_meshes:
+        raise ValueError(f"fixed bytes given for {len(fixed_bytes)} meshes, the schedule has {num_meshes}")
+    if not all(seconds >= 0 for seconds in (*task_seconds.values(), *transfer_seconds)):
+        raise ValueError("durations must be numbers of at least 0")
+
+
+def _run(
+    linked: LinkedSchedule, node_seconds: list[float], transfer_seconds: tuple[float, ...]
+) -> tuple[list[float], list[float]]:
+    """Start and end of each node, in one pass along the global order."""
+    starts, ends = [0.0] * len(linked.nodes), [0.0] * len(linked.nodes)
+    mesh_free = [0.0] * linked.schedule.num_meshes
+    for node in linked.order:
+        mesh = linked.mesh_of[node]
+        start = mesh_free[mesh]
+        for source, edge in linked.predecessors[node]:
+            start = max(start, ends[source] + transfer_seconds[edge])
+        starts[node] = start
+        ends[node] = mesh_free[mesh] = start + node_seconds[node]
+    return starts, ends
+
+
+def _per_mesh(schedule: Schedule, values: list[float]) -> tuple[tuple[float, ...], ...]:
+    rows, position = [], 0
+    for tasks in schedule.tasks:
+        rows.append(tuple(values[position : position + len(tasks)]))
+        position += len(tasks)
+    return tuple(rows)
+
+
+def _transfer_spans(
+    linked: LinkedSchedule, ends: list[float], transfer_seconds: tuple[float, ...]
+) -> Iterator[TransferSpan]:
+    for node, predecessors in enumerate(linked.predecessors):
+        for source, edge in predecessors:
+            if transfer_seconds[edge] > 0:
+                src, dst = linked.nodes[source], linked.nodes[node]
+                yield TransferSpan(src, dst, ends[source], ends[source] + transfer_seconds[edge])

@@ -1,0 +1,155 @@
+"""Check that a schedule can run, and join it with its dependences into plain integers.
+
+`link` is the one place where schedule and graph meet. It checks that
+
+1. each mesh lists only tasks of its own stages and existing microbatches, none twice;
+2. every task of the graph is listed, for every microbatch;
+3. all meshes reach the end of their lists when each waits, before a task, for the values the task needs.
+
+The third check sweeps over the lists once, in O(tasks + edges), and so finds a global order in which all can run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from shardopt.cost.errors import UserError
+from shardopt.schedule.graph import StageGraph
+from shardopt.schedule.tasks import ONCE, Schedule, StageTask, Task
+
+_MAX_BLOCKED_SHOWN = 4  # a deadlock of 64 meshes is understood from the first few
+
+
+class ScheduleError(UserError):
+    """A schedule that cannot run on the given graph."""
+
+
+@dataclass(frozen=True)
+class LinkedSchedule:
+    """A checked schedule over integers: node n is the n-th task, counting through mesh 0's list, then mesh 1's, …
+
+    `predecessors[n]` are (node, index into graph.edges) pairs; `order` lists all nodes, each after its predecessors and
+    after the earlier tasks of its mesh.
+    """
+
+    schedule: Schedule
+    graph: StageGraph
+    nodes: tuple[Task, ...]
+    mesh_of: tuple[int, ...]
+    predecessors: tuple[tuple[tuple[int, int], ...], ...]
+    order: tuple[int, ...]
+
+
+def validate(schedule: Schedule, graph: StageGraph) -> None:
+    """Raise ScheduleError, naming the tasks, unless `schedule` runs every task of `graph` without deadlock."""
+    link(schedule, graph)
+
+
+def link(schedule: Schedule, graph: StageGraph) -> LinkedSchedule:
+    """Check `schedule` against `graph` and return both as integers; raises ScheduleError."""
+    _check_tasks(schedule)
+    nodes = tuple(task for tasks in schedule.tasks for task in tasks)
+    mesh_of = tuple(mesh for mesh, tasks in enumerate(schedule.tasks) for _ in tasks)
+    predecessors = _predecessors(graph, _node_table(schedule, graph, nodes), len(nodes))
+    order = _sweep(schedule, nodes, mesh_of, predecessors)
+    return LinkedSchedule(schedule, graph, nodes, mesh_of, predecessors, order)
+
+
+def _check_tasks(schedule: Schedule) -> None:
+    for mesh, tasks in enumerate(schedule.tasks):
+        where = f"schedule '{schedule.name}', mesh {mesh}"
+        seen: set[Task] = set()
+        for task in tasks:
+            if task.stage >= schedule.num_stages or task.microbatch >= schedule.num_microbatches:
+                raise ScheduleError(
+                    f"{where}: task {task} does not exist: the schedule has {schedule.num_stages} stages "
+                    f"and {schedule.num_microbatches} microbatches"
+                )
+            if schedule.stage_to_mesh[task.stage] != mesh:
+                home = schedule.stage_to_mesh[task.stage]
+                raise ScheduleError(f"{where}: task {task} belongs to mesh {home}, where stage {task.stage} is")
+            if task in seen:
+                raise ScheduleError(f"{where}: task {task} is listed twice")
+            seen.add(task)
+
+
+def _node_table(schedule: Schedule, graph: StageGraph, nodes: tuple[Task, ...]) -> dict[StageTask, list[int]]:
+    """Nodes of each task of the graph, by microbatch."""
+    node_of = {task: node for node, task in enumerate(nodes)}
+    table: dict[StageTask, list[int]] = {}
+    for own in graph.tasks:
+        microbatches = (ONCE,) if own.kind.runs_once else range(schedule.num_microbatches)
+        runs = [Task(own.kind, own.stage, microbatch) for microbatch in microbatches]
+        missing = next((task for task in runs if task not in node_of), None)
+        if missing is not None:
+            raise ScheduleError(f"schedule '{schedule.name}': task {missing} is not listed on any mesh")
+        table[own] = [node_of[task] for task in runs]
+    return table
+
+
+def _predecessors(
+    graph: StageGraph, table: dict[StageTask, list[int]], num_nodes: int
+) -> tuple[tuple[tuple[int, int], ...], ...]:
+    found: list[list[tuple[int, int]]] = [[] for _ in range(num_nodes)]
+    for index, edge in enumerate(graph.edges):
+        sources, targets = table[edge.src], table[edge.dst]
+        if edge.dst.kind.runs_once:
+            found[targets[0]].extend((source, index) for source in sources)
+        else:
+            for source, target in zip(sources, targets, strict=True):
+                found[target].append((source, index))
+    return tuple(map(tuple, found))
+
+
+def _sweep(
+    schedule: Schedule,
+    nodes: tuple[Task, ...],
+    mesh_of: tuple[int, ...],
+    predecessors: tuple[tuple[tuple[int, int], ...], ...],
+) -> tuple[int, ...]:
+    """Run each mesh until it waits, and wake it by the task it waits for; an order of all nodes, or ScheduleError."""
+    position: list[int] = []
+    stop: list[int] = []
+    for tasks in schedule.tasks:
+        position.append(stop[-1] if stop else 0)
+        stop.append(position[-1] + len(tasks))
+    done = bytearray(len(nodes))
+    waiting: dict[int, list[int]] = {}
+    order: list[int] = []
+    runnable = deque(range(schedule.num_meshes))
+    while runnable:
+        mesh = runnable.popleft()
+        while position[mesh] < stop[mesh]:
+            node = position[mesh]
+            blocker = next((source for source, _ in predecessors[node] if not done[source]), None)
+            if blocker is not None:
+                waiting.setdefault(blocker, []).append(mesh)
+                break
+            done[node] = True
+            order.append(node)
+            runnable.extend(waiting.pop(node, ()))
+            position[mesh] += 1
+    if waiting:
+        blocked = {mesh: (position[mesh], blocker) for blocker, meshes in waiting.items() for mesh in meshes}
+        raise ScheduleError(_blocked_message(schedule, nodes, mesh_of, blocked))
+    return tuple(order)
+
+
+def _blocked_message(
+    schedule: Schedule, nodes: tuple[Task, ...], mesh_of: tuple[int, ...], blocked: dict[int, tuple[int, int]]
+) -> str:
+    """Name the circle of waits: follow, from mesh to mesh, who waits for whom."""
+    for mesh, (node, blocker) in sorted(blocked.items()):
+        if mesh_of[blocker] == mesh:
+            return f"schedule '{schedule.name}': mesh {mesh} runs {nodes[node]} before {nodes[blocker]}, which it needs"
+    circle = [min(blocked)]
+    while (following := mesh_of[blocked[circle[-1]][1]]) not in circle:
+        circle.append(following)
+    circle = circle[circle.index(following) :]
+    waits = [
+        f"mesh {mesh} waits before {nodes[node]} for {nodes[blocker]}"
+        for mesh, (node, blocker) in ((mesh, blocked[mesh]) for mesh in circle[:_MAX_BLOCKED_SHOWN])
+    ]
+    more = f", and {len(circle) - len(waits)} more" if len(circle) > len(waits) else ""
+    return f"schedule '{schedule.name}': deadlock: {', '.join(waits)}{more}"

@@ -1,0 +1,100 @@
+"""What an intra-operator solution says: the sharding of every tensor, the collectives, and the predicted costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardopt.cost.cluster import Cluster
+from shardopt.cost.collectives import Step, resharding_steps, steps_seconds
+from shardopt.cost.graph import OpGraph
+from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.solve.strategies import Strategy
+
+
+@dataclass(frozen=True)
+class Communication:
+    """One collective of the plan: a step before or after operation `op`, on `tensor`; seconds of one execution.
+
+    `reduces` tells a collective that completes the operation's result from one that reshards an operand.
+    """
+
+    op: int
+    tensor: int
+    step: Step
+    seconds: float
+    repeat: int
+    reduces: bool
+
+
+@dataclass(frozen=True)
+class CostSummary:
+    """Predicted costs of some operations of a plan; seconds and bytes count repeated executions.
+
+    `bytes` are those that take part in collectives, as the formula of each kind counts them (see
+    `shardopt.cost.collectives`); `collectives` are (kind, number) in order of the kind.
+    """
+
+    compute_seconds: float
+    communication_seconds: float
+    communication_bytes: int
+    collectives: tuple[tuple[str, int], ...]
+    peak_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        return self.compute_seconds + self.communication_seconds
+
+
+@dataclass(frozen=True)
+class IntraOpPlan:
+    """Shardings of the tensors and strategies of the operations of a part of `graph`; `live_bytes[n]` is what a device
+    holds while the n-th of its operations runs."""
+
+    graph: OpGraph
+    mesh: Mesh
+    shardings: Mapping[int, Sharding]
+    strategies: Mapping[int, Strategy]
+    communication: tuple[Communication, ...]
+    live_bytes: np.ndarray
+
+    def summary(self, ops: Iterable[int] | None = None) -> CostSummary:
+        """Costs of `ops`, of all operations by default."""
+        chosen = set(self.strategies if ops is None else ops)
+        moved = [c for c in self.communication if c.op in chosen]
+        kinds: dict[str, int] = {}
+        for item in moved:
+            kinds[item.step.kind] = kinds.get(item.step.kind, 0) + item.repeat
+        held = [int(size) for op, size in zip(self.strategies, self.live_bytes, strict=True) if op in chosen]
+        return CostSummary(
+            sum(s.compute_seconds * self.graph.ops[op].repeat for op, s in self.strategies.items() if op in chosen),
+            sum(item.seconds * item.repeat for item in moved),
+            round(sum(item.step.bytes * item.repeat for item in moved)),
+            tuple(sorted(kinds.items())),
+            max(held, default=0),
+        )
+
+
+def find_communication(
+    graph: OpGraph, mesh: Mesh, cluster: Cluster, strategies: Mapping[int, Strategy], shardings: Mapping[int, Sharding]
+) -> tuple[Communication, ...]:
+    """All collectives in program order. Readers of one group that want a value in the same sharding share the
+    resharding, as they do in the compiled module; the solver, which sees pairs only, counts it for each."""
+    found: list[Communication] = []
+    done: set[tuple[int, Sharding, int]] = set()
+    for index, strategy in strategies.items():
+        op = graph.ops[index]
+        for tensor, wanted in zip(op.operands, strategy.operands, strict=True):
+            if shardings[tensor] == wanted or (tensor, wanted, op.group) in done:
+                continue
+            done.add((tensor, wanted, op.group))
+            shape, itemsize = graph.tensors[tensor].shape, graph.tensors[tensor].itemsize
+            for step in resharding_steps(shardings[tensor], wanted, mesh, shape, itemsize):
+                seconds = steps_seconds(cluster, mesh, (step,))
+                found.append(Communication(index, tensor, step, seconds, op.repeat, reduces=False))
+        for step in strategy.collectives:
+            seconds = steps_seconds(cluster, mesh, (step,))
+            found.append(Communication(index, op.results[0], step, seconds, op.repeat, reduces=True))
+    return tuple(found)

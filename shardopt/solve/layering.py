@@ -1,0 +1,237 @@
+"""Which layer every operation of a microbatch belongs to, forward and backward alike, from the graph alone.
+
+Alpa (§5.1, eq. 6) clusters the forward graph before differentiation. We see the whole step, so first the forward part
+is found, then clustered by the layer DP, then the rest follows it:
+
+1. *Forward* are the operations every gradient depends on. Gradients need the loss, the loss needs the forward pass,
+   and a backward operation of layer k reaches only gradients of layers ≤ k: so the intersection of the gradients'
+   ancestors is the forward pass (with the head of the backward pass, which belongs to the last layer anyway).
+2. Forward operations are clustered in program order.
+3. A backward operation belongs to the latest layer it touches: that of the forward values and weights it reads, of
+   the backward operations it feeds and, where it completes the gradient of a weight, of the use of that weight it
+   came from. Backward dataflow thus never rises, as the forward never falls.
+4. What no gradient needs (losses, metrics) follows its operands.
+
+Operations computed from nothing but constants and the microbatch index belong to no layer (`SHARED`): every stage makes
+its own copy.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+
+import numpy as np
+
+from shardopt.cost.graph import Op, OpGraph
+from shardopt.solve.layer_dp import LayerSolution, Value, auto_layers, equal_layer, equal_operator, solve_layers
+
+SHARED = -1
+_UNKNOWN = -2
+# The layer DP is quadratic in the operations it may cut between. Operations lighter than 1/1000 of the whole are
+# joined with their neighbours first: no balanced cut can depend on one of them.
+_MAX_UNITS = 1000
+# Below this share of the FLOPs the intersection of ancestors is not a forward pass (there is no common loss).
+_MIN_FORWARD_SHARE = 0.1
+# Operations that are not worth a copy in every stage.
+_NEVER_SHARED = frozenset(
+    {"dot_general", "convolution", "while", "case", "rng_bit_generator", "rng", "sort", "scatter", "custom_call"}
+)
+
+
+@dataclass(frozen=True)
+class LayerProblem:
+    """The body of a microbatch. `weight_of[t] = w`: output tensor t accumulates the gradient of input tensor w.
+
+    `free_inputs` (the microbatch index) tie nothing to a layer. `accumulators[t] = a`: output t continues input a.
+    `num_layers=None` finds the number, but never fewer than `least_layers`; `method` is "dp" or a baseline,
+    "equal-op" or "equal-layer".
+    """
+
+    graph: OpGraph
+    weight_of: Mapping[int, int]
+    accumulators: Mapping[int, int]
+    free_inputs: frozenset[int]
+    num_layers: int | None = None
+    least_layers: int = 1
+    delta: float = 0.5
+    method: str = "dp"
+
+
+@dataclass(frozen=True)
+class Layering:
+    """`layer[i]` of operation i (or `SHARED`); the forward set; the solution of the DP over the forward units."""
+
+    layer: tuple[int, ...]
+    is_forward: tuple[bool, ...]
+    solution: LayerSolution
+    num_layers: int
+
+
+def assign_layers(problem: LayerProblem) -> Layering:
+    """Solve a `LayerProblem`. Raises UserError when `num_layers` cannot be balanced within `delta`."""
+    return _Assignment(problem).run()
+
+
+class _Assignment:
+    """One run over one problem: the graph's indices and the layers found so far."""
+
+    def __init__(self, problem: LayerProblem) -> None:
+        self.problem = problem
+        self.graph = problem.graph
+        self.producers = problem.graph.producers()
+        self.consumers = problem.graph.consumers()
+        self.layer = [_UNKNOWN] * len(problem.graph.ops)
+        self.shared = _shared_ops(problem.graph, problem.free_inputs)
+        self.forward = self._forward_ops()
+        self.contributions = dict(self._contributions())
+
+    def run(self) -> Layering:
+        solution = self._cluster_forward()
+        self._assign_backward()
+        self._assign_rest()
+        return Layering(tuple(self.layer), self.forward, solution, len(solution.boundaries) - 1)
+
+    def _forward_ops(self) -> tuple[bool, ...]:
+        """Step 1: what all gradients depend on; everything when there is no such common part."""
+        everything = tuple(not shared for shared in self.shared)
+        gradients = [*self.problem.weight_of]
+        if not gradients:
+            return everything
+        full = (1 << len(gradients)) - 1
+        reached = _reached(self.graph, gradients)
+        forward = tuple(bits == full and own for bits, own in zip(reached, everything, strict=True))
+        total = sum(op.flops for op in self.graph.ops)
+        share = sum(op.flops for op, inside in zip(self.graph.ops, forward, strict=True) if inside)
+        return forward if share >= _MIN_FORWARD_SHARE * total else everything
+
+    def _contributions(self) -> Iterator[tuple[int, int]]:
+        """(tensor added to an accumulator, the weight whose gradient it is)."""
+        for output, weight in self.problem.weight_of.items():
+            accumulator = self.problem.accumulators.get(output)
+            if accumulator is not None and self.producers[output] >= 0:
+                for operand in self.graph.ops[self.producers[output]].operands:
+                    if operand != accumulator:
+                        yield operand, weight
+
+    def _cluster_forward(self) -> LayerSolution:
+        """Step 2: the layer DP on units of consecutive forward operations."""
+        ops = [index for index, inside in enumerate(self.forward) if inside]
+        flops = np.array([self.graph.ops[index].flops for index in ops], dtype=float)
+        units = _units(flops)
+        num_units = int(units[-1]) + 1 if len(units) else 0
+        unit_flops = np.bincount(units, weights=flops, minlength=num_units)
+        values = self._values(dict(zip(ops, units.tolist(), strict=True)))
+        solution = self._solve(unit_flops, values)
+        for index, unit in zip(ops, units.tolist(), strict=True):
+            self.layer[index] = bisect_right(solution.boundaries, unit) - 1
+        for index, shared in enumerate(self.shared):
+            if shared:
+                self.layer[index] = SHARED
+        return solution
+
+    def _solve(self, flops: np.ndarray, values: Sequence[Value]) -> LayerSolution:
+        problem = self.problem
+        count = problem.num_layers
+        if count is None:
+            count = max(problem.least_layers, auto_layers(flops, values, delta=problem.delta))
+        if problem.method == "dp":
+            return solve_layers(flops, values, count, problem.delta)
+        return {"equal-op": equal_operator, "equal-layer": equal_layer}[problem.method](flops, values, count)
+
+    def _values(self, unit_of: Mapping[int, int]) -> list[Value]:
+        """What forward units exchange: the values one of them makes and later ones read."""
+        found = []
+        for index, unit in unit_of.items():
+            for result in self.graph.ops[index].results:
+                readers = {unit_of[c] for c in self.consumers[result] if c in unit_of} - {unit}
+                if readers:
+                    found.append(Value(unit, self.graph.tensors[result].size_bytes, tuple(sorted(readers))))
+        return found
+
+    def _assign_backward(self) -> None:
+        """Step 3: in reverse program order, the latest layer an operation touches."""
+        needed = _reached(self.graph, [*self.problem.weight_of])
+        uses = self._forward_uses()
+        for index in range(len(self.graph.ops) - 1, -1, -1):
+            if self.layer[index] == _UNKNOWN and needed[index]:
+                self.layer[index] = self._touched(self.graph.ops[index], uses)
+
+    def _touched(self, op: Op, uses: Mapping[int, tuple[int, ...]]) -> int:
+        read = [self.layer[p] for t in op.operands if (p := self.producers[t]) >= 0 and self.forward[p]]
+        fed = [self.layer[c] for r in op.results for c in self.consumers[r] if not self._accumulates(c)]
+        weights = [uses[t][-1] for t in op.operands if t in uses and len(uses[t]) == 1]
+        floor = max(read, default=0)
+        origin = [
+            next((k for k in uses.get(self.contributions[r], ()) if k >= floor), floor)
+            for r in op.results
+            if r in self.contributions
+        ]
+        return max(read + fed + weights + origin + [0])
+
+    def _accumulates(self, index: int) -> bool:
+        return any(result in self.problem.accumulators for result in self.graph.ops[index].results)
+
+    def _forward_uses(self) -> dict[int, tuple[int, ...]]:
+        """For each input tensor the layers whose forward operations read it, ascending."""
+        uses: dict[int, set[int]] = {}
+        for index, inside in enumerate(self.forward):
+            if inside:
+                for operand in self.graph.ops[index].operands:
+                    if self.producers[operand] < 0 and operand not in self.problem.free_inputs:
+                        uses.setdefault(operand, set()).add(self.layer[index])
+        return {tensor: tuple(sorted(layers)) for tensor, layers in uses.items()}
+
+    def _assign_rest(self) -> None:
+        """Step 4 and the accumulations: after forward operands the latest layer, after backward ones the earliest."""
+        for index, op in enumerate(self.graph.ops):
+            if self.layer[index] != _UNKNOWN and not self._accumulates(index):
+                continue
+            made_by = [p for t in op.operands if (p := self.producers[t]) >= 0 and self.layer[p] >= 0]
+            backward = [self.layer[p] for p in made_by if not self.forward[p]]
+            layers = [min(backward)] if backward else [self.layer[p] for p in made_by]
+            self.layer[index] = max(layers, default=0)
+
+
+def _shared_ops(graph: OpGraph, free_inputs: frozenset[int]) -> tuple[bool, ...]:
+    """Cheap operations whose ancestors are constants and free inputs only."""
+    free = set(free_inputs)
+    shared = []
+    for op in graph.ops:
+        shared.append(op.name not in _NEVER_SHARED and free.issuperset(op.operands))
+        if shared[-1]:
+            free.update(op.results)
+    return tuple(shared)
+
+
+def _reached(graph: OpGraph, targets: Sequence[int]) -> list[int]:
+    """For each operation the set (as bits, in the order of `targets`) of those tensors that depend on it."""
+    of_tensor = [0] * len(graph.tensors)
+    for bit, tensor in enumerate(targets):
+        of_tensor[tensor] |= 1 << bit
+    of_op = [0] * len(graph.ops)
+    for index in range(len(graph.ops) - 1, -1, -1):
+        op = graph.ops[index]
+        bits = reduce(or_, (of_tensor[result] for result in op.results), 0)
+        of_op[index] = bits
+        for operand in op.operands:
+            of_tensor[operand] |= bits
+    return of_op
+
+
+def _units(flops: np.ndarray) -> np.ndarray:
+    """Unit of each operation: when there are many, neighbours are joined into about `_MAX_UNITS` units."""
+    if len(flops) <= _MAX_UNITS:
+        return np.arange(len(flops))
+    limit, longest = 2 * flops.sum() / _MAX_UNITS, -(-2 * len(flops) // _MAX_UNITS)
+    units = np.zeros(len(flops), dtype=np.int64)
+    unit, filled, length = 0, 0.0, 0
+    for index, work in enumerate(flops):
+        if length and (filled + work > limit or length >= longest):
+            unit, filled, length = unit + 1, 0.0, 0
+        units[index] = unit
+        filled, length = filled + work, length + 1
+    return units

@@ -1,0 +1,248 @@
+"""Strategies of one operation: mesh axes assigned to the factors of its Shardy rule, and what each choice costs.
+
+A strategy puts every live mesh axis on at most one factor. Operand and result shardings follow from the factors of
+their dimensions. An axis on a contracted factor leaves every device with a partial result, which is made whole at
+once: by an all-reduce, or by a reduce-scatter that also shards a result dimension along the axis. (XLA's CPU backend
+emits the latter as all-reduce and slice; GPU and TPU backends fuse the two.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from shardopt.cost.cluster import Cluster
+from shardopt.cost.collectives import ALL_REDUCE, REDUCE_SCATTER, Step, steps_seconds
+from shardopt.cost.compute import op_seconds
+from shardopt.cost.graph import FactorRule, Op, Tensor
+from shardopt.cost.mesh import Mesh, Sharding
+
+Axes = tuple[str, ...]
+Split = Mapping[int, Axes]  # the axes of each factor that is split, major to minor
+
+# Combinations that a collective can apply across devices.
+COLLECTIVE_REDUCERS = frozenset({"add", "maximum", "minimum", "multiply", "and", "or"})
+
+# Never partitioned, whatever their rule says: random bits depend on the layout of the generator, and XLA's partitioner
+# replicates around custom calls, control flow and the user's own collectives.
+OPAQUE_OPS = frozenset(
+    "all_gather all_reduce all_to_all case collective_broadcast collective_permute composite custom_call if "
+    "reduce_scatter rng rng_bit_generator while".split()
+)
+
+# Operations that read and write device memory in full. The others are fused into chains; we take one value in four
+# that such a chain computes to reach memory.
+_UNFUSED_OPS = frozenset(
+    "cholesky concatenate convolution dot dot_general fft gather reduce reduce_window scatter select_and_scatter sort "
+    "triangular_solve".split()
+)
+_FUSED_TRAFFIC = 0.25
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One way to partition an operation, with its seconds for one execution on one device.
+
+    `reduced` are the axes that split contracted factors; `collectives` make the result whole after that.
+    """
+
+    operands: tuple[Sharding, ...]
+    results: tuple[Sharding, ...]
+    reduced: Axes
+    collectives: tuple[Step, ...]
+    compute_seconds: float
+    communication_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return self.compute_seconds + self.communication_seconds
+
+    def __str__(self) -> str:
+        kinds = "".join(f" {step.kind}({', '.join(step.axes)})" for step in self.collectives)
+        return f"{', '.join(map(str, self.operands))} -> {', '.join(map(str, self.results))}{kinds}"
+
+
+def live_axes(mesh: Mesh) -> Axes:
+    """Axes that split anything, in mesh order."""
+    return tuple(axis for axis, size in mesh.axes if size > 1)
+
+
+def all_shardings(mesh: Mesh, shape: tuple[int, ...]) -> tuple[Sharding, ...]:
+    """Every even sharding of a shape, the axes of a dimension in mesh order; replicated first."""
+    axes = live_axes(mesh)
+    found = []
+    for places in product(range(-1, len(shape)), repeat=len(axes)):
+        dims = tuple(tuple(a for a, place in zip(axes, places, strict=True) if place == d) for d in range(len(shape)))
+        if all(extent % _tiles(mesh, dim) == 0 for extent, dim in zip(shape, dims, strict=True)):
+            found.append(Sharding(dims))
+    return tuple(found)
+
+
+def op_strategies(
+    op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], mesh: Mesh, cluster: Cluster
+) -> tuple[Strategy, ...]:
+    """All strategies of `op` in a fixed order, the replicated one first. An opaque op has that one only."""
+    pricer = _Pricer(op, tuple(operands), tuple(results), mesh, cluster)
+    return tuple(
+        pricer.strategy(split, *shardings, scattered)
+        for split in _splits(op, mesh)
+        if (shardings := _shardings(op, split, operands, results, mesh)) is not None
+        for scattered in _scatters(op, split, shardings[1], results, mesh)
+    )
+
+
+def shardable_factors(op: Op) -> tuple[int, ...]:
+    """Factors that may be split: all but those that need the whole dimension, move data along it, or leave partial
+    results that no collective combines. (Permutation factors would need an exchange of borders: not modelled.)"""
+    rule = op.rule
+    if rule is None or op.name in OPAQUE_OPS:
+        return ()
+    whole = rule.need_replication | rule.permutation | rule.blocked
+    if op.reducer not in COLLECTIVE_REDUCERS:
+        whole |= rule.reduction
+    if op.name == "dynamic_update_slice":
+        # The rule lets dimensions be split that the update covers in part; XLA would gather the operand for that.
+        target, update = ({factor for dim in dims for factor in dim} for dims in rule.operands[:2])
+        whole |= target - update
+    return tuple(factor for factor, size in enumerate(rule.sizes) if size > 1 and factor not in whole)
+
+
+def _splits(op: Op, mesh: Mesh) -> Iterator[Split]:
+    """Assignments of axes to factors that divide evenly; the empty one comes first."""
+    axes = live_axes(mesh)
+    for targets in product((None, *shardable_factors(op)), repeat=len(axes)):
+        split: dict[int, Axes] = {}
+        for axis, factor in zip(axes, targets, strict=True):
+            if factor is not None:
+                split[factor] = (*split.get(factor, ()), axis)
+        if op.rule is None or all(op.rule.sizes[factor] % _tiles(mesh, over) == 0 for factor, over in split.items()):
+            yield split
+
+
+def _shardings(
+    op: Op, split: Split, operands: Sequence[Tensor], results: Sequence[Tensor], mesh: Mesh
+) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]] | None:
+    """Shardings of operands and results, or None if one of them is no plain tile assignment."""
+    found = []
+    for tensors, mappings in ((operands, op.rule.operands if op.rule else ()), (results, op.rule.results if op.rule else ())):
+        shardings = []
+        for k, tensor in enumerate(tensors):
+            # Values that an op's regions capture stand behind its operands and have no mapping: they are replicated.
+            mapping = mappings[k] if split and k < len(mappings) else ((),) * len(tensor.shape)
+            dims = tuple(_dim_axes(factors, split, op.rule, mesh) for factors in mapping)
+            if None in dims:
+                return None
+            shardings.append(Sharding(dims))
+        found.append(tuple(shardings))
+    return found[0], found[1]
+
+
+def _dim_axes(factors: Sequence[int], split: Split, rule: FactorRule | None, mesh: Mesh) -> Axes | None:
+    """Axes that split a dimension made of `factors`, or None when the tiles would not be contiguous.
+
+    Contiguous tiles come from splitting the major-most factor, and a further one only where all before it are split
+    into single elements.
+    """
+    axes: Axes = ()
+    exhausted = True
+    for factor in factors:
+        over = split.get(factor, ())
+        if over and not exhausted:
+            return None
+        axes += over
+        exhausted = exhausted and rule is not None and _tiles(mesh, over) == rule.sizes[factor]
+    return axes
+
+
+Scatter = tuple[tuple[str, int], ...]  # (axis, result dimension) of each reduced axis that is scattered
+
+
+def _scatters(
+    op: Op, split: Split, results: tuple[Sharding, ...], tensors: Sequence[Tensor], mesh: Mesh
+) -> Iterator[Scatter]:
+    """Ways to place reduced axes on dimensions of the result; the empty one (all-reduce everything) comes first."""
+    reduced = _reduced(op, split, mesh)
+    places = range(-1, results[0].rank if len(results) == 1 else 0)
+    for targets in product(places, repeat=len(reduced)):
+        scatter = tuple((axis, dim) for axis, dim in zip(reduced, targets, strict=True) if dim >= 0)
+        if not scatter or _fits(_scattered(results[0], scatter), tensors[0].shape, mesh):
+            yield scatter
+
+
+def _reduced(op: Op, split: Split, mesh: Mesh) -> Axes:
+    over = {axis for factor, axes in split.items() if op.rule and factor in op.rule.reduction for axis in axes}
+    return tuple(axis for axis in mesh.axis_names if axis in over)
+
+
+def _scattered(sharding: Sharding, scatter: Scatter) -> Sharding:
+    """The reduced axes become the minor ones of their dimensions: the device keeps a part of what it has."""
+    dims = list(sharding.dims)
+    for axis, dim in scatter:
+        dims[dim] = (*dims[dim], axis)
+    return Sharding(tuple(dims))
+
+
+def _fits(sharding: Sharding, shape: tuple[int, ...], mesh: Mesh) -> bool:
+    """Even, and in the canonical order of axes, so that the same layout does not appear in two spellings."""
+    order = mesh.axis_names.index
+    return all(list(dim) == sorted(dim, key=order) for dim in sharding) and all(
+        extent % tiles == 0 for extent, tiles in zip(shape, sharding.tile_counts(mesh), strict=True)
+    )
+
+
+def _tiles(mesh: Mesh, axes: Axes) -> int:
+    return prod(mesh.axis_size(axis) for axis in axes)
+
+
+@dataclass(frozen=True)
+class _Pricer:
+    op: Op
+    operands: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+    mesh: Mesh
+    cluster: Cluster
+
+    def strategy(
+        self, split: Split, operands: tuple[Sharding, ...], results: tuple[Sharding, ...], scatter: Scatter
+    ) -> Strategy:
+        reduced = _reduced(self.op, split, self.mesh)
+        collectives = self._collectives(reduced, results, scatter)
+        return Strategy(
+            operands,
+            (_scattered(results[0], scatter),) if scatter else results,
+            reduced,
+            collectives,
+            self._compute_seconds(split, operands, results),
+            steps_seconds(self.cluster, self.mesh, collectives),
+        )
+
+    def _collectives(self, reduced: Axes, results: tuple[Sharding, ...], scatter: Scatter) -> tuple[Step, ...]:
+        """Reduce-scatters first: the all-reduce over the remaining axes then moves less."""
+        if not reduced:
+            return ()
+        steps = []
+        # A reduction of several operands at once (no single reducer) is never split, so there is one result here.
+        local_bytes = self._local_bytes(self.results[0], results[0])
+        for axis, _ in scatter:
+            steps.append(Step(REDUCE_SCATTER, (axis,), local_bytes))
+            local_bytes /= self.mesh.axis_size(axis)
+        rest = tuple(axis for axis in reduced if axis not in dict(scatter))
+        return (*steps, Step(ALL_REDUCE, rest, local_bytes)) if rest else tuple(steps)
+
+    def _compute_seconds(
+        self, split: Split, operands: tuple[Sharding, ...], results: tuple[Sharding, ...]
+    ) -> float:
+        shards = prod(_tiles(self.mesh, axes) for axes in split.values())
+        traffic = sum(
+            self._local_bytes(tensor, sharding)
+            for tensor, sharding in zip((*self.operands, *self.results), (*operands, *results), strict=True)
+        )
+        if self.op.name not in _UNFUSED_OPS:
+            traffic *= _FUSED_TRAFFIC
+        dtype = self.results[0].dtype if self.results else "f32"
+        return op_seconds(self.cluster.device, self.op.flops / shards, traffic, dtype)
+
+    def _local_bytes(self, tensor: Tensor, sharding: Sharding) -> float:
+        return tensor.size_bytes / _tiles(self.mesh, sharding.axes)

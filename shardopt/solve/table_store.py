@@ -1,0 +1,117 @@
+"""Hash-consed cost tables: equal arrays become one object, and what is known about an object is computed once.
+
+Repeated layers give thousands of equal tables. Interning them turns the equality of tables into equality of ids, so
+each operation on tables (transpose, analyse, min-plus product) runs once for each distinct argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TypeVar
+
+import numpy as np
+
+_T = TypeVar("_T")
+
+# Larger tables are rarely equal; keeping them alive for the memo would only hold memory.
+_LARGEST_INTERNED_BYTES = 1 << 14
+
+# A table counts as r(s) + q(t) if it differs from that by a few units in the last place of its largest entry.
+_SEPARABLE_TOLERANCE = 8 * float(np.finfo(np.float64).eps)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Analysis:
+    """What one table `[k, m]` says by itself. At most the first applicable field is set, in this order.
+
+    `dead_rows`/`dead_columns`: masks of rows or columns with no finite entry (both set if either has any).
+    `row_part`/`column_part`: the table is `row_part[:, None] + column_part`.
+    `column_of_row`/`row_of_column`: each row (column) has exactly one finite entry, here.
+    """
+
+    dead_rows: np.ndarray | None = None
+    dead_columns: np.ndarray | None = None
+    row_part: np.ndarray | None = None
+    column_part: np.ndarray | None = None
+    column_of_row: np.ndarray | None = None
+    row_of_column: np.ndarray | None = None
+
+
+class TableStore:
+    """Owns the tables of one presolve. Arrays given out are shared: never write to them."""
+
+    def __init__(self) -> None:
+        self._canonical: dict[tuple[object, ...], np.ndarray] = {}
+        self._ids: set[int] = set()  # of arrays in _canonical, which live as long as the store: an id stays theirs
+        self._memo: dict[tuple[object, ...], object] = {}
+
+    def intern(self, array: np.ndarray) -> np.ndarray:
+        """The one array equal to this one."""
+        if array.nbytes > _LARGEST_INTERNED_BYTES or id(array) in self._ids:
+            return array
+        array = np.ascontiguousarray(array)
+        key = (array.shape, array.dtype.char, blake2b(array.data, digest_size=16).digest())
+        found = self._canonical.setdefault(key, array)
+        self._ids.add(id(found))
+        return found
+
+    def transpose(self, table: np.ndarray) -> np.ndarray:
+        return self._remember("transpose", (table,), lambda: self.intern(np.ascontiguousarray(table.T)))
+
+    def take_rows(self, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return self._remember("take_rows", (table, rows), lambda: self.intern(table[rows]))
+
+    def add(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        return self._remember("add", (first, second), lambda: self.intern(first + second))
+
+    def analyse(self, table: np.ndarray) -> Analysis:
+        return self._remember("analyse", (table,), lambda: _analyse(table))
+
+    def regret(self, table: np.ndarray) -> np.ndarray:
+        """`[k, k]`: entry (s2, s) is the most that s2 instead of s can add on this edge; see `_regret`."""
+        return self._remember("regret", (table,), lambda: _regret(table))
+
+    def min_plus(self, left: np.ndarray, middle: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Minimum and argmin over s of `left[p, s] + middle[s] + right[s, q]`: two arrays `[p, q]`."""
+        middle = self.intern(middle)
+        return self._remember("min_plus", (left, middle, right), lambda: self._min_plus(left, middle, right))
+
+    def _min_plus(self, left: np.ndarray, middle: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        # The minimised axis is last: numpy reduces contiguous rows several times faster.
+        total = (left + middle)[:, None, :] + np.ascontiguousarray(right.T)[None, :, :]
+        return self.intern(total.min(axis=2)), total.argmin(axis=2)
+
+    def _remember(self, operation: str, arrays: tuple[np.ndarray, ...], compute: Callable[[], _T]) -> _T:
+        ids = tuple(map(id, arrays))
+        if not self._ids.issuperset(ids):
+            return compute()
+        key = (operation, *ids)
+        if key not in self._memo:
+            self._memo[key] = compute()
+        return self._memo[key]  # type: ignore[return-value]
+
+
+def _analyse(table: np.ndarray) -> Analysis:
+    if table.max() < np.inf:
+        row_part, column_part = table[:, 0], table[0] - table[0, 0]
+        error = np.abs(table - row_part[:, None] - column_part).max()
+        if error <= _SEPARABLE_TOLERANCE * np.abs(table).max():
+            return Analysis(row_part=row_part, column_part=column_part)
+        return Analysis()
+    finite = table < np.inf
+    in_row, in_column = finite.sum(axis=1), finite.sum(axis=0)
+    if not in_row.all() or not in_column.all():
+        return Analysis(dead_rows=in_row == 0, dead_columns=in_column == 0)
+    return Analysis(
+        column_of_row=finite.argmax(axis=1) if in_row.max() == 1 else None,
+        row_of_column=finite.argmax(axis=0) if in_column.max() == 1 else None,
+    )
+
+
+def _regret(table: np.ndarray) -> np.ndarray:
+    """max over t of table[s2, t] - table[s, t], where t counts only if (s, t) is allowed; +inf if (s2, t) is not."""
+    allowed = np.where(table < np.inf, table, 0.0)
+    difference = np.where(table < np.inf, table[:, None, :] - allowed[None, :, :], -np.inf)
+    return difference.max(axis=2)

@@ -1,0 +1,58 @@
+"""What all command-line tools share: exit codes, and how errors reach the user."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+from shardopt.cost.errors import UserError
+
+EXIT_OK = 0
+EXIT_USER_ERROR = 1
+EXIT_BUG = 2
+
+
+class ToolParser(argparse.ArgumentParser):
+    """An argument parser whose errors are a user's mistakes: exit code 1, where argparse would say 2."""
+
+    @property
+    def option_strings(self) -> tuple[str, ...]:
+        """Every option as written, such as `-o` and `--emit-bytecode`."""
+        return tuple(self._option_string_actions)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USER_ERROR, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def run_tool(name: str, body: Callable[[], None]) -> int:
+    """Run `body` and return the exit code: 0, 1 after a user's mistake (diagnosed), 2 after a bug (traceback)."""
+    try:
+        body()
+        sys.stdout.flush()
+    except UserError as error:
+        report_user_error(name, error)
+        return EXIT_USER_ERROR
+    except BrokenPipeError:  # the reader of our output left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_USER_ERROR
+    except Exception:
+        traceback.print_exc()
+        print(f"{name}: internal error: the traceback above is a bug in shardopt, not in the input", file=sys.stderr)
+        return EXIT_BUG
+    return EXIT_OK
+
+
+def report_user_error(name: str, error: UserError) -> None:
+    """Print a user's mistake: diagnostics with their source lines, other messages after the name of the tool."""
+    diagnostics = getattr(error, "diagnostics", ())
+    if not diagnostics:
+        print(f"{name}: error: {error}", file=sys.stderr)
+        return
+    from shardopt.ir.diagnostics import render
+
+    for diagnostic in diagnostics:
+        print(render(diagnostic), file=sys.stderr)

@@ -1,0 +1,31 @@
+"""lit configuration: run `lit tests/lit` from the virtual environment, or `pytest tests/unit/test_lit.py`."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import lit.formats
+
+config.name = "shardopt"  # noqa: F821  (lit defines `config`)
+config.test_format = lit.formats.ShTest()  # noqa: F821
+config.suffixes = [".mlir"]  # noqa: F821
+config.excludes = ["Inputs"]  # noqa: F821
+config.test_source_root = str(Path(__file__).parent)  # noqa: F821
+config.test_exec_root = os.environ.get("SHARDOPT_LIT_OUTPUT", str(Path(__file__).parents[2] / "out" / "lit"))  # noqa: F821
+
+# FileCheck and split-file stand beside the interpreter; `not` is built into lit's shell.
+tools = str(Path(sys.executable).parent)
+config.environment["PATH"] = os.pathsep.join([tools, os.environ.get("PATH", "")])  # noqa: F821
+
+
+def whole_word(tool: str) -> str:
+    """A pattern for a command, not for the same words inside a path."""
+    return rf"(?<![\w/.-]){re.escape(tool)}(?![\w/.-])"
+
+
+# This interpreter's code, wherever a `shardopt-opt` of another environment may stand on PATH.
+config.substitutions += [  # noqa: F821
+    (whole_word("shardopt-opt"), f"{sys.executable} -m shardopt.tools.opt"),
+    (whole_word("shardopt"), f"{sys.executable} -m shardopt.tools.shardopt"),
+]

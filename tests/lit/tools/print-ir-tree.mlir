@@ -1,0 +1,26 @@
+// One file a pass, and the list of them; dumps of an earlier run are removed.
+// RUN: rm -rf %t && mkdir %t && touch %t/03_stale.mlir
+// RUN: shardopt-opt %s --pass-pipeline='builtin.module(cse,func.func(canonicalize{max-iterations=2}))' --mlir-print-ir-tree-dir=%t -o %t/out.mlir
+// RUN: ls %t | FileCheck %s --check-prefix=FILES
+// RUN: FileCheck %s --check-prefix=PIPELINE < %t/pipeline.txt
+// RUN: FileCheck %s --check-prefix=INPUT < %t/00_input.mlir
+// RUN: FileCheck %s --check-prefix=CSE < %t/01_cse.mlir
+
+// FILES: 00_input.mlir
+// FILES-NEXT: 01_cse.mlir
+// FILES-NEXT: 02_canonicalize.mlir
+// FILES-NEXT: out.mlir
+// FILES-NEXT: pipeline.txt
+
+// PIPELINE: builtin.module(cse,func.func(canonicalize{max-iterations=2}))
+// PIPELINE: 01 cse
+// PIPELINE-NEXT: 02 canonicalize{max-iterations=2}  in func.func
+
+// INPUT-COUNT-2: stablehlo.add
+// CSE: stablehlo.add
+// CSE-NOT: stablehlo.add
+func.func @main(%x: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
+  %0 = stablehlo.add %x, %x : tensor<4xf32>
+  %1 = stablehlo.add %x, %x : tensor<4xf32>
+  return %0, %1 : tensor<4xf32>, tensor<4xf32>
+}

@@ -1,0 +1,172 @@
+"""Who may import whom, read from the source, and what an import or a `--help` loads, seen in a fresh process."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from shardopt.passes import registry
+from shardopt.passes.base import Pass
+
+ROOT = Path(__file__).parents[2]
+
+# Each package, and the packages of ours that it may import at all, inside functions too. `ir` and `dialect` are two
+# halves of one layer: how IR is handled, and what ours means.
+ALLOWED: dict[str, set[str]] = {
+    "cost": set(),
+    "schedule": {"cost"},
+    "solve": {"cost", "schedule"},
+    "ir": {"dialect", "cost", "schedule"},
+    "dialect": {"ir", "cost", "schedule"},
+    "passes": {"ir", "dialect", "cost", "solve", "schedule"},
+    "pipeline": {"passes", "ir", "cost"},
+    "report": {"dialect", "ir", "schedule", "cost"},
+    "runtime": {"dialect", "ir", "schedule", "cost"},
+    "frontend": {"pipeline", "passes", "dialect", "ir", "cost", "solve", "schedule", "report", "runtime"},
+    "tools": {"frontend", "pipeline", "passes", "dialect", "ir", "cost", "solve", "schedule", "report", "runtime"},
+}
+# The layers that run without MLIR, JAX or Ray, and what stands for those.
+PURE = {"cost", "schedule", "solve"}
+IMPURE_MODULES = {"jax", "jaxlib", "ray", "cupy"}
+# Modules too slow to load before they are needed, and the packages whose files may import them at the top.
+HEAVY = {"jax": {"runtime", "frontend"}, "ray": {"runtime"}, "cupy": {"runtime"}, "ortools": set()}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module: in which package and file, on which line, and whether the import runs with the file."""
+
+    package: str
+    file: str
+    line: int
+    module: str
+    at_top: bool
+
+    @property
+    def module_name(self) -> str:
+        """The importing module, `shardopt.ir.context`."""
+        name = self.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        return f"shardopt.{name}" if name.startswith("runtime") else name
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} imports {self.module}"
+
+
+def imports_of(tree: ast.AST, at_top: bool = True) -> Iterator[tuple[int, str, bool]]:
+    """(line, module, runs with the file); what stands under `if TYPE_CHECKING` never runs and is left out."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name, at_top) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: relative imports hide who imports whom"
+            # `from shardopt.solve import sharding_ilp` imports a module; `from x import name` at worst names one more
+            yield from ((node.lineno, f"{node.module}.{alias.name}", at_top) for alias in node.names)
+        elif isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            yield from imports_of(ast.Module(node.orelse, []), at_top)
+        else:
+            inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from imports_of(node, at_top and not inside)
+
+
+def all_imports() -> list[Import]:
+    found = []
+    for folder, prefix in ((ROOT / "shardopt", ""), (ROOT / "runtime", "runtime")):
+        for path in sorted(folder.rglob("*.py")):
+            package = prefix or (path.relative_to(folder).parts[0] if path.parent != folder else "shardopt")
+            tree = ast.parse(path.read_text(), str(path))
+            file = str(path.relative_to(ROOT))
+            found += [Import(package, file, line, module, top) for line, module, top in imports_of(tree)]
+    return found
+
+
+IMPORTS = all_imports()
+
+
+def test_packages_import_only_what_they_may() -> None:
+    wrong = []
+    for found in IMPORTS:
+        parts = found.module.split(".")
+        if parts[0] != "shardopt" or found.package == "shardopt" or len(parts) < 3:
+            continue
+        if parts[1] != found.package and parts[1] not in ALLOWED[found.package]:
+            wrong.append(str(found))
+    assert wrong == []
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    """No cycle among the imports that run with a file."""
+    graph: dict[str, set[str]] = {}
+    files = {i.module_name for i in IMPORTS}
+    for found in (i for i in IMPORTS if i.at_top):
+        target = found.module if found.module in files else found.module.rpartition(".")[0]
+        if target in files:
+            graph.setdefault(found.module_name, set()).add(target)
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the modules
+
+
+def test_planning_is_pure() -> None:
+    wrong = [str(i) for i in IMPORTS if i.package in PURE and i.module.split(".")[0] in IMPURE_MODULES]
+    assert wrong == []
+
+
+def test_pipeline_knows_passes_only_through_the_registry() -> None:
+    infrastructure = {f"shardopt.passes.{name}" for name in registry.INFRASTRUCTURE}
+    wrong = [
+        str(i)
+        for i in IMPORTS
+        if i.package in ("pipeline", "tools", "frontend")
+        and i.module.startswith("shardopt.passes.")
+        and not any(i.module == name or i.module.startswith(f"{name}.") for name in infrastructure)
+    ]
+    assert wrong == []
+
+
+def test_heavy_modules_are_imported_late() -> None:
+    wrong = []
+    for found in IMPORTS:
+        top = found.module.split(".")[0]
+        if found.at_top and top in HEAVY and found.package not in HEAVY[top]:
+            wrong.append(str(found))
+    assert wrong == []
+
+
+def test_every_pass_file_is_registered_under_its_name() -> None:
+    """<verb>_<object>.py holds <VerbObject>, registered as shardopt-<verb>-<object>, and nothing else is registered."""
+    files = {path.stem for path in (ROOT / "shardopt" / "passes").glob("*.py") if not path.stem.startswith("_")}
+    on_disk = {f"{registry.PREFIX}{stem.replace('_', '-')}" for stem in files - set(registry.INFRASTRUCTURE)}
+    assert sorted(on_disk ^ set(registry.PASSES)) == []
+    for name in registry.PASSES:
+        cls = registry.pass_class(name)
+        words = name.removeprefix(registry.PREFIX)
+        assert issubclass(cls, Pass) and cls.name == name
+        assert cls.__name__.lower() == words.replace("-", "")
+        assert cls.__module__ == f"shardopt.passes.{words.replace('-', '_')}"
+        assert cls.summary and "\n" not in cls.summary
+        assert str(cls()) == name and cls.parse() == cls()
+
+
+HELP = "from shardopt.tools.opt import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass"
+RUN = "from shardopt.tools.opt import main\nassert main(['-o', '/dev/null', '--cse', '/dev/null']) == 0"
+ALL_PASSES = "from shardopt.passes.registry import PASSES, pass_class\n[pass_class(name) for name in PASSES]"
+
+
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        ("import shardopt", ("jax", "jaxlib", "ortools", "ray", "numpy")),
+        (HELP, ("jax", "jaxlib", "ortools", "ray", "numpy")),
+        (RUN, ("jax", "ortools", "ray")),
+        (ALL_PASSES, ("jax", "ortools", "ray")),
+    ],
+    ids=["import", "help", "run", "all-passes"],
+)
+def test_what_loads(code: str, absent: tuple[str, ...]) -> None:
+    check = f"\nimport sys\nloaded = [m for m in {absent!r} if m in sys.modules]\nassert not loaded, loaded"
+    subprocess.run([sys.executable, "-c", code + check], check=True, stdout=subprocess.DEVNULL)

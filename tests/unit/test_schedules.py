@@ -1,0 +1,210 @@
+"""Schedules: task notation, builders, in-flight counts, and what validation finds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardopt.cost.errors import UserError
+from shardopt.schedule.graph import Edge, StageGraph, chain_graph
+from shardopt.schedule.schedules import SCHEDULES, build_schedule, in_flight
+from shardopt.schedule.tasks import ONCE, Schedule, StageTask, Task, TaskKind, from_csv, to_csv
+from shardopt.schedule.validate import ScheduleError, link, validate
+
+F, B, I, W, U = TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT, TaskKind.UPDATE
+
+
+def make_schedule(*meshes: str, stage_to_mesh: tuple[int, ...] | None = None) -> Schedule:
+    tasks = tuple(tuple(map(Task.parse, mesh.split())) for mesh in meshes)
+    num_microbatches = 1 + max(task.microbatch for own in tasks for task in own)
+    return Schedule("test", num_microbatches, stage_to_mesh or tuple(range(len(meshes))), tasks)
+
+
+class TestNotation:
+    @pytest.mark.parametrize(
+        ("text", "task"),
+        [("0F3", Task(F, 0, 3)), ("12B345", Task(B, 12, 345)), ("1I0", Task(I, 1, 0)), ("7U", Task(U, 7, ONCE))],
+    )
+    def test_round_trip(self, text: str, task: Task) -> None:
+        assert Task.parse(text) == task
+        assert str(task) == text
+
+    @pytest.mark.parametrize("text", ["", "F3", "0X1", "0F", "0U1", "0F3x", "-1F0", "0f3", "0F-1", "0UNSHARD"])
+    def test_bad_text_is_a_user_error(self, text: str) -> None:
+        with pytest.raises(UserError, match="is not a task"):
+            Task.parse(text)
+
+    def test_microbatch_must_suit_the_kind(self) -> None:
+        with pytest.raises(ValueError, match="FORWARD"):
+            Task(F, 0)
+        with pytest.raises(ValueError, match="UPDATE"):
+            Task(U, 0, 1)
+
+
+class TestCsv:
+    @settings(deadline=None)
+    @given(name=st.sampled_from(sorted(SCHEDULES)), stages=st.integers(1, 6), microbatches=st.integers(1, 9))
+    def test_round_trip(self, name: str, stages: int, microbatches: int) -> None:
+        schedule = build_schedule(name, stages, microbatches).with_updates()
+        assert from_csv(to_csv(schedule), name) == schedule
+
+    def test_idle_slots_are_skipped_and_stages_may_share_a_mesh(self) -> None:
+        schedule = from_csv("0F0,2F0,,2B0, ,0B0\n,1F0,3F0,3B0,1B0\n")
+        assert str(schedule) == "0F0 2F0 2B0 0B0\n1F0 3F0 3B0 1B0"
+        assert schedule.stage_to_mesh == (0, 1, 0, 1)
+        validate(schedule, chain_graph(4))
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("0F0,0F1\n1F0,oops", r"row 2, column 2: 'oops' is not a task"),
+            ("0F0\n,,\n1F0", "row 2: a mesh without tasks"),
+            ("0F0\n0F1", "stage 0 has tasks on mesh 0 and mesh 1"),
+            ("0F0\n2F0", "stage 1 has no tasks"),
+            ("0U", "no task has a microbatch"),
+            ("", "no task has a microbatch"),
+        ],
+    )
+    def test_errors(self, text: str, message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            from_csv(text)
+
+
+class TestBuilders:
+    def test_1f1b_order(self) -> None:
+        assert str(build_schedule("1f1b", 3, 4)) == (
+            "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3\n1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3\n2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3"
+        )
+
+    def test_gpipe_and_inference_order(self) -> None:
+        assert str(build_schedule("gpipe", 2, 2)) == "0F0 0F1 0B0 0B1\n1F0 1F1 1B0 1B1"
+        assert str(build_schedule("inference", 2, 2)) == "0F0 0F1\n1F0 1F1"
+
+    @settings(deadline=None)
+    @given(name=st.sampled_from(sorted(SCHEDULES)), stages=st.integers(1, 7), microbatches=st.integers(1, 12))
+    def test_all_are_valid(self, name: str, stages: int, microbatches: int) -> None:
+        kinds = (F,) if name == "inference" else (F, B)
+        schedule = build_schedule(name, stages, microbatches)
+        validate(schedule, chain_graph(stages, kinds))
+        assert sum(map(len, schedule.tasks)) == stages * microbatches * len(kinds)
+        validate(schedule.with_updates(), chain_graph(stages, (*kinds, U)))
+
+    def test_unknown_name_suggests_the_closest(self) -> None:
+        with pytest.raises(
+            UserError, match=r"unknown schedule '1F1b': did you mean '1f1b'\? known schedules are gpipe"
+        ):
+            build_schedule("1F1b", 2, 2)
+        with pytest.raises(UserError, match="needs at least 1 stage and 1 microbatch, got 2 and 0"):
+            build_schedule("gpipe", 2, 0)
+
+
+class TestInFlight:
+    @settings(deadline=None)
+    @given(stages=st.integers(1, 8), microbatches=st.integers(1, 16))
+    def test_counts_match_the_formulas(self, stages: int, microbatches: int) -> None:
+        assert in_flight("gpipe", stages, microbatches) == (microbatches,) * stages
+        assert in_flight("inference", stages, microbatches) == (1,) * stages
+        assert in_flight("1f1b", stages, microbatches) == tuple(min(stages - s, microbatches) for s in range(stages))
+
+    def test_example(self) -> None:
+        assert in_flight("1f1b", 4, 8) == (4, 3, 2, 1)
+
+
+class TestGraph:
+    def test_chain(self) -> None:
+        edges = [(str(edge), edge.bytes) for edge in chain_graph(2, (F, B, U), activation_bytes=8).edges]
+        assert edges == [("0F->0B", 0), ("0B->0U", 0), ("0F->1F", 8), ("1B->0B", 8), ("1F->1B", 0), ("1B->1U", 0)]
+        split = [str(edge) for edge in chain_graph(1, (F, I, W)).edges]
+        assert split == ["0F->0I", "0F->0W", "0I->0W"]
+
+    @pytest.mark.parametrize(
+        ("edges", "message"),
+        [
+            ([("F", "B"), ("B", "F")], "cycle"),
+            ([("F", "W")], "0F->0W names a task that the graph does not have"),
+            ([("U", "F")], "0U->0F leads from a task run once per step into the microbatch loop"),
+        ],
+    )
+    def test_errors(self, edges: list[tuple[str, str]], message: str) -> None:
+        tasks = (StageTask(F, 0), StageTask(B, 0), StageTask(U, 0))
+        with pytest.raises(ValueError, match=message):
+            StageGraph(tasks, tuple(Edge(StageTask(TaskKind(a), 0), StageTask(TaskKind(b), 0)) for a, b in edges))
+
+
+class TestValidate:
+    def test_skip_connection_and_fused_last_stage(self) -> None:
+        """The last stage's forward holds its backward; the backward of stage 0 also reads the forward of stage 1."""
+        tasks = (StageTask(F, 0), StageTask(F, 1), StageTask(F, 2), StageTask(B, 1), StageTask(B, 0))
+        pairs = [(0, 1), (1, 2), (2, 3), (3, 4), (1, 4), (0, 4), (1, 3)]
+        graph = StageGraph(tasks, tuple(Edge(tasks[src], tasks[dst], 4) for src, dst in pairs))
+        for name in ("gpipe", "1f1b"):
+            linked = link(build_schedule(name, 3, 4), graph)
+            assert sorted(linked.order) == list(range(3 * 4 * 2))
+
+    def test_order_respects_dependences_and_lists(self) -> None:
+        linked = link(build_schedule("1f1b", 4, 6).with_updates(), chain_graph(4, (F, B, U)))
+        rank = {node: position for position, node in enumerate(linked.order)}
+        assert all(rank[source] < rank[node] for node, preds in enumerate(linked.predecessors) for source, _ in preds)
+        assert all(rank[n] < rank[n + 1] for n in range(len(rank) - 1) if linked.mesh_of[n] == linked.mesh_of[n + 1])
+
+    @pytest.mark.parametrize(
+        ("meshes", "message"),
+        [
+            (("0F0 0B0", "1B0 1F0"), "mesh 1 runs 1B0 before 1F0, which it needs"),
+            (
+                ("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"),
+                "deadlock: mesh 0 waits before 0B0 for 1B0, mesh 1 waits before 1F1",
+            ),
+            (("0F0 0B0 0F0", "1F0 1B0"), "mesh 0: task 0F0 is listed twice"),
+            (("0F0 0B0", "1F0"), "task 1B0 is not listed on any mesh"),
+            (("0F0 0B0 1F0", "1B0"), "mesh 0: task 1F0 belongs to mesh 1"),
+            (("0F0 0B0", "1F0 1B0 2F0"), "task 2F0 does not exist: the schedule has 2 stages"),
+        ],
+    )
+    def test_errors_name_the_tasks(self, meshes: tuple[str, ...], message: str) -> None:
+        with pytest.raises(ScheduleError, match=message):
+            validate(make_schedule(*meshes), chain_graph(2))
+
+    def test_long_deadlock_is_abridged(self) -> None:
+        """A circle of six: every backward waits for the forward of the stage before, listed behind its backward."""
+        tasks = tuple(StageTask(kind, stage) for stage in range(6) for kind in (F, B))
+        graph = StageGraph(tasks, tuple(Edge(StageTask(F, stage), StageTask(B, (stage + 1) % 6)) for stage in range(6)))
+        with pytest.raises(ScheduleError, match=r"deadlock: mesh 0 waits before 0B0 for 5F0, mesh 5 .* and 2 more$"):
+            validate(make_schedule(*(f"{stage}B0 {stage}F0" for stage in range(6))), graph)
+
+    def test_absent_kinds_wait_for_nothing(self) -> None:
+        validate(make_schedule("0B0 0F0", "1B0 1F0"), chain_graph(2, (F,)))
+
+    @settings(deadline=None)
+    @given(data=st.data(), stages=st.integers(2, 4), microbatches=st.integers(1, 3))
+    def test_agrees_with_brute_force_on_shuffled_lists(
+        self, data: st.DataObject, stages: int, microbatches: int
+    ) -> None:
+        graph = chain_graph(stages)
+        schedule = build_schedule("1f1b", stages, microbatches)
+        shuffled = replace(schedule, tasks=tuple(tuple(data.draw(st.permutations(own))) for own in schedule.tasks))
+        if runs_to_the_end(shuffled, graph):
+            validate(shuffled, graph)
+        else:
+            with pytest.raises(ScheduleError, match=r"deadlock|which it needs"):
+                validate(shuffled, graph)
+
+
+def runs_to_the_end(schedule: Schedule, graph: StageGraph) -> bool:
+    """Try every mesh again and again until nothing moves."""
+    needs: dict[StageTask, set[StageTask]] = {}
+    for edge in graph.edges:
+        needs.setdefault(edge.dst, set()).add(edge.src)
+    lists = [list(own) for own in schedule.tasks]
+    done: set[Task] = set()
+    moved = True
+    while moved:
+        moved = False
+        for own in lists:
+            if own and all(Task(n.kind, n.stage, own[0].microbatch) in done for n in needs.get(own[0].stage_task, ())):
+                done.add(own.pop(0))
+                moved = True
+    return not any(lists)

@@ -1,0 +1,175 @@
+"""The event simulator: known makespans, transfers, memory, traces and speed."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardopt.schedule.graph import Edge, StageGraph, chain_graph
+from shardopt.schedule.schedules import build_schedule
+from shardopt.schedule.simulator import SimulationResult, simulate
+from shardopt.schedule.tasks import Schedule, StageTask, Task, TaskKind
+from shardopt.schedule.trace import chrome_trace
+
+F, B, I, W, U = TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT, TaskKind.UPDATE
+SECONDS = {F: 1.0, B: 2.0, I: 1.0, W: 1.0, U: 0.5}
+
+
+def durations(graph: StageGraph) -> dict[StageTask, float]:
+    return {task: SECONDS[task.kind] for task in graph.tasks}
+
+
+def run(name: str, stages: int, microbatches: int) -> SimulationResult:
+    graph = chain_graph(stages, (F,) if name == "inference" else (F, B))
+    return simulate(build_schedule(name, stages, microbatches), graph, durations(graph))
+
+
+class TestMakespan:
+    @pytest.mark.parametrize(
+        ("name", "seconds", "in_flight"), [("gpipe", 33.0, (8, 8, 8, 8)), ("1f1b", 33.0, (4, 3, 2, 1))]
+    )
+    def test_known_values(self, name: str, seconds: float, in_flight: tuple[int, ...]) -> None:
+        result = run(name, 4, 8)
+        assert result.makespan_seconds == seconds
+        assert result.busy_seconds == (24.0,) * 4
+        assert result.bubble_fraction == pytest.approx(3 / 11)
+        assert result.peak_in_flight == in_flight
+
+    @settings(deadline=None)
+    @given(stages=st.integers(1, 7), microbatches=st.integers(1, 12))
+    def test_formulas(self, stages: int, microbatches: int) -> None:
+        steps = microbatches + stages - 1
+        assert run("gpipe", stages, microbatches).makespan_seconds == 3 * steps
+        assert run("1f1b", stages, microbatches).makespan_seconds == 3 * steps
+        assert run("inference", stages, microbatches).makespan_seconds == steps
+
+    def test_split_backward_runs_from_a_task_list(self) -> None:
+        """Two stages, one microbatch: the weight half of stage 1 runs while stage 0 does its input half."""
+        graph = chain_graph(2, (F, I, W))
+        lists = ("0F0 0I0 0W0", "1F0 1I0 1W0")
+        schedule = Schedule("split", 1, (0, 1), tuple(tuple(map(Task.parse, own.split())) for own in lists))
+        assert simulate(schedule, graph, durations(graph)).makespan_seconds == 5.0
+
+    def test_fused_last_stage_and_skip_edge(self) -> None:
+        forward0, fused, backward0 = StageTask(F, 0), StageTask(F, 1), StageTask(B, 0)
+        graph = StageGraph((forward0, fused, backward0), (Edge(forward0, fused), Edge(fused, backward0)))
+        result = simulate(build_schedule("1f1b", 2, 2), graph, {forward0: 1.0, fused: 3.0, backward0: 2.0})
+        assert result.makespan_seconds == 9.0
+        assert result.peak_in_flight == (2, 1)
+        assert [str(span.task) for span in result.spans()] == ["0F0", "0F1", "0B0", "0B1", "1F0", "1F1"]
+
+    def test_update_waits_for_all_microbatches_of_other_stages(self) -> None:
+        tasks = (StageTask(F, 0), StageTask(F, 1), StageTask(U, 0), StageTask(U, 1))
+        graph = StageGraph(tasks, (Edge(tasks[0], tasks[1]), Edge(tasks[1], tasks[2]), Edge(tasks[2], tasks[3])))
+        schedule = build_schedule("inference", 2, 3).with_updates()
+        result = simulate(schedule, graph, durations(graph), [0.0, 10.0, 0.0])
+        assert result.start_seconds[0][-1] == 4.0 + 10.0
+        assert result.makespan_seconds == 15.0
+
+    def test_zero_durations_have_no_bubble(self) -> None:
+        graph = chain_graph(2)
+        result = simulate(build_schedule("1f1b", 2, 2), graph, dict.fromkeys(graph.tasks, 0.0))
+        assert (result.makespan_seconds, result.bubble_fraction) == (0.0, 0.0)
+
+
+class TestTransfers:
+    def test_they_delay_but_overlap(self) -> None:
+        """Three microbatches leave stage 0 at 1, 2, 3 and arrive 1.5 later; stage 1 keeps pace."""
+        graph = chain_graph(2, (F,))
+        result = simulate(build_schedule("inference", 2, 3), graph, durations(graph), [1.5])
+        assert result.start_seconds[1] == (2.5, 3.5, 4.5)
+        spans = [(str(t.src), str(t.dst), t.start_seconds, t.end_seconds) for t in result.transfers]
+        assert spans == [("0F0", "1F0", 1.0, 2.5), ("0F1", "1F1", 2.0, 3.5), ("0F2", "1F2", 3.0, 4.5)]
+
+    @settings(deadline=None)
+    @given(seconds=st.lists(st.integers(0, 5), min_size=7, max_size=7))
+    def test_every_task_starts_as_soon_as_it_can(self, seconds: list[int]) -> None:
+        graph = chain_graph(3)
+        result = simulate(build_schedule("1f1b", 3, 4), graph, durations(graph), seconds)
+        end = {span.task: span.end_seconds for span in result.spans()}
+        mesh_free = [0.0] * 3
+        for span in result.spans():
+            arrivals = [
+                end[Task(edge.src.kind, edge.src.stage, span.task.microbatch)] + delay
+                for edge, delay in zip(graph.edges, seconds, strict=True)
+                if edge.dst == span.task.stage_task
+            ]
+            assert span.start_seconds == max([mesh_free[span.mesh], *arrivals])
+            mesh_free[span.mesh] = span.end_seconds
+
+
+class TestMemory:
+    @pytest.mark.parametrize(("name", "peaks"), [("gpipe", (8, 8, 8, 8)), ("1f1b", (4, 3, 2, 1))])
+    def test_peak_counts_microbatches_in_flight(self, name: str, peaks: tuple[int, ...]) -> None:
+        graph = chain_graph(4)
+        activations = {StageTask(F, stage): 100 for stage in range(4)}
+        result = simulate(build_schedule(name, 4, 8), graph, durations(graph), None, activations, (5, 6, 7, 8))
+        assert [profile.peak_bytes for profile in result.memory] == [
+            100 * peak + fixed for peak, fixed in zip(peaks, (5, 6, 7, 8), strict=True)
+        ]
+        assert [profile.bytes[-1] for profile in result.memory] == [5, 6, 7, 8]
+
+    def test_profile_over_time(self) -> None:
+        """F holds 10 until the end of B; B holds 3 while it runs."""
+        graph = chain_graph(1)
+        activations = {StageTask(F, 0): 10, StageTask(B, 0): 3}
+        memory = simulate(build_schedule("1f1b", 1, 2), graph, durations(graph), None, activations).memory[0]
+        assert memory.seconds == (0.0, 0.0, 1.0, 1.0, 3.0, 3.0, 4.0, 4.0, 6.0)
+        assert memory.bytes == (0, 10, 10, 13, 0, 10, 10, 13, 0)
+
+    def test_weight_half_keeps_activations_alive(self) -> None:
+        graph = chain_graph(1, (F, I, W))
+        schedule = Schedule("split", 1, (0,), (tuple(map(Task.parse, ("0F0", "0I0", "0W0"))),))
+        activations = {StageTask(F, 0): 10, StageTask(I, 0): 1}
+        assert simulate(schedule, graph, durations(graph), None, activations).memory[0].bytes == (
+            0,
+            10,
+            10,
+            11,
+            11,
+            11,
+            0,
+        )
+
+
+class TestArguments:
+    def test_mistakes_are_found(self) -> None:
+        graph, schedule = chain_graph(2), build_schedule("1f1b", 2, 2)
+        seconds = durations(graph)
+        with pytest.raises(ValueError, match="no duration given for task 1B"):
+            simulate(schedule, graph, dict.fromkeys(graph.tasks[:-1], 1.0))
+        with pytest.raises(ValueError, match="task 5F, which the stage graph does not have"):
+            simulate(schedule, graph, seconds | {StageTask(F, 5): 1.0})
+        with pytest.raises(ValueError, match="1 transfer durations given for 4 edges"):
+            simulate(schedule, graph, seconds, [0.0])
+        with pytest.raises(ValueError, match="fixed bytes given for 1 meshes"):
+            simulate(schedule, graph, seconds, fixed_bytes=[1])
+        with pytest.raises(ValueError, match="at least 0"):
+            simulate(schedule, graph, seconds, [float("nan")] * 4)
+
+
+def test_chrome_trace() -> None:
+    graph = chain_graph(2)
+    activations = {StageTask(F, 0): 100}
+    result = simulate(build_schedule("1f1b", 2, 2), graph, durations(graph), [0.0, 0.25, 0.0, 0.0], activations)
+    trace = json.loads(json.dumps(chrome_trace(result)))
+    events = trace["traceEvents"]
+    tasks = {event["name"]: event for event in events if event["ph"] == "X"}
+    assert len(tasks) == 8
+    assert (tasks["0F1"]["ts"], tasks["0F1"]["dur"], tasks["0F1"]["tid"]) == (1e6, 1e6, 0)
+    begins = [event for event in events if event["ph"] == "b"]
+    assert [event["name"] for event in begins] == ["0F0 to 1F0", "0F1 to 1F1"]
+    assert len(begins) == sum(event["ph"] == "e" for event in events)
+    assert max(event["args"]["bytes"] for event in events if event["ph"] == "C") == 200
+
+
+def test_large_schedule_is_fast() -> None:
+    graph = chain_graph(64)
+    begin = time.process_time()
+    result = simulate(build_schedule("1f1b", 64, 1024), graph, durations(graph))
+    assert time.process_time() - begin < 5.0
+    assert result.makespan_seconds == 3.0 * (1024 + 63)

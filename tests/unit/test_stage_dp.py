@@ -1,0 +1,262 @@
+"""Stage DP against hand-computed plans and brute force."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardopt.cost.cluster import Submesh, load_cluster
+from shardopt.cost.errors import UserError
+from shardopt.solve.stage_dp import (
+    InFlight,
+    MeshChoice,
+    StageProblem,
+    StageSolution,
+    equal_layer_stages,
+    evaluate,
+    gpipe_in_flight,
+    mesh_choices,
+    one_f_one_b_in_flight,
+    solve_stages,
+    stage_memory_bytes,
+)
+
+
+def row(*sizes: int) -> tuple[MeshChoice, ...]:
+    return tuple(MeshChoice(size, Submesh(1, size), (1, size)) for size in sizes)
+
+
+def additive(layers: list[float], sizes: tuple[int, ...], devices: int, batches: int, exponent: float) -> StageProblem:
+    """Stage seconds are the layers' sum / devices ** exponent; no memory."""
+    prefix = np.concatenate(([0.0], np.cumsum(layers)))
+    seconds = (prefix[None, :] - prefix[:, None])[:, :, None] / np.array(sizes, dtype=float) ** exponent
+    zeros = np.zeros_like(seconds)
+    return StageProblem(len(layers), row(*sizes), devices, batches, seconds, zeros, zeros, 1.0)
+
+
+# ---- hand-computed ----
+
+
+def test_perfect_scaling_needs_one_stage() -> None:
+    solution = solve_stages(additive([1] * 4, (1, 2, 4), 4, 8, 1.0))
+    assert (solution.stages, solution.seconds) == (((0, 4, 2),), 8.0)
+
+
+def test_poor_scaling_needs_a_pipeline() -> None:
+    solution = solve_stages(additive([1] * 4, (1, 2, 4), 4, 8, 0.5))
+    assert (solution.stages, solution.seconds) == (tuple((k, k + 1, 0) for k in range(4)), 11.0)
+    assert (solution.max_stage_seconds, solution.sum_seconds, solution.bound) == (1.0, 4.0, 11.0)
+    assert solution.status == "optimal"
+
+
+def test_the_heavy_layer_gets_two_devices() -> None:
+    solution = solve_stages(additive([1, 2, 3, 4], (1, 2, 4), 4, 8, 0.5))
+    assert solution.stages == ((0, 2, 0), (2, 3, 0), (3, 4, 1))
+    assert solution.seconds == pytest.approx(3 + 3 + 2 * math.sqrt(2) + 7 * 3)
+
+
+def test_the_number_of_stages_can_be_fixed() -> None:
+    problem = additive([1] * 4, (1, 2, 4), 4, 8, 0.5)
+    assert solve_stages(problem, 1).seconds == pytest.approx(8 * 2.0)
+    two = solve_stages(problem, 2)
+    assert two.stages == ((0, 2, 1), (2, 4, 1))
+    assert two.seconds == pytest.approx(9 * 2 / math.sqrt(2))
+
+
+def test_a_slow_transfer_is_a_station_of_the_pipeline() -> None:
+    problem = replace(additive([1] * 4, (1, 2), 2, 8, 1.0), transfer_seconds=np.array([9.0, 3.0, 0.5, 3.0, 9.0]))
+    fast = solve_stages(problem, 2)
+    assert (fast.stages, fast.seconds) == (((0, 2, 0), (2, 4, 0)), 4.5 + 7 * 2)
+    slow = replace(problem, transfer_seconds=np.array([0.0, 3.0, 2.5, 3.0, 0.0]))
+    assert solve_stages(slow, 2).max_stage_seconds == 2.5
+    assert solve_stages(slow).stages == ((0, 4, 1),)
+
+
+# ---- brute force ----
+
+
+def brute_force(problem: StageProblem, num_stages: int | None) -> float | None:
+    """Least step time over all cuts and mesh choices, from the definition."""
+    best = None
+    layers, meshes = problem.num_layers, range(len(problem.meshes))
+    for count in range(1, layers + 1) if num_stages is None else (num_stages,):
+        for inner in itertools.combinations(range(1, layers), count - 1):
+            for chosen in itertools.product(meshes, repeat=count):
+                cuts = itertools.pairwise((0, *inner, layers))
+                stages = tuple((a, b, m) for (a, b), m in zip(cuts, chosen, strict=True))
+                if sum(problem.meshes[m].num_devices for m in chosen) != problem.num_devices:
+                    continue
+                if max(stage_memory_bytes(problem, stages)) > problem.memory_bytes:
+                    continue
+                seconds = evaluate(problem, stages).seconds
+                if math.isfinite(seconds) and (best is None or seconds < best):
+                    best = seconds
+    return best
+
+
+def interleaved_in_flight(stage_from_end: int, num_stages: int, num_microbatches: int) -> float:
+    """A count that depends on the number of stages, unlike 1F1B and GPipe."""
+    return min(num_microbatches, stage_from_end + num_stages / 2)
+
+
+def one_in_flight(stage_from_end: int, num_stages: int, num_microbatches: int) -> float:
+    return 1
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[StageProblem, int | None]:
+    layers, devices = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    meshes = row(*draw(st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=4)))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    shape = (layers + 1, layers + 1, len(meshes))
+    whole = draw(st.booleans())  # whole numbers tie often
+    seconds = rng.integers(1, 6, shape).astype(float) if whole else rng.uniform(0.1, 5, shape)
+    seconds[rng.random(shape) < draw(st.sampled_from([0.0, 0.2]))] = np.inf
+    schedules: list[InFlight] = [one_f_one_b_in_flight, gpipe_in_flight, interleaved_in_flight, one_in_flight]
+    problem = StageProblem(
+        layers,
+        meshes,
+        devices,
+        draw(st.integers(1, 8)),
+        seconds,
+        rng.integers(0, 4, shape).astype(float),
+        rng.integers(0, 3, shape).astype(float),
+        draw(st.sampled_from([3.0, 6.0, 1e9])),
+        draw(st.sampled_from([None, rng.uniform(0, 2, layers + 1)])),
+        draw(st.sampled_from(schedules)),
+    )
+    return problem, draw(st.none() | st.integers(1, min(layers, devices)))
+
+
+@settings(max_examples=500, deadline=None)
+@given(problems())
+def test_agrees_with_brute_force(case: tuple[StageProblem, int | None]) -> None:
+    problem, num_stages = case
+    expected = brute_force(problem, num_stages)
+    if expected is None:
+        with pytest.raises(UserError, match=r"cannot use exactly|feasible sharding|needs for stage \d"):
+            solve_stages(problem, num_stages)
+        return
+    solution = solve_stages(problem, num_stages)
+    assert solution.seconds == pytest.approx(expected)
+    check_plan(problem, solution)
+    assert num_stages in (None, len(solution.stages))
+
+
+def check_plan(problem: StageProblem, solution: StageSolution) -> None:
+    """Layers covered in order, all devices used, memory kept, times as reported."""
+    starts = [start for start, _, _ in solution.stages]
+    ends = [end for _, end, _ in solution.stages]
+    assert starts == [0, *ends[:-1]]
+    assert ends[-1] == problem.num_layers
+    assert sum(problem.meshes[m].num_devices for _, _, m in solution.stages) == problem.num_devices
+    assert max(stage_memory_bytes(problem, solution.stages)) <= problem.memory_bytes
+    assert solution.seconds == evaluate(problem, solution.stages).seconds
+
+
+# ---- memory and errors ----
+
+
+def with_memory(fixed: float, activation: float, memory: float, in_flight: InFlight | None = None) -> StageProblem:
+    """Four equal layers on up to four devices; bytes by layer, divided by the devices of a stage."""
+    problem = additive([1] * 4, (1, 2, 4), 4, 8, 0.5)
+    layers = np.arange(5)[None, :, None] - np.arange(5)[:, None, None]
+    share = layers / np.array([1, 2, 4])
+    changed = replace(problem, fixed_bytes=fixed * share, activation_bytes=activation * share, memory_bytes=memory)
+    return changed if in_flight is None else replace(changed, in_flight=in_flight)
+
+
+def test_early_stages_hold_more_microbatches() -> None:
+    problem = with_memory(1.0, 1.0, 5.0)
+    assert stage_memory_bytes(problem, solve_stages(problem).stages) == (5, 4, 3, 2)
+    assert len(solve_stages(with_memory(1.0, 1.0, 4.9)).stages) < 4
+
+
+def test_gpipe_needs_more_memory_than_1f1b() -> None:
+    assert solve_stages(with_memory(0.0, 1.0, 7.0)).seconds == 11.0
+    with pytest.raises(UserError, match="fits the memory"):
+        solve_stages(with_memory(0.0, 1.0, 7.0, gpipe_in_flight))
+
+
+def test_missing_memory_is_told_by_stage() -> None:
+    with pytest.raises(UserError) as error:
+        solve_stages(with_memory(2.0**30, 0.0, 2.0**29))
+    assert str(error.value) == (
+        "no plan of 4 layers fits the memory of a device (0.50 GiB): the leanest, with 1 stages, "
+        "needs for stage 0 (layers 0-3 on 1x4 as 1x4) 1.00 GiB"
+    )
+
+
+def test_devices_that_cannot_be_covered() -> None:
+    with pytest.raises(UserError) as error:
+        solve_stages(additive([1] * 2, (1, 2), 5, 1, 1.0))
+    assert str(error.value) == "2 layers cannot use exactly 5 devices with submeshes of 1, 2 devices"
+
+
+def test_layer_without_a_sharding() -> None:
+    problem = additive([1] * 3, (1, 2), 2, 1, 1.0)
+    problem.seconds[:2, 2:] = np.inf
+    with pytest.raises(UserError) as error:
+        solve_stages(problem)
+    assert str(error.value) == (
+        "no cut of 3 layers has a feasible sharding for every stage: layer 1 is in no feasible stage"
+    )
+
+
+@pytest.mark.parametrize("num_stages", [0, 5])
+def test_impossible_numbers_of_stages(num_stages: int) -> None:
+    with pytest.raises(UserError, match="a stage needs a layer and a device"):
+        solve_stages(additive([1] * 4, (1, 2, 4), 4, 8, 0.5), num_stages)
+
+
+def test_wrong_shapes_are_our_bug() -> None:
+    problem = additive([1] * 3, (1, 2), 2, 1, 1.0)
+    with pytest.raises(ValueError, match="fixed_bytes must have shape"):
+        replace(problem, fixed_bytes=np.zeros((2, 2)))
+
+
+# ---- baseline and size ----
+
+
+def test_equal_layer_stages() -> None:
+    problem = additive([1, 2, 3, 4], (1, 2, 4), 4, 8, 0.5)
+    assert equal_layer_stages(problem, 2).stages == ((0, 2, 1), (2, 4, 1))
+    assert equal_layer_stages(problem).seconds >= solve_stages(problem).seconds
+    with pytest.raises(UserError, match="cannot be split evenly into 3 stages"):
+        equal_layer_stages(problem, 3)
+
+
+def test_mesh_choices_cover_all_shapes_of_all_submeshes() -> None:
+    choices = mesh_choices(load_cluster("cpu-test:2x4"))
+    assert [str(choice) for choice in choices] == [
+        "1x1 as 1x1",
+        "1x2 as 1x2",
+        "1x4 as 1x4",
+        "1x4 as 2x2",
+        "2x4 as 1x8",
+        "2x4 as 2x4",
+        "2x4 as 4x2",
+    ]
+
+
+@pytest.mark.parametrize("memory", [1e9, 4.0])
+def test_forty_eight_layers_on_sixty_four_devices_take_seconds(memory: float) -> None:
+    rng = np.random.default_rng(0)
+    meshes = mesh_choices(load_cluster("p3.16xlarge:8x8"))
+    sizes = np.array([mesh.num_devices for mesh in meshes])
+    prefix = np.concatenate(([0.0], rng.uniform(0.5, 1.5, 48).cumsum()))
+    span = (prefix[None, :] - prefix[:, None])[:, :, None]
+    seconds = span / sizes**0.8 * rng.uniform(1, 1.3, (49, 49, len(meshes)))
+    problem = StageProblem(48, meshes, 64, 64, seconds, span / sizes, 0.2 * span / sizes, memory)
+    start = time.perf_counter()
+    solution = solve_stages(problem)
+    assert time.perf_counter() - start < 15
+    check_plan(problem, solution)
+    assert solution.seconds <= equal_layer_stages(problem).seconds
