@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
@@ -76,7 +77,7 @@ class Microbatch:
         shape, at = list(shape_of(blocks)), _block_dim(split)
         sizes = [*shape[:at], 1, *shape[at + 1 :]]
         block = stablehlo.DynamicSliceOp(blocks, self._starts(len(shape), at), sizes).result
-        merged = shape[: split.dim] + [_prod(sizes[split.dim : at + 2])] + shape[at + 2 :]
+        merged = [*shape[: split.dim], prod(sizes[split.dim : at + 2]), *shape[at + 2 :]]
         return stablehlo.ReshapeOp(ir.RankedTensorType.get(merged, _element(blocks)), block).result
 
     def store(self, blocks: ir.Value, value: ir.Value, split: Split) -> ir.Value:
@@ -196,10 +197,3 @@ def _block_dim(split: Split) -> int:
 
 def _element(value: ir.Value) -> ir.Type:
     return ir.RankedTensorType(value.type).element_type
-
-
-def _prod(sizes: Sequence[int]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product

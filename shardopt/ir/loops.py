@@ -162,7 +162,9 @@ def _stacked(value: ir.Value) -> ir.Value:
     current = value
     while (op := defining(current, "stablehlo.dynamic_update_slice")) is not None:
         starts, update = shapes.update_start(op), op.operands[1]
-        partial = [d for d, sizes in enumerate(zip(shape_of(value), shape_of(update), strict=True)) if len({*sizes}) > 1]
+        partial = [
+            d for d, sizes in enumerate(zip(shape_of(value), shape_of(update), strict=True)) if len({*sizes}) > 1
+        ]
         if not partial and not pieces:
             return update
         if starts is None or len(partial) != 1 or dim not in (-1, partial[0]) or starts[partial[0]] in pieces:

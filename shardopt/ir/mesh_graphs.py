@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from jaxlib.mlir import ir
 
@@ -26,7 +27,8 @@ from shardopt.ir.rewriting import functions, symbol_name
 class MeshGraph:
     """What is planned together on one mesh. Operations of `fragments[k]` have group k in the graph.
 
-    `reader.index` maps IR values, also those of mesh tensor type, to tensors of `graph`.
+    `reader.index` maps IR values, also those of mesh tensor type, to tensors of `graph`; `arguments` those arguments of
+    `@main` (by number) that live on this mesh.
     """
 
     mesh: Mesh
@@ -34,16 +36,17 @@ class MeshGraph:
     fragments: list[ir.Operation] = field(default_factory=list)
     tied: list[tuple[int, int]] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
-    arguments: list[int] = field(default_factory=list)
+    arguments: dict[int, int] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def graph(self) -> OpGraph:
+        """The finished graph: to be asked for only after everything is read."""
         return self.reader.graph(self.outputs)
 
     @property
     def state(self) -> frozenset[int]:
         """Arguments of `@main` that a result replaces: weights, optimizer state, counters."""
-        return frozenset(argument for argument, _ in self.tied if argument in self.arguments)
+        return frozenset(before for before, _ in self.tied) & frozenset(self.arguments.values())
 
     def read_fragment(self, op: ir.Operation, block: ir.Block, repeat: int) -> list[int]:
         """Append the operations of a fragment; the tensors that its terminator returns."""
@@ -57,9 +60,11 @@ def read_plain(main: ir.Operation, mesh: Mesh) -> MeshGraph:
     """The graph of a module without a topology. Must run inside `sharding_rules`."""
     found = MeshGraph(mesh)
     block = main.regions[0].blocks[0]
-    found.arguments = [found.reader.tensor(argument) for argument in block.arguments]
+    found.arguments = {number: found.reader.tensor(argument) for number, argument in enumerate(block.arguments)}
     found.outputs = found.read_fragment(main, block, repeat=1)
-    found.tied = [(found.arguments[argument], found.outputs[result]) for argument, result in read_donation(main).items()]
+    found.tied = [
+        (found.arguments[argument], found.outputs[result]) for argument, result in read_donation(main).items()
+    ]
     return found
 
 
@@ -88,11 +93,11 @@ class _Extractor:
         for value in returned:
             mesh, tensor = self.place[value]
             mesh.outputs.append(tensor)
-        for argument in block.arguments:
+        for number, argument in enumerate(block.arguments):
             mesh, tensor = self.place[argument]
-            mesh.arguments.append(tensor)
-        for argument_number, result in read_donation(main).items():
-            self.tie(block.arguments[argument_number], returned[result])
+            mesh.arguments[number] = tensor
+        for number, result in read_donation(main).items():
+            self.tie(block.arguments[number], returned[result])
 
     def define(self, value: ir.Value) -> None:
         """A boundary value that no operation of its mesh makes."""
@@ -114,9 +119,7 @@ class _Extractor:
     def tie(self, first: ir.Value, second: ir.Value) -> None:
         (mesh, a), (other, b) = self.place[first], self.place[second]
         if mesh is not other:
-            raise ValueError(
-                f"expected a value and what replaces it on one mesh, found {first.type} and {second.type}"
-            )
+            raise ValueError(f"expected a value and what replaces it on one mesh, found {first.type} and {second.type}")
         if a != b:
             mesh.tied.append((a, b))
 

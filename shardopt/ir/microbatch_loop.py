@@ -6,7 +6,7 @@ behind each tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from jaxlib.mlir import ir
@@ -22,6 +22,7 @@ from shardopt.ir.batching import (
     split_blocks,
 )
 from shardopt.ir.graph import GraphReader
+from shardopt.ir.rewriting import defining
 from shardopt.solve.time_axis import Splat
 from shardopt.solve.time_plan import Accumulator, BodyOp, TimePlan, View
 
@@ -74,31 +75,28 @@ class LoopWriter:
     def write(self) -> None:
         old_ops = [op.operation for op in self.block.operations]
         terminator = old_ops.pop()
-        kept = self._keep_main_ops()
+        before, after = self._main_ops(self.plan.prologue), self._main_ops(self.plan.epilogue)
         with ir.InsertionPoint(terminator), self.loc:
             captured = self._captured()
             initial = [self._initial(accumulator) for accumulator in self.plan.accumulators]
             function = self._write_body(captured, initial)
             loop = self._write_loop(function, captured, initial)
             self._read_results(loop)
-        for op in kept:
+        for op in after:
             op.move_before(terminator)
+        kept = {*before, *after}
         for op in reversed(old_ops):
-            if not any(True for result in op.results for _ in result.uses) and op not in self._kept_before:
-                op.erase()
+            if op not in kept:
+                _erase(op)
 
     # ---- @main ----
 
-    def _keep_main_ops(self) -> list[ir.Operation]:
-        """Ops that stay in `@main`; returns those that belong behind the loop."""
-        self._kept_before = {op for op in self._main_ops(self.plan.prologue)}
-        return list(self._main_ops(self.plan.epilogue))
-
-    def _main_ops(self, indices: Sequence[int]) -> Iterator[ir.Operation]:
+    def _main_ops(self, indices: Sequence[int]) -> list[ir.Operation]:
         """The operations of ops of the graph; of a barrier that runs in several places, the part that runs here."""
+        found = []
         for handle, group in groupby(indices, key=lambda k: self.reader.handles[k]):
             if handle.name != _BARRIER:
-                yield handle
+                found.append(handle)
                 continue
             ops = [self.reader.ops[k] for k in group]
             with ir.InsertionPoint(handle):
@@ -106,7 +104,8 @@ class LoopWriter:
             for op, value in zip(ops, new, strict=True):
                 self.values[op.results[0]].replace_all_uses_with(value)
                 self.values[op.results[0]] = value
-            yield new[0].owner
+            found.append(_defining(new[0]))
+        return found
 
     def _captured(self) -> list[ir.Value]:
         whole = [self.values[tensor] for tensor in self.plan.captures]
@@ -144,10 +143,11 @@ class LoopWriter:
     def _write_body(self, captured: Sequence[ir.Value], initial: Sequence[ir.Value]) -> str:
         results = [value.type for value in initial]
         types = [*(value.type for value in captured), *results, ir.RankedTensorType.get([], _ui32())]
-        function = func.FuncOp(
-            MICROBATCH, (types, results), visibility="private", ip=ir.InsertionPoint(self.module.body)
-        )
-        block = function.add_entry_block()
+        signature = ir.FunctionType.get(types, results)
+        point = ir.InsertionPoint(self.module.body)
+        function = func.FuncOp(MICROBATCH, signature, ip=point).operation
+        function.attributes["sym_visibility"] = ir.StringAttr.get("private")
+        block = function.regions[0].blocks.append(*types, arg_locs=[self.loc] * len(types))
         arguments = list(block.arguments)
         with ir.InsertionPoint(block):
             microbatch = Microbatch(arguments[-1], self.plan.num_microbatches)
@@ -155,7 +155,9 @@ class LoopWriter:
             for handle, group in groupby(self.plan.body, key=lambda body_op: self.reader.handles[body_op.op]):
                 self._write_ops(microbatch, handle, list(group))
             accumulated = arguments[len(captured) : -1]
-            func.ReturnOp([self._step(microbatch, *pair) for pair in zip(self.plan.accumulators, accumulated, strict=True)])
+            func.ReturnOp(
+                [self._step(microbatch, *pair) for pair in zip(self.plan.accumulators, accumulated, strict=True)]
+            )
         return MICROBATCH
 
     def _bind_captured(self, microbatch: Microbatch, arguments: Sequence[ir.Value]) -> None:
@@ -166,9 +168,9 @@ class LoopWriter:
 
     def _write_ops(self, microbatch: Microbatch, handle: ir.Operation, body_ops: Sequence[BodyOp]) -> None:
         if handle.name == _BARRIER:
-            values = [self._operand(microbatch, body_op.operands[0]) for body_op in body_ops]
-            results = _barrier(values, handle.location)
-            self.body_values.update((op.results[0], v) for op, v in zip(body_ops, results, strict=True))
+            sources = [self._operand(microbatch, body_op.operands[0]) for body_op in body_ops]
+            for body_op, value in zip(body_ops, _barrier(sources, handle.location), strict=True):
+                self.body_values[body_op.results[0]] = value
             return
         for body_op in body_ops:
             operands = [self._operand(microbatch, view) for view in body_op.operands]
@@ -178,8 +180,7 @@ class LoopWriter:
 
     def _operand(self, microbatch: Microbatch, view: View) -> ir.Value:
         if view.estimate and view not in self.body_values:
-            reducer = self._reducer_of(view.tensor)
-            self.body_values[view] = microbatch.estimate(self.body_values[View(view.tensor)], reducer)
+            self.body_values[view] = microbatch.estimate(self.body_values[View(view.tensor)], view.estimate)
         return self.body_values[view]
 
     def _step(self, microbatch: Microbatch, accumulator: Accumulator, accumulated: ir.Value) -> ir.Value:
@@ -187,6 +188,19 @@ class LoopWriter:
         if accumulator.reducer:
             return combine(accumulator.reducer, accumulated, value)
         return value if accumulator.view.split is None else microbatch.store(accumulated, value, accumulator.view.split)
+
+
+def _erase(op: ir.Operation) -> None:
+    """Erasing an operation that is still used would corrupt the module, so a wrong plan stops here."""
+    if any(True for result in op.results for _ in result.uses):
+        raise AssertionError(f"the plan runs {op.name} only in the body, but @main still reads it")
+    op.erase()
+
+
+def _defining(value: ir.Value) -> ir.Operation:
+    op = defining(value)
+    assert op is not None
+    return op
 
 
 def _barrier(values: Sequence[ir.Value], loc: ir.Location) -> list[ir.Value]:

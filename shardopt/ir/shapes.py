@@ -22,6 +22,13 @@ def tensor_like(value: ir.Value, shape: Sequence[int]) -> ir.RankedTensorType:
     return ir.RankedTensorType.get(list(shape), ir.RankedTensorType(value.type).element_type)
 
 
+def zeros(type_: ir.RankedTensorType) -> ir.Value:
+    """A constant of zeros of any element type."""
+    element = type_.element_type
+    zero = "0" if isinstance(element, ir.IntegerType) else "(0.0,0.0)" if isinstance(element, ir.ComplexType) else "0.0"
+    return stablehlo.ConstantOp(ir.Attribute.parse(f"dense<{zero}> : {type_}")).result
+
+
 def reshape(value: ir.Value, shape: Sequence[int]) -> ir.Value:
     """`value` in another shape of equally many elements."""
     shape = tuple(shape)

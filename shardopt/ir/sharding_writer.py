@@ -19,7 +19,9 @@ NUM_PARTITIONS = "mhlo.num_partitions"
 NUM_REPLICAS = "mhlo.num_replicas"
 
 
-def annotate_block(block: ir.Block, index: Mapping[ir.Value, int], shardings: Mapping[int, Sharding], mesh: Mesh) -> None:
+def annotate_block(
+    block: ir.Block, index: Mapping[ir.Value, int], shardings: Mapping[int, Sharding], mesh: Mesh
+) -> None:
     """Every operation of the block gets the shardings of its results, as a tuple when it has several."""
     texts: dict[tuple[Sharding, ...], ir.StringAttr] = {}
     for view in block.operations:

@@ -13,76 +13,26 @@ of `x[arange(b), labels]` is a batch: it can be sharded, and cut into microbatch
 1. Split the index tensor into components and prove which ones are coordinates (`ir/coordinates.py`).
 2. A coordinate of a dimension as large as the operand's is in bounds, so it needs no clamp and drops no update.
 3. Move those dimensions from the collapsed (inserted) to the batching dimensions; join the remaining components.
-4. If none remains, a gather is a slice and a broadcast; a scatter indexes a new operand dimension of size 1 by zero.
+4. If none remains, a gather is a slice and a broadcast, and an adding scatter is a sum (the gradient of a position
+   table); any other scatter indexes a new operand dimension of size 1 by zero.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from shardopt.ir import shapes
 from shardopt.ir.coordinates import coordinate_dim
-from shardopt.ir.index_vectors import component, join
-from shardopt.ir.rewriting import erase_dead, operations, replace_op, shape_of
+from shardopt.ir.indexing import Indexing, component, join, read_indexing, write_indexing
+from shardopt.ir.rewriting import erase_dead, op_name, operations, replace_op, shape_of
 from shardopt.passes.base import Pass, PassContext
 
 
-@dataclass(frozen=True)
-class _Indexing:
-    """The dimension numbers of a gather, or of a scatter under the names of the corresponding gather fields."""
-
-    window_dims: tuple[int, ...]
-    collapsed: tuple[int, ...]
-    operand_batch: tuple[int, ...]
-    index_batch: tuple[int, ...]
-    index_map: tuple[int, ...]
-    vector_dim: int
-
-    def batched(self, pairs: dict[int, int]) -> _Indexing:
-        """With operand dimension p, collapsed until now, batched by index dimension q for each `pairs[p] == q`."""
-        together = sorted([*zip(self.operand_batch, self.index_batch, strict=True), *pairs.items()])
-        return replace(
-            self,
-            collapsed=tuple(d for d in self.collapsed if d not in pairs),
-            operand_batch=tuple(p for p, _ in together),
-            index_batch=tuple(q for _, q in together),
-            index_map=tuple(d for d in self.index_map if d not in pairs),
-        )
-
-    def numbers(self) -> tuple[tuple[int, ...] | int, ...]:
-        return (
-            self.window_dims,
-            self.collapsed,
-            self.operand_batch,
-            self.index_batch,
-            self.index_map,
-            self.vector_dim,
-        )
-
-
-def _read(op: ir.Operation) -> _Indexing:
-    if op.name == "stablehlo.gather":
-        g = stablehlo.GatherDimensionNumbers(op.attributes["dimension_numbers"])
-        fields = (g.offset_dims, g.collapsed_slice_dims, g.operand_batching_dims, g.start_indices_batching_dims)
-        return _Indexing(*map(tuple, fields), tuple(g.start_index_map), g.index_vector_dim)
-    s = stablehlo.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
-    fields = (s.update_window_dims, s.inserted_window_dims, s.input_batching_dims, s.scatter_indices_batching_dims)
-    return _Indexing(*map(tuple, fields), tuple(s.scattered_dims_to_operand_dims), s.index_vector_dim)
-
-
-def _write(op: ir.Operation, indexing: _Indexing) -> None:
-    if op.name == "stablehlo.gather":
-        op.attributes["dimension_numbers"] = stablehlo.GatherDimensionNumbers.get(*indexing.numbers())
-    else:
-        op.attributes["scatter_dimension_numbers"] = stablehlo.ScatterDimensionNumbers.get(*indexing.numbers())
-    # what was known about the order of whole index vectors says nothing about the vectors within a batch
-    op.attributes["indices_are_sorted"] = ir.BoolAttr.get(False)
-
-
-def _batch_pairs(indexing: _Indexing, operand: ir.Value, components: list[ir.Value]) -> dict[int, int]:
+def _batch_pairs(indexing: Indexing, operand: ir.Value, components: list[ir.Value]) -> dict[int, int]:
     """Operand dimension -> index dimension, for the components that are coordinates of a dimension of equal size."""
     pairs: dict[int, int] = {}
     taken = set(indexing.index_batch)
@@ -97,7 +47,7 @@ def _batch_pairs(indexing: _Indexing, operand: ir.Value, components: list[ir.Val
 
 
 def _rebatch(op: ir.Operation) -> bool:
-    indexing = _read(op)
+    indexing = read_indexing(op)
     position = 1 if op.name == "stablehlo.gather" else len(op.operands) // 2
     indices = op.operands[position]
     components = [component(indices, indexing.vector_dim, k) for k in range(len(indexing.index_map))]
@@ -109,47 +59,83 @@ def _rebatch(op: ir.Operation) -> bool:
     indexing = indexing.batched(pairs)
     if rest:
         op.operands[position] = join(rest, indexing.vector_dim)
-        _write(op, indexing)
+        write_indexing(op, indexing)
         erase_dead([*components, indices])
         return True
-    build = _gather_without_index if op.name == "stablehlo.gather" else _scatter_by_zero
+    build = _gather_without_index if op.name == "stablehlo.gather" else _scatter_without_index
     values = build(op, indexing, components[0].type)
     erase_dead(components)
     replace_op(op, values)
     return True
 
 
-def _gather_without_index(op: ir.Operation, indexing: _Indexing, _: ir.Type) -> list[ir.Value]:
+def _gather_without_index(op: ir.Operation, indexing: Indexing, _: ir.Type) -> list[ir.Value]:
     """Every result element sits at a place known by its coordinates: slice, drop the collapsed, lay out."""
     sizes = shapes.dimensions(op, "slice_sizes")
     full = shape_of(op.operands[0])
     limits = [full[d] if d in indexing.operand_batch else size for d, size in enumerate(sizes)]
     window = shapes.slice_(op.operands[0], [0] * len(full), limits)
     kept = [d for d in range(len(full)) if d not in indexing.collapsed]
-    batch_dims = [d for d in range(len(shape_of(op.results[0]))) if d not in indexing.window_dims]
-    # batch dimensions of the result are the index dimensions in order, without the vector dimension
-    index_dims = [d for d in range(len(batch_dims) + 1) if d != indexing.vector_dim]
-    pairs = zip(indexing.operand_batch, indexing.index_batch, strict=True)
-    place = {p: batch_dims[index_dims.index(q)] for p, q in pairs}
+    place = indexing.places(len(shape_of(op.results[0])))
     offsets = iter(indexing.window_dims)
     dims = [place[d] if d in place else next(offsets) for d in kept]
     return [shapes.broadcast(shapes.reshape(window, [limits[d] for d in kept]), shape_of(op.results[0]), dims)]
 
 
-def _scatter_by_zero(op: ir.Operation, indexing: _Indexing, index_type: ir.Type) -> list[ir.Value]:
+def _scatter_without_index(op: ir.Operation, indexing: Indexing, index_type: ir.Type) -> list[ir.Value]:
+    added = _sum_of_updates(op, indexing)
+    if added is not None:
+        return [stablehlo.AddOp(op.operands[0], added).result]
+    return _scatter_by_zero(op, indexing, index_type)
+
+
+def _sum_of_updates(op: ir.Operation, indexing: Indexing) -> ir.Value | None:
+    """What an adding scatter adds to its one input: the updates summed over the index dimensions that pair with none.
+
+    None if the scatter combines otherwise, or if its windows leave a part of the input alone.
+    """
+    *_, terminator = body = list(op.regions[0].blocks[0].operations)
+    if [op_name(inner) for inner in body] != ["stablehlo.add", "stablehlo.return"] or len(op.operands) != 3:
+        return None
+    if set(body[0].operands) != set(op.regions[0].blocks[0].arguments) or terminator.operands[0] != body[0].results[0]:
+        return None
+    target, updates = op.operands[0], op.operands[2]
+    place = indexing.places(len(shape_of(updates)))
+    windowed = [d for d in range(len(shape_of(target))) if d not in indexing.collapsed]
+    offsets = iter(indexing.window_dims)
+    sources = [place[d] if d in place else next(offsets) for d in windowed]
+    if prod(shape_of(updates)[u] for u in sources) != prod(shape_of(target)):
+        return None
+    left = [u for u in range(len(shape_of(updates))) if u not in sources]
+    order = [u - sum(v < u for v in left) for u in sources]
+    return shapes.reshape(shapes.transpose(_sum(updates, left), order), shape_of(target))
+
+
+def _sum(value: ir.Value, dims: list[int]) -> ir.Value:
+    if not dims:
+        return value
+    scalar = shapes.tensor_like(value, ())
+    zero = shapes.zeros(scalar)
+    kept = [size for d, size in enumerate(shape_of(value)) if d not in dims]
+    reduce = stablehlo.ReduceOp([shapes.tensor_like(value, kept)], [value], [zero], dims)
+    block = reduce.regions[0].blocks.append(scalar, scalar)
+    with ir.InsertionPoint(block):
+        stablehlo.ReturnOp([stablehlo.AddOp(*block.arguments).result])
+    return reduce.results[0]
+
+
+def _scatter_by_zero(op: ir.Operation, indexing: Indexing, index_type: ir.Type) -> list[ir.Value]:
     """A scatter must index something: give its inputs a last dimension of size 1 and index that by zero."""
     count = len(op.operands) // 2
     shape = shape_of(op.operands[0])
     inputs = [shapes.reshape(value, (*shape, 1)) for value in list(op.operands)[:count]]
-    element = ir.RankedTensorType(index_type).element_type
-    zero = ir.DenseElementsAttr.get_splat(index_type, ir.IntegerAttr.get(element, 0))
-    numbers = replace(indexing, collapsed=(*indexing.collapsed, len(shape)), index_map=(len(shape),))
+    indices = shapes.zeros(index_type)
     copy = op.clone()
-    for i, value in enumerate([*inputs, stablehlo.ConstantOp(zero).result]):
+    for i, value in enumerate([*inputs, indices]):
         copy.operands[i] = value
     for value, result in zip(inputs, copy.results, strict=True):
         result.set_type(value.type)
-    _write(copy, numbers)
+    write_indexing(copy, replace(indexing, collapsed=(*indexing.collapsed, len(shape)), index_map=(len(shape),)))
     return [shapes.reshape(result, shape) for result in copy.results]
 
 

@@ -20,8 +20,8 @@ module carries `mhlo.sharding` on the operations, arguments and results of `@mai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 from jaxlib.mlir import ir
@@ -45,6 +45,7 @@ from shardopt.passes.base import Pass, PassContext, option
 from shardopt.solve.intra_op import IntraOpTables
 from shardopt.solve.intra_op_plan import IntraOpPlan
 from shardopt.solve.intra_op_presets import Roles, restrict
+from shardopt.solve.problem import Solution
 from shardopt.solve.sharding_ilp import solve
 from shardopt.solve.strategies import OPAQUE_OPS
 
@@ -62,6 +63,9 @@ class ShardStages(Pass):
     cluster: str = option("", help="cluster file or preset; default: the cluster the stage phase planned for")
     intra_op: Literal["ilp", "data", "heuristic", "replicate"] = option("ilp", help="how shardings are chosen")
     mesh: str = option("", help="shape of the mesh for a module without stages, such as 2x2")
+    batch_args: tuple[int, ...] = option(
+        (), help="arguments with the batch, for intra-op=data; default: all not donated"
+    )
     memory_fraction: float = option(0.9, help="share of device memory that a stage may fill; 0 removes the limit")
     time_limit: float = option(60.0, help="seconds the solver may take for one mesh")
 
@@ -85,7 +89,7 @@ class ShardStages(Pass):
             raise pm.error(main, str(error)) from error
         for graph, plan in zip(graphs, plans, strict=True):
             _report_opaque(graph, pm)
-            _apply(graph, plan, staged)
+            _apply(graph, plan, staged=staged)
         if staged:
             for function in functions(module):
                 refresh_function_type(function)
@@ -96,8 +100,67 @@ class ShardStages(Pass):
         sizes = self.mesh.split("x") if self.mesh else []
         if not 0 < len(sizes) <= len(AXIS_NAMES) or not all(size.isdecimal() and int(size) > 0 for size in sizes):
             raise UserError(f"expected a topology on '@main' or a mesh option such as '2x2', found mesh '{self.mesh}'")
-        axes = tuple(zip(AXIS_NAMES, map(int, sizes), strict=False))
-        count = Mesh("", axes, tuple(range(_product(size for _, size in axes)))).size
-        if count > cluster.num_devices:
-            raise UserError(f"mesh {self.mesh} needs {count} devices, cluster {cluster} has {cluster.num_devices}")
-        return Mesh("mesh", axes, tuple(range(count)))
+        shape = tuple(map(int, sizes))
+        if prod(shape) > cluster.num_devices:
+            raise UserError(
+                f"mesh {self.mesh} needs {prod(shape)} devices, cluster {cluster} has {cluster.num_devices}"
+            )
+        return Mesh("mesh", tuple(zip(AXIS_NAMES, shape, strict=False)), tuple(range(prod(shape))))
+
+    def _solve(self, graph: MeshGraph, cluster: Cluster, pm: PassContext) -> IntraOpPlan:
+        tables = IntraOpTables(graph.graph, graph.mesh, cluster)
+        tied = tuple(graph.tied)
+        restriction = restrict(self.intra_op, tables, Roles(graph.state, self._batch(graph), tied))
+        limit = int(self.memory_fraction * cluster.device.memory_bytes) or None
+        problem = tables.problem(fixed=restriction.fixed, whole=restriction.whole, tied=tied, memory_limit_bytes=limit)
+        solution = solve(problem.problem, time_limit_seconds=self.time_limit)
+        plan = problem.decode(solution)
+        _count(pm, graph.mesh.name, solution, plan)
+        return plan
+
+    def _batch(self, graph: MeshGraph) -> frozenset[int]:
+        """The arguments of this mesh that hold the batch."""
+        if self.batch_args:
+            return frozenset(tensor for number, tensor in graph.arguments.items() if number in self.batch_args)
+        if self.intra_op == "data" and not graph.tied:
+            raise UserError(
+                "intra-op=data needs batch-args, as no argument is donated and weights cannot be told apart"
+            )
+        return frozenset(graph.arguments.values()) - graph.state
+
+
+def _count(pm: PassContext, mesh: str, solution: Solution, plan: IntraOpPlan) -> None:
+    cost = plan.summary()
+    pm.statistic(f"{mesh}: nodes", int(str(solution.statistics["nodes"])))
+    pm.statistic(f"{mesh}: predicted seconds", cost.seconds)
+    pm.statistic(f"{mesh}: gap", solution.gap)
+    for kind, number in cost.collectives:
+        pm.statistic(f"{mesh}: {kind}", number)
+
+
+def _report_opaque(graph: MeshGraph, pm: PassContext) -> None:
+    """One remark for each kind of operation that runs replicated, at the first of the kind."""
+    found: dict[str, list[ir.Operation]] = {}
+    for op, handle in zip(graph.reader.ops, graph.reader.handles, strict=True):
+        if op.rule is None or op.name in OPAQUE_OPS:
+            found.setdefault(handle.name, []).append(handle)
+    for name, handles in found.items():
+        many = f" ({len(handles)} operations)" if len(handles) > 1 else ""
+        pm.remark("no-sharding-rule", handles[0], f"'{name}' cannot be partitioned and runs replicated{many}")
+
+
+def _apply(graph: MeshGraph, plan: IntraOpPlan, *, staged: bool) -> None:
+    index = graph.reader.index
+    groups = [op.group for op in graph.reader.ops]
+    for number, fragment in enumerate(graph.fragments):
+        annotate_block(fragment.regions[0].blocks[0], index, plan.shardings, graph.mesh)
+        if staged:
+            ops = [k for k, group in enumerate(groups) if group == number]
+            write_cost(fragment, plan.summary(ops, repeated=False))
+    retype(index, plan.shardings)
+
+
+def _apply_signature(module: ir.Module, main: ir.Operation, graph: MeshGraph, plan: IntraOpPlan) -> None:
+    arguments = [plan.shardings[tensor] for tensor in graph.arguments.values()]
+    annotate_signature(main, arguments, [plan.shardings[tensor] for tensor in graph.outputs], graph.mesh)
+    write_partitions(module, graph.mesh)

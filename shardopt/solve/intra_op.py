@@ -116,8 +116,7 @@ class IntraOpProblem:
         if not solution.choice:
             raise UserError(f"no sharding found on mesh {self.tables.mesh}: {solution.statistics.get('reason')}")
         strategies = {
-            op: self.tables.ops[op].strategies[choice]
-            for op, choice in zip(self.ops, solution.choice, strict=False)
+            op: self.tables.ops[op].strategies[choice] for op, choice in zip(self.ops, solution.choice, strict=False)
         }
         shardings = {
             tensor: self.columns[tensor].shardings[choice]

@@ -11,6 +11,7 @@ from shardopt.cost.cluster import Cluster
 from shardopt.cost.collectives import Step, resharding_steps, steps_seconds
 from shardopt.cost.graph import OpGraph
 from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.cost.summary import CostSummary
 from shardopt.solve.strategies import Strategy
 
 
@@ -25,27 +26,7 @@ class Communication:
     tensor: int
     step: Step
     seconds: float
-    repeat: int
     reduces: bool
-
-
-@dataclass(frozen=True)
-class CostSummary:
-    """Predicted costs of some operations of a plan; seconds and bytes count repeated executions.
-
-    `bytes` are those that take part in collectives, as the formula of each kind counts them (see
-    `shardopt.cost.collectives`); `collectives` are (kind, number) in order of the kind.
-    """
-
-    compute_seconds: float
-    communication_seconds: float
-    communication_bytes: int
-    collectives: tuple[tuple[str, int], ...]
-    peak_bytes: int
-
-    @property
-    def seconds(self) -> float:
-        return self.compute_seconds + self.communication_seconds
 
 
 @dataclass(frozen=True)
@@ -60,20 +41,21 @@ class IntraOpPlan:
     communication: tuple[Communication, ...]
     live_bytes: np.ndarray
 
-    def summary(self, ops: Iterable[int] | None = None) -> CostSummary:
-        """Costs of `ops`, of all operations by default."""
+    def summary(self, ops: Iterable[int] | None = None, *, repeated: bool = True) -> CostSummary:
+        """Costs of `ops`, of all operations by default; of one execution each unless `repeated`."""
         chosen = set(self.strategies if ops is None else ops)
-        moved = [c for c in self.communication if c.op in chosen]
+        moved = [item for item in self.communication if item.op in chosen]
+        times = {op: self.graph.ops[op].repeat if repeated else 1 for op in chosen}
         kinds: dict[str, int] = {}
         for item in moved:
-            kinds[item.step.kind] = kinds.get(item.step.kind, 0) + item.repeat
+            kinds[item.step.kind] = kinds.get(item.step.kind, 0) + times[item.op]
         held = [int(size) for op, size in zip(self.strategies, self.live_bytes, strict=True) if op in chosen]
         return CostSummary(
-            sum(s.compute_seconds * self.graph.ops[op].repeat for op, s in self.strategies.items() if op in chosen),
-            sum(item.seconds * item.repeat for item in moved),
-            round(sum(item.step.bytes * item.repeat for item in moved)),
-            tuple(sorted(kinds.items())),
-            max(held, default=0),
+            compute_seconds=sum(s.compute_seconds * times[op] for op, s in self.strategies.items() if op in chosen),
+            communication_seconds=sum(item.seconds * times[item.op] for item in moved),
+            communication_bytes=round(sum(item.step.bytes * times[item.op] for item in moved)),
+            peak_bytes=max(held, default=0),
+            collectives=tuple(sorted(kinds.items())),
         )
 
 
@@ -93,8 +75,8 @@ def find_communication(
             shape, itemsize = graph.tensors[tensor].shape, graph.tensors[tensor].itemsize
             for step in resharding_steps(shardings[tensor], wanted, mesh, shape, itemsize):
                 seconds = steps_seconds(cluster, mesh, (step,))
-                found.append(Communication(index, tensor, step, seconds, op.repeat, reduces=False))
+                found.append(Communication(index, tensor, step, seconds, reduces=False))
         for step in strategy.collectives:
             seconds = steps_seconds(cluster, mesh, (step,))
-            found.append(Communication(index, op.results[0], step, seconds, op.repeat, reduces=True))
+            found.append(Communication(index, op.results[0], step, seconds, reduces=True))
     return tuple(found)

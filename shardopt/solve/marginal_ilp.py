@@ -12,25 +12,31 @@ from time import monotonic
 import numpy as np
 
 from shardopt.solve.marginal_model import Answer, Cuts, MarginalModel
-from shardopt.solve.problem import Problem, Solution, Status, evaluate, relative_gap
+from shardopt.solve.problem import Problem, Solution, Statistic, Status, evaluate, relative_gap
 
 _ROWS_PER_ROUND = 25
 _TIMES_BETWEEN_ROWS = 20  # neighbouring times have almost the same row
 
 # A gap this small is rounding in the solver's objective; a larger one is reported as "feasible".
-_OPTIMAL_GAP = 1e-7
+OPTIMAL_GAP = 1e-7
 
 
-def solve_marginal(problem: Problem, *, time_limit_seconds: float | None = None) -> Solution:
-    """Solve a problem whose nodes all have strategies. Deterministic unless the time limit (seconds) strikes."""
-    return _Search(problem, time_limit_seconds).run()
+def solve_marginal(
+    problem: Problem, *, time_limit_seconds: float | None = None, gap_tolerance: float = 0.0
+) -> Solution:
+    """Solve a problem whose nodes all have strategies, to optimality or to the relative `gap_tolerance`.
+
+    Deterministic unless the time limit (seconds) strikes.
+    """
+    return _Search(problem, time_limit_seconds, gap_tolerance).run()
 
 
 class _Search:
     """The state of the rounds: cuts so far, the best assignment that keeps the limit, the best proven bound."""
 
-    def __init__(self, problem: Problem, time_limit_seconds: float | None) -> None:
+    def __init__(self, problem: Problem, time_limit_seconds: float | None, gap_tolerance: float) -> None:
         self.problem = problem
+        self.gap_tolerance = gap_tolerance
         self.model = MarginalModel(problem)
         self.deadline = None if time_limit_seconds is None else monotonic() + time_limit_seconds
         self.cuts = Cuts()
@@ -47,8 +53,8 @@ class _Search:
                     return self._solution("infeasible")
                 if answer.x is not None:
                     self._offer(answer.x)
-                if self._gap() <= _OPTIMAL_GAP:
-                    return self._solution("optimal")
+                if self._gap() <= max(OPTIMAL_GAP, self.gap_tolerance):
+                    return self._solution("optimal" if self._gap() <= OPTIMAL_GAP else "feasible")
                 if answer.status == "limit" or answer.x is None:
                     return self._solution("feasible" if self.choice else "timeout")
                 if not self._add_cuts(answer.x, integer):
@@ -61,7 +67,7 @@ class _Search:
         left = None if self.deadline is None else self.deadline - monotonic()
         if left is not None and left <= 0:
             return Answer("limit", None, -inf)
-        answer = self.model.solve(self.cuts, integer=integer, time_limit_seconds=left)
+        answer = self.model.solve(self.cuts, integer, time_limit_seconds=left, gap_tolerance=self.gap_tolerance)
         self.bound = max(self.bound, answer.bound)
         return answer
 
@@ -118,7 +124,7 @@ class _Search:
         return tuple(times)
 
     def _solution(self, status: Status) -> Solution:
-        statistics: dict[str, object] = {
+        statistics: dict[str, Statistic] = {
             "columns": self.model.num_columns,
             "rows": self.model.num_rows,
             "memory_rows": len(self.cuts.times),

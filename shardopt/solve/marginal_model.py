@@ -55,12 +55,15 @@ class MarginalModel:
         self._build_polytope()
         self._build_segments()
 
-    def solve(self, cuts: Cuts, *, integer: bool, time_limit_seconds: float | None) -> Answer:
+    def solve(
+        self, cuts: Cuts, integer: bool, *, time_limit_seconds: float | None = None, gap_tolerance: float = 0.0
+    ) -> Answer:
         """Minimise over the polytope and the cuts; x is binary if `integer`, else anywhere in [0, 1]."""
         from ortools.math_opt.python import mathopt
 
         model = mathopt.Model.from_model_proto(self._proto(cuts, integer))
-        parameters = mathopt.SolveParameters(random_seed=_RANDOM_SEED, relative_gap_tolerance=_RELATIVE_GAP)
+        gap = max(gap_tolerance, _RELATIVE_GAP)
+        parameters = mathopt.SolveParameters(random_seed=_RANDOM_SEED, relative_gap_tolerance=gap)
         parameters.highs.int_options["threads"] = 1
         parameters.highs.string_options["parallel"] = "off"
         parameters.highs.double_options["mip_feasibility_tolerance"] = _FEASIBILITY_TOLERANCE

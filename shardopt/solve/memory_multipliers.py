@@ -16,8 +16,8 @@ import numpy as np
 
 from shardopt.solve.problem import Problem, evaluate, relative_gap
 
-# An exact solver of a problem without memory: an optimal choice.
-RelaxedSolver = Callable[[Problem], tuple[int, ...]]
+# An exact solver of a problem without memory: an optimal choice, or None if it gives up, which ends the search.
+RelaxedSolver = Callable[[Problem], tuple[int, ...] | None]
 
 _MAX_DOUBLINGS = 40
 _MAX_BISECTIONS = 8
@@ -52,22 +52,23 @@ def search_prices(
 
 
 class _Search:
-    def __init__(
-        self, problem: Problem, relaxed: RelaxedSolver, deadline: float | None, gap_tolerance: float
-    ) -> None:
+    def __init__(self, problem: Problem, relaxed: RelaxedSolver, deadline: float | None, gap_tolerance: float) -> None:
         assert problem.usages is not None and problem.memory_limit is not None
         self.problem, self.relaxed, self.deadline, self.gap_tolerance = problem, relaxed, deadline, gap_tolerance
         self.usages, self.limit = problem.usages, problem.memory_limit
         self.choice: tuple[int, ...] = ()
         self.objective, self.bound, self.solves = inf, -inf, 0
         self.best_prices = np.zeros(problem.num_times)
+        self.gave_up = False
 
     @property
     def done(self) -> bool:
         late = self.deadline is not None and monotonic() >= self.deadline
-        return late or relative_gap(self.objective, self.bound) <= self.gap_tolerance
+        return late or self.gave_up or relative_gap(self.objective, self.bound) <= self.gap_tolerance
 
     def find_uniform_price(self) -> None:
+        if self.done:
+            return
         ones = np.ones(self.problem.num_times)
         excess, _ = self.probe(0.0 * ones)
         # A price at which one limit's worth of bytes, held throughout, costs a thousandth of everything.
@@ -80,7 +81,7 @@ class _Search:
             if excess.max() > 0:
                 low, high = high, 2 * high
         for _ in range(_MAX_BISECTIONS):
-            if self.done or excess.max() > 0 and not self.choice:
+            if self.done or not self.choice:
                 return
             middle = 0.5 * (low + high)
             excess, _ = self.probe(middle * ones)
@@ -123,6 +124,9 @@ class _Search:
         """Solve at these prices: float64 bytes above the limit at each time, and the bound this proves."""
         self.solves += 1
         choice = self.relaxed(Problem(self.priced_costs(prices), self.problem.edges))
+        if choice is None:
+            self.gave_up = True
+            return np.zeros(self.problem.num_times), -inf
         objective, _, feasible = evaluate(self.problem, choice)
         if feasible and objective < self.objective:
             self.choice, self.objective = choice, objective

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 Status = Literal["optimal", "feasible", "infeasible", "timeout"]
+Statistic = int | float | str
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +132,7 @@ class Solution:
     bound: float
     gap: float
     status: Status
-    statistics: Mapping[str, object] = field(default_factory=dict)
+    statistics: Mapping[str, Statistic] = field(default_factory=dict)
 
 
 class Evaluation(NamedTuple):

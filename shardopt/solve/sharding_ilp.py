@@ -8,25 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
 from math import inf
 from time import monotonic
 
 from shardopt.solve.bucket_elimination import eliminate_all, elimination_order
+from shardopt.solve.components import split_components
 from shardopt.solve.enumeration import enumerate_all, is_tiny
-from shardopt.solve.marginal_ilp import solve_marginal
+from shardopt.solve.marginal_ilp import OPTIMAL_GAP, solve_marginal
+from shardopt.solve.memory_multipliers import search_prices
 from shardopt.solve.presolve import Presolved, presolve
-from shardopt.solve.problem import Edge, Problem, Solution, Status, evaluate, relative_gap
+from shardopt.solve.problem import Problem, Solution, Statistic, Status, evaluate, relative_gap
+
+# Share of the remaining time for the integer program before prices take over: it either proves a problem soon or,
+# with many nodes that use memory, finds nothing for minutes.
+_INTEGER_PROGRAM_SHARE = 0.5
 
 
-def solve(problem: Problem, *, time_limit_seconds: float | None = None) -> Solution:
+def solve(problem: Problem, *, time_limit_seconds: float | None = None, gap_tolerance: float = 0.0) -> Solution:
     """Assign every node its strategy at least total cost within the memory limit.
+
+    With a `gap_tolerance` the search stops at a solution proven that close, relatively; its status is "feasible"
+    unless it happens to be optimal.
 
     Infeasibility is an answer: `statistics["reason"]` names the node or the binding limit, and for memory
     `usage_lower_bound_bytes` stands beside `memory_limit_bytes`. The time limit (seconds) covers the integer programs;
     presolve always runs to its end. Equal inputs give equal choices as long as the limit does not strike.
     """
-    run = _Run(problem, None if time_limit_seconds is None else monotonic() + time_limit_seconds)
+    run = _Run(problem, None if time_limit_seconds is None else monotonic() + time_limit_seconds, gap_tolerance)
     relaxed = run.without_memory() if problem.has_memory else None
     if relaxed is not None and (relaxed.status == "infeasible" or evaluate(problem, relaxed.choice).feasible):
         return relaxed
@@ -39,6 +47,7 @@ class _Run:
 
     problem: Problem
     deadline: float | None
+    gap_tolerance: float
     counts: dict[str, int] = field(default_factory=dict)
     presolve_seconds: float = 0.0
 
@@ -47,21 +56,16 @@ class _Run:
         reduced = self._presolve(self.problem.without_memory())
         if reduced.problem is None:
             return self._infeasible(reduced.reason, reduced)
-        parts: list[Solution] = []
-        components = _components(reduced.problem)
-        for _, part in components:
-            solver = self._direct_method(part)
-            if solver is None:
-                return None
-            parts.append(solver(part))
-        return self._join(reduced, components, parts)
+        components = split_components(reduced.problem)
+        parts = self._solve_directly([part for _, part in components])
+        return None if parts is None else self._join(reduced, components, parts)
 
     def complete(self, relaxed: Solution | None) -> Solution:
         reduced = self._presolve(self.problem)
         if reduced.problem is None:
-            return self._infeasible(reduced.reason, reduced)
-        parts: list[Solution] = []
-        components = _components(reduced.problem)
+            return self._infeasible(reduced.reason, reduced, relaxed)
+        components = split_components(reduced.problem)
+        parts = []
         for _, part in components:
             solver = self._direct_method(part) or self._integer_program
             parts.append(solver(part))
@@ -88,13 +92,39 @@ class _Run:
         objective = evaluate(part, choice).objective
         return Solution(choice, objective, objective, 0.0, "optimal")
 
+    def _solve_directly(self, parts: list[Problem]) -> list[Solution] | None:
+        """Solve all parts without integer programs; None, before any work, if one of them needs that."""
+        methods = [method for part in parts if (method := self._direct_method(part)) is not None]
+        if len(methods) < len(parts):
+            return None
+        return [method(part) for method, part in zip(methods, parts, strict=True)]
+
     def _integer_program(self, part: Problem) -> Solution:
         self._count("integer_programs")
         left = None if self.deadline is None else max(self.deadline - monotonic(), 0.0)
-        solution = solve_marginal(part, time_limit_seconds=left)
+        share = left if left is None or not part.has_memory else _INTEGER_PROGRAM_SHARE * left
+        solution = solve_marginal(part, time_limit_seconds=share, gap_tolerance=self.gap_tolerance)
         for name in ("columns", "rounds", "memory_rows", "cover_rows"):
-            self._count(name, int(str(solution.statistics[name])))
-        return solution
+            self._count(name, int(solution.statistics[name]))
+        unfinished = solution.status in ("feasible", "timeout") and solution.gap > self.gap_tolerance
+        return self._improve_by_prices(part, solution) if unfinished and part.has_memory else solution
+
+    def _improve_by_prices(self, part: Problem, solution: Solution) -> Solution:
+        """Spend what is left of the time on multipliers for memory; keep the better assignment and the better bound."""
+        found = search_prices(part, self._relaxed_choice, deadline=self.deadline, gap_tolerance=self.gap_tolerance)
+        self._count("price_solves", found.solves)
+        best = min((solution.objective, solution.choice), (found.objective, found.choice), key=lambda pair: pair[0])
+        objective, choice = best
+        bound = min(max(solution.bound, found.bound), objective)
+        gap = relative_gap(objective, bound)
+        status: Status = "timeout" if not choice else "optimal" if gap <= OPTIMAL_GAP else "feasible"
+        return Solution(choice, objective, bound, gap, status, solution.statistics)
+
+    def _relaxed_choice(self, part: Problem) -> tuple[int, ...] | None:
+        """An optimum of a problem without memory, or None if that would take an integer program."""
+        run = _Run(part, self.deadline, self.gap_tolerance)
+        relaxed = run.without_memory()
+        return None if relaxed is None else relaxed.choice
 
     def _count(self, name: str, amount: int = 1) -> None:
         self.counts[name] = self.counts.get(name, 0) + amount
@@ -142,10 +172,13 @@ class _Run:
             least = reduced.smallest_peak
             if relaxed is not None:  # assignments exist, so the limit is what excludes them
                 least = max(least, self.problem.memory_limit + 1)
+                if not reason.startswith("memory"):
+                    limit = self.problem.memory_limit
+                    statistics["reason"] = f"memory: within the limit of {limit} bytes, {reason}"
             statistics |= {"usage_lower_bound_bytes": least, "memory_limit_bytes": self.problem.memory_limit}
         return Solution((), inf, inf, 0.0, "infeasible", statistics)
 
-    def _statistics(self, reduced: Presolved) -> dict[str, object]:
+    def _statistics(self, reduced: Presolved) -> dict[str, Statistic]:
         residual = reduced.problem
         return {
             "nodes": self.problem.num_nodes,
@@ -160,40 +193,3 @@ class _Run:
 def _worst(statuses: list[Status]) -> Status:
     order: tuple[Status, ...] = ("optimal", "feasible", "timeout", "infeasible")
     return max(statuses, key=order.index, default="optimal")
-
-
-def _components(problem: Problem) -> list[tuple[tuple[int, ...], Problem]]:
-    """Independent parts with their node numbers, by smallest node. All nodes with memory belong together."""
-    parent = list(range(problem.num_nodes))
-
-    def find(node: int) -> int:
-        while parent[node] != node:
-            parent[node] = parent[parent[node]]
-            node = parent[node]
-        return node
-
-    with_memory = [node for node, segments in enumerate(problem.usages or ()) if segments]
-    pairs = [(edge.u, edge.v) for edge in problem.edges]
-    pairs += pairwise(with_memory)
-    for u, v in pairs:
-        low, high = sorted((find(u), find(v)))
-        parent[high] = low
-    members: dict[int, list[int]] = {}
-    for node in range(problem.num_nodes):
-        members.setdefault(find(node), []).append(node)
-    edges: dict[int, list[Edge]] = {root: [] for root in members}
-    for edge in problem.edges:
-        edges[find(edge.u)].append(edge)
-    return [(tuple(nodes), _part(problem, nodes, edges[root])) for root, nodes in members.items()]
-
-
-def _part(problem: Problem, nodes: list[int], edges: list[Edge]) -> Problem:
-    index = {node: position for position, node in enumerate(nodes)}
-    costs = tuple(problem.costs[node] for node in nodes)
-    inner = tuple(Edge(index[edge.u], index[edge.v], edge.cost) for edge in edges)
-    if problem.usages is None:
-        return Problem(costs, inner)
-    usages = tuple(problem.usages[node] for node in nodes)
-    if not any(usages):
-        return Problem(costs, inner)
-    return Problem(costs, inner, usages, problem.memory_limit, problem.num_times)

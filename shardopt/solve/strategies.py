@@ -126,7 +126,10 @@ def _shardings(
 ) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]] | None:
     """Shardings of operands and results, or None if one of them is no plain tile assignment."""
     found = []
-    for tensors, mappings in ((operands, op.rule.operands if op.rule else ()), (results, op.rule.results if op.rule else ())):
+    for tensors, mappings in (
+        (operands, op.rule.operands if op.rule else ()),
+        (results, op.rule.results if op.rule else ()),
+    ):
         shardings = []
         for k, tensor in enumerate(tensors):
             # Values that an op's regions capture stand behind its operands and have no mapping: they are replicated.
@@ -231,9 +234,7 @@ class _Pricer:
         rest = tuple(axis for axis in reduced if axis not in dict(scatter))
         return (*steps, Step(ALL_REDUCE, rest, local_bytes)) if rest else tuple(steps)
 
-    def _compute_seconds(
-        self, split: Split, operands: tuple[Sharding, ...], results: tuple[Sharding, ...]
-    ) -> float:
+    def _compute_seconds(self, split: Split, operands: tuple[Sharding, ...], results: tuple[Sharding, ...]) -> float:
         shards = prod(_tiles(self.mesh, axes) for axes in split.values())
         traffic = sum(
             self._local_bytes(tensor, sharding)

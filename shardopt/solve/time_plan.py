@@ -47,12 +47,12 @@ class Place(IntEnum):
 class View:
     """A tensor as the body sees it: whole (`split` is None) or the block of the current microbatch.
 
-    An `estimate` is a partial result of this microbatch that stands for the whole batch.
+    With `estimate` (the name of its reducer) it is a partial result of this microbatch standing for the whole batch.
     """
 
     tensor: int
     split: Split | None = None
-    estimate: bool = False
+    estimate: str = ""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class _Placement:
             self._want_main(tensor, Place.EPILOGUE)
 
     def _cloned_ops(self) -> list[int]:
-        """For each tensor the ops (an upper bound) of its cone, if it is made of constants only; else a large number."""
+        """For each tensor an upper bound on the ops of its cone, if cheap and made of constants only; else too many."""
         count = [MAX_CLONED_OPS + 1] * len(self.graph.tensors)
         for op in self.graph.ops:
             opaque = op.rule is None or op.name in HEAVY or op.name in _UNSPLITTABLE
@@ -168,13 +168,13 @@ class _Placement:
         op = self.graph.ops[index]
         adds_up = self.axis.op_state(op).kind is Kind.PARTIAL and self.axis.cuts[index] is None
         return tuple(
-            View(tensor, operand_split(op, k, cut), not adds_up and self._is_estimate(tensor))
+            View(tensor, operand_split(op, k, cut), "" if adds_up else self._estimate(tensor))
             for k, tensor in enumerate(op.operands)
         )
 
-    def _is_estimate(self, tensor: int) -> bool:
+    def _estimate(self, tensor: int) -> str:
         state = self.axis.states[tensor]
-        return state.kind is Kind.PARTIAL and not state.light
+        return "" if state.light else state.reducer
 
     # ---- ops, last to first ----
 
@@ -249,8 +249,7 @@ class _Placement:
 
     def _check_estimate(self, index: int, view: View) -> None:
         """B times a sum over this microbatch estimates the sum over the batch; a product has no such estimate."""
-        reducer = self.axis.states[view.tensor].reducer
-        if view.estimate and (view.split is not None or reducer in ("multiply", "xor")):
+        if view.estimate and (view.split is not None or view.estimate in ("multiply", "xor")):
             raise CouplingError("cannot stand for the whole batch in one microbatch", index)
 
     def _collect(self, tensor: int) -> None:

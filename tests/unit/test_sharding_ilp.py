@@ -16,6 +16,7 @@ from shardopt.solve import sharding_ilp
 from shardopt.solve.bucket_elimination import eliminate_all, elimination_order
 from shardopt.solve.enumeration import enumerate_all, is_tiny
 from shardopt.solve.marginal_ilp import solve_marginal
+from shardopt.solve.memory_multipliers import search_prices
 from shardopt.solve.problem import Edge, Problem, Solution, Usage, evaluate
 from shardopt.solve.sharding_ilp import solve
 
@@ -145,6 +146,37 @@ def test_time_limit_is_told() -> None:
     assert "time limit" in str(solution.statistics["reason"])
 
 
+def test_gap_tolerance_stops_early_and_is_kept() -> None:
+    problem = grid(5, 6, limit_share=0.85)
+    solution = solve(problem, gap_tolerance=0.05)
+    assert solution.status in ("optimal", "feasible")
+    assert solution.gap <= 0.05
+    assert evaluate(problem, solution.choice).feasible
+    assert solution.bound <= solve(problem).objective * (1 + 1e-9)
+
+
+def test_prices_bound_and_approach_the_optimum() -> None:
+    problem = grid(4, 5, limit_share=0.85)
+    optimum = solve(problem).objective
+    found = search_prices(problem, lambda part: solve(part).choice)
+    assert found.bound <= optimum * (1 + 1e-9)
+    assert found.objective >= optimum * (1 - 1e-9)
+    assert found.objective == evaluate(problem, found.choice).objective
+    assert evaluate(problem, found.choice).feasible
+    assert found.objective - found.bound <= 0.25 * optimum
+
+
+def test_prices_take_over_when_the_integer_program_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = grid(4, 5, limit_share=0.85)
+    optimum = solve(problem).objective
+    monkeypatch.setattr(sharding_ilp, "_INTEGER_PROGRAM_SHARE", 0.0)
+    solution = solve(problem, time_limit_seconds=60.0)
+    assert solution.status == "feasible"
+    assert evaluate(problem, solution.choice).feasible
+    assert solution.bound <= optimum * (1 + 1e-9)
+    assert solution.objective >= optimum * (1 - 1e-9)
+
+
 def test_equal_solutions_under_any_hash_seed() -> None:
     script = (
         "from assignment_problems import grid, random_problem, solve\n"
@@ -177,7 +209,10 @@ def test_equal_solutions_under_any_hash_seed() -> None:
             {"costs": (np.zeros(2),), "usages": ((Usage(0, 1, np.zeros(1)),),), "num_times": 1},
             "bytes of shape",
         ),
-        ({"costs": (np.zeros(1),), "usages": ((Usage(0, 1, [-1]),),), "num_times": 1}, "must not be negative"),
+        (
+            {"costs": (np.zeros(1),), "usages": ((Usage(0, 1, np.array([-1])),),), "num_times": 1},
+            "must not be negative",
+        ),
         ({"costs": (np.zeros(1),), "memory_limit": -1}, "the memory limit must not be negative"),
     ],
 )

@@ -1,0 +1,145 @@
+"""Everything the runtime asks of XLA, and the only file that touches private parts of jax and jaxlib.
+
+One `XlaMesh` is one independent CPU client with as many devices as the mesh; no default JAX backend is ever started.
+Compile options and traps: a module with `mhlo.sharding` goes through GSPMD; executables check neither number, shape,
+sharding nor liveness of their inputs (a mistake ends the process), so `fault_of` exists for a checked mode; arrays are
+put from fresh memory only, because an aligned numpy array is aliased rather than copied.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+# GSPMD prints a deprecation notice per compilation and the client one line per device; errors still come through.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+from jax._src import core
+from jax.extend.backend import get_compile_options
+from jax.sharding import Mesh as JaxMesh
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxlib import _jax, lapack
+from jaxlib import xla_client as xc
+
+from shardopt.cost.mesh import Mesh
+from shardopt.dialect.dtypes import numpy_dtype
+from shardopt.dialect.exported_program import StageFunction, TensorSpec
+from shardopt.dialect.sharding import to_mhlo
+
+DeviceArray = Any  # a jax.Array over the devices of one mesh
+Token = Any  # has block_until_ready(); raises what the execution raised
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What jaxlib wants to know about a spec on this mesh; `wrap` makes one array from an execution's shards."""
+
+    aval: Any
+    sharding: NamedSharding
+    wrap: Any
+
+
+class Executable:
+    """A compiled stage function. Calling it returns at once, with arrays that are still being computed."""
+
+    def __init__(self, name: str, loaded: Any, wraps: Sequence[Any]) -> None:
+        self.name = name
+        self._loaded = loaded
+        self._wraps = wraps
+
+    def __call__(self, inputs: Sequence[DeviceArray]) -> tuple[list[DeviceArray], Token]:
+        results = self._loaded.execute_sharded(inputs, with_tokens=True)
+        token = results.consume_token()
+        return results.consume_with_handlers(self._wraps), token
+
+
+class XlaMesh:
+    """The devices of one mesh: compile for them, put arrays on them, read arrays back."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self._layouts: dict[TensorSpec, _Layout] = {}
+
+    @cached_property
+    def _devices(self) -> list[Any]:
+        return xc.make_cpu_client(num_devices=self.mesh.size).devices()
+
+    @cached_property
+    def _jax_mesh(self) -> JaxMesh:
+        return JaxMesh(np.array(self._devices).reshape(self.mesh.shape), self.mesh.axis_names)
+
+    def compile(self, function: StageFunction, *, quick: bool = False) -> Executable:
+        """Compile for all devices of the mesh. `quick` halves compile time and makes slower code (for tests).
+
+        Raises ValueError if XLA changed the sharding of an argument or result: the caller would misread its shards.
+        """
+        if b"lapack" in function.bytecode:
+            lapack._lapack.initialize()  # its custom calls crash the process otherwise
+        options = get_compile_options(
+            num_replicas=1,
+            num_partitions=self.mesh.size,
+            device_assignment=[[device.id for device in self._devices]],
+        )
+        build = options.executable_build_options
+        build.use_spmd_partitioning = True
+        build.use_shardy_partitioner = False
+        if quick:
+            build.debug_options.xla_backend_optimization_level = 0
+            build.debug_options.xla_llvm_disable_expensive_passes = True
+        client = self._devices[0].client
+        loaded = client.compile_and_load(function.bytecode, xc.DeviceList(tuple(self._devices)), options)
+        self._check_shardings(function, "argument", loaded.get_parameter_shardings(), function.arguments)
+        self._check_shardings(function, "result", loaded.get_output_shardings(), function.results)
+        return Executable(function.name, loaded, [self._layout(spec).wrap for spec in function.results])
+
+    def _check_shardings(
+        self, function: StageFunction, what: str, found: Sequence[Any] | None, specs: Sequence[TensorSpec]
+    ) -> None:
+        if found is None or self.mesh.size == 1:  # one device: nothing to split
+            return
+        for number, (proto, spec) in enumerate(zip(found, specs, strict=True)):
+            expected = to_mhlo(spec.sharding, self.mesh)
+            actual = xc.HloSharding.from_proto(proto)
+            if actual != xc.HloSharding.from_string(expected):
+                raise ValueError(
+                    f"function @{function.name}: {what} {number} compiled to sharding {actual}, expected {expected}"
+                )
+
+    def put(self, spec: TensorSpec, shards: Sequence[np.ndarray]) -> DeviceArray:
+        """One array from the shards of all devices, in mesh order. The caller gives the memory away."""
+        layout = self._layout(spec)
+        return xc.batched_device_put(layout.aval, layout.sharding, shards, self._devices, enable_x64=True)
+
+    def copy(self, array: DeviceArray) -> DeviceArray:
+        """The same contents in buffers of their own."""
+        devices = xc.DeviceList(tuple(self._devices))
+        always = xc.ArrayCopySemantics.ALWAYS_COPY
+        return xc.batched_copy_array_to_devices_with_sharding([array], [devices], [array.sharding], [always])[0]
+
+    def shards(self, array: DeviceArray) -> list[np.ndarray]:
+        """Read-only views of every device's shard, in mesh order; waits until they are computed.
+
+        While a view lives, donating the array copies it silently: drop views early.
+        """
+        return [np.asarray(shard) for shard in array._arrays]
+
+    def fault_of(self, array: DeviceArray, spec: TensorSpec) -> str | None:
+        """Why an executable must not be given `array` where it expects `spec`, or None."""
+        layout = self._layout(spec)
+        if array.is_deleted():
+            return "its buffers are gone"
+        if (array.shape, array.dtype, array.sharding) != (layout.aval.shape, layout.aval.dtype, layout.sharding):
+            return f"expected {spec}, found {array.dtype}{list(array.shape)} with {array.sharding}"
+        return None
+
+    def _layout(self, spec: TensorSpec) -> _Layout:
+        if spec not in self._layouts:
+            aval = core.ShapedArray(spec.shape, numpy_dtype(spec.dtype))
+            sharding = NamedSharding(self._jax_mesh, PartitionSpec(*(dim or None for dim in spec.sharding.dims)))
+            wrap = _jax.array_result_handler(aval, sharding, committed=True, _skip_checks=True)
+            self._layouts[spec] = _Layout(aval, sharding, wrap)
+        return self._layouts[spec]

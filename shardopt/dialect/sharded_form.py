@@ -1,0 +1,179 @@
+"""The sharded form: every value inside a stage has a sharding, and every fragment its predicted cost.
+
+    mpmd.fragment<mesh="m0", …> … {shardopt.cost = {
+        seconds = 1.0e-3 : f64, compute_seconds = …, communication_seconds = …, communication_bytes = 4096 : i64,
+        peak_bytes = 65536 : i64, collectives = {all_reduce = 2 : i64}}} … {
+      stablehlo.add … {mhlo.sharding = "{devices=[2,1]<=[2]}"}
+    } … -> !mpmd.mesh_tensor<"m0", tensor<8x4xf32>, sharding=<@m0, [{"x"}, {}]>>
+
+Seconds, bytes and collectives of a fragment are of one execution.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from math import prod
+from typing import NamedTuple
+
+from jaxlib.mlir import ir
+
+from shardopt.cost.mesh import Mesh
+from shardopt.cost.summary import CostSummary
+from shardopt.dialect.cluster import f64
+from shardopt.dialect.mpmd import i64, is_mesh_tensor, parse_mesh_tensor, read_topology
+from shardopt.ir.rewriting import functions, symbol_name
+
+COST = "shardopt.cost"
+MHLO_SHARDING = "mhlo.sharding"
+
+_TILES = re.compile(
+    r"\{devices=\[(?P<tiles>[\d,]+)\](?:<=\[[\d,]+\](?:T\([\d,]+\))?|[\d,]+)(?P<last> last_tile_dim_replicate)?\}"
+)
+
+
+def write_cost(fragment: ir.Operation, cost: CostSummary) -> None:
+    fragment.attributes[COST] = ir.DictAttr.get(
+        {
+            "seconds": f64(cost.seconds),
+            "compute_seconds": f64(cost.compute_seconds),
+            "communication_seconds": f64(cost.communication_seconds),
+            "communication_bytes": i64(cost.communication_bytes),
+            "peak_bytes": i64(cost.peak_bytes),
+            "collectives": ir.DictAttr.get({kind: i64(number) for kind, number in cost.collectives}),
+        }
+    )
+
+
+def read_cost(fragment: ir.Operation) -> CostSummary:
+    """Raises ValueError when the fragment carries none."""
+    if COST not in fragment.attributes:
+        raise ValueError(f"expected attribute '{COST}' on the fragment, found none")
+    attrs = ir.DictAttr(fragment.attributes[COST])
+    collectives = ir.DictAttr(attrs["collectives"])
+    return CostSummary(
+        ir.FloatAttr(attrs["compute_seconds"]).value,
+        ir.FloatAttr(attrs["communication_seconds"]).value,
+        ir.IntegerAttr(attrs["communication_bytes"]).value,
+        ir.IntegerAttr(attrs["peak_bytes"]).value,
+        tuple((collectives[k].name, ir.IntegerAttr(collectives[k].attr).value) for k in range(len(collectives))),
+    )
+
+
+class Violation(NamedTuple):
+    """One departure from the form: the operation and what was expected of it."""
+
+    op: ir.Operation
+    message: str
+
+
+def violations(module: ir.Module) -> Iterator[Violation]:
+    """All departures from the sharded form in program order: of the staged form, or of a plain annotated module."""
+    main = next((f for f in functions(module) if symbol_name(f) == "main"), None)
+    if main is None:
+        yield Violation(module.operation, "expected a function '@main', found none")
+    elif "topology" not in main.attributes:
+        yield from _of_plain(module, main)
+    else:
+        meshes = {mesh.name: mesh for mesh in read_topology(main)}
+        for function in functions(module):
+            yield from _of_function(function, meshes)
+
+
+def _of_plain(module: ir.Module, main: ir.Operation) -> Iterator[Violation]:
+    """No mesh is written in a plain module, so only presence and the number of devices can be checked."""
+    if "mhlo.num_partitions" not in module.operation.attributes:
+        yield Violation(module.operation, "expected attribute 'mhlo.num_partitions' on the module, found none")
+        return
+    count = ir.IntegerAttr(module.operation.attributes["mhlo.num_partitions"]).value
+    for which, name in (("arg_attrs", "argument"), ("res_attrs", "result")):
+        rows = [ir.DictAttr(row) for row in ir.ArrayAttr(main.attributes[which])] if which in main.attributes else []
+        for number, row in enumerate(rows):
+            if MHLO_SHARDING not in row:
+                yield Violation(main, f"expected '{MHLO_SHARDING}' on {name} {number} of '@main', found none")
+    yield from _of_ops(main.regions[0].blocks[0], count)
+
+
+def _of_function(function: ir.Operation, meshes: dict[str, Mesh]) -> Iterator[Violation]:
+    block = function.regions[0].blocks[0]
+    for number, argument in enumerate(block.arguments):
+        for message in _of_type(argument.type, meshes):
+            yield Violation(function, f"argument {number} of '@{symbol_name(function)}': {message}")
+    yield from _of_block(block, meshes)
+
+
+def _of_block(block: ir.Block, meshes: dict[str, Mesh]) -> Iterator[Violation]:
+    for view in block.operations:
+        op = view.operation
+        for number, result in enumerate(op.results):
+            for message in _of_type(result.type, meshes):
+                yield Violation(op, f"result {number} of '{op.name}': {message}")
+        if op.name == "mpmd.fragment":
+            yield from _of_fragment(op, meshes)
+        elif op.name == "mpmd.for":
+            yield from _of_block(op.regions[0].blocks[0], meshes)
+
+
+def _of_fragment(op: ir.Operation, meshes: dict[str, Mesh]) -> Iterator[Violation]:
+    mesh = meshes[ir.StringAttr(op.attributes["mesh_name"]).value]
+    if COST not in op.attributes:
+        yield Violation(op, f"expected attribute '{COST}' on the fragment, found none")
+    yield from _of_ops(op.regions[0].blocks[0], mesh.size)
+
+
+def _of_type(type_: ir.Type, meshes: dict[str, Mesh]) -> Iterator[str]:
+    if not is_mesh_tensor(type_):
+        return
+    parsed = parse_mesh_tensor(type_)
+    if parsed.mesh not in meshes:
+        yield f"expected a mesh of the topology ({', '.join(meshes)}), found '{parsed.mesh}'"
+    elif parsed.sharding is None:
+        yield f"expected a mesh tensor with a sharding, found {type_}"
+    else:
+        try:
+            parsed.sharding.check(meshes[parsed.mesh], tuple(parsed.tensor.shape))
+        except ValueError as error:
+            yield str(error)
+
+
+def _of_ops(block: ir.Block, devices: int) -> Iterator[Violation]:
+    for view in block.operations:
+        op = view.operation
+        if not len(op.results):
+            continue
+        if MHLO_SHARDING not in op.attributes:
+            yield Violation(op, f"expected attribute '{MHLO_SHARDING}' on '{op.name}', found none")
+            continue
+        texts = split_tuple(ir.StringAttr(op.attributes[MHLO_SHARDING]).value)
+        if len(texts) != len(op.results):
+            yield Violation(op, f"expected {len(op.results)} shardings on '{op.name}', found {len(texts)}")
+            continue
+        for text, result in zip(texts, op.results, strict=True):
+            message = _tile_mistake(text, tuple(ir.RankedTensorType(result.type).shape), devices)
+            if message:
+                yield Violation(op, f"'{op.name}': {message}")
+
+
+def split_tuple(text: str) -> list[str]:
+    """`{{replicated}, {devices=[2]<=[2]}}` -> its parts; a plain sharding is its own only part."""
+    return re.findall(r"\{[^{}]*\}", text)
+
+
+def _tile_mistake(text: str, shape: tuple[int, ...], devices: int) -> str:
+    """What is wrong with one sharding of a tensor on so many devices, or nothing."""
+    if text == "{replicated}":
+        return ""
+    match = _TILES.fullmatch(text)
+    if match is None:
+        return f"expected a sharding of the form {{replicated}} or {{devices=[…]<=[…]}}, found '{text}'"
+    tiles = [int(count) for count in match["tiles"].split(",")]
+    if prod(tiles) != devices:
+        return f"expected a sharding over {devices} devices, found {prod(tiles)} in '{text}'"
+    if match["last"]:
+        tiles.pop()
+    if len(tiles) != len(shape):
+        return f"expected tile counts for rank {len(shape)}, found {len(tiles)} in '{text}'"
+    for dim, (extent, count) in enumerate(zip(shape, tiles, strict=True)):
+        if extent % count:
+            return f"expected dimension {dim} of extent {extent} to divide into {count} tiles in '{text}'"
+    return ""

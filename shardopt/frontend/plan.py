@@ -1,0 +1,220 @@
+"""From a model to a plan: run all phases, keep the IR after each, and store the result as a plan directory.
+
+PLAN/plan.json             what a person or a script wants to know (`PlanSummary`, options, arguments, results)
+PLAN/module.mlirbc         the exported module: the one thing the runtime executes
+PLAN/original.mlirbc       the model as it was read, for `shardopt run --check`
+PLAN/ir/1-import.mlir …    the IR after every phase
+PLAN/stages/<name>.mlirbc  every stage function as an XLA module of its own
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from shardopt.cost.errors import UserError
+
+if TYPE_CHECKING:
+    from jaxlib.mlir import ir
+
+    from shardopt.report.plan_summary import PlanSummary
+
+FORMAT_VERSION = 1
+
+InterOp = Literal["dp", "equal-layer", "equal-op", "none"]
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What `shardopt plan` and `shardopt.optimize` can be told; `None` leaves the choice to the planner.
+
+    `batch_args` is "auto", "none", or "I,J:D" (argument numbers with the batch dimension, by default 0).
+    """
+
+    cluster: str
+    batch_args: str = "auto"
+    microbatches: int = 1
+    layers: int | None = None
+    stages: int | None = None
+    submesh: str | None = None
+    logical_shape: str | None = None
+    schedule: str = "1f1b"
+    intra_op: str = "ilp"
+    inter_op: InterOp = "dp"
+    unroll: bool = True
+
+    def for_phase(self, phase: str) -> str:
+        """The options of one phase, as pipeline text."""
+        least = self.stages or 1
+        values: dict[str, object] = {
+            "import": {"unroll": self.unroll or None},
+            "microbatch": {"num-microbatches": self.microbatches, "batch-args": self.batch_args},
+            "cluster": {
+                "layers": self.layers,
+                "least-layers": least if least > 1 else None,
+                "method": "equal-op" if self.inter_op == "equal-op" else None,
+            },
+            "stage": {
+                "cluster": self.cluster,
+                "num-stages": self.stages,
+                "submesh": self.submesh,
+                "logical-shape": self.logical_shape,
+                "inter-op": "equal-layer" if self.inter_op == "equal-op" else self.inter_op,
+                "schedule": self.schedule,
+            },
+            "shard": {"intra-op": self.intra_op},
+            "schedule": {"schedule": self.schedule},
+        }.get(phase, {})  # type: ignore[assignment]
+        return " ".join(f"{key}={_option(value)}" for key, value in values.items() if value is not None)  # type: ignore[attr-defined]
+
+
+def _option(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = str(value)
+    return text if text and not set(text) & set(' {}="') else '"' + text + '"'
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A finished plan: the exported module and the original as MLIR bytecode, and the IR text after every phase."""
+
+    module: bytes
+    original: bytes
+    phases: tuple[tuple[str, str], ...]
+    summary: PlanSummary
+    options: PlanOptions
+
+    def table(self) -> Any:
+        """The stages as a `rich` table."""
+        from shardopt.report.plan_summary import stage_table
+
+        return stage_table(self.summary)
+
+    def to_json(self) -> dict[str, object]:
+        return {"version": FORMAT_VERSION, "options": asdict(self.options), **self.summary.to_json()}
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the plan directory in one step: the target is either the old plan or the whole new one.
+
+        Raises UserError when `path` is something else than a plan directory or an empty one.
+        """
+        target = Path(path)
+        check_target(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        try:
+            self._write(staging)
+            staging.chmod(0o755)
+            if target.exists():
+                shutil.rmtree(target)
+            staging.rename(target)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+        return target
+
+    def _write(self, folder: Path) -> None:
+        from shardopt.dialect.exported_form import read_exported
+        from shardopt.ir.context import make_context
+        from shardopt.ir.io import load_module
+
+        (folder / "ir").mkdir()
+        (folder / "stages").mkdir()
+        (folder / "module.mlirbc").write_bytes(self.module)
+        (folder / "original.mlirbc").write_bytes(self.original)
+        (folder / "plan.json").write_text(json.dumps(self.to_json(), indent=2) + "\n")
+        for number, (phase, text) in enumerate(self.phases, 1):
+            (folder / "ir" / f"{number}-{phase}.mlir").write_text(text)
+        with make_context() as context:
+            for function in read_exported(load_module(self.module, context)).functions:
+                (folder / "stages" / f"{function.name}.mlirbc").write_bytes(function.bytecode)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Plan:
+        """Read a plan directory. Raises UserError that names the missing or foreign file."""
+        from shardopt.ir.context import make_context
+        from shardopt.ir.io import load_module
+        from shardopt.report.plan_summary import summarize
+
+        folder = Path(path)
+        described = read_description(folder)
+        parts = {name: _read(folder / name) for name in ("module.mlirbc", "original.mlirbc")}
+        dumps = sorted((folder / "ir").glob("*.mlir"))
+        with make_context() as context:
+            summary = summarize(load_module(parts["module.mlirbc"], context, name=str(folder / "module.mlirbc")))
+        return Plan(
+            parts["module.mlirbc"],
+            parts["original.mlirbc"],
+            tuple((dump.stem.partition("-")[2], dump.read_text()) for dump in dumps),
+            summary,
+            PlanOptions(**described["options"]),
+        )
+
+
+def check_target(target: Path) -> None:
+    """Raises UserError when `target` exists and is neither a plan directory nor an empty directory."""
+    if target.exists() and not (target / "plan.json").is_file() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"'{target}' exists and is not a plan directory: remove it or choose another output")
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """`plan.json` of a plan directory. Raises UserError when it is missing, broken or of another version."""
+    try:
+        described = json.loads(_read(folder / "plan.json"))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{folder / 'plan.json'}:{error.lineno}:{error.colno}: {error.msg}") from error
+    version = described.get("version") if isinstance(described, dict) else None
+    if version != FORMAT_VERSION:
+        raise UserError(f"{folder / 'plan.json'}: expected field 'version' to be {FORMAT_VERSION}, found {version}")
+    return described
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read '{path}': {error.strerror} (expected a directory of `shardopt plan`)") from error
+
+
+def make_plan(
+    source: Any, options: PlanOptions, *, on_phase: Callable[[str], None] | None = None, handler: Any = None
+) -> Plan:
+    """Plan a model: a path, bytes (MLIR text, bytecode or portable artifact), a `jax.export.Exported`, a module.
+
+    `on_phase(name)` is told when a phase begins; `handler` gets warnings and remarks. Raises UserError.
+    """
+    from shardopt.ir.context import make_context
+    from shardopt.ir.io import module_bytecode, module_text
+    from shardopt.pipeline.manager import run_pipeline
+    from shardopt.pipeline.phases import PHASE_NAMES, phase_range
+    from shardopt.report.plan_summary import summarize
+
+    with make_context() as context:
+        module = _load(source, context)
+        original = module_bytecode(module)
+        dumps = []
+        for phase in PHASE_NAMES:
+            if on_phase is not None:
+                on_phase(phase)
+            run_pipeline(module, phase_range(phase, phase, options.for_phase(phase)), handler=handler)
+            dumps.append((phase, module_text(module)))
+        return Plan(module_bytecode(module), original, tuple(dumps), summarize(module), replace(options))
+
+
+def _load(source: Any, context: ir.Context) -> ir.Module:
+    from shardopt.ir.io import load_module
+
+    if hasattr(source, "mlir_module_serialized"):
+        return load_module(bytes(source.mlir_module_serialized), context, name=source.fun_name)
+    if isinstance(source, bytes | str | os.PathLike):
+        return load_module(source, context)
+    if hasattr(source, "operation"):  # an `ir.Module` of another context
+        return load_module(source.operation.get_asm(enable_debug_info=True).encode(), context, name="<module>")
+    raise UserError(f"expected a path, bytes, a jax.export.Exported or an MLIR module, found {type(source).__name__}")

@@ -1,0 +1,146 @@
+"""Cut a training step into prologue, microbatch loop and epilogue, from the graph alone.
+
+Needs: one `@main` of StableHLO (import phase); loops that carry batched values are unrolled. Holds afterwards: `@main`
+calls `@microbatch` in a rolled `mpmd.for`; what a contraction over the batch sums is accumulated by the loop, and its
+users stand behind it; what the epilogue or a result reads of a batched value is collected block by block.
+
+    func @main(%w, %x: 8x4) {                    func @main(%w, %x: 8x4) {
+      %h = dot %x, %w                              %b = reshape %x : 2x4x4
+      %g = dot %h, %x  (contracts the batch)  =>   %g = mpmd.for (%zero) {iterations = 2} (%acc, %i) {
+      %u = subtract %w, %g                           %n = mpmd.call @microbatch(%w, %b, %acc, %i) ; mpmd.return %n }
+      return %u }                                  %u = subtract %w, %g ; return %u }
+
+1. Find the batch arguments: given, or the arguments of a training step that are not donated state.
+2. Propagate the batch through the sharding rules (`shardopt.solve.time_axis`).
+3. Place the ops on demand (`shardopt.solve.time_plan`).
+4. Write the loop (`shardopt.ir.microbatch_loop`).
+
+With `batch-args=none num-microbatches=1` the whole step is the body of a loop of one iteration, whose results replace
+the accumulators: for steps without a batch dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from jaxlib.mlir import ir
+
+from shardopt.ir.batch_arguments import (
+    BatchArgument,
+    check_batch_arguments,
+    element_type,
+    find_batch_arguments,
+    parse_batch_arguments,
+)
+from shardopt.ir.graph import sharding_rules
+from shardopt.ir.microbatch_loop import MICROBATCH, LoopWriter, StepReader
+from shardopt.ir.rewriting import functions, shape_of, symbol_name
+from shardopt.passes.base import Pass, PassContext, PassFailure, option
+from shardopt.solve.time_axis import Batch, CouplingError, Split, TimeAxis, analyse
+from shardopt.solve.time_plan import TimePlan, plan_loop, plan_single
+
+
+def _find_main(module: ir.Module, pm: PassContext) -> ir.Operation:
+    by_name = {symbol_name(function): function for function in functions(module)}
+    if "main" not in by_name:
+        raise pm.error(module.operation, "expected a function @main, found none")
+    if MICROBATCH in by_name:
+        raise pm.error(by_name[MICROBATCH], f"expected a step without @{MICROBATCH}: it is cut into microbatches once")
+    return by_name["main"]
+
+
+def _read_step(main: ir.Operation) -> tuple[StepReader, tuple[int, ...]]:
+    """The reader, in which tensor k is argument k, and the tensors that `@main` returns."""
+    reader = StepReader()
+    block = main.regions[0].blocks[0]
+    for argument in block.arguments:
+        reader.tensor(argument)
+    *ops, terminator = (op.operation for op in block.operations)
+    reader.add_ops(ops)
+    return reader, tuple(reader.tensor(value) for value in terminator.operands)
+
+
+def _batch(main: ir.Operation, reader: StepReader, chosen: Sequence[BatchArgument], count: int) -> Batch:
+    """Weights are the floating arguments with dimensions: a random key or a scalar may enter full-batch arithmetic."""
+    arguments = list(main.regions[0].blocks[0].arguments)
+    splits = {b.index: Split(b.dim, 1, shape_of(arguments[b.index])[b.dim]) for b in chosen}
+    weights = frozenset(
+        k
+        for k, value in enumerate(arguments)
+        if k not in splits and shape_of(value) and not isinstance(element_type(value), ir.IntegerType)
+    )
+    return Batch(count, splits, weights, reader.splats())
+
+
+def _explain(error: CouplingError, reader: StepReader, pm: PassContext) -> PassFailure:
+    op = reader.handles[error.op]
+    message = f"cannot cut the step into microbatches: '{op.name}' {error}"
+    if error.origin is None:
+        return pm.error(op, message)
+    origin = reader.handles[error.origin]
+    advice = "batch-coupling=per-microbatch lets each microbatch stand for the whole batch"
+    return pm.error(op, f"{message} by '{origin.name}'; {advice}", [(origin, "reduced over the batch here")])
+
+
+@dataclass(frozen=True)
+class SplitMicrobatches(Pass):
+    name = "shardopt-split-microbatches"
+    summary = "cut a training step into prologue, microbatch loop and epilogue"
+
+    num_microbatches: int = option(1, help="number of equal parts of the batch")
+    batch_args: tuple[str, ...] = option(
+        ("auto",), help="batch arguments of @main as INDEX[:DIM] (DIM 0 by default), or auto, or none"
+    )
+    batch_coupling: Literal["error", "per-microbatch"] = option(
+        "error", help="what to do when the model mixes rows of the batch, as batch normalization does"
+    )
+
+    def __post_init__(self) -> None:
+        if self.num_microbatches < 1:
+            raise ValueError(f"expected num-microbatches of at least 1, found {self.num_microbatches}")
+        if self.batch_args == ("none",) and self.num_microbatches > 1:
+            raise ValueError(f"expected num-microbatches=1 with batch-args=none, found {self.num_microbatches}")
+        if self.batch_args not in (("auto",), ("none",)):
+            parse_batch_arguments(self.batch_args)
+
+    def run(self, module: ir.Module, pm: PassContext) -> None:
+        main = _find_main(module, pm)
+        with sharding_rules(module):
+            reader, outputs = _read_step(main)
+        try:
+            plan = self._plan(main, reader, outputs, pm)
+        except CouplingError as error:
+            raise _explain(error, reader, pm) from None
+        if not plan.accumulators:
+            raise pm.error(main, "expected results that depend on the batch arguments, found none")
+        pm.statistic("prologue ops", len(plan.prologue))
+        pm.statistic("body ops", len(plan.body))
+        pm.statistic("epilogue ops", len(plan.epilogue))
+        pm.statistic("captured values", len(plan.captures) + len(plan.slices))
+        pm.statistic("accumulators", len(plan.accumulators))
+        LoopWriter(module, main, reader, plan).write()
+
+    def _plan(self, main: ir.Operation, reader: StepReader, outputs: tuple[int, ...], pm: PassContext) -> TimePlan:
+        graph = reader.graph(outputs)
+        if self.batch_args == ("none",):
+            return plan_single(graph)
+        auto = self.batch_args == ("auto",)
+        chosen = find_batch_arguments(main) if auto else parse_batch_arguments(self.batch_args)
+        check_batch_arguments(main, chosen, self.num_microbatches)
+        batch = _batch(main, reader, chosen, self.num_microbatches)
+        try:
+            axis = analyse(graph, batch)
+        except CouplingError:
+            if self.batch_coupling == "error":
+                raise
+            axis = analyse(graph, replace(batch, per_microbatch=True))
+        _remark_couplings(axis, reader, pm)
+        return plan_loop(axis)
+
+
+def _remark_couplings(axis: TimeAxis, reader: StepReader, pm: PassContext) -> None:
+    for index in axis.couplings:
+        op = reader.handles[index]
+        pm.remark("full-batch-epilogue", op, f"'{op.name}' mixes rows of the batch; it runs on the whole batch")

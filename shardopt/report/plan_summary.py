@@ -1,0 +1,177 @@
+"""What a plan says, read from its exported module: the rows of the stage table, as values, JSON and a rich table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from jaxlib.mlir import ir
+
+from shardopt.cost.mesh import Mesh
+from shardopt.dialect.cluster import read_cluster
+from shardopt.dialect.mpmd import KIND, RESHARDING, SCHEDULE, STAGE, parse_mesh_tensor, read_topology
+from shardopt.ir.program import Program, body_of, read_program
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_COST = "shardopt.cost"
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """One stage: where it runs and what one step costs there. Seconds and bytes count all microbatches.
+
+    `collectives` are (kind, number a step) inside the stage; `sent_bytes` leave it for other stages each step.
+    """
+
+    stage: int
+    layers: tuple[str, ...]
+    mesh: str
+    logical_shape: tuple[int, ...]
+    devices: tuple[int, ...]
+    forward_seconds: float
+    backward_seconds: float
+    around_seconds: float
+    peak_bytes: int
+    collectives: tuple[tuple[str, int], ...]
+    collective_bytes: int
+    sent_bytes: int
+
+
+@dataclass(frozen=True)
+class PlanSummary:
+    """The whole plan: its stages and what the simulator predicts for a step."""
+
+    cluster: str
+    num_microbatches: int
+    schedule: str
+    makespan_seconds: float
+    bubble_fraction: float
+    memory_limit_bytes: int
+    stages: tuple[StageRow, ...]
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def summarize(module: ir.Module) -> PlanSummary:
+    """Read an exported module. Raises ValueError when a part is missing."""
+    program = read_program(module)
+    meshes = read_topology(program.main)
+    schedule = ir.DictAttr(program.loop.attributes[SCHEDULE])
+    cluster = read_cluster(module)
+    peaks = list(ir.DenseI64ArrayAttr(schedule["peak_bytes"]))
+    return PlanSummary(
+        str(cluster),
+        program.num_microbatches,
+        ir.StringAttr(schedule["name"]).value,
+        ir.FloatAttr(schedule["makespan_seconds"]).value,
+        ir.FloatAttr(schedule["bubble"]).value,
+        cluster.device.memory_bytes,
+        tuple(_row(program, stage, mesh, peaks[stage]) for stage, mesh in enumerate(meshes)),
+    )
+
+
+def _calls(program: Program) -> Iterator[tuple[ir.Operation, bool]]:
+    """Fragment calls and transfers of `@main` and of the body, and whether they are in the body."""
+    yield from ((op, False) for op in body_of(program.main_block))
+    yield from ((op, True) for op in program.body_ops)
+
+
+def _row(program: Program, stage: int, mesh: Mesh, peak_bytes: int) -> StageRow:
+    seconds = {"fwd": 0.0, "bwd": 0.0, "around": 0.0}
+    layers: dict[str, None] = {}
+    collectives: dict[str, int] = {}
+    collective_bytes = sent = 0
+    for op, in_body in _calls(program):
+        if op.name == "mpmd.transfer" and RESHARDING in op.attributes and _source_mesh(op) == mesh.name:
+            times = program.num_microbatches if in_body else 1
+            sent += times * ir.IntegerAttr(ir.DictAttr(op.attributes[RESHARDING])["bytes"]).value
+        if op.name != "mpmd.fragment_call" or ir.IntegerAttr(op.attributes[STAGE]).value != stage:
+            continue
+        kind = ir.StringAttr(op.attributes[KIND]).value
+        cost = ir.DictAttr(op.attributes[_COST])
+        times = program.num_microbatches if in_body else 1
+        seconds[kind if in_body else "around"] += times * ir.FloatAttr(cost["seconds"]).value
+        collective_bytes += times * ir.IntegerAttr(cost["communication_bytes"]).value
+        for item in ir.DictAttr(cost["collectives"]):
+            collectives[item.name] = collectives.get(item.name, 0) + times * ir.IntegerAttr(item.attr).value
+        if in_body:
+            layers.update((name, None) for name in _origins(op) if name.startswith("layer_"))
+    return StageRow(
+        stage,
+        tuple(layers),
+        mesh.name,
+        mesh.shape,
+        mesh.devices,
+        seconds["fwd"],
+        seconds["bwd"],
+        seconds["around"],
+        peak_bytes,
+        tuple(sorted(collectives.items())),
+        collective_bytes,
+        sent,
+    )
+
+
+def _source_mesh(transfer: ir.Operation) -> str:
+    return parse_mesh_tensor(transfer.operands[0].type).mesh
+
+
+def _origins(op: ir.Operation) -> list[str]:
+    return [str(origin).split('"')[1] for origin in ir.ArrayAttr(op.attributes["origin"])]
+
+
+def stage_table(summary: PlanSummary) -> Table:
+    """The plan for a terminal."""
+    from rich.table import Table
+
+    table = Table(
+        title=f"{summary.cluster} · {summary.num_microbatches} microbatches · {summary.schedule}",
+        caption=f"predicted step {_ms(summary.makespan_seconds)} · bubble {summary.bubble_fraction:.1%}",
+    )
+    for name in ("stage", "layers", "mesh", "devices", "shape"):
+        table.add_column(name)
+    for name in ("forward", "backward", "around", "memory", "collectives", "bytes", "sent"):
+        table.add_column(name, justify="right")
+    for row in summary.stages:
+        table.add_row(
+            str(row.stage),
+            _span(row.layers),
+            row.mesh,
+            _ids(row.devices),
+            "×".join(map(str, row.logical_shape)),
+            _ms(row.forward_seconds),
+            _ms(row.backward_seconds),
+            _ms(row.around_seconds),
+            _bytes(row.peak_bytes),
+            ", ".join(f"{count} {kind.replace('_', '-')}" for kind, count in row.collectives) or "–",
+            _bytes(row.collective_bytes),
+            _bytes(row.sent_bytes),
+        )
+    return table
+
+
+def _span(layers: tuple[str, ...]) -> str:
+    numbers = sorted(int(name.removeprefix("layer_")) for name in layers)
+    return "–" if not numbers else str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}–{numbers[-1]}"
+
+
+def _ids(devices: tuple[int, ...]) -> str:
+    contiguous = devices == tuple(range(devices[0], devices[0] + len(devices)))
+    return f"{devices[0]}–{devices[-1]}" if contiguous and len(devices) > 1 else ",".join(map(str, devices))
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"
+
+
+def _bytes(count: int) -> str:
+    size, unit = float(count), "B"
+    for bigger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, bigger
+    return f"{size:.4g} {unit}"
