@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 from shardopt.runtime.program import Route
@@ -47,7 +48,8 @@ class RouteSource:
     """Cuts the pieces out of a sender's shards."""
 
     def __init__(self, route: Route) -> None:
-        self._cuts = [(piece.shard, box_slices(piece.box)) for piece in route.pieces]
+        # The ellipsis keeps a scalar's piece an array.
+        self._cuts = [(piece.shard, (..., *box_slices(piece.box))) for piece in route.pieces]
 
     def cut(self, shards: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Views, in the order of the route's pieces."""
@@ -65,11 +67,19 @@ class RouteTarget:
             (move.source_shard, box_slices(move.source_box), move.target_shard, box_slices(move.target_box))
             for move in route.exchanges
         ]
-        self.piece_shapes = [tuple(limit - start for start, limit in piece.box) for piece in route.pieces]
+        self._piece_shapes = [tuple(limit - start for start, limit in piece.box) for piece in route.pieces]
 
-    @property
-    def dtype(self) -> np.dtype:
-        return self._dtype
+    def decode(self, data: bytearray) -> list[np.ndarray]:
+        """The pieces in a message of raw bytes, as views of it. Raises ValueError when the length is wrong."""
+        pieces, offset = [], 0
+        for shape in self._piece_shapes:
+            count = prod(shape)
+            flat = np.frombuffer(data, np.uint8, count * self._dtype.itemsize, offset)
+            pieces.append(flat.view(self._dtype).reshape(shape))
+            offset += count * self._dtype.itemsize
+        if offset != len(data):
+            raise ValueError(f"expected a message of {offset} bytes, found {len(data)}")
+        return pieces
 
     def assemble(self, pieces: Sequence[np.ndarray]) -> list[np.ndarray]:
         """New memory for every shard: devices take it over without another copy."""

@@ -66,7 +66,8 @@ class XlaMesh:
 
     @cached_property
     def _devices(self) -> list[Any]:
-        return xc.make_cpu_client(num_devices=self.mesh.size).devices()
+        client: Any = xc.make_cpu_client(num_devices=self.mesh.size)
+        return client.devices()
 
     @cached_property
     def _jax_mesh(self) -> JaxMesh:

@@ -59,18 +59,23 @@ _PER_DEVICE_TARGETS = frozenset({"SPMDFullToShardShape", "SPMDShardToFullShape"}
 
 # Operations whose result shape is an operand.
 _DYNAMIC = frozenset(
-    f"stablehlo.{name}"
-    for name in (
-        "dynamic_broadcast_in_dim dynamic_conv dynamic_gather dynamic_iota dynamic_pad dynamic_reshape "
-        "real_dynamic_slice set_dimension_size"
-    ).split()
+    {
+        "stablehlo.dynamic_broadcast_in_dim",
+        "stablehlo.dynamic_conv",
+        "stablehlo.dynamic_gather",
+        "stablehlo.dynamic_iota",
+        "stablehlo.dynamic_pad",
+        "stablehlo.dynamic_reshape",
+        "stablehlo.real_dynamic_slice",
+        "stablehlo.set_dimension_size",
+    }
 )
 
 
 def violations(module: ir.Module) -> Iterator[Violation]:
-    """All departures from the imported form in program order."""
+    """All departures from the imported form: those of the functions, then those of the operations in program order."""
     yield from _of_functions(module)
-    for op in operations(module.operation):
+    for op in operations(module.operation, outer_first=True):
         message = _of_name(op) or _of_types(op)
         if message:
             yield Violation(op, message)

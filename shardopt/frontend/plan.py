@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from jaxlib.mlir import ir
 
     from shardopt.report.plan_summary import PlanSummary
+    from shardopt.schedule.simulator import SimulationResult
 
 FORMAT_VERSION = 1
 
@@ -97,6 +98,25 @@ class Plan:
 
         return stage_table(self.summary)
 
+    def simulate(self) -> SimulationResult:
+        """The step as the event simulator sees it."""
+        from shardopt.dialect.mpmd import read_topology
+        from shardopt.ir.context import make_context
+        from shardopt.ir.io import load_module
+        from shardopt.ir.pipeline_graph import read_pipeline, simulate_pipeline
+        from shardopt.ir.program import read_program
+
+        with make_context() as context:
+            program = read_program(load_module(self.module, context))
+            pipeline = read_pipeline(program, read_topology(program.main))
+            return simulate_pipeline(self.summary.schedule, pipeline, program.num_microbatches)
+
+    def timeline(self) -> Any:
+        """The simulated step as `rich` text."""
+        from shardopt.report.timeline import timeline_text
+
+        return timeline_text(self.simulate())
+
     def to_json(self) -> dict[str, object]:
         return {"version": FORMAT_VERSION, "options": asdict(self.options), **self.summary.to_json()}
 
@@ -124,12 +144,14 @@ class Plan:
         from shardopt.dialect.exported_form import read_exported
         from shardopt.ir.context import make_context
         from shardopt.ir.io import load_module
+        from shardopt.report.timeline import timeline_svg
 
         (folder / "ir").mkdir()
         (folder / "stages").mkdir()
         (folder / "module.mlirbc").write_bytes(self.module)
         (folder / "original.mlirbc").write_bytes(self.original)
         (folder / "plan.json").write_text(json.dumps(self.to_json(), indent=2) + "\n")
+        (folder / "timeline.svg").write_text(timeline_svg(self.simulate()))
         for number, (phase, text) in enumerate(self.phases, 1):
             (folder / "ir" / f"{number}-{phase}.mlir").write_text(text)
         with make_context() as context:

@@ -14,9 +14,9 @@ from math import prod
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from shardopt.cost.microbatching import Splat, Split
 from shardopt.ir.graph import free_values
 from shardopt.ir.rewriting import shape_of
-from shardopt.solve.time_axis import Splat, Split
 
 # Attributes that give, dimension by dimension of operand 0, an extent: the full one where the dimension is split.
 _EXTENTS = {

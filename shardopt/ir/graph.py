@@ -24,6 +24,8 @@ _COMBINING_REGIONS = frozenset(
     {"stablehlo.reduce", "stablehlo.scatter", "stablehlo.reduce_window", "stablehlo.select_and_scatter"}
 )
 _MADE_ANYWHERE = frozenset({"stablehlo.constant", "stablehlo.iota"})
+# Custom calls that hand their operand on and only say something about it.
+_ANNOTATIONS = frozenset({"Sharding", "annotate_device_placement"})
 _BITS = {"i1": 8, "index": 64}
 
 
@@ -70,6 +72,8 @@ def read_rule(op: ir.Operation) -> FactorRule | None:
         return _parse_rule(str(op.attributes[_RULE]), op)
     if op.name in _MADE_ANYWHERE:
         return _free_rule(tuple(ir.RankedTensorType(op.results[0].type).shape))
+    if op.name == "stablehlo.custom_call" and ir.StringAttr(op.attributes["call_target_name"]).value in _ANNOTATIONS:
+        return identity_rule(tuple(ir.RankedTensorType(op.results[0].type).shape))
     return None
 
 
@@ -94,6 +98,13 @@ def _parse_rule(text: str, op: ir.Operation) -> FactorRule:
 
 def _mapping(attr: ir.Attribute) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(sdy.DimMappingAttr(dim).factor_indices) for dim in sdy.TensorMappingAttr(attr).dim_mappings)
+
+
+@cache
+def identity_rule(shape: tuple[int, ...]) -> FactorRule:
+    """The rule of an op whose one result is its one operand."""
+    dims = tuple((dim,) for dim in range(len(shape)))
+    return FactorRule(shape, (dims,), (dims,))
 
 
 @cache
@@ -150,8 +161,10 @@ def _flop_attributes(op: ir.Operation) -> dict[str, object]:
     if op.name == "stablehlo.convolution":
         conv = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
         return {"kernel_output_feature_dimension": conv.kernel_output_feature_dimension}
-    if op.name == "stablehlo.reduce_window":
-        return {"window_dimensions": tuple(ir.DenseI64ArrayAttr(op.attributes["window_dimensions"]))}
+    if op.name in ("stablehlo.reduce_window", "stablehlo.select_and_scatter"):
+        ones = ir.DenseI64ArrayAttr.get([1] * ir.RankedTensorType(op.operands[0].type).rank)
+        window = op.attributes.get("window_dimensions", ones)
+        return {"window_dimensions": tuple(ir.DenseI64ArrayAttr(window))}
     return {}
 
 

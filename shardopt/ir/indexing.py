@@ -44,35 +44,42 @@ class Indexing:
         pairs = zip(self.operand_batch, self.index_batch, strict=True)
         return {p: batch_dims[index_dims.index(q)] for p, q in pairs}
 
-    def numbers(self) -> tuple[tuple[int, ...] | int, ...]:
-        """In the order in which the attributes' constructors take them."""
-        return (
-            self.window_dims,
-            self.collapsed,
-            self.operand_batch,
-            self.index_batch,
-            self.index_map,
-            self.vector_dim,
-        )
-
 
 def read_indexing(op: ir.Operation) -> Indexing:
     """The dimension numbers of a gather or scatter."""
     if op.name == "stablehlo.gather":
         g = stablehlo.GatherDimensionNumbers(op.attributes["dimension_numbers"])
-        fields = (g.offset_dims, g.collapsed_slice_dims, g.operand_batching_dims, g.start_indices_batching_dims)
-        return Indexing(*map(tuple, fields), tuple(g.start_index_map), g.index_vector_dim)
+        return Indexing(
+            tuple(g.offset_dims),
+            tuple(g.collapsed_slice_dims),
+            tuple(g.operand_batching_dims),
+            tuple(g.start_indices_batching_dims),
+            tuple(g.start_index_map),
+            g.index_vector_dim,
+        )
     s = stablehlo.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
-    fields = (s.update_window_dims, s.inserted_window_dims, s.input_batching_dims, s.scatter_indices_batching_dims)
-    return Indexing(*map(tuple, fields), tuple(s.scattered_dims_to_operand_dims), s.index_vector_dim)
+    return Indexing(
+        tuple(s.update_window_dims),
+        tuple(s.inserted_window_dims),
+        tuple(s.input_batching_dims),
+        tuple(s.scatter_indices_batching_dims),
+        tuple(s.scattered_dims_to_operand_dims),
+        s.index_vector_dim,
+    )
 
 
 def write_indexing(op: ir.Operation, indexing: Indexing) -> None:
-    """Give a gather or scatter other dimension numbers."""
-    if op.name == "stablehlo.gather":
-        op.attributes["dimension_numbers"] = stablehlo.GatherDimensionNumbers.get(*indexing.numbers())
-    else:
-        op.attributes["scatter_dimension_numbers"] = stablehlo.ScatterDimensionNumbers.get(*indexing.numbers())
+    """Give a gather or scatter other dimension numbers; both attributes take them in the same order."""
+    is_gather = op.name == "stablehlo.gather"
+    numbers = stablehlo.GatherDimensionNumbers if is_gather else stablehlo.ScatterDimensionNumbers
+    op.attributes["dimension_numbers" if is_gather else "scatter_dimension_numbers"] = numbers.get(
+        indexing.window_dims,
+        indexing.collapsed,
+        indexing.operand_batch,
+        indexing.index_batch,
+        indexing.index_map,
+        indexing.vector_dim,
+    )
     # what was known about the order of whole index vectors says nothing about the vectors within a batch
     op.attributes["indices_are_sorted"] = ir.BoolAttr.get(False)
 

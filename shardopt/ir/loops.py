@@ -13,7 +13,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from shardopt.ir import shapes
-from shardopt.ir.rewriting import defining, replace_op, shape_of, splice_block
+from shardopt.ir.rewriting import defining, erase_dead, replace_op, shape_of, splice_block
 from shardopt.ir.scalars import evaluate, is_foldable, scalar_constant
 
 
@@ -47,9 +47,11 @@ def _counters(stop: ir.Value, yielded: Sequence[ir.Value], blocks: Sequence[ir.B
         op = defining(value)
         if op is not None:
             work.extend(op.operands if is_foldable(op) else ())
-        elif value.owner in blocks and value.arg_number not in positions:
-            positions.add(value.arg_number)
-            work.append(yielded[value.arg_number])
+            continue
+        argument: ir.BlockArgument = ir.BlockArgument(value)
+        if argument.owner in blocks and argument.arg_number not in positions:
+            positions.add(argument.arg_number)
+            work.append(yielded[argument.arg_number])
     return sorted(positions)
 
 
@@ -83,8 +85,9 @@ class Unroller:
             carried = list(terminator.operands)
             copy.erase()
         with ir.InsertionPoint(loop), loop.location:
-            carried = [_stacked(value) for value in carried]
-        replace_op(loop, carried)
+            results = [_stacked(value) for value in carried]
+        erase_dead([value for value, result in zip(carried, results, strict=True) if value != result])
+        replace_op(loop, results)
         return True
 
     def _fold_all(self, ops: Sequence[ir.Operation]) -> None:
@@ -133,7 +136,7 @@ class Unroller:
     def erase_unused_constants(self) -> None:
         for value in self._constants.values():
             if not any(True for _ in value.uses):
-                value.owner.erase()
+                ir.OpResult(value).owner.operation.erase()
         self._constants.clear()
 
     def _constant(self, op: ir.Operation, number: int) -> ir.Value:

@@ -12,7 +12,9 @@ from itertools import groupby
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, mpmd, stablehlo
 
-from shardopt.cost.graph import FactorRule, Op
+from shardopt.cost.graph import Op
+from shardopt.cost.microbatching import Accumulator, BodyOp, Splat, TimePlan, View
+from shardopt.dialect.microbatched_form import MICROBATCH
 from shardopt.ir.batching import (
     Microbatch,
     blocks_type,
@@ -21,12 +23,9 @@ from shardopt.ir.batching import (
     read_splat,
     split_blocks,
 )
-from shardopt.ir.graph import GraphReader
+from shardopt.ir.graph import GraphReader, identity_rule
 from shardopt.ir.rewriting import defining
-from shardopt.solve.time_axis import Splat
-from shardopt.solve.time_plan import Accumulator, BodyOp, TimePlan, View
 
-MICROBATCH = "microbatch"
 _BARRIER = "stablehlo.optimization_barrier"
 
 
@@ -40,9 +39,7 @@ class StepReader(GraphReader):
                 continue
             for operand, result in zip(op.operands, op.results, strict=True):
                 source, target = self.tensor(operand), self.tensor(result)
-                shape = self.tensors[source].shape
-                dims = tuple((dim,) for dim in range(len(shape)))
-                rule = FactorRule(shape, (dims,), (dims,))
+                rule = identity_rule(self.tensors[source].shape)
                 self.handles.append(op)
                 self.ops.append(Op("optimization_barrier", (source,), (target,), rule, location=str(op.location)))
 

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from jaxlib.mlir import ir
 
 from shardopt.cost.mesh import Mesh
-from shardopt.dialect.mpmd import KIND, RESHARDING, parse_mesh_tensor
+from shardopt.dialect.mpmd import KIND, RESHARDING, STAGE, parse_mesh_tensor
 from shardopt.ir.graph import read_tensor
 from shardopt.ir.program import Program
 from shardopt.schedule.graph import Edge, StageGraph
+from shardopt.schedule.schedules import build_schedule
+from shardopt.schedule.simulator import SimulationResult, simulate
 from shardopt.schedule.tasks import StageTask, TaskKind
+from shardopt.schedule.validate import validate
 
 COST = "shardopt.cost"
 _KINDS = {"fwd": TaskKind.FORWARD, "bwd": TaskKind.BACKWARD}
@@ -37,7 +40,8 @@ def task_of(op: ir.Operation) -> StageTask:
     kind = ir.StringAttr(op.attributes[KIND]).value
     if kind not in _KINDS:
         raise ValueError(f"expected a fragment of kind {' or '.join(_KINDS)} in the loop body, found '{kind}'")
-    return StageTask(_KINDS[kind], ir.IntegerAttr(op.attributes["stage_id"]).value)
+    stage = op.attributes["stage_id" if op.name == "mpmd.fragment" else STAGE]
+    return StageTask(_KINDS[kind], ir.IntegerAttr(stage).value)
 
 
 def local_bytes(type_: ir.Type, meshes: dict[str, Mesh]) -> int:
@@ -89,6 +93,20 @@ def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
         kept,
         tuple(fixed.values()),
         max((task.stage for task in seconds), default=0) + 1,
+    )
+
+
+def simulate_pipeline(name: str, pipeline: PipelineGraph, num_microbatches: int) -> SimulationResult:
+    """Build, validate and simulate schedule `name`. Raises UserError (unknown name, order against the dataflow)."""
+    schedule = build_schedule(name, pipeline.num_stages, num_microbatches)
+    validate(schedule, pipeline.graph)
+    return simulate(
+        schedule,
+        pipeline.graph,
+        pipeline.task_seconds,
+        pipeline.transfer_seconds,
+        pipeline.activation_bytes,
+        pipeline.fixed_bytes,
     )
 
 

@@ -1,4 +1,4 @@
-"""Small steps that rewriting passes share: walking, splicing a block into another, replacing an op and its dead operands.
+"""Small steps that rewriting passes share: walking, moving a block into another, replacing an op with what fed it.
 
 Everything here is native code behind thin calls, because modules have tens of thousands of operations: a body is cloned
 as one operation and its operations are then moved, instead of being built again one by one from Python.
@@ -13,11 +13,28 @@ from jaxlib.mlir import ir
 # What may vanish together with its last user: free of side effects, and made only to feed shapes and indices.
 # Constants stay (rewrites share them); canonicalize drops the unused ones.
 _DISPOSABLE = frozenset(
-    f"stablehlo.{name}"
-    for name in (
-        "add and broadcast_in_dim clamp compare concatenate convert iota maximum minimum multiply not or "
-        "reshape select slice subtract transpose"
-    ).split()
+    {
+        "stablehlo.add",
+        "stablehlo.and",
+        "stablehlo.broadcast_in_dim",
+        "stablehlo.clamp",
+        "stablehlo.compare",
+        "stablehlo.concatenate",
+        "stablehlo.convert",
+        "stablehlo.dynamic_slice",
+        "stablehlo.dynamic_update_slice",
+        "stablehlo.iota",
+        "stablehlo.maximum",
+        "stablehlo.minimum",
+        "stablehlo.multiply",
+        "stablehlo.not",
+        "stablehlo.or",
+        "stablehlo.reshape",
+        "stablehlo.select",
+        "stablehlo.slice",
+        "stablehlo.subtract",
+        "stablehlo.transpose",
+    }
 )
 
 # Attributes by which a frontend steers the compiler; an op that carries one is a statement of the user.
@@ -33,7 +50,7 @@ def defining(value: ir.Value, name: str = "") -> ir.Operation | None:
     """The operation that makes `value` (if it is called `name`, when given), or None for a block argument."""
     if isinstance(value, ir.BlockArgument):
         return None
-    op = value.owner.operation
+    op = ir.OpResult(value).owner.operation
     return op if not name or op.name == name else None
 
 
@@ -42,8 +59,14 @@ def shape_of(value: ir.Value) -> tuple[int, ...]:
     return tuple(ir.RankedTensorType(value.type).shape)
 
 
-def operations(root: ir.Operation | ir.OpView, names: Collection[str] = ()) -> list[ir.Operation]:
-    """All operations nested in `root` (only those called one of `names`, when given), producers before consumers."""
+def operations(
+    root: ir.Operation | ir.OpView, names: Collection[str] = (), outer_first: bool = False
+) -> list[ir.Operation]:
+    """All operations in `root` and itself (only those called one of `names`, when given), producers before consumers.
+
+    An operation comes behind those in its regions, so that a rewrite which erases it leaves no dead handle in the rest
+    of the list; `outer_first` puts it before them, which is the order of the text.
+    """
     found: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
@@ -51,7 +74,7 @@ def operations(root: ir.Operation | ir.OpView, names: Collection[str] = ()) -> l
             found.append(op)
         return ir.WalkResult.ADVANCE
 
-    root.operation.walk(visit)
+    root.operation.walk(visit, ir.WalkOrder.PRE_ORDER if outer_first else ir.WalkOrder.POST_ORDER)
     return found
 
 

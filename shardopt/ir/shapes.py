@@ -1,8 +1,8 @@
 """Build shape operations in their simplest form: each function looks at the producer of its operand first.
 
-`reshape(broadcast(x))` that comes back to the shape of x is x; a transpose of a transpose is one transpose; a slice that
-falls inside one operand of a concatenate is a slice of that operand. All of them build at the current insertion point
-and location, and return a value that exists already where that is possible.
+`reshape(broadcast(x))` that comes back to the shape of x is x; a transpose of a transpose is one transpose; a slice
+that falls inside one operand of a concatenate is a slice of that operand. All of them build at the current insertion
+point and location, and return a value that exists already where that is possible.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def tensor_like(value: ir.Value, shape: Sequence[int]) -> ir.RankedTensorType:
     return ir.RankedTensorType.get(list(shape), ir.RankedTensorType(value.type).element_type)
 
 
-def zeros(type_: ir.RankedTensorType) -> ir.Value:
-    """A constant of zeros of any element type."""
-    element = type_.element_type
+def zeros(type_: ir.Type) -> ir.Value:
+    """A constant of zeros of any tensor type."""
+    element = ir.RankedTensorType(type_).element_type
     zero = "0" if isinstance(element, ir.IntegerType) else "(0.0,0.0)" if isinstance(element, ir.ComplexType) else "0.0"
     return stablehlo.ConstantOp(ir.Attribute.parse(f"dense<{zero}> : {type_}")).result
 
@@ -45,7 +45,7 @@ def reshape(value: ir.Value, shape: Sequence[int]) -> ir.Value:
 
 
 def broadcast(value: ir.Value, shape: Sequence[int], dims: Sequence[int]) -> ir.Value:
-    """`value` with its dimension i laid along dimension `dims[i]` of `shape`, never by stretching a dimension of size 1.
+    """`value` with its dimension i laid along dimension `dims[i]` of `shape`, without stretching one of size 1.
 
     A stretched dimension is dropped by a reshape first, so that no value of size 1 stands between the small and the
     large tensor: it could not carry the sharding of either.
@@ -82,10 +82,10 @@ def slice_(value: ir.Value, starts: Sequence[int], limits: Sequence[int]) -> ir.
     if starts == (0,) * len(shape) and limits == shape:
         return value
     producer = _producer(value)
-    look_through = _SLICE_SOURCES.get(producer.name) if producer is not None else None
-    found = look_through(producer, starts, limits) if look_through else None
-    if found is not None:
-        return slice_(*found)
+    if producer is not None and producer.name in _SLICE_SOURCES:
+        found = _SLICE_SOURCES[producer.name](producer, starts, limits)
+        if found is not None:
+            return slice_(*found)
     return stablehlo.SliceOp(value, list(starts), list(limits), [1] * len(shape)).result
 
 

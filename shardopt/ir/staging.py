@@ -251,9 +251,9 @@ def _u32(value: int) -> ir.IntegerAttr:
 
 def _copy_attributes(source: ir.Operation, target: ir.Operation) -> None:
     """Discardable attributes and those of arguments and results, without the layers, which are now in the meshes."""
-    for named in source.attributes:
-        if named.name not in ("sym_name", "function_type", "sym_visibility", "arg_attrs"):
-            target.attributes[named.name] = named.attr
+    for name in source.attributes:
+        if name not in ("sym_name", "function_type", "sym_visibility", "arg_attrs"):
+            target.attributes[name] = source.attributes[name]
     arguments = [
         ir.DictAttr.get({named.name: named.attr for named in attributes if named.name != LAYER})
         for attributes in argument_attributes(source)

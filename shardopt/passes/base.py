@@ -16,8 +16,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import ClassVar, TypeVar
 
 from jaxlib.mlir import ir
@@ -28,6 +29,9 @@ from shardopt.passes.options import OptionError, option, parse_options, print_op
 __all__ = ["Pass", "PassContext", "PassFailure", "option"]
 
 P = TypeVar("P", bound="Pass")
+
+# One cause (a missed inlining, a symbolic dimension) often repeats on thousands of operations.
+_MAX_REPORTED = 5
 
 
 class PassFailure(DiagnosedError):
@@ -46,6 +50,12 @@ class PassContext:
     def error(self, where: Located, message: str, notes: Sequence[tuple[Located, str]] = ()) -> PassFailure:
         """The exception to raise for a user's mistake at `where`; each note names another op involved."""
         return PassFailure(diagnostic("error", where, message, notes))
+
+    def refuse(self, mistakes: Iterable[tuple[Located, str]]) -> None:
+        """What a verifier does with the mistakes it finds: raise the first, with the next few as notes, if there is one."""
+        found = list(islice(mistakes, _MAX_REPORTED))
+        if found:
+            raise self.error(*found[0], notes=found[1:])
 
     def warning(self, where: Located, message: str, notes: Sequence[tuple[Located, str]] = ()) -> None:
         self._emit("warning", where, message, notes)

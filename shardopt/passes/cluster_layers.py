@@ -31,14 +31,16 @@ from shardopt.solve.layering import Layering, LayerProblem, assign_layers
 from shardopt.solve.ownership import Ownership, OwnershipProblem, assign_owners
 
 
-def _gradients(program: Program) -> dict[int, int]:
-    """loop result -> argument of `@microbatch` whose gradient it accumulates.
+def _gradients(program: Program) -> dict[int, list[int]]:
+    """loop result -> arguments of `@microbatch` (a weight, its casts) whose gradient it accumulates.
 
     A result of `@main` that is computed, through values with as many elements, from an argument the body reads and
     from loop results is that argument's update. Values of other sizes (norms, schedules) tell nothing.
     """
-    captured_from = {_source(value, program): k for k, value in program.captured.items()}
-    found: dict[int, int] = {}
+    captured_from: dict[ir.Value, list[int]] = {}
+    for k, value in program.captured.items():
+        captured_from.setdefault(_source(value, program), []).append(k)
+    found: dict[int, list[int]] = {}
     for returned in program.returned:
         arguments, loop_results = _same_size_origins(returned, program)
         weights = [captured_from[a] for a in arguments if a in captured_from]
@@ -89,7 +91,11 @@ def _extract_body(program: Program, options: ClusterLayers) -> tuple[GraphReader
     reader.add_ops(program.body_ops)
     arguments, returned = program.body_block.arguments, program.body_returned
     carried = {k: (reader.tensor(arguments[a]), reader.tensor(returned[r])) for k, (a, r) in enumerate(program.carried)}
-    gradients = {carried[k][1]: reader.tensor(arguments[w]) for k, w in _gradients(program).items() if k in carried}
+    gradients = {
+        carried[k][1]: tuple(reader.tensor(arguments[w]) for w in weights)
+        for k, weights in _gradients(program).items()
+        if k in carried
+    }
     index = program.index_argument
     free = frozenset() if index is None else frozenset({reader.tensor(arguments[index])})
     accumulators = {result: argument for argument, result in carried.values()}

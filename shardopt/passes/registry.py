@@ -28,7 +28,6 @@ PASSES: dict[str, str] = {
         "verify-imported",
         "split-microbatches",
         "verify-microbatched",
-        "annotate-costs",
         "cluster-layers",
         "verify-clustered",
         "outline-stages",

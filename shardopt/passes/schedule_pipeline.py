@@ -19,26 +19,9 @@ from jaxlib.mlir import ir
 from shardopt.cost.errors import UserError
 from shardopt.dialect.cluster import f64
 from shardopt.dialect.mpmd import SCHEDULE, read_topology
-from shardopt.ir.pipeline_graph import PipelineGraph, read_pipeline
+from shardopt.ir.pipeline_graph import read_pipeline, simulate_pipeline
 from shardopt.ir.program import read_program
 from shardopt.passes.base import Pass, PassContext, option
-from shardopt.schedule.schedules import build_schedule
-from shardopt.schedule.simulator import SimulationResult, simulate
-from shardopt.schedule.validate import validate
-
-
-def simulate_pipeline(name: str, pipeline: PipelineGraph, num_microbatches: int) -> SimulationResult:
-    """Build, validate and simulate schedule `name`. Raises UserError (unknown name, order against the dataflow)."""
-    schedule = build_schedule(name, pipeline.num_stages, num_microbatches)
-    validate(schedule, pipeline.graph)
-    return simulate(
-        schedule,
-        pipeline.graph,
-        pipeline.task_seconds,
-        pipeline.transfer_seconds,
-        pipeline.activation_bytes,
-        pipeline.fixed_bytes,
-    )
 
 
 @dataclass(frozen=True)

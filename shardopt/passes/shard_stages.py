@@ -1,8 +1,8 @@
 """Choose a sharding for every value inside a stage.
 
-Needs the staged form, or a plain imported module and the option `mesh`. Afterwards every operation of a fragment carries
-`mhlo.sharding`, every mesh tensor type its axis sharding, and every fragment its predicted `shardopt.cost`; a plain
-module carries `mhlo.sharding` on the operations, arguments and results of `@main`.
+Needs the staged form, or a plain imported module and the option `mesh`. Afterwards every operation of a fragment
+carries `mhlo.sharding`, every mesh tensor type its axis sharding, and every fragment its predicted `shardopt.cost`; a
+plain module carries `mhlo.sharding` on the operations, arguments and results of `@main`.
 
     %f = mpmd.fragment<mesh="m0", …> (%x, %w) (%a: tensor<8x4xf32>, %b: tensor<4x4xf32>) {
       %1 = stablehlo.dot_general %a, %b …
@@ -31,6 +31,7 @@ from shardopt.cost.errors import UserError
 from shardopt.cost.mesh import Mesh
 from shardopt.dialect.cluster import cluster_of
 from shardopt.dialect.sharded_form import write_cost
+from shardopt.ir.batch_arguments import parse_batch_arguments
 from shardopt.ir.graph import sharding_rules
 from shardopt.ir.mesh_graphs import MeshGraph, is_staged, read_plain, read_staged
 from shardopt.ir.rewriting import functions, symbol_name
@@ -46,7 +47,6 @@ from shardopt.solve.intra_op import IntraOpTables
 from shardopt.solve.intra_op_plan import IntraOpPlan
 from shardopt.solve.intra_op_presets import Roles, restrict
 from shardopt.solve.problem import Solution
-from shardopt.solve.sharding_ilp import solve
 from shardopt.solve.strategies import OPAQUE_OPS
 
 # Names of mesh axes, slowest first, when a mesh is given by its shape.
@@ -63,8 +63,8 @@ class ShardStages(Pass):
     cluster: str = option("", help="cluster file or preset; default: the cluster the stage phase planned for")
     intra_op: Literal["ilp", "data", "heuristic", "replicate"] = option("ilp", help="how shardings are chosen")
     mesh: str = option("", help="shape of the mesh for a module without stages, such as 2x2")
-    batch_args: tuple[int, ...] = option(
-        (), help="arguments with the batch, for intra-op=data; default: all not donated"
+    batch_args: tuple[str, ...] = option(
+        ("auto",), help="batch arguments of @main as INDEX[:DIM], for intra-op=data, or auto, or none"
     )
     memory_fraction: float = option(0.9, help="share of device memory that a stage may fill; 0 removes the limit")
     time_limit: float = option(60.0, help="seconds the solver may take for one mesh")
@@ -74,6 +74,8 @@ class ShardStages(Pass):
             raise ValueError(f"memory-fraction must lie between 0 and 1, found {self.memory_fraction}")
         if self.time_limit <= 0:
             raise ValueError(f"time-limit must be positive, found {self.time_limit}")
+        if self.batch_args not in (("auto",), ("none",)):
+            parse_batch_arguments(self.batch_args)
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         main = next((f for f in functions(module) if symbol_name(f) == "main"), None)
@@ -113,20 +115,22 @@ class ShardStages(Pass):
         restriction = restrict(self.intra_op, tables, Roles(graph.state, self._batch(graph), tied))
         limit = int(self.memory_fraction * cluster.device.memory_bytes) or None
         problem = tables.problem(fixed=restriction.fixed, whole=restriction.whole, tied=tied, memory_limit_bytes=limit)
-        solution = solve(problem.problem, time_limit_seconds=self.time_limit)
+        solution = problem.solve(self.time_limit)
         plan = problem.decode(solution)
         _count(pm, graph.mesh.name, solution, plan)
         return plan
 
-    def _batch(self, graph: MeshGraph) -> frozenset[int]:
-        """The arguments of this mesh that hold the batch."""
-        if self.batch_args:
-            return frozenset(tensor for number, tensor in graph.arguments.items() if number in self.batch_args)
-        if self.intra_op == "data" and not graph.tied:
-            raise UserError(
-                "intra-op=data needs batch-args, as no argument is donated and weights cannot be told apart"
-            )
-        return frozenset(graph.arguments.values()) - graph.state
+    def _batch(self, graph: MeshGraph) -> dict[int, int]:
+        """The inputs of this mesh that hold the batch, and the dimension it lies on."""
+        if self.batch_args == ("none",):
+            return {}
+        if self.batch_args != ("auto",):
+            chosen = parse_batch_arguments(self.batch_args)
+            return {graph.arguments[batch.index]: batch.dim for batch in chosen if batch.index in graph.arguments}
+        tensors = {k: graph.graph.tensors[k] for k in graph.arguments.values() if graph.graph.tensors[k].shape}
+        if graph.state:  # a training step donates its state
+            return {k: 0 for k in tensors if k not in graph.state}
+        return {k: 0 for k, tensor in tensors.items() if "i" in tensor.dtype}
 
 
 def _count(pm: PassContext, mesh: str, solution: Solution, plan: IntraOpPlan) -> None:

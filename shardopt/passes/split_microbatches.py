@@ -27,6 +27,9 @@ from typing import Literal
 
 from jaxlib.mlir import ir
 
+from shardopt.cost.graph import OpGraph
+from shardopt.cost.microbatching import Split, TimePlan
+from shardopt.dialect.microbatched_form import MICROBATCH
 from shardopt.ir.batch_arguments import (
     BatchArgument,
     check_batch_arguments,
@@ -35,11 +38,11 @@ from shardopt.ir.batch_arguments import (
     parse_batch_arguments,
 )
 from shardopt.ir.graph import sharding_rules
-from shardopt.ir.microbatch_loop import MICROBATCH, LoopWriter, StepReader
+from shardopt.ir.microbatch_loop import LoopWriter, StepReader
 from shardopt.ir.rewriting import functions, shape_of, symbol_name
 from shardopt.passes.base import Pass, PassContext, PassFailure, option
-from shardopt.solve.time_axis import Batch, CouplingError, Split, TimeAxis, analyse
-from shardopt.solve.time_plan import TimePlan, plan_loop, plan_single
+from shardopt.solve.time_axis import Batch, CouplingError, TimeAxis, analyse
+from shardopt.solve.time_plan import plan_loop, plan_single
 
 
 def _find_main(module: ir.Module, pm: PassContext) -> ir.Operation:
@@ -129,15 +132,30 @@ class SplitMicrobatches(Pass):
         auto = self.batch_args == ("auto",)
         chosen = find_batch_arguments(main) if auto else parse_batch_arguments(self.batch_args)
         check_batch_arguments(main, chosen, self.num_microbatches)
-        batch = _batch(main, reader, chosen, self.num_microbatches)
-        try:
-            axis = analyse(graph, batch)
-        except CouplingError:
-            if self.batch_coupling == "error":
-                raise
-            axis = analyse(graph, replace(batch, per_microbatch=True))
+        return _plan_loop(graph, _batch(main, reader, chosen, self.num_microbatches), self.batch_coupling, reader, pm)
+
+
+def _plan_loop(graph: OpGraph, batch: Batch, coupling: str, reader: StepReader, pm: PassContext) -> TimePlan:
+    """The exact plan if there is one; else, where that is allowed, one whose microbatches stand for the whole batch.
+
+    The only microbatch *is* the whole batch, so a single one never fails: at worst the body is the whole step.
+    """
+    single = batch.num_microbatches == 1
+    try:
+        axis = analyse(graph, batch)
         _remark_couplings(axis, reader, pm)
         return plan_loop(axis)
+    except CouplingError:
+        if not single and coupling == "error":
+            raise
+    try:
+        return plan_loop(analyse(graph, replace(batch, per_microbatch=True)))
+    except CouplingError as error:
+        if not single:
+            raise
+        op = reader.handles[error.op]
+        pm.remark("no-batch-structure", op, f"'{op.name}' {error}; the loop body is the whole step")
+        return plan_single(graph)
 
 
 def _remark_couplings(axis: TimeAxis, reader: StepReader, pm: PassContext) -> None:

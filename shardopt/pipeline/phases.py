@@ -55,7 +55,7 @@ PHASES: tuple[Phase, ...] = (
     Phase(
         "cluster",
         "group the ops of the body into layers of similar cost",
-        ("shardopt-annotate-costs", "shardopt-cluster-layers", "shardopt-verify-clustered"),
+        ("shardopt-cluster-layers", "shardopt-verify-clustered"),
     ),
     Phase(
         "stage",

@@ -6,7 +6,7 @@ Inputs (weights, optimizer state, accumulators, boundary values) are nodes that 
 
     tables = IntraOpTables(graph, mesh, cluster)       # once for each (graph, mesh)
     problem = tables.problem(range(100, 300))          # any set of its operations, without deriving tables again
-    plan = problem.decode(solve(problem.problem))
+    plan = problem.decode(problem.solve())
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from shardopt.cost.graph import OpGraph
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.solve.intra_op_memory import Lifetime, last_readers, lifetimes, live_bytes
 from shardopt.solve.intra_op_plan import IntraOpPlan, find_communication
-from shardopt.solve.problem import Edge, Problem, Solution, Usage
+from shardopt.solve.problem import Edge, Problem, Solution, Usage, evaluate
+from shardopt.solve.sharding_ilp import solve
+from shardopt.solve.strategies import is_made_anywhere, is_opaque
 from shardopt.solve.strategies_tables import Column, OpStrategies, StrategyTables
 
 Tied = Iterable[tuple[int, int]]
@@ -64,6 +66,16 @@ class IntraOpTables:
     def last_readers(self) -> tuple[int, ...]:
         return last_readers(self.graph)
 
+    @cached_property
+    def made_anywhere(self) -> frozenset[int]:
+        """Tensors that each reader gets in the sharding it wants: no edge ties it to the others. What regions capture
+        is excluded, as it has to be one value."""
+        graph = self.graph
+        made = {
+            op.results[0] for op in graph.ops if is_made_anywhere(op, tuple(graph.tensors[t] for t in op.operands))
+        }
+        return frozenset(made.difference(*(op.operands for op in graph.ops if is_opaque(op))))
+
     def column(self, tensor: int) -> Column:
         """The shardings a tensor may have: those of its operation, or all when it is an input."""
         producer = self.producers[tensor]
@@ -82,9 +94,10 @@ class IntraOpTables:
     ) -> IntraOpProblem:
         """The problem of the operations `ops` (all by default), which are taken in program order.
 
-        `fixed` gives tensors their sharding; `whole` are operations that every device runs in full. `tied` pairs must end with equal shardings; the second of a pair lives in
-        the memory of the first (a donated argument and its result, an accumulator before and after). Tensors outside
-        of the part are ignored. `memory_limit_bytes` bounds the bytes a device holds at any time.
+        `fixed` gives tensors their sharding; `whole` are operations that every device runs in full. `tied` pairs must
+        end with equal shardings; the second of a pair lives in the memory of the first (a donated argument and its
+        result, an accumulator before and after). Tensors and operations outside of the part are ignored.
+        `memory_limit_bytes` bounds the bytes a device holds at any time.
 
         Raises UserError for a fixed sharding that no strategy of the operation can make.
         """
@@ -111,6 +124,13 @@ class IntraOpProblem:
     lifetimes: tuple[Lifetime, ...]
     problem: Problem
 
+    def solve(self, time_limit_seconds: float | None = None) -> Solution:
+        """Least cost within memory. Most stages fit without looking at memory, which is far cheaper to solve."""
+        relaxed = solve(self.problem.without_memory(), time_limit_seconds=time_limit_seconds)
+        if not self.problem.has_memory or not relaxed.choice or evaluate(self.problem, relaxed.choice).feasible:
+            return relaxed
+        return solve(self.problem, time_limit_seconds=time_limit_seconds)
+
     def decode(self, solution: Solution) -> IntraOpPlan:
         """The plan of a solution. Raises UserError when there is none."""
         if not solution.choice:
@@ -124,13 +144,15 @@ class IntraOpProblem:
         }
         for op, strategy in strategies.items():
             shardings.update(zip(self.tables.graph.ops[op].results, strategy.results, strict=True))
-        graph, mesh = self.tables.graph, self.tables.mesh
+        graph, mesh, cluster = self.tables.graph, self.tables.mesh, self.tables.strategies.cluster
+        made = self.tables.made_anywhere
         return IntraOpPlan(
             graph,
             mesh,
             shardings,
             strategies,
-            find_communication(graph, mesh, self.tables.strategies.cluster, strategies, shardings),
+            made,
+            find_communication(graph, mesh, cluster, strategies, shardings, made),
             live_bytes(graph, mesh, self.lifetimes, shardings, len(self.ops)),
         )
 
@@ -168,6 +190,8 @@ class _Builder:
             op, strategies = graph.ops[index], self.tables.ops[index]
             # An operand used twice in the same way (x * x) is resharded once.
             for tensor, column in dict.fromkeys(zip(op.operands, strategies.operands, strict=True)):
+                if tensor in self.tables.made_anywhere:
+                    continue
                 cost = self.tables.strategies.resharding(graph.tensors[tensor], self.columns[tensor], column, op.repeat)
                 if cost is not None:
                     self.edges.append(Edge(self.node_of[tensor], node, cost))

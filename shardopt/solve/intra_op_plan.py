@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,12 +32,16 @@ class Communication:
 @dataclass(frozen=True)
 class IntraOpPlan:
     """Shardings of the tensors and strategies of the operations of a part of `graph`; `live_bytes[n]` is what a device
-    holds while the n-th of its operations runs."""
+    holds while the n-th of its operations runs.
+
+    A tensor of `made_anywhere` (a constant, say) is made once more for each reader that wants another sharding.
+    """
 
     graph: OpGraph
     mesh: Mesh
     shardings: Mapping[int, Sharding]
     strategies: Mapping[int, Strategy]
+    made_anywhere: Set[int]
     communication: tuple[Communication, ...]
     live_bytes: np.ndarray
 
@@ -60,7 +64,12 @@ class IntraOpPlan:
 
 
 def find_communication(
-    graph: OpGraph, mesh: Mesh, cluster: Cluster, strategies: Mapping[int, Strategy], shardings: Mapping[int, Sharding]
+    graph: OpGraph,
+    mesh: Mesh,
+    cluster: Cluster,
+    strategies: Mapping[int, Strategy],
+    shardings: Mapping[int, Sharding],
+    made_anywhere: Set[int],
 ) -> tuple[Communication, ...]:
     """All collectives in program order. Readers of one group that want a value in the same sharding share the
     resharding, as they do in the compiled module; the solver, which sees pairs only, counts it for each."""
@@ -69,7 +78,7 @@ def find_communication(
     for index, strategy in strategies.items():
         op = graph.ops[index]
         for tensor, wanted in zip(op.operands, strategy.operands, strict=True):
-            if shardings[tensor] == wanted or (tensor, wanted, op.group) in done:
+            if tensor in made_anywhere or shardings[tensor] == wanted or (tensor, wanted, op.group) in done:
                 continue
             done.add((tensor, wanted, op.group))
             shape, itemsize = graph.tensors[tensor].shape, graph.tensors[tensor].itemsize

@@ -1,8 +1,8 @@
 """The choices of `--intra-op`: each restricts the shardings of some tensors, and the solver chooses the rest.
 
 * `ilp`: no restriction.
-* `replicate`: every tensor whole on every device.
-* `data`: state (weights, optimizer state) whole, batch inputs split along their leading dimension.
+* `replicate`: every operation in full on every device.
+* `data`: state (weights, optimizer state) whole, the batch split.
 * `heuristic`: every input split along its largest dimension, axis by axis.
 """
 
@@ -12,18 +12,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from shardopt.cost.errors import UserError
+from shardopt.cost.graph import OpGraph
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.solve.intra_op import IntraOpTables
 from shardopt.solve.strategies import live_axes
 
+# What cuts the batch into microbatches: the value of one microbatch is behind these.
+_BATCH_CUTTING = frozenset({"dynamic_slice", "reshape", "transpose"})
+
 
 @dataclass(frozen=True)
 class Roles:
-    """What the presets need to know of a graph: inputs that hold state, inputs that hold the batch, and the pairs
-    that must agree."""
+    """What the presets need to know of a graph: inputs that hold state, inputs that hold the batch with the dimension
+    it lies on, and the pairs that must agree."""
 
-    state: Set[int]
-    batch: Set[int]
+    state: Set[int] = frozenset()
+    batch: Mapping[int, int] = field(default_factory=dict)
     tied: tuple[tuple[int, int], ...] = ()
 
 
@@ -38,27 +42,27 @@ class Restriction:
 def restrict(preset: str, tables: IntraOpTables, roles: Roles) -> Restriction:
     """What a preset fixes. Raises UserError for an unknown name.
 
-    A sharding that a tied tensor cannot have (its operation is opaque, say) is replaced by the replicated one.
+    A sharding that the tensor or one tied to it cannot have (its operation is opaque, say) becomes the replicated one.
     """
     if preset not in PRESETS:
         raise UserError(f"unknown intra-op preset '{preset}'; expected one of {', '.join(PRESETS)}")
     wanted = PRESETS[preset](tables, roles)
-    partners = _partners(roles.tied)
-    possible = {tensor: _possible(tables, s, partners.get(tensor, ())) for tensor, s in wanted.fixed.items()}
+    tied = _tied_to(roles.tied)
+    possible = {tensor: _possible(tables, s, tied.get(tensor, (tensor,))) for tensor, s in wanted.fixed.items()}
     return Restriction(possible, wanted.whole)
 
 
-def _partners(tied: Iterable[tuple[int, int]]) -> dict[int, tuple[int, ...]]:
-    """All tensors tied to each tensor, directly or through others."""
+def _tied_to(pairs: Iterable[tuple[int, int]]) -> dict[int, tuple[int, ...]]:
+    """For each tensor all that are tied to it, directly or through others, and itself."""
     members: dict[int, tuple[int, ...]] = {}
-    for first, second in tied:
+    for first, second in pairs:
         joined = tuple(dict.fromkeys((*members.get(first, (first,)), *members.get(second, (second,)))))
         members.update(dict.fromkeys(joined, joined))
     return members
 
 
-def _possible(tables: IntraOpTables, sharding: Sharding, partners: Iterable[int]) -> Sharding:
-    possible = all(sharding in tables.column(partner).distinct for partner in partners)
+def _possible(tables: IntraOpTables, sharding: Sharding, tensors: Iterable[int]) -> Sharding:
+    possible = all(sharding in tables.column(tensor).distinct for tensor in tensors)
     return sharding if possible else Sharding.replicated(sharding.rank)
 
 
@@ -67,15 +71,30 @@ def _ilp(tables: IntraOpTables, roles: Roles) -> Restriction:
 
 
 def _replicate(tables: IntraOpTables, roles: Roles) -> Restriction:
-    replicated = {k: Sharding.replicated(len(tables.graph.tensors[k].shape)) for k in tables.graph.inputs}
-    return Restriction(replicated, range(len(tables.graph.ops)))
+    return Restriction(_replicated(tables.graph, tables.graph.inputs), range(len(tables.graph.ops)))
 
 
 def _data(tables: IntraOpTables, roles: Roles) -> Restriction:
-    tensors = tables.graph.tensors
-    fixed = {k: Sharding.replicated(len(tensors[k].shape)) for k in sorted(roles.state)}
-    fixed |= {k: split_greedily(tables.mesh, tensors[k].shape, _leading) for k in sorted(roles.batch)}
+    fixed = _replicated(tables.graph, sorted(roles.state))
+    for argument, dim in sorted(roles.batch.items()):
+        for tensor, place in _microbatches(tables.graph, argument, dim):
+            shape = tables.graph.tensors[tensor].shape
+            fixed[tensor] = split_greedily(tables.mesh, shape, lambda _, place=place: [place])  # type: ignore[misc]
     return Restriction(fixed)
+
+
+def _microbatches(graph: OpGraph, argument: int, dim: int) -> list[tuple[int, int]]:
+    """(tensor, batch dimension) to split for a batch argument: itself, or in a loop over microbatches its slices."""
+    found = []
+    pending = [argument] if any(op.repeat > 1 for op in graph.ops) else []
+    while pending:
+        tensor = pending.pop()
+        cuts = [op for op in graph.ops if op.operands[:1] == (tensor,) and op.name in _BATCH_CUTTING]
+        pending += [op.results[0] for op in reversed(cuts)]
+        if not cuts and tensor != argument:
+            shape = graph.tensors[tensor].shape
+            found.append((tensor, next((d for d, extent in enumerate(shape) if extent > 1), 0)))
+    return found or [(argument, dim)]
 
 
 def _heuristic(tables: IntraOpTables, roles: Roles) -> Restriction:
@@ -83,74 +102,30 @@ def _heuristic(tables: IntraOpTables, roles: Roles) -> Restriction:
     return Restriction({k: split_greedily(tables.mesh, tensors[k].shape, _largest) for k in tables.graph.inputs})
 
 
-PRESETS:
-        raise UserError(f"unknown intra-op preset '{preset}'; expected one of {', '.join(PRESETS)}")
-    wanted = PRESETS[preset](tables, roles)
-    partners = _partners(roles.tied)
-    possible = {tensor: _possible(tables, s, partners.get(tensor, ())) for tensor, s in wanted.fixed.items()}
-    return Restriction(possible, wanted.whole)
-
-
-def _partners(tied: Iterable[tuple[int, int]]) -> dict[int, tuple[int, ...]]:
-    """All tensors tied to each tensor, directly or through others."""
-    members: dict[int, tuple[int, ...]] = {}
-    for first, second in tied:
-        joined = tuple(dict.fromkeys((*members.get(first, (first,)), *members.get(second, (second,)))))
-        members.update(dict.fromkeys(joined, joined))
-    return members
-
-
-def _possible(tables: IntraOpTables, sharding: Sharding, partners: Iterable[int]) -> Sharding:
-    possible = all(sharding in tables.column(partner).distinct for partner in partners)
-    return sharding if possible else Sharding.replicated(sharding.rank)
-
-
-def _ilp(tables: IntraOpTables, roles: Roles) -> Fixed:
-    return {}
-
-
-def _replicate(tables: IntraOpTables, roles: Roles) -> Fixed:
-    return {k: Sharding.replicated(len(tensor.shape)) for k, tensor in enumerate(tables.graph.tensors)}
-
-
-def _data(tables: IntraOpTables, roles: Roles) -> Fixed:
-    tensors = tables.graph.tensors
-    fixed = {k: Sharding.replicated(len(tensors[k].shape)) for k in sorted(roles.state)}
-    fixed |= {k: split_greedily(tables.mesh, tensors[k].shape, _leading) for k in sorted(roles.batch)}
-    return fixed
-
-
-def _heuristic(tables: IntraOpTables, roles: Roles) -> Fixed:
-    tensors = tables.graph.tensors
-    return {k: split_greedily(tables.mesh, tensors[k].shape, _largest) for k in tables.graph.inputs}
-
-
 PRESETS: Mapping[str, Callable[[IntraOpTables, Roles], Restriction]] = {
     "ilp": _ilp,
-    "replicate": _replicate,
     "data": _data,
     "heuristic": _heuristic,
+    "replicate": _replicate,
 }
 
 
-def split_greedily(
-    mesh: Mesh, shape: tuple[int, ...], order: Callable[[tuple[int, ...]], Iterable[int]]
-) -> Sharding:
+def _replicated(graph: OpGraph, tensors: Iterable[int]) -> dict[int, Sharding]:
+    return {k: Sharding.replicated(len(graph.tensors[k].shape)) for k in tensors}
+
+
+def split_greedily(mesh: Mesh, shape: tuple[int, ...], order: Callable[[tuple[int, ...]], Iterable[int]]) -> Sharding:
     """Give each axis in turn to the first dimension, in `order` of the local shape, that it divides."""
     dims: list[tuple[str, ...]] = [()] * len(shape)
     local = list(shape)
     for axis in live_axes(mesh):
         size = mesh.axis_size(axis)
-        place = next((d for d in order(tuple(local)) if local[d] % size == 0), None)
+        place = next((d for d in order(tuple(local)) if d < len(local) and local[d] % size == 0), None)
         if place is not None:
             dims[place] = (*dims[place], axis)
             local[place] //= size
     return Sharding(tuple(dims))
 
 
-def _leading(local: tuple[int, ...]) -> Iterable[int]:
-    return range(min(len(local), 1))
-
-
 def _largest(local: tuple[int, ...]) -> Iterable[int]:
-    return sorted(range(len(local)), key=lambda d: -local[d])
+    return sorted(range(len(local)), key=lambda dim: -local[dim])

@@ -36,6 +36,8 @@ _UNKNOWN = -2
 _MAX_UNITS = 1000
 # Below this share of the FLOPs the intersection of ancestors is not a forward pass (there is no common loss).
 _MIN_FORWARD_SHARE = 0.1
+# What may stand between the contributions to a gradient and its accumulator.
+_SUMMING = frozenset({"add", "convert", "reshape", "transpose"})
 # Operations that are not worth a copy in every stage.
 _NEVER_SHARED = frozenset(
     {"dot_general", "convolution", "while", "case", "rng_bit_generator", "rng", "sort", "scatter", "custom_call"}
@@ -44,7 +46,8 @@ _NEVER_SHARED = frozenset(
 
 @dataclass(frozen=True)
 class LayerProblem:
-    """The body of a microbatch. `weight_of[t] = w`: output tensor t accumulates the gradient of input tensor w.
+    """The body of a microbatch. `weight_of[t]`: output t accumulates the gradient of what these inputs (one weight, and
+    casts or transposes of it) show.
 
     `free_inputs` (the microbatch index) tie nothing to a layer. `accumulators[t] = a`: output t continues input a.
     `num_layers=None` finds the number, but never fewer than `least_layers`; `method` is "dp" or a baseline,
@@ -52,7 +55,7 @@ class LayerProblem:
     """
 
     graph: OpGraph
-    weight_of: Mapping[int, int]
+    weight_of: Mapping[int, tuple[int, ...]]
     accumulators: Mapping[int, int]
     free_inputs: frozenset[int]
     num_layers: int | None = None
@@ -87,6 +90,7 @@ class _Assignment:
         self.layer = [_UNKNOWN] * len(problem.graph.ops)
         self.shared = _shared_ops(problem.graph, problem.free_inputs)
         self.forward = self._forward_ops()
+        self.summing = self._summing_ops()
         self.contributions = dict(self._contributions())
 
     def run(self) -> Layering:
@@ -108,18 +112,43 @@ class _Assignment:
         share = sum(op.flops for op, inside in zip(self.graph.ops, forward, strict=True) if inside)
         return forward if share >= _MIN_FORWARD_SHARE * total else everything
 
-    def _contributions(self) -> Iterator[tuple[int, int]]:
-        """(tensor added to an accumulator, the weight whose gradient it is)."""
+    def _summing_ops(self) -> frozenset[int]:
+        """Ops that combine with an accumulator, and those that only add up or reshape what is about to be combined.
+
+        The gradient of a tied weight is such a sum over several layers, and must not pull them together.
+        """
+        found: set[int] = set()
+        stack = [self.producers[output] for output in self.problem.accumulators if self.producers[output] >= 0]
+        while stack:
+            index = stack.pop()
+            found.add(index)
+            for operand in self.graph.ops[index].operands:
+                producer = self.producers[operand]
+                if (
+                    producer >= 0
+                    and not self.forward[producer]
+                    and not self.shared[producer]
+                    and self.graph.ops[producer].name in _SUMMING
+                    and len(self.consumers[operand]) == 1
+                ):
+                    stack.append(producer)
+        return frozenset(found)
+
+    def _contributions(self) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """(tensor that goes into the sum of a gradient, the weight whose gradient it is)."""
         for output, weight in self.problem.weight_of.items():
-            accumulator = self.problem.accumulators.get(output)
-            if accumulator is not None and self.producers[output] >= 0:
-                for operand in self.graph.ops[self.producers[output]].operands:
-                    if operand != accumulator:
-                        yield operand, weight
+            stack = [output]
+            while stack:
+                tensor = stack.pop()
+                if self.producers[tensor] in self.summing:
+                    stack.extend(self.graph.ops[self.producers[tensor]].operands)
+                elif self.producers[tensor] >= 0:
+                    yield tensor, weight
 
     def _cluster_forward(self) -> LayerSolution:
         """Step 2: the layer DP on units of consecutive forward operations."""
-        ops = [index for index, inside in enumerate(self.forward) if inside]
+        sources = self._sources()
+        ops = [index for index, inside in enumerate(self.forward) if inside and index not in sources]
         flops = np.array([self.graph.ops[index].flops for index in ops], dtype=float)
         units = _units(flops)
         num_units = int(units[-1]) + 1 if len(units) else 0
@@ -131,7 +160,25 @@ class _Assignment:
         for index, shared in enumerate(self.shared):
             if shared:
                 self.layer[index] = SHARED
+        for index in sorted(sources, reverse=True):
+            self.layer[index] = min(self.layer[c] for c in self._forward_consumers(index))
         return solution
+
+    def _sources(self) -> frozenset[int]:
+        """Cheap forward ops that read only inputs (slices of random bits, casts of weights) or each other.
+
+        Their place in program order says nothing: they belong to the first layer that reads them.
+        """
+        found: set[int] = set()
+        for index, op in enumerate(self.graph.ops):
+            light = self.forward[index] and op.name not in _NEVER_SHARED
+            made_by = [p for t in op.operands if (p := self.producers[t]) >= 0]
+            if light and all(self.shared[p] or p in found for p in made_by) and self._forward_consumers(index):
+                found.add(index)
+        return frozenset(found)
+
+    def _forward_consumers(self, index: int) -> list[int]:
+        return [c for r in self.graph.ops[index].results for c in self.consumers[r] if self.forward[c]]
 
     def _solve(self, flops: np.ndarray, values: Sequence[Value]) -> LayerSolution:
         problem = self.problem
@@ -157,23 +204,20 @@ class _Assignment:
         needed = _reached(self.graph, [*self.problem.weight_of])
         uses = self._forward_uses()
         for index in range(len(self.graph.ops) - 1, -1, -1):
-            if self.layer[index] == _UNKNOWN and needed[index]:
+            if self.layer[index] == _UNKNOWN and needed[index] and index not in self.summing:
                 self.layer[index] = self._touched(self.graph.ops[index], uses)
 
     def _touched(self, op: Op, uses: Mapping[int, tuple[int, ...]]) -> int:
         read = [self.layer[p] for t in op.operands if (p := self.producers[t]) >= 0 and self.forward[p]]
-        fed = [self.layer[c] for r in op.results for c in self.consumers[r] if not self._accumulates(c)]
+        fed = [self.layer[c] for r in op.results for c in self.consumers[r] if c not in self.summing]
         weights = [uses[t][-1] for t in op.operands if t in uses and len(uses[t]) == 1]
         floor = max(read, default=0)
         origin = [
-            next((k for k in uses.get(self.contributions[r], ()) if k >= floor), floor)
+            min((k for w in self.contributions[r] for k in uses.get(w, ()) if k >= floor), default=floor)
             for r in op.results
             if r in self.contributions
         ]
         return max(read + fed + weights + origin + [0])
-
-    def _accumulates(self, index: int) -> bool:
-        return any(result in self.problem.accumulators for result in self.graph.ops[index].results)
 
     def _forward_uses(self) -> dict[int, tuple[int, ...]]:
         """For each input tensor the layers whose forward operations read it, ascending."""
@@ -186,9 +230,9 @@ class _Assignment:
         return {tensor: tuple(sorted(layers)) for tensor, layers in uses.items()}
 
     def _assign_rest(self) -> None:
-        """Step 4 and the accumulations: after forward operands the latest layer, after backward ones the earliest."""
+        """Step 4 and the sums: after forward operands the latest layer, after backward ones the earliest."""
         for index, op in enumerate(self.graph.ops):
-            if self.layer[index] != _UNKNOWN and not self._accumulates(index):
+            if self.layer[index] != _UNKNOWN and index not in self.summing:
                 continue
             made_by = [p for t in op.operands if (p := self.producers[t]) >= 0 and self.layer[p] >= 0]
             backward = [self.layer[p] for p in made_by if not self.forward[p]]

@@ -28,6 +28,7 @@ class MemoryProfile:
         index = {int(point): position for position, point in enumerate(points)}
         self.base = np.zeros(max(len(points) - 1, 0), dtype=np.int64)
         self.segments: list[Segments] = [{} for _ in kept]
+        self._slack: list[np.ndarray] = []
         for node, usages in enumerate(kept):
             for usage in usages:
                 self._append(node, (index[usage.lo], index[usage.hi]), usage.bytes)

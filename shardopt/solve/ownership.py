@@ -2,8 +2,8 @@
 
 Parameters belong to the layer whose forward pass reads them, accumulated values to the layer that accumulates them.
 The epilogue follows its largest owned operand (an update follows its parameter and gradient; the few operations that
-mix layers, such as a global norm, work on scalars). The prologue follows its consumers. Cheap scalars that several
-layers need (learning-rate schedules, step counts, keys) are `SHARED`: every stage computes its own copy.
+mix layers, such as a global norm, work on scalars). The prologue follows its consumers. Constants, and small values
+that several layers need (learning-rate schedules, step counts, keys), are `SHARED`: every reader computes its own copy.
 """
 
 from __future__ import annotations
@@ -59,13 +59,14 @@ def assign_owners(problem: OwnershipProblem) -> Ownership:
         if layer[index] is None:
             readers = {layer[c] for r in graph.ops[index].results for c in consumers[r]}
             readers |= {k for r in graph.ops[index].results for k in problem.demand.get(r, ())}
-            layer[index] = _choose({k for k in readers if k is not None}, small[index])
+            constant = not graph.ops[index].operands
+            layer[index] = _choose({k for k in readers if k is not None}, small[index], constant)
     final = tuple(0 if k is None else k for k in layer)
     return Ownership(final, {t: _input_layer(t, problem, consumers[t], final) for t in graph.inputs})
 
 
-def _choose(readers: set[int], small: bool) -> int:
-    if small and (len(readers) > 1 or SHARED in readers):
+def _choose(readers: set[int], small: bool, constant: bool) -> int:
+    if small and (constant or len(readers) > 1 or SHARED in readers):
         return SHARED
     return min((k for k in readers if k >= 0), default=0)
 

@@ -31,8 +31,8 @@ def solve(problem: Problem, *, time_limit_seconds: float | None = None, gap_tole
     unless it happens to be optimal.
 
     Infeasibility is an answer: `statistics["reason"]` names the node or the binding limit, and for memory
-    `usage_lower_bound_bytes` stands beside `memory_limit_bytes`. The time limit (seconds) covers the integer programs;
-    presolve always runs to its end. Equal inputs give equal choices as long as the limit does not strike.
+    `usage_lower_bound_bytes` stands beside `memory_limit_bytes`. The time limit (seconds) covers integer programs
+    and prices; presolve always runs to its end. Equal inputs give equal choices as long as the limit does not strike.
     """
     run = _Run(problem, None if time_limit_seconds is None else monotonic() + time_limit_seconds, gap_tolerance)
     relaxed = run.without_memory() if problem.has_memory else None

@@ -28,15 +28,41 @@ COLLECTIVE_REDUCERS = frozenset({"add", "maximum", "minimum", "multiply", "and",
 # Never partitioned, whatever their rule says: random bits depend on the layout of the generator, and XLA's partitioner
 # replicates around custom calls, control flow and the user's own collectives.
 OPAQUE_OPS = frozenset(
-    "all_gather all_reduce all_to_all case collective_broadcast collective_permute composite custom_call if "
-    "reduce_scatter rng rng_bit_generator while".split()
+    [
+        "all_gather",
+        "all_reduce",
+        "all_to_all",
+        "case",
+        "collective_broadcast",
+        "collective_permute",
+        "composite",
+        "custom_call",
+        "if",
+        "reduce_scatter",
+        "rng",
+        "rng_bit_generator",
+        "while",
+    ]
 )
 
 # Operations that read and write device memory in full. The others are fused into chains; we take one value in four
 # that such a chain computes to reach memory.
 _UNFUSED_OPS = frozenset(
-    "cholesky concatenate convolution dot dot_general fft gather reduce reduce_window scatter select_and_scatter sort "
-    "triangular_solve".split()
+    [
+        "cholesky",
+        "concatenate",
+        "convolution",
+        "dot",
+        "dot_general",
+        "fft",
+        "gather",
+        "reduce",
+        "reduce_window",
+        "scatter",
+        "select_and_scatter",
+        "sort",
+        "triangular_solve",
+    ]
 )
 _FUSED_TRAFFIC = 0.25
 
@@ -97,7 +123,7 @@ def shardable_factors(op: Op) -> tuple[int, ...]:
     """Factors that may be split: all but those that need the whole dimension, move data along it, or leave partial
     results that no collective combines. (Permutation factors would need an exchange of borders: not modelled.)"""
     rule = op.rule
-    if rule is None or op.name in OPAQUE_OPS:
+    if rule is None or is_opaque(op):
         return ()
     whole = rule.need_replication | rule.permutation | rule.blocked
     if op.reducer not in COLLECTIVE_REDUCERS:
@@ -107,6 +133,19 @@ def shardable_factors(op: Op) -> tuple[int, ...]:
         target, update = ({factor for dim in dims for factor in dim} for dims in rule.operands[:2])
         whole |= target - update
     return tuple(factor for factor, size in enumerate(rule.sizes) if size > 1 and factor not in whole)
+
+
+def is_made_anywhere(op: Op, operands: Sequence[Tensor]) -> bool:
+    """Whether every reader can have the result in the sharding it wants for nothing: constants, iotas and broadcast
+    scalars are made where they are used."""
+    if op.name == "broadcast_in_dim":
+        return not operands[0].shape
+    return op.name in ("constant", "iota")
+
+
+def is_opaque(op: Op) -> bool:
+    """Whether the operation runs replicated for lack of a rule that can be used."""
+    return op.rule is None or op.name in OPAQUE_OPS
 
 
 def _splits(op: Op, mesh: Mesh) -> Iterator[Split]:

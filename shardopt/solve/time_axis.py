@@ -18,14 +18,13 @@ batch before the loop), or when no matrix product follows it (post-processing of
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from math import gcd
 
 from shardopt.cost.errors import UserError
 from shardopt.cost.graph import FactorRule, Op, OpGraph
-
-Splat = float | int | bool
+from shardopt.cost.microbatching import Cut, Splat, Split
 
 # Ops whose cost makes a second, full-batch execution pointless: the microbatch body exists for them.
 HEAVY = frozenset({"dot_general", "convolution", "while", "case", "custom_call"})
@@ -42,27 +41,6 @@ class Kind(Enum):
     BATCHED = "batched"
     PARTIAL = "partial"
     WHOLE = "whole"
-
-
-@dataclass(frozen=True)
-class Split:
-    """The batch inside dimension `dim`, seen as (outer, extent, rest): the middle part is cut into B blocks.
-
-    Any divisor of the extent that B divides gives the same blocks, so splits are equal whatever their extent.
-    """
-
-    dim: int
-    outer: int
-    extent: int = field(compare=False)
-
-
-@dataclass(frozen=True)
-class Cut:
-    """The batch inside factor `factor` of an op's rule, seen as (outer, extent, rest)."""
-
-    factor: int
-    outer: int
-    extent: int = field(compare=False)
 
 
 @dataclass(frozen=True)

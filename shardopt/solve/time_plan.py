@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from shardopt.cost.graph import Op, OpGraph
+from shardopt.cost.microbatching import Accumulator, BodyOp, Cut, Split, TimePlan, View
 from shardopt.solve.time_axis import (
     HEAVY,
     LAYOUT,
     CouplingError,
-    Cut,
     Kind,
-    Split,
     TimeAxis,
     locate,
     moves_along,
@@ -41,52 +40,6 @@ class Place(IntEnum):
     NOWHERE = 0
     EPILOGUE = 1
     PROLOGUE = 2
-
-
-@dataclass(frozen=True)
-class View:
-    """A tensor as the body sees it: whole (`split` is None) or the block of the current microbatch.
-
-    With `estimate` (the name of its reducer) it is a partial result of this microbatch standing for the whole batch.
-    """
-
-    tensor: int
-    split: Split | None = None
-    estimate: str = ""
-
-
-@dataclass(frozen=True)
-class BodyOp:
-    """An op of the body: cut along the batch, or (None) at its original size."""
-
-    op: int
-    cut: Cut | None
-    operands: tuple[View, ...]
-    results: tuple[View, ...]
-
-
-@dataclass(frozen=True)
-class Accumulator:
-    """A value that leaves the loop: combined by `reducer`, or (when "") collected block by block along `view.split`.
-
-    With neither it is the value of the only iteration.
-    """
-
-    view: View
-    reducer: str = ""
-
-
-@dataclass(frozen=True)
-class TimePlan:
-    """Ops and tensors by index, in program order. `slices` are cut out of full-size values by the microbatch index."""
-
-    num_microbatches: int
-    prologue: tuple[int, ...]
-    body: tuple[BodyOp, ...]
-    epilogue: tuple[int, ...]
-    captures: tuple[int, ...]
-    slices: tuple[View, ...]
-    accumulators: tuple[Accumulator, ...]
 
 
 def plan_loop(axis: TimeAxis) -> TimePlan:

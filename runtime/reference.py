@@ -1,0 +1,110 @@
+"""The check of a distributed run: the original module on one device, and the comparison of both sets of outputs."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxlib.mlir import ir
+from shardopt.runtime.tiles import Tiling
+from shardopt.runtime.xla import XlaMesh
+
+from shardopt.cost.errors import UserError
+from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.dialect.dtypes import numpy_dtype, numpy_name
+from shardopt.dialect.exported_form import MAIN, find_function, function_type, static_shape
+from shardopt.dialect.exported_program import StageFunction, TensorSpec
+
+_ONE_DEVICE = Mesh("reference", (("device", 1),), (0,))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One output against its reference.
+
+    max_abs: largest |output - reference|; max_rel: that over the largest |reference|. Places where both are the same
+    infinity or both NaN count as equal. `unmatched` counts the places where only one of two floats is finite, where
+    infinities differ, and, for integers and booleans, all that are not equal.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    max_abs: float
+    max_rel: float
+    unmatched: int
+
+    def within(self, tolerance: float) -> bool:
+        return self.unmatched == 0 and self.max_rel <= tolerance
+
+
+def run_reference(module: ir.Module, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The outputs of the unpartitioned module's `@main` on one CPU device; shardings in it have no effect.
+
+    Raises UserError when the module has no `@main` of static shapes or the inputs do not fit it.
+    """
+    function = _whole_function(module)
+    if len(inputs) != len(function.arguments):
+        raise UserError(f"expected {len(function.arguments)} inputs, found {len(inputs)}")
+    device = XlaMesh(_ONE_DEVICE)
+    arrays = []
+    for number, (value, spec) in enumerate(zip(inputs, function.arguments, strict=True)):
+        if (value.shape, value.dtype) != (spec.shape, numpy_dtype(spec.dtype)):
+            raise UserError(f"input {number}: expected {spec}, found {value.dtype}{list(value.shape)}")
+        arrays.append(device.put(spec, Tiling(_ONE_DEVICE, spec).split(value)))
+    outputs, token = device.compile(function)(arrays)
+    token.block_until_ready()
+    return [np.array(device.shards(output)[0]) for output in outputs]
+
+
+def _whole_function(module: ir.Module) -> StageFunction:
+    try:
+        type_ = function_type(find_function(ir.SymbolTable(module.operation), MAIN))
+        arguments, results = (tuple(map(_spec, types)) for types in (type_.inputs, type_.results))
+    except ValueError as error:
+        raise UserError(f"the module cannot be run as a reference: {error}") from error
+    buffer = io.BytesIO()
+    module.operation.write_bytecode(buffer)
+    return StageFunction(MAIN, buffer.getvalue(), arguments, results, donates=())
+
+
+def _spec(type_: ir.Type) -> TensorSpec:
+    if not isinstance(type_, ir.RankedTensorType):
+        raise ValueError(f"expected a ranked tensor, found {type_}")
+    shape = static_shape(type_)
+    return TensorSpec(shape, numpy_name(str(type_.element_type)), Sharding.replicated(len(shape)))
+
+
+def compare(
+    outputs: Sequence[np.ndarray], reference: Sequence[np.ndarray], names: Sequence[str] | None = None
+) -> list[Difference]:
+    """One row per output. Raises ValueError when number, shapes or dtypes differ."""
+    names = names or [f"result{number}" for number in range(len(outputs))]
+    return [difference(*row) for row in zip(names, outputs, reference, strict=True)]
+
+
+def difference(name: str, output: np.ndarray, reference: np.ndarray) -> Difference:
+    """Floats and complex numbers are compared in double precision, integers and booleans exactly."""
+    if (output.shape, output.dtype) != (reference.shape, reference.dtype):
+        raise ValueError(
+            f"{name}: expected {reference.dtype}{list(reference.shape)}, found {output.dtype}{list(output.shape)}"
+        )
+    wide = np.complex128 if output.dtype.kind == "c" else np.float64
+    left, right = output.astype(wide), reference.astype(wide)
+    finite = np.isfinite(left) & np.isfinite(right)
+    if output.dtype.kind in "biu":
+        unmatched = output != reference
+    else:
+        unmatched = ~finite & (left != right) & ~(np.isnan(left) & np.isnan(right))
+    max_abs = float(np.max(np.abs(np.where(finite, left, 0) - np.where(finite, right, 0)), initial=0.0))
+    scale = float(np.max(np.abs(right[finite]), initial=0.0))
+    return Difference(
+        name,
+        output.shape,
+        output.dtype.name,
+        max_abs,
+        max_abs / max(scale, np.finfo(np.float64).tiny),
+        int(np.count_nonzero(unmatched)),
+    )

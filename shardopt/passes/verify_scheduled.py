@@ -1,0 +1,25 @@
+"""Check that the loop carries a schedule that the dataflow and the memory of the devices allow.
+
+Needs: shardopt-schedule-pipeline. Holds afterwards: what `dialect/scheduled_form.py` says; the module is unchanged. The first
+departure is the error, and its notes name up to four others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxlib.mlir import ir
+
+from shardopt.dialect.scheduled_form import violations
+from shardopt.passes.base import Pass, PassContext
+
+
+@dataclass(frozen=True)
+class VerifyScheduled(Pass):
+    """See the head of the file."""
+
+    name = "shardopt-verify-scheduled"
+    summary = "check that the loop carries a schedule that can run in memory"
+
+    def run(self, module: ir.Module, pm: PassContext) -> None:
+        pm.refuse(violations(module))

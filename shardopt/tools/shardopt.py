@@ -1,0 +1,261 @@
+"""The `shardopt` command: plan a model for a cluster, run the plan, check it against one device."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardopt.cost.errors import UserError
+from shardopt.tools.common import ToolParser, run_tool
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from shardopt.frontend.plan import Plan
+    from shardopt.ir.diagnostics import Diagnostic
+    from shardopt.runtime.driver import Run
+    from shardopt.runtime.reference import Difference
+
+_PROG = "shardopt"
+# Float inputs that the user does not give: small and positive, so that second moments stay valid.
+_RANDOM_SCALE = 0.1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0, 1 for a mistake of the user or a check that failed, 2 for a bug of ours."""
+    args = _parser().parse_args(argv)
+    return run_tool(_PROG, lambda: args.run(args))
+
+
+def _parser() -> ToolParser:
+    parser = ToolParser(prog=_PROG, description="Automatic model parallelism for JAX: plan a model and run the plan.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=ToolParser)
+    _add_plan(commands.add_parser("plan", help="choose stages, shardings, transfers and a schedule for a model"))
+    _add_run(commands.add_parser("run", help="run a plan on this machine or on a Ray cluster"))
+    return parser
+
+
+# ---- plan ----
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Plan MODEL (StableHLO text, MLIR bytecode or a portable artifact) for a cluster."
+    parser.add_argument("model", metavar="MODEL", help="file, or - for standard input")
+    parser.add_argument("--cluster", required=True, metavar="FILE|PRESET[:HxD]", help="what to plan for")
+    parser.add_argument(
+        "--batch-args", default="auto", metavar="I,J[:DIM]|auto|none", help="arguments that hold the batch"
+    )
+    parser.add_argument("--microbatches", type=_count, default=1, metavar="N", help="microbatches a step (default 1)")
+    parser.add_argument("--layers", type=_count_or_auto, metavar="N|auto", help="layers to cluster into")
+    parser.add_argument("--stages", type=_count_or_auto, metavar="N|auto", help="pipeline stages")
+    parser.add_argument("--submesh", metavar="HxD", help="allow only submeshes of this shape")
+    parser.add_argument("--logical-shape", metavar="RxC", help="allow only this logical shape of submeshes")
+    parser.add_argument("--schedule", default="1f1b", help="gpipe, 1f1b or inference")
+    parser.add_argument("--intra-op", default="ilp", help="ilp, or a baseline: data, heuristic, replicate")
+    parser.add_argument("--inter-op", default="dp", choices=("dp", "equal-layer", "equal-op", "none"))
+    parser.add_argument("--no-unroll", dest="unroll", action="store_false", help="keep loops over layers rolled")
+    parser.add_argument("-o", "--output", type=Path, metavar="PLAN", help="plan directory to write")
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON instead of a table")
+    parser.add_argument("--remarks", action="store_true", help="print remarks: what was decided, and what fell back")
+    parser.set_defaults(run=_plan)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive integer, found '{text}'")
+    return int(text)
+
+
+def _count_or_auto(text: str) -> int | None:
+    return None if text == "auto" else _count(text)
+
+
+def _plan(args: argparse.Namespace) -> None:
+    from shardopt.frontend.plan import PlanOptions, check_target, make_plan
+    from shardopt.pipeline.phases import PHASE_NAMES
+
+    if args.output is not None:
+        check_target(args.output)
+    options = PlanOptions(**{field.name: getattr(args, field.name) for field in fields(PlanOptions)})
+    with _Progress(len(PHASE_NAMES)) as progress:
+        plan = make_plan(args.model, options, on_phase=progress.advance, handler=_reporter(args.remarks))
+    if args.output is not None:
+        plan.save(args.output)
+    if args.json:
+        print(json.dumps(plan.to_json(), indent=2))
+    else:
+        _print_plan(plan)
+
+
+def _print_plan(plan: Plan) -> None:
+    from rich.console import Console
+
+    console = Console()
+    # A file or a pipe has no width; a table cut at 80 columns would lose figures.
+    console.print(plan.table(), width=None if console.is_terminal else 200)
+
+
+def _reporter(remarks: bool) -> Any:
+    from shardopt.ir.diagnostics import render
+
+    def report(diagnostic: Diagnostic) -> None:
+        if remarks or diagnostic.severity != "remark":
+            print(render(diagnostic), file=sys.stderr)
+
+    return report
+
+
+class _Progress:
+    """One line on a terminal that says which phase runs; nothing elsewhere."""
+
+    def __init__(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        console = Console(stderr=True)
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("", total=total)
+        self._started = False
+
+    def advance(self, name: str) -> None:
+        self._bar.update(self._task, description=name, advance=1 if self._started else 0)
+        self._started = True
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+
+# ---- run ----
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Run a plan directory; state is fed back from step to step."
+    parser.add_argument("plan", type=Path, metavar="PLAN", help="directory written by `shardopt plan -o`")
+    parser.add_argument("--backend", default="local", choices=("local", "ray"), help="threads here, or Ray actors")
+    parser.add_argument("--steps", type=_count, default=1, metavar="N")
+    parser.add_argument("--inputs", type=Path, metavar="F.npz", help="arrays in0, in1, …; default: random")
+    parser.add_argument("--seed", type=int, default=0, help="of random inputs")
+    parser.add_argument("--check", action="store_true", help="compare the first step with one device")
+    parser.add_argument("--tolerance", type=float, default=1e-4, help="largest relative difference (default 1e-4)")
+    parser.add_argument("--quick-compile", action="store_true", help="less optimisation, less compile time")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> None:
+    from shardopt.frontend.plan import Plan
+    from shardopt.ir.context import make_context
+    from shardopt.ir.io import load_module
+    from shardopt.runtime.driver import open_run, prepare
+
+    plan = Plan.load(args.plan)
+    with make_context() as context:
+        program = prepare(load_module(plan.module, context, name=str(args.plan / "module.mlirbc")))
+    specs = [(a.value.spec.shape, a.value.spec.dtype) for a in program.arguments]
+    inputs = _read_inputs(args.inputs, specs) if args.inputs else _random_inputs(specs, args.seed)
+    with open_run(program, args.backend, quick_compile=args.quick_compile) as run:
+        run.load(inputs)
+        for step in range(args.steps):
+            outputs = _timed_step(run, step)
+            if step == 0 and args.check:
+                _check(plan, inputs, list(outputs), args)
+
+
+def _timed_step(run: Run, step: int) -> Any:
+    from time import perf_counter
+
+    begin = perf_counter()
+    outputs = run.step()
+    seconds = perf_counter() - begin
+    scalars = [f"{outputs[k]:.6g}" for k in _float_scalars(run)]
+    print(f"step {step}: {seconds:.3f} s" + (f"  scalars: {', '.join(scalars)}" if scalars else ""))
+    return outputs
+
+
+def _float_scalars(run: Run) -> list[int]:
+    """Results that are floating-point scalars: losses and metrics."""
+    specs = [result.value.spec for result in run.program.results]
+    return [k for k, spec in enumerate(specs) if spec.shape == () and "float" in spec.dtype]
+
+
+def _read_inputs(path: Path, specs: Sequence[tuple[tuple[int, ...], str]]) -> list[np.ndarray]:
+    """Arrays `in<k>` of an .npz, in the dtypes of the program (numpy stores bfloat16 as raw bytes)."""
+    import numpy as np
+
+    from shardopt.dialect.dtypes import numpy_dtype
+
+    try:
+        stored = np.load(path, allow_pickle=False)
+        arrays = [stored[f"in{k}"] for k in range(len(specs))]
+    except OSError as error:
+        raise UserError(f"cannot read '{path}': {error.strerror or error}") from error
+    except ValueError as error:
+        raise UserError(f"'{path}' is not an .npz file of plain arrays: {error}") from error
+    except KeyError as error:
+        raise UserError(f"'{path}': expected arrays in0 … in{len(specs) - 1}, missing {error.args[0]}") from error
+    dtypes = [numpy_dtype(dtype) for _, dtype in specs]
+    return [
+        a.view(d) if a.dtype.kind == "V" and a.itemsize == d.itemsize else a
+        for a, d in zip(arrays, dtypes, strict=True)
+    ]
+
+
+def _random_inputs(specs: Sequence[tuple[tuple[int, ...], str]], seed: int) -> list[np.ndarray]:
+    """Floats in [0, 0.1), integers 0 or 1: valid for weights, second moments, token ids and labels alike."""
+    import numpy as np
+
+    from shardopt.dialect.dtypes import numpy_dtype
+
+    generator = np.random.default_rng(seed)
+    arrays = []
+    for shape, dtype in specs:
+        kind = numpy_dtype(dtype)
+        values = generator.integers(0, 2, shape) if kind.kind in "biu" else _RANDOM_SCALE * generator.random(shape)
+        arrays.append(np.asarray(values).astype(kind))
+    return arrays
+
+
+def _check(plan: Plan, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], args: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from shardopt.ir.context import make_context
+    from shardopt.ir.io import load_module
+    from shardopt.runtime.reference import compare, run_reference
+
+    with make_context() as context:
+        reference = run_reference(load_module(plan.original, context, name="original.mlirbc"), inputs)
+    rows = compare(outputs, reference)
+    console = Console()
+    console.print(_difference_table(rows, args.tolerance), width=None if console.is_terminal else 120)
+    failed = [row.name for row in rows if not row.within(args.tolerance)]
+    if failed:
+        raise UserError(
+            f"{len(failed)} of {len(rows)} outputs differ by more than {args.tolerance:g}: {', '.join(failed)}"
+        )
+    print(f"check passed: {len(rows)} outputs within {args.tolerance:g} of one device")
+
+
+def _difference_table(rows: Sequence[Difference], tolerance: float) -> Any:
+    from rich.table import Table
+
+    table = Table("output", "type", title="against one device")
+    for name in ("max abs", "max rel", "unmatched", ""):
+        table.add_column(name, justify="right")
+    for row in rows:
+        verdict = "ok" if row.within(tolerance) else "DIFFERS"
+        type_ = f"{row.dtype}{list(row.shape)}"
+        table.add_row(row.name, type_, f"{row.max_abs:.3g}", f"{row.max_rel:.3g}", str(row.unmatched), verdict)
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+// RUN: shardopt-opt %s --shardopt-normalize | FileCheck %s
+
+// CHECK-LABEL: func.func @stretched
+func.func @stretched(%b: tensor<8xf32>, %s: tensor<1x1xf32>, %k: tensor<4x1xf32>) -> (tensor<4x8xf32>, tensor<4x8xf32>, tensor<4x8xf32>) {
+  // The row goes straight to its place, without a 1x8 value in between.
+  // CHECK-NEXT: %[[ROW:.*]] = stablehlo.broadcast_in_dim %arg0, dims = [1] : (tensor<8xf32>) -> tensor<4x8xf32>
+  %0 = stablehlo.broadcast_in_dim %b, dims = [1] : (tensor<8xf32>) -> tensor<1x8xf32>
+  %1 = stablehlo.broadcast_in_dim %0, dims = [0, 1] : (tensor<1x8xf32>) -> tensor<4x8xf32>
+  // CHECK-NEXT: %[[SCALAR:.*]] = stablehlo.reshape %arg1 : (tensor<1x1xf32>) -> tensor<f32>
+  // CHECK-NEXT: %[[FULL:.*]] = stablehlo.broadcast_in_dim %[[SCALAR]], dims = [] : (tensor<f32>) -> tensor<4x8xf32>
+  %2 = stablehlo.broadcast_in_dim %s, dims = [0, 1] : (tensor<1x1xf32>) -> tensor<4x8xf32>
+  // CHECK-NEXT: %[[COLUMN:.*]] = stablehlo.reshape %arg2 : (tensor<4x1xf32>) -> tensor<4xf32>
+  // CHECK-NEXT: %[[COLUMNS:.*]] = stablehlo.broadcast_in_dim %[[COLUMN]], dims = [0] : (tensor<4xf32>) -> tensor<4x8xf32>
+  %3 = stablehlo.broadcast_in_dim %k, dims = [0, 1] : (tensor<4x1xf32>) -> tensor<4x8xf32>
+  // CHECK-NEXT: return %[[ROW]], %[[FULL]], %[[COLUMNS]]
+  return %1, %2, %3 : tensor<4x8xf32>, tensor<4x8xf32>, tensor<4x8xf32>
+}
+
+// A mean that keeps its dimension, as frontends write it: the broadcast reads the reduced value.
+// CHECK-LABEL: func.func @keepdims
+func.func @keepdims(%x: tensor<4xf32>, %n: tensor<4x1xf32>) -> (tensor<4x8xf32>, tensor<4x1xf32>) {
+  // CHECK-DAG: stablehlo.broadcast_in_dim %arg0, dims = [0] : (tensor<4xf32>) -> tensor<4x1xf32>
+  // CHECK-DAG: stablehlo.broadcast_in_dim %arg0, dims = [0] : (tensor<4xf32>) -> tensor<4x8xf32>
+  %0 = stablehlo.broadcast_in_dim %x, dims = [0] : (tensor<4xf32>) -> tensor<4x1xf32>
+  %1 = stablehlo.broadcast_in_dim %0, dims = [0, 1] : (tensor<4x1xf32>) -> tensor<4x8xf32>
+  %2 = stablehlo.divide %0, %n : tensor<4x1xf32>
+  return %1, %2 : tensor<4x8xf32>, tensor<4x1xf32>
+}
+
+// CHECK-LABEL: func.func @undone
+func.func @undone(%x: tensor<4x8xf32>) -> (tensor<4x8xf32>, tensor<4x8xf32>, tensor<32xf32>, tensor<2x4x8xf32>) {
+  %0 = stablehlo.broadcast_in_dim %x, dims = [1, 2] : (tensor<4x8xf32>) -> tensor<1x4x8xf32>
+  %1 = stablehlo.reshape %0 : (tensor<1x4x8xf32>) -> tensor<4x8xf32>
+  %2 = stablehlo.transpose %x, dims = [1, 0] : (tensor<4x8xf32>) -> tensor<8x4xf32>
+  %3 = stablehlo.transpose %2, dims = [1, 0] : (tensor<8x4xf32>) -> tensor<4x8xf32>
+  // CHECK-NEXT: %[[FLAT:.*]] = stablehlo.reshape %arg0 : (tensor<4x8xf32>) -> tensor<32xf32>
+  %4 = stablehlo.reshape %x : (tensor<4x8xf32>) -> tensor<2x16xf32>
+  %5 = stablehlo.reshape %4 : (tensor<2x16xf32>) -> tensor<32xf32>
+  // CHECK-NEXT: %[[WIDE:.*]] = stablehlo.broadcast_in_dim %arg0, dims = [1, 2] : (tensor<4x8xf32>) -> tensor<2x4x8xf32>
+  %6 = stablehlo.broadcast_in_dim %x, dims = [1, 3] : (tensor<4x8xf32>) -> tensor<2x4x1x8xf32>
+  %7 = stablehlo.reshape %6 : (tensor<2x4x1x8xf32>) -> tensor<2x4x8xf32>
+  // CHECK-NEXT: return %arg0, %arg0, %[[FLAT]], %[[WIDE]]
+  return %1, %3, %5, %7 : tensor<4x8xf32>, tensor<4x8xf32>, tensor<32xf32>, tensor<2x4x8xf32>
+}
+
+// CHECK-LABEL: func.func @slice_of_concatenate
+func.func @slice_of_concatenate(%a: tensor<2x8xf32>, %b: tensor<3x8xf32>) -> (tensor<2x8xf32>, tensor<1x8xf32>, tensor<2x8xf32>) {
+  // CHECK-NEXT: %[[BOTH:.*]] = stablehlo.concatenate
+  %0 = stablehlo.concatenate %a, %b, dim = 0 : (tensor<2x8xf32>, tensor<3x8xf32>) -> tensor<5x8xf32>
+  %1 = stablehlo.slice %0 [0:2, 0:8] : (tensor<5x8xf32>) -> tensor<2x8xf32>
+  // CHECK-NEXT: %[[ONE:.*]] = stablehlo.slice %arg1 [1:2, 0:8]
+  %2 = stablehlo.slice %0 [3:4, 0:8] : (tensor<5x8xf32>) -> tensor<1x8xf32>
+  // CHECK-NEXT: %[[ACROSS:.*]] = stablehlo.slice %[[BOTH]] [1:3, 0:8]
+  %3 = stablehlo.slice %0 [1:3, 0:8] : (tensor<5x8xf32>) -> tensor<2x8xf32>
+  // CHECK-NEXT: return %arg0, %[[ONE]], %[[ACROSS]]
+  return %1, %2, %3 : tensor<2x8xf32>, tensor<1x8xf32>, tensor<2x8xf32>
+}
+
+// CHECK-LABEL: func.func @collectives
+func.func @collectives(%x: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
+  // CHECK-NOT: dense<[{{\[}}0], [1]]>
+  %0 = "stablehlo.all_reduce"(%x) <{replica_groups = dense<[[0], [1]]> : tensor<2x1xi64>}> ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %s = stablehlo.add %a, %b : tensor<f32>
+    stablehlo.return %s : tensor<f32>
+  }) : (tensor<4xf32>) -> tensor<4xf32>
+  // CHECK: %[[SUM:.*]] = "stablehlo.all_reduce"(%arg0) <{replica_groups = dense<{{\[\[}}0, 1]]>
+  %1 = "stablehlo.all_reduce"(%x) <{replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>}> ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %s = stablehlo.add %a, %b : tensor<f32>
+    stablehlo.return %s : tensor<f32>
+  }) : (tensor<4xf32>) -> tensor<4xf32>
+  // CHECK: return %arg0, %[[SUM]]
+  return %0, %1 : tensor<4xf32>, tensor<4xf32>
+}
+
+// What a user said about a value stays where it was said.
+// CHECK-LABEL: func.func @user_sharding
+func.func @user_sharding(%x: tensor<4x8xf32>) -> tensor<4x8xf32> {
+  // CHECK-NEXT: stablehlo.reshape %arg0 {mhlo.sharding = "{replicated}"}
+  // CHECK-NEXT: stablehlo.reshape
+  %0 = stablehlo.reshape %x {mhlo.sharding = "{replicated}"} : (tensor<4x8xf32>) -> tensor<32xf32>
+  %1 = stablehlo.reshape %0 : (tensor<32xf32>) -> tensor<4x8xf32>
+  return %1 : tensor<4x8xf32>
+}
