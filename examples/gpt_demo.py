@@ -10,9 +10,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's deprecation warnings; before jaxlib is imported
 
 import jax
 import numpy as np
@@ -54,7 +57,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path("out/demo"), help="folder of the plan and its IR")
     parser.add_argument("--backend", choices=("local", "ray", "both"), default="both")
     args = parser.parse_args()
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=180)
 
     config = Config()
     optimizer, train_step = make_train_step(config)

@@ -18,15 +18,15 @@ from typing import Any, Protocol, overload
 
 import numpy as np
 from jaxlib.mlir import ir
-from shardopt.runtime.build import build_program
-from shardopt.runtime.check import check_program
-from shardopt.runtime.program import Program
 
 from shardopt.cost.errors import UserError
 from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.dialect.exported_form import read_exported
 from shardopt.dialect.exported_verify import verify_exported
 from shardopt.ir.diagnostics import DiagnosedError, diagnostic
+from shardopt.runtime.build import build_program
+from shardopt.runtime.check import check_program
+from shardopt.runtime.program import Program
 
 BACKENDS = ("local", "ray")
 

@@ -7,6 +7,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
+
 from shardopt.runtime.mailbox import Cancelled, Mailbox
 from shardopt.runtime.program import Program
 from shardopt.runtime.worker import MeshError, Worker

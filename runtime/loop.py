@@ -11,15 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from shardopt.cost.errors import UserError
 from shardopt.dialect.exported_program import Call, Loop, TensorSpec, Transfer
+from shardopt.runtime.emitter import Emitter
 from shardopt.schedule.schedules import build_schedule
 from shardopt.schedule.tasks import TaskKind
-
-if TYPE_CHECKING:
-    from shardopt.runtime.build import Emitter
 
 Group = tuple[int, str]  # stage and kind
 Task = tuple[Group, int]  # and microbatch

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxlib.mlir import ir
-from shardopt.runtime.tiles import Tiling
-from shardopt.runtime.xla import XlaMesh
 
 from shardopt.cost.errors import UserError
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.dtypes import numpy_dtype, numpy_name
 from shardopt.dialect.exported_form import MAIN, find_function, function_type, static_shape
 from shardopt.dialect.exported_program import StageFunction, TensorSpec
+from shardopt.runtime.tiles import Tiling
+from shardopt.runtime.xla import XlaMesh
 
 _ONE_DEVICE = Mesh("reference", (("device", 1),), (0,))
 

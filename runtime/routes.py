@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from shardopt.runtime.program import Exchange, Piece, Placement, Route
-
 from shardopt.cost.mesh import Mesh
 from shardopt.dialect.exported_program import Box, ReshardStep, TensorSpec
 from shardopt.dialect.reshard_steps import tiles_by_device
+from shardopt.runtime.program import Exchange, Piece, Placement, Route
 
 
 def make_route(

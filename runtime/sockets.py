@@ -15,6 +15,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+
 from shardopt.runtime.mailbox import Mailbox
 
 Address = tuple[str, int]

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from math import prod
 
 import numpy as np
-from shardopt.runtime.program import Route
 
 from shardopt.cost.mesh import Mesh
 from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.dialect.exported_program import Box, TensorSpec
 from shardopt.dialect.reshard_steps import tiles_by_device
+from shardopt.runtime.program import Route
 
 Slices = tuple[slice, ...]
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
+
 from shardopt.runtime.mailbox import Cancelled, Transport
 from shardopt.runtime.program import (
     Copy,
@@ -69,6 +70,7 @@ class Worker:
         self._in_flight: deque[Token] = deque()
         self._sender = ThreadPoolExecutor(1, thread_name_prefix=f"send-{program.mesh.name}")
         self._sends: list[tuple[int, int, Future[None]]] = []  # position, buffer, and the running SEND
+        self._sent = frozenset(each.buffer for each in program.instructions if isinstance(each, Send))
         self._outputs: dict[int, DeviceArray] = {}
         self._actions = [self._action(number, each) for number, each in enumerate(program.instructions)]
         self._actions += [self._drain, self._finish]
@@ -166,8 +168,7 @@ class Worker:
 
     def _run_action(self, run: Run) -> Callable[[], None]:
         executable, buffers, in_flight = self._executables[run.function], self._buffers, self._in_flight
-        sent = {each.buffer for each in self.program.instructions if isinstance(each, Send)}
-        awaited = sent.intersection(run.donated)
+        awaited = self._sent.intersection(run.donated)
 
         def action() -> None:
             if awaited:
@@ -192,7 +193,7 @@ class Worker:
             if fault is not None:
                 raise ValueError(f"input %{buffer}: {fault}")
 
-    def _await_sends(self, buffers: set[int]) -> None:
+    def _await_sends(self, buffers: frozenset[int]) -> None:
         """A buffer must have been read before an executable may write over it."""
         for _, buffer, future in self._sends:
             if buffer in buffers:

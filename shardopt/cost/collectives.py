@@ -121,7 +121,8 @@ class Step:
     bytes: float
 
 
-Dims = tuple[tuple[str, ...], ...]
+Axes = tuple[str, ...]
+Dims = tuple[Axes, ...]
 Move = tuple[str, tuple[str, ...], Dims]  # kind, axes, the sharding afterwards
 _SLICE = "slice"  # taking a part of what the device already has moves nothing
 
@@ -136,7 +137,15 @@ def resharding_steps(
     `dst` must fit `shape` (`Sharding.check`). The search is cached: it depends only on the shardings and the mesh axes.
     """
     total = math.prod(shape) * itemsize
-    return tuple(Step(kind, axes, total * share) for kind, axes, share in _chain(src.dims, dst.dims, mesh.axes))
+    return tuple(Step(kind, axes, total * share) for kind, axes, share, _ in _chain(src.dims, dst.dims, mesh.axes))
+
+
+def resharding_stops(src: Sharding, dst: Sharding, mesh: Mesh) -> tuple[Sharding, ...]:
+    """The shardings between the collectives of `resharding_steps`: one fewer than there are steps.
+
+    A partitioner that is only told `src` and `dst` may not find the chain; told these too it has single steps to take.
+    """
+    return tuple(Sharding(after) for *_, after in _chain(src.dims, dst.dims, mesh.axes)[:-1])
 
 
 def steps_seconds(cluster: Cluster, mesh: Mesh, steps: Sequence[Step]) -> float:
@@ -166,7 +175,7 @@ def resharding_seconds(
 def _affine_chain(cluster: Cluster, mesh: Mesh, src: Dims, dst: Dims) -> tuple[float, float]:
     """(seconds without bytes, seconds per byte of the whole tensor) of the chain from `src` to `dst`."""
     latency = per_byte = 0.0
-    for kind, axes, share in _chain(src, dst, mesh.axes):
+    for kind, axes, share, _ in _chain(src, dst, mesh.axes):
         step_latency, step_per_byte = _affine(group_placement(cluster, mesh, axes), kind)
         latency += step_latency
         per_byte += step_per_byte * share
@@ -174,8 +183,8 @@ def _affine_chain(cluster: Cluster, mesh: Mesh, src: Dims, dst: Dims) -> tuple[f
 
 
 @cache
-def _chain(src: Dims, dst: Dims, axes: tuple[tuple[str, int], ...]) -> tuple[tuple[str, tuple[str, ...], float], ...]:
-    """Dijkstra over shardings; each step with its `bytes` as a fraction of the whole tensor.
+def _chain(src: Dims, dst: Dims, axes: tuple[tuple[str, int], ...]) -> tuple[tuple[str, Axes, float, Dims], ...]:
+    """Dijkstra over shardings; each step with its `bytes` as a fraction of the whole tensor and the sharding after it.
 
     Every state splits each dimension into a number of tiles that divides the one of `src` or of `dst`, so whatever
     shape `src` and `dst` fit, the states between fit too.
@@ -197,7 +206,7 @@ def _chain(src: Dims, dst: Dims, axes: tuple[tuple[str, int], ...]) -> tuple[tup
         for kind, over, after in _moves(state, dst, sizes):
             n = math.prod(sizes[axis] for axis in over)
             wire, full = _wire_and_full(kind, n, local)
-            entry = () if kind == _SLICE else ((kind, over, full / whole),)
+            entry = () if kind == _SLICE else ((kind, over, full / whole, after),)
             pushed += 1  # ties resolve in the order of discovery, so the answer does not depend on hashing
             heapq.heappush(queue, (moved + wire, steps + len(entry), pushed, after, path + entry))
 

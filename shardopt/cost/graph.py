@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+# The layer of an operation that belongs to none: whoever reads its result computes it again.
+SHARED = -1
+
 
 @dataclass(frozen=True)
 class FactorRule:

@@ -3,101 +3,80 @@
     stablehlo.dot_general %x, %w {shardopt.layer = 2 : i64}
 
 A layer is a number from 0, the same for an operation, its backward and the update of what it reads; arguments of
-`@main` have one, too. -1 marks operations that every layer computes for itself. In the body they read only each other
-and the microbatch index; around the loop also arguments, and values small enough to send to every stage.
+`@main` have one, too. -1 marks operations that belong to no layer: whoever reads their result computes it again. In the
+body, which runs once a microbatch, they read only each other and the microbatch index.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from jaxlib.mlir import ir
 
+from shardopt.cost.graph import SHARED
 from shardopt.dialect.donation import argument_attributes
 from shardopt.dialect.imported_form import Violation
 from shardopt.dialect.mpmd import LAYER
-from shardopt.ir.graph import free_values, read_tensor
+from shardopt.ir.graph import free_values
 from shardopt.ir.program import Program, read_program
-from shardopt.solve.layering import SHARED
-from shardopt.solve.ownership import SMALL_BYTES
+from shardopt.ir.rewriting import defining
 
 
 def violations(module: ir.Module) -> Iterator[Violation]:
-    """All departures from the form in the order body, prologue, epilogue, arguments."""
+    """All departures from the form: of operations (body, prologue, epilogue), arguments, and of layers as a whole."""
     try:
         program = read_program(module)
     except ValueError as error:
         yield Violation(module.operation, str(error))
         return
-    used: set[int] = set()
-    for op in (*program.body_ops, *program.prologue, *program.epilogue):
-        message = _of_layer(op.attributes.get(LAYER, None), SHARED, f"'{op.name}'")
-        if message:
-            yield Violation(op, message)
+    layers = [(op, op.attributes.get(LAYER, None), SHARED, f"'{op.name}'") for op in _operations(program)]
+    layers += [
+        (program.main, {a.name: a.attr for a in attributes}.get(LAYER), 0, f"argument {number} of '@main'")
+        for number, attributes in enumerate(argument_attributes(program.main))
+    ]
+    used = set()
+    for op, attribute, least, where in layers:
+        if attribute is None or not _is_i64(attribute):
+            yield Violation(op, f"expected '{LAYER}' of type i64 on {where}, found {attribute or 'none'}")
+        elif (layer := ir.IntegerAttr(attribute).value) < least:
+            yield Violation(op, f"expected a layer of at least {least} on {where}, found {layer}")
         else:
-            used.add(ir.IntegerAttr(op.attributes[LAYER]).value)
-    for number, attributes in enumerate(argument_attributes(program.main)):
-        layer = attributes[LAYER] if LAYER in attributes else None
-        message = _of_layer(layer, 0, f"argument {number} of '@main'")
-        if message:
-            yield Violation(program.main, message)
-        else:
-            used.add(ir.IntegerAttr(layer).value)
-    yield from _of_numbers(program, used - {SHARED})
+            used.add(layer)
+    missing = sorted(set(range(max(used, default=SHARED) + 1)) - used)
+    if missing:
+        yield Violation(
+            program.loop, f"expected operations in every layer up to {max(used)}, found none in {missing[0]}"
+        )
     yield from _of_shared(program)
 
 
-def _of_layer(layer: ir.Attribute | None, least: int, where: str) -> str:
-    if not isinstance(layer, ir.IntegerAttr) or str(layer.type) != "i64":
-        return f"expected '{LAYER}' of type i64 on {where}, found {layer if layer is not None else 'none'}"
-    if layer.value < least:
-        return f"expected a layer of at least {least} on {where}, found {layer.value}"
-    return ""
+def _operations(program: Program) -> list[ir.Operation]:
+    return [*program.body_ops, *program.prologue, *program.epilogue]
 
 
-def _of_numbers(program: Program, used: set[int]) -> Iterator[Violation]:
-    missing = sorted(set(range(max(used, default=-1) + 1)) - used)
-    if missing:
-        yield Violation(
-            program.loop, f"expected layers 0 to {max(used)} to have operations, found none in layer {missing[0]}"
-        )
+def _is_i64(attribute: ir.Attribute) -> bool:
+    return isinstance(attribute, ir.IntegerAttr) and str(attribute.type) == "i64"
 
 
 def _of_shared(program: Program) -> Iterator[Violation]:
+    """A shared operation that read a layer's value would drag that value to every stage, each microbatch."""
     index = program.index_argument
     free = () if index is None else (program.body_block.arguments[index],)
-    for op in _shared(program.body_ops):
-        for value in _reads(op):
-            if value not in free and not _is_shared(value):
-                yield Violation(op, f"expected shared '{op.name}' to read only shared values, found {_described(value)}")
-    for op in _shared((*program.prologue, *program.epilogue)):
-        for value in _reads(op):
-            at_hand = _is_shared(value) or (isinstance(value, ir.BlockArgument) and value.owner == program.main_block)
-            if not at_hand and read_tensor(value.type).size_bytes > SMALL_BYTES:
-                yield Violation(
-                    op,
-                    f"expected shared '{op.name}' to read only shared values, arguments and values of at most "
-                    f"{SMALL_BYTES} bytes, found {_described(value)}",
-                )
+    for op in program.body_ops:
+        if _layer(op) != SHARED:
+            continue
+        for value in (*op.operands, *free_values(op)):
+            producer = defining(value)
+            if producer is not None and _layer(producer) != SHARED:
+                yield _tied(op, f"'{producer.name}' of layer {_layer(producer)}")
+            elif isinstance(value, ir.BlockArgument) and value not in free:
+                yield _tied(op, f"argument {value.arg_number} of the body")
 
 
-def _shared(ops: Iterable[ir.Operation]) -> Iterator[ir.Operation]:
-    return (op for op in ops if _layer(op) == SHARED)
-
-
-def _reads(op: ir.Operation) -> list[ir.Value]:
-    return [*op.operands, *free_values(op)]
+def _tied(op: ir.Operation, found: str) -> Violation:
+    return Violation(op, f"expected '{op.name}', which has no layer, to read none either, found it reading {found}")
 
 
 def _layer(op: ir.Operation) -> int | None:
-    return ir.IntegerAttr(op.attributes[LAYER]).value if LAYER in op.attributes else None
-
-
-def _is_shared(value: ir.Value) -> bool:
-    return not isinstance(value, ir.BlockArgument) and _layer(value.owner.operation) == SHARED
-
-
-def _described(value: ir.Value) -> str:
-    if isinstance(value, ir.BlockArgument):
-        return f"argument {value.arg_number} ({value.type})"
-    return f"a result of '{value.owner.operation.name}' in layer {_layer(value.owner.operation)} ({value.type})"
+    attribute = op.attributes.get(LAYER, None)
+    return ir.IntegerAttr(attribute).value if attribute is not None and _is_i64(attribute) else None

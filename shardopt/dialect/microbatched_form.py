@@ -36,8 +36,8 @@ def violations(module: ir.Module) -> Iterator[Violation]:
     except ValueError as error:
         yield Violation(module.operation, str(error))
         return
-    yield from _of_functions(program)
     yield from _of_call(program)
+    yield from _of_functions(program)
     if len(program.call.operands) == len(program.body_block.arguments):
         yield from _of_captures(program)
     for op in operations(module.operation):
@@ -52,9 +52,7 @@ def _of_functions(program: Program) -> Iterator[Violation]:
     for function in functions(program.module):
         if symbol_name(function) not in (MAIN, name):
             found = symbol_name(function)
-            yield Violation(
-                function, f"expected '@{MAIN}' and '@{MICROBATCH}' to be the only functions, found '@{found}'"
-            )
+            yield Violation(function, f"expected no functions but '@{MAIN}' and '@{MICROBATCH}', found '@{found}'")
     attributes = program.body.attributes
     if "sym_visibility" not in attributes or ir.StringAttr(attributes["sym_visibility"]).value != "private":
         yield Violation(program.body, f"expected '@{name}' to be private, found it public")

@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +23,7 @@ from shardopt.cost.errors import UserError
 if TYPE_CHECKING:
     from jaxlib.mlir import ir
 
+    from shardopt.ir.diagnostics import Diagnostic, Handler
     from shardopt.report.plan_summary import PlanSummary
     from shardopt.schedule.simulator import SimulationResult
 
@@ -35,11 +36,13 @@ InterOp = Literal["dp", "equal-layer", "equal-op", "none"]
 class PlanOptions:
     """What `shardopt plan` and `shardopt.optimize` can be told; `None` leaves the choice to the planner.
 
-    `batch_args` is "auto", "none", or "I,J:D" (argument numbers with the batch dimension, by default 0).
+    `batch_args` is "auto", "none", or "I,J:D" (argument numbers with the batch dimension, by default 0);
+    `batch_coupling="per-microbatch"` accepts statistics of a microbatch where the model takes those of the batch.
     """
 
     cluster: str
     batch_args: str = "auto"
+    batch_coupling: str = "error"
     microbatches: int = 1
     layers: int | None = None
     stages: int | None = None
@@ -55,7 +58,11 @@ class PlanOptions:
         least = self.stages or 1
         values: dict[str, object] = {
             "import": {"unroll": self.unroll or None},
-            "microbatch": {"num-microbatches": self.microbatches, "batch-args": self.batch_args},
+            "microbatch": {
+                "num-microbatches": self.microbatches,
+                "batch-args": self.batch_args,
+                "batch-coupling": self.batch_coupling,
+            },
             "cluster": {
                 "layers": self.layers,
                 "least-layers": least if least > 1 else None,
@@ -206,37 +213,54 @@ def _read(path: Path) -> bytes:
 
 
 def make_plan(
-    source: Any, options: PlanOptions, *, on_phase: Callable[[str], None] | None = None, handler: Any = None
+    source: Any, options: PlanOptions, *, on_phase: Callable[[str], None] | None = None, handler: Handler | None = None
 ) -> Plan:
     """Plan a model: a path, bytes (MLIR text, bytecode or portable artifact), a `jax.export.Exported`, a module.
 
     `on_phase(name)` is told when a phase begins; `handler` gets warnings and remarks. Raises UserError.
     """
     from shardopt.ir.context import make_context
+    from shardopt.ir.diagnostics import DiagnosedError, in_file
     from shardopt.ir.io import module_bytecode, module_text
     from shardopt.pipeline.manager import run_pipeline
     from shardopt.pipeline.phases import PHASE_NAMES, phase_range
     from shardopt.report.plan_summary import summarize
 
+    name = _name(source)
+
+    def report(diagnostic: Diagnostic) -> None:
+        if handler is not None:
+            handler(in_file(diagnostic, name))
+
     with make_context() as context:
-        module = _load(source, context)
+        module = _load(source, context, name)
         original = module_bytecode(module)
         dumps = []
         for phase in PHASE_NAMES:
             if on_phase is not None:
                 on_phase(phase)
-            run_pipeline(module, phase_range(phase, phase, options.for_phase(phase)), handler=handler)
+            try:
+                run_pipeline(module, phase_range(phase, phase, options.for_phase(phase)), handler=report)
+            except DiagnosedError as error:  # models without locations: name at least the file
+                raise DiagnosedError(*(in_file(diagnostic, name) for diagnostic in error.diagnostics)) from error
             dumps.append((phase, module_text(module)))
-        return Plan(module_bytecode(module), original, tuple(dumps), summarize(module), replace(options))
+        return Plan(module_bytecode(module), original, tuple(dumps), summarize(module), options)
 
 
-def _load(source: Any, context: ir.Context) -> ir.Module:
+def _name(source: Any) -> str:
+    """What messages call the model."""
+    if hasattr(source, "fun_name"):
+        return str(source.fun_name)
+    return os.fspath(source) if isinstance(source, str | os.PathLike) else "<model>"
+
+
+def _load(source: Any, context: ir.Context, name: str) -> ir.Module:
     from shardopt.ir.io import load_module
 
     if hasattr(source, "mlir_module_serialized"):
-        return load_module(bytes(source.mlir_module_serialized), context, name=source.fun_name)
+        return load_module(bytes(source.mlir_module_serialized), context, name=name)
     if isinstance(source, bytes | str | os.PathLike):
-        return load_module(source, context)
+        return load_module(source, context, name=name)
     if hasattr(source, "operation"):  # an `ir.Module` of another context
-        return load_module(source.operation.get_asm(enable_debug_info=True).encode(), context, name="<module>")
+        return load_module(source.operation.get_asm(enable_debug_info=True).encode(), context, name=name)
     raise UserError(f"expected a path, bytes, a jax.export.Exported or an MLIR module, found {type(source).__name__}")

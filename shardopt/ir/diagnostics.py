@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -104,6 +104,14 @@ def diagnostic(
     """A diagnostic at an op, value or location, with one note for each `(where, message)`."""
     attached = tuple(Diagnostic("note", text, position_of(place)) for place, text in notes)
     return Diagnostic(severity, message, position_of(where), attached, kind)
+
+
+def in_file(diagnostic: Diagnostic, name: str, unnamed: str = "") -> Diagnostic:
+    """The diagnostic with positions in no file (or in the file called `unnamed`) moved to the file `name`."""
+    if diagnostic.position.file not in ("", unnamed):
+        return diagnostic
+    notes = tuple(in_file(note, name, unnamed) for note in diagnostic.notes)
+    return replace(diagnostic, position=replace(diagnostic.position, file=name), notes=notes)
 
 
 def from_native(native: ir.DiagnosticInfo | ir.Diagnostic) -> Diagnostic:

@@ -163,8 +163,8 @@ def _flop_attributes(op: ir.Operation) -> dict[str, object]:
         return {"kernel_output_feature_dimension": conv.kernel_output_feature_dimension}
     if op.name in ("stablehlo.reduce_window", "stablehlo.select_and_scatter"):
         ones = ir.DenseI64ArrayAttr.get([1] * ir.RankedTensorType(op.operands[0].type).rank)
-        window = op.attributes.get("window_dimensions", ones)
-        return {"window_dimensions": tuple(ir.DenseI64ArrayAttr(window))}
+        window = op.attributes.get("window_dimensions")
+        return {"window_dimensions": tuple(ir.DenseI64ArrayAttr(ones if window is None else window))}
     return {}
 
 

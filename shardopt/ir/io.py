@@ -13,14 +13,13 @@ import re
 import stat
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from shardopt.cost.errors import UserError
-from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, native_errors_raised
+from shardopt.ir.diagnostics import DiagnosedError, in_file, native_errors_raised
 from shardopt.ir.native import verify
 
 BYTECODE_MAGIC = b"ML\xefR"
@@ -47,7 +46,7 @@ def load_module(source: str | os.PathLike[str] | bytes, context: ir.Context, *, 
         with native_errors_raised(context, also=ValueError):
             return _parse(data, source, context, name)
     except DiagnosedError as error:
-        raise DiagnosedError(*(_renamed(diagnostic, name) for diagnostic in error.diagnostics)) from error
+        raise DiagnosedError(*(in_file(diagnostic, name, BUFFER_NAME) for diagnostic in error.diagnostics)) from error
 
 
 def read_source(source: str | os.PathLike[str]) -> bytes:
@@ -144,10 +143,3 @@ def _decoded(data: bytes) -> str | None:
         return data.decode("utf-8")
     except UnicodeDecodeError:
         return None
-
-
-def _renamed(diagnostic: Diagnostic, name: str) -> Diagnostic:
-    if diagnostic.position.file not in ("", BUFFER_NAME):
-        return diagnostic
-    notes = tuple(_renamed(note, name) for note in diagnostic.notes)
-    return replace(diagnostic, position=replace(diagnostic.position, file=name), notes=notes)

@@ -24,7 +24,8 @@ _KINDS = {"fwd": TaskKind.FORWARD, "bwd": TaskKind.BACKWARD}
 class PipelineGraph:
     """The loop body as tasks: seconds of each, transfer seconds of each edge, bytes a device keeps from a task on.
 
-    `fixed_bytes[m]` is what a device of mesh m holds all step long (arguments of the step and accumulators).
+    `fixed_bytes[m]` is what a device of mesh m holds all step long: arguments of the step, what the loop captures, and
+    accumulators.
     """
 
     graph: StageGraph
@@ -84,7 +85,7 @@ def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
         made_by.update((result, (task, 0.0)) for result in op.results)
     graph = StageGraph(tuple(seconds), tuple(Edge(a, b, size) for (a, b), (size, _) in edges.items()))
     fixed = {mesh.name: 0 for mesh in meshes}
-    for value in (*program.main_block.arguments, *program.loop.results):
+    for value in dict.fromkeys((*program.main_block.arguments, *program.captured.values(), *program.loop.results)):
         fixed[parse_mesh_tensor(value.type).mesh] += local_bytes(value.type, by_name)
     return PipelineGraph(
         graph,

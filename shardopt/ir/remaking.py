@@ -1,15 +1,15 @@
 """Copies of cheap values (constants, iotas, broadcast scalars) for readers that want them in another sharding.
 
-    %c = stablehlo.constant dense<0.0> : tensor<8x8xf32>           %c = … {mhlo.sharding = "{devices=[2,1]<=[2]}"}
-    %1 = stablehlo.add %x, %c   (wants rows split)          =>     %d = … {mhlo.sharding = "{devices=[1,2]<=[2]}"}
-    %2 = stablehlo.add %y, %c   (wants columns split)              %1 = stablehlo.add %x, %c ; %2 = stablehlo.add %y, %d
+    %c = stablehlo.constant dense<0.0> : tensor<8x8xf32>          %c = … {mhlo.sharding = "{devices=[2,1]<=[2]}"}
+    %1 = stablehlo.add %x, %c   (wants rows split)          =>    %d = … {mhlo.sharding = "{devices=[1,2]<=[2]}"}
+    %2 = stablehlo.add %y, %c   (wants columns split)             %1 = stablehlo.add %x, %c ; %2 = stablehlo.add %y, %d
 
 With one value for both, the partitioner would move data that each device can make for itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 
 from jaxlib.mlir import ir
 
@@ -18,20 +18,24 @@ from shardopt.ir.graph import GraphReader
 
 
 def make_for_readers(
-    reader: GraphReader, made_anywhere: Set[int], wanted: Mapping[int, tuple[Sharding, ...]]
-) -> dict[ir.Operation, Sharding]:
-    """Insert the copies and return them with their shardings; originals that lose all readers disappear.
+    reader: GraphReader,
+    made_anywhere: Set[int],
+    shardings: Mapping[int, Sharding],
+    wanted: Mapping[int, Sequence[Sharding]],
+) -> dict[ir.Value, Sharding]:
+    """Insert the copies and hand them to their readers; the new values and their shardings.
 
-    `wanted[k]` are the operand shardings of operation k of the reader. Removed operations stay in `reader.handles`, which
-    must not be used afterwards.
+    `wanted[k]` are the operand shardings of operation k of the reader.
     """
     makers = {op.results[0]: handle for op, handle in zip(reader.ops, reader.handles, strict=True) if op.results}
-    copies: dict[tuple[int, Sharding], ir.Operation] = {}
+    copies: dict[tuple[int, Sharding], ir.Value] = {}
     for number, (op, handle) in enumerate(zip(reader.ops, reader.handles, strict=True)):
-        for position, (tensor, sharding) in enumerate(zip(op.operands, wanted[number], strict=True)):
-            if tensor in made_anywhere and tensor in makers:
-                copy = copies.get((tensor, sharding))
-                if copy is None:
-                    copy = copies[tensor, sharding] = makers[tensor].clone(ip=ir.InsertionPoint(makers[tensor]))
-                handle.operands[position] = copy.results[0]
+        # Values that regions capture stand behind the operands, and are never made anywhere.
+        for position, tensor in enumerate(op.operands[: len(handle.operands)]):
+            sharding = wanted[number][position]
+            if tensor in made_anywhere and sharding != shardings[tensor]:
+                if (tensor, sharding) not in copies:
+                    maker = makers[tensor]
+                    copies[tensor, sharding] = maker.clone(ip=ir.InsertionPoint(maker)).results[0]
+                handle.operands[position] = copies[tensor, sharding]
     return {copy: sharding for (_, sharding), copy in copies.items()}

@@ -12,34 +12,35 @@ from jaxlib.mlir import ir
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.donation import argument_attributes
 from shardopt.dialect.mpmd import is_mesh_tensor, mesh_tensor_type, parse_mesh_tensor
+from shardopt.dialect.sharded_form import CONTROL_FLOW, MHLO_SHARDING
 from shardopt.dialect.sharding import to_mhlo, tuple_to_mhlo
 
-MHLO_SHARDING = "mhlo.sharding"
 NUM_PARTITIONS = "mhlo.num_partitions"
 NUM_REPLICAS = "mhlo.num_replicas"
 
 
-def annotate_block(
-    block: ir.Block, index: Mapping[ir.Value, int], shardings: Mapping[int, Sharding], mesh: Mesh
-) -> None:
+def annotate_block(block: ir.Block, shardings: Mapping[ir.Value, Sharding], mesh: Mesh) -> None:
     """Every operation of the block gets the shardings of its results, as a tuple when it has several."""
     texts: dict[tuple[Sharding, ...], ir.StringAttr] = {}
     for view in block.operations:
         op = view.operation
         if not len(op.results):
             continue
-        chosen = tuple(shardings[index[result]] for result in op.results)
+        # The compiler may drop carried values of control flow before it reads the attribute, and a tuple would then no
+        # longer fit; one sharding stands for all results.
+        results = op.results[:1] if op.name in CONTROL_FLOW else op.results
+        chosen = tuple(shardings[result] for result in results)
         if chosen not in texts:
             texts[chosen] = ir.StringAttr.get(tuple_to_mhlo(list(chosen), mesh))
         op.attributes[MHLO_SHARDING] = texts[chosen]
 
 
-def retype(values: Mapping[ir.Value, int], shardings: Mapping[int, Sharding]) -> None:
+def retype(shardings: Mapping[ir.Value, Sharding]) -> None:
     """Put the axis sharding into the type of every value that is a mesh tensor."""
-    for value, tensor in values.items():
+    for value, sharding in shardings.items():
         if is_mesh_tensor(value.type):
             parsed = parse_mesh_tensor(value.type)
-            value.set_type(mesh_tensor_type(parsed.mesh, parsed.tensor, shardings[tensor]))
+            value.set_type(mesh_tensor_type(parsed.mesh, parsed.tensor, sharding))
 
 
 def refresh_function_type(function: ir.Operation) -> None:

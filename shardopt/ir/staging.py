@@ -14,14 +14,13 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func as func_dialect
 from jaxlib.mlir.dialects import mpmd
 
+from shardopt.cost.graph import SHARED
 from shardopt.cost.mesh import Mesh
 from shardopt.dialect.donation import argument_attributes, read_donation
 from shardopt.dialect.mpmd import LAYER, write_topology
 from shardopt.ir.outlining import Group, Outliner, Resolved, reads, resolve
 from shardopt.ir.program import Program
 from shardopt.ir.rewriting import symbol_name
-
-SHARED = -1
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ class _Staging:
     def _resolve_around(
         self, ops: Sequence[ir.Operation], kind: str, wanted: Iterable[tuple[ir.Value, int]]
     ) -> list[Resolved]:
-        """Groups of prologue or epilogue by (crossings before, stage); `wanted` are the (value, stage) they must give."""
+        """Groups of prologue or epilogue by (crossings before, stage); `wanted`: (value, stage) they must give."""
         level: dict[ir.Value, dict[int, int]] = {}
         groups: dict[tuple[int, int], Group] = {}
         for op in ops:

@@ -21,6 +21,7 @@ INFRASTRUCTURE = ("base", "options", "registry")
 PASSES: dict[str, str] = {
     f"{PREFIX}{verb_object}": f"shardopt.passes.{verb_object.replace('-', '_')}:{verb_object.title().replace('-', '')}"
     for verb_object in (
+        "drop-annotations",
         "inline-calls",
         "unroll-loops",
         "batch-gathers",

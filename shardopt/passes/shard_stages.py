@@ -28,12 +28,14 @@ from jaxlib.mlir import ir
 
 from shardopt.cost.cluster import Cluster
 from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Mesh
+from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.cluster import cluster_of
 from shardopt.dialect.sharded_form import write_cost
 from shardopt.ir.batch_arguments import parse_batch_arguments
 from shardopt.ir.graph import sharding_rules
 from shardopt.ir.mesh_graphs import MeshGraph, is_staged, read_plain, read_staged
+from shardopt.ir.remaking import make_for_readers
+from shardopt.ir.resharding_stops import insert_scatters, insert_stops
 from shardopt.ir.rewriting import functions, symbol_name
 from shardopt.ir.sharding_writer import (
     annotate_block,
@@ -154,14 +156,27 @@ def _report_opaque(graph: MeshGraph, pm: PassContext) -> None:
 
 
 def _apply(graph: MeshGraph, plan: IntraOpPlan, *, staged: bool) -> None:
-    index = graph.reader.index
+    wanted = {op: strategy.operands for op, strategy in plan.strategies.items()}
+    shardings = {value: plan.shardings[tensor] for value, tensor in graph.reader.index.items()}
+    retype(shardings)
+    shardings |= insert_scatters(graph.reader, _scattered(plan))
+    shardings |= make_for_readers(graph.reader, plan.made_anywhere, plan.shardings, wanted)
+    shardings |= insert_stops(graph.reader, graph.mesh, plan.shardings, wanted, plan.made_anywhere)
     groups = [op.group for op in graph.reader.ops]
     for number, fragment in enumerate(graph.fragments):
-        annotate_block(fragment.regions[0].blocks[0], index, plan.shardings, graph.mesh)
+        annotate_block(fragment.regions[0].blocks[0], shardings, graph.mesh)
         if staged:
             ops = [k for k, group in enumerate(groups) if group == number]
             write_cost(fragment, plan.summary(ops, repeated=False))
-    retype(index, plan.shardings)
+
+
+def _scattered(plan: IntraOpPlan) -> dict[int, tuple[Sharding, Sharding]]:
+    """Operations that end in a reduce-scatter: the sharding before it and after it."""
+    return {
+        op: (strategy.unscattered[0], strategy.results[0])
+        for op, strategy in plan.strategies.items()
+        if strategy.unscattered != strategy.results
+    }
 
 
 def _apply_signature(module: ir.Module, main: ir.Operation, graph: MeshGraph, plan: IntraOpPlan) -> None:

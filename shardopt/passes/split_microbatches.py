@@ -144,7 +144,11 @@ def _plan_loop(graph: OpGraph, batch: Batch, coupling: str, reader: StepReader, 
     try:
         axis = analyse(graph, batch)
         _remark_couplings(axis, reader, pm)
-        return plan_loop(axis)
+        plan = plan_loop(axis)
+        if plan.accumulators:
+            return plan
+        # The step is cheap and reads no weights, so that all of it could stand outside of the loop.
+        return plan_loop(analyse(graph, replace(batch, weights=batch.weights | frozenset(batch.splits))))
     except CouplingError:
         if not single and coupling == "error":
             raise

@@ -37,6 +37,7 @@ PHASES: tuple[Phase, ...] = (
         "import",
         "bring any StableHLO module into one straight-line @main",
         (
+            "shardopt-drop-annotations",  # first: inlining would turn those of callees into constraints
             "shardopt-inline-calls",  # the later steps see one function
             When("unroll", ("shardopt-unroll-loops",)),
             "func.func(chlo-legalize-to-stablehlo)",

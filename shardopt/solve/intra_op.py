@@ -25,10 +25,13 @@ from shardopt.solve.intra_op_memory import Lifetime, last_readers, lifetimes, li
 from shardopt.solve.intra_op_plan import IntraOpPlan, find_communication
 from shardopt.solve.problem import Edge, Problem, Solution, Usage, evaluate
 from shardopt.solve.sharding_ilp import solve
-from shardopt.solve.strategies import is_made_anywhere, is_opaque
+from shardopt.solve.strategies import Strategy, is_made_anywhere, is_opaque
 from shardopt.solve.strategies_tables import Column, OpStrategies, StrategyTables
 
 Tied = Iterable[tuple[int, int]]
+
+# Shardings named in the error about one that is impossible.
+_MAX_LISTED = 8
 
 
 def build_problem(
@@ -68,13 +71,11 @@ class IntraOpTables:
 
     @cached_property
     def made_anywhere(self) -> frozenset[int]:
-        """Tensors that each reader gets in the sharding it wants: no edge ties it to the others. What regions capture
-        is excluded, as it has to be one value."""
+        """Tensors that each reader gets in the sharding it wants: no edge ties it to the others. What leaves the graph
+        or may be captured by regions is excluded, as it has to be one value."""
         graph = self.graph
-        made = {
-            op.results[0] for op in graph.ops if is_made_anywhere(op, tuple(graph.tensors[t] for t in op.operands))
-        }
-        return frozenset(made.difference(*(op.operands for op in graph.ops if is_opaque(op))))
+        made = {op.results[0] for op in graph.ops if is_made_anywhere(op, tuple(graph.tensors[t] for t in op.operands))}
+        return frozenset(made.difference(graph.outputs, *(op.operands for op in graph.ops if is_opaque(op))))
 
     def column(self, tensor: int) -> Column:
         """The shardings a tensor may have: those of its operation, or all when it is an input."""
@@ -101,16 +102,16 @@ class IntraOpTables:
 
         Raises UserError for a fixed sharding that no strategy of the operation can make.
         """
-        builder = _Builder(self, tuple(range(len(self.graph.ops))) if ops is None else tuple(sorted(ops)))
-        builder.add_nodes(with_all_inputs=ops is None)
+        fixed, tied = fixed or {}, tuple((a, b) for a, b in tied if a != b)
+        pinned = {*fixed, *(tensor for pair in tied for tensor in pair)}
+        ops = tuple(range(len(self.graph.ops))) if ops is None else tuple(sorted(ops))
+        builder = _Builder(self, ops, self.made_anywhere - pinned)
+        builder.add_nodes(self.graph.inputs if len(ops) == len(self.graph.ops) else ())
         builder.add_edges()
-        tied = tuple((a, b) for a, b in tied if a != b and a in builder.node_of and b in builder.node_of)
         builder.tie(tied)
-        for tensor, sharding in (fixed or {}).items():
-            if tensor in builder.node_of:
-                builder.fix(tensor, sharding)
+        builder.fix(fixed)
         builder.keep_whole(set(whole))
-        return builder.finish(tied, memory_limit_bytes)
+        return builder.finish(memory_limit_bytes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +122,7 @@ class IntraOpProblem:
     ops: tuple[int, ...]
     inputs: tuple[int, ...]
     columns: Mapping[int, Column]
+    made_anywhere: frozenset[int]
     lifetimes: tuple[Lifetime, ...]
     problem: Problem
 
@@ -144,45 +146,54 @@ class IntraOpProblem:
         }
         for op, strategy in strategies.items():
             shardings.update(zip(self.tables.graph.ops[op].results, strategy.results, strict=True))
+        shardings.update(self._of_first_readers(strategies))
         graph, mesh, cluster = self.tables.graph, self.tables.mesh, self.tables.strategies.cluster
-        made = self.tables.made_anywhere
         return IntraOpPlan(
             graph,
             mesh,
             shardings,
             strategies,
-            made,
-            find_communication(graph, mesh, cluster, strategies, shardings, made),
+            self.made_anywhere,
+            find_communication(graph, mesh, cluster, strategies, shardings, self.made_anywhere),
             live_bytes(graph, mesh, self.lifetimes, shardings, len(self.ops)),
         )
+
+    def _of_first_readers(self, strategies: Mapping[int, Strategy]) -> dict[int, Sharding]:
+        """A value that is made anywhere gets the sharding of its first reader, so that most need no second copy."""
+        found: dict[int, Sharding] = {}
+        for op, strategy in strategies.items():
+            for tensor, wanted in zip(self.tables.graph.ops[op].operands, strategy.operands, strict=True):
+                if tensor in self.made_anywhere:
+                    found.setdefault(tensor, wanted)
+        return found
 
 
 @dataclass(eq=False)
 class _Builder:
     tables: IntraOpTables
     ops: tuple[int, ...]
+    made_anywhere: frozenset[int]
     inputs: list[int] = field(default_factory=list)
+    aliases: set[int] = field(default_factory=set)
     costs: list[np.ndarray] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     node_of: dict[int, int] = field(default_factory=dict)
     columns: dict[int, Column] = field(default_factory=dict)
 
-    def add_nodes(self, *, with_all_inputs: bool) -> None:
+    def add_nodes(self, inputs: Iterable[int]) -> None:
+        """One node an operation, then one for each of `inputs` and of the other tensors that are read."""
         graph = self.tables.graph
         for node, index in enumerate(self.ops):
             self.costs.append(self.tables.ops[index].seconds)
             for tensor, column in zip(graph.ops[index].results, self.tables.ops[index].results, strict=True):
                 self.node_of[tensor], self.columns[tensor] = node, column
-        wanted = list(graph.inputs) if with_all_inputs else []
-        wanted += [tensor for index in self.ops for tensor in graph.ops[index].operands]
-        for tensor in dict.fromkeys(wanted):
+        read = (tensor for index in self.ops for tensor in graph.ops[index].operands)
+        for tensor in dict.fromkeys((*inputs, *read)):
             if tensor not in self.node_of:
-                self._add_input(tensor, self.tables.strategies.choices(graph.tensors[tensor].shape))
-
-    def _add_input(self, tensor: int, column: Column) -> None:
-        self.node_of[tensor], self.columns[tensor] = len(self.costs), column
-        self.inputs.append(tensor)
-        self.costs.append(np.zeros(len(column.shardings)))
+                column = self.tables.strategies.choices(graph.tensors[tensor].shape)
+                self.node_of[tensor], self.columns[tensor] = len(self.costs), column
+                self.inputs.append(tensor)
+                self.costs.append(self.tables.strategies.input_seconds(graph.tensors[tensor]))
 
     def add_edges(self) -> None:
         graph = self.tables.graph
@@ -190,47 +201,50 @@ class _Builder:
             op, strategies = graph.ops[index], self.tables.ops[index]
             # An operand used twice in the same way (x * x) is resharded once.
             for tensor, column in dict.fromkeys(zip(op.operands, strategies.operands, strict=True)):
-                if tensor in self.tables.made_anywhere:
+                if tensor in self.made_anywhere:
                     continue
                 cost = self.tables.strategies.resharding(graph.tensors[tensor], self.columns[tensor], column, op.repeat)
                 if cost is not None:
                     self.edges.append(Edge(self.node_of[tensor], node, cost))
 
-    def tie(self, tied: Sequence[tuple[int, int]]) -> None:
+    def tie(self, tied: Iterable[tuple[int, int]]) -> None:
         for first, second in tied:
-            cost = self.tables.strategies.equality(self.columns[first], self.columns[second])
-            if not np.isfinite(cost).all():
-                self.edges.append(Edge(self.node_of[first], self.node_of[second], cost))
+            if first in self.node_of and second in self.node_of:
+                self.aliases.add(second)
+                cost = self.tables.strategies.equality(self.columns[first], self.columns[second])
+                if cost.any():
+                    self.edges.append(Edge(self.node_of[first], self.node_of[second], cost))
 
-    def fix(self, tensor: int, sharding: Sharding) -> None:
-        column, node = self.columns[tensor], self.node_of[tensor]
-        allowed = np.array([choice == sharding for choice in column.shardings])
-        cost = np.where(allowed, self.costs[node], np.inf)
-        if not np.isfinite(cost).any():
-            raise UserError(self._cannot_fix(tensor, sharding))
-        self.costs[node] = cost
+    def fix(self, fixed: Mapping[int, Sharding]) -> None:
+        for tensor, sharding in fixed.items():
+            if tensor in self.node_of:
+                node, column = self.node_of[tensor], self.columns[tensor]
+                allowed = [choice == sharding for choice in column.shardings]
+                self.costs[node] = np.where(allowed, self.costs[node], np.inf)
+                if not np.isfinite(self.costs[node]).any():
+                    raise UserError(self._cannot_fix(tensor, sharding))
+
+    def _cannot_fix(self, tensor: int, sharding: Sharding) -> str:
+        possible = ", ".join(map(str, self.columns[tensor].distinct[:_MAX_LISTED]))
+        shape, node = self.tables.graph.tensors[tensor].shape, self.node_of[tensor]
+        what = f"an input of shape {shape}"
+        if node < len(self.ops):
+            op = self.tables.graph.ops[self.ops[node]]
+            what = f"the result of '{op.name}' of shape {shape} at {op.location or 'an unknown location'}"
+        return f"sharding {sharding} was asked for {what}, expected one of {possible}"
 
     def keep_whole(self, whole: Set[int]) -> None:
         for node, index in enumerate(self.ops):
             if index in whole:
                 self.costs[node] = np.where(np.arange(len(self.costs[node])) == 0, self.costs[node], np.inf)
 
-    def _cannot_fix(self, tensor: int, sharding: Sharding) -> str:
-        possible = ", ".join(map(str, self.columns[tensor].distinct[:8]))
-        node = self.node_of[tensor]
-        if node >= len(self.ops):
-            what = f"an input of shape {self.tables.graph.tensors[tensor].shape}"
-        else:
-            op = self.tables.graph.ops[self.ops[node]]
-            what = f"the result of '{op.name}' at {op.location or 'an unknown location'}"
-        return f"sharding {sharding} was asked for {what}, expected one of {possible}"
-
-    def finish(self, tied: Sequence[tuple[int, int]], limit: int | None) -> IntraOpProblem:
-        aliases = frozenset(second for _, second in tied)
-        lives = lifetimes(self.tables.graph, self.ops, self.inputs, aliases, self.tables.last_readers)
+    def finish(self, limit: int | None) -> IntraOpProblem:
+        lives = lifetimes(self.tables.graph, self.ops, self.inputs, self.aliases, self.tables.last_readers)
         usages = None if limit is None else self._usages(lives)
         problem = Problem(tuple(self.costs), tuple(self.edges), usages, limit, len(self.ops))
-        return IntraOpProblem(self.tables, self.ops, tuple(self.inputs), self.columns, lives, problem)
+        return IntraOpProblem(
+            self.tables, self.ops, tuple(self.inputs), self.columns, self.made_anywhere, lives, problem
+        )
 
     def _usages(self, lives: Sequence[Lifetime]) -> tuple[tuple[Usage, ...], ...]:
         found: list[list[Usage]] = [[] for _ in self.costs]

@@ -5,7 +5,8 @@ is found, then clustered by the layer DP, then the rest follows it:
 
 1. *Forward* are the operations every gradient depends on. Gradients need the loss, the loss needs the forward pass,
    and a backward operation of layer k reaches only gradients of layers ≤ k: so the intersection of the gradients'
-   ancestors is the forward pass (with the head of the backward pass, which belongs to the last layer anyway).
+   ancestors is the forward pass (with the head of the backward pass, which belongs to the last layer anyway). Where
+   only early weights are trained it has much of the backward pass, too; what leads to the loss or a metric has not.
 2. Forward operations are clustered in program order.
 3. A backward operation belongs to the latest layer it touches: that of the forward values and weights it reads, of
    the backward operations it feeds and, where it completes the gradient of a weight, of the use of that weight it
@@ -26,16 +27,17 @@ from operator import or_
 
 import numpy as np
 
-from shardopt.cost.graph import Op, OpGraph
+from shardopt.cost.graph import SHARED, Op, OpGraph
 from shardopt.solve.layer_dp import LayerSolution, Value, auto_layers, equal_layer, equal_operator, solve_layers
 
-SHARED = -1
 _UNKNOWN = -2
 # The layer DP is quadratic in the operations it may cut between. Operations lighter than 1/1000 of the whole are
 # joined with their neighbours first: no balanced cut can depend on one of them.
 _MAX_UNITS = 1000
 # Below this share of the FLOPs the intersection of ancestors is not a forward pass (there is no common loss).
 _MIN_FORWARD_SHARE = 0.1
+# A backward pass has twice the FLOPs of its forward pass; a smaller share shows only a part of the forward pass.
+_FORWARD_OF_BOTH = 0.3
 # What may stand between the contributions to a gradient and its accumulator.
 _SUMMING = frozenset({"add", "convert", "reshape", "transpose"})
 # Operations that are not worth a copy in every stage.
@@ -89,6 +91,7 @@ class _Assignment:
         self.consumers = problem.graph.consumers()
         self.layer = [_UNKNOWN] * len(problem.graph.ops)
         self.shared = _shared_ops(problem.graph, problem.free_inputs)
+        self.needed = _reached(problem.graph, [*problem.weight_of])
         self.forward = self._forward_ops()
         self.summing = self._summing_ops()
         self.contributions = dict(self._contributions())
@@ -100,17 +103,21 @@ class _Assignment:
         return Layering(tuple(self.layer), self.forward, solution, len(solution.boundaries) - 1)
 
     def _forward_ops(self) -> tuple[bool, ...]:
-        """Step 1: what all gradients depend on; everything when there is no such common part."""
+        """Step 1; everything when the gradients have no common part."""
         everything = tuple(not shared for shared in self.shared)
         gradients = [*self.problem.weight_of]
         if not gradients:
             return everything
         full = (1 << len(gradients)) - 1
-        reached = _reached(self.graph, gradients)
-        forward = tuple(bits == full and own for bits, own in zip(reached, everything, strict=True))
-        total = sum(op.flops for op in self.graph.ops)
-        share = sum(op.flops for op, inside in zip(self.graph.ops, forward, strict=True) if inside)
-        return forward if share >= _MIN_FORWARD_SHARE * total else everything
+        common = tuple(bits == full and own for bits, own in zip(self.needed, everything, strict=True))
+        if self._flops(common) < _MIN_FORWARD_SHARE * self._flops(everything):
+            return everything
+        shown = _reached(self.graph, [t for t in self.graph.outputs if t not in gradients])
+        forward = tuple(bits != 0 and own for bits, own in zip(shown, common, strict=True))
+        return forward if self._flops(forward) >= _FORWARD_OF_BOTH * self._flops(common) else common
+
+    def _flops(self, chosen: Sequence[bool]) -> float:
+        return sum(op.flops for op, inside in zip(self.graph.ops, chosen, strict=True) if inside)
 
     def _summing_ops(self) -> frozenset[int]:
         """Ops that combine with an accumulator, and those that only add up or reshape what is about to be combined.
@@ -118,7 +125,8 @@ class _Assignment:
         The gradient of a tied weight is such a sum over several layers, and must not pull them together.
         """
         found: set[int] = set()
-        stack = [self.producers[output] for output in self.problem.accumulators if self.producers[output] >= 0]
+        ends = [self.producers[output] for output in self.problem.accumulators]
+        stack = [index for index in ends if index >= 0 and not self.forward[index]]
         while stack:
             index = stack.pop()
             found.add(index)
@@ -201,10 +209,9 @@ class _Assignment:
 
     def _assign_backward(self) -> None:
         """Step 3: in reverse program order, the latest layer an operation touches."""
-        needed = _reached(self.graph, [*self.problem.weight_of])
         uses = self._forward_uses()
         for index in range(len(self.graph.ops) - 1, -1, -1):
-            if self.layer[index] == _UNKNOWN and needed[index] and index not in self.summing:
+            if self.layer[index] == _UNKNOWN and self.needed[index] and index not in self.summing:
                 self.layer[index] = self._touched(self.graph.ops[index], uses)
 
     def _touched(self, op: Op, uses: Mapping[int, tuple[int, ...]]) -> int:
@@ -212,12 +219,20 @@ class _Assignment:
         fed = [self.layer[c] for r in op.results for c in self.consumers[r] if c not in self.summing]
         weights = [uses[t][-1] for t in op.operands if t in uses and len(uses[t]) == 1]
         floor = max(read, default=0)
-        origin = [
-            min((k for w in self.contributions[r] for k in uses.get(w, ()) if k >= floor), default=floor)
-            for r in op.results
-            if r in self.contributions
-        ]
+        origin = [self._use_behind(op, r, uses, floor) for r in op.results if r in self.contributions]
         return max(read + fed + weights + origin + [0])
+
+    def _use_behind(self, op: Op, contribution: int, uses: Mapping[int, tuple[int, ...]], floor: int) -> int:
+        """The layer of the use of a weight that a contribution to its gradient comes from: where the forward reads the
+        weight together with a value that went into the contribution, else the first use from `floor` on."""
+        weight = self.contributions[contribution]
+        together = [
+            self.layer[c]
+            for t in op.operands
+            for c in self.consumers[t]
+            if self.forward[c] and t not in weight and any(w in self.graph.ops[c].operands for w in weight)
+        ]
+        return min(together or [k for w in weight for k in uses.get(w, ()) if k >= floor], default=floor)
 
     def _forward_uses(self) -> dict[int, tuple[int, ...]]:
         """For each input tensor the layers whose forward operations read it, ascending."""
@@ -231,13 +246,16 @@ class _Assignment:
 
     def _assign_rest(self) -> None:
         """Step 4 and the sums: after forward operands the latest layer, after backward ones the earliest."""
+        backward: set[int] = set()
         for index, op in enumerate(self.graph.ops):
-            if self.layer[index] != _UNKNOWN and index not in self.summing:
-                continue
             made_by = [p for t in op.operands if (p := self.producers[t]) >= 0 and self.layer[p] >= 0]
-            backward = [self.layer[p] for p in made_by if not self.forward[p]]
-            layers = [min(backward)] if backward else [self.layer[p] for p in made_by]
-            self.layer[index] = max(layers, default=0)
+            behind = [self.layer[p] for p in made_by if p in backward]
+            if self.layer[index] == _UNKNOWN or index in self.summing:
+                self.layer[index] = min(behind) if behind else max((self.layer[p] for p in made_by), default=0)
+            elif self.forward[index] or self.shared[index]:
+                continue
+            if behind or self.needed[index]:
+                backward.add(index)
 
 
 def _shared_ops(graph: OpGraph, free_inputs: frozenset[int]) -> tuple[bool, ...]:

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from shardopt.cost.graph import Op, OpGraph
-from shardopt.solve.layering import SHARED
+from shardopt.cost.graph import SHARED, Op, OpGraph
 
 # Cheaper to make again wherever they are read than to send, whatever their size, as long as what they read is small.
 _COPYABLE = frozenset({"constant", "iota", "broadcast_in_dim"})

@@ -63,7 +63,7 @@ def candidate_costs(problem: CandidateProblem, progress: Callable[[int, int], No
     shape = (layers + 1, layers + 1, meshes)
     seconds, fixed, activations = np.full(shape, np.inf), np.zeros(shape), np.zeros(shape)
     candidates = tuple(_candidates(problem))
-    solves = 0
+    solves = done = 0
     for m, choice in enumerate(problem.choices):
         mine = [(i, j) for i, j, k in candidates if k == m]
         if not mine:
@@ -71,8 +71,9 @@ def candidate_costs(problem: CandidateProblem, progress: Callable[[int, int], No
         solver = _CandidateSolver(problem, candidate_mesh(choice))
         for i, j in mine:
             seconds[i, j, m], fixed[i, j, m], activations[i, j, m] = solver.costs(i, j)
+            done += 1
             if progress is not None:
-                progress(1, len(candidates))
+                progress(done, len(candidates))
         solves += solver.num_solves
     stage_problem = StageProblem(
         layers,

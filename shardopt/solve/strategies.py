@@ -71,11 +71,13 @@ _FUSED_TRAFFIC = 0.25
 class Strategy:
     """One way to partition an operation, with its seconds for one execution on one device.
 
-    `reduced` are the axes that split contracted factors; `collectives` make the result whole after that.
+    `reduced` are the axes that split contracted factors; `collectives` make the result whole after that. `unscattered`
+    are the result shardings that all-reduces instead of the reduce-scatters would give.
     """
 
     operands: tuple[Sharding, ...]
     results: tuple[Sharding, ...]
+    unscattered: tuple[Sharding, ...]
     reduced: Axes
     collectives: tuple[Step, ...]
     compute_seconds: float
@@ -254,6 +256,7 @@ class _Pricer:
         return Strategy(
             operands,
             (_scattered(results[0], scatter),) if scatter else results,
+            results,
             reduced,
             collectives,
             self._compute_seconds(split, operands, results),

@@ -60,6 +60,17 @@ class StrategyTables:
         """Every even sharding of a tensor that no operation defines, replicated first."""
         return self._remember(("choices", shape), lambda: self.column(all_shardings(self.mesh, shape)))
 
+    def input_seconds(self, tensor: Tensor) -> np.ndarray:
+        """Seconds to write each device's share of an input, under each of its `choices`: `[k]`.
+
+        Without this cost an input could as well be whole on every device, from where every slice is free.
+        """
+
+        def build() -> np.ndarray:
+            return self.local_bytes(tensor, self.choices(tensor.shape)) / self.cluster.device.memory_bandwidth
+
+        return self._remember(("input", tensor.shape, tensor.itemsize), build)
+
     def column(self, shardings: tuple[Sharding, ...]) -> Column:
         """The one column with these entries."""
         return self._remember(("column", shardings), lambda: _make_column(shardings))

@@ -23,7 +23,7 @@ from enum import Enum
 from math import gcd
 
 from shardopt.cost.errors import UserError
-from shardopt.cost.graph import FactorRule, Op, OpGraph
+from shardopt.cost.graph import Op, OpGraph
 from shardopt.cost.microbatching import Cut, Splat, Split
 
 # Ops whose cost makes a second, full-batch execution pointless: the microbatch body exists for them.
@@ -31,8 +31,8 @@ HEAVY = frozenset({"dot_general", "convolution", "while", "case", "custom_call"}
 # For these a repeated or non-neutral start value would be counted once per microbatch.
 _NEUTRAL = {"add": 0, "multiply": 1, "xor": 0}
 _IDEMPOTENT = frozenset({"maximum", "minimum", "and", "or"})
-# Linear ops that only move data: worth doing on a partial value only if something that shrinks it follows.
-LAYOUT = frozenset({"reshape", "transpose", "optimization_barrier"})
+# Ops that copy elements, unless they repeat some.
+_LAYOUT = frozenset({"reshape", "transpose", "optimization_barrier", "broadcast_in_dim"})
 _FLOAT_BITS = {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
 
 
@@ -77,13 +77,17 @@ class Batch:
 
 @dataclass(frozen=True)
 class TimeAxis:
-    """The kind of every tensor, the factor that carries the batch of every op, and the accepted couplings."""
+    """The kind of every tensor, the factor that carries the batch of every op, and the accepted couplings.
+
+    `terms` gives, for an op that computes on the terms of an accumulation, the operands it reads so.
+    """
 
     graph: OpGraph
     batch: Batch
     states: tuple[State, ...]
     cuts: tuple[Cut | None, ...]
     couplings: tuple[int, ...]
+    terms: Mapping[int, frozenset[int]]
 
     def op_state(self, op: Op) -> State:
         """Results of one op are of one kind."""
@@ -96,7 +100,9 @@ def analyse(graph: OpGraph, batch: Batch) -> TimeAxis:
     for index in range(len(graph.ops)):
         walk.visit(index)
     walk.refuse_couplings()
-    return TimeAxis(graph, batch, tuple(walk.states), tuple(walk.cuts), tuple(walk.couplings))
+    return TimeAxis(
+        graph, batch, tuple(walk.states), tuple(walk.cuts), tuple(walk.couplings), frozenset(walk.estimated)
+    )
 
 
 def locate(factors: tuple[int, ...], sizes: tuple[int, ...], split: Split) -> Cut | None:
@@ -142,9 +148,21 @@ def result_split(op: Op, result: int, cut: Cut | None) -> Split | None:
     return split_of(op.rule.results[result], op.rule.sizes, cut)
 
 
-def moves_along(rule: FactorRule, cut: Cut) -> bool:
-    """Whether a block of the factor cannot be computed from the same block of the operands."""
-    return cut.factor in rule.need_replication or cut.factor in rule.permutation
+def moves_along(op: Op, cut: Cut) -> bool:
+    """Whether a block of the factor cannot be computed, by the same op, from the same block of the operands."""
+    rule = op.rule
+    assert rule is not None
+    if cut.factor in rule.need_replication or cut.factor in rule.permutation:
+        return True
+    # Only the groups of a convolution run through all its tensors, and their number is an attribute.
+    tensors = (*rule.operands, *rule.results)
+    return op.name == "convolution" and all(cut.factor in (f for dim in t for f in dim) for t in tensors)
+
+
+def is_layout(graph: OpGraph, op: Op) -> bool:
+    """Whether the op only moves elements: worth doing on a partial value only if something that shrinks it follows."""
+    sizes = {graph.tensors[t].size_bytes for t in (*op.operands, *op.results)}
+    return op.name in _LAYOUT and len(sizes) == 1
 
 
 class _Walk:
@@ -160,12 +178,12 @@ class _Walk:
         self.states = [self._input(tensor) for tensor in range(len(graph.tensors))]
         self.cuts: list[Cut | None] = [None] * len(graph.ops)
         self.couplings: dict[int, CouplingError] = {}
+        self.estimated: set[int] = set()
+        self.terms: dict[int, frozenset[int]] = {}
 
     def _input(self, tensor: int) -> State:
         split = self.batch.splits.get(tensor)
-        if split is not None:
-            return State(Kind.BATCHED, split)
-        return State(Kind.CONST, light=tensor not in self.batch.weights)
+        return State(Kind.BATCHED if split else Kind.CONST, split, light=tensor not in self.batch.weights)
 
     def visit(self, index: int) -> None:
         op = self.graph.ops[index]
@@ -177,7 +195,7 @@ class _Walk:
             return
         light = light and op.name not in HEAVY and op.rule is not None
         if Kind.BATCHED not in kinds:
-            self._after_reduction(op, operands, light)
+            self._after_reduction(index, op, operands, light)
             return
         try:
             self._batched(index, op, operands, light)
@@ -195,30 +213,43 @@ class _Walk:
         if op.name in ("broadcast_in_dim", "reshape", "transpose", "convert") and op.operands[0] in self.splats:
             self.splats[op.results[0]] = self.splats[op.operands[0]]
 
-    def _after_reduction(self, op: Op, operands: list[State], light: bool) -> None:
-        if self._keeps_partial(op, operands):
-            self._set(op, State(Kind.PARTIAL, reducer=operands[0].reducer, light=light))
+    def _after_reduction(self, index: int, op: Op, operands: list[State], light: bool) -> None:
+        """Of accumulated values: still one term a microbatch where `_keeps_partial`, else known after the loop."""
+        terms = {t: s for t, s in zip(op.operands, operands, strict=True) if s.kind is Kind.PARTIAL}
+        if terms and self._keeps_partial(op, terms):
+            self.terms[index] = frozenset(terms)
+            self._set(op, State(Kind.PARTIAL, reducer=next(iter(terms.values())).reducer, light=light))
         else:
             self._set(op, State(Kind.WHOLE, light=light))
 
-    def _keeps_partial(self, op: Op, operands: list[State]) -> bool:
-        """Whether accumulating the result is as exact as, and no larger than, accumulating the operands.
+    def _keeps_partial(self, op: Op, terms: Mapping[int, State]) -> bool:
+        """Whether accumulating the result is as exact as, and no larger than, accumulating the terms it is made of.
 
-        Light operands never enter the body, so nothing is gained for them.
+        Light terms never enter the body, so nothing is gained for them; of a term with other users, both the term and
+        the result would be accumulated.
         """
-        partial = [(t, state) for t, state in zip(op.operands, operands, strict=True) if state.kind is Kind.PARTIAL]
-        if not partial or any(state.light or len(self.consumers[t]) > 1 or t in self.outputs for t, state in partial):
+        if any(state.light for state in terms.values()):
             return False
-        if op.name in LAYOUT:
+        if not self.batch.per_microbatch and any(len(self.consumers[t]) > 1 or t in self.outputs for t in terms):
+            return False
+        if is_layout(self.graph, op):
             return True
-        if any(state.reducer != "add" for _, state in partial):
+        if any(state.reducer != "add" for state in terms.values()):
             return False
         if op.name in ("add", "subtract", "negate"):
-            return all(state.kind is Kind.PARTIAL for state in operands)
+            return all(t in terms or self.splats.get(t) == 0 for t in op.operands)
         if op.name == "convert":
             return self._widens(op)
+        if op.name in ("multiply", "divide"):
+            return self._scales(op, terms)
         is_sum = op.name == "reduce" and op.reducer == "add" and len(op.operands) == 2
         return is_sum and self.splats.get(op.operands[1]) == 0
+
+    def _scales(self, op: Op, terms: Mapping[int, State]) -> bool:
+        """A gradient times a statistic that each microbatch estimates: both must be of the same microbatch."""
+        first, second = op.operands
+        scale = first if op.name == "multiply" and second in terms else second
+        return scale in self.estimated and scale not in terms
 
     def _widens(self, op: Op) -> bool:
         """Accumulating after a widening conversion costs memory but keeps the precision the user asked for."""
@@ -226,8 +257,7 @@ class _Walk:
         return 0 < before < after
 
     def _batched(self, index: int, op: Op, operands: list[State], light: bool) -> None:
-        if not self.batch.per_microbatch:
-            self._refuse_accumulated(index, op, operands)
+        self._use_accumulated(index, op, operands)
         cut = self._find_cut(index, op, operands)
         assert op.rule is not None
         splits = [result_split(op, k, cut) for k in range(len(op.results))]
@@ -241,10 +271,25 @@ class _Walk:
             self._set(op, State(Kind.PARTIAL, reducer=op.reducer or "", light=light))
         self.cuts[index] = cut
 
-    def _refuse_accumulated(self, index: int, op: Op, operands: list[State]) -> None:
+    def _use_accumulated(self, index: int, op: Op, operands: list[State]) -> None:
+        """Accumulated operands of a batched op are light, or stand for the batch in every microbatch, or an error."""
         for tensor, state in zip(op.operands, operands, strict=True):
             if state.kind in (Kind.PARTIAL, Kind.WHOLE) and not state.light:
-                raise CouplingError("needs a value reduced over the whole batch", index, self.origin(tensor))
+                if not self.batch.per_microbatch:
+                    raise CouplingError("needs a value reduced over the whole batch", index, self.origin(tensor))
+                self._estimate(tensor)
+
+    def _estimate(self, tensor: int) -> None:
+        """The body makes its own version of `tensor`, and so of what it is computed from."""
+        pending = [tensor]
+        while pending:
+            tensor = pending.pop()
+            state = self.states[tensor]
+            if tensor in self.estimated or state.light or state.kind not in (Kind.PARTIAL, Kind.WHOLE):
+                continue
+            self.estimated.add(tensor)
+            if state.kind is Kind.WHOLE:
+                pending.extend(self.graph.ops[self.producers[tensor]].operands)
 
     def _find_cut(self, index: int, op: Op, operands: list[State]) -> Cut:
         """The one factor through which all batched operands carry the batch."""
@@ -269,7 +314,7 @@ class _Walk:
                 f"not divisible by {self.batch.num_microbatches} microbatches",
                 index,
             )
-        if moves_along(op.rule, cut):
+        if moves_along(op, cut):
             raise CouplingError("moves data along the batch", index)
         return cut
 
@@ -302,13 +347,13 @@ class _Walk:
         return None
 
     def refuse_couplings(self) -> None:
-        """A coupling is post-processing only if no heavy op needs what it made; raises the first that is not."""
+        """A coupling is post-processing only if neither it nor what needs it is heavy; raises the first that is not."""
         cause: dict[int, int] = {}
         for index, op in enumerate(self.graph.ops):
             causes = {cause[t] for t in op.operands if t in cause}
-            if causes and op.name in HEAVY:
-                raise self.couplings[min(causes)]
             if index in self.couplings:
                 causes.add(index)
+            if causes and op.name in HEAVY:
+                raise self.couplings[min(causes)]
             if causes:
                 cause.update((result, min(causes)) for result in op.results)

@@ -17,10 +17,10 @@ from shardopt.cost.graph import Op, OpGraph
 from shardopt.cost.microbatching import Accumulator, BodyOp, Cut, Split, TimePlan, View
 from shardopt.solve.time_axis import (
     HEAVY,
-    LAYOUT,
     CouplingError,
     Kind,
     TimeAxis,
+    is_layout,
     locate,
     moves_along,
     operand_split,
@@ -79,6 +79,7 @@ class _Placement:
         self.graph = axis.graph
         self.wanted = [_Wanted() for _ in axis.graph.tensors]
         self.cloned_ops = self._cloned_ops()
+        self.sources = self._sources()
         self.places = [Place.NOWHERE] * len(axis.graph.ops)
         self.body: dict[tuple[int, Cut | None], None] = {}
         self.captures: set[int] = set()
@@ -97,6 +98,21 @@ class _Placement:
                 for result in op.results:
                     count[result] = total
         return count
+
+    def _sources(self) -> list[frozenset[int]]:
+        """For each tensor the results of opaque ops that the body must be given to make it; itself if it is smaller.
+
+        So of random bits, and the mask made from them, the mask is sliced.
+        """
+        found: list[frozenset[int]] = [frozenset()] * len(self.graph.tensors)
+        for op in self.graph.ops:
+            opaque = op.rule is None or op.name in _UNSPLITTABLE
+            read = frozenset().union(*(found[t] for t in op.operands))
+            size = sum(self.graph.tensors[t].size_bytes for t in read)
+            for result in op.results:
+                own = opaque or size > self.graph.tensors[result].size_bytes
+                found[result] = frozenset({result}) if own else read
+        return found
 
     # ---- demands ----
 
@@ -119,13 +135,14 @@ class _Placement:
 
     def _operands(self, index: int, cut: Cut | None) -> tuple[View, ...]:
         op = self.graph.ops[index]
-        adds_up = self.axis.op_state(op).kind is Kind.PARTIAL and self.axis.cuts[index] is None
+        terms = self.axis.terms.get(index, frozenset())
         return tuple(
-            View(tensor, operand_split(op, k, cut), "" if adds_up else self._estimate(tensor))
+            View(tensor, operand_split(op, k, cut), "" if tensor in terms else self._estimate(tensor))
             for k, tensor in enumerate(op.operands)
         )
 
     def _estimate(self, tensor: int) -> str:
+        """The reducer of an accumulated tensor that stands, in an op of the body, for the whole batch."""
         state = self.axis.states[tensor]
         return "" if state.light else state.reducer
 
@@ -172,12 +189,12 @@ class _Placement:
 
     def _cut_for(self, op: Op, result: int, split: Split | None) -> Cut | None:
         """How to run an unbatched op in the body so that its result is split, or None if it must be sliced."""
-        if split is None or op.rule is None or op.name in _UNSPLITTABLE:
+        if split is None or op.rule is None or op.results[result] in self.sources[op.results[result]]:
             return None
         if op.name == "constant" and op.results[result] not in (self.axis.batch.splats or {}):
             return None
         cut = locate(op.rule.results[result][split.dim], op.rule.sizes, split)
-        if cut is None or moves_along(op.rule, cut) or cut.extent % self.axis.batch.num_microbatches:
+        if cut is None or moves_along(op, cut) or cut.extent % self.axis.batch.num_microbatches:
             return None
         if op.name == "iota" and cut.outer != 1:
             return None  # blocks are not consecutive numbers
@@ -198,7 +215,9 @@ class _Placement:
     def _moves_to_epilogue(self, op: Op, result: int) -> bool:
         """Cheap functions of the batch inputs are computed on the full batch; a mere change of layout comes last."""
         state = self.axis.states[result]
-        return state.light or (state.kind is Kind.PARTIAL and op.name in LAYOUT and not self.wanted[result].body)
+        return state.light or (
+            state.kind is Kind.PARTIAL and is_layout(self.graph, op) and not self.wanted[result].body
+        )
 
     def _check_estimate(self, index: int, view: View) -> None:
         """B times a sum over this microbatch estimates the sum over the batch; a product has no such estimate."""

@@ -11,6 +11,9 @@ from typing import NoReturn
 
 from shardopt.cost.errors import UserError
 
+# XLA warns about every compilation with GSPMD; must be set before the first import of jaxlib.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
 EXIT_OK = 0
 EXIT_USER_ERROR = 1
 EXIT_BUG = 2

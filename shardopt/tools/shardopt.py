@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import zipfile
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -15,6 +16,7 @@ from shardopt.tools.common import ToolParser, run_tool
 
 if TYPE_CHECKING:
     import numpy as np
+    from rich.console import Console
 
     from shardopt.frontend.plan import Plan
     from shardopt.ir.diagnostics import Diagnostic
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 _PROG = "shardopt"
 # Float inputs that the user does not give: small and positive, so that second moments stay valid.
 _RANDOM_SCALE = 0.1
+_PIPE_COLUMNS = 180
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,6 +53,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-args", default="auto", metavar="I,J[:DIM]|auto|none", help="arguments that hold the batch"
     )
+    parser.add_argument("--batch-coupling", default="error", choices=("error", "per-microbatch"))
     parser.add_argument("--microbatches", type=_count, default=1, metavar="N", help="microbatches a step (default 1)")
     parser.add_argument("--layers", type=_count_or_auto, metavar="N|auto", help="layers to cluster into")
     parser.add_argument("--stages", type=_count_or_auto, metavar="N|auto", help="pipeline stages")
@@ -89,15 +93,14 @@ def _plan(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(plan.to_json(), indent=2))
     else:
-        _print_plan(plan)
+        _console().print(plan.table())
 
 
-def _print_plan(plan: Plan) -> None:
+def _console() -> Console:
+    """Standard output. A file or a pipe has no width, and a table cut at 80 columns would lose figures."""
     from rich.console import Console
 
-    console = Console()
-    # A file or a pipe has no width; a table cut at 80 columns would lose figures.
-    console.print(plan.table(), width=None if console.is_terminal else 200)
+    return Console() if sys.stdout.isatty() else Console(width=_PIPE_COLUMNS)
 
 
 def _reporter(remarks: bool) -> Any:
@@ -143,7 +146,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, metavar="PLAN", help="directory written by `shardopt plan -o`")
     parser.add_argument("--backend", default="local", choices=("local", "ray"), help="threads here, or Ray actors")
     parser.add_argument("--steps", type=_count, default=1, metavar="N")
-    parser.add_argument("--inputs", type=Path, metavar="F.npz", help="arrays in0, in1, …; default: random")
+    parser.add_argument("--inputs", type=Path, metavar="F.npz", help="arrays in0, in1, …; others are random")
     parser.add_argument("--seed", type=int, default=0, help="of random inputs")
     parser.add_argument("--check", action="store_true", help="compare the first step with one device")
     parser.add_argument("--tolerance", type=float, default=1e-4, help="largest relative difference (default 1e-4)")
@@ -161,7 +164,7 @@ def _run(args: argparse.Namespace) -> None:
     with make_context() as context:
         program = prepare(load_module(plan.module, context, name=str(args.plan / "module.mlirbc")))
     specs = [(a.value.spec.shape, a.value.spec.dtype) for a in program.arguments]
-    inputs = _read_inputs(args.inputs, specs) if args.inputs else _random_inputs(specs, args.seed)
+    inputs = _read_inputs(args.inputs, specs, args.seed) if args.inputs else _random_inputs(specs, args.seed)
     with open_run(program, args.backend, quick_compile=args.quick_compile) as run:
         run.load(inputs)
         for step in range(args.steps):
@@ -187,26 +190,33 @@ def _float_scalars(run: Run) -> list[int]:
     return [k for k, spec in enumerate(specs) if spec.shape == () and "float" in spec.dtype]
 
 
-def _read_inputs(path: Path, specs: Sequence[tuple[tuple[int, ...], str]]) -> list[np.ndarray]:
-    """Arrays `in<k>` of an .npz, in the dtypes of the program (numpy stores bfloat16 as raw bytes)."""
+def _read_inputs(path: Path, specs: Sequence[tuple[tuple[int, ...], str]], seed: int) -> list[np.ndarray]:
+    """Arrays `in<k>` of an .npz; those it lacks are random. Floats are widened, raw bytes reinterpreted (bfloat16)."""
     import numpy as np
 
-    from shardopt.dialect.dtypes import numpy_dtype
-
     try:
-        stored = np.load(path, allow_pickle=False)
-        arrays = [stored[f"in{k}"] for k in range(len(specs))]
+        with np.load(path, allow_pickle=False) as stored:
+            given = {name: stored[name] for name in stored.files}
     except OSError as error:
         raise UserError(f"cannot read '{path}': {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, zipfile.BadZipFile) as error:
         raise UserError(f"'{path}' is not an .npz file of plain arrays: {error}") from error
-    except KeyError as error:
-        raise UserError(f"'{path}': expected arrays in0 … in{len(specs) - 1}, missing {error.args[0]}") from error
-    dtypes = [numpy_dtype(dtype) for _, dtype in specs]
-    return [
-        a.view(d) if a.dtype.kind == "V" and a.itemsize == d.itemsize else a
-        for a, d in zip(arrays, dtypes, strict=True)
-    ]
+    arrays = _random_inputs(specs, seed)
+    known = {f"in{k}": k for k in range(len(specs))}
+    for name in sorted(given.keys() & known.keys()):
+        arrays[known[name]] = _as_dtype(given[name], arrays[known[name]].dtype)
+    missing = len(known) - len(given.keys() & known.keys())
+    if missing:
+        print(f"note: {missing} of {len(known)} inputs are not in '{path}' and are random", file=sys.stderr)
+    return arrays
+
+
+def _as_dtype(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    import numpy as np
+
+    if array.dtype.kind == "V" and array.itemsize == dtype.itemsize:
+        return array.view(dtype)
+    return array.astype(dtype) if array.dtype != dtype and np.can_cast(array.dtype, dtype, "safe") else array
 
 
 def _random_inputs(specs: Sequence[tuple[tuple[int, ...], str]], seed: int) -> list[np.ndarray]:
@@ -225,8 +235,6 @@ def _random_inputs(specs: Sequence[tuple[tuple[int, ...], str]], seed: int) -> l
 
 
 def _check(plan: Plan, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], args: argparse.Namespace) -> None:
-    from rich.console import Console
-
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module
     from shardopt.runtime.reference import compare, run_reference
@@ -234,8 +242,7 @@ def _check(plan: Plan, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarra
     with make_context() as context:
         reference = run_reference(load_module(plan.original, context, name="original.mlirbc"), inputs)
     rows = compare(outputs, reference)
-    console = Console()
-    console.print(_difference_table(rows, args.tolerance), width=None if console.is_terminal else 120)
+    _console().print(_difference_table(rows, args.tolerance))
     failed = [row.name for row in rows if not row.within(args.tolerance)]
     if failed:
         raise UserError(

@@ -265,6 +265,18 @@ def test_values_passed_on_and_captured_values_that_move(schedule: str | None) ->
     assert [run.inputs[3] for run in chain[1:]] == [run.outputs[0] for run in chain[:-1]]
 
 
+def test_a_mesh_that_runs_nothing_passes_values_on() -> None:
+    exported = pipeline(["fwd", "fwd", "fwd"], "gpipe")
+    loop = exported.main.ops[0]
+    assert isinstance(loop, Loop)
+    produce, arrive, _, _, forward, _, weight, index, consume = loop.body.ops
+    ops = (produce, arrive, forward, weight, index, replace(consume, inputs=(7, 7, 9, 1, 10)))
+    main = replace(exported.main, ops=(replace(loop, body=replace(loop.body, ops=ops)),))  # type: ignore[arg-type]
+    program = build_program(replace(exported, main=main))
+    assert check_program(program) == ()
+    assert [type(each) for each in program.meshes[1].instructions] == [Recv, Send, Free] * 4
+
+
 def test_two_results_from_one_buffer_get_a_copy_each() -> None:
     value = MeshValue("m0", WHOLE)
     same = ExportedProgram(

@@ -1,0 +1,81 @@
+"""What a module looks like after the schedule phase: the loop names a schedule that can run, and fits the memory.
+
+mpmd.for (…) {iterations = 8 : ui32, shardopt.schedule = {name = "1f1b", makespan_seconds = 0.1 : f64,
+              bubble = 0.27 : f64, peak_bytes = array<i64: 4096, 2048>}} …
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from jaxlib.mlir import ir
+
+from shardopt.cost.cluster import Cluster
+from shardopt.cost.errors import UserError
+from shardopt.cost.mesh import Mesh
+from shardopt.dialect.cluster import read_cluster
+from shardopt.dialect.imported_form import Violation
+from shardopt.dialect.mpmd import SCHEDULE, read_topology
+from shardopt.ir.pipeline_graph import read_pipeline
+from shardopt.ir.program import Program, read_program
+from shardopt.schedule.schedules import build_schedule
+from shardopt.schedule.validate import validate
+
+_KEYS = {
+    "name": ir.StringAttr,
+    "makespan_seconds": ir.FloatAttr,
+    "bubble": ir.FloatAttr,
+    "peak_bytes": ir.DenseI64ArrayAttr,
+}
+
+
+def violations(module: ir.Module) -> Iterator[Violation]:
+    """All departures from the form; a missing loop, cluster, topology or schedule is reported alone."""
+    try:
+        program = read_program(module)
+        cluster = read_cluster(module)
+        meshes = read_topology(program.main)
+    except (ValueError, KeyError) as error:
+        yield Violation(module.operation, str(error))
+        return
+    malformed = _malformed(program.loop)
+    if malformed:
+        yield Violation(program.loop, malformed)
+        return
+    schedule = ir.DictAttr(program.loop.attributes[SCHEDULE])
+    yield from _of_order(program, meshes, ir.StringAttr(schedule["name"]).value)
+    yield from _of_memory(program, meshes, cluster, tuple(ir.DenseI64ArrayAttr(schedule["peak_bytes"])))
+
+
+def _malformed(loop: ir.Operation) -> str:
+    if SCHEDULE not in loop.attributes:
+        return f"expected attribute '{SCHEDULE}' on the microbatch loop, found none"
+    schedule = loop.attributes[SCHEDULE]
+    if not isinstance(schedule, ir.DictAttr):
+        return f"expected '{SCHEDULE}' to be a dictionary, found {schedule}"
+    wrong = [key for key, class_ in _KEYS.items() if key not in schedule or not isinstance(schedule[key], class_)]
+    return f"expected {', '.join(_KEYS)} in '{SCHEDULE}', found no valid {', '.join(wrong)}" if wrong else ""
+
+
+def _of_order(program: Program, meshes: Sequence[Mesh], name: str) -> Iterator[Violation]:
+    try:
+        pipeline = read_pipeline(program, tuple(meshes))
+        validate(build_schedule(name, pipeline.num_stages, program.num_microbatches), pipeline.graph)
+    except (UserError, ValueError) as error:
+        yield Violation(program.loop, str(error))
+
+
+def _of_memory(
+    program: Program, meshes: Sequence[Mesh], cluster: Cluster, peak_bytes: tuple[int, ...]
+) -> Iterator[Violation]:
+    if len(peak_bytes) != len(meshes):
+        yield Violation(program.loop, f"expected peak_bytes of {len(meshes)} meshes, found {len(peak_bytes)}")
+        return
+    limit = cluster.device.memory_bytes
+    for mesh, peak in zip(meshes, peak_bytes, strict=True):
+        if peak > limit:
+            yield Violation(
+                program.loop,
+                f"expected at most {limit} bytes on a device of cluster {cluster}, "
+                f"found a peak of {peak} bytes on mesh '{mesh.name}'",
+            )

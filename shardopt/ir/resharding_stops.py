@@ -1,0 +1,75 @@
+"""Intermediate shardings where the way from producer to reader takes several collectives.
+
+    %1 = stablehlo.dot_general …  {mhlo.sharding = "{devices=[1,4]<=[4]}"}
+    %s = stablehlo.custom_call @Sharding(%1) {mhlo.sharding = "{devices=[1,2,2]<=[4] last_tile_dim_replicate}"}  (added)
+    %2 = stablehlo.add %s, %y  {mhlo.sharding = "{devices=[2,1,2]<=[4] last_tile_dim_replicate}"}
+
+XLA's partitioner looks for one step from producer to reader and otherwise gathers the whole tensor on every device
+("involuntary full rematerialization"); with the stops of the planned chain it takes the planned steps. In the same way
+a reduce-scatter is written as the reduced result and, behind it, the part that each device keeps: from the scattered
+result alone the partitioner may conclude that the operands should be resharded instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+
+from jaxlib.mlir import ir
+
+from shardopt.cost.collectives import resharding_stops
+from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.ir.graph import GraphReader
+
+
+def insert_scatters(
+    reader: GraphReader, scattered: Mapping[int, tuple[Sharding, Sharding]]
+) -> dict[ir.Value, Sharding]:
+    """Put the part that each device keeps behind every operation of `scattered`: number -> (reduced, scattered).
+
+    Returns the shardings of the new values and those, now of the reduced form, of the operations' own results.
+    """
+    found: dict[ir.Value, Sharding] = {}
+    for number, (reduced, kept) in scattered.items():
+        handle = reader.handles[number]
+        result = handle.results[0]
+        stop = _stop(result, handle.location, ir.InsertionPoint.after(handle))
+        result.replace_all_uses_except(stop, stop.owner.operation)
+        found[result], found[stop] = reduced, kept
+    return found
+
+
+def insert_stops(
+    reader: GraphReader,
+    mesh: Mesh,
+    shardings: Mapping[int, Sharding],
+    wanted: Mapping[int, Sequence[Sharding]],
+    skip: Set[int],
+) -> dict[ir.Value, Sharding]:
+    """Insert the stops before the first reader that needs them; the new values and their shardings.
+
+    `wanted[k]` are the operand shardings of operation k of the reader; tensors of `skip` are left alone. Readers in
+    one fragment share stops.
+    """
+    added: dict[ir.Value, Sharding] = {}
+    last_stop: dict[tuple[int, Sharding, int], ir.Value] = {}
+    for number, (op, handle) in enumerate(zip(reader.ops, reader.handles, strict=True)):
+        # Values that regions capture stand behind the operands; what reads them is replicated.
+        for position, tensor in enumerate(op.operands[: len(handle.operands)]):
+            target = wanted[number][position]
+            if tensor in skip or shardings[tensor] == target:
+                continue
+            key = (tensor, target, op.group)
+            if key not in last_stop:
+                last_stop[key] = handle.operands[position]
+                for stop in resharding_stops(shardings[tensor], target, mesh):
+                    last_stop[key] = _stop(last_stop[key], handle.location, ir.InsertionPoint(handle))
+                    added[last_stop[key]] = stop
+            if last_stop[key] != handle.operands[position]:
+                handle.operands[position] = last_stop[key]
+    return added
+
+
+def _stop(value: ir.Value, loc: ir.Location, ip: ir.InsertionPoint) -> ir.Value:
+    attributes = {"call_target_name": ir.StringAttr.get("Sharding")}
+    name = "stablehlo.custom_call"
+    return ir.Operation.create(name, [value.type], [value], attributes, loc=loc, ip=ip).results[0]

@@ -1,0 +1,29 @@
+"""The IR is the only channel between passes: a phase run on the dump of the one before gives the same bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardopt.frontend.plan import Plan
+from shardopt.ir.context import make_context
+from shardopt.ir.io import load_module, module_text
+from shardopt.pipeline.manager import run_pipeline
+from shardopt.pipeline.phases import PHASE_NAMES, phase_range
+from tests.e2e.models import MODELS
+from tests.e2e.test_plan_and_run import plan_of
+
+
+@pytest.fixture(scope="module")
+def plans() -> dict[str, Plan]:
+    return {name: plan_of(name) for name in MODELS}
+
+
+@pytest.mark.parametrize("phase", PHASE_NAMES[1:])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_phase_alone_gives_the_bytes_of_the_pipeline(name: str, phase: str, plans: dict[str, Plan]) -> None:
+    plan, dumps = plans[name], dict(plans[name].phases)
+    before = PHASE_NAMES[PHASE_NAMES.index(phase) - 1]
+    with make_context() as context:
+        module = load_module(dumps[before].encode(), context)
+        run_pipeline(module, phase_range(phase, phase, plan.options.for_phase(phase)))
+        assert module_text(module) == dumps[phase]

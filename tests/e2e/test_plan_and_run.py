@@ -1,0 +1,74 @@
+"""Plans of real train steps, run on local threads and compared with the original module on one device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardopt.frontend.plan import Plan, PlanOptions, make_plan
+from shardopt.ir.context import make_context
+from shardopt.ir.io import load_module
+from shardopt.runtime.driver import open_run, prepare
+from shardopt.runtime.reference import compare, run_reference
+from tests.e2e.models import MODELS, batch_args
+
+TOLERANCE = 1e-4
+
+
+def plan_of(name: str, **options: Any) -> Plan:
+    given = {"microbatches": 2, "stages": 2, "submesh": "1x2", "batch_args": batch_args(name), **options}
+    return make_plan(MODELS[name]()[0], PlanOptions("cpu-test:1x4", **given))
+
+
+def run_plan(plan: Plan, inputs: list[np.ndarray], backend: str = "local") -> list[np.ndarray]:
+    with make_context() as context:
+        program = prepare(load_module(plan.module, context))
+    with open_run(program, backend, quick_compile=True) as run:
+        run.load(inputs)
+        return list(run.step())
+
+
+def reference_of(name: str) -> list[np.ndarray]:
+    artifact, inputs = MODELS[name]()
+    with make_context() as context:
+        return run_reference(load_module(artifact, context), inputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gpt", {}),
+        ("gpt", {"microbatches": 1}),
+        ("gpt", {"microbatches": 4, "schedule": "gpipe"}),
+        ("gpt", {"stages": 1, "submesh": "1x4", "logical_shape": "2x2"}),
+        ("gpt", {"stages": 4, "submesh": "1x1", "microbatches": 4, "layers": 4}),
+        ("gpt", {"intra_op": "data"}),
+        ("gpt", {"intra_op": "heuristic"}),
+        ("gpt", {"inter_op": "equal-layer", "layers": 2}),
+        ("gpt", {"inter_op": "equal-op", "layers": 2}),
+        ("gpt", {"inter_op": "none", "stages": None, "submesh": None}),
+        ("scanned", {}),
+        ("scanned", {"microbatches": 4, "intra_op": "data"}),
+        ("clipped", {}),
+        ("clipped", {"microbatches": 4, "intra_op": "heuristic"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(f"{k}={v}" for k, v in value.items()) or "default",
+)
+def test_outputs_equal_those_of_one_device(name: str, options: dict[str, Any]) -> None:
+    outputs = run_plan(plan_of(name, **options), MODELS[name]()[1])
+    failed = [row for row in compare(outputs, reference_of(name)) if not row.within(TOLERANCE)]
+    assert failed == []
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_equal_plans_have_equal_bytes(name: str) -> None:
+    assert plan_of(name).module == plan_of(name).module
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_ray_gives_the_outputs_of_one_device() -> None:
+    outputs = run_plan(plan_of("gpt"), MODELS["gpt"]()[1], "ray")
+    assert [row for row in compare(outputs, reference_of("gpt")) if not row.within(TOLERANCE)] == []

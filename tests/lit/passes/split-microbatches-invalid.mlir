@@ -1,0 +1,69 @@
+// RUN: split-file %s %t
+// RUN: not shardopt-opt %t/norm.mlir --shardopt-split-microbatches="num-microbatches=2" 2>&1 | FileCheck %t/norm.mlir
+// RUN: not shardopt-opt %t/pairs.mlir --shardopt-split-microbatches="num-microbatches=2" 2>&1 | FileCheck %t/pairs.mlir
+// RUN: not shardopt-opt %t/extent.mlir --shardopt-split-microbatches="num-microbatches=4" 2>&1 | FileCheck %t/extent.mlir
+// RUN: not shardopt-opt %t/extent.mlir --shardopt-split-microbatches="batch-args=7" 2>&1 | FileCheck %t/extent.mlir --check-prefix=INDEX
+// RUN: not shardopt-opt %t/extent.mlir --shardopt-split-microbatches="batch-args=1:2" 2>&1 | FileCheck %t/extent.mlir --check-prefix=DIM
+// RUN: not shardopt-opt %t/extent.mlir --shardopt-split-microbatches="batch-args=first" 2>&1 | FileCheck %t/extent.mlir --check-prefix=TEXT
+// RUN: not shardopt-opt %t/auto.mlir --shardopt-split-microbatches 2>&1 | FileCheck %t/auto.mlir
+// RUN: not shardopt-opt %t/loop.mlir --shardopt-split-microbatches="num-microbatches=2" 2>&1 | FileCheck %t/loop.mlir
+// RUN: not shardopt-opt %t/twice.mlir --shardopt-split-microbatches 2>&1 | FileCheck %t/twice.mlir
+
+//--- norm.mlir
+func.func @main(%w: tensor<2x2xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<4x2xf32>) -> tensor<2x2xf32> {
+  %zero = stablehlo.constant dense<0.0> : tensor<f32>
+  %h = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<4x2xf32>, tensor<2x2xf32>) -> tensor<4x2xf32>
+  %s = stablehlo.reduce(%h init: %zero) applies stablehlo.add across dimensions = [0] : (tensor<4x2xf32>, tensor<f32>) -> tensor<2xf32>
+  %b = stablehlo.broadcast_in_dim %s, dims = [1] : (tensor<2xf32>) -> tensor<4x2xf32>
+  // CHECK: norm.mlir:[[@LINE+2]]:8: error: cannot cut the step into microbatches: 'stablehlo.subtract' needs a value reduced over the whole batch by 'stablehlo.reduce'; batch-coupling=per-microbatch lets each microbatch stand for the whole batch
+  // CHECK: norm.mlir:[[@LINE-3]]:24: note: reduced over the batch here
+  %d = stablehlo.subtract %h, %b : tensor<4x2xf32>
+  %g = stablehlo.dot_general %x, %d, contracting_dims = [0] x [0] : (tensor<4x2xf32>, tensor<4x2xf32>) -> tensor<2x2xf32>
+  return %g : tensor<2x2xf32>
+}
+
+//--- pairs.mlir
+func.func @main(%w: tensor<2x2xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<4x2xf32>) -> tensor<2x2xf32> {
+  %h = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<4x2xf32>, tensor<2x2xf32>) -> tensor<4x2xf32>
+  // CHECK: pairs.mlir:[[@LINE+1]]:8: error: cannot cut the step into microbatches: 'stablehlo.dot_general' pairs every row of the batch with every other row
+  %s = stablehlo.dot_general %h, %h, contracting_dims = [1] x [1] : (tensor<4x2xf32>, tensor<4x2xf32>) -> tensor<4x4xf32>
+  %d = stablehlo.dot_general %s, %h, contracting_dims = [1] x [0] : (tensor<4x4xf32>, tensor<4x2xf32>) -> tensor<4x2xf32>
+  %g = stablehlo.dot_general %x, %d, contracting_dims = [0] x [0] : (tensor<4x2xf32>, tensor<4x2xf32>) -> tensor<2x2xf32>
+  return %g : tensor<2x2xf32>
+}
+
+//--- extent.mlir
+// CHECK: extent.mlir:[[@LINE+4]]:1: error: expected a batch that divides into num-microbatches=4, found extent 6 of dimension 0 of argument 1; its divisors are 1, 2, 3, 6
+// INDEX: error: expected a batch argument below 2, found 7
+// DIM: error: expected a batch dimension below 2 of argument 1, found 2
+// TEXT: error: pipeline: shardopt-split-microbatches: expected batch-args to be auto, none or a list of INDEX[:DIM], found 'first'
+func.func @main(%w: tensor<2xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<6x2xf32>) -> tensor<2xf32> {
+  %zero = stablehlo.constant dense<0.0> : tensor<f32>
+  %s = stablehlo.reduce(%x init: %zero) applies stablehlo.add across dimensions = [0] : (tensor<6x2xf32>, tensor<f32>) -> tensor<2xf32>
+  return %s : tensor<2xf32>
+}
+
+//--- auto.mlir
+// CHECK: auto.mlir:[[@LINE+1]]:1: error: cannot tell the batch arguments: the candidates differ in their first extent (1: tensor<4x2xf32>, 2: tensor<3xi32>); name them with batch-args=INDEX[:DIM]
+func.func @main(%w: tensor<2xf32> {jax.buffer_donor = true}, %x: tensor<4x2xf32>, %y: tensor<3xi32>, %key: tensor<2xui32>) -> tensor<2xf32> {
+  return %w : tensor<2xf32>
+}
+
+//--- loop.mlir
+func.func @main(%w: tensor<4x2xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<4x2xf32>) -> tensor<4x2xf32> {
+  // CHECK: loop.mlir:[[@LINE+2]]:8: error: cannot cut the step into microbatches: 'stablehlo.custom_call' of batched values is not supported (it has no sharding rule)
+  %y = stablehlo.multiply %x, %w : tensor<4x2xf32>
+  %0 = stablehlo.custom_call @opaque(%y) : (tensor<4x2xf32>) -> tensor<4x2xf32>
+  %1 = stablehlo.dot_general %0, %w, batching_dims = [0] x [0], contracting_dims = [1] x [1] : (tensor<4x2xf32>, tensor<4x2xf32>) -> tensor<4xf32>
+  %2 = stablehlo.broadcast_in_dim %1, dims = [0] : (tensor<4xf32>) -> tensor<4x2xf32>
+  return %2 : tensor<4x2xf32>
+}
+
+//--- twice.mlir
+func.func @main(%x: tensor<4xi32>) -> tensor<4xi32> {
+  return %x : tensor<4xi32>
+}
+// CHECK: twice.mlir:[[@LINE+1]]:1: error: expected a step without @microbatch: it is cut into microbatches once
+func.func private @microbatch(%x: tensor<4xi32>) -> tensor<4xi32> {
+  return %x : tensor<4xi32>
+}

@@ -1,0 +1,46 @@
+// RUN: split-file %s %t
+// RUN: not shardopt-opt %t/no-loop.mlir --shardopt-verify-microbatched 2>&1 | FileCheck %t/no-loop.mlir
+// RUN: not shardopt-opt %t/unread.mlir --shardopt-verify-microbatched 2>&1 | FileCheck %t/unread.mlir
+// RUN: not shardopt-opt %t/order.mlir --shardopt-verify-microbatched 2>&1 | FileCheck %t/order.mlir
+
+//--- no-loop.mlir
+// CHECK: error: expected one mpmd.for in @main (run the microbatch phase first), found 0
+func.func @main(%x: tensor<f32>) -> tensor<f32> {
+  return %x : tensor<f32>
+}
+
+//--- unread.mlir
+func.func @main(%w: tensor<2xf32>) -> tensor<2xf32> {
+  %zero = stablehlo.constant dense<0.0> : tensor<2xf32>
+  %r = mpmd.for (%zero) {iterations = 2 : ui32} (%acc: tensor<2xf32>, %i: tensor<ui32>) {
+    %n = mpmd.call @step(%w, %acc, %i) {call_counter = 0 : ui32} : (tensor<2xf32>, tensor<2xf32>, tensor<ui32>) -> tensor<2xf32>
+    mpmd.return %n : tensor<2xf32>
+  } : tensor<2xf32>
+  return %r : tensor<2xf32>
+}
+// CHECK: unread.mlir:[[@LINE-5]]:10: error: expected the loop to call '@microbatch', found '@step'
+// CHECK: unread.mlir:[[@LINE+2]]:1: note: expected '@step' to be private, found it public
+// CHECK: unread.mlir:[[@LINE+1]]:1: note: expected every captured value to be read, found argument 0 without use
+func.func @step(%w: tensor<2xf32>, %acc: tensor<2xf32>, %i: tensor<ui32>) -> tensor<2xf32> {
+  return %acc : tensor<2xf32>
+}
+
+//--- order.mlir
+func.func @main(%w: tensor<2xf32>) -> tensor<2xf32> {
+  %r:2 = mpmd.for (%w, %w) {iterations = 2 : ui32} (%a: tensor<2xf32>, %b: tensor<2xf32>, %i: tensor<ui32>) {
+    // CHECK: order.mlir:[[@LINE+1]]:12: error: expected the last 3 operands to be the accumulators and the index in order
+    %n:2 = mpmd.call @microbatch(%b, %a, %i) {call_counter = 0 : ui32} : (tensor<2xf32>, tensor<2xf32>, tensor<ui32>) -> (tensor<2xf32>, tensor<2xf32>)
+    // CHECK: order.mlir:[[@LINE+1]]:5: note: expected the results of the call in order
+    mpmd.return %n#1, %n#0 : tensor<2xf32>, tensor<2xf32>
+  } : tensor<2xf32>, tensor<2xf32>
+  return %r#0 : tensor<2xf32>
+}
+func.func private @microbatch(%a: tensor<2xf32>, %b: tensor<2xf32>, %i: tensor<ui32>) -> (tensor<2xf32>, tensor<2xf32>) {
+  // CHECK: order.mlir:[[@LINE+5]]:1: note: expected no functions but '@main' and '@microbatch', found '@helper'
+  // CHECK: order.mlir:[[@LINE+1]]:8: note: expected StableHLO operations and one microbatch loop, found 'func.call'
+  %0 = call @helper(%a) : (tensor<2xf32>) -> tensor<2xf32>
+  return %0, %b : tensor<2xf32>, tensor<2xf32>
+}
+func.func private @helper(%a: tensor<2xf32>) -> tensor<2xf32> {
+  return %a : tensor<2xf32>
+}

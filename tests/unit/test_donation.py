@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+from jaxlib.mlir import ir
+
+from shardopt.dialect.donation import argument_attributes, read_donation
+from shardopt.ir.context import make_context
+from shardopt.ir.rewriting import functions
+
+
+def main_of(arguments: str, results: str) -> ir.Operation:
+    """A function declaration; its context lives as long as the operation."""
+    module = ir.Module.parse(f"func.func private @main({arguments}) -> ({results})", make_context())
+    return next(functions(module))
+
+
+ALIAS, DONOR, SMALL, BIG = "tf.aliasing_output", "jax.buffer_donor = true", "tensor<2xf32>", "tensor<4xf32>"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "results", "expected"),
+    [
+        (f"{SMALL}, {SMALL}", SMALL, {}),
+        (f"{SMALL} {{{ALIAS} = 1 : i32}}", f"{SMALL}, {SMALL}", {0: 1}),
+        # A donor takes the first result of its type that is still free.
+        (f"{BIG} {{{DONOR}}}, {SMALL} {{{DONOR}}}", f"{SMALL}, {BIG}", {0: 1, 1: 0}),
+        (f"{SMALL} {{{DONOR}}}, {SMALL} {{{DONOR}}}", f"{SMALL}, {SMALL}", {0: 0, 1: 1}),
+        # Named results are taken first, wherever the argument stands.
+        (f"{SMALL} {{{DONOR}}}, {SMALL} {{{ALIAS} = 0 : i32}}", f"{SMALL}, {SMALL}", {0: 1, 1: 0}),
+        # A buffer without a result to take its place is offered in vain.
+        (f"{BIG} {{{DONOR}}}", SMALL, {}),
+        (f"{SMALL} {{{DONOR}}}, {SMALL} {{{DONOR}}}", SMALL, {0: 0}),
+    ],
+)
+def test_read_donation(arguments: str, results: str, expected: dict[int, int]) -> None:
+    function = main_of(arguments, results)
+    with function.context:
+        assert read_donation(function) == expected
+
+
+def test_argument_attributes_has_one_dictionary_an_argument() -> None:
+    function = main_of(f"{SMALL}, {SMALL} {{{ALIAS} = 0 : i32}}", SMALL)
+    with function.context:
+        assert [len(attributes) for attributes in argument_attributes(function)] == [0, 1]
+        assert [len(attributes) for attributes in argument_attributes(main_of(SMALL, SMALL))] == [0]

@@ -1,0 +1,333 @@
+"""A step cut into microbatches computes what the whole step computes, and mistakes are told with a place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxlib.mlir import ir
+from loop_expansion import evaluate, expand_loop
+
+from shardopt.ir.context import make_context
+from shardopt.ir.diagnostics import DiagnosedError
+from shardopt.ir.native import run_native
+from shardopt.ir.program import Program, read_program
+from shardopt.passes.base import PassContext
+from shardopt.passes.batch_gathers import BatchGathers
+from shardopt.passes.inline_calls import InlineCalls
+from shardopt.passes.split_microbatches import SplitMicrobatches
+from shardopt.passes.verify_microbatched import VerifyMicrobatched
+
+ROWS = 4
+Step = Callable[..., Any]
+
+
+def normal(seed: int, *shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape) * 0.5
+
+
+def lower(step: Step, *arguments: Any) -> ir.Module:
+    """The step as imported StableHLO; its first argument is the donated state."""
+    text = jax.jit(step, donate_argnums=0, keep_unused=True).lower(*arguments).as_text()
+    module = ir.Module.parse(text, make_context())
+    with module.context:
+        InlineCalls().run(module, PassContext())
+        BatchGathers().run(module, PassContext())
+        run_native(module, "builtin.module(func.func(chlo-legalize-to-stablehlo),canonicalize,cse,symbol-dce)")
+    return module
+
+
+def split(module: ir.Module, count: int, **options: Any) -> Program:
+    """Run the pass and its verifier."""
+    with module.context:
+        SplitMicrobatches(num_microbatches=count, **options).run(module, PassContext())
+        module.operation.verify()
+        run_native(module, "builtin.module(canonicalize,cse)")
+        VerifyMicrobatched().run(module, PassContext())
+    return read_program(module)
+
+
+def check(step: Step, *arguments: Any, counts: tuple[int, ...] = (1, 2, 4), **options: Any) -> Program:
+    """The step cut into each number of microbatches gives the same results; returns the last program."""
+    flat = [np.asarray(leaf) for leaf in jax.tree.leaves(arguments)]
+    original = lower(step, *arguments)
+    with original.context:
+        expected = evaluate(original, flat)
+    for count in counts:
+        module = lower(step, *arguments)
+        program = split(module, count, **options)
+        text = str(module)
+        with module.context:
+            expand_loop(module)
+            found = evaluate(module, flat)
+        for left, right in zip(expected, found, strict=True):
+            np.testing.assert_allclose(left, right, rtol=2e-5, atol=2e-6)
+    program = read_program(ir.Module.parse(text, make_context()))
+    assert program.num_microbatches == counts[-1]
+    return program
+
+
+def sgd(loss: Step, params: Any, *batch: Any) -> Any:
+    value, grads = jax.value_and_grad(loss)(params, *batch)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+
+def names(ops: list[ir.Operation]) -> set[str]:
+    return {op.name.removeprefix("stablehlo.") for op in ops}
+
+
+def mlp(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    hidden = jnp.tanh(x @ params["w1"] + params["b1"])
+    return hidden @ params["w2"]
+
+
+def mlp_params() -> dict[str, jax.Array]:
+    return {"w1": normal(0, 3, 5), "b1": normal(1, 5), "w2": normal(2, 5, 2)}
+
+
+def mse(params: dict[str, jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.mean((mlp(params, x) - y) ** 2)
+
+
+def test_mlp_with_sgd() -> None:
+    program = check(partial(sgd, mse), mlp_params(), normal(3, ROWS, 3), normal(4, ROWS, 2))
+    assert "dot_general" not in names(program.prologue) | names(program.epilogue)
+    assert "subtract" in names(program.epilogue)
+    # the loss and one gradient a parameter
+    assert len(program.loop.results) == 4
+
+
+def test_adam_updates_stay_behind_the_loop() -> None:
+    def step(state: Any, x: jax.Array, y: jax.Array) -> Any:
+        params, first, second, count = state
+        grads = jax.grad(mse)(params, x, y)
+        norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads)))
+        grads = jax.tree.map(lambda g: g / jnp.maximum(norm, 1.0), grads)
+        first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, grads)
+        second = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g**2, second, grads)
+        rate = 0.1 / (1 + count)
+        params = jax.tree.map(lambda p, m, v: p - rate * m / (jnp.sqrt(v) + 1e-3), params, first, second)
+        return params, first, second, count + 1
+
+    params = mlp_params()
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    state = (params, zeros, zeros, jnp.float32(2))
+    program = check(step, state, normal(3, ROWS, 3), normal(4, ROWS, 2))
+    assert "sqrt" not in names(program.body_ops)
+
+
+def test_a_mask_sum_that_scales_gradients_is_computed_before_the_loop() -> None:
+    def loss(params: Any, x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
+        errors = jnp.sum((mlp(params, x) - y) ** 2, axis=-1)
+        return jnp.sum(errors * mask) / jnp.sum(mask)
+
+    mask = jnp.asarray([1, 0, 1, 1], jnp.int32).astype(jnp.float32)
+    program = check(partial(sgd, loss), mlp_params(), normal(3, ROWS, 3), normal(4, ROWS, 2), mask)
+    assert "reduce" in names(program.prologue)
+
+
+def test_embedding_gradients_accumulate_through_scatter() -> None:
+    def loss(table: jax.Array, tokens: jax.Array) -> jax.Array:
+        rows = table[tokens]
+        return jnp.mean(jnp.tanh(rows[:, 1:] - rows[:, :-1]) ** 2)
+
+    tokens = jnp.asarray([[0, 3, 1], [2, 2, 0], [5, 1, 1], [4, 0, 3]], jnp.int32)
+    program = check(partial(sgd, loss), normal(0, 6, 4), tokens)
+    assert "scatter" in names(program.body_ops)
+
+
+def test_outputs_of_each_row_are_collected() -> None:
+    def step(params: Any, x: jax.Array) -> Any:
+        logits = mlp(params, x)
+        return params, logits, jnp.argmax(logits, axis=-1), logits.T, x * 2
+
+    program = check(step, mlp_params(), normal(3, ROWS, 3), batch_args=("3",))
+    assert names(program.body_ops) >= {"dynamic_slice", "dynamic_update_slice"}
+
+
+def test_dropout_bits_of_a_microbatch_are_those_of_its_rows() -> None:
+    def loss(params: Any, x: jax.Array, key: jax.Array) -> jax.Array:
+        keep = jax.random.bernoulli(jax.random.wrap_key_data(key), 0.5, x.shape)
+        return jnp.mean(mlp(params, jnp.where(keep, x, 0.0)) ** 2)
+
+    key = jnp.asarray([7, 11], jnp.uint32)
+    check(partial(sgd, loss), mlp_params(), normal(3, ROWS, 3), key, counts=(1, 2))
+
+
+def test_softmax_cross_entropy_by_label() -> None:
+    def loss(params: Any, x: jax.Array, labels: jax.Array) -> jax.Array:
+        log_probs = jax.nn.log_softmax(mlp(params, x))
+        return -jnp.mean(jnp.take_along_axis(log_probs, labels[:, None], axis=-1))
+
+    check(partial(sgd, loss), mlp_params(), normal(3, ROWS, 3), jnp.asarray([0, 1, 1, 0], jnp.int32))
+
+
+def attention(params: Any, x: jax.Array) -> jax.Array:
+    """Causal, two heads, with layer normalization and a learned position."""
+    rows, length, width = x.shape
+    x = x + params["position"]
+    normed = (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5) * params["scale"]
+    q, k, v = (jnp.reshape(normed @ params[name], (rows, length, 2, width // 2)) for name in "qkv")
+    scores = jnp.einsum("bthd,bshd->bhts", q, k)
+    scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -1e9)
+    mixed = jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(scores), v)
+    return x + mixed.reshape(rows * length, width).reshape(x.shape)
+
+
+def test_attention_with_layer_norm() -> None:
+    params = {"position": normal(0, 3, 4), "scale": normal(1, 4)}
+    params |= {name: normal(seed, 4, 4) for seed, name in enumerate("qkv", start=2)}
+    check(partial(sgd, lambda p, x: jnp.mean(attention(p, x) ** 2)), params, normal(9, ROWS, 3, 4))
+
+
+def test_convolution_and_pooling() -> None:
+    def loss(kernel: jax.Array, x: jax.Array) -> jax.Array:
+        image = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return jnp.mean(jax.lax.reduce_window(image, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID") ** 2)
+
+    check(partial(sgd, loss), normal(0, 2, 2, 2, 3), normal(1, ROWS, 4, 4, 2), counts=(1, 2))
+
+
+def test_a_batch_that_is_not_the_first_dimension() -> None:
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        flat = x.reshape(-1, 4) @ w
+        return jnp.mean(jnp.cumsum(flat.reshape(x.shape), axis=0) ** 2) + jnp.max(x)
+
+    check(partial(sgd, loss), normal(0, 4, 4), normal(1, 3, ROWS, 4), batch_args=("1:1",))
+
+
+def test_checkpointed_blocks_keep_their_barrier() -> None:
+    loss = jax.checkpoint(mse)
+    program = check(partial(sgd, loss), mlp_params(), normal(3, ROWS, 3), normal(4, ROWS, 2), counts=(1, 2))
+    assert "optimization_barrier" in names(program.body_ops)
+
+
+def test_row_numbers_continue_from_one_microbatch_to_the_next() -> None:
+    def step(w: jax.Array, x: jax.Array) -> Any:
+        numbers = jax.lax.broadcasted_iota(jnp.float32, x.shape, 0)
+        y = x * w * numbers
+        return w + y.sum(0), y.reshape(2, -1, 3) * numbers.reshape(2, -1, 3)
+
+    check(step, normal(1, 3), normal(0, ROWS, 3), counts=(1, 2))
+
+
+def test_a_step_of_cheap_functions_of_the_batch_has_a_loop_too() -> None:
+    def step(state: jax.Array, x: jax.Array) -> Any:
+        return state + jnp.sum(x), x * 2, jnp.max(x, axis=0), jnp.argmax(x, axis=1)
+
+    program = check(step, jnp.float32(1), normal(0, ROWS, 3), batch_args=("1",))
+    assert len(program.loop.results) == 4
+
+
+def test_max_min_and_boolean_reductions() -> None:
+    def step(w: jax.Array, x: jax.Array) -> Any:
+        y = x * w
+        total = jnp.sum((y * 8).astype(jnp.int32), axis=0)
+        return w + y.max(0), y.min(0), jnp.any(y > 0.3, axis=0), jnp.all(y > -0.3, axis=0), total, y.prod(0)
+
+    check(step, normal(1, 3), normal(0, ROWS, 3))
+
+
+def test_partial_sums_are_added_before_they_are_accumulated() -> None:
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        for _ in range(3):
+            x = jnp.tanh(x @ w)
+        return jnp.sum(x)
+
+    program = check(lambda w, x: w - jax.grad(loss)(w, x), normal(0, 3, 3), normal(1, ROWS, 3))
+    assert len(program.loop.results) == 1
+
+
+def test_a_partial_sum_added_to_zeros_keeps_its_reducer() -> None:
+    def step(w: jax.Array, x: jax.Array) -> Any:
+        return w - (jnp.zeros((3, 3)) + x.T @ (x @ w)), w
+
+    program = check(step, normal(0, 3, 3), normal(1, ROWS, 3))
+    assert names(program.epilogue) <= {"subtract", "reshape"}
+
+
+def batch_norm(params: Any, x: jax.Array) -> jax.Array:
+    hidden = x @ params["w1"]
+    hidden = (hidden - hidden.mean(0)) * jax.lax.rsqrt(hidden.var(0) + 1e-3)
+    return jnp.mean((hidden @ params["w2"]) ** 2)
+
+
+def test_batch_norm_is_refused_by_default() -> None:
+    module = lower(partial(sgd, batch_norm), mlp_params(), normal(3, ROWS, 3))
+    with pytest.raises(DiagnosedError, match=r"reduced over the whole batch by 'stablehlo\.reduce'") as caught:
+        split(module, 2)
+    assert caught.value.diagnostic.notes[0].message == "reduced over the batch here"
+
+
+def test_batch_norm_of_a_microbatch() -> None:
+    """With the rows of a microbatch repeated, the statistics of the whole batch are those of the microbatch."""
+    params, x = mlp_params(), normal(3, ROWS, 3)
+
+    def gradients(params: Any, x: jax.Array) -> Any:
+        return jax.grad(batch_norm)(params, x)
+
+    module = lower(gradients, params, x)
+    split(module, 2, batch_coupling="per-microbatch", batch_args=("3",))
+    flat = [np.asarray(leaf) for leaf in (*jax.tree.leaves(params), x)]
+    with module.context:
+        expand_loop(module)
+        found = evaluate(module, flat)
+    halves = [jax.tree.leaves(gradients(params, jnp.concatenate([half, half]))) for half in (x[:2], x[2:])]
+    for result, first, second in zip(found, *halves, strict=True):
+        np.testing.assert_allclose(result, (first + second) / 2, rtol=1e-4, atol=1e-5)
+
+
+def test_batch_norm_in_one_microbatch_keeps_the_structure() -> None:
+    program = check(partial(sgd, batch_norm), mlp_params(), normal(3, ROWS, 3), counts=(1,))
+    assert "subtract" in names(program.epilogue)
+
+
+def test_contrastive_loss_is_refused() -> None:
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        z = x @ w
+        return -jnp.mean(jnp.diag(jax.nn.log_softmax(z @ z.T)))
+
+    module = lower(partial(sgd, loss), normal(0, 3, 3), normal(1, ROWS, 3))
+    with pytest.raises(DiagnosedError, match="pairs every row of the batch with every other row"):
+        split(module, 2)
+
+
+def test_an_indivisible_batch_is_told_with_its_divisors() -> None:
+    module = lower(partial(sgd, mse), mlp_params(), normal(3, 6, 3), normal(4, 6, 2))
+    with pytest.raises(
+        DiagnosedError, match=r"found extent 6 of dimension 0 of argument 3; its divisors are 1, 2, 3, 6"
+    ):
+        split(module, 4)
+
+
+def test_ambiguous_batch_arguments_are_listed() -> None:
+    module = lower(
+        partial(sgd, lambda p, x, y: jnp.sum(x) * jnp.sum(y) * jnp.sum(p)), normal(0, 2), normal(1, 4), normal(2, 3)
+    )
+    with pytest.raises(DiagnosedError, match=r"differ in their first extent \(1: tensor<4xf32>, 2: tensor<3xf32>\)"):
+        split(module, 1)
+
+
+def test_a_step_without_a_batch_is_one_iteration() -> None:
+    program = check(
+        partial(sgd, mse), mlp_params(), normal(3, 3, 3), normal(4, 3, 2), counts=(1,), batch_args=("none",)
+    )
+    assert not program.epilogue
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("num-microbatches=0", "at least 1"),
+        ("num-microbatches=2 batch-args=none", "expected num-microbatches=1 with batch-args=none"),
+        ("batch-args=x:1", r"INDEX\[:DIM\]"),
+    ],
+)
+def test_options_are_checked(text: str, message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        SplitMicrobatches.parse(text)
