@@ -79,10 +79,10 @@ class PlanOptions:
             "shard": {"intra-op": self.intra_op},
             "schedule": {"schedule": self.schedule},
         }.get(phase, {})  # type: ignore[assignment]
-        return " ".join(f"{key}={_option(value)}" for key, value in values.items() if value is not None)  # type: ignore[attr-defined]
+        return " ".join(f"{key}={option_text(value)}" for key, value in values.items() if value is not None)  # type: ignore[attr-defined]
 
 
-def _option(value: object) -> str:
+def option_text(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     text = str(value)

@@ -81,13 +81,11 @@ class Program:
     @cached_property
     def carried(self) -> list[tuple[int, int]]:
         """For each loop-carried value k: (argument of `@microbatch`, result of `@microbatch`) that continue it."""
-        operands = list(self.call.operands)
-        results = list(self.call.results)
-        yielded = list(terminator(self.loop_block).operands)
-        pairs = []
-        for argument, value in zip(self.loop_block.arguments, yielded, strict=False):
-            pairs.append((operands.index(argument), results.index(value)))
-        return pairs
+        passed = {value: k for k, value in enumerate(self.call.operands)}
+        made = {value: k for k, value in enumerate(self.call.results)}
+        yielded = terminator(self.loop_block).operands
+        # the last argument of the loop, the index, is not carried
+        return [(passed[a], made[value]) for a, value in zip(self.loop_block.arguments, yielded, strict=False)]
 
     def _split(self) -> tuple[list[ir.Operation], list[ir.Operation]]:
         ops = body_of(self.main_block)

@@ -1,8 +1,9 @@
 """Rewrite a clustered program onto stages: `@main` and `@microbatch` become fragments on meshes.
 
-The loop body gives one forward and one backward fragment a stage: an operation is backward when it depends on an
-operation of a later stage. Operations around the loop are grouped by stage and by how many mesh crossings precede them,
-so that one fragment never waits for another that waits for it.
+The loop body gives one forward and one backward fragment a stage. An operation is backward when it depends on an
+operation of a later stage, and also when only the backward of its stage reads it, from values that are kept for that
+backward anyway: then there is less to keep. Operations around the loop are grouped by stage and by how many mesh
+crossings precede them, so that one fragment never waits for another that waits for it.
 """
 
 from __future__ import annotations
@@ -74,20 +75,48 @@ class _Staging:
 
     def _resolve_body(self) -> list[Resolved]:
         """Forward fragments by rising stage, then backward fragments by falling stage."""
-        latest: dict[ir.Value, int] = {}
         groups: dict[tuple[str, int], Group] = {}
-        for op in self.program.body_ops:
+        for op, kind in self._body_kinds().items():
             stage = self.stage_of[op]
-            reached = max((latest.get(value, SHARED) for value in reads(op)), default=SHARED)
-            latest.update((result, max(reached, stage)) for result in op.results)
-            if stage != SHARED:
-                kind = "bwd" if reached > stage else "fwd"
-                groups.setdefault((kind, stage), Group(self._mesh(stage), stage, kind)).ops.append(op)
-        for stage, value in zip(self.accumulator_stage, self.program.body_returned, strict=True):
+            groups.setdefault((kind, stage), Group(self._mesh(stage), stage, kind)).ops.append(op)
+        for stage, (_, result) in zip(self.accumulator_stage, self.program.carried, strict=True):
+            value = self.program.body_returned[result]
             if self._is_shared(value):
                 groups.setdefault(("fwd", stage), Group(self._mesh(stage), stage, "fwd")).exports.append(value)
         order = sorted(groups, key=lambda key: (0, key[1]) if key[0] == "fwd" else (1, -key[1]))
         return resolve((groups[key] for key in order), self.program.body_ops, self._is_shared)
+
+    def _body_kinds(self) -> dict[ir.Operation, str]:
+        """Kind of every operation of the body that belongs to a stage, in program order."""
+        latest: dict[ir.Value, int] = {}
+        kinds: dict[ir.Operation, str] = {}
+        readers: dict[ir.Value, list[ir.Operation]] = {}
+        for op in self.program.body_ops:
+            stage = self.stage_of[op]
+            values = reads(op)
+            reached = max((latest.get(value, SHARED) for value in values), default=SHARED)
+            latest.update((result, max(reached, stage)) for result in op.results)
+            for value in values:
+                readers.setdefault(value, []).append(op)
+            if stage != SHARED:
+                kinds[op] = "bwd" if reached > stage else "fwd"
+        self._postpone(kinds, readers)
+        return kinds
+
+    def _postpone(self, kinds: dict[ir.Operation, str], readers: dict[ir.Value, list[ir.Operation]]) -> None:
+        """Turn `fwd` into `bwd` where only the backward reads the results and everything read is kept for it anyway."""
+        returned = set(self.program.body_returned)
+        kept = {(v, self.stage_of[op]) for op, kind in kinds.items() if kind == "bwd" for v in reads(op)}
+        for op in reversed(kinds):
+            stage = self.stage_of[op]
+            users = [user for result in op.results for user in readers.get(result, ())]
+            behind = all(kinds.get(user) == "bwd" and self.stage_of[user] == stage for user in users)
+            if kinds[op] == "bwd" or not users or not behind or returned.intersection(op.results):
+                continue
+            values = [v for v in reads(op) if not self._is_shared(v)]
+            if all((v, stage) in kept or isinstance(v, ir.BlockArgument) for v in values):
+                kinds[op] = "bwd"
+                kept.update((v, stage) for v in values)
 
     def _resolve_around(
         self, ops: Sequence[ir.Operation], kind: str, wanted: Iterable[tuple[ir.Value, int]]
@@ -153,18 +182,19 @@ class _Staging:
             return self.argument_stage[self.program.main_block.arguments[argument]]
         if isinstance(value, ir.BlockArgument):
             return self.argument_stage[value]
-        if value.owner == self.program.loop:
+        producer = value.owner
+        if producer == self.program.loop:
             return self.accumulator_stage[ir.OpResult(value).result_number]
-        return max(self.stage_of[value.owner], 0)
+        return max(self.stage_of[producer], 0)
 
     def _captures(self, body: Sequence[Resolved]) -> list[tuple[int, int]]:
         """(argument of `@microbatch`, stage) for every captured value and every stage that reads it."""
-        arguments = list(self.program.body_block.arguments)
+        number = {self.program.body_block.arguments[k]: k for k in self.program.captured}
         readers: dict[int, set[int]] = {}
         for group in body:
             for value in group.inputs:
-                if isinstance(value, ir.BlockArgument) and (k := arguments.index(value)) in self.program.captured:
-                    readers.setdefault(k, set()).add(group.group.stage)
+                if value in number:
+                    readers.setdefault(number[value], set()).add(group.group.stage)
         return [(k, stage) for k in sorted(readers) for stage in sorted(readers[k])]
 
     def _build_loop(self, out: Outliner, captures: Sequence[tuple[int, int]]) -> None:

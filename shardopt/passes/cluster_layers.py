@@ -172,12 +172,12 @@ class ClusterLayers(Pass):
     method: Literal["dp", "equal-op", "equal-layer"] = option("dp", help="the layer DP, or a baseline")
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
-        program = read_program(module)
-        body, problem = _extract_body(program, self)
         try:
+            program = read_program(module)
+            body, problem = _extract_body(program, self)
             layering = assign_layers(problem)
-        except UserError as error:
-            raise pm.error(program.main, str(error)) from error
+        except (UserError, ValueError) as error:
+            raise pm.error(module.operation, str(error)) from error
         main, ownership = _extract_main(program, body, layering)
         owners = assign_owners(ownership)
         _annotate(body, layering.layer)

@@ -45,10 +45,13 @@ def _dying_inputs(fragment: ir.Operation, owned: set[ir.Value], last_use: dict[i
 
 
 def _aliases(fragment: ir.Operation, dying: Sequence[int]) -> dict[int, int]:
-    """input -> result of the same tensor type and sharding that takes over its buffer; each result once."""
+    """input -> result of the same tensor type and sharding that takes over its buffer; each result once.
+
+    Arguments of the function (accumulators, donated state) come first, so that what lives on stays in its buffer.
+    """
     free = list(range(len(fragment.results)))
     found = {}
-    for k in dying:
+    for k in sorted(dying, key=lambda k: not isinstance(fragment.operands[k], ir.BlockArgument)):
         match = next((r for r in free if fragment.results[r].type == fragment.operands[k].type), None)
         if match is not None:
             free.remove(match)

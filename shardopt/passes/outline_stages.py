@@ -35,6 +35,7 @@ from shardopt.solve.stage_dp import MeshChoice, StageSolution, equal_layer_stage
 
 
 def _extract(program: Program, cluster: Cluster, options: OutlineStages) -> CandidateProblem:
+    _check_clustered(program)
     reader = GraphReader()
     with sharding_rules(program.module):
         reader.add_ops(program.body_ops)
@@ -58,6 +59,14 @@ def _extract(program: Program, cluster: Cluster, options: OutlineStages) -> Cand
         options.num_stages or None,
         held,
     )
+
+
+def _check_clustered(program: Program) -> None:
+    for op in (*program.body_ops, *program.prologue, *program.epilogue):
+        if LAYER not in op.attributes:
+            raise UserError(f"expected '{LAYER}' on every operation (run the cluster phase first), none is on '{op.name}'")
+    if not all(LAYER in attributes for attributes in argument_attributes(program.main)):
+        raise UserError(f"expected '{LAYER}' on every argument of '@main' (run the cluster phase first)")
 
 
 def _mesh_choices(cluster: Cluster, options: OutlineStages) -> tuple[MeshChoice, ...]:

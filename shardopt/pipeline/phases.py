@@ -88,9 +88,23 @@ PHASES: tuple[Phase, ...] = (
 PHASE_NAMES: tuple[str, ...] = tuple(phase.name for phase in PHASES)
 
 
+def _steps_of(*names: str) -> tuple[str | When, ...]:
+    return tuple(step for phase in PHASES if phase.name in names for step in phase.steps)
+
+
+# Pipelines beside the order of the phases: named and given options like them, but no end of a `--from`/`--to` range.
+PIPELINES: tuple[Phase, ...] = (
+    Phase(
+        "intra",
+        "shard a whole module over one mesh: an ordinary SPMD program, without stages",
+        _steps_of("import", "shard"),
+    ),
+)
+
+
 def find_phase(pipeline_name: str) -> Phase | None:
-    """The phase behind `shardopt-import`, or None."""
-    return next((phase for phase in PHASES if PREFIX + phase.name == pipeline_name), None)
+    """The phase behind `shardopt-import`, or the pipeline behind `shardopt-intra`, or None."""
+    return next((phase for phase in (*PHASES, *PIPELINES) if PREFIX + phase.name == pipeline_name), None)
 
 
 def phase_options(phase: Phase, enabled: Sequence[str] | None = None) -> tuple[str, ...]:

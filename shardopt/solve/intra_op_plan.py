@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardopt.cost.cluster import Cluster
-from shardopt.cost.collectives import Step, resharding_steps, steps_seconds
+from shardopt.cost.collectives import Step, resharding_steps
 from shardopt.cost.graph import OpGraph
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.summary import CostSummary
-from shardopt.solve.strategies import Strategy
+from shardopt.solve.strategies import Strategy, communication_seconds
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ def find_communication(
             done.add((tensor, wanted, op.group))
             shape, itemsize = graph.tensors[tensor].shape, graph.tensors[tensor].itemsize
             for step in resharding_steps(shardings[tensor], wanted, mesh, shape, itemsize):
-                seconds = steps_seconds(cluster, mesh, (step,))
+                seconds = communication_seconds(cluster, mesh, (step,))
                 found.append(Communication(index, tensor, step, seconds, reduces=False))
         for step in strategy.collectives:
-            seconds = steps_seconds(cluster, mesh, (step,))
+            seconds = communication_seconds(cluster, mesh, (step,))
             found.append(Communication(index, op.results[0], step, seconds, reduces=True))
     return tuple(found)

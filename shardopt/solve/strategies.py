@@ -13,8 +13,17 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
+import numpy as np
+
 from shardopt.cost.cluster import Cluster
-from shardopt.cost.collectives import ALL_REDUCE, REDUCE_SCATTER, Step, steps_seconds
+from shardopt.cost.collectives import (
+    ALL_REDUCE,
+    REDUCE_SCATTER,
+    Step,
+    resharding_seconds,
+    resharding_steps,
+    steps_seconds,
+)
 from shardopt.cost.compute import op_seconds
 from shardopt.cost.graph import FactorRule, Op, Tensor
 from shardopt.cost.mesh import Mesh, Sharding
@@ -66,6 +75,9 @@ _UNFUSED_OPS = frozenset(
 )
 _FUSED_TRAFFIC = 0.25
 
+# Starting one more collective. Ring formulas alone do not tell an all-reduce from a reduce-scatter and an all-gather.
+_LAUNCH_SECONDS = 1e-6
+
 
 @dataclass(frozen=True)
 class Strategy:
@@ -106,6 +118,20 @@ def all_shardings(mesh: Mesh, shape: tuple[int, ...]) -> tuple[Sharding, ...]:
         if all(extent % _tiles(mesh, dim) == 0 for extent, dim in zip(shape, dims, strict=True)):
             found.append(Sharding(dims))
     return tuple(found)
+
+
+def communication_seconds(cluster: Cluster, mesh: Mesh, steps: Sequence[Step]) -> float:
+    """Seconds of collectives, one after another."""
+    return steps_seconds(cluster, mesh, steps) + _LAUNCH_SECONDS * len(steps)
+
+
+def resharding_table(
+    cluster: Cluster, mesh: Mesh, sources: Sequence[Sharding], targets: Sequence[Sharding], tensor: Tensor
+) -> np.ndarray:
+    """Seconds from every source to every target sharding of one tensor: `[sources, targets]`."""
+    steps = [[len(resharding_steps(s, t, mesh, tensor.shape, tensor.itemsize)) for t in targets] for s in sources]
+    seconds = resharding_seconds(cluster, mesh, sources, targets, tensor.shape, tensor.itemsize)
+    return seconds + _LAUNCH_SECONDS * np.array(steps)
 
 
 def op_strategies(
@@ -260,7 +286,7 @@ class _Pricer:
             reduced,
             collectives,
             self._compute_seconds(split, operands, results),
-            steps_seconds(self.cluster, self.mesh, collectives),
+            communication_seconds(self.cluster, self.mesh, collectives),
         )
 
     def _collectives(self, reduced: Axes, results: tuple[Sharding, ...], scatter: Scatter) -> tuple[Step, ...]:

@@ -14,10 +14,9 @@ from typing import TypeVar
 import numpy as np
 
 from shardopt.cost.cluster import Cluster
-from shardopt.cost.collectives import resharding_seconds
 from shardopt.cost.graph import Op, Tensor
 from shardopt.cost.mesh import Mesh, Sharding
-from shardopt.solve.strategies import Strategy, all_shardings, op_strategies
+from shardopt.solve.strategies import Strategy, all_shardings, op_strategies, resharding_table
 
 _T = TypeVar("_T")
 
@@ -97,8 +96,7 @@ class StrategyTables:
         return self._remember(("bytes", tensor.size_bytes, id(column)), build)
 
     def _resharding(self, tensor: Tensor, source: Column, target: Column, repeat: int) -> np.ndarray | None:
-        args = (source.distinct, target.distinct, tensor.shape, tensor.itemsize)
-        seconds = resharding_seconds(self.cluster, self.mesh, *args) * repeat
+        seconds = resharding_table(self.cluster, self.mesh, source.distinct, target.distinct, tensor) * repeat
         return seconds[np.ix_(source.index, target.index)] if seconds.any() else None
 
     def _build(self, op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> OpStrategies:

@@ -15,17 +15,8 @@ from enum import IntEnum
 
 from shardopt.cost.graph import Op, OpGraph
 from shardopt.cost.microbatching import Accumulator, BodyOp, Cut, Split, TimePlan, View
-from shardopt.solve.time_axis import (
-    HEAVY,
-    CouplingError,
-    Kind,
-    TimeAxis,
-    is_layout,
-    locate,
-    moves_along,
-    operand_split,
-    result_split,
-)
+from shardopt.solve.batch_factors import locate, moves_along, operand_split, result_split
+from shardopt.solve.time_axis import HEAVY, CouplingError, Kind, TimeAxis, is_layout
 
 # Values computed from constants and iotas by at most this many cheap ops are computed again in the body, so that
 # no argument carries them to every stage; XLA fuses such chains into their users.

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from shardopt.runtime.reference import Difference
 
 _PROG = "shardopt"
-# Float inputs that the user does not give: small and positive, so that second moments stay valid.
-_RANDOM_SCALE = 0.1
 _PIPE_COLUMNS = 180
 
 
@@ -159,12 +157,14 @@ def _run(args: argparse.Namespace) -> None:
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module
     from shardopt.runtime.driver import open_run, prepare
+    from shardopt.runtime.inputs import random_inputs
 
     plan = Plan.load(args.plan)
     with make_context() as context:
         program = prepare(load_module(plan.module, context, name=str(args.plan / "module.mlirbc")))
-    specs = [(a.value.spec.shape, a.value.spec.dtype) for a in program.arguments]
-    inputs = _read_inputs(args.inputs, specs, args.seed) if args.inputs else _random_inputs(specs, args.seed)
+    inputs = random_inputs(program, args.seed)
+    if args.inputs is not None:
+        _read_inputs(args.inputs, inputs)
     with open_run(program, args.backend, quick_compile=args.quick_compile) as run:
         run.load(inputs)
         for step in range(args.steps):
@@ -190,8 +190,8 @@ def _float_scalars(run: Run) -> list[int]:
     return [k for k, spec in enumerate(specs) if spec.shape == () and "float" in spec.dtype]
 
 
-def _read_inputs(path: Path, specs: Sequence[tuple[tuple[int, ...], str]], seed: int) -> list[np.ndarray]:
-    """Arrays `in<k>` of an .npz; those it lacks are random. Floats are widened, raw bytes reinterpreted (bfloat16)."""
+def _read_inputs(path: Path, inputs: list[np.ndarray]) -> None:
+    """Replace inputs by the arrays `in<k>` of an .npz. Floats are widened, raw bytes reinterpreted (bfloat16)."""
     import numpy as np
 
     try:
@@ -201,14 +201,12 @@ def _read_inputs(path: Path, specs: Sequence[tuple[tuple[int, ...], str]], seed:
         raise UserError(f"cannot read '{path}': {error.strerror or error}") from error
     except (ValueError, zipfile.BadZipFile) as error:
         raise UserError(f"'{path}' is not an .npz file of plain arrays: {error}") from error
-    arrays = _random_inputs(specs, seed)
-    known = {f"in{k}": k for k in range(len(specs))}
+    known = {f"in{k}": k for k in range(len(inputs))}
     for name in sorted(given.keys() & known.keys()):
-        arrays[known[name]] = _as_dtype(given[name], arrays[known[name]].dtype)
+        inputs[known[name]] = _as_dtype(given[name], inputs[known[name]].dtype)
     missing = len(known) - len(given.keys() & known.keys())
     if missing:
         print(f"note: {missing} of {len(known)} inputs are not in '{path}' and are random", file=sys.stderr)
-    return arrays
 
 
 def _as_dtype(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
@@ -217,21 +215,6 @@ def _as_dtype(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     if array.dtype.kind == "V" and array.itemsize == dtype.itemsize:
         return array.view(dtype)
     return array.astype(dtype) if array.dtype != dtype and np.can_cast(array.dtype, dtype, "safe") else array
-
-
-def _random_inputs(specs: Sequence[tuple[tuple[int, ...], str]], seed: int) -> list[np.ndarray]:
-    """Floats in [0, 0.1), integers 0 or 1: valid for weights, second moments, token ids and labels alike."""
-    import numpy as np
-
-    from shardopt.dialect.dtypes import numpy_dtype
-
-    generator = np.random.default_rng(seed)
-    arrays = []
-    for shape, dtype in specs:
-        kind = numpy_dtype(dtype)
-        values = generator.integers(0, 2, shape) if kind.kind in "biu" else _RANDOM_SCALE * generator.random(shape)
-        arrays.append(np.asarray(values).astype(kind))
-    return arrays
 
 
 def _check(plan: Plan, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], args: argparse.Namespace) -> None:

@@ -253,8 +253,8 @@ def test_a_partial_sum_added_to_zeros_keeps_its_reducer() -> None:
 
 def batch_norm(params: Any, x: jax.Array) -> jax.Array:
     hidden = x @ params["w1"]
-    hidden = (hidden - hidden.mean(0)) * jax.lax.rsqrt(hidden.var(0) + 1e-3)
-    return jnp.mean((hidden @ params["w2"]) ** 2)
+    hidden = (hidden - hidden.mean(0)) * jax.lax.rsqrt(hidden.var(0) + 1e-3) * params["b1"]
+    return jnp.mean((jnp.tanh(hidden) @ params["w2"]) ** 2)
 
 
 def test_batch_norm_is_refused_by_default() -> None:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from shardopt.cost.graph import FactorRule, Op, OpGraph, Tensor
 from shardopt.cost.microbatching import Cut, Split
-from shardopt.solve.time_axis import Batch, CouplingError, Kind, TimeAxis, analyse, locate, split_of
+from shardopt.solve.batch_factors import locate, split_of
+from shardopt.solve.time_axis import Batch, CouplingError, Kind, TimeAxis, analyse
 from shardopt.solve.time_plan import plan_loop, plan_single
 
 

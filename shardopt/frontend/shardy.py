@@ -1,0 +1,149 @@
+"""From `mhlo.sharding` annotations on a plain module to Shardy's form, which is what plain `jax.jit` partitions.
+
+    func.func public @main(%a: tensor<8x4xf32> {mhlo.sharding = "{devices=[2,1]<=[2]}"}) …
+      %0 = stablehlo.add %a, %a {mhlo.sharding = "{devices=[2,1]<=[2]}"} : tensor<8x4xf32>
+ =>
+    sdy.mesh @mesh = <["x"=2]>
+    func.func public @main(%a: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) …
+      %0 = stablehlo.add %a, %a : tensor<8x4xf32>
+      %1 = sdy.sharding_constraint %0 <@mesh, [{"x"}, {}]> : tensor<8x4xf32>
+
+Only constraints bind inside a function: XLA's import drops `sdy.sharding` on operations. With every value constrained
+Shardy emits the same collectives as GSPMD does from the annotations; with the signature alone it chooses others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import sdy
+
+from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.dialect.sharded_form import CONTROL_FLOW, MHLO_SHARDING
+from shardopt.ir.rewriting import functions, symbol_name
+
+SDY_SHARDING = "sdy.sharding"
+_PARTITIONS = ("mhlo.num_partitions", "mhlo.num_replicas")
+
+_ONE = re.compile(r"\{[^{}]*\}")
+_TILED = re.compile(
+    r"\{devices=\[(?P<tiles>[\d,]+)\]<=\[(?P<source>[\d,]+)\](?:T\((?P<perm>[\d,]+)\))?(?: last_tile_dim_replicate)?\}"
+)
+
+
+def to_shardy(module: ir.Module, mesh: Mesh) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
+    """Rewrite a plain annotated module in place; the shardings of the arguments and of the results of `@main`.
+
+    `mesh` is the one that the annotations mean. Raises ValueError for a sharding that is none of its axis shardings.
+    """
+    main = next(function for function in functions(module) if symbol_name(function) == "main")
+    type_ = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+    with module.context, ir.Location.unknown():
+        axes = [sdy.MeshAxisAttr.get(name, size) for name, size in mesh.axes]
+        with ir.InsertionPoint.at_block_begin(module.body):
+            sdy.MeshOp(ir.StringAttr.get(mesh.name), sdy.MeshAttr.get(axes))
+        for name in _PARTITIONS:
+            del module.operation.attributes[name]
+        for view in main.regions[0].blocks[0].operations:
+            _constrain(view.operation, mesh)
+        return _signature(main, "arg_attrs", type_.inputs, mesh), _signature(main, "res_attrs", type_.results, mesh)
+
+
+def read_mhlo(text: str, rank: int, mesh: Mesh) -> Sharding:
+    """The inverse of `shardopt.dialect.sharding.to_mhlo` on one mesh. Raises ValueError for any other text.
+
+    Axes are taken in order until the tile count of a dimension is reached, as `to_mhlo` merged them.
+    """
+    if text == "{replicated}":
+        return Sharding.replicated(rank)
+    match = _TILED.fullmatch(text)
+    if match is None:
+        raise ValueError(f"expected a sharding over the axes of mesh {mesh}, found '{text}'")
+    tiles, source = _numbers(match["tiles"]), _numbers(match["source"])
+    runs = list(_grouped([axis for axis in mesh.axes if axis[1] > 1], source, text))
+    perm = _numbers(match["perm"]) if match["perm"] else range(len(runs))
+    order = [axis for run in perm for axis in runs[run]]
+    dims = list(_grouped(order, tiles, text))[:rank]
+    return Sharding(tuple(tuple(name for name, _ in dim) for dim in dims))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
+def _grouped(
+    axes: Sequence[tuple[str, int]], extents: Sequence[int], text: str
+) -> Iterator[tuple[tuple[str, int], ...]]:
+    """Consecutive axes whose sizes multiply to each extent."""
+    rest = list(axes)
+    for extent in extents:
+        group: list[tuple[str, int]] = []
+        while prod(size for _, size in group) < extent and rest:
+            group.append(rest.pop(0))
+        if prod(size for _, size in group) != extent:
+            raise ValueError(f"expected tiles of whole mesh axes {axes}, found '{text}'")
+        yield tuple(group)
+
+
+def _attribute(sharding: Sharding, mesh: Mesh) -> sdy.TensorShardingAttr:
+    dims = [
+        sdy.DimensionShardingAttr.get([sdy.AxisRefAttr.get(axis) for axis in axes], is_closed=True)
+        for axes in sharding.dims
+    ]
+    return sdy.TensorShardingAttr.get(mesh.name, dims)
+
+
+def _signature(main: ir.Operation, which: str, types: Sequence[ir.Type], mesh: Mesh) -> tuple[Sharding, ...]:
+    """Replace the annotations of all arguments or of all results."""
+    if not len(types):
+        return ()
+    shardings, rows = [], []
+    for row, type_ in zip(ir.ArrayAttr(main.attributes[which]), types, strict=True):
+        attributes = {named.name: named.attr for named in ir.DictAttr(row)}
+        text = ir.StringAttr(attributes.pop(MHLO_SHARDING)).value
+        shardings.append(read_mhlo(text, ir.RankedTensorType(type_).rank, mesh))
+        rows.append(ir.DictAttr.get({**attributes, SDY_SHARDING: _attribute(shardings[-1], mesh)}))
+    main.attributes[which] = ir.ArrayAttr.get(rows)
+    return tuple(shardings)
+
+
+def _constrain(op: ir.Operation, mesh: Mesh) -> None:
+    """Replace the annotation of an operation by a constraint on each of its results."""
+    if MHLO_SHARDING not in op.attributes:
+        return
+    text = ir.StringAttr(op.attributes[MHLO_SHARDING]).value
+    del op.attributes[MHLO_SHARDING]
+    if _is_marker(op):
+        _constraint(op.operands[0], op.results[0], text, mesh)
+        op.erase()
+    elif not _costs_nothing(op):
+        texts = [text] * len(op.results) if op.name in CONTROL_FLOW else _ONE.findall(text)
+        for result, one in zip(op.results, texts, strict=True):
+            if isinstance(result.type, ir.RankedTensorType) and result.type.rank:
+                _constraint(result, result, one, mesh)
+
+
+def _constraint(value: ir.Value, replaced: ir.Value, text: str, mesh: Mesh) -> None:
+    sharding = read_mhlo(text, ir.RankedTensorType(value.type).rank, mesh)
+    with ir.InsertionPoint.after(replaced.owner):
+        made = sdy.ShardingConstraintOp(value, _attribute(sharding, mesh))
+    replaced.replace_all_uses_except(made.result, made.operation)
+
+
+def _is_marker(op: ir.Operation) -> bool:
+    """A `@Sharding` custom call: GSPMD's form of a constraint."""
+    return (
+        op.name == "stablehlo.custom_call" and ir.FlatSymbolRefAttr(op.attributes["call_target_name"]).value == "Sharding"
+        if isinstance(op.attributes.get("call_target_name"), ir.FlatSymbolRefAttr)
+        else op.name == "stablehlo.custom_call"
+        and ir.StringAttr(op.attributes["call_target_name"]).value == "Sharding"
+    )
+
+
+def _costs_nothing(op: ir.Operation) -> bool:
+    """Made anew wherever it is read: without a constraint Shardy gives each reader the part that it needs."""
+    sources = [operand for operand in op.operands if ir.RankedTensorType(operand.type).rank]
+    return not sources and op.name in ("stablehlo.constant", "stablehlo.iota", "stablehlo.broadcast_in_dim")

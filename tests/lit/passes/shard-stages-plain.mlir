@@ -1,0 +1,70 @@
+// RUN: split-file %s %t
+// RUN: shardopt-opt %t/data.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=4 intra-op=data" --shardopt-verify-sharded | FileCheck %t/data.mlir
+// RUN: shardopt-opt %t/loop.mlir --shardopt-shard-stages="cluster=cpu-test mesh=2x2" --shardopt-verify-sharded --remarks 2>&1 | FileCheck %t/loop.mlir
+// RUN: shardopt-opt %t/scatter.mlir --shardopt-shard-stages="cluster=cpu-test mesh=4 intra-op=heuristic" --shardopt-verify-sharded | FileCheck %t/scatter.mlir
+// RUN: shardopt-opt %t/constant.mlir --shardopt-shard-stages="cluster=cpu-test mesh=4 intra-op=heuristic" --shardopt-verify-sharded | FileCheck %t/constant.mlir
+
+// The weight is whole, the batch split along its rows, and the gradient reduced over the devices.
+//--- data.mlir
+// CHECK: module attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32}
+// CHECK-LABEL: func.func public @main
+// CHECK-SAME: %arg0: tensor<256x256xf32> {mhlo.sharding = "{replicated}", tf.aliasing_output = 0 : i32}
+// CHECK-SAME: %arg1: tensor<8192x256xf32> {mhlo.sharding = "{devices=[4,1]<=[4]}"}
+// CHECK-SAME: -> (tensor<256x256xf32> {mhlo.sharding = "{replicated}"})
+func.func public @main(%w: tensor<256x256xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<8192x256xf32>) -> tensor<256x256xf32> {
+  // CHECK: %[[Y:.*]] = stablehlo.dot_general %arg1, %arg0, {{.*}}{mhlo.sharding = "{devices=[4,1]<=[4]}"}
+  %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<8192x256xf32>, tensor<256x256xf32>) -> tensor<8192x256xf32>
+  // CHECK: %[[G:.*]] = stablehlo.dot_general %arg1, %[[Y]], {{.*}}{mhlo.sharding = "{replicated}"}
+  %g = stablehlo.dot_general %x, %y, contracting_dims = [0] x [0] : (tensor<8192x256xf32>, tensor<8192x256xf32>) -> tensor<256x256xf32>
+  // CHECK: stablehlo.subtract %arg0, %[[G]] {mhlo.sharding = "{replicated}"}
+  %u = stablehlo.subtract %w, %g : tensor<256x256xf32>
+  return %u : tensor<256x256xf32>
+}
+
+// Control flow runs replicated, and one sharding says so for all of its results.
+//--- loop.mlir
+// CHECK: remark: 'stablehlo.while' cannot be partitioned and runs replicated
+// CHECK: stablehlo.while
+// CHECK: attributes {mhlo.sharding = "{replicated}"}
+func.func public @main(%x: tensor<1024xf32>) -> tensor<1024xf32> {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %r:2 = stablehlo.while(%i = %zero, %v = %x) : tensor<i32>, tensor<1024xf32>
+  cond {
+    %n = stablehlo.constant dense<3> : tensor<i32>
+    %c = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %c : tensor<i1>
+  } do {
+    %one = stablehlo.constant dense<1> : tensor<i32>
+    %j = stablehlo.add %i, %one : tensor<i32>
+    %t = stablehlo.tanh %v : tensor<1024xf32>
+    stablehlo.return %j, %t : tensor<i32>, tensor<1024xf32>
+  }
+  return %r#1 : tensor<1024xf32>
+}
+
+// The contraction is split; each device keeps a part of the sum, which is written behind the reduced value.
+//--- scatter.mlir
+// CHECK-LABEL: func.func public @main
+func.func public @main(%x: tensor<4096x512xf32>, %w: tensor<4096x512xf32>) -> tensor<512x512xf32> {
+  // CHECK: %[[G:.*]] = stablehlo.dot_general %arg0, %arg1, {{.*}}{mhlo.sharding = "{replicated}"}
+  %g = stablehlo.dot_general %x, %w, contracting_dims = [0] x [0] : (tensor<4096x512xf32>, tensor<4096x512xf32>) -> tensor<512x512xf32>
+  // CHECK: %[[PART:.*]] = stablehlo.custom_call @Sharding(%[[G]]) {mhlo.sharding = "[[PARTS:{devices=.*}]]"}
+  // CHECK: stablehlo.tanh %[[PART]] {mhlo.sharding = "[[PARTS]]"}
+  %u = stablehlo.tanh %g : tensor<512x512xf32>
+  return %u : tensor<512x512xf32>
+}
+
+// One constant, two readers that are split differently: each has its own.
+//--- constant.mlir
+func.func public @main(%a: tensor<512x512xf32>, %b: tensor<512x512xf32>) -> (tensor<512x512xf32>, tensor<512x512xf32>) {
+  // CHECK-DAG: %[[ROWS:.*]] = stablehlo.constant {mhlo.sharding = "{devices=[4,1]<=[4]}"} dense<1.000000e+00> : tensor<512x512xf32>
+  // CHECK-DAG: %[[COLUMNS:.*]] = stablehlo.constant {mhlo.sharding = "{devices=[1,4]<=[4]}"} dense<1.000000e+00> : tensor<512x512xf32>
+  %c = stablehlo.constant dense<1.0> : tensor<512x512xf32>
+  // CHECK-DAG: stablehlo.add %arg0, %[[ROWS]] {mhlo.sharding = "{devices=[4,1]<=[4]}"}
+  %0 = stablehlo.add %a, %c : tensor<512x512xf32>
+  %t = stablehlo.transpose %b, dims = [1, 0] : (tensor<512x512xf32>) -> tensor<512x512xf32>
+  // CHECK-NOT: custom_call
+  %1 = stablehlo.multiply %t, %c : tensor<512x512xf32>
+  %2 = stablehlo.transpose %1, dims = [1, 0] : (tensor<512x512xf32>) -> tensor<512x512xf32>
+  return %0, %2 : tensor<512x512xf32>, tensor<512x512xf32>
+}

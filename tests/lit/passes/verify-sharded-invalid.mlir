@@ -1,0 +1,47 @@
+// RUN: split-file %s %t
+// RUN: not shardopt-opt %t/types.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/types.mlir
+// RUN: not shardopt-opt %t/ops.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/ops.mlir
+// RUN: not shardopt-opt %t/plain.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/plain.mlir
+// RUN: not shardopt-opt %t/signature.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/signature.mlir
+
+//--- types.mlir
+// CHECK: types.mlir:[[@LINE+4]]:1: error: argument 0 of '@main': expected a mesh tensor with a sharding, found !mpmd.mesh_tensor<"m0", tensor<8xf32>>
+// CHECK: note: argument 1 of '@main': sharding [{"z"}] names axis 'z', which is not an axis of mesh m0[x=2]
+// CHECK: note: argument 2 of '@main': sharding [{"x"}]: dimension 0 of extent 5 is not divisible into 2 tiles
+// CHECK: note: argument 3 of '@main': expected a mesh of the topology (m0), found 'm1'
+func.func public @main(%a: !mpmd.mesh_tensor<"m0", tensor<8xf32>>, %b: !mpmd.mesh_tensor<"m0", tensor<8xf32>, sharding=<@m0, [{"z"}]>>, %c: !mpmd.mesh_tensor<"m0", tensor<5xf32>, sharding=<@m0, [{"x"}]>>, %d: !mpmd.mesh_tensor<"m1", tensor<8xf32>>) attributes {topology = #mpmd.topology<<"m0" : <["x"=2]>>>} {
+  return
+}
+
+//--- ops.mlir
+func.func public @main(%x: !mpmd.mesh_tensor<"m0", tensor<8xf32>, sharding=<@m0, [{"x"}]>>) attributes {topology = #mpmd.topology<<"m0" : <["x"=2]>>>} {
+  // CHECK: ops.mlir:[[@LINE+1]]:8: error: expected attribute 'shardopt.cost' on the fragment, found none
+  %r = mpmd.fragment<mesh="m0", origin=["fwd"], stage=0> (%x) {shardopt.kind = "fwd"} (%a: tensor<8xf32>) {
+    // CHECK: ops.mlir:[[@LINE+1]]:10: note: expected attribute 'mhlo.sharding' on 'stablehlo.add', found none
+    %0 = stablehlo.add %a, %a : tensor<8xf32>
+    // CHECK: note: 'stablehlo.add': expected a sharding over 2 devices, found 4 in '{devices=[4]<=[4]}'
+    %1 = stablehlo.add %0, %a {mhlo.sharding = "{devices=[4]<=[4]}"} : tensor<8xf32>
+    // CHECK: note: 'stablehlo.add': expected tile counts for rank 1, found 2 in '{devices=[2,1]<=[2]}'
+    %2 = stablehlo.add %1, %a {mhlo.sharding = "{devices=[2,1]<=[2]}"} : tensor<8xf32>
+    // CHECK: note: expected 1 shardings on 'stablehlo.add', found 2
+    %3 = stablehlo.add %2, %a {mhlo.sharding = "{{replicated}, {replicated}}"} : tensor<8xf32>
+    mpmd.return %3 : tensor<8xf32>
+  } : (!mpmd.mesh_tensor<"m0", tensor<8xf32>, sharding=<@m0, [{"x"}]>>) -> !mpmd.mesh_tensor<"m0", tensor<8xf32>, sharding=<@m0, [{"x"}]>>
+  return
+}
+
+//--- plain.mlir
+// CHECK: plain.mlir: error: expected attribute 'mhlo.num_partitions' on the module, found none
+func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {
+  return %x : tensor<8xf32>
+}
+
+//--- signature.mlir
+module attributes {mhlo.num_partitions = 2 : i32} {
+  // CHECK: signature.mlir:[[@LINE+1]]:3: error: expected 'mhlo.sharding' on argument 0 of '@main', found none
+  func.func public @main(%x: tensor<5xf32>, %y: tensor<5xf32> {mhlo.sharding = "{replicated}"}) -> (tensor<5xf32> {mhlo.sharding = "{replicated}"}) {
+    // CHECK: signature.mlir:[[@LINE+1]]:10: note: 'stablehlo.add': expected dimension 0 of extent 5 to divide into 2 tiles in '{devices=[2]<=[2]}'
+    %0 = stablehlo.add %x, %y {mhlo.sharding = "{devices=[2]<=[2]}"} : tensor<5xf32>
+    return %0 : tensor<5xf32>
+  }
+}
