@@ -35,7 +35,7 @@ from shardopt.runtime.reference import compare, run_reference
 
 @dataclass(frozen=True)
 class Outcome:
-    """One model: "ok", "refused" (a diagnostic) or "WRONG"; `worst` is the largest relative difference of its outputs."""
+    """One model: "ok", "refused" (a diagnostic) or "WRONG"; `worst` is the largest relative difference."""
 
     name: str
     verdict: str

@@ -1,1 +1,57 @@
-"""shardopt: automatic model parallelism for JAX."""
+"""shardopt: automatic model parallelism for JAX.
+
+plan = shardopt.optimize(exported, "p3.16xlarge:2x8", microbatches=8)     # a plan, to look at, save and run
+sharded = shardopt.shard(exported, "p3.16xlarge:1x8", mesh="2x4")         # one mesh: a jax.export.Exported again
+
+@shardopt.parallelize(cluster="p3.16xlarge:2x8", donate_argnums=(0, 1), microbatches=8)
+def train_step(params, opt_state, batch): ...                             # called like the plain function
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardopt.cost.errors import UserError
+    from shardopt.frontend.optimize import optimize
+    from shardopt.frontend.parallelize import Parallelized, parallelize
+    from shardopt.frontend.plan import Plan, PlanOptions
+    from shardopt.frontend.spmd import input_shardings, shard
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Parallelized",
+    "Plan",
+    "PlanOptions",
+    "UserError",
+    "input_shardings",
+    "optimize",
+    "parallelize",
+    "shard",
+]
+
+# Loaded when first used: `import shardopt` itself must stay free of jax and of the solvers.
+_HOMES = {
+    "Parallelized": "frontend.parallelize",
+    "Plan": "frontend.plan",
+    "PlanOptions": "frontend.plan",
+    "UserError": "cost.errors",
+    "input_shardings": "frontend.spmd",
+    "optimize": "frontend.optimize",
+    "parallelize": "frontend.parallelize",
+    "shard": "frontend.spmd",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'shardopt' has no attribute '{name}'")
+    value = getattr(import_module(f"shardopt.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

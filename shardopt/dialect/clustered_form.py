@@ -4,7 +4,8 @@
 
 A layer is a number from 0, the same for an operation, its backward and the update of what it reads; arguments of
 `@main` have one, too. -1 marks operations that belong to no layer: whoever reads their result computes it again. In the
-body, which runs once a microbatch, they read only each other and the microbatch index.
+body they read only each other, captured values and the microbatch index: nothing that would have to be sent with each
+microbatch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from jaxlib.mlir import ir
 
 from shardopt.cost.graph import SHARED
-from shardopt.dialect.donation import argument_attributes
+from shardopt.dialect.donation import argument_attributes, entries
 from shardopt.dialect.imported_form import Violation
 from shardopt.dialect.mpmd import LAYER
 from shardopt.ir.graph import free_values
@@ -31,7 +32,7 @@ def violations(module: ir.Module) -> Iterator[Violation]:
         return
     layers = [(op, op.attributes.get(LAYER, None), SHARED, f"'{op.name}'") for op in _operations(program)]
     layers += [
-        (program.main, {a.name: a.attr for a in attributes}.get(LAYER), 0, f"argument {number} of '@main'")
+        (program.main, entries(attributes).get(LAYER), 0, f"argument {number} of '@main'")
         for number, attributes in enumerate(argument_attributes(program.main))
     ]
     used = set()
@@ -59,9 +60,8 @@ def _is_i64(attribute: ir.Attribute) -> bool:
 
 
 def _of_shared(program: Program) -> Iterator[Violation]:
-    """A shared operation that read a layer's value would drag that value to every stage, each microbatch."""
-    index = program.index_argument
-    free = () if index is None else (program.body_block.arguments[index],)
+    """A shared operation of the body that read a layer's value would drag it to every stage, each microbatch."""
+    carried = {program.body_block.arguments[number] for number, _ in program.carried}
     for op in program.body_ops:
         if _layer(op) != SHARED:
             continue
@@ -69,8 +69,8 @@ def _of_shared(program: Program) -> Iterator[Violation]:
             producer = defining(value)
             if producer is not None and _layer(producer) != SHARED:
                 yield _tied(op, f"'{producer.name}' of layer {_layer(producer)}")
-            elif isinstance(value, ir.BlockArgument) and value not in free:
-                yield _tied(op, f"argument {value.arg_number} of the body")
+            elif value in carried:
+                yield _tied(op, f"accumulator {ir.BlockArgument(value).arg_number} of the body")
 
 
 def _tied(op: ir.Operation, found: str) -> Violation:

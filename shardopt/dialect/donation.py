@@ -20,6 +20,11 @@ def argument_attributes(func: ir.Operation) -> list[ir.DictAttr]:
     return [ir.DictAttr(attr) for attr in ir.ArrayAttr(func.attributes["arg_attrs"])]
 
 
+def entries(attributes: ir.DictAttr) -> dict[str, ir.Attribute]:
+    """A dictionary attribute as a dictionary."""
+    return {attributes[k].name: attributes[k].attr for k in range(len(attributes))}
+
+
 def read_donation(func: ir.Operation) -> dict[int, int]:
     """argument -> the result that replaces it, for every donated argument that has one."""
     type_ = ir.FunctionType(ir.TypeAttr(func.attributes["function_type"]).value)

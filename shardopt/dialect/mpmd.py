@@ -55,7 +55,7 @@ def parse_mesh_tensor(type_: ir.Type) -> MeshTensor:
     if match is None:
         raise ValueError(f"expected an !mpmd.mesh_tensor type, found {type_}")
     sharding = from_sdy(match["sharding"])[1] if match["sharding"] else None
-    return MeshTensor(match["mesh"], ir.RankedTensorType(ir.Type.parse(match["tensor"])), sharding)
+    return MeshTensor(match["mesh"], ir.RankedTensorType(ir.Type.parse(match["tensor"], type_.context)), sharding)
 
 
 def write_topology(func: ir.Operation, meshes: Sequence[Mesh], *, devices: bool) -> None:

@@ -26,6 +26,7 @@ from shardopt.ir.rewriting import functions, symbol_name
 
 COST = "shardopt.cost"
 MHLO_SHARDING = "mhlo.sharding"
+REPLICATED = "{replicated}"
 
 # Operations whose results are all replicated, which one sharding says for all of them.
 CONTROL_FLOW = frozenset({"stablehlo.case", "stablehlo.if", "stablehlo.while"})
@@ -165,7 +166,7 @@ def split_tuple(text: str) -> list[str]:
 
 def _tile_mistake(text: str, shape: tuple[int, ...], devices: int) -> str:
     """What is wrong with one sharding of a tensor on so many devices, or nothing."""
-    if text == "{replicated}":
+    if text == REPLICATED:
         return ""
     match = _TILES.fullmatch(text)
     if match is None:

@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -45,6 +45,7 @@ class PlanOptions:
     batch_coupling: str = "error"
     microbatches: int = 1
     layers: int | None = None
+    delta: float = 0.5
     stages: int | None = None
     submesh: str | None = None
     logical_shape: str | None = None
@@ -65,6 +66,7 @@ class PlanOptions:
             },
             "cluster": {
                 "layers": self.layers,
+                "delta": self.delta,
                 "least-layers": least if least > 1 else None,
                 "method": "equal-op" if self.inter_op == "equal-op" else None,
             },
@@ -79,7 +81,7 @@ class PlanOptions:
             "shard": {"intra-op": self.intra_op},
             "schedule": {"schedule": self.schedule},
         }.get(phase, {})  # type: ignore[assignment]
-        return " ".join(f"{key}={option_text(value)}" for key, value in values.items() if value is not None)  # type: ignore[attr-defined]
+        return " ".join(f"{key}={option_text(value)}" for key, value in values.items() if value is not None)
 
 
 def option_text(value: object) -> str:
@@ -98,6 +100,17 @@ class Plan:
     phases: tuple[tuple[str, str], ...]
     summary: PlanSummary
     options: PlanOptions
+    source: Any = field(default=None, repr=False, compare=False)  # the model given to `shardopt.optimize`
+
+    def to_exported(self) -> Any:
+        """For a plan with one stage and one microbatch: the model as one `jax.export.Exported`, sharded over the mesh.
+
+        It is sharded anew as a whole, since a plan keeps step and state apart. Raises UserError for a pipeline, and
+        for a plan that was not made from an `Exported` by `shardopt.optimize`.
+        """
+        from shardopt.frontend.spmd import exported_of
+
+        return exported_of(self)
 
     def table(self) -> Any:
         """The stages as a `rich` table."""

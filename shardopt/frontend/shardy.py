@@ -47,7 +47,7 @@ def to_shardy(module: ir.Module, mesh: Mesh) -> tuple[tuple[Sharding, ...], tupl
             sdy.MeshOp(ir.StringAttr.get(mesh.name), sdy.MeshAttr.get(axes))
         for name in _PARTITIONS:
             del module.operation.attributes[name]
-        for view in main.regions[0].blocks[0].operations:
+        for view in list(main.regions[0].blocks[0].operations):
             _constrain(view.operation, mesh)
         return _signature(main, "arg_attrs", type_.inputs, mesh), _signature(main, "res_attrs", type_.results, mesh)
 
@@ -102,7 +102,8 @@ def _signature(main: ir.Operation, which: str, types: Sequence[ir.Type], mesh: M
         return ()
     shardings, rows = [], []
     for row, type_ in zip(ir.ArrayAttr(main.attributes[which]), types, strict=True):
-        attributes = {named.name: named.attr for named in ir.DictAttr(row)}
+        named = ir.DictAttr(row)
+        attributes = {named[k].name: named[k].attr for k in range(len(named))}
         text = ir.StringAttr(attributes.pop(MHLO_SHARDING)).value
         shardings.append(read_mhlo(text, ir.RankedTensorType(type_).rank, mesh))
         rows.append(ir.DictAttr.get({**attributes, SDY_SHARDING: _attribute(shardings[-1], mesh)}))
@@ -117,33 +118,30 @@ def _constrain(op: ir.Operation, mesh: Mesh) -> None:
     text = ir.StringAttr(op.attributes[MHLO_SHARDING]).value
     del op.attributes[MHLO_SHARDING]
     if _is_marker(op):
-        _constraint(op.operands[0], op.results[0], text, mesh)
+        _constraint(op, op.operands[0], op.results[0], text, mesh)
         op.erase()
     elif not _costs_nothing(op):
         texts = [text] * len(op.results) if op.name in CONTROL_FLOW else _ONE.findall(text)
         for result, one in zip(op.results, texts, strict=True):
             if isinstance(result.type, ir.RankedTensorType) and result.type.rank:
-                _constraint(result, result, one, mesh)
+                _constraint(op, result, result, one, mesh)
 
 
-def _constraint(value: ir.Value, replaced: ir.Value, text: str, mesh: Mesh) -> None:
+def _constraint(op: ir.Operation, value: ir.Value, replaced: ir.Value, text: str, mesh: Mesh) -> None:
+    """Put `value`, constrained, behind `op` and in the place of `replaced`."""
     sharding = read_mhlo(text, ir.RankedTensorType(value.type).rank, mesh)
-    with ir.InsertionPoint.after(replaced.owner):
+    with ir.InsertionPoint.after(op):
         made = sdy.ShardingConstraintOp(value, _attribute(sharding, mesh))
     replaced.replace_all_uses_except(made.result, made.operation)
 
 
 def _is_marker(op: ir.Operation) -> bool:
     """A `@Sharding` custom call: GSPMD's form of a constraint."""
-    return (
-        op.name == "stablehlo.custom_call" and ir.FlatSymbolRefAttr(op.attributes["call_target_name"]).value == "Sharding"
-        if isinstance(op.attributes.get("call_target_name"), ir.FlatSymbolRefAttr)
-        else op.name == "stablehlo.custom_call"
-        and ir.StringAttr(op.attributes["call_target_name"]).value == "Sharding"
-    )
+    return op.name == "stablehlo.custom_call" and ir.StringAttr(op.attributes["call_target_name"]).value == "Sharding"
 
 
 def _costs_nothing(op: ir.Operation) -> bool:
     """Made anew wherever it is read: without a constraint Shardy gives each reader the part that it needs."""
-    sources = [operand for operand in op.operands if ir.RankedTensorType(operand.type).rank]
-    return not sources and op.name in ("stablehlo.constant", "stablehlo.iota", "stablehlo.broadcast_in_dim")
+    if op.name == "stablehlo.broadcast_in_dim":
+        return not ir.RankedTensorType(op.operands[0].type).rank
+    return op.name in ("stablehlo.constant", "stablehlo.iota")

@@ -18,6 +18,7 @@ from jaxlib.mlir.dialects import mpmd
 
 from shardopt.dialect.mpmd import LAYER, fragment, mesh_tensor_type, parse_mesh_tensor, transfer
 from shardopt.ir.graph import free_values
+from shardopt.ir.rewriting import defining
 
 
 @dataclass
@@ -61,11 +62,12 @@ def resolve(
         stack = [value for op in group.ops for value in reads(op)] + list(group.exports)
         while stack:
             value = stack.pop()
-            if is_shared(value) and value.owner not in members:
-                members[value.owner] = None
-                stack.extend(reads(value.owner))
+            producer = defining(value) if is_shared(value) else None
+            if producer is not None and producer not in members:
+                members[producer] = None
+                stack.extend(reads(producer))
         ops = sorted(members, key=position.__getitem__)
-        defined = dict.fromkeys(result for op in ops for result in op.results)
+        defined: dict[ir.Value, None] = dict.fromkeys(result for op in ops for result in op.results)
         inputs = dict.fromkeys(value for op in ops for value in reads(op) if value not in defined)
         resolved.append(Resolved(group, ops, list(inputs), defined))
     return resolved
@@ -78,7 +80,7 @@ class Outliner:
     `where[v]` maps an old value to its new values by mesh.
     """
 
-    block: ir.Block | None = None
+    block: ir.Block = field(init=False)
     where: dict[ir.Value, dict[str, ir.Value]] = field(default_factory=dict)
     _types: dict[tuple[str, ir.Type], ir.Type] = field(default_factory=dict)
 
@@ -119,10 +121,10 @@ class Outliner:
             loc=loc,
             ip=ir.InsertionPoint(self.block),
         )
-        inner = dict(zip(resolved.inputs, block.arguments, strict=True))
+        inner: dict[ir.Value, ir.Value] = dict(zip(resolved.inputs, block.arguments, strict=True))
         point = ir.InsertionPoint(block)
-        for old in resolved.ops:
-            clone_into(old, inner, point)
+        for member in resolved.ops:
+            clone_into(member, inner, point)
         mpmd.ReturnOp([inner[v] for v in returned], loc=loc, ip=point)
         for old, new in zip(returned, op.results, strict=True):
             self.define(old, group.mesh, new)

@@ -81,8 +81,8 @@ class Program:
     @cached_property
     def carried(self) -> list[tuple[int, int]]:
         """For each loop-carried value k: (argument of `@microbatch`, result of `@microbatch`) that continue it."""
-        passed = {value: k for k, value in enumerate(self.call.operands)}
-        made = {value: k for k, value in enumerate(self.call.results)}
+        passed: dict[ir.Value, int] = {value: k for k, value in enumerate(self.call.operands)}
+        made: dict[ir.Value, int] = {value: k for k, value in enumerate(self.call.results)}
         yielded = terminator(self.loop_block).operands
         # the last argument of the loop, the index, is not carried
         return [(passed[a], made[value]) for a, value in zip(self.loop_block.arguments, yielded, strict=False)]

@@ -1,6 +1,6 @@
 """Write chosen shardings into the IR: `mhlo.sharding` on operations, axis shardings in mesh tensor types.
 
-Operations in the regions of others (reducers, loop bodies) are left alone: XLA gives them the sharding of their parent.
+Control flow runs replicated, with all that is in it; the scalar operations of reducers are left alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from jaxlib.mlir import ir
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.donation import argument_attributes
 from shardopt.dialect.mpmd import is_mesh_tensor, mesh_tensor_type, parse_mesh_tensor
-from shardopt.dialect.sharded_form import CONTROL_FLOW, MHLO_SHARDING
+from shardopt.dialect.sharded_form import CONTROL_FLOW, MHLO_SHARDING, REPLICATED
 from shardopt.dialect.sharding import to_mhlo, tuple_to_mhlo
 
 NUM_PARTITIONS = "mhlo.num_partitions"
@@ -33,6 +33,19 @@ def annotate_block(block: ir.Block, shardings: Mapping[ir.Value, Sharding], mesh
         if chosen not in texts:
             texts[chosen] = ir.StringAttr.get(tuple_to_mhlo(list(chosen), mesh))
         op.attributes[MHLO_SHARDING] = texts[chosen]
+        if op.name in CONTROL_FLOW:
+            _annotate_regions(op)
+
+
+def _annotate_regions(op: ir.Operation) -> None:
+    """Everything in a loop or branch is whole; left unsaid, the partitioner propagates shardings into it."""
+    for inner in (view.operation for region in op.regions for block in region.blocks for view in block.operations):
+        if len(inner.results):
+            count = 1 if inner.name in CONTROL_FLOW else len(inner.results)
+            text = REPLICATED if count == 1 else "{" + ", ".join([REPLICATED] * count) + "}"
+            inner.attributes[MHLO_SHARDING] = ir.StringAttr.get(text)
+        if inner.name in CONTROL_FLOW:
+            _annotate_regions(inner)
 
 
 def retype(shardings: Mapping[ir.Value, Sharding]) -> None:

@@ -17,11 +17,11 @@ from jaxlib.mlir.dialects import mpmd
 
 from shardopt.cost.graph import SHARED
 from shardopt.cost.mesh import Mesh
-from shardopt.dialect.donation import argument_attributes, read_donation
+from shardopt.dialect.donation import argument_attributes, entries, read_donation
 from shardopt.dialect.mpmd import LAYER, write_topology
 from shardopt.ir.outlining import Group, Outliner, Resolved, reads, resolve
 from shardopt.ir.program import Program
-from shardopt.ir.rewriting import symbol_name
+from shardopt.ir.rewriting import defining, symbol_name
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,12 @@ class _Staging:
         return self.placement.meshes[stage].name
 
     def _is_shared(self, value: ir.Value) -> bool:
-        return not isinstance(value, ir.BlockArgument) and self.stage_of.get(value.owner) == SHARED
+        producer = defining(value)
+        return producer is not None and self.stage_of.get(producer) == SHARED
 
     def _accumulator_stage(self, result: int) -> int:
-        value = self.program.body_returned[result]
-        return 0 if isinstance(value, ir.BlockArgument) else max(self.stage_of[value.owner], 0)
+        producer = defining(self.program.body_returned[result])
+        return 0 if producer is None else max(self.stage_of[producer], 0)
 
     def _resolve_body(self) -> list[Resolved]:
         """Forward fragments by rising stage, then backward fragments by falling stage."""
@@ -125,7 +126,8 @@ class _Staging:
         level: dict[ir.Value, dict[int, int]] = {}
         groups: dict[tuple[int, int], Group] = {}
         for op in ops:
-            stage, arrivals = self.stage_of[op], {}
+            stage = self.stage_of[op]
+            arrivals: dict[int, int] = {}
             for value in reads(op):
                 for source, crossings in level.get(value, {}).items():
                     arrivals[source] = max(arrivals.get(source, 0), crossings)
@@ -180,16 +182,16 @@ class _Staging:
         argument = {result: argument for argument, result in read_donation(self.program.main).items()}.get(index)
         if argument is not None:
             return self.argument_stage[self.program.main_block.arguments[argument]]
-        if isinstance(value, ir.BlockArgument):
+        producer = defining(value)
+        if producer is None:
             return self.argument_stage[value]
-        producer = value.owner
         if producer == self.program.loop:
             return self.accumulator_stage[ir.OpResult(value).result_number]
         return max(self.stage_of[producer], 0)
 
     def _captures(self, body: Sequence[Resolved]) -> list[tuple[int, int]]:
         """(argument of `@microbatch`, stage) for every captured value and every stage that reads it."""
-        number = {self.program.body_block.arguments[k]: k for k in self.program.captured}
+        number: dict[ir.Value, int] = {self.program.body_block.arguments[k]: k for k in self.program.captured}
         readers: dict[int, set[int]] = {}
         for group in body:
             for value in group.inputs:
@@ -249,7 +251,7 @@ class _Staging:
         function = func_dialect.FuncOp(
             symbol_name(like),
             ir.FunctionType.get(types, []),
-            visibility="private" if like == self.program.body else "public",
+            visibility="private" if like == self.program.body else "public",  # type: ignore[call-arg]
             loc=loc,
             ip=ir.InsertionPoint(self.program.module.body),
         ).operation
@@ -284,7 +286,7 @@ def _copy_attributes(source: ir.Operation, target: ir.Operation) -> None:
         if name not in ("sym_name", "function_type", "sym_visibility", "arg_attrs"):
             target.attributes[name] = source.attributes[name]
     arguments = [
-        ir.DictAttr.get({named.name: named.attr for named in attributes if named.name != LAYER})
+        ir.DictAttr.get({name: attribute for name, attribute in entries(attributes).items() if name != LAYER})
         for attributes in argument_attributes(source)
     ]
     target.attributes["arg_attrs"] = ir.ArrayAttr.get(arguments)

@@ -52,7 +52,7 @@ class PassContext:
         return PassFailure(diagnostic("error", where, message, notes))
 
     def refuse(self, mistakes: Iterable[tuple[Located, str]]) -> None:
-        """Raise the first of the mistakes that a verifier found, with the next few as notes; nothing if there is none."""
+        """Raise the first of the mistakes that a verifier found, if there is one, with the next few as notes."""
         found = list(islice(mistakes, _MAX_REPORTED))
         if found:
             raise self.error(*found[0], notes=found[1:])

@@ -23,9 +23,11 @@ from typing import Literal
 from jaxlib.mlir import ir
 
 from shardopt.cost.errors import UserError
+from shardopt.dialect.donation import argument_attributes, entries
 from shardopt.dialect.mpmd import LAYER, i64
 from shardopt.ir.graph import GraphReader
 from shardopt.ir.program import Program, read_program
+from shardopt.ir.rewriting import defining
 from shardopt.passes.base import Pass, PassContext, option
 from shardopt.solve.layering import Layering, LayerProblem, assign_layers
 from shardopt.solve.ownership import Ownership, OwnershipProblem, assign_owners
@@ -52,8 +54,8 @@ def _gradients(program: Program) -> dict[int, list[int]]:
 def _source(value: ir.Value, program: Program) -> ir.Value:
     """The argument of `@main` a captured value is a cast or reshape of, else the value itself."""
     size = _elements(value)
-    while not isinstance(value, ir.BlockArgument):
-        same = [v for v in value.owner.operands if _elements(v) == size]
+    while (producer := defining(value)) is not None:
+        same = [v for v in producer.operands if _elements(v) == size]
         if len(same) != 1:
             break
         value = same[0]
@@ -64,16 +66,18 @@ def _same_size_origins(value: ir.Value, program: Program) -> tuple[list[ir.Value
     """Arguments of `@main` and loop results that `value` depends on through values of equal size."""
     size = _elements(value)
     seen: dict[ir.Value, None] = {value: None}
-    arguments, results = [], []
+    arguments: list[ir.Value] = []
+    results: list[int] = []
     stack = [value]
     while stack:
         current = stack.pop()
-        if isinstance(current, ir.BlockArgument):
+        producer = defining(current)
+        if producer is None:
             arguments.append(current)
-        elif current.owner == program.loop:
+        elif producer == program.loop:
             results.append(ir.OpResult(current).result_number)
         else:
-            for operand in current.owner.operands:
+            for operand in producer.operands:
                 if operand not in seen and _elements(operand) == size:
                     seen[operand] = None
                     stack.append(operand)
@@ -120,10 +124,10 @@ def _extract_main(program: Program, body: GraphReader, layers: Layering) -> tupl
         tensor = reader.tensor(value)
         readers = body_layer.get(body.tensor(program.body_block.arguments[k]), ())
         demand[tensor] = (*demand.get(tensor, ()), *readers)
-        if isinstance(value, ir.BlockArgument) and readers:
-            owned[tensor] = min(readers)
-    for k, (argument, _) in enumerate(program.carried):
-        layer = body_layer.get(body.tensor(program.body_block.arguments[argument]), (0,))[-1]
+        if isinstance(value, ir.BlockArgument) and demand[tensor]:
+            owned[tensor] = min(demand[tensor])
+    for k, (number, _) in enumerate(program.carried):
+        layer = body_layer.get(body.tensor(program.body_block.arguments[number]), (0,))[-1]
         owned[reader.tensor(program.loop.results[k])] = layer
         init = reader.tensor(program.loop.operands[k])
         demand[init] = (*demand.get(init, ()), layer)
@@ -147,16 +151,11 @@ def _annotate(reader: GraphReader, layers: tuple[int, ...]) -> None:
 
 
 def _annotate_arguments(program: Program, reader: GraphReader, owners: Ownership) -> None:
-    attributes = ir.ArrayAttr(program.main.attributes["arg_attrs"]) if "arg_attrs" in program.main.attributes else None
-    written = []
-    for k, argument in enumerate(program.main_block.arguments):
-        old = dict(_items(attributes[k])) if attributes is not None else {}
-        written.append(ir.DictAttr.get({**old, LAYER: i64(owners.input_layer[reader.tensor(argument)])}))
+    written = [
+        ir.DictAttr.get({**entries(old), LAYER: i64(owners.input_layer[reader.tensor(argument)])})
+        for old, argument in zip(argument_attributes(program.main), program.main_block.arguments, strict=True)
+    ]
     program.main.attributes["arg_attrs"] = ir.ArrayAttr.get(written)
-
-
-def _items(attribute: ir.Attribute) -> list[tuple[str, ir.Attribute]]:
-    return [(named.name, named.attr) for named in ir.DictAttr(attribute)]
 
 
 @dataclass(frozen=True)

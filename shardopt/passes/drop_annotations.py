@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from jaxlib.mlir import ir
 
+from shardopt.dialect.donation import entries
 from shardopt.ir.rewriting import functions, operations
 from shardopt.passes.base import Pass, PassContext
 
@@ -41,7 +42,7 @@ def _drop_signature(function: ir.Operation) -> int:
         if which not in function.attributes:
             continue
         rows = [ir.DictAttr(row) for row in ir.ArrayAttr(function.attributes[which])]
-        kept = [{named.name: named.attr for named in row if named.name not in _ATTRIBUTES} for row in rows]
+        kept = [{name: value for name, value in entries(row).items() if name not in _ATTRIBUTES} for row in rows]
         dropped += sum(len(row) - len(rest) for row, rest in zip(rows, kept, strict=True))
         function.attributes[which] = ir.ArrayAttr.get([ir.DictAttr.get(row) for row in kept])
     return dropped

@@ -61,7 +61,7 @@ def _resharding_attr(plan: ReshardingPlan, cluster: Cluster) -> ir.DictAttr:
     return ir.DictAttr.get(
         {
             "strategy": ir.StringAttr.get(plan.strategy),
-            "steps": ir.DenseElementsAttr.get(steps),
+            "steps": ir.DenseElementsAttr.get(steps),  # type: ignore[call-overload]
             "bytes": i64(bytes_on_wire(plan)),
             "seconds": f64(_plan_seconds(plan, cluster)),
         }

@@ -103,7 +103,7 @@ class _Lowering:
             [result.type for result in fragment.results],
             list(fragment.operands),
             fragment.attributes["origin"],
-            fragment.attributes["mesh_name"],
+            ir.StringAttr(fragment.attributes["mesh_name"]),
             callee,
             loc=fragment.location,
             ip=ir.InsertionPoint(fragment),
@@ -122,7 +122,7 @@ class _Lowering:
         function = func_dialect.FuncOp(
             "candidate",
             ir.FunctionType.get(inputs, results),
-            visibility="private",
+            visibility="private",  # type: ignore[call-arg]
             loc=fragment.location,
             ip=ir.InsertionPoint(self.module.body),
         ).operation
@@ -149,7 +149,7 @@ class _Lowering:
         return ir.DictAttr.get(attrs)
 
     def _intern(self, function: ir.Operation, wanted: str) -> str:
-        text = function.get_asm(enable_debug_info=False, use_local_scope=True, assume_verified=True)
+        text = str(function.get_asm(enable_debug_info=False, use_local_scope=True, assume_verified=True))
         if text in self.by_text:
             function.erase()
             return self.by_text[text]

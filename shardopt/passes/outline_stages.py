@@ -64,7 +64,9 @@ def _extract(program: Program, cluster: Cluster, options: OutlineStages) -> Cand
 def _check_clustered(program: Program) -> None:
     for op in (*program.body_ops, *program.prologue, *program.epilogue):
         if LAYER not in op.attributes:
-            raise UserError(f"expected '{LAYER}' on every operation (run the cluster phase first), none is on '{op.name}'")
+            raise UserError(
+                f"expected '{LAYER}' on every operation (run the cluster phase first), none is on '{op.name}'"
+            )
     if not all(LAYER in attributes for attributes in argument_attributes(program.main)):
         raise UserError(f"expected '{LAYER}' on every argument of '@main' (run the cluster phase first)")
 

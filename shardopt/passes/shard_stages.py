@@ -69,11 +69,14 @@ class ShardStages(Pass):
         ("auto",), help="batch arguments of @main as INDEX[:DIM], for intra-op=data, or auto, or none"
     )
     memory_fraction: float = option(0.9, help="share of device memory that a stage may fill; 0 removes the limit")
+    gap: float = option(0.001, help="stop within this share of the optimum; predictions are no better than that")
     time_limit: float = option(60.0, help="seconds the solver may take for one mesh")
 
     def __post_init__(self) -> None:
         if not 0 <= self.memory_fraction <= 1:
             raise ValueError(f"memory-fraction must lie between 0 and 1, found {self.memory_fraction}")
+        if self.gap < 0:
+            raise ValueError(f"gap must not be negative, found {self.gap}")
         if self.time_limit <= 0:
             raise ValueError(f"time-limit must be positive, found {self.time_limit}")
         if self.batch_args not in (("auto",), ("none",)):
@@ -117,7 +120,7 @@ class ShardStages(Pass):
         restriction = restrict(self.intra_op, tables, Roles(graph.state, self._batch(graph), tied))
         limit = int(self.memory_fraction * cluster.device.memory_bytes) or None
         problem = tables.problem(fixed=restriction.fixed, whole=restriction.whole, tied=tied, memory_limit_bytes=limit)
-        solution = problem.solve(self.time_limit)
+        solution = problem.solve(self.time_limit, self.gap)
         plan = problem.decode(solution)
         _count(pm, graph.mesh.name, solution, plan)
         return plan

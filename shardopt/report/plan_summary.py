@@ -10,6 +10,7 @@ from jaxlib.mlir import ir
 
 from shardopt.cost.mesh import Mesh
 from shardopt.dialect.cluster import read_cluster
+from shardopt.dialect.donation import entries
 from shardopt.dialect.mpmd import KIND, RESHARDING, SCHEDULE, STAGE, parse_mesh_tensor, read_topology
 from shardopt.ir.program import Program, body_of, read_program
 
@@ -96,10 +97,10 @@ def _row(program: Program, stage: int, mesh: Mesh, peak_bytes: int) -> StageRow:
         times = program.num_microbatches if in_body else 1
         seconds[kind if in_body else "around"] += times * ir.FloatAttr(cost["seconds"]).value
         collective_bytes += times * ir.IntegerAttr(cost["communication_bytes"]).value
-        for item in ir.DictAttr(cost["collectives"]):
-            collectives[item.name] = collectives.get(item.name, 0) + times * ir.IntegerAttr(item.attr).value
+        for name, count in entries(ir.DictAttr(cost["collectives"])).items():
+            collectives[name] = collectives.get(name, 0) + times * ir.IntegerAttr(count).value
         if in_body:
-            layers.update((name, None) for name in _origins(op) if name.startswith("layer_"))
+            layers.update((layer, None) for layer in _origins(op) if layer.startswith("layer_"))
     return StageRow(
         stage,
         tuple(layers),

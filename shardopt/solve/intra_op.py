@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -126,12 +126,13 @@ class IntraOpProblem:
     lifetimes: tuple[Lifetime, ...]
     problem: Problem
 
-    def solve(self, time_limit_seconds: float | None = None) -> Solution:
+    def solve(self, time_limit_seconds: float | None = None, gap_tolerance: float = 0.0) -> Solution:
         """Least cost within memory. Most stages fit without looking at memory, which is far cheaper to solve."""
-        relaxed = solve(self.problem.without_memory(), time_limit_seconds=time_limit_seconds)
+        run = partial(solve, time_limit_seconds=time_limit_seconds, gap_tolerance=gap_tolerance)
+        relaxed = run(self.problem.without_memory())
         if not self.problem.has_memory or not relaxed.choice or evaluate(self.problem, relaxed.choice).feasible:
             return relaxed
-        return solve(self.problem, time_limit_seconds=time_limit_seconds)
+        return run(self.problem)
 
     def decode(self, solution: Solution) -> IntraOpPlan:
         """The plan of a solution. Raises UserError when there is none."""

@@ -12,7 +12,8 @@ from shardopt.cost.collectives import Step, resharding_steps
 from shardopt.cost.graph import OpGraph
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.summary import CostSummary
-from shardopt.solve.strategies import Strategy, communication_seconds
+from shardopt.solve.strategies import Strategy
+from shardopt.solve.strategies_cost import communication_seconds
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ is found, then clustered by the layer DP, then the rest follows it:
    ancestors is the forward pass (with the head of the backward pass, which belongs to the last layer anyway). Where
    only early weights are trained it has much of the backward pass, too; what leads to the loss or a metric has not.
 2. Forward operations are clustered in program order.
-3. A backward operation belongs to the latest layer it touches: that of the forward values and weights it reads, of
-   the backward operations it feeds and, where it completes the gradient of a weight, of the use of that weight it
-   came from. Backward dataflow thus never rises, as the forward never falls.
+3. A backward operation that reads a weight, or makes a term of its gradient, belongs to the layer of that use of the
+   weight. Between those, minimum cuts decide (`shardopt.solve.backward_cuts`). Backward dataflow never rises, as the
+   forward never falls.
 4. What no gradient needs (losses, metrics) follows its operands.
 
 Operations computed from nothing but constants and the microbatch index belong to no layer (`SHARED`): every stage makes
-its own copy.
+its own copy. So do masks and the like, which several layers read and small inputs give.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
 
 import numpy as np
 
 from shardopt.cost.graph import SHARED, Op, OpGraph
+from shardopt.solve.backward_cuts import BackwardProblem, BackwardValue, place_backward
+from shardopt.solve.dependences import NEVER_SHARED, copyable_ops, reached
 from shardopt.solve.layer_dp import LayerSolution, Value, auto_layers, equal_layer, equal_operator, solve_layers
 
 _UNKNOWN = -2
@@ -40,10 +40,6 @@ _MIN_FORWARD_SHARE = 0.1
 _FORWARD_OF_BOTH = 0.3
 # What may stand between the contributions to a gradient and its accumulator.
 _SUMMING = frozenset({"add", "convert", "reshape", "transpose"})
-# Operations that are not worth a copy in every stage.
-_NEVER_SHARED = frozenset(
-    {"dot_general", "convolution", "while", "case", "rng_bit_generator", "rng", "sort", "scatter", "custom_call"}
-)
 
 
 @dataclass(frozen=True)
@@ -90,8 +86,8 @@ class _Assignment:
         self.producers = problem.graph.producers()
         self.consumers = problem.graph.consumers()
         self.layer = [_UNKNOWN] * len(problem.graph.ops)
-        self.shared = _shared_ops(problem.graph, problem.free_inputs)
-        self.needed = _reached(problem.graph, [*problem.weight_of])
+        self.shared = copyable_ops(problem.graph, problem.free_inputs)
+        self.needed = reached(problem.graph, [*problem.weight_of])
         self.forward = self._forward_ops()
         self.summing = self._summing_ops()
         self.contributions = dict(self._contributions())
@@ -100,7 +96,7 @@ class _Assignment:
         solution = self._cluster_forward()
         self._assign_backward()
         self._assign_rest()
-        return Layering(tuple(self.layer), self.forward, solution, len(solution.boundaries) - 1)
+        return Layering(tuple(self.layer), self.forward, solution, self.num_layers)
 
     def _forward_ops(self) -> tuple[bool, ...]:
         """Step 1; everything when the gradients have no common part."""
@@ -112,7 +108,7 @@ class _Assignment:
         common = tuple(bits == full and own for bits, own in zip(self.needed, everything, strict=True))
         if self._flops(common) < _MIN_FORWARD_SHARE * self._flops(everything):
             return everything
-        shown = _reached(self.graph, [t for t in self.graph.outputs if t not in gradients])
+        shown = reached(self.graph, [t for t in self.graph.outputs if t not in gradients])
         forward = tuple(bits != 0 and own for bits, own in zip(shown, common, strict=True))
         return forward if self._flops(forward) >= _FORWARD_OF_BOTH * self._flops(common) else common
 
@@ -163,38 +159,50 @@ class _Assignment:
         unit_flops = np.bincount(units, weights=flops, minlength=num_units)
         values = self._values(dict(zip(ops, units.tolist(), strict=True)))
         solution = self._solve(unit_flops, values)
+        self.num_layers = len(solution.boundaries) - 1
         for index, unit in zip(ops, units.tolist(), strict=True):
             self.layer[index] = bisect_right(solution.boundaries, unit) - 1
         for index, shared in enumerate(self.shared):
             if shared:
                 self.layer[index] = SHARED
-        for index in sorted(sources, reverse=True):
-            self.layer[index] = min(self.layer[c] for c in self._forward_consumers(index))
+        for index, inputs in reversed(sources.items()):
+            readers = {self.layer[c] for c in self._forward_consumers(index)}
+            needed, made = (
+                sum(self.graph.tensors[t].size_bytes for t in tensors)
+                for tensors in (inputs - self.problem.free_inputs, self.graph.ops[index].results)
+            )
+            copied = SHARED in readers or (len(readers) > 1 and needed <= made)
+            self.layer[index] = SHARED if copied else min(readers)
         return solution
 
-    def _sources(self) -> frozenset[int]:
-        """Cheap forward ops that read only inputs (slices of random bits, casts of weights) or each other.
+    def _sources(self) -> dict[int, frozenset[int]]:
+        """Cheap forward ops that read only inputs (masks, slices of random bits, casts of weights) or each other, in
+        program order, and the inputs they come from.
 
-        Their place in program order says nothing: they belong to the first layer that reads them.
+        Their place in program order says nothing: they belong to the first layer that reads them, or to none where
+        several do and the inputs are smaller than the result (an attention mask).
         """
-        found: set[int] = set()
+        found: dict[int, frozenset[int]] = {}
         for index, op in enumerate(self.graph.ops):
-            light = self.forward[index] and op.name not in _NEVER_SHARED
+            light = self.forward[index] and op.name not in NEVER_SHARED
             made_by = [p for t in op.operands if (p := self.producers[t]) >= 0]
             if light and all(self.shared[p] or p in found for p in made_by) and self._forward_consumers(index):
-                found.add(index)
-        return frozenset(found)
+                direct = frozenset(t for t in op.operands if self.producers[t] < 0)
+                found[index] = direct.union(*(found[p] for p in made_by if p in found))
+        return found
 
     def _forward_consumers(self, index: int) -> list[int]:
         return [c for r in self.graph.ops[index].results for c in self.consumers[r] if self.forward[c]]
 
     def _solve(self, flops: np.ndarray, values: Sequence[Value]) -> LayerSolution:
-        problem = self.problem
+        problem, delta = self.problem, self.problem.delta
         count = problem.num_layers
         if count is None:
-            count = max(problem.least_layers, auto_layers(flops, values, delta=problem.delta))
+            count = max(problem.least_layers, auto_layers(flops, values, delta=delta))
+            # One operation may outweigh a layer; nobody asked for this number, so the balance gives way, not the user.
+            delta = max(delta, count * flops.max(initial=0.0) / max(flops.sum(), 1.0) - 1)
         if problem.method == "dp":
-            return solve_layers(flops, values, count, problem.delta)
+            return solve_layers(flops, values, count, delta)
         return {"equal-op": equal_operator, "equal-layer": equal_layer}[problem.method](flops, values, count)
 
     def _values(self, unit_of: Mapping[int, int]) -> list[Value]:
@@ -208,23 +216,51 @@ class _Assignment:
         return found
 
     def _assign_backward(self) -> None:
-        """Step 3: in reverse program order, the latest layer an operation touches."""
+        """Step 3: anchors, then the cheapest cuts between them."""
+        ops = [
+            index
+            for index in range(len(self.graph.ops))
+            if self.layer[index] == _UNKNOWN and self.needed[index] and index not in self.summing
+        ]
+        number = {index: k for k, index in enumerate(ops)}
         uses = self._forward_uses()
-        for index in range(len(self.graph.ops) - 1, -1, -1):
-            if self.layer[index] == _UNKNOWN and self.needed[index] and index not in self.summing:
-                self.layer[index] = self._touched(self.graph.ops[index], uses)
+        top = self.num_layers - 1
+        bounds = [self._anchors(self.graph.ops[index], uses) or (0, top) for index in ops]
+        values = tuple(self._backward_values(number))
+        least, most = tuple(low for low, _ in bounds), tuple(high for _, high in bounds)
+        for index, layer in zip(ops, place_backward(BackwardProblem(top + 1, least, most, values)), strict=True):
+            self.layer[index] = layer
 
-    def _touched(self, op: Op, uses: Mapping[int, tuple[int, ...]]) -> int:
-        read = [self.layer[p] for t in op.operands if (p := self.producers[t]) >= 0 and self.forward[p]]
-        fed = [self.layer[c] for r in op.results for c in self.consumers[r] if c not in self.summing]
-        weights = [uses[t][-1] for t in op.operands if t in uses and len(uses[t]) == 1]
-        floor = max(read, default=0)
-        origin = [self._use_behind(op, r, uses, floor) for r in op.results if r in self.contributions]
-        return max(read + fed + weights + origin + [0])
+    def _anchors(self, op: Op, uses: Mapping[int, tuple[int, ...]]) -> tuple[int, int] | None:
+        """(least, most) layer of an operation that reads a weight or makes a term of its gradient, None for others."""
+        origin = [self._use_behind(op, r, uses) for r in op.results if r in self.contributions]
+        if origin:
+            return max(origin), max(origin)
+        read = [uses[t] for t in op.operands if t in uses]
+        return (max(layers[0] for layers in read), max(layers[-1] for layers in read)) if read else None
 
-    def _use_behind(self, op: Op, contribution: int, uses: Mapping[int, tuple[int, ...]], floor: int) -> int:
+    def _backward_values(self, number: Mapping[int, int]) -> Iterator[BackwardValue]:
+        """The values that backward operations read, of their own and of the forward pass."""
+        for tensor, consumers in enumerate(self.consumers):
+            readers = tuple(number[c] for c in consumers if c in number)
+            producer, size = self.producers[tensor], self.graph.tensors[tensor].size_bytes
+            if not readers or producer < 0:
+                continue
+            if producer in number:
+                yield BackwardValue(size, readers, number[producer])
+            elif self.forward[producer] and self.layer[producer] != SHARED:
+                home = self.layer[producer]
+                spread = max(home, *(self.layer[c] for c in consumers if self.forward[c]), home)
+                yield BackwardValue(size, readers, home=home, spread=spread)
+
+    def _forward_reads(self, op: Op) -> list[int]:
+        """Layers of the forward operations whose results `op` reads."""
+        return [self.layer[p] for t in op.operands if (p := self.producers[t]) >= 0 and self.forward[p]]
+
+    def _use_behind(self, op: Op, contribution: int, uses: Mapping[int, tuple[int, ...]]) -> int:
         """The layer of the use of a weight that a contribution to its gradient comes from: where the forward reads the
-        weight together with a value that went into the contribution, else the first use from `floor` on."""
+        weight together with a value that went into the contribution, else the first use not before those values."""
+        floor = max(self._forward_reads(op), default=0)
         weight = self.contributions[contribution]
         together = [
             self.layer[c]
@@ -256,32 +292,6 @@ class _Assignment:
                 continue
             if behind or self.needed[index]:
                 backward.add(index)
-
-
-def _shared_ops(graph: OpGraph, free_inputs: frozenset[int]) -> tuple[bool, ...]:
-    """Cheap operations whose ancestors are constants and free inputs only."""
-    free = set(free_inputs)
-    shared = []
-    for op in graph.ops:
-        shared.append(op.name not in _NEVER_SHARED and free.issuperset(op.operands))
-        if shared[-1]:
-            free.update(op.results)
-    return tuple(shared)
-
-
-def _reached(graph: OpGraph, targets: Sequence[int]) -> list[int]:
-    """For each operation the set (as bits, in the order of `targets`) of those tensors that depend on it."""
-    of_tensor = [0] * len(graph.tensors)
-    for bit, tensor in enumerate(targets):
-        of_tensor[tensor] |= 1 << bit
-    of_op = [0] * len(graph.ops)
-    for index in range(len(graph.ops) - 1, -1, -1):
-        op = graph.ops[index]
-        bits = reduce(or_, (of_tensor[result] for result in op.results), 0)
-        of_op[index] = bits
-        for operand in op.operands:
-            of_tensor[operand] |= bits
-    return of_op
 
 
 def _units(flops: np.ndarray) -> np.ndarray:

@@ -16,7 +16,8 @@ import numpy as np
 from shardopt.cost.cluster import Cluster
 from shardopt.cost.graph import Op, Tensor
 from shardopt.cost.mesh import Mesh, Sharding
-from shardopt.solve.strategies import Strategy, all_shardings, op_strategies, resharding_table
+from shardopt.solve.strategies import Strategy, all_shardings, op_strategies
+from shardopt.solve.strategies_cost import resharding_table
 
 _T = TypeVar("_T")
 

@@ -54,6 +54,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-coupling", default="error", choices=("error", "per-microbatch"))
     parser.add_argument("--microbatches", type=_count, default=1, metavar="N", help="microbatches a step (default 1)")
     parser.add_argument("--layers", type=_count_or_auto, metavar="N|auto", help="layers to cluster into")
+    parser.add_argument("--delta", type=float, default=0.5, help="excess of FLOPs a layer may have (default 0.5)")
     parser.add_argument("--stages", type=_count_or_auto, metavar="N|auto", help="pipeline stages")
     parser.add_argument("--submesh", metavar="HxD", help="allow only submeshes of this shape")
     parser.add_argument("--logical-shape", metavar="RxC", help="allow only this logical shape of submeshes")

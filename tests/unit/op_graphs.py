@@ -22,7 +22,7 @@ def rule(text: str, sizes: dict[str, int], **kinds: str) -> FactorRule:
     number = {letter: n for n, letter in enumerate(letters)}
 
     def tensors(side: str) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        return tuple(tuple(_dims(part, number)) for part in side.split(","))
+        return tuple(tuple(_dims(part, number)) for part in side.split(",")) if side else ()
 
     left, right = text.split("->")
     special = {kind: frozenset(number[letter] for letter in found) for kind, found in kinds.items()}

@@ -15,7 +15,8 @@ from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.solve.intra_op import IntraOpProblem, IntraOpTables, build_problem
 from shardopt.solve.intra_op_plan import IntraOpPlan
 from shardopt.solve.intra_op_presets import Roles, restrict, split_greedily
-from shardopt.solve.strategies import Strategy, communication_seconds
+from shardopt.solve.strategies import Strategy
+from shardopt.solve.strategies_cost import communication_seconds
 from tests.unit.op_graphs import CLUSTER, LINE, MESH, elementwise, f32, matmul, mlp, rule
 
 REPLICATED = Sharding.replicated(2)

@@ -25,7 +25,9 @@ func.func public @main(%w: tensor<256x256xf32> {tf.aliasing_output = 0 : i32}, %
 //--- loop.mlir
 // CHECK: remark: 'stablehlo.while' cannot be partitioned and runs replicated
 // CHECK: stablehlo.while
-// CHECK: attributes {mhlo.sharding = "{replicated}"}
+// CHECK-SAME: tensor<1024xf32> attributes {mhlo.sharding = "{replicated}"}
+// CHECK: stablehlo.compare {{.*}}{mhlo.sharding = "{replicated}"}
+// CHECK: stablehlo.tanh {{.*}}{mhlo.sharding = "{replicated}"}
 func.func public @main(%x: tensor<1024xf32>) -> tensor<1024xf32> {
   %zero = stablehlo.constant dense<0> : tensor<i32>
   %r:2 = stablehlo.while(%i = %zero, %v = %x) : tensor<i32>, tensor<1024xf32>

@@ -3,7 +3,7 @@
 // RUN: cmp %t.mlir %t.same.mlir
 // RUN: shardopt-opt %s --shardopt-verify-clustered | FileCheck %s
 
-// In the body a shared operation may read the microbatch index, around the loop anything.
+// In the body a shared operation may read captured values and the microbatch index, around the loop anything.
 // CHECK-LABEL: func.func private @microbatch
 // CHECK: stablehlo.convert %arg2 {shardopt.layer = -1 : i64}
 func.func @main(%x: tensor<f32> {shardopt.layer = 0 : i64}) -> tensor<f32> {
@@ -17,7 +17,7 @@ func.func @main(%x: tensor<f32> {shardopt.layer = 0 : i64}) -> tensor<f32> {
 }
 func.func private @microbatch(%x: tensor<f32>, %a: tensor<f32>, %i: tensor<ui32>) -> tensor<f32> {
   %k = stablehlo.convert %i {shardopt.layer = -1 : i64} : (tensor<ui32>) -> tensor<f32>
-  %p = stablehlo.multiply %x, %k {shardopt.layer = 0 : i64} : tensor<f32>
-  %n = stablehlo.add %a, %p {shardopt.layer = 0 : i64} : tensor<f32>
+  %v = stablehlo.multiply %x, %k {shardopt.layer = 0 : i64} : tensor<f32>
+  %n = stablehlo.add %a, %v {shardopt.layer = 0 : i64} : tensor<f32>
   return %n : tensor<f32>
 }

@@ -1,0 +1,109 @@
+"""`shardopt.optimize`: from a model to a plan in one call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from shardopt.cost.errors import UserError
+from shardopt.frontend.plan import InterOp, Plan, PlanOptions, make_plan
+
+if TYPE_CHECKING:
+    from shardopt.ir.diagnostics import Handler
+
+# Text as of the command line; numbers of flat arguments, split along dimension 0; or number -> dimension.
+BatchArguments = str | Sequence[int] | Mapping[int, int]
+
+
+def optimize(
+    model: Any,
+    cluster: str | os.PathLike[str],
+    *,
+    batch_args: BatchArguments = "auto",
+    batch_coupling: str = "error",
+    microbatches: int = 1,
+    layers: int | None = None,
+    stages: int | None = None,
+    submesh: str | None = None,
+    logical_shape: str | None = None,
+    schedule: str = "1f1b",
+    intra_op: str = "ilp",
+    inter_op: InterOp = "dp",
+    unroll: bool = True,
+    on_phase: Callable[[str], None] | None = None,
+    handler: Handler | None = None,
+) -> Plan:
+    """Plan a model for a cluster: stages on submeshes, a sharding for every tensor, transfers and a schedule.
+
+    `model` is a `jax.export.Exported`, an MLIR module of StableHLO, its text, bytecode or portable artifact as bytes,
+    or the path of a file with one. `cluster` is a cluster file or a preset (`"cpu-test:1x4"`). What is left `None` is
+    the planner's choice.
+
+    batch_args     flat arguments that hold the batch: "auto", numbers, or a dictionary number -> batch dimension
+    microbatches   into how many parts the batch is cut
+    batch_coupling what to do about statistics over the whole batch: "error", or "per-microbatch"
+    layers, stages how many layers to cluster into, how many pipeline stages
+    submesh        allow only submeshes of this shape, HOSTSxDEVICES
+    logical_shape  allow only this logical shape of a submesh, such as "2x2"
+    schedule       "1f1b", "gpipe" or "inference"
+    intra_op       how shardings are chosen: "ilp", or a baseline ("data", "heuristic", "replicate")
+    inter_op       how stages are chosen: "dp", "equal-layer", "equal-op" or "none"
+    unroll         turn loops over layers into straight code first, so that stages can cut between layers
+
+    `on_phase(name)` is told when a phase begins; `handler` gets warnings and remarks. Raises UserError.
+    """
+    options = PlanOptions(
+        cluster=cluster_text(cluster),
+        batch_args=batch_text(batch_args, model),
+        batch_coupling=batch_coupling,
+        microbatches=microbatches,
+        layers=layers,
+        stages=stages,
+        submesh=submesh,
+        logical_shape=logical_shape,
+        schedule=schedule,
+        intra_op=intra_op,
+        inter_op=inter_op,
+        unroll=unroll,
+    )
+    return replace(make_plan(model, options, on_phase=on_phase, handler=handler), source=model)
+
+
+def cluster_text(cluster: str | os.PathLike[str]) -> str:
+    """The `cluster` of `PlanOptions`. Raises UserError."""
+    if not isinstance(cluster, str | os.PathLike):
+        raise UserError(f"expected cluster to be a file or the name of a preset, found {type(cluster).__name__}")
+    return os.fspath(cluster)
+
+
+def batch_text(batch_args: BatchArguments, model: Any = None) -> str:
+    """The `batch_args` of `PlanOptions`. Raises UserError for anything but text, numbers or number -> dimension.
+
+    Numbers count the flat arguments of the function; an `Exported` may have dropped some of them from its module.
+    """
+    if isinstance(batch_args, str):
+        return batch_args
+    dims = _dimensions(batch_args)
+    kept = getattr(model, "module_kept_var_idx", None)
+    if kept is not None:
+        missing = [number for number in dims if number not in kept]
+        if missing:
+            total = len(model.in_avals)
+            raise UserError(f"batch argument {missing[0]} is not used by '{model.fun_name}' ({total} flat arguments)")
+        dims = {kept.index(number): dim for number, dim in dims.items()}
+    return ",".join(f"{number}:{dim}" for number, dim in sorted(dims.items())) or "none"
+
+
+def _dimensions(batch_args: Sequence[int] | Mapping[int, int]) -> dict[int, int]:
+    try:
+        dims = dict(batch_args) if isinstance(batch_args, Mapping) else dict.fromkeys(batch_args, 0)
+    except TypeError:
+        dims = {-1: 0}
+    if not all(type(value) is int and value >= 0 for pair in dims.items() for value in pair):
+        raise UserError(
+            "expected batch_args to be text, argument numbers, or a dictionary from argument number to dimension, "
+            f"found {batch_args!r}"
+        )
+    return dims

@@ -1,0 +1,132 @@
+"""A running plan called with JAX arrays: what is uploaded before a step, what stays on the workers, what comes back.
+
+The workers hold a value for every argument. A session remembers which array each of them stands for: the array that
+was uploaded, or, for state, the array that the last step returned in its place. An argument that is that very array
+again is not uploaded. Numpy arrays can change behind one identity, so they always are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from shardopt.cost.errors import UserError
+from shardopt.frontend.spmd import like
+from shardopt.runtime.driver import Outputs, Run
+
+# Values that cannot change: the same object means the same contents.
+_IMMUTABLE = (jax.Array, bool, int, float, complex, np.generic)
+
+
+class StateArray:
+    """A state result that stays on the workers: fetched when looked at, fed back for free.
+
+    `value` is the array. It can be had until the next step, and ever after once it was. `jax.numpy.asarray` and
+    `numpy.asarray` give the same; other functions of JAX want an array proper.
+    """
+
+    def __init__(self, outputs: Outputs, number: int, aval: jax.ShapeDtypeStruct) -> None:
+        self._outputs = outputs
+        self._number = number
+        self.aval = aval
+        self._value: jax.Array | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.aval.shape
+
+    @property
+    def dtype(self) -> Any:
+        return self.aval.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.aval.shape)
+
+    @property
+    def value(self) -> jax.Array:
+        """The array itself. Raises UserError if it is gone: replaced by a later step, or closed."""
+        if self._value is None:
+            try:
+                found = self._outputs[self._number]
+            except RuntimeError as error:
+                raise UserError(
+                    f"this state is no longer on the workers ({error}); look at it before the next step and before "
+                    "close(), or use lazy_state=False"
+                ) from error
+            self._value = like(found, self.aval, bool(self.aval.weak_type))
+        return self._value
+
+    def __jax_array__(self) -> jax.Array:
+        return self.value
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.value, dtype=dtype, copy=copy)
+
+    def __repr__(self) -> str:
+        return f"StateArray(shape={self.shape}, dtype={self.dtype})"
+
+
+class Session:
+    """One run, fed with the flat arguments of the module. `inputs` and `outputs` are their abstract values."""
+
+    def __init__(
+        self,
+        run: Run,
+        inputs: Sequence[jax.ShapeDtypeStruct],
+        outputs: Sequence[Any],
+        *,
+        lazy_state: bool = False,
+    ) -> None:
+        self._run = run
+        self._inputs = tuple(inputs)
+        self._outputs = tuple(outputs)
+        self._lazy_state = lazy_state
+        self._held: dict[int, Any] = {}
+        aliases = {number: argument.alias for number, argument in enumerate(run.program.arguments)}
+        self._state = {number: alias for number, alias in aliases.items() if alias is not None}
+
+    def step(self, leaves: Sequence[Any]) -> list[Any]:
+        """Run one step on the arguments; its results as JAX arrays, state as `StateArray` when lazy.
+
+        Raises UserError, MeshError.
+        """
+        changed = [number for number, leaf in enumerate(leaves) if not self._is_held(number, leaf)]
+        values = {number: to_numpy(leaves[number], self._inputs[number]) for number in changed}
+        if self._run.steps_done == 0:
+            self._run.load([values[number] for number in range(len(leaves))])
+            values = {}
+        outputs = self._run.step(values)
+        results = self._results(outputs)
+        self._held = dict(enumerate(leaves)) | {number: results[alias] for number, alias in self._state.items()}
+        return results
+
+    def close(self) -> None:
+        self._run.close()
+
+    def _is_held(self, number: int, leaf: Any) -> bool:
+        return isinstance(leaf, (*_IMMUTABLE, StateArray)) and self._held.get(number) is leaf
+
+    def _results(self, outputs: Outputs) -> list[Any]:
+        # The state keeps the weak types of the arguments it replaces: a step must not change its own signature.
+        weak = {alias: bool(self._inputs[number].weak_type) for number, alias in self._state.items()}
+        results: list[Any] = []
+        for number, aval in enumerate(self._outputs):
+            if self._lazy_state and number in weak:
+                spec = jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak[number])
+                results.append(StateArray(outputs, number, spec))
+            else:
+                results.append(like(outputs[number], aval, weak.get(number, aval.weak_type)))
+        return results
+
+
+def to_numpy(leaf: Any, aval: jax.ShapeDtypeStruct) -> np.ndarray:
+    """The array that the module takes for an argument; typed keys become their raw data."""
+    if isinstance(leaf, StateArray):
+        leaf = leaf.value
+    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return np.asarray(jax.random.key_data(leaf))
+    return np.asarray(leaf).astype(aval.dtype, copy=False)

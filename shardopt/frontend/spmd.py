@@ -1,0 +1,173 @@
+"""One mesh without stages: from a `jax.export.Exported` to a sharded one that runs under plain `jax.jit`.
+
+    sharded = shardopt.shard(exported, "cpu-test:1x4", mesh="2x2")
+    args, kwargs = shardopt.input_shardings(sharded)
+    step = jax.jit(sharded.call, in_shardings=args)
+
+The only file of the front end that touches private parts of jax: the `_…` fields of `Exported`, and what an array can
+carry besides shape and dtype (weak types, key types), which has no public constructor.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax import export
+from jax._src.lax.lax import _convert_element_type
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from shardopt.cost.errors import UserError
+from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.frontend.optimize import BatchArguments, batch_text, cluster_text
+from shardopt.frontend.plan import option_text
+
+if TYPE_CHECKING:
+    from shardopt.frontend.plan import Plan
+    from shardopt.ir.diagnostics import Handler
+
+# `Exported.call` looks for a Shardy mesh of this very name; the axis names are free.
+MESH_NAME = "mesh"
+AXIS_NAMES = ("x", "y", "z")
+
+
+def shard(
+    exported: export.Exported,
+    cluster: str | os.PathLike[str],
+    mesh: str,
+    *,
+    intra_op: str = "ilp",
+    batch_args: BatchArguments = "auto",
+    unroll: bool = True,
+    handler: Handler | None = None,
+) -> export.Exported:
+    """Choose a sharding for every value of an exported function, for one logical mesh such as "2x2".
+
+    The result takes and returns the same arrays and is meant for as many devices as the mesh has. `intra_op` is "ilp"
+    or a baseline ("data", "heuristic", "replicate"); `batch_args`, as of `optimize`, matters to "data" only. `handler`
+    gets warnings and remarks. The result has no VJP. Raises UserError.
+    """
+    logical = parse_mesh(mesh)
+    _check(exported)
+    options = {
+        "mesh": mesh,
+        "cluster": cluster_text(cluster),
+        "intra-op": intra_op,
+        "batch-args": batch_text(batch_args, exported),
+        "unroll": unroll,
+    }
+    text = " ".join(f"{name}={option_text(value)}" for name, value in options.items())
+    artifact, inputs, outputs = _run(exported, f"builtin.module(shardopt-intra{{{text}}})", logical, handler)
+    kept = dict(zip(exported.module_kept_var_idx, inputs, strict=True))
+    abstract = AbstractMesh(logical.shape, logical.axis_names)
+    return replace(
+        exported,
+        mlir_module_serialized=artifact,
+        nr_devices=logical.size,
+        _has_named_shardings=True,
+        _in_named_shardings=tuple(_named(kept.get(k), abstract) for k in range(len(exported.in_avals))),
+        _out_named_shardings=tuple(_named(sharding, abstract) for sharding in outputs),
+        in_shardings_hlo=(None,) * len(exported.in_avals),
+        out_shardings_hlo=(None,) * len(exported.out_avals),
+        _get_vjp=None,  # it would differentiate the unsharded function
+    )
+
+
+def input_shardings(
+    exported: export.Exported, devices: Sequence[jax.Device] | None = None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a function from `shard` as trees of `NamedSharding`: (positional, keyword).
+
+    `devices` are those of the mesh in row-major order, by default the first of `jax.devices()`. Raises UserError when
+    there are too few.
+    """
+    used = next((s.mesh for s in exported._in_named_shardings if s is not None and s.mesh.size > 0), None)
+    if used is None:
+        raise UserError(f"function '{exported.fun_name}' has no input shardings: expected a result of shardopt.shard")
+    found = list(jax.devices() if devices is None else devices)
+    if len(found) < used.size:
+        raise UserError(f"function '{exported.fun_name}' is sharded over {used.size} devices, found {len(found)}")
+    mesh = jax.sharding.Mesh(np.array(found[: used.size]).reshape(used.axis_sizes), used.axis_names)
+    replicated = NamedSharding(mesh, PartitionSpec())  # of arguments that the module has dropped
+    args, kwargs = jax.tree.unflatten(exported.in_tree, [s or replicated for s in exported.in_shardings_jax(mesh)])
+    return args, kwargs
+
+
+def exported_of(plan: Plan) -> export.Exported:
+    """See `Plan.to_exported`."""
+    summary = plan.summary
+    if not isinstance(plan.source, export.Exported):
+        raise UserError("to_exported needs a plan that shardopt.optimize made from a jax.export.Exported")
+    if len(summary.stages) != 1 or summary.num_microbatches != 1:
+        raise UserError(
+            "a pipeline is no single function: expected a plan with one stage and one microbatch, found "
+            f"{len(summary.stages)} stages and {summary.num_microbatches} microbatches; plan with stages=1"
+        )
+    options = plan.options
+    mesh = "x".join(map(str, summary.stages[0].logical_shape))
+    text = options.batch_args
+    return shard(plan.source, options.cluster, mesh, intra_op=options.intra_op, batch_args=text, unroll=options.unroll)
+
+
+def parse_mesh(text: str) -> Mesh:
+    """A mesh from its shape, such as "2x2". Raises UserError."""
+    if not isinstance(text, str) or re.fullmatch(r"[1-9]\d*(x[1-9]\d*){0,2}", text) is None:
+        raise UserError(f"expected the shape of a mesh with one to three axes, such as '2x2', found {text!r}")
+    shape = tuple(map(int, text.split("x")))
+    return Mesh(MESH_NAME, tuple(zip(AXIS_NAMES, shape, strict=False)), tuple(range(prod(shape))))
+
+
+def like(value: np.ndarray, aval: Any, weak_type: bool) -> jax.Array:
+    """A numpy array as a JAX array of an abstract value's kind: a typed key where it is one, weak if wanted."""
+    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(jax.numpy.asarray(value), impl=aval.dtype._impl.name)
+    array = jax.numpy.asarray(value)
+    return _convert_element_type(array, weak_type=True) if weak_type else array
+
+
+def _check(exported: Any) -> None:
+    if not isinstance(exported, export.Exported):
+        raise UserError(f"expected a jax.export.Exported, found {type(exported).__name__}")
+    name = f"function '{exported.fun_name}'"
+    if not all(isinstance(extent, int) for aval in exported.in_avals for extent in aval.shape):
+        raise UserError(f"{name} has symbolic dimensions: expected an export with concrete shapes")
+    if len(exported.platforms) != 1:
+        raise UserError(f"{name} is exported for {len(exported.platforms)} platforms: expected exactly one")
+    if exported.ordered_effects:
+        raise UserError(f"{name} has ordered effects, which cannot be sharded")
+
+
+def _run(
+    exported: export.Exported, pipeline: str, mesh: Mesh, handler: Handler | None
+) -> tuple[bytes, tuple[Sharding, ...], tuple[Sharding, ...]]:
+    """The sharded artifact, and the shardings of the module's arguments and results."""
+    from jaxlib.mlir.dialects import stablehlo
+
+    from shardopt.frontend.shardy import to_shardy
+    from shardopt.ir.context import make_context
+    from shardopt.ir.io import load_module
+    from shardopt.ir.native import verify
+    from shardopt.pipeline.manager import run_pipeline
+
+    with make_context() as context:
+        module = load_module(bytes(exported.mlir_module_serialized), context, name=exported.fun_name)
+        run_pipeline(module, pipeline, handler=handler)
+        inputs, outputs = to_shardy(module, mesh)
+        verify(module)
+        # The compatibility that jax.export itself gives.
+        version = stablehlo.get_version_from_compatibility_requirement(
+            stablehlo.StablehloCompatibilityRequirement.WEEK_4
+        )
+        artifact = stablehlo.serialize_portable_artifact(module, version, allow_other_dialects=True)
+        return artifact, inputs, outputs
+
+
+def _named(sharding: Sharding | None, mesh: AbstractMesh) -> NamedSharding | None:
+    """None, for an argument that the module has dropped, leaves the choice to the caller."""
+    return None if sharding is None else NamedSharding(mesh, PartitionSpec(*(axes or None for axes in sharding.dims)))

@@ -1,0 +1,214 @@
+"""`@shardopt.parallelize` beside the undecorated function, and what travels between the two sides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import shardopt
+from examples.gpt import init_params, make_train_step
+from shardopt.frontend.session import StateArray
+from shardopt.runtime.driver import Run
+from tests.e2e.models import BATCH, GPT
+
+OPTIONS: dict[str, Any] = {"cluster": "cpu-test:1x4", "quick_compile": True}
+PIPELINE: dict[str, Any] = {**OPTIONS, "microbatches": 2, "stages": 2, "submesh": "1x2"}
+
+
+def mlp_step(params: Any, x: jax.Array, y: jax.Array, rate: Any = 0.1) -> dict[str, Any]:
+    """Donates nothing by itself; results are a dictionary with the loss and a count beside the parameters."""
+
+    def loss_fn(params: Any) -> jax.Array:
+        h = jnp.tanh(x @ params["layers"][0])
+        return jnp.mean((jnp.tanh(h @ params["layers"][1]) @ params["head"] - y) ** 2)
+
+    loss, grads = jax.value_and_grad(loss_fn)(params)
+    new = jax.tree.map(lambda p, g: p - rate * g, params, grads)
+    return {"params": new, "loss": loss}
+
+
+@pytest.fixture(scope="module")
+def mlp() -> tuple[Any, jax.Array, jax.Array]:
+    keys = jax.random.split(jax.random.key(0), 5)
+    layers = [0.3 * jax.random.normal(key, (16, 16)) for key in keys[:2]]
+    params = {"layers": layers, "head": jax.random.normal(keys[2], (16, 4))}
+    return params, jax.random.normal(keys[3], (8, 16)), jax.random.normal(keys[4], (8, 4))
+
+
+@pytest.fixture
+def uploads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
+    """The arguments, by number, that each `load` and each step sends to the workers."""
+    seen: list[tuple[int, ...]] = []
+    load, step = Run.load, Run.step
+    monkeypatch.setattr(Run, "load", lambda run, inputs: seen.append(tuple(range(len(inputs)))) or load(run, inputs))
+    monkeypatch.setattr(
+        Run, "step", lambda run, inputs=None: seen.append(tuple(sorted(inputs or {}))) or step(run, inputs)
+    )
+    yield seen
+
+
+def assert_same(got: Any, want: Any) -> None:
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-3, atol=1e-4)
+
+
+def test_gpt_trains_like_the_undecorated_step(uploads: list[tuple[int, ...]]) -> None:
+    optimizer, train_step = make_train_step(GPT)
+    params = init_params(GPT, jax.random.key(0))
+    state = expected = (params, optimizer.init(params))
+    before = jax.tree.map(np.array, state)
+    count = len(jax.tree.leaves(state))
+    plain = jax.jit(train_step)
+    with shardopt.parallelize(train_step, donate_argnums=(0, 1), **PIPELINE) as step:
+        for k in range(4):
+            tokens = jax.random.randint(jax.random.key(k), (BATCH, GPT.length + 1), 0, GPT.vocab)
+            *state, loss = step(*state, tokens)
+            *expected, expected_loss = plain(*expected, tokens)
+            assert isinstance(loss, jax.Array) and loss.weak_type == expected_loss.weak_type
+            np.testing.assert_allclose(loss, expected_loss, rtol=1e-4)
+        assert_same(tuple(state), tuple(expected))
+    # everything once, and from then on the tokens only
+    assert uploads == [tuple(range(count + 1)), (), (count,), (count,), (count,)]
+    # the arrays of the caller are untouched
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.array, (params, optimizer.init(params))), before)
+
+
+def test_only_what_changed_travels(mlp: Any, uploads: list[tuple[int, ...]]) -> None:
+    params, x, y = mlp
+    with shardopt.parallelize(mlp_step, donate_argnums=0, **PIPELINE) as step:
+        first = step(params, x, y)
+        second = step(first["params"], x, y)
+        third = step({**second["params"], "head": params["head"]}, x, np.asarray(y))
+        again = step(params, x, y)
+    # the head (argument 0) is replaced; a numpy array may have changed unseen; then the whole state goes back
+    assert uploads == [(0, 1, 2, 3, 4), (), (), (0, 4), (0, 1, 2, 4)]
+    plain = jax.jit(mlp_step)
+    assert_same(second, plain(plain(params, x, y)["params"], x, y))
+    assert_same(third, plain({**second["params"], "head": params["head"]}, x, y))
+    assert_same(again, first)
+
+
+def test_lazy_state_stays_on_the_workers(mlp: Any, uploads: list[tuple[int, ...]]) -> None:
+    params, x, y = mlp
+    plain = jax.jit(mlp_step)
+    with shardopt.parallelize(mlp_step, donate_argnums=0, lazy_state=True, **PIPELINE) as step:
+        first = step(params, x, y)
+        assert isinstance(first["loss"], jax.Array)
+        kept = first["params"]["head"]
+        assert isinstance(kept, StateArray) and (kept.shape, kept.dtype, kept.ndim) == ((16, 4), jnp.float32, 2)
+        seen = first["params"]["layers"][0].value
+        second = step(first["params"], x, y)
+        np.testing.assert_array_equal(first["params"]["layers"][0], seen)
+        with pytest.raises(shardopt.UserError, match=r"no longer on the workers .*lazy_state=False"):
+            _ = kept.value
+        with pytest.raises(shardopt.UserError, match="no longer on the workers"):
+            step(first["params"], x, y)  # what was replaced cannot be sent back
+        third = step(second["params"], x, y)  # and the failed call has harmed nothing
+        np.testing.assert_array_equal(jnp.asarray(third["params"]["head"]), np.asarray(third["params"]["head"]))
+        expected = plain(plain(plain(params, x, y)["params"], x, y)["params"], x, y)
+        assert_same(jax.tree.map(jnp.asarray, third), expected)
+    assert uploads == [(0, 1, 2, 3, 4), (), (), ()]
+
+
+def test_keywords_scalars_and_a_second_signature(mlp: Any) -> None:
+    params, x, y = mlp
+    plain = jax.jit(mlp_step)
+    with shardopt.parallelize(mlp_step, donate_argnames="params", batch_argnums=(1, 2), **PIPELINE) as step:
+        assert_same(step(params, y=y, x=x, rate=0.2), plain(params, x, y, 0.2))
+        assert_same(step(params, y=y, x=x, rate=0.4), plain(params, x, y, 0.4))
+        assert_same(step(params, x[:4], y[:4], rate=np.float32(0.3)), plain(params, x[:4], y[:4], 0.3))
+        assert step.plan(params, x, y=y, rate=0.2) is not step.plan(params, y=y, x=x, rate=0.2)
+        assert step.plan(params, y=y, x=x, rate=0.5) is step.plan(params, y=y, x=x, rate=0.2)
+
+
+def test_functions_that_donate_nothing_and_jitted_ones(mlp: Any) -> None:
+    params, x, y = mlp
+
+    @shardopt.parallelize(batch_argnums=1, stages=1, **OPTIONS)
+    def predict(params: Any, x: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ params["layers"][0]) @ params["head"]
+
+    with predict:
+        assert_same(predict(params, x), predict.__wrapped__(params, x))  # type: ignore[attr-defined]
+    jitted = jax.jit(mlp_step, donate_argnums=0)
+    unused = shardopt.parallelize(jax.jit(lambda skipped, p, x, y: mlp_step(p, x, y), donate_argnums=1), **PIPELINE)
+    with shardopt.parallelize(jitted, **PIPELINE) as step, unused:
+        assert_same(step(params, x, y), mlp_step(params, x, y))
+        assert_same(unused(jnp.ones(3), params, x, y), mlp_step(params, x, y))
+
+
+def test_typed_keys_go_in_and_come_out(mlp: Any) -> None:
+    params, x, y = mlp
+
+    def step(params: Any, key: jax.Array, x: jax.Array, y: jax.Array) -> Any:
+        key, used = jax.random.split(key)
+        mask = jax.random.bernoulli(used, 0.5, (16,))
+        return mlp_step(params, x * mask, y)["params"], key
+
+    state = expected = (params, jax.random.key(3))
+    with shardopt.parallelize(step, donate_argnums=(0, 1), **PIPELINE) as parallel:
+        for _ in range(2):
+            state, expected = parallel(*state, x, y), jax.jit(step)(*expected, x, y)
+    assert state[1].dtype == expected[1].dtype
+    assert jax.random.key_data(state[1]).tolist() == jax.random.key_data(expected[1]).tolist()
+    assert_same(state[0], expected[0])
+
+
+def test_plan_needs_no_arrays_and_starts_nothing(mlp: Any) -> None:
+    step = shardopt.parallelize(mlp_step, donate_argnums=0, **PIPELINE)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), mlp)
+    plan = step.plan(*shapes)
+    assert len(plan.summary.stages) == 2
+    assert step.plan(*mlp) is plan
+    with pytest.raises(shardopt.UserError, match="only plan\\(\\) takes shapes"):
+        step(*shapes)
+
+
+def test_workers_start_again_after_close_and_after_a_failure(mlp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    params, x, y = mlp
+    step = shardopt.parallelize(mlp_step, donate_argnums=0, **PIPELINE)
+    first = step(params, x, y)
+    step.close()
+    assert_same(step(params, x, y), first)
+
+    def fail(run: Run, inputs: Any = None) -> None:
+        raise RuntimeError("a worker died")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="a worker died"):
+        patch.setattr(Run, "step", fail)
+        step(params, x, y)
+    assert_same(step(params, x, y), first)
+    step.close()
+
+
+def test_errors_name_the_argument(mlp: Any) -> None:
+    params, x, y = mlp
+    step = shardopt.parallelize(mlp_step, **PIPELINE)
+    with pytest.raises(shardopt.UserError, match=r"cannot tell the batch arguments: .*batch_argnums"):
+        step(params, x, y)
+    with pytest.raises(shardopt.UserError, match=r"expected args\[0\]\['head'\] to be an array or a number, found str"):
+        step({**params, "head": "x"}, x, y)
+    with pytest.raises(shardopt.UserError, match=r"kwargs\['rate'\] is being traced"):
+        jax.jit(lambda rate: step(params, x, y, rate=rate))(0.1)
+    with pytest.raises(shardopt.UserError, match=r"batch_argnums=\(7,\) name no array"):
+        shardopt.parallelize(mlp_step, batch_argnums=7, **PIPELINE)(params, x, y)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_ray_workers_keep_the_state(mlp: Any, uploads: list[tuple[int, ...]]) -> None:
+    params, x, y = mlp
+    plain = jax.jit(mlp_step)
+    expected = params
+    with shardopt.parallelize(mlp_step, donate_argnums=0, backend="ray", **PIPELINE) as step:
+        for _ in range(3):
+            params, expected = step(params, x, y)["params"], plain(expected, x, y)["params"]
+        assert_same(params, expected)
+    assert uploads == [(0, 1, 2, 3, 4), (), (), ()]

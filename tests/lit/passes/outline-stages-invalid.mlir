@@ -1,0 +1,19 @@
+// RUN: shardopt-opt %S/outline-stages.mlir --shardopt-cluster-layers="layers=2" -o %t.mlir
+// RUN: not shardopt-opt %t.mlir --shardopt-outline-stages 2>&1 | FileCheck %s --check-prefix=CLUSTER
+// RUN: not shardopt-opt %t.mlir --shardopt-outline-stages="cluster=cpu-tset" 2>&1 | FileCheck %s --check-prefix=PRESET
+// RUN: not shardopt-opt %t.mlir --shardopt-outline-stages="cluster=cpu-test:1x2 submesh=1x3" 2>&1 | FileCheck %s --check-prefix=SUBMESH
+// RUN: not shardopt-opt %t.mlir --shardopt-outline-stages="cluster=cpu-test:1x4 num-stages=3" 2>&1 | FileCheck %s --check-prefix=STAGES
+// RUN: not shardopt-opt %t.mlir --shardopt-outline-stages="cluster=cpu-test schedule=1f2b" 2>&1 | FileCheck %s --check-prefix=SCHEDULE
+// RUN: not shardopt-opt %S/outline-stages.mlir --shardopt-outline-stages="cluster=cpu-test" 2>&1 | FileCheck %s --check-prefix=LAYER
+// RUN: not shardopt-opt %s --shardopt-outline-stages="cluster=cpu-test" 2>&1 | FileCheck %s --check-prefix=LOOP
+
+// CLUSTER: error: expected option cluster=<file or preset[:HxD]>, found none
+// PRESET: error: unknown cluster preset 'cpu-tset'; did you mean 'cpu-test'?
+// SUBMESH: error: cluster cpu-test:1x2 has no submesh 1x3; it has 1x1 as 1x1, 1x2 as 1x2
+// STAGES: error: cannot make 3 stages of 2 layers on 4 devices: a stage needs a layer and a device
+// SCHEDULE: error: unknown schedule '1f2b': did you mean '1f1b'?
+// LAYER: error: expected 'shardopt.layer' on every operation (run the cluster phase first), none is on 'stablehlo.constant'
+// LOOP: error: expected one mpmd.for in @main (run the microbatch phase first), found 0
+func.func @main(%x: tensor<f32>) -> tensor<f32> {
+  return %x : tensor<f32>
+}

@@ -1,0 +1,23 @@
+// Each pair of lines breaks the accepted module of Inputs/two-stages.mlir in one place.
+// RUN: sed -e 's/shardopt.schedule/shardopt.order/' %S/Inputs/two-stages.mlir > %t.none
+// RUN: not shardopt-opt %t.none --shardopt-verify-scheduled 2>&1 | FileCheck %s --check-prefix=NONE
+// RUN: sed -e 's/bubble = 0.48 : f64, peak_bytes/peek_bytes/' %S/Inputs/two-stages.mlir > %t.keys
+// RUN: not shardopt-opt %t.keys --shardopt-verify-scheduled 2>&1 | FileCheck %s --check-prefix=KEYS
+// RUN: sed -e 's/name = "1f1b"/name = "zero"/' %S/Inputs/two-stages.mlir > %t.name
+// RUN: not shardopt-opt %t.name --shardopt-verify-scheduled 2>&1 | FileCheck %s --check-prefix=NAME
+// RUN: sed -e 's/name = "1f1b"/name = "inference"/' %S/Inputs/two-stages.mlir > %t.order
+// RUN: not shardopt-opt %t.order --shardopt-verify-scheduled 2>&1 | FileCheck %s --check-prefix=ORDER
+// RUN: sed -e 's/array<i64: 160, 128>/array<i64: 160, 1001>/' %S/Inputs/two-stages.mlir > %t.memory
+// RUN: not shardopt-opt %t.memory --shardopt-verify-scheduled 2>&1 | FileCheck %s --check-prefix=MEMORY
+// RUN: sed -e 's/array<i64: 160, 128>/array<i64: 160>/' %S/Inputs/two-stages.mlir > %t.meshes
+// RUN: not shardopt-opt %t.meshes --shardopt-verify-scheduled 2>&1 | FileCheck %s --check-prefix=MESHES
+// RUN: sed -e 's/shardopt.cluster = /shardopt.klaster = /' %S/Inputs/two-stages.mlir > %t.cluster
+// RUN: not shardopt-opt %t.cluster --shardopt-verify-scheduled 2>&1 | FileCheck %s --check-prefix=CLUSTER
+
+// NONE: error: expected attribute 'shardopt.schedule' on the microbatch loop, found none
+// KEYS: error: expected name, makespan_seconds, bubble, peak_bytes in 'shardopt.schedule', found no valid bubble, peak_bytes
+// NAME: error: unknown schedule 'zero': known schedules are gpipe, 1f1b, inference
+// ORDER: error: schedule 'inference': task 0B0 is not listed on any mesh
+// MEMORY: error: expected at most 1000 bytes on a device of cluster test:1x4, found a peak of 1001 bytes on mesh 'm1'
+// MESHES: error: expected peak_bytes of 2 meshes, found 1
+// CLUSTER: error: expected attribute 'shardopt.cluster' on the module (written by the stage phase), found none

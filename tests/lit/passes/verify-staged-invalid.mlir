@@ -1,0 +1,47 @@
+// Each pair of lines breaks the accepted module of Inputs/two-stages.mlir in one place.
+// RUN: sed -e 's/shardopt.cluster = /shardopt.klaster = /' %S/Inputs/two-stages.mlir > %t.cluster
+// RUN: not shardopt-opt %t.cluster --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=CLUSTER
+// RUN: sed -e 's/array<i64: 2, 3>/array<i64: 1, 4>/' %S/Inputs/two-stages.mlir > %t.devices
+// RUN: not shardopt-opt %t.devices --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=DEVICES
+// RUN: sed -e 's/array<i64: 0, 1>, array<i64: 2, 3>/array<i64: 0, 1>/' %S/Inputs/two-stages.mlir > %t.rows
+// RUN: not shardopt-opt %t.rows --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=ROWS
+// RUN: sed -e 's/"m1" : <\["x"=2\]>>>,/"m1" : <["x"=2]>>, <"m1" : <["x"=2]>>>,/' -e 's/array<i64: 2, 3>\]/array<i64: 2>, array<i64: 3>]/' -e 's/array<i64: 2>,/array<i64: 2, 3>,/' -e 's/array<i64: 3>\]/array<i64: 4, 5>]/' %S/Inputs/two-stages.mlir > %t.names
+// RUN: not shardopt-opt %t.names --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=NAMES
+// RUN: sed -e '/private @microbatch/,/{$/s/"x"=2/"x"=4/' %S/Inputs/two-stages.mlir > %t.body
+// RUN: not shardopt-opt %t.body --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=BODY
+// RUN: sed -e 's/%x: !a) -> (!a, !b)$/%x: !a, %y: !mpmd.mesh_tensor<"m2", tensor<f32>>) -> (!a, !b)/' %S/Inputs/two-stages.mlir > %t.mesh
+// RUN: not shardopt-opt %t.mesh --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=MESH
+// RUN: sed -e 's/%x: !a) -> (!a, !b)$/%x: !a, %y: !mpmd.mesh_tensor<"m0", tensor<3xf32>, sharding=<@m0, [{"x"}]>>) -> (!a, !b)/' %S/Inputs/two-stages.mlir > %t.axis
+// RUN: not shardopt-opt %t.axis --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=AXIS
+// RUN: sed -e 's/shardopt.kind = "bwd"/shardopt.kind = "update"/' %S/Inputs/two-stages.mlir > %t.kind
+// RUN: not shardopt-opt %t.kind --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=KIND
+// RUN: sed -e 's/, shardopt.kind = "bwd"//' %S/Inputs/two-stages.mlir > %t.no-kind
+// RUN: not shardopt-opt %t.no-kind --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=NOKIND
+// RUN: sed -e 's/%h1, %w1, %g1, %i1) {shardopt.cost = {seconds = 3.0 : f64}/%h1, %w1, %g1, %i1) {shardopt.cost = {}/' -e 's/origin=\["layer_1"\], stage=1> (%h1/origin=["layer_1"]> (%h1/' %S/Inputs/two-stages.mlir > %t.stage
+// RUN: not shardopt-opt %t.stage --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=STAGE
+// RUN: sed -e 's/origin=\["layer_1"\], stage=1> (%h1/origin=["layer_1"], stage=0> (%h1/' %S/Inputs/two-stages.mlir > %t.home
+// RUN: not shardopt-opt %t.home --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=HOME
+// RUN: sed -e 's/shardopt.kind = "bwd"/shardopt.kind = "fwd"/' %S/Inputs/two-stages.mlir > %t.flow
+// RUN: not shardopt-opt %t.flow --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=FLOW
+// RUN: sed -e 's/%i1 = mpmd.transfer %i : (!index) -> !index1/%j1 = mpmd.transfer %i : (!index) -> !index/' -e 's/, %i1) {/) {/' -e 's/, %k: tensor<ui32>) {/) {/' -e 's/(!b, !b, !b, !index1)/(!b, !b, !b)/' %S/Inputs/two-stages.mlir > %t.transfer
+// RUN: not shardopt-opt %t.transfer --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=TRANSFER
+// RUN: not shardopt-opt %s --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=TOPOLOGY
+
+// CLUSTER: error: expected attribute 'shardopt.cluster' on the module (written by the stage phase), found none
+// DEVICES: error: expected disjoint meshes, found device 1 in 'm0' and in 'm1'
+// DEVICES: note: expected devices 0 to 3 of cluster test:1x4, found device 4 in mesh 'm1'
+// ROWS: error: expected 2 rows in 'shardopt.devices' (one a mesh of the topology), found 1
+// NAMES: error: expected unique mesh names in the topology, found 'm1' twice
+// BODY: error: expected the topology of '@main' on '@microbatch', found
+// MESH: error: argument 3 of '@main': expected a mesh of the topology (m0, m1), found 'm2'
+// AXIS: error: argument 3 of '@main': {{.*}}3{{.*}}2
+// KIND: error: expected 'shardopt.kind' 'fwd' or 'bwd' on the fragment here, found 'update'
+// NOKIND: error: expected 'shardopt.kind' 'fwd' or 'bwd' on the fragment here, found none
+// STAGE: error: expected a stage on the fragment of mesh 'm1', found none
+// HOME: error: expected stage 0 on mesh 'm0', found its fwd fragment on mesh 'm1'
+// FLOW: error: expected the fwd fragment of stage 0 to read nothing of later stages, found operand 0 made by stage 1
+// TRANSFER: error: expected a transfer between two meshes, found one within mesh 'm0'
+// TOPOLOGY: error: expected one mpmd.for in @main (run the microbatch phase first), found 0
+func.func @main() {
+  return
+}
