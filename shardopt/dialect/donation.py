@@ -34,7 +34,8 @@ def read_donation(func: ir.Operation) -> dict[int, int]:
         for index, attrs in enumerate(attributes)
         if ALIASING_OUTPUT in attrs
     }
-    free = [result for result in range(len(type_.results)) if result not in pairs.values()]
+    taken = set(pairs.values())
+    free = [result for result in range(len(type_.results)) if result not in taken]
     for index, attrs in enumerate(attributes):
         if BUFFER_DONOR not in attrs or index in pairs:
             continue

@@ -25,6 +25,7 @@ def optimize(
     batch_coupling: str = "error",
     microbatches: int = 1,
     layers: int | None = None,
+    delta: float = 0.5,
     stages: int | None = None,
     submesh: str | None = None,
     logical_shape: str | None = None,
@@ -45,6 +46,7 @@ def optimize(
     microbatches   into how many parts the batch is cut
     batch_coupling what to do about statistics over the whole batch: "error", or "per-microbatch"
     layers, stages how many layers to cluster into, how many pipeline stages
+    delta          by which fraction a layer may exceed its equal share of the FLOPs
     submesh        allow only submeshes of this shape, HOSTSxDEVICES
     logical_shape  allow only this logical shape of a submesh, such as "2x2"
     schedule       "1f1b", "gpipe" or "inference"
@@ -60,6 +62,7 @@ def optimize(
         batch_coupling=batch_coupling,
         microbatches=microbatches,
         layers=layers,
+        delta=delta,
         stages=stages,
         submesh=submesh,
         logical_shape=logical_shape,

@@ -47,7 +47,7 @@ class _Staging:
         main_ops = [*program.prologue, *program.epilogue]
         self.stage_of = {op: placement.stage(_layer(op.attributes)) for op in (*main_ops, *program.body_ops)}
         arguments = argument_attributes(program.main)
-        self.argument_stage = {
+        self.argument_stage: dict[ir.Value, int] = {
             argument: max(placement.stage(_layer(attributes)), 0)
             for argument, attributes in zip(program.main_block.arguments, arguments, strict=True)
         }
@@ -159,7 +159,8 @@ class _Staging:
                 *((value, stage) for value, stage in zip(program.loop.operands, self.accumulator_stage, strict=False)),
             ],
         )
-        returned = [(value, self._return_stage(k, value)) for k, value in enumerate(program.returned)]
+        replaced = {result: argument for argument, result in read_donation(program.main).items()}
+        returned = [(value, self._return_stage(replaced.get(k), value)) for k, value in enumerate(program.returned)]
         epilogue = self._resolve_around(program.epilogue, "update", returned)
         live = {value for group in (*prologue, *epilogue) for value in group.inputs}
         live |= {*program.returned, *program.captured.values(), *program.loop.operands}
@@ -177,9 +178,8 @@ class _Staging:
         results = [out.arrive(value, self._mesh(stage), loc) for value, stage in returned]
         self._finish(function, out, results)
 
-    def _return_stage(self, index: int, value: ir.Value) -> int:
+    def _return_stage(self, argument: int | None, value: ir.Value) -> int:
         """A result that replaces an argument goes where the argument lives; others stay where they are made."""
-        argument = {result: argument for argument, result in read_donation(self.program.main).items()}.get(index)
         if argument is not None:
             return self.argument_stage[self.program.main_block.arguments[argument]]
         producer = defining(value)

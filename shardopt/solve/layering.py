@@ -94,6 +94,7 @@ class _Assignment:
 
     def run(self) -> Layering:
         solution = self._cluster_forward()
+        self._share_followers()
         self._assign_backward()
         self._assign_rest()
         return Layering(tuple(self.layer), self.forward, solution, self.num_layers)
@@ -214,6 +215,14 @@ class _Assignment:
                 if readers:
                     found.append(Value(unit, self.graph.tensors[result].size_bytes, tuple(sorted(readers))))
         return found
+
+    def _share_followers(self) -> None:
+        """What only shared values make, for the backward pass or a metric, is shared as well."""
+        for index, op in enumerate(self.graph.ops):
+            if self.layer[index] == _UNKNOWN and op.operands and op.name not in NEVER_SHARED:
+                made_by = [self.producers[t] for t in op.operands]
+                if all(p >= 0 and self.layer[p] == SHARED for p in made_by):
+                    self.layer[index] = SHARED
 
     def _assign_backward(self) -> None:
         """Step 3: anchors, then the cheapest cuts between them."""

@@ -144,6 +144,7 @@ for mesh, intra_op in (("2x2", "heuristic"), ("4", "data"), ("2x2", "ilp"), ("2"
 """
 
 
+@pytest.mark.slow
 def test_sharded_functions_run_under_plain_jit() -> None:
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(

@@ -3,15 +3,14 @@ from __future__ import annotations
 import pytest
 from jaxlib.mlir import ir
 
-from shardopt.dialect.donation import argument_attributes, read_donation
+from shardopt.dialect.donation import argument_attributes, entries, read_donation
 from shardopt.ir.context import make_context
 from shardopt.ir.rewriting import functions
 
 
-def main_of(arguments: str, results: str) -> ir.Operation:
-    """A function declaration; its context lives as long as the operation."""
-    module = ir.Module.parse(f"func.func private @main({arguments}) -> ({results})", make_context())
-    return next(functions(module))
+def parse(arguments: str, results: str) -> ir.Module:
+    """A declaration of `@main`."""
+    return ir.Module.parse(f"func.func private @main({arguments}) -> ({results})", make_context())
 
 
 ALIAS, DONOR, SMALL, BIG = "tf.aliasing_output", "jax.buffer_donor = true", "tensor<2xf32>", "tensor<4xf32>"
@@ -33,13 +32,15 @@ ALIAS, DONOR, SMALL, BIG = "tf.aliasing_output", "jax.buffer_donor = true", "ten
     ],
 )
 def test_read_donation(arguments: str, results: str, expected: dict[int, int]) -> None:
-    function = main_of(arguments, results)
-    with function.context:
-        assert read_donation(function) == expected
+    module = parse(arguments, results)
+    with module.context:
+        assert read_donation(next(functions(module))) == expected
 
 
 def test_argument_attributes_has_one_dictionary_an_argument() -> None:
-    function = main_of(f"{SMALL}, {SMALL} {{{ALIAS} = 0 : i32}}", SMALL)
-    with function.context:
-        assert [len(attributes) for attributes in argument_attributes(function)] == [0, 1]
-        assert [len(attributes) for attributes in argument_attributes(main_of(SMALL, SMALL))] == [0]
+    attributed, plain = parse(f"{SMALL}, {SMALL} {{{ALIAS} = 0 : i32}}", SMALL), parse(SMALL, SMALL)
+    with attributed.context:
+        found = argument_attributes(next(functions(attributed)))
+        assert [list(entries(attributes)) for attributes in found] == [[], [ALIAS]]
+    with plain.context:
+        assert [len(attributes) for attributes in argument_attributes(next(functions(plain)))] == [0]

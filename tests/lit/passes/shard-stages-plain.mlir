@@ -24,6 +24,7 @@ func.func public @main(%w: tensor<256x256xf32> {tf.aliasing_output = 0 : i32}, %
 // Control flow runs replicated, and one sharding says so for all of its results.
 //--- loop.mlir
 // CHECK: remark: 'stablehlo.while' cannot be partitioned and runs replicated
+// CHECK: module attributes
 // CHECK: stablehlo.while
 // CHECK-SAME: tensor<1024xf32> attributes {mhlo.sharding = "{replicated}"}
 // CHECK: stablehlo.compare {{.*}}{mhlo.sharding = "{replicated}"}
