@@ -101,6 +101,8 @@ def main() -> int:
     parser.add_argument("--microbatches", type=int, default=2)
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--submesh", default="1x2")
+    parser.add_argument("--intra-op", default="ilp")
+    parser.add_argument("--schedule", default="1f1b")
     parser.add_argument("--batch-args", action="append", default=[], metavar="NAME=I,J:D")
     parser.add_argument("--backend", choices=("local", "ray"), default="local")
     parser.add_argument("--tolerance", type=float, default=1e-4)
@@ -116,6 +118,8 @@ def main() -> int:
             microbatches=args.microbatches,
             stages=args.stages,
             submesh=args.submesh,
+            intra_op=args.intra_op,
+            schedule=args.schedule,
         )
         outcomes.append(_outcome(args.folder / f"{name}.mlirbc", options, args))
         console.print(f"{name}: {outcomes[-1].verdict}", highlight=False)

@@ -6,7 +6,7 @@ outlive the context, be compared in tests, and be printed with the offending sou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -18,6 +18,10 @@ from jaxlib.mlir import ir
 from shardopt.cost.errors import UserError
 
 Severity: TypeAlias = Literal["error", "warning", "remark", "note"]
+
+# What a remark is about: something that was done, something that was not, or a figure behind a decision.
+RemarkCategory: TypeAlias = Literal["passed", "missed", "analysis"]
+REMARK_CATEGORIES: tuple[RemarkCategory, ...] = ("passed", "missed", "analysis")
 Handler: TypeAlias = "Callable[[Diagnostic], None]"
 Located: TypeAlias = ir.Operation | ir.OpView | ir.Value | ir.Location | None
 
@@ -45,13 +49,19 @@ class Position:
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One message. `kind` sorts remarks (for example "no-sharding-rule"); notes point at the other ops involved."""
+    """One message; notes point at the other ops involved. Remarks have a `kind` ("no-sharding-rule") and a category."""
 
     severity: Severity
     message: str
     position: Position = Position()
     notes: tuple[Diagnostic, ...] = ()
     kind: str = ""
+    category: RemarkCategory | None = None
+
+    @property
+    def is_op_dump(self) -> bool:
+        """True for the note that holds the whole op, which MLIR attaches to its errors."""
+        return self.severity == "note" and self.message.startswith(CURRENT_OPERATION)
 
     def __str__(self) -> str:
         kind = f" [{self.kind}]" if self.kind else ""
@@ -100,24 +110,25 @@ def diagnostic(
     message: str,
     notes: Sequence[tuple[Located, str]] = (),
     kind: str = "",
+    category: RemarkCategory | None = None,
 ) -> Diagnostic:
     """A diagnostic at an op, value or location, with one note for each `(where, message)`."""
     attached = tuple(Diagnostic("note", text, position_of(place)) for place, text in notes)
-    return Diagnostic(severity, message, position_of(where), attached, kind)
+    return Diagnostic(severity, message, position_of(where), attached, kind, category)
 
 
 def in_file(diagnostic: Diagnostic, name: str, unnamed: str = "") -> Diagnostic:
     """The diagnostic with positions in no file (or in the file called `unnamed`) moved to the file `name`."""
-    if diagnostic.position.file not in ("", unnamed):
-        return diagnostic
     notes = tuple(in_file(note, name, unnamed) for note in diagnostic.notes)
-    return replace(diagnostic, position=replace(diagnostic.position, file=name), notes=notes)
+    elsewhere = diagnostic.position.file not in ("", unnamed)
+    position = diagnostic.position if elsewhere else replace(diagnostic.position, file=name)
+    return replace(diagnostic, position=position, notes=notes)
 
 
 def from_native(native: ir.DiagnosticInfo | ir.Diagnostic) -> Diagnostic:
     """Copy a C++ diagnostic, which is gone when its handler returns."""
     severity = str(native.severity).rpartition(".")[2].lower()
-    notes = tuple(from_native(note) for note in native.notes if not note.message.startswith(CURRENT_OPERATION))
+    notes = tuple(from_native(note) for note in native.notes)
     return Diagnostic(severity, native.message, position_of(native.location), notes)  # type: ignore[arg-type]
 
 
@@ -163,16 +174,21 @@ def native_errors_raised(
             raise DiagnosedError(*(errors or [Diagnostic("error", str(error))])) from error
 
 
-def render(diagnostic: Diagnostic) -> str:
-    """The text a person sees: `file:line:col: error: message`, the source line and a caret, then the notes."""
-    lines = [str(diagnostic), *_excerpt(diagnostic.position), *map(render, diagnostic.notes)]
-    return "\n".join(lines)
+def render(diagnostic: Diagnostic, *, op_dump: bool = False, sources: Mapping[str, str] | None = None) -> str:
+    """The text a person sees: `file:line:col: error: message`, the source line and a caret, then the notes.
+
+    `op_dump` includes the note with the whole op. `sources` holds the text of inputs that are no files, by name.
+    """
+    notes = [note for note in diagnostic.notes if op_dump or not note.is_op_dump]
+    excerpt = _excerpt(diagnostic.position, sources or {})
+    return "\n".join([str(diagnostic), *excerpt, *(render(note, op_dump=op_dump, sources=sources) for note in notes)])
 
 
-def _excerpt(position: Position) -> list[str]:
+def _excerpt(position: Position, sources: Mapping[str, str]) -> list[str]:
     if not position.line:
         return []
-    source = _source_lines(position.file)
+    text = sources.get(position.file)
+    source = _source_lines(position.file) if text is None else tuple(text.expandtabs(1).split("\n"))
     if position.line > len(source):
         return []
     text = source[position.line - 1]

@@ -1,49 +1,51 @@
-"""Reading and writing modules: MLIR text, MLIR bytecode and StableHLO portable artifacts.
+"""Reading and writing modules: MLIR text, MLIR bytecode, StableHLO portable artifacts; `jax.export` files are read.
 
 Reading looks at the first bytes before any parser runs, because jaxlib's readers are made for trusted input: text, a
-truncated file and a foreign format are diagnosed, while flipped bits inside bytecode may still abort the process.
-Writing is atomic: the target either keeps its old content or has the whole new module.
+truncated file and a foreign format are diagnosed, while flipped bits inside bytecode may still abort the process
+(`shardopt.tools.supervisor` lets the tools survive that). Writing is atomic: the target either keeps its old content
+or has the whole new module.
 """
 
 from __future__ import annotations
 
 import io
 import os
-import re
 import stat
 import sys
 import tempfile
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from shardopt.cost.errors import UserError
-from shardopt.ir.diagnostics import DiagnosedError, in_file, native_errors_raised
+from shardopt.ir.diagnostics import DiagnosedError, Handler, in_file, native_errors_raised
+from shardopt.ir.formats import decoded, exported_module, format_of
 from shardopt.ir.native import verify
+from shardopt.ir.printing import PLAIN, PrintStyle
 
-BYTECODE_MAGIC = b"ML\xefR"
-# The producer string, after the magic and the one-byte version, of `serialize_portable_artifact`.
-PORTABLE_PRODUCER = b"StableHLO_v"
+OutputForm: TypeAlias = Literal["text", "bytecode", "portable"]
+
 STDIO = "-"
-
-# A byte that no text file holds.
-BINARY = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 
 # What the parsers call a buffer that has no file name.
 BUFFER_NAME = "-"
 
 
-def load_module(source: str | os.PathLike[str] | bytes, context: ir.Context, *, name: str = "") -> ir.Module:
+def load_module(
+    source: str | os.PathLike[str] | bytes, context: ir.Context, *, name: str = "", handler: Handler | None = None
+) -> ir.Module:
     """Read a module from a path, from stdin (`"-"`), or from bytes, and verify it.
 
-    `name` stands for the source in messages; by default its path. Raises DiagnosedError (file:line:column) for a
-    module that does not parse or verify, and UserError for a file that cannot be read or holds something else.
+    `name` stands for the source in messages; by default its path. Warnings go to `handler`. Raises DiagnosedError
+    (file:line:column) for a module that does not parse or verify, and UserError for a file that cannot be read or
+    holds something else.
     """
     data = source if isinstance(source, bytes) else read_source(source)
     name = name or (BUFFER_NAME if isinstance(source, bytes) else os.fspath(source))
     try:
-        with native_errors_raised(context, also=ValueError):
+        with native_errors_raised(context, handler, also=ValueError):
             return _parse(data, source, context, name)
     except DiagnosedError as error:
         raise DiagnosedError(*(in_file(diagnostic, name, BUFFER_NAME) for diagnostic in error.diagnostics)) from error
@@ -71,8 +73,22 @@ def save_module(
     Text leaves locations out unless `debug_info`; bytecode always keeps them. Raises DiagnosedError when the module
     does not verify, since invalid IR does not read back, and UserError when the file cannot be written.
     """
+    write_output(encode_module(module, "bytecode" if bytecode else "text", PrintStyle(debug_info)), target)
+
+
+def encode_module(
+    module: ir.Module, form: OutputForm = "text", style: PrintStyle = PLAIN, bytecode_version: int | None = None
+) -> bytes:
+    """A module as the bytes of a file. Raises DiagnosedError when it does not verify or does not fit the form."""
     verify(module)
-    data = module_bytecode(module) if bytecode else module_text(module, debug_info=debug_info).encode()
+    if form == "text":
+        return style.text(module.operation, verified=True).encode()
+    with native_errors_raised(module.context, also=ValueError):
+        return module_bytecode(module, bytecode_version) if form == "bytecode" else portable_artifact(module)
+
+
+def write_output(data: bytes, target: str | os.PathLike[str]) -> None:
+    """Write to stdout (`"-"`) or replace a file in one step. Raises UserError."""
     if os.fspath(target) == STDIO:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
@@ -85,15 +101,21 @@ def save_module(
 
 def module_text(module: ir.Module, *, debug_info: bool = False) -> str:
     """The text of a verified module, ending in a newline."""
-    text: str = module.operation.get_asm(enable_debug_info=debug_info, assume_verified=True)  # type: ignore[assignment]
-    return text if text.endswith("\n") else text + "\n"
+    return PrintStyle(debug_info).text(module.operation, verified=True)
 
 
-def module_bytecode(module: ir.Module) -> bytes:
+def module_bytecode(module: ir.Module, version: int | None = None) -> bytes:
     """MLIR bytecode, which keeps locations and every dialect (StableHLO's portable form rejects mpmd types)."""
     buffer = io.BytesIO()
-    module.operation.write_bytecode(buffer)
+    module.operation.write_bytecode(buffer, version)
     return buffer.getvalue()
+
+
+def portable_artifact(module: ir.Module) -> bytes:
+    """StableHLO's versioned form, at the newest version. Raises ValueError for ops of other dialects."""
+    copy = ir.Module.parse(module_bytecode(module), module.context)  # serialising changes the module that it is given
+    data: bytes = stablehlo.serialize_portable_artifact(copy, stablehlo.get_current_version())
+    return data
 
 
 def write_atomically(target: Path, data: bytes) -> None:
@@ -123,23 +145,16 @@ def _mode_of(target: Path) -> int:
 
 
 def _parse(data: bytes, source: str | os.PathLike[str] | bytes, context: ir.Context, name: str) -> ir.Module:
-    if data.startswith(BYTECODE_MAGIC):
-        if data[len(BYTECODE_MAGIC) + 1 :].startswith(PORTABLE_PRODUCER):
-            return stablehlo.deserialize_portable_artifact(context, data)
+    form = format_of(data)
+    if form == "portable":
+        return stablehlo.deserialize_portable_artifact(context, data)
+    if form == "bytecode":
         return ir.Module.parse(data, context)
-    text = _decoded(data)
+    if form == "exported":
+        return _parse(exported_module(data) or b"", data, context, name)
+    text = decoded(data)
     if text is None:
         raise UserError(f"'{name}' holds neither MLIR text nor MLIR bytecode (first bytes: {data[:8].hex(' ')})")
-    if isinstance(source, bytes) or os.fspath(source) == STDIO:
+    if isinstance(source, bytes) or not Path(source).is_file():  # stdin and pipes cannot be read again
         return ir.Module.parse(text, context)
     return ir.Module.parseFile(os.fspath(source), context)  # reads again, but gives every op its file name
-
-
-def _decoded(data: bytes) -> str | None:
-    """The text, or None for what is no text: MLIR writes control characters only as escapes."""
-    if BINARY.search(data):
-        return None
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return None

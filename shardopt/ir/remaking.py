@@ -25,17 +25,20 @@ def make_for_readers(
 ) -> dict[ir.Value, Sharding]:
     """Insert the copies and hand them to their readers; the new values and their shardings.
 
-    `wanted[k]` are the operand shardings of operation k of the reader.
+    `wanted[k]` are the operand shardings of operation k of the reader. A reader in another fragment than the maker
+    gets the value over the boundary and is left alone.
     """
-    makers = {op.results[0]: handle for op, handle in zip(reader.ops, reader.handles, strict=True) if op.results}
+    makers = {
+        op.results[0]: (op.group, handle) for op, handle in zip(reader.ops, reader.handles, strict=True) if op.results
+    }
     copies: dict[tuple[int, Sharding], ir.Value] = {}
     for number, (op, handle) in enumerate(zip(reader.ops, reader.handles, strict=True)):
         # Values that regions capture stand behind the operands, and are never made anywhere.
         for position, tensor in enumerate(op.operands[: len(handle.operands)]):
             sharding = wanted[number][position]
-            if tensor in made_anywhere and sharding != shardings[tensor]:
+            if tensor in made_anywhere and sharding != shardings[tensor] and makers[tensor][0] == op.group:
                 if (tensor, sharding) not in copies:
-                    maker = makers[tensor]
+                    _, maker = makers[tensor]
                     copies[tensor, sharding] = maker.clone(ip=ir.InsertionPoint(maker)).results[0]
                 handle.operands[position] = copies[tensor, sharding]
     return {copy: sharding for (_, sharding), copy in copies.items()}

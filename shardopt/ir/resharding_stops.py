@@ -33,8 +33,8 @@ def insert_scatters(
         handle = reader.handles[number]
         result = handle.results[0]
         stop = _stop(result, handle.location, ir.InsertionPoint.after(handle))
-        result.replace_all_uses_except(stop, stop.owner.operation)
-        found[result], found[stop] = reduced, kept
+        result.replace_all_uses_except(stop.result, stop)
+        found[result], found[stop.result] = reduced, kept
     return found
 
 
@@ -47,29 +47,30 @@ def insert_stops(
 ) -> dict[ir.Value, Sharding]:
     """Insert the stops before the first reader that needs them; the new values and their shardings.
 
-    `wanted[k]` are the operand shardings of operation k of the reader; tensors of `skip` are left alone. Readers in
-    one fragment share stops.
+    `wanted[k]` are the operand shardings of operation k of the reader. Readers in one fragment share stops; in the
+    fragment that makes them, tensors of `skip` are left alone.
     """
+    home = {result: op.group for op in reader.ops for result in op.results}
     added: dict[ir.Value, Sharding] = {}
     last_stop: dict[tuple[int, Sharding, int], ir.Value] = {}
     for number, (op, handle) in enumerate(zip(reader.ops, reader.handles, strict=True)):
         # Values that regions capture stand behind the operands; what reads them is replicated.
         for position, tensor in enumerate(op.operands[: len(handle.operands)]):
             target = wanted[number][position]
-            if tensor in skip or shardings[tensor] == target:
+            if shardings[tensor] == target or (tensor in skip and home[tensor] == op.group):
                 continue
             key = (tensor, target, op.group)
             if key not in last_stop:
                 last_stop[key] = handle.operands[position]
                 for stop in resharding_stops(shardings[tensor], target, mesh):
-                    last_stop[key] = _stop(last_stop[key], handle.location, ir.InsertionPoint(handle))
+                    last_stop[key] = _stop(last_stop[key], handle.location, ir.InsertionPoint(handle)).result
                     added[last_stop[key]] = stop
             if last_stop[key] != handle.operands[position]:
                 handle.operands[position] = last_stop[key]
     return added
 
 
-def _stop(value: ir.Value, loc: ir.Location, ip: ir.InsertionPoint) -> ir.Value:
-    attributes = {"call_target_name": ir.StringAttr.get("Sharding")}
+def _stop(value: ir.Value, loc: ir.Location, ip: ir.InsertionPoint) -> ir.Operation:
+    attributes: dict[str, ir.Attribute] = {"call_target_name": ir.StringAttr.get("Sharding")}
     name = "stablehlo.custom_call"
-    return ir.Operation.create(name, [value.type], [value], attributes, loc=loc, ip=ip).results[0]
+    return ir.Operation.create(name, [value.type], [value], attributes, loc=loc, ip=ip)

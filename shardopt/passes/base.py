@@ -23,7 +23,7 @@ from typing import ClassVar, TypeVar
 
 from jaxlib.mlir import ir
 
-from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, Handler, Located, Severity, diagnostic
+from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, Handler, Located, RemarkCategory, Severity, diagnostic
 from shardopt.passes.options import OptionError, option, parse_options, print_options
 
 __all__ = ["Pass", "PassContext", "PassFailure", "option"]
@@ -60,9 +60,20 @@ class PassContext:
     def warning(self, where: Located, message: str, notes: Sequence[tuple[Located, str]] = ()) -> None:
         self._emit("warning", where, message, notes)
 
-    def remark(self, kind: str, where: Located, message: str, notes: Sequence[tuple[Located, str]] = ()) -> None:
-        """Say what was decided or skipped; `kind` ("no-sharding-rule") is what users filter by."""
-        self._emit("remark", where, message, notes, kind)
+    def remark(
+        self,
+        kind: str,
+        where: Located,
+        message: str,
+        notes: Sequence[tuple[Located, str]] = (),
+        *,
+        category: RemarkCategory = "missed",
+    ) -> None:
+        """Say what was decided ("passed"), skipped ("missed") or found ("analysis").
+
+        Users filter by the category and by `kind`, a name such as "no-sharding-rule".
+        """
+        self._emit("remark", where, message, notes, kind, category)
 
     def statistic(self, name: str, value: int | float) -> None:
         """Record a number about this run of the pass; a second value under one name replaces the first."""
@@ -75,8 +86,9 @@ class PassContext:
         message: str,
         notes: Sequence[tuple[Located, str]],
         kind: str = "",
+        category: RemarkCategory | None = None,
     ) -> None:
-        emitted = diagnostic(severity, where, message, notes, kind)
+        emitted = diagnostic(severity, where, message, notes, kind, category)
         self.diagnostics.append(emitted)
         if self.handler is not None:
             self.handler(emitted)

@@ -148,6 +148,20 @@ def test_constants_and_what_follows_from_the_index_are_shared() -> None:
     assert found["use"] == 0
 
 
+def test_mask_of_small_inputs_is_copied() -> None:
+    """A mask that several layers read is not sent: each makes it from the few bytes it comes from."""
+    step = StepBuilder()
+    value, few = step.tensor(), step.tensor((1,))
+    mask = step.op("mask", "broadcast_in_dim", step.op("clipped", "minimum", few, few))
+    scale = step.op("scale", "broadcast_in_dim", few)
+    for _ in range(4):
+        value = step.op("masked", "multiply", step.node(value, step.weight()), mask)
+    step.accumulate("out", step.op("scaled", "multiply", value, scale))
+    found = layers(step, 4)
+    assert found["mask"] == found["clipped"] == SHARED
+    assert found["scale"] == 3, "one reader: nothing to copy"
+
+
 def test_shared_work_is_never_heavy() -> None:
     step = mlp(2)
     one = step.op("one", "constant")

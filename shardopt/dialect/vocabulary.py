@@ -1,0 +1,148 @@
+"""What the attributes in our IR mean: the table behind `docs/dialect.md`.
+
+`tests/unit/test_docs.py` holds it against the IR of the tutorial: an attribute first appears after the phase that the
+table names, and on operations that the table names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardopt.dialect.cluster import CLUSTER
+from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR
+from shardopt.dialect.exported_form import MESH_SHAPE, MHLO_SHARDING
+from shardopt.dialect.mpmd import DEVICES, KIND, LAYER, RESHARDING, SCHEDULE, STAGE, TOPOLOGY
+from shardopt.dialect.sharded_form import COST
+
+# Who writes what was in the model before the first pass.
+INPUT = "input"
+
+
+@dataclass(frozen=True)
+class AttributeDoc:
+    """One attribute. `form` is its value as printed; it parses as a builtin, mpmd or sdy attribute.
+
+    `on` names operations and, for attributes of arguments, the function that has them; `writer` is a pass, or `INPUT`.
+    """
+
+    name: str
+    on: tuple[str, ...]
+    form: str
+    writer: str
+    meaning: str
+
+
+ATTRIBUTES: tuple[AttributeDoc, ...] = (
+    AttributeDoc(
+        ALIASING_OUTPUT,
+        ("func.func",),
+        "0 : i32",
+        INPUT,
+        "On an argument of `@main`: the result that replaces it in the next step. A training step marks its state this "
+        "way, and the planner finds batch arguments by its absence. On an argument of a stage function "
+        "(`shardopt-lower-to-fragment-calls`): its buffer dies in the call, and this result takes it over.",
+    ),
+    AttributeDoc(
+        BUFFER_DONOR,
+        ("func.func",),
+        "true",
+        INPUT,
+        "On an argument of `@main`: its buffer is donated, and no result is named. Such arguments are paired with "
+        "results of equal type in order, as JAX pairs them.",
+    ),
+    AttributeDoc(
+        LAYER,
+        ("stablehlo.*", "func.func"),
+        "2 : i64",
+        "shardopt-cluster-layers",
+        "On every operation of the step and on arguments of `@main`: the layer it belongs to, from 0, the same for an "
+        "operation, its backward and the update of what it reads. -1 stands for operations that each reader repeats "
+        "for itself. The stage phase turns it into the `origin` of fragments and removes it.",
+    ),
+    AttributeDoc(
+        CLUSTER,
+        ("builtin.module",),
+        '{name = "cpu-test", hosts = 1 : i64, devices_per_host = 4 : i64, dispatch_seconds = 2.0e-05 : f64, '
+        'device = {name = "cpu", memory_bytes = 2147483648 : i64, memory_bandwidth = 1.0e+10 : f64, '
+        "peak_flops = {f32 = 5.0e+10 : f64}}, "
+        "intra_host = {latency_seconds = 5.0e-05 : f64, bandwidth_bytes_per_second = 2.0e+09 : f64}, "
+        "inter_host = {latency_seconds = 2.0e-04 : f64, bandwidth_bytes_per_second = 1.0e+09 : f64}}",
+        "shardopt-outline-stages",
+        "The cluster the plan is made for, so that later passes need no file. Rates are per second and per device.",
+    ),
+    AttributeDoc(
+        TOPOLOGY,
+        ("func.func",),
+        '#mpmd.topology<<"m0" : <["x"=1, "y"=2]>>, <"m1" : <["x"=1, "y"=2]>>>',
+        "shardopt-outline-stages",
+        "On `@main` and `@microbatch`: the meshes, one a stage, with the names and sizes of their axes. An attribute "
+        "of the mpmd dialect.",
+    ),
+    AttributeDoc(
+        DEVICES,
+        ("func.func",),
+        "[array<i64: 0, 1>, array<i64: 2, 3>]",
+        "shardopt-outline-stages",
+        "On `@main`: the device ids of the cluster behind every mesh of the topology, in row-major order of its axes.",
+    ),
+    AttributeDoc(
+        KIND,
+        ("mpmd.fragment", "mpmd.fragment_call"),
+        '"fwd"',
+        "shardopt-outline-stages",
+        "What a fragment does: `prologue` and `update` stand around the loop; `fwd` and `bwd` stand in `@microbatch`. "
+        "With `stage_id` of the fragment it names the task that the schedule orders.",
+    ),
+    AttributeDoc(
+        MHLO_SHARDING,
+        ("stablehlo.*", "func.func"),
+        '"{devices=[1,2]<=[2]}"',
+        "shardopt-shard-stages",
+        "On every operation inside a fragment, and on arguments and results of stage functions: how its results lie "
+        "on the devices of the mesh, in the V2 text that XLA reads; several results share a tuple of texts. Values "
+        'between fragments say the same in their type: `!mpmd.mesh_tensor<"m0", tensor<8x4xf32>, '
+        'sharding=<@m0, [{}, {"y"}]>>`.',
+    ),
+    AttributeDoc(
+        COST,
+        ("mpmd.fragment", "mpmd.fragment_call"),
+        "{seconds = 1.5e-03 : f64, compute_seconds = 1.0e-03 : f64, communication_seconds = 5.0e-04 : f64, "
+        "communication_bytes = 131072 : i64, peak_bytes = 2752524 : i64, collectives = {all_reduce = 1 : i64}}",
+        "shardopt-shard-stages",
+        "What one execution of the fragment is predicted to take. Bytes are those of one device; `collectives` counts "
+        "by kind.",
+    ),
+    AttributeDoc(
+        RESHARDING,
+        ("mpmd.transfer",),
+        '{strategy = "send_recv", steps = dense<[[0, 0, 2, 0, 0, 128, 512]]> : tensor<1x7xi64>, bytes = 262144 : i64, '
+        "seconds = 1.81e-04 : f64}",
+        "shardopt-insert-transfers",
+        "Who sends which part to whom. A row of `steps` is (phase, source device, destination device, start of the box "
+        "in each dimension, limit of the box in each dimension); phase 0 crosses meshes, later phases pass on inside "
+        "the destination. The microbatch index is known everywhere and has none.",
+    ),
+    AttributeDoc(
+        SCHEDULE,
+        ("mpmd.for",),
+        '{name = "1f1b", makespan_seconds = 1.73e-02 : f64, bubble = 3.0e-01 : f64, '
+        "peak_bytes = array<i64: 2883584, 2097156>}",
+        "shardopt-schedule-pipeline",
+        "The order of tasks on every mesh, by name, with what the simulator predicts for a step: its length, the share "
+        "of device time that is idle, and the peak memory of a device of each mesh.",
+    ),
+    AttributeDoc(
+        STAGE,
+        ("mpmd.fragment_call",),
+        "0 : i64",
+        "shardopt-lower-to-fragment-calls",
+        "The stage of a call; fragments have `stage_id` instead, which the operation for calls lacks.",
+    ),
+    AttributeDoc(
+        MESH_SHAPE,
+        ("func.func",),
+        '#sdy.mesh<["x"=1, "y"=2]>',
+        "shardopt-lower-to-fragment-calls",
+        "On a stage function: the mesh that its `mhlo.sharding` texts count devices on. An attribute of Shardy.",
+    ),
+)

@@ -1,0 +1,39 @@
+"""How modules and ops are printed: one value for all the flags by which MLIR's printer can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxlib.mlir import ir
+
+
+@dataclass(frozen=True)
+class PrintStyle:
+    """Flags of the printer, under the names of mlir-opt; limits count elements and characters, None prints all."""
+
+    debug_info: bool = False
+    pretty_debug_info: bool = False
+    generic: bool = False
+    local_scope: bool = False
+    nameloc_as_prefix: bool = False
+    skip_regions: bool = False
+    elements_limit: int | None = None
+    resource_limit: int | None = None
+
+    def text(self, op: ir.Operation | ir.OpView, *, verified: bool = False) -> str:
+        """The op as text that ends in a newline. Unless `verified`, invalid IR is found and printed in generic form."""
+        text = op.get_asm(
+            enable_debug_info=self.debug_info or self.pretty_debug_info,
+            pretty_debug_info=self.pretty_debug_info,
+            print_generic_op_form=self.generic,
+            use_local_scope=self.local_scope,
+            use_name_loc_as_prefix=self.nameloc_as_prefix,
+            skip_regions=self.skip_regions,
+            large_elements_limit=self.elements_limit,
+            large_resource_limit=self.resource_limit,
+            assume_verified=verified,
+        )
+        return str(text).rstrip("\n") + "\n"
+
+
+PLAIN = PrintStyle()
