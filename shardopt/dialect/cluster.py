@@ -8,7 +8,7 @@ from __future__ import annotations
 from jaxlib.mlir import ir
 
 from shardopt.cost.cluster import Cluster, Device, Link, load_cluster
-from shardopt.dialect.mpmd import i64
+from shardopt.dialect.attributes import f64, i64
 
 CLUSTER = "shardopt.cluster"
 
@@ -61,10 +61,6 @@ def read_cluster(module: ir.Module) -> Cluster:
 def cluster_of(module: ir.Module, spec: str) -> Cluster:
     """The cluster named by a pass option, else the one the module carries. Raises UserError or ValueError."""
     return load_cluster(spec) if spec else read_cluster(module)
-
-
-def f64(value: float) -> ir.FloatAttr:
-    return ir.FloatAttr.get(ir.F64Type.get(), value)
 
 
 def _link_attr(link: Link) -> ir.DictAttr:

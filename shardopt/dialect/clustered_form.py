@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from jaxlib.mlir import ir
 
 from shardopt.cost.graph import SHARED
-from shardopt.dialect.donation import argument_attributes, entries
+from shardopt.dialect.attributes import entries
+from shardopt.dialect.donation import argument_attributes
 from shardopt.dialect.imported_form import Violation
 from shardopt.dialect.mpmd import LAYER
 from shardopt.ir.graph import free_values

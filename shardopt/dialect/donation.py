@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from jaxlib.mlir import ir
 
+from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor
+
 ALIASING_OUTPUT = "tf.aliasing_output"
 BUFFER_DONOR = "jax.buffer_donor"
 
@@ -18,11 +20,6 @@ def argument_attributes(func: ir.Operation) -> list[ir.DictAttr]:
     if "arg_attrs" not in func.attributes:
         return [ir.DictAttr.get({})] * count
     return [ir.DictAttr(attr) for attr in ir.ArrayAttr(func.attributes["arg_attrs"])]
-
-
-def entries(attributes: ir.DictAttr) -> dict[str, ir.Attribute]:
-    """A dictionary attribute as a dictionary."""
-    return {attributes[k].name: attributes[k].attr for k in range(len(attributes))}
 
 
 def read_donation(func: ir.Operation) -> dict[int, int]:
@@ -39,8 +36,17 @@ def read_donation(func: ir.Operation) -> dict[int, int]:
     for index, attrs in enumerate(attributes):
         if BUFFER_DONOR not in attrs or index in pairs:
             continue
-        result = next((r for r in free if type_.results[r] == type_.inputs[index]), None)
+        wanted = _buffer(type_.inputs[index])
+        result = next((r for r in free if _buffer(type_.results[r]) == wanted), None)
         if result is not None:
             pairs[index] = result
             free.remove(result)
     return dict(sorted(pairs.items()))
+
+
+def _buffer(type_: ir.Type) -> tuple[str, str]:
+    """What must agree for a buffer to change hands: the mesh, if any, and the tensor; not the sharding."""
+    if not is_mesh_tensor(type_):
+        return "", str(type_)
+    parsed = parse_mesh_tensor(type_)
+    return parsed.mesh, str(parsed.tensor)

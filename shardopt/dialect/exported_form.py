@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import io
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,6 +21,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR, read_donation
 from shardopt.dialect.dtypes import numpy_name
 from shardopt.dialect.exported_program import (
     Argument,
@@ -41,8 +41,6 @@ from shardopt.dialect.mpmd import KIND, RESHARDING, SCHEDULE, STAGE, parse_mesh_
 from shardopt.dialect.reshard_steps import default_steps
 
 MAIN = "main"
-ALIASING_OUTPUT = "tf.aliasing_output"
-BUFFER_DONOR = "jax.buffer_donor"
 MHLO_SHARDING = "mhlo.sharding"
 MESH_SHAPE = "mesh_shape"
 
@@ -114,31 +112,6 @@ def attribute_dicts(function: ir.Operation, which: str) -> list[dict[str, ir.Att
     return [{row[index].name: row[index].attr for index in range(len(row))} for row in rows]
 
 
-def aliased_results(function: ir.Operation) -> list[int | None]:
-    """Per argument of `@main` the result that takes its place in the next step, or None.
-
-    `tf.aliasing_output` names the result. A `jax.buffer_donor` is paired as JAX pairs it: going through the results in
-    order, each takes the first donor of its type that has no result yet.
-    """
-    attributes = attribute_dicts(function, "arg_attrs")
-    aliases = [int(ir.IntegerAttr(row[ALIASING_OUTPUT])) if ALIASING_OUTPUT in row else None for row in attributes]
-    donors: dict[tuple[str, str], deque[int]] = {}
-    for number, (row, type_) in enumerate(zip(attributes, function_type(function).inputs, strict=True)):
-        if BUFFER_DONOR in row and aliases[number] is None:
-            donors.setdefault(_donation_key(type_), deque()).append(number)
-    taken = {alias for alias in aliases if alias is not None}
-    for number, type_ in enumerate(function_type(function).results):
-        waiting = donors.get(_donation_key(type_))
-        if number not in taken and waiting:
-            aliases[waiting.popleft()] = number
-    return aliases
-
-
-def _donation_key(type_: ir.Type) -> tuple[str, str]:
-    parsed = parse_mesh_tensor(type_)
-    return parsed.mesh, str(parsed.tensor)
-
-
 def donated_arguments(function: ir.Operation) -> tuple[int, ...]:
     """The arguments whose buffers a stage function consumes."""
     rows = attribute_dicts(function, "arg_attrs")
@@ -164,10 +137,11 @@ def read_steps(transfer: ir.Operation, rank: int) -> tuple[ReshardStep, ...] | N
 
 
 def _arguments(main: ir.Operation, reader: _Reader) -> tuple[Argument, ...]:
-    rows = zip(attribute_dicts(main, "arg_attrs"), function_type(main).inputs, aliased_results(main), strict=True)
+    aliases = read_donation(main)
+    rows = zip(attribute_dicts(main, "arg_attrs"), function_type(main).inputs, strict=True)
     return tuple(
-        Argument(_display_name(attrs, f"arg{number}"), reader.value(type_), alias)
-        for number, (attrs, type_, alias) in enumerate(rows)
+        Argument(_display_name(attrs, f"arg{number}"), reader.value(type_), aliases.get(number))
+        for number, (attrs, type_) in enumerate(rows)
     )
 
 

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from jaxlib.mlir import ir
 
 from shardopt.cost.mesh import Mesh
+from shardopt.dialect.donation import read_donation
 from shardopt.dialect.exported_form import (
     MAIN,
     MESH_SHAPE,
     MHLO_SHARDING,
-    aliased_results,
     attribute_dicts,
     callee_name,
     entry_block,
@@ -108,9 +108,7 @@ class _Verifier:
     def _verify_aliases(self, main: ir.Operation) -> None:
         results = list(function_type(main).results)
         taken: dict[int, int] = {}
-        for number, alias in enumerate(aliased_results(main)):
-            if alias is None:
-                continue
+        for number, alias in read_donation(main).items():
             if not 0 <= alias < len(results):
                 self.report(main, f"argument {number} aliases result {alias}, but there are {len(results)} results")
             elif alias in taken:

@@ -103,10 +103,6 @@ def origin_attr(names: Sequence[str]) -> ir.Attribute:
     return ir.ArrayAttr.get([ir.Attribute.parse(f"#mpmd.user_origin<{_quote(name)}>") for name in names])
 
 
-def i64(value: int) -> ir.IntegerAttr:
-    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), value)
-
-
 def fragment(
     mesh: str,
     inputs: Sequence[ir.Value],

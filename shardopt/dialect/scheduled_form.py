@@ -1,7 +1,9 @@
 """What a module looks like after the schedule phase: the loop names a schedule that can run, and fits the memory.
 
-mpmd.for (…) {iterations = 8 : ui32, shardopt.schedule = {name = "1f1b", makespan_seconds = 0.1 : f64,
-              bubble = 0.27 : f64, peak_bytes = array<i64: 4096, 2048>}} …
+    mpmd.for (…) {iterations = 8 : ui32, shardopt.schedule = {name = "1f1b", makespan_seconds = 0.1 : f64,
+                  bubble = 0.27 : f64, peak_bytes = array<i64: 4096, 2048>}} …
+
+Seconds are those of one step; bytes are the peak of one device of each mesh.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from jaxlib.mlir import ir
 
 from shardopt.cost.mesh import Mesh
 from shardopt.cost.summary import CostSummary
-from shardopt.dialect.cluster import f64
-from shardopt.dialect.mpmd import i64, is_mesh_tensor, parse_mesh_tensor, read_topology
+from shardopt.dialect.attributes import f64, i64
+from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor, read_topology
 from shardopt.ir.rewriting import functions, symbol_name
 
 COST = "shardopt.cost"

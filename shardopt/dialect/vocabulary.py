@@ -109,8 +109,8 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "{seconds = 1.5e-03 : f64, compute_seconds = 1.0e-03 : f64, communication_seconds = 5.0e-04 : f64, "
         "communication_bytes = 131072 : i64, peak_bytes = 2752524 : i64, collectives = {all_reduce = 1 : i64}}",
         "shardopt-shard-stages",
-        "What one execution of the fragment is predicted to take. Bytes are those of one device; `collectives` counts "
-        "by kind.",
+        "What one execution of the fragment is predicted to take. `communication_bytes` take part in collectives, "
+        "`peak_bytes` is the most one device holds, and `collectives` counts by kind.",
     ),
     AttributeDoc(
         RESHARDING,
@@ -129,7 +129,7 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "peak_bytes = array<i64: 2883584, 2097156>}",
         "shardopt-schedule-pipeline",
         "The order of tasks on every mesh, by name, with what the simulator predicts for a step: its length, the share "
-        "of device time that is idle, and the peak memory of a device of each mesh.",
+        "of mesh time in which no task runs, and the peak memory of a device of each mesh.",
     ),
     AttributeDoc(
         STAGE,

@@ -11,6 +11,50 @@ from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 from jaxlib.mlir.dialects import chlo, mhlo, mpmd, sdy, stablehlo
 
+# The bindings cannot list a registry; these are looked up in it, so that the list is right for other wheels too.
+_DIALECT_NAMES = [
+    "affine",
+    "arith",
+    "builtin",
+    "cf",
+    "chlo",
+    "complex",
+    "func",
+    "gpu",
+    "linalg",
+    "llvm",
+    "math",
+    "memref",
+    "mhlo",
+    "mpmd",
+    "nvgpu",
+    "nvvm",
+    "quant",
+    "scf",
+    "sdy",
+    "shape",
+    "sparse_tensor",
+    "stablehlo",
+    "tensor",
+    "tosa",
+    "ub",
+    "vector",
+    "vhlo",
+]
+
+
+def available_dialects(context: ir.Context) -> tuple[str, ...]:
+    """Names of the dialects whose ops parse in `context`."""
+    return tuple(name for name in _DIALECT_NAMES if _has_dialect(context, name))
+
+
+def _has_dialect(context: ir.Context, name: str) -> bool:
+    try:
+        context.get_dialect_descriptor(name)
+    except ValueError:
+        return False
+    return True
+
 
 def make_context() -> ir.Context:
     """A fresh context in which StableHLO, CHLO, MHLO, Shardy, MPMD and the upstream dialects parse.

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from jaxlib.mlir import ir
 
 from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.dialect.attributes import entries, i32
 from shardopt.dialect.donation import argument_attributes
 from shardopt.dialect.mpmd import is_mesh_tensor, mesh_tensor_type, parse_mesh_tensor
 from shardopt.dialect.sharded_form import CONTROL_FLOW, MHLO_SHARDING, REPLICATED
@@ -81,9 +82,7 @@ def annotate_signature(
 def _with_shardings(existing: Sequence[ir.DictAttr], shardings: Sequence[Sharding], mesh: Mesh) -> ir.ArrayAttr:
     return ir.ArrayAttr.get(
         [
-            ir.DictAttr.get(
-                {named.name: named.attr for named in attributes} | {MHLO_SHARDING: ir.StringAttr.get(to_mhlo(s, mesh))}
-            )
+            ir.DictAttr.get(entries(attributes) | {MHLO_SHARDING: ir.StringAttr.get(to_mhlo(s, mesh))})
             for attributes, s in zip(existing, shardings, strict=True)
         ]
     )
@@ -91,6 +90,5 @@ def _with_shardings(existing: Sequence[ir.DictAttr], shardings: Sequence[Shardin
 
 def write_partitions(module: ir.Module, mesh: Mesh) -> None:
     """Say for how many devices a plain module is meant."""
-    i32 = ir.IntegerType.get_signless(32)
-    module.operation.attributes[NUM_PARTITIONS] = ir.IntegerAttr.get(i32, mesh.size)
-    module.operation.attributes[NUM_REPLICAS] = ir.IntegerAttr.get(i32, 1)
+    module.operation.attributes[NUM_PARTITIONS] = i32(mesh.size)
+    module.operation.attributes[NUM_REPLICAS] = i32(1)

@@ -17,7 +17,8 @@ from jaxlib.mlir.dialects import mpmd
 
 from shardopt.cost.graph import SHARED
 from shardopt.cost.mesh import Mesh
-from shardopt.dialect.donation import argument_attributes, entries, read_donation
+from shardopt.dialect.attributes import entries, i32, u32
+from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR, argument_attributes, read_donation
 from shardopt.dialect.mpmd import LAYER, write_topology
 from shardopt.ir.outlining import Group, Outliner, Resolved, reads, resolve
 from shardopt.ir.program import Program
@@ -209,13 +210,13 @@ class _Staging:
         ]
         types = [value.type for value in inits]
         point = ir.InsertionPoint(out.block)
-        loop = mpmd.ForOp(types, inits, _u32(program.num_microbatches), loc=loc, ip=point).operation
+        loop = mpmd.ForOp(types, inits, u32(program.num_microbatches), loc=loc, ip=point).operation
         index_type = out.type_on(self._mesh(0), _index_type())
         block = loop.regions[0].blocks.append(*types, index_type, arg_locs=[loc] * (len(types) + 1))
         inside = ir.InsertionPoint(block)
         operands = [*outer, *block.arguments]
         call = mpmd.CallOp(types, operands, symbol_name(program.body), loc=loc, ip=inside).operation
-        call.attributes["call_counter"] = _u32(0)
+        call.attributes["call_counter"] = u32(0)
         mpmd.ReturnOp(list(call.results), loc=loc, ip=inside)
         for k, result in enumerate(loop.results):
             out.define(program.loop.results[k], self._mesh(self.accumulator_stage[k]), result)
@@ -276,17 +277,19 @@ def _index_type() -> ir.Type:
     return ir.RankedTensorType.get([], ir.IntegerType.get_unsigned(32))
 
 
-def _u32(value: int) -> ir.IntegerAttr:
-    return ir.IntegerAttr.get(ir.IntegerType.get_unsigned(32), value)
-
-
 def _copy_attributes(source: ir.Operation, target: ir.Operation) -> None:
-    """Discardable attributes and those of arguments and results, without the layers, which are now in the meshes."""
+    """Discardable attributes and those of arguments and results, without the layers, which are now in the meshes.
+
+    Donated buffers name their result from here on: whose they are must not depend on how meshes sort the types.
+    """
     for name in source.attributes:
         if name not in ("sym_name", "function_type", "sym_visibility", "arg_attrs"):
             target.attributes[name] = source.attributes[name]
-    arguments = [
-        ir.DictAttr.get({name: attribute for name, attribute in entries(attributes).items() if name != LAYER})
-        for attributes in argument_attributes(source)
-    ]
+    donated = read_donation(source)
+    arguments = []
+    for index, attributes in enumerate(argument_attributes(source)):
+        kept = {name: value for name, value in entries(attributes).items() if name not in (LAYER, BUFFER_DONOR)}
+        if index in donated:
+            kept[ALIASING_OUTPUT] = i32(donated[index])
+        arguments.append(ir.DictAttr.get(kept))
     target.attributes["arg_attrs"] = ir.ArrayAttr.get(arguments)

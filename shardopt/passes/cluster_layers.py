@@ -23,8 +23,9 @@ from typing import Literal
 from jaxlib.mlir import ir
 
 from shardopt.cost.errors import UserError
-from shardopt.dialect.donation import argument_attributes, entries
-from shardopt.dialect.mpmd import LAYER, i64
+from shardopt.dialect.attributes import entries, i64
+from shardopt.dialect.donation import argument_attributes
+from shardopt.dialect.mpmd import LAYER
 from shardopt.ir.graph import GraphReader
 from shardopt.ir.program import Program, read_program
 from shardopt.ir.rewriting import defining

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.donation import entries
+from shardopt.dialect.attributes import entries
 from shardopt.ir.rewriting import functions, operations
 from shardopt.passes.base import Pass, PassContext
 

@@ -23,8 +23,9 @@ from jaxlib.mlir import ir
 from shardopt.cost.cluster import Cluster
 from shardopt.cost.mesh import Mesh
 from shardopt.cost.transfers import messages_seconds
-from shardopt.dialect.cluster import cluster_of, f64
-from shardopt.dialect.mpmd import RESHARDING, i64, parse_mesh_tensor, read_topology
+from shardopt.dialect.attributes import f64, i64
+from shardopt.dialect.cluster import cluster_of
+from shardopt.dialect.mpmd import RESHARDING, parse_mesh_tensor, read_topology
 from shardopt.ir.graph import read_tensor
 from shardopt.ir.program import read_program
 from shardopt.ir.rewriting import operations

@@ -21,6 +21,7 @@ from jaxlib.mlir.dialects import func as func_dialect
 from jaxlib.mlir.dialects import mpmd
 
 from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.dialect.attributes import i32
 from shardopt.dialect.donation import ALIASING_OUTPUT, read_donation
 from shardopt.dialect.mpmd import KIND, STAGE, mesh_shape_attr, parse_mesh_tensor, read_topology
 from shardopt.dialect.sharding import to_mhlo
@@ -145,7 +146,7 @@ class _Lowering:
     def _argument_attrs(self, sharding: ir.Attribute, alias: int | None) -> ir.DictAttr:
         attrs = {_SHARDING: sharding}
         if alias is not None:
-            attrs[ALIASING_OUTPUT] = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), alias)
+            attrs[ALIASING_OUTPUT] = i32(alias)
         return ir.DictAttr.get(attrs)
 
     def _intern(self, function: ir.Operation, wanted: str) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from jaxlib.mlir import ir
 
 from shardopt.cost.errors import UserError
-from shardopt.dialect.cluster import f64
+from shardopt.dialect.attributes import f64
 from shardopt.dialect.mpmd import SCHEDULE, read_topology
 from shardopt.ir.pipeline_graph import read_pipeline, simulate_pipeline
 from shardopt.ir.program import read_program

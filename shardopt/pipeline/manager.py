@@ -9,11 +9,14 @@ from time import perf_counter
 from jaxlib.mlir import ir
 
 from shardopt.cost.errors import UserError
-from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, Handler
+from shardopt.cost.spans import collecting
+from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, Handler, diagnostic
 from shardopt.ir.native import run_native, verify
 from shardopt.passes.base import PassContext
+from shardopt.pipeline.dumps import dumps_from_environment
 from shardopt.pipeline.instrumentation import Instrumentation
 from shardopt.pipeline.parser import Leaf, PassStep, Pipeline, anchored, leaves, parse_pipeline
+from shardopt.pipeline.scope import ops_under
 
 
 class InvalidModuleError(Exception):
@@ -26,12 +29,16 @@ class InvalidModuleError(Exception):
 
 @dataclass(frozen=True)
 class StepResult:
-    """One pass that ran: where it stood, its wall time and the verifier's, and the statistics it recorded."""
+    """One pass that ran: where it stood, its wall time and the verifier's, and the statistics it recorded.
+
+    `spans` are the seconds of named parts of the pass (building and solving an integer program), inside `seconds`.
+    """
 
     leaf: Leaf
     seconds: float
     verify_seconds: float
     statistics: dict[str, int | float] = field(default_factory=dict)
+    spans: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,13 +68,17 @@ def run_pipeline(
     Warnings and remarks go to `handler` as they come and into the result. Raises PipelineError for a pipeline that
     does not parse, DiagnosedError for a user's mistake (a PassFailure, or the errors of a C++ pass), and
     InvalidModuleError or whatever a pass raised for our own bugs. After an exception the module is unusable.
+    The variable SHARDOPT_DUMP_IR_TO names a directory for IR dumps of every pipeline.
     """
     parsed = parse_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
-    run = _Run(module, tuple(instrumentation or ()), handler, verify_each)
+    run = _Run(module, (*(instrumentation or ()), *dumps_from_environment()), handler, verify_each)
     for hooks in run.instrumentation:
         hooks.begin(parsed, module)
     steps = tuple(run.step(leaf) for leaf in leaves(parsed))
-    return Result(parsed, steps, tuple(run.diagnostics))
+    result = Result(parsed, steps, tuple(run.diagnostics))
+    for hooks in reversed(run.instrumentation):
+        hooks.end(result)
+    return result
 
 
 @dataclass
@@ -79,13 +90,16 @@ class _Run:
     handler: Handler | None
     verify_each: bool
     diagnostics: list[Diagnostic] = field(default_factory=list)
+    idle_anchors: set[tuple[str, ...]] = field(default_factory=set)
 
     def step(self, leaf: Leaf) -> StepResult:
         for hooks in self.instrumentation:
             hooks.before(leaf, self.module)
+        self._warn_if_idle(leaf)
         started = perf_counter()
         try:
-            statistics = self._execute(leaf)
+            with collecting() as spans:
+                statistics = self._execute(leaf)
             executed = perf_counter()
             if self.verify_each:
                 _verify_after(leaf, self.module)
@@ -93,11 +107,21 @@ class _Run:
         except Exception as error:
             error.add_note(f"while running {leaf.step}")
             for hooks in self.instrumentation:
-                hooks.failed(leaf, error)
+                hooks.failed(leaf, error, self.module)
             raise
         for hooks in reversed(self.instrumentation):
             hooks.after(leaf, self.module)
-        return StepResult(leaf, executed - started, verified - executed, statistics)
+        return StepResult(leaf, executed - started, verified - executed, statistics, spans)
+
+    def _warn_if_idle(self, leaf: Leaf) -> None:
+        """Say once for every nesting that it matches no op, where mlir-opt silently does nothing."""
+        if len(leaf.anchors) == 1 or leaf.anchors in self.idle_anchors:
+            return
+        if next(ops_under(self.module, leaf.anchors), None) is None:
+            self.idle_anchors.add(leaf.anchors)
+            inside = " in ".join(f"'{anchor}'" for anchor in reversed(leaf.anchors))
+            message = f"no op matches {inside}: {leaf.step} and other passes nested there do nothing"
+            self._emit(diagnostic("warning", self.module.operation, message))
 
     def _execute(self, leaf: Leaf) -> dict[str, int | float]:
         if not isinstance(leaf.step, PassStep):
@@ -113,10 +137,10 @@ class _Run:
             raise context.error(self.module.operation, f"{leaf.name}: {error}") from error
         return dict(context.statistics)
 
-    def _emit(self, diagnostic: Diagnostic) -> None:
-        self.diagnostics.append(diagnostic)
+    def _emit(self, emitted: Diagnostic) -> None:
+        self.diagnostics.append(emitted)
         if self.handler is not None:
-            self.handler(diagnostic)
+            self.handler(emitted)
 
 
 def _verify_after(leaf: Leaf, module: ir.Module) -> None:

@@ -111,6 +111,26 @@ def leaves(pipeline: Pipeline) -> tuple[Leaf, ...]:
     return tuple(_leaves(pipeline.steps, (pipeline.anchor,), ()))
 
 
+def leaves_of(step: Step) -> tuple[Leaf, ...]:
+    """The passes that one step of a pipeline stands for."""
+    return tuple(_leaves((step,), (ROOT_ANCHOR,), ()))
+
+
+def expanded(pipeline: Pipeline) -> Pipeline:
+    """The pipeline with every phase replaced by its passes."""
+    return NestStep(pipeline.anchor, _expanded(pipeline.steps))
+
+
+def _expanded(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    found: list[Step] = []
+    for step in steps:
+        if isinstance(step, PhaseStep):
+            found += _expanded(step.steps)
+        else:
+            found.append(expanded(step) if isinstance(step, NestStep) else step)
+    return tuple(found)
+
+
 def _leaves(steps: tuple[Step, ...], anchors: tuple[str, ...], groups: tuple[str, ...]) -> Iterator[Leaf]:
     for step in steps:
         if isinstance(step, NestStep):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from jaxlib.mlir import ir
 
 from shardopt.cost.mesh import Mesh
+from shardopt.dialect.attributes import entries
 from shardopt.dialect.cluster import read_cluster
-from shardopt.dialect.donation import entries
 from shardopt.dialect.mpmd import KIND, RESHARDING, SCHEDULE, STAGE, parse_mesh_tensor, read_topology
 from shardopt.ir.program import Program, body_of, read_program
 

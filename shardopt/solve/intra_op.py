@@ -21,6 +21,7 @@ from shardopt.cost.cluster import Cluster
 from shardopt.cost.errors import UserError
 from shardopt.cost.graph import OpGraph
 from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.cost.spans import timed
 from shardopt.solve.intra_op_memory import Lifetime, last_readers, lifetimes, live_bytes
 from shardopt.solve.intra_op_plan import IntraOpPlan, find_communication
 from shardopt.solve.problem import Edge, Problem, Solution, Usage, evaluate
@@ -84,6 +85,7 @@ class IntraOpTables:
             return self.strategies.choices(self.graph.tensors[tensor].shape)
         return self.ops[producer].results[self.graph.ops[producer].results.index(tensor)]
 
+    @timed("sharding program: build")
     def problem(
         self,
         ops: Iterable[int] | None = None,
@@ -126,6 +128,7 @@ class IntraOpProblem:
     lifetimes: tuple[Lifetime, ...]
     problem: Problem
 
+    @timed("sharding program: solve")
     def solve(self, time_limit_seconds: float | None = None, gap_tolerance: float = 0.0) -> Solution:
         """Least cost within memory. Most stages fit without looking at memory, which is far cheaper to solve."""
         run = partial(solve, time_limit_seconds=time_limit_seconds, gap_tolerance=gap_tolerance)

@@ -18,6 +18,7 @@ from itertools import pairwise
 import numpy as np
 
 from shardopt.cost.errors import UserError
+from shardopt.cost.spans import timed
 
 DEFAULT_DELTA = 0.5  # Alpa's choice: uneven enough to cut between blocks, even enough to balance stages
 MAX_AUTO_LAYERS = 16  # the stage DP and the profiling of stage candidates grow with the square of the layers
@@ -55,6 +56,7 @@ class LayerSolution:
         return tuple(layer for layer, (start, end) in enumerate(self.layers) for _ in range(start, end))
 
 
+@timed("layer DP: solve")
 def solve_layers(
     flops: Sequence[float] | np.ndarray, values: Sequence[Value], num_layers: int, delta: float = DEFAULT_DELTA
 ) -> LayerSolution:

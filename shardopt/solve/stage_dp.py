@@ -22,6 +22,7 @@ import numpy as np
 
 from shardopt.cost.cluster import Cluster, Submesh, logical_shapes, submeshes
 from shardopt.cost.errors import UserError
+from shardopt.cost.spans import timed
 
 Stages = tuple[tuple[int, int, int], ...]  # (first layer, layer after the last, mesh choice) in pipeline order
 InFlight = Callable[[int, int, int], float]  # (stage from the end, 1 = last; number of stages; microbatches) -> count
@@ -107,6 +108,7 @@ class StageSolution:
     evaluations: int = 0
 
 
+@timed("stage DP: solve")
 def solve_stages(problem: StageProblem, num_stages: int | None = None) -> StageSolution:
     """The plan with the shortest step, with exactly `num_stages` stages if given.
 

@@ -149,9 +149,12 @@ def _shardings(
         return tuple(map(_replicated, operands)), tuple(map(_replicated, results))
     found = []
     for tensors, mappings in ((operands, op.rule.operands), (results, op.rule.results)):
-        shardings = [_sharding(mapping, split, op.rule, mesh) for mapping in mappings]
-        if None in shardings:
-            return None
+        shardings = []
+        for mapping in mappings:
+            sharding = _sharding(mapping, split, op.rule, mesh)
+            if sharding is None:
+                return None
+            shardings.append(sharding)
         # Values that regions capture stand behind the operands of the rule.
         found.append((*shardings, *map(_replicated, tensors[len(mappings) :])))
     return found[0], found[1]

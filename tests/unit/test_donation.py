@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from jaxlib.mlir import ir
 
-from shardopt.dialect.donation import argument_attributes, entries, read_donation
+from shardopt.dialect.attributes import entries
+from shardopt.dialect.donation import argument_attributes, read_donation
 from shardopt.ir.context import make_context
 from shardopt.ir.rewriting import functions
 

@@ -1,0 +1,79 @@
+"""IR printed between passes, as `mlir-opt` does it with its `--mlir-print-ir-*` flags."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from jaxlib.mlir import ir
+
+from shardopt.ir.printing import PrintStyle
+from shardopt.pipeline.instrumentation import Instrumentation
+from shardopt.pipeline.parser import Leaf
+from shardopt.pipeline.scope import ops_under
+
+# Constants in dumps are cut: weights would bury the program, and a dump is for reading. Elements, then characters.
+DUMP_STYLE = PrintStyle(elements_limit=16, resource_limit=64)
+
+
+@dataclass
+class IRPrinter(Instrumentation):
+    """Prints to `stream` the ops that a pass runs on: the module, or with nesting the functions.
+
+    Each of the switches works alone. `after_change` prints only the ops whose text the pass changed; `before_passes`
+    and `after_passes` name single passes; `module_scope` prints the whole module around nested passes too.
+    """
+
+    stream: TextIO
+    before_all: bool = False
+    after_all: bool = False
+    after_change: bool = False
+    after_failure: bool = False
+    module_scope: bool = False
+    before_passes: tuple[str, ...] = ()
+    after_passes: tuple[str, ...] = ()
+    style: PrintStyle = DUMP_STYLE
+    _digests: tuple[bytes, ...] = field(default=(), repr=False)
+
+    def before(self, leaf: Leaf, module: ir.Module) -> None:
+        if self.before_all or leaf.name in self.before_passes:
+            self._print(f"Before {leaf.step}", leaf, module)
+        if self.after_change:
+            self._digests = tuple(_digest(self._text(op)) for op in self._scope(leaf, module))
+
+    def after(self, leaf: Leaf, module: ir.Module) -> None:
+        if self.after_all or leaf.name in self.after_passes:
+            self._print(f"After {leaf.step}", leaf, module)
+        elif self.after_change:
+            self._print(f"After {leaf.step}", leaf, module, self._digests)
+
+    def failed(self, leaf: Leaf, error: Exception, module: ir.Module) -> None:
+        if self.after_all or self.after_failure or leaf.name in self.after_passes:
+            self._print(f"After {leaf.step} Failed", leaf, module)
+
+    def _print(self, title: str, leaf: Leaf, module: ir.Module, known: tuple[bytes, ...] = ()) -> None:
+        """Print the ops of the pass; those whose digest stands at their place in `known` are left out."""
+        for index, op in enumerate(self._scope(leaf, module)):
+            text = self._text(op)
+            if index < len(known) and _digest(text) == known[index]:
+                continue
+            whole = op.name == "builtin.module"
+            where = "" if whole else f" ('{op.name}' operation{_symbol(op)})"
+            print(f"// -----// IR Dump {title}{where} //----- //\n{text}", file=self.stream, flush=True)
+
+    def _scope(self, leaf: Leaf, module: ir.Module) -> Iterator[ir.Operation]:
+        return iter((module.operation,)) if self.module_scope else ops_under(module, leaf.anchors)
+
+    def _text(self, op: ir.Operation) -> str:
+        return self.style.text(op)
+
+
+def _symbol(op: ir.Operation) -> str:
+    attributes = op.attributes
+    return f": @{ir.StringAttr(attributes['sym_name']).value}" if "sym_name" in attributes else ""
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()

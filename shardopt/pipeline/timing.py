@@ -1,0 +1,109 @@
+"""Where the time went: a tree of phases, passes, solver work, verifier, parser and output, as text or JSON.
+
+The text follows `mlir-opt --mlir-timing`; the JSON has the same fields as that of MLIR.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from shardopt.pipeline.manager import Result, StepResult
+
+RULE = "===" + "-" * 73 + "==="
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A named share of the wall time, with the parts that were measured inside."""
+
+    name: str
+    seconds: float
+    parts: tuple[Timed, ...] = ()
+
+
+def timing_tree(result: Result, before: Sequence[Timed] = (), after: Sequence[Timed] = ()) -> tuple[Timed, ...]:
+    """The work of a run in its order; `before` and `after` are what happened around the passes, such as parsing."""
+    verifier = Timed("Verifier", sum(step.verify_seconds for step in result.steps))
+    return (*before, *_grouped(result.steps, 0), verifier, *after)
+
+
+def merged(trees: Iterable[tuple[Timed, ...]]) -> tuple[Timed, ...]:
+    """Several runs of one pipeline as one: equal rows add up."""
+    rows: dict[str, list[Timed]] = {}
+    for tree in trees:
+        seen: dict[str, int] = {}
+        for row in tree:  # a pass that stands twice in a pipeline has two rows
+            seen[row.name] = seen.get(row.name, 0) + 1
+            rows.setdefault(f"{row.name}#{seen[row.name]}", []).append(row)
+    return tuple(
+        Timed(same[0].name, sum(row.seconds for row in same), merged(row.parts for row in same))
+        for same in rows.values()
+    )
+
+
+def timing_list(tree: Sequence[Timed]) -> tuple[Timed, ...]:
+    """All rows by name with their own time, without that of their parts; the longest first."""
+    own: dict[str, float] = {}
+    for row in _all_rows(tree):
+        own[row.name] = own.get(row.name, 0.0) + row.seconds - sum(part.seconds for part in row.parts)
+    return tuple(Timed(name, seconds) for name, seconds in sorted(own.items(), key=lambda item: (-item[1], item[0])))
+
+
+def timing_report(tree: Sequence[Timed], display: Literal["tree", "list"] = "tree") -> str:
+    """The report as text."""
+    rows = timing_list(tree) if display == "list" else tuple(tree)
+    total = sum(row.seconds for row in tree)
+    title = "... Execution time report ...".center(len(RULE)).rstrip()
+    lines = [RULE, title, RULE, f"  Total Execution Time: {total:.4f} seconds", "", "  ----Wall Time----  ----Name----"]
+    for depth, row in [*_with_depth(rows, 0), (0, Timed("Total", total))]:
+        share = 100 * row.seconds / total if total else 0.0
+        lines.append(f"  {row.seconds:8.4f} ({share:5.1f}%)  {'  ' * depth}{row.name}")
+    return "\n".join(lines)
+
+
+def timing_json(tree: Sequence[Timed], display: Literal["tree", "list"] = "tree") -> str:
+    """The report as JSON: a list of `{"wall": {"duration": seconds, "percentage": …}, "name": …, "passes": […]}`."""
+    total = sum(row.seconds for row in tree)
+    rows = timing_list(tree) if display == "list" else tuple(tree)
+    return json.dumps([_to_json(row, total) for row in (*rows, Timed("Total", total))], indent=1)
+
+
+def _to_json(row: Timed, total: float) -> dict[str, Any]:
+    share = 100 * row.seconds / total if total else 0.0
+    wall = {"duration": round(row.seconds, 6), "percentage": round(share, 1)}
+    found: dict[str, Any] = {"wall": wall, "name": row.name}
+    if row.parts:
+        found["passes"] = [_to_json(part, total) for part in row.parts]
+    return found
+
+
+def _grouped(steps: Iterable[StepResult], depth: int) -> tuple[Timed, ...]:
+    """Rows of consecutive steps; those in one phase or nest (at `depth` of their groups) form one row with parts."""
+    rows: list[Timed] = []
+    for group, inside in groupby(steps, key=lambda step: step.leaf.groups[depth : depth + 1]):
+        if not group:
+            rows += [_row(step) for step in inside]
+            continue
+        parts = _grouped(inside, depth + 1)
+        rows.append(Timed(group[0], sum(part.seconds for part in parts), parts))
+    return tuple(rows)
+
+
+def _row(step: StepResult) -> Timed:
+    parts = tuple(Timed(name, seconds) for name, seconds in step.spans.items())
+    return Timed(str(step.leaf.step), step.seconds, parts)
+
+
+def _all_rows(tree: Iterable[Timed]) -> Iterable[Timed]:
+    return (row for _, row in _with_depth(tree, 0))
+
+
+def _with_depth(tree: Iterable[Timed], depth: int) -> Iterable[tuple[int, Timed]]:
+    for row in tree:
+        yield depth, row
+        yield from _with_depth(row.parts, depth + 1)

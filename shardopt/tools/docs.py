@@ -1,0 +1,220 @@
+"""Write docs/passes.md and docs/dialect.md from the code: `python -m shardopt.tools.docs`.
+
+With `--check` nothing is written; the exit code is 1 if a page is not what would be written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardopt.cost.errors import UserError
+from shardopt.tools.common import ToolParser, run_tool
+
+if TYPE_CHECKING:
+    from shardopt.passes.base import Pass
+    from shardopt.pipeline.phases import Phase
+
+ROOT = Path(__file__).parents[2]
+_COMMAND = "python -m shardopt.tools.docs"
+_LIT = "tests/lit/passes"
+
+# Verifiers whose module is not called `<form>_form`, and checks that several verifiers share.
+_VERIFIERS = {"exported": "exported_verify"}
+_SHARED: tuple[tuple[str, str], ...] = (
+    ("The loop, in every form from `microbatched` on", "shardopt.ir.program"),
+    ("The cluster of the module, from `staged` on", "shardopt.dialect.cluster"),
+    ("Topologies and types, from `staged` on", "shardopt.dialect.mpmd"),
+    ("Meshes and the values on them, from `staged` on", "shardopt.dialect.mesh_checks"),
+    ("Resharding plans, from `transferred` on", "shardopt.dialect.reshard_steps"),
+    ("The order of tasks, from `scheduled` on", "shardopt.schedule.validate"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0, or 1 when `--check` finds a stale page."""
+    parser = ToolParser(prog=_COMMAND, description="Write the pages of docs/ that are made from the code.")
+    parser.add_argument("--check", action="store_true", help="write nothing, and fail if a page is out of date")
+    options = parser.parse_args(argv)
+    return run_tool(_COMMAND, lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> None:
+    folder = ROOT / "docs"
+    if not folder.is_dir():
+        raise UserError(f"expected a source tree with the directory '{folder}', found none")
+    pages = {folder / "passes.md": passes_page(), folder / "dialect.md": dialect_page()}
+    if not options.check:
+        for path, text in pages.items():
+            path.write_text(text, encoding="utf-8")
+        return
+    stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    if stale:
+        names = ", ".join(str(path.relative_to(ROOT)) for path in stale)
+        raise UserError(f"out of date: {names}; run {_COMMAND}")
+
+
+# ---- passes ----
+
+
+def passes_page() -> str:
+    """`docs/passes.md`: the phases in order with their steps and options, then every pass."""
+    from shardopt.passes.registry import PASSES, pass_class
+    from shardopt.pipeline.phases import PHASES, PIPELINES
+
+    blocks = [
+        "# Phases and passes",
+        _generated(),
+        'Each of these is a flag of `shardopt-opt` (`--shardopt-inline-calls`, `--shardopt-stage="num-stages=2"`) and '
+        "a step of a `--pass-pipeline`; phases are also the ends of `--from` and `--to`. Options are written as "
+        "`name=value` between braces or behind the flag. A phase takes the options of its passes.",
+        "## Phases",
+        _table(("phase", "", "form afterwards"), map(_phase_row, PHASES)),
+    ]
+    for phase in (*PHASES, *PIPELINES):
+        blocks += _phase_blocks(phase)
+    blocks.append("## Passes")
+    for name in PASSES:
+        blocks += _pass_blocks(pass_class(name))
+    return _page(blocks)
+
+
+def _phase_row(phase: Phase) -> tuple[str, str, str]:
+    form = _form_of(phase)
+    return f"[{phase.name}](#shardopt-{phase.name})", phase.summary, f"[{form}](dialect.md#{form})"
+
+
+def _form_of(phase: Phase) -> str:
+    """The form a phase leaves, which its last step verifies."""
+    return str(phase.steps[-1]).removeprefix("shardopt-verify-")
+
+
+def _phase_blocks(phase: Phase) -> list[str]:
+    from shardopt.passes.options import option_specs
+    from shardopt.passes.registry import PASSES, PREFIX, pass_class
+    from shardopt.pipeline.phases import When
+
+    steps: list[str] = []
+    rows: list[tuple[str, ...]] = []
+    for step in phase.steps:
+        names, switch = (step.steps, step.switch) if isinstance(step, When) else ((step,), "")
+        if switch:
+            rows.append((f"`{switch}`", "true or false", "`false`", "run the optional step", ""))
+        for name in names:
+            shown = f"[{name}](#{name})" if name in PASSES else f"`{name}`"
+            steps.append(f"{shown} (with `{switch}=true`)" if switch else shown)
+            specs = option_specs(pass_class(name)) if name in PASSES else ()
+            rows += [(f"`{s.name}`", s.type_text, f"`{s.default_text}`", s.help, f"[{name}](#{name})") for s in specs]
+    blocks = [
+        f"### {PREFIX}{phase.name}",
+        _sentence(phase.summary),
+        "\n".join(f"{k}. {s}" for k, s in enumerate(steps, 1)),
+    ]
+    return [*blocks, _table(("option", "type", "default", "", "of"), rows)] if rows else blocks
+
+
+def _pass_blocks(cls: type[Pass]) -> list[str]:
+    from shardopt.passes.options import option_specs
+    from shardopt.tools.doc_sources import docstring, first_arguments
+
+    module = import_module(cls.__module__)
+    head, body = docstring(module)
+    blocks = [f"### {cls.name}", head, body]
+    specs = option_specs(cls)
+    if specs:
+        rows = [(f"`{spec.name}`", spec.type_text, f"`{spec.default_text}`", spec.help) for spec in specs]
+        blocks.append(_table(("option", "type", "default", ""), rows))
+    facts = [f"Runs on: `{cls.anchor}`"]
+    for what, method in (("Statistics", "statistic"), ("Remarks", "remark")):
+        found = first_arguments(module, method)
+        if found:
+            facts.append(f"{what}: {', '.join(f'`{name}`' for name in found)}")
+    facts.append(f"Tests: {_tests(cls.name.removeprefix('shardopt-'))}")
+    return [*blocks, "\n".join(f"* {fact}" for fact in facts)]
+
+
+def _tests(words: str) -> str:
+    """Links to the lit tests of a pass: `<verb>-<object>.mlir`, then those with further words."""
+    paths = [ROOT / _LIT / f"{words}.mlir", *sorted((ROOT / _LIT).glob(f"{words}-*.mlir"))]
+    return ", ".join(f"[{path.stem}](../{_LIT}/{path.name})" for path in paths)
+
+
+# ---- dialect ----
+
+
+def dialect_page() -> str:
+    """`docs/dialect.md`: every attribute of ours, then the forms with what their verifiers say."""
+    from shardopt.dialect.vocabulary import ATTRIBUTES, INPUT
+    from shardopt.pipeline.phases import PHASES
+
+    blocks = [
+        "# What the IR says",
+        _generated(),
+        "The IR is StableHLO inside operations of the `mpmd` dialect, both registered by the stock `jaxlib`. What a "
+        "pass decides stands in the attributes below, so any pass can run alone on text. All values are builtin, "
+        "`mpmd` or `sdy` attributes: they survive bytecode and other tools.",
+        "## Attributes",
+    ]
+    for attribute in ATTRIBUTES:
+        writer = attribute.writer
+        by = "the model as it is read" if writer == INPUT else f"[{writer}](passes.md#{writer})"
+        where = ", ".join(f"`{name}`" for name in attribute.on)
+        form = f"```mlir\n{attribute.name} = {attribute.form}\n```"
+        blocks += [f"### `{attribute.name}`", form, attribute.meaning, f"* On: {where}\n* First written by: {by}"]
+    blocks.append("## Forms")
+    blocks.append(
+        "Each phase leaves a form, which `shardopt-verify-<form>` checks before the next phase reads it. Under each "
+        "stand the errors that its verifier can report, with `…` for what is filled in: the list of what holds."
+    )
+    for phase in PHASES:
+        blocks += _form_blocks(phase)
+    blocks.append("### Checks that several forms share")
+    for title, module in _SHARED:
+        blocks += [title + ":", _message_list(module)]
+    return _page(blocks)
+
+
+def _form_blocks(phase: Phase) -> list[str]:
+    from shardopt.tools.doc_sources import docstring
+
+    form = _form_of(phase)
+    head, body = docstring(import_module(f"shardopt.dialect.{form}_form"))
+    verifier = f"shardopt.dialect.{_VERIFIERS.get(form, f'{form}_form')}"
+    left = f"Left by phase [{phase.name}](passes.md#shardopt-{phase.name}); checked by "
+    left += f"[shardopt-verify-{form}](passes.md#shardopt-verify-{form}):"
+    return [f"### {form}", head, body, left, _message_list(verifier)]
+
+
+def _message_list(module: str) -> str:
+    from shardopt.tools.doc_sources import messages
+
+    return "\n".join(f"* `{text}`" for text in messages(module))
+
+
+# ---- Markdown ----
+
+
+def _generated() -> str:
+    return f"Made from the code by `{_COMMAND}`; a test checks that it is up to date. Edit the code, not this page."
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + "."
+
+
+def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    header = tuple(header)
+    lines = [header, ("---",) * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def _page(blocks: Iterable[str]) -> str:
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

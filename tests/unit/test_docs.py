@@ -1,0 +1,135 @@
+"""The generated pages are up to date, links lead somewhere, and the table of attributes is what the IR says."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+from shardopt.dialect.attributes import entries
+from jaxlib.mlir import ir
+
+from shardopt.dialect.donation import argument_attributes
+from shardopt.dialect.vocabulary import ATTRIBUTES, INPUT
+from shardopt.ir.context import make_context
+from shardopt.ir.io import load_module
+from shardopt.ir.rewriting import operations
+from shardopt.pipeline.manager import run_pipeline
+from shardopt.pipeline.phases import PHASES, phase_range
+from shardopt.tools import docs, opt
+from shardopt.tools.doc_sources import markdown
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+TABLE_PATH = re.compile(r"`((?:tests|docs|shardopt)/[\w./-]+)`")
+
+OPTIONS = "num-microbatches=4 layers=2 cluster=cpu-test:1x4 num-stages=2"
+
+
+def test_generated_pages_are_up_to_date() -> None:
+    assert docs.main(["--check"]) == 0
+
+
+def test_a_stale_page_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(docs, "dialect_page", lambda: "other text")
+    assert docs.main(["--check"]) == 1
+    assert "out of date: docs/dialect.md; run python -m shardopt.tools.docs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    missing = []
+    for target in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        path = (page.parent / file).resolve() if file else page
+        if not path.exists() or (anchor and anchor not in _anchors(path)):
+            missing.append(target)
+    assert missing == []
+
+
+def _anchors(page: Path) -> set[str]:
+    """What headings are called in links: lower case, blanks as hyphens, no other punctuation."""
+    titles = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_files_exist(page: Path) -> None:
+    named = TABLE_PATH.findall(page.read_text(encoding="utf-8"))
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_every_flag_of_the_driver_is_in_the_comparison_with_mlir_opt() -> None:
+    text = (ROOT / "docs" / "mlir-opt.md").read_text(encoding="utf-8")
+    flags = {flag for flag in opt.build_parser().option_strings if flag not in ("-h", "--help")}
+    assert sorted(flag for flag in flags if f"`{flag}" not in text) == []
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert [row for row in rows if "tests/" not in row] == [], "rows without a test"
+
+
+def test_sketches_become_fenced_blocks() -> None:
+    text = "Words:\n\n    %a\n\n      %b\n =>\n    %c\n\nMore words\n   go on."
+    assert markdown(text) == "Words:\n\n```mlir\n%a\n\n  %b\n =>\n%c\n```\n\nMore words\n   go on."
+
+
+# ---- the table of attributes ----
+
+
+def _attributes(module: ir.Module) -> set[tuple[str, str]]:
+    """(operation, attribute) of every operation; attributes of arguments count for their function."""
+    found = set()
+    for op in [module.operation, *operations(module.operation)]:
+        found |= {(op.name, name) for name in op.attributes}
+        if op.name == "func.func":
+            found |= {(op.name, name) for row in argument_attributes(op) for name in entries(row)}
+    return found
+
+
+@pytest.fixture(scope="module")
+def forms() -> dict[str, set[tuple[str, str]]]:
+    """phase (or "input") -> the attributes of the tutorial's module after it."""
+    with make_context() as context:
+        module = load_module(str(ROOT / "docs" / "tutorial" / "mlp.mlir"), context)
+        seen = {INPUT: _attributes(module)}
+        for phase in PHASES:
+            own = " ".join(text for text in OPTIONS.split() if text.partition("=")[0] in _options_of(phase.name))
+            run_pipeline(module, phase_range(phase.name, phase.name, own))
+            seen[phase.name] = _attributes(module)
+    return seen
+
+
+def _options_of(phase: str) -> tuple[str, ...]:
+    from shardopt.pipeline.phases import phase_options
+
+    return phase_options(next(p for p in PHASES if p.name == phase))
+
+
+def test_attributes_stand_where_the_table_says(forms: dict[str, set[tuple[str, str]]]) -> None:
+    phase_of = {str(step): phase.name for phase in PHASES for step in phase.steps} | {INPUT: INPUT}
+    for attribute in ATTRIBUTES:
+        if attribute.name == "jax.buffer_donor":  # the other way of donating, which the tutorial does not use
+            continue
+        holders = {form: {op for op, name in seen if name == attribute.name} for form, seen in forms.items()}
+        first = next(form for form, ops in holders.items() if ops)
+        assert first == phase_of[attribute.writer], attribute.name
+        seen = set().union(*holders.values())
+        assert all(any(fnmatch(op, pattern) for pattern in attribute.on) for op in seen), (attribute.name, seen)
+        assert all(any(fnmatch(op, pattern) for op in seen) for pattern in attribute.on), (attribute.name, seen)
+
+
+def test_the_table_has_every_attribute_of_ours(forms: dict[str, set[tuple[str, str]]]) -> None:
+    found = {name for seen in forms.values() for _, name in seen}
+    ours = {name for name in found if name.startswith("shardopt.")}
+    assert ours - {attribute.name for attribute in ATTRIBUTES} == set()
+
+
+def test_forms_of_attributes_parse() -> None:
+    with make_context():
+        for attribute in ATTRIBUTES:
+            ir.Attribute.parse(attribute.form)

@@ -1,0 +1,124 @@
+"""Runs every command in the documentation: blocks fenced with ```console in README.md and docs/*.md.
+
+    ```console
+    $ shardopt-opt mlp.mlir --to=import -o imported.mlir
+    $ grep -c dot_general imported.mlir
+    5
+    ```
+
+A command starts with `$ `, and goes on in the next line after a backslash. All commands of a page run in order in one
+new directory that holds the files of docs/tutorial. They must succeed, or end with `[1]`, their exit code, in the line
+behind their output. Where output is shown (stdout and stderr together) it must be what the command prints: `…` stands for any text
+within a line, and a line of `…` alone for any number of lines. A command that shows no output may print anything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TUTORIAL = ROOT / "docs" / "tutorial"
+
+BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+EXIT_CODE = re.compile(r"\[(\d+)\]")
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of a page, the output shown behind it (none: any output will do), and its exit code."""
+
+    text: str
+    output: tuple[str, ...]
+    code: int
+
+
+def commands(page: str) -> list[Command]:
+    return [command for block in BLOCK.findall(page) for command in _of_block(block)]
+
+
+def _of_block(block: str) -> list[Command]:
+    found = []
+    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        lines = part.rstrip("\n").split("\n")
+        end = next(k for k, line in enumerate(lines) if not line.endswith("\\"))
+        shown, code = lines[end + 1 :], 0
+        if shown and (match := EXIT_CODE.fullmatch(shown[-1])):
+            code = int(match[1])
+            shown.pop()
+        found.append(Command("\n".join(lines[: end + 1]), tuple(shown), code))
+    return found
+
+
+def matches(shown: tuple[str, ...], printed: tuple[str, ...]) -> bool:
+    """Whether the printed lines are those shown; blanks at the ends of lines do not count."""
+    patterns = [
+        r"(?:.*\n)*?" if line.strip() == "…" else ".*".join(map(re.escape, line.rstrip().split("…"))) + r"\n"
+        for line in shown
+    ]
+    return re.fullmatch("".join(patterns), "".join(line.rstrip() + "\n" for line in printed)) is not None
+
+
+PAGES = {
+    str(path.relative_to(ROOT)): found
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    if (found := commands(path.read_text(encoding="utf-8")))
+}
+
+
+def _environment() -> dict[str, str]:
+    """The tools of this interpreter's environment, in English, and without colours or the width of a terminal."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**os.environ, "PATH": path, "LC_ALL": "C.UTF-8", "NO_COLOR": "1", "SHARDOPT_ROOT": str(ROOT)}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_of_a_page_print_what_it_shows(page: str, tmp_path: Path) -> None:
+    shutil.copytree(TUTORIAL, tmp_path, dirs_exist_ok=True)
+    for command in PAGES[page]:
+        run = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", command.text],
+            cwd=tmp_path,
+            env=_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+        )
+        assert run.returncode == command.code, f"$ {command.text}\n{run.stdout}"
+        printed = tuple(run.stdout.splitlines())
+        if command.output and not matches(command.output, printed):
+            expected = "\n".join(command.output)
+            pytest.fail(f"$ {command.text}\n--- {page} shows\n{expected}\n--- the command prints\n{run.stdout}")
+
+
+def test_every_page_that_shows_commands_is_run() -> None:
+    assert {"docs/tutorial.md", "docs/debugging.md"} <= PAGES.keys()
+
+
+def test_blocks_are_read_as_commands_with_their_output() -> None:
+    page = "text\n```console\n$ one \\\n    more\n$ two\nout\n\n…\n[1]\n```\n```\n$ not run\n```\n"
+    assert commands(page) == [Command("one \\\n    more", (), 0), Command("two", ("out", "", "…"), 1)]
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "same"),
+    [
+        ("a b", "a b  ", True),
+        ("a … c", "a b b c", True),
+        ("a … c", "a b b", False),
+        ("…\nlast", "first\nsecond\nlast", True),
+        ("first\n…", "first", True),
+        ("first", "first\nsecond", False),
+        ("first\n…\nlast", "first\nlast", True),
+    ],
+)
+def test_dots_stand_for_text_and_lines(shown: str, printed: str, same: bool) -> None:
+    assert matches(tuple(shown.split("\n")), tuple(printed.split("\n"))) == same
