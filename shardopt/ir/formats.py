@@ -1,12 +1,22 @@
-"""Recognising what a file holds by its bytes, and the module inside a serialized `jax.export.Exported`."""
+"""Recognising what a file holds by its bytes, and the module inside a serialized `jax.export.Exported`.
+
+Nothing here loads MLIR.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import struct
+import sys
+from pathlib import Path
 from typing import Literal, TypeAlias
 
+from shardopt.cost.errors import UserError
+
 Format: TypeAlias = Literal["text", "bytecode", "portable", "exported", "unknown"]
+
+STDIO = "-"
 
 BYTECODE_MAGIC = b"ML\xefR"
 # The producer string, after the magic and the one-byte version, of `serialize_portable_artifact`.
@@ -18,6 +28,16 @@ BINARY = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 # Where the table `Exported` of jax's flatbuffer schema keeps the module: fields are only ever added behind others,
 # so the slot is the same in all schema versions (1 to 11 checked in jax/_src/export/serialization_generated.py).
 _MODULE_SLOT = 30
+
+
+def read_source(source: str | os.PathLike[str]) -> bytes:
+    """The bytes of a file, or of stdin for `"-"`. Raises UserError."""
+    if os.fspath(source) == STDIO:
+        return sys.stdin.buffer.read()
+    try:
+        return Path(source).read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read '{os.fspath(source)}': {error.strerror}") from error
 
 
 def format_of(data: bytes) -> Format:

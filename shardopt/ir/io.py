@@ -21,13 +21,11 @@ from jaxlib.mlir.dialects import stablehlo
 
 from shardopt.cost.errors import UserError
 from shardopt.ir.diagnostics import DiagnosedError, Handler, in_file, native_errors_raised
-from shardopt.ir.formats import decoded, exported_module, format_of
+from shardopt.ir.formats import STDIO, decoded, exported_module, format_of, read_source
 from shardopt.ir.native import verify
 from shardopt.ir.printing import PLAIN, PrintStyle
 
 OutputForm: TypeAlias = Literal["text", "bytecode", "portable"]
-
-STDIO = "-"
 
 # What the parsers call a buffer that has no file name.
 BUFFER_NAME = "-"
@@ -49,16 +47,6 @@ def load_module(
             return _parse(data, source, context, name)
     except DiagnosedError as error:
         raise DiagnosedError(*(in_file(diagnostic, name, BUFFER_NAME) for diagnostic in error.diagnostics)) from error
-
-
-def read_source(source: str | os.PathLike[str]) -> bytes:
-    """The bytes of a file, or of stdin for `"-"`. Raises UserError."""
-    if os.fspath(source) == STDIO:
-        return sys.stdin.buffer.read()
-    try:
-        return Path(source).read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read '{os.fspath(source)}': {error.strerror}") from error
 
 
 def save_module(

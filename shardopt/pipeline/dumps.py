@@ -126,5 +126,3 @@ def _make(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot create the directory '{directory}': {error.strerror}") from error
-
-

@@ -99,14 +99,9 @@ def _unescaped(match: re.Match[str]) -> str:
     return chr(int(match[1], 16)) if len(match[1]) == 2 else match[1]
 
 
-def local_recipe(leaf: Leaf, verify_each: bool) -> Recipe:
-    """The recipe that runs one pass alone."""
-    return Recipe(anchored(leaf.step, leaf.anchors), verify_each)
-
-
-def prefix_pipeline(pipeline: Pipeline, count: int) -> str:
-    """The first `count` passes of a pipeline, without phases, as pipeline text."""
-    steps = [anchored(leaf.step, leaf.anchors[1:]) for leaf in leaves(pipeline)[:count]]
+def part_of(pipeline: Pipeline, stop: int, start: int = 0) -> str:
+    """The passes of a pipeline with numbers from `start` to before `stop`, without phases, as pipeline text."""
+    steps = [anchored(leaf.step, leaf.anchors[1:]) for leaf in leaves(pipeline)[start:stop]]
     return f"{ROOT_ANCHOR}({','.join(steps)})"
 
 
@@ -120,5 +115,5 @@ def make_reproducer(load: Callable[[], ir.Module], pipeline: Pipeline, index: in
     if index is None:
         return reproducer_text(load(), Recipe(str(pipeline), verify_each))
     module = load()
-    run_pipeline(module, prefix_pipeline(pipeline, index), verify_each=False)
-    return reproducer_text(module, local_recipe(leaves(pipeline)[index], verify_each))
+    run_pipeline(module, part_of(pipeline, index), verify_each=False)
+    return reproducer_text(module, Recipe(part_of(pipeline, index + 1, index), verify_each))

@@ -50,7 +50,9 @@ def timing_list(tree: Sequence[Timed]) -> tuple[Timed, ...]:
     """All rows by name with their own time, without that of their parts; the longest first."""
     own: dict[str, float] = {}
     for row in _all_rows(tree):
-        own[row.name] = own.get(row.name, 0.0) + row.seconds - sum(part.seconds for part in row.parts)
+        seconds = row.seconds - sum(part.seconds for part in row.parts)
+        if not row.parts or seconds > 1e-7 * row.seconds:  # phases and nests are no more than their parts
+            own[row.name] = own.get(row.name, 0.0) + seconds
     return tuple(Timed(name, seconds) for name, seconds in sorted(own.items(), key=lambda item: (-item[1], item[0])))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -69,14 +70,21 @@ class MarginalModel:
         parameters.highs.double_options["mip_feasibility_tolerance"] = _FEASIBILITY_TOLERANCE
         if time_limit_seconds is not None:
             parameters.time_limit = timedelta(seconds=max(time_limit_seconds, 1e-3))
-        result = mathopt.solve(model, mathopt.SolverType.HIGHS, params=parameters)
+        # Only x is looked at; reading y, duals and the basis back costs as long as solving.
+        wanted = list(islice(model.variables(), self.num_x))
+        filters = mathopt.ModelSolveParameters(
+            variable_values_filter=mathopt.VariableFilter(filtered_items=wanted),
+            dual_values_filter=mathopt.LinearConstraintFilter(filtered_items=()),
+            reduced_costs_filter=mathopt.VariableFilter(filtered_items=()),
+        )
+        result = mathopt.solve(model, mathopt.SolverType.HIGHS, params=parameters, model_params=filters)
 
         reason, reasons = result.termination.reason, mathopt.TerminationReason
         if reason in (reasons.INFEASIBLE, reasons.INFEASIBLE_OR_UNBOUNDED):  # bounded: all costs are finite
             return Answer("infeasible", None, np.inf)
         if reason not in (reasons.OPTIMAL, reasons.FEASIBLE, reasons.NO_SOLUTION_FOUND):
             raise RuntimeError(f"HiGHS failed: {result.termination}")
-        x = np.array(result.variable_values(list(model.variables()))[: self.num_x]) if result.solutions else None
+        x = np.array(result.variable_values(wanted)) if result.solutions else None
         bound = result.termination.objective_bounds.dual_bound
         if reason == reasons.OPTIMAL:
             return Answer("optimal", x, bound / self.scale + self.constant)

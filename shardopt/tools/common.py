@@ -31,10 +31,10 @@ class ToolParser(argparse.ArgumentParser):
         self.exit(EXIT_USER_ERROR, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
-def run_tool(name: str, body: Callable[[], None]) -> int:
-    """Run `body` and return the exit code: 0, 1 after a user's mistake (diagnosed), 2 after a bug (traceback)."""
+def run_tool(name: str, body: Callable[[], int | None]) -> int:
+    """Run `body` and return the exit code: its own, 1 after a user's mistake (diagnosed), 2 after a bug (traceback)."""
     try:
-        body()
+        code = body()
         sys.stdout.flush()
     except UserError as error:
         report_user_error(name, error)
@@ -43,10 +43,15 @@ def run_tool(name: str, body: Callable[[], None]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_USER_ERROR
     except Exception:
-        traceback.print_exc()
-        print(f"{name}: internal error: the traceback above is a bug in shardopt, not in the input", file=sys.stderr)
+        report_bug(name)
         return EXIT_BUG
-    return EXIT_OK
+    return code or EXIT_OK
+
+
+def report_bug(name: str) -> None:
+    """Print the exception being handled, which is no user's mistake."""
+    traceback.print_exc()
+    print(f"{name}: internal error: the traceback above is a bug in shardopt, not in the input", file=sys.stderr)
 
 
 def report_user_error(name: str, error: UserError) -> None:

@@ -133,16 +133,17 @@ def _add_printing(parser: ToolParser) -> None:
     _flag(style, "--mlir-print-local-scope", "write attributes and locations inline, without aliases")
     _flag(style, "--mlir-use-nameloc-as-prefix", "name values after their locations")
     _flag(style, "--mlir-print-skip-regions", "leave the bodies of ops out")
-    limit = {"type": int, "metavar": "N"}
     style.add_argument(
         "--mlir-elide-elementsattrs-if-larger",
         help="cut constants of more elements (default: none in the output, 16 in dumps)",
-        **limit,
+        type=int,
+        metavar="N",
     )
     style.add_argument(
         "--mlir-elide-resource-strings-if-larger",
         help="cut resources of more characters (default: none in the output, 64 in dumps)",
-        **limit,
+        type=int,
+        metavar="N",
     )
 
 

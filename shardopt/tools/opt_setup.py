@@ -81,16 +81,19 @@ class Watchers:
         return tuple(watcher for watcher in given if watcher is not None)
 
 
-def make_watchers(options: argparse.Namespace, pipeline: Pipeline, progress: Progress) -> Watchers:
-    """The watchers asked for. Raises UserError when IR is to be printed around a pass that does not run."""
+def make_watchers(options: argparse.Namespace, pipeline: Pipeline, progress: Progress, folder: str = "") -> Watchers:
+    """The watchers asked for; dumps go into `folder` inside of the directories given.
+
+    Raises UserError when IR is to be printed around a pass that does not run.
+    """
     tree, phases = options.mlir_print_ir_tree_dir, options.dump_compilation_phases_to
     others: list[Instrumentation] = [_printer(options, pipeline)]
     if phases is not None:
-        others.append(PhaseDumper(Path(phases)))
+        others.append(PhaseDumper(Path(phases) / folder, _file_style(options)))
     return Watchers(
         progress,
         OpCounter() if options.mlir_pass_statistics else None,
-        TreeDumper(Path(tree), _file_style(options)) if tree is not None else None,
+        TreeDumper(Path(tree) / folder, _file_style(options)) if tree is not None else None,
         tuple(others),
     )
 

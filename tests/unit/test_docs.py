@@ -7,9 +7,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
-from shardopt.dialect.attributes import entries
 from jaxlib.mlir import ir
 
+from shardopt.dialect.attributes import entries
 from shardopt.dialect.donation import argument_attributes
 from shardopt.dialect.vocabulary import ATTRIBUTES, INPUT
 from shardopt.ir.context import make_context
@@ -17,8 +17,9 @@ from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import operations
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.pipeline.phases import PHASES, phase_range
-from shardopt.tools import docs, opt
+from shardopt.tools import docs
 from shardopt.tools.doc_sources import markdown
+from shardopt.tools.opt_options import build_parser
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -67,7 +68,7 @@ def test_named_files_exist(page: Path) -> None:
 
 def test_every_flag_of_the_driver_is_in_the_comparison_with_mlir_opt() -> None:
     text = (ROOT / "docs" / "mlir-opt.md").read_text(encoding="utf-8")
-    flags = {flag for flag in opt.build_parser().option_strings if flag not in ("-h", "--help")}
+    flags = {flag for flag in build_parser().option_strings if flag not in ("-h", "--help")}
     assert sorted(flag for flag in flags if f"`{flag}" not in text) == []
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     assert [row for row in rows if "tests/" not in row] == [], "rows without a test"

@@ -6,10 +6,11 @@
     5
     ```
 
-A command starts with `$ `, and goes on in the next line after a backslash. All commands of a page run in order in one
-new directory that holds the files of docs/tutorial. They must succeed, or end with `[1]`, their exit code, in the line
-behind their output. Where output is shown (stdout and stderr together) it must be what the command prints: `…` stands for any text
-within a line, and a line of `…` alone for any number of lines. A command that shows no output may print anything.
+A command starts with `$ `. It goes on in the next line after a backslash, and up to the line `END` after `<<'END'`. All
+commands of a page run in order in one new directory, which holds the files of docs/tutorial and leads to docs, examples
+and tests. They must succeed, or have `[1]`, their exit code, in the line behind their output. Where output is shown
+(stdout and stderr together) it must be what the command prints: `…` stands for any text within a line, and a line of
+`…` alone for any number of lines. A command that shows no output may print anything.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TUTORIAL = ROOT / "docs" / "tutorial"
 
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXIT_CODE = re.compile(r"\[(\d+)\]")
@@ -48,7 +48,10 @@ def _of_block(block: str) -> list[Command]:
     found = []
     for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
         lines = part.rstrip("\n").split("\n")
-        end = next(k for k, line in enumerate(lines) if not line.endswith("\\"))
+        if "<<'END'" in lines[0]:
+            end = lines.index("END")
+        else:
+            end = next(k for k, line in enumerate(lines) if not line.endswith("\\"))
         shown, code = lines[end + 1 :], 0
         if shown and (match := EXIT_CODE.fullmatch(shown[-1])):
             code = int(match[1])
@@ -58,12 +61,13 @@ def _of_block(block: str) -> list[Command]:
 
 
 def matches(shown: tuple[str, ...], printed: tuple[str, ...]) -> bool:
-    """Whether the printed lines are those shown; blanks at the ends of lines do not count."""
+    """Whether the printed lines are those shown; blanks at the ends of lines and empty last lines do not count."""
     patterns = [
         r"(?:.*\n)*?" if line.strip() == "…" else ".*".join(map(re.escape, line.rstrip().split("…"))) + r"\n"
         for line in shown
     ]
-    return re.fullmatch("".join(patterns), "".join(line.rstrip() + "\n" for line in printed)) is not None
+    text = "\n".join(line.rstrip() for line in printed).rstrip("\n") + "\n"
+    return re.fullmatch("".join(patterns), text) is not None
 
 
 PAGES = {
@@ -76,12 +80,14 @@ PAGES = {
 def _environment() -> dict[str, str]:
     """The tools of this interpreter's environment, in English, and without colours or the width of a terminal."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, "PATH": path, "LC_ALL": "C.UTF-8", "NO_COLOR": "1", "SHARDOPT_ROOT": str(ROOT)}
+    return {**os.environ, "PATH": path, "LC_ALL": "C.UTF-8", "NO_COLOR": "1"}
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_of_a_page_print_what_it_shows(page: str, tmp_path: Path) -> None:
-    shutil.copytree(TUTORIAL, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(ROOT / "docs" / "tutorial", tmp_path, dirs_exist_ok=True)
+    for name in ("docs", "examples", "tests"):
+        (tmp_path / name).symlink_to(ROOT / name)
     for command in PAGES[page]:
         run = subprocess.run(
             ["bash", "-o", "pipefail", "-c", command.text],
@@ -104,8 +110,13 @@ def test_every_page_that_shows_commands_is_run() -> None:
 
 
 def test_blocks_are_read_as_commands_with_their_output() -> None:
-    page = "text\n```console\n$ one \\\n    more\n$ two\nout\n\n…\n[1]\n```\n```\n$ not run\n```\n"
-    assert commands(page) == [Command("one \\\n    more", (), 0), Command("two", ("out", "", "…"), 1)]
+    block = "$ one \\\n    more\n$ two\nout\n\n…\n[1]\n$ cat <<'END'\na\nEND\na\n"
+    page = f"text\n```console\n{block}```\n```\n$ not run\n```\n"
+    assert commands(page) == [
+        Command("one \\\n    more", (), 0),
+        Command("two", ("out", "", "…"), 1),
+        Command("cat <<'END'\na\nEND", ("a",), 0),
+    ]
 
 
 @pytest.mark.parametrize(

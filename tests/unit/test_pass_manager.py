@@ -17,9 +17,12 @@ from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, render
 from shardopt.ir.io import load_module
 from shardopt.passes import registry
 from shardopt.passes.base import Pass, PassContext, PassFailure, option
-from shardopt.pipeline.instrumentation import Instrumentation, IRPrinter, TreeDumper, timing_report
+from shardopt.pipeline.dumps import TreeDumper
+from shardopt.pipeline.instrumentation import Instrumentation
+from shardopt.pipeline.ir_printer import IRPrinter
 from shardopt.pipeline.manager import InvalidModuleError, run_pipeline
 from shardopt.pipeline.parser import Leaf, Pipeline
+from shardopt.pipeline.timing import Timed, timing_report, timing_tree
 
 TEXT = """\
 func.func @main(%x: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
@@ -151,7 +154,7 @@ class Recorder(Instrumentation):
     def after(self, leaf: Leaf, module: ir.Module) -> None:
         self.events.append(f"after {leaf.name}")
 
-    def failed(self, leaf: Leaf, error: Exception) -> None:
+    def failed(self, leaf: Leaf, error: Exception, module: ir.Module) -> None:
         self.events.append(f"failed {leaf.name}: {type(error).__name__}")
 
 

@@ -17,7 +17,7 @@
 // NESTED: error: pipeline: 'shardopt-inline-calls' runs on builtin.module, it cannot be nested under func.func
 // OPTION: error: pipeline: unknown option of shardopt-inline-calls: 'a'
 // FLAG: error: unknown option, pass or phase: 'canonicalise'; did you mean 'canonicalize'?
-// SEVERAL: error: expected one of --pass-pipeline, --from/--to and flags that name passes, found several
+// SEVERAL: error: expected one of --pass-pipeline, --from/--to, --run-reproducer and flags that name passes, found several
 // PHASE: error: unknown phase: 'staging'; did you mean 'stage'?
 // ORDER: error: phase 'stage' comes after phase 'import'
 func.func @main() {

@@ -2,9 +2,17 @@
 
 // CHECK: Phases, in order:
 // CHECK-NEXT: shardopt-import: {{.+}}
-// CHECK-NEXT: shardopt-inline-calls
+// CHECK: shardopt-inline-calls
 // CHECK-NEXT: shardopt-unroll-loops  (with unroll=true)
 // CHECK: shardopt-export: {{.+}}
 // CHECK: Passes:
 // CHECK: shardopt-inline-calls: {{.+}}
 // CHECK: shardopt-verify-exported: {{.+}}
+
+// The same stands under --help, behind the options.
+// RUN: shardopt-opt --help | FileCheck %s --check-prefix=HELP
+// HELP: usage: shardopt-opt
+// HELP: --mlir-timing
+// HELP: Phases, in order:
+// HELP: shardopt-unroll-loops: {{.+}} (on builtin.module)
+// HELP: max-iterations (int, default 128): {{.+}}

@@ -8,12 +8,12 @@
 // RUN: not shardopt-opt %s --to=import --phase-options="unrol=true" 2>&1 | FileCheck %s --check-prefix=OPTION
 
 // PLAIN: builtin.module(shardopt-import)
-// PLAIN: 01 shardopt-inline-calls  in shardopt-import
+// PLAIN: {{[0-9]+}} shardopt-inline-calls  in shardopt-import
 // PLAIN-NOT: unroll
 // PLAIN: shardopt-verify-imported  in shardopt-import
 
 // UNROLL: builtin.module(shardopt-import{unroll=true max-iterations=4})
-// UNROLL: 02 shardopt-unroll-loops{max-iterations=4}  in shardopt-import{unroll=true max-iterations=4}
+// UNROLL: {{[0-9]+}} shardopt-unroll-loops{max-iterations=4}  in shardopt-import{unroll=true max-iterations=4}
 
 // OPTION: error: unknown option of the phases import to import: 'unrol'; did you mean 'unroll'?
 

@@ -11,6 +11,7 @@
 // FILES-NEXT: 02_canonicalize.mlir
 // FILES-NEXT: out.mlir
 // FILES-NEXT: pipeline.txt
+// FILES-NEXT: timing.json
 
 // PIPELINE: builtin.module(cse,func.func(canonicalize{max-iterations=2}))
 // PIPELINE: 01 cse

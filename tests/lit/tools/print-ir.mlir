@@ -3,6 +3,7 @@
 // RUN: shardopt-opt %s --cse --canonicalize --mlir-print-ir-after-all -o %t 2>&1 | FileCheck %s --check-prefix=ALL
 // RUN: shardopt-opt %s --cse --canonicalize --mlir-print-ir-after=canonicalize -o %t 2>&1 | FileCheck %s --check-prefix=ONE
 // RUN: not shardopt-opt %s --cse --mlir-print-ir-after=csee -o %t 2>&1 | FileCheck %s --check-prefix=WRONG
+// RUN: shardopt-opt %s --cse --canonicalize --mlir-print-ir-before=canonicalize -o %t 2>&1 | FileCheck %s --check-prefix=AHEAD
 
 // CHANGE: IR Dump After cse
 // CHANGE: stablehlo.add
@@ -20,6 +21,9 @@
 
 // ONE-NOT: After cse
 // ONE: IR Dump After canonicalize
+
+// AHEAD-NOT: Dump Before cse
+// AHEAD: IR Dump Before canonicalize
 
 // WRONG: --mlir-print-ir-after: unknown pass of this pipeline: 'csee'; did you mean 'cse'?
 func.func @main(%x: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {

@@ -1,0 +1,68 @@
+"""What shardopt-opt says about its input: diagnostics on stderr, filtered, or compared with expectations."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass, field
+
+from shardopt.cost.errors import UserError
+from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, Severity, in_file, render
+from shardopt.ir.expectations import read_expectations, unmet
+from shardopt.ir.io import BUFFER_NAME
+from shardopt.tools.opt_options import NAME
+
+
+@dataclass
+class Reporter:
+    """Takes the diagnostics of one module; with `--verify-diagnostics` it keeps them until `unexpected`.
+
+    `file` is the name of the input, and `text` its text when that cannot be read from the file again.
+    """
+
+    options: argparse.Namespace
+    file: str
+    text: str | None = None
+    kept: list[Diagnostic] = field(default_factory=list)
+
+    def __call__(self, diagnostic: Diagnostic) -> None:
+        if diagnostic.severity == "remark" and not self._is_wanted(diagnostic):
+            return
+        placed = in_file(diagnostic, self.file, BUFFER_NAME)
+        if self.options.verify_diagnostics:
+            self.kept.append(placed)
+        else:
+            self._print(placed)
+
+    def error(self, error: UserError) -> None:
+        """Report a mistake: with its places in the IR, or as a message of the tool."""
+        if isinstance(error, DiagnosedError):
+            for diagnostic in error.diagnostics:
+                self(diagnostic)
+        elif self.options.verify_diagnostics:
+            self.kept.append(Diagnostic("error", str(error)))
+        else:
+            print(f"{NAME}: error: {error}", file=sys.stderr)
+
+    def unexpected(self, text: str) -> bool:
+        """Compare what was kept with the expectations in `text`; print the differences, true if there are any."""
+        expectations, mistakes = read_expectations(text, self.file)
+        optional: tuple[Severity, ...] = () if self.options.remarks else ("remark",)
+        if self.options.verify_diagnostics == "only-expected":
+            optional = ("error", "warning", "remark", "note")
+        mistakes += unmet(expectations, self.kept, optional)
+        for mistake in mistakes:
+            self._print(mistake)
+        return bool(mistakes)
+
+    def _is_wanted(self, remark: Diagnostic) -> bool:
+        """By category or kind; expectations may name any remark, unless some are selected."""
+        wanted = self.options.remarks.split(",")
+        if wanted == [""]:
+            return bool(self.options.verify_diagnostics)
+        return any(word in ("all", remark.kind, remark.category) for word in wanted)
+
+    def _print(self, diagnostic: Diagnostic) -> None:
+        sources = None if self.text is None else {self.file: self.text}
+        op_dump = self.options.mlir_print_op_on_diagnostic
+        print(render(diagnostic, op_dump=op_dump, sources=sources), file=sys.stderr)
