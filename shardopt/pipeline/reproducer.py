@@ -37,6 +37,7 @@ _FOOTER = """
 #-}
 """
 _PIPELINE = re.compile(r'\bmlir_reproducer\s*:\s*\{[^}]*?\bpipeline\s*:\s*"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_COMMENT = re.compile(r"^\s*//.*$", re.MULTILINE)
 _VERIFY_EACH = re.compile(r"\bverify_each\s*:\s*(true|false)\b")
 
 
@@ -87,6 +88,7 @@ def footer(recipe: Recipe) -> str:
 
 def read_recipe(text: str, name: str) -> Recipe:
     """The recipe of a reproducer. Raises UserError when there is none."""
+    text = _COMMENT.sub("", text)
     found = list(_PIPELINE.finditer(text))
     if not found:
         raise UserError(f"'{name}' is no reproducer: expected a 'mlir_reproducer' resource with a pipeline in it")

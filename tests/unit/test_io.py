@@ -15,7 +15,9 @@ from jaxlib.mlir.dialects import stablehlo
 from shardopt.cost.errors import UserError
 from shardopt.ir.context import make_context
 from shardopt.ir.diagnostics import DiagnosedError, Position, position_of, render
-from shardopt.ir.io import load_module, module_bytecode, module_text, save_module
+from shardopt.ir.formats import exported_module, format_of
+from shardopt.ir.io import OutputForm, encode_module, load_module, module_bytecode, module_text, save_module
+from shardopt.ir.roundtrip import verify_roundtrip
 
 TEXT = """\
 module @step {
@@ -167,3 +169,50 @@ def test_writing_keeps_links_and_permissions(module: ir.Module, tmp_path: Path) 
 def test_a_device_is_written_not_replaced(module: ir.Module) -> None:
     save_module(module, os.devnull)
     assert Path(os.devnull).is_char_device()
+
+
+EXPORTED = Path(__file__).parents[1] / "lit" / "tools" / "Inputs" / "exported.bin"
+
+
+def test_exported_files_hold_a_module(context: ir.Context) -> None:
+    """`jax.export.export(jax.jit(lambda x: jnp.sin(x) @ x))(f32[4,4]).serialize(vjp_order=1)` of jax 0.10.2."""
+    assert format_of(EXPORTED.read_bytes()) == "exported"
+    text = module_text(load_module(EXPORTED, context))
+    assert "module @jit__lambda" in text and "stablehlo.cosine" not in text  # the function, not its derivative
+    assert "jax" not in sys.modules or "jax._src.export.serialization" not in sys.modules
+
+
+def test_damaged_exported_files_are_never_read_out_of_bounds(context: ir.Context) -> None:
+    data = EXPORTED.read_bytes()
+    assert exported_module(data[:1000]) is None
+    for offset in range(0, 600, 3):  # the tables in front of the module
+        damaged = data[:offset] + b"\xff\xff\xff" + data[offset + 3 :]
+        module = exported_module(damaged)
+        assert module is None or len(module) < len(data)
+
+
+@pytest.mark.parametrize("form", ["text", "bytecode", "portable"])
+def test_output_forms_read_back(module: ir.Module, form: OutputForm) -> None:
+    before = module_text(module)
+    data = encode_module(module, form)
+    assert format_of(data) == form
+    assert module_text(load_module(data, make_context())) == TEXT
+    assert module_text(module) == before  # encoding leaves the module alone
+
+
+def test_a_mesh_type_has_no_portable_form(context: ir.Context) -> None:
+    text = """func.func @main(%x: !mpmd.mesh_tensor<"m", tensor<2xf32>>)
+      attributes {topology = #mpmd.topology<<"m" : <["x"=2]>>>} { return }"""
+    with pytest.raises(DiagnosedError, match="failed to legalize operation 'func.func'"):
+        encode_module(load_module(text.encode(), context), "portable")
+
+
+def test_source_lines_of_inputs_that_are_no_files(context: ir.Context) -> None:
+    text = "func.func @main( {\n}\n"
+    with pytest.raises(DiagnosedError) as caught:
+        load_module(text.encode(), context, name="<pipe>")
+    assert render(caught.value.diagnostic, sources={"<pipe>": text}).split("\n")[1] == "  func.func @main( {"
+
+
+def test_a_roundtrip_that_loses_nothing(module: ir.Module) -> None:
+    verify_roundtrip(module)

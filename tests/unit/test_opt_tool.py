@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from shardopt.passes.registry import PASSES
+from shardopt.passes.options import option_specs
+from shardopt.passes.registry import PASSES, pass_class
 from shardopt.pipeline.phases import PHASES, When
 from shardopt.tools import opt
+from shardopt.tools.catalogue import pass_info
+from shardopt.tools.opt_options import PassFlag, build_parser, split_pass_flags
+from shardopt.tools.supervisor import Crash, Trace, supervised
 
 TEXT = """\
 func.func @main(%x: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
@@ -77,36 +85,126 @@ def test_a_bug_exits_with_2_and_a_traceback(
         raise KeyError("stage")
 
     monkeypatch.setattr("shardopt.pipeline.manager.run_native", crash)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     target = tmp_path / "out.mlir"
     assert opt.main([source, "--cse", "-o", str(target)]) == 2
     assert not target.exists()
     errors = capsys.readouterr().err
     assert "KeyError: 'stage'" in errors and "while running cse" in errors
-    assert errors.rstrip().endswith("is a bug in shardopt, not in the input")
+    assert "is a bug in shardopt, not in the input" in errors
+    reproducer = rerun_file(errors)
+    monkeypatch.undo()
+    assert opt.main([str(reproducer), "--run-reproducer", "-o", str(target)]) == 0
+    assert target.read_text().count("stablehlo.add") == 1
+
+
+def rerun_file(errors: str) -> Path:
+    """The reproducer in the last line that the tool printed."""
+    match = re.search(r"note: to run cse again: shardopt-opt (\S+) --run-reproducer$", errors.rstrip())
+    assert match is not None
+    return Path(match[1])
+
+
+def test_a_bug_in_one_part_does_not_stop_the_others(
+    source: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shardopt.ir import native
+
+    def crash_on_b(module: object, *rest: object) -> None:
+        if "@b" in str(module):
+            raise KeyError("stage")
+        native.run_native(module, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("shardopt.pipeline.manager.run_native", crash_on_b)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    parts = "\n// -----\n".join(f"func.func @{name}() {{ return }}" for name in "abc")
+    Path(source).write_text(parts)
+    assert opt.main([source, "--cse", "--split-input-file"]) == 2
+    captured = capfd.readouterr()
+    assert "@a" in captured.out and "@c" in captured.out and "@b" not in captured.out
+    assert "@b" in rerun_file(captured.err).read_text()
+
+
+def test_a_crash_of_a_native_pass_is_a_bug_with_a_reproducer(
+    source: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shardopt.ir import native
+
+    def abort_in_cse(module: object, pipeline: str, *rest: object) -> None:
+        if "cse" in pipeline:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        native.run_native(module, pipeline, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("shardopt.pipeline.manager.run_native", abort_in_cse)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    target = tmp_path / "out.mlir"
+    monkeypatch.setattr(sys, "argv", ["shardopt-opt", source, "--canonicalize", "--cse", "-o", str(target)])
+    assert opt.main() == 2
+    assert not target.exists()
+    errors = capfd.readouterr().err
+    assert "internal error: C++ code crashed (SIGSEGV, Segmentation fault) in step 'pass'" in errors
+    assert 'pipeline: "builtin.module(cse)"' in rerun_file(errors).read_text()
+
+
+def test_supervision_passes_exit_codes_and_traces_on() -> None:
+    seen: list[Crash] = []
+
+    def crash(trace: Trace) -> int:
+        trace.note(doing="read", part=1)
+        trace.note(doing="pass")
+        os.kill(os.getpid(), signal.SIGABRT)
+        return 0
+
+    def on_crash(found: Crash) -> int:
+        seen.append(found)
+        return 7
+
+    assert supervised(lambda _: 3, on_crash) == 3 and not seen
+    assert supervised(crash, on_crash) == 7
+    assert seen == [Crash(signal.SIGABRT, {"doing": "pass", "part": 1})]
+    assert supervised(lambda _: os.kill(os.getpid(), signal.SIGKILL) or 0, on_crash) == 128 + signal.SIGKILL
+
+
+def test_passes_are_described_from_source_as_their_classes_say() -> None:
+    for name in PASSES:
+        cls, info = pass_class(name), pass_info(name)
+        assert (info.summary, info.anchor, info.options) == (cls.summary, cls.anchor, option_specs(cls))
+
+
+def test_no_flag_of_the_tool_is_the_name_of_a_pass() -> None:
+    from shardopt.ir.native import is_native_pass
+
+    names = [name[2:] for name in build_parser().option_strings if name.startswith("--")]
+    assert [name for name in names if name in PASSES or is_native_pass(name)] == []
 
 
 def test_flags_keep_their_order_and_their_options() -> None:
     argv = ["in.mlir", "--shardopt-outline-stages=num-stages=2 schedule=1f1b", "-o", "out", "--cse", "--emit-bytecode"]
-    known, flags = opt.split_pass_flags(opt.build_parser(), argv)
+    known, flags = split_pass_flags(build_parser(), argv)
     assert known == ("in.mlir", "-o", "out", "--emit-bytecode")
     assert flags == (
-        opt.PassFlag("shardopt-outline-stages", "num-stages=2 schedule=1f1b"),
-        opt.PassFlag("cse", ""),
+        PassFlag("shardopt-outline-stages", "num-stages=2 schedule=1f1b"),
+        PassFlag("cse", ""),
     )
 
 
 def test_remarks_are_shown_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     from shardopt.ir.diagnostics import Diagnostic
+    from shardopt.tools.opt_reporter import Reporter
 
-    remark, other = Diagnostic("remark", "is replicated", kind="no-rule"), Diagnostic("remark", "is long", kind="loop")
+    remark = Diagnostic("remark", "is replicated", kind="no-rule", category="missed")
+    other = Diagnostic("remark", "is long", kind="loop", category="analysis")
     warning = Diagnostic("warning", "is slow")
     for kinds, shown in {
         "": ["is slow"],
         "loop": ["is long", "is slow"],
+        "missed": ["is replicated", "is slow"],
+        "passed,analysis": ["is long", "is slow"],
         "all": ["is replicated", "is long", "is slow"],
     }.items():
+        options = build_parser().parse_args([f"--remarks={kinds}"])
         for diagnostic in (remark, other, warning):
-            opt.message_printer(kinds)(diagnostic)
+            Reporter(options, "in.mlir")(diagnostic)
         lines = capsys.readouterr().err.splitlines()
         assert [next(text for text in shown if text in line) for line in lines] == shown
 
@@ -126,5 +224,5 @@ def test_help_is_immediate() -> None:
         started = time.perf_counter()
         run = subprocess.run([sys.executable, "-m", "shardopt.tools.opt", "--help"], capture_output=True, text=True)
         times.append(time.perf_counter() - started)
-        assert run.returncode == 0 and "--pass-pipeline" in run.stdout
+        assert run.returncode == 0 and "--pass-pipeline" in run.stdout and "num-stages (int" in run.stdout
     assert min(times) < HELP_SECONDS

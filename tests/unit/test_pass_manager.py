@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from jaxlib.mlir import ir
 
 from shardopt.cost.errors import UserError
+from shardopt.cost.spans import timed
 from shardopt.ir.context import make_context
 from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, render
 from shardopt.ir.io import load_module
@@ -22,7 +24,16 @@ from shardopt.pipeline.instrumentation import Instrumentation
 from shardopt.pipeline.ir_printer import IRPrinter
 from shardopt.pipeline.manager import InvalidModuleError, run_pipeline
 from shardopt.pipeline.parser import Leaf, Pipeline
-from shardopt.pipeline.timing import Timed, timing_report, timing_tree
+from shardopt.pipeline.reproducer import Recipe, read_recipe, reproducer_text
+from shardopt.pipeline.statistics import (
+    OpCounter,
+    PassFigures,
+    pass_figures,
+    statistics_json,
+    statistics_report,
+    summed,
+)
+from shardopt.pipeline.timing import Timed, merged, timing_json, timing_list, timing_report, timing_tree
 
 TEXT = """\
 func.func @main(%x: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
@@ -39,7 +50,7 @@ class TryRun(Pass):
 
     name = "shardopt-try-run"
     summary = "does what its option says"
-    action: str = option("count", help="count, fail, user-error, crash or break")
+    action: str = option("count", help="count, fail, user-error, crash, break or solve")
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         function = module.body.operations[0]
@@ -52,6 +63,10 @@ class TryRun(Pass):
             raise KeyError("stage")
         if self.action == "break":
             function.attributes["function_type"] = ir.TypeAttr.parse("(tensor<8xf32>) -> tensor<8xf32>")
+        if self.action == "solve":
+            with timed("solve"):
+                sum(range(1000))
+            return
         pm.statistic("ops", len(function.regions[0].blocks[0].operations))
         pm.remark("no-sharding-rule", first, "is followed by another")
         pm.warning(None, "only a try")
@@ -186,7 +201,9 @@ def test_tree_files_can_be_run_again(module: ir.Module, tmp_path: Path) -> None:
         "01_canonicalize.mlir",
         "02_cse.mlir",
         "pipeline.txt",
+        "timing.json",
     ]
+    assert [row["name"] for row in json.loads((tree / "timing.json").read_text())][:2] == ["canonicalize", "cse"]
     again = load_module(tree / "01_canonicalize.mlir", make_context())
     run_pipeline(again, (tree / "pipeline.txt").read_text().split("\n")[0])
     assert str(again) == (tree / "02_cse.mlir").read_text()
@@ -194,9 +211,62 @@ def test_tree_files_can_be_run_again(module: ir.Module, tmp_path: Path) -> None:
 
 def test_timing_report_sums_groups(module: ir.Module) -> None:
     result = run_pipeline(module, "func.func(cse,canonicalize),symbol-dce")
-    rows = timing_report(result, [("read", 1.0)]).split("\n")
-    names = [row[row.index(")") + 3 :] for row in rows[1:]]
-    assert names == ["func.func", "  cse", "  canonicalize", "symbol-dce", "(verify each)", "(read)", "total"]
-    seconds = [float(row.split()[0]) for row in rows[1:]]
-    assert seconds[0] == pytest.approx(seconds[1] + seconds[2], abs=2e-4)
-    assert seconds[-1] == pytest.approx(seconds[0] + sum(seconds[3:6]), abs=3e-4)
+    tree = timing_tree(result, [Timed("Parser", 1.0)])
+    rows = timing_report(tree).split("\n")[6:]
+    names = [row[row.index(")") + 3 :] for row in rows]
+    assert names == ["Parser", "func.func", "  cse", "  canonicalize", "symbol-dce", "Verifier", "Total"]
+    seconds = [float(row.split()[0]) for row in rows]
+    assert seconds[1] == pytest.approx(seconds[2] + seconds[3], abs=2e-4)
+    assert seconds[-1] == pytest.approx(sum(seconds[:2]) + sum(seconds[4:6]), abs=3e-4)
+
+
+def test_timing_lists_each_name_with_its_own_time() -> None:
+    solve = Timed("solve", 2.0)
+    tree = (Timed("phase", 6.0, (Timed("cse", 1.0), Timed("shard", 5.0, (solve,)))), Timed("cse", 0.5))
+    assert timing_list(tree) == (Timed("shard", 3.0), solve, Timed("cse", 1.5))
+    parsed = json.loads(timing_json(tree))
+    assert [row["name"] for row in parsed] == ["phase", "cse", "Total"]
+    assert parsed[0]["passes"][1]["wall"] == {"duration": 5.0, "percentage": 76.9}
+    assert merged([tree, tree])[0].parts[1] == Timed("shard", 10.0, (Timed("solve", 4.0),))
+
+
+def test_spans_of_a_pass_are_recorded(module: ir.Module) -> None:
+    result = run_pipeline(module, "shardopt-try-run{action=solve}")
+    assert list(result.steps[0].spans) == ["solve"] and 0 < result.steps[0].spans["solve"] <= result.steps[0].seconds
+
+
+def test_statistics_of_every_pass(module: ir.Module) -> None:
+    counter = OpCounter()
+    result = run_pipeline(module, "shardopt-try-run{action=solve},cse,cse", instrumentation=[counter])
+    figures = pass_figures(result, counter)
+    assert figures[1] == PassFigures("cse", (), {"ops before": 4, "ops after": 3})
+    assert statistics_report(figures, "list").split("\n")[3:5] == ["cse", "  (S)          1 ops removed"]
+    assert json.loads(statistics_json(figures))[1]["statistics"] == {"ops before": 4, "ops after": 3}
+    assert summed([figures, figures])[1].figures["ops before"] == 8
+
+
+def test_a_nest_that_matches_nothing_is_warned_about_once(module: ir.Module) -> None:
+    result = run_pipeline(module, "builtin.module(cse,canonicalize),func.func(cse)")
+    assert [found.message.partition(":")[0] for found in result.diagnostics] == [
+        "no op matches 'builtin.module' in 'builtin.module'"
+    ]
+
+
+def test_python_runs_dump_where_the_variable_says(
+    module: ir.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDOPT_DUMP_IR_TO", str(tmp_path / "dumps"))
+    run_pipeline(module, "cse")
+    run_pipeline(module, "canonicalize")
+    assert sorted(path.name for path in (tmp_path / "dumps").iterdir()) == ["001", "002"]
+    assert (tmp_path / "dumps" / "002" / "01_canonicalize.mlir").exists()
+
+
+@pytest.mark.parametrize("verify_each", [True, False])
+def test_reproducers_round_trip(module: ir.Module, verify_each: bool) -> None:
+    recipe = Recipe('builtin.module(shardopt-try-run{action="a \\"b\\" {c}"})', verify_each)
+    text = reproducer_text(module, recipe)
+    assert read_recipe(text, "file") == recipe
+    assert str(load_module(text.encode(), make_context())) == str(module)
+    with pytest.raises(UserError, match="'file' is no reproducer"):
+        read_recipe(str(module), "file")

@@ -146,7 +146,7 @@ def test_plan_run_and_check(model: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "inputs.npz", in1=np.ones((8, 4), np.float32))
     checked = shardopt("run", plan, "--check", "--steps", "2", "--inputs", tmp_path / "inputs.npz")
     assert checked.returncode == 0, checked.stderr
-    assert "check passed: 2 outputs" in checked.stdout and "step 1" in checked.stdout
+    assert "check passed: 2 of 2 outputs" in checked.stdout and "step 1" in checked.stdout
     assert "1 of 2 inputs" in checked.stderr
 
 
@@ -178,3 +178,35 @@ def test_help_loads_nothing_heavy() -> None:
         "loaded = {'jax', 'jaxlib', 'ortools', 'ray', 'numpy'} & sys.modules.keys()\nassert not loaded, loaded"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+CANCELLATION = """
+func.func public @main(%x: tensor<64xf32>, %n: tensor<2xi32>) -> (tensor<64xf32>, tensor<64xf32>, tensor<2xi32>) {
+  %one = stablehlo.constant dense<1.0> : tensor<64xf32>
+  %noise = stablehlo.subtract %x, %one : tensor<64xf32>
+  %twice = stablehlo.add %x, %x : tensor<64xf32>
+  return %noise, %twice, %n : tensor<64xf32>, tensor<64xf32>, tensor<2xi32>
+}
+"""
+
+
+def test_conditioning_tells_rounding_from_error() -> None:
+    from shardopt.ir.context import make_context
+    from shardopt.ir.io import load_module
+    from shardopt.runtime.reference import Difference, conditioning, run_reference
+    from shardopt.tools.shardopt import _verdict
+
+    inputs = [np.ones(64, np.float32), np.array([1, 2], np.int32)]
+    with make_context() as context:
+        module = load_module(CANCELLATION.encode(), context)
+        noise, twice, exact = conditioning(module, inputs, run_reference(module, inputs))
+    assert noise > 1 and 0 < twice < 1e-6 and exact == 0
+
+    def verdict(max_rel: float, unmatched: int, floor: float) -> str:
+        return _verdict(Difference("x", (2,), "float32", 1.0, max_rel, unmatched), floor, 1e-4)
+
+    assert verdict(1e-5, 0, 0.0) == "ok"
+    assert verdict(1e-3, 0, 1e-3) == "ill-conditioned"
+    assert verdict(1e-3, 0, 1e-5) == "DIFFERS"  # well conditioned: an error of ours
+    assert verdict(1e-1, 0, 1e-3) == "DIFFERS"  # far beyond what rounding does
+    assert verdict(0.0, 1, 1e-5) == "DIFFERS"

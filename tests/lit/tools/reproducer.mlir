@@ -13,7 +13,7 @@
 // RUN: shardopt-opt %s --shardopt-unroll-loops='max-iterations="4"' --mlir-generate-reproducer=%t.any -o %t.out
 // RUN: shardopt-opt %t.any --run-reproducer --dump-pass-pipeline -o %t.out2 2>&1 | FileCheck %s --check-prefix=ANY
 
-// COMMAND: reproducer.mlir:[[@LINE+25]]:8: error:
+// COMMAND: reproducer.mlir:[[@LINE+25]]:1: error:
 // COMMAND: shardopt-opt: note: to run shardopt-verify-imported again: shardopt-opt {{.*}}reproducer.mlir --pass-pipeline='
 // COMMAND-SAME: builtin.module(canonicalize,shardopt-unroll-loops,shardopt-verify-imported)'
 
@@ -28,7 +28,7 @@
 // LOCAL-NOT: stablehlo.add
 // LOCAL: pipeline: "builtin.module(shardopt-verify-imported)",
 
-// AGAIN: reproducer.mlir:{{[0-9]+}}:8: error:
+// AGAIN: reproducer.mlir:{{[0-9]+}}:1: error:
 // NONE: error: '{{.*}}reproducer.mlir' is no reproducer
 // ANY: Pass Manager with 1 passes:
 // ANY-NEXT: builtin.module(shardopt-unroll-loops{max-iterations=4})
