@@ -1,0 +1,226 @@
+"""Feed `shardopt-opt` mutated inputs: how many parse, how many are refused, and that none crashes, hangs or is silent.
+
+    python -m benchmarks.fuzz_opt [--inputs 10000] [--seed 0] [--jobs 2] [--keep DIR]
+
+Seeds are the lit tests of this repository, as text, as MLIR bytecode and as portable artifacts. Every input runs
+`shardopt-opt INPUT --shardopt-import` in a process of its own (forked after the imports), because a fault in native
+code takes its process along. A refusal counts only with exit code 1 and a message that names the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT_SECONDS = 30
+_NUMBERS = (b"0", b"-1", b"1", b"2147483648", b"9223372036854775807", b"99999999999999999999")
+
+
+@dataclass(frozen=True)
+class Input:
+    """A mutated file: what kind of seed it came from, which mutations made it, its bytes."""
+
+    number: int
+    kind: str
+    mutations: tuple[str, ...]
+    data: bytes
+
+
+# ---- inputs ----
+
+
+def _flip(data: bytearray, generator: random.Random, _: bytes) -> None:
+    for _ in range(generator.randint(1, 8)):
+        data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
+
+
+def _truncate(data: bytearray, generator: random.Random, _: bytes) -> None:
+    del data[generator.randrange(len(data)) :]
+
+
+def _remove(data: bytearray, generator: random.Random, _: bytes) -> None:
+    start = generator.randrange(len(data))
+    del data[start : start + generator.randint(1, 64)]
+
+
+def _repeat(data: bytearray, generator: random.Random, _: bytes) -> None:
+    start = generator.randrange(len(data))
+    piece = data[start : start + generator.randint(1, 200)]
+    data[start:start] = piece * generator.randint(1, 4)
+
+
+def _splice(data: bytearray, generator: random.Random, other: bytes) -> None:
+    start = generator.randrange(len(other))
+    at = generator.randrange(len(data))
+    data[at:at] = other[start : start + generator.randint(1, 400)]
+
+
+def _change_number(data: bytearray, generator: random.Random, _: bytes) -> None:
+    found = list(re.finditer(rb"\d+", bytes(data)))
+    if found:
+        match = generator.choice(found)
+        data[match.start() : match.end()] = generator.choice(_NUMBERS)
+
+
+def _swap_words(data: bytearray, generator: random.Random, _: bytes) -> None:
+    words = list(re.finditer(rb"[%@!#]?[A-Za-z_][\w.]*", bytes(data)))
+    if len(words) > 1:
+        first, second = sorted(generator.sample(words, 2), key=lambda match: match.start())
+        data[second.start() : second.end()], data[first.start() : first.end()] = first[0], second[0]
+
+
+MUTATIONS: dict[str, Callable[[bytearray, random.Random, bytes], None]] = {
+    "flip": _flip,
+    "truncate": _truncate,
+    "remove": _remove,
+    "repeat": _repeat,
+    "splice": _splice,
+    "number": _change_number,
+    "words": _swap_words,
+}
+
+
+def _seeds() -> list[tuple[str, bytes]]:
+    """(kind, content): the lit tests that parse, in three encodings."""
+    from jaxlib.mlir import ir
+
+    from shardopt.cost.errors import UserError
+    from shardopt.ir.context import make_context
+    from shardopt.ir.diagnostics import native_errors_raised
+    from shardopt.ir.io import load_module, module_bytecode, portable_artifact
+
+    seeds = []
+    for path in sorted((ROOT / "tests" / "lit").rglob("*.mlir")):
+        seeds.append(("text", path.read_bytes()))
+        with suppress(UserError, ValueError, ir.MLIRError), make_context() as context:
+            module = load_module(path.read_bytes(), context)
+            seeds.append(("bytecode", module_bytecode(module)))
+            with native_errors_raised(context):  # forms with mpmd types have no portable artifact
+                seeds.append(("portable", portable_artifact(module)))
+    return [(kind, data) for kind, data in seeds if data]
+
+
+def make_inputs(count: int, seed: int) -> Iterator[Input]:
+    """The same inputs for the same seed and the same tests."""
+    seeds = _seeds()
+    generator = random.Random(seed)
+    for number in range(count):
+        kind, content = generator.choice(seeds)
+        data, names = bytearray(content), []
+        for _ in range(generator.randint(1, 3)):
+            name = generator.choice(list(MUTATIONS))
+            if data:
+                MUTATIONS[name](data, generator, generator.choice(seeds)[1])
+                names.append(name)
+        yield Input(number, kind, tuple(names), bytes(data))
+
+
+# ---- one run ----
+
+
+def run(item: Input) -> tuple[Input, str, str]:
+    """(input, verdict, stderr): "parsed", "refused", or what must not happen."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "input.mlir"
+        path.write_bytes(item.data)
+        errors = Path(folder) / "stderr"
+        child = os.fork()
+        if child == 0:
+            _child(path, errors)
+        _, status = os.waitpid(child, 0)
+        text = errors.read_text(errors="replace")
+    return item, _verdict(status, text), text
+
+
+def _child(path: Path, errors: Path) -> None:
+    """Never returns."""
+    code = 70
+    try:
+        signal.alarm(TIMEOUT_SECONDS)
+        target = os.open(errors, os.O_WRONLY | os.O_CREAT)
+        os.dup2(target, 2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        from shardopt.tools.opt import main
+
+        code = main([str(path), "--shardopt-import", "-o", os.devnull])
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _verdict(status: int, text: str) -> str:
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        return "hung" if number == signal.SIGALRM else f"crashed ({signal.Signals(number).name})"
+    code = os.WEXITSTATUS(status)
+    if code == 0:
+        return "parsed"
+    if code == 1:
+        return "refused" if "input.mlir" in text else "refused without naming the file"
+    return f"internal error (exit code {code})"
+
+
+# ---- all runs ----
+
+
+def _preload() -> None:
+    import shardopt.passes.registry as registry
+    import shardopt.tools.opt  # noqa: F401  (imported once, before the forks)
+
+    for name in registry.PASSES:
+        registry.pass_class(name)
+
+
+def _print(counts: Counter[tuple[str, str]], console: Console) -> None:
+    kinds = sorted({kind for kind, _ in counts})
+    table = Table("outcome", *kinds, "all", title="mutated inputs")
+    for verdict in sorted({verdict for _, verdict in counts}):
+        row = [counts[kind, verdict] for kind in kinds]
+        table.add_row(verdict, *map(str, row), str(sum(row)))
+    console.print(table)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Feed shardopt-opt mutated inputs.")
+    parser.add_argument("--inputs", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--keep", type=Path, help="folder for inputs with a wrong outcome")
+    args = parser.parse_args(argv)
+    counts: Counter[tuple[str, str]] = Counter()
+    bad = 0
+    context = get_context("forkserver")
+    with ProcessPoolExecutor(args.jobs, mp_context=context, initializer=_preload) as pool:
+        for item, verdict, text in pool.map(run, make_inputs(args.inputs, args.seed), chunksize=50):
+            counts[item.kind, verdict] += 1
+            if verdict in ("parsed", "refused"):
+                continue
+            bad += 1
+            if args.keep is not None:
+                args.keep.mkdir(parents=True, exist_ok=True)
+                (args.keep / f"{item.number}-{item.kind}.bin").write_bytes(item.data)
+                (args.keep / f"{item.number}-{item.kind}.txt").write_text(f"{verdict}\n{item.mutations}\n{text}")
+    _print(counts, Console(width=120))
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
