@@ -24,6 +24,12 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(STAMP)
+	$(BIN)/python -m shardopt.tools.docs
+
+docs-check: $(STAMP)
+	$(BIN)/python -m shardopt.tools.docs --check
+
 demo: $(STAMP)
 	$(BIN)/python -m examples.gpt_demo
 

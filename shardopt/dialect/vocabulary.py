@@ -48,7 +48,7 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "true",
         INPUT,
         "On an argument of `@main`: its buffer is donated, and no result is named. Such arguments are paired with "
-        "results of equal type in order, as JAX pairs them.",
+        "results of equal type in order, as JAX pairs them; the stage phase writes the pairs as `tf.aliasing_output`.",
     ),
     AttributeDoc(
         LAYER,

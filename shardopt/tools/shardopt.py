@@ -225,14 +225,14 @@ def _check(plan: Plan, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarra
     """Print every output against one device. Raises UserError when one differs that is not ill-conditioned."""
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module
-    from shardopt.runtime.reference import compare, conditioning, run_reference
+    from shardopt.runtime.reference import Reference, compare, conditioning
 
     with make_context() as context:
-        module = load_module(plan.original, context, name="original.mlirbc")
-        reference = run_reference(module, inputs)
-        rows = compare(outputs, reference)
-        passed = all(row.within(tolerance) for row in rows)
-        floors = [0.0] * len(rows) if passed else conditioning(module, inputs, reference)
+        function = Reference(load_module(plan.original, context, name="original.mlirbc"))
+    reference = function(inputs)
+    rows = compare(outputs, reference)
+    passed = all(row.within(tolerance) for row in rows)
+    floors = [0.0] * len(rows) if passed else conditioning(function, inputs, reference)
     verdicts = [_verdict(row, floor, tolerance) for row, floor in zip(rows, floors, strict=True)]
     _console().print(_difference_table(rows, verdicts))
     differing = [row.name for row, verdict in zip(rows, verdicts, strict=True) if verdict == _DIFFERS]

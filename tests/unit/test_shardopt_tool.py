@@ -193,13 +193,13 @@ func.func public @main(%x: tensor<64xf32>, %n: tensor<2xi32>) -> (tensor<64xf32>
 def test_conditioning_tells_rounding_from_error() -> None:
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module
-    from shardopt.runtime.reference import Difference, conditioning, run_reference
+    from shardopt.runtime.reference import Difference, Reference, conditioning
     from shardopt.tools.shardopt import _verdict
 
     inputs = [np.ones(64, np.float32), np.array([1, 2], np.int32)]
     with make_context() as context:
-        module = load_module(CANCELLATION.encode(), context)
-        noise, twice, exact = conditioning(module, inputs, run_reference(module, inputs))
+        function = Reference(load_module(CANCELLATION.encode(), context))
+    noise, twice, exact = conditioning(function, inputs, function(inputs))
     assert noise > 1 and 0 < twice < 1e-6 and exact == 0
 
     def verdict(max_rel: float, unmatched: int, floor: float) -> str:
