@@ -1,10 +1,11 @@
-"""Feed `shardopt-opt` mutated inputs: how many parse, how many are refused, and that none crashes, hangs or is silent.
+"""Feed `shardopt-opt` mutated inputs: how many run, how many are refused, and that none crashes, hangs or is silent.
 
     python -m benchmarks.fuzz_opt [--inputs 10000] [--seed 0] [--jobs 2] [--keep DIR]
 
-Seeds are the lit tests of this repository, as text, as MLIR bytecode and as portable artifacts. Every input runs
-`shardopt-opt INPUT --shardopt-import` in a process of its own (forked after the imports), because a fault in native
-code takes its process along. A refusal counts only with exit code 1 and a message that names the file.
+Seeds are the lit tests of this repository, as text, as MLIR bytecode and as portable artifacts, and the pipelines of
+all phases. Every input runs `shardopt-opt INPUT --shardopt-import`, or a valid module through the mutated pipeline, in a
+process of its own (forked after the imports), because a fault in native code takes its process along. A refusal counts
+only with exit code 1 and a message that names the file or the pipeline.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_SECONDS = 30
+PIPELINE = "pipeline"
+_VALID_MODULE = ROOT / "docs" / "tutorial" / "mlp.mlir"
 _NUMBERS = (b"0", b"-1", b"1", b"2147483648", b"9223372036854775807", b"99999999999999999999")
 
 
@@ -78,11 +81,26 @@ def _change_number(data: bytearray, generator: random.Random, _: bytes) -> None:
         data[match.start() : match.end()] = generator.choice(_NUMBERS)
 
 
-def _swap_words(data: bytearray, generator: random.Random, _: bytes) -> None:
-    words = list(re.finditer(rb"[%@!#]?[A-Za-z_][\w.]*", bytes(data)))
-    if len(words) > 1:
-        first, second = sorted(generator.sample(words, 2), key=lambda match: match.start())
+def _drop_line(data: bytearray, generator: random.Random, _: bytes) -> None:
+    lines = bytes(data).splitlines(keepends=True)
+    del lines[generator.randrange(len(lines))]
+    data[:] = b"".join(lines)
+
+
+def _swap(data: bytearray, generator: random.Random, pattern: bytes) -> None:
+    """Exchange two matches of a pattern."""
+    found = list(re.finditer(pattern, bytes(data)))
+    if len(found) > 1:
+        first, second = sorted(generator.sample(found, 2), key=lambda match: match.start())
         data[second.start() : second.end()], data[first.start() : first.end()] = first[0], second[0]
+
+
+def _swap_types(data: bytearray, generator: random.Random, _: bytes) -> None:
+    _swap(data, generator, rb"tensor<[^<>]*>")
+
+
+def _swap_words(data: bytearray, generator: random.Random, _: bytes) -> None:
+    _swap(data, generator, rb"[%@!#]?[A-Za-z_][\w.]*")
 
 
 MUTATIONS: dict[str, Callable[[bytearray, random.Random, bytes], None]] = {
@@ -92,12 +110,14 @@ MUTATIONS: dict[str, Callable[[bytearray, random.Random, bytes], None]] = {
     "repeat": _repeat,
     "splice": _splice,
     "number": _change_number,
+    "line": _drop_line,
+    "types": _swap_types,
     "words": _swap_words,
 }
 
 
 def _seeds() -> list[tuple[str, bytes]]:
-    """(kind, content): the lit tests that parse, in three encodings."""
+    """(kind, content): the lit tests, those that parse in three encodings, and pipelines."""
     from jaxlib.mlir import ir
 
     from shardopt.cost.errors import UserError
@@ -105,7 +125,7 @@ def _seeds() -> list[tuple[str, bytes]]:
     from shardopt.ir.diagnostics import native_errors_raised
     from shardopt.ir.io import load_module, module_bytecode, portable_artifact
 
-    seeds = []
+    seeds = [(PIPELINE, text.encode()) for text in _pipelines()]
     for path in sorted((ROOT / "tests" / "lit").rglob("*.mlir")):
         seeds.append(("text", path.read_bytes()))
         with suppress(UserError, ValueError, ir.MLIRError), make_context() as context:
@@ -114,6 +134,19 @@ def _seeds() -> list[tuple[str, bytes]]:
             with native_errors_raised(context):  # forms with mpmd types have no portable artifact
                 seeds.append(("portable", portable_artifact(module)))
     return [(kind, data) for kind, data in seeds if data]
+
+
+def _pipelines() -> list[str]:
+    """Phases, their expansions, and what a user might write."""
+    from shardopt.pipeline.phases import PHASES, expand_phase, phase_range
+
+    options = "cluster=cpu-test:1x4 num-stages=2 num-microbatches=4 batch-args=2,3"
+    return [
+        phase_range(options=options),
+        *(f"builtin.module({expand_phase(phase)})" for phase in PHASES),
+        "builtin.module(shardopt-import{unroll=true},func.func(canonicalize{max-iterations=3},cse))",
+        "shardopt-inline-calls,shardopt-unroll-loops{only=all max-iterations=4},symbol-dce,shardopt-normalize",
+    ]
 
 
 def make_inputs(count: int, seed: int) -> Iterator[Input]:
@@ -135,30 +168,31 @@ def make_inputs(count: int, seed: int) -> Iterator[Input]:
 
 
 def run(item: Input) -> tuple[Input, str, str]:
-    """(input, verdict, stderr): "parsed", "refused", or what must not happen."""
+    """(input, verdict, stderr): "ran", "refused", or what must not happen."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "input.mlir"
+        path, errors = Path(folder) / "input.mlir", Path(folder) / "stderr"
         path.write_bytes(item.data)
-        errors = Path(folder) / "stderr"
+        arguments = [str(path), "--shardopt-import"]
+        if item.kind == PIPELINE:
+            arguments = [str(_VALID_MODULE), "--pass-pipeline=" + item.data.decode("latin-1")]
         child = os.fork()
         if child == 0:
-            _child(path, errors)
+            _child([*arguments, "-o", os.devnull], errors)
         _, status = os.waitpid(child, 0)
         text = errors.read_text(errors="replace")
     return item, _verdict(status, text), text
 
 
-def _child(path: Path, errors: Path) -> None:
+def _child(arguments: Sequence[str], errors: Path) -> None:
     """Never returns."""
     code = 70
     try:
         signal.alarm(TIMEOUT_SECONDS)
-        target = os.open(errors, os.O_WRONLY | os.O_CREAT)
-        os.dup2(target, 2)
+        os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         from shardopt.tools.opt import main
 
-        code = main([str(path), "--shardopt-import", "-o", os.devnull])
+        code = main(arguments)
     except SystemExit as stop:
         code = int(stop.code or 0)
     finally:
@@ -172,9 +206,10 @@ def _verdict(status: int, text: str) -> str:
         return "hung" if number == signal.SIGALRM else f"crashed ({signal.Signals(number).name})"
     code = os.WEXITSTATUS(status)
     if code == 0:
-        return "parsed"
+        return "ran"
     if code == 1:
-        return "refused" if "input.mlir" in text else "refused without naming the file"
+        named = any(word in text for word in ("input.mlir", "pipeline", _VALID_MODULE.name))
+        return "refused" if named and "error:" in text else "refused without saying where"
     return f"internal error (exit code {code})"
 
 
@@ -211,7 +246,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with ProcessPoolExecutor(args.jobs, mp_context=context, initializer=_preload) as pool:
         for item, verdict, text in pool.map(run, make_inputs(args.inputs, args.seed), chunksize=50):
             counts[item.kind, verdict] += 1
-            if verdict in ("parsed", "refused"):
+            if verdict in ("ran", "refused"):
                 continue
             bad += 1
             if args.keep is not None:

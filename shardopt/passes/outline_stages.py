@@ -113,6 +113,13 @@ def _placement(problem: CandidateProblem, solution: StageSolution) -> StagePlace
     return StagePlacement(stage_of_layer, meshes)
 
 
+def _explain(module: ir.Module, problem: CandidateProblem, solution: StageSolution, pm: PassContext) -> None:
+    """One remark a stage: the layers it took, and where they run."""
+    for stage, (start, end, index) in enumerate(solution.stages):
+        said = f"stage {stage}: layers {start} to {end - 1} run on submesh {problem.choices[index]}"
+        pm.remark("stage-cut", module.operation, said, category="passed")
+
+
 @dataclass(frozen=True)
 class OutlineStages(Pass):
     """See the head of the file."""
@@ -140,6 +147,7 @@ class OutlineStages(Pass):
         write_cluster(module, cluster)
         pm.statistic("stages", len(solution.stages))
         pm.statistic("predicted step seconds", solution.seconds)
+        _explain(module, problem, solution, pm)
 
     def _required_cluster(self) -> str:
         if not self.cluster:

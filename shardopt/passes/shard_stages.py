@@ -145,6 +145,9 @@ def _count(pm: PassContext, mesh: str, solution: Solution, plan: IntraOpPlan) ->
     pm.statistic(f"{mesh}: gap", solution.gap)
     for kind, number in cost.collectives:
         pm.statistic(f"{mesh}: {kind}", number)
+    kinds = ", ".join(f"{number} {kind}" for kind, number in cost.collectives) or "no collectives"
+    said = f"mesh '{mesh}': predicted {cost.seconds:.3g} s with {kinds}; within {solution.gap:.2%} of the optimum"
+    pm.remark("sharding-plan", None, said, category="analysis")
 
 
 def _report_opaque(graph: MeshGraph, pm: PassContext) -> None:

@@ -1,7 +1,7 @@
 // A failing pass says how to run it again: from the input, from a dump, or from a reproducer.
 // RUN: not shardopt-opt %s --canonicalize --shardopt-unroll-loops --shardopt-verify-imported 2>&1 | FileCheck %s --check-prefix=COMMAND
 // RUN: not shardopt-opt %s --canonicalize --shardopt-verify-imported --mlir-print-ir-tree-dir=%t.tree 2>&1 | FileCheck %s --check-prefix=TREE
-// RUN: not shardopt-opt %s --canonicalize --shardopt-verify-imported --mlir-pass-pipeline-crash-reproducer=%t.whole 2>&1 | FileCheck %s --check-prefix=NOTE
+// RUN: not shardopt-opt %s --canonicalize --shardopt-verify-imported --mlir-pass-pipeline-crash-reproducer=%t.whole 2>&1 | FileCheck %s --check-prefix=HOWTO
 // RUN: FileCheck %s --check-prefix=WHOLE < %t.whole
 // RUN: not shardopt-opt %s --canonicalize --shardopt-verify-imported --mlir-pass-pipeline-crash-reproducer=%t.local --mlir-pass-pipeline-local-reproducer -o %t 2>%t.err
 // RUN: FileCheck %s --check-prefix=LOCAL < %t.local
@@ -18,7 +18,7 @@
 // COMMAND-SAME: builtin.module(canonicalize,shardopt-unroll-loops,shardopt-verify-imported)'
 
 // TREE: note: to run shardopt-verify-imported again: shardopt-opt {{.*}}.tree/01_canonicalize.mlir --pass-pipeline='builtin.module(shardopt-verify-imported)'
-// NOTE: note: to run shardopt-verify-imported again: shardopt-opt {{.*}}.whole --run-reproducer
+// HOWTO: note: to run shardopt-verify-imported again: shardopt-opt {{.*}}.whole --run-reproducer
 
 // WHOLE: stablehlo.add
 // WHOLE: mlir_reproducer: {

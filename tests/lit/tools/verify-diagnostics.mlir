@@ -1,7 +1,9 @@
 // Expectations in comments are compared with what is said; the exit code tells whether they agree.
 // RUN: shardopt-opt %s --split-input-file --verify-diagnostics --shardopt-unroll-loops="only=all max-iterations=4" -o %t
 // Without the flag the same input fails.
-// RUN: not shardopt-opt %s --split-input-file --shardopt-unroll-loops -o %t 2>/dev/null
+// RUN: not shardopt-opt %s --split-input-file --shardopt-unroll-loops -o %t 2>&1 | FileCheck %s
+// CHECK-DAG: error: Dialect `bad' not found
+// CHECK-DAG: error: use of value
 
 func.func @unknown_op() {
   bad.op
