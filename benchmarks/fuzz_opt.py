@@ -3,7 +3,7 @@
     python -m benchmarks.fuzz_opt [--inputs 10000] [--seed 0] [--jobs 2] [--keep DIR]
 
 Seeds are the lit tests of this repository, as text, as MLIR bytecode and as portable artifacts, and the pipelines of
-all phases. Every input runs `shardopt-opt INPUT --shardopt-import`, or a valid module through the mutated pipeline, in a
+all phases. Every input runs `shardopt-opt INPUT --shardopt-import`, or a valid module through a mutated pipeline, in a
 process of its own (forked after the imports), because a fault in native code takes its process along. A refusal counts
 only with exit code 1 and a message that names the file or the pipeline.
 """
@@ -192,7 +192,8 @@ def _child(arguments: Sequence[str], errors: Path) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         from shardopt.tools.opt import main
 
-        code = main(arguments)
+        sys.argv = ["shardopt-opt", *arguments]  # arguments passed directly would run unsupervised
+        code = main()
     except SystemExit as stop:
         code = int(stop.code or 0)
     finally:

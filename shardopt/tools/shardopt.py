@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardopt.cost.errors import UserError
-from shardopt.tools.common import ToolParser, run_tool
+from shardopt.tools.common import EXIT_BUG, EXIT_USER_ERROR, ToolParser, run_tool
+from shardopt.tools.supervisor import Crash, Trace, supervised
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,9 +32,28 @@ _NOISE_FACTOR = 10
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0, 1 for a mistake of the user or a check that failed, 2 for a bug of ours."""
+    """Exit code 0, 1 for a mistake of the user or a check that failed, 2 for a bug of ours.
+
+    Called without arguments, `plan` reads and rewrites the model in a child process: C++ may crash on a damaged file.
+    """
     args = _parser().parse_args(argv)
-    return run_tool(_PROG, lambda: args.run(args))
+
+    def work(trace: Trace) -> int:
+        args.trace = trace
+        return run_tool(_PROG, lambda: args.run(args))
+
+    if argv is not None or args.command != "plan":
+        return work(Trace())
+    return supervised(work, lambda crash: _after_crash(crash, args.model))
+
+
+def _after_crash(crash: Crash, model: str) -> int:
+    phase = crash.trace.get("phase")
+    if phase is None:
+        print(f"{model}: error: not a readable module: its reader crashed ({crash})", file=sys.stderr)
+        return EXIT_USER_ERROR
+    print(f"{_PROG}: internal error: C++ code crashed ({crash}) in phase '{phase}'", file=sys.stderr)
+    return EXIT_BUG
 
 
 def _parser() -> ToolParser:
@@ -89,7 +109,12 @@ def _plan(args: argparse.Namespace) -> None:
         check_target(args.output)
     options = PlanOptions(**{field.name: getattr(args, field.name) for field in fields(PlanOptions)})
     with _Progress(len(PHASE_NAMES)) as progress:
-        plan = make_plan(args.model, options, on_phase=progress.advance, handler=_reporter(args.remarks))
+
+        def on_phase(name: str) -> None:
+            args.trace.note(phase=name)
+            progress.advance(name)
+
+        plan = make_plan(args.model, options, on_phase=on_phase, handler=_reporter(args.remarks))
     if args.output is not None:
         plan.save(args.output)
     if args.json:

@@ -117,6 +117,13 @@ def test_a_cluster_file_with_a_missing_field_names_it(model: Path, tmp_path: Pat
     assert not (tmp_path / "plan").exists()
 
 
+def test_a_file_that_crashes_the_reader_is_refused(tmp_path: Path) -> None:
+    damaged = Path(__file__).parents[1] / "lit" / "tools" / "Inputs" / "aborting.mlirbc"
+    result = shardopt("plan", damaged, "--cluster", "cpu-test:1x2", "-o", tmp_path / "plan")
+    assert_refused(result, "aborting.mlirbc", "error:")
+    assert not (tmp_path / "plan").exists()
+
+
 def test_a_foreign_folder_is_not_overwritten(model: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("mine")
