@@ -118,11 +118,18 @@ def diagnostic(
 
 
 def in_file(diagnostic: Diagnostic, name: str, unnamed: str = "") -> Diagnostic:
-    """The diagnostic with positions in no file (or in the file called `unnamed`) moved to the file `name`."""
+    """The diagnostic with positions in no file (or in the file called `unnamed`) moved to the file `name`.
+
+    Types and attributes inside bytecode are parsed from text of their own, which MLIR then gives as the file.
+    """
+    file = diagnostic.position.file
     notes = tuple(in_file(note, name, unnamed) for note in diagnostic.notes)
-    elsewhere = diagnostic.position.file not in ("", unnamed)
-    position = diagnostic.position if elsewhere else replace(diagnostic.position, file=name)
-    return replace(diagnostic, position=position, notes=notes)
+    if file.startswith(("!", "#")):
+        message = diagnostic.message if diagnostic.severity == "note" else f"{diagnostic.message} in '{file}'"
+        return replace(diagnostic, message=message, position=Position(name), notes=notes)
+    if file not in ("", unnamed):
+        return diagnostic
+    return replace(diagnostic, position=replace(diagnostic.position, file=name), notes=notes)
 
 
 def from_native(native: ir.DiagnosticInfo | ir.Diagnostic) -> Diagnostic:
