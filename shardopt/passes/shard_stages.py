@@ -51,6 +51,8 @@ from shardopt.solve.intra_op_presets import Roles, restrict
 from shardopt.solve.problem import Solution
 from shardopt.solve.strategies import OPAQUE_OPS
 
+# Operations whose choice decides a plan; remarks on every elementwise operation would hide them.
+_EXPLAINED = frozenset({"dot_general", "convolution"})
 # Names of mesh axes, slowest first, when a mesh is given by its shape.
 AXIS_NAMES = ("x", "y", "z")
 
@@ -123,6 +125,7 @@ class ShardStages(Pass):
         solution = problem.solve(self.time_limit, self.gap)
         plan = problem.decode(solution)
         _count(pm, graph.mesh.name, solution, plan)
+        _report_strategies(graph, tables, plan, pm)
         return plan
 
     def _batch(self, graph: MeshGraph) -> dict[int, int]:
@@ -148,6 +151,23 @@ def _count(pm: PassContext, mesh: str, solution: Solution, plan: IntraOpPlan) ->
     kinds = ", ".join(f"{number} {kind}" for kind, number in cost.collectives) or "no collectives"
     said = f"mesh '{mesh}': predicted {cost.seconds:.3g} s with {kinds}; within {solution.gap:.2%} of the optimum"
     pm.remark("sharding-plan", None, said, category="analysis")
+
+
+def _report_strategies(graph: MeshGraph, tables: IntraOpTables, plan: IntraOpPlan, pm: PassContext) -> None:
+    """Why a matrix product or convolution runs as it does: its strategy beside the cheapest and the replicated one."""
+    for number, (op, handle) in enumerate(zip(graph.reader.ops, graph.reader.handles, strict=True)):
+        if op.name not in _EXPLAINED:
+            continue
+        chosen, all_of_it = plan.strategies[number], tables.ops[number].strategies
+        cheapest = min(strategy.seconds for strategy in all_of_it)
+        whole = [s.seconds for s in all_of_it if all(sharding.is_replicated for sharding in (*s.operands, *s.results))]
+        operands = " × ".join(map(str, chosen.operands))
+        said = (
+            f"{operands} -> {', '.join(map(str, chosen.results))}: {chosen.compute_seconds:.3g} s of compute and "
+            f"{chosen.communication_seconds:.3g} s of collectives; of {len(all_of_it)} strategies the cheapest alone "
+            f"takes {cheapest:.3g} s" + (f", replicated {whole[0]:.3g} s" if whole else "")
+        )
+        pm.remark("strategy", handle, said, category="passed")
 
 
 def _report_opaque(graph: MeshGraph, pm: PassContext) -> None:
