@@ -31,7 +31,7 @@ def reparsed(module: ir.Module) -> ir.Module:
 @pytest.mark.parametrize("name", presets())
 def test_cluster(name: str) -> None:
     cluster = replace(load_cluster(name), hosts=3)
-    with make_context() as context:
+    with make_context() as context, ir.Location.unknown(context):
         module = ir.Module.parse(FUNCTION, context)
         write_cluster(module, cluster)
         assert read_cluster(reparsed(module)) == cluster
@@ -49,7 +49,7 @@ def test_topology(devices: bool) -> None:
 
 def test_cost() -> None:
     cost = CostSummary(1.5e-3, 2.5e-7, 12345678901, 1 << 40, (("all_reduce", 3), ("reduce_scatter", 1)))
-    with make_context() as context:
+    with make_context() as context, ir.Location.unknown(context):
         module = ir.Module.parse(FUNCTION, context)
         write_cost(module.body.operations[0].operation, cost)
         assert read_cost(reparsed(module).body.operations[0].operation) == cost
