@@ -124,7 +124,7 @@ def in_file(diagnostic: Diagnostic, name: str, unnamed: str = "") -> Diagnostic:
     """
     file = diagnostic.position.file
     notes = tuple(in_file(note, name, unnamed) for note in diagnostic.notes)
-    if file.startswith(("!", "#")):
+    if "<" in file:
         message = diagnostic.message if diagnostic.severity == "note" else f"{diagnostic.message} in '{file}'"
         return replace(diagnostic, message=message, position=Position(name), notes=notes)
     if file not in ("", unnamed):

@@ -52,7 +52,7 @@ def after_crash(crash: Crash, options: argparse.Namespace, flags: tuple[PassFlag
     """Report that C++ killed the process: a damaged binary file is the user's, anything else is a bug of ours."""
     doing = crash.trace.get("doing", "start")
     if doing == "read" and format_of(data) != "text":
-        print(f"{options.input}: error: not a readable module: its reader crashed ({crash})", file=sys.stderr)
+        print(f"{options.input}: error: not a readable module: its reader failed ({crash})", file=sys.stderr)
         return EXIT_USER_ERROR
     print(f"{NAME}: internal error: C++ code crashed ({crash}) in step '{doing}'", file=sys.stderr)
     if doing != "pass":

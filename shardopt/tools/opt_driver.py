@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 import tempfile
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -16,7 +17,7 @@ from jaxlib.mlir import ir
 from shardopt.cost.errors import UserError
 from shardopt.ir.context import make_context
 from shardopt.ir.diagnostics import Diagnostic
-from shardopt.ir.formats import STDIO, decoded
+from shardopt.ir.formats import STDIO, decoded, format_of
 from shardopt.ir.io import encode_module, load_module, write_output
 from shardopt.ir.roundtrip import verify_roundtrip
 from shardopt.ir.splitting import near_misses, split_input
@@ -144,7 +145,9 @@ class Driver:
             if report is not None and diagnostic.message != _KNOWN_RESOURCE:
                 report(diagnostic)
 
-        return load_module(part.source, context, name=self.name, handler=handle)
+        is_text = format_of(self.data) == "text"
+        with nullcontext() if is_text else self.trace.reading(len(self.data)):
+            return load_module(part.source, context, name=self.name, handler=handle)
 
     def _watch(self, part: Part) -> Watchers:
         progress = Progress(lambda index: self.trace.note(doing="pass", part=part.number, index=index))

@@ -7,6 +7,7 @@ import json
 import sys
 import zipfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _after_crash(crash: Crash, model: str) -> int:
     phase = crash.trace.get("phase")
     if phase is None:
-        print(f"{model}: error: not a readable module: its reader crashed ({crash})", file=sys.stderr)
+        print(f"{model}: error: not a readable module: its reader failed ({crash})", file=sys.stderr)
         return EXIT_USER_ERROR
     print(f"{_PROG}: internal error: C++ code crashed ({crash}) in phase '{phase}'", file=sys.stderr)
     return EXIT_BUG
@@ -108,9 +109,12 @@ def _plan(args: argparse.Namespace) -> None:
     if args.output is not None:
         check_target(args.output)
     options = PlanOptions(**{field.name: getattr(args, field.name) for field in fields(PlanOptions)})
-    with _Progress(len(PHASE_NAMES)) as progress:
+    size = Path(args.model).stat().st_size if Path(args.model).is_file() else 0
+    with _Progress(len(PHASE_NAMES)) as progress, ExitStack() as reading:
+        reading.enter_context(args.trace.reading(size))
 
         def on_phase(name: str) -> None:
+            reading.close()
             args.trace.note(phase=name)
             progress.advance(name)
 

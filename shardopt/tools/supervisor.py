@@ -1,4 +1,4 @@
-"""Surviving crashes of C++: the work runs in a child process, and the parent reports when that is killed by a signal.
+"""Surviving crashes and hangs of C++: the work runs in a child process, whose parent reports how a signal ended it.
 
 jaxlib's bytecode reader aborts the process on some damaged files, and a C++ pass may run into an assertion or out of
 stack. Python cannot catch either. Forking before anything big is loaded costs about a millisecond.
@@ -11,12 +11,18 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
+# Binary input: reading is a matter of a second a gigabyte, but the reader loops for ever on some damaged files.
+_READ_SECONDS = 30.0
+_READ_BYTES_PER_SECOND = 10e6
 # Signals by which a process ends through its own fault; others (an interrupt, a kill) come from outside.
-_CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP})
+_CRASHES = frozenset(
+    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGALRM}
+)
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,8 @@ class Crash:
     trace: dict[str, Any]
 
     def __str__(self) -> str:
+        if self.signal == signal.SIGALRM:
+            return f"it did not finish within {self.trace.get('limit_seconds', 0):.0f} s"
         return f"{self.signal.name}, {signal.strsignal(self.signal)}"
 
 
@@ -44,6 +52,23 @@ class Trace:
             self._file.seek(0)
             self._file.write(json.dumps(self._known).encode() + b"\n")
             self._file.flush()
+
+    @contextmanager
+    def reading(self, size_bytes: int) -> Iterator[None]:
+        """Around the reading of binary input: the system ends the process when it takes far too long.
+
+        Only under supervision, where the parent can say so; no Python code runs while C++ does not return.
+        """
+        if self._file is None:
+            yield
+            return
+        limit = _READ_SECONDS + size_bytes / _READ_BYTES_PER_SECOND
+        self.note(limit_seconds=limit)
+        signal.setitimer(signal.ITIMER_REAL, limit)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def supervised(work: Callable[[Trace], int], on_crash: Callable[[Crash], int]) -> int:
