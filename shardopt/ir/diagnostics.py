@@ -118,18 +118,24 @@ def diagnostic(
 
 
 def in_file(diagnostic: Diagnostic, name: str, unnamed: str = "") -> Diagnostic:
-    """The diagnostic with positions in no file (or in the file called `unnamed`) moved to the file `name`.
-
-    Types and attributes inside bytecode are parsed from text of their own, which MLIR then gives as the file.
-    """
-    file = diagnostic.position.file
-    notes = tuple(in_file(note, name, unnamed) for note in diagnostic.notes)
-    if "<" in file:
-        message = diagnostic.message if diagnostic.severity == "note" else f"{diagnostic.message} in '{file}'"
-        return replace(diagnostic, message=message, position=Position(name), notes=notes)
-    if file not in ("", unnamed):
+    """The diagnostic with positions in no file (or in the file called `unnamed`) moved to the file `name`."""
+    if diagnostic.position.file not in ("", unnamed):
         return diagnostic
+    notes = tuple(in_file(note, name, unnamed) for note in diagnostic.notes)
     return replace(diagnostic, position=replace(diagnostic.position, file=name), notes=notes)
+
+
+def in_binary_file(diagnostic: Diagnostic, name: str, unnamed: str = "") -> Diagnostic:
+    """The diagnostic at the binary file `name`, which has no lines.
+
+    Positions that the file holds (of the source it was made from, or inside a type it stores as text) may be damaged
+    themselves: they go into the message.
+    """
+    notes = tuple(in_binary_file(note, name, unnamed) for note in diagnostic.notes)
+    said = diagnostic.message
+    if diagnostic.severity != "note" and diagnostic.position.file not in ("", unnamed):
+        said += f" (at {diagnostic.position})"
+    return replace(diagnostic, message=said, position=Position(name), notes=notes)
 
 
 def from_native(native: ir.DiagnosticInfo | ir.Diagnostic) -> Diagnostic:

@@ -20,7 +20,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from shardopt.cost.errors import UserError
-from shardopt.ir.diagnostics import DiagnosedError, Handler, in_file, native_errors_raised
+from shardopt.ir.diagnostics import DiagnosedError, Handler, in_binary_file, in_file, native_errors_raised
 from shardopt.ir.formats import STDIO, decoded, exported_module, format_of, read_source
 from shardopt.ir.native import verify
 from shardopt.ir.printing import PLAIN, PrintStyle
@@ -46,7 +46,8 @@ def load_module(
         with native_errors_raised(context, handler, also=ValueError):
             return _parse(data, source, context, name)
     except DiagnosedError as error:
-        raise DiagnosedError(*(in_file(diagnostic, name, BUFFER_NAME) for diagnostic in error.diagnostics)) from error
+        moved = in_file if format_of(data) == "text" else in_binary_file
+        raise DiagnosedError(*(moved(diagnostic, name, BUFFER_NAME) for diagnostic in error.diagnostics)) from error
 
 
 def save_module(

@@ -15,7 +15,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from shardopt.cost.errors import UserError
 from shardopt.ir.context import make_context
-from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, Position, in_file, position_of, render
+from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, Position, in_binary_file, in_file, position_of, render
 from shardopt.ir.formats import exported_module, format_of
 from shardopt.ir.io import OutputForm, encode_module, load_module, module_bytecode, module_text, save_module
 from shardopt.ir.roundtrip import verify_roundtrip
@@ -219,8 +219,9 @@ def test_a_roundtrip_that_loses_nothing(module: ir.Module) -> None:
     verify_roundtrip(module)
 
 
-def test_errors_inside_types_of_bytecode_name_the_file() -> None:
-    type_text = '!mpmd.mesh_tensor<"m", tensor<2xf-1>>'
-    inside = Diagnostic("error", "expected type", Position(type_text, 1, 33))
-    assert str(in_file(inside, "a.mlirbc")) == f"a.mlirbc: error: expected type in '{type_text}'"
-    assert in_file(Diagnostic("error", "x", Position("b.mlir", 2, 1)), "a.mlirbc").position.file == "b.mlir"
+def test_errors_in_binary_files_name_the_file() -> None:
+    inside = Diagnostic("error", "expected type", Position('!mpmd.mesh_tensor<"m", tensor<2xf-1>>', 1, 33))
+    expected = """a.mlirbc: error: expected type (at !mpmd.mesh_tensor<"m", tensor<2xf-1>>:1:33)"""
+    assert str(in_binary_file(inside, "a.mlirbc")) == expected
+    assert str(in_binary_file(Diagnostic("error", "x"), "a.mlirbc")) == "a.mlirbc: error: x"
+    assert in_file(Diagnostic("error", "x", Position("b.mlir", 2, 1)), "a.mlir").position.file == "b.mlir"
