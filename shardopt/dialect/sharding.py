@@ -6,12 +6,16 @@ The axis form (`shardopt.cost.mesh.Sharding`) is the only form that is computed 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from math import prod
 
 from shardopt.cost.mesh import Mesh, Sharding
 
 _REPLICATED = "{replicated}"
+_TILED = re.compile(
+    r"\{devices=\[(?P<tiles>[\d,]+)\]<=\[(?P<source>[\d,]+)\](?:T\((?P<perm>[\d,]+)\))?(?: last_tile_dim_replicate)?\}"
+)
 _SDY_DIM = re.compile(r"\{([^{}]*)\}")
 _SDY_SHARDING = re.compile(r"<@(?P<mesh>[\w.$-]+),\s*\[(?P<dims>.*)\]>")
 
@@ -51,6 +55,42 @@ def _merge_runs(sizes: list[int], order: list[int]) -> tuple[list[int], list[int
             runs.append([axis])
     by_source = sorted(runs)
     return [prod(sizes[axis] for axis in run) for run in by_source], [by_source.index(run) for run in runs]
+
+
+def from_mhlo(text: str, rank: int, mesh: Mesh) -> Sharding:
+    """The inverse of `to_mhlo` on one mesh. Raises ValueError for any other text.
+
+    Axes are taken in order until the tile count of a dimension is reached, as `to_mhlo` merged them.
+    """
+    if text == "{replicated}":
+        return Sharding.replicated(rank)
+    match = _TILED.fullmatch(text)
+    if match is None:
+        raise ValueError(f"expected a sharding over the axes of mesh {mesh}, found '{text}'")
+    tiles, source = _numbers(match["tiles"]), _numbers(match["source"])
+    runs = list(_grouped([axis for axis in mesh.axes if axis[1] > 1], source, text))
+    perm = _numbers(match["perm"]) if match["perm"] else range(len(runs))
+    order = [axis for run in perm for axis in runs[run]]
+    dims = list(_grouped(order, tiles, text))[:rank]
+    return Sharding(tuple(tuple(name for name, _ in dim) for dim in dims))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
+def _grouped(
+    axes: Sequence[tuple[str, int]], extents: Sequence[int], text: str
+) -> Iterator[tuple[tuple[str, int], ...]]:
+    """Consecutive axes whose sizes multiply to each extent."""
+    rest = list(axes)
+    for extent in extents:
+        group: list[tuple[str, int]] = []
+        while prod(size for _, size in group) < extent and rest:
+            group.append(rest.pop(0))
+        if prod(size for _, size in group) != extent:
+            raise ValueError(f"expected tiles of whole mesh axes {axes}, found '{text}'")
+        yield tuple(group)
 
 
 def tuple_to_mhlo(shardings: list[Sharding], mesh: Mesh) -> str:

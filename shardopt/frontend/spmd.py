@@ -149,10 +149,10 @@ def _run(
     """The sharded artifact, and the shardings of the module's arguments and results."""
     from jaxlib.mlir.dialects import stablehlo
 
-    from shardopt.frontend.shardy import to_shardy
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module
     from shardopt.ir.native import verify
+    from shardopt.ir.shardy import to_shardy
     from shardopt.pipeline.manager import run_pipeline
 
     with make_context() as context:

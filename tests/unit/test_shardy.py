@@ -8,10 +8,10 @@ import pytest
 from jaxlib.mlir import ir
 
 from shardopt.cost.mesh import Mesh, Sharding
-from shardopt.dialect.sharding import to_mhlo
-from shardopt.frontend.shardy import read_mhlo, to_shardy
+from shardopt.dialect.sharding import from_mhlo, to_mhlo
 from shardopt.frontend.spmd import parse_mesh
 from shardopt.ir.context import make_context
+from shardopt.ir.shardy import to_shardy
 
 ANNOTATED = """
 module attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
@@ -48,19 +48,19 @@ def test_texts_read_back(shape: str, rank: int) -> None:
     mesh = parse_mesh(shape)
     for sharding in all_shardings(mesh, rank):
         text = to_mhlo(sharding, mesh)
-        assert to_mhlo(read_mhlo(text, rank, mesh), mesh) == text
+        assert to_mhlo(from_mhlo(text, rank, mesh), mesh) == text
 
 
 def test_axes_are_named() -> None:
     mesh = parse_mesh("2x1x4")
-    assert read_mhlo(to_mhlo(Sharding((("z", "x"), ())), mesh), 2, mesh) == Sharding((("z", "x"), ()))
-    assert read_mhlo("{devices=[2,1,4]<=[8] last_tile_dim_replicate}", 2, mesh) == Sharding((("x",), ()))
+    assert from_mhlo(to_mhlo(Sharding((("z", "x"), ())), mesh), 2, mesh) == Sharding((("z", "x"), ()))
+    assert from_mhlo("{devices=[2,1,4]<=[8] last_tile_dim_replicate}", 2, mesh) == Sharding((("x",), ()))
 
 
 @pytest.mark.parametrize("text", ["{maximal device=0}", "{devices=[3,1]<=[3]}", "{devices=[2]0,1}", ""])
 def test_foreign_texts(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
-        read_mhlo(text, 2, parse_mesh("2x2"))
+        from_mhlo(text, 2, parse_mesh("2x2"))
 
 
 def test_annotations_become_constraints() -> None:

@@ -14,24 +14,18 @@ Shardy emits the same collectives as GSPMD does from the annotations; with the s
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
-from math import prod
+from collections.abc import Sequence
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
 from shardopt.cost.mesh import Mesh, Sharding
-from shardopt.dialect.sharded_form import CONTROL_FLOW, MHLO_SHARDING
+from shardopt.dialect.sharded_form import CONTROL_FLOW, MHLO_SHARDING, split_tuple
+from shardopt.dialect.sharding import from_mhlo
 from shardopt.ir.rewriting import functions, symbol_name
 
 SDY_SHARDING = "sdy.sharding"
 _PARTITIONS = ("mhlo.num_partitions", "mhlo.num_replicas")
-
-_ONE = re.compile(r"\{[^{}]*\}")
-_TILED = re.compile(
-    r"\{devices=\[(?P<tiles>[\d,]+)\]<=\[(?P<source>[\d,]+)\](?:T\((?P<perm>[\d,]+)\))?(?: last_tile_dim_replicate)?\}"
-)
 
 
 def to_shardy(module: ir.Module, mesh: Mesh) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
@@ -52,42 +46,6 @@ def to_shardy(module: ir.Module, mesh: Mesh) -> tuple[tuple[Sharding, ...], tupl
         return _signature(main, "arg_attrs", type_.inputs, mesh), _signature(main, "res_attrs", type_.results, mesh)
 
 
-def read_mhlo(text: str, rank: int, mesh: Mesh) -> Sharding:
-    """The inverse of `shardopt.dialect.sharding.to_mhlo` on one mesh. Raises ValueError for any other text.
-
-    Axes are taken in order until the tile count of a dimension is reached, as `to_mhlo` merged them.
-    """
-    if text == "{replicated}":
-        return Sharding.replicated(rank)
-    match = _TILED.fullmatch(text)
-    if match is None:
-        raise ValueError(f"expected a sharding over the axes of mesh {mesh}, found '{text}'")
-    tiles, source = _numbers(match["tiles"]), _numbers(match["source"])
-    runs = list(_grouped([axis for axis in mesh.axes if axis[1] > 1], source, text))
-    perm = _numbers(match["perm"]) if match["perm"] else range(len(runs))
-    order = [axis for run in perm for axis in runs[run]]
-    dims = list(_grouped(order, tiles, text))[:rank]
-    return Sharding(tuple(tuple(name for name, _ in dim) for dim in dims))
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(",")))
-
-
-def _grouped(
-    axes: Sequence[tuple[str, int]], extents: Sequence[int], text: str
-) -> Iterator[tuple[tuple[str, int], ...]]:
-    """Consecutive axes whose sizes multiply to each extent."""
-    rest = list(axes)
-    for extent in extents:
-        group: list[tuple[str, int]] = []
-        while prod(size for _, size in group) < extent and rest:
-            group.append(rest.pop(0))
-        if prod(size for _, size in group) != extent:
-            raise ValueError(f"expected tiles of whole mesh axes {axes}, found '{text}'")
-        yield tuple(group)
-
-
 def _attribute(sharding: Sharding, mesh: Mesh) -> sdy.TensorShardingAttr:
     dims = [
         sdy.DimensionShardingAttr.get([sdy.AxisRefAttr.get(axis) for axis in axes], is_closed=True)
@@ -105,7 +63,7 @@ def _signature(main: ir.Operation, which: str, types: Sequence[ir.Type], mesh: M
         named = ir.DictAttr(row)
         attributes = {named[k].name: named[k].attr for k in range(len(named))}
         text = ir.StringAttr(attributes.pop(MHLO_SHARDING)).value
-        shardings.append(read_mhlo(text, ir.RankedTensorType(type_).rank, mesh))
+        shardings.append(from_mhlo(text, ir.RankedTensorType(type_).rank, mesh))
         rows.append(ir.DictAttr.get({**attributes, SDY_SHARDING: _attribute(shardings[-1], mesh)}))
     main.attributes[which] = ir.ArrayAttr.get(rows)
     return tuple(shardings)
@@ -121,7 +79,7 @@ def _constrain(op: ir.Operation, mesh: Mesh) -> None:
         _constraint(op, op.operands[0], op.results[0], text, mesh)
         op.erase()
     elif not _costs_nothing(op):
-        texts = [text] * len(op.results) if op.name in CONTROL_FLOW else _ONE.findall(text)
+        texts = [text] * len(op.results) if op.name in CONTROL_FLOW else split_tuple(text)
         for result, one in zip(op.results, texts, strict=True):
             if isinstance(result.type, ir.RankedTensorType) and result.type.rank:
                 _constraint(op, result, result, one, mesh)
@@ -129,7 +87,7 @@ def _constrain(op: ir.Operation, mesh: Mesh) -> None:
 
 def _constraint(op: ir.Operation, value: ir.Value, replaced: ir.Value, text: str, mesh: Mesh) -> None:
     """Put `value`, constrained, behind `op` and in the place of `replaced`."""
-    sharding = read_mhlo(text, ir.RankedTensorType(value.type).rank, mesh)
+    sharding = from_mhlo(text, ir.RankedTensorType(value.type).rank, mesh)
     with ir.InsertionPoint.after(op):
         made = sdy.ShardingConstraintOp(value, _attribute(sharding, mesh))
     replaced.replace_all_uses_except(made.result, made.operation)
