@@ -1,8 +1,9 @@
 """Meshes and shardings as plain values: the vocabulary every layer above MLIR shares.
 
 A *mesh* is a logical array of devices with named axes. A *sharding* assigns, to each tensor dimension, the mesh
-axes that split it, major to minor; axes it does not name hold replicas. Both are immutable and know no MLIR, so the
-solvers, the simulator and the runtime can use them; `shardopt.dialect.sharding` prints them into the IR.
+axes that split it, major to minor, and may name axes along which the value is a sum that nobody has taken yet; axes it
+does not name hold replicas. Both are immutable and know no MLIR, so the solvers, the simulator and the runtime can use
+them; `shardopt.dialect.sharding` prints them into the IR.
 """
 
 from __future__ import annotations
@@ -56,9 +57,14 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Sharding:
-    """Axis form of a sharding: `dims[d]` are the mesh axes that split dimension d, major to minor."""
+    """Axis form of a sharding: `dims[d]` are the mesh axes that split dimension d, major to minor.
+
+    Along the axes of `partial` every device holds a term of the value, which is the sum of the terms: a *partial* value
+    (Shardy calls it unreduced). They are in the order of the mesh and split no dimension.
+    """
 
     dims: tuple[tuple[str, ...], ...]
+    partial: tuple[str, ...] = ()
 
     @staticmethod
     def replicated(rank: int) -> Sharding:
@@ -70,25 +76,37 @@ class Sharding:
 
     @property
     def axes(self) -> tuple[str, ...]:
+        """The axes that split a dimension."""
         return tuple(axis for dim in self.dims for axis in dim)
 
     @property
     def is_replicated(self) -> bool:
-        return not any(self.dims)
+        """Whether every device holds the whole value."""
+        return not any(self.dims) and not self.partial
+
+    def reduced(self) -> Sharding:
+        """The same tiles, each summed up."""
+        return Sharding(self.dims)
 
     def tile_counts(self, mesh: Mesh) -> tuple[int, ...]:
         """Number of tiles along each dimension."""
         return tuple(prod(mesh.axis_size(axis) for axis in dim) for dim in self.dims)
 
     def check(self, mesh: Mesh, shape: tuple[int, ...]) -> None:
-        """Raise ValueError unless the sharding fits `shape` on `mesh`: known axes, each once, even division."""
+        """Raise ValueError unless the sharding fits `shape` on `mesh`.
+
+        That is: known axes, each once, even division, and partial axes in the order of the mesh.
+        """
         if len(shape) != self.rank:
             raise ValueError(f"sharding {self} has rank {self.rank}, the tensor has rank {len(shape)}")
-        unknown = [axis for axis in self.axes if axis not in mesh.axis_names]
+        named = (*self.axes, *self.partial)
+        unknown = [axis for axis in named if axis not in mesh.axis_names]
         if unknown:
             raise ValueError(f"sharding {self} names axis '{unknown[0]}', which is not an axis of mesh {mesh}")
-        if len(set(self.axes)) != len(self.axes):
+        if len(set(named)) != len(named):
             raise ValueError(f"sharding {self} uses an axis twice")
+        if list(self.partial) != sorted(self.partial, key=mesh.axis_names.index):
+            raise ValueError(f"sharding {self} names partial axes in another order than mesh {mesh}")
         for dim, (extent, tiles) in enumerate(zip(shape, self.tile_counts(mesh), strict=True)):
             if extent % tiles:
                 raise ValueError(
@@ -116,4 +134,9 @@ class Sharding:
         return iter(self.dims)
 
     def __str__(self) -> str:
-        return "[" + ", ".join("{" + ", ".join(f'"{axis}"' for axis in dim) + "}" for dim in self.dims) + "]"
+        dims = "[" + ", ".join(map(_braced, self.dims)) + "]"
+        return f"{dims}, unreduced={_braced(self.partial)}" if self.partial else dims
+
+
+def _braced(axes: tuple[str, ...]) -> str:
+    return "{" + ", ".join(f'"{axis}"' for axis in axes) + "}"

@@ -162,8 +162,9 @@ class _Reader:
         """The type as a value, without axes of size one: they split nothing, and equal tilings compare equal."""
         value = mesh_value(type_)
         live = {name for name, size in self.meshes[value.mesh].axes if size > 1}
-        dims = tuple(tuple(axis for axis in dim if axis in live) for dim in value.spec.sharding)
-        return replace(value, spec=replace(value.spec, sharding=Sharding(dims)))
+        found = value.spec.sharding
+        *dims, partial = (tuple(axis for axis in axes if axis in live) for axes in (*found.dims, found.partial))
+        return replace(value, spec=replace(value.spec, sharding=Sharding(tuple(dims), partial)))
 
     def read_body(self, block: ir.Block) -> Body:
         numbers: dict[ir.Value, int] = {}

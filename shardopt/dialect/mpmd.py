@@ -27,7 +27,8 @@ RESHARDING = "shardopt.resharding"
 _TOPOLOGY_MESH = re.compile(r'<"(?P<name>[^"]+)"\s*:\s*<\[(?P<axes>[^\]]*)\]>>')
 _AXIS = re.compile(r'"(?P<name>[^"]+)"\s*=\s*(?P<size>\d+)')
 _MESH_TENSOR = re.compile(
-    r'!mpmd\.mesh_tensor<"(?P<mesh>[^"]+)",\s*(?P<tensor>tensor<[^<>]*(?:<[^<>]*>[^<>]*)*>)(?:,\s*sharding=(?P<sharding><@.*?\]>))?'
+    r'!mpmd\.mesh_tensor<"(?P<mesh>[^"]+)",\s*(?P<tensor>tensor<[^<>]*(?:<[^<>]*>[^<>]*)*>)'
+    r"(?:,\s*sharding=(?P<sharding><@.*?\](?:, \w+=\{[^{}]*\})*>))?"
 )
 
 

@@ -22,17 +22,20 @@ from shardopt.cost.mesh import Mesh
 from shardopt.cost.summary import CostSummary
 from shardopt.dialect.attributes import f64, i64
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor, read_topology
+from shardopt.dialect.sharding import split_tuple
 from shardopt.ir.rewriting import functions, symbol_name
 
 COST = "shardopt.cost"
 MHLO_SHARDING = "mhlo.sharding"
 REPLICATED = "{replicated}"
+PARTIAL = "{unreduced}"  # along all axes of the mesh
 
 # Operations whose results are all replicated, which one sharding says for all of them.
 CONTROL_FLOW = frozenset({"stablehlo.case", "stablehlo.if", "stablehlo.while"})
 
 _TILES = re.compile(
-    r"\{devices=\[(?P<tiles>[\d,]+)\](?:<=\[[\d,]+\](?:T\([\d,]+\))?|[\d,]+)(?P<last> last_tile_dim_replicate)?\}"
+    r"\{devices=\[(?P<tiles>[\d,]+)\](?:<=\[[\d,]+\](?:T\([\d,]+\))?|[\d,]+)"
+    r"(?P<last> last_tile_dim_replicate| last_tile_dims=\{unreduced(?:, replicated)?\})?\}"
 )
 
 
@@ -159,14 +162,9 @@ def _of_ops(block: ir.Block, devices: int) -> Iterator[Violation]:
                 yield Violation(op, f"'{op.name}': {message}")
 
 
-def split_tuple(text: str) -> list[str]:
-    """`{{replicated}, {devices=[2]<=[2]}}` -> its parts; a plain sharding is its own only part."""
-    return re.findall(r"\{[^{}]*\}", text)
-
-
 def _tile_mistake(text: str, shape: tuple[int, ...], devices: int) -> str:
     """What is wrong with one sharding of a tensor on so many devices, or nothing."""
-    if text == REPLICATED:
+    if text in (REPLICATED, PARTIAL):
         return ""
     match = _TILES.fullmatch(text)
     if match is None:
@@ -175,7 +173,7 @@ def _tile_mistake(text: str, shape: tuple[int, ...], devices: int) -> str:
     if prod(tiles) != devices:
         return f"expected a sharding over {devices} devices, found {prod(tiles)} in '{text}'"
     if match["last"]:
-        tiles.pop()
+        del tiles[-1 - match["last"].count(",") :]
     if len(tiles) != len(shape):
         return f"expected tile counts for rank {len(shape)}, found {len(tiles)} in '{text}'"
     for dim, (extent, count) in enumerate(zip(shape, tiles, strict=True)):

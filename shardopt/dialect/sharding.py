@@ -14,10 +14,15 @@ from shardopt.cost.mesh import Mesh, Sharding
 
 _REPLICATED = "{replicated}"
 _TILED = re.compile(
-    r"\{devices=\[(?P<tiles>[\d,]+)\]<=\[(?P<source>[\d,]+)\](?:T\((?P<perm>[\d,]+)\))?(?: last_tile_dim_replicate)?\}"
+    r"\{devices=\[(?P<tiles>[\d,]+)\]<=\[(?P<source>[\d,]+)\](?:T\((?P<perm>[\d,]+)\))?"
+    r"(?P<last> last_tile_dim_replicate| last_tile_dims=\{unreduced(?:, replicated)?\})?\}"
 )
 _SDY_DIM = re.compile(r"\{([^{}]*)\}")
-_SDY_SHARDING = re.compile(r"<@(?P<mesh>[\w.$-]+),\s*\[(?P<dims>.*)\]>")
+_SDY_SHARDING = re.compile(
+    r"<@(?P<mesh>[\w.$-]+),\s*\[(?P<dims>.*)\](?:,\s*replicated=\{[^{}]*\})?(?:,\s*unreduced=\{(?P<partial>[^{}]*)\})?>"
+)
+_PARTIAL = "{unreduced}"
+_MHLO_SHARDING = re.compile(r"\{[^{}]*(?:last_tile_dims=\{[^{}]*\})?\}")
 
 
 @lru_cache(maxsize=65536)
@@ -26,23 +31,32 @@ def to_mhlo(sharding: Sharding, mesh: Mesh) -> str:
 
     `[{"x"}, {}]` on `x=2, y=2` prints `{devices=[2,1,2]<=[4] last_tile_dim_replicate}`. Axes of size one are dropped:
     they split nothing. Example of a transposed assignment: `{devices=[1,2,2]<=[2,2]T(1,0) last_tile_dim_replicate}`.
+    Partial axes stand in a dimension of their own: `[{"x"}, {}], unreduced={"y"}` on `x=2, y=2, z=2` prints
+    `{devices=[2,1,2,2]<=[8] last_tile_dims={unreduced, replicated}}`. GSPMD reads that and drops the sum.
     """
     live = [axis for axis, size in mesh.axes if size > 1]
     used = [axis for axis in sharding.axes if axis in live]
-    if not used:
+    partial = [axis for axis in sharding.partial if axis in live]
+    rest = [axis for axis in live if axis not in (*used, *partial)]
+    if not used and not partial:
         return _REPLICATED
-    rest = [axis for axis in live if axis not in used]
-    order = [live.index(axis) for axis in (*used, *rest)]
+    if not used and not rest:
+        return _PARTIAL
+    order = [live.index(axis) for axis in (*used, *partial, *rest)]
     tiles = [*sharding.tile_counts(mesh)]
-    replicas = prod(mesh.axis_size(axis) for axis in rest)
-    if replicas > 1:
-        tiles.append(replicas)
+    tiles += [prod(mesh.axis_size(axis) for axis in axes) for axes in (partial, rest) if axes]
     source, perm = _merge_runs([mesh.axis_size(axis) for axis in live], order)
     iota = f"<=[{','.join(map(str, source))}]"
     if perm != sorted(perm):
         iota += f"T({','.join(map(str, perm))})"
-    tail = " last_tile_dim_replicate" if replicas > 1 else ""
-    return f"{{devices=[{','.join(map(str, tiles))}]{iota}{tail}}}"
+    return f"{{devices=[{','.join(map(str, tiles))}]{iota}{_tail(partial, rest)}}}"
+
+
+def _tail(partial: list[str], rest: list[str]) -> str:
+    """What the dimensions behind those of the tensor mean."""
+    if not partial:
+        return " last_tile_dim_replicate" if rest else ""
+    return f" last_tile_dims={{unreduced{', replicated' if rest else ''}}}"
 
 
 def _merge_runs(sizes: list[int], order: list[int]) -> tuple[list[int], list[int]]:
@@ -62,17 +76,19 @@ def from_mhlo(text: str, rank: int, mesh: Mesh) -> Sharding:
 
     Axes are taken in order until the tile count of a dimension is reached, as `to_mhlo` merged them.
     """
-    if text == "{replicated}":
-        return Sharding.replicated(rank)
+    live = [axis for axis in mesh.axes if axis[1] > 1]
+    if text in (_REPLICATED, _PARTIAL):
+        return Sharding(((),) * rank, tuple(name for name, _ in live) if text == _PARTIAL else ())
     match = _TILED.fullmatch(text)
     if match is None:
         raise ValueError(f"expected a sharding over the axes of mesh {mesh}, found '{text}'")
     tiles, source = _numbers(match["tiles"]), _numbers(match["source"])
-    runs = list(_grouped([axis for axis in mesh.axes if axis[1] > 1], source, text))
+    runs = list(_grouped(live, source, text))
     perm = _numbers(match["perm"]) if match["perm"] else range(len(runs))
     order = [axis for run in perm for axis in runs[run]]
-    dims = list(_grouped(order, tiles, text))[:rank]
-    return Sharding(tuple(tuple(name for name, _ in dim) for dim in dims))
+    groups = [tuple(name for name, _ in group) for group in _grouped(order, tiles, text)]
+    partial = groups[rank] if "unreduced" in (match["last"] or "") else ()
+    return Sharding(tuple(groups[:rank]), tuple(axis for axis in mesh.axis_names if axis in partial))
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -99,20 +115,30 @@ def tuple_to_mhlo(shardings: list[Sharding], mesh: Mesh) -> str:
     return texts[0] if len(texts) == 1 else "{" + ", ".join(texts) + "}"
 
 
+def split_tuple(text: str) -> list[str]:
+    """`{{replicated}, {devices=[2]<=[2]}}` -> its parts; a plain sharding is its own only part."""
+    return _MHLO_SHARDING.findall(text)
+
+
 def to_sdy(sharding: Sharding, mesh_name: str) -> str:
-    """Shardy's text, as it stands in `!mpmd.mesh_tensor<…, sharding=…>`: `<@m0, [{"x"}, {}]>`."""
+    """Shardy's text, as it stands in `!mpmd.mesh_tensor<…, sharding=…>`: `<@m0, [{"x"}, {}], unreduced={"y"}>`."""
     return f"<@{mesh_name}, {sharding}>"
 
 
 def from_sdy(text: str) -> tuple[str, Sharding]:
-    """Read `<@m0, [{"x"}, {}]>` into (mesh name, sharding). Raises ValueError on open dimensions and sub-axes."""
+    """Read `<@m0, [{"x"}, {}], unreduced={"y"}>` into (mesh name, sharding).
+
+    Raises ValueError on open dimensions and sub-axes.
+    """
     match = _SDY_SHARDING.search(text)
     if match is None:
         raise ValueError(f"expected a sharding of the form <@mesh, [{{\"axis\"}}, …]>, found '{text}'")
-    dims = []
-    for body in _SDY_DIM.findall(match["dims"]):
-        parts = [part.strip() for part in body.split(",") if part.strip()]
-        if any(not re.fullmatch(r'"[^"]+"', part) for part in parts):
-            raise ValueError(f"sharding '{text}': open dimensions and sub-axes are not supported, found '{{{body}}}'")
-        dims.append(tuple(part.strip('"') for part in parts))
-    return match["mesh"], Sharding(tuple(dims))
+    dims = tuple(_axes(body, text) for body in _SDY_DIM.findall(match["dims"]))
+    return match["mesh"], Sharding(dims, _axes(match["partial"] or "", text))
+
+
+def _axes(body: str, text: str) -> tuple[str, ...]:
+    parts = [part.strip() for part in body.split(",") if part.strip()]
+    if any(not re.fullmatch(r'"[^"]+"', part) for part in parts):
+        raise ValueError(f"sharding '{text}': open dimensions and sub-axes are not supported, found '{{{body}}}'")
+    return tuple(part.strip('"') for part in parts)

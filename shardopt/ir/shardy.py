@@ -20,8 +20,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
 from shardopt.cost.mesh import Mesh, Sharding
-from shardopt.dialect.sharded_form import CONTROL_FLOW, MHLO_SHARDING, split_tuple
-from shardopt.dialect.sharding import from_mhlo
+from shardopt.dialect.sharded_form import CONTROL_FLOW, MHLO_SHARDING
+from shardopt.dialect.sharding import from_mhlo, split_tuple
 from shardopt.ir.rewriting import functions, symbol_name
 
 SDY_SHARDING = "sdy.sharding"
@@ -51,7 +51,8 @@ def _attribute(sharding: Sharding, mesh: Mesh) -> sdy.TensorShardingAttr:
         sdy.DimensionShardingAttr.get([sdy.AxisRefAttr.get(axis) for axis in axes], is_closed=True)
         for axes in sharding.dims
     ]
-    return sdy.TensorShardingAttr.get(mesh.name, dims)
+    partial = [sdy.AxisRefAttr.get(axis) for axis in sharding.partial]
+    return sdy.TensorShardingAttr.get(mesh.name, dims, unreduced_axes=partial)
 
 
 def _signature(main: ir.Operation, which: str, types: Sequence[ir.Type], mesh: Mesh) -> tuple[Sharding, ...]:

@@ -13,7 +13,7 @@ from jaxlib.mlir import ir
 
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.mpmd import mesh_tensor_type, parse_mesh_tensor
-from shardopt.dialect.sharding import from_sdy, to_mhlo, to_sdy, tuple_to_mhlo
+from shardopt.dialect.sharding import from_mhlo, from_sdy, split_tuple, to_mhlo, to_sdy, tuple_to_mhlo
 from shardopt.ir.context import make_context
 
 MESH = Mesh("m", (("x", 2), ("y", 2)), (0, 1, 2, 3))
@@ -21,29 +21,32 @@ MESH = Mesh("m", (("x", 2), ("y", 2)), (0, 1, 2, 3))
 
 @st.composite
 def meshes_and_shardings(draw: st.DrawFn) -> tuple[Mesh, Sharding]:
-    """Up to four axes of size 1 to 4, each on one dimension of a tensor of rank 0 to 3, or on none."""
+    """Up to four axes of size 1 to 4, each on a dimension of a tensor of rank 0 to 3, on an open sum, or on none."""
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     axes = tuple((f"a{k}", size) for k, size in enumerate(sizes))
     rank = draw(st.integers(0, 3))
-    dims: list[list[str]] = [[] for _ in range(rank)]
+    dims: list[list[str]] = [[] for _ in range(rank + 1)]
     for name in draw(st.permutations([name for name, _ in axes])):
-        place = draw(st.integers(0, rank))
-        if place < rank:
+        place = draw(st.integers(0, rank + 1))
+        if place <= rank:
             dims[place].append(name)
-    return Mesh("mesh", axes, tuple(range(prod(sizes)))), Sharding(tuple(map(tuple, dims)))
+    *split, partial = map(tuple, dims)
+    sharding = Sharding(tuple(split), tuple(sorted(partial)))
+    return Mesh("mesh", axes, tuple(range(prod(sizes)))), sharding
 
 
 def xla_tiles(text: str, shape: tuple[int, ...], num_devices: int) -> list[tuple[tuple[int, int], ...]]:
     """The box of each logical device, computed from XLA's tile assignment."""
     sharding = xc.HloSharding.from_string(text)
-    if sharding.is_replicated():
+    if sharding.is_replicated() or sharding.is_unreduced():
         return [tuple((0, extent) for extent in shape)] * num_devices
     assignment = np.array(sharding.tile_assignment_devices()).reshape(sharding.tile_assignment_dimensions())
     boxes: dict[int, tuple[tuple[int, int], ...]] = {}
     for place, device in np.ndenumerate(assignment):
         steps = [extent // tiles for extent, tiles in zip(shape, assignment.shape, strict=False)]
         boxes[int(device)] = tuple((k * step, (k + 1) * step) for k, step in zip(place, steps, strict=False))
-    assert sharding.replicate_on_last_tile_dim() == (assignment.ndim > len(shape))
+    behind = [xc.OpSharding.Type.REPLICATED] if sharding.replicate_on_last_tile_dim() else sharding.subgroup_types()
+    assert len(behind) == assignment.ndim - len(shape)
     return [boxes[device] for device in range(num_devices)]
 
 
@@ -87,6 +90,42 @@ def test_to_mhlo(dims: tuple[tuple[str, ...], ...], text: str) -> None:
     assert to_mhlo(Sharding(dims), MESH) == text
 
 
+def terms(text: str) -> set[frozenset[int]]:
+    """The groups of devices that hold the terms of one sum, in XLA's reading."""
+    sharding = xc.HloSharding.from_string(text)
+    devices = np.arange(MESH.size)
+    if sharding.is_unreduced():
+        return {frozenset(devices.tolist())}
+    assignment = np.array(sharding.tile_assignment_devices()).reshape(sharding.tile_assignment_dimensions())
+    where = (
+        assignment.ndim - len(sharding.subgroup_types()) + sharding.subgroup_types().index(xc.OpSharding.Type.UNREDUCED)
+    )
+    return {frozenset(row) for row in np.moveaxis(assignment, where, -1).reshape(-1, assignment.shape[where]).tolist()}
+
+
+@pytest.mark.parametrize(
+    ("dims", "partial", "text"),
+    [
+        (((), ()), ("x", "y"), "{unreduced}"),
+        (((), ()), ("y",), "{devices=[1,1,2,2]<=[2,2]T(1,0) last_tile_dims={unreduced, replicated}}"),
+        ((("y",), ()), ("x",), "{devices=[2,1,2]<=[2,2]T(1,0) last_tile_dims={unreduced}}"),
+        ((), ("x",), "{devices=[2,2]<=[4] last_tile_dims={unreduced, replicated}}"),
+    ],
+)
+def test_partial_sums(dims: tuple[tuple[str, ...], ...], partial: tuple[str, ...], text: str) -> None:
+    sharding = Sharding(dims, partial)
+    assert to_mhlo(sharding, MESH) == text
+    assert from_mhlo(text, len(dims), MESH) == sharding
+    along = {("x", "y"): [[0, 1, 2, 3]], ("x",): [[0, 2], [1, 3]], ("y",): [[0, 1], [2, 3]]}[partial]
+    assert terms(text) == set(map(frozenset, along))
+
+
+def test_a_tuple_with_partial_sums_splits_into_its_parts() -> None:
+    shardings = [Sharding(((), ())), Sharding(((), ()), ("y",)), Sharding(((),), ("x", "y")), Sharding((("x",),))]
+    assert split_tuple(tuple_to_mhlo(shardings, MESH)) == [to_mhlo(sharding, MESH) for sharding in shardings]
+    assert split_tuple(to_mhlo(shardings[1], MESH)) == [to_mhlo(shardings[1], MESH)]
+
+
 def test_axes_of_size_one_split_nothing() -> None:
     mesh = Mesh("m", (("x", 1), ("y", 4)), (0, 1, 2, 3))
     assert to_mhlo(Sharding((("x",), ())), mesh) == "{replicated}"
@@ -113,7 +152,7 @@ def test_text_that_is_no_sharding() -> None:
 @pytest.mark.parametrize("dims", [None, ((), ()), (("x",), ("y",)), ((), ("y", "x"))])
 @pytest.mark.parametrize("element", ["f32", "ui32", "complex<f32>"])
 def test_mesh_tensor_type_round_trip(dims: tuple[tuple[str, ...], ...] | None, element: str) -> None:
-    sharding = None if dims is None else Sharding(dims)
+    sharding = None if dims is None else Sharding(dims, ("z",) if dims[0] else ())
     with make_context():
         tensor = ir.Type.parse(f"tensor<4x8x{element}>")
         parsed = parse_mesh_tensor(mesh_tensor_type("m0", tensor, sharding))
