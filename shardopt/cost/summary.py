@@ -4,22 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardopt.cost.traffic import Traffic
+
 
 @dataclass(frozen=True)
 class CostSummary:
     """Seconds, bytes and collectives of the operations in question.
 
-    `communication_bytes` are those that take part in collectives, as the formula of each kind counts them (see
-    `shardopt.cost.collectives`). `peak_bytes` is the most a device holds while one of the operations runs.
-    `collectives` are (kind, number), sorted by kind.
+    `peak_bytes` is the most a device holds while one of the operations runs. `traffic` are the collectives by kind and
+    mesh axes, sorted.
     """
 
     compute_seconds: float
     communication_seconds: float
-    communication_bytes: int
     peak_bytes: int
-    collectives: tuple[tuple[str, int], ...]
+    traffic: tuple[Traffic, ...]
 
     @property
     def seconds(self) -> float:
         return self.compute_seconds + self.communication_seconds
+
+    @property
+    def communication_bytes(self) -> int:
+        """Bytes of one device that take part in collectives, counted as `Traffic` does."""
+        return sum(item.bytes for item in self.traffic)
+
+    @property
+    def collectives(self) -> tuple[tuple[str, int], ...]:
+        """(kind, number of tensors), sorted by kind."""
+        kinds = sorted({item.kind for item in self.traffic})
+        return tuple((kind, sum(item.tensors for item in self.traffic if item.kind == kind)) for kind in kinds)

@@ -2,7 +2,8 @@
 
     mpmd.fragment<mesh="m0", …> … {shardopt.cost = {
         seconds = 1.0e-3 : f64, compute_seconds = …, communication_seconds = …, communication_bytes = 4096 : i64,
-        peak_bytes = 65536 : i64, collectives = {all_reduce = 2 : i64}}} … {
+        peak_bytes = 65536 : i64,
+        collectives = [{kind = "all_reduce", axes = ["x"], tensors = 2 : i64, bytes = 4096 : i64}]}} … {
       stablehlo.add … {mhlo.sharding = "{devices=[2,1]<=[2]}"}
     } … -> !mpmd.mesh_tensor<"m0", tensor<8x4xf32>, sharding=<@m0, [{"x"}, {}]>>
 
@@ -20,6 +21,7 @@ from jaxlib.mlir import ir
 
 from shardopt.cost.mesh import Mesh
 from shardopt.cost.summary import CostSummary
+from shardopt.cost.traffic import Traffic
 from shardopt.dialect.attributes import f64, i64
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor, read_topology
 from shardopt.dialect.sharding import split_tuple
@@ -47,7 +49,7 @@ def write_cost(fragment: ir.Operation, cost: CostSummary) -> None:
             "communication_seconds": f64(cost.communication_seconds),
             "communication_bytes": i64(cost.communication_bytes),
             "peak_bytes": i64(cost.peak_bytes),
-            "collectives": ir.DictAttr.get({kind: i64(number) for kind, number in cost.collectives}),
+            "collectives": ir.ArrayAttr.get([_write_traffic(item) for item in cost.traffic]),
         }
     )
 
@@ -57,13 +59,26 @@ def read_cost(fragment: ir.Operation) -> CostSummary:
     if COST not in fragment.attributes:
         raise ValueError(f"expected attribute '{COST}' on the fragment, found none")
     attrs = ir.DictAttr(fragment.attributes[COST])
-    collectives = ir.DictAttr(attrs["collectives"])
     return CostSummary(
         ir.FloatAttr(attrs["compute_seconds"]).value,
         ir.FloatAttr(attrs["communication_seconds"]).value,
-        ir.IntegerAttr(attrs["communication_bytes"]).value,
         ir.IntegerAttr(attrs["peak_bytes"]).value,
-        tuple((collectives[k].name, ir.IntegerAttr(collectives[k].attr).value) for k in range(len(collectives))),
+        tuple(_read_traffic(ir.DictAttr(row)) for row in ir.ArrayAttr(attrs["collectives"])),
+    )
+
+
+def _write_traffic(item: Traffic) -> ir.DictAttr:
+    axes = ir.ArrayAttr.get([ir.StringAttr.get(axis) for axis in item.axes])
+    kind = ir.StringAttr.get(item.kind)
+    return ir.DictAttr.get({"kind": kind, "axes": axes, "tensors": i64(item.tensors), "bytes": i64(item.bytes)})
+
+
+def _read_traffic(row: ir.DictAttr) -> Traffic:
+    return Traffic(
+        ir.StringAttr(row["kind"]).value,
+        tuple(ir.StringAttr(axis).value for axis in ir.ArrayAttr(row["axes"])),
+        ir.IntegerAttr(row["tensors"]).value,
+        ir.IntegerAttr(row["bytes"]).value,
     )
 
 

@@ -107,10 +107,13 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         COST,
         ("mpmd.fragment", "mpmd.fragment_call"),
         "{seconds = 1.5e-03 : f64, compute_seconds = 1.0e-03 : f64, communication_seconds = 5.0e-04 : f64, "
-        "communication_bytes = 131072 : i64, peak_bytes = 2752524 : i64, collectives = {all_reduce = 1 : i64}}",
+        "communication_bytes = 131072 : i64, peak_bytes = 2752524 : i64, "
+        'collectives = [{kind = "all_reduce", axes = ["x"], tensors = 1 : i64, bytes = 131072 : i64}]}',
         "shardopt-shard-stages",
-        "What one execution of the fragment is predicted to take. `communication_bytes` take part in collectives, "
-        "`peak_bytes` is the most one device holds, and `collectives` counts by kind.",
+        "What one execution of the fragment, or of `@main` of a module without stages, is predicted to take. "
+        "`collectives` counts tensors and bytes by kind and mesh axes: the most that one device holds of each tensor, "
+        "which is the whole value for gathers and reductions and the device's share for all-to-all and permute; "
+        "`communication_bytes` is their sum. `peak_bytes` is the most one device holds.",
     ),
     AttributeDoc(
         RESHARDING,

@@ -2,7 +2,7 @@
 
 Needs the staged form, or a plain imported module and the option `mesh`. Afterwards every operation of a fragment
 carries `mhlo.sharding`, every mesh tensor type its axis sharding, and every fragment its predicted `shardopt.cost`; a
-plain module carries `mhlo.sharding` on the operations, arguments and results of `@main`.
+plain module carries `mhlo.sharding` on the operations, arguments and results of `@main`, and its cost on `@main`.
 
     %f = mpmd.fragment<mesh="m0", …> (%x, %w) (%a: tensor<8x4xf32>, %b: tensor<4x4xf32>) {
       %1 = stablehlo.dot_general %a, %b …
@@ -98,7 +98,7 @@ class ShardStages(Pass):
             raise pm.error(main, str(error)) from error
         for graph, plan in zip(graphs, plans, strict=True):
             _report_opaque(graph, pm)
-            _apply(graph, plan, staged=staged)
+            _apply(graph, plan)
         if staged:
             for function in functions(module):
                 refresh_function_type(function)
@@ -181,7 +181,7 @@ def _report_opaque(graph: MeshGraph, pm: PassContext) -> None:
         pm.remark("no-sharding-rule", handles[0], f"'{name}' cannot be partitioned and runs replicated{many}")
 
 
-def _apply(graph: MeshGraph, plan: IntraOpPlan, *, staged: bool) -> None:
+def _apply(graph: MeshGraph, plan: IntraOpPlan) -> None:
     wanted = {op: strategy.operands for op, strategy in plan.strategies.items()}
     shardings = {value: plan.shardings[tensor] for value, tensor in graph.reader.index.items()}
     retype(shardings)
@@ -191,9 +191,8 @@ def _apply(graph: MeshGraph, plan: IntraOpPlan, *, staged: bool) -> None:
     groups = [op.group for op in graph.reader.ops]
     for number, fragment in enumerate(graph.fragments):
         annotate_block(fragment.regions[0].blocks[0], shardings, graph.mesh)
-        if staged:
-            ops = [k for k, group in enumerate(groups) if group == number]
-            write_cost(fragment, plan.summary(ops, repeated=False))
+        ops = [k for k, group in enumerate(groups) if group == number]
+        write_cost(fragment, plan.summary(ops, repeated=False))
 
 
 def _scattered(plan: IntraOpPlan) -> dict[int, tuple[Sharding, Sharding]]:

@@ -9,22 +9,21 @@ from typing import TYPE_CHECKING
 from jaxlib.mlir import ir
 
 from shardopt.cost.mesh import Mesh
-from shardopt.dialect.attributes import entries
+from shardopt.cost.traffic import Traffic, total
 from shardopt.dialect.cluster import read_cluster
 from shardopt.dialect.mpmd import KIND, RESHARDING, SCHEDULE, STAGE, parse_mesh_tensor, read_topology
+from shardopt.dialect.sharded_form import read_cost
 from shardopt.ir.program import Program, body_of, read_program
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-_COST = "shardopt.cost"
 
 
 @dataclass(frozen=True)
 class StageRow:
     """One stage: where it runs and what one step costs there. Seconds and bytes count all microbatches.
 
-    `collectives` are (kind, number a step) inside the stage; `sent_bytes` leave it for other stages each step.
+    `collectives` are those inside the stage by kind and mesh axes; `sent_bytes` leave it for other stages each step.
     """
 
     stage: int
@@ -36,7 +35,7 @@ class StageRow:
     backward_seconds: float
     around_seconds: float
     peak_bytes: int
-    collectives: tuple[tuple[str, int], ...]
+    collectives: tuple[Traffic, ...]
     collective_bytes: int
     sent_bytes: int
 
@@ -84,8 +83,8 @@ def _calls(program: Program) -> Iterator[tuple[ir.Operation, bool]]:
 def _row(program: Program, stage: int, mesh: Mesh, peak_bytes: int) -> StageRow:
     seconds = {"fwd": 0.0, "bwd": 0.0, "around": 0.0}
     layers: dict[str, None] = {}
-    collectives: dict[str, int] = {}
-    collective_bytes = sent = 0
+    collectives: list[Traffic] = []
+    sent = 0
     for op, in_body in _calls(program):
         if op.name == "mpmd.transfer" and RESHARDING in op.attributes and _source_mesh(op) == mesh.name:
             times = program.num_microbatches if in_body else 1
@@ -93,12 +92,10 @@ def _row(program: Program, stage: int, mesh: Mesh, peak_bytes: int) -> StageRow:
         if op.name != "mpmd.fragment_call" or ir.IntegerAttr(op.attributes[STAGE]).value != stage:
             continue
         kind = ir.StringAttr(op.attributes[KIND]).value
-        cost = ir.DictAttr(op.attributes[_COST])
+        cost = read_cost(op)
         times = program.num_microbatches if in_body else 1
-        seconds[kind if in_body else "around"] += times * ir.FloatAttr(cost["seconds"]).value
-        collective_bytes += times * ir.IntegerAttr(cost["communication_bytes"]).value
-        for name, count in entries(ir.DictAttr(cost["collectives"])).items():
-            collectives[name] = collectives.get(name, 0) + times * ir.IntegerAttr(count).value
+        seconds[kind if in_body else "around"] += times * cost.seconds
+        collectives += [item.repeated(times) for item in cost.traffic]
         if in_body:
             layers.update((layer, None) for layer in _origins(op) if layer.startswith("layer_"))
     return StageRow(
@@ -111,8 +108,8 @@ def _row(program: Program, stage: int, mesh: Mesh, peak_bytes: int) -> StageRow:
         seconds["bwd"],
         seconds["around"],
         peak_bytes,
-        tuple(sorted(collectives.items())),
-        collective_bytes,
+        total(collectives),
+        sum(item.bytes for item in collectives),
         sent,
     )
 
@@ -148,7 +145,8 @@ def stage_table(summary: PlanSummary) -> Table:
             _ms(row.backward_seconds),
             _ms(row.around_seconds),
             _bytes(row.peak_bytes),
-            ", ".join(f"{count} {kind.replace('_', '-')}" for kind, count in row.collectives) or "–",
+            ", ".join(f"{item.tensors} {item.kind.replace('_', '-')} {'·'.join(item.axes)}" for item in row.collectives)
+            or "–",
             _bytes(row.collective_bytes),
             _bytes(row.sent_bytes),
         )

@@ -12,6 +12,7 @@ from shardopt.cost.collectives import Step, resharding_steps
 from shardopt.cost.graph import OpGraph
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.summary import CostSummary
+from shardopt.cost.traffic import of_step, total
 from shardopt.solve.strategies import Strategy
 from shardopt.solve.strategies_cost import communication_seconds
 
@@ -51,16 +52,12 @@ class IntraOpPlan:
         chosen = set(self.strategies if ops is None else ops)
         moved = [item for item in self.communication if item.op in chosen]
         times = {op: self.graph.ops[op].repeat if repeated else 1 for op in chosen}
-        kinds: dict[str, int] = {}
-        for item in moved:
-            kinds[item.step.kind] = kinds.get(item.step.kind, 0) + times[item.op]
         held = [int(size) for op, size in zip(self.strategies, self.live_bytes, strict=True) if op in chosen]
         return CostSummary(
             compute_seconds=sum(s.compute_seconds * times[op] for op, s in self.strategies.items() if op in chosen),
             communication_seconds=sum(item.seconds * times[item.op] for item in moved),
-            communication_bytes=round(sum(item.step.bytes * times[item.op] for item in moved)),
             peak_bytes=max(held, default=0),
-            collectives=tuple(sorted(kinds.items())),
+            traffic=total(of_step(item.step, self.mesh, times[item.op]) for item in moved),
         )
 
 

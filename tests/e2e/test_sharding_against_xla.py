@@ -21,11 +21,14 @@ import pytest
 from jaxlib.mlir import ir
 
 from shardopt.cost.cluster import Cluster, Device, Link
-from shardopt.cost.hlo import count_tensors, parse_collectives
+from shardopt.cost.hlo import module_traffic
 from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.cost.traffic import Difference, Traffic
+from shardopt.cost.traffic import compare as compare_traffic
 from shardopt.dialect.cluster import write_cluster
 from shardopt.dialect.dtypes import numpy_name
 from shardopt.dialect.exported_program import StageFunction, TensorSpec
+from shardopt.dialect.sharded_form import read_cost
 from shardopt.dialect.sharding import to_mhlo
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
@@ -53,14 +56,28 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Compiled:
-    """A sharded module, compiled: its predicted and its real collectives (tensors by kind), and how to call it."""
+    """A sharded module, compiled: its predicted and its real collectives, and how to call it."""
 
-    predicted: dict[str, int]
-    found: dict[str, int]
+    plan: tuple[Traffic, ...]
+    traffic: tuple[Traffic, ...]
     mesh: Mesh
     function: StageFunction
     reference: list[np.ndarray]
     inputs: list[np.ndarray]
+
+    @property
+    def rows(self) -> tuple[Difference, ...]:
+        return compare_traffic(self.plan, self.traffic)
+
+    @property
+    def predicted(self) -> dict[str, int]:
+        """Planned tensors by kind."""
+        return tensors_by_kind(self.plan)
+
+    @property
+    def found(self) -> dict[str, int]:
+        """Compiled tensors by kind."""
+        return tensors_by_kind(self.traffic)
 
     def run(self) -> list[np.ndarray]:
         device = XlaMesh(self.mesh)
@@ -101,17 +118,16 @@ def compile_sharded(
         run_pipeline(module, "builtin.module(shardopt-import)")
         reference = run_reference(module, inputs)
         write_cluster(module, cluster)
-        pm = PassContext()
-        ShardStages(mesh=mesh, intra_op=preset).run(module, pm)  # type: ignore[arg-type]
+        ShardStages(mesh=mesh, intra_op=preset).run(module, PassContext())  # type: ignore[arg-type]
         run_pipeline(module, "builtin.module(shardopt-verify-sharded)")
         sizes = tuple(map(int, mesh.split("x")))
         placed = Mesh("mesh", tuple(zip(AXIS_NAMES, sizes, strict=False)), tuple(range(prod(sizes))))
         function = stage_function(module, placed)
-    names = {"mesh: all_gather", "mesh: all_reduce", "mesh: all_to_all", "mesh: permute", "mesh: reduce_scatter"}
-    predicted = {name.removeprefix("mesh: "): int(n) for name, n in pm.statistics.items() if name in names}
+        [main] = functions(module)
+        plan = read_cost(main).traffic
     loaded = XlaMesh(placed).compile(function)._loaded
-    found = count_tensors(parse_collectives(loaded.hlo_modules()[0].to_string()))
-    return Compiled(predicted, found, placed, function, reference, inputs)
+    found = module_traffic(loaded.hlo_modules()[0].to_string(), placed)
+    return Compiled(plan, found, placed, function, reference, inputs)
 
 
 def stage_function(module: ir.Module, mesh: Mesh) -> StageFunction:
@@ -134,6 +150,11 @@ def spec_of(type_: ir.Type, attributes: ir.DictAttr, mesh: Mesh) -> TensorSpec:
     text = ir.StringAttr(attributes["mhlo.sharding"]).value
     sharding: Sharding = next(s for s in all_shardings(mesh, tuple(tensor.shape)) if to_mhlo(s, mesh) == text)
     return TensorSpec(tuple(tensor.shape), numpy_name(str(tensor.element_type)), sharding)
+
+
+def tensors_by_kind(traffic: tuple[Traffic, ...]) -> dict[str, int]:
+    kinds = sorted({item.kind for item in traffic})
+    return {kind: sum(item.tensors for item in traffic if item.kind == kind) for kind in kinds}
 
 
 def reduced(counts: dict[str, int]) -> int:

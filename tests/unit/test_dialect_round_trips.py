@@ -11,6 +11,7 @@ from jaxlib.mlir import ir
 from shardopt.cost.cluster import load_cluster, presets
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.summary import CostSummary
+from shardopt.cost.traffic import Traffic
 from shardopt.dialect.attributes import entries
 from shardopt.dialect.cluster import read_cluster, write_cluster
 from shardopt.dialect.mpmd import mesh_tensor_type, parse_mesh_tensor, read_topology, write_topology
@@ -48,7 +49,8 @@ def test_topology(devices: bool) -> None:
 
 
 def test_cost() -> None:
-    cost = CostSummary(1.5e-3, 2.5e-7, 12345678901, 1 << 40, (("all_reduce", 3), ("reduce_scatter", 1)))
+    traffic = (Traffic("all_reduce", ("x", "y"), 3, 12345678901), Traffic("permute", (), 1, 1 << 40))
+    cost = CostSummary(1.5e-3, 2.5e-7, 1 << 40, traffic)
     with make_context() as context, ir.Location.unknown(context):
         module = ir.Module.parse(FUNCTION, context)
         write_cost(module.body.operations[0].operation, cost)

@@ -8,7 +8,7 @@
 // CHECK-SAME: %arg1: !mpmd.mesh_tensor<"m1", tensor<1024x1024xf32>, sharding=<@m1, [[W1:\[.*"x".*\]]]>> {tf.aliasing_output = 1 : i32}
 // CHECK-SAME: -> (!mpmd.mesh_tensor<"m0", tensor<1024x1024xf32>, sharding=<@m0, [[W0]]>>, !mpmd.mesh_tensor<"m1", tensor<1024x1024xf32>, sharding=<@m1, [[W1]]>>)
 // CHECK: %[[INIT:.*]] = mpmd.fragment<mesh="m1"
-// CHECK-SAME: shardopt.cost = {collectives = {}, communication_bytes = 0 : i64, {{.*}}peak_bytes = {{[0-9]+}} : i64, seconds = {{.*}} : f64}
+// CHECK-SAME: shardopt.cost = {collectives = [], communication_bytes = 0 : i64, {{.*}}peak_bytes = {{[0-9]+}} : i64, seconds = {{.*}} : f64}
 // CHECK: stablehlo.constant {mhlo.sharding = "{devices=
 // CHECK: mpmd.return
 // CHECK: sharding=<@m1, [[ACC:\[.*"x".*\]]]>>
