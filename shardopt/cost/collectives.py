@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import combinations
 from typing import TypeVar
 
 import numpy as np
@@ -123,7 +124,7 @@ class Step:
 
 Axes = tuple[str, ...]
 Dims = tuple[Axes, ...]
-Move = tuple[str, tuple[str, ...], Dims]  # kind, axes, the sharding afterwards
+Move = tuple[str, Axes, Sharding]  # kind, axes, the sharding afterwards
 _SLICE = "slice"  # taking a part of what the device already has moves nothing
 
 
@@ -133,11 +134,21 @@ def resharding_steps(
     """The chain of collectives with the fewest bytes on the wire (then the fewest steps) from `src` to `dst`.
 
     Moves are those of GSPMD: slicing (free, so left out of the answer), all-gather of the minor axis of a dimension,
-    all-to-all of minor axes from one dimension to another, and a permute between shardings of equal tiles. `src` and
-    `dst` must fit `shape` (`Sharding.check`). The search is cached: it depends only on the shardings and the mesh axes.
+    all-to-all of minor axes from one dimension to another, and a permute between shardings of equal tiles; and those
+    that take a sum along partial axes: all-reduce, and reduce-scatter onto a dimension. `src` and `dst` must fit
+    `shape` (`Sharding.check`). The search is cached: it depends only on the shardings and the mesh axes.
+
+    Raises ValueError where no chain exists: nothing becomes partial by moving data.
     """
+    if not can_reshard(src, dst):
+        raise ValueError(f"expected a sum along axes of {src} to stay open, found {dst}")
     total = math.prod(shape) * itemsize
-    return tuple(Step(kind, axes, total * share) for kind, axes, share, _ in _chain(src.dims, dst.dims, mesh.axes))
+    return tuple(Step(kind, axes, total * share) for kind, axes, share, _ in _chain(src, dst, mesh.axes))
+
+
+def can_reshard(src: Sharding, dst: Sharding) -> bool:
+    """Whether a chain exists: sums are only ever taken."""
+    return set(dst.partial) <= set(src.partial)
 
 
 def resharding_stops(src: Sharding, dst: Sharding, mesh: Mesh) -> tuple[Sharding, ...]:
@@ -145,7 +156,7 @@ def resharding_stops(src: Sharding, dst: Sharding, mesh: Mesh) -> tuple[Sharding
 
     A partitioner that is only told `src` and `dst` may not find the chain; told these too it has single steps to take.
     """
-    return tuple(Sharding(after) for *_, after in _chain(src.dims, dst.dims, mesh.axes)[:-1])
+    return tuple(after for *_, after in _chain(src, dst, mesh.axes)[:-1])
 
 
 def steps_seconds(cluster: Cluster, mesh: Mesh, steps: Sequence[Step]) -> float:
@@ -161,19 +172,22 @@ def resharding_seconds(
     shape: tuple[int, ...],
     itemsize: int,
 ) -> np.ndarray:
-    """Seconds from every source to every target sharding of one value: float64 `[sources, targets]`."""
+    """Seconds from every source to every target sharding of one value: float64 `[sources, targets]`; inf where no
+    chain exists."""
     total = math.prod(shape) * itemsize
     seconds = np.zeros((len(sources), len(targets)))
     for row, src in enumerate(sources):
         for column, dst in enumerate(targets):
-            latency, per_byte = _affine_chain(cluster, mesh, src.dims, dst.dims)
+            latency, per_byte = _affine_chain(cluster, mesh, src, dst)
             seconds[row, column] = latency + per_byte * total
     return seconds
 
 
 @cache
-def _affine_chain(cluster: Cluster, mesh: Mesh, src: Dims, dst: Dims) -> tuple[float, float]:
+def _affine_chain(cluster: Cluster, mesh: Mesh, src: Sharding, dst: Sharding) -> tuple[float, float]:
     """(seconds without bytes, seconds per byte of the whole tensor) of the chain from `src` to `dst`."""
+    if not can_reshard(src, dst):
+        return math.inf, 0.0
     latency = per_byte = 0.0
     for kind, axes, share, _ in _chain(src, dst, mesh.axes):
         step_latency, step_per_byte = _affine(group_placement(cluster, mesh, axes), kind)
@@ -183,17 +197,19 @@ def _affine_chain(cluster: Cluster, mesh: Mesh, src: Dims, dst: Dims) -> tuple[f
 
 
 @cache
-def _chain(src: Dims, dst: Dims, axes: tuple[tuple[str, int], ...]) -> tuple[tuple[str, Axes, float, Dims], ...]:
+def _chain(
+    src: Sharding, dst: Sharding, axes: tuple[tuple[str, int], ...]
+) -> tuple[tuple[str, Axes, float, Sharding], ...]:
     """Dijkstra over shardings; each step with its `bytes` as a fraction of the whole tensor and the sharding after it.
 
     Every state splits each dimension into a number of tiles that divides the one of `src` or of `dst`, so whatever
     shape `src` and `dst` fit, the states between fit too.
     """
     sizes = dict(axes)
-    src, dst = (tuple(tuple(a for a in dim if sizes[a] > 1) for dim in dims) for dims in (src, dst))
+    src, dst = _live(src, sizes), _live(dst, sizes)
     whole = math.prod(sizes.values()) ** 2  # bytes in units that keep every fraction below an integer
-    queue: list[tuple[int, int, int, Dims, tuple]] = [(0, 0, 0, src, ())]
-    done: set[Dims] = set()
+    queue: list[tuple[int, int, int, Sharding, tuple]] = [(0, 0, 0, src, ())]
+    done: set[Sharding] = set()
     pushed = 0
     while True:
         moved, steps, _, state, path = heapq.heappop(queue)
@@ -202,7 +218,7 @@ def _chain(src: Dims, dst: Dims, axes: tuple[tuple[str, int], ...]) -> tuple[tup
         if state in done:
             continue
         done.add(state)
-        local = whole // math.prod(sizes[axis] for dim in state for axis in dim)
+        local = whole // math.prod(sizes[axis] for axis in state.axes)
         for kind, over, after in _moves(state, dst, sizes):
             n = math.prod(sizes[axis] for axis in over)
             wire, full = _wire_and_full(kind, n, local)
@@ -219,11 +235,36 @@ def _wire_and_full(kind: str, n: int, local: int) -> tuple[int, int]:
         return local * (n - 1) // n, local * n
     if kind == PERMUTE:
         return local, local
+    if kind == REDUCE_SCATTER:
+        return local * (n - 1) // n, local
+    if kind == ALL_REDUCE:
+        return 2 * local * (n - 1) // n, local
     return 0, 0
 
 
-def _moves(state: Dims, dst: Dims, sizes: dict[str, int]) -> Iterator[Move]:
-    used = {axis for dim in state for axis in dim}
+def _live(sharding: Sharding, sizes: dict[str, int]) -> Sharding:
+    """Without axes of size one."""
+    *dims, partial = (tuple(a for a in axes if sizes[a] > 1) for axes in (*sharding.dims, sharding.partial))
+    return Sharding(tuple(dims), partial)
+
+
+def _moves(state: Sharding, dst: Sharding, sizes: dict[str, int]) -> Iterator[Move]:
+    """All single steps from `state`. Sums may be taken early or late: what moves a value moves its terms as well."""
+    for kind, axes, dims in _tile_moves(state, dst.dims, sizes):
+        yield kind, axes, Sharding(dims, state.partial)
+    ready = [axis for axis in state.partial if axis not in dst.partial]
+    for axes in (axes for n in range(1, len(ready) + 1) for axes in combinations(ready, n)):
+        rest = tuple(axis for axis in state.partial if axis not in axes)
+        yield ALL_REDUCE, axes, Sharding(state.dims, rest)
+        for d, dim in enumerate(state.dims):
+            if _tiles(dst.dims[d], sizes) % _tiles((*dim, *axes), sizes) == 0:
+                yield REDUCE_SCATTER, axes, Sharding(_with(state.dims, {d: (*dim, *axes)}), rest)
+
+
+def _tile_moves(sharding: Sharding, dst: Dims, sizes: dict[str, int]) -> Iterator[tuple[str, Axes, Dims]]:
+    """Moves between tilings, with sums left as they are."""
+    state = sharding.dims
+    used = {*sharding.axes, *sharding.partial}
     for d, dim in enumerate(state):
         missing = dst[d][len(dim) :]
         if missing and dst[d][: len(dim)] == dim and missing[0] not in used:
@@ -235,24 +276,28 @@ def _moves(state: Dims, dst: Dims, sizes: dict[str, int]) -> Iterator[Move]:
                 grown = other + dim[cut:]
                 if grown == dst[e][: len(grown)]:
                     yield ALL_TO_ALL, dim[cut:], _with(state, {d: dim[:cut], e: grown})
-    yield from _permutes(state, dst, sizes)
+    yield from _permutes(state, dst, sharding.partial, sizes)
 
 
-def _permutes(state: Dims, dst: Dims, sizes: dict[str, int]) -> Iterator[Move]:
+def _permutes(state: Dims, dst: Dims, partial: Axes, sizes: dict[str, int]) -> Iterator[tuple[str, Axes, Dims]]:
     """Shardings with the tile counts of `state` that are closer to `dst`, all dimensions at once and one by one."""
     wanted = {d: _same_tiles(dim, dst[d], sizes) for d, dim in enumerate(state)}
     changes = {d: dim for d, dim in wanted.items() if dim != state[d]}
     for change in [changes, *({d: dim} for d, dim in changes.items())] if len(changes) > 1 else [changes]:
         after = _with(state, change)
-        axes = [axis for dim in after for axis in dim]
+        axes = [*partial, *(axis for dim in after for axis in dim)]
         if change and len(set(axes)) == len(axes):
             moved = {axis for d, dim in change.items() for axis in (*dim, *state[d])}
             yield PERMUTE, tuple(axis for axis in sizes if axis in moved), after
 
 
+def _tiles(axes: Axes, sizes: dict[str, int]) -> int:
+    return math.prod(sizes[axis] for axis in axes)
+
+
 def _same_tiles(dim: tuple[str, ...], target: tuple[str, ...], sizes: dict[str, int]) -> tuple[str, ...]:
     """`target` if it makes as many tiles as `dim`, else `dim` with the leading axes of `target` it has in front."""
-    if math.prod(sizes[a] for a in dim) == math.prod(sizes[a] for a in target):
+    if _tiles(dim, sizes) == _tiles(target, sizes):
         return target
     front = next((target[:n] for n in range(len(target), 0, -1) if set(target[:n]) <= set(dim)), ())
     return (*front, *(axis for axis in dim if axis not in front))

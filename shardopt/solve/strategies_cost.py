@@ -51,7 +51,10 @@ def communication_seconds(cluster: Cluster, mesh: Mesh, steps: Sequence[Step]) -
 def resharding_table(
     cluster: Cluster, mesh: Mesh, sources: Sequence[Sharding], targets: Sequence[Sharding], tensor: Tensor
 ) -> np.ndarray:
-    """Seconds from every source to every target sharding of one tensor: `[sources, targets]`."""
-    steps = [[len(resharding_steps(s, t, mesh, tensor.shape, tensor.itemsize)) for t in targets] for s in sources]
+    """Seconds from every source to every target sharding of one tensor: `[sources, targets]`; inf where none exists."""
     seconds = resharding_seconds(cluster, mesh, sources, targets, tensor.shape, tensor.itemsize)
-    return seconds + _LAUNCH_SECONDS * np.array(steps)
+    for row, column in np.argwhere(seconds > 0):
+        if seconds[row, column] < np.inf:
+            steps = resharding_steps(sources[row], targets[column], mesh, tensor.shape, tensor.itemsize)
+            seconds[row, column] += _LAUNCH_SECONDS * len(steps)
+    return seconds
