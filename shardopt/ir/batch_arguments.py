@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 from jaxlib.mlir import ir
 
+from shardopt.cost.graph import Tensor
 from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR, argument_attributes
 from shardopt.ir.diagnostics import DiagnosedError, diagnostic
+from shardopt.ir.graph import read_tensor
+from shardopt.ir.mesh_graphs import MeshGraph
 from shardopt.ir.rewriting import shape_of
 
 # Extents of the raw random keys that JAX's generators take (threefry 2, rbg 4): state of the step, never its batch.
@@ -78,13 +81,31 @@ def find_batch_arguments(main: ir.Operation) -> tuple[BatchArgument, ...]:
     raise _error(main, f"cannot tell the batch arguments: {reason} ({listed}); name them with batch-args=INDEX[:DIM]")
 
 
+def batch_of(graph: MeshGraph, texts: Sequence[str]) -> dict[int, int]:
+    """Tensors of a mesh that hold the batch, and the dimension it lies on: as named, or with `auto` those that
+    `find_batch_arguments` would take for candidates. Raises ValueError."""
+    if tuple(texts) == ("none",):
+        return {}
+    if tuple(texts) != ("auto",):
+        chosen = parse_batch_arguments(texts)
+        return {graph.arguments[batch.index]: batch.dim for batch in chosen if batch.index in graph.arguments}
+    tensors = {k: graph.graph.tensors[k] for k in graph.arguments.values()}
+    tensors = {k: tensor for k, tensor in tensors.items() if tensor.shape and not _looks_like_key(tensor)}
+    if graph.state:  # a training step donates its state
+        return {k: 0 for k in tensors if k not in graph.state}
+    return {k: 0 for k, tensor in tensors.items() if "i" in tensor.dtype}
+
+
 def element_type(value: ir.Value) -> ir.Type:
     return ir.RankedTensorType(value.type).element_type
 
 
 def _is_key(value: ir.Value) -> bool:
-    shape = shape_of(value)
-    return str(element_type(value)) == "ui32" and len(shape) == 1 and shape[0] in _KEY_EXTENTS
+    return _looks_like_key(read_tensor(value.type))
+
+
+def _looks_like_key(tensor: Tensor) -> bool:
+    return tensor.dtype == "ui32" and len(tensor.shape) == 1 and tensor.shape[0] in _KEY_EXTENTS
 
 
 def _error(main: ir.Operation, message: str) -> DiagnosedError:

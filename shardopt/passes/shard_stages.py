@@ -31,7 +31,7 @@ from shardopt.cost.errors import UserError
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.cluster import cluster_of
 from shardopt.dialect.sharded_form import write_cost
-from shardopt.ir.batch_arguments import parse_batch_arguments
+from shardopt.ir.batch_arguments import batch_of, parse_batch_arguments
 from shardopt.ir.graph import sharding_rules
 from shardopt.ir.mesh_graphs import MeshGraph, is_staged, read_plain, read_staged
 from shardopt.ir.remaking import make_for_readers
@@ -119,26 +119,15 @@ class ShardStages(Pass):
     def _solve(self, graph: MeshGraph, cluster: Cluster, pm: PassContext) -> IntraOpPlan:
         tables = IntraOpTables(graph.graph, graph.mesh, cluster)
         tied = tuple(graph.tied)
-        restriction = restrict(self.intra_op, tables, Roles(graph.state, self._batch(graph), tied))
+        restriction = restrict(self.intra_op, tables, Roles(graph.state, batch_of(graph, self.batch_args), tied))
         limit = int(self.memory_fraction * cluster.device.memory_bytes) or None
-        problem = tables.problem(fixed=restriction.fixed, whole=restriction.whole, tied=tied, memory_limit_bytes=limit)
+        fixed, allowed = restriction.fixed, restriction.allowed
+        problem = tables.problem(fixed=fixed, allowed=allowed, tied=tied, memory_limit_bytes=limit)
         solution = problem.solve(self.time_limit, self.gap)
         plan = problem.decode(solution)
         _count(pm, graph.mesh.name, solution, plan)
         _report_strategies(graph, tables, plan, pm)
         return plan
-
-    def _batch(self, graph: MeshGraph) -> dict[int, int]:
-        """The inputs of this mesh that hold the batch, and the dimension it lies on."""
-        if self.batch_args == ("none",):
-            return {}
-        if self.batch_args != ("auto",):
-            chosen = parse_batch_arguments(self.batch_args)
-            return {graph.arguments[batch.index]: batch.dim for batch in chosen if batch.index in graph.arguments}
-        tensors = {k: graph.graph.tensors[k] for k in graph.arguments.values() if graph.graph.tensors[k].shape}
-        if graph.state:  # a training step donates its state
-            return {k: 0 for k in tensors if k not in graph.state}
-        return {k: 0 for k, tensor in tensors.items() if "i" in tensor.dtype}
 
 
 def _count(pm: PassContext, mesh: str, solution: Solution, plan: IntraOpPlan) -> None:

@@ -11,7 +11,7 @@ Inputs (weights, optimizer state, accumulators, boundary values) are nodes that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -41,13 +41,13 @@ def build_problem(
     cluster: Cluster,
     *,
     fixed: Mapping[int, Sharding] | None = None,
-    whole: Iterable[int] = (),
+    allowed: Mapping[int, Sequence[int]] | None = None,
     tied: Tied = (),
     memory_limit_bytes: int | None = None,
 ) -> IntraOpProblem:
     """The problem of the whole graph; see `IntraOpTables.problem`."""
     tables = IntraOpTables(graph, mesh, cluster)
-    return tables.problem(fixed=fixed, whole=whole, tied=tied, memory_limit_bytes=memory_limit_bytes)
+    return tables.problem(fixed=fixed, allowed=allowed, tied=tied, memory_limit_bytes=memory_limit_bytes)
 
 
 class IntraOpTables:
@@ -91,15 +91,16 @@ class IntraOpTables:
         ops: Iterable[int] | None = None,
         *,
         fixed: Mapping[int, Sharding] | None = None,
-        whole: Iterable[int] = (),
+        allowed: Mapping[int, Sequence[int]] | None = None,
         tied: Tied = (),
         memory_limit_bytes: int | None = None,
     ) -> IntraOpProblem:
         """The problem of the operations `ops` (all by default), which are taken in program order.
 
-        `fixed` gives tensors their sharding; `whole` are operations that every device runs in full. `tied` pairs must
-        end with equal shardings; the second of a pair lives in the memory of the first (a donated argument and its
-        result, an accumulator before and after). Tensors and operations outside of the part are ignored.
+        `fixed` gives tensors their sharding; `allowed` limits operations to some of their strategies (number 0 runs in
+        full on every device). `tied` pairs must end with equal shardings; the second of a pair lives in the memory of
+        the first (a donated argument and its result, an accumulator before and after). Tensors and operations outside
+        of the part are ignored.
         `memory_limit_bytes` bounds the bytes a device holds at any time.
 
         Raises UserError for a fixed sharding that no strategy of the operation can make.
@@ -112,7 +113,7 @@ class IntraOpTables:
         builder.add_edges()
         builder.tie(tied)
         builder.fix(fixed)
-        builder.keep_whole(set(whole))
+        builder.allow(allowed or {})
         return builder.finish(memory_limit_bytes)
 
 
@@ -237,10 +238,11 @@ class _Builder:
             what = f"the result of '{op.name}' of shape {shape} at {op.location or 'an unknown location'}"
         return f"sharding {sharding} was asked for {what}, expected one of {possible}"
 
-    def keep_whole(self, whole: Set[int]) -> None:
+    def allow(self, allowed: Mapping[int, Sequence[int]]) -> None:
         for node, index in enumerate(self.ops):
-            if index in whole:
-                self.costs[node] = np.where(np.arange(len(self.costs[node])) == 0, self.costs[node], np.inf)
+            if index in allowed:
+                keep = np.isin(np.arange(len(self.costs[node])), allowed[index])
+                self.costs[node] = np.where(keep, self.costs[node], np.inf)
 
     def finish(self, limit: int | None) -> IntraOpProblem:
         lives = lifetimes(self.tables.graph, self.ops, self.inputs, self.aliases, self.tables.last_readers)

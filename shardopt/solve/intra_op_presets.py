@@ -33,10 +33,10 @@ class Roles:
 
 @dataclass(frozen=True)
 class Restriction:
-    """Tensors with a given sharding, and operations that every device runs in full."""
+    """Tensors with a given sharding, and operations with the numbers of the strategies they may take."""
 
     fixed: Mapping[int, Sharding] = field(default_factory=dict)
-    whole: Sequence[int] = ()
+    allowed: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
 
 def restrict(preset: str, tables: IntraOpTables, roles: Roles) -> Restriction:
@@ -49,7 +49,7 @@ def restrict(preset: str, tables: IntraOpTables, roles: Roles) -> Restriction:
     wanted = PRESETS[preset](tables, roles)
     tied = _tied_to(roles.tied)
     possible = {tensor: _possible(tables, s, tied.get(tensor, (tensor,))) for tensor, s in wanted.fixed.items()}
-    return Restriction(possible, wanted.whole)
+    return Restriction(possible, wanted.allowed)
 
 
 def _tied_to(pairs: Iterable[tuple[int, int]]) -> dict[int, tuple[int, ...]]:
@@ -71,7 +71,8 @@ def _ilp(tables: IntraOpTables, roles: Roles) -> Restriction:
 
 
 def _replicate(tables: IntraOpTables, roles: Roles) -> Restriction:
-    return Restriction(_replicated(tables.graph, tables.graph.inputs), range(len(tables.graph.ops)))
+    in_full = dict.fromkeys(range(len(tables.graph.ops)), (0,))
+    return Restriction(_replicated(tables.graph, tables.graph.inputs), in_full)
 
 
 def _data(tables: IntraOpTables, roles: Roles) -> Restriction:

@@ -195,7 +195,7 @@ ROLES = Roles(state=frozenset({1, 4}), batch={0: 0}, tied=())
 def preset(name: str, graph: OpGraph, mesh: Mesh = LINE, roles: Roles = ROLES) -> IntraOpPlan:
     tables = IntraOpTables(graph, mesh, CLUSTER)
     restriction = restrict(name, tables, roles)
-    return solved(tables.problem(fixed=restriction.fixed, whole=restriction.whole, tied=roles.tied))
+    return solved(tables.problem(fixed=restriction.fixed, allowed=restriction.allowed, tied=roles.tied))
 
 
 def test_replicate_splits_nothing() -> None:
