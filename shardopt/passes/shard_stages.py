@@ -20,6 +20,7 @@ plain module carries `mhlo.sharding` on the operations, arguments and results of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
@@ -88,22 +89,16 @@ class ShardStages(Pass):
         main = next((f for f in functions(module) if symbol_name(f) == "main"), None)
         if main is None:
             raise pm.error(module.operation, "expected a function '@main', found none")
-        staged = is_staged(main)
         try:
             cluster = cluster_of(module, self.cluster)
             with sharding_rules(module):
-                graphs = read_staged(module, main) if staged else (read_plain(main, self._mesh(cluster)),)
+                graphs = read_staged(module, main) if is_staged(main) else (read_plain(main, self._mesh(cluster)),)
             plans = [self._solve(graph, cluster, pm) for graph in graphs]
         except (UserError, ValueError) as error:
             raise pm.error(main, str(error)) from error
-        for graph, plan in zip(graphs, plans, strict=True):
+        for graph in graphs:
             _report_opaque(graph, pm)
-            _apply(graph, plan)
-        if staged:
-            for function in functions(module):
-                refresh_function_type(function)
-        else:
-            _apply_signature(module, main, graphs[0], plans[0])
+        write_plans(module, main, graphs, plans)
 
     def _mesh(self, cluster: Cluster) -> Mesh:
         sizes = self.mesh.split("x") if self.mesh else []
@@ -168,6 +163,19 @@ def _report_opaque(graph: MeshGraph, pm: PassContext) -> None:
     for name, handles in found.items():
         many = f" ({len(handles)} operations)" if len(handles) > 1 else ""
         pm.remark("no-sharding-rule", handles[0], f"'{name}' cannot be partitioned and runs replicated{many}")
+
+
+def write_plans(
+    module: ir.Module, main: ir.Operation, graphs: Sequence[MeshGraph], plans: Sequence[IntraOpPlan]
+) -> None:
+    """Write the plan of each mesh into the module that its graph was read from."""
+    for graph, plan in zip(graphs, plans, strict=True):
+        _apply(graph, plan)
+    if is_staged(main):
+        for function in functions(module):
+            refresh_function_type(function)
+    else:
+        _apply_signature(module, main, graphs[0], plans[0])
 
 
 def _apply(graph: MeshGraph, plan: IntraOpPlan) -> None:

@@ -1,0 +1,234 @@
+"""One model on one mesh: the plan of every preset under one cost model, and what XLA makes of it."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from time import perf_counter
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before jaxlib is imported
+
+from jaxlib.mlir import ir
+
+from shardopt.cost.cluster import Cluster
+from shardopt.cost.errors import UserError
+from shardopt.cost.hlo import module_traffic
+from shardopt.cost.mesh import Mesh
+from shardopt.dialect.dtypes import numpy_name
+from shardopt.dialect.exported_program import StageFunction, TensorSpec
+from shardopt.ir.batch_arguments import batch_of
+from shardopt.ir.context import make_context
+from shardopt.ir.graph import sharding_rules
+from shardopt.ir.io import load_module
+from shardopt.ir.mesh_graphs import MeshGraph, read_plain
+from shardopt.ir.rewriting import functions, symbol_name
+from shardopt.passes.shard_stages import AXIS_NAMES, write_plans
+from shardopt.pipeline.manager import run_pipeline
+from shardopt.runtime.xla import XlaMesh
+from shardopt.solve.intra_op import IntraOpProblem, IntraOpTables
+from shardopt.solve.intra_op_plan import IntraOpPlan
+from shardopt.solve.intra_op_presets import Roles, restrict
+from shardopt.solve.problem import Solution, evaluate
+
+SOLVER = "ilp"
+# Beyond this many operations or bytes of all values a module takes minutes to compile for host devices.
+COMPILED_OPERATIONS = 6000
+COMPILED_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class Record:
+    """A line of the results. `seconds` is the solver's objective; `status` is that of its solution or "refused".
+
+    Bytes are those of one device and step. `compiled_bytes` is -1 where nothing was compiled; `note` says why.
+    """
+
+    model: str
+    mesh: str
+    preset: str
+    cluster: str
+    scale: float
+    status: str
+    seconds: float = float("inf")
+    gap: float = float("inf")
+    compute_seconds: float = 0.0
+    communication_seconds: float = 0.0
+    planned_bytes: int = 0
+    planned_collectives: str = ""
+    compiled_bytes: int = -1
+    compiled_collectives: str = ""
+    peak_bytes: int = 0
+    solve_seconds: float = 0.0
+    operations: int = 0
+    note: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str, str, float]:
+        return self.model, self.mesh, self.preset, self.cluster, self.scale
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is compared: a module with its batch arguments, a mesh as text, the presets, and the limits of the solver."""
+
+    path: Path
+    batch_args: tuple[str, ...]
+    mesh: str
+    cluster: Cluster
+    scale: float
+    presets: Sequence[str]
+    time_limit: float
+    gap: float
+    memory_fraction: float
+    compiles: bool
+
+    def record(self, preset: str, status: str, **values: object) -> Record:
+        name, cluster = self.path.stem, self.cluster.name
+        return Record(name, self.mesh, preset, cluster, self.scale, status, **values)  # type: ignore[arg-type]
+
+
+def logical_mesh(text: str) -> Mesh:
+    """`2x4` as a mesh on devices 0, 1, …"""
+    sizes = tuple(map(int, text.split("x")))
+    return Mesh("mesh", tuple(zip(AXIS_NAMES, sizes, strict=False)), tuple(range(prod(sizes))))
+
+
+def measure(task: Task, about_to: Callable[[str, str], None]) -> Iterator[Record]:
+    """One record for each preset as it is known, the solver's own plan last; before a compilation, which may take the
+    process with it, a record without one. `about_to(preset, what)` is told what comes."""
+    about_to("", "reading")
+    with _imported(task) as (_, graph):
+        operations, arguments = graph.graph, graph
+    limit = int(task.memory_fraction * task.cluster.device.memory_bytes) or None
+    tables = IntraOpTables(operations, arguments.mesh, task.cluster)
+    roles = Roles(arguments.state, batch_of(arguments, task.batch_args), tuple(arguments.tied))
+    free = tables.problem(tied=roles.tied, memory_limit_bytes=limit)
+    best: tuple[float, str, Solution] | None = None
+    for preset in sorted(task.presets, key=lambda name: name == SOLVER):
+        about_to(preset, "solving")
+        begin = perf_counter()
+        try:
+            restriction = restrict(preset, tables, roles)
+            problem = (
+                free
+                if preset == SOLVER
+                else tables.problem(
+                    fixed=restriction.fixed, allowed=restriction.allowed, tied=roles.tied, memory_limit_bytes=limit
+                )
+            )
+            solution = problem.solve(task.time_limit, task.gap)
+            plan = problem.decode(solution)
+        except UserError as error:
+            yield task.record(preset, "refused", note=str(error), solve_seconds=perf_counter() - begin)
+            continue
+        seconds, note = perf_counter() - begin, ""
+        if preset == SOLVER and best is not None and best[0] < solution.objective:
+            note = f"from {best[1]}"
+            solution, plan = best[2], free.decode(best[2])
+        found = _on(free, solution)
+        if found < (best[0] if best else float("inf")):
+            best = (found, preset, solution)
+        record = _solved(task, preset, solution, found, plan, seconds, note)
+        yield from _compiled(task, record, plan, about_to)
+
+
+def _on(free: IntraOpProblem, solution: Solution) -> float:
+    """The objective on the problem without a preset, whose nodes and strategies are the same."""
+    return evaluate(free.problem, solution.choice).objective
+
+
+def _solved(
+    task: Task, preset: str, solution: Solution, objective: float, plan: IntraOpPlan, seconds: float, note: str
+) -> Record:
+    cost = plan.summary()
+    return task.record(
+        preset,
+        solution.status,
+        seconds=objective,
+        gap=solution.gap,
+        compute_seconds=cost.compute_seconds,
+        communication_seconds=cost.communication_seconds,
+        planned_bytes=sum(item.bytes for item in cost.traffic),
+        planned_collectives=", ".join(map(str, cost.traffic)),
+        peak_bytes=cost.peak_bytes,
+        solve_seconds=seconds,
+        operations=len(plan.graph.ops),
+        note=note,
+    )
+
+
+def _compiled(task: Task, record: Record, plan: IntraOpPlan, about_to: Callable[[str, str], None]) -> Iterator[Record]:
+    why_not = _why_not_compiled(task, plan)
+    if why_not:
+        yield Record(**{**record.as_dict(), "note": record.note or why_not})  # type: ignore[arg-type]
+        return
+    yield Record(**{**record.as_dict(), "note": "compiling ended the process"})  # type: ignore[arg-type]
+    about_to(record.preset, "compiling")
+    try:
+        traffic = module_traffic(_compile(task, plan), plan.mesh)
+    except Exception as error:  # the table must go on: what XLA refuses is one row
+        yield Record(**{**record.as_dict(), "note": f"{type(error).__name__}: {error}"})  # type: ignore[arg-type]
+        return
+    found = {"compiled_bytes": sum(t.bytes for t in traffic), "compiled_collectives": ", ".join(map(str, traffic))}
+    yield Record(**{**record.as_dict(), **found})  # type: ignore[arg-type]
+
+
+def _why_not_compiled(task: Task, plan: IntraOpPlan) -> str:
+    if not task.compiles:
+        return "not compiled: --no-compile"
+    size = sum(tensor.size_bytes for tensor in plan.graph.tensors)
+    if len(plan.graph.ops) > COMPILED_OPERATIONS:
+        return f"not compiled: {len(plan.graph.ops)} operations, at most {COMPILED_OPERATIONS}"
+    if size > COMPILED_BYTES:
+        return f"not compiled: {size / 2**20:.0f} MiB of values, at most {COMPILED_BYTES >> 20}"
+    return ""
+
+
+class _imported:
+    """The module of a task after import, and its graph; live inside the `with` block."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.context = make_context()
+
+    def __enter__(self) -> tuple[ir.Module, MeshGraph]:
+        context = self.context.__enter__()
+        module = load_module(self.task.path, context)
+        run_pipeline(module, "builtin.module(shardopt-import)")
+        with sharding_rules(module):
+            graph = read_plain(_main(module), logical_mesh(self.task.mesh))
+        graph.graph, graph.state  # noqa: B018 - read while the module lives
+        return module, graph
+
+    def __exit__(self, *error: object) -> None:
+        self.context.__exit__(*error)
+
+
+def _main(module: ir.Module) -> ir.Operation:
+    return next(function for function in functions(module) if symbol_name(function) == "main")
+
+
+def _compile(task: Task, plan: IntraOpPlan) -> str:
+    """The HLO text of the module with the plan written into it. Reading twice numbers operations alike."""
+    with _imported(task) as (module, graph), ir.Location.unknown(module.context):
+        write_plans(module, _main(module), (graph,), (plan,))
+        buffer = io.BytesIO()
+        module.operation.write_bytecode(buffer)
+
+    def specs(tensors: Sequence[int]) -> tuple[TensorSpec, ...]:
+        found = [plan.graph.tensors[k] for k in tensors]
+        return tuple(
+            TensorSpec(tensor.shape, numpy_name(tensor.dtype), plan.shardings[k])
+            for k, tensor in zip(tensors, found, strict=True)
+        )
+
+    arguments, results = specs(tuple(graph.arguments.values())), specs(plan.graph.outputs)
+    function = StageFunction("main", buffer.getvalue(), arguments, results, donates=())
+    return str(XlaMesh(plan.mesh).compile(function, quick=True)._loaded.hlo_modules()[0].to_string())
