@@ -62,7 +62,7 @@ def insert_stops(
             key = (tensor, target, op.group)
             if key not in last_stop:
                 last_stop[key] = handle.operands[position]
-                for stop in resharding_stops(shardings[tensor], target, mesh):
+                for stop in (*resharding_stops(shardings[tensor], target, mesh), target):
                     last_stop[key] = _stop(last_stop[key], handle.location, ir.InsertionPoint(handle)).result
                     added[last_stop[key]] = stop
             if last_stop[key] != handle.operands[position]:

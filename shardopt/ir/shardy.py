@@ -90,7 +90,7 @@ def _constraint(op: ir.Operation, value: ir.Value, replaced: ir.Value, text: str
     """Put `value`, constrained, behind `op` and in the place of `replaced`."""
     sharding = from_mhlo(text, ir.RankedTensorType(value.type).rank, mesh)
     with ir.InsertionPoint.after(op):
-        made = sdy.ShardingConstraintOp(value, _attribute(sharding, mesh))
+        made = sdy.ShardingConstraintOp(value, _attribute(sharding, mesh), loc=op.location)
     replaced.replace_all_uses_except(made.result, made.operation)
 
 

@@ -49,12 +49,12 @@ ENTRY %main (p0: f32[8]) -> f32[8] {
 def test_kinds_tensors_and_bytes() -> None:
     everywhere = ("x",)
     assert parse_collectives(TEXT, LINE) == (
-        HloCollective("all-reduce.3", "all_reduce", 2, 8 * 8 * 4 + 8 * 2, everywhere),
-        HloCollective("all-gather.4", "all_gather", 1, 32 * 8 * 4, everywhere),
-        HloCollective("all-to-all.6", "all_to_all", 1, 2 * 2 * 8 * 4, everywhere),
-        HloCollective("collective-permute.7", "permute", 1, 8, everywhere),
-        HloCollective("ags", "all_gather", 1, 32 * 4, everywhere, source="jit(f)/add"),
-        HloCollective("reduce-scatter.8", "reduce_scatter", 1, 4 * 2 * 8 * 4, everywhere),
+        HloCollective("all-reduce.3", "all_reduce", (8 * 8 * 4, 8 * 2), everywhere),
+        HloCollective("all-gather.4", "all_gather", (32 * 8 * 4,), everywhere),
+        HloCollective("all-to-all.6", "all_to_all", (2 * 2 * 8 * 4,), everywhere),
+        HloCollective("collective-permute.7", "permute", (8,), everywhere),
+        HloCollective("ags", "all_gather", (32 * 4,), everywhere, source="jit(f)/add"),
+        HloCollective("reduce-scatter.8", "reduce_scatter", (4 * 2 * 8 * 4,), everywhere),
     )
 
 
@@ -63,6 +63,29 @@ def test_a_loop_counts_its_collectives_once_a_trip() -> None:
         Traffic("all_reduce", ("x",), 1, 32),
         Traffic("all_reduce", ("y",), 5, 5 * 32),
     )
+
+
+FOLDED = """
+ENTRY %main (p0: f32[8]) -> f32[8] {
+  %ar.1 = (f32[8]{0}, f32[4]{0}) all-reduce(%a, %b), channel_id=1, replica_groups={{0,1},{2,3}}, to_apply=%add
+  %first = f32[8]{0} get-tuple-element(%ar.1), index=0
+  %second = f32[4]{0} get-tuple-element(%ar.1), index=1
+  %turned = f32[2,2]{1,0} bitcast(%second)
+  %ar.2 = (f32[8]{0}, f32[2,2]{1,0}) all-reduce(%c, %turned), channel_id=2, replica_groups={{0,2},{1,3}}, to_apply=%add
+  %ar.3 = f32[8]{0} all-reduce(%first), channel_id=3, replica_groups={{0,2},{1,3}}, to_apply=%add
+  ROOT %out = f32[8]{0} add(%ar.3, %first)
+}
+"""
+
+
+def test_an_all_reduce_of_an_all_reduce_runs_along_both_axes() -> None:
+    """The second tensor of the first goes on into the second; the first one is read otherwise, too."""
+    assert [(c.name, c.sizes, c.axes) for c in parse_collectives(FOLDED, GRID)] == [
+        ("ar.1", (32,), ("y",)),
+        ("ar.2", (32,), ("x",)),
+        ("ar.2", (16,), ("x", "y")),
+        ("ar.3", (32,), ("x",)),
+    ]
 
 
 @pytest.mark.parametrize(
