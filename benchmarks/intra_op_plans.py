@@ -76,7 +76,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Task:
-    """What is compared: a module with its batch arguments, a mesh as text, the presets, and the limits of the solver."""
+    """What is compared: a module with its batch arguments, a mesh as text, the presets, and the solver's limits."""
 
     path: Path
     batch_args: tuple[str, ...]

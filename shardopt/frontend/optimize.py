@@ -50,7 +50,7 @@ def optimize(
     submesh        allow only submeshes of this shape, HOSTSxDEVICES
     logical_shape  allow only this logical shape of a submesh, such as "2x2"
     schedule       "1f1b", "gpipe" or "inference"
-    intra_op       how shardings are chosen: "ilp", or a baseline ("data", "heuristic", "replicate")
+    intra_op       how shardings are chosen: "ilp", or a baseline such as "data" or "zero3" (see docs/intra-op.md)
     inter_op       how stages are chosen: "dp", "equal-layer", "equal-op" or "none"
     unroll         turn loops over layers into straight code first, so that stages can cut between layers
 

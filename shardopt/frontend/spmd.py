@@ -50,8 +50,8 @@ def shard(
     """Choose a sharding for every value of an exported function, for one logical mesh such as "2x2".
 
     The result takes and returns the same arrays and is meant for as many devices as the mesh has. `intra_op` is "ilp"
-    or a baseline ("data", "heuristic", "replicate"); `batch_args`, as of `optimize`, matters to "data" only. `handler`
-    gets warnings and remarks. The result has no VJP. Raises UserError.
+    or a baseline (see docs/intra-op.md); `batch_args`, as of `optimize`, matters to baselines that split the batch.
+    `handler` gets warnings and remarks. The result has no VJP. Raises UserError.
     """
     logical = parse_mesh(mesh)
     _check(exported)

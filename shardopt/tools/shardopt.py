@@ -83,7 +83,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--submesh", metavar="HxD", help="allow only submeshes of this shape")
     parser.add_argument("--logical-shape", metavar="RxC", help="allow only this logical shape of submeshes")
     parser.add_argument("--schedule", default="1f1b", help="gpipe, 1f1b or inference")
-    parser.add_argument("--intra-op", default="ilp", help="ilp, or a baseline: data, heuristic, replicate")
+    parser.add_argument("--intra-op", default="ilp", help="ilp, or a baseline such as data, zero3 or megatron")
     parser.add_argument("--inter-op", default="dp", choices=("dp", "equal-layer", "equal-op", "none"))
     parser.add_argument("--no-unroll", dest="unroll", action="store_false", help="keep loops over layers rolled")
     parser.add_argument("-o", "--output", type=Path, metavar="PLAN", help="plan directory to write")

@@ -1,0 +1,131 @@
+"""Where the batch flows through a step, and what that makes of its inputs: all that data-parallel presets know.
+
+The batch starts on a dimension of the batch inputs and follows the factors of the sharding rules. An operation with
+such a factor is *batched*; one that contracts the factor *sums* over the batch. What depends on the batch without
+carrying it (gradients, the loss, batch statistics) is either used by batched operations again, as batch statistics are,
+or only by the update: that tells gradients and optimizer state from activations and weights, whatever the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shardopt.cost.errors import UserError
+from shardopt.cost.graph import Op, OpGraph
+from shardopt.solve.preset_base import Roles
+from shardopt.solve.strategies import shardable_factors
+
+# What cuts the batch into microbatches: the value of one microbatch is behind these.
+_BATCH_CUTTING = frozenset({"dynamic_slice", "reshape", "transpose"})
+
+
+@dataclass(frozen=True)
+class BatchFlow:
+    """`dims[t]` is the dimension on which tensor t carries the batch, `factors[k]` the factor that carries it through
+    operation k, and `depends[t]` whether the tensor depends on the batch at all.
+
+    `seeds` are the tensors (with their dimension) where the batch starts, `extent` its size. Of the inputs, `weights`
+    are those that batched operations use, directly or not; `slots` (optimizer state) are state that only the update
+    reads. `gradients` are the operations that sum over the batch for the update alone, `update` those that depend on
+    the batch and have neither the factor nor a batched operation behind them.
+    """
+
+    seeds: Mapping[int, int]
+    extent: int
+    dims: tuple[int | None, ...]
+    factors: tuple[int | None, ...]
+    depends: tuple[bool, ...]
+    weights: frozenset[int]
+    slots: frozenset[int]
+    gradients: frozenset[int]
+    update: frozenset[int]
+
+
+def follow_batch(graph: OpGraph, roles: Roles, preset: str) -> BatchFlow:
+    """Raises UserError when no input is known to hold the batch."""
+    seeds = dict(seed for argument, dim in sorted(roles.batch.items()) for seed in _microbatches(graph, argument, dim))
+    if not seeds:
+        raise UserError(f"preset '{preset}' splits the batch: expected batch arguments, found none (see batch-args)")
+    dims: list[int | None] = [seeds.get(tensor) for tensor in range(len(graph.tensors))]
+    depends = [tensor in roles.batch for tensor in range(len(graph.tensors))]
+    factors: list[int | None] = []
+    for op in graph.ops:
+        factor = _batch_factor(graph, op, dims)
+        factors.append(factor)
+        for position, result in enumerate(op.results):
+            depends[result] = any(depends[operand] for operand in op.operands)
+            if factor is not None and op.rule is not None and result not in seeds:
+                dims[result] = _dim_led_by(op.rule.results[position], op.rule.sizes, factor)
+    feeds = _feeding(graph, factors)
+    weights = {k for k in graph.inputs if feeds[k] and k not in roles.batch and _is_number(graph, k)}
+    slots = {k for k in roles.state - weights if graph.tensors[k].shape and not feeds[k]}
+    late = [k for k, op in enumerate(graph.ops) if op.results and not any(feeds[r] for r in op.results)]
+    return BatchFlow(
+        seeds,
+        min(graph.tensors[tensor].shape[dim] for tensor, dim in seeds.items()),
+        tuple(dims),
+        tuple(factors),
+        tuple(depends),
+        frozenset(weights),
+        frozenset(slots),
+        frozenset(k for k in late if sums_over_batch(graph.ops[k], factors[k])),
+        frozenset(k for k in late if factors[k] is None and depends[graph.ops[k].results[0]]),
+    )
+
+
+def sums_over_batch(op: Op, factor: int | None) -> bool:
+    return factor is not None and op.rule is not None and factor in op.rule.reduction
+
+
+def _microbatches(graph: OpGraph, argument: int, dim: int) -> list[tuple[int, int]]:
+    """(tensor, batch dimension) to split for a batch argument: itself, or in a loop over microbatches its slices."""
+    found = []
+    pending = [argument] if any(op.repeat > 1 for op in graph.ops) else []
+    while pending:
+        tensor = pending.pop()
+        cuts = [op for op in graph.ops if op.operands[:1] == (tensor,) and op.name in _BATCH_CUTTING]
+        pending += [op.results[0] for op in reversed(cuts)]
+        if not cuts and tensor != argument:
+            shape = graph.tensors[tensor].shape
+            found.append((tensor, next((d for d, extent in enumerate(shape) if extent > 1), 0)))
+    return found or [(argument, dim)]
+
+
+def _batch_factor(graph: OpGraph, op: Op, dims: list[int | None]) -> int | None:
+    """The factor on which the batch enters, of the largest operand where they differ; None if it cannot be split."""
+    if op.rule is None:
+        return None
+    usable = set(shardable_factors(op))
+    found = [
+        (graph.tensors[tensor].size_bytes, -position, factor)
+        for position, (tensor, mapping) in enumerate(zip(op.operands, op.rule.operands, strict=False))
+        if (dim := dims[tensor]) is not None
+        and (factor := leading_factor(mapping[dim], op.rule.sizes)) is not None
+        and factor in usable
+    ]
+    return max(found)[2] if found else None
+
+
+def leading_factor(factors: tuple[int, ...], sizes: tuple[int, ...]) -> int | None:
+    """The major-most factor of a dimension that has more than one element."""
+    return next((factor for factor in factors if sizes[factor] > 1), None)
+
+
+def _dim_led_by(mapping: tuple[tuple[int, ...], ...], sizes: tuple[int, ...], factor: int) -> int | None:
+    return next((dim for dim, factors in enumerate(mapping) if leading_factor(factors, sizes) == factor), None)
+
+
+def _feeding(graph: OpGraph, factors: list[int | None]) -> list[bool]:
+    """For each tensor whether a batched operation that does not merely sum it up is reached from it."""
+    feeds = [False] * len(graph.tensors)
+    for op, factor in zip(reversed(graph.ops), reversed(factors), strict=True):
+        if any(feeds[result] for result in op.results) or (factor is not None and not sums_over_batch(op, factor)):
+            for operand in op.operands:
+                feeds[operand] = True
+    return feeds
+
+
+def _is_number(graph: OpGraph, tensor: int) -> bool:
+    """Whether a value can be a weight: random keys, counters and flags are none."""
+    return bool(graph.tensors[tensor].shape) and "f" in graph.tensors[tensor].dtype
