@@ -17,7 +17,7 @@ from jaxlib.mlir import ir
 from shardopt.cost.cluster import Cluster
 from shardopt.cost.errors import UserError
 from shardopt.cost.hlo import module_traffic
-from shardopt.cost.mesh import Mesh
+from shardopt.cost.mesh import Mesh, parse_mesh
 from shardopt.dialect.dtypes import numpy_name
 from shardopt.dialect.exported_program import StageFunction, TensorSpec
 from shardopt.ir.batch_arguments import batch_of
@@ -26,7 +26,7 @@ from shardopt.ir.graph import sharding_rules
 from shardopt.ir.io import load_module
 from shardopt.ir.mesh_graphs import MeshGraph, read_plain
 from shardopt.ir.rewriting import functions, symbol_name
-from shardopt.passes.shard_stages import AXIS_NAMES, write_plans
+from shardopt.passes.shard_stages import write_plans
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.xla import XlaMesh
 from shardopt.solve.intra_op import IntraOpProblem, IntraOpTables
@@ -92,12 +92,6 @@ class Task:
     def record(self, preset: str, status: str, **values: object) -> Record:
         name, cluster = self.path.stem, self.cluster.name
         return Record(name, self.mesh, preset, cluster, self.scale, status, **values)  # type: ignore[arg-type]
-
-
-def logical_mesh(text: str) -> Mesh:
-    """`2x4` as a mesh on devices 0, 1, …"""
-    sizes = tuple(map(int, text.split("x")))
-    return Mesh("mesh", tuple(zip(AXIS_NAMES, sizes, strict=False)), tuple(range(prod(sizes))))
 
 
 def measure(task: Task, about_to: Callable[[str, str], None]) -> Iterator[Record]:
@@ -203,7 +197,7 @@ class _imported:
         module = load_module(self.task.path, context)
         run_pipeline(module, "builtin.module(shardopt-import)")
         with sharding_rules(module):
-            graph = read_plain(_main(module), logical_mesh(self.task.mesh))
+            graph = read_plain(_main(module), parse_mesh(self.task.mesh))
         graph.graph, graph.state  # noqa: B018 - read while the module lives
         return module, graph
 

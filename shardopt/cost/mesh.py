@@ -8,11 +8,19 @@ them; `shardopt.dialect.sharding` prints them into the IR.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
+
+from shardopt.cost.errors import UserError
+
+# The mesh of a module without stages (`jax.export` looks for a Shardy mesh of this very name), and its axes, slowest
+# first.
+MESH_NAME = "mesh"
+AXIS_NAMES = ("x", "y", "z")
 
 
 @dataclass(frozen=True)
@@ -140,3 +148,11 @@ class Sharding:
 
 def _braced(axes: tuple[str, ...]) -> str:
     return "{" + ", ".join(f'"{axis}"' for axis in axes) + "}"
+
+
+def parse_mesh(text: str) -> Mesh:
+    """The mesh of a shape such as "2x2", over devices 0, 1, 2, … Raises UserError."""
+    if not isinstance(text, str) or re.fullmatch(r"[1-9]\d*(x[1-9]\d*){0,2}", text) is None:
+        raise UserError(f"expected the shape of a mesh with one to three axes, such as '2x2', found {text!r}")
+    shape = tuple(map(int, text.split("x")))
+    return Mesh(MESH_NAME, tuple(zip(AXIS_NAMES, shape, strict=False)), tuple(range(prod(shape))))

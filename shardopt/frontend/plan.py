@@ -13,7 +13,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -233,41 +234,48 @@ def make_plan(
     `on_phase(name)` is told when a phase begins; `handler` gets warnings and remarks. Raises UserError.
     """
     from shardopt.ir.context import make_context
-    from shardopt.ir.diagnostics import DiagnosedError, in_file
     from shardopt.ir.io import module_bytecode, module_text
     from shardopt.pipeline.manager import run_pipeline
     from shardopt.pipeline.phases import PHASE_NAMES, phase_range
     from shardopt.report.plan_summary import summarize
 
-    name = _name(source)
-
-    def report(diagnostic: Diagnostic) -> None:
-        if handler is not None:
-            handler(in_file(diagnostic, name))
-
-    with make_context() as context:
-        module = _load(source, context, name)
+    name = source_name(source)
+    with make_context() as context, reported_in(name, handler) as report:
+        module = load_source(source, context, name)
         original = module_bytecode(module)
         dumps = []
         for phase in PHASE_NAMES:
             if on_phase is not None:
                 on_phase(phase)
-            try:
-                run_pipeline(module, phase_range(phase, phase, options.for_phase(phase)), handler=report)
-            except DiagnosedError as error:  # models without locations: name at least the file
-                raise DiagnosedError(*(in_file(diagnostic, name) for diagnostic in error.diagnostics)) from error
+            run_pipeline(module, phase_range(phase, phase, options.for_phase(phase)), handler=report)
             dumps.append((phase, module_text(module)))
         return Plan(module_bytecode(module), original, tuple(dumps), summarize(module), options)
 
 
-def _name(source: Any) -> str:
+@contextmanager
+def reported_in(name: str, handler: Handler | None) -> Iterator[Handler]:
+    """A handler for messages about a model, and a block whose errors name it too where the IR has no locations."""
+    from shardopt.ir.diagnostics import DiagnosedError, in_file
+
+    def report(diagnostic: Diagnostic) -> None:
+        if handler is not None:
+            handler(in_file(diagnostic, name))
+
+    try:
+        yield report
+    except DiagnosedError as error:
+        raise DiagnosedError(*(in_file(diagnostic, name) for diagnostic in error.diagnostics)) from error
+
+
+def source_name(source: Any) -> str:
     """What messages call the model."""
     if hasattr(source, "fun_name"):
         return str(source.fun_name)
     return os.fspath(source) if isinstance(source, str | os.PathLike) else "<model>"
 
 
-def _load(source: Any, context: ir.Context, name: str) -> ir.Module:
+def load_source(source: Any, context: ir.Context, name: str) -> ir.Module:
+    """Read a model as `make_plan` takes it. Raises UserError."""
     from shardopt.ir.io import load_module
 
     if hasattr(source, "mlir_module_serialized"):

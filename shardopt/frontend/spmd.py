@@ -11,10 +11,8 @@ carry besides shape and dtype (weak types, key types), which has no public const
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import replace
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -24,17 +22,13 @@ from jax._src.lax.lax import _convert_element_type
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.cost.mesh import Mesh, Sharding, parse_mesh
 from shardopt.frontend.optimize import BatchArguments, batch_text, cluster_text
 from shardopt.frontend.plan import option_text
 
 if TYPE_CHECKING:
     from shardopt.frontend.plan import Plan
     from shardopt.ir.diagnostics import Handler
-
-# `Exported.call` looks for a Shardy mesh of this very name; the axis names are free.
-MESH_NAME = "mesh"
-AXIS_NAMES = ("x", "y", "z")
 
 
 def shard(
@@ -113,14 +107,6 @@ def exported_of(plan: Plan) -> export.Exported:
     mesh = "x".join(map(str, summary.stages[0].logical_shape))
     text = options.batch_args
     return shard(plan.source, options.cluster, mesh, intra_op=options.intra_op, batch_args=text, unroll=options.unroll)
-
-
-def parse_mesh(text: str) -> Mesh:
-    """A mesh from its shape, such as "2x2". Raises UserError."""
-    if not isinstance(text, str) or re.fullmatch(r"[1-9]\d*(x[1-9]\d*){0,2}", text) is None:
-        raise UserError(f"expected the shape of a mesh with one to three axes, such as '2x2', found {text!r}")
-    shape = tuple(map(int, text.split("x")))
-    return Mesh(MESH_NAME, tuple(zip(AXIS_NAMES, shape, strict=False)), tuple(range(prod(shape))))
 
 
 def like(value: np.ndarray, aval: Any, weak_type: bool) -> jax.Array:

@@ -22,14 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Literal
 
 from jaxlib.mlir import ir
 
 from shardopt.cost.cluster import Cluster
 from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.cost.mesh import Mesh, Sharding, parse_mesh
 from shardopt.dialect.cluster import cluster_of
 from shardopt.dialect.sharded_form import write_cost
 from shardopt.ir.batch_arguments import batch_of, parse_batch_arguments
@@ -54,8 +53,6 @@ from shardopt.solve.strategies import OPAQUE_OPS
 
 # Operations whose choice decides a plan; remarks on every elementwise operation would hide them.
 _EXPLAINED = frozenset({"dot_general", "convolution"})
-# Names of mesh axes, slowest first, when a mesh is given by its shape.
-AXIS_NAMES = ("x", "y", "z")
 
 
 @dataclass(frozen=True)
@@ -103,15 +100,12 @@ class ShardStages(Pass):
         write_plans(module, main, graphs, plans)
 
     def _mesh(self, cluster: Cluster) -> Mesh:
-        sizes = self.mesh.split("x") if self.mesh else []
-        if not 0 < len(sizes) <= len(AXIS_NAMES) or not all(size.isdecimal() and int(size) > 0 for size in sizes):
-            raise UserError(f"expected a topology on '@main' or a mesh option such as '2x2', found mesh '{self.mesh}'")
-        shape = tuple(map(int, sizes))
-        if prod(shape) > cluster.num_devices:
-            raise UserError(
-                f"mesh {self.mesh} needs {prod(shape)} devices, cluster {cluster} has {cluster.num_devices}"
-            )
-        return Mesh("mesh", tuple(zip(AXIS_NAMES, shape, strict=False)), tuple(range(prod(shape))))
+        if not self.mesh:
+            raise UserError("expected a topology on '@main' or a mesh option such as '2x2', found none")
+        mesh = parse_mesh(self.mesh)
+        if mesh.size > cluster.num_devices:
+            raise UserError(f"mesh {self.mesh} needs {mesh.size} devices, cluster {cluster} has {cluster.num_devices}")
+        return mesh
 
     def _solve(self, graph: MeshGraph, cluster: Cluster, pm: PassContext) -> IntraOpPlan:
         tables = IntraOpTables(graph.graph, graph.mesh, cluster)

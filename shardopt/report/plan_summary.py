@@ -14,6 +14,7 @@ from shardopt.dialect.cluster import read_cluster
 from shardopt.dialect.mpmd import KIND, RESHARDING, SCHEDULE, STAGE, parse_mesh_tensor, read_topology
 from shardopt.dialect.sharded_form import read_cost
 from shardopt.ir.program import Program, body_of, read_program
+from shardopt.report.units import bytes_text, seconds_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -128,7 +129,7 @@ def stage_table(summary: PlanSummary) -> Table:
 
     table = Table(
         title=f"{summary.cluster} · {summary.num_microbatches} microbatches · {summary.schedule}",
-        caption=f"predicted step {_ms(summary.makespan_seconds)} · bubble {summary.bubble_fraction:.1%}",
+        caption=f"predicted step {seconds_text(summary.makespan_seconds)} · bubble {summary.bubble_fraction:.1%}",
     )
     for name in ("stage", "layers", "mesh", "devices", "shape"):
         table.add_column(name)
@@ -141,14 +142,14 @@ def stage_table(summary: PlanSummary) -> Table:
             row.mesh,
             _ids(row.devices),
             "×".join(map(str, row.logical_shape)),
-            _ms(row.forward_seconds),
-            _ms(row.backward_seconds),
-            _ms(row.around_seconds),
-            _bytes(row.peak_bytes),
+            seconds_text(row.forward_seconds),
+            seconds_text(row.backward_seconds),
+            seconds_text(row.around_seconds),
+            bytes_text(row.peak_bytes),
             ", ".join(f"{item.tensors} {item.kind.replace('_', '-')} {'·'.join(item.axes)}" for item in row.collectives)
             or "–",
-            _bytes(row.collective_bytes),
-            _bytes(row.sent_bytes),
+            bytes_text(row.collective_bytes),
+            bytes_text(row.sent_bytes),
         )
     return table
 
@@ -161,16 +162,3 @@ def _span(layers: tuple[str, ...]) -> str:
 def _ids(devices: tuple[int, ...]) -> str:
     contiguous = devices == tuple(range(devices[0], devices[0] + len(devices)))
     return f"{devices[0]}–{devices[-1]}" if contiguous and len(devices) > 1 else ",".join(map(str, devices))
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"
-
-
-def _bytes(count: int) -> str:
-    size, unit = float(count), "B"
-    for bigger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, bigger
-    return f"{size:.4g} {unit}"

@@ -11,6 +11,7 @@ from math import floor, log10
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
+from shardopt.report.units import bytes_text
 from shardopt.schedule.simulator import SimulationResult, TaskSpan
 from shardopt.schedule.tasks import TaskKind
 
@@ -230,15 +231,7 @@ def _row_note(result: SimulationResult, mesh: int) -> str:
     busy = result.busy_seconds[mesh] / (result.makespan_seconds or 1.0)
     note = f"busy {busy:.0%}, {result.peak_in_flight[mesh]} in flight"
     peak = result.memory[mesh].peak_bytes
-    return f"{note}, {_format_bytes(peak)}" if peak else note
-
-
-def _format_bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.3g} GiB"
+    return f"{note}, {bytes_text(peak)}" if peak else note
 
 
 def _kinds(result: SimulationResult) -> tuple[TaskKind, ...]:

@@ -14,14 +14,12 @@ import numpy as np
 
 from shardopt.cost.cluster import Cluster
 from shardopt.cost.graph import OpGraph
-from shardopt.cost.mesh import Mesh
+from shardopt.cost.mesh import AXIS_NAMES, Mesh
 from shardopt.cost.transfers import messages_seconds
 from shardopt.solve.intra_op import IntraOpTables
 from shardopt.solve.intra_op_plan import IntraOpPlan
 from shardopt.solve.sharding_ilp import solve
 from shardopt.solve.stage_dp import InFlight, MeshChoice, StageProblem
-
-AXIS_NAMES = ("x", "y")
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class CandidateCosts:
 
 def candidate_mesh(choice: MeshChoice, name: str = "candidate", devices: Sequence[int] | None = None) -> Mesh:
     """The logical mesh of a choice, on the first devices of the cluster unless `devices` are given."""
-    axes = tuple(zip(AXIS_NAMES, choice.logical_shape, strict=True))
+    axes = tuple(zip(AXIS_NAMES, choice.logical_shape, strict=False))
     return Mesh(name, axes, tuple(range(choice.num_devices) if devices is None else devices))
 
 

@@ -7,9 +7,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from shardopt.cost.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # XLA warns about every compilation with GSPMD; must be set before the first import of jaxlib.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -17,6 +20,17 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 EXIT_OK = 0
 EXIT_USER_ERROR = 1
 EXIT_BUG = 2
+
+
+# A file or a pipe has no width, and a table cut at 80 columns would lose figures.
+_PIPE_COLUMNS = 180
+
+
+def console() -> Console:
+    """Standard output for tables."""
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=_PIPE_COLUMNS)
 
 
 class ToolParser(argparse.ArgumentParser):

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardopt.cost.errors import UserError
-from shardopt.tools.common import EXIT_BUG, EXIT_USER_ERROR, ToolParser, run_tool
+from shardopt.tools.common import EXIT_BUG, EXIT_USER_ERROR, ToolParser, console, run_tool
+from shardopt.tools.shard_command import add_shard
 from shardopt.tools.supervisor import Crash, Trace, supervised
 
 if TYPE_CHECKING:
     import numpy as np
-    from rich.console import Console
 
     from shardopt.frontend.plan import Plan
     from shardopt.ir.diagnostics import Diagnostic
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from shardopt.runtime.reference import Difference
 
 _PROG = "shardopt"
-_PIPE_COLUMNS = 180
+# Commands that read a model, which C++ may not survive.
+_READING = ("plan", "shard")
 _OK, _ILL_CONDITIONED, _DIFFERS = "ok", "ill-conditioned", "DIFFERS"
 # Two orders of summation may differ by more than one change of the inputs does.
 _NOISE_FACTOR = 10
@@ -35,7 +36,7 @@ _NOISE_FACTOR = 10
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, 1 for a mistake of the user or a check that failed, 2 for a bug of ours.
 
-    Called without arguments, `plan` reads and rewrites the model in a child process: C++ may crash on a damaged file.
+    Called without arguments, `plan` and `shard` treat the model in a child process: C++ may crash on a damaged file.
     """
     args = _parser().parse_args(argv)
 
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.trace = trace
         return run_tool(_PROG, lambda: args.run(args))
 
-    if argv is not None or args.command != "plan":
+    if argv is not None or args.command not in _READING:
         return work(Trace())
     return supervised(work, lambda crash: _after_crash(crash, args.model))
 
@@ -61,6 +62,7 @@ def _parser() -> ToolParser:
     parser = ToolParser(prog=_PROG, description="Automatic model parallelism for JAX: plan a model and run the plan.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=ToolParser)
     _add_plan(commands.add_parser("plan", help="choose stages, shardings, transfers and a schedule for a model"))
+    add_shard(commands.add_parser("shard", help="choose the sharding of every value on one mesh"))
     _add_run(commands.add_parser("run", help="run a plan on this machine or on a Ray cluster"))
     return parser
 
@@ -124,14 +126,7 @@ def _plan(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(plan.to_json(), indent=2))
     else:
-        _console().print(plan.table())
-
-
-def _console() -> Console:
-    """Standard output. A file or a pipe has no width, and a table cut at 80 columns would lose figures."""
-    from rich.console import Console
-
-    return Console() if sys.stdout.isatty() else Console(width=_PIPE_COLUMNS)
+        console().print(plan.table())
 
 
 def _reporter(remarks: bool) -> Any:
@@ -263,7 +258,7 @@ def _check(plan: Plan, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarra
     passed = all(row.within(tolerance) for row in rows)
     floors = [0.0] * len(rows) if passed else conditioning(function, inputs, reference)
     verdicts = [_verdict(row, floor, tolerance) for row, floor in zip(rows, floors, strict=True)]
-    _console().print(_difference_table(rows, verdicts))
+    console().print(_difference_table(rows, verdicts))
     differing = [row.name for row, verdict in zip(rows, verdicts, strict=True) if verdict == _DIFFERS]
     if differing:
         names = ", ".join(differing)

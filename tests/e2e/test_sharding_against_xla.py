@@ -11,7 +11,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cache
-from math import prod
 from typing import Any
 
 import jax
@@ -22,7 +21,7 @@ from jaxlib.mlir import ir
 
 from shardopt.cost.cluster import Cluster, Device, Link
 from shardopt.cost.hlo import module_traffic
-from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.cost.mesh import Mesh, Sharding, parse_mesh
 from shardopt.cost.traffic import Difference, Traffic
 from shardopt.cost.traffic import compare as compare_traffic
 from shardopt.dialect.cluster import write_cluster
@@ -34,7 +33,7 @@ from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions
 from shardopt.passes.base import PassContext
-from shardopt.passes.shard_stages import AXIS_NAMES, ShardStages
+from shardopt.passes.shard_stages import ShardStages
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.reference import compare, run_reference
 from shardopt.runtime.tiles import Tiling
@@ -120,8 +119,7 @@ def compile_sharded(
         write_cluster(module, cluster)
         ShardStages(mesh=mesh, intra_op=preset).run(module, PassContext())  # type: ignore[arg-type]
         run_pipeline(module, "builtin.module(shardopt-verify-sharded)")
-        sizes = tuple(map(int, mesh.split("x")))
-        placed = Mesh("mesh", tuple(zip(AXIS_NAMES, sizes, strict=False)), tuple(range(prod(sizes))))
+        placed = parse_mesh(mesh)
         function = stage_function(module, placed)
         [main] = functions(module)
         plan = read_cost(main).traffic

@@ -7,9 +7,8 @@ from itertools import permutations, product
 import pytest
 from jaxlib.mlir import ir
 
-from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.cost.mesh import Mesh, Sharding, parse_mesh
 from shardopt.dialect.sharding import from_mhlo, to_mhlo
-from shardopt.frontend.spmd import parse_mesh
 from shardopt.ir.context import make_context
 from shardopt.ir.shardy import to_shardy
 

@@ -1,0 +1,101 @@
+"""`shardopt shard`: one mesh, no stages; where every value lies and what a step exchanges.
+
+The options are those of the pipeline `shardopt-intra`, read from its passes: what a pass learns, the command knows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardopt.cost.errors import UserError
+from shardopt.passes.options import OptionSpec
+from shardopt.passes.registry import PASSES
+from shardopt.pipeline.phases import When, find_phase
+from shardopt.tools.catalogue import pass_info
+
+if TYPE_CHECKING:
+    from shardopt.ir.diagnostics import Diagnostic
+
+PIPELINE = "shardopt-intra"
+_BYTECODE_SUFFIXES = frozenset({".mlirbc", ".bc"})
+# Remarks that answer a question of the command line, printed without being asked for.
+_ANSWERS = frozenset({"explain"})
+
+
+def add_shard(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Choose a sharding for every value of MODEL on one mesh, without pipeline stages."
+    parser.add_argument("model", metavar="MODEL", help="file, or - for standard input")
+    parser.add_argument("--cluster", required=True, metavar="FILE|PRESET[:HxD]", help="what to plan for")
+    parser.add_argument("--mesh", required=True, metavar="SHAPE", help="shape of the mesh, such as 2x4")
+    for spec in _options():
+        text = f"{spec.help} (default {spec.default_text})"
+        parser.add_argument(
+            f"--{spec.name}", metavar=spec.type_text, dest=f"pass_{spec.field}", help=text.replace("%", "%%")
+        )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write the annotated module: .mlir or .mlirbc"
+    )
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON instead of tables")
+    parser.add_argument("--remarks", action="store_true", help="print remarks: what was decided, and what fell back")
+    parser.set_defaults(run=_run)
+
+
+def _options() -> Iterator[OptionSpec]:
+    """The options of the pipeline's passes and its switches, but for those that the command has itself."""
+    phase = find_phase(PIPELINE)
+    assert phase is not None
+    given = {"cluster", "mesh"}
+    for step in phase.steps:
+        if isinstance(step, When):
+            specs: tuple[OptionSpec, ...] = (OptionSpec(step.switch, step.switch, bool, False, _help_of(step)),)
+        else:
+            specs = pass_info(step).options if step in PASSES else ()
+        for spec in specs:
+            if spec.name not in given:
+                given.add(spec.name)
+                yield spec
+
+
+def _help_of(step: When) -> str:
+    return "also run " + ", ".join(step.steps)
+
+
+def _run(args: argparse.Namespace) -> None:
+    from shardopt.frontend.shard_module import shard_module
+    from shardopt.ir.io import write_output
+    from shardopt.tools.common import console
+
+    if args.output is not None and not args.output.parent.is_dir():
+        raise UserError(f"cannot write '{args.output}': its folder does not exist")
+    options: dict[str, object] = {"cluster": args.cluster}
+    given = {spec.name: getattr(args, f"pass_{spec.field}") for spec in _options()}
+    options |= {name: text for name, text in given.items() if text is not None}
+    size = Path(args.model).stat().st_size if Path(args.model).is_file() else 0
+    with ExitStack() as reading:
+        reading.enter_context(args.trace.reading(size))
+        sharded = shard_module(
+            args.model, args.mesh, options, on_read=reading.close, handler=lambda d: _report(d, args.remarks)
+        )
+    if args.output is not None:
+        bytecode = args.output.suffix in _BYTECODE_SUFFIXES
+        write_output(sharded.module if bytecode else sharded.text().encode(), args.output)
+    if args.json:
+        print(json.dumps(sharded.summary.to_json(), indent=2))
+    else:
+        for table in sharded.tables():
+            console().print(table)
+
+
+def _report(diagnostic: Diagnostic, remarks: bool) -> None:
+    from shardopt.ir.diagnostics import render
+
+    if diagnostic.kind in _ANSWERS:
+        print(diagnostic.message)
+    elif remarks or diagnostic.severity != "remark":
+        print(render(diagnostic), file=sys.stderr)
