@@ -6,7 +6,6 @@ import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from math import prod
 from pathlib import Path
 from time import perf_counter
 
@@ -17,7 +16,7 @@ from jaxlib.mlir import ir
 from shardopt.cost.cluster import Cluster
 from shardopt.cost.errors import UserError
 from shardopt.cost.hlo import module_traffic
-from shardopt.cost.mesh import Mesh, parse_mesh
+from shardopt.cost.mesh import parse_mesh
 from shardopt.dialect.dtypes import numpy_name
 from shardopt.dialect.exported_program import StageFunction, TensorSpec
 from shardopt.ir.batch_arguments import batch_of

@@ -233,7 +233,5 @@ def test_a_preset_gives_way_where_a_tied_tensor_cannot_follow() -> None:
 
 
 def test_an_unknown_preset_lists_the_known_ones() -> None:
-    with pytest.raises(
-        UserError, match="unknown intra-op preset 'zero'; expected one of ilp, data, zero1"
-    ):
+    with pytest.raises(UserError, match="unknown intra-op preset 'zero'; expected one of ilp, data, zero1"):
         preset("zero", mlp(4, 4, 1))
