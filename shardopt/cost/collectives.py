@@ -23,7 +23,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from shardopt.cost.cluster import Cluster, GroupPlacement, Link, group_placement
+from shardopt.cost.cluster import Cluster, Link, group_placement
 from shardopt.cost.mesh import Mesh, Sharding
 
 Amount = TypeVar("Amount", float, np.ndarray)
@@ -91,16 +91,17 @@ def broadcast_seconds(link: Link, n: int, bytes: Amount) -> Amount:
 
 def collective_seconds(cluster: Cluster, mesh: Mesh, kind: str, axes: tuple[str, ...], bytes: Amount) -> Amount:
     """One collective over the groups along `axes` of a placed mesh (`bytes` as in the module docstring)."""
-    latency, per_byte = _affine(group_placement(cluster, mesh, axes), kind)
+    latency, per_byte = affine_seconds(cluster, mesh, kind, axes)
     return latency + bytes * per_byte
 
 
-def _affine(place: GroupPlacement, kind: str) -> tuple[float, float]:
-    """(seconds without bytes, seconds per byte) of one collective on placed groups.
+def affine_seconds(cluster: Cluster, mesh: Mesh, kind: str, axes: tuple[str, ...]) -> tuple[float, float]:
+    """(seconds without bytes, seconds per byte) of one collective over the groups along `axes`.
 
     A ring passes each host's network card once. All-to-all and permute send from every device: k members of one group
     on a host push k(n-k) of the k(n-1) messages of an all-to-all through the card.
     """
+    place = group_placement(cluster, mesh, axes)
     messages, share = _messages_and_share(kind, place.size)
     k, n = place.members_per_host, place.size
     if kind == ALL_TO_ALL and k > 1:
@@ -164,49 +165,46 @@ def steps_seconds(cluster: Cluster, mesh: Mesh, steps: Sequence[Step]) -> float:
     return sum(collective_seconds(cluster, mesh, step.kind, step.axes, step.bytes) for step in steps)
 
 
-def resharding_seconds(
-    cluster: Cluster,
-    mesh: Mesh,
-    sources: Sequence[Sharding],
-    targets: Sequence[Sharding],
-    shape: tuple[int, ...],
-    itemsize: int,
-) -> np.ndarray:
-    """Seconds from every source to every target sharding of one value: float64 `[sources, targets]`; inf where no
-    chain exists."""
-    total = math.prod(shape) * itemsize
-    seconds = np.zeros((len(sources), len(targets)))
-    for row, src in enumerate(sources):
-        for column, dst in enumerate(targets):
-            latency, per_byte = _affine_chain(cluster, mesh, src, dst)
-            seconds[row, column] = latency + per_byte * total
-    return seconds
-
-
-@cache
-def _affine_chain(cluster: Cluster, mesh: Mesh, src: Sharding, dst: Sharding) -> tuple[float, float]:
-    """(seconds without bytes, seconds per byte of the whole tensor) of the chain from `src` to `dst`."""
-    if not can_reshard(src, dst):
-        return math.inf, 0.0
-    latency = per_byte = 0.0
-    for kind, axes, share, _ in _chain(src, dst, mesh.axes):
-        step_latency, step_per_byte = _affine(group_placement(cluster, mesh, axes), kind)
-        latency += step_latency
-        per_byte += step_per_byte * share
-    return latency, per_byte
-
-
 @cache
 def _chain(
     src: Sharding, dst: Sharding, axes: tuple[tuple[str, int], ...]
 ) -> tuple[tuple[str, Axes, float, Sharding], ...]:
-    """Dijkstra over shardings; each step with its `bytes` as a fraction of the whole tensor and the sharding after it.
+    """The steps from `src` to `dst`, each with its `bytes` as a fraction of the whole tensor and the sharding after it.
+
+    Dimensions and axes that neither side uses take no part, and names do not matter: the search runs once for each
+    pattern, of which there are few.
+    """
+    sizes = dict(axes)
+    src, dst = _live(src, sizes), _live(dst, sizes)
+    busy = [d for d, pair in enumerate(zip(src.dims, dst.dims, strict=True)) if any(pair)]
+    used = {*src.axes, *src.partial, *dst.axes, *dst.partial}
+    names = {axis: f"{number}" for number, axis in enumerate(axis for axis in sizes if axis in used)}
+    ours = {name: axis for axis, name in names.items()}
+    found = _search(
+        Sharding(tuple(_renamed(src.dims[d], names) for d in busy), _renamed(src.partial, names)),
+        Sharding(tuple(_renamed(dst.dims[d], names) for d in busy), _renamed(dst.partial, names)),
+        tuple(sizes[axis] for axis in names),
+    )
+    steps = []
+    for kind, over, share, after in found:
+        dims = {d: _renamed(dim, ours) for d, dim in zip(busy, after.dims, strict=True)}
+        whole = Sharding(tuple(dims.get(d, ()) for d in range(src.rank)), _renamed(after.partial, ours))
+        steps.append((kind, _renamed(over, ours), share, whole))
+    return tuple(steps)
+
+
+def _renamed(axes: Axes, names: dict[str, str]) -> Axes:
+    return tuple(names[axis] for axis in axes)
+
+
+@cache
+def _search(src: Sharding, dst: Sharding, axis_sizes: tuple[int, ...]) -> tuple[tuple[str, Axes, float, Sharding], ...]:
+    """Dijkstra over shardings by the axes "0", "1", …; the answer as in `_chain`.
 
     Every state splits each dimension into a number of tiles that divides the one of `src` or of `dst`, so whatever
     shape `src` and `dst` fit, the states between fit too.
     """
-    sizes = dict(axes)
-    src, dst = _live(src, sizes), _live(dst, sizes)
+    sizes = {f"{number}": size for number, size in enumerate(axis_sizes)}
     whole = math.prod(sizes.values()) ** 2  # bytes in units that keep every fraction below an integer
     queue: list[tuple[int, int, int, Sharding, tuple]] = [(0, 0, 0, src, ())]
     done: set[Sharding] = set()

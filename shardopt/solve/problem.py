@@ -185,9 +185,11 @@ def _peak_bytes(problem: Problem, choice: Sequence[int]) -> int:
 
 
 def _first_bad(arrays: Iterable[np.ndarray]) -> int | None:
-    """Index of the first array with NaN or -inf. One pass over all, as a check of each array would take longer."""
+    """Index of the first array with NaN or -inf. Shared arrays are looked at once, and all in one pass, as a check of
+    each would take longer."""
     arrays = list(arrays)
-    if not arrays or not _is_bad(np.concatenate([array.ravel() for array in arrays])):
+    distinct = {id(array): array for array in arrays}.values()
+    if not arrays or not _is_bad(np.concatenate([array.ravel() for array in distinct])):
         return None
     return next(index for index, array in enumerate(arrays) if _is_bad(array))
 

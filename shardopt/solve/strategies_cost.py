@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from shardopt.cost.cluster import Cluster
-from shardopt.cost.collectives import Step, resharding_seconds, resharding_steps, steps_seconds
+from shardopt.cost.collectives import Step, steps_seconds
 from shardopt.cost.compute import op_seconds
 from shardopt.cost.graph import Tensor
 from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.cost.resharding_costs import ReshardingCosts
 
 # Operations that read and write device memory in full. The others are fused into chains; we take one value in four
 # that such a chain computes to reach memory.
@@ -49,12 +50,8 @@ def communication_seconds(cluster: Cluster, mesh: Mesh, steps: Sequence[Step]) -
 
 
 def resharding_table(
-    cluster: Cluster, mesh: Mesh, sources: Sequence[Sharding], targets: Sequence[Sharding], tensor: Tensor
+    costs: ReshardingCosts, sources: Sequence[Sharding], targets: Sequence[Sharding], tensor: Tensor
 ) -> np.ndarray:
     """Seconds from every source to every target sharding of one tensor: `[sources, targets]`; inf where none exists."""
-    seconds = resharding_seconds(cluster, mesh, sources, targets, tensor.shape, tensor.itemsize)
-    for row, column in np.argwhere(seconds > 0):
-        if seconds[row, column] < np.inf:
-            steps = resharding_steps(sources[row], targets[column], mesh, tensor.shape, tensor.itemsize)
-            seconds[row, column] += _LAUNCH_SECONDS * len(steps)
-    return seconds
+    chains = costs.table(sources, targets)
+    return chains.latency + chains.per_byte * tensor.size_bytes + _LAUNCH_SECONDS * chains.steps

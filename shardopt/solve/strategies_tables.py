@@ -16,6 +16,7 @@ import numpy as np
 from shardopt.cost.cluster import Cluster
 from shardopt.cost.graph import Op, Tensor
 from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.cost.resharding_costs import ReshardingCosts
 from shardopt.solve.strategies import Strategy, all_shardings, op_strategies
 from shardopt.solve.strategies_cost import resharding_table
 
@@ -47,6 +48,7 @@ class StrategyTables:
     def __init__(self, mesh: Mesh, cluster: Cluster) -> None:
         self.mesh = mesh
         self.cluster = cluster
+        self._resharding_costs = ReshardingCosts(cluster, mesh)
         self._memo: dict[Hashable, object] = {}
 
     def of(self, op: Op, tensors: Sequence[Tensor]) -> OpStrategies:
@@ -97,7 +99,7 @@ class StrategyTables:
         return self._remember(("bytes", tensor.size_bytes, id(column)), build)
 
     def _resharding(self, tensor: Tensor, source: Column, target: Column, repeat: int) -> np.ndarray | None:
-        seconds = resharding_table(self.cluster, self.mesh, source.distinct, target.distinct, tensor) * repeat
+        seconds = resharding_table(self._resharding_costs, source.distinct, target.distinct, tensor) * repeat
         return seconds[np.ix_(source.index, target.index)] if seconds.any() else None
 
     def _build(self, op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> OpStrategies:

@@ -15,8 +15,10 @@ import numpy as np
 
 _T = TypeVar("_T")
 
-# Larger tables are rarely equal; keeping them alive for the memo would only hold memory.
-_LARGEST_INTERNED_BYTES = 1 << 14
+# Small tables are always interned. Larger ones (of meshes with three axes, say) are as long as what is held stays below
+# this: where they are not equal, keeping them alive for the memo only costs memory.
+_SMALL_BYTES = 1 << 14
+_MAX_HELD_BYTES = 1 << 28
 
 # A table counts as r(s) + q(t) if it differs from that by a few units in the last place of its largest entry.
 _SEPARABLE_TOLERANCE = 8 * float(np.finfo(np.float64).eps)
@@ -44,16 +46,19 @@ class TableStore:
 
     def __init__(self) -> None:
         self._canonical: dict[tuple[object, ...], np.ndarray] = {}
+        self._held_bytes = 0
         self._ids: set[int] = set()  # of arrays in _canonical, which live as long as the store: an id stays theirs
         self._memo: dict[tuple[object, ...], object] = {}
 
     def intern(self, array: np.ndarray) -> np.ndarray:
         """The one array equal to this one."""
-        if array.nbytes > _LARGEST_INTERNED_BYTES or id(array) in self._ids:
+        if id(array) in self._ids or (array.nbytes > _SMALL_BYTES and self._held_bytes > _MAX_HELD_BYTES):
             return array
         array = np.ascontiguousarray(array)
         key = (array.shape, array.dtype.char, blake2b(array.data, digest_size=16).digest())
         found = self._canonical.setdefault(key, array)
+        if found is array:
+            self._held_bytes += array.nbytes
         self._ids.add(id(found))
         return found
 

@@ -18,12 +18,12 @@ from shardopt.cost.collectives import (
     collective_seconds,
     permute_seconds,
     reduce_scatter_seconds,
-    resharding_seconds,
     resharding_steps,
     send_seconds,
     steps_seconds,
 )
 from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.cost.resharding_costs import ReshardingCosts
 
 LINK = Link(1.0, 10.0)
 CLUSTER = Cluster("c", 2, 4, Device("d", {"f32": 1.0}, 1, 1.0), Link(1.0, 100.0), Link(2.0, 8.0), 0.0)
@@ -161,8 +161,10 @@ def wire_bytes(step: Step, mesh: Mesh) -> float:
 
 def test_matrix_of_seconds_agrees_with_the_steps() -> None:
     choices = all_shardings(MESH, 2)
-    matrix = resharding_seconds(CLUSTER, MESH, choices, choices, (64, 64), 4)
+    chains = ReshardingCosts(CLUSTER, MESH).table(choices, choices)
+    matrix = chains.latency + chains.per_byte * 64 * 64 * 4
     for (i, src), (j, dst) in itertools.product(enumerate(choices), repeat=2):
         chain = resharding_steps(src, dst, MESH, (64, 64), 4)
         assert matrix[i, j] == pytest.approx(steps_seconds(CLUSTER, MESH, chain))
+        assert chains.steps[i, j] == len(chain)
     assert not matrix.diagonal().any()

@@ -17,12 +17,12 @@ from shardopt.cost.collectives import (
     PERMUTE,
     REDUCE_SCATTER,
     Step,
-    resharding_seconds,
     resharding_steps,
     resharding_stops,
     steps_seconds,
 )
 from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.cost.resharding_costs import ReshardingCosts
 from tests.unit.op_graphs import CLUSTER
 
 SQUARE = Mesh("m", (("x", 2), ("y", 2)), (0, 1, 2, 3))
@@ -154,7 +154,8 @@ def test_chains(src: Sharding, dst: Sharding, expected: list[tuple[str, tuple[st
 
 def test_a_table_forbids_what_no_chain_does() -> None:
     choices = canonical(OBLONG)
-    seconds = resharding_seconds(CLUSTER, OBLONG, choices, choices, SHAPE, 4)
+    chains = ReshardingCosts(CLUSTER, OBLONG).table(choices, choices)
+    seconds = chains.latency + chains.per_byte * math.prod(SHAPE) * 4
     for (i, src), (j, dst) in itertools.product(enumerate(choices), repeat=2):
         if set(dst.partial) <= set(src.partial):
             chain = resharding_steps(src, dst, OBLONG, SHAPE, 4)
