@@ -63,9 +63,19 @@ class ShardStages(Pass):
     summary = "choose a sharding for every value inside a stage"
 
     cluster: str = option("", help="cluster file or preset; default: the cluster the stage phase planned for")
-    intra_op: Literal["ilp", "data", "zero1", "zero2", "zero3", "mics", "heuristic", "replicate"] = option(
-        "ilp", help="how shardings are chosen: by the solver, or as a known method does (see docs/intra-op.md)"
-    )
+    intra_op: Literal[
+        "ilp",
+        "data",
+        "zero1",
+        "zero2",
+        "zero3",
+        "mics",
+        "megatron",
+        "sequence",
+        "summa-2d",
+        "heuristic",
+        "replicate",
+    ] = option("ilp", help="how shardings are chosen: by the solver, or as a known method does (see docs/intra-op.md)")
     mesh: str = option("", help="shape of the mesh for a module without stages, such as 2x2")
     batch_args: tuple[str, ...] = option(
         ("auto",), help="batch arguments of @main as INDEX[:DIM], or auto, or none; for presets that split the batch"
