@@ -22,7 +22,18 @@ from shardopt.cost.errors import UserError
 from shardopt.cost.graph import OpGraph
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.spans import timed
-from shardopt.solve.intra_op_memory import Lifetime, last_readers, lifetimes, live_bytes
+from shardopt.solve.intra_op_memory import (
+    FreshCopies,
+    Lifetime,
+    Lifetimes,
+    Rematerialized,
+    Residency,
+    find_copies,
+    first_readers,
+    last_readers,
+    live_bytes,
+    with_gaps,
+)
 from shardopt.solve.intra_op_plan import IntraOpPlan, find_communication
 from shardopt.solve.problem import Edge, Problem, Solution, Usage, evaluate
 from shardopt.solve.sharding_ilp import solve
@@ -67,8 +78,9 @@ class IntraOpTables:
         return self.graph.producers()
 
     @cached_property
-    def last_readers(self) -> tuple[int, ...]:
-        return last_readers(self.graph)
+    def readers(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The first and the last operation that reads each tensor."""
+        return first_readers(self.graph), last_readers(self.graph)
 
     @cached_property
     def made_anywhere(self) -> frozenset[int]:
@@ -94,6 +106,7 @@ class IntraOpTables:
         allowed: Mapping[int, Sequence[int]] | None = None,
         tied: Tied = (),
         memory_limit_bytes: int | None = None,
+        residency: Residency | None = None,
     ) -> IntraOpProblem:
         """The problem of the operations `ops` (all by default), which are taken in program order.
 
@@ -101,7 +114,9 @@ class IntraOpTables:
         full on every device). `tied` pairs must end with equal shardings; the second of a pair lives in the memory of
         the first (a donated argument and its result, an accumulator before and after). Tensors and operations outside
         of the part are ignored.
-        `memory_limit_bytes` bounds the bytes a device holds at any time.
+        `memory_limit_bytes` bounds the bytes that a device holds at any time, apart from copies of operands; these and
+        recomputed values are the business of `shardopt.solve.budget`. `residency` says what lives longer than the order
+        of operations tells.
 
         Raises UserError for a fixed sharding that no strategy of the operation can make.
         """
@@ -114,7 +129,7 @@ class IntraOpTables:
         builder.tie(tied)
         builder.fix(fixed)
         builder.allow(allowed or {})
-        return builder.finish(memory_limit_bytes)
+        return builder.finish(memory_limit_bytes, residency or Residency())
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +143,7 @@ class IntraOpProblem:
     made_anywhere: frozenset[int]
     lifetimes: tuple[Lifetime, ...]
     problem: Problem
+    node_of: Mapping[int, int]
 
     @timed("sharding program: solve")
     def solve(self, time_limit_seconds: float | None = None, gap_tolerance: float = 0.0) -> Solution:
@@ -138,8 +154,16 @@ class IntraOpProblem:
             return relaxed
         return run(self.problem)
 
-    def decode(self, solution: Solution) -> IntraOpPlan:
-        """The plan of a solution. Raises UserError when there is none."""
+    def decode(
+        self,
+        solution: Solution,
+        rematerialized: tuple[Rematerialized, ...] = (),
+        fresh: FreshCopies = frozenset(),
+    ) -> IntraOpPlan:
+        """The plan of a solution, with values computed again and copies made anew. Raises UserError when there is none.
+
+        Choices of nodes behind those of this problem are ignored.
+        """
         if not solution.choice:
             raise UserError(f"no sharding found on mesh {self.tables.mesh}: {solution.statistics.get('reason')}")
         strategies = {
@@ -147,7 +171,7 @@ class IntraOpProblem:
         }
         shardings = {
             tensor: self.columns[tensor].shardings[choice]
-            for tensor, choice in zip(self.inputs, solution.choice[len(self.ops) :], strict=True)
+            for tensor, choice in zip(self.inputs, solution.choice[len(self.ops) :], strict=False)
         }
         for op, strategy in strategies.items():
             shardings.update(zip(self.tables.graph.ops[op].results, strategy.results, strict=True))
@@ -159,9 +183,23 @@ class IntraOpProblem:
             shardings,
             strategies,
             self.made_anywhere,
-            find_communication(graph, mesh, cluster, strategies, shardings, self.made_anywhere),
-            live_bytes(graph, mesh, self.lifetimes, shardings, len(self.ops)),
+            find_communication(graph, mesh, cluster, strategies, shardings, self.made_anywhere, fresh),
+            self._live_bytes(strategies, shardings, rematerialized, fresh),
+            rematerialized,
+            fresh,
         )
+
+    def _live_bytes(
+        self,
+        strategies: Mapping[int, Strategy],
+        shardings: Mapping[int, Sharding],
+        rematerialized: tuple[Rematerialized, ...],
+        fresh: FreshCopies,
+    ) -> np.ndarray:
+        graph, mesh = self.tables.graph, self.tables.mesh
+        lives, needed = with_gaps(graph, mesh, self.lifetimes, shardings, rematerialized)
+        copies = find_copies(graph, mesh, strategies, shardings, self.made_anywhere, fresh)
+        return live_bytes(graph, mesh, lives, shardings, (*copies, *needed), len(self.ops))
 
     def _of_first_readers(self, strategies: Mapping[int, Strategy]) -> dict[int, Sharding]:
         """A value that is made anywhere gets the sharding of its first reader, so that most need no second copy."""
@@ -179,7 +217,7 @@ class _Builder:
     ops: tuple[int, ...]
     made_anywhere: frozenset[int]
     inputs: list[int] = field(default_factory=list)
-    aliases: set[int] = field(default_factory=set)
+    aliases: dict[int, int] = field(default_factory=dict)
     costs: list[np.ndarray] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     node_of: dict[int, int] = field(default_factory=dict)
@@ -215,7 +253,7 @@ class _Builder:
     def tie(self, tied: Iterable[tuple[int, int]]) -> None:
         for first, second in tied:
             if first in self.node_of and second in self.node_of:
-                self.aliases.add(second)
+                self.aliases.setdefault(second, first)
                 cost = self.tables.strategies.equality(self.columns[first], self.columns[second])
                 if cost.any():
                     self.edges.append(Edge(self.node_of[first], self.node_of[second], cost))
@@ -244,12 +282,14 @@ class _Builder:
                 keep = np.isin(np.arange(len(self.costs[node])), allowed[index])
                 self.costs[node] = np.where(keep, self.costs[node], np.inf)
 
-    def finish(self, limit: int | None) -> IntraOpProblem:
-        lives = lifetimes(self.tables.graph, self.ops, self.inputs, self.aliases, self.tables.last_readers)
+    def finish(self, limit: int | None, residency: Residency) -> IntraOpProblem:
+        graph, readers = self.tables.graph, self.tables.readers
+        free = self.made_anywhere
+        lives = Lifetimes(graph, self.ops, self.inputs, self.aliases, residency, readers, free).all()
         usages = None if limit is None else self._usages(lives)
         problem = Problem(tuple(self.costs), tuple(self.edges), usages, limit, len(self.ops))
         return IntraOpProblem(
-            self.tables, self.ops, tuple(self.inputs), self.columns, self.made_anywhere, lives, problem
+            self.tables, self.ops, tuple(self.inputs), self.columns, self.made_anywhere, lives, problem, self.node_of
         )
 
     def _usages(self, lives: Sequence[Lifetime]) -> tuple[tuple[Usage, ...], ...]:
@@ -257,5 +297,5 @@ class _Builder:
         for live in lives:
             tensor = self.tables.graph.tensors[live.tensor]
             size = self.tables.strategies.local_bytes(tensor, self.columns[live.tensor])
-            found[self.node_of[live.tensor]].append(Usage(live.start, live.stop, size))
+            found[self.node_of[live.tensor]].append(Usage(live.start, live.stop, live.count * size))
         return tuple(map(tuple, found))

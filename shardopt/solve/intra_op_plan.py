@@ -13,6 +13,7 @@ from shardopt.cost.graph import OpGraph
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.summary import CostSummary
 from shardopt.cost.traffic import of_step, total
+from shardopt.solve.intra_op_memory import FreshCopies, Rematerialized
 from shardopt.solve.strategies import Strategy
 from shardopt.solve.strategies_cost import communication_seconds
 
@@ -36,6 +37,7 @@ class IntraOpPlan:
     """Shardings of the tensors and strategies of the operations of a part of `graph`; `live_bytes[n]` is what a device
     holds while the n-th of its operations runs.
 
+    `rematerialized` values are computed again for their last readers, copies of `fresh` made again for theirs.
     A tensor of `made_anywhere` (a constant, say) is made once more for each reader that wants another sharding.
     """
 
@@ -46,6 +48,12 @@ class IntraOpPlan:
     made_anywhere: Set[int]
     communication: tuple[Communication, ...]
     live_bytes: np.ndarray
+    rematerialized: tuple[Rematerialized, ...] = ()
+    fresh: FreshCopies = frozenset()
+
+    @property
+    def peak_bytes(self) -> int:
+        return int(self.live_bytes.max(initial=0))
 
     def summary(self, ops: Iterable[int] | None = None, *, repeated: bool = True) -> CostSummary:
         """Costs of `ops`, of all operations by default; of one execution each unless `repeated`."""
@@ -53,8 +61,10 @@ class IntraOpPlan:
         moved = [item for item in self.communication if item.op in chosen]
         times = {op: self.graph.ops[op].repeat if repeated else 1 for op in chosen}
         held = [int(size) for op, size in zip(self.strategies, self.live_bytes, strict=True) if op in chosen]
+        computed = [(op, strategy.compute_seconds) for op, strategy in self.strategies.items() if op in chosen]
+        computed += [(again.readers[0], again.seconds) for again in self.rematerialized if again.readers[0] in chosen]
         return CostSummary(
-            compute_seconds=sum(s.compute_seconds * times[op] for op, s in self.strategies.items() if op in chosen),
+            compute_seconds=sum(seconds * times[op] for op, seconds in computed),
             communication_seconds=sum(item.seconds * times[item.op] for item in moved),
             peak_bytes=max(held, default=0),
             traffic=total(of_step(item.step, self.mesh, times[item.op]) for item in moved),
@@ -68,15 +78,19 @@ def find_communication(
     strategies: Mapping[int, Strategy],
     shardings: Mapping[int, Sharding],
     made_anywhere: Set[int],
+    fresh: FreshCopies = frozenset(),
 ) -> tuple[Communication, ...]:
     """All collectives in program order. Readers of one group that want a value in the same sharding share the
-    resharding, as they do in the compiled module; the solver, which sees pairs only, counts it for each."""
+    resharding, as they do in the compiled module, unless one is named in `fresh`; the solver, which sees pairs only,
+    counts it for each."""
     found: list[Communication] = []
     done: set[tuple[int, Sharding, int]] = set()
     for index, strategy in strategies.items():
         op = graph.ops[index]
         for tensor, wanted in zip(op.operands, strategy.operands, strict=True):
-            if tensor in made_anywhere or shardings[tensor] == wanted or (tensor, wanted, op.group) in done:
+            if tensor in made_anywhere or shardings[tensor] == wanted:
+                continue
+            if (tensor, wanted, op.group) in done and (tensor, wanted, index) not in fresh:
                 continue
             done.add((tensor, wanted, op.group))
             shape, itemsize = graph.tensors[tensor].shape, graph.tensors[tensor].itemsize
