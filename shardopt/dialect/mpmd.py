@@ -23,6 +23,7 @@ STAGE = "shardopt.stage"
 LAYER = "shardopt.layer"
 SCHEDULE = "shardopt.schedule"
 RESHARDING = "shardopt.resharding"
+IN_FLIGHT = "shardopt.in_flight"
 
 _TOPOLOGY_MESH = re.compile(r'<"(?P<name>[^"]+)"\s*:\s*<\[(?P<axes>[^\]]*)\]>>')
 _AXIS = re.compile(r'"(?P<name>[^"]+)"\s*=\s*(?P<size>\d+)')

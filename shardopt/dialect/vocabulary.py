@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from shardopt.dialect.cluster import CLUSTER
 from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR
 from shardopt.dialect.exported_form import MESH_SHAPE, MHLO_SHARDING
-from shardopt.dialect.mpmd import DEVICES, KIND, LAYER, RESHARDING, SCHEDULE, STAGE, TOPOLOGY
+from shardopt.dialect.mpmd import DEVICES, IN_FLIGHT, KIND, LAYER, RESHARDING, SCHEDULE, STAGE, TOPOLOGY
 from shardopt.dialect.sharded_form import COST
 
 # Who writes what was in the model before the first pass.
@@ -84,6 +84,14 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "[array<i64: 0, 1>, array<i64: 2, 3>]",
         "shardopt-outline-stages",
         "On `@main`: the device ids of the cluster behind every mesh of the topology, in row-major order of its axes.",
+    ),
+    AttributeDoc(
+        IN_FLIGHT,
+        ("mpmd.for",),
+        "array<i64: 2, 1>",
+        "shardopt-outline-stages",
+        "How many microbatches of every stage stand between their forward and their backward at once under the "
+        "schedule that the stages were planned for: what the forward keeps for the backward is held so many times.",
     ),
     AttributeDoc(
         KIND,

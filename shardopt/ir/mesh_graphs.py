@@ -17,8 +17,9 @@ from jaxlib.mlir import ir
 
 from shardopt.cost.graph import OpGraph
 from shardopt.cost.mesh import Mesh
+from shardopt.cost.residency import Loop, Residency
 from shardopt.dialect.donation import read_donation
-from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor, read_topology
+from shardopt.dialect.mpmd import IN_FLIGHT, is_mesh_tensor, parse_mesh_tensor, read_topology
 from shardopt.ir.graph import GraphReader, read_tensor
 from shardopt.ir.rewriting import functions, symbol_name
 
@@ -37,6 +38,8 @@ class MeshGraph:
     tied: list[tuple[int, int]] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
     arguments: dict[int, int] = field(default_factory=dict)
+    loop: Loop | None = None
+    arrivals: dict[int, int] = field(default_factory=dict)
 
     @cached_property
     def graph(self) -> OpGraph:
@@ -47,6 +50,17 @@ class MeshGraph:
     def state(self) -> frozenset[int]:
         """Arguments of `@main` that a result replaces: weights, optimizer state, counters."""
         return frozenset(before for before, _ in self.tied) & frozenset(self.arguments.values())
+
+    @property
+    def residency(self) -> Residency:
+        """What lives longer than the order of operations tells."""
+        literals = (
+            tensor
+            for op, handle in zip(self.reader.ops, self.reader.handles, strict=True)
+            if op.name == "constant" and not ir.DenseElementsAttr(handle.attributes["value"]).is_splat
+            for tensor in op.results
+        )
+        return Residency(self.loop, self.arrivals, frozenset(literals))
 
     def read_fragment(self, op: ir.Operation, block: ir.Block, repeat: int) -> list[int]:
         """Append the operations of a fragment; the tensors that its terminator returns."""
@@ -131,6 +145,8 @@ class _Extractor:
                 self.read_fragment(op, repeat)
             elif op.name == "mpmd.transfer":
                 self.define(op.results[0])
+                mesh, tensor = self.place[op.results[0]]
+                mesh.arrivals[tensor] = len(mesh.reader.ops)
             elif op.name == "mpmd.for":
                 self.read_loop(op, repeat)
             elif op.name == "mpmd.call":
@@ -153,10 +169,22 @@ class _Extractor:
         self.bind_all(list(block.arguments)[: len(carried)], carried)
         for index in list(block.arguments)[len(carried) :]:
             self.define(index)
+        starts = [len(mesh.reader.ops) for mesh in self.meshes.values()]
         yielded = self.read_block(block, repeat * ir.IntegerAttr(op.attributes["iterations"]).value)
+        for mesh, start, held in zip(self.meshes.values(), starts, self.in_flight(op), strict=True):
+            mesh.loop = Loop(start, len(mesh.reader.ops), held)
         self.bind_all(list(op.results), yielded)
         for before, after in zip(carried, yielded, strict=True):
             self.tie(before, after)
+
+    def in_flight(self, loop: ir.Operation) -> list[int]:
+        """For each mesh how many microbatches are between forward and backward at once; 1 where no schedule says."""
+        if IN_FLIGHT not in loop.attributes:
+            return [1] * len(self.meshes)
+        held = list(ir.DenseI64ArrayAttr(loop.attributes[IN_FLIGHT]))
+        if len(held) != len(self.meshes):
+            raise ValueError(f"expected {len(self.meshes)} numbers in '{IN_FLIGHT}', found {len(held)}")
+        return held
 
     def read_call(self, op: ir.Operation, repeat: int) -> None:
         name = ir.FlatSymbolRefAttr(op.attributes["callee"]).value

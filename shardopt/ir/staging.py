@@ -19,7 +19,7 @@ from shardopt.cost.graph import SHARED
 from shardopt.cost.mesh import Mesh
 from shardopt.dialect.attributes import entries, i32, u32
 from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR, argument_attributes, read_donation
-from shardopt.dialect.mpmd import LAYER, write_topology
+from shardopt.dialect.mpmd import IN_FLIGHT, LAYER, write_topology
 from shardopt.ir.outlining import Group, Outliner, Resolved, reads, resolve
 from shardopt.ir.program import Program
 from shardopt.ir.rewriting import defining, symbol_name
@@ -27,10 +27,11 @@ from shardopt.ir.rewriting import defining, symbol_name
 
 @dataclass(frozen=True)
 class StagePlacement:
-    """`stage_of_layer[k]` and, for every stage, its mesh."""
+    """`stage_of_layer[k]` and, for every stage, its mesh and the microbatches it keeps at once (if that is known)."""
 
     stage_of_layer: tuple[int, ...]
     meshes: tuple[Mesh, ...]
+    in_flight: tuple[int, ...] = ()
 
     def stage(self, layer: int) -> int:
         return self.stage_of_layer[layer] if layer >= 0 else SHARED
@@ -212,6 +213,8 @@ class _Staging:
         point = ir.InsertionPoint(out.block)
         loop = mpmd.ForOp(types, inits, u32(program.num_microbatches), loc=loc, ip=point).operation
         index_type = out.type_on(self._mesh(0), _index_type())
+        if self.placement.in_flight:
+            loop.attributes[IN_FLIGHT] = ir.DenseI64ArrayAttr.get(list(self.placement.in_flight))
         block = loop.regions[0].blocks.append(*types, index_type, arg_locs=[loc] * (len(types) + 1))
         inside = ir.InsertionPoint(block)
         operands = [*outer, *block.arguments]

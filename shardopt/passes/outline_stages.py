@@ -105,12 +105,13 @@ def _solve(problem: CandidateProblem, options: OutlineStages, pm: PassContext) -
     return solve_stages(costs.stage_problem, 1 if options.inter_op == "none" else options.num_stages or None)
 
 
-def _placement(problem: CandidateProblem, solution: StageSolution) -> StagePlacement:
+def _placement(problem: CandidateProblem, solution: StageSolution, schedule: str) -> StagePlacement:
     chosen = [problem.choices[m] for _, _, m in solution.stages]
     devices = place(problem.cluster, [choice.submesh for choice in chosen])
     meshes = tuple(candidate_mesh(c, f"m{s}", ids) for s, (c, ids) in enumerate(zip(chosen, devices, strict=True)))
     stage_of_layer = tuple(s for s, (start, end, _) in enumerate(solution.stages) for _ in range(start, end))
-    return StagePlacement(stage_of_layer, meshes)
+    held = in_flight(schedule, len(meshes), problem.num_microbatches)
+    return StagePlacement(stage_of_layer, meshes, held)
 
 
 def _explain(module: ir.Module, problem: CandidateProblem, solution: StageSolution, pm: PassContext) -> None:
@@ -140,7 +141,7 @@ class OutlineStages(Pass):
             cluster = load_cluster(self._required_cluster())
             problem = _extract(program, cluster, self)
             solution = _solve(problem, self, pm)
-            placement = _placement(problem, solution)
+            placement = _placement(problem, solution, self.schedule)
         except (UserError, ValueError) as error:
             raise pm.error(module.operation, str(error)) from error
         outline_stages(program, placement)

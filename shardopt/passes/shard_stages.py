@@ -123,7 +123,9 @@ class ShardStages(Pass):
         restriction = restrict(self.intra_op, tables, Roles(graph.state, batch_of(graph, self.batch_args), tied))
         limit = int(self.memory_fraction * cluster.device.memory_bytes) or None
         fixed, allowed = restriction.fixed, restriction.allowed
-        problem = tables.problem(fixed=fixed, allowed=allowed, tied=tied, memory_limit_bytes=limit)
+        problem = tables.problem(
+            fixed=fixed, allowed=allowed, tied=tied, memory_limit_bytes=limit, residency=graph.residency
+        )
         solution = problem.solve(self.time_limit, self.gap)
         plan = problem.decode(solution)
         _count(pm, graph.mesh.name, solution, plan)

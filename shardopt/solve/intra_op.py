@@ -21,16 +21,15 @@ from shardopt.cost.cluster import Cluster
 from shardopt.cost.errors import UserError
 from shardopt.cost.graph import OpGraph
 from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.cost.residency import Residency
 from shardopt.cost.spans import timed
+from shardopt.solve.execution_order import ExecutionOrder, execution_order
 from shardopt.solve.intra_op_memory import (
     FreshCopies,
     Lifetime,
     Lifetimes,
     Rematerialized,
-    Residency,
     find_copies,
-    first_readers,
-    last_readers,
     live_bytes,
     with_gaps,
 )
@@ -78,9 +77,8 @@ class IntraOpTables:
         return self.graph.producers()
 
     @cached_property
-    def readers(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The first and the last operation that reads each tensor."""
-        return first_readers(self.graph), last_readers(self.graph)
+    def execution(self) -> ExecutionOrder:
+        return execution_order(self.graph, self.made_anywhere)
 
     @cached_property
     def made_anywhere(self) -> frozenset[int]:
@@ -134,7 +132,10 @@ class IntraOpTables:
 
 @dataclass(frozen=True, eq=False)
 class IntraOpProblem:
-    """The arrays for the solver, and what they mean: node n < len(ops) is an operation, the others are `inputs`."""
+    """The arrays for the solver, and what they mean: node n < len(ops) is an operation, the others are `inputs`.
+
+    The times of memory are positions in `order`, in which the operations run.
+    """
 
     tables: IntraOpTables
     ops: tuple[int, ...]
@@ -144,6 +145,7 @@ class IntraOpProblem:
     lifetimes: tuple[Lifetime, ...]
     problem: Problem
     node_of: Mapping[int, int]
+    order: tuple[int, ...]
 
     @timed("sharding program: solve")
     def solve(self, time_limit_seconds: float | None = None, gap_tolerance: float = 0.0) -> Solution:
@@ -184,6 +186,7 @@ class IntraOpProblem:
             strategies,
             self.made_anywhere,
             find_communication(graph, mesh, cluster, strategies, shardings, self.made_anywhere, fresh),
+            self.order,
             self._live_bytes(strategies, shardings, rematerialized, fresh),
             rematerialized,
             fresh,
@@ -198,8 +201,8 @@ class IntraOpProblem:
     ) -> np.ndarray:
         graph, mesh = self.tables.graph, self.tables.mesh
         lives, needed = with_gaps(graph, mesh, self.lifetimes, shardings, rematerialized)
-        copies = find_copies(graph, mesh, strategies, shardings, self.made_anywhere, fresh)
-        return live_bytes(graph, mesh, lives, shardings, (*copies, *needed), len(self.ops))
+        copies = find_copies(graph, mesh, strategies, shardings, self.made_anywhere, fresh, self.order)
+        return live_bytes(graph, mesh, lives, shardings, (*copies, *needed), len(self.order))
 
     def _of_first_readers(self, strategies: Mapping[int, Strategy]) -> dict[int, Sharding]:
         """A value that is made anywhere gets the sharding of its first reader, so that most need no second copy."""
@@ -283,13 +286,22 @@ class _Builder:
                 self.costs[node] = np.where(keep, self.costs[node], np.inf)
 
     def finish(self, limit: int | None, residency: Residency) -> IntraOpProblem:
-        graph, readers = self.tables.graph, self.tables.readers
-        free = self.made_anywhere
-        lives = Lifetimes(graph, self.ops, self.inputs, self.aliases, residency, readers, free).all()
+        execution = self.tables.execution
+        inside = set(self.ops)
+        order = tuple(op for op in execution.order if op in inside)
+        lives = Lifetimes(self.tables.graph, execution, order, self.inputs, self.aliases, residency).all()
         usages = None if limit is None else self._usages(lives)
         problem = Problem(tuple(self.costs), tuple(self.edges), usages, limit, len(self.ops))
         return IntraOpProblem(
-            self.tables, self.ops, tuple(self.inputs), self.columns, self.made_anywhere, lives, problem, self.node_of
+            self.tables,
+            self.ops,
+            tuple(self.inputs),
+            self.columns,
+            self.made_anywhere,
+            lives,
+            problem,
+            self.node_of,
+            order,
         )
 
     def _usages(self, lives: Sequence[Lifetime]) -> tuple[tuple[Usage, ...], ...]:

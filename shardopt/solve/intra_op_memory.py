@@ -7,8 +7,8 @@
   fragment of it hands to another (residuals of a backward pass) is held once for each microbatch in flight.
 * A value that takes over the memory of another one (the result that a donated argument becomes, an accumulator before
   and after the loop) shares one lifetime with it.
-* An elementwise operation writes into its operand where that dies.
-* Constants, iotas and broadcast scalars are made inside of their readers and take no memory, except large literals.
+* Elementwise operations, loops and updates of a part write into their operand where that dies.
+* Values that the compiler fuses into their readers take no memory (`shardopt.solve.execution_order`).
 
 Beside these stand, while an operation runs, the copies of its operands in the shardings that it wants (an all-gathered
 weight, say), and the whole result before a reduce-scatter. Copies in one sharding are shared by the readers of one
@@ -17,9 +17,8 @@ fragment, and kept from the first to the last of them.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -27,8 +26,12 @@ import numpy as np
 from shardopt.cost.collectives import resharding_stops
 from shardopt.cost.graph import Op, OpGraph
 from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.cost.residency import Loop, Residency
+from shardopt.solve.execution_order import ExecutionOrder
 from shardopt.solve.strategies import Strategy
 
+# These change a part of their first operand.
+_UPDATES = frozenset({"dynamic_update_slice", "scatter"})
 # A reader that makes a copy of an operand anew, although an earlier reader had one: (tensor, wanted, operation).
 FreshCopies = Set[tuple[int, Sharding, int]]
 
@@ -41,28 +44,6 @@ class Lifetime:
     start: int
     stop: int
     count: int = 1
-
-
-@dataclass(frozen=True)
-class Loop:
-    """Operations [start, stop) run once a microbatch; `in_flight` of these are between forward and backward at once."""
-
-    start: int
-    stop: int
-    in_flight: int = 1
-
-
-@dataclass(frozen=True)
-class Residency:
-    """What the operations do not say about memory.
-
-    `arrivals[t]` is the operation before which input t comes from another mesh, `literals` are constants whose elements
-    differ and which therefore lie in memory all the time.
-    """
-
-    loop: Loop | None = None
-    arrivals: Mapping[int, int] = field(default_factory=dict)
-    literals: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -84,9 +65,9 @@ class Copy:
 class Rematerialized:
     """A value that is dropped at position `gap[0]` and computed again at `gap[1]`, before the first of `readers`.
 
-    `chain` are the operations that are run again, the last of which makes `tensor`, and `strategies` say how. `extended`
-    are their operands that would otherwise be gone by then. `scratch_bytes` a device holds beside the value while the
-    chain runs; `seconds` of one execution.
+    `chain` are the operations that are run again, the last of which makes `tensor`, and `strategies` say how.
+    `extended` are their operands that would otherwise be gone by then. `scratch_bytes` a device holds beside the
+    value while the chain runs; `seconds` of one execution.
     """
 
     tensor: int
@@ -99,33 +80,15 @@ class Rematerialized:
     seconds: float
 
 
-def last_readers(graph: OpGraph) -> tuple[int, ...]:
-    """For each tensor the last operation that reads it: len(ops) for outputs, -1 for values nobody reads."""
-    last = [-1] * len(graph.tensors)
-    for index, op in enumerate(graph.ops):
-        for operand in op.operands:
-            last[operand] = index
-    for output in graph.outputs:
-        last[output] = len(graph.ops)
-    return tuple(last)
-
-
-def first_readers(graph: OpGraph) -> tuple[int, ...]:
-    """For each tensor the first operation that reads it, len(ops) for values nobody reads."""
-    first = [len(graph.ops)] * len(graph.tensors)
-    for index in range(len(graph.ops) - 1, -1, -1):
-        for operand in graph.ops[index].operands:
-            first[operand] = index
-    return tuple(first)
-
-
-def is_in_place(graph: OpGraph, index: int, dies: Set[int]) -> bool:
-    """Whether operation `index` can write its result over an operand of `dies`, the values that nobody reads later."""
+def is_in_place(graph: OpGraph, index: int, result: int, dies: Set[int]) -> bool:
+    """Whether operation `index` can write `result` over an operand of `dies`, the values that nobody reads later."""
     op = graph.ops[index]
-    if not _is_elementwise(op):
-        return False
-    size = graph.tensors[op.results[0]].size_bytes
-    return any(t in dies and graph.tensors[t].size_bytes == size for t in op.operands)
+    if op.name == "while":
+        return op.operands[op.results.index(result)] in dies
+    if op.name in _UPDATES:
+        return op.operands[0] in dies
+    size = graph.tensors[result].size_bytes
+    return _is_elementwise(op) and any(t in dies and graph.tensors[t].size_bytes == size for t in op.operands)
 
 
 def _is_elementwise(op: Op) -> bool:
@@ -141,36 +104,38 @@ def _is_elementwise(op: Op) -> bool:
 
 
 class Lifetimes:
-    """The lifetimes of the part `ops` (ascending) with its `inputs`; `aliases[b]` is the tensor whose memory b takes.
+    """The lifetimes of a part of a graph: its operations `order`, as they run, and its `inputs`.
 
-    `last` and `first` are `last_readers(graph)` and `first_readers(graph)`; `free` are tensors without memory.
+    `aliases[b]` is the tensor whose memory b takes.
     """
 
     def __init__(
         self,
         graph: OpGraph,
-        ops: Sequence[int],
+        execution: ExecutionOrder,
+        order: Sequence[int],
         inputs: Sequence[int],
         aliases: Mapping[int, int],
         residency: Residency,
-        readers: tuple[Sequence[int], Sequence[int]],
-        free: Set[int],
     ) -> None:
-        self.graph, self.ops, self.inputs, self.residency = graph, ops, inputs, residency
-        self.first, self.last = readers
-        self.free = free - residency.literals
+        self.graph, self.readers, self.order = graph, execution.readers, order
+        self.inputs, self.residency = inputs, residency
+        self.position = {op: position for position, op in enumerate(order)}
+        self.free = execution.fused - residency.literals
+        self.outputs = set(graph.outputs)
         given = set(inputs)
         self.aliases = {b: a for b, a in aliases.items() if b not in given}
-        self.group_stop = {graph.ops[op].group: position + 1 for position, op in enumerate(ops)}
-        self.loop = residency.loop
-        self.loop_span = (0, 0)
-        if self.loop is not None:
-            self.loop_span = (bisect_left(ops, self.loop.start), bisect_left(ops, self.loop.stop))
+        self.group_stop = {graph.ops[op].group: position + 1 for position, op in enumerate(order)}
+        self.loop_span = self._loop_span(residency.loop)
+
+    def _loop_span(self, loop: Loop | None) -> tuple[int, int]:
+        inside = [] if loop is None else [p for op, p in self.position.items() if loop.start <= op < loop.stop]
+        return (min(inside), max(inside) + 1) if inside else (0, 0)
 
     def all(self) -> tuple[Lifetime, ...]:
-        """Inputs first, then results in program order, then what is held for further microbatches."""
-        spans: dict[int, tuple[int, int]] = {tensor: self._of_input(tensor) for tensor in self.inputs}
-        for position, op in enumerate(self.ops):
+        """Inputs first, then results as they are made, then what is held for further microbatches."""
+        spans = {tensor: self._of_input(tensor) for tensor in self.inputs}
+        for position, op in enumerate(self.order):
             spans.update((tensor, self._of_result(tensor, position)) for tensor in self.graph.ops[op].results)
         for tensor in spans:
             root = self._root(tensor)
@@ -192,23 +157,27 @@ class Lifetimes:
 
     def _of_input(self, tensor: int) -> tuple[int, int]:
         if tensor not in self.residency.arrivals:
-            return 0, len(self.ops)
-        start = bisect_left(self.ops, min(self.residency.arrivals[tensor], self.first[tensor]))
+            return 0, len(self.order)
+        arrival = self.residency.arrivals[tensor]
+        later = [position for op, position in self.position.items() if op >= arrival]
+        start = min(later, default=max(len(self.order) - 1, 0))
         return start, self._stop(tensor, start, None)
 
     def _of_result(self, tensor: int, position: int) -> tuple[int, int]:
         if tensor in self.residency.literals:
-            return 0, len(self.ops)
-        return position, self._stop(tensor, position, self.graph.ops[self.ops[position]].group)
+            return 0, len(self.order)
+        return position, self._stop(tensor, position, self.graph.ops[self.order[position]].group)
 
     def _stop(self, tensor: int, start: int, group: int | None) -> int:
         """The position behind the last at which a value made at `start` in fragment `group` is held."""
-        last = self.last[tensor]
-        stop = max(bisect_right(self.ops, last), start + 1)
-        if 0 <= last < len(self.graph.ops) and self.graph.ops[last].group != group:
-            stop = max(stop, self.group_stop.get(self.graph.ops[last].group, 0))
+        readers = self.readers[tensor]
+        if tensor in self.outputs or any(op not in self.position for op in readers):
+            return len(self.order)
+        stop = max((self.position[op] + 1 for op in readers), default=start + 1)
+        others = {self.graph.ops[op].group for op in readers} - {group}
+        stop = max((stop, *(self.group_stop[other] for other in others)))
         begin, end = self.loop_span
-        return max(stop, end) if start < begin < stop else min(stop, len(self.ops))
+        return max(stop, end) if start < begin < stop else stop
 
     def _in_place(self, held: list[Lifetime]) -> Iterator[Lifetime]:
         """Results that are written over an operand begin behind the operation."""
@@ -218,23 +187,28 @@ class Lifetimes:
             if live.tensor not in given:
                 dying.setdefault(live.stop - 1, set()).add(live.tensor)
         for live in held:
-            lives_on = live.tensor not in given and live.start < live.stop - 1
-            index, dies = self.ops[live.start] if lives_on else -1, dying.get(live.start, frozenset())
-            made_here = lives_on and live.tensor in self.graph.ops[index].results
-            in_place = made_here and is_in_place(self.graph, index, dies)
-            yield replace(live, start=live.start + 1) if in_place else live
+            made_here = (
+                live.tensor not in given
+                and live.start < live.stop
+                and live.tensor in self.graph.ops[self.order[live.start]].results
+                and is_in_place(self.graph, self.order[live.start], live.tensor, dying.get(live.start, set()))
+            )
+            yield replace(live, start=live.start + 1) if made_here else live
 
     def _in_flight(self, held: list[Lifetime]) -> Iterator[Lifetime]:
-        loop = self.loop
+        """What fragments of the loop hand on to others is held for the other microbatches in flight too."""
+        loop = self.residency.loop
         if loop is None or loop.in_flight < 2:
             return
-        producers = {tensor: op for op in self.ops for tensor in self.graph.ops[op].results}
+        producers = {tensor: op for op in self.order for tensor in self.graph.ops[op].results}
         for live in held:
-            maker = producers.get(live.tensor, self.first[live.tensor])
-            made_inside = live.tensor in producers or live.tensor in self.residency.arrivals
-            last = self.last[live.tensor]
-            inside = made_inside and loop.start <= min(maker, last) and max(maker, last) < loop.stop
-            if inside and self.graph.ops[maker].group != self.graph.ops[last].group:
+            ops = list(self.readers[live.tensor])
+            if live.tensor in producers:
+                ops.append(producers[live.tensor])
+            elif live.tensor not in self.residency.arrivals:
+                continue
+            inside = ops and all(loop.start <= op < loop.stop for op in ops)
+            if inside and len({self.graph.ops[op].group for op in ops}) > 1:
                 yield Lifetime(live.tensor, *self.loop_span, loop.in_flight - 1)
 
 
@@ -244,14 +218,15 @@ def find_copies(
     strategies: Mapping[int, Strategy],
     shardings: Mapping[int, Sharding],
     made_anywhere: Set[int],
-    fresh: FreshCopies = frozenset(),
+    fresh: FreshCopies,
+    order: Sequence[int],
 ) -> tuple[Copy, ...]:
-    """What operations need beside the values themselves; `strategies` in program order."""
+    """What the operations, which run in `order`, need beside the values themselves."""
     found: dict[tuple[int, Sharding, int, int], Copy] = {}
     number: dict[tuple[int, Sharding, int], int] = {}
     whole: list[Copy] = []
-    for position, (index, strategy) in enumerate(strategies.items()):
-        op = graph.ops[index]
+    for position, index in enumerate(order):
+        op, strategy = graph.ops[index], strategies[index]
         for tensor, wanted in zip(op.operands, strategy.operands, strict=True):
             if tensor in made_anywhere or shardings[tensor] == wanted:
                 continue

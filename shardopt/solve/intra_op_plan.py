@@ -47,6 +47,7 @@ class IntraOpPlan:
     strategies: Mapping[int, Strategy]
     made_anywhere: Set[int]
     communication: tuple[Communication, ...]
+    order: tuple[int, ...]
     live_bytes: np.ndarray
     rematerialized: tuple[Rematerialized, ...] = ()
     fresh: FreshCopies = frozenset()
@@ -60,7 +61,7 @@ class IntraOpPlan:
         chosen = set(self.strategies if ops is None else ops)
         moved = [item for item in self.communication if item.op in chosen]
         times = {op: self.graph.ops[op].repeat if repeated else 1 for op in chosen}
-        held = [int(size) for op, size in zip(self.strategies, self.live_bytes, strict=True) if op in chosen]
+        held = [int(size) for op, size in zip(self.order, self.live_bytes, strict=True) if op in chosen]
         computed = [(op, strategy.compute_seconds) for op, strategy in self.strategies.items() if op in chosen]
         computed += [(again.readers[0], again.seconds) for again in self.rematerialized if again.readers[0] in chosen]
         return CostSummary(

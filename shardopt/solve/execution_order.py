@@ -1,0 +1,193 @@
+"""In which order a compiler runs the operations of a graph, and which values it never writes to memory.
+
+XLA fuses cheap operations into their readers and then orders what is left by its own means, mostly to save memory (the
+update of a weight right behind its gradient, not at the end of the step). The rules here follow its fusion and its list
+scheduler (xla/service/instruction_fusion.cc, hlo_memory_scheduler.cc) closely enough to predict what is held when;
+see benchmarks/memory_accounting.py for how closely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from shardopt.cost.graph import Op, OpGraph
+
+# Not computed twice: fused only where there is one reader.
+_EXPENSIVE = frozenset(
+    {
+        *("atan2", "cbrt", "cosine", "divide", "exponential", "exponential_minus_one", "log", "log_plus_one"),
+        *("logistic", "power", "remainder", "rsqrt", "sine", "sqrt", "tan", "tanh"),
+    }
+)
+# What a loop over the elements of a result can compute on the way.
+_FUSIBLE = _EXPENSIVE | {
+    *("abs", "add", "and", "broadcast_in_dim", "ceil", "clamp", "compare", "concatenate", "convert", "dynamic_slice"),
+    *("floor", "iota", "is_finite", "maximum", "minimum", "multiply", "negate", "not", "or", "pad", "reshape"),
+    *("reverse", "round_nearest_afz", "round_nearest_even", "select", "shift_left", "shift_right_arithmetic"),
+    *("shift_right_logical", "sign", "slice", "subtract", "transpose", "xor"),
+}
+_READS_ON_THE_WAY = _FUSIBLE | {"reduce"}
+# The compiler folds these into a matrix product.
+_FOLDED = frozenset({"reshape", "transpose"})
+
+
+@dataclass(frozen=True)
+class ExecutionOrder:
+    """`order` are all operations, fragment by fragment; `fused` the values that never lie in memory.
+
+    `readers[t]` are the operations, in program order, that touch the memory of tensor t: a reader whose result is fused
+    does so where that result is used.
+    """
+
+    order: tuple[int, ...]
+    fused: frozenset[int]
+    readers: tuple[tuple[int, ...], ...]
+
+
+def execution_order(graph: OpGraph, made_anywhere: Set[int]) -> ExecutionOrder:
+    """The better of program order and list scheduling, by the bytes of whole tensors."""
+    fused = _fused(graph, made_anywhere)
+    readers = _readers(graph, fused)
+    scheduler = _Scheduler(graph, fused, readers)
+    order: list[int] = []
+    for ops in _fragments(graph):
+        written, listed = scheduler.placed(ops), scheduler.placed(scheduler.listed(ops))
+        order += written if scheduler.peak(written) <= scheduler.peak(listed) else listed
+    return ExecutionOrder(tuple(order), fused, readers)
+
+
+def _fragments(graph: OpGraph) -> list[list[int]]:
+    found: dict[int, list[int]] = {}
+    for index, op in enumerate(graph.ops):
+        found.setdefault(op.group, []).append(index)
+    return list(found.values())
+
+
+def _fused(graph: OpGraph, made_anywhere: Set[int]) -> frozenset[int]:
+    kept = set(graph.outputs)
+    consumers = graph.consumers()
+    found = set(made_anywhere)
+    for op in graph.ops:
+        if op.name not in _FUSIBLE or len(op.results) != 1 or op.results[0] in kept:
+            continue
+        using = [graph.ops[reader] for reader in consumers[op.results[0]]]
+        if using and (op.name not in _EXPENSIVE or len(using) == 1) and all(_takes_in(op, reader) for reader in using):
+            found.add(op.results[0])
+    return frozenset(found)
+
+
+def _takes_in(op: Op, reader: Op) -> bool:
+    if reader.group != op.group or reader.repeat != op.repeat:
+        return False
+    return reader.name in _READS_ON_THE_WAY or (op.name in _FOLDED and reader.name == "dot_general")
+
+
+def _readers(graph: OpGraph, fused: Set[int]) -> tuple[tuple[int, ...], ...]:
+    found: list[set[int]] = [set() for _ in graph.tensors]
+    for index in range(len(graph.ops) - 1, -1, -1):
+        op = graph.ops[index]
+        through = op.results[0] if op.results and op.results[0] in fused else None
+        using = {index} if through is None else found[through]
+        for operand in op.operands:
+            found[operand] |= using
+    return tuple(tuple(sorted(using)) for using in found)
+
+
+class _Scheduler:
+    def __init__(self, graph: OpGraph, fused: Set[int], readers: Sequence[Sequence[int]]) -> None:
+        self.graph, self.fused, self.readers = graph, fused, readers
+        self.producers = graph.producers()
+        self.outputs = set(graph.outputs)
+        # Outputs are held in the end whatever the order, and most take over the memory of a donated argument.
+        free = self.outputs | fused
+        self.memory = [0 if t in free else tensor.size_bytes for t, tensor in enumerate(graph.tensors)]
+        self.reads: dict[int, list[int]] = {}
+        for tensor, using in enumerate(readers):
+            for op in using:
+                if tensor not in fused:
+                    self.reads.setdefault(op, []).append(tensor)
+
+    def is_kernel(self, op: int) -> bool:
+        results = self.graph.ops[op].results
+        return not results or results[0] not in self.fused
+
+    def placed(self, kernels: Sequence[int]) -> list[int]:
+        """The kernels of one fragment in the given order, fused operations before the first that needs them."""
+        group = {self.graph.ops[op].group for op in kernels}
+        order: dict[int, None] = {}
+        for kernel in kernels:
+            if self.is_kernel(kernel):
+                self._place(kernel, group, order)
+        for op in kernels:  # constants that only other fragments read
+            order.setdefault(op)
+        return list(order)
+
+    def _place(self, op: int, group: Set[int], order: dict[int, None]) -> None:
+        pending = [(op, False)]
+        while pending:
+            current, ready = pending.pop()
+            if current in order:
+                continue
+            if ready:
+                order[current] = None
+                continue
+            pending.append((current, True))
+            for operand in reversed(self.graph.ops[current].operands):
+                maker = self.producers[operand]
+                if maker >= 0 and operand in self.fused and self.graph.ops[maker].group in group:
+                    pending.append((maker, False))
+
+    def listed(self, ops: Sequence[int]) -> list[int]:
+        """Of the operations that are ready, always the one that frees most bytes beyond those it needs."""
+        inside = set(ops)
+        kernels = [op for op in ops if self.is_kernel(op)]
+        waiting = {op: sum(self.producers[t] in inside for t in self.reads.get(op, ())) for op in kernels}
+        left = {t: len(self.readers[t]) for op in kernels for t in self.reads.get(op, ())}
+        heap: list[tuple[int, int]] = []
+        done: dict[int, None] = {}
+        for op in kernels:
+            if not waiting[op]:
+                heappush(heap, (-self._gain(op, left), op))
+        while heap:
+            value, op = heappop(heap)
+            if op in done:
+                continue
+            if (now := -self._gain(op, left)) != value:  # readers before it have made it better
+                heappush(heap, (now, op))
+                continue
+            done[op] = None
+            for tensor in self.reads.get(op, ()):
+                left[tensor] -= 1
+                for reader in self.readers[tensor] if left[tensor] == 1 else ():
+                    if reader in waiting and not waiting[reader] and reader not in done:
+                        heappush(heap, (-self._gain(reader, left), reader))
+            for tensor in self.graph.ops[op].results:
+                for reader in self.readers[tensor]:
+                    if reader in waiting:
+                        waiting[reader] -= 1
+                        if not waiting[reader]:
+                            heappush(heap, (-self._gain(reader, left), reader))
+        return [*done, *(op for op in ops if not self.is_kernel(op))]
+
+    def _gain(self, op: int, left: dict[int, int]) -> int:
+        freed = sum(self.memory[t] for t in self.reads.get(op, ()) if left[t] == 1 and self._is_temporary(t))
+        return freed - sum(self.memory[t] for t in self.graph.ops[op].results)
+
+    def _is_temporary(self, tensor: int) -> bool:
+        return self.producers[tensor] >= 0 and tensor not in self.outputs
+
+    def peak(self, order: Sequence[int]) -> int:
+        """Bytes of temporaries at the worst time."""
+        inside = set(order)
+        left = {t: len(self.readers[t]) for op in order for t in self.reads.get(op, ())}
+        live = peak = 0
+        for op in order:
+            live += sum(self.memory[t] for t in self.graph.ops[op].results)
+            peak = max(peak, live)
+            for tensor in self.reads.get(op, ()):
+                left[tensor] -= 1
+                if not left[tensor] and self._is_temporary(tensor) and self.producers[tensor] in inside:
+                    live -= self.memory[tensor]
+        return peak
