@@ -73,6 +73,7 @@ class ShardStages(Pass):
         "megatron",
         "sequence",
         "summa-2d",
+        "expert",
         "heuristic",
         "replicate",
     ] = option("ilp", help="how shardings are chosen: by the solver, or as a known method does (see docs/intra-op.md)")

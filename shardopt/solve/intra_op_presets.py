@@ -3,6 +3,7 @@
 * `ilp`: no restriction.
 * `data`, `zero1`, `zero2`, `zero3`, `mics`: the batch is split, see `shardopt.solve.preset_data`.
 * `megatron`, `sequence`, `summa-2d`: weights are split too, see `shardopt.solve.preset_tensor`.
+* `expert`: weights of experts are split, see `shardopt.solve.preset_expert`.
 * `heuristic`: every input split along its largest dimension, axis by axis.
 * `replicate`: every operation in full on every device.
 
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from shardopt.cost.errors import UserError
 from shardopt.cost.mesh import Sharding
-from shardopt.solve import preset_data, preset_tensor
+from shardopt.solve import preset_data, preset_expert, preset_tensor
 from shardopt.solve.intra_op import IntraOpTables
 from shardopt.solve.preset_base import Restriction, Roles, largest, replicated, split_greedily
 
@@ -85,6 +86,7 @@ PRESETS: Mapping[str, Preset] = {
     "megatron": preset_tensor.megatron,
     "sequence": preset_tensor.sequence,
     "summa-2d": preset_tensor.summa_2d,
+    "expert": preset_expert.expert,
     "heuristic": _heuristic,
     "replicate": _replicate,
 }

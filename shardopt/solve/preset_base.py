@@ -78,13 +78,18 @@ def strategies_that_split(tables: IntraOpTables, op: int, split: Split, scatter:
     )
 
 
-def in_full(tables: IntraOpTables, op: int) -> tuple[int, ...]:
-    """The strategies that split no value of the operation; number 0 is always among them."""
+def strategies_within(tables: IntraOpTables, op: int, axes: Axes) -> tuple[int, ...]:
+    """The strategies that use no other axes than these."""
     return tuple(
         number
         for number, strategy in enumerate(tables.ops[op].strategies)
-        if not any(sharding.axes for sharding in (*strategy.operands, *strategy.results))
+        if all(axis in axes for sharding in (*strategy.operands, *strategy.results) for axis in sharding.axes)
     )
+
+
+def in_full(tables: IntraOpTables, op: int) -> tuple[int, ...]:
+    """The strategies that split no value of the operation; number 0 is always among them."""
+    return strategies_within(tables, op, ())
 
 
 def finished(tables: IntraOpTables, op: int, numbers: Iterable[int]) -> tuple[int, ...]:

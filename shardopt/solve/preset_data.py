@@ -31,6 +31,7 @@ from shardopt.solve.preset_base import (
     scattering,
     split_greedily,
     strategies_that_split,
+    strategies_within,
     tiles,
 )
 from shardopt.solve.preset_flow import BatchFlow, follow_batch
@@ -69,6 +70,14 @@ class DataParallel:
                 numbers = strategies_that_split(self.tables, op, self.split(op)) or in_full(self.tables, op)
                 found[op] = finished(self.tables, op, numbers) or numbers
         return found
+
+    def allowed(self, update_axes: Axes | None = None) -> dict[int, Sequence[int]]:
+        """`activations`, and the update without axes other than these (those of the batch by default)."""
+        axes, activations = self.axes if update_axes is None else update_axes, self.activations()
+        if axes == live_axes(self.tables.mesh):
+            return activations
+        others = sorted(set(range(len(self.tables.graph.ops))) - activations.keys())
+        return {**{op: strategies_within(self.tables, op, axes) for op in others}, **activations}
 
     def scattered_gradients(self) -> dict[int, Sequence[int]]:
         """The gradients as sums that are scattered, or left for their readers to finish, where that is possible."""
@@ -117,19 +126,19 @@ def zero1(tables: IntraOpTables, roles: Roles) -> Restriction:
     if not plan.flow.slots:
         raise UserError("preset 'zero1' splits optimizer state: expected state that only the update reads, found none")
     state = {**replicated(tables, sorted(roles.state)), **plan.shards(plan.flow.slots, plan.axes)}
-    return Restriction({**state, **plan.inputs()}, plan.activations())
+    return Restriction({**state, **plan.inputs()}, plan.allowed())
 
 
 def zero2(tables: IntraOpTables, roles: Roles) -> Restriction:
     plan = _with_gradients(tables, roles, "zero2")
     state = {**replicated(tables, sorted(roles.state)), **plan.shards(plan.flow.slots, plan.axes)}
-    return Restriction({**state, **plan.inputs()}, {**plan.activations(), **plan.scattered_gradients()})
+    return Restriction({**state, **plan.inputs()}, {**plan.allowed(), **plan.scattered_gradients()})
 
 
 def zero3(tables: IntraOpTables, roles: Roles) -> Restriction:
     plan = _with_gradients(tables, roles, "zero3")
     state = plan.shards(plan.flow.weights | roles.state, plan.axes)
-    return Restriction({**state, **plan.inputs()}, {**plan.activations(), **plan.scattered_gradients()})
+    return Restriction({**state, **plan.inputs()}, {**plan.allowed(), **plan.scattered_gradients()})
 
 
 def mics(tables: IntraOpTables, roles: Roles) -> Restriction:
@@ -141,15 +150,12 @@ def mics(tables: IntraOpTables, roles: Roles) -> Restriction:
         )
     plan = _with_gradients(tables, roles, "mics")
     state = plan.shards(plan.flow.weights | roles.state, axes[-1:])
-    return Restriction({**state, **plan.inputs()}, {**plan.activations(), **_free_gradients(plan)})
+    return Restriction({**state, **plan.inputs()}, {**plan.allowed(axes[-1:]), **_open_gradients(plan)})
 
 
-def _free_gradients(plan: DataParallel) -> dict[int, Sequence[int]]:
-    """All ways to sum a gradient: part of the axes may be reduced and others scattered, at once or one by one."""
-    found = {}
-    for op in sorted(plan.flow.gradients):
-        split = plan.split(op)
-        found[op] = (*strategies_that_split(plan.tables, op, split), *scattering(plan.tables, op, split))
+def _open_gradients(plan: DataParallel) -> dict[int, Sequence[int]]:
+    """Gradients that their readers may finish: scattered over one axis, all-reduced over the others."""
+    found = {op: strategies_that_split(plan.tables, op, plan.split(op)) for op in sorted(plan.flow.gradients)}
     return {op: numbers for op, numbers in found.items() if numbers}
 
 
