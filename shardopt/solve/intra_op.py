@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 
@@ -34,8 +34,8 @@ from shardopt.solve.intra_op_memory import (
     with_gaps,
 )
 from shardopt.solve.intra_op_plan import IntraOpPlan, find_communication
-from shardopt.solve.problem import Edge, Problem, Solution, Usage, evaluate
-from shardopt.solve.sharding_ilp import solve
+from shardopt.solve.problem import Edge, Problem, Solution, Usage
+from shardopt.solve.repeated_layers import solve_repeated
 from shardopt.solve.strategies import Strategy, is_made_anywhere, is_opaque
 from shardopt.solve.strategies_tables import Column, OpStrategies, StrategyTables
 
@@ -149,12 +149,8 @@ class IntraOpProblem:
 
     @timed("sharding program: solve")
     def solve(self, time_limit_seconds: float | None = None, gap_tolerance: float = 0.0) -> Solution:
-        """Least cost within memory. Most stages fit without looking at memory, which is far cheaper to solve."""
-        run = partial(solve, time_limit_seconds=time_limit_seconds, gap_tolerance=gap_tolerance)
-        relaxed = run(self.problem.without_memory())
-        if not self.problem.has_memory or not relaxed.choice or evaluate(self.problem, relaxed.choice).feasible:
-            return relaxed
-        return run(self.problem)
+        """Least cost within memory; layers that repeat are solved once first."""
+        return solve_repeated(self.problem, time_limit_seconds=time_limit_seconds, gap_tolerance=gap_tolerance)
 
     def decode(
         self,
