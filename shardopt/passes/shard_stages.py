@@ -143,6 +143,13 @@ def _count(pm: PassContext, mesh: str, solution: Solution, plan: IntraOpPlan) ->
         pm.statistic(f"{mesh}: {kind}", number)
     kinds = ", ".join(f"{number} {kind}" for kind, number in cost.collectives) or "no collectives"
     said = f"mesh '{mesh}': predicted {cost.seconds:.3g} s with {kinds}; within {solution.gap:.2%} of the optimum"
+    tied, freed = (solution.statistics.get(f"{how}_objective") for how in ("tied", "freed"))
+    if isinstance(tied, float) and isinstance(freed, float):
+        pm.statistic(f"{mesh}: objective with equal layers tied", tied)
+        pm.statistic(f"{mesh}: objective with all layers free", freed)
+        said += (
+            f"; solved once for {solution.statistics['tied_nodes']} kinds of nodes at {tied:.4g} s, freed {freed:.4g} s"
+        )
     pm.remark("sharding-plan", None, said, category="analysis")
 
 
