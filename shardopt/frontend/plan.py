@@ -54,6 +54,7 @@ class PlanOptions:
     intra_op: str = "ilp"
     inter_op: InterOp = "dp"
     unroll: bool = True
+    explain: str = ""
 
     def for_phase(self, phase: str) -> str:
         """The options of one phase, as pipeline text."""
@@ -79,7 +80,7 @@ class PlanOptions:
                 "inter-op": "equal-layer" if self.inter_op == "equal-op" else self.inter_op,
                 "schedule": self.schedule,
             },
-            "shard": {"intra-op": self.intra_op},
+            "shard": {"intra-op": self.intra_op, "explain": self.explain or None},
             "schedule": {"schedule": self.schedule},
         }.get(phase, {})  # type: ignore[assignment]
         return " ".join(f"{key}={option_text(value)}" for key, value in values.items() if value is not None)

@@ -37,6 +37,7 @@ from shardopt.ir.mesh_graphs import MeshGraph, is_staged, read_plain, read_stage
 from shardopt.ir.remaking import make_for_readers
 from shardopt.ir.resharding_stops import insert_scatters, insert_stops
 from shardopt.ir.rewriting import functions, symbol_name
+from shardopt.ir.selection import Selected
 from shardopt.ir.sharding_writer import (
     annotate_block,
     annotate_signature,
@@ -45,6 +46,7 @@ from shardopt.ir.sharding_writer import (
     write_partitions,
 )
 from shardopt.passes.base import Pass, PassContext, option
+from shardopt.passes.explanations import report_explanations, select_explained
 from shardopt.solve.intra_op import IntraOpTables
 from shardopt.solve.intra_op_plan import IntraOpPlan
 from shardopt.solve.intra_op_presets import Roles, restrict
@@ -82,6 +84,7 @@ class ShardStages(Pass):
         ("auto",), help="batch arguments of @main as INDEX[:DIM], or auto, or none; for presets that split the batch"
     )
     memory_fraction: float = option(0.9, help="share of device memory that a stage may fill; 0 removes the limit")
+    explain: str = option("", help="an operation or value to explain: argN, resultN, OP, OP:N, or a location pattern")
     gap: float = option(0.001, help="stop within this share of the optimum; predictions are no better than that")
     time_limit: float = option(60.0, help="seconds the solver may take for one mesh")
 
@@ -103,7 +106,8 @@ class ShardStages(Pass):
             cluster = cluster_of(module, self.cluster)
             with sharding_rules(module):
                 graphs = read_staged(module, main) if is_staged(main) else (read_plain(main, self._mesh(cluster)),)
-            plans = [self._solve(graph, cluster, pm) for graph in graphs]
+            explained = select_explained(graphs, self.explain)
+            plans = [self._solve(graph, cluster, pm, wanted) for graph, wanted in zip(graphs, explained, strict=True)]
         except (UserError, ValueError) as error:
             raise pm.error(main, str(error)) from error
         for graph in graphs:
@@ -118,7 +122,7 @@ class ShardStages(Pass):
             raise UserError(f"mesh {self.mesh} needs {mesh.size} devices, cluster {cluster} has {cluster.num_devices}")
         return mesh
 
-    def _solve(self, graph: MeshGraph, cluster: Cluster, pm: PassContext) -> IntraOpPlan:
+    def _solve(self, graph: MeshGraph, cluster: Cluster, pm: PassContext, explained: Sequence[Selected]) -> IntraOpPlan:
         tables = IntraOpTables(graph.graph, graph.mesh, cluster)
         tied = tuple(graph.tied)
         restriction = restrict(self.intra_op, tables, Roles(graph.state, batch_of(graph, self.batch_args), tied))
@@ -131,6 +135,7 @@ class ShardStages(Pass):
         plan = problem.decode(solution)
         _count(pm, graph.mesh.name, solution, plan)
         _report_strategies(graph, tables, plan, pm)
+        report_explanations(pm, graph, problem, solution, explained)
         return plan
 
 

@@ -18,6 +18,8 @@ from shardopt.solve.problem import Problem, Solution
 
 # Each alternative that is replanned takes as long as the plan itself did.
 _MAX_REPLANNED = 6
+# A product over two axes has fifty strategies, over three hundreds; the far end of the list is of no interest.
+_MAX_LINES = 20
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,15 @@ class Explanation:
     def lines(self) -> tuple[str, ...]:
         """A table as text, seconds relative to the plan: what a strategy costs itself, and what it would change."""
         head = ("", "compute", "collectives", "alone", "replanned", "strategy")
-        rows = [head, *map(_row, self.alternatives)]
+        rows = [head, *map(_row, self.alternatives[:_MAX_LINES])]
         widths = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
-        return tuple(
+        lines = [
             "  ".join([*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
             for row in rows
-        )
+        ]
+        if rest := self.alternatives[_MAX_LINES:]:
+            lines.append(f"{len(rest)} more, from {_change(rest[0].alone)} alone")
+        return tuple(lines)
 
 
 def explain(

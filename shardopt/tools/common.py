@@ -14,6 +14,8 @@ from shardopt.cost.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from shardopt.ir.diagnostics import Diagnostic
+
 # XLA warns about every compilation with GSPMD; must be set before the first import of jaxlib.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -24,6 +26,8 @@ EXIT_BUG = 2
 
 # A file or a pipe has no width, and a table cut at 80 columns would lose figures.
 _PIPE_COLUMNS = 180
+# Remarks that answer a question of the command line: printed whether or not remarks are wanted.
+ANSWERS = frozenset({"explain"})
 
 
 def console() -> Console:
@@ -31,6 +35,16 @@ def console() -> Console:
     from rich.console import Console
 
     return Console() if sys.stdout.isatty() else Console(width=_PIPE_COLUMNS)
+
+
+def report(diagnostic: Diagnostic, *, remarks: bool) -> None:
+    """Print a message of a pass: answers to the user's question to stdout, the rest to stderr."""
+    from shardopt.ir.diagnostics import render
+
+    if diagnostic.kind in ANSWERS:
+        print(diagnostic.message)
+    elif remarks or diagnostic.severity != "remark":
+        print(render(diagnostic), file=sys.stderr)
 
 
 class ToolParser(argparse.ArgumentParser):

@@ -10,6 +10,7 @@ from shardopt.cost.errors import UserError
 from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, Severity, in_file, render
 from shardopt.ir.expectations import read_expectations, unmet
 from shardopt.ir.io import BUFFER_NAME
+from shardopt.tools.common import ANSWERS
 from shardopt.tools.opt_options import NAME
 
 
@@ -56,7 +57,9 @@ class Reporter:
         return bool(mistakes)
 
     def _is_wanted(self, remark: Diagnostic) -> bool:
-        """By category or kind; expectations may name any remark, unless some are selected."""
+        """By category or kind; expectations may name any remark, unless some are selected. Answers always are."""
+        if remark.kind in ANSWERS:
+            return True
         wanted = self.options.remarks.split(",")
         if wanted == [""]:
             return bool(self.options.verify_diagnostics)

@@ -7,25 +7,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from shardopt.cost.errors import UserError
 from shardopt.passes.options import OptionSpec
 from shardopt.passes.registry import PASSES
 from shardopt.pipeline.phases import When, find_phase
 from shardopt.tools.catalogue import pass_info
-
-if TYPE_CHECKING:
-    from shardopt.ir.diagnostics import Diagnostic
+from shardopt.tools.common import console, report
 
 PIPELINE = "shardopt-intra"
 _BYTECODE_SUFFIXES = frozenset({".mlirbc", ".bc"})
-# Remarks that answer a question of the command line, printed without being asked for.
-_ANSWERS = frozenset({"explain"})
 
 
 def add_shard(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +64,6 @@ def _help_of(step: When) -> str:
 def _run(args: argparse.Namespace) -> None:
     from shardopt.frontend.shard_module import shard_module
     from shardopt.ir.io import write_output
-    from shardopt.tools.common import console
 
     if args.output is not None and not args.output.parent.is_dir():
         raise UserError(f"cannot write '{args.output}': its folder does not exist")
@@ -79,9 +73,8 @@ def _run(args: argparse.Namespace) -> None:
     size = Path(args.model).stat().st_size if Path(args.model).is_file() else 0
     with ExitStack() as reading:
         reading.enter_context(args.trace.reading(size))
-        sharded = shard_module(
-            args.model, args.mesh, options, on_read=reading.close, handler=lambda d: _report(d, args.remarks)
-        )
+        handler = partial(report, remarks=args.remarks)
+        sharded = shard_module(args.model, args.mesh, options, on_read=reading.close, handler=handler)
     if args.output is not None:
         bytecode = args.output.suffix in _BYTECODE_SUFFIXES
         write_output(sharded.module if bytecode else sharded.text().encode(), args.output)
@@ -90,12 +83,3 @@ def _run(args: argparse.Namespace) -> None:
     else:
         for table in sharded.tables():
             console().print(table)
-
-
-def _report(diagnostic: Diagnostic, remarks: bool) -> None:
-    from shardopt.ir.diagnostics import render
-
-    if diagnostic.kind in _ANSWERS:
-        print(diagnostic.message)
-    elif remarks or diagnostic.severity != "remark":
-        print(render(diagnostic), file=sys.stderr)

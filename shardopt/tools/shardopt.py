@@ -9,11 +9,12 @@ import zipfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardopt.cost.errors import UserError
-from shardopt.tools.common import EXIT_BUG, EXIT_USER_ERROR, ToolParser, console, run_tool
+from shardopt.tools.common import EXIT_BUG, EXIT_USER_ERROR, ToolParser, console, report, run_tool
 from shardopt.tools.shard_command import add_shard
 from shardopt.tools.supervisor import Crash, Trace, supervised
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from shardopt.frontend.plan import Plan
-    from shardopt.ir.diagnostics import Diagnostic
     from shardopt.runtime.driver import Run
     from shardopt.runtime.reference import Difference
 
@@ -86,6 +86,9 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--logical-shape", metavar="RxC", help="allow only this logical shape of submeshes")
     parser.add_argument("--schedule", default="1f1b", help="gpipe, 1f1b or inference")
     parser.add_argument("--intra-op", default="ilp", help="ilp, or a baseline such as data, zero3 or megatron")
+    parser.add_argument(
+        "--explain", default="", metavar="WHAT", help="say why an operation or value is sharded as it is: argN, OP:N, …"
+    )
     parser.add_argument("--inter-op", default="dp", choices=("dp", "equal-layer", "equal-op", "none"))
     parser.add_argument("--no-unroll", dest="unroll", action="store_false", help="keep loops over layers rolled")
     parser.add_argument("-o", "--output", type=Path, metavar="PLAN", help="plan directory to write")
@@ -120,23 +123,13 @@ def _plan(args: argparse.Namespace) -> None:
             args.trace.note(phase=name)
             progress.advance(name)
 
-        plan = make_plan(args.model, options, on_phase=on_phase, handler=_reporter(args.remarks))
+        plan = make_plan(args.model, options, on_phase=on_phase, handler=partial(report, remarks=args.remarks))
     if args.output is not None:
         plan.save(args.output)
     if args.json:
         print(json.dumps(plan.to_json(), indent=2))
     else:
         console().print(plan.table())
-
-
-def _reporter(remarks: bool) -> Any:
-    from shardopt.ir.diagnostics import render
-
-    def report(diagnostic: Diagnostic) -> None:
-        if remarks or diagnostic.severity != "remark":
-            print(render(diagnostic), file=sys.stderr)
-
-    return report
 
 
 class _Progress:
