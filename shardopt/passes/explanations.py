@@ -35,7 +35,7 @@ def report_explanations(
     """One remark of kind `explain` for each, at its operation."""
     gap = max(solution.gap, 1e-9)  # replanned figures are as good as the plan itself
     for selected in wanted[:_MAX_EXPLAINED]:
-        node = problem.node_of(selected.op, selected.tensor)
+        node = problem.node_of.get(selected.tensor)
         if node is None:
             pm.remark("explain", None, f"{selected.name} has no choice of its own: it is made anywhere it is read")
             continue
@@ -47,6 +47,6 @@ def report_explanations(
         named = ", ".join(
             f"{s.name} {describe(problem, node)}"
             for s in rest[:_MAX_NAMED]
-            if (node := problem.node_of(s.op, s.tensor)) is not None
+            if (node := problem.node_of.get(s.tensor)) is not None
         )
         pm.remark("explain", None, f"{len(rest)} more match: {named}{', …' if len(rest) > _MAX_NAMED else ''}")

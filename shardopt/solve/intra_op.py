@@ -152,13 +152,6 @@ class IntraOpProblem:
         """Least cost within memory; layers that repeat are solved once first."""
         return solve_repeated(self.problem, time_limit_seconds=time_limit_seconds, gap_tolerance=gap_tolerance)
 
-    def node_of(self, op: int, tensor: int) -> int | None:
-        """The node of an operation of the part, or with `op` -1 that of an input tensor; None when there is none."""
-        numbers, wanted = (self.ops, op) if op >= 0 else (self.inputs, tensor)
-        if wanted not in numbers:
-            return None
-        return numbers.index(wanted) + (0 if op >= 0 else len(self.ops))
-
     def decode(
         self,
         solution: Solution,
