@@ -144,3 +144,24 @@ class XlaMesh:
             wrap = _jax.array_result_handler(aval, sharding, committed=True, _skip_checks=True)
             self._layouts[spec] = _Layout(aval, sharding, wrap)
         return self._layouts[spec]
+
+
+def compiled_text(bytecode: bytes, devices: int, *, shardy: bool) -> str:
+    """The optimized HLO of a module for so many host devices, as the partitioner Shardy or GSPMD makes it.
+
+    Compiled as fast as XLA can, and never run: for those who want to know what it would exchange.
+    """
+    if b"lapack" in bytecode:
+        lapack._lapack.initialize()
+    client: Any = xc.make_cpu_client(num_devices=devices)
+    found = client.devices()
+    options = get_compile_options(
+        num_replicas=1, num_partitions=devices, device_assignment=[[device.id for device in found]]
+    )
+    build = options.executable_build_options
+    build.use_spmd_partitioning = True
+    build.use_shardy_partitioner = shardy
+    build.debug_options.xla_backend_optimization_level = 0
+    build.debug_options.xla_llvm_disable_expensive_passes = True
+    loaded = client.compile_and_load(bytecode, xc.DeviceList(tuple(found)), options)
+    return str(loaded.hlo_modules()[0].to_string())

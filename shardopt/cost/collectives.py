@@ -14,11 +14,11 @@ broadcast is a pipelined tree, log2(n)(a + bytes/w) at worst. `bytes` may be a n
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations
 from typing import TypeVar
 
 import numpy as np
@@ -144,7 +144,8 @@ def resharding_steps(
     if not can_reshard(src, dst):
         raise ValueError(f"expected a sum along axes of {src} to stay open, found {dst}")
     total = math.prod(shape) * itemsize
-    return tuple(Step(kind, axes, total * share) for kind, axes, share, _ in _chain(src, dst, mesh.axes))
+    chain = _chain(src, dst, mesh.axes)
+    return tuple(Step(kind, axes, total * share) for kind, axes, share, _ in chain if kind != _SLICE)
 
 
 def can_reshard(src: Sharding, dst: Sharding) -> bool:
@@ -153,11 +154,16 @@ def can_reshard(src: Sharding, dst: Sharding) -> bool:
 
 
 def resharding_stops(src: Sharding, dst: Sharding, mesh: Mesh) -> tuple[Sharding, ...]:
-    """The shardings between the collectives of `resharding_steps`: one fewer than there are steps.
+    """The shardings between `src` and `dst`: after each collective of `resharding_steps`, and after each slice.
 
     A partitioner that is only told `src` and `dst` may not find the chain; told these too it has single steps to take.
     """
-    return tuple(after for *_, after in _chain(src, dst, mesh.axes)[:-1])
+    chain = _chain(src, dst, mesh.axes)
+    return tuple(
+        after
+        for (kind, *_, after), (following, *_) in itertools.pairwise(chain)
+        if kind != _SLICE or following != _SLICE
+    )
 
 
 def steps_seconds(cluster: Cluster, mesh: Mesh, steps: Sequence[Step]) -> float:
@@ -199,30 +205,35 @@ def _renamed(axes: Axes, names: dict[str, str]) -> Axes:
 
 @cache
 def _search(src: Sharding, dst: Sharding, axis_sizes: tuple[int, ...]) -> tuple[tuple[str, Axes, float, Sharding], ...]:
-    """Dijkstra over shardings by the axes "0", "1", …; the answer as in `_chain`.
+    """A* over shardings by the axes "0", "1", …; the answer as in `_chain`.
 
     Every state splits each dimension into a number of tiles that divides the one of `src` or of `dst`, so whatever
     shape `src` and `dst` fit, the states between fit too.
     """
     sizes = {f"{number}": size for number, size in enumerate(axis_sizes)}
     whole = math.prod(sizes.values()) ** 2  # bytes in units that keep every fraction below an integer
-    queue: list[tuple[int, int, int, Sharding, tuple]] = [(0, 0, 0, src, ())]
-    done: set[Sharding] = set()
+    target = whole // math.prod(sizes[axis] for axis in dst.axes)
+    queue: list[tuple[int, int, int, int, Sharding, tuple]] = [(0, 0, 0, 0, src, ())]
+    best: dict[Sharding, tuple[int, int]] = {src: (0, 0)}
     pushed = 0
     while True:
-        moved, steps, _, state, path = heapq.heappop(queue)
+        _, steps, _, moved, state, path = heapq.heappop(queue)
         if state == dst:
             return path
-        if state in done:
+        if best[state] < (moved, steps):
             continue
-        done.add(state)
         local = whole // math.prod(sizes[axis] for axis in state.axes)
         for kind, over, after in _moves(state, dst, sizes):
             n = math.prod(sizes[axis] for axis in over)
             wire, full = _wire_and_full(kind, n, local)
-            entry = () if kind == _SLICE else ((kind, over, full / whole, after),)
-            pushed += 1  # ties resolve in the order of discovery, so the answer does not depend on hashing
-            heapq.heappush(queue, (moved + wire, steps + len(entry), pushed, after, path + entry))
+            cost = (moved + wire, steps + (kind != _SLICE))
+            if after not in best or cost < best[after]:
+                best[after] = cost
+                pushed += 1  # ties resolve in the order of discovery, so the answer does not depend on hashing
+                # Only gathers make what a device holds larger, by as much as they send.
+                least = cost[0] + max(0, target - whole // math.prod(sizes[axis] for axis in after.axes))
+                step = (kind, over, full / whole, after)
+                heapq.heappush(queue, (least, cost[1], pushed, cost[0], after, (*path, step)))
 
 
 def _wire_and_full(kind: str, n: int, local: int) -> tuple[int, int]:
@@ -251,7 +262,7 @@ def _moves(state: Sharding, dst: Sharding, sizes: dict[str, int]) -> Iterator[Mo
     for kind, axes, dims in _tile_moves(state, dst.dims, sizes):
         yield kind, axes, Sharding(dims, state.partial)
     ready = [axis for axis in state.partial if axis not in dst.partial]
-    for axes in (axes for n in range(1, len(ready) + 1) for axes in combinations(ready, n)):
+    for axes in (axes for n in range(1, len(ready) + 1) for axes in itertools.combinations(ready, n)):
         rest = tuple(axis for axis in state.partial if axis not in axes)
         yield ALL_REDUCE, axes, Sharding(state.dims, rest)
         for d, dim in enumerate(state.dims):
@@ -264,21 +275,35 @@ def _tile_moves(sharding: Sharding, dst: Dims, sizes: dict[str, int]) -> Iterato
     state = sharding.dims
     used = {*sharding.axes, *sharding.partial}
     for d, dim in enumerate(state):
-        missing = dst[d][len(dim) :]
-        if missing and dst[d][: len(dim)] == dim and missing[0] not in used:
-            yield _SLICE, missing[:1], _with(state, {d: (*dim, missing[0])})
+        for axis in _free_for(dim, dst[d], used, sizes):
+            yield _SLICE, (axis,), _with(state, {d: (*dim, axis)})
         if dim:
             yield ALL_GATHER, dim[-1:], _with(state, {d: dim[:-1]})
         for e, other in enumerate(state):
             for cut in range(len(dim)) if e != d else ():
                 grown = other + dim[cut:]
-                if grown == dst[e][: len(grown)]:
+                if _tiles(dst[e], sizes) % _tiles(grown, sizes) == 0:
                     yield ALL_TO_ALL, dim[cut:], _with(state, {d: dim[:cut], e: grown})
     yield from _permutes(state, dst, sharding.partial, sizes)
 
 
+def _free_for(dim: Axes, target: Axes, used: set[str], sizes: dict[str, int]) -> Iterator[str]:
+    """Axes that may split a dimension further: the one that is wanted there, or, where that one is at work elsewhere or
+    the dimension is split by others than wanted already, any that a permute can exchange later."""
+    wanted = target[len(dim)] if len(target) > len(dim) and target[: len(dim)] == dim else None
+    for axis in sizes if wanted is None or wanted in used else (wanted,):
+        if axis not in used and _tiles(target, sizes) % _tiles((*dim, axis), sizes) == 0:
+            yield axis
+
+
 def _permutes(state: Dims, dst: Dims, partial: Axes, sizes: dict[str, int]) -> Iterator[tuple[str, Axes, Dims]]:
-    """Shardings with the tile counts of `state` that are closer to `dst`, all dimensions at once and one by one."""
+    """Shardings with the tile counts of `state`: other axes of the same sizes in the same places, and those that are
+    closer to `dst`, all dimensions at once and one by one."""
+    after = _aligned(state, dst, partial, sizes)
+    if after != state:
+        pairs = zip(itertools.chain(*state), itertools.chain(*after), strict=True)
+        moved = {axis for pair in pairs if pair[0] != pair[1] for axis in pair}
+        yield PERMUTE, tuple(axis for axis in sizes if axis in moved), after
     wanted = {d: _same_tiles(dim, dst[d], sizes) for d, dim in enumerate(state)}
     changes = {d: dim for d, dim in wanted.items() if dim != state[d]}
     for change in [changes, *({d: dim} for d, dim in changes.items())] if len(changes) > 1 else [changes]:
@@ -287,6 +312,25 @@ def _permutes(state: Dims, dst: Dims, partial: Axes, sizes: dict[str, int]) -> I
         if change and len(set(axes)) == len(axes):
             moved = {axis for d, dim in change.items() for axis in (*dim, *state[d])}
             yield PERMUTE, tuple(axis for axis in sizes if axis in moved), after
+
+
+def _aligned(state: Dims, dst: Dims, partial: Axes, sizes: dict[str, int]) -> Dims:
+    """`state` with the axes that `dst` wants wherever those in their place have the same size. What they drive out
+    takes the places that they leave, or one of an unused axis."""
+    wanted = {
+        (d, k): target[k]
+        for d, (dim, target) in enumerate(zip(state, dst, strict=True))
+        for k in range(min(len(dim), len(target)))
+        if sizes[dim[k]] == sizes[target[k]] and target[k] not in partial
+    }
+    free = [axis for axis in (*itertools.chain(*state), *sizes) if axis not in wanted.values() and axis not in partial]
+    places = [(d, k) for d, dim in enumerate(state) for k in range(len(dim)) if (d, k) not in wanted]
+    found = dict(wanted)
+    for d, k in sorted(places, key=lambda place: state[place[0]][place[1]] not in free):  # those that can stay first
+        own = state[d][k]
+        found[d, k] = own if own in free else next(axis for axis in free if sizes[axis] == sizes[own])
+        free = [axis for axis in free if axis != found[d, k]]
+    return tuple(tuple(found[d, k] for k in range(len(dim))) for d, dim in enumerate(state))
 
 
 def _tiles(axes: Axes, sizes: dict[str, int]) -> int:

@@ -21,7 +21,7 @@ UNKNOWN_AXES = ("?",)
 _GROUPS = re.compile(
     r"replica_groups=(?P<groups>\{(?:\{[\d,]*\},?)*\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?|mesh\[.*?\].*?\{.*?\})"
 )
-_PAIRS = re.compile(r"source_target_pairs=\{(?P<pairs>.*?)\}\}?(?:,|$)")
+_PAIRS = re.compile(r"source_target_pairs=\{(?P<pairs>(?:\{\d+,\d+\},?)*)\}")
 _ORDER = re.compile(r"device_ids=\((?:(?P<source>\[[\d,]+\])T\((?P<perm>[\d,]+)\)|(?P<ids>[\d,]+))\)")
 _SUB_AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
 _IOTA = re.compile(r"\[(?P<shape>[\d,]+)\]<=\[(?P<source>[\d,]+)\](?:T\((?P<perm>[\d,]+)\))?")

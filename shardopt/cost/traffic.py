@@ -5,16 +5,17 @@ device holds of the tensors, before or after: the whole value of an all-gather (
 reduce-scatter (before), one device's share for an all-to-all and a permute.
 
 Two notations of one exchange are made equal before plan and module are compared (`comparable`): XLA's CPU backend
-writes a reduce-scatter as all-reduce and slice, so the two count as `reduced`; axes are those over which data moves.
+writes a reduce-scatter as all-reduce and slice, so the two count as `reduced`; and which of several replicas a device
+gets its data from is open, so the axes of a permute say nothing and are left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
-from shardopt.cost.collectives import ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, Step
+from shardopt.cost.collectives import ALL_REDUCE, ALL_TO_ALL, PERMUTE, REDUCE_SCATTER, Step
 from shardopt.cost.mesh import Mesh
 
 REDUCED = "reduced"
@@ -58,10 +59,9 @@ def total(items: Iterable[Traffic]) -> tuple[Traffic, ...]:
 
 def comparable(items: Iterable[Traffic]) -> tuple[Traffic, ...]:
     """The same exchanges with what is only notation removed; see the head of the file."""
+    names = {ALL_REDUCE: REDUCED, REDUCE_SCATTER: REDUCED}
     return total(
-        Traffic(
-            REDUCED if item.kind in (ALL_REDUCE, REDUCE_SCATTER) else item.kind, item.axes, item.tensors, item.bytes
-        )
+        replace(item, kind=names.get(item.kind, item.kind), axes=() if item.kind == PERMUTE else item.axes)
         for item in items
     )
 

@@ -1,0 +1,88 @@
+"""From any sharding to any other: XLA takes exactly the chain of collectives that was priced, whichever format says so.
+
+All pairs stand in one module, each with an argument of its own, so that one compilation shows them all.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections import defaultdict
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+from jaxlib.mlir import ir
+
+from shardopt.cost.collectives import resharding_steps, resharding_stops
+from shardopt.cost.hlo import HloCollective, parse_collectives
+from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.cost.traffic import Traffic, comparable, of_step
+from shardopt.dialect.sharding import to_mhlo
+from shardopt.frontend.spmd import parse_mesh
+from shardopt.ir.context import make_context
+from shardopt.ir.shardy import to_shardy
+from shardopt.runtime.xla import compiled_text
+from shardopt.solve.strategies import all_shardings
+
+Pair = tuple[Sharding, Sharding]
+
+
+def module_of(pairs: list[Pair], shape: tuple[int, ...], mesh: Mesh) -> str:
+    type_ = f"tensor<{'x'.join(map(str, shape))}xf32>"
+    arguments, results, body = [], [], []
+    for k, (src, dst) in enumerate(pairs):
+        arguments.append(f'%a{k}: {type_} {{mhlo.sharding = "{to_mhlo(src, mesh)}"}}')
+        results.append(f'{type_} {{mhlo.sharding = "{to_mhlo(dst, mesh)}"}}')
+        value = f"%a{k}"
+        for n, stop in enumerate((*resharding_stops(src, dst, mesh), dst)):
+            body.append(
+                f'%v{k}_{n} = stablehlo.custom_call @Sharding({value}) {{mhlo.sharding = "{to_mhlo(stop, mesh)}"}} '
+                f': ({type_}) -> {type_} loc("pair{k}")'
+            )
+            value = f"%v{k}_{n}"
+        body.append(f'%r{k} = stablehlo.negate {value} {{mhlo.sharding = "{to_mhlo(dst, mesh)}"}} : {type_}')
+    returned = ", ".join(f"%r{k}" for k in range(len(pairs)))
+    attributes = f"mhlo.num_partitions = {mesh.size} : i32, mhlo.num_replicas = 1 : i32"
+    signature = f"@main({', '.join(arguments)}) -> ({', '.join(results)})"
+    lines = "\n".join((*body, f"return {returned} : {', '.join([type_] * len(pairs))}"))
+    return f"module attributes {{{attributes}}} {{ func.func public {signature} {{\n{lines}\n}} }}"
+
+
+def found_in(text: str, mesh: Mesh) -> dict[int, list[Traffic]]:
+    """The collectives of each pair; a combined one names its pairs in order."""
+    found: dict[int, list[Traffic]] = defaultdict(list)
+    for collective in parse_collectives(text, mesh):
+        numbers = re.findall(r"pair(\d+)", collective.source)
+        for number, part in zip(numbers, split(collective, len(numbers)), strict=True):
+            found[int(number)].append(part.traffic)
+    return found
+
+
+def split(collective: HloCollective, parts: int) -> list[HloCollective]:
+    return [collective] if parts == 1 else [replace(collective, sizes=(size,)) for size in collective.sizes]
+
+
+@pytest.mark.parametrize("form", ["sdy", "gspmd"])
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        ("2x2", (8, 4)),
+        ("2x4", (8, 16)),
+        pytest.param("2x2", (4, 8, 4), marks=pytest.mark.slow),
+        pytest.param("2x2x2", (8, 16), marks=pytest.mark.slow),
+    ],
+)
+def test_every_chain_is_taken_as_it_was_priced(text: str, shape: tuple[int, ...], form: str) -> None:
+    mesh = parse_mesh(text)
+    pairs = list(permutations(all_shardings(mesh, shape), 2))
+    with make_context() as context:
+        module = ir.Module.parse(module_of(pairs, shape, mesh), context)
+        if form == "sdy":
+            to_shardy(module, mesh)
+        buffer = io.BytesIO()
+        module.operation.write_bytecode(buffer)
+    found = found_in(compiled_text(buffer.getvalue(), mesh.size, shardy=form == "sdy"), mesh)
+    for k, (src, dst) in enumerate(pairs):
+        planned = [of_step(step, mesh) for step in resharding_steps(src, dst, mesh, shape, 4)]
+        assert comparable(found[k]) == comparable(planned), f"{src} -> {dst}"
