@@ -4,9 +4,9 @@
         [--match '*_tiny*'] [--json FILE] [--markdown FILE]
 
 A model is `NAME.mlirbc`. Each is planned, annotated and compiled for host devices in a process of its own, which XLA
-may end. A row agrees when the bytes of all kinds and axes together differ by at most `--tolerance` of the planned ones, and
-XLA logged no "involuntary full rematerialization". How the bytes are counted: `shardopt.cost.traffic`. Exit code 1 if a
-row disagrees.
+may end. A row agrees when the bytes of all kinds and axes together differ by at most `--tolerance` of the planned ones,
+and XLA logged no "involuntary full rematerialization". How the bytes are counted: `shardopt.cost.traffic`. Exit code 1
+if a row disagrees.
 """
 
 from __future__ import annotations

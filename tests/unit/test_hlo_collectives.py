@@ -19,7 +19,7 @@ ENTRY %main (p0: f32[8,8]) -> f32[32,8] {
   %all-gather.4 = f32[32,8]{1,0} all-gather(%dot.1), channel_id=2, dimensions={0}, use_global_device_ids=true
   %get.5 = f32[8,8]{1,0} get-tuple-element(%all-reduce.3), index=0
   %all-to-all.6 = (f32[2,8]{1,0}, f32[2,8]{1,0}) all-to-all(%a, %b), channel_id=3, replica_groups={{0,1,2,3}}
-  %collective-permute.7 = pred[8]{0} collective-permute(%m), channel_id=4, source_target_pairs={{0,0},{1,2},{2,1},{3,3}}, metadata={op_name="a}}"}
+  %p = pred[8]{0} collective-permute(%m), source_target_pairs={{0,0},{1,2},{2,1},{3,3}}, metadata={op_name="a}}"}
   %ags = (f32[8]{0}, f32[32]{0}) all-gather-start(%v), channel_id=5, dimensions={0}, metadata={op_name="jit(f)/add"}
   %agd = f32[32]{0} all-gather-done(%ags)
   ROOT %reduce-scatter.8 = f32[2,8]{1,0} reduce-scatter(%dot.1), channel_id=6, dimensions={0}, to_apply=%add
@@ -52,7 +52,7 @@ def test_kinds_tensors_and_bytes() -> None:
         HloCollective("all-reduce.3", "all_reduce", (8 * 8 * 4, 8 * 2), everywhere),
         HloCollective("all-gather.4", "all_gather", (32 * 8 * 4,), everywhere),
         HloCollective("all-to-all.6", "all_to_all", (2 * 2 * 8 * 4,), everywhere),
-        HloCollective("collective-permute.7", "permute", (8,), everywhere, source="a}}"),
+        HloCollective("p", "permute", (8,), everywhere, source="a}}"),
         HloCollective("ags", "all_gather", (32 * 4,), everywhere, source="jit(f)/add"),
         HloCollective("reduce-scatter.8", "reduce_scatter", (4 * 2 * 8 * 4,), everywhere),
     )
