@@ -189,7 +189,8 @@ def presets() -> tuple[str, ...]:
     return tuple(sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")))
 
 
-def _parse(text: str, file: str) -> Any:
+def parse_text(text: str, file: str) -> Any:
+    """The values of a JSON text (by the name of its file) or a YAML text. Raises UserError with file and line."""
     if file.endswith(".json"):
         try:
             return json.loads(text)
@@ -229,7 +230,7 @@ def load_cluster(spec: str) -> Cluster:
     if not colon or re.search(r"[/\\]", shape):
         name, shape = spec, ""
     text, file = _source(name)
-    cluster = _read_cluster(_parse(text, file), "", file)
+    cluster = _read_cluster(parse_text(text, file), "", file)
     if not colon or name == spec:
         return cluster
     match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", shape)

@@ -8,6 +8,9 @@ from math import prod
 # The layer of an operation that belongs to none: whoever reads its result computes it again.
 SHARED = -1
 
+# The name of operations that hand their operand on and say how it is to be sharded.
+MARKER = "sharding"
+
 
 @dataclass(frozen=True)
 class FactorRule:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardopt.dialect.annotation import SHARDING
 from shardopt.dialect.cluster import CLUSTER
 from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR
 from shardopt.dialect.exported_form import MESH_SHAPE, MHLO_SHARDING
@@ -49,6 +50,16 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         INPUT,
         "On an argument of `@main`: its buffer is donated, and no result is named. Such arguments are paired with "
         "results of equal type in order, as JAX pairs them; the stage phase writes the pairs as `tf.aliasing_output`.",
+    ),
+    AttributeDoc(
+        SHARDING,
+        ("stablehlo.custom_call", "func.func"),
+        '{axes = ["dp", "mp"], sizes = array<i64: 2, 4>, dims = [["dp"], []], open = array<i64: 1>}',
+        "shardopt-read-annotations",
+        "A sharding that the user asks for, on arguments and results of `@main` and on markers (`@Sharding` custom "
+        "calls): the axes and sizes of the user's own mesh, the axes of every dimension, and the dimensions that may "
+        "be split further. `replicated` are axes that split nothing, `devices` the device ids in row-major order of "
+        "the axes where they are not 0, 1, 2, … The shard phase obeys it and removes it.",
     ),
     AttributeDoc(
         LAYER,

@@ -16,7 +16,8 @@ from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import sdy
 
 from shardopt.cost.compute import op_flops
-from shardopt.cost.graph import FactorRule, Op, OpGraph, Tensor
+from shardopt.cost.graph import MARKER, FactorRule, Op, OpGraph, Tensor
+from shardopt.dialect.annotation import is_marker
 
 _RULE = "sdy.sharding_rule"
 _COMBINERS = {"stablehlo.dot_general": "add", "stablehlo.convolution": "add", "stablehlo.gather": "add"}
@@ -202,7 +203,7 @@ class GraphReader:
             self.handles.append(op)
             self.ops.append(
                 Op(
-                    op.name.removeprefix("stablehlo."),
+                    MARKER if is_marker(op) else op.name.removeprefix("stablehlo."),
                     tuple(self.tensor(v) for v in operands),
                     tuple(self.tensor(v) for v in op.results),
                     read_rule(op),

@@ -20,6 +20,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
 from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.dialect.annotation import is_marker
 from shardopt.dialect.sharded_form import CONTROL_FLOW, MHLO_SHARDING
 from shardopt.dialect.sharding import from_mhlo, split_tuple
 from shardopt.ir.rewriting import functions, symbol_name
@@ -76,7 +77,7 @@ def _constrain(op: ir.Operation, mesh: Mesh) -> None:
         return
     text = ir.StringAttr(op.attributes[MHLO_SHARDING]).value
     del op.attributes[MHLO_SHARDING]
-    if _is_marker(op):
+    if is_marker(op):
         _constraint(op, op.operands[0], op.results[0], text, mesh)
         op.erase()
     elif not _costs_nothing(op):
@@ -92,11 +93,6 @@ def _constraint(op: ir.Operation, value: ir.Value, replaced: ir.Value, text: str
     with ir.InsertionPoint.after(op):
         made = sdy.ShardingConstraintOp(value, _attribute(sharding, mesh), loc=op.location)
     replaced.replace_all_uses_except(made.result, made.operation)
-
-
-def _is_marker(op: ir.Operation) -> bool:
-    """A `@Sharding` custom call: GSPMD's form of a constraint."""
-    return op.name == "stablehlo.custom_call" and ir.StringAttr(op.attributes["call_target_name"]).value == "Sharding"
 
 
 def _costs_nothing(op: ir.Operation) -> bool:

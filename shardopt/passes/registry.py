@@ -21,8 +21,8 @@ INFRASTRUCTURE = ("base", "explanations", "options", "registry")
 PASSES: dict[str, str] = {
     f"{PREFIX}{verb_object}": f"shardopt.passes.{verb_object.replace('-', '_')}:{verb_object.title().replace('-', '')}"
     for verb_object in (
-        "drop-annotations",
         "inline-calls",
+        "read-annotations",
         "unroll-loops",
         "batch-gathers",
         "normalize",

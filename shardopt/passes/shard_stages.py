@@ -12,10 +12,13 @@ plain module carries `mhlo.sharding` on the operations, arguments and results of
       %1 = stablehlo.dot_general %a, %b … {mhlo.sharding = "{devices=[2,1]<=[2]}"}
     } … -> !mpmd.mesh_tensor<"m0", tensor<8x4xf32>, sharding=<@m0, [{"x"}, {}]>>
 
-1. Extract one op graph a mesh, from all of its fragments (`shardopt.ir.mesh_graphs`); operations of the microbatch body
+1. Read what the user demands: `shardopt.sharding` annotations and the file of the option `constraints`
+   (`shardopt.ir.user_constraints`).
+2. Extract one op graph a mesh, from all of its fragments (`shardopt.ir.mesh_graphs`); operations of the microbatch body
    count once for each microbatch.
-2. Solve the assignment of strategies on each (`shardopt.solve.intra_op`).
-3. Write shardings and costs (`shardopt.ir.sharding_writer`).
+3. Solve the assignment of strategies on each (`shardopt.solve.intra_op`).
+4. Write shardings and costs (`shardopt.ir.sharding_writer`); with `sharding-format=sdy` a plain module is brought into
+   Shardy's form (`shardopt.ir.shardy`).
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from typing import Literal
 from jaxlib.mlir import ir
 
 from shardopt.cost.cluster import Cluster
+from shardopt.cost.constraint_file import load_constraints
 from shardopt.cost.errors import UserError
 from shardopt.cost.mesh import Mesh, Sharding, parse_mesh
 from shardopt.dialect.cluster import cluster_of
@@ -45,8 +49,11 @@ from shardopt.ir.sharding_writer import (
     retype,
     write_partitions,
 )
+from shardopt.ir.shardy import to_shardy
+from shardopt.ir.user_constraints import DemandError, Demands, Lost, read_demands
 from shardopt.passes.base import Pass, PassContext, option
 from shardopt.passes.explanations import report_explanations, select_explained
+from shardopt.solve.constraints import Constraints
 from shardopt.solve.intra_op import IntraOpTables
 from shardopt.solve.intra_op_plan import IntraOpPlan
 from shardopt.solve.intra_op_presets import Roles, restrict
@@ -83,6 +90,11 @@ class ShardStages(Pass):
     batch_args: tuple[str, ...] = option(
         ("auto",), help="batch arguments of @main as INDEX[:DIM], or auto, or none; for presets that split the batch"
     )
+    annotations: Literal["keep", "require", "drop"] = option(
+        "keep", help="sharding annotations of the model: obey them where they can be, insist on all, or ignore them"
+    )
+    constraints: str = option("", help="file of constraints on shardings, YAML or JSON")
+    sharding_format: Literal["mhlo", "sdy"] = option("mhlo", help="form of the shardings of a module without stages")
     memory_fraction: float = option(0.9, help="share of device memory that a stage may fill; 0 removes the limit")
     explain: str = option("", help="an operation or value to explain: argN, resultN, OP, OP:N, or a location pattern")
     gap: float = option(0.001, help="stop within this share of the optimum; predictions are no better than that")
@@ -104,15 +116,33 @@ class ShardStages(Pass):
             raise pm.error(module.operation, "expected a function '@main', found none")
         try:
             cluster = cluster_of(module, self.cluster)
+            mesh = None if is_staged(main) else self._mesh(cluster)
+            demands = self._demands(module, main, mesh, pm)
             with sharding_rules(module):
-                graphs = read_staged(module, main) if is_staged(main) else (read_plain(main, self._mesh(cluster)),)
+                graphs = read_staged(module, main) if mesh is None else (read_plain(main, mesh),)
             explained = select_explained(graphs, self.explain)
-            plans = [self._solve(graph, cluster, pm, wanted) for graph, wanted in zip(graphs, explained, strict=True)]
+            plans = [
+                self._solve(graph, self._tables(graph, cluster, demands), pm, wanted)
+                for graph, wanted in zip(graphs, explained, strict=True)
+            ]
+        except DemandError as error:
+            raise pm.error(error.where, error.message, error.notes) from error
         except (UserError, ValueError) as error:
             raise pm.error(main, str(error)) from error
         for graph in graphs:
             _report_opaque(graph, pm)
         write_plans(module, main, graphs, plans)
+        if mesh is not None and self.sharding_format == "sdy":
+            to_shardy(module, mesh)
+
+    def _demands(self, module: ir.Module, main: ir.Operation, mesh: Mesh | None, pm: PassContext) -> Demands:
+        if mesh is None and self.sharding_format == "sdy":
+            raise UserError("expected sharding-format=mhlo for a module with stages, found sdy")
+        entries = load_constraints(self.constraints) if self.constraints else ()
+        demands = read_demands(module, main, mesh, entries, obey_annotations=self.annotations != "drop")
+        _report_lost(demands.lost, self.annotations, pm)
+        pm.statistic("annotations obeyed", demands.obeyed)
+        return demands
 
     def _mesh(self, cluster: Cluster) -> Mesh:
         if not self.mesh:
@@ -122,11 +152,16 @@ class ShardStages(Pass):
             raise UserError(f"mesh {self.mesh} needs {mesh.size} devices, cluster {cluster} has {cluster.num_devices}")
         return mesh
 
-    def _solve(self, graph: MeshGraph, cluster: Cluster, pm: PassContext, explained: Sequence[Selected]) -> IntraOpPlan:
-        tables = IntraOpTables(graph.graph, graph.mesh, cluster)
+    def _tables(self, graph: MeshGraph, cluster: Cluster, demands: Demands) -> IntraOpTables:
+        constraints = Constraints(demands.allowed(graph.reader), demands.forbidden(graph.reader))
+        return IntraOpTables(graph.graph, graph.mesh, cluster, constraints)
+
+    def _solve(
+        self, graph: MeshGraph, tables: IntraOpTables, pm: PassContext, explained: Sequence[Selected]
+    ) -> IntraOpPlan:
         tied = tuple(graph.tied)
         restriction = restrict(self.intra_op, tables, Roles(graph.state, batch_of(graph, self.batch_args), tied))
-        limit = int(self.memory_fraction * cluster.device.memory_bytes) or None
+        limit = int(self.memory_fraction * tables.strategies.cluster.device.memory_bytes) or None
         fixed, allowed = restriction.fixed, restriction.allowed
         problem = tables.problem(
             fixed=fixed, allowed=allowed, tied=tied, memory_limit_bytes=limit, residency=graph.residency
@@ -137,6 +172,18 @@ class ShardStages(Pass):
         _report_strategies(graph, tables, plan, pm)
         report_explanations(pm, graph, problem, solution, explained)
         return plan
+
+
+def _report_lost(lost: Sequence[Lost], mode: str, pm: PassContext) -> None:
+    """One message for all annotations that cannot be obeyed: how many on which mesh, and the first of them."""
+    if not lost:
+        return
+    meshes = dict.fromkeys(item.mesh for item in lost)
+    counts = ", ".join(f"{sum(item.mesh == mesh for item in lost)} on mesh {mesh}" for mesh in meshes)
+    said = f"sharding annotations that cannot be obeyed: {counts}; the first is {lost[0].message}"
+    if mode == "require":
+        raise pm.error(lost[0].where, said)
+    pm.warning(lost[0].where, said)
 
 
 def _count(pm: PassContext, mesh: str, solution: Solution, plan: IntraOpPlan) -> None:

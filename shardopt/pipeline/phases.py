@@ -37,8 +37,8 @@ PHASES: tuple[Phase, ...] = (
         "import",
         "bring any StableHLO module into one straight-line @main",
         (
-            "shardopt-drop-annotations",  # first: inlining would turn those of callees into constraints
             "shardopt-inline-calls",  # the later steps see one function
+            "shardopt-read-annotations",  # behind inlining, which turns those of callees into constraints
             When("unroll", ("shardopt-unroll-loops",)),
             "func.func(chlo-legalize-to-stablehlo)",
             "canonicalize,cse,symbol-dce",  # folds the constants by which gathers are recognised

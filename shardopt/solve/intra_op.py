@@ -19,10 +19,11 @@ import numpy as np
 
 from shardopt.cost.cluster import Cluster
 from shardopt.cost.errors import UserError
-from shardopt.cost.graph import OpGraph
+from shardopt.cost.graph import MARKER, Op, OpGraph
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.residency import Residency
 from shardopt.cost.spans import timed
+from shardopt.solve.constraints import Constraints
 from shardopt.solve.execution_order import ExecutionOrder, execution_order
 from shardopt.solve.intra_op_memory import (
     FreshCopies,
@@ -40,6 +41,8 @@ from shardopt.solve.strategies import Strategy, is_made_anywhere, is_opaque
 from shardopt.solve.strategies_tables import Column, OpStrategies, StrategyTables
 
 Tied = Iterable[tuple[int, int]]
+
+UNCONSTRAINED = Constraints()
 
 # Shardings named in the error about one that is impossible.
 _MAX_LISTED = 8
@@ -63,10 +66,24 @@ def build_problem(
 class IntraOpTables:
     """A graph with the strategies of all its operations on one mesh; problems of any part of it are cut from here."""
 
-    def __init__(self, graph: OpGraph, mesh: Mesh, cluster: Cluster) -> None:
+    def __init__(self, graph: OpGraph, mesh: Mesh, cluster: Cluster, constraints: Constraints = UNCONSTRAINED) -> None:
         self.graph = graph
+        self.constraints = constraints
         self.strategies = StrategyTables(mesh, cluster)
-        self.ops: tuple[OpStrategies, ...] = tuple(self.strategies.of(op, graph.tensors) for op in graph.ops)
+        self.ops: tuple[OpStrategies, ...] = tuple(map(self._strategies, graph.ops))
+
+    def _strategies(self, op: Op) -> OpStrategies:
+        if op.name == MARKER and op.results[0] in self.constraints.allowed:
+            return self.strategies.marker(self.constraints.allowed[op.results[0]])
+        return self.strategies.of(op, self.graph.tensors)
+
+    def _permitted(self) -> dict[int, list[int]]:
+        """The strategies without forbidden axes; the replicated one is among them."""
+        permits = self.constraints.permits
+        return {
+            index: [number for number, strategy in enumerate(self.ops[index].strategies) if permits(index, strategy)]
+            for index in self.constraints.forbidden
+        }
 
     @property
     def mesh(self) -> Mesh:
@@ -92,7 +109,9 @@ class IntraOpTables:
         """The shardings a tensor may have: those of its operation, or all when it is an input."""
         producer = self.producers[tensor]
         if producer < 0:
-            return self.strategies.choices(self.graph.tensors[tensor].shape)
+            allowed = self.constraints.allowed.get(tensor)
+            shape = self.graph.tensors[tensor].shape
+            return self.strategies.choices(shape) if allowed is None else self.strategies.column(allowed)
         return self.ops[producer].results[self.graph.ops[producer].results.index(tensor)]
 
     @timed("sharding program: build")
@@ -119,13 +138,15 @@ class IntraOpTables:
         Raises UserError for a fixed sharding that no strategy of the operation can make.
         """
         fixed, tied = fixed or {}, tuple((a, b) for a, b in tied if a != b)
-        pinned = {*fixed, *(tensor for pair in tied for tensor in pair)}
+        pinned = {*fixed, *self.constraints.allowed, *(tensor for pair in tied for tensor in pair)}
         ops = tuple(range(len(self.graph.ops))) if ops is None else tuple(sorted(ops))
         builder = _Builder(self, ops, self.made_anywhere - pinned)
         builder.add_nodes(self.graph.inputs if len(ops) == len(self.graph.ops) else ())
         builder.add_edges()
         builder.tie(tied)
-        builder.fix(fixed)
+        builder.limit(self.constraints.allowed)
+        builder.limit({tensor: (sharding,) for tensor, sharding in fixed.items()})
+        builder.allow(self._permitted())
         builder.allow(allowed or {})
         return builder.finish(memory_limit_bytes, residency or Residency())
 
@@ -232,10 +253,10 @@ class _Builder:
         read = (tensor for index in self.ops for tensor in graph.ops[index].operands)
         for tensor in dict.fromkeys((*inputs, *read)):
             if tensor not in self.node_of:
-                column = self.tables.strategies.choices(graph.tensors[tensor].shape)
+                column = self.tables.column(tensor)
                 self.node_of[tensor], self.columns[tensor] = len(self.costs), column
                 self.inputs.append(tensor)
-                self.costs.append(self.tables.strategies.input_seconds(graph.tensors[tensor]))
+                self.costs.append(self.tables.strategies.input_seconds(graph.tensors[tensor], column))
 
     def add_edges(self) -> None:
         graph = self.tables.graph
@@ -257,25 +278,28 @@ class _Builder:
                 if cost.any():
                     self.edges.append(Edge(self.node_of[first], self.node_of[second], cost))
 
-    def fix(self, fixed: Mapping[int, Sharding]) -> None:
-        for tensor, sharding in fixed.items():
+    def limit(self, allowed: Mapping[int, tuple[Sharding, ...]]) -> None:
+        """Leave tensors some of their shardings."""
+        for tensor, shardings in allowed.items():
             if tensor in self.node_of:
                 node, column = self.node_of[tensor], self.columns[tensor]
-                allowed = [choice == sharding for choice in column.shardings]
-                self.costs[node] = np.where(allowed, self.costs[node], np.inf)
+                chosen = np.array([sharding in shardings for sharding in column.distinct])[column.index]
+                self.costs[node] = np.where(chosen, self.costs[node], np.inf)
                 if not np.isfinite(self.costs[node]).any():
-                    raise UserError(self._cannot_fix(tensor, sharding))
+                    raise UserError(self._cannot_have(tensor, shardings))
 
-    def _cannot_fix(self, tensor: int, sharding: Sharding) -> str:
+    def _cannot_have(self, tensor: int, shardings: Sequence[Sharding]) -> str:
         possible = ", ".join(map(str, self.columns[tensor].distinct[:_MAX_LISTED]))
+        asked = " or ".join(map(str, shardings[:_MAX_LISTED]))
         shape, node = self.tables.graph.tensors[tensor].shape, self.node_of[tensor]
         what = f"an input of shape {shape}"
         if node < len(self.ops):
             op = self.tables.graph.ops[self.ops[node]]
             what = f"the result of '{op.name}' of shape {shape} at {op.location or 'an unknown location'}"
-        return f"sharding {sharding} was asked for {what}, expected one of {possible}"
+        return f"sharding {asked} was asked for {what}, expected one of {possible}"
 
     def allow(self, allowed: Mapping[int, Sequence[int]]) -> None:
+        """Leave operations some of their strategies."""
         for node, index in enumerate(self.ops):
             if index in allowed:
                 keep = np.isin(np.arange(len(self.costs[node])), allowed[index])

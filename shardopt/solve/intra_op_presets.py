@@ -30,15 +30,29 @@ def restrict(preset: str, tables: IntraOpTables, roles: Roles) -> Restriction:
 
     A sharding that the tensor or one tied to it cannot have (its operation is opaque, say) becomes the replicated one,
     and an operation that makes a tensor of fixed sharding is not also limited to strategies that make another.
+    What the user constrains is left to the user.
     """
     if preset not in PRESETS:
         raise UserError(f"unknown intra-op preset '{preset}'; expected one of {', '.join(PRESETS)}")
     wanted = PRESETS[preset](tables, roles)
-    tied = _tied_to(roles.tied)
-    fixed = {tensor: _possible(tables, s, tied.get(tensor, (tensor,))) for tensor, s in wanted.fixed.items()}
+    tied, constraints = _tied_to(roles.tied), tables.constraints
+    fixed = {
+        tensor: _possible(tables, s, tied.get(tensor, (tensor,)))
+        for tensor, s in wanted.fixed.items()
+        if constraints.allowed.keys().isdisjoint(tied.get(tensor, (tensor,)))
+    }
     everywhere = {other: sharding for tensor, sharding in fixed.items() for other in tied.get(tensor, (tensor,))}
-    allowed = {op: numbers for op, numbers in wanted.allowed.items() if _makes(tables, op, numbers, everywhere)}
+    allowed = {
+        op: numbers
+        for op, numbers in wanted.allowed.items()
+        if _makes(tables, op, numbers, everywhere) and not _is_constrained(tables, op)
+    }
     return Restriction(fixed, allowed)
+
+
+def _is_constrained(tables: IntraOpTables, op: int) -> bool:
+    constraints = tables.constraints
+    return op in constraints.forbidden or any(t in constraints.allowed for t in tables.graph.ops[op].results)
 
 
 def _tied_to(pairs: Iterable[tuple[int, int]]) -> dict[int, tuple[int, ...]]:

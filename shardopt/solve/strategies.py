@@ -15,8 +15,10 @@ from math import prod
 
 from shardopt.cost.cluster import Cluster
 from shardopt.cost.collectives import ALL_REDUCE, REDUCE_SCATTER, Step
-from shardopt.cost.graph import FactorRule, Op, Tensor
+from shardopt.cost.graph import MARKER, FactorRule, Op, Tensor
 from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.cost.shardings import all_shardings as all_shardings
+from shardopt.cost.shardings import live_axes as live_axes
 from shardopt.solve.strategies_cost import communication_seconds, compute_seconds
 
 Axes = tuple[str, ...]
@@ -71,20 +73,10 @@ class Strategy:
         return f"{', '.join(map(str, self.operands))} -> {', '.join(map(str, self.results))}{kinds}"
 
 
-def live_axes(mesh: Mesh) -> Axes:
-    """Axes that split anything, in mesh order."""
-    return tuple(axis for axis, size in mesh.axes if size > 1)
-
-
-def all_shardings(mesh: Mesh, shape: tuple[int, ...]) -> tuple[Sharding, ...]:
-    """Every even sharding of a shape, the axes of a dimension in mesh order; replicated first."""
-    axes = live_axes(mesh)
-    found = []
-    for places in product(range(-1, len(shape)), repeat=len(axes)):
-        dims = tuple(tuple(a for a, place in zip(axes, places, strict=True) if place == d) for d in range(len(shape)))
-        if all(extent % _tiles(mesh, dim) == 0 for extent, dim in zip(shape, dims, strict=True)):
-            found.append(Sharding(dims))
-    return tuple(found)
+def marker_strategy(sharding: Sharding) -> Strategy:
+    """An operation that hands its operand on in one given sharding: what is before it is resharded, for a price of its
+    own."""
+    return Strategy((sharding,), (sharding,), (sharding,), (), (), 0.0, 0.0)
 
 
 def op_strategies(
@@ -252,6 +244,8 @@ class _Pricer:
         )
 
     def _compute_seconds(self, split: Split, operands: tuple[Sharding, ...], results: tuple[Sharding, ...]) -> float:
+        if self.op.name == MARKER:
+            return 0.0
         shards = prod(_tiles(self.mesh, axes) for axes in split.values())
         tensors, shardings = (*self.operands, *self.results), (*operands, *results)
         traffic = sum(self._local_bytes(*pair) for pair in zip(tensors, shardings, strict=True))

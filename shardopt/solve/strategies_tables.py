@@ -17,7 +17,7 @@ from shardopt.cost.cluster import Cluster
 from shardopt.cost.graph import Op, Tensor
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.resharding_costs import ReshardingCosts
-from shardopt.solve.strategies import Strategy, all_shardings, op_strategies
+from shardopt.solve.strategies import Strategy, all_shardings, marker_strategy, op_strategies
 from shardopt.solve.strategies_cost import resharding_table
 
 _T = TypeVar("_T")
@@ -58,20 +58,30 @@ class StrategyTables:
         key = ("op", op.name, op.rule, op.reducer, op.flops, op.repeat, operands, results)
         return self._remember(key, lambda: self._build(op, operands, results))
 
+    def marker(self, allowed: tuple[Sharding, ...]) -> OpStrategies:
+        """Those of an operation that hands its operand on in one of some shardings."""
+
+        def build() -> OpStrategies:
+            column = self.column(allowed)
+            strategies = tuple(map(marker_strategy, allowed))
+            return OpStrategies(strategies, np.zeros(len(allowed)), (column,), (column,))
+
+        return self._remember(("marker", allowed), build)
+
     def choices(self, shape: tuple[int, ...]) -> Column:
         """Every even sharding of a tensor that no operation defines, replicated first."""
         return self._remember(("choices", shape), lambda: self.column(all_shardings(self.mesh, shape)))
 
-    def input_seconds(self, tensor: Tensor) -> np.ndarray:
-        """Seconds to write each device's share of an input, under each of its `choices`: `[k]`.
+    def input_seconds(self, tensor: Tensor, column: Column) -> np.ndarray:
+        """Seconds to write each device's share of an input, under each of its shardings: `[k]`.
 
         Without this cost an input could as well be whole on every device, from where every slice is free.
         """
 
         def build() -> np.ndarray:
-            return self.local_bytes(tensor, self.choices(tensor.shape)) / self.cluster.device.memory_bandwidth
+            return self.local_bytes(tensor, column) / self.cluster.device.memory_bandwidth
 
-        return self._remember(("input", tensor.shape, tensor.itemsize), build)
+        return self._remember(("input", tensor.shape, tensor.itemsize, id(column)), build)
 
     def column(self, shardings: tuple[Sharding, ...]) -> Column:
         """The one column with these entries."""

@@ -3,6 +3,7 @@
 // CHECK: Phases, in order:
 // CHECK-NEXT: shardopt-import: {{.+}}
 // CHECK: shardopt-inline-calls
+// CHECK-NEXT: shardopt-read-annotations
 // CHECK-NEXT: shardopt-unroll-loops  (with unroll=true)
 // CHECK: shardopt-export: {{.+}}
 // CHECK: Passes:

@@ -1,0 +1,239 @@
+"""Bring the user's sharding annotations, GSPMD's and Shardy's, into the one form that the shard phase obeys.
+
+Needs: no calls (inlining turns annotations of callees into constraints). Holds afterwards: no `sdy` operation or
+attribute and no `mhlo.sharding`; every annotation is a `shardopt.sharding` on an argument or result of `@main`, or on a
+`@Sharding` custom call (a marker) behind the value it speaks about. What has no such form (unfinished sums, single
+devices, sharding groups, annotations inside of reducers) is named in a warning; shardings of code for one device
+(`manual`) are an error.
+
+    sdy.mesh @mesh = <["dp"=2]>
+    %0 = sdy.sharding_constraint %x <@mesh, [{"dp"}, {?}]> : tensor<8x4xf32>
+ =>
+    %0 = stablehlo.custom_call @Sharding(%x) {shardopt.sharding = {
+           axes = ["dp"], sizes = array<i64: 2>, dims = [["dp"], []], open = array<i64: 1>}}
+
+1. Signature of `@main`: attributes for attributes. Annotations that say nothing (all dimensions open, a mesh of one
+   device) go.
+2. Constraints become markers; an annotated operation gets a marker behind each result.
+3. `annotations=drop` removes all of it instead; `annotations=require` makes the warning an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from jaxlib.mlir import ir
+
+from shardopt.cost.annotation import Annotation
+from shardopt.dialect.annotation import SHARDING, annotation_attr, insert_marker, is_marker
+from shardopt.dialect.attributes import entries
+from shardopt.ir.rewriting import functions, op_name, operations, symbol_name
+from shardopt.ir.user_shardings import (
+    ManualError,
+    UnsupportedError,
+    from_gspmd,
+    from_shardy,
+    from_shardy_values,
+    read_meshes,
+    split_texts,
+)
+from shardopt.passes.base import Pass, PassContext, option
+
+_MHLO, _SHARDY = "mhlo.sharding", "sdy.sharding"
+_CONSTRAINTS = ("sdy.sharding_constraint", "sdy.reshard")
+# Where an operation works on whole tensors; in the regions of other operations (reducers) it works on their elements.
+_WHOLE = ("func.func", "stablehlo.while", "stablehlo.case", "stablehlo.if")
+
+# Operations of Shardy that hand their operand on, and those that make nothing.
+_IDENTITIES = (*_CONSTRAINTS, "sdy.propagation_barrier")
+_STATEMENTS = ("sdy.sharding_group",)
+
+Annotated = ir.Operation | ir.BlockArgument
+
+
+@dataclass
+class _Reader:
+    """Reads annotations of one module; keeps what it could not read for the report."""
+
+    module: ir.Module
+    pm: PassContext
+    kept: int = 0
+    vacuous: int = 0
+    unsupported: list[tuple[ir.Location, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.meshes = read_meshes(self.module)
+
+    def read(self, op: Annotated, types: list[ir.Type], read: Callable[[], Iterable[Annotation]]) -> list:
+        """One annotation a value, None for what says nothing or has no form of ours."""
+        try:
+            found = list(read())
+        except UnsupportedError as error:
+            self.unsupported.append((op.location, str(error)))
+            return [None] * len(types)
+        except ManualError as error:
+            raise self.pm.error(op, f"expected a program for all devices, found sharding '{error}'") from None
+        except ValueError as error:
+            raise self.pm.error(op, f"sharding annotation of {_named(op)}: {error}") from None
+        if len(found) != len(types):
+            raise self.pm.error(op, f"expected {len(types)} shardings on {_named(op)}, found {len(found)}")
+        for annotation, type_ in zip(found, types, strict=True):
+            rank = ir.RankedTensorType(type_).rank if isinstance(type_, ir.RankedTensorType) else 0
+            if annotation.rank != rank:
+                said = f"expected rank {rank}, found {annotation.rank} in {annotation}"
+                raise self.pm.error(op, f"sharding annotation of {_named(op)}: {said}")
+        telling = [None if annotation.is_vacuous else annotation for annotation in found]
+        self.vacuous += telling.count(None)
+        self.kept += len(telling) - telling.count(None)
+        return telling
+
+    def of_attributes(self, op: Annotated, attributes: dict[str, ir.Attribute], types: list[ir.Type]) -> list:
+        """What `sdy.sharding` or, without one, `mhlo.sharding` says about the values of these types."""
+        if _SHARDY in attributes:
+            attr = attributes[_SHARDY]
+            if str(attr).startswith("#sdy.sharding_per_value"):
+                return self.read(op, types, lambda: from_shardy_values(attr, self.meshes))
+            return self.read(op, types, lambda: [from_shardy(attr, self.meshes)])
+        text = ir.StringAttr(attributes[_MHLO]).value
+        texts = split_texts(text)
+        if len(texts) == 1 and not text.startswith("{{"):
+            texts *= len(types)  # one text for all results
+        config = _backend_config(op)
+        ranks = [ir.RankedTensorType(t).rank if isinstance(t, ir.RankedTensorType) else 0 for t in types]
+        return self.read(
+            op, types, lambda: [from_gspmd(one, rank, config) for one, rank in zip(texts, ranks, strict=False)]
+        )
+
+
+def _named(where: Annotated) -> str:
+    if isinstance(where, ir.BlockArgument):
+        return f"argument {where.arg_number} of '@main'"
+    return "a result of '@main'" if where.name == "func.func" else f"'{where.name}'"
+
+
+def _backend_config(op: Annotated) -> str:
+    if not isinstance(op, ir.Operation) or not is_marker(op) or "backend_config" not in op.attributes:
+        return ""
+    config = op.attributes["backend_config"]
+    return ir.StringAttr(config).value if isinstance(config, ir.StringAttr) else ""
+
+
+def _annotated(attributes: dict[str, ir.Attribute]) -> bool:
+    return _SHARDY in attributes or _MHLO in attributes
+
+
+def _without(attributes: dict[str, ir.Attribute]) -> dict[str, ir.Attribute]:
+    return {name: value for name, value in attributes.items() if name not in (_SHARDY, _MHLO)}
+
+
+def _read_signature(main: ir.Operation, reader: _Reader) -> None:
+    type_ = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+    for which, types in (("arg_attrs", type_.inputs), ("res_attrs", type_.results)):
+        if which not in main.attributes:
+            continue
+        rows, arguments = [], list(main.regions[0].blocks[0].arguments)
+        for number, (row, value_type) in enumerate(zip(ir.ArrayAttr(main.attributes[which]), types, strict=True)):
+            attributes = entries(ir.DictAttr(row))
+            kept = _without(attributes)
+            if _annotated(attributes):
+                where = arguments[number] if which == "arg_attrs" else main
+                [annotation] = reader.of_attributes(where, attributes, [value_type])
+                if annotation is not None:
+                    kept[SHARDING] = annotation_attr(annotation)
+            rows.append(ir.DictAttr.get(kept))
+        main.attributes[which] = ir.ArrayAttr.get(rows)
+
+
+def _read_op(op: ir.Operation, reader: _Reader) -> None:
+    attributes = {named: op.attributes[named] for named in (_SHARDY, _MHLO) if named in op.attributes}
+    for name in attributes:
+        del op.attributes[name]
+    types = [result.type for result in op.results]
+    found = [None] * len(types)
+    if op.name in _CONSTRAINTS:
+        found = reader.read(op, types, lambda: [from_shardy(op.attributes["sharding"], reader.meshes)])
+    elif attributes and op.parent is not None and op_name(op.parent) not in _WHOLE:
+        reader.unsupported.append((op.location, str(next(iter(attributes.values())))))
+    elif attributes and types:
+        found = reader.of_attributes(op, attributes, types)
+    elif op.name in _STATEMENTS:
+        reader.unsupported.append((op.location, op.name))
+    elif SHARDING in op.attributes or not (op.name in _IDENTITIES or is_marker(op)):
+        return
+    _mark(op, found)
+
+
+def _mark(op: ir.Operation, found: list) -> None:
+    """Put markers in the place of an operation that only says something, and behind any other."""
+    hands_on = op.name in _IDENTITIES or is_marker(op)
+    for number, (result, annotation) in enumerate(zip(op.results, found, strict=True)):
+        value = op.operands[0] if hands_on else result
+        if annotation is not None:
+            named = {SHARDING: annotation_attr(annotation)}
+            marker = insert_marker(value, named, op.location, ir.InsertionPoint.after(op))
+            result.replace_all_uses_except(marker.results[0], marker)
+        elif hands_on:
+            op.results[number].replace_all_uses_with(value)
+    if hands_on or op.name in _STATEMENTS:
+        op.erase()
+
+
+def _drop(module: ir.Module, main: ir.Operation, pm: PassContext) -> int:
+    dropped = 0
+    for which in ("arg_attrs", "res_attrs"):
+        if which in main.attributes:
+            rows = [entries(ir.DictAttr(row)) for row in ir.ArrayAttr(main.attributes[which])]
+            dropped += sum(map(_annotated, rows))
+            main.attributes[which] = ir.ArrayAttr.get([ir.DictAttr.get(_without(row)) for row in rows])
+    for op in operations(module.operation):
+        hands_on = op.name in _IDENTITIES or is_marker(op)
+        for name in (_SHARDY, _MHLO):
+            if name in op.attributes:
+                dropped += not hands_on
+                del op.attributes[name]
+        if hands_on or op.name in _STATEMENTS:
+            pm.remark("dropped-annotation", op, f"'{op.name}' is dropped")
+            dropped += 1
+            _mark(op, [None] * len(op.results))
+    return dropped
+
+
+def _report(reader: _Reader, mode: str, pm: PassContext) -> None:
+    if not reader.unsupported:
+        return
+    (first, text), count = reader.unsupported[0], len(reader.unsupported)
+    said = f"{count} sharding annotations cannot be kept, the first of them '{text}'"
+    if mode == "require":
+        raise pm.error(first, said)
+    pm.warning(first, said)
+
+
+@dataclass(frozen=True)
+class ReadAnnotations(Pass):
+    """See the head of the file."""
+
+    name = "shardopt-read-annotations"
+    summary = "bring the user's sharding annotations into the form that the shard phase obeys"
+
+    annotations: Literal["keep", "require", "drop"] = option(
+        "keep", help="sharding annotations of the model: obey them where they can be, insist on all, or ignore them"
+    )
+
+    def run(self, module: ir.Module, pm: PassContext) -> None:
+        main = next((f for f in functions(module) if symbol_name(f) == "main"), None)
+        if main is None:
+            return  # a module without an entry is for the verifier to refuse
+        if self.annotations == "drop":
+            pm.statistic("annotations dropped", _drop(module, main, pm))
+        else:
+            reader = _Reader(module, pm)
+            _read_signature(main, reader)
+            for op in operations(main):
+                _read_op(op, reader)
+            _report(reader, self.annotations, pm)
+            pm.statistic("annotations kept", reader.kept)
+            pm.statistic("annotations that say nothing", reader.vacuous)
+        for op in [op.operation for op in module.body.operations if op.operation.name == "sdy.mesh"]:
+            op.erase()
