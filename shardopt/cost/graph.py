@@ -49,7 +49,8 @@ class Op:
     """One operation on tensors, given by their indices in `OpGraph.tensors`.
 
     `reducer` says how contracted factors combine: "add", "maximum", "minimum", … ; None where nothing contracts or the
-    combination is not a single op. `group` is free for the reader's caller (layer, stage or -1).
+    combination is not a single op. `group` is free for the reader's caller (layer, stage or -1). `repeat` counts all
+    executions in a step, `trips` those in one execution of the group: more than one inside a loop.
     """
 
     name: str
@@ -61,16 +62,28 @@ class Op:
     group: int = -1
     repeat: int = 1
     location: str = ""
+    block: int = 0
+    trips: int = 1
+
+    @property
+    def scope(self) -> tuple[int, int]:
+        """Operations of one scope can share what is made in it; `block` tells regions of loops and branches apart."""
+        return self.group, self.block
 
 
 @dataclass(frozen=True)
 class OpGraph:
-    """Ops in program order; `inputs` are tensors no op defines, `outputs` those that leave the graph."""
+    """Ops in program order; `inputs` are tensors no op defines, `outputs` those that leave the graph.
+
+    `loops` are ranges [start, stop) of ops that run again and again: what comes from before and is read in one lives
+    until its end.
+    """
 
     tensors: tuple[Tensor, ...]
     ops: tuple[Op, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    loops: tuple[tuple[int, int], ...] = ()
 
     def producers(self) -> tuple[int, ...]:
         """For each tensor, the op that defines it, or -1."""

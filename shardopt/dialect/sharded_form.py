@@ -32,7 +32,7 @@ MHLO_SHARDING = "mhlo.sharding"
 REPLICATED = "{replicated}"
 PARTIAL = "{unreduced}"  # along all axes of the mesh
 
-# Operations whose results are all replicated, which one sharding says for all of them.
+# Operations that have no sharding of their own: what their regions hold and return has.
 CONTROL_FLOW = frozenset({"stablehlo.case", "stablehlo.if", "stablehlo.while"})
 
 _TILES = re.compile(
@@ -80,6 +80,11 @@ def _read_traffic(row: ir.DictAttr) -> Traffic:
         ir.IntegerAttr(row["tensors"]).value,
         ir.IntegerAttr(row["bytes"]).value,
     )
+
+
+def regions_of(op: ir.Operation) -> list[ir.Block]:
+    """The blocks of a loop or branch, whose values have shardings; none for reducers and the like."""
+    return [region.blocks[0] for region in op.regions] if op.name in CONTROL_FLOW else []
 
 
 class Violation(NamedTuple):
@@ -161,15 +166,16 @@ def _of_type(type_: ir.Type, meshes: dict[str, Mesh]) -> Iterator[str]:
 def _of_ops(block: ir.Block, devices: int) -> Iterator[Violation]:
     for view in block.operations:
         op = view.operation
-        if not len(op.results):
+        for inner in regions_of(op):
+            yield from _of_ops(inner, devices)
+        if not len(op.results) or op.name in CONTROL_FLOW:
             continue
         if MHLO_SHARDING not in op.attributes:
             yield Violation(op, f"expected attribute '{MHLO_SHARDING}' on '{op.name}', found none")
             continue
         texts = split_tuple(ir.StringAttr(op.attributes[MHLO_SHARDING]).value)
-        expected = 1 if op.name in CONTROL_FLOW else len(op.results)
-        if len(texts) != expected:
-            yield Violation(op, f"expected {expected} shardings on '{op.name}', found {len(texts)}")
+        if len(texts) != len(op.results):
+            yield Violation(op, f"expected {len(op.results)} shardings on '{op.name}', found {len(texts)}")
             continue
         for text, result in zip(texts, op.results, strict=False):
             message = _tile_mistake(text, tuple(ir.RankedTensorType(result.type).shape), devices)

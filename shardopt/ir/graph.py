@@ -69,11 +69,18 @@ def _element(text: str, _: ir.Type) -> tuple[str, int]:
 
 def read_rule(op: ir.Operation) -> FactorRule | None:
     """The rule of an operation inside `sharding_rules`, or None."""
+    if op.name == "stablehlo.custom_call":
+        return _custom_call_rule(op)
     if _RULE in op.attributes:
         return _parse_rule(str(op.attributes[_RULE]), op)
     if op.name in _MADE_ANYWHERE:
         return _free_rule(tuple(ir.RankedTensorType(op.results[0].type).shape))
-    if op.name == "stablehlo.custom_call" and ir.StringAttr(op.attributes["call_target_name"]).value in _ANNOTATIONS:
+    return None
+
+
+def _custom_call_rule(op: ir.Operation) -> FactorRule | None:
+    """The partitioner knows nothing of a custom call but its name, whatever Shardy's rule for it says."""
+    if ir.StringAttr(op.attributes["call_target_name"]).value in _ANNOTATIONS:
         return identity_rule(tuple(ir.RankedTensorType(op.results[0].type).shape))
     return None
 
@@ -177,6 +184,9 @@ class GraphReader:
     ops: list[Op] = field(default_factory=list)
     handles: list[ir.Operation] = field(default_factory=list)
     index: dict[ir.Value, int] = field(default_factory=dict)
+    loops: list[tuple[int, int]] = field(default_factory=list)
+    block: int = 0
+    trips: int = 1
 
     def tensor(self, value: ir.Value) -> int:
         """The index of a value; a value not seen before becomes a new tensor (an input until an op defines it)."""
@@ -210,12 +220,14 @@ class GraphReader:
                     read_reducer(op),
                     read_flops(op),
                     group,
-                    repeat,
+                    repeat * self.trips,
                     str(op.location),
+                    self.block,
+                    self.trips,
                 )
             )
 
     def graph(self, outputs: Iterable[int] = ()) -> OpGraph:
         defined = {result for op in self.ops for result in op.results}
         inputs = tuple(t for t in range(len(self.tensors)) if t not in defined)
-        return OpGraph(tuple(self.tensors), tuple(self.ops), inputs, tuple(outputs))
+        return OpGraph(tuple(self.tensors), tuple(self.ops), inputs, tuple(outputs), tuple(self.loops))

@@ -20,7 +20,8 @@ from shardopt.cost.mesh import Mesh
 from shardopt.cost.residency import Loop, Residency
 from shardopt.dialect.donation import read_donation
 from shardopt.dialect.mpmd import IN_FLIGHT, is_mesh_tensor, parse_mesh_tensor, read_topology
-from shardopt.ir.graph import GraphReader, read_tensor
+from shardopt.ir.control_flow import RegionReader
+from shardopt.ir.graph import read_tensor
 from shardopt.ir.rewriting import functions, symbol_name
 
 
@@ -33,7 +34,7 @@ class MeshGraph:
     """
 
     mesh: Mesh
-    reader: GraphReader = field(default_factory=GraphReader)
+    reader: RegionReader = field(default_factory=RegionReader)
     fragments: list[ir.Operation] = field(default_factory=list)
     tied: list[tuple[int, int]] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
@@ -67,6 +68,7 @@ class MeshGraph:
         *body, terminator = (view.operation for view in block.operations)
         self.reader.add_ops(body, group=len(self.fragments), repeat=repeat)
         self.fragments.append(op)
+        self.tied += self.reader.take_ties()
         return [self.reader.tensor(value) for value in terminator.operands]
 
 
@@ -76,7 +78,7 @@ def read_plain(main: ir.Operation, mesh: Mesh) -> MeshGraph:
     block = main.regions[0].blocks[0]
     found.arguments = {number: found.reader.tensor(argument) for number, argument in enumerate(block.arguments)}
     found.outputs = found.read_fragment(main, block, repeat=1)
-    found.tied = [
+    found.tied += [
         (found.arguments[argument], found.outputs[result]) for argument, result in read_donation(main).items()
     ]
     return found

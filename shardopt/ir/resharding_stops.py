@@ -19,6 +19,7 @@ from jaxlib.mlir import ir
 from shardopt.cost.collectives import resharding_stops
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.ir.graph import GraphReader
+from shardopt.ir.rewriting import identity
 
 
 def insert_scatters(
@@ -32,7 +33,7 @@ def insert_scatters(
     for number, (reduced, kept) in scattered.items():
         handle = reader.handles[number]
         result = handle.results[0]
-        stop = _stop(result, handle.location, ir.InsertionPoint.after(handle))
+        stop = identity(result, handle.location, ir.InsertionPoint.after(handle))
         result.replace_all_uses_except(stop.result, stop)
         found[result], found[stop.result] = reduced, kept
     return found
@@ -52,25 +53,19 @@ def insert_stops(
     """
     home = {result: op.group for op in reader.ops for result in op.results}
     added: dict[ir.Value, Sharding] = {}
-    last_stop: dict[tuple[int, Sharding, int], ir.Value] = {}
+    last_stop: dict[tuple[int, Sharding, tuple[int, int]], ir.Value] = {}
     for number, (op, handle) in enumerate(zip(reader.ops, reader.handles, strict=True)):
         # Values that regions capture stand behind the operands; what reads them is replicated.
         for position, tensor in enumerate(op.operands[: len(handle.operands)]):
             target = wanted[number][position]
             if shardings[tensor] == target or (tensor in skip and home[tensor] == op.group):
                 continue
-            key = (tensor, target, op.group)
+            key = (tensor, target, op.scope)
             if key not in last_stop:
                 last_stop[key] = handle.operands[position]
                 for stop in (*resharding_stops(shardings[tensor], target, mesh), target):
-                    last_stop[key] = _stop(last_stop[key], handle.location, ir.InsertionPoint(handle)).result
+                    last_stop[key] = identity(last_stop[key], handle.location, ir.InsertionPoint(handle)).result
                     added[last_stop[key]] = stop
             if last_stop[key] != handle.operands[position]:
                 handle.operands[position] = last_stop[key]
     return added
-
-
-def _stop(value: ir.Value, loc: ir.Location, ip: ir.InsertionPoint) -> ir.Operation:
-    attributes: dict[str, ir.Attribute] = {"call_target_name": ir.StringAttr.get("Sharding")}
-    name = "stablehlo.custom_call"
-    return ir.Operation.create(name, [value.type], [value], attributes, loc=loc, ip=ip)

@@ -126,3 +126,9 @@ def erase_dead(values: Sequence[ir.Value]) -> None:
 
 def has_user_attribute(op: ir.Operation) -> bool:
     return any(name in op.attributes for name in USER_ATTRIBUTES)
+
+
+def identity(value: ir.Value, loc: ir.Location, ip: ir.InsertionPoint) -> ir.Operation:
+    """A new `@Sharding` custom call: hands `value` on, and holds whatever sharding it is annotated with."""
+    attributes: dict[str, ir.Attribute] = {"call_target_name": ir.StringAttr.get("Sharding")}
+    return ir.Operation.create("stablehlo.custom_call", [value.type], [value], attributes, loc=loc, ip=ip)

@@ -1,6 +1,8 @@
 """Write chosen shardings into the IR: `mhlo.sharding` on operations, axis shardings in mesh tensor types.
 
-Control flow runs replicated, with all that is in it; the scalar operations of reducers are left alone.
+Loops and branches carry no annotation of their own: the compiler may drop carried values before it reads a tuple of
+shardings, which then no longer fits. The identities at what enters them and what their regions return say the same
+(`shardopt.ir.control_flow`). The scalar operations of reducers are left alone.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.attributes import entries, i32
 from shardopt.dialect.donation import argument_attributes
 from shardopt.dialect.mpmd import is_mesh_tensor, mesh_tensor_type, parse_mesh_tensor
-from shardopt.dialect.sharded_form import CONTROL_FLOW, MHLO_SHARDING, REPLICATED
+from shardopt.dialect.sharded_form import CONTROL_FLOW, MHLO_SHARDING, regions_of
 from shardopt.dialect.sharding import to_mhlo, tuple_to_mhlo
 
 NUM_PARTITIONS = "mhlo.num_partitions"
@@ -25,28 +27,14 @@ def annotate_block(block: ir.Block, shardings: Mapping[ir.Value, Sharding], mesh
     texts: dict[tuple[Sharding, ...], ir.StringAttr] = {}
     for view in block.operations:
         op = view.operation
-        if not len(op.results):
+        for inner in regions_of(op):
+            annotate_block(inner, shardings, mesh)
+        if not len(op.results) or op.name in CONTROL_FLOW:
             continue
-        # The compiler may drop carried values of control flow before it reads the attribute, and a tuple would then no
-        # longer fit; one sharding stands for all results.
-        results = op.results[:1] if op.name in CONTROL_FLOW else op.results
-        chosen = tuple(shardings[result] for result in results)
+        chosen = tuple(shardings[result] for result in op.results)
         if chosen not in texts:
             texts[chosen] = ir.StringAttr.get(tuple_to_mhlo(list(chosen), mesh))
         op.attributes[MHLO_SHARDING] = texts[chosen]
-        if op.name in CONTROL_FLOW:
-            _annotate_regions(op)
-
-
-def _annotate_regions(op: ir.Operation) -> None:
-    """Everything in a loop or branch is whole; left unsaid, the partitioner propagates shardings into it."""
-    for inner in (view.operation for region in op.regions for block in region.blocks for view in block.operations):
-        if len(inner.results):
-            count = 1 if inner.name in CONTROL_FLOW else len(inner.results)
-            text = REPLICATED if count == 1 else "{" + ", ".join([REPLICATED] * count) + "}"
-            inner.attributes[MHLO_SHARDING] = ir.StringAttr.get(text)
-        if inner.name in CONTROL_FLOW:
-            _annotate_regions(inner)
 
 
 def retype(shardings: Mapping[ir.Value, Sharding]) -> None:

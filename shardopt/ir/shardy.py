@@ -21,7 +21,7 @@ from jaxlib.mlir.dialects import sdy
 
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.annotation import is_marker
-from shardopt.dialect.sharded_form import CONTROL_FLOW, MHLO_SHARDING
+from shardopt.dialect.sharded_form import MHLO_SHARDING, regions_of
 from shardopt.dialect.sharding import from_mhlo, split_tuple
 from shardopt.ir.rewriting import functions, symbol_name
 
@@ -73,6 +73,9 @@ def _signature(main: ir.Operation, which: str, types: Sequence[ir.Type], mesh: M
 
 def _constrain(op: ir.Operation, mesh: Mesh) -> None:
     """Replace the annotation of an operation by a constraint on each of its results."""
+    for block in regions_of(op):
+        for view in list(block.operations):
+            _constrain(view.operation, mesh)
     if MHLO_SHARDING not in op.attributes:
         return
     text = ir.StringAttr(op.attributes[MHLO_SHARDING]).value
@@ -81,7 +84,7 @@ def _constrain(op: ir.Operation, mesh: Mesh) -> None:
         _constraint(op, op.operands[0], op.results[0], text, mesh)
         op.erase()
     elif not _costs_nothing(op):
-        texts = [text] * len(op.results) if op.name in CONTROL_FLOW else split_tuple(text)
+        texts = split_tuple(text)
         for result, one in zip(op.results, texts, strict=True):
             if isinstance(result.type, ir.RankedTensorType) and result.type.rank:
                 _constraint(op, result, result, one, mesh)

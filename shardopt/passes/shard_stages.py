@@ -36,6 +36,7 @@ from shardopt.cost.mesh import Mesh, Sharding, parse_mesh
 from shardopt.dialect.cluster import cluster_of
 from shardopt.dialect.sharded_form import write_cost
 from shardopt.ir.batch_arguments import batch_of, parse_batch_arguments
+from shardopt.ir.control_flow import UNKNOWN_TRIPS, mark_carried, pin_values
 from shardopt.ir.graph import sharding_rules
 from shardopt.ir.mesh_graphs import MeshGraph, is_staged, read_plain, read_staged
 from shardopt.ir.remaking import make_for_readers
@@ -118,6 +119,7 @@ class ShardStages(Pass):
             cluster = cluster_of(module, self.cluster)
             mesh = None if is_staged(main) else self._mesh(cluster)
             demands = self._demands(module, main, mesh, pm)
+            mark_carried(module.operation)
             with sharding_rules(module):
                 graphs = read_staged(module, main) if mesh is None else (read_plain(main, mesh),)
             explained = select_explained(graphs, self.explain)
@@ -228,6 +230,9 @@ def _report_opaque(graph: MeshGraph, pm: PassContext) -> None:
     for op, handle in zip(graph.reader.ops, graph.reader.handles, strict=True):
         if op.rule is None or op.name in OPAQUE_OPS:
             found.setdefault(handle.name, []).append(handle)
+    for loop in graph.reader.guessed:
+        said = f"a loop whose number of iterations depends on data is planned as if it ran {UNKNOWN_TRIPS} times"
+        pm.remark("unknown-trip-count", loop, said)
     for name, handles in found.items():
         many = f" ({len(handles)} operations)" if len(handles) > 1 else ""
         pm.remark("no-sharding-rule", handles[0], f"'{name}' cannot be partitioned and runs replicated{many}")
@@ -255,6 +260,7 @@ def _apply(graph: MeshGraph, plan: IntraOpPlan) -> None:
     shardings |= insert_stops(graph.reader, graph.mesh, plan.shardings, wanted, plan.made_anywhere)
     groups = [op.group for op in graph.reader.ops]
     for number, fragment in enumerate(graph.fragments):
+        shardings |= pin_values(fragment, shardings)
         annotate_block(fragment.regions[0].blocks[0], shardings, graph.mesh)
         ops = [k for k, group in enumerate(groups) if group == number]
         write_cost(fragment, plan.summary(ops, repeated=False))

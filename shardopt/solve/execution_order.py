@@ -47,15 +47,43 @@ class ExecutionOrder:
 
 
 def execution_order(graph: OpGraph, made_anywhere: Set[int]) -> ExecutionOrder:
-    """The better of program order and list scheduling, by the bytes of whole tensors."""
+    """The better of program order and list scheduling, by the bytes of whole tensors; a loop runs as a whole."""
     fused = _fused(graph, made_anywhere)
-    readers = _readers(graph, fused)
-    scheduler = _Scheduler(graph, fused, readers)
+    folded, members = _with_loops_as_ops(graph)
+    order = [op for node in _order(folded, _fused(folded, made_anywhere)) for op in members[node]]
+    return ExecutionOrder(tuple(order), fused, _readers(graph, fused))
+
+
+def _order(graph: OpGraph, fused: Set[int]) -> list[int]:
+    scheduler = _Scheduler(graph, fused, _readers(graph, fused))
     order: list[int] = []
     for ops in _fragments(graph):
         written, listed = scheduler.placed(ops), scheduler.placed(scheduler.listed(ops))
         order += written if scheduler.peak(written) <= scheduler.peak(listed) else listed
-    return ExecutionOrder(tuple(order), fused, readers)
+    return order
+
+
+def _with_loops_as_ops(graph: OpGraph) -> tuple[OpGraph, list[range]]:
+    """The graph with one operation for each outermost loop, and the operations that each of its own stands for."""
+    ops: list[Op] = []
+    members: list[range] = []
+    consumers = graph.consumers()
+    stops = dict(sorted(graph.loops))  # of those that start together, the outer one
+    index = 0
+    while index < len(graph.ops):
+        span = range(index, max(stops.get(index, 0), index + 1))
+        ops.append(graph.ops[index] if len(span) == 1 else _loop(graph, span, consumers))
+        members.append(span)
+        index = span.stop
+    return OpGraph(graph.tensors, tuple(ops), graph.inputs, graph.outputs), members
+
+
+def _loop(graph: OpGraph, span: range, consumers: Sequence[Sequence[int]]) -> Op:
+    inside = [graph.ops[op] for op in span]
+    made = dict.fromkeys(tensor for op in inside for tensor in op.results)
+    read = dict.fromkeys(tensor for op in inside for tensor in op.operands if tensor not in made)
+    kept = tuple(t for t in made if t in graph.outputs or any(reader not in span for reader in consumers[t]))
+    return Op("while", tuple(read), kept, None, group=inside[0].group, repeat=inside[0].repeat)
 
 
 def _fragments(graph: OpGraph) -> list[list[int]]:
@@ -79,7 +107,7 @@ def _fused(graph: OpGraph, made_anywhere: Set[int]) -> frozenset[int]:
 
 
 def _takes_in(op: Op, reader: Op) -> bool:
-    if reader.group != op.group or reader.repeat != op.repeat:
+    if reader.scope != op.scope or reader.repeat != op.repeat:
         return False
     return reader.name in _READS_ON_THE_WAY or (op.name in _FOLDED and reader.name == "dot_general")
 

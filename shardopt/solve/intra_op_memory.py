@@ -3,8 +3,8 @@
 * Inputs stay for the whole part (weights, optimizer state); what another mesh sends stays from its arrival on.
 * A value lives from its operation to its last reader, or to the end when it is an output. What a fragment (a group of
   operations, one executable) is given stays until the fragment ends.
-* In a loop over microbatches, what is made before the loop and read inside stays until the loop ends; what one
-  fragment of it hands to another (residuals of a backward pass) is held once for each microbatch in flight.
+* What is made before a loop and read inside stays until the loop ends; in the one over microbatches, what one
+  fragment hands to another (residuals of a backward pass) is held once for each microbatch in flight.
 * A value that takes over the memory of another one (the result that a donated argument becomes, an accumulator before
   and after the loop) shares one lifetime with it.
 * Elementwise operations, loops and updates of a part write into their operand where that dies.
@@ -26,7 +26,7 @@ import numpy as np
 from shardopt.cost.collectives import resharding_stops
 from shardopt.cost.graph import Op, OpGraph
 from shardopt.cost.mesh import Mesh, Sharding
-from shardopt.cost.residency import Loop, Residency
+from shardopt.cost.residency import Residency
 from shardopt.solve.execution_order import ExecutionOrder
 from shardopt.solve.strategies import Strategy
 
@@ -126,10 +126,12 @@ class Lifetimes:
         given = set(inputs)
         self.aliases = {b: a for b, a in aliases.items() if b not in given}
         self.group_stop = {graph.ops[op].group: position + 1 for position, op in enumerate(order)}
-        self.loop_span = self._loop_span(residency.loop)
+        self.loop_span = (0, 0) if residency.loop is None else self._span(residency.loop.start, residency.loop.stop)
+        self.spans = (self.loop_span, *(self._span(*loop) for loop in graph.loops))
 
-    def _loop_span(self, loop: Loop | None) -> tuple[int, int]:
-        inside = [] if loop is None else [p for op, p in self.position.items() if loop.start <= op < loop.stop]
+    def _span(self, first: int, last: int) -> tuple[int, int]:
+        """The positions of the operations [first, last)."""
+        inside = [self.position[op] for op in range(first, last) if op in self.position]
         return (min(inside), max(inside) + 1) if inside else (0, 0)
 
     def all(self) -> tuple[Lifetime, ...]:
@@ -176,8 +178,7 @@ class Lifetimes:
         stop = max((self.position[op] + 1 for op in readers), default=start + 1)
         others = {self.graph.ops[op].group for op in readers} - {group}
         stop = max((stop, *(self.group_stop[other] for other in others)))
-        begin, end = self.loop_span
-        return max(stop, end) if start < begin < stop else stop
+        return max((stop, *(end for begin, end in self.spans if start < begin < stop)))
 
     def _in_place(self, held: list[Lifetime]) -> Iterator[Lifetime]:
         """Results that are written over an operand begin behind the operation."""
@@ -222,15 +223,15 @@ def find_copies(
     order: Sequence[int],
 ) -> tuple[Copy, ...]:
     """What the operations, which run in `order`, need beside the values themselves."""
-    found: dict[tuple[int, Sharding, int, int], Copy] = {}
-    number: dict[tuple[int, Sharding, int], int] = {}
+    found: dict[tuple[int, Sharding, tuple[int, int], int], Copy] = {}
+    number: dict[tuple[int, Sharding, tuple[int, int]], int] = {}
     whole: list[Copy] = []
     for position, index in enumerate(order):
         op, strategy = graph.ops[index], strategies[index]
         for tensor, wanted in zip(op.operands, strategy.operands, strict=True):
             if tensor in made_anywhere or shardings[tensor] == wanted:
                 continue
-            key = (tensor, wanted, op.group)
+            key = (tensor, wanted, op.scope)
             number[key] = number.get(key, 0) + ((tensor, wanted, index) in fresh)
             known = found.get((*key, number[key]))
             size = local_bytes(graph, mesh, tensor, wanted)

@@ -57,10 +57,10 @@ class IntraOpPlan:
         return int(self.live_bytes.max(initial=0))
 
     def summary(self, ops: Iterable[int] | None = None, *, repeated: bool = True) -> CostSummary:
-        """Costs of `ops`, of all operations by default; of one execution each unless `repeated`."""
+        """Costs of `ops`, of all operations by default; of one execution of their group unless `repeated`."""
         chosen = set(self.strategies if ops is None else ops)
         moved = [item for item in self.communication if item.op in chosen]
-        times = {op: self.graph.ops[op].repeat if repeated else 1 for op in chosen}
+        times = {op: self.graph.ops[op].repeat if repeated else self.graph.ops[op].trips for op in chosen}
         held = [int(size) for op, size in zip(self.order, self.live_bytes, strict=True) if op in chosen]
         computed = [(op, strategy.compute_seconds) for op, strategy in self.strategies.items() if op in chosen]
         computed += [(again.readers[0], again.seconds) for again in self.rematerialized if again.readers[0] in chosen]
@@ -81,19 +81,19 @@ def find_communication(
     made_anywhere: Set[int],
     fresh: FreshCopies = frozenset(),
 ) -> tuple[Communication, ...]:
-    """All collectives in program order. Readers of one group that want a value in the same sharding share the
+    """All collectives in program order. Readers of one scope that want a value in the same sharding share the
     resharding, as they do in the compiled module, unless one is named in `fresh`; the solver, which sees pairs only,
     counts it for each."""
     found: list[Communication] = []
-    done: set[tuple[int, Sharding, int]] = set()
+    done: set[tuple[int, Sharding, tuple[int, int]]] = set()
     for index, strategy in strategies.items():
         op = graph.ops[index]
         for tensor, wanted in zip(op.operands, strategy.operands, strict=True):
             if tensor in made_anywhere or shardings[tensor] == wanted:
                 continue
-            if (tensor, wanted, op.group) in done and (tensor, wanted, index) not in fresh:
+            if (tensor, wanted, op.scope) in done and (tensor, wanted, index) not in fresh:
                 continue
-            done.add((tensor, wanted, op.group))
+            done.add((tensor, wanted, op.scope))
             shape, itemsize = graph.tensors[tensor].shape, graph.tensors[tensor].itemsize
             for step in resharding_steps(shardings[tensor], wanted, mesh, shape, itemsize):
                 seconds = communication_seconds(cluster, mesh, (step,))

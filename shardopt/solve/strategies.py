@@ -38,7 +38,6 @@ OPAQUE_OPS = frozenset(
         "collective_broadcast",
         "collective_permute",
         "composite",
-        "custom_call",
         "if",
         "reduce_scatter",
         "rng",

@@ -1,6 +1,7 @@
 // RUN: split-file %s %t
 // RUN: shardopt-opt %t/data.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=4 intra-op=data" --shardopt-verify-sharded | FileCheck %t/data.mlir
-// RUN: shardopt-opt %t/loop.mlir --shardopt-shard-stages="cluster=cpu-test mesh=2x2" --shardopt-verify-sharded --remarks 2>&1 | FileCheck %t/loop.mlir
+// RUN: shardopt-opt %t/loop.mlir --shardopt-shard-stages="cluster=cpu-test mesh=2x2" --shardopt-verify-sharded | FileCheck %t/loop.mlir
+// RUN: shardopt-opt %t/unknown.mlir --shardopt-shard-stages="cluster=cpu-test mesh=2x2" --shardopt-verify-sharded --remarks 2>&1 | FileCheck %t/unknown.mlir
 // RUN: shardopt-opt %t/scatter.mlir --shardopt-shard-stages="cluster=cpu-test mesh=4 intra-op=heuristic" --shardopt-verify-sharded | FileCheck %t/scatter.mlir
 // RUN: shardopt-opt %t/constant.mlir --shardopt-shard-stages="cluster=cpu-test mesh=4 intra-op=heuristic" --shardopt-verify-sharded | FileCheck %t/constant.mlir
 
@@ -21,17 +22,22 @@ func.func public @main(%w: tensor<256x256xf32> {tf.aliasing_output = 0 : i32}, %
   return %u : tensor<256x256xf32>
 }
 
-// Control flow runs replicated, and one sharding says so for all of its results.
+// What a loop carries has one sharding from entry to result, which identities before, inside and behind it say;
+// the loop itself has no annotation.
 //--- loop.mlir
-// CHECK: remark: 'stablehlo.while' cannot be partitioned and runs replicated
-// CHECK: module attributes
-// CHECK: stablehlo.while
-// CHECK-SAME: tensor<1024xf32> attributes {mhlo.sharding = "{replicated}"}
+// CHECK-LABEL: func.func public @main
+// CHECK-SAME: %arg0: tensor<8192x1024xf32> {mhlo.sharding = "[[ROWS:{devices=[^"]*}]]"}
+// CHECK: %[[IN:.*]] = stablehlo.custom_call @Sharding(%arg0) {mhlo.sharding = "[[ROWS]]"}
+// CHECK: stablehlo.while(%iterArg = %c, %iterArg_0 = %[[IN]]) : tensor<i32>, tensor<8192x1024xf32>{{$}}
 // CHECK: stablehlo.compare {{.*}}{mhlo.sharding = "{replicated}"}
-// CHECK: stablehlo.tanh {{.*}}{mhlo.sharding = "{replicated}"}
-func.func public @main(%x: tensor<1024xf32>) -> tensor<1024xf32> {
+// CHECK: %[[V:.*]] = stablehlo.custom_call @Sharding(%iterArg_0) {mhlo.sharding = "[[ROWS]]"}
+// CHECK: %[[T:.*]] = stablehlo.tanh %[[V]] {mhlo.sharding = "[[ROWS]]"}
+// CHECK: %[[OUT:.*]] = stablehlo.custom_call @Sharding(%[[T]]) {mhlo.sharding = "[[ROWS]]"}
+// CHECK: stablehlo.return %{{.*}}, %[[OUT]]
+// CHECK: stablehlo.custom_call @Sharding(%{{.*}}#1) {mhlo.sharding = "[[ROWS]]"}
+func.func public @main(%x: tensor<8192x1024xf32>) -> tensor<8192x1024xf32> {
   %zero = stablehlo.constant dense<0> : tensor<i32>
-  %r:2 = stablehlo.while(%i = %zero, %v = %x) : tensor<i32>, tensor<1024xf32>
+  %r:2 = stablehlo.while(%i = %zero, %v = %x) : tensor<i32>, tensor<8192x1024xf32>
   cond {
     %n = stablehlo.constant dense<3> : tensor<i32>
     %c = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
@@ -39,10 +45,29 @@ func.func public @main(%x: tensor<1024xf32>) -> tensor<1024xf32> {
   } do {
     %one = stablehlo.constant dense<1> : tensor<i32>
     %j = stablehlo.add %i, %one : tensor<i32>
-    %t = stablehlo.tanh %v : tensor<1024xf32>
-    stablehlo.return %j, %t : tensor<i32>, tensor<1024xf32>
+    %t = stablehlo.tanh %v : tensor<8192x1024xf32>
+    stablehlo.return %j, %t : tensor<i32>, tensor<8192x1024xf32>
   }
-  return %r#1 : tensor<1024xf32>
+  return %r#1 : tensor<8192x1024xf32>
+}
+
+// How often a loop runs may depend on data; a guess is made and told.
+//--- unknown.mlir
+// CHECK: remark: a loop whose number of iterations depends on data is planned as if it ran 10 times
+// CHECK: module attributes
+func.func public @main(%x: tensor<8192x1024xf32>, %n: tensor<i32>) -> tensor<8192x1024xf32> {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %r:2 = stablehlo.while(%i = %zero, %v = %x) : tensor<i32>, tensor<8192x1024xf32>
+  cond {
+    %c = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %c : tensor<i1>
+  } do {
+    %one = stablehlo.constant dense<1> : tensor<i32>
+    %j = stablehlo.add %i, %one : tensor<i32>
+    %t = stablehlo.tanh %v : tensor<8192x1024xf32>
+    stablehlo.return %j, %t : tensor<i32>, tensor<8192x1024xf32>
+  }
+  return %r#1 : tensor<8192x1024xf32>
 }
 
 // The contraction is split; each device keeps a part of the sum, which is written behind the reduced value.
