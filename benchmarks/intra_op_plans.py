@@ -19,18 +19,17 @@ from shardopt.cost.hlo import module_traffic
 from shardopt.cost.mesh import parse_mesh
 from shardopt.dialect.dtypes import numpy_name
 from shardopt.dialect.exported_program import StageFunction, TensorSpec
-from shardopt.ir.batch_arguments import batch_of
 from shardopt.ir.context import make_context
 from shardopt.ir.graph import sharding_rules
 from shardopt.ir.io import load_module
 from shardopt.ir.mesh_graphs import MeshGraph, read_plain
 from shardopt.ir.rewriting import functions, symbol_name
-from shardopt.passes.shard_stages import write_plans
+from shardopt.passes.shard_stages import find_roles, write_plans
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.xla import XlaMesh
 from shardopt.solve.intra_op import IntraOpProblem, IntraOpTables
 from shardopt.solve.intra_op_plan import IntraOpPlan
-from shardopt.solve.intra_op_presets import Roles, restrict
+from shardopt.solve.intra_op_presets import Restriction, Roles, restrict
 from shardopt.solve.problem import Solution, evaluate
 
 SOLVER = "ilp"
@@ -98,24 +97,16 @@ def measure(task: Task, about_to: Callable[[str, str], None]) -> Iterator[Record
     process with it, a record without one. `about_to(preset, what)` is told what comes."""
     about_to("", "reading")
     with _imported(task) as (_, graph):
-        operations, arguments = graph.graph, graph
-    limit = int(task.memory_fraction * task.cluster.device.memory_bytes) or None
-    tables = IntraOpTables(operations, arguments.mesh, task.cluster)
-    roles = Roles(arguments.state, batch_of(arguments, task.batch_args), tuple(arguments.tied))
-    free = tables.problem(tied=roles.tied, memory_limit_bytes=limit)
+        tables = IntraOpTables(graph.graph, graph.mesh, task.cluster)
+        roles = {preset: _roles(task, preset, graph, tables) for preset in task.presets}
+    free = _problem(task, graph, tables, Restriction())
     best: tuple[float, str, Solution] | None = None
     for preset in sorted(task.presets, key=lambda name: name == SOLVER):
         about_to(preset, "solving")
         begin = perf_counter()
         try:
-            restriction = restrict(preset, tables, roles)
-            problem = (
-                free
-                if preset == SOLVER
-                else tables.problem(
-                    fixed=restriction.fixed, allowed=restriction.allowed, tied=roles.tied, memory_limit_bytes=limit
-                )
-            )
+            restriction = restrict(preset, tables, _raised(roles[preset]))
+            problem = free if preset == SOLVER else _problem(task, graph, tables, restriction)
             solution = problem.solve(task.time_limit, task.gap)
             plan = problem.decode(solution)
         except UserError as error:
@@ -130,6 +121,30 @@ def measure(task: Task, about_to: Callable[[str, str], None]) -> Iterator[Record
             best = (found, preset, solution)
         record = _solved(task, preset, solution, found, plan, seconds, note)
         yield from _compiled(task, record, plan, about_to)
+
+
+def _roles(task: Task, preset: str, graph: MeshGraph, tables: IntraOpTables) -> Roles | UserError:
+    """A preset may refuse the module already here; the others go on."""
+    try:
+        return find_roles(preset, graph, tables, task.batch_args)
+    except UserError as error:
+        return error
+
+
+def _raised(roles: Roles | UserError) -> Roles:
+    if isinstance(roles, UserError):
+        raise roles
+    return roles
+
+
+def _problem(task: Task, graph: MeshGraph, tables: IntraOpTables, restriction: Restriction) -> IntraOpProblem:
+    return tables.problem(
+        fixed=restriction.fixed,
+        allowed=restriction.allowed,
+        tied=graph.tied,
+        memory_limit_bytes=int(task.memory_fraction * task.cluster.device.memory_bytes) or None,
+        residency=graph.residency,
+    )
 
 
 def _on(free: IntraOpProblem, solution: Solution) -> float:

@@ -47,7 +47,7 @@ def to_shardy(module: ir.Module, mesh: Mesh) -> tuple[tuple[Sharding, ...], tupl
         return _signature(main, "arg_attrs", type_.inputs, mesh), _signature(main, "res_attrs", type_.results, mesh)
 
 
-def _attribute(sharding: Sharding, mesh: Mesh) -> sdy.TensorShardingAttr:
+def sharding_attribute(sharding: Sharding, mesh: Mesh) -> sdy.TensorShardingAttr:
     dims = [
         sdy.DimensionShardingAttr.get([sdy.AxisRefAttr.get(axis) for axis in axes], is_closed=True)
         for axes in sharding.dims
@@ -66,7 +66,7 @@ def _signature(main: ir.Operation, which: str, types: Sequence[ir.Type], mesh: M
         attributes = {named[k].name: named[k].attr for k in range(len(named))}
         text = ir.StringAttr(attributes.pop(MHLO_SHARDING)).value
         shardings.append(from_mhlo(text, ir.RankedTensorType(type_).rank, mesh))
-        rows.append(ir.DictAttr.get({**attributes, SDY_SHARDING: _attribute(shardings[-1], mesh)}))
+        rows.append(ir.DictAttr.get({**attributes, SDY_SHARDING: sharding_attribute(shardings[-1], mesh)}))
     main.attributes[which] = ir.ArrayAttr.get(rows)
     return tuple(shardings)
 
@@ -94,7 +94,7 @@ def _constraint(op: ir.Operation, value: ir.Value, replaced: ir.Value, text: str
     """Put `value`, constrained, behind `op` and in the place of `replaced`."""
     sharding = from_mhlo(text, ir.RankedTensorType(value.type).rank, mesh)
     with ir.InsertionPoint.after(op):
-        made = sdy.ShardingConstraintOp(value, _attribute(sharding, mesh), loc=op.location)
+        made = sdy.ShardingConstraintOp(value, sharding_attribute(sharding, mesh), loc=op.location)
     replaced.replace_all_uses_except(made.result, made.operation)
 
 

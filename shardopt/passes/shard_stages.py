@@ -24,7 +24,7 @@ plain module carries `mhlo.sharding` on the operations, arguments and results of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from jaxlib.mlir import ir
@@ -51,6 +51,7 @@ from shardopt.ir.sharding_writer import (
     write_partitions,
 )
 from shardopt.ir.shardy import to_shardy
+from shardopt.ir.shardy_propagation import propagate
 from shardopt.ir.user_constraints import DemandError, Demands, Lost, read_demands
 from shardopt.passes.base import Pass, PassContext, option
 from shardopt.passes.explanations import report_explanations, select_explained
@@ -58,6 +59,7 @@ from shardopt.solve.constraints import Constraints
 from shardopt.solve.intra_op import IntraOpTables
 from shardopt.solve.intra_op_plan import IntraOpPlan
 from shardopt.solve.intra_op_presets import Roles, restrict
+from shardopt.solve.preset_data import data_parallel
 from shardopt.solve.problem import Solution
 from shardopt.solve.strategies import OPAQUE_OPS
 
@@ -86,6 +88,7 @@ class ShardStages(Pass):
         "expert",
         "heuristic",
         "replicate",
+        "shardy",
     ] = option("ilp", help="how shardings are chosen: by the solver, or as a known method does (see docs/intra-op.md)")
     mesh: str = option("", help="shape of the mesh for a module without stages, such as 2x2")
     batch_args: tuple[str, ...] = option(
@@ -162,7 +165,7 @@ class ShardStages(Pass):
         self, graph: MeshGraph, tables: IntraOpTables, pm: PassContext, explained: Sequence[Selected]
     ) -> IntraOpPlan:
         tied = tuple(graph.tied)
-        restriction = restrict(self.intra_op, tables, Roles(graph.state, batch_of(graph, self.batch_args), tied))
+        restriction = restrict(self.intra_op, tables, find_roles(self.intra_op, graph, tables, self.batch_args))
         limit = int(self.memory_fraction * tables.strategies.cluster.device.memory_bytes) or None
         fixed, allowed = restriction.fixed, restriction.allowed
         problem = tables.problem(
@@ -186,6 +189,16 @@ def _report_lost(lost: Sequence[Lost], mode: str, pm: PassContext) -> None:
     if mode == "require":
         raise pm.error(lost[0].where, said)
     pm.warning(lost[0].where, said)
+
+
+def find_roles(preset: str, graph: MeshGraph, tables: IntraOpTables, batch_args: Sequence[str]) -> Roles:
+    """What a preset has to know of a graph. Raises UserError and ValueError."""
+    roles = Roles(graph.state, batch_of(graph, batch_args), tuple(graph.tied))
+    if preset != "shardy":
+        return roles
+    demanded = tables.constraints.allowed.items()
+    given = {tensor: choices[0] for tensor, choices in demanded if len(choices) == 1}
+    return replace(roles, propagated=propagate(graph, given or data_parallel(tables, roles, preset).inputs()))
 
 
 def _count(pm: PassContext, mesh: str, solution: Solution, plan: IntraOpPlan) -> None:

@@ -6,6 +6,7 @@
 * `expert`: weights of experts are split, see `shardopt.solve.preset_expert`.
 * `heuristic`: every input split along its largest dimension, axis by axis.
 * `replicate`: every operation in full on every device.
+* `shardy`: what Shardy's own propagation gives every tensor, see `shardopt.solve.preset_shardy`.
 
 As a preset only takes choices away, what the solver makes of it is also an assignment of the problem without it.
 """
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from shardopt.cost.errors import UserError
 from shardopt.cost.mesh import Sharding
-from shardopt.solve import preset_data, preset_expert, preset_tensor
+from shardopt.solve import preset_data, preset_expert, preset_shardy, preset_tensor
 from shardopt.solve.intra_op import IntraOpTables
 from shardopt.solve.preset_base import Restriction, Roles, largest, replicated, split_greedily
 
@@ -28,31 +29,25 @@ Preset = Callable[[IntraOpTables, Roles], Restriction]
 def restrict(preset: str, tables: IntraOpTables, roles: Roles) -> Restriction:
     """What a preset fixes. Raises UserError for an unknown name and for a preset that does not apply to the graph.
 
-    A sharding that the tensor or one tied to it cannot have (its operation is opaque, say) becomes the replicated one,
-    and an operation that makes a tensor of fixed sharding is not also limited to strategies that make another.
-    What the user constrains is left to the user.
+    A sharding that the tensor or one tied to it cannot have (its operation is opaque, say, or the user demands another)
+    becomes the replicated one or, failing that, is left to the solver. So is an operation that no strategy is left for
+    that makes what is fixed for its results.
     """
     if preset not in PRESETS:
         raise UserError(f"unknown intra-op preset '{preset}'; expected one of {', '.join(PRESETS)}")
     wanted = PRESETS[preset](tables, roles)
-    tied, constraints = _tied_to(roles.tied), tables.constraints
-    fixed = {
-        tensor: _possible(tables, s, tied.get(tensor, (tensor,)))
-        for tensor, s in wanted.fixed.items()
-        if constraints.allowed.keys().isdisjoint(tied.get(tensor, (tensor,)))
-    }
+    tied = _tied_to(roles.tied)
+    fixed = {}
+    for tensor, sharding in wanted.fixed.items():
+        choices = (sharding, Sharding.replicated(sharding.rank))
+        possible = next(
+            (choice for choice in choices if _is_possible(tables, choice, tied.get(tensor, (tensor,)))), None
+        )
+        if possible is not None:
+            fixed[tensor] = possible
     everywhere = {other: sharding for tensor, sharding in fixed.items() for other in tied.get(tensor, (tensor,))}
-    allowed = {
-        op: numbers
-        for op, numbers in wanted.allowed.items()
-        if _makes(tables, op, numbers, everywhere) and not _is_constrained(tables, op)
-    }
+    allowed = {op: numbers for op, numbers in wanted.allowed.items() if _makes(tables, op, numbers, everywhere)}
     return Restriction(fixed, allowed)
-
-
-def _is_constrained(tables: IntraOpTables, op: int) -> bool:
-    constraints = tables.constraints
-    return op in constraints.forbidden or any(t in constraints.allowed for t in tables.graph.ops[op].results)
 
 
 def _tied_to(pairs: Iterable[tuple[int, int]]) -> dict[int, tuple[int, ...]]:
@@ -64,16 +59,21 @@ def _tied_to(pairs: Iterable[tuple[int, int]]) -> dict[int, tuple[int, ...]]:
     return members
 
 
-def _possible(tables: IntraOpTables, sharding: Sharding, tensors: Iterable[int]) -> Sharding:
-    possible = all(sharding in tables.column(tensor).distinct for tensor in tensors)
-    return sharding if possible else Sharding.replicated(sharding.rank)
+def _is_possible(tables: IntraOpTables, sharding: Sharding, tensors: Iterable[int]) -> bool:
+    demanded = tables.constraints.allowed
+    return all(
+        sharding in tables.column(tensor).distinct and sharding in demanded.get(tensor, (sharding,))
+        for tensor in tensors
+    )
 
 
 def _makes(tables: IntraOpTables, op: int, numbers: Sequence[int], fixed: Mapping[int, Sharding]) -> bool:
-    """Whether one of the strategies gives every result the sharding that is fixed for it."""
-    wanted = [(place, fixed[t]) for place, t in enumerate(tables.graph.ops[op].results) if t in fixed]
+    """Whether one of the strategies gives every result the sharding that is fixed or demanded for it."""
+    demanded = tables.constraints.allowed
+    results = [(place, t) for place, t in enumerate(tables.graph.ops[op].results) if t in fixed or t in demanded]
+    wanted = [(place, (fixed[t],) if t in fixed else demanded[t]) for place, t in results]
     strategies = tables.ops[op].strategies
-    return any(all(strategies[n].results[place] == sharding for place, sharding in wanted) for n in numbers)
+    return any(all(strategies[n].results[place] in shardings for place, shardings in wanted) for n in numbers)
 
 
 def _ilp(tables: IntraOpTables, roles: Roles) -> Restriction:
@@ -103,4 +103,5 @@ PRESETS: Mapping[str, Preset] = {
     "expert": preset_expert.expert,
     "heuristic": _heuristic,
     "replicate": _replicate,
+    "shardy": preset_shardy.shardy,
 }

@@ -19,11 +19,12 @@ Dims = tuple[Axes, ...]
 @dataclass(frozen=True)
 class Roles:
     """What the presets need to know of a graph: inputs that hold state, inputs that hold the batch with the dimension
-    it lies on, and the pairs that must agree."""
+    it lies on, the pairs that must agree, and for `shardy` what Shardy's propagation made of the tensors."""
 
     state: Set[int] = frozenset()
     batch: Mapping[int, int] = field(default_factory=dict)
     tied: tuple[tuple[int, int], ...] = ()
+    propagated: Mapping[int, Sharding] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
