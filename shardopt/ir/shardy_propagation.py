@@ -36,9 +36,10 @@ def propagate(graph: MeshGraph, given: Mapping[int, Sharding]) -> dict[int, Shar
         raise UserError("preset 'shardy' propagates through a plain module: expected one without stages")
     if not given:
         raise UserError("preset 'shardy' starts from given shardings: expected at least one, found none")
-    module = graph.fragments[0].parent.operation
+    module = graph.fragments[0].parent
+    assert module is not None  # a function stands in a module
     with module.context, ir.Location.unknown():
-        copy = _numbered_copy(module, graph)
+        copy = _numbered_copy(module.operation, graph)
         _annotate(copy, graph, given)
         passmanager.PassManager.parse(_PIPELINE).run(copy)
         return _read(copy, graph)
