@@ -88,6 +88,10 @@ class XlaMesh:
         build = options.executable_build_options
         build.use_spmd_partitioning = True
         build.use_shardy_partitioner = False
+        if b"optimization_barrier" in function.bytecode:
+            # The CPU compiler drops barriers before its last elimination of common subexpressions, which would merge
+            # what is computed again with the original.
+            build.debug_options.xla_disable_hlo_passes = "cse_barrier_expander"
         if quick:
             build.debug_options.xla_backend_optimization_level = 0
             build.debug_options.xla_llvm_disable_expensive_passes = True

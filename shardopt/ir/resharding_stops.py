@@ -53,14 +53,14 @@ def insert_stops(
     """
     home = {result: op.group for op in reader.ops for result in op.results}
     added: dict[ir.Value, Sharding] = {}
-    last_stop: dict[tuple[int, Sharding, tuple[int, int]], ir.Value] = {}
+    last_stop: dict[tuple[ir.Value, Sharding, tuple[int, int]], ir.Value] = {}
     for number, (op, handle) in enumerate(zip(reader.ops, reader.handles, strict=True)):
         # Values that regions capture stand behind the operands; what reads them is replicated.
         for position, tensor in enumerate(op.operands[: len(handle.operands)]):
             target = wanted[number][position]
             if shardings[tensor] == target or (tensor in skip and home[tensor] == op.group):
                 continue
-            key = (tensor, target, op.scope)
+            key = (handle.operands[position], target, op.scope)
             if key not in last_stop:
                 last_stop[key] = handle.operands[position]
                 for stop in (*resharding_stops(shardings[tensor], target, mesh), target):

@@ -23,7 +23,7 @@ plain module carries `mhlo.sharding` on the operations, arguments and results of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -33,6 +33,7 @@ from shardopt.cost.cluster import Cluster
 from shardopt.cost.constraint_file import load_constraints
 from shardopt.cost.errors import UserError
 from shardopt.cost.mesh import Mesh, Sharding, parse_mesh
+from shardopt.cost.sizes import parse_bytes
 from shardopt.dialect.cluster import cluster_of
 from shardopt.dialect.sharded_form import write_cost
 from shardopt.ir.batch_arguments import batch_of, parse_batch_arguments
@@ -40,6 +41,7 @@ from shardopt.ir.control_flow import UNKNOWN_TRIPS, mark_carried, pin_values
 from shardopt.ir.graph import sharding_rules
 from shardopt.ir.mesh_graphs import MeshGraph, is_staged, read_plain, read_staged
 from shardopt.ir.remaking import make_for_readers
+from shardopt.ir.rematerializing import Rematerializer, later_readers
 from shardopt.ir.resharding_stops import insert_scatters, insert_stops
 from shardopt.ir.rewriting import functions, symbol_name
 from shardopt.ir.selection import Selected
@@ -53,8 +55,10 @@ from shardopt.ir.sharding_writer import (
 from shardopt.ir.shardy import to_shardy
 from shardopt.ir.shardy_propagation import propagate
 from shardopt.ir.user_constraints import DemandError, Demands, Lost, read_demands
-from shardopt.passes.base import Pass, PassContext, option
+from shardopt.passes.base import Pass, PassContext, PassFailure, option
 from shardopt.passes.explanations import report_explanations, select_explained
+from shardopt.passes.memory_report import report_rematerialized, too_small
+from shardopt.solve.budget import fit
 from shardopt.solve.constraints import Constraints
 from shardopt.solve.intra_op import IntraOpTables
 from shardopt.solve.intra_op_plan import IntraOpPlan
@@ -101,12 +105,15 @@ class ShardStages(Pass):
     sharding_format: Literal["mhlo", "sdy"] = option("mhlo", help="form of the shardings of a module without stages")
     memory_fraction: float = option(0.9, help="share of device memory that a stage may fill; 0 removes the limit")
     explain: str = option("", help="an operation or value to explain: argN, resultN, OP, OP:N, or a location pattern")
+    memory_budget: str = option("", help="bytes that a stage may fill instead, such as 512MiB")
     gap: float = option(0.001, help="stop within this share of the optimum; predictions are no better than that")
     time_limit: float = option(60.0, help="seconds the solver may take for one mesh")
 
     def __post_init__(self) -> None:
         if not 0 <= self.memory_fraction <= 1:
             raise ValueError(f"memory-fraction must lie between 0 and 1, found {self.memory_fraction}")
+        if self.memory_budget:
+            parse_bytes(self.memory_budget)
         if self.gap < 0:
             raise ValueError(f"gap must not be negative, found {self.gap}")
         if self.time_limit <= 0:
@@ -130,6 +137,8 @@ class ShardStages(Pass):
                 self._solve(graph, self._tables(graph, cluster, demands), pm, wanted)
                 for graph, wanted in zip(graphs, explained, strict=True)
             ]
+        except PassFailure:
+            raise
         except DemandError as error:
             raise pm.error(error.where, error.message, error.notes) from error
         except (UserError, ValueError) as error:
@@ -157,6 +166,11 @@ class ShardStages(Pass):
             raise UserError(f"mesh {self.mesh} needs {mesh.size} devices, cluster {cluster} has {cluster.num_devices}")
         return mesh
 
+    def _limit(self, cluster: Cluster) -> int | None:
+        if self.memory_budget:
+            return parse_bytes(self.memory_budget)
+        return int(self.memory_fraction * cluster.device.memory_bytes) or None
+
     def _tables(self, graph: MeshGraph, cluster: Cluster, demands: Demands) -> IntraOpTables:
         constraints = Constraints(demands.allowed(graph.reader), demands.forbidden(graph.reader))
         return IntraOpTables(graph.graph, graph.mesh, cluster, constraints)
@@ -166,16 +180,17 @@ class ShardStages(Pass):
     ) -> IntraOpPlan:
         tied = tuple(graph.tied)
         restriction = restrict(self.intra_op, tables, find_roles(self.intra_op, graph, tables, self.batch_args))
-        limit = int(self.memory_fraction * tables.strategies.cluster.device.memory_bytes) or None
         fixed, allowed = restriction.fixed, restriction.allowed
-        problem = tables.problem(
-            fixed=fixed, allowed=allowed, tied=tied, memory_limit_bytes=limit, residency=graph.residency
-        )
-        solution = problem.solve(self.time_limit, self.gap)
-        plan = problem.decode(solution)
-        _count(pm, graph.mesh.name, solution, plan)
+        problem = tables.problem(fixed=fixed, allowed=allowed, tied=tied, residency=graph.residency)
+        limit = self._limit(tables.strategies.cluster)
+        found = fit(problem, limit, time_limit_seconds=self.time_limit, gap_tolerance=self.gap)
+        plan = found.plan
+        if plan is None:
+            raise too_small(graph, problem, found, limit or 0, pm)
+        _count(pm, graph.mesh.name, found.solution, plan)
+        report_rematerialized(graph, plan, pm)
         _report_strategies(graph, tables, plan, pm)
-        report_explanations(pm, graph, problem, solution, explained)
+        report_explanations(pm, graph, problem, found.solution, explained)
         return plan
 
 
@@ -205,6 +220,7 @@ def _count(pm: PassContext, mesh: str, solution: Solution, plan: IntraOpPlan) ->
     cost = plan.summary()
     pm.statistic(f"{mesh}: nodes", int(str(solution.statistics["nodes"])))
     pm.statistic(f"{mesh}: predicted seconds", cost.seconds)
+    pm.statistic(f"{mesh}: predicted peak bytes", plan.peak_bytes)
     pm.statistic(f"{mesh}: gap", solution.gap)
     for kind, number in cost.collectives:
         pm.statistic(f"{mesh}: {kind}", number)
@@ -269,6 +285,7 @@ def _apply(graph: MeshGraph, plan: IntraOpPlan) -> None:
     shardings = {value: plan.shardings[tensor] for value, tensor in graph.reader.index.items()}
     retype(shardings)
     shardings |= insert_scatters(graph.reader, _scattered(plan))
+    _rematerialize(graph, plan, wanted, shardings)
     shardings |= make_for_readers(graph.reader, plan.made_anywhere, plan.shardings, wanted)
     shardings |= insert_stops(graph.reader, graph.mesh, plan.shardings, wanted, plan.made_anywhere)
     groups = [op.group for op in graph.reader.ops]
@@ -277,6 +294,22 @@ def _apply(graph: MeshGraph, plan: IntraOpPlan) -> None:
         annotate_block(fragment.regions[0].blocks[0], shardings, graph.mesh)
         ops = [k for k, group in enumerate(groups) if group == number]
         write_cost(fragment, plan.summary(ops, repeated=False))
+
+
+def _rematerialize(
+    graph: MeshGraph,
+    plan: IntraOpPlan,
+    wanted: Mapping[int, Sequence[Sharding]],
+    shardings: dict[ir.Value, Sharding],
+) -> None:
+    rematerializer = Rematerializer(graph.reader, shardings)
+    for again in plan.rematerialized:
+        operands, results = ([getattr(s, side) for s in again.strategies] for side in ("operands", "results"))
+        rematerializer.compute_again(again.chain, again.readers, operands, [result[0] for result in results])
+    separate = {again.tensor for again in plan.rematerialized}
+    for tensor, sharding, op in sorted(plan.fresh, key=lambda copy: (copy[2], copy[0], str(copy[1]))):
+        if tensor not in separate:
+            rematerializer.read_again(tensor, later_readers(graph.reader, wanted, tensor, sharding, op))
 
 
 def _scattered(plan: IntraOpPlan) -> dict[int, tuple[Sharding, Sharding]]:

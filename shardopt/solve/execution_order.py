@@ -21,14 +21,14 @@ _EXPENSIVE = frozenset(
         *("logistic", "power", "remainder", "rsqrt", "sine", "sqrt", "tan", "tanh"),
     }
 )
-# What a loop over the elements of a result can compute on the way.
-_FUSIBLE = _EXPENSIVE | {
+# What a loop over the elements of a result can compute on the way, and what is cheap enough to be computed twice.
+CHEAP = _EXPENSIVE | {
     *("abs", "add", "and", "broadcast_in_dim", "ceil", "clamp", "compare", "concatenate", "convert", "dynamic_slice"),
     *("floor", "iota", "is_finite", "maximum", "minimum", "multiply", "negate", "not", "or", "pad", "reshape"),
     *("reverse", "round_nearest_afz", "round_nearest_even", "select", "shift_left", "shift_right_arithmetic"),
     *("shift_right_logical", "sign", "slice", "subtract", "transpose", "xor"),
 }
-_READS_ON_THE_WAY = _FUSIBLE | {"reduce"}
+_READS_ON_THE_WAY = CHEAP | {"reduce"}
 # The compiler folds these into a matrix product.
 _FOLDED = frozenset({"reshape", "transpose"})
 
@@ -98,7 +98,7 @@ def _fused(graph: OpGraph, made_anywhere: Set[int]) -> frozenset[int]:
     consumers = graph.consumers()
     found = set(made_anywhere)
     for op in graph.ops:
-        if op.name not in _FUSIBLE or len(op.results) != 1 or op.results[0] in kept:
+        if op.name not in CHEAP or len(op.results) != 1 or op.results[0] in kept:
             continue
         using = [graph.ops[reader] for reader in consumers[op.results[0]]]
         if using and (op.name not in _EXPENSIVE or len(using) == 1) and all(_takes_in(op, reader) for reader in using):

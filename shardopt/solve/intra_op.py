@@ -31,6 +31,7 @@ from shardopt.solve.intra_op_memory import (
     Lifetimes,
     Rematerialized,
     find_copies,
+    fresh_copies,
     live_bytes,
     with_gaps,
 )
@@ -196,6 +197,7 @@ class IntraOpProblem:
             shardings.update(zip(self.tables.graph.ops[op].results, strategy.results, strict=True))
         shardings.update(self._of_first_readers(strategies))
         graph, mesh, cluster = self.tables.graph, self.tables.mesh, self.tables.strategies.cluster
+        fresh = fresh | fresh_copies(graph, strategies, rematerialized)
         return IntraOpPlan(
             graph,
             mesh,

@@ -306,3 +306,16 @@ def with_gaps(
         found += [Lifetime(live.tensor, live.start, begin, live.count)] if live.start < begin else []
         found += [Lifetime(live.tensor, end, live.stop, live.count)] if end < live.stop else []
     return tuple(found), tuple(scratch)
+
+
+def fresh_copies(
+    graph: OpGraph, strategies: Mapping[int, Strategy], rematerialized: Sequence[Rematerialized]
+) -> FreshCopies:
+    """Readers of values that are computed again share no copies with those before them."""
+    found: dict[tuple[int, Sharding], int] = {}
+    for again in rematerialized:
+        for reader in again.readers:
+            for tensor, wanted in zip(graph.ops[reader].operands, strategies[reader].operands, strict=True):
+                if tensor == again.tensor:
+                    found.setdefault((tensor, wanted), reader)
+    return frozenset((tensor, wanted, reader) for (tensor, wanted), reader in found.items())

@@ -6,6 +6,8 @@
 // RUN: not shardopt-opt %t/plain.mlir --shardopt-shard-stages="cluster=cpu-test mesh=4 intra-op=zero" 2>&1 | FileCheck %t/plain.mlir --check-prefix=PRESET
 // RUN: not shardopt-opt %t/plain.mlir --shardopt-shard-stages="cluster=cpu-test mesh=4 memory-fraction=2" 2>&1 | FileCheck %t/plain.mlir --check-prefix=FRACTION
 // RUN: not shardopt-opt %t/large.mlir --shardopt-shard-stages="cluster=cpu-test mesh=4" 2>&1 | FileCheck %t/large.mlir
+// RUN: not shardopt-opt %t/large.mlir --shardopt-shard-stages="cluster=cpu-test mesh=4 memory-budget=1.5GB" 2>&1 | FileCheck %t/large.mlir --check-prefix=BUDGET
+// RUN: not shardopt-opt %t/plain.mlir --shardopt-shard-stages="cluster=cpu-test mesh=4 memory-budget=lots" 2>&1 | FileCheck %t/plain.mlir --check-prefix=BYTES
 // RUN: not shardopt-opt %t/mesh.mlir --shardopt-shard-stages=cluster=cpu-test 2>&1 | FileCheck %t/mesh.mlir
 // RUN: not shardopt-opt %t/none.mlir --shardopt-shard-stages=cluster=cpu-test 2>&1 | FileCheck %t/none.mlir
 
@@ -15,13 +17,18 @@
 // COUNT: error: mesh 4x4 needs 16 devices, cluster cpu-test:1x4 has 4
 // CLUSTER: error: expected attribute 'shardopt.cluster' on the module
 // PRESET: option 'intra-op' of shardopt-shard-stages expects ilp | data | {{.*}}, found 'zero'
+// BYTES: expected bytes such as 1073741824, 512MiB or 1.5GB, found 'lots'
 // FRACTION: memory-fraction must lie between 0 and 1, found 2.0
 func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {
   return %x : tensor<8xf32>
 }
 
 //--- large.mlir
-// CHECK: error: no sharding found on mesh mesh[x=4]: memory: every assignment needs at least 4000000000 bytes at some time, the limit is 1932735283 bytes
+// CHECK: large.mlir:[[@LINE+6]]:8: error: mesh 'mesh' does not fit into 1932735283 bytes (1.80 GiB) a device (at least 2067264717 bytes too few)
+// CHECK-SAME: the smallest budget found to work is 4000000000 bytes (3.73 GiB), and none below does
+// CHECK: note: the smallest peak is reached at 'negate', where a device holds
+// BUDGET: error: mesh 'mesh' does not fit into 1500000000 bytes (1.40 GiB) a device (at least 2500000000 bytes too few)
+// CHECK-SAME: 2000000000 bytes of input 1 (tensor<8000000000xi8>, [{"x"}])
 func.func public @main(%x: tensor<4000000000xi8>, %y: tensor<8000000000xi8>) -> tensor<4000000000xi8> {
   %0 = stablehlo.negate %x : tensor<4000000000xi8>
   return %0 : tensor<4000000000xi8>

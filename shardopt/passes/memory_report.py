@@ -1,0 +1,94 @@
+"""What the sharding pass says about memory: what is computed again, and why a budget is too small."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from shardopt.cost.sizes import format_bytes
+from shardopt.ir.mesh_graphs import MeshGraph
+from shardopt.passes.base import PassContext, PassFailure
+from shardopt.solve.budget import Fit
+from shardopt.solve.intra_op import IntraOpProblem
+from shardopt.solve.intra_op_memory import find_copies, local_bytes, with_gaps
+from shardopt.solve.intra_op_plan import IntraOpPlan
+
+# Tensors named in the error about a budget that is too small.
+_MOST_HOLDERS = 5
+
+
+def report_rematerialized(graph: MeshGraph, plan: IntraOpPlan, pm: PassContext) -> None:
+    """A remark for each value that is computed again, and their number, bytes and seconds as statistics."""
+    if not plan.rematerialized:
+        return
+    total_bytes = total_seconds = 0.0
+    for again in plan.rematerialized:
+        size = local_bytes(plan.graph, plan.mesh, again.tensor, plan.shardings[again.tensor])
+        seconds = again.seconds * plan.graph.ops[again.chain[-1]].repeat
+        total_bytes, total_seconds = total_bytes + size, total_seconds + seconds
+        said = (
+            f"computed again for {len(again.readers)} of its readers by {len(again.chain)} operations: "
+            f"saves {format_bytes(size)} a device in between, takes {seconds:.3g} s"
+        )
+        pm.remark("rematerialized", graph.reader.handles[again.chain[-1]], said, category="passed")
+    mesh = graph.mesh.name
+    pm.statistic(f"{mesh}: rematerialized values", len(plan.rematerialized))
+    pm.statistic(f"{mesh}: rematerialized bytes", int(total_bytes))
+    pm.statistic(f"{mesh}: rematerialization seconds", total_seconds)
+
+
+def too_small(graph: MeshGraph, problem: IntraOpProblem, found: Fit, limit: int, pm: PassContext) -> PassFailure:
+    """The error: how much is missing, where the smallest peak lies and what it consists of, which budget works."""
+    least = found.least
+    if least is None or least.plan is None:
+        said = f"no sharding found on mesh {graph.mesh}: {found.solution.statistics.get('reason', 'memory')}"
+        return pm.error(graph.fragments[0], said)
+    at = int(least.plan.live_bytes.argmax())
+    op = problem.order[at]
+    proven = least.bound_bytes > limit
+    missing = f"at least {least.bound_bytes - limit} bytes too few" if proven else "not proven to be impossible"
+    exact = least.bound_bytes == least.peak_bytes
+    smallest = "and none below does" if exact else f"none below {least.bound_bytes} bytes can"
+    said = (
+        f"mesh '{graph.mesh.name}' does not fit into {format_bytes(limit)} a device ({missing}); "
+        f"the smallest budget found to work is {format_bytes(least.peak_bytes)}, {smallest}"
+    )
+    held = "; ".join(_holders(problem, least.plan, at))
+    note = f"the smallest peak is reached at '{least.plan.graph.ops[op].name}', where a device holds {held}"
+    return pm.error(graph.reader.handles[op], said, notes=[(graph.reader.handles[op], note)])
+
+
+def _holders(problem: IntraOpProblem, plan: IntraOpPlan, at: int) -> Iterator[str]:
+    """The largest of what is held at a position, and how much more there is."""
+    graph, mesh = plan.graph, plan.mesh
+    lives, scratch = with_gaps(graph, mesh, problem.lifetimes, plan.shardings, plan.rematerialized)
+    copies = find_copies(graph, mesh, plan.strategies, plan.shardings, plan.made_anywhere, plan.fresh, problem.order)
+    held = [
+        (
+            live.count * local_bytes(graph, mesh, live.tensor, plan.shardings[live.tensor]),
+            live.tensor,
+            f"{plan.shardings[live.tensor]}" + (f" for {live.count} microbatches" if live.count > 1 else ""),
+        )
+        for live in lives
+        if live.start <= at < live.stop
+    ]
+    held += [
+        (copy.bytes, copy.tensor, f"copied as {copy.sharding}" if copy.sharding else "on the way")
+        for copy in (*copies, *scratch)
+        if copy.start <= at < copy.stop
+    ]
+    held.sort(key=lambda item: (-item[0], item[1]))
+    for size, tensor, how in held[:_MOST_HOLDERS]:
+        shape = "x".join(map(str, (*graph.tensors[tensor].shape, graph.tensors[tensor].dtype)))
+        yield f"{size} bytes of {_origin(problem, tensor)} (tensor<{shape}>, {how})"
+    if rest := held[_MOST_HOLDERS:]:
+        yield f"{int(np.sum([size for size, *_ in rest]))} bytes in {len(rest)} others"
+
+
+def _origin(problem: IntraOpProblem, tensor: int) -> str:
+    maker = problem.tables.producers[tensor]
+    if maker < 0:
+        return f"input {problem.inputs.index(tensor)}"
+    op = problem.tables.graph.ops[maker]
+    return f"'{op.name}'"
