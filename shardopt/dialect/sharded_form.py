@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import starmap
 from math import prod
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from shardopt.cost.traffic import Traffic
 from shardopt.dialect.attributes import f64, i64
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor, read_topology
 from shardopt.dialect.sharding import split_tuple
+from shardopt.dialect.shardy_form import mistakes, read_mesh
 from shardopt.ir.rewriting import functions, symbol_name
 
 COST = "shardopt.cost"
@@ -95,12 +97,14 @@ class Violation(NamedTuple):
 
 
 def violations(module: ir.Module) -> Iterator[Violation]:
-    """All departures from the sharded form in program order: of the staged form, or of a plain annotated module."""
+    """All departures from the sharded form in program order: of the staged form, or of a plain module
+    annotated in GSPMD's or in Shardy's way (`shardopt.dialect.shardy_form`)."""
     main = next((f for f in functions(module) if symbol_name(f) == "main"), None)
     if main is None:
         yield Violation(module.operation, "expected a function '@main', found none")
     elif "topology" not in main.attributes:
-        yield from _of_plain(module, main)
+        mesh = read_mesh(module)
+        yield from _of_plain(module, main) if mesh is None else starmap(Violation, mistakes(main, mesh))
     else:
         meshes = {mesh.name: mesh for mesh in read_topology(main)}
         for function in functions(module):

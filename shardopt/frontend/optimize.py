@@ -33,6 +33,8 @@ def optimize(
     intra_op: str = "ilp",
     inter_op: InterOp = "dp",
     unroll: bool = True,
+    annotations: str = "keep",
+    constraints: str | os.PathLike[str] | None = None,
     on_phase: Callable[[str], None] | None = None,
     handler: Handler | None = None,
 ) -> Plan:
@@ -53,6 +55,8 @@ def optimize(
     intra_op       how shardings are chosen: "ilp", or a baseline such as "data" or "zero3" (see docs/intra-op.md)
     inter_op       how stages are chosen: "dp", "equal-layer", "equal-op" or "none"
     unroll         turn loops over layers into straight code first, so that stages can cut between layers
+    annotations    shardings that the model asks for: "keep" obeys what fits, "require" all of them, "drop" none
+    constraints    a file of constraints on shardings (docs/constraints.md)
 
     `on_phase(name)` is told when a phase begins; `handler` gets warnings and remarks. Raises UserError.
     """
@@ -70,6 +74,8 @@ def optimize(
         intra_op=intra_op,
         inter_op=inter_op,
         unroll=unroll,
+        annotations=annotations,
+        constraints=constraints_text(constraints),
     )
     return replace(make_plan(model, options, on_phase=on_phase, handler=handler), source=model)
 
@@ -79,6 +85,13 @@ def cluster_text(cluster: str | os.PathLike[str]) -> str:
     if not isinstance(cluster, str | os.PathLike):
         raise UserError(f"expected cluster to be a file or the name of a preset, found {type(cluster).__name__}")
     return os.fspath(cluster)
+
+
+def constraints_text(constraints: str | os.PathLike[str] | None) -> str:
+    """The `constraints` of `PlanOptions`. Raises UserError."""
+    if not isinstance(constraints, str | os.PathLike | None):
+        raise UserError(f"expected constraints to be a file, found {type(constraints).__name__}")
+    return "" if constraints is None else os.fspath(constraints)
 
 
 def batch_text(batch_args: BatchArguments, model: Any = None) -> str:

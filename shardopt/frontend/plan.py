@@ -39,6 +39,7 @@ class PlanOptions:
 
     `batch_args` is "auto", "none", or "I,J:D" (argument numbers with the batch dimension, by default 0);
     `batch_coupling="per-microbatch"` accepts statistics of a microbatch where the model takes those of the batch.
+    `annotations` is what becomes of the model's own shardings ("keep", "require", "drop"), `constraints` a file.
     """
 
     cluster: str
@@ -55,12 +56,15 @@ class PlanOptions:
     inter_op: InterOp = "dp"
     unroll: bool = True
     explain: str = ""
+    annotations: str = "keep"
+    constraints: str = ""
 
     def for_phase(self, phase: str) -> str:
         """The options of one phase, as pipeline text."""
         least = self.stages or 1
+        asked = None if self.annotations == "keep" else self.annotations
         values: dict[str, object] = {
-            "import": {"unroll": self.unroll or None},
+            "import": {"unroll": self.unroll or None, "annotations": asked},
             "microbatch": {
                 "num-microbatches": self.microbatches,
                 "batch-args": self.batch_args,
@@ -80,7 +84,12 @@ class PlanOptions:
                 "inter-op": "equal-layer" if self.inter_op == "equal-op" else self.inter_op,
                 "schedule": self.schedule,
             },
-            "shard": {"intra-op": self.intra_op, "explain": self.explain or None},
+            "shard": {
+                "intra-op": self.intra_op,
+                "explain": self.explain or None,
+                "annotations": asked,
+                "constraints": self.constraints or None,
+            },
             "schedule": {"schedule": self.schedule},
         }.get(phase, {})  # type: ignore[assignment]
         return " ".join(f"{key}={option_text(value)}" for key, value in values.items() if value is not None)

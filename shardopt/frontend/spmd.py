@@ -22,8 +22,8 @@ from jax._src.lax.lax import _convert_element_type
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Mesh, Sharding, parse_mesh
-from shardopt.frontend.optimize import BatchArguments, batch_text, cluster_text
+from shardopt.cost.mesh import Sharding, parse_mesh
+from shardopt.frontend.optimize import BatchArguments, batch_text, cluster_text, constraints_text
 from shardopt.frontend.plan import option_text
 
 if TYPE_CHECKING:
@@ -39,12 +39,16 @@ def shard(
     intra_op: str = "ilp",
     batch_args: BatchArguments = "auto",
     unroll: bool = True,
+    annotations: str = "keep",
+    constraints: str | os.PathLike[str] | None = None,
     handler: Handler | None = None,
 ) -> export.Exported:
     """Choose a sharding for every value of an exported function, for one logical mesh such as "2x2".
 
     The result takes and returns the same arrays and is meant for as many devices as the mesh has. `intra_op` is "ilp"
     or a baseline (see docs/intra-op.md); `batch_args`, as of `optimize`, matters to baselines that split the batch.
+    `annotations` and `constraints`, as of `optimize`, say what is demanded of the shardings: with "keep", what the
+    function was exported with (`in_shardings`, `with_sharding_constraint`) is obeyed as far as it fits the mesh.
     `handler` gets warnings and remarks. The result has no VJP. Raises UserError.
     """
     logical = parse_mesh(mesh)
@@ -55,9 +59,12 @@ def shard(
         "intra-op": intra_op,
         "batch-args": batch_text(batch_args, exported),
         "unroll": unroll,
+        "annotations": annotations,
+        "constraints": constraints_text(constraints),
+        "sharding-format": "sdy",
     }
     text = " ".join(f"{name}={option_text(value)}" for name, value in options.items())
-    artifact, inputs, outputs = _run(exported, f"builtin.module(shardopt-intra{{{text}}})", logical, handler)
+    artifact, inputs, outputs = _run(exported, f"builtin.module(shardopt-intra{{{text}}})", handler)
     kept = dict(zip(exported.module_kept_var_idx, inputs, strict=True))
     abstract = AbstractMesh(logical.shape, logical.axis_names)
     return replace(
@@ -106,7 +113,16 @@ def exported_of(plan: Plan) -> export.Exported:
     options = plan.options
     mesh = "x".join(map(str, summary.stages[0].logical_shape))
     text = options.batch_args
-    return shard(plan.source, options.cluster, mesh, intra_op=options.intra_op, batch_args=text, unroll=options.unroll)
+    return shard(
+        plan.source,
+        options.cluster,
+        mesh,
+        intra_op=options.intra_op,
+        batch_args=text,
+        unroll=options.unroll,
+        annotations=options.annotations,
+        constraints=options.constraints,
+    )
 
 
 def like(value: np.ndarray, aval: Any, weak_type: bool) -> jax.Array:
@@ -130,21 +146,23 @@ def _check(exported: Any) -> None:
 
 
 def _run(
-    exported: export.Exported, pipeline: str, mesh: Mesh, handler: Handler | None
+    exported: export.Exported, pipeline: str, handler: Handler | None
 ) -> tuple[bytes, tuple[Sharding, ...], tuple[Sharding, ...]]:
     """The sharded artifact, and the shardings of the module's arguments and results."""
     from jaxlib.mlir.dialects import stablehlo
 
+    from shardopt.dialect.shardy_form import signature_shardings
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module
     from shardopt.ir.native import verify
-    from shardopt.ir.shardy import to_shardy
+    from shardopt.ir.rewriting import functions
     from shardopt.pipeline.manager import run_pipeline
 
     with make_context() as context:
         module = load_module(bytes(exported.mlir_module_serialized), context, name=exported.fun_name)
         run_pipeline(module, pipeline, handler=handler)
-        inputs, outputs = to_shardy(module, mesh)
+        [main] = functions(module)
+        inputs, outputs = signature_shardings(main, "arg_attrs"), signature_shardings(main, "res_attrs")
         verify(module)
         # The compatibility that jax.export itself gives.
         version = stablehlo.get_version_from_compatibility_requirement(

@@ -23,14 +23,14 @@ from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.annotation import is_marker
 from shardopt.dialect.sharded_form import MHLO_SHARDING, regions_of
 from shardopt.dialect.sharding import from_mhlo, split_tuple
+from shardopt.dialect.shardy_form import SDY_SHARDING, needs_no_constraint
 from shardopt.ir.rewriting import functions, symbol_name
 
-SDY_SHARDING = "sdy.sharding"
 _PARTITIONS = ("mhlo.num_partitions", "mhlo.num_replicas")
 
 
-def to_shardy(module: ir.Module, mesh: Mesh) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
-    """Rewrite a plain annotated module in place; the shardings of the arguments and of the results of `@main`.
+def to_shardy(module: ir.Module, mesh: Mesh) -> None:
+    """Rewrite a plain annotated module in place.
 
     `mesh` is the one that the annotations mean. Raises ValueError for a sharding that is none of its axis shardings.
     """
@@ -44,7 +44,8 @@ def to_shardy(module: ir.Module, mesh: Mesh) -> tuple[tuple[Sharding, ...], tupl
             del module.operation.attributes[name]
         for view in list(main.regions[0].blocks[0].operations):
             _constrain(view.operation, mesh)
-        return _signature(main, "arg_attrs", type_.inputs, mesh), _signature(main, "res_attrs", type_.results, mesh)
+        _signature(main, "arg_attrs", type_.inputs, mesh)
+        _signature(main, "res_attrs", type_.results, mesh)
 
 
 def sharding_attribute(sharding: Sharding, mesh: Mesh) -> sdy.TensorShardingAttr:
@@ -56,19 +57,18 @@ def sharding_attribute(sharding: Sharding, mesh: Mesh) -> sdy.TensorShardingAttr
     return sdy.TensorShardingAttr.get(mesh.name, dims, unreduced_axes=partial)
 
 
-def _signature(main: ir.Operation, which: str, types: Sequence[ir.Type], mesh: Mesh) -> tuple[Sharding, ...]:
+def _signature(main: ir.Operation, which: str, types: Sequence[ir.Type], mesh: Mesh) -> None:
     """Replace the annotations of all arguments or of all results."""
     if not len(types):
-        return ()
-    shardings, rows = [], []
+        return
+    rows = []
     for row, type_ in zip(ir.ArrayAttr(main.attributes[which]), types, strict=True):
         named = ir.DictAttr(row)
         attributes = {named[k].name: named[k].attr for k in range(len(named))}
         text = ir.StringAttr(attributes.pop(MHLO_SHARDING)).value
-        shardings.append(from_mhlo(text, ir.RankedTensorType(type_).rank, mesh))
-        rows.append(ir.DictAttr.get({**attributes, SDY_SHARDING: sharding_attribute(shardings[-1], mesh)}))
+        sharding = from_mhlo(text, ir.RankedTensorType(type_).rank, mesh)
+        rows.append(ir.DictAttr.get({**attributes, SDY_SHARDING: sharding_attribute(sharding, mesh)}))
     main.attributes[which] = ir.ArrayAttr.get(rows)
-    return tuple(shardings)
 
 
 def _constrain(op: ir.Operation, mesh: Mesh) -> None:
@@ -83,7 +83,7 @@ def _constrain(op: ir.Operation, mesh: Mesh) -> None:
     if is_marker(op):
         _constraint(op, op.operands[0], op.results[0], text, mesh)
         op.erase()
-    elif not _costs_nothing(op):
+    elif not needs_no_constraint(op):
         texts = split_tuple(text)
         for result, one in zip(op.results, texts, strict=True):
             if isinstance(result.type, ir.RankedTensorType) and result.type.rank:
@@ -96,10 +96,3 @@ def _constraint(op: ir.Operation, value: ir.Value, replaced: ir.Value, text: str
     with ir.InsertionPoint.after(op):
         made = sdy.ShardingConstraintOp(value, sharding_attribute(sharding, mesh), loc=op.location)
     replaced.replace_all_uses_except(made.result, made.operation)
-
-
-def _costs_nothing(op: ir.Operation) -> bool:
-    """Made anew wherever it is read: without a constraint Shardy gives each reader the part that it needs."""
-    if op.name == "stablehlo.broadcast_in_dim":
-        return not ir.RankedTensorType(op.operands[0].type).rank
-    return op.name in ("stablehlo.constant", "stablehlo.iota")

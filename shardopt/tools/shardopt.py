@@ -89,6 +89,10 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--explain", default="", metavar="WHAT", help="say why an operation or value is sharded as it is: argN, OP:N, …"
     )
+    parser.add_argument(
+        "--annotations", default="keep", choices=("keep", "require", "drop"), help="shardings that the model asks for"
+    )
+    parser.add_argument("--constraints", default="", metavar="FILE", help="file of constraints on shardings")
     parser.add_argument("--inter-op", default="dp", choices=("dp", "equal-layer", "equal-op", "none"))
     parser.add_argument("--no-unroll", dest="unroll", action="store_false", help="keep loops over layers rolled")
     parser.add_argument("-o", "--output", type=Path, metavar="PLAN", help="plan directory to write")

@@ -8,8 +8,11 @@ import pytest
 from jaxlib.mlir import ir
 
 from shardopt.cost.mesh import Mesh, Sharding, parse_mesh
+from shardopt.dialect.sharded_form import violations
 from shardopt.dialect.sharding import from_mhlo, to_mhlo
+from shardopt.dialect.shardy_form import signature_shardings
 from shardopt.ir.context import make_context
+from shardopt.ir.rewriting import functions
 from shardopt.ir.shardy import to_shardy
 
 ANNOTATED = """
@@ -65,8 +68,11 @@ def test_foreign_texts(text: str) -> None:
 def test_annotations_become_constraints() -> None:
     with make_context() as context:
         module = ir.Module.parse(ANNOTATED, context)
-        inputs, outputs = to_shardy(module, parse_mesh("2x2"))
+        to_shardy(module, parse_mesh("2x2"))
         assert module.operation.verify()
+        [main] = functions(module)
+        inputs, outputs = (signature_shardings(main, which) for which in ("arg_attrs", "res_attrs"))
+        assert list(violations(module)) == []
         text = str(module)
     assert (inputs, outputs) == ((Sharding((("x",), ())),), (Sharding((("x",), ("y",))),))
     assert "mhlo" not in text and "custom_call" not in text
