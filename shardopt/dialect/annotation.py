@@ -10,7 +10,7 @@ are written where they say something (see `shardopt.cost.annotation`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from jaxlib.mlir import ir
 
@@ -25,14 +25,6 @@ _FIELDS = frozenset({"axes", "sizes", "dims", "open", "replicated", "devices"})
 def is_marker(op: ir.Operation) -> bool:
     """A `@Sharding` custom call: ours, or GSPMD's form of a constraint."""
     return op.name == "stablehlo.custom_call" and ir.StringAttr(op.attributes["call_target_name"]).value == "Sharding"
-
-
-def insert_marker(
-    value: ir.Value, attributes: Mapping[str, ir.Attribute], loc: ir.Location, ip: ir.InsertionPoint
-) -> ir.Operation:
-    """A marker of `value` at the insertion point `ip`; who reads the value is for the caller to change."""
-    named: dict[str, ir.Attribute] = {"call_target_name": ir.StringAttr.get("Sharding"), **attributes}
-    return ir.Operation.create("stablehlo.custom_call", [value.type], [value], named, loc=loc, ip=ip)
 
 
 def annotation_attr(annotation: Annotation) -> ir.DictAttr:

@@ -46,6 +46,17 @@ _UPDATES = frozenset(
 _MAX_COUNTED = 4096
 
 
+def planned_operations(block: ir.Block) -> list[ir.Operation]:
+    """The operations that `RegionReader` reads of a block, and the loops and branches around them, in program order."""
+    found = []
+    for view in block.operations:
+        op = view.operation
+        found.append(op)
+        if op.name in CONTROL_FLOW:
+            found += [inner for region in op.regions for inner in planned_operations(region.blocks[0])]
+    return found
+
+
 def mark_carried(root: ir.Operation) -> None:
     """Insert the identities into all loops and branches inside of `root`."""
     for op in operations(root, CONTROL_FLOW):

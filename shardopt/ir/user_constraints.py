@@ -20,14 +20,15 @@ from shardopt.cost.annotation import Annotation
 from shardopt.cost.constraint_file import Entry
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.shardings import shardings_that
-from shardopt.dialect.annotation import SHARDING, insert_marker, is_marker, read_annotation
+from shardopt.dialect.annotation import SHARDING, is_marker, read_annotation
 from shardopt.dialect.attributes import entries as dictionary
 from shardopt.dialect.donation import read_donation
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor, read_topology
 from shardopt.ir.boundary import Place, place_of_result
+from shardopt.ir.control_flow import CONTROL_FLOW, planned_operations
 from shardopt.ir.diagnostics import Located, position_of
 from shardopt.ir.graph import GraphReader
-from shardopt.ir.rewriting import functions, operations, symbol_name
+from shardopt.ir.rewriting import functions, identity, operations, symbol_name
 
 _RESULT_INFO = "jax.result_info"
 # Names listed when a pattern matches none of them.
@@ -122,17 +123,11 @@ class Demands:
     # ---- annotations ----
 
     def _read_markers(self, block: ir.Block, mesh: Mesh) -> None:
-        marked = (op for view in block.operations for op in operations(view) if SHARDING in op.attributes)
-        for marker in list(marked):
+        for marker in [op for op in planned_operations(block) if SHARDING in op.attributes]:
             annotation = _read(marker, marker.attributes[SHARDING])
             del marker.attributes[SHARDING]
             value = marker.results[0]
-            rule = None
-            if marker.block == block:
-                rule = self._rule_of(annotation, mesh, value, marker.location)
-            elif self.obey:
-                inside = f"it stands inside of '{marker.block.owner.operation.name}', which runs replicated"
-                self.lost.append(Lost(marker.location, mesh, f"{annotation}: {inside}"))
+            rule = self._rule_of(annotation, mesh, value, marker.location)
             if rule is None:
                 value.replace_all_uses_with(marker.operands[0])
                 marker.erase()
@@ -220,8 +215,7 @@ class Demands:
         if not isinstance(place, Place):
             self._add(place, mesh, rules)
             return
-        named: dict[str, ir.Attribute] = {}
-        marker = insert_marker(place.value, named, place.terminator.location, ir.InsertionPoint(place.terminator))
+        marker = identity(place.value, place.terminator.location, ir.InsertionPoint(place.terminator))
         place.terminator.operands[place.operand] = marker.results[0]
         self._add(marker.results[0], mesh, rules)
 
@@ -229,8 +223,7 @@ class Demands:
 
     def _read_ops(self, block: ir.Block, mesh: Mesh) -> None:
         wanted = [entry for entry in self.entries if entry.is_of_ops and entry.on_mesh(mesh)]
-        for view in list(block.operations) if wanted else ():
-            op = view.operation
+        for op in planned_operations(block) if wanted else ():
             if is_marker(op) or not len(op.results):
                 continue
             location, name = str(op.location), op.name.removeprefix("stablehlo.")
@@ -241,13 +234,15 @@ class Demands:
     def _constrain_op(self, op: ir.Operation, entry: Entry, mesh: Mesh) -> None:
         self._matched.add(entry)
         self._check_forbidden(entry)
-        self._forbidden[op] = self._forbidden.get(op, frozenset()) | set(entry.forbid)
+        inside = [inner for region in op.regions for inner in planned_operations(region.blocks[0])]
+        for forbidding in (op, *(inside if op.name in CONTROL_FLOW else ())):
+            self._forbidden[forbidding] = self._forbidden.get(forbidding, frozenset()) | set(entry.forbid)
         for result in op.results if entry.wants_sharding else ():
             if not isinstance(result.type, ir.RankedTensorType):
                 continue
             rules = self._entry_rules(entry, mesh, result, op, forbid=False)
             if result not in self._markers:
-                marker = insert_marker(result, {}, op.location, ir.InsertionPoint.after(op))
+                marker = identity(result, op.location, ir.InsertionPoint.after(op))
                 result.replace_all_uses_except(marker.results[0], marker)
                 self._markers[result] = marker.results[0]
             self._add(self._markers[result], mesh, rules)

@@ -27,9 +27,9 @@ from typing import Literal
 from jaxlib.mlir import ir
 
 from shardopt.cost.annotation import Annotation
-from shardopt.dialect.annotation import SHARDING, annotation_attr, insert_marker, is_marker
+from shardopt.dialect.annotation import SHARDING, annotation_attr, is_marker
 from shardopt.dialect.attributes import entries
-from shardopt.ir.rewriting import functions, op_name, operations, symbol_name
+from shardopt.ir.rewriting import functions, identity, op_name, operations, symbol_name
 from shardopt.ir.user_shardings import (
     ManualError,
     UnsupportedError,
@@ -171,8 +171,8 @@ def _mark(op: ir.Operation, found: list) -> None:
     for number, (result, annotation) in enumerate(zip(op.results, found, strict=True)):
         value = op.operands[0] if hands_on else result
         if annotation is not None:
-            named = {SHARDING: annotation_attr(annotation)}
-            marker = insert_marker(value, named, op.location, ir.InsertionPoint.after(op))
+            marker = identity(value, op.location, ir.InsertionPoint.after(op))
+            marker.attributes[SHARDING] = annotation_attr(annotation)
             result.replace_all_uses_except(marker.results[0], marker)
         elif hands_on:
             op.results[number].replace_all_uses_with(value)
