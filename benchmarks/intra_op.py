@@ -6,7 +6,7 @@
 Each model `NAME.mlirbc` of the folder is planned on each mesh of as many hosts as its first axis says, so that this
 axis is the slow one. `index.json` beside the models may list `{"name": …, "batch_args": [numbers]}`. `--scale` divides
 the rates of devices and links (not the latencies) for models that are that much smaller than those one would
-distribute. Results are lines of JSON, written as they come; a run with the same output goes on where it stopped.
+distribute. `--batch-args NAME=I:D,J:D` overrides the batch of one model. Results are lines of JSON, written as they come; a run with the same output goes on where it stopped.
 Exit code 1 if a baseline is cheaper than the solver's plan.
 """
 
@@ -15,10 +15,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
+from types import MappingProxyType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -56,14 +57,17 @@ def _slower(link: Link, scale: float) -> Link:
     return replace(link, bandwidth_bytes_per_second=link.bandwidth_bytes_per_second / scale)
 
 
-def find_models(folder: Path, pattern: str) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """(file, batch arguments) of the models whose name matches, smallest first."""
+def find_models(
+    folder: Path, pattern: str, given: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """(file, batch arguments, `given` by name or as listed) of the models whose name matches, smallest first."""
     index = folder / "index.json"
     listed = {entry["name"]: entry for entry in json.loads(index.read_text())} if index.is_file() else {}
     for path in sorted(folder.glob("*.mlirbc"), key=lambda path: (path.stat().st_size, path.name)):
         if fnmatch(path.stem, pattern):
             numbers = listed.get(path.stem, {}).get("batch_args")
-            yield path, ("auto",) if numbers is None else tuple(map(str, numbers)) or ("none",)
+            found = ("auto",) if numbers is None else tuple(map(str, numbers)) or ("none",)
+            yield path, tuple(given[path.stem].split(",")) if path.stem in given else found
 
 
 def read_records(path: Path | None) -> dict[tuple, Record]:
@@ -170,6 +174,7 @@ def main() -> int:
     parser.add_argument("--gap", type=float, default=0.001)
     parser.add_argument("--memory-fraction", type=float, default=0.9, help="0 removes the limit")
     parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--batch-args", action="append", default=[], metavar="NAME=I,J:D")
     parser.add_argument("--output", type=Path, help="lines of JSON, continued if the file exists")
     parser.add_argument("--markdown", type=Path, help="write the table here too")
     args = parser.parse_args()
@@ -189,7 +194,7 @@ def main() -> int:
             args.memory_fraction,
             not args.no_compile,
         )
-        for path, batch in find_models(args.folder, args.models)
+        for path, batch in find_models(args.folder, args.models, dict(item.split("=", 1) for item in args.batch_args))
         for mesh in args.meshes.split(",")
     ]
     console = Console(width=None if sys.stdout.isatty() else 240)

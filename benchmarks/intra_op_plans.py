@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -16,14 +16,16 @@ from jaxlib.mlir import ir
 from shardopt.cost.cluster import Cluster
 from shardopt.cost.errors import UserError
 from shardopt.cost.hlo import module_traffic
-from shardopt.cost.mesh import parse_mesh
+from shardopt.cost.mesh import Sharding, parse_mesh
 from shardopt.dialect.dtypes import numpy_name
 from shardopt.dialect.exported_program import StageFunction, TensorSpec
 from shardopt.ir.context import make_context
+from shardopt.ir.control_flow import mark_carried
 from shardopt.ir.graph import sharding_rules
 from shardopt.ir.io import load_module
 from shardopt.ir.mesh_graphs import MeshGraph, read_plain
 from shardopt.ir.rewriting import functions, symbol_name
+from shardopt.ir.user_constraints import read_demands
 from shardopt.passes.shard_stages import find_roles, write_plans
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.xla import XlaMesh
@@ -96,9 +98,10 @@ def measure(task: Task, about_to: Callable[[str, str], None]) -> Iterator[Record
     """One record for each preset as it is known, the solver's own plan last; before a compilation, which may take the
     process with it, a record without one. `about_to(preset, what)` is told what comes."""
     about_to("", "reading")
+    annotated = _annotated(task)
     with _imported(task) as (_, graph):
         tables = IntraOpTables(graph.graph, graph.mesh, task.cluster)
-        roles = {preset: _roles(task, preset, graph, tables) for preset in task.presets}
+        roles = {preset: _roles(task, preset, graph, tables, annotated) for preset in task.presets}
     free = _problem(task, graph, tables, Restriction())
     best: tuple[float, str, Solution] | None = None
     for preset in sorted(task.presets, key=lambda name: name == SOLVER):
@@ -123,10 +126,26 @@ def measure(task: Task, about_to: Callable[[str, str], None]) -> Iterator[Record
         yield from _compiled(task, record, plan, about_to)
 
 
-def _roles(task: Task, preset: str, graph: MeshGraph, tables: IntraOpTables) -> Roles | UserError:
+def _annotated(task: Task) -> dict[int, Sharding]:
+    """The user's shardings of arguments, by number. All plans are made without them; only `shardy` starts from them."""
+    mesh = parse_mesh(task.mesh)
+    with make_context() as context, ir.Location.unknown(context):
+        module = load_module(task.path, context)
+        run_pipeline(module, "builtin.module(shardopt-import)")
+        demands = read_demands(module, _main(module), mesh, obey_annotations=True)
+        with sharding_rules(module):
+            graph = read_plain(_main(module), mesh)
+        allowed = demands.allowed(graph.reader)
+    return {k: allowed[t][0] for k, t in graph.arguments.items() if len(allowed.get(t, ())) == 1}
+
+
+def _roles(
+    task: Task, preset: str, graph: MeshGraph, tables: IntraOpTables, annotated: Mapping[int, Sharding]
+) -> Roles | UserError:
     """A preset may refuse the module already here; the others go on."""
+    given = {graph.arguments[k]: sharding for k, sharding in annotated.items()}
     try:
-        return find_roles(preset, graph, tables, task.batch_args)
+        return find_roles(preset, graph, tables, task.batch_args, given)
     except UserError as error:
         return error
 
@@ -200,7 +219,7 @@ def _why_not_compiled(task: Task, plan: IntraOpPlan) -> str:
 
 
 class _imported:
-    """The module of a task after import, and its graph; live inside the `with` block."""
+    """The module of a task after import, and its graph, without annotations; live inside the `with` block."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -208,10 +227,13 @@ class _imported:
 
     def __enter__(self) -> tuple[ir.Module, MeshGraph]:
         context = self.context.__enter__()
-        module = load_module(self.task.path, context)
+        module, mesh = load_module(self.task.path, context), parse_mesh(self.task.mesh)
         run_pipeline(module, "builtin.module(shardopt-import)")
-        with sharding_rules(module):
-            graph = read_plain(_main(module), parse_mesh(self.task.mesh))
+        with ir.Location.unknown(context):
+            read_demands(module, _main(module), mesh, obey_annotations=False)
+            mark_carried(module.operation)
+            with sharding_rules(module):
+                graph = read_plain(_main(module), mesh)
         graph.graph, graph.state  # noqa: B018 - read while the module lives
         return module, graph
 

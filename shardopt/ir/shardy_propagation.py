@@ -19,7 +19,7 @@ from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.attributes import entries, i32
 from shardopt.dialect.donation import argument_attributes
 from shardopt.ir.mesh_graphs import MeshGraph
-from shardopt.ir.rewriting import symbol_name
+from shardopt.ir.rewriting import operations, symbol_name
 from shardopt.ir.shardy import SDY_SHARDING, sharding_attribute
 
 _NUMBER = "shardopt.number"
@@ -75,10 +75,9 @@ def _annotate(copy: ir.Operation, graph: MeshGraph, given: Mapping[int, Sharding
 
 def _numbered(main: ir.Operation, graph: MeshGraph) -> Iterator[tuple[ir.Operation, tuple[int, ...]]]:
     """The operations of the copy, and the tensors of the graph that they make."""
-    for view in main.regions[0].blocks[0].operations:
-        if _NUMBER in view.operation.attributes:
-            number = ir.IntegerAttr(view.operation.attributes[_NUMBER]).value
-            yield view.operation, graph.reader.ops[number].results
+    for op in operations(main):
+        if _NUMBER in op.attributes:
+            yield op, graph.reader.ops[ir.IntegerAttr(op.attributes[_NUMBER]).value].results
 
 
 def _main(copy: ir.Operation) -> ir.Operation:

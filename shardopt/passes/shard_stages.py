@@ -206,14 +206,23 @@ def _report_lost(lost: Sequence[Lost], mode: str, pm: PassContext) -> None:
     pm.warning(lost[0].where, said)
 
 
-def find_roles(preset: str, graph: MeshGraph, tables: IntraOpTables, batch_args: Sequence[str]) -> Roles:
-    """What a preset has to know of a graph. Raises UserError and ValueError."""
+def find_roles(
+    preset: str,
+    graph: MeshGraph,
+    tables: IntraOpTables,
+    batch_args: Sequence[str],
+    annotated: Mapping[int, Sharding] | None = None,
+) -> Roles:
+    """What a preset has to know of a graph. Raises UserError and ValueError.
+
+    Shardy propagates from shardings that the user demands or, for want of any, from `annotated` ones or from the batch.
+    """
     roles = Roles(graph.state, batch_of(graph, batch_args), tuple(graph.tied))
     if preset != "shardy":
         return roles
-    demanded = tables.constraints.allowed.items()
-    given = {tensor: choices[0] for tensor, choices in demanded if len(choices) == 1}
-    return replace(roles, propagated=propagate(graph, given or data_parallel(tables, roles, preset).inputs()))
+    demanded = {tensor: found[0] for tensor, found in tables.constraints.allowed.items() if len(found) == 1}
+    given = demanded or annotated or data_parallel(tables, roles, preset).inputs()
+    return replace(roles, propagated=propagate(graph, given))
 
 
 def _count(pm: PassContext, mesh: str, solution: Solution, plan: IntraOpPlan) -> None:

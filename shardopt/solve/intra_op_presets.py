@@ -37,16 +37,18 @@ def restrict(preset: str, tables: IntraOpTables, roles: Roles) -> Restriction:
         raise UserError(f"unknown intra-op preset '{preset}'; expected one of {', '.join(PRESETS)}")
     wanted = PRESETS[preset](tables, roles)
     tied = _tied_to(roles.tied)
-    fixed = {}
+    fixed: dict[int, Sharding] = {}
+    everywhere: dict[int, Sharding] = {}
     for tensor, sharding in wanted.fixed.items():
-        choices = (sharding, Sharding.replicated(sharding.rank))
-        possible = next(
-            (choice for choice in choices if _is_possible(tables, choice, tied.get(tensor, (tensor,)))), None
-        )
-        if possible is not None:
-            fixed[tensor] = possible
-    everywhere = {other: sharding for tensor, sharding in fixed.items() for other in tied.get(tensor, (tensor,))}
+        group = tied.get(tensor, (tensor,))
+        choices = (everywhere.get(tensor, sharding), Sharding.replicated(sharding.rank))
+        if possible := [choice for choice in choices if _is_possible(tables, choice, group)]:
+            fixed[tensor] = possible[0]
+            everywhere.update(dict.fromkeys(group, possible[0]))
     allowed = {op: numbers for op, numbers in wanted.allowed.items() if _makes(tables, op, numbers, everywhere)}
+    for group in dict.fromkeys(tied.values()):
+        for op in _disagreeing(tables, group, allowed):
+            del allowed[op]
     return Restriction(fixed, allowed)
 
 
@@ -74,6 +76,23 @@ def _makes(tables: IntraOpTables, op: int, numbers: Sequence[int], fixed: Mappin
     wanted = [(place, (fixed[t],) if t in fixed else demanded[t]) for place, t in results]
     strategies = tables.ops[op].strategies
     return any(all(strategies[n].results[place] in shardings for place, shardings in wanted) for n in numbers)
+
+
+def _disagreeing(tables: IntraOpTables, group: Sequence[int], allowed: Mapping[int, Sequence[int]]) -> set[int]:
+    """Operations to be left to the solver for tied results to have a sharding in common: those that may only make
+    whole ones (what a loop starts from, say) if that is enough, else all that make one of them."""
+    options: dict[int, set[Sharding]] = {}
+    for tensor in group:
+        op = tables.producers[tensor]
+        if op in allowed:
+            place = tables.graph.ops[op].results.index(tensor)
+            made = {tables.ops[op].strategies[number].results[place] for number in allowed[op]}
+            options[op] = options.get(op, made) & made
+    if not options or set.intersection(*options.values()):
+        return set()
+    whole = {op for op, made in options.items() if all(sharding.is_replicated for sharding in made)}
+    others = [made for op, made in options.items() if op not in whole]
+    return whole if others and set.intersection(*others) else set(options)
 
 
 def _ilp(tables: IntraOpTables, roles: Roles) -> Restriction:
