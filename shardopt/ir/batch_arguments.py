@@ -91,8 +91,8 @@ def batch_of(graph: MeshGraph, texts: Sequence[str]) -> dict[int, int]:
         return {graph.arguments[batch.index]: batch.dim for batch in chosen if batch.index in graph.arguments}
     tensors = {k: graph.graph.tensors[k] for k in graph.arguments.values()}
     tensors = {k: tensor for k, tensor in tensors.items() if tensor.shape and not _looks_like_key(tensor)}
-    if graph.state:  # a training step donates its state
-        return {k: 0 for k in tensors if k not in graph.state}
+    if state := graph.state:  # a training step donates its state
+        return {k: 0 for k in tensors if k not in state}
     return {k: 0 for k, tensor in tensors.items() if "i" in tensor.dtype}
 
 

@@ -117,4 +117,5 @@ def body_of(block: ir.Block) -> list[ir.Operation]:
 
 
 def terminator(block: ir.Block) -> ir.Operation:
-    return block.operations[len(block.operations) - 1].operation
+    # The list of operations counts from the front, which for each result of a large @main would take seconds.
+    return ir.InsertionPoint.at_block_terminator(block).ref_operation.operation

@@ -28,6 +28,7 @@ from shardopt.ir.boundary import Place, place_of_result
 from shardopt.ir.control_flow import CONTROL_FLOW, planned_operations
 from shardopt.ir.diagnostics import Located, position_of
 from shardopt.ir.graph import GraphReader
+from shardopt.ir.program import terminator
 from shardopt.ir.rewriting import functions, identity, operations, symbol_name
 
 _RESULT_INFO = "jax.result_info"
@@ -200,8 +201,7 @@ class Demands:
         return rules
 
     def _result_mesh(self, number: int) -> Mesh:
-        block = self.main.regions[0].blocks[0]
-        return self._mesh(block.operations[len(block.operations) - 1].operands[number])
+        return self._mesh(terminator(self.main.regions[0].blocks[0]).operands[number])
 
     def _mesh(self, value: ir.Value) -> Mesh:
         if not is_mesh_tensor(value.type):

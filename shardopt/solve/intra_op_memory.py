@@ -146,7 +146,7 @@ class Lifetimes:
         held = [
             Lifetime(tensor, start, stop)
             for tensor, (start, stop) in spans.items()
-            if tensor not in self.free and self._root(tensor) not in spans.keys() - {tensor}
+            if tensor not in self.free and ((root := self._root(tensor)) == tensor or root not in spans)
         ]
         return (*self._in_place(held), *self._in_flight(held))
 
