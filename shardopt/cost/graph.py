@@ -50,7 +50,8 @@ class Op:
 
     `reducer` says how contracted factors combine: "add", "maximum", "minimum", … ; None where nothing contracts or the
     combination is not a single op. `group` is free for the reader's caller (layer, stage or -1). `repeat` counts all
-    executions in a step, `trips` those in one execution of the group: more than one inside a loop.
+    executions in a step, `trips` those in one execution of the group: more than one inside a loop. `zero` is set for a
+    constant of zeros.
     """
 
     name: str
@@ -69,6 +70,8 @@ class Op:
     def scope(self) -> tuple[int, int]:
         """Operations of one scope can share what is made in it; `block` tells regions of loops and branches apart."""
         return self.group, self.block
+
+    zero: bool = False
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,13 @@ from shardopt.dialect.exported_program import (
 )
 from shardopt.dialect.mpmd import KIND, RESHARDING, SCHEDULE, STAGE, parse_mesh_tensor, read_topology
 from shardopt.dialect.reshard_steps import default_steps
+from shardopt.ir.shardy import to_shardy
 
 MAIN = "main"
 MHLO_SHARDING = "mhlo.sharding"
 MESH_SHAPE = "mesh_shape"
 
+_MESH = "mesh"  # in stage modules: equal stages of two meshes are one function
 _STEP_COLUMNS = 3  # phase, source device, target device; then the starts, then the limits
 _NAME_ATTRIBUTES = ("jax.arg_info", "jax.result_info")
 
@@ -202,7 +204,7 @@ class _Reader:
             function = find_function(self.symbols, callee)
             self.functions[callee] = StageFunction(
                 callee,
-                standalone_bytecode(function),
+                standalone_bytecode(function, self.meshes[ir.StringAttr(op.attributes["mesh_name"]).value]),
                 specs[: len(inputs)],
                 specs[len(inputs) :],
                 donated_arguments(function),
@@ -264,8 +266,9 @@ def _position(value: ir.Value, among: Sequence[ir.Value]) -> int:
     return next(number for number, other in enumerate(among) if other == value)
 
 
-def standalone_bytecode(function: ir.Operation) -> bytes:
-    """MLIR bytecode of a module that holds `function` alone, as public `@main`; `function` itself stays as it is."""
+def standalone_bytecode(function: ir.Operation, mesh: Mesh) -> bytes:
+    """MLIR bytecode of a module that holds `function` alone, as public `@main`, in the form of Shardy's partitioner for
+    a mesh of the shape of `mesh`; `function` itself stays as it is."""
     with function.context, function.location:
         module = ir.Module.create()
         module.operation.attributes["sym_name"] = function.attributes["sym_name"]
@@ -274,6 +277,7 @@ def standalone_bytecode(function: ir.Operation) -> bytes:
         clone.attributes["sym_visibility"] = ir.StringAttr.get("public")
         if MESH_SHAPE in clone.attributes:
             del clone.attributes[MESH_SHAPE]
+        to_shardy(module, replace(mesh, name=_MESH))
         buffer = io.BytesIO()
         module.operation.write_bytecode(buffer)
         return buffer.getvalue()

@@ -176,6 +176,17 @@ def _flop_attributes(op: ir.Operation) -> dict[str, object]:
     return {}
 
 
+def _is_zero(op: ir.Operation) -> bool:
+    """Whether `op` is a constant of zeros."""
+    if op.name != "stablehlo.constant":
+        return False
+    attr = op.attributes["value"]
+    if not isinstance(attr, ir.DenseElementsAttr) or not attr.is_splat:
+        return False
+    element = attr.get_splat_value()
+    return isinstance(element, ir.IntegerAttr | ir.FloatAttr) and element.value == 0
+
+
 @dataclass
 class GraphReader:
     """Collects ops of one or several blocks into one graph; values that are the same tensor share an index."""
@@ -224,6 +235,7 @@ class GraphReader:
                     str(op.location),
                     self.block,
                     self.trips,
+                    _is_zero(op),
                 )
             )
 

@@ -30,7 +30,7 @@ class MeshGraph:
     """What is planned together on one mesh. Operations of `fragments[k]` have group k in the graph.
 
     `reader.index` maps IR values, also those of mesh tensor type, to tensors of `graph`; `arguments` those arguments of
-    `@main` (by number) that live on this mesh.
+    `@main` (by number) that live on this mesh; `sent` are tensors that go to other meshes.
     """
 
     mesh: Mesh
@@ -38,6 +38,7 @@ class MeshGraph:
     fragments: list[ir.Operation] = field(default_factory=list)
     tied: list[tuple[int, int]] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
+    sent: list[int] = field(default_factory=list)
     arguments: dict[int, int] = field(default_factory=dict)
     loop: Loop | None = None
     arrivals: dict[int, int] = field(default_factory=dict)
@@ -146,6 +147,8 @@ class _Extractor:
             if op.name == "mpmd.fragment":
                 self.read_fragment(op, repeat)
             elif op.name == "mpmd.transfer":
+                mesh, tensor = self.place[op.operands[0]]
+                mesh.sent.append(tensor)
                 self.define(op.results[0])
                 mesh, tensor = self.place[op.results[0]]
                 mesh.arrivals[tensor] = len(mesh.reader.ops)

@@ -41,7 +41,8 @@ def to_shardy(module: ir.Module, mesh: Mesh) -> None:
         with ir.InsertionPoint.at_block_begin(module.body):
             sdy.MeshOp(ir.StringAttr.get(mesh.name), sdy.MeshAttr.get(axes))
         for name in _PARTITIONS:
-            del module.operation.attributes[name]
+            if name in module.operation.attributes:
+                del module.operation.attributes[name]
         for view in list(main.regions[0].blocks[0].operations):
             _constrain(view.operation, mesh)
         _signature(main, "arg_attrs", type_.inputs, mesh)
@@ -86,7 +87,7 @@ def _constrain(op: ir.Operation, mesh: Mesh) -> None:
     elif not needs_no_constraint(op):
         texts = split_tuple(text)
         for result, one in zip(op.results, texts, strict=True):
-            if isinstance(result.type, ir.RankedTensorType) and result.type.rank:
+            if isinstance(result.type, ir.RankedTensorType):
                 _constraint(op, result, result, one, mesh)
 
 

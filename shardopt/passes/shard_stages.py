@@ -36,6 +36,7 @@ from shardopt.cost.mesh import Mesh, Sharding, parse_mesh
 from shardopt.cost.sizes import parse_bytes
 from shardopt.dialect.cluster import cluster_of
 from shardopt.dialect.sharded_form import write_cost
+from shardopt.ir.accumulators import add_sum_points, drop_idle_sum_points, separate_accumulators
 from shardopt.ir.batch_arguments import batch_of, parse_batch_arguments
 from shardopt.ir.control_flow import UNKNOWN_TRIPS, mark_carried, pin_values
 from shardopt.ir.graph import sharding_rules
@@ -63,6 +64,7 @@ from shardopt.solve.constraints import Constraints
 from shardopt.solve.intra_op import IntraOpTables
 from shardopt.solve.intra_op_plan import IntraOpPlan
 from shardopt.solve.intra_op_presets import Roles, restrict
+from shardopt.solve.linear import find_linear
 from shardopt.solve.preset_data import data_parallel
 from shardopt.solve.problem import Solution
 from shardopt.solve.strategies import OPAQUE_OPS
@@ -107,6 +109,10 @@ class ShardStages(Pass):
     explain: str = option("", help="an operation or value to explain: argN, resultN, OP, OP:N, or a location pattern")
     memory_budget: str = option("", help="bytes that a stage may fill instead, such as 512MiB")
     gap: float = option(0.001, help="stop within this share of the optimum; predictions are no better than that")
+    partial_sums: Literal["auto", "on", "off"] = option(
+        "auto",
+        help="whether sums over mesh axes may stay open; auto: in stages and in sdy format, as GSPMD cannot",
+    )
     time_limit: float = option(60.0, help="seconds the solver may take for one mesh")
 
     def __post_init__(self) -> None:
@@ -130,6 +136,7 @@ class ShardStages(Pass):
             mesh = None if is_staged(main) else self._mesh(cluster)
             demands = self._demands(module, main, mesh, pm)
             mark_carried(module.operation)
+            self._prepare_accumulators(module, mesh)
             with sharding_rules(module):
                 graphs = read_staged(module, main) if mesh is None else (read_plain(main, mesh),)
             explained = select_explained(graphs, self.explain)
@@ -158,6 +165,16 @@ class ShardStages(Pass):
         pm.statistic("annotations obeyed", demands.obeyed)
         return demands
 
+    def _prepare_accumulators(self, module: ir.Module, mesh: Mesh | None) -> None:
+        if mesh is None:
+            separate_accumulators(module)
+            if self.partial_sums != "off":
+                add_sum_points(module)
+
+    def _opens_sums(self, graph: MeshGraph) -> bool:
+        staged = any(fragment.name == "mpmd.fragment" for fragment in graph.fragments)
+        return self.partial_sums == "on" or (self.partial_sums == "auto" and (staged or self.sharding_format == "sdy"))
+
     def _mesh(self, cluster: Cluster) -> Mesh:
         if not self.mesh:
             raise UserError("expected a topology on '@main' or a mesh option such as '2x2', found none")
@@ -173,7 +190,8 @@ class ShardStages(Pass):
 
     def _tables(self, graph: MeshGraph, cluster: Cluster, demands: Demands) -> IntraOpTables:
         constraints = Constraints(demands.allowed(graph.reader), demands.forbidden(graph.reader))
-        return IntraOpTables(graph.graph, graph.mesh, cluster, constraints)
+        linear = find_linear(graph.graph, graph.tied, graph.sent) if self._opens_sums(graph) else ()
+        return IntraOpTables(graph.graph, graph.mesh, cluster, constraints, linear)
 
     def _solve(
         self, graph: MeshGraph, tables: IntraOpTables, pm: PassContext, explained: Sequence[Selected]
@@ -297,6 +315,7 @@ def _apply(graph: MeshGraph, plan: IntraOpPlan) -> None:
     _rematerialize(graph, plan, wanted, shardings)
     shardings |= make_for_readers(graph.reader, plan.made_anywhere, plan.shardings, wanted)
     shardings |= insert_stops(graph.reader, graph.mesh, plan.shardings, wanted, plan.made_anywhere)
+    drop_idle_sum_points(graph.reader, shardings)
     groups = [op.group for op in graph.reader.ops]
     for number, fragment in enumerate(graph.fragments):
         shardings |= pin_values(fragment, shardings)
@@ -322,7 +341,7 @@ def _rematerialize(
 
 
 def _scattered(plan: IntraOpPlan) -> dict[int, tuple[Sharding, Sharding]]:
-    """Operations that end in a reduce-scatter: the sharding before it and after it."""
+    """Operations that end in a reduce-scatter, or in the sum of what partial operands give: before and after it."""
     return {
         op: (strategy.unscattered[0], strategy.results[0])
         for op, strategy in plan.strategies.items()

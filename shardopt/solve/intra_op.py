@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import repeat
 
 import numpy as np
 
@@ -36,6 +37,7 @@ from shardopt.solve.intra_op_memory import (
     with_gaps,
 )
 from shardopt.solve.intra_op_plan import IntraOpPlan, find_communication
+from shardopt.solve.linear import CLOSED, Linear
 from shardopt.solve.problem import Edge, Problem, Solution, Usage
 from shardopt.solve.repeated_layers import solve_repeated
 from shardopt.solve.strategies import Strategy, is_made_anywhere, is_opaque
@@ -67,16 +69,24 @@ def build_problem(
 class IntraOpTables:
     """A graph with the strategies of all its operations on one mesh; problems of any part of it are cut from here."""
 
-    def __init__(self, graph: OpGraph, mesh: Mesh, cluster: Cluster, constraints: Constraints = UNCONSTRAINED) -> None:
+    def __init__(
+        self,
+        graph: OpGraph,
+        mesh: Mesh,
+        cluster: Cluster,
+        constraints: Constraints = UNCONSTRAINED,
+        linear: Sequence[Linear] = (),
+    ) -> None:
+        """`linear` says for each operation which values may be partial (`shardopt.solve.linear`): by default none."""
         self.graph = graph
         self.constraints = constraints
         self.strategies = StrategyTables(mesh, cluster)
-        self.ops: tuple[OpStrategies, ...] = tuple(map(self._strategies, graph.ops))
+        self.ops: tuple[OpStrategies, ...] = tuple(map(self._strategies, graph.ops, linear or repeat(CLOSED)))
 
-    def _strategies(self, op: Op) -> OpStrategies:
+    def _strategies(self, op: Op, linear: Linear) -> OpStrategies:
         if op.name == MARKER and op.results[0] in self.constraints.allowed:
             return self.strategies.marker(self.constraints.allowed[op.results[0]])
-        return self.strategies.of(op, self.graph.tensors)
+        return self.strategies.of(op, self.graph.tensors, linear)
 
     def _permitted(self) -> dict[int, list[int]]:
         """The strategies without forbidden axes; the replicated one is among them."""
@@ -229,7 +239,7 @@ class IntraOpProblem:
         for op, strategy in strategies.items():
             for tensor, wanted in zip(self.tables.graph.ops[op].operands, strategy.operands, strict=True):
                 if tensor in self.made_anywhere:
-                    found.setdefault(tensor, wanted)
+                    found.setdefault(tensor, wanted.reduced())
         return found
 
 

@@ -1,9 +1,11 @@
 """Strategies of one operation: mesh axes assigned to the factors of its Shardy rule, and what each choice costs.
 
 A strategy puts every live mesh axis on at most one factor. Operand and result shardings follow from the factors of
-their dimensions. An axis on a contracted factor leaves every device with a partial result, which is made whole at
-once: by an all-reduce, or by a reduce-scatter that also shards a result dimension along the axis. (XLA's CPU backend
-emits the latter as all-reduce and slice; GPU and TPU backends fuse the two.)
+their dimensions. An axis on a contracted factor leaves every device with a partial result. It is made whole at once, by
+an all-reduce, or by a reduce-scatter that also shards a result dimension along the axis (XLA's CPU backend emits that
+as all-reduce and slice; GPU and TPU backends fuse the two); or it stays partial, where `shardopt.solve.linear` found
+that its readers are linear in it. Such a reader may put an axis on partial operands instead of a factor: it works on
+the terms, and its result is partial along the axis or made whole in the same ways.
 """
 
 from __future__ import annotations
@@ -19,10 +21,12 @@ from shardopt.cost.graph import MARKER, FactorRule, Op, Tensor
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.shardings import all_shardings as all_shardings
 from shardopt.cost.shardings import live_axes as live_axes
+from shardopt.solve.linear import CLOSED, Linear
 from shardopt.solve.strategies_cost import communication_seconds, compute_seconds
 
 Axes = tuple[str, ...]
 Split = Mapping[int, Axes]  # the axes of each factor that is split, major to minor
+Terms = Mapping[tuple[int, ...], Axes]  # the axes along which the operands of a linear mode are partial
 
 # Combinations that a collective can apply across devices.
 COLLECTIVE_REDUCERS = frozenset({"add", "maximum", "minimum", "multiply", "and", "or"})
@@ -51,8 +55,9 @@ OPAQUE_OPS = frozenset(
 class Strategy:
     """One way to partition an operation, with its seconds for one execution on one device.
 
-    `reduced` are the axes that split contracted factors; `collectives` make the result whole after that. `unscattered`
-    are the result shardings that all-reduces instead of the reduce-scatters would give.
+    `reduced` are the axes along which the operation leaves terms of its result; `collectives` take the sum, if it is
+    not left open. `unscattered` are the result shardings that tell the partitioner the strategy: what the operation
+    itself makes when it works on partial operands, otherwise what all-reduces instead of reduce-scatters give.
     """
 
     operands: tuple[Sharding, ...]
@@ -79,15 +84,21 @@ def marker_strategy(sharding: Sharding) -> Strategy:
 
 
 def op_strategies(
-    op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], mesh: Mesh, cluster: Cluster
+    op: Op,
+    operands: Sequence[Tensor],
+    results: Sequence[Tensor],
+    mesh: Mesh,
+    cluster: Cluster,
+    linear: Linear = CLOSED,
 ) -> tuple[Strategy, ...]:
-    """All strategies of `op` in a fixed order, the replicated one first. An opaque op has that one only."""
+    """All strategies of `op` in a fixed order, the replicated one first. An opaque op has that one only. `linear` says
+    which operands and results may be partial."""
     pricer = _Pricer(op, tuple(operands), tuple(results), mesh, cluster)
     return tuple(
-        pricer.strategy(split, *shardings, scattered)
-        for split in _splits(op, mesh)
-        if (shardings := _shardings(op, split, operands, results, mesh)) is not None
-        for scattered in _scatters(op, split, shardings[1], results, mesh)
+        pricer.strategy(split, terms, *shardings, final)
+        for split, terms in _splits(op, mesh, linear)
+        if (shardings := _shardings(op, split, terms, operands, results, mesh)) is not None
+        for final in _forms(_reduced(op, split, terms, mesh), terms, shardings[1], results, mesh, linear)
     )
 
 
@@ -120,22 +131,25 @@ def is_opaque(op: Op) -> bool:
     return op.rule is None or op.name in OPAQUE_OPS
 
 
-def _splits(op: Op, mesh: Mesh) -> Iterator[Split]:
-    """Assignments of axes to factors that divide evenly; the empty one comes first."""
+def _splits(op: Op, mesh: Mesh, linear: Linear) -> Iterator[tuple[Split, Terms]]:
+    """Assignments of axes to factors that divide evenly and to linear modes; the empty one comes first."""
     axes = live_axes(mesh)
-    for targets in product((None, *shardable_factors(op)), repeat=len(axes)):
+    for targets in product((None, *shardable_factors(op), *linear.modes), repeat=len(axes)):
         split: dict[int, Axes] = {}
-        for axis, factor in zip(axes, targets, strict=True):
-            if factor is not None:
-                split[factor] = (*split.get(factor, ()), axis)
+        terms: dict[tuple[int, ...], Axes] = {}
+        for axis, target in zip(axes, targets, strict=True):
+            if isinstance(target, int):
+                split[target] = (*split.get(target, ()), axis)
+            elif target is not None:
+                terms[target] = (*terms.get(target, ()), axis)
         if op.rule is None or all(op.rule.sizes[factor] % _tiles(mesh, over) == 0 for factor, over in split.items()):
-            yield split
+            yield split, terms
 
 
 def _shardings(
-    op: Op, split: Split, operands: Sequence[Tensor], results: Sequence[Tensor], mesh: Mesh
+    op: Op, split: Split, terms: Terms, operands: Sequence[Tensor], results: Sequence[Tensor], mesh: Mesh
 ) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]] | None:
-    """Shardings of operands and results, or None if one of them is no plain tile assignment."""
+    """Shardings of operands and reduced results, or None if one of them is no plain tile assignment."""
     if op.rule is None:
         return tuple(map(_replicated, operands)), tuple(map(_replicated, results))
     found = []
@@ -148,7 +162,12 @@ def _shardings(
             shardings.append(sharding)
         # Values that regions capture stand behind the operands of the rule.
         found.append((*shardings, *map(_replicated, tensors[len(mappings) :])))
-    return found[0], found[1]
+    return tuple(_partial(sharding, k, terms, mesh) for k, sharding in enumerate(found[0])), found[1]
+
+
+def _partial(sharding: Sharding, position: int, terms: Terms, mesh: Mesh) -> Sharding:
+    over = {axis for mode, axes in terms.items() if position in mode for axis in axes}
+    return Sharding(sharding.dims, tuple(axis for axis in mesh.axis_names if axis in over))
 
 
 def _replicated(tensor: Tensor) -> Sharding:
@@ -177,24 +196,31 @@ def _dim_axes(factors: Sequence[int], split: Split, rule: FactorRule, mesh: Mesh
     return axes
 
 
-def _scatters(
-    op: Op, split: Split, results: tuple[Sharding, ...], tensors: Sequence[Tensor], mesh: Mesh
-) -> Iterator[int | None]:
-    """Result dimensions onto which the reduced axes can be scattered, after None: all-reduce.
+def _forms(
+    reduced: Axes,
+    terms: Terms,
+    results: tuple[Sharding, ...],
+    tensors: Sequence[Tensor],
+    mesh: Mesh,
+    linear: Linear,
+) -> Iterator[tuple[Sharding, ...]]:
+    """The shardings in which the results may end: all-reduced, scattered onto one dimension, partial.
 
     Scattering some axes and all-reducing others, or onto several dimensions, doubles the strategies of a contraction
     over two axes and with it the time of the solver twentyfold, and improved plans by 0.01 % where it was tried.
     """
-    yield None
-    reduced = _reduced(op, split, mesh)
-    if reduced and len(results) == 1:
-        for dim in range(results[0].rank):
-            if _fits(_scattered(results[0], reduced, dim), tensors[0].shape, mesh):
-                yield dim
+    if () not in terms:  # zeros are only split into terms to stay partial
+        yield results
+        if reduced and len(results) == 1:
+            scattered = (_scattered(results[0], reduced, dim) for dim in range(results[0].rank))
+            yield from ((sharding,) for sharding in scattered if _fits(sharding, tensors[0].shape, mesh))
+    if reduced and linear.open:
+        yield (Sharding(results[0].dims, reduced),)
 
 
-def _reduced(op: Op, split: Split, mesh: Mesh) -> Axes:
+def _reduced(op: Op, split: Split, terms: Terms, mesh: Mesh) -> Axes:
     over = {axis for factor, axes in split.items() if op.rule and factor in op.rule.reduction for axis in axes}
+    over.update(axis for axes in terms.values() for axis in axes)
     return tuple(axis for axis in mesh.axis_names if axis in over)
 
 
@@ -224,18 +250,23 @@ class _Pricer:
     cluster: Cluster
 
     def strategy(
-        self, split: Split, operands: tuple[Sharding, ...], results: tuple[Sharding, ...], scatter: int | None
+        self,
+        split: Split,
+        terms: Terms,
+        operands: tuple[Sharding, ...],
+        results: tuple[Sharding, ...],
+        final: tuple[Sharding, ...],
     ) -> Strategy:
-        reduced = _reduced(self.op, split, self.mesh)
+        reduced = _reduced(self.op, split, terms, self.mesh)
         collectives: tuple[Step, ...] = ()
-        if reduced:
+        if reduced and not final[0].partial:
             # A reduction of several operands at once (no single reducer) is never split, so there is one result here.
             local_bytes = self._local_bytes(self.results[0], results[0])
-            collectives = (Step(ALL_REDUCE if scatter is None else REDUCE_SCATTER, reduced, local_bytes),)
+            collectives = (Step(ALL_REDUCE if final == results else REDUCE_SCATTER, reduced, local_bytes),)
         return Strategy(
             operands,
-            results if scatter is None else (_scattered(results[0], reduced, scatter),),
-            results,
+            final,
+            (Sharding(results[0].dims, reduced),) if terms else results if collectives else final,
             reduced,
             collectives,
             self._compute_seconds(split, operands, results),

@@ -17,6 +17,7 @@ from shardopt.cost.cluster import Cluster
 from shardopt.cost.graph import Op, Tensor
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.resharding_costs import ReshardingCosts
+from shardopt.solve.linear import CLOSED, Linear
 from shardopt.solve.strategies import Strategy, all_shardings, marker_strategy, op_strategies
 from shardopt.solve.strategies_cost import resharding_table
 
@@ -51,12 +52,12 @@ class StrategyTables:
         self._resharding_costs = ReshardingCosts(cluster, mesh)
         self._memo: dict[Hashable, object] = {}
 
-    def of(self, op: Op, tensors: Sequence[Tensor]) -> OpStrategies:
+    def of(self, op: Op, tensors: Sequence[Tensor], linear: Linear = CLOSED) -> OpStrategies:
         """The strategies of `op`, the replicated one first; `tensors` are those of its graph."""
         operands = tuple(tensors[t] for t in op.operands)
         results = tuple(tensors[t] for t in op.results)
-        key = ("op", op.name, op.rule, op.reducer, op.flops, op.repeat, operands, results)
-        return self._remember(key, lambda: self._build(op, operands, results))
+        key = ("op", op.name, op.rule, op.reducer, op.flops, op.repeat, operands, results, linear)
+        return self._remember(key, lambda: self._build(op, operands, results, linear))
 
     def marker(self, allowed: tuple[Sharding, ...]) -> OpStrategies:
         """Those of an operation that hands its operand on in one of some shardings."""
@@ -112,8 +113,8 @@ class StrategyTables:
         seconds = resharding_table(self._resharding_costs, source.distinct, target.distinct, tensor) * repeat
         return seconds[np.ix_(source.index, target.index)] if seconds.any() else None
 
-    def _build(self, op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> OpStrategies:
-        strategies = op_strategies(op, operands, results, self.mesh, self.cluster)
+    def _build(self, op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...], linear: Linear) -> OpStrategies:
+        strategies = op_strategies(op, operands, results, self.mesh, self.cluster, linear)
         return OpStrategies(
             strategies,
             np.array([strategy.seconds * op.repeat for strategy in strategies]),

@@ -1,0 +1,239 @@
+"""Which values may stay partial: unfinished sums that only operations linear in them read.
+
+A contraction over a split factor leaves a term of its result on every device. Operations that are linear in the value
+may work on the terms (gradients are added up over microbatches, the gradients of three projections of one value are
+added), and one collective at the end takes the sum. `find_linear` says for each operation which operands may be
+partial together, and whether its result may be.
+
+A value is *open* (may be partial) if its producer can make terms of it and every reader is linear in it. What leaves
+the graph is never open, nor what is made or read inside of a loop or branch. Of the open values only those are kept
+whose *region* (open values that linear operations connect) can gain: two of them are joined, one is carried from
+microbatch to microbatch, one is read less often than it is made, or one shrinks before it is needed. All others would
+be reduced where they are made anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
+
+from shardopt.cost.graph import MARKER, Op, OpGraph, Tensor
+
+Tied = Iterable[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Linear:
+    """How an operation deals with partial values.
+
+    Each of `modes` is a set of operand positions that may be partial along one axis, all together; the operation is
+    then linear in them. An empty mode makes terms out of nothing: zeros. `open`: the result may be partial.
+    """
+
+    modes: tuple[tuple[int, ...], ...] = ()
+    open: bool = False
+
+
+CLOSED = Linear()
+
+# Operations that are linear in operand 0, whatever the others are.
+_IN_FIRST = frozenset(
+    {
+        MARKER,
+        "broadcast_in_dim",
+        "convert",
+        "divide",
+        "dynamic_slice",
+        "gather",
+        "negate",
+        "reshape",
+        "reverse",
+        "slice",
+        "transpose",
+    }
+)
+_IN_BOTH = frozenset({"add", "subtract", "dynamic_update_slice"})
+# Bilinear: linear in either operand, with the other one whole.
+_IN_EITHER = frozenset({"multiply", "dot_general", "convolution"})
+# What zeros stay zeros under.
+_KEEPS_ZEROS = frozenset({"broadcast_in_dim", "convert", "negate", "reshape", "reverse", "slice", "transpose"})
+
+
+def find_linear(graph: OpGraph, tied: Tied = (), closed: Iterable[int] = ()) -> tuple[Linear, ...]:
+    """For each operation of `graph`. The tensors of a `tied` pair end with equal shardings; `closed` are never partial
+    (nor are inputs and outputs of the graph)."""
+    return _Analysis(graph, tuple((a, b) for a, b in tied if a != b), frozenset(closed)).run()
+
+
+class _Analysis:
+    def __init__(self, graph: OpGraph, tied: tuple[tuple[int, int], ...], closed: frozenset[int]) -> None:
+        self.graph = graph
+        self.tied = tied
+        inside = {tensor for op in graph.ops if op.block for tensor in (*op.operands, *op.results)}
+        self.closed = closed | set(graph.outputs) | set(graph.inputs) | inside
+        self.producers = graph.producers()
+        self.consumers = graph.consumers()
+        carried = {tensor for pair in tied for tensor in pair}
+        self.zeros = _zeros(graph)
+        # A carried value has zeros only before the first iteration.
+        self.always_zero = self.zeros - carried
+        self.open: set[int] = set()
+
+    def run(self) -> tuple[Linear, ...]:
+        self._shrink_to_fixpoint()
+        self.open &= self._worthwhile()
+        # A region is dropped as a whole, so what is left still fits together.
+        return tuple(self._linear(op) if self._touches(op) else CLOSED for op in self.graph.ops)
+
+    def _touches(self, op: Op) -> bool:
+        return any(tensor in self.open for tensor in (*op.operands, *op.results))
+
+    def _linear(self, op: Op) -> Linear:
+        is_open = len(op.results) == 1 and op.results[0] in self.open
+        modes = tuple(mode for mode in self._modes(op) if any(op.operands[k] in self.open for k in mode))
+        if is_open and op.results[0] in self.zeros:
+            modes = ((), *modes)
+        return Linear(modes, is_open)
+
+    def _shrink_to_fixpoint(self) -> None:
+        """The greatest set of values that all fit together: start with every candidate, drop what cannot be partial."""
+        self.open = {
+            result
+            for op in self.graph.ops
+            if len(op.results) == 1
+            for result in op.results
+            if result not in self.closed and result not in self.always_zero and self.graph.tensors[result].dtype != "i1"
+        }
+        while True:
+            kept = {tensor for tensor in self.open if self._is_made(tensor) and self._is_read_linearly(tensor)}
+            kept -= {t for pair in self.tied if not set(pair) <= kept for t in pair}
+            if kept == self.open:
+                break
+            self.open = kept
+
+    def _is_made(self, tensor: int) -> bool:
+        op = self.graph.ops[self.producers[tensor]]
+        if tensor in self.zeros or _contracts(op, self.always_zero):
+            return True
+        return any(any(op.operands[k] in self.open for k in mode) for mode in self._modes(op))
+
+    def _is_read_linearly(self, tensor: int) -> bool:
+        readers = self.consumers[tensor]
+        return bool(readers) and all(self._reads_linearly(self.graph.ops[reader], tensor) for reader in readers)
+
+    def _reads_linearly(self, op: Op, tensor: int) -> bool:
+        places = {k for k, operand in enumerate(op.operands) if operand == tensor}
+        return any(places <= set(mode) for mode in self._modes(op))
+
+    def _modes(self, op: Op) -> list[tuple[int, ...]]:
+        """The linear modes whose operands are all open, or zeros that the operation can make for itself."""
+        return [
+            mode
+            for mode in linear_modes(op, self.graph.tensors, self.always_zero)
+            if all(op.operands[k] in self.open or self._makes_zero(op, op.operands[k]) for k in mode)
+        ]
+
+    def _makes_zero(self, op: Op, tensor: int) -> bool:
+        if tensor not in self.always_zero or self.producers[tensor] < 0:
+            return False
+        made = self.graph.ops[self.producers[tensor]]
+        return made.scope == op.scope and made.name in ("constant", "broadcast_in_dim")
+
+    def _worthwhile(self) -> set[int]:
+        """The open values of regions that can gain."""
+        region = _Regions()
+        gains: list[int] = []
+        for first, second in self.tied:
+            if first in self.open and second in self.open:
+                region.join(first, second)
+                gains.append(first)
+        for op in self.graph.ops:
+            for mode in self._modes(op):
+                inside = [op.operands[k] for k in mode if op.operands[k] in self.open]
+                linked = [*inside, *(result for result in op.results if result in self.open)]
+                for tensor in linked[1:]:
+                    region.join(linked[0], tensor)
+                if inside and (len(set(inside)) > 1 or self._saves(op, inside[0])):
+                    gains.append(inside[0])
+        winners = {region.of(tensor) for tensor in gains}
+        return {tensor for tensor in self.open if region.of(tensor) in winners}
+
+    def _saves(self, op: Op, operand: int) -> bool:
+        """Whether it is cheaper to take the sum behind `op` than before it."""
+        made = self.graph.ops[self.producers[operand]]
+        tensors = self.graph.tensors
+        return op.repeat < made.repeat or tensors[op.results[0]].size_bytes < tensors[operand].size_bytes
+
+
+def linear_modes(op: Op, tensors: Sequence[Tensor], zeros: Set[int] = frozenset()) -> tuple[tuple[int, ...], ...]:
+    """Sets of operand positions in which `op` is linear together, from what it is alone; `zeros` are known zeros."""
+    if op.rule is None or len(op.results) != 1 or not _is_exact(op, tensors):
+        return ()
+    if op.name in _IN_FIRST:
+        return ((0,),)
+    if op.name in _IN_BOTH:
+        return ((0, 1),)
+    if op.name in _IN_EITHER:
+        return ((0,), (1,))
+    if op.name == "concatenate":
+        return (tuple(range(len(op.operands))),)
+    if op.name == "select":
+        return ((1, 2),)
+    if op.name == "reduce" and op.reducer == "add" and len(op.operands) == 2 and op.operands[1] in zeros:
+        return ((0,),)
+    if op.name == "pad" and op.operands[1] in zeros:
+        return ((0,),)
+    if op.name == "scatter" and op.reducer == "add" and len(op.operands) == 3:
+        return ((0, 2),)
+    return ()
+
+
+def _is_exact(op: Op, tensors: Sequence[Tensor]) -> bool:
+    """Whether terms give what the sum gives, up to the order of additions. A sum of rounded terms does not."""
+    if op.name == "convert":
+        source, target = tensors[op.operands[0]], tensors[op.results[0]]
+        return _is_float(source) and _is_float(target) and target.itemsize >= source.itemsize
+    return op.name != "divide" or _is_float(tensors[op.results[0]])
+
+
+def _is_float(tensor: Tensor) -> bool:
+    return tensor.dtype.startswith(("f", "bf", "complex"))
+
+
+def _contracts(op: Op, zeros: Set[int]) -> bool:
+    """Whether splitting a contracted factor leaves terms of the result. What is not zero to begin with would enter the
+    sum once for each device."""
+    if op.rule is None or not op.rule.reduction or op.reducer != "add" or len(op.results) != 1:
+        return False
+    if op.name == "reduce":
+        return len(op.operands) == 2 and op.operands[1] in zeros
+    if op.name == "scatter":
+        return len(op.operands) == 3 and op.operands[0] in zeros
+    return op.name in ("dot_general", "convolution")
+
+
+def _zeros(graph: OpGraph) -> frozenset[int]:
+    """Tensors whose elements are all zero, as far as that is plain."""
+    found: set[int] = set()
+    for op in graph.ops:
+        if op.zero or (op.name in _KEEPS_ZEROS and op.operands[0] in found):
+            found.update(op.results)
+    return frozenset(found)
+
+
+class _Regions:
+    """Disjoint sets of tensors."""
+
+    def __init__(self) -> None:
+        self._parent: dict[int, int] = {}
+
+    def of(self, tensor: int) -> int:
+        path = []
+        while (parent := self._parent.get(tensor, tensor)) != tensor:
+            path.append(tensor)
+            tensor = parent
+        self._parent.update(dict.fromkeys(path, tensor))
+        return tensor
+
+    def join(self, first: int, second: int) -> None:
+        self._parent[self.of(first)] = self.of(second)
