@@ -35,6 +35,7 @@ def optimize(
     unroll: bool = True,
     annotations: str = "keep",
     constraints: str | os.PathLike[str] | None = None,
+    memory_budget: int | str = "",
     on_phase: Callable[[str], None] | None = None,
     handler: Handler | None = None,
 ) -> Plan:
@@ -57,6 +58,7 @@ def optimize(
     unroll         turn loops over layers into straight code first, so that stages can cut between layers
     annotations    shardings that the model asks for: "keep" obeys what fits, "require" all of them, "drop" none
     constraints    a file of constraints on shardings (docs/constraints.md)
+    memory_budget  bytes that a device may hold, such as "512MiB", instead of a share of what the cluster says
 
     `on_phase(name)` is told when a phase begins; `handler` gets warnings and remarks. Raises UserError.
     """
@@ -76,6 +78,7 @@ def optimize(
         unroll=unroll,
         annotations=annotations,
         constraints=constraints_text(constraints),
+        memory_budget=str(memory_budget),
     )
     return replace(make_plan(model, options, on_phase=on_phase, handler=handler), source=model)
 

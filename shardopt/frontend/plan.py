@@ -58,6 +58,7 @@ class PlanOptions:
     explain: str = ""
     annotations: str = "keep"
     constraints: str = ""
+    memory_budget: str = ""
 
     def for_phase(self, phase: str) -> str:
         """The options of one phase, as pipeline text."""
@@ -89,6 +90,7 @@ class PlanOptions:
                 "explain": self.explain or None,
                 "annotations": asked,
                 "constraints": self.constraints or None,
+                "memory-budget": self.memory_budget or None,
             },
             "schedule": {"schedule": self.schedule},
         }.get(phase, {})  # type: ignore[assignment]

@@ -54,19 +54,19 @@ def too_small(graph: MeshGraph, problem: IntraOpProblem, found: Fit, limit: int,
         f"mesh '{graph.mesh.name}' does not fit into {format_bytes(limit)} a device ({missing}); "
         f"the smallest budget found to work is {format_bytes(least.peak_bytes)}, {smallest}"
     )
-    held = "; ".join(_holders(problem, least.plan, at))
+    held = "; ".join(_holders(graph, problem, least.plan, at))
     note = f"the smallest peak is reached at '{least.plan.graph.ops[op].name}', where a device holds {held}"
     return pm.error(graph.reader.handles[op], said, notes=[(graph.reader.handles[op], note)])
 
 
-def _holders(problem: IntraOpProblem, plan: IntraOpPlan, at: int) -> Iterator[str]:
+def _holders(graph: MeshGraph, problem: IntraOpProblem, plan: IntraOpPlan, at: int) -> Iterator[str]:
     """The largest of what is held at a position, and how much more there is."""
-    graph, mesh = plan.graph, plan.mesh
-    lives, scratch = with_gaps(graph, mesh, problem.lifetimes, plan.shardings, plan.rematerialized)
-    copies = find_copies(graph, mesh, plan.strategies, plan.shardings, plan.made_anywhere, plan.fresh, problem.order)
+    ops, mesh = plan.graph, plan.mesh
+    lives, scratch = with_gaps(ops, mesh, problem.lifetimes, plan.shardings, plan.rematerialized)
+    copies = find_copies(ops, mesh, plan.strategies, plan.shardings, plan.made_anywhere, plan.fresh, problem.order)
     held = [
         (
-            live.count * local_bytes(graph, mesh, live.tensor, plan.shardings[live.tensor]),
+            live.count * local_bytes(ops, mesh, live.tensor, plan.shardings[live.tensor]),
             live.tensor,
             f"{plan.shardings[live.tensor]}" + (f" for {live.count} microbatches" if live.count > 1 else ""),
         )
@@ -80,15 +80,16 @@ def _holders(problem: IntraOpProblem, plan: IntraOpPlan, at: int) -> Iterator[st
     ]
     held.sort(key=lambda item: (-item[0], item[1]))
     for size, tensor, how in held[:_MOST_HOLDERS]:
-        shape = "x".join(map(str, (*graph.tensors[tensor].shape, graph.tensors[tensor].dtype)))
-        yield f"{size} bytes of {_origin(problem, tensor)} (tensor<{shape}>, {how})"
+        shape = "x".join(map(str, (*ops.tensors[tensor].shape, ops.tensors[tensor].dtype)))
+        yield f"{size} bytes of {_origin(graph, problem, tensor)} (tensor<{shape}>, {how})"
     if rest := held[_MOST_HOLDERS:]:
         yield f"{int(np.sum([size for size, *_ in rest]))} bytes in {len(rest)} others"
 
 
-def _origin(problem: IntraOpProblem, tensor: int) -> str:
+def _origin(graph: MeshGraph, problem: IntraOpProblem, tensor: int) -> str:
     maker = problem.tables.producers[tensor]
     if maker < 0:
-        return f"input {problem.inputs.index(tensor)}"
+        number = next((number for number, argument in graph.arguments.items() if argument == tensor), None)
+        return "a value from another mesh" if number is None else f"argument {number}"
     op = problem.tables.graph.ops[maker]
     return f"'{op.name}'"

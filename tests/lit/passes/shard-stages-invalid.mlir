@@ -28,7 +28,7 @@ func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {
 // CHECK-SAME: the smallest budget found to work is 4000000000 bytes (3.73 GiB), and none below does
 // CHECK: note: the smallest peak is reached at 'negate', where a device holds
 // BUDGET: error: mesh 'mesh' does not fit into 1500000000 bytes (1.40 GiB) a device (at least 2500000000 bytes too few)
-// CHECK-SAME: 2000000000 bytes of input 1 (tensor<8000000000xi8>, [{"x"}])
+// CHECK-SAME: 2000000000 bytes of argument 1 (tensor<8000000000xi8>, [{"x"}])
 func.func public @main(%x: tensor<4000000000xi8>, %y: tensor<8000000000xi8>) -> tensor<4000000000xi8> {
   %0 = stablehlo.negate %x : tensor<4000000000xi8>
   return %0 : tensor<4000000000xi8>
