@@ -210,9 +210,6 @@ def _search(src: Sharding, dst: Sharding, axis_sizes: tuple[int, ...]) -> tuple[
     Every state splits each dimension into a number of tiles that divides the one of `src` or of `dst`, so whatever
     shape `src` and `dst` fit, the states between fit too.
     """
-    sizes = {f"{number}": size for number, size in enumerate(axis_sizes)}
-    whole = math.prod(sizes.values()) ** 2  # bytes in units that keep every fraction below an integer
-    target = whole // math.prod(sizes[axis] for axis in dst.axes)
     queue: list[tuple[int, int, int, int, Sharding, tuple]] = [(0, 0, 0, 0, src, ())]
     best: dict[Sharding, tuple[int, int]] = {src: (0, 0)}
     pushed = 0
@@ -222,18 +219,33 @@ def _search(src: Sharding, dst: Sharding, axis_sizes: tuple[int, ...]) -> tuple[
             return path
         if best[state] < (moved, steps):
             continue
-        local = whole // math.prod(sizes[axis] for axis in state.axes)
-        for kind, over, after in _moves(state, dst, sizes):
-            n = math.prod(sizes[axis] for axis in over)
-            wire, full = _wire_and_full(kind, n, local)
-            cost = (moved + wire, steps + (kind != _SLICE))
+        for wire, left, step in _priced_moves(state, dst, axis_sizes):
+            after = step[-1]
+            cost = (moved + wire, steps + (step[0] != _SLICE))
             if after not in best or cost < best[after]:
                 best[after] = cost
                 pushed += 1  # ties resolve in the order of discovery, so the answer does not depend on hashing
-                # Only gathers make what a device holds larger, by as much as they send.
-                least = cost[0] + max(0, target - whole // math.prod(sizes[axis] for axis in after.axes))
-                step = (kind, over, full / whole, after)
-                heapq.heappush(queue, (least, cost[1], pushed, cost[0], after, (*path, step)))
+                heapq.heappush(queue, (cost[0] + left, cost[1], pushed, cost[0], after, (*path, step)))
+
+
+@cache
+def _priced_moves(
+    state: Sharding, dst: Sharding, axis_sizes: tuple[int, ...]
+) -> tuple[tuple[int, int, tuple[str, Axes, float, Sharding]], ...]:
+    """Each move with what one device sends, the least that it has to send afterwards, and the step as in `_chain`.
+
+    Searches for one target from many sources pass through the same states.
+    """
+    sizes = {f"{number}": size for number, size in enumerate(axis_sizes)}
+    whole = math.prod(axis_sizes) ** 2  # bytes in units that keep every fraction below an integer
+    local, target = (whole // _tiles(sharding.axes, sizes) for sharding in (state, dst))
+    found = []
+    for kind, over, after in _moves(state, dst, sizes):
+        wire, full = _wire_and_full(kind, _tiles(over, sizes), local)
+        # Only gathers make what a device holds larger, by as much as they send.
+        left = max(0, target - whole // _tiles(after.axes, sizes))
+        found.append((wire, left, (kind, over, full / whole, after)))
+    return tuple(found)
 
 
 def _wire_and_full(kind: str, n: int, local: int) -> tuple[int, int]:
