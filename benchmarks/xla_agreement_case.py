@@ -13,6 +13,7 @@ import argparse
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -135,6 +136,11 @@ def check(source: Path | bytes, case: Case, formats: Sequence[str] = FORMATS) ->
 
 
 def _bytecode(module: ir.Module) -> bytes:
+    """The module with f16 for bf16, which the CPU backend would compute, and exchange, as f32: a matter of that backend
+    and not of the plan. Both have two bytes, and nobody runs the result."""
+    text = module.operation.get_asm()
+    if "bf16" in text:
+        module = ir.Module.parse(re.sub(r"\bbf16\b|(?<=x)bf16\b", "f16", text), module.context)
     buffer = io.BytesIO()
     module.operation.write_bytecode(buffer)
     return buffer.getvalue()
