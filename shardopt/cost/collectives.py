@@ -141,11 +141,25 @@ def resharding_steps(
 
     Raises ValueError where no chain exists: nothing becomes partial by moving data.
     """
+    return tuple(step for step, _ in resharding_path(src, dst, mesh, shape, itemsize) if step is not None)
+
+
+def resharding_path(
+    src: Sharding, dst: Sharding, mesh: Mesh, shape: tuple[int, ...], itemsize: int
+) -> tuple[tuple[Step | None, Sharding], ...]:
+    """The chain of `resharding_steps` with the sharding after each step; None for slices, which move nothing."""
     if not can_reshard(src, dst):
         raise ValueError(f"expected a sum along axes of {src} to stay open, found {dst}")
     total = math.prod(shape) * itemsize
     chain = _chain(src, dst, mesh.axes)
-    return tuple(Step(kind, axes, total * share) for kind, axes, share, _ in chain if kind != _SLICE)
+    found: list[tuple[Step | None, Sharding]] = []
+    for kind, axes, share, after in chain:
+        if kind == _SLICE and found and found[-1][0] is None:
+            found.pop()  # one slice takes all that can be sliced
+        found.append((None if kind == _SLICE else Step(kind, axes, total * share), after))
+    if found and found[-1][1] != dst:
+        found[-1] = (found[-1][0], dst)  # the same tiles, with axes of size one
+    return tuple(found)
 
 
 def can_reshard(src: Sharding, dst: Sharding) -> bool:
@@ -158,12 +172,7 @@ def resharding_stops(src: Sharding, dst: Sharding, mesh: Mesh) -> tuple[Sharding
 
     A partitioner that is only told `src` and `dst` may not find the chain; told these too it has single steps to take.
     """
-    chain = _chain(src, dst, mesh.axes)
-    return tuple(
-        after
-        for (kind, *_, after), (following, *_) in itertools.pairwise(chain)
-        if kind != _SLICE or following != _SLICE
-    )
+    return tuple(after for _, after in resharding_path(src, dst, mesh, (), 1)[:-1])
 
 
 def steps_seconds(cluster: Cluster, mesh: Mesh, steps: Sequence[Step]) -> float:

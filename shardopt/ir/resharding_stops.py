@@ -49,24 +49,24 @@ def insert_stops(
 ) -> dict[ir.Value, Sharding]:
     """Insert the stops before the first reader that needs them; the new values and their shardings.
 
-    `wanted[k]` are the operand shardings of operation k of the reader. Readers in one fragment share stops; in the
-    fragment that makes them, tensors of `skip` are left alone.
+    `wanted[k]` are the operand shardings of operation k of the reader. Readers in one scope share the stops by which
+    their ways begin; in the fragment that makes them, tensors of `skip` are left alone.
     """
     home = {result: op.group for op in reader.ops for result in op.results}
     added: dict[ir.Value, Sharding] = {}
-    last_stop: dict[tuple[ir.Value, Sharding, tuple[int, int]], ir.Value] = {}
+    after: dict[tuple[ir.Value, Sharding, tuple[int, int]], ir.Value] = {}
     for number, (op, handle) in enumerate(zip(reader.ops, reader.handles, strict=True)):
         # Values that regions capture stand behind the operands; what reads them is replicated.
         for position, tensor in enumerate(op.operands[: len(handle.operands)]):
             target = wanted[number][position]
             if shardings[tensor] == target or (tensor in skip and home[tensor] == op.group):
                 continue
-            key = (handle.operands[position], target, op.scope)
-            if key not in last_stop:
-                last_stop[key] = handle.operands[position]
-                for stop in (*resharding_stops(shardings[tensor], target, mesh), target):
-                    last_stop[key] = identity(last_stop[key], handle.location, ir.InsertionPoint(handle)).result
-                    added[last_stop[key]] = stop
-            if last_stop[key] != handle.operands[position]:
-                handle.operands[position] = last_stop[key]
+            value = handle.operands[position]
+            for stop in (*resharding_stops(shardings[tensor], target, mesh), target):
+                key = (value, stop, op.scope)
+                if key not in after:
+                    after[key] = identity(value, handle.location, ir.InsertionPoint(handle)).result
+                    added[after[key]] = stop
+                value = after[key]
+            handle.operands[position] = value
     return added

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardopt.cost.cluster import Cluster
-from shardopt.cost.collectives import Step, resharding_steps
+from shardopt.cost.collectives import Step, resharding_path
 from shardopt.cost.graph import OpGraph
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.summary import CostSummary
@@ -81,23 +81,25 @@ def find_communication(
     made_anywhere: Set[int],
     fresh: FreshCopies = frozenset(),
 ) -> tuple[Communication, ...]:
-    """All collectives in program order. Readers of one scope that want a value in the same sharding share the
-    resharding, as they do in the compiled module, unless one is named in `fresh`; the solver, which sees pairs only,
-    counts it for each."""
+    """All collectives in program order. Readers of one scope share the steps by which their chains begin, as they do in
+    the compiled module, unless one is named in `fresh`; the solver, which sees pairs only, counts them for each."""
     found: list[Communication] = []
-    done: set[tuple[int, Sharding, tuple[int, int]]] = set()
+    done: set[tuple[int, tuple[Sharding, ...], tuple[int, int]]] = set()
     for index, strategy in strategies.items():
         op = graph.ops[index]
         for tensor, wanted in zip(op.operands, strategy.operands, strict=True):
             if tensor in made_anywhere or shardings[tensor] == wanted:
                 continue
-            if (tensor, wanted, op.scope) in done and (tensor, wanted, index) not in fresh:
-                continue
-            done.add((tensor, wanted, op.scope))
             shape, itemsize = graph.tensors[tensor].shape, graph.tensors[tensor].itemsize
-            for step in resharding_steps(shardings[tensor], wanted, mesh, shape, itemsize):
-                seconds = communication_seconds(cluster, mesh, (step,))
-                found.append(Communication(index, tensor, step, seconds, reduces=False))
+            way: tuple[Sharding, ...] = ()
+            for step, after in resharding_path(shardings[tensor], wanted, mesh, shape, itemsize):
+                way = (*way, after)
+                if (tensor, way, op.scope) in done and (tensor, wanted, index) not in fresh:
+                    continue
+                done.add((tensor, way, op.scope))
+                if step is not None:
+                    seconds = communication_seconds(cluster, mesh, (step,))
+                    found.append(Communication(index, tensor, step, seconds, reduces=False))
         for step in strategy.collectives:
             seconds = communication_seconds(cluster, mesh, (step,))
             found.append(Communication(index, op.results[0], step, seconds, reduces=True))
