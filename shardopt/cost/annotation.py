@@ -15,6 +15,9 @@ import numpy as np
 
 from shardopt.cost.mesh import Mesh, Sharding
 
+# Device ids that a message shows.
+_MAX_LISTED = 16
+
 
 @dataclass(frozen=True)
 class Annotation:
@@ -106,7 +109,9 @@ class Annotation:
             dims.append("{" + ", ".join([*(f'"{axis}"' for axis in dim), *marks]) + "}")
         kept = ", replicated={" + ", ".join(f'"{axis}"' for axis in self.replicated) + "}" if self.replicated else ""
         over = ", ".join(f"{name}={size}" for name, size in self.axes)
-        return f"[{', '.join(dims)}]{kept}" + (f" over {over}" if over else "")
+        listed = ", ".join(map(str, self.devices[:_MAX_LISTED])) + (", …" if len(self.devices) > _MAX_LISTED else "")
+        on = f" on devices {listed}" if self.devices else ""
+        return f"[{', '.join(dims)}]{kept}" + (f" over {over}{on}" if over else "")
 
 
 @lru_cache(maxsize=65536)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from jaxlib.mlir import ir
 
+from shardopt.dialect.mpmd import is_mesh_tensor
 from shardopt.ir.program import terminator
 from shardopt.ir.rewriting import defining
 
@@ -30,9 +31,9 @@ def place_of_result(main: ir.Operation, number: int, callees: Mapping[str, ir.Op
     what another mesh sent)."""
     last = terminator(main.regions[0].blocks[0])
     value = last.operands[number]
+    if not is_mesh_tensor(value.type):
+        return Place(last, number)
     maker = defining(value)
-    if maker is None or not maker.name.startswith("mpmd."):
-        return value if maker is None else Place(last, number)
     while maker is not None and maker.name != "mpmd.transfer":
         operand = ir.OpResult(value).result_number
         last = terminator(_body(maker, callees))

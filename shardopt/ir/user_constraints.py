@@ -29,7 +29,7 @@ from shardopt.ir.control_flow import CONTROL_FLOW, planned_operations
 from shardopt.ir.diagnostics import Located, position_of
 from shardopt.ir.graph import GraphReader
 from shardopt.ir.program import terminator
-from shardopt.ir.rewriting import functions, identity, operations, symbol_name
+from shardopt.ir.rewriting import defining, functions, identity, operations, symbol_name
 
 _RESULT_INFO = "jax.result_info"
 # Names listed when a pattern matches none of them.
@@ -104,9 +104,9 @@ class Demands:
         self._markers: dict[ir.Value, ir.Value] = {}  # a value whose only reader is a marker -> the marker's result
         self._forbidden: dict[ir.Operation, frozenset[str]] = {}
         self._matched: set[Entry] = set()
+        self._read_signature()
         for block, mesh in blocks:
             self._read_markers(block, mesh)
-        self._read_signature()
         for block, mesh in blocks:
             self._read_ops(block, mesh)
         self._check_matched()
@@ -146,7 +146,7 @@ class Demands:
         if not why and not shardings_that(agrees, mesh, shape):
             why = f"its tiles are not those of axes of mesh {mesh}"
         if why:
-            self.lost.append(Lost(where, mesh, f"{annotation}: {why}"))
+            self.lost.append(Lost(where, mesh, f"{annotation} of {_what(value)}: {why}"))
             return None
         self.obeyed += 1
         return Rule(f"the annotation {annotation}", where, agrees)
@@ -255,9 +255,9 @@ class Demands:
             try:
                 annotation = entry.annotation(len(shape), mesh)
             except ValueError as error:
-                raise DemandError(where, f"{entry}: {error}") from None
+                raise DemandError(where, f"{entry}: {error}, for {_what(value)}") from None
             if why := annotation.misfit(mesh, shape):
-                raise DemandError(where, f"{entry}: sharding {annotation} does not fit: {why}")
+                raise DemandError(where, f"{entry}: sharding {annotation} does not fit {_what(value)}: {why}")
             rules.append(Rule(f"{entry}: {annotation}", where, _agreement(annotation, mesh)))
         if forbid and entry.forbid:
             self._check_forbidden(entry)
@@ -300,10 +300,11 @@ class Demands:
             return found
         alone = [rule for rule in rules if not shardings_that(rule.allows, mesh, shape)]
         if alone:
-            raise DemandError(alone[0].where, f"{alone[0].source}: no sharding on mesh {mesh} agrees")
+            said = f"{alone[0].source}: no sharding of {_what(value)} on mesh {mesh} agrees"
+            raise DemandError(alone[0].where, said)
         first, *others = rules
         second = next((r for r in others if not _together(first, r, mesh, shape)), others[-1])
-        said = f"{first.source} and {second.source} contradict each other on mesh {mesh}"
+        said = f"{first.source} and {second.source} contradict each other for {_what(value)} on mesh {mesh}"
         raise DemandError(first.where, said, [(second.where, "the other stands here")])
 
 
@@ -320,6 +321,18 @@ def _read(where: Located, attr: ir.Attribute) -> Annotation:
         return read_annotation(attr)
     except ValueError as error:
         raise DemandError(where, str(error)) from None
+
+
+def _what(value: ir.Value) -> str:
+    """The words for a value in messages; a marker stands for what it hands on."""
+    op = defining(value)
+    while op is not None and is_marker(op):
+        value = op.operands[0]
+        op = defining(value)
+    if op is not None:
+        return f"the result of '{op.name}'"
+    name = position_of(value).name
+    return f"argument {ir.BlockArgument(value).arg_number}" + (f" '{name}'" if name else "")
 
 
 def _shape(value: ir.Value) -> tuple[int, ...]:
