@@ -118,4 +118,6 @@ def body_of(block: ir.Block) -> list[ir.Operation]:
 
 def terminator(block: ir.Block) -> ir.Operation:
     # The list of operations counts from the front, which for each result of a large @main would take seconds.
-    return ir.InsertionPoint.at_block_terminator(block).ref_operation.operation
+    last = ir.InsertionPoint.at_block_terminator(block).ref_operation
+    assert last is not None  # at_block_terminator raises where there is none
+    return last.operation
