@@ -1,0 +1,246 @@
+"""Sums that stay open: over microbatches, between projections, in random programs; counted and run by XLA."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxlib.mlir import ir
+
+from shardopt.cost.cluster import Cluster
+from shardopt.cost.hlo import module_traffic
+from shardopt.cost.mesh import parse_mesh
+from shardopt.dialect.cluster import write_cluster
+from shardopt.dialect.exported_form import read_exported
+from shardopt.dialect.exported_program import StageFunction
+from shardopt.dialect.sharded_form import read_cost
+from shardopt.frontend.plan import Plan, PlanOptions, make_plan
+from shardopt.ir.context import make_context
+from shardopt.ir.io import load_module
+from shardopt.ir.rewriting import functions, operations
+from shardopt.ir.shardy import to_shardy
+from shardopt.passes.base import PassContext
+from shardopt.passes.shard_stages import ShardStages
+from shardopt.pipeline.manager import run_pipeline
+from shardopt.runtime.driver import open_run, prepare
+from shardopt.runtime.reference import compare, run_reference
+from shardopt.runtime.xla import XlaMesh
+from tests.e2e.models import export_step
+from tests.e2e.test_sharding_against_xla import (
+    FAST,
+    SLOW,
+    Compiled,
+    check_numbers,
+    mlp,
+    reduced,
+    stage_function,
+    tensors_by_kind,
+)
+
+Model = tuple[bytes, list[np.ndarray]]
+
+TOLERANCE = 1e-4
+# Links are what costs: adding up whole gradients in memory is cheaper than moving parts of them.
+LINKS = """
+name: links
+hosts: 1
+devices_per_host: 4
+device:
+  name: d
+  peak_flops: {f32: 1.0e+8}
+  memory_bytes: 2147483648
+  memory_bandwidth: 1.0e+11
+intra_host: {latency_seconds: 1.0e-6, bandwidth_bytes_per_second: 1.0e+8}
+inter_host: {latency_seconds: 1.0e-6, bandwidth_bytes_per_second: 1.0e+8}
+dispatch_seconds: 0.0
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cluster") / "links.yaml"
+    path.write_text(LINKS)
+    return path
+
+
+def plan_of(model: Model, cluster: Path, **options: Any) -> Plan:
+    """One stage on four devices in a row, with the last two arguments as the batch."""
+    count = len(model[1])
+    chosen = {"stages": 1, "logical_shape": "1x4", "batch_args": f"{count - 2}:0,{count - 1}:0", **options}
+    return make_plan(model[0], PlanOptions(str(cluster), **chosen))
+
+
+def traffic_of(plan: Plan) -> dict[str, dict[str, int]]:
+    """What each compiled stage function exchanges: tensors by kind."""
+    found = {}
+    with make_context() as context:
+        exported = read_exported(load_module(plan.module, context))
+        for function in exported.functions:
+            loaded = XlaMesh(exported.meshes[0]).compile(function, quick=True)._loaded
+            text = loaded.hlo_modules()[0].to_string()
+            found[function.name] = tensors_by_kind(module_traffic(text, exported.meshes[0]))
+    return found
+
+
+def planned(plan: Plan) -> dict[str, int]:
+    """What the plan says about one execution of every fragment, as `folded`."""
+    with make_context() as context:
+        module = load_module(dict(plan.phases)["shard"].encode(), context)
+        fragments = operations(module.operation, ["mpmd.fragment"])
+        return folded(tensors_by_kind(read_cost(op).traffic) for op in fragments)
+
+
+def folded(parts: Iterable[dict[str, int]]) -> dict[str, int]:
+    """Tensors by kind, with sums in one number: XLA's CPU backend writes a reduce-scatter as all-reduce and slice."""
+    total: Counter[str] = Counter()
+    for counts in parts:
+        for kind, number in counts.items():
+            total["sums" if "reduce" in kind else kind] += number
+    return dict(sorted(total.items()))
+
+
+def run_and_compare(plan: Plan, model: Model) -> None:
+    with make_context() as context:
+        program = prepare(load_module(plan.module, context))
+        reference = run_reference(load_module(model[0], context), model[1])
+    with open_run(program, checked_steps=1, quick_compile=True) as run:
+        run.load(model[1])
+        rows = compare(list(run.step()), reference)
+    assert [row for row in rows if not row.within(TOLERANCE)] == []
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 4])
+def test_gradients_are_summed_up_once_a_step(microbatches: int, cluster: Path) -> None:
+    """Five gradients and losses: with a loop nothing is reduced in its body, and each once behind it."""
+    model = mlp(1024, 32, 2)
+    plan = plan_of(model, cluster, microbatches=microbatches)
+    found = traffic_of(plan)
+    body, update = reduced(found["stage0_fwd"]), reduced(found["stage0_update"])
+    assert (body, update) == ((5, 0) if microbatches == 1 else (0, 5))
+    assert planned(plan) == folded(found.values())
+    run_and_compare(plan, model)
+
+
+@cache
+def with_momentum(batch: int, hidden: int) -> Model:
+    """A training step of two layers with momentum."""
+
+    def loss_fn(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        for weight in params:
+            x = jnp.tanh(x @ weight)
+        return jnp.mean((x - y) ** 2)
+
+    def step(params: Any, momentum: Any, x: jax.Array, y: jax.Array) -> Any:
+        loss, grads = jax.value_and_grad(loss_fn)(params, x, y)
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g * g, momentum, grads)
+        params = jax.tree.map(lambda p, m, g: p - 0.1 * g / (1 + m), params, momentum, grads)
+        return params, momentum, loss
+
+    keys = jax.random.split(jax.random.key(0), 4)
+    params = [0.2 * jax.random.normal(key, (hidden, hidden)) for key in keys[2:]]
+    momentum = [jnp.zeros_like(weight) for weight in params]
+    return export_step(step, (params, momentum), tuple(jax.random.normal(key, (batch, hidden)) for key in keys[:2]))
+
+
+@pytest.mark.parametrize("preset", ["ilp", "zero2"])
+def test_zero_scatters_accumulated_gradients_onto_the_optimizer_state(preset: str, cluster: Path) -> None:
+    """The accumulators hold whole terms; behind the loop each is reduce-scattered onto the momentum's tiles, once for
+    both of its readers."""
+    model = with_momentum(1024, 32)
+    plan = plan_of(model, cluster, microbatches=4, intra_op=preset)
+    with make_context() as context:
+        exported = read_exported(load_module(plan.module, context))
+    shardings = [str(argument.value.spec.sharding) for argument in exported.arguments]
+    assert shardings[:4] == ["[{}, {}]"] * 2 + ['[{"y"}, {}]'] * 2
+    found = traffic_of(plan)
+    assert found["stage0_fwd"] == {}
+    assert reduced(found["stage0_update"]) == 3  # two gradients and the loss
+    assert found["stage0_update"]["all_gather"] == 2  # the new weights
+    run_and_compare(plan, model)
+
+
+@cache
+def projections(batch: int = 8, hidden: int = 64) -> Model:
+    """Three projections of one value, each followed by a nonlinearity and a product, whose results are added."""
+
+    def loss_fn(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        h = jnp.tanh(x @ params["in"])
+        out = sum(jax.nn.relu(h @ up) @ down for up, down in params["heads"])
+        return jnp.mean((jnp.tanh(out) - y) ** 2)
+
+    def step(params: Any, x: jax.Array, y: jax.Array) -> Any:
+        loss, grads = jax.value_and_grad(loss_fn)(params, x, y)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+
+    keys = jax.random.split(jax.random.key(0), 9)
+    up, down = (hidden, 2 * hidden), (2 * hidden, hidden)
+    params = {
+        "in": 0.1 * jax.random.normal(keys[0], (hidden, hidden)),
+        "heads": [
+            (0.1 * jax.random.normal(first, up), 0.1 * jax.random.normal(second, down))
+            for first, second in zip(keys[1:4], keys[4:7], strict=True)
+        ],
+    }
+    return export_step(step, (params,), tuple(jax.random.normal(key, (batch, hidden)) for key in keys[7:]))
+
+
+def test_projections_of_one_value_share_a_sum(cluster: Path) -> None:
+    """Weights are split by their inner dimension: what the three give is added up before it is summed over devices,
+    once forward and once backward."""
+    plan = plan_of(projections(), cluster)
+    found = traffic_of(plan)
+    assert found["stage0_fwd"]["all_reduce"] == 2
+    assert planned(plan) == folded(found.values())
+    run_and_compare(plan, projections())
+
+
+def compile_plain(model: Model, mesh: str, preset: str, cluster: Cluster) -> Compiled:
+    """As `compile_sharded`, with sums left open and through Shardy."""
+    with make_context() as context, ir.Location.unknown():
+        module = load_module(model[0], context)
+        run_pipeline(module, "builtin.module(shardopt-import)")
+        reference = run_reference(module, model[1])
+        write_cluster(module, cluster)
+        ShardStages(mesh=mesh, intra_op=preset, partial_sums="on").run(module, PassContext())  # type: ignore[arg-type]
+        run_pipeline(module, "builtin.module(shardopt-verify-sharded)")
+        placed = parse_mesh(mesh)
+        function = stage_function(module, placed)
+        plan = read_cost(next(functions(module))).traffic
+        to_shardy(module, placed)
+        buffer = io.BytesIO()
+        module.operation.write_bytecode(buffer)
+        function = replace(function, bytecode=buffer.getvalue())
+    loaded = XlaMesh(placed).compile(function)._loaded
+    found = module_traffic(loaded.hlo_modules()[0].to_string(), placed)
+    return Compiled(plan, found, placed, function, reference, model[1])
+
+
+def test_data_parallel_counts_hold_through_shardy() -> None:
+    """An MLP of six layers, as through GSPMD: twelve gradients and the loss."""
+    compiled = compile_plain(mlp(256, 32), "4x1", "data", FAST)
+    assert compiled.predicted == compiled.found == {"all_reduce": 13}
+    check_numbers(compiled)
+
+
+@pytest.mark.slow
+def test_tensor_parallel_counts_hold_through_shardy() -> None:
+    """One sum a layer boundary, and the loss."""
+    compiled = compile_plain(mlp(32, 256), "1x4", "ilp", SLOW)
+    assert reduced(compiled.found) == reduced(compiled.predicted) == 6
+    check_numbers(compiled)
+
+
+def test_gspmd_never_sees_an_open_sum() -> None:
+    """It would drop the sum without a word."""
+    function = StageFunction("f", b"{devices=[1,2]<=[2] last_tile_dims={unreduced}}", (), (), ())
+    with pytest.raises(ValueError, match="partial sums need Shardy's form"):
+        XlaMesh(parse_mesh("2")).compile(function)
