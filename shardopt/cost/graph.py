@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from shardopt.cost.windows import Window
+
 # The layer of an operation that belongs to none: whoever reads its result computes it again.
 SHARED = -1
 
@@ -51,7 +53,7 @@ class Op:
     `reducer` says how contracted factors combine: "add", "maximum", "minimum", … ; None where nothing contracts or the
     combination is not a single op. `group` is free for the reader's caller (layer, stage or -1). `repeat` counts all
     executions in a step, `trips` those in one execution of the group: more than one inside a loop. `zero` is set for a
-    constant of zeros.
+    constant of zeros. `windows` say what moves along the permutation factors of the rule, where that is known.
     """
 
     name: str
@@ -65,13 +67,13 @@ class Op:
     location: str = ""
     block: int = 0
     trips: int = 1
+    zero: bool = False
+    windows: tuple[Window, ...] = ()
 
     @property
     def scope(self) -> tuple[int, int]:
         """Operations of one scope can share what is made in it; `block` tells regions of loops and branches apart."""
         return self.group, self.block
-
-    zero: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from jaxlib.mlir.dialects import sdy
 from shardopt.cost.compute import op_flops
 from shardopt.cost.graph import MARKER, FactorRule, Op, OpGraph, Tensor
 from shardopt.dialect.annotation import is_marker
+from shardopt.ir.windows import read_windows
 
 _RULE = "sdy.sharding_rule"
 _COMBINERS = {"stablehlo.dot_general": "add", "stablehlo.convolution": "add", "stablehlo.gather": "add"}
@@ -221,13 +222,14 @@ class GraphReader:
                     self.bind(result, self.tensor(operand))
                 continue
             operands = [*op.operands, *free_values(op)] if len(op.regions) else list(op.operands)
+            rule = read_rule(op)
             self.handles.append(op)
             self.ops.append(
                 Op(
                     MARKER if is_marker(op) else op.name.removeprefix("stablehlo."),
                     tuple(self.tensor(v) for v in operands),
                     tuple(self.tensor(v) for v in op.results),
-                    read_rule(op),
+                    rule,
                     read_reducer(op),
                     read_flops(op),
                     group,
@@ -236,6 +238,7 @@ class GraphReader:
                     self.block,
                     self.trips,
                     _is_zero(op),
+                    read_windows(op, rule),
                 )
             )
 

@@ -61,13 +61,13 @@ from shardopt.passes.explanations import report_explanations, select_explained
 from shardopt.passes.memory_report import report_rematerialized, too_small
 from shardopt.solve.budget import fit
 from shardopt.solve.constraints import Constraints
+from shardopt.solve.factors import why_opaque
 from shardopt.solve.intra_op import IntraOpTables
 from shardopt.solve.intra_op_plan import IntraOpPlan
 from shardopt.solve.intra_op_presets import Roles, restrict
 from shardopt.solve.linear import find_linear
 from shardopt.solve.preset_data import data_parallel
 from shardopt.solve.problem import Solution
-from shardopt.solve.strategies import OPAQUE_OPS
 
 # Operations whose choice decides a plan; remarks on every elementwise operation would hide them.
 _EXPLAINED = frozenset({"dot_general", "convolution"})
@@ -282,16 +282,24 @@ def _report_strategies(graph: MeshGraph, tables: IntraOpTables, plan: IntraOpPla
 
 def _report_opaque(graph: MeshGraph, pm: PassContext) -> None:
     """One remark for each kind of operation that runs replicated, at the first of the kind."""
-    found: dict[str, list[ir.Operation]] = {}
+    found: dict[tuple[str, str], list[ir.Operation]] = {}
     for op, handle in zip(graph.reader.ops, graph.reader.handles, strict=True):
-        if op.rule is None or op.name in OPAQUE_OPS:
-            found.setdefault(handle.name, []).append(handle)
+        if why := why_opaque(op):
+            found.setdefault((_kind(handle), why), []).append(handle)
     for loop in graph.reader.guessed:
         said = f"a loop whose number of iterations depends on data is planned as if it ran {UNKNOWN_TRIPS} times"
         pm.remark("unknown-trip-count", loop, said)
-    for name, handles in found.items():
+    for (kind, why), handles in found.items():
         many = f" ({len(handles)} operations)" if len(handles) > 1 else ""
-        pm.remark("no-sharding-rule", handles[0], f"'{name}' cannot be partitioned and runs replicated{many}")
+        pm.remark("no-sharding-rule", handles[0], f"{kind} cannot be partitioned and runs replicated{many}: {why}")
+
+
+def _kind(op: ir.Operation) -> str:
+    """The operation by name; one that calls something by what it calls too."""
+    for name in ("call_target_name", "name"):
+        if op.name in ("stablehlo.custom_call", "stablehlo.composite") and name in op.attributes:
+            return f"'{op.name}' @{ir.StringAttr(op.attributes[name]).value}"
+    return f"'{op.name}'"
 
 
 def write_plans(

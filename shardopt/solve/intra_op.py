@@ -26,6 +26,7 @@ from shardopt.cost.residency import Residency
 from shardopt.cost.spans import timed
 from shardopt.solve.constraints import Constraints
 from shardopt.solve.execution_order import ExecutionOrder, execution_order
+from shardopt.solve.factors import is_opaque
 from shardopt.solve.intra_op_memory import (
     FreshCopies,
     Lifetime,
@@ -40,7 +41,7 @@ from shardopt.solve.intra_op_plan import IntraOpPlan, find_communication
 from shardopt.solve.linear import CLOSED, Linear
 from shardopt.solve.problem import Edge, Problem, Solution, Usage
 from shardopt.solve.repeated_layers import solve_repeated
-from shardopt.solve.strategies import Strategy, is_made_anywhere, is_opaque
+from shardopt.solve.strategies import Strategy, is_made_anywhere
 from shardopt.solve.strategies_tables import Column, OpStrategies, StrategyTables
 
 Tied = Iterable[tuple[int, int]]

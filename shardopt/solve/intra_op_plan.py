@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardopt.cost.cluster import Cluster
-from shardopt.cost.collectives import Step, resharding_path
+from shardopt.cost.collectives import PERMUTE, Step, resharding_path
 from shardopt.cost.graph import OpGraph
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.summary import CostSummary
@@ -102,5 +102,5 @@ def find_communication(
                     found.append(Communication(index, tensor, step, seconds, reduces=False))
         for step in strategy.collectives:
             seconds = communication_seconds(cluster, mesh, (step,))
-            found.append(Communication(index, op.results[0], step, seconds, reduces=True))
+            found.append(Communication(index, op.results[0], step, seconds, reduces=step.kind != PERMUTE))
     return tuple(found)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from shardopt.cost.errors import UserError
 from shardopt.cost.graph import Op, OpGraph
+from shardopt.solve.factors import shardable_factors
 from shardopt.solve.preset_base import Roles
-from shardopt.solve.strategies import shardable_factors
 
 # What cuts the batch into microbatches: the value of one microbatch is behind these.
 _BATCH_CUTTING = frozenset({"dynamic_slice", "reshape", "transpose"})

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 from shardopt.cost.graph import FactorRule, Op
 from shardopt.cost.mesh import Sharding
+from shardopt.solve.factors import shardable_factors
 from shardopt.solve.preset_base import Axes, Dims, Split, dims_of, in_full, strategies_that_split, tiles
 from shardopt.solve.preset_data import DataParallel
 from shardopt.solve.preset_weights import WeightUses, dim_of
-from shardopt.solve.strategies import shardable_factors
 
 # Operations whose result has the dimensions of their first operand, and that move or cut what lies along some.
 _LOCAL_MOVES = frozenset({"concatenate", "dynamic_slice", "dynamic_update_slice", "pad", "reverse", "slice"})

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardopt.cost.graph import Op, OpGraph
+from shardopt.solve.factors import shardable_factors
 from shardopt.solve.preset_flow import BatchFlow, leading_factor
-from shardopt.solve.strategies import shardable_factors
 
 _PRODUCTS = frozenset({"dot_general", "convolution"})
 

@@ -10,45 +10,23 @@ the terms, and its result is partial along the axis or made whole in the same wa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
 
 from shardopt.cost.cluster import Cluster
-from shardopt.cost.collectives import ALL_REDUCE, REDUCE_SCATTER, Step
+from shardopt.cost.collectives import ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Step
 from shardopt.cost.graph import MARKER, FactorRule, Op, Tensor
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.shardings import all_shardings as all_shardings
 from shardopt.cost.shardings import live_axes as live_axes
+from shardopt.cost.windows import exchanges, reach
+from shardopt.solve.factors import Axes, Split, is_feasible, shardable_factors
 from shardopt.solve.linear import CLOSED, Linear
 from shardopt.solve.strategies_cost import communication_seconds, compute_seconds
 
-Axes = tuple[str, ...]
-Split = Mapping[int, Axes]  # the axes of each factor that is split, major to minor
 Terms = Mapping[tuple[int, ...], Axes]  # the axes along which the operands of a linear mode are partial
-
-# Combinations that a collective can apply across devices.
-COLLECTIVE_REDUCERS = frozenset({"add", "maximum", "minimum", "multiply", "and", "or"})
-
-# Never partitioned, whatever their rule says: random bits depend on the layout of the generator, and XLA's partitioner
-# replicates around custom calls, control flow and the user's own collectives.
-OPAQUE_OPS = frozenset(
-    [
-        "all_gather",
-        "all_reduce",
-        "all_to_all",
-        "case",
-        "collective_broadcast",
-        "collective_permute",
-        "composite",
-        "if",
-        "reduce_scatter",
-        "rng",
-        "rng_bit_generator",
-        "while",
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -102,33 +80,12 @@ def op_strategies(
     )
 
 
-def shardable_factors(op: Op) -> tuple[int, ...]:
-    """Factors that may be split: all but those that need the whole dimension, move data along it, or leave partial
-    results that no collective combines. (Permutation factors would need an exchange of borders: not modelled.)"""
-    rule = op.rule
-    if rule is None or is_opaque(op):
-        return ()
-    whole = rule.need_replication | rule.permutation | rule.blocked
-    if op.reducer not in COLLECTIVE_REDUCERS:
-        whole |= rule.reduction
-    if op.name == "dynamic_update_slice":
-        # The rule lets dimensions be split that the update covers in part; XLA would gather the operand for that.
-        target, update = ({factor for dim in dims for factor in dim} for dims in rule.operands[:2])
-        whole |= target - update
-    return tuple(factor for factor, size in enumerate(rule.sizes) if size > 1 and factor not in whole)
-
-
 def is_made_anywhere(op: Op, operands: Sequence[Tensor]) -> bool:
     """Whether every reader can have the result in the sharding it wants for nothing: constants, iotas and broadcast
     scalars are made where they are used."""
     if op.name == "broadcast_in_dim":
         return not operands[0].shape
     return op.name in ("constant", "iota")
-
-
-def is_opaque(op: Op) -> bool:
-    """Whether the operation runs replicated for lack of a rule that can be used."""
-    return op.rule is None or op.name in OPAQUE_OPS
 
 
 def _splits(op: Op, mesh: Mesh, linear: Linear) -> Iterator[tuple[Split, Terms]]:
@@ -142,8 +99,13 @@ def _splits(op: Op, mesh: Mesh, linear: Linear) -> Iterator[tuple[Split, Terms]]
                 split[target] = (*split.get(target, ()), axis)
             elif target is not None:
                 terms[target] = (*terms.get(target, ()), axis)
-        if op.rule is None or all(op.rule.sizes[factor] % _tiles(mesh, over) == 0 for factor, over in split.items()):
+        if is_feasible(op, split, mesh) and not (terms and _moves(op, split)):
             yield split, terms
+
+
+def _moves(op: Op, split: Split) -> bool:
+    """Whether borders are exchanged, which nobody has tried on partial values."""
+    return any(window.factor in split for window in op.windows)
 
 
 def _shardings(
@@ -258,6 +220,7 @@ class _Pricer:
         final: tuple[Sharding, ...],
     ) -> Strategy:
         reduced = _reduced(self.op, split, terms, self.mesh)
+        borders = self._borders(split, operands)
         collectives: tuple[Step, ...] = ()
         if reduced and not final[0].partial:
             # A reduction of several operands at once (no single reducer) is never split, so there is one result here.
@@ -268,10 +231,23 @@ class _Pricer:
             final,
             (Sharding(results[0].dims, reduced),) if terms else results if collectives else final,
             reduced,
-            collectives,
+            (*borders, *collectives),
             self._compute_seconds(split, operands, results),
-            communication_seconds(self.cluster, self.mesh, collectives),
+            communication_seconds(self.cluster, self.mesh, (*borders, *collectives)),
         )
+
+    def _borders(self, split: Split, operands: tuple[Sharding, ...]) -> tuple[Step, ...]:
+        """Permutes that bring the elements of neighbours which windows reach."""
+        held = self._local_bytes(self.operands[0], operands[0]) if self.op.windows else 0.0
+        steps: list[Step] = []
+        for window in self.op.windows:
+            over = split.get(window.factor, ())
+            if over:
+                tiles = _tiles(self.mesh, over)
+                line = held * tiles / window.source
+                steps += [Step(PERMUTE, over, line * elements) for elements in exchanges(window, tiles)]
+                held = line * reach(window, tiles)
+        return tuple(steps)
 
     def _compute_seconds(self, split: Split, operands: tuple[Sharding, ...], results: tuple[Sharding, ...]) -> float:
         if self.op.name == MARKER:

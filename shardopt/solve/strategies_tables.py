@@ -56,7 +56,7 @@ class StrategyTables:
         """The strategies of `op`, the replicated one first; `tensors` are those of its graph."""
         operands = tuple(tensors[t] for t in op.operands)
         results = tuple(tensors[t] for t in op.results)
-        key = ("op", op.name, op.rule, op.reducer, op.flops, op.repeat, operands, results, linear)
+        key = ("op", op.name, op.rule, op.windows, op.reducer, op.flops, op.repeat, operands, results, linear)
         return self._remember(key, lambda: self._build(op, operands, results, linear))
 
     def marker(self, allowed: tuple[Sharding, ...]) -> OpStrategies:

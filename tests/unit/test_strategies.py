@@ -10,12 +10,12 @@ import pytest
 from shardopt.cost.collectives import ALL_REDUCE, REDUCE_SCATTER, all_reduce_seconds, reduce_scatter_seconds
 from shardopt.cost.graph import FactorRule, Op
 from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.solve.factors import shardable_factors
 from shardopt.solve.strategies import (
     Strategy,
     all_shardings,
     is_made_anywhere,
     op_strategies,
-    shardable_factors,
 )
 from shardopt.solve.strategies_tables import StrategyTables
 from tests.unit.op_graphs import CLUSTER, LINE, MESH, elementwise, f32, matmul, rule

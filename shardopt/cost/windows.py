@@ -1,0 +1,85 @@
+"""Windows that slide along a dimension, and the borders that devices exchange when the dimension is split.
+
+A convolution, a pooling, a slice or a padding reads, for each element of its result, a window of its operand. With both
+dimensions split into tiles, a device lacks the elements of its windows that lie in its neighbours' tiles: the halo.
+XLA's partitioner fetches it by collective-permutes, one for each neighbour on either side; all devices fetch as much as
+the one that needs most (xla/service/spmd/spmd_partitioner_util.cc, ExchangeHalo). Dimensions are dealt with one after
+the other, and a later one carries the borders of the earlier ones along.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Window:
+    """How factor `factor` of an operation moves along dimension `dim` of operand 0.
+
+    Element o of the result (`target` of them) reads elements o·stride - low + k·dilation for k < size of the operand,
+    whose `source` elements lie `spacing` apart (the places between them are empty). `mirrored` is the reversal of the
+    dimension. A `contracted` window is the other way round: the elements k are split, and every device needs all o.
+    """
+
+    factor: int
+    dim: int
+    source: int
+    target: int
+    size: int = 1
+    stride: int = 1
+    low: int = 0
+    spacing: int = 1
+    dilation: int = 1
+    mirrored: bool = False
+    contracted: bool = False
+
+
+def fits(window: Window, tiles: int) -> bool:
+    """Whether the dimension can be split so, with borders that are cheaper to fetch than the whole."""
+    split = window.size if window.contracted else window.target
+    if window.source % tiles or split % tiles:
+        return False
+    return window.mirrored or sum(halo(window, tiles)) + window.source // tiles < window.source
+
+
+def exchanges(window: Window, tiles: int) -> tuple[int, ...]:
+    """Elements along the dimension that each permute brings to a device; nothing where no window crosses a border."""
+    tile = window.source // tiles
+    if window.mirrored:
+        return (tile,)
+    found: list[int] = []
+    for rest in halo(window, tiles):
+        while rest > 0:
+            found.append(min(rest, tile))
+            rest -= tile
+    return tuple(found)
+
+
+def halo(window: Window, tiles: int) -> tuple[int, int]:
+    """Elements that a device needs from before and from behind its tile: the most of all devices but the first, and of
+    all but the last."""
+    spans = [_span(window, tiles, device) for device in range(tiles)]
+    tile = window.source // tiles
+    left = max((device * tile - first for device, (first, _) in enumerate(spans) if device), default=0)
+    right = max((last - (device + 1) * tile + 1 for device, (_, last) in enumerate(spans[:-1])), default=0)
+    return max(left, 0), max(right, 0)
+
+
+def reach(window: Window, tiles: int) -> int:
+    """Elements along the dimension that a device holds when its borders have come."""
+    if window.mirrored:
+        return window.source // tiles
+    return max(last - first + 1 for first, last in (_span(window, tiles, device) for device in range(tiles)))
+
+
+def _span(window: Window, tiles: int, device: int) -> tuple[int, int]:
+    """The first and the last element of the operand that a device reads."""
+    if window.contracted:
+        share = window.size // tiles
+        first = device * share * window.dilation - window.low
+        last = ((device + 1) * share - 1) * window.dilation + (window.target - 1) * window.stride - window.low
+    else:
+        share = window.target // tiles
+        first = device * share * window.stride - window.low
+        last = ((device + 1) * share - 1) * window.stride - window.low + (window.size - 1) * window.dilation
+    return -(-first // window.spacing), last // window.spacing
