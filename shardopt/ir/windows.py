@@ -97,7 +97,8 @@ def _pairs(op: ir.Operation, count: int) -> list[tuple[int, int]]:
     """Low and high padding of each dimension."""
     if "padding" not in op.attributes:
         return [(0, 0)] * count
-    numbers = list(ir.DenseIntElementsAttr(op.attributes["padding"]))
+    elements = ir.DenseIntElementsAttr(op.attributes["padding"])
+    numbers = [elements[k] for k in range(len(elements))]
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 

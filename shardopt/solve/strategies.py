@@ -10,7 +10,7 @@ the terms, and its result is partial along the axis or made whole in the same wa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
