@@ -99,13 +99,11 @@ class BudgetModel:
         tables = self.tables
         results, strategies = tables.graph.ops[op].results, tables.ops[op].strategies
         total = np.zeros(len(strategies), dtype=np.int64)
-        if all(strategy.unscattered == strategy.results for strategy in strategies):
-            return total
         for number, tensor in enumerate(results):
             column = tables.strategies.column(tuple(strategy.unscattered[number] for strategy in strategies))
-            size = tables.strategies.local_bytes(tables.graph.tensors[tensor], column)
-            differs = np.array([strategy.unscattered != strategy.results for strategy in strategies])
-            total += np.where(differs, size, 0)
+            before = tables.strategies.local_bytes(tables.graph.tensors[tensor], column)
+            after = tables.strategies.local_bytes(tables.graph.tensors[tensor], tables.ops[op].results[number])
+            total += np.where(before > after, before, 0)
         return total
 
     # ---- values computed again ----

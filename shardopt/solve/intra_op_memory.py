@@ -185,8 +185,10 @@ class Lifetimes:
         given = {*self.inputs, *self.aliases.values()}
         dying: dict[int, set[int]] = {}
         for live in held:
-            if live.tensor not in given:
-                dying.setdefault(live.stop - 1, set()).add(live.tensor)
+            last = max((self.position.get(op, len(self.order)) for op in self.readers[live.tensor]), default=-1)
+            # What is held for longer (outputs, arguments of a fragment, around a loop) is nobody's to write over.
+            if live.tensor not in given | self.outputs and live.stop == last + 1:
+                dying.setdefault(last, set()).add(live.tensor)
         for live in held:
             made_here = (
                 live.tensor not in given
@@ -240,10 +242,9 @@ def find_copies(
                 known = Copy(tensor, wanted, index, position, position, size)
             found[*key, number[key]] = replace(known, stop=position + 1)
         for tensor, before, after in zip(op.results, strategy.unscattered, strategy.results, strict=True):
-            if before != after:
-                whole.append(
-                    Copy(tensor, None, index, position, position + 1, local_bytes(graph, mesh, tensor, before))
-                )
+            size = local_bytes(graph, mesh, tensor, before)
+            if size > local_bytes(graph, mesh, tensor, after):
+                whole.append(Copy(tensor, None, index, position, position + 1, size))
     return (*found.values(), *whole)
 
 
