@@ -114,7 +114,7 @@ def problem_of(model: Model, mesh: str) -> IntraOpProblem:
 
 @pytest.mark.parametrize(("mesh", "recomputes"), [("1", True), ("4", False)])
 def test_the_example_costs_more_the_smaller_its_budget(mesh: str, recomputes: bool) -> None:
-    """No plan exceeds its budget. One device can only compute again; several find cheaper ways at first."""
+    """No plan exceeds its budget. One device can only compute again; on four, copies that are made anew are enough."""
     problem = problem_of(MODELS["gpt"](), mesh)
     whole = fit(problem, None).plan
     assert whole is not None
@@ -128,7 +128,7 @@ def test_the_example_costs_more_the_smaller_its_budget(mesh: str, recomputes: bo
         recomputed.append(len(result.plan.rematerialized))
     assert all(before <= after * 1.001 for before, after in pairwise(objectives))
     assert recomputed[0] == 0 and (max(recomputed) > 0) == recomputes
-    assert objectives[-1] > objectives[0] and len(objectives) == 4
+    assert len(objectives) == 4 and (objectives[-1] > objectives[0]) == recomputes
 
 
 def test_too_small_a_budget_names_the_operation_and_what_is_held() -> None:
