@@ -23,11 +23,16 @@ class Infeasible(Exception):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Rule:
-    """`choice[node] = table[choice[given[0]], …]`: how a removed node follows from nodes that are still there."""
+    """`choice[node] = table[choice[given[0]], …]`: how a removed node follows from nodes that are still there.
+
+    When strategies of a node were deleted, `given` is the node itself; `stand_in` then names, for each old strategy,
+    the new one that is never worse (-1 where the strategy was impossible).
+    """
 
     node: int
     given: tuple[int, ...]
     table: np.ndarray
+    stand_in: np.ndarray | None = None
 
 
 def replay(log: Sequence[Rule], choice: dict[int, int]) -> dict[int, int]:
@@ -36,6 +41,19 @@ def replay(log: Sequence[Rule], choice: dict[int, int]) -> dict[int, int]:
     for rule in reversed(log):
         choice[rule.node] = int(rule.table[tuple(choice[node] for node in rule.given)])
     return choice
+
+
+def project(log: Sequence[Rule], choice: Sequence[int]) -> dict[int, int] | None:
+    """Apply the reductions to an assignment: no worse strategies of the remaining nodes; None if it is not allowed."""
+    left = dict(enumerate(choice))
+    for rule in log:
+        if rule.stand_in is None:
+            del left[rule.node]
+            continue
+        left[rule.node] = int(rule.stand_in[left[rule.node]])
+        if left[rule.node] < 0:
+            return None
+    return left
 
 
 class FactorGraph:
@@ -71,8 +89,11 @@ class FactorGraph:
     def uses_memory(self, node: int) -> bool:
         return self.memory is not None and self.memory.uses(node)
 
-    def restrict(self, node: int, keep: np.ndarray, reason: str) -> None:
-        """Delete the strategies outside the mask `keep`. Raises Infeasible with `reason` if none would be left."""
+    def restrict(self, node: int, keep: np.ndarray, reason: str, instead: np.ndarray | None = None) -> None:
+        """Delete the strategies outside the mask `keep`. Raises Infeasible with `reason` if none would be left.
+
+        `instead` names a kept strategy for each; without it the deleted ones are impossible.
+        """
         if not keep.any():
             raise Infeasible(f"node {node} has no strategy left: {reason}")
         strategies = self.store.intern(np.flatnonzero(keep))
@@ -81,7 +102,8 @@ class FactorGraph:
             self.memory.take(node, strategies)
         for other, table in list(self.tables[node].items()):
             self._set(node, other, self.store.take_rows(table, strategies))
-        self.log.append(Rule(node, (node,), strategies))
+        position = np.where(keep, np.cumsum(keep) - 1, -1)
+        self.log.append(Rule(node, (node,), strategies, position if instead is None else position[instead]))
         self.changed_nodes[node] = None
 
     def link(self, u: int, v: int, table: np.ndarray) -> None:

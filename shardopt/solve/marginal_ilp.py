@@ -22,13 +22,21 @@ OPTIMAL_GAP = 1e-7
 
 
 def solve_marginal(
-    problem: Problem, *, time_limit_seconds: float | None = None, gap_tolerance: float = 0.0
+    problem: Problem,
+    *,
+    time_limit_seconds: float | None = None,
+    gap_tolerance: float = 0.0,
+    start: tuple[int, ...] | None = None,
 ) -> Solution:
     """Solve a problem whose nodes all have strategies, to optimality or to the relative `gap_tolerance`.
 
-    Deterministic unless the time limit (seconds) strikes.
+    `start` is an assignment that keeps the limit; the answer is no worse. Deterministic unless the time limit (seconds)
+    strikes.
     """
-    return _Search(problem, time_limit_seconds, gap_tolerance).run()
+    search = _Search(problem, time_limit_seconds, gap_tolerance)
+    if start is not None:
+        search.offer(start)
+    return search.run()
 
 
 class _Search:
@@ -52,7 +60,7 @@ class _Search:
                 if answer.status == "infeasible":
                     return self._solution("infeasible")
                 if answer.x is not None:
-                    self._offer(answer.x)
+                    self.offer(self._rounded(answer.x))
                 if self._gap() <= max(OPTIMAL_GAP, self.gap_tolerance):
                     return self._solution("optimal" if self._gap() <= OPTIMAL_GAP else "feasible")
                 if answer.status == "limit" or answer.x is None:
@@ -80,9 +88,11 @@ class _Search:
         pieces = np.split(x, starts[1:])
         return starts + np.array([int(piece.argmax()) for piece in pieces])
 
-    def _offer(self, x: np.ndarray) -> None:
-        """Round x, and keep the assignment if it is allowed and better."""
-        choice = tuple((self._chosen(x) - self.model.offsets[:-1]).tolist())
+    def _rounded(self, x: np.ndarray) -> tuple[int, ...]:
+        return tuple((self._chosen(x) - self.model.offsets[:-1]).tolist())
+
+    def offer(self, choice: tuple[int, ...]) -> None:
+        """Keep the assignment if it is allowed and better."""
         objective, _, feasible = evaluate(self.problem, choice)
         if feasible and objective < self.objective:
             self.choice, self.objective = choice, objective

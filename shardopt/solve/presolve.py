@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardopt.solve.factor_graph import FactorGraph, Infeasible, Rule, replay
+from shardopt.solve.factor_graph import FactorGraph, Infeasible, Rule, project, replay
 from shardopt.solve.memory_profile import MemoryProfile
 from shardopt.solve.problem import Edge, Problem
 
@@ -54,6 +54,13 @@ class Presolved:
         """The assignment of the original problem that belongs to one of the remaining problem."""
         full = replay(self.log, {node: choice[i] for i, node in enumerate(self.nodes)})
         return tuple(full[node] for node in range(self.num_nodes))
+
+    def project(self, choice: Sequence[int]) -> tuple[int, ...] | None:
+        """The inverse of `restore`, up to strategies that are never better; None for a choice that is not allowed."""
+        left = project(self.log, choice)
+        if left is None or self.problem is None:
+            return None
+        return tuple(left.get(node, 0) for node in self.nodes) + (0,) * (self.problem.num_nodes - len(self.nodes))
 
 
 def presolve(problem: Problem) -> Presolved:
@@ -203,13 +210,14 @@ def _drop_dominated(graph: FactorGraph) -> None:
             work += len(graph.memory.segments[node])
         if len(graph.costs[node]) ** 2 * work > _MAX_DOMINANCE_WORK:
             continue
-        dominated = _dominated(graph, node)
-        if dominated.any():
-            graph.restrict(node, ~dominated, "unreachable: a dominating strategy always stays")
+        instead = _dominators(graph, node)
+        kept = instead == np.arange(len(instead))
+        if not kept.all():
+            graph.restrict(node, kept, "unreachable: a dominating strategy always stays", instead)
 
 
-def _dominated(graph: FactorGraph, node: int) -> np.ndarray:
-    """Mask of strategies s for which a kept s2 has c(s2) - c(s) + Σ max_t (E(s2, t) - E(s, t)) <= 0 and less memory."""
+def _dominators(graph: FactorGraph, node: int) -> np.ndarray:
+    """For each strategy s itself, or a kept s2: c(s2) - c(s) + Σ max_t (E(s2, t) - E(s, t)) <= 0 and less memory."""
     cost = graph.costs[node]
     extra = cost[:, None] - cost[None, :]
     for table in graph.tables[node].values():
@@ -219,11 +227,17 @@ def _dominated(graph: FactorGraph, node: int) -> np.ndarray:
     if graph.memory is not None:
         for size in graph.memory.segments[node].values():
             better &= size[:, None] <= size[None, :]
-    dominated = np.zeros(len(cost), dtype=bool)
+    instead = np.arange(len(cost))
     # One at a time, last first: of equal strategies the first stays, and rounding cannot close a circle.
-    for strategy in reversed(np.flatnonzero(better.any(axis=0)).tolist()):
-        dominated[strategy] = bool((better[:, strategy] & ~dominated).any())
-    return dominated
+    dominated = np.flatnonzero(better.any(axis=0))[::-1]
+    for strategy in dominated.tolist():
+        candidates = np.flatnonzero(better[:, strategy] & (instead == np.arange(len(cost))))
+        if len(candidates):
+            instead[strategy] = candidates[0]
+    # A dominator may have gone after the strategy it replaced; what replaced it then stands for both.
+    for strategy in dominated[::-1].tolist():
+        instead[strategy] = instead[instead[strategy]]
+    return instead
 
 
 def _package(graph: FactorGraph, num_nodes: int, smallest_peak: int) -> Presolved:

@@ -1,133 +1,144 @@
-"""The intra-operator solver: presolve, split into components, and the cheapest exact method for each.
+"""The intra-operator solver: presolve, split into components, solve each by the method that suits its size.
 
 Objective and constraints follow Alpa's intra-operator ILP (arXiv 2201.12023, §4.2) with memory over time; the
-formulation and the reductions do not. Without a time limit the answer is proven; with one, the status says what is.
+formulation and the reductions do not. Every answer carries a proven bound, and the status says what it proves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 from time import monotonic
 
-from shardopt.solve.bucket_elimination import eliminate_all, elimination_order
+from shardopt.solve.component_solver import ComponentSolver, Progress, pairs_of
 from shardopt.solve.components import split_components
-from shardopt.solve.enumeration import enumerate_all, is_tiny
-from shardopt.solve.marginal_ilp import OPTIMAL_GAP, solve_marginal
-from shardopt.solve.memory_multipliers import search_prices
+from shardopt.solve.marginal_ilp import OPTIMAL_GAP
 from shardopt.solve.presolve import Presolved, presolve
 from shardopt.solve.problem import Problem, Solution, Statistic, Status, evaluate, relative_gap
 
-# Share of the remaining time for the integer program before prices take over: it either proves a problem soon or,
-# with many nodes that use memory, finds nothing for minutes.
-_INTEGER_PROGRAM_SHARE = 0.5
+__all__ = ["Progress", "improve", "solve"]
+
+# Work, in table entries touched. Compiled code does three to four times as much in a second of a core of its own, so
+# that a time limit is kept on a busy machine, and with it the promise that equal inputs give equal answers.
+WORK_PER_SECOND = 120_000_000
+DEFAULT_WORK_SECONDS = 30.0
+_RESERVE = 0.03  # of a time limit, to put the answer together
 
 
-def solve(problem: Problem, *, time_limit_seconds: float | None = None, gap_tolerance: float = 0.0) -> Solution:
+def solve(
+    problem: Problem,
+    *,
+    time_limit_seconds: float | None = None,
+    gap_tolerance: float = 0.0,
+    start: Sequence[int] | None = None,
+    work: int | None = None,
+    progress: Progress | None = None,
+) -> Solution:
     """Assign every node its strategy at least total cost within the memory limit.
 
     With a `gap_tolerance` the search stops at a solution proven that close, relatively; its status is "feasible"
-    unless it happens to be optimal.
+    unless it happens to be optimal. `start` is an assignment to begin with: if it is allowed, the answer is no worse.
 
     Infeasibility is an answer: `statistics["reason"]` names the node or the binding limit, and for memory
-    `usage_lower_bound_bytes` stands beside `memory_limit_bytes`. The time limit (seconds) covers integer programs
-    and prices; presolve always runs to its end. Equal inputs give equal choices as long as the limit does not strike.
+    `usage_lower_bound_bytes` stands beside `memory_limit_bytes`. Without a time limit (seconds) small and middle
+    components are proven, and large ones get a fixed budget of `work`, in table entries. With one, the budget follows
+    from the limit unless it is given;
+    `statistics["time_limit_struck"]` is 1 when the clock ended the search rather than the budget. Unless it struck,
+    equal arguments give equal choices. Raises ValueError for a `start` of the wrong shape.
     """
-    run = _Run(problem, None if time_limit_seconds is None else monotonic() + time_limit_seconds, gap_tolerance)
+    run = _Run(problem, time_limit_seconds, gap_tolerance, start, progress, work)
     relaxed = run.without_memory() if problem.has_memory else None
     if relaxed is not None and (relaxed.status == "infeasible" or evaluate(problem, relaxed.choice).feasible):
         return relaxed
     return run.complete(relaxed)
 
 
+def improve(
+    problem: Problem,
+    choice: Sequence[int],
+    *,
+    time_limit_seconds: float | None = None,
+    gap_tolerance: float = 0.0,
+    work: int | None = None,
+    progress: Progress | None = None,
+) -> Solution:
+    """Search from `choice` for a better assignment, without integer programs: quick and local, with a bound.
+
+    The answer is never worse than `choice` if that is allowed. Budgets and statuses are those of `solve`.
+    """
+    run = _Run(problem, time_limit_seconds, gap_tolerance, choice, progress, work, only_local=True)
+    return run.complete(None)
+
+
 @dataclass(eq=False)
 class _Run:
-    """One call of `solve`: its problem, its deadline (monotonic seconds) and what happened so far."""
+    """One call of `solve`: its problem, its limits and what happened so far."""
 
     problem: Problem
-    deadline: float | None
+    time_limit_seconds: float | None
     gap_tolerance: float
-    counts: dict[str, int] = field(default_factory=dict)
+    start: Sequence[int] | None
+    progress: Progress | None
+    work: int | None = None
+    only_local: bool = False
     presolve_seconds: float = 0.0
+    start_cost: float = inf
+
+    def __post_init__(self) -> None:
+        limit = self.time_limit_seconds
+        deadline = None if limit is None else monotonic() + (1 - _RESERVE) * limit
+        self.components = ComponentSolver(deadline, self.gap_tolerance, self.only_local)
+        self.budget = int(WORK_PER_SECOND * (DEFAULT_WORK_SECONDS if limit is None else limit))
+        if self.work is not None:
+            self.budget = self.work
+        if self.start is not None:
+            found = evaluate(self.problem, self.start)
+            self.start_cost = found.objective if found.feasible else inf
 
     def without_memory(self) -> Solution | None:
-        """The optimum without memory, if no integer program is needed for it: often it fits, else it is a bound."""
+        """The optimum without memory, if direct methods find it: often it fits, else it is a bound."""
         reduced = self._presolve(self.problem.without_memory())
         if reduced.problem is None:
             return self._infeasible(reduced.reason, reduced)
         components = split_components(reduced.problem)
-        parts = self._solve_directly([part for _, part in components])
-        return None if parts is None else self._join(reduced, components, parts)
+        methods = [method for _, part in components if (method := self.components.direct_method(part)) is not None]
+        if len(methods) < len(components):
+            return None
+        return self._join(reduced, components, [method() for method in methods])
 
     def complete(self, relaxed: Solution | None) -> Solution:
         reduced = self._presolve(self.problem)
         if reduced.problem is None:
             return self._infeasible(reduced.reason, reduced, relaxed)
         components = split_components(reduced.problem)
-        parts = []
-        for _, part in components:
-            solver = self._direct_method(part) or self._integer_program
-            parts.append(solver(part))
-        return self._join(reduced, components, parts, relaxed)
+        start = reduced.project(self.start) if self.start is not None and self.start_cost < inf else None
+        # Large components last: what comes before them is known when their progress is told.
+        order = sorted(range(len(components)), key=lambda index: pairs_of(components[index][1]))
+        all_pairs = max(sum(pairs_of(part) for _, part in components), 1)
+        parts: dict[int, Solution] = {}
+        for index in order:
+            nodes, part = components[index]
+            begin = None if start is None else tuple(start[node] for node in nodes)
+            progress = self._part_progress(reduced, list(parts.values())) if index == order[-1] else None
+            work = int(self.budget * pairs_of(part) / all_pairs)
+            parts[index] = self.components.solve(part, start=begin, work=work, progress=progress)
+        return self._join(reduced, components, [parts[index] for index in range(len(components))], relaxed)
+
+    def _part_progress(self, reduced: Presolved, others: list[Solution]) -> Progress | None:
+        """The progress of the last component as that of the whole."""
+        progress = self.progress
+        if progress is None:
+            return None
+        objective = reduced.constant + sum(part.objective for part in others)
+        bound = reduced.constant + sum(part.bound for part in others)
+        return lambda cost, least: progress(objective + cost, bound + least)
 
     def _presolve(self, problem: Problem) -> Presolved:
-        start = monotonic()
+        begin = monotonic()
         reduced = presolve(problem)
-        self.presolve_seconds += monotonic() - start
+        self.presolve_seconds += monotonic() - begin
         return reduced
-
-    def _direct_method(self, part: Problem) -> Callable[[Problem], Solution] | None:
-        if is_tiny(part):
-            return lambda part: self._proven("enumerated", part, enumerate_all(part))
-        order = None if part.has_memory else elimination_order(part)
-        if order is None:
-            return None
-        return lambda part: self._proven("eliminated", part, eliminate_all(part, order))
-
-    def _proven(self, method: str, part: Problem, choice: tuple[int, ...] | None) -> Solution:
-        self._count(method)
-        if choice is None:
-            return Solution((), inf, inf, 0.0, "infeasible")
-        objective = evaluate(part, choice).objective
-        return Solution(choice, objective, objective, 0.0, "optimal")
-
-    def _solve_directly(self, parts: list[Problem]) -> list[Solution] | None:
-        """Solve all parts without integer programs; None, before any work, if one of them needs that."""
-        methods = [method for part in parts if (method := self._direct_method(part)) is not None]
-        if len(methods) < len(parts):
-            return None
-        return [method(part) for method, part in zip(methods, parts, strict=True)]
-
-    def _integer_program(self, part: Problem) -> Solution:
-        self._count("integer_programs")
-        left = None if self.deadline is None else max(self.deadline - monotonic(), 0.0)
-        share = left if left is None or not part.has_memory else _INTEGER_PROGRAM_SHARE * left
-        solution = solve_marginal(part, time_limit_seconds=share, gap_tolerance=self.gap_tolerance)
-        for name in ("columns", "rounds", "memory_rows", "cover_rows"):
-            self._count(name, int(solution.statistics[name]))
-        unfinished = solution.status in ("feasible", "timeout") and solution.gap > self.gap_tolerance
-        return self._improve_by_prices(part, solution) if unfinished and part.has_memory else solution
-
-    def _improve_by_prices(self, part: Problem, solution: Solution) -> Solution:
-        """Spend what is left of the time on multipliers for memory; keep the better assignment and the better bound."""
-        found = search_prices(part, self._relaxed_choice, deadline=self.deadline, gap_tolerance=self.gap_tolerance)
-        self._count("price_solves", found.solves)
-        best = min((solution.objective, solution.choice), (found.objective, found.choice), key=lambda pair: pair[0])
-        objective, choice = best
-        bound = min(max(solution.bound, found.bound), objective)
-        gap = relative_gap(objective, bound)
-        status: Status = "timeout" if not choice else "optimal" if gap <= OPTIMAL_GAP else "feasible"
-        return Solution(choice, objective, bound, gap, status, solution.statistics)
-
-    def _relaxed_choice(self, part: Problem) -> tuple[int, ...] | None:
-        """An optimum of a problem without memory, or None if that would take an integer program."""
-        run = _Run(part, self.deadline, self.gap_tolerance)
-        relaxed = run.without_memory()
-        return None if relaxed is None else relaxed.choice
-
-    def _count(self, name: str, amount: int = 1) -> None:
-        self.counts[name] = self.counts.get(name, 0) + amount
 
     def _join(
         self,
@@ -144,19 +155,35 @@ class _Run:
         if relaxed is not None:
             bound = max(bound, relaxed.bound)
         statistics = self._statistics(reduced)
-        if status == "timeout":
-            statistics["reason"] = "the time limit struck before any assignment was found"
+        if status == "timeout" and self.start_cost == inf:
+            budget = "time limit" if statistics.get("time_limit_struck") else "budget of work"
+            statistics["reason"] = f"the {budget} was spent before any assignment was found"
             return Solution((), inf, bound, inf, status, statistics)
-        choice = {
-            node: strategy
-            for (nodes, _), part in zip(components, parts, strict=True)
-            for node, strategy in zip(nodes, part.choice, strict=True)
-        }
-        full = reduced.restore([choice[node] for node in range(len(choice))])
-        objective = evaluate(self.problem, full).objective
+        full, objective = self._full_choice(reduced, components, parts)
         # Summed in another order, a proven bound may lie an ulp beside the objective it equals.
         bound = objective if status == "optimal" else min(bound, objective)
-        return Solution(full, objective, bound, relative_gap(objective, bound), status, statistics)
+        gap = relative_gap(objective, bound)
+        if status != "optimal":
+            status = "optimal" if gap <= OPTIMAL_GAP else "feasible"
+        return Solution(full, objective, bound, gap, status, statistics)
+
+    def _full_choice(
+        self, reduced: Presolved, components: list[tuple[tuple[int, ...], Problem]], parts: list[Solution]
+    ) -> tuple[tuple[int, ...], float]:
+        """The parts' choices together, or the start if it is cheaper or a part has none; with its objective."""
+        objective = inf
+        full: tuple[int, ...] = ()
+        if all(part.choice for part in parts):
+            choice = {
+                node: strategy
+                for (nodes, _), part in zip(components, parts, strict=True)
+                for node, strategy in zip(nodes, part.choice, strict=True)
+            }
+            full = reduced.restore([choice[node] for node in range(len(choice))])
+            objective = evaluate(self.problem, full).objective
+        if self.start is not None and self.start_cost < objective:
+            return tuple(int(strategy) for strategy in self.start), self.start_cost
+        return full, objective
 
     def _no_assignment(self, relaxed: Solution | None) -> str:
         limit = self.problem.memory_limit
@@ -185,7 +212,7 @@ class _Run:
             "edges": len(self.problem.edges),
             "residual_nodes": 0 if residual is None else residual.num_nodes,
             "residual_edges": 0 if residual is None else len(residual.edges),
-            **self.counts,
+            **self.components.counts,
             "presolve_seconds": self.presolve_seconds,
         }
 

@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
 PURE = {"cost", "schedule", "solve"}
 IMPURE_MODULES = {"jax", "jaxlib", "ray", "cupy"}
 # Modules too slow to load before they are needed, and the packages whose files may import them at the top.
-HEAVY = {"jax": {"runtime", "frontend"}, "ray": {"runtime"}, "cupy": {"runtime"}, "ortools": set()}
+HEAVY = {"jax": {"runtime", "frontend"}, "ray": {"runtime"}, "cupy": {"runtime"}, "ortools": set(), "numba": {"solve"}}
 
 
 @dataclass(frozen=True)
@@ -160,10 +160,10 @@ ALL_PASSES = "from shardopt.passes.registry import PASSES, pass_class\n[pass_cla
 @pytest.mark.parametrize(
     ("code", "absent"),
     [
-        ("import shardopt", ("jax", "jaxlib", "ortools", "ray", "numpy")),
+        ("import shardopt", ("jax", "jaxlib", "ortools", "ray", "numpy", "numba")),
         (HELP, ("jax", "jaxlib", "ortools", "ray", "numpy")),
         (RUN, ("jax", "ortools", "ray")),
-        (ALL_PASSES, ("jax", "ortools", "ray")),
+        (ALL_PASSES, ("jax", "ortools", "ray", "numba")),
     ],
     ids=["import", "help", "run", "all-passes"],
 )

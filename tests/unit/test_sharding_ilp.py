@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from assignment_problems import NUM_PROBLEMS, brute_force, grid, random_problem
 
-from shardopt.solve import sharding_ilp
+from shardopt.solve import component_solver
 from shardopt.solve.bucket_elimination import eliminate_all, elimination_order
 from shardopt.solve.enumeration import enumerate_all, is_tiny
 from shardopt.solve.marginal_ilp import solve_marginal
-from shardopt.solve.memory_multipliers import search_prices
 from shardopt.solve.problem import Edge, Problem, Solution, Usage, evaluate
 from shardopt.solve.sharding_ilp import solve
 
@@ -50,8 +49,8 @@ def test_marginal_ilp_alone_agrees_with_brute_force() -> None:
 
 
 def test_integer_program_after_presolve_agrees_with_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharding_ilp, "is_tiny", lambda problem: False)
-    monkeypatch.setattr(sharding_ilp, "elimination_order", lambda problem: None)
+    monkeypatch.setattr(component_solver, "is_tiny", lambda problem: False)
+    monkeypatch.setattr(component_solver, "elimination_order", lambda problem: None)
     for seed in range(2000, 2000 + NUM_PROBLEMS):
         problem = random_problem(seed, memory=True)
         check_optimal(problem, solve(problem))
@@ -153,28 +152,6 @@ def test_gap_tolerance_stops_early_and_is_kept() -> None:
     assert solution.gap <= 0.05
     assert evaluate(problem, solution.choice).feasible
     assert solution.bound <= solve(problem).objective * (1 + 1e-9)
-
-
-def test_prices_bound_and_approach_the_optimum() -> None:
-    problem = grid(4, 5, limit_share=0.85)
-    optimum = solve(problem).objective
-    found = search_prices(problem, lambda part: solve(part).choice)
-    assert found.bound <= optimum * (1 + 1e-9)
-    assert found.objective >= optimum * (1 - 1e-9)
-    assert found.objective == evaluate(problem, found.choice).objective
-    assert evaluate(problem, found.choice).feasible
-    assert found.objective - found.bound <= 0.25 * optimum
-
-
-def test_prices_take_over_when_the_integer_program_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = grid(4, 5, limit_share=0.85)
-    optimum = solve(problem).objective
-    monkeypatch.setattr(sharding_ilp, "_INTEGER_PROGRAM_SHARE", 0.0)
-    solution = solve(problem, time_limit_seconds=60.0)
-    assert solution.status == "feasible"
-    assert evaluate(problem, solution.choice).feasible
-    assert solution.bound <= optimum * (1 + 1e-9)
-    assert solution.objective >= optimum * (1 - 1e-9)
 
 
 def test_equal_solutions_under_any_hash_seed() -> None:

@@ -1,0 +1,127 @@
+"""`shardopt solve`: an assignment problem in the contest's JSON, with cost, bound and gap.
+
+The assignment is the last line of standard output, so that `tail -n 1` hands it to another program.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from math import inf
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from shardopt.cost.errors import UserError
+from shardopt.tools.common import console
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from shardopt.solve.problem import Problem, Solution
+
+_SECONDS_TO_CHECK = 60.0  # for a second opinion, without a time limit
+_TOLERANCE = 1e-6  # relative, between two solvers
+
+
+def add_solve(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Solve an assignment problem in the JSON format of the ASPLOS/EuroSys 2025 contest on intra-operator "
+        "parallelism. The assignment is the last line printed."
+    )
+    parser.add_argument("problem", type=Path, metavar="FILE", help=".json or .json.gz")
+    parser.add_argument("--time-limit", type=_seconds, metavar="S", help="seconds, from reading the file to the end")
+    parser.add_argument("--gap", type=float, default=0.0, metavar="G", help="stop when proven this close (default 0)")
+    parser.add_argument("--cross-check", choices=("cp-sat",), help="solve by another solver as well, and compare")
+    parser.set_defaults(run=_run)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < inf:
+        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, found '{text}'")
+    return seconds
+
+
+def _run(args: argparse.Namespace) -> None:
+    from shardopt.solve.contest import format_solution, read_contest
+    from shardopt.solve.sharding_ilp import WORK_PER_SECOND, solve
+
+    begin = monotonic()
+    problem = read_contest(args.problem)
+    read = monotonic() - begin
+    limit = args.time_limit
+    left = None if limit is None else max(limit - read, 0.0)
+    # The budget follows from the limit as given, not from what reading left of it, and with it the answer.
+    work = None if limit is None else int(WORK_PER_SECOND * limit)
+    with _Progress() as tell:
+        found = solve(problem, time_limit_seconds=left, gap_tolerance=args.gap, work=work, progress=tell)
+    if not found.choice and problem.num_nodes:
+        raise UserError(f"{args.problem}: {found.status}: {found.statistics['reason']}")
+    console().print(_table(args.problem.name, found, read, monotonic() - begin))
+    if args.cross_check is not None:
+        _cross_check(problem, found, limit or _SECONDS_TO_CHECK)
+    print(format_solution(found.choice))
+
+
+class _Progress:
+    """One line on a terminal with the best cost and bound so far; nothing elsewhere."""
+
+    def __enter__(self) -> Callable[[float, float], None] | None:
+        from rich.console import Console
+
+        terminal = Console(stderr=True)
+        if not terminal.is_terminal:
+            self._status = None
+            return None
+        self._status = terminal.status("solving")
+        self._status.start()
+        return self._tell
+
+    def _tell(self, objective: float, bound: float) -> None:
+        if self._status is not None:
+            gap = f"{(objective - bound) / abs(objective):.4%}" if 0 < abs(objective) < inf else "unknown"
+            self._status.update(f"solving: cost {objective:.12g}, bound {bound:.12g}, gap {gap}")
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+
+def _table(name: str, found: Solution, read: float, total: float) -> Table:
+    from rich.table import Table
+
+    table = Table("", "value", title=name)
+    table.columns[1].justify = "right"
+    struck = " (time limit)" if found.statistics.get("time_limit_struck") else ""
+    rows = {
+        "cost": f"{found.objective:.15g}",
+        "bound": f"{found.bound:.15g}",
+        "gap": f"{found.gap:.3g}",
+        "status": found.status + struck,
+        "nodes, edges": f"{found.statistics['nodes']}, {found.statistics['edges']}",
+        "after presolve": f"{found.statistics['residual_nodes']}, {found.statistics['residual_edges']}",
+        "seconds to read": f"{read:.2f}",
+        "seconds to presolve": f"{found.statistics['presolve_seconds']:.2f}",
+        "seconds in all": f"{total:.2f}",
+    }
+    for label, value in rows.items():
+        table.add_row(label, value)
+    return table
+
+
+def _cross_check(problem: Problem, found: Solution, seconds: float) -> None:
+    """Raises UserError if the other solver contradicts: a cheaper answer than the bound, or a bound above the cost."""
+    from shardopt.solve.cp_sat import solve_cp_sat
+
+    other = solve_cp_sat(problem, time_limit_seconds=seconds)
+    console().print(f"cp-sat: {other.status}, cost {other.objective:.15g}, bound {other.bound:.15g}")
+    slack = _TOLERANCE * abs(found.objective)
+    if other.status == "infeasible" or other.objective < found.bound - slack or other.bound > found.objective + slack:
+        raise UserError(
+            f"cp-sat contradicts: cost {found.objective:.15g} and bound {found.bound:.15g} expected, "
+            f"found cost {other.objective:.15g} and bound {other.bound:.15g}"
+        )
