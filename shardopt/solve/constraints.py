@@ -24,5 +24,5 @@ class Constraints:
 
     def permits(self, op: int, strategy: Strategy) -> bool:
         axes = self.forbidden.get(op, frozenset())
-        used = {axis for sharding in (*strategy.operands, *strategy.results) for axis in sharding.axes}
+        used = {axis for s in (*strategy.operands, *strategy.results) for axis in (*s.axes, *s.partial)}
         return axes.isdisjoint(used) and axes.isdisjoint(strategy.reduced)
