@@ -34,6 +34,7 @@ from shardopt.cost.constraint_file import load_constraints
 from shardopt.cost.errors import UserError
 from shardopt.cost.mesh import Mesh, Sharding, parse_mesh
 from shardopt.cost.sizes import parse_bytes
+from shardopt.cost.spans import timed
 from shardopt.dialect.cluster import cluster_of
 from shardopt.dialect.sharded_form import write_cost
 from shardopt.ir.accumulators import add_sum_points, drop_idle_sum_points, separate_accumulators
@@ -67,7 +68,8 @@ from shardopt.solve.intra_op_plan import IntraOpPlan
 from shardopt.solve.intra_op_presets import Roles, restrict
 from shardopt.solve.linear import find_linear
 from shardopt.solve.preset_data import data_parallel
-from shardopt.solve.problem import Solution
+from shardopt.solve.problem import Problem, Solution
+from shardopt.solve.repeated_layers import table_entries
 
 # Operations whose choice decides a plan; remarks on every elementwise operation would hide them.
 _EXPLAINED = frozenset({"dot_general", "convolution"})
@@ -137,7 +139,7 @@ class ShardStages(Pass):
             demands = self._demands(module, main, mesh, pm)
             mark_carried(module.operation)
             self._prepare_accumulators(module, mesh)
-            with sharding_rules(module):
+            with timed("sharding program: read"), sharding_rules(module):
                 graphs = read_staged(module, main) if mesh is None else (read_plain(main, mesh),)
             explained = select_explained(graphs, self.explain)
             plans = [
@@ -205,7 +207,7 @@ class ShardStages(Pass):
         plan = found.plan
         if plan is None:
             raise too_small(graph, problem, found, limit or 0, pm)
-        _count(pm, graph.mesh.name, found.solution, plan)
+        _count(pm, graph.mesh.name, problem.problem, found.solution, plan)
         report_rematerialized(graph, plan, pm)
         _report_strategies(graph, tables, plan, pm)
         report_explanations(pm, graph, problem, found.solution, explained)
@@ -243,10 +245,13 @@ def find_roles(
     return replace(roles, propagated=propagate(graph, given))
 
 
-def _count(pm: PassContext, mesh: str, solution: Solution, plan: IntraOpPlan) -> None:
+def _count(pm: PassContext, mesh: str, problem: Problem, solution: Solution, plan: IntraOpPlan) -> None:
     cost = plan.summary()
     pm.statistic(f"{mesh}: nodes", int(str(solution.statistics["nodes"])))
+    pm.statistic(f"{mesh}: strategies", sum(map(len, problem.costs)))
+    pm.statistic(f"{mesh}: table entries", table_entries(problem))
     pm.statistic(f"{mesh}: predicted seconds", cost.seconds)
+    pm.statistic(f"{mesh}: objective", solution.objective)
     pm.statistic(f"{mesh}: predicted peak bytes", plan.peak_bytes)
     pm.statistic(f"{mesh}: gap", solution.gap)
     for kind, number in cost.collectives:
@@ -302,6 +307,7 @@ def _kind(op: ir.Operation) -> str:
     return f"'{op.name}'"
 
 
+@timed("sharding program: write")
 def write_plans(
     module: ir.Module, main: ir.Operation, graphs: Sequence[MeshGraph], plans: Sequence[IntraOpPlan]
 ) -> None:

@@ -70,6 +70,7 @@ def build_problem(
 class IntraOpTables:
     """A graph with the strategies of all its operations on one mesh; problems of any part of it are cut from here."""
 
+    @timed("sharding program: strategies")
     def __init__(
         self,
         graph: OpGraph,

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardopt.cost.spans import timed
 from shardopt.solve.factor_graph import FactorGraph, Infeasible, Rule, project, replay
 from shardopt.solve.memory_profile import MemoryProfile
 from shardopt.solve.problem import Edge, Problem
@@ -63,6 +64,7 @@ class Presolved:
         return tuple(left.get(node, 0) for node in self.nodes) + (0,) * (self.problem.num_nodes - len(self.nodes))
 
 
+@timed("sharding program: presolve (inside solve)")
 def presolve(problem: Problem) -> Presolved:
     """Reduce `problem`; every step preserves an optimum. Infeasibility is reported in the result, not raised."""
     smallest_peak = 0
