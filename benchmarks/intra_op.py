@@ -6,8 +6,8 @@
 Each model `NAME.mlirbc` of the folder is planned on each mesh of as many hosts as its first axis says, so that this
 axis is the slow one. `index.json` beside the models may list `{"name": …, "batch_args": [numbers]}`. `--scale` divides
 the rates of devices and links (not the latencies) for models that are that much smaller than those one would
-distribute. `--batch-args NAME=I:D,J:D` overrides the batch of one model. Results are lines of JSON, written as they come; a run with the same output goes on where it stopped.
-Exit code 1 if a baseline is cheaper than the solver's plan.
+distribute. `--batch-args NAME=I:D,J:D` overrides the batch of one model. Results are lines of JSON, written as they
+come; a run with the same output goes on where it stopped. 1 if a baseline is cheaper than the solver's plan.
 """
 
 from __future__ import annotations

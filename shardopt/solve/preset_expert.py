@@ -51,12 +51,19 @@ class ExpertWalk(AxisWalk):
         return {f: axes for f, axes in rest.items() if axes}
 
     def inherited(self, op: Op, usable: set[int]) -> list[int]:
-        """Where the experts' results are combined, the tokens are the batch again."""
-        assert op.rule is not None
-        return [factor for factor in super().inherited(op, usable) if factor not in op.rule.reduction]
+        """Products of what the experts made with tokens belong to the batch: they dispatch, or combine."""
+        rule = op.rule
+        assert rule is not None
+        mappings = [m for tensor, m in zip(op.operands, rule.operands, strict=False) if self.plan.flow.depends[tensor]]
+        return [
+            factor
+            for factor in super().inherited(op, usable)
+            if factor not in rule.reduction
+            and (op.name != "dot_general" or all(dim_of(mapping, factor) is not None for mapping in mappings))
+        ]
 
     def is_free(self, index: int, factors: Sequence[int]) -> bool:
-        return not self.plan.split(index)
+        return not self.plan.split(index) and index not in self.plan.flow.update
 
     def _repeats_along(self, tensor: int, dim: int) -> bool:
         """Whether an activation is a broadcast along a dimension, apart from masks."""
@@ -88,8 +95,4 @@ def expert(tables: IntraOpTables, roles: Roles) -> Restriction:
             f"preset 'expert' splits experts: expected products with weights that have an expert dimension which axis "
             f"{axes[-1]}={tables.mesh.axis_size(axes[-1])} divides, found none"
         )
-    shapes = {tables.graph.tensors[weight].shape for weight in walk.decided}
-    # The optimizer state of experts follows their weights, by the solver's choice: nothing else is cheaper.
-    others = [k for k in sorted(roles.state) if tables.graph.tensors[k].shape not in shapes]
-    weights = {k: s for k, s in walk.weights().items() if k in walk.decided or k not in walk.followers}
-    return Restriction({**replicated(tables, others), **weights, **plan.inputs()}, walk.allowed)
+    return Restriction({**replicated(tables, sorted(roles.state)), **walk.state(), **plan.inputs()}, walk.allowed)

@@ -8,7 +8,7 @@ or only by the update: that tells gradients and optimizer state from activations
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from shardopt.cost.errors import UserError
@@ -28,7 +28,7 @@ class BatchFlow:
     `seeds` are the tensors (with their dimension) where the batch starts, `extent` its size. Of the inputs, `weights`
     are those that batched operations use, directly or not; `slots` (optimizer state) are state that only the update
     reads. `gradients` are the operations that sum over the batch for the update alone, `update` those that depend on
-    the batch and have neither the factor nor a batched operation behind them.
+    the batch and have neither the factor nor a batched operation behind them. `slots_of[w]` are the slots of a weight.
     """
 
     seeds: Mapping[int, int]
@@ -40,6 +40,7 @@ class BatchFlow:
     slots: frozenset[int]
     gradients: frozenset[int]
     update: frozenset[int]
+    slots_of: Mapping[int, tuple[int, ...]]
 
 
 def follow_batch(graph: OpGraph, roles: Roles, preset: str) -> BatchFlow:
@@ -71,7 +72,21 @@ def follow_batch(graph: OpGraph, roles: Roles, preset: str) -> BatchFlow:
         frozenset(slots),
         frozenset(k for k in late if sums_over_batch(graph.ops[k], factors[k])),
         frozenset(k for k in late if factors[k] is None and depends[graph.ops[k].results[0]]),
+        {weight: _read_alike(graph, after, slots) for weight, after in roles.tied if weight in weights},
     )
+
+
+def _read_alike(graph: OpGraph, tensor: int, slots: Set[int]) -> tuple[int, ...]:
+    """The slots that a value is made of through values of its own shape: those of the weight that it replaces."""
+    producers = graph.producers()
+    shape, found, pending = graph.tensors[tensor].shape, {tensor}, [tensor]
+    while pending:
+        producer = producers[pending.pop()]
+        operands = graph.ops[producer].operands if producer >= 0 else ()
+        alike = [k for k in operands if k not in found and graph.tensors[k].shape == shape]
+        found.update(alike)
+        pending += alike
+    return tuple(sorted(found & slots))
 
 
 def sums_over_batch(op: Op, factor: int | None) -> bool:

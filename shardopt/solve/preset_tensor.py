@@ -81,16 +81,20 @@ class SummaWalk(MegatronWalk):
             return (*numbers, *scattering(self.tables, index, split))
         return numbers
 
-    def weights(self) -> dict[int, Sharding]:
+    def sharding(self, shape: tuple[int, ...], place: int | None) -> Sharding:
         """Split by the other axis too, along the longest dimension that is left."""
-        found = {}
-        for weight, sharding in super().weights().items():
-            shape = self.graph.tensors[weight].shape
-            rest = tuple(1 if axes else extent for extent, axes in zip(shape, sharding.dims, strict=True))
-            grid = split_greedily(self.tables.mesh, rest if any(sharding.dims) else (), largest, self.plan.axes)
-            dims = [axes or other for axes, other in zip(sharding.dims, grid.dims or sharding.dims, strict=True)]
-            found[weight] = Sharding(tuple(dims))
-        return found
+        dims = super().sharding(shape, place).dims
+        if place is None:
+            return Sharding(dims)
+        rest = tuple(1 if axes else extent for extent, axes in zip(shape, dims, strict=True))
+        grid = split_greedily(self.tables.mesh, rest, largest, self.plan.axes)
+        return Sharding(tuple(axes or other for axes, other in zip(dims, grid.dims, strict=True)))
+
+    def is_limited(self, index: int) -> bool:
+        """State is on two axes, of which the walk follows one."""
+        results = self.graph.ops[index].results
+        in_update = index in self.plan.flow.update or any(self.of_state[result] for result in results)
+        return super().is_limited(index) and not in_update
 
 
 def megatron(tables: IntraOpTables, roles: Roles) -> Restriction:
@@ -110,7 +114,7 @@ def summa_2d(tables: IntraOpTables, roles: Roles) -> Restriction:
     walk.run()
     if not walk.decided:
         raise _no_products("summa-2d", tables, axes[1], "")
-    return Restriction({**walk.weights(), **plan.inputs()}, walk.allowed)
+    return Restriction({**walk.state(), **plan.inputs()}, walk.allowed)
 
 
 def _pairs(tables: IntraOpTables, roles: Roles, preset: str, method: type[AxisWalk]) -> Restriction:
@@ -122,7 +126,7 @@ def _pairs(tables: IntraOpTables, roles: Roles, preset: str, method: type[AxisWa
     walk.run()
     if not walk.rows:
         raise _no_products(preset, tables, axes[-1], ", two in a row")
-    return Restriction({**walk.weights(), **plan.inputs()}, walk.allowed)
+    return Restriction({**walk.state(), **plan.inputs()}, walk.allowed)
 
 
 def _no_products(preset: str, tables: IntraOpTables, axis: str, how: str) -> UserError:

@@ -18,7 +18,7 @@ from shardopt.cost.mesh import Sharding
 from shardopt.solve.factors import shardable_factors
 from shardopt.solve.preset_base import Axes, Dims, Split, dims_of, in_full, strategies_that_split, tiles
 from shardopt.solve.preset_data import DataParallel
-from shardopt.solve.preset_weights import WeightUses, dim_of
+from shardopt.solve.preset_weights import WeightUses, dim_of, made_of
 
 # Operations whose result has the dimensions of their first operand, and that move or cut what lies along some.
 _LOCAL_MOVES = frozenset({"concatenate", "dynamic_slice", "dynamic_update_slice", "pad", "reverse", "slice"})
@@ -41,16 +41,26 @@ class AxisWalk(ABC):
         self.tables = self.plan.tables
         self.graph = self.tables.graph
         self.size = self.tables.mesh.axis_size(self.axis)
-        self.uses = WeightUses.of(self.graph, self.plan.flow)
+        flow = self.plan.flow
+        self.uses = WeightUses.of(self.graph, flow)
+        self.of_state = made_of(self.graph, flow, flow.weights | flow.slots)
 
     def run(self) -> None:
-        """Walk twice: when all weights are decided, operations before the decision see it too."""
-        for _ in range(2):
-            self.where = [self.decided.get(tensor) for tensor in range(len(self.graph.tensors))]
+        """Walk again as long as more is known of the inputs than at the start: operations before a decision see it."""
+        known: dict[int, int] | None = None
+        while known != self._split_inputs():
+            known = self._split_inputs()
+            self.where = [known.get(tensor) for tensor in range(len(self.graph.tensors))]
             self.allowed.clear()
             self.followers.clear()
             for index in range(len(self.graph.ops)):
                 self._visit(index)
+
+    def _split_inputs(self) -> dict[int, int]:
+        """Weights and their slots."""
+        weights = self.followers | self.decided
+        slots = {slot: dim for weight, dim in weights.items() for slot in self.plan.flow.slots_of.get(weight, ())}
+        return slots | weights
 
     # ---- what a method decides ----
 
@@ -76,14 +86,18 @@ class AxisWalk(ABC):
         known = self.tables.ops[index].strategies
         return (*scattered, *(n for n in numbers if known[n].results[0].partial)) if scattered else numbers
 
-    def weights(self) -> dict[int, Sharding]:
-        """Every weight as decided, or split as the first activation it is combined with, or whole."""
+    def state(self) -> dict[int, Sharding]:
+        """Every weight as decided, or split as the first activation it is combined with, or whole; its slots alike."""
         found = {}
         for weight in sorted(self.plan.flow.weights):
             place = self.decided.get(weight, self.followers.get(weight))
-            rank = len(self.graph.tensors[weight].shape)
-            found[weight] = Sharding(tuple((self.axis,) if dim == place else () for dim in range(rank)))
+            sharding = self.sharding(self.graph.tensors[weight].shape, place)
+            found.update(dict.fromkeys((weight, *self.plan.flow.slots_of.get(weight, ())), sharding))
         return found
+
+    def sharding(self, shape: tuple[int, ...], place: int | None) -> Sharding:
+        """That of a weight which the axis splits on dimension `place`."""
+        return Sharding(tuple((self.axis,) if dim == place else () for dim in range(len(shape))))
 
     # ---- one operation ----
 
@@ -98,15 +112,20 @@ class AxisWalk(ABC):
             numbers += self.strategies(index, {**batch, factor: (*batch.get(factor, ()), self.axis)}, factor)
         chosen = factors[0] if numbers else None
         self._mark_results(op, op.rule, chosen)
-        results = op.results
-        if not results or not self.plan.flow.depends[results[0]] or index in self.plan.flow.update:
-            return  # constants, weights on their way to a product, and the update are left to the solver
+        if not self.is_limited(index):
+            return
         if chosen is not None:
             self.allowed[index] = tuple(dict.fromkeys(numbers))
-            self._note_followers(op, op.rule, chosen)
+            if self.plan.flow.depends[op.results[0]] and index not in self.plan.flow.update:
+                self._note_followers(op, op.rule, chosen)
         elif not self.is_free(index, factors):
             split = self.batch_split(index, None)
             self.allowed[index] = strategies_that_split(self.tables, index, split) or in_full(self.tables, index)
+
+    def is_limited(self, index: int) -> bool:
+        """Whether an operation follows the method at all: masks and the like are made where they are needed."""
+        results = self.graph.ops[index].results
+        return bool(results) and (self.plan.flow.depends[results[0]] or self.of_state[results[0]])
 
     def is_free(self, index: int, factors: Sequence[int]) -> bool:
         """Whether an operation that does not take the axis is left to the solver: those that read split values."""

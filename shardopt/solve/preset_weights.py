@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,11 +23,7 @@ class WeightUses:
 
     @staticmethod
     def of(graph: OpGraph, flow: BatchFlow) -> WeightUses:
-        derived = [tensor in flow.weights for tensor in range(len(graph.tensors))]
-        for op in graph.ops:
-            for result in op.results:
-                derived[result] = not flow.depends[result] and any(derived[operand] for operand in op.operands)
-        return WeightUses(graph, flow, tuple(derived))
+        return WeightUses(graph, flow, made_of(graph, flow, flow.weights))
 
     @cached_property
     def producers(self) -> tuple[int, ...]:
@@ -79,6 +75,15 @@ class WeightUses:
                 found.add(producer)
                 pending += self.graph.ops[producer].operands
         return found
+
+
+def made_of(graph: OpGraph, flow: BatchFlow, sources: Set[int]) -> tuple[bool, ...]:
+    """For each tensor whether it is one of the sources, or made of them and constants but not of the batch."""
+    found = [tensor in sources for tensor in range(len(graph.tensors))]
+    for op in graph.ops:
+        for result in op.results:
+            found[result] = not flow.depends[result] and any(found[operand] for operand in op.operands)
+    return tuple(found)
 
 
 def dim_of(mapping: tuple[tuple[int, ...], ...], factor: int) -> int | None:

@@ -1,0 +1,268 @@
+"""The baselines of `--intra-op` on small models: each has the shardings and collectives that its method is known for,
+none is cheaper than the solver's plan, and all give the numbers of one device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import get_args, get_type_hints
+
+import pytest
+from jaxlib.mlir import ir
+
+from shardopt.cost.cluster import Cluster
+from shardopt.cost.errors import UserError
+from shardopt.cost.mesh import Sharding, parse_mesh
+from shardopt.ir.context import make_context
+from shardopt.ir.graph import sharding_rules
+from shardopt.ir.io import load_module
+from shardopt.ir.mesh_graphs import MeshGraph, read_plain
+from shardopt.ir.rewriting import functions
+from shardopt.passes.shard_stages import ShardStages, find_roles
+from shardopt.pipeline.manager import run_pipeline
+from shardopt.solve.intra_op import IntraOpProblem, IntraOpTables
+from shardopt.solve.intra_op_plan import IntraOpPlan
+from shardopt.solve.intra_op_presets import PRESETS, Restriction, Roles, restrict
+from shardopt.solve.preset_flow import BatchFlow, follow_batch
+from shardopt.solve.problem import Solution, evaluate
+from tests.e2e.baseline_models import BATCH, EXPERTS, HIDDEN, LAYERS, LENGTH, mixture, transformer
+from tests.e2e.models import MODELS
+from tests.e2e.test_sharding_against_xla import check_numbers, cluster_of_rate, compile_sharded
+
+ACTIVATION = (BATCH, LENGTH, HIDDEN)
+WEIGHTS = 6 * LAYERS + 1  # of the transformer
+GAP = 1e-3
+CLUSTER = cluster_of_rate(1e8)
+OF_MODEL = {"transformer": transformer, "mixture": mixture, **MODELS}
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    graph: MeshGraph
+    tables: IntraOpTables
+    roles: Roles
+    restriction: Restriction
+    problem: IntraOpProblem
+    solution: Solution
+    plan: IntraOpPlan
+
+    def moved(self, kind: str, axes: tuple[str, ...] | None = None) -> list[tuple[int, ...]]:
+        """The shapes of the tensors that the plan exchanges by one kind of collective, scalars left out. Extents are
+        sorted: autodiff transposes some gradients afterwards."""
+        found = [item for item in self.plan.communication if item.step.kind == kind]
+        shapes = [self.graph.graph.tensors[c.tensor].shape for c in found if axes is None or c.step.axes == axes]
+        return [tuple(sorted(shape)) for shape in shapes if shape]
+
+    def flow(self) -> BatchFlow:
+        return follow_batch(self.graph.graph, self.roles, "test")
+
+    def weight_shapes(self) -> Counter[tuple[int, ...]]:
+        return Counter(tuple(sorted(self.graph.graph.tensors[weight].shape)) for weight in self.flow().weights)
+
+
+@cache
+def read(model: str, mesh: str, cluster: Cluster = CLUSTER) -> tuple[MeshGraph, IntraOpTables, dict[str, Roles]]:
+    with make_context() as context, ir.Location.unknown():
+        module = load_module(OF_MODEL[model]()[0], context)
+        run_pipeline(module, "builtin.module(shardopt-import)")
+        with sharding_rules(module):
+            [main] = functions(module)
+            graph = read_plain(main, parse_mesh(mesh))
+        tables = IntraOpTables(graph.graph, graph.mesh, cluster)
+        roles = {"ilp": find_roles("ilp", graph, tables, ("auto",))}
+        with suppress(UserError):  # where the batch does not divide
+            roles["shardy"] = find_roles("shardy", graph, tables, ("auto",))
+    return graph, tables, roles
+
+
+@cache
+def planned(model: str, preset: str, mesh: str = "2x2") -> Planned:
+    graph, tables, roles_of = read(model, mesh)
+    roles = roles_of.get(preset, roles_of["ilp"])
+    restriction = restrict(preset, tables, roles)
+    problem = tables.problem(fixed=restriction.fixed, allowed=restriction.allowed, tied=roles.tied)
+    solution = problem.solve(gap_tolerance=GAP)
+    return Planned(graph, tables, roles, restriction, problem, solution, problem.decode(solution))
+
+
+def test_the_pass_knows_every_preset() -> None:
+    assert set(get_args(get_type_hints(ShardStages)["intra_op"])) == set(PRESETS)
+
+
+def test_inputs_are_told_apart_by_what_reads_them() -> None:
+    flow = planned("transformer", "data").flow()
+    assert (len(flow.weights), len(flow.slots)) == (WEIGHTS, 2 * WEIGHTS)
+    assert not flow.weights & flow.slots
+    assert flow.extent == BATCH
+
+
+def test_data_reduces_every_gradient_once() -> None:
+    found = planned("transformer", "data", "4")
+    assert Counter(found.moved("all_reduce")) == found.weight_shapes()
+    assert {c.step.kind for c in found.plan.communication} == {"all_reduce"}
+    assert all(found.plan.shardings[k].is_replicated for k in found.roles.state)
+
+
+def test_zero1_splits_the_optimizer_state_and_gathers_the_weights() -> None:
+    found = planned("transformer", "zero1", "4")
+    assert all(found.plan.shardings[k].axes == ("x",) for k in found.flow().slots)
+    assert all(found.plan.shardings[k].is_replicated for k in found.flow().weights)
+    assert Counter(found.moved("all_reduce")) == Counter(found.moved("all_gather")) == found.weight_shapes()
+    assert not found.moved("reduce_scatter")
+
+
+def test_zero2_scatters_the_gradients_too() -> None:
+    found = planned("transformer", "zero2", "4")
+    assert Counter(found.moved("reduce_scatter")) == Counter(found.moved("all_gather")) == found.weight_shapes()
+    assert not found.moved("all_reduce")
+
+
+def test_zero3_splits_the_weights_too() -> None:
+    found = planned("transformer", "zero3", "4")
+    state = found.flow().weights | found.flow().slots
+    assert all(found.plan.shardings[k].axes == ("x",) for k in state)
+    gathered, scattered = Counter(found.moved("all_gather")), Counter(found.moved("reduce_scatter"))
+    assert scattered == found.weight_shapes()
+    assert set(gathered) == set(found.weight_shapes()) and gathered >= found.weight_shapes()
+
+
+def test_zero_holds_a_fraction_of_the_state() -> None:
+    """Of weights and two slots each: all; the weights and a quarter of the slots; a quarter."""
+
+    def held(preset: str) -> int:
+        found = planned("transformer", preset, "4")
+        tensors, mesh = found.graph.graph.tensors, found.graph.mesh
+        tiles = {k: prod(found.plan.shardings[k].tile_counts(mesh)) for k in found.roles.state}
+        return sum(tensors[k].size_bytes // count for k, count in tiles.items())
+
+    assert held("zero1") == held("zero2") == held("data") // 2
+    assert held("zero3") == held("data") // 4
+
+
+def test_mics_splits_the_state_over_the_inner_axis_alone() -> None:
+    found = planned("transformer", "mics")
+    state = found.flow().weights | found.flow().slots
+    assert all(found.plan.shardings[k].axes == ("y",) for k in state)
+    # Positions are wanted in parts.
+    assert {*found.moved("all_gather", ("y",)), (LENGTH, HIDDEN)} >= set(found.weight_shapes())
+    assert not found.moved("all_gather", ("x",))
+    batch = found.roles.batch
+    assert all(found.plan.shardings[k] == Sharding((("x", "y"), (), ())) for k in batch)
+
+
+def test_megatron_reduces_twice_a_layer_forward_and_backward() -> None:
+    found = planned("transformer", "megatron")
+    assert Counter(found.moved("all_reduce", ("y",)))[ACTIVATION] == 4 * LAYERS
+    assert Counter(found.moved("all_reduce", ("x",))) == found.weight_shapes()
+    assert not found.moved("all_gather") and not found.moved("all_to_all")
+    split = {
+        found.graph.graph.tensors[k].shape: str(found.plan.shardings[k])
+        for k in sorted(found.flow().weights)
+        if len(found.graph.graph.tensors[k].shape) > 1
+    }
+    head = HIDDEN // 4
+    assert split == {
+        (HIDDEN, 3, 4, head): '[{}, {}, {"y"}, {}]',
+        (4, head, HIDDEN): '[{"y"}, {}, {}]',
+        (HIDDEN, 4 * HIDDEN): '[{}, {"y"}]',
+        (4 * HIDDEN, HIDDEN): '[{"y"}, {}]',
+        (LENGTH, HIDDEN): "[{}, {}]",
+    }
+
+
+def test_sequence_scatters_and_gathers_where_megatron_reduces() -> None:
+    found = planned("transformer", "sequence")
+    assert Counter(found.moved("reduce_scatter", ("y",)))[ACTIVATION] == 4 * LAYERS
+    # What the first layer reads has not been scattered.
+    assert Counter(found.moved("all_gather", ("y",)))[ACTIVATION] == 4 * LAYERS - 1
+    assert ACTIVATION not in found.moved("all_reduce")
+
+
+def test_summa_splits_weights_and_activations_on_both_axes() -> None:
+    found = planned("transformer", "summa-2d")
+    tensors = found.graph.graph.tensors
+    matrices = [k for k in found.flow().weights if len(tensors[k].shape) > 1 and tensors[k].shape != (LENGTH, HIDDEN)]
+    assert all(set(found.plan.shardings[k].axes) == {"x", "y"} for k in matrices)
+    layers = [k for k, tensor in enumerate(tensors) if tensor.shape == ACTIVATION and found.flow().depends[k]]
+    both = [k for k in layers if found.plan.shardings[k] == Sharding((("x",), (), ("y",)))]
+    assert len(both) > 0.8 * len([k for k in layers if k not in found.roles.batch])
+    assert Counter(found.moved("all_gather", ("x",))) >= Counter(tuple(sorted(tensors[k].shape)) for k in matrices)
+    assert ACTIVATION in found.moved("all_gather", ("y",))
+
+
+def test_experts_are_split_and_tokens_exchanged() -> None:
+    found = planned("mixture", "expert")
+    tensors = found.graph.graph.tensors
+    experts = [k for k in found.flow().weights if len(tensors[k].shape) == 3]
+    assert all(found.plan.shardings[k] == Sharding((("y",), (), ())) for k in experts)
+    assert all(found.plan.shardings[k].is_replicated for k in found.flow().weights if k not in experts)
+    exchanged = Counter(found.moved("all_to_all"))
+    # To the experts and back, forward and backward.
+    assert exchanged[tuple(sorted((EXPERTS, BATCH, LENGTH, HIDDEN)))] == 4
+    assert set(found.moved("all_reduce", ("x",))) >= {tuple(sorted(tensors[k].shape)) for k in experts}
+    assert set(found.moved("all_gather")) <= {(LENGTH, LENGTH)}  # the constant places, made in parts
+
+
+def test_shardy_splits_the_batch_as_data_does() -> None:
+    found = planned("transformer", "shardy", "4")
+    assert Counter(found.moved("all_reduce")) == found.weight_shapes()
+    assert not found.moved("all_gather")
+
+
+@pytest.mark.parametrize(("model", "mesh"), [("transformer", "4"), ("mixture", "4"), ("mixture", "2x2")])
+def test_no_baseline_is_cheaper_than_the_solver(model: str, mesh: str) -> None:
+    best = planned(model, "ilp", mesh)
+    compared = 0
+    for preset in PRESETS:
+        try:
+            baseline = planned(model, preset, mesh)
+        except UserError:
+            continue
+        found = evaluate(best.problem.problem, baseline.solution.choice)
+        assert found.feasible
+        assert found.objective == pytest.approx(baseline.solution.objective)
+        assert best.solution.objective * (1 - GAP) <= found.objective, preset
+        compared += 1
+    assert compared >= len(PRESETS) - 3
+
+
+@pytest.mark.parametrize(
+    ("model", "preset", "mesh", "message"),
+    [
+        ("transformer", "expert", "2x2", "preset 'expert' splits experts: .* axis y=2 divides, found none"),
+        ("transformer", "mics", "4", "preset 'mics' .* expected a mesh of at least two axes, found mesh"),
+        ("transformer", "summa-2d", "2x2x2", "preset 'summa-2d' needs a grid: expected a mesh of two axes"),
+        ("transformer", "data", "3", "preset 'data' splits the batch: expected an extent that x=3 divides, found 8"),
+        ("scanned", "zero1", "4", "preset 'zero1' splits optimizer state: .* found none"),
+    ],
+)
+def test_a_preset_that_does_not_apply_says_why(model: str, preset: str, mesh: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        planned(model, preset, mesh)
+
+
+def test_presets_that_need_a_batch_ask_for_one() -> None:
+    _, tables, roles = read("transformer", "2x2")
+    with pytest.raises(UserError, match="expected batch arguments, found none"):
+        restrict("zero3", tables, Roles(roles["ilp"].state, {}, roles["ilp"].tied))
+
+
+@pytest.mark.parametrize("preset", ["zero3", "megatron"])
+def test_baselines_give_the_numbers_of_one_device(preset: str) -> None:
+    check_numbers(compile_sharded(transformer(), "2x2", preset))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "preset"),
+    [
+        *(("transformer", preset) for preset in ("data", "zero1", "zero2", "mics", "sequence", "summa-2d", "shardy")),
+        ("mixture", "expert"),
+        ("gpt", "sequence"),
+    ],
+)
+def test_all_baselines_give_the_numbers_of_one_device(model: str, preset: str) -> None:
+    check_numbers(compile_sharded(OF_MODEL[model](), "2x2", preset))
