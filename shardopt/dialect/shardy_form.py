@@ -17,6 +17,7 @@ from jaxlib.mlir.dialects import sdy
 
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.sharding import from_sdy
+from shardopt.ir.control_flow import planned_operations
 
 SDY_SHARDING = "sdy.sharding"
 CONSTRAINT = "sdy.sharding_constraint"
@@ -68,8 +69,8 @@ def mistakes(main: ir.Operation, mesh: Mesh) -> Iterator[tuple[ir.Operation, str
                 raise ValueError(f"expected '{SDY_SHARDING}' on the arguments and results of '@main', found none")
         except ValueError as error:
             yield main, str(error)
-    for view in main.regions[0].blocks[0].operations:
-        yield from _of_op(view.operation, mesh)
+    for op in planned_operations(main.regions[0].blocks[0]):
+        yield from _of_op(op, mesh)
 
 
 def _of_op(op: ir.Operation, mesh: Mesh) -> Iterator[tuple[ir.Operation, str]]:

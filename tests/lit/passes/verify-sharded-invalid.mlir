@@ -3,6 +3,8 @@
 // RUN: not shardopt-opt %t/ops.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/ops.mlir
 // RUN: not shardopt-opt %t/plain.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/plain.mlir
 // RUN: not shardopt-opt %t/signature.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/signature.mlir
+// RUN: not shardopt-opt %t/shardy.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/shardy.mlir
+// RUN: not shardopt-opt %t/unsaid.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/unsaid.mlir
 
 //--- types.mlir
 // CHECK: types.mlir:[[@LINE+4]]:1: error: argument 0 of '@main': expected a mesh tensor with a sharding, found !mpmd.mesh_tensor<"m0", tensor<8xf32>>
@@ -44,4 +46,25 @@ module attributes {mhlo.num_partitions = 2 : i32} {
     %0 = stablehlo.add %x, %y {mhlo.sharding = "{devices=[2]<=[2]}"} : tensor<5xf32>
     return %0 : tensor<5xf32>
   }
+}
+
+//--- shardy.mlir
+sdy.mesh @mesh = <["x"=2]>
+// CHECK: shardy.mlir:[[@LINE+3]]:1: error: sharding [{"x"}]: dimension 0 of extent 7 is not divisible into 2 tiles
+// CHECK: note: sharding '#sdy.sharding<@mesh, [{?}]>': open dimensions and sub-axes are not supported, found '{?}'
+// CHECK: note: expected a sharding constraint on every result of 'stablehlo.negate', found none
+func.func public @main(%x: tensor<7xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) -> (tensor<7xf32> {sdy.sharding = #sdy.sharding<@mesh, [{?}]>}) {
+  %0 = stablehlo.negate %x : tensor<7xf32>
+  // CHECK: note: 'sdy.sharding_constraint': sharding [{"x"}]: dimension 0 of extent 7 is not divisible into 2 tiles
+  %1 = stablehlo.negate %0 : tensor<7xf32>
+  %2 = sdy.sharding_constraint %1 <@mesh, [{"x"}]> : tensor<7xf32>
+  return %2 : tensor<7xf32>
+}
+
+//--- unsaid.mlir
+sdy.mesh @mesh = <["x"=2]>
+// CHECK: unsaid.mlir:[[@LINE+2]]:1: error: expected 'sdy.sharding' on argument 0 of '@main', found none
+// CHECK: note: expected 'sdy.sharding' on the arguments and results of '@main', found none
+func.func public @main(%x: tensor<8xf32> {tf.aliasing_output = 0 : i32}) -> tensor<8xf32> {
+  return %x : tensor<8xf32>
 }

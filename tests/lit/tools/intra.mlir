@@ -1,6 +1,7 @@
 // `shardopt-intra` is import and shard in one: a whole module as an SPMD program over one mesh.
 // RUN: shardopt-opt %s --pass-pipeline='builtin.module(shardopt-intra{mesh=2x2 cluster=cpu-test:1x4 intra-op=data batch-args=0})' | FileCheck %s
 // RUN: shardopt-opt %s --shardopt-intra='mesh=4 cluster=cpu-test:1x4 intra-op=replicate' --mlir-print-ir-tree-dir=%t | FileCheck %s --check-prefix=REPLICATED
+// RUN: shardopt-opt %s --shardopt-intra='mesh=4 cluster=cpu-test:1x4 intra-op=heuristic sharding-format=sdy' | FileCheck %s --check-prefix=SHARDY
 // RUN: FileCheck %s --check-prefix=STEPS < %t/pipeline.txt
 // RUN: not shardopt-opt %s --shardopt-intra='mesh=8 cluster=cpu-test:1x4' 2>&1 | FileCheck %s --check-prefix=LARGE
 // RUN: not shardopt-opt %s --to=intra 2>&1 | FileCheck %s --check-prefix=ORDER
@@ -19,6 +20,14 @@
 // CHECK-SAME: mhlo.sharding = "{replicated}"
 // CHECK-NEXT: stablehlo.dot_general {{.*}} {mhlo.sharding = "{devices=[4,1]<=[4]}"}
 // CHECK-NEXT: stablehlo.tanh {{.*}} {mhlo.sharding = "{devices=[4,1]<=[4]}"}
+
+// SHARDY-NOT: mhlo.sharding
+// SHARDY: sdy.mesh @mesh = <["x"=4]>
+// SHARDY-LABEL: func.func public @main
+// SHARDY-SAME: sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>
+// SHARDY: %[[DOT:.*]] = stablehlo.dot_general
+// SHARDY: sdy.sharding_constraint %[[DOT]] <@mesh, [
+// SHARDY-NOT: mhlo.sharding
 
 // REPLICATED-LABEL: func.func public @main
 // REPLICATED: stablehlo.tanh {{.*}} {mhlo.sharding = "{replicated}"}

@@ -1,0 +1,93 @@
+"""What JAX was told about shardings is obeyed, whichever partitioner's words the export uses, with the same numbers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+from jax.sharding import NamedSharding, PartitionSpec
+
+import shardopt
+
+ROOT = Path(__file__).parents[2]
+CLUSTER = "cpu-test:1x8"
+FREE = PartitionSpec.UNCONSTRAINED
+
+
+def make_step(mesh: jax.sharding.Mesh) -> Any:
+    """A training step of two products; weights, batch, a value in the middle all results but the loss are placed."""
+
+    def on(*axes: Any) -> NamedSharding:
+        return NamedSharding(mesh, PartitionSpec(*axes))
+
+    def step(params: Any, x: jax.Array) -> Any:
+        def loss(params: Any) -> jax.Array:
+            hidden = jax.lax.with_sharding_constraint(jnp.tanh(x @ params["in"]), on("dp", FREE))
+            return jnp.mean((hidden @ params["out"]) ** 2)
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value, x
+
+    shardings = {"in": on(None, "mp"), "out": on("mp", None)}
+    return jax.jit(
+        step,
+        in_shardings=(shardings, on("dp", None)),
+        out_shardings=(shardings, None, on(("mp", "dp"))),
+        donate_argnums=0,
+    )
+
+
+def exported_steps(mesh: jax.sharding.Mesh, arguments: Any) -> list[export.Exported]:
+    """The step in Shardy's words and in GSPMD's."""
+    found = []
+    for shardy in (True, False):
+        jax.config.update("jax_use_shardy_partitioner", shardy)
+        found.append(export.export(make_step(mesh))(*arguments))
+    jax.config.update("jax_use_shardy_partitioner", True)
+    return found
+
+
+def check(constraints: str) -> None:
+    """The test, in a process with eight devices."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ("dp", "mp"))
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = {"in": jax.random.normal(keys[0], (16, 64)), "out": jax.random.normal(keys[1], (64, 16))}
+    arguments = (params, jax.random.normal(keys[2], (32, 16)))
+    steps = exported_steps(mesh, jax.eval_shape(lambda: arguments))
+    wanted = jax.tree.leaves(make_step(mesh)(jax.tree.map(jnp.copy, params), arguments[1]))
+
+    sharded = [shardopt.shard(step, CLUSTER, "2x4", annotations="require") for step in steps]
+    specs = [(str(s._in_named_shardings), str(s._out_named_shardings)) for s in sharded]
+    assert specs[0] == specs[1], "both exports of one step give one plan"
+    inputs = shardopt.input_shardings(sharded[0])[0]
+    results = jax.tree.leaves(jax.jit(sharded[0].call, in_shardings=inputs)(*jax.device_put(arguments, inputs)))
+    for result, expected in zip(results, wanted, strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+        if expected.ndim:
+            assert result.sharding.is_equivalent_to(expected.sharding, expected.ndim), (
+                result.sharding,
+                expected.sharding,
+            )
+    for found, axes in zip(jax.tree.leaves(inputs), ((None, "mp"), ("mp", None), ("dp", None)), strict=True):
+        assert found.is_equivalent_to(NamedSharding(mesh, PartitionSpec(*axes)), 2), (found, axes)
+    freed = shardopt.shard(steps[0], CLUSTER, "8", annotations="drop", constraints=constraints)
+    assert all(not any(s.spec) for s in freed._in_named_shardings), "a file says that the arguments are whole"
+    print("checked")
+
+
+def test_in_shardings_and_constraints_are_obeyed(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("- {argument: 'params.*', replicated: true}\n- {argument: x, replicated: true}\n")
+    program = f"from tests.e2e.test_annotations import check; check({str(tmp_path / 'c.yaml')!r})"
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    run = subprocess.run(
+        [sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert run.stdout == "checked\n", run.stderr
+    assert "warning" not in run.stderr
