@@ -44,6 +44,7 @@ from shardopt.runtime.xla import compiled_text
 from shardopt.solve.intra_op import IntraOpProblem, IntraOpTables
 from shardopt.solve.intra_op_plan import IntraOpPlan
 from shardopt.solve.intra_op_presets import Roles, restrict
+from shardopt.solve.linear import find_linear
 from shardopt.solve.problem import Edge
 
 FORMATS = ("sdy", "gspmd")
@@ -88,10 +89,11 @@ def slowed(spec: str, mesh: Mesh, scale: float) -> Cluster:
     return replace(cluster, device=slow, intra_host=link, inter_host=link, dispatch_seconds=0.0)
 
 
-def make_plan(graph: MeshGraph, case: Case) -> IntraOpPlan:
-    """The plan of a case. Raises UserError when there is none."""
-    tables = IntraOpTables(graph.graph, graph.mesh, slowed(case.cluster, graph.mesh, case.scale))
+def make_plan(graph: MeshGraph, case: Case, *, open_sums: bool) -> IntraOpPlan:
+    """The plan of a case; with sums that stay open where the format can say so. Raises UserError when there is none."""
     tied = tuple(graph.tied)
+    linear = find_linear(graph.graph, tied, graph.sent) if open_sums else ()
+    tables = IntraOpTables(graph.graph, graph.mesh, slowed(case.cluster, graph.mesh, case.scale), linear=linear)
     if case.plan.startswith(RANDOM):
         problem = _random(tables.problem(tied=tied), int(case.plan.removeprefix(RANDOM)))
     else:
@@ -114,25 +116,30 @@ def _random(problem: IntraOpProblem, seed: int) -> IntraOpProblem:
 
 
 def check(source: Path | bytes, case: Case, formats: Sequence[str] = FORMATS) -> Iterator[Outcome]:
-    """Plan the module, and compile it in each format. Raises UserError for a module that cannot be planned."""
+    """Plan and compile the module in each format. Raises UserError for a module that cannot be planned."""
     mesh = parse_mesh(case.mesh)
+    for name in formats:
+        predicted, bytecode = annotated(source, case, mesh, shardy=name == "sdy")
+        print(f"compiling as {name}", file=sys.stderr, flush=True)
+        begin = perf_counter()
+        text = compiled_text(bytecode, mesh.size, shardy=name == "sdy")
+        yield Outcome(name, predicted, module_traffic(text, mesh), perf_counter() - begin)
+
+
+def annotated(source: Path | bytes, case: Case, mesh: Mesh, *, shardy: bool) -> tuple[tuple[Traffic, ...], bytes]:
+    """What the plan of a module says it exchanges, and the module with the plan in it."""
     with make_context() as context, ir.Location.unknown(context):
         module = load_module(source, context)
         run_pipeline(module, f"builtin.module(shardopt-import{{unroll={str(case.unroll).lower()}}})")
         main = next(function for function in functions(module) if symbol_name(function) == "main")
         with sharding_rules(module):
             graph = read_plain(main, mesh)
-        write_plans(module, main, (graph,), (make_plan(graph, case),))
+        write_plans(module, main, (graph,), (make_plan(graph, case, open_sums=shardy),))
         run_pipeline(module, "builtin.module(shardopt-verify-sharded)")
         predicted = read_cost(main).traffic
-        texts = {"gspmd": _bytecode(module)}
-        to_shardy(module, mesh)
-        texts["sdy"] = _bytecode(module)
-    for name in formats:
-        print(f"compiling as {name}", file=sys.stderr, flush=True)
-        begin = perf_counter()
-        text = compiled_text(texts[name], mesh.size, shardy=name == "sdy")
-        yield Outcome(name, predicted, module_traffic(text, mesh), perf_counter() - begin)
+        if shardy:
+            to_shardy(module, mesh)
+        return predicted, _bytecode(module)
 
 
 def _bytecode(module: ir.Module) -> bytes:
