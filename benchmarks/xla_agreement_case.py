@@ -27,24 +27,21 @@ from jaxlib.mlir import ir
 
 from shardopt.cost.cluster import Cluster, load_cluster
 from shardopt.cost.hlo import module_traffic
-from shardopt.cost.mesh import Mesh
+from shardopt.cost.mesh import Mesh, parse_mesh
 from shardopt.cost.traffic import Traffic
+from shardopt.dialect.cluster import write_cluster
 from shardopt.dialect.sharded_form import read_cost
-from shardopt.frontend.spmd import parse_mesh
-from shardopt.ir.batch_arguments import batch_of
 from shardopt.ir.context import make_context
-from shardopt.ir.graph import sharding_rules
 from shardopt.ir.io import load_module
-from shardopt.ir.mesh_graphs import MeshGraph, read_plain
+from shardopt.ir.mesh_graphs import MeshGraph
 from shardopt.ir.rewriting import functions, symbol_name
-from shardopt.ir.shardy import to_shardy
-from shardopt.passes.shard_stages import write_plans
+from shardopt.ir.selection import Selected
+from shardopt.passes.base import PassContext, option
+from shardopt.passes.shard_stages import ShardStages
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.xla import compiled_text
 from shardopt.solve.intra_op import IntraOpProblem, IntraOpTables
 from shardopt.solve.intra_op_plan import IntraOpPlan
-from shardopt.solve.intra_op_presets import Roles, restrict
-from shardopt.solve.linear import find_linear
 from shardopt.solve.problem import Edge
 
 FORMATS = ("sdy", "gspmd")
@@ -89,18 +86,26 @@ def slowed(spec: str, mesh: Mesh, scale: float) -> Cluster:
     return replace(cluster, device=slow, intra_host=link, inter_host=link, dispatch_seconds=0.0)
 
 
-def make_plan(graph: MeshGraph, case: Case, *, open_sums: bool) -> IntraOpPlan:
-    """The plan of a case; with sums that stay open where the format can say so. Raises UserError when there is none."""
-    tied = tuple(graph.tied)
-    linear = find_linear(graph.graph, tied, graph.sent) if open_sums else ()
-    tables = IntraOpTables(graph.graph, graph.mesh, slowed(case.cluster, graph.mesh, case.scale), linear=linear)
+@dataclass(frozen=True)
+class ShardAtRandom(ShardStages):
+    """The pass with a plan that takes any strategy of any operation that the rules of the problem allow."""
+
+    seed: int = option(0, help="of the choices")
+
+    def _solve(
+        self, graph: MeshGraph, tables: IntraOpTables, pm: PassContext, explained: Sequence[Selected]
+    ) -> IntraOpPlan:
+        problem = _random(tables.problem(tied=tuple(graph.tied), residency=graph.residency), self.seed)
+        return problem.decode(problem.solve(self.time_limit))
+
+
+def make_pass(case: Case, form: str) -> ShardStages:
+    """The pass that plans a case and writes it in a format. GSPMD cannot leave sums open, Shardy can."""
+    options = {"mesh": case.mesh, "sharding_format": "sdy" if form == "sdy" else "mhlo", "memory_fraction": 0.0}
+    limits = {"time_limit": case.time_limit, "gap": case.gap, "batch_args": case.batch_args}
     if case.plan.startswith(RANDOM):
-        problem = _random(tables.problem(tied=tied), int(case.plan.removeprefix(RANDOM)))
-    else:
-        roles = Roles(graph.state, batch_of(graph, case.batch_args), tied)
-        limits = restrict(case.plan, tables, roles)
-        problem = tables.problem(fixed=limits.fixed, allowed=limits.allowed, tied=tied)
-    return problem.decode(problem.solve(case.time_limit, case.gap))
+        return ShardAtRandom(**options, **limits, seed=int(case.plan.removeprefix(RANDOM)))  # type: ignore[arg-type]
+    return ShardStages(**options, **limits, intra_op=case.plan)  # type: ignore[arg-type]
 
 
 def _random(problem: IntraOpProblem, seed: int) -> IntraOpProblem:
@@ -118,36 +123,31 @@ def _random(problem: IntraOpProblem, seed: int) -> IntraOpProblem:
 def check(source: Path | bytes, case: Case, formats: Sequence[str] = FORMATS) -> Iterator[Outcome]:
     """Plan and compile the module in each format. Raises UserError for a module that cannot be planned."""
     mesh = parse_mesh(case.mesh)
-    for name in formats:
-        predicted, bytecode = annotated(source, case, mesh, shardy=name == "sdy")
-        print(f"compiling as {name}", file=sys.stderr, flush=True)
+    for form in formats:
+        predicted, bytecode = annotated(source, case, form)
+        print(f"compiling as {form}", file=sys.stderr, flush=True)
         begin = perf_counter()
-        text = compiled_text(bytecode, mesh.size, shardy=name == "sdy")
-        yield Outcome(name, predicted, module_traffic(text, mesh), perf_counter() - begin)
+        text = compiled_text(bytecode, mesh.size, shardy=form == "sdy")
+        yield Outcome(form, predicted, module_traffic(text, mesh), perf_counter() - begin)
 
 
-def annotated(source: Path | bytes, case: Case, mesh: Mesh, *, shardy: bool) -> tuple[tuple[Traffic, ...], bytes]:
+def annotated(source: Path | bytes, case: Case, form: str) -> tuple[tuple[Traffic, ...], bytes]:
     """What the plan of a module says it exchanges, and the module with the plan in it."""
     with make_context() as context, ir.Location.unknown(context):
         module = load_module(source, context)
         run_pipeline(module, f"builtin.module(shardopt-import{{unroll={str(case.unroll).lower()}}})")
+        write_cluster(module, slowed(case.cluster, parse_mesh(case.mesh), case.scale))
+        make_pass(case, form).run(module, PassContext())
         main = next(function for function in functions(module) if symbol_name(function) == "main")
-        with sharding_rules(module):
-            graph = read_plain(main, mesh)
-        write_plans(module, main, (graph,), (make_plan(graph, case, open_sums=shardy),))
-        run_pipeline(module, "builtin.module(shardopt-verify-sharded)")
-        predicted = read_cost(main).traffic
-        if shardy:
-            to_shardy(module, mesh)
-        return predicted, _bytecode(module)
+        return read_cost(main).traffic, _bytecode(module)
 
 
 def _bytecode(module: ir.Module) -> bytes:
     """The module with f16 for bf16, which the CPU backend would compute, and exchange, as f32: a matter of that backend
     and not of the plan. Both have two bytes, and nobody runs the result."""
     text = module.operation.get_asm()
-    if "bf16" in text:
-        module = ir.Module.parse(re.sub(r"\bbf16\b|(?<=x)bf16\b", "f16", text), module.context)
+    if "bf16>" in text:
+        module = ir.Module.parse(re.sub(r"(?<=[x<])bf16(?=>)", "f16", text), module.context)
     buffer = io.BytesIO()
     module.operation.write_bytecode(buffer)
     return buffer.getvalue()

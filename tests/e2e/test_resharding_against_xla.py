@@ -16,10 +16,9 @@ from jaxlib.mlir import ir
 
 from shardopt.cost.collectives import resharding_steps, resharding_stops
 from shardopt.cost.hlo import HloCollective, parse_collectives
-from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.cost.mesh import Mesh, Sharding, parse_mesh
 from shardopt.cost.traffic import Traffic, comparable, of_step
 from shardopt.dialect.sharding import to_mhlo
-from shardopt.frontend.spmd import parse_mesh
 from shardopt.ir.context import make_context
 from shardopt.ir.shardy import to_shardy
 from shardopt.runtime.xla import compiled_text
