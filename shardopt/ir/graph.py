@@ -7,6 +7,7 @@ results are its operands. What is left has `rule=None` and is treated as opaque 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -80,7 +81,7 @@ def read_rule(op: ir.Operation) -> FactorRule | None:
 
 
 def _custom_call_rule(op: ir.Operation) -> FactorRule | None:
-    """The partitioner knows nothing of a custom call but its name, whatever Shardy's rule for it says."""
+    """The partitioner gathers the operands of all but a few targets, also where Shardy has a rule (`mhlo.topk`)."""
     if ir.StringAttr(op.attributes["call_target_name"]).value in _ANNOTATIONS:
         return identity_rule(tuple(ir.RankedTensorType(op.results[0].type).shape))
     return None
@@ -122,13 +123,42 @@ def _free_rule(shape: tuple[int, ...]) -> FactorRule:
 
 
 def read_reducer(op: ir.Operation) -> str | None:
-    """How contracted factors of `op` combine: the single StableHLO op of its region ("add", "maximum", …), or None."""
+    """How contracted factors of `op` combine: the single StableHLO op of its region ("add", "maximum", …), or None.
+
+    A reduction that begins from anything but the neutral element has none: partial results would count it repeatedly.
+    """
     if op.name in _COMBINERS:
         return _COMBINERS[op.name]
     if op.name not in _COMBINING_REGIONS:
         return None
     body = list(op.regions[-1].blocks[0].operations)
-    return body[0].operation.name.removeprefix("stablehlo.") if len(body) == 2 else None
+    reducer = body[0].operation.name.removeprefix("stablehlo.") if len(body) == 2 else None
+    return reducer if op.name != "stablehlo.reduce" or reducer is None or _is_neutral(op.operands[1], reducer) else None
+
+
+def _is_neutral(value: ir.Value, reducer: str) -> bool:
+    """Whether a constant changes nothing when `reducer` combines it with any number of its type."""
+    op = None if isinstance(value, ir.BlockArgument) else ir.OpResult(value).owner.operation
+    if op is None or op.name != "stablehlo.constant":
+        return False
+    number = ir.DenseElementsAttr(op.attributes["value"]).get_splat_value()
+    if isinstance(number, ir.FloatAttr):
+        neutral = {"add": 0.0, "multiply": 1.0, "maximum": -math.inf, "minimum": math.inf}
+        return reducer in neutral and number.value == neutral[reducer]
+    if not isinstance(number, ir.IntegerAttr):
+        return False
+    bits, signed = _integer(str(number.type))
+    lowest, highest = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+    full = -1 if signed else highest
+    integers = {"add": 0, "or": 0, "xor": 0, "multiply": 1, "maximum": lowest, "minimum": highest, "and": full}
+    # The bindings give some unsigned values as negative numbers.
+    return reducer in integers and (number.value - integers[reducer]) % (1 << bits) == 0
+
+
+def _integer(text: str) -> tuple[int, bool]:
+    """Bits and sign of an integer type: booleans are unsigned."""
+    bits = int(text.lstrip("usi"))
+    return bits, bits > 1 and not text.startswith("u")
 
 
 def free_values(op: ir.Operation) -> list[ir.Value]:

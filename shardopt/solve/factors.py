@@ -30,17 +30,21 @@ OPAQUE_OPS: Mapping[str, str] = {
     **dict.fromkeys(("collective_permute", "reduce_scatter", "partition_id", "replica_id"), _USERS),
     **dict.fromkeys(("case", "if", "while"), _REGIONS),
     **dict.fromkeys(("batch_norm_grad", "batch_norm_inference", "batch_norm_training", "fft"), _GATHERED),
+    **dict.fromkeys(("rng", "rng_bit_generator"), "its numbers depend on the layout of its result"),
+}
+
+# Why some operations have no rule that could be used.
+_WITHOUT_RULE: Mapping[str, str] = {
     "composite": "its body is unknown to the partitioner",
     "custom_call": "the partitioner knows nothing of its target",
-    **dict.fromkeys(("rng", "rng_bit_generator"), "its numbers depend on the layout of its result"),
 }
 
 
 def why_opaque(op: Op) -> str:
     """The reason why an operation runs replicated, or nothing."""
-    if op.rule is not None and op.name not in OPAQUE_OPS:
-        return ""
-    return OPAQUE_OPS.get(op.name, "no sharding rule is known for it")
+    if op.rule is None:
+        return OPAQUE_OPS.get(op.name) or _WITHOUT_RULE.get(op.name, "no sharding rule is known for it")
+    return OPAQUE_OPS.get(op.name, "")
 
 
 def is_opaque(op: Op) -> bool:

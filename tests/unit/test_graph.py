@@ -77,14 +77,35 @@ def test_rule_of_a_merging_reshape() -> None:
 
 
 @pytest.mark.parametrize(
-    ("combine", "reducer"), [("stablehlo.add", "add"), ("stablehlo.maximum", "maximum"), ("stablehlo.and", "and")]
+    ("combine", "element", "init", "reducer"),
+    [
+        ("add", "f32", "0.0", "add"),
+        ("add", "f32", "1.0", None),
+        ("add", "bf16", "0.0", "add"),
+        ("add", "i32", "0", "add"),
+        ("maximum", "f32", "0xFF800000", "maximum"),
+        ("maximum", "f32", "0.0", None),
+        ("maximum", "i8", "-128", "maximum"),
+        ("maximum", "ui8", "0", "maximum"),
+        ("minimum", "ui8", "255", "minimum"),
+        ("minimum", "i32", "2147483647", "minimum"),
+        ("multiply", "f32", "1.0", "multiply"),
+        ("and", "i1", "true", "and"),
+        ("and", "i1", "false", None),
+        ("and", "i32", "-1", "and"),
+        ("or", "i1", "false", "or"),
+        ("or", "ui32", "1", None),
+    ],
 )
-def test_reducer(combine: str, reducer: str) -> None:
-    element = "i1" if reducer == "and" else "f32"
+def test_reductions_that_partial_results_can_be_taken_of(
+    combine: str, element: str, init: str, reducer: str | None
+) -> None:
+    """Only those that begin from the neutral element: each device begins once."""
     op = op_of(
-        f"%r = stablehlo.reduce(%a init: %z) applies {combine} across dimensions = [0]"
+        f"%z = stablehlo.constant dense<{init}> : tensor<{element}>"
+        f"%r = stablehlo.reduce(%a init: %z) applies stablehlo.{combine} across dimensions = [0]"
         f" : (tensor<4x8x{element}>, tensor<{element}>) -> tensor<8x{element}>",
-        f"%a: tensor<4x8x{element}>, %z: tensor<{element}>",
+        f"%a: tensor<4x8x{element}>",
         f"tensor<8x{element}>",
     )
     assert op.reducer == reducer

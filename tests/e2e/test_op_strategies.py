@@ -1,0 +1,158 @@
+"""Every strategy of one small example of every operation, as XLA compiles it: the numbers of one device, and exactly
+the collectives that the strategy says. This is what allows the solver to believe in its strategies."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from jaxlib.mlir import ir
+
+from shardopt.cost.hlo import module_traffic
+from shardopt.cost.mesh import Mesh
+from shardopt.cost.traffic import Difference
+from shardopt.cost.traffic import compare as compare_traffic
+from shardopt.dialect.dtypes import numpy_dtype, numpy_name
+from shardopt.dialect.exported_program import StageFunction
+from shardopt.ir.context import make_context
+from shardopt.ir.graph import sharding_rules
+from shardopt.ir.mesh_graphs import MeshGraph, read_plain
+from shardopt.ir.rewriting import functions
+from shardopt.ir.shardy import to_shardy
+from shardopt.passes.shard_stages import write_plans
+from shardopt.runtime.reference import compare, run_reference
+from shardopt.runtime.tiles import Tiling
+from shardopt.runtime.xla import Executable, XlaMesh
+from shardopt.solve.intra_op import IntraOpTables
+from shardopt.solve.problem import Solution
+from tests.e2e.test_sharding_against_xla import SLOW, stage_function
+from tests.unit.op_examples import ELEMENTWISE, EXAMPLES, Example
+
+LINE = Mesh("mesh", (("x", 4),), (0, 1, 2, 3))
+GRID = Mesh("mesh", (("x", 2), ("y", 2)), (0, 1, 2, 3))
+TOLERANCE = 1e-4
+
+# Where two axes interact: contractions, borders of borders, and reductions along several dimensions.
+ON_A_GRID = (
+    "dot_general:batched",
+    "dot_general:two contractions",
+    "reduce:two dimensions",
+    "convolution:same",
+    "convolution:kernel gradient",
+    "reduce_window:padded max pool",
+    "scatter:add rows",
+)
+
+
+@cache
+def devices(mesh: Mesh) -> XlaMesh:
+    return XlaMesh(mesh)
+
+
+class Harness:
+    """One example on one mesh: `check(k)` compiles and runs the k-th strategy of its operation."""
+
+    def __init__(self, example: Example, mesh: Mesh) -> None:
+        self.example, self.mesh = example, mesh
+        with make_context():
+            module = ir.Module.parse(example.text)
+            arguments = next(functions(module)).regions[0].blocks[0].arguments
+            self.inputs = [self._input(ir.RankedTensorType(argument.type)) for argument in arguments]
+            self.reference = run_reference(module, self.inputs)
+            self.strategies = self._read(module)[1].ops[self.number].strategies
+
+    def _input(self, type_: ir.RankedTensorType) -> np.ndarray:
+        """Positive numbers below one, small integers, or a matrix that has a Cholesky factor."""
+        generator, shape = np.random.default_rng(0), tuple(type_.shape)
+        dtype = numpy_dtype(numpy_name(str(type_.element_type)))
+        if dtype.kind in "iub":
+            values = generator.integers(0, 2 if dtype.kind == "b" else 8, shape)
+        else:
+            values = generator.uniform(0.1, 0.9, shape) + (0.3j if dtype.kind == "c" else 0.0)
+        if self.example.op == "cholesky":
+            values = values @ values.swapaxes(-1, -2) + np.eye(shape[-1])
+        return np.asarray(values).astype(dtype)
+
+    def _read(self, module: ir.Module) -> tuple[MeshGraph, IntraOpTables]:
+        with sharding_rules(module):
+            graph = read_plain(next(functions(module)), self.mesh)
+        self.number = next(k for k, op in enumerate(graph.graph.ops) if op.name == self.example.op)
+        return graph, IntraOpTables(graph.graph, self.mesh, SLOW)
+
+    def check(self, strategy: int) -> None:
+        with make_context(), ir.Location.unknown():
+            module = ir.Module.parse(self.example.text)
+            graph, tables = self._read(module)
+            plan = tables.problem().decode(Solution(self._choice(tables, strategy), 0.0, 0.0, 0.0, "feasible"))
+            write_plans(module, next(functions(module)), [graph], [plan])
+            function = stage_function(module, self.mesh)
+            to_shardy(module, self.mesh)
+            buffer = io.BytesIO()
+            module.operation.write_bytecode(buffer)
+        executable = devices(self.mesh).compile(replace(function, bytecode=buffer.getvalue()), quick=True)
+        found = module_traffic(executable._loaded.hlo_modules()[0].to_string(), self.mesh)
+        said = f"{self.example.name}: {self.strategies[strategy]}"
+        wrong = [str(row) for row in compare_traffic(plan.summary().traffic, found) if _differs(row)]
+        assert not wrong, f"{said}: {wrong}"
+        for row in compare(self._run(executable, function), self.reference):
+            assert row.within(TOLERANCE), f"{said}: {row}"
+
+    def _choice(self, tables: IntraOpTables, strategy: int) -> tuple[int, ...]:
+        """The strategy, and what it reads in the shardings that it wants; all else is whole."""
+        problem = tables.problem()
+        op = tables.graph.ops[self.number]
+        wanted = dict(zip(op.operands, self.strategies[strategy].operands, strict=True))
+        choice = [0] * len(problem.ops)
+        choice[self.number] = strategy
+        columns = (problem.columns[tensor].shardings for tensor in problem.inputs)
+        given = [
+            column.index(wanted[tensor]) if tensor in wanted else 0
+            for tensor, column in zip(problem.inputs, columns, strict=True)
+        ]
+        return (*choice, *given)
+
+    def _run(self, executable: Executable, function: StageFunction) -> list[np.ndarray]:
+        device = devices(self.mesh)
+        tilings = [Tiling(self.mesh, spec) for spec in function.arguments]
+        arrays = [device.put(t.spec, t.split(value)) for t, value in zip(tilings, self.inputs, strict=True)]
+        outputs, token = executable(arrays)
+        token.block_until_ready()
+        results = [Tiling(self.mesh, spec) for spec in function.results]
+        return [tiling.join(device.shards(output)) for tiling, output in zip(results, outputs, strict=True)]
+
+
+def _differs(row: Difference) -> bool:
+    return row.predicted_tensors != row.found_tensors or row.predicted_bytes != row.found_bytes
+
+
+def _is_planned(example: Example) -> bool:
+    return example.op != "optimization_barrier"  # transparent: it has no strategies of its own
+
+
+def test_every_elementwise_operation_is_split() -> None:
+    """They have rules of one kind: one strategy of each is enough. A few stand for all where time is short."""
+    for example in ELEMENTWISE[::6]:
+        harness = Harness(example, LINE)
+        harness.check(len(harness.strategies) - 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", [*filter(_is_planned, EXAMPLES)], ids=lambda example: example.name)
+def test_strategies_on_a_line(example: Example) -> None:
+    harness = Harness(example, LINE)
+    chosen = range(len(harness.strategies)) if example not in ELEMENTWISE else (len(harness.strategies) - 1,)
+    for strategy in chosen:
+        harness.check(strategy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ON_A_GRID)
+def test_strategies_on_a_grid(name: str) -> None:
+    """The strategies that use both axes, by every fifth: the others are those of a line."""
+    harness = Harness(next(example for example in EXAMPLES if example.name == name), GRID)
+    both = [k for k, s in enumerate(harness.strategies) if {a for o in s.operands for a in o.axes} == {"x", "y"}]
+    for strategy in both[::5]:
+        harness.check(strategy)
