@@ -16,9 +16,10 @@ from math import inf
 from time import monotonic
 
 from shardopt.solve.bucket_elimination import eliminate_all, elimination_order
+from shardopt.solve.compilation import compiled_by
 from shardopt.solve.enumeration import enumerate_all, is_tiny
 from shardopt.solve.marginal_ilp import OPTIMAL_GAP, solve_marginal
-from shardopt.solve.problem import Problem, Solution, Status, evaluate, relative_gap
+from shardopt.solve.problem import Problem, Solution, Status, evaluate, relative_gap, trivial_bound
 
 # Allowed pairs of a component. An integer program proves a small one within a second; of a middle one it takes from
 # seconds to minutes; beyond that its first LP alone takes longer than messages and forests in all.
@@ -93,12 +94,18 @@ class ComponentSolver:
         return found
 
     def _large(self, part: Problem, start: tuple[int, ...] | None, work: int, progress: Progress | None) -> Solution:
+        self._count("large_components")
+        if not compiled_by(self.deadline):
+            self.counts["time_limit_struck"] = 1
+            objective = inf if start is None else evaluate(part, start).objective
+            status: Status = "timeout" if start is None else "feasible"
+            bound = min(trivial_bound(part), objective)
+            return Solution(start or (), objective, bound, relative_gap(objective, bound), status)
         from shardopt.solve.large_problem import solve_large
 
         found = solve_large(
             part, work=work, deadline=self.deadline, gap_tolerance=self.gap_tolerance, start=start, progress=progress
         )
-        self._count("large_components")
         for name in ("ascent_steps", "starts", "work"):
             self._count(name, int(found.statistics[name]))
         if found.statistics["late"]:

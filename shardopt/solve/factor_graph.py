@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import monotonic
 
 import numpy as np
 
@@ -63,7 +64,8 @@ class FactorGraph:
     first change (OrderedDict: popping the front of a plain dict rescans what was popped before).
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, deadline: float | None = None) -> None:
+        self.deadline = deadline
         self.store = TableStore()
         self.costs: list[np.ndarray] = list(problem.costs)
         self.tables: list[dict[int, np.ndarray]] = [{} for _ in problem.costs]
@@ -81,6 +83,10 @@ class FactorGraph:
         for node, cost in enumerate(self.costs):
             if not cost.max() < np.inf:
                 self.restrict(node, cost < np.inf, "every strategy has infinite cost")
+
+    @property
+    def late(self) -> bool:
+        return self.deadline is not None and monotonic() >= self.deadline
 
     @property
     def nodes(self) -> list[int]:

@@ -20,7 +20,7 @@ import numpy as np
 from shardopt.solve.flat_problem import flatten
 from shardopt.solve.forest_search import ForestSearch
 from shardopt.solve.price_ascent import PriceAscent
-from shardopt.solve.problem import Problem, Solution, evaluate, relative_gap
+from shardopt.solve.problem import Problem, Solution, evaluate, relative_gap, trivial_bound
 
 OPTIMAL_GAP = 1e-7  # a gap this small is rounding
 
@@ -47,17 +47,19 @@ def solve_large(
     start: tuple[int, ...] | None = None,
     progress: Callable[[float, float], None] | None = None,
 ) -> Solution:
-    """Solve a presolved problem (no self or parallel edges, every strategy possible) as well as `work` allows.
+    """Solve a presolved problem as well as `work` allows.
 
+    It must have neither self nor parallel edges, and each strategy an allowed partner on every edge of its node.
     The answer is never worse than `start`, if that keeps the limit. `deadline` is in seconds of `monotonic`.
     """
     run = _Run(problem, work, deadline, gap_tolerance, progress)
     if start is not None:
         run.search.offer(np.array(start, dtype=np.int64))
-    for phase in (run.settle, run.ascend, run.start_again, run.improve):
-        phase()
-        if run.done:
-            break
+    if not run.late:
+        run.settle()
+    for phase in (run.ascend, run.start_again, run.improve):
+        if not run.done:
+            phase()
     return run.solution()
 
 
@@ -75,6 +77,7 @@ class _Run:
         self.flat = flatten(problem)
         self.budget = min(work, _MOST_SWEEPS * self.flat.sweep_work)
         self.ascent, self.search = PriceAscent(self.flat), ForestSearch(self.flat, _SEED)
+        self.ascent.bound = trivial_bound(problem)
         self.random = np.random.default_rng(_SEED)
         self.steps = self.starts = 0
 

@@ -65,11 +65,14 @@ class Presolved:
 
 
 @timed("sharding program: presolve (inside solve)")
-def presolve(problem: Problem) -> Presolved:
-    """Reduce `problem`; every step preserves an optimum. Infeasibility is reported in the result, not raised."""
+def presolve(problem: Problem, deadline: float | None = None) -> Presolved:
+    """Reduce `problem`; every step preserves an optimum. Infeasibility is reported in the result, not raised.
+
+    From `deadline` (seconds of `monotonic`) on no further step is begun; what is left is larger then, yet as exact.
+    """
     smallest_peak = 0
     try:
-        graph = FactorGraph(problem)
+        graph = FactorGraph(problem, deadline)
         _close_arcs(graph)
         if graph.memory is not None:
             graph.memory.raise_base(graph.nodes)
@@ -83,7 +86,7 @@ def presolve(problem: Problem) -> Presolved:
                 _reduce(graph)
             _drop_dominated(graph)
             _reduce(graph)
-            if len(graph.log) == removed:
+            if len(graph.log) == removed or graph.late:
                 break
     except Infeasible as error:
         return Presolved(None, (), np.inf, (), problem.num_nodes, smallest_peak, str(error))
@@ -93,7 +96,7 @@ def presolve(problem: Problem) -> Presolved:
 def _close_arcs(graph: FactorGraph) -> None:
     """Arc consistency alone, so that `smallest_peak` counts possible strategies only."""
     pending = OrderedDict.fromkeys(graph.changed_edges)
-    while pending:
+    while pending and not graph.late:
         (u, v), _ = pending.popitem(last=False)
         before = len(graph.costs[u]), len(graph.costs[v])
         if _remove_dead(graph, u, v):
@@ -104,7 +107,7 @@ def _close_arcs(graph: FactorGraph) -> None:
 
 def _reduce(graph: FactorGraph) -> None:
     """Steps 1-4 until both work lists are empty. Edges first: they are cheap, and elimination makes new ones."""
-    while True:
+    while not graph.late:
         if graph.changed_edges:
             edge, _ = graph.changed_edges.popitem(last=False)
             _simplify_edge(graph, *edge)
@@ -207,6 +210,8 @@ def _remove_too_large(graph: FactorGraph, memory: MemoryProfile, node: int) -> b
 
 def _drop_dominated(graph: FactorGraph) -> None:
     for node in graph.nodes:
+        if graph.late:
+            return
         work = sum(len(graph.costs[other]) for other in graph.tables[node]) + 1
         if graph.memory is not None:
             work += len(graph.memory.segments[node])

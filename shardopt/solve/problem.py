@@ -168,6 +168,11 @@ def relative_gap(objective: float, bound: float) -> float:
     return max(0.0, objective - bound) / max(abs(objective), np.finfo(float).tiny)
 
 
+def trivial_bound(problem: Problem) -> float:
+    """Every node and every edge at its cheapest; for problems whose nodes all have strategies."""
+    return fsum(float(cost.min()) for cost in problem.costs) + fsum(float(edge.cost.min()) for edge in problem.edges)
+
+
 def _peak_bytes(problem: Problem, choice: Sequence[int]) -> int:
     """Sweep over interval ends; Python ints, so that no sum overflows."""
     change: dict[int, int] = {}

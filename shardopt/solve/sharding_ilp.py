@@ -136,7 +136,7 @@ class _Run:
 
     def _presolve(self, problem: Problem) -> Presolved:
         begin = monotonic()
-        reduced = presolve(problem)
+        reduced = presolve(problem, self.components.deadline)
         self.presolve_seconds += monotonic() - begin
         return reduced
 
