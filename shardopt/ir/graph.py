@@ -145,6 +145,8 @@ def _is_neutral(value: ir.Value, reducer: str) -> bool:
     if isinstance(number, ir.FloatAttr):
         neutral = {"add": 0.0, "multiply": 1.0, "maximum": -math.inf, "minimum": math.inf}
         return reducer in neutral and number.value == neutral[reducer]
+    if isinstance(number, ir.BoolAttr):
+        return number.value == {"and": True, "or": False}.get(reducer)
     if not isinstance(number, ir.IntegerAttr):
         return False
     bits, signed = _integer(str(number.type))
@@ -156,9 +158,8 @@ def _is_neutral(value: ir.Value, reducer: str) -> bool:
 
 
 def _integer(text: str) -> tuple[int, bool]:
-    """Bits and sign of an integer type: booleans are unsigned."""
-    bits = int(text.lstrip("usi"))
-    return bits, bits > 1 and not text.startswith("u")
+    """Bits of an integer type, and whether it is signed."""
+    return int(text.lstrip("usi")), not text.startswith("u")
 
 
 def free_values(op: ir.Operation) -> list[ir.Value]:
