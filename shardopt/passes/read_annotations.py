@@ -96,6 +96,8 @@ class _Reader:
             if str(attr).startswith("#sdy.sharding_per_value"):
                 return self.read(op, types, lambda: from_shardy_values(attr, self.meshes))
             return self.read(op, types, lambda: [from_shardy(attr, self.meshes)])
+        if not isinstance(attributes[_MHLO], ir.StringAttr):
+            raise self.pm.error(op, f"expected '{_MHLO}' of {_named(op)} to be text, found {attributes[_MHLO]}")
         text = ir.StringAttr(attributes[_MHLO]).value
         texts = split_texts(text)
         if len(texts) == 1 and not text.startswith("{{"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -91,3 +92,41 @@ def test_in_shardings_and_constraints_are_obeyed(tmp_path: Path) -> None:
     )
     assert run.stdout == "checked\n", run.stderr
     assert "warning" not in run.stderr
+
+
+def test_annotations_reach_the_stages_of_a_pipeline() -> None:
+    """Microbatches, layers and stages lose none: every weight lies as asked, and every value in the middle."""
+    mesh = jax.sharding.AbstractMesh((2,), ("model",))
+
+    def step(params: Any, x: jax.Array) -> Any:
+        def loss(params: Any) -> jax.Array:
+            h = x
+            for w in params:
+                h = jax.lax.with_sharding_constraint(jnp.tanh(h @ w), NamedSharding(mesh, PartitionSpec(None, "model")))
+            return jnp.mean(h**2)
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+
+    weights = NamedSharding(mesh, PartitionSpec("model"))
+    abstract = ([jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 4, jax.ShapeDtypeStruct((32, 64), jnp.float32))
+    exported = export.export(jax.jit(step, in_shardings=(weights, None), donate_argnums=0))(*abstract)
+    said: list[str] = []
+    plan = shardopt.optimize(
+        exported,
+        "cpu-test:1x4",
+        stages=2,
+        microbatches=4,
+        submesh="1x2",
+        annotations="require",
+        handler=lambda diagnostic: said.append(str(diagnostic)),
+    )
+    texts = dict(plan.phases)
+    # four weights, and the values in the middle, forward and backward
+    assert [texts[phase].count("shardopt.sharding = ") for phase in ("import", "stage", "shard")] == [12, 12, 0]
+    main = next(line for line in texts["shard"].splitlines() if "func.func public @main" in line)
+    arguments, _, results = main.partition("-> (")
+    asked = re.compile(r'tensor<64x64xf32>, sharding=<@m[01], \[\{"y"\}, \{\}\]>')
+    for side in (arguments, results):
+        assert side.count("tensor<64x64xf32>") == len(asked.findall(side)) == 4
+    assert not [text for text in said if "warning" in text]

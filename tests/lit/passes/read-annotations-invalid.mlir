@@ -1,6 +1,7 @@
 // RUN: split-file %s %t
 // RUN: not shardopt-opt %t/option.mlir --shardopt-read-annotations="keep=true" 2>&1 | FileCheck %t/option.mlir
 // RUN: not shardopt-opt %t/text.mlir --shardopt-read-annotations 2>&1 | FileCheck %t/text.mlir
+// RUN: not shardopt-opt %t/type.mlir --shardopt-read-annotations 2>&1 | FileCheck %t/type.mlir
 // RUN: not shardopt-opt %t/rank.mlir --shardopt-read-annotations 2>&1 | FileCheck %t/rank.mlir
 // RUN: not shardopt-opt %t/count.mlir --shardopt-read-annotations 2>&1 | FileCheck %t/count.mlir
 // RUN: not shardopt-opt %t/manual.mlir --shardopt-read-annotations 2>&1 | FileCheck %t/manual.mlir
@@ -18,6 +19,12 @@
 func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {
   %0 = stablehlo.add %x, %x {mhlo.sharding = "{sharded}"} : tensor<8xf32>
   return %0 : tensor<8xf32>
+}
+
+//--- type.mlir
+// CHECK: error: expected 'mhlo.sharding' of argument 0 of '@main' to be text, found 3 : i64
+func.func public @main(%x: tensor<8xf32> {mhlo.sharding = 3}) -> tensor<8xf32> {
+  return %x : tensor<8xf32>
 }
 
 //--- rank.mlir
