@@ -47,6 +47,7 @@ class BudgetModel:
         choices = (self._choice(candidate) for candidate in candidates)
         self.choices = tuple(choice for choice in choices if any(choice.recipes))
         self.first_choice = len(base.problem.costs)
+        self._edges_of: tuple[Problem, dict[int, list[Edge]]] | None = None
 
     def problem(self, limit: int, copies: Iterable[Operand]) -> Problem:
         """The problem within `limit` bytes that counts the given copies of operands."""
@@ -63,6 +64,40 @@ class BudgetModel:
             usages.append([usage])
             edges += found
         return Problem(tuple(costs), tuple(edges), tuple(map(tuple, usages)), limit, len(self.base.order))
+
+    def kept(self, shardings: Sequence[int]) -> list[int]:
+        """For each candidate the strategy that keeps it, given strategies of the plain nodes."""
+        found = []
+        for choice in self.choices:
+            tensor = choice.candidate.tensor
+            sharding = self.base.columns[tensor].shardings[shardings[self.base.node_of[tensor]]]
+            found.append(2 * choice.shardings.index(sharding))
+        return found
+
+    def copied(self, shardings: Sequence[int], copies: Iterable[Operand]) -> list[int]:
+        """For each operand whether it is copied, given strategies of the plain nodes."""
+        found = []
+        for op, tensor in copies:
+            wanted = self._wanted(op, tensor)
+            target = wanted[shardings[self.base.node_of[self.tables.graph.ops[op].results[0]]]]
+            present = self.base.columns[tensor].shardings[shardings[self.base.node_of[tensor]]]
+            distinct = self.tables.strategies.column(wanted).distinct
+            found.append(2 * distinct.index(target) + (target != present))
+        return found
+
+    def edges_of(self, problem: Problem, node: int) -> Sequence[Edge]:
+        """The edges to the node of a candidate, all of which end there."""
+        if self._edges_of is None or self._edges_of[0] is not problem:
+            found: dict[int, list[Edge]] = {}
+            for edge in problem.edges:
+                if edge.v >= self.first_choice:
+                    found.setdefault(edge.v, []).append(edge)
+            self._edges_of = problem, found
+        return self._edges_of[1].get(node, ())
+
+    def _wanted(self, op: int, tensor: int) -> tuple[Sharding, ...]:
+        slot = self.tables.graph.ops[op].operands.index(tensor)
+        return tuple(strategy.operands[slot] for strategy in self.tables.ops[op].strategies)
 
     def decode(self, solution: Solution, fresh: FreshCopies = frozenset()) -> IntraOpPlan:
         return self.base.decode(solution, self._rematerialized(solution.choice), fresh)
@@ -146,9 +181,7 @@ class BudgetModel:
     # ---- copies of operands ----
 
     def _copy(self, op: int, tensor: int, node: int) -> tuple[np.ndarray, Usage, list[Edge]]:
-        strategies = self.tables.ops[op].strategies
-        slot = self.tables.graph.ops[op].operands.index(tensor)
-        wanted = tuple(strategy.operands[slot] for strategy in strategies)
+        wanted = self._wanted(op, tensor)
         column = self.tables.strategies.column(wanted)
         size = self.tables.strategies.local_bytes(
             self.tables.graph.tensors[tensor], self.tables.strategies.column(column.distinct)

@@ -7,12 +7,14 @@ weights, Arora, Hazan and Kale 2012) raise the bound and lower the peak, in a fi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
 import numpy as np
 
 from shardopt.solve.budget_model import BudgetModel, Operand
+from shardopt.solve.budget_start import greedy_start
 from shardopt.solve.intra_op_plan import IntraOpPlan
 from shardopt.solve.operand_copies import copies_at_excess, split_copies
 from shardopt.solve.problem import Edge, Problem, Solution, evaluate
@@ -25,31 +27,43 @@ _NEAR_PEAK = 0.98
 _UNKNOWN = 2**62
 # Share of the peak that all costs together weigh: they only break ties, and the bound loses no more than this.
 _TIE = 1e-3
-_SECONDS_A_ROUND = 20.0  # only against a relaxed problem that needs an integer program
 
 
 @dataclass(frozen=True, eq=False)
 class LeastPeak:
-    """No plan holds less than `bound_bytes`; `plan` holds `peak_bytes`. `objective` in seconds, as in the problem."""
+    """No plan holds less than `bound_bytes`; `plan`, of `solution`, holds `peak_bytes`."""
 
     bound_bytes: int
     peak_bytes: int
     plan: IntraOpPlan | None
     solution: Solution
-    objective: float
 
 
-def find_least_peak(model: BudgetModel, exceeded: int | None = None) -> LeastPeak:
-    """`exceeded` is a limit that is known to be too small."""
-    return _Search(model, 0 if exceeded is None else exceeded + 1).run()
+def find_least_peak(
+    model: BudgetModel, shardings: Sequence[int], exceeded: int | None = None, seconds: float | None = None
+) -> LeastPeak:
+    """`shardings` are strategies of the plain nodes to begin with, `exceeded` a limit that is known to be too small.
+
+    `seconds` limit the time, which otherwise follows from the number of solves.
+    """
+    search = _Search(model, 0 if exceeded is None else exceeded + 1, None if seconds is None else seconds / _ROUNDS)
+    search.begin(shardings)
+    return search.run()
 
 
 class _Search:
-    def __init__(self, model: BudgetModel, bound: int) -> None:
-        self.model, self.bound = model, bound
+    def __init__(self, model: BudgetModel, bound: int, seconds: float | None) -> None:
+        self.model, self.bound, self.seconds = model, bound, seconds
+        self.start: tuple[int, ...] = ()
         self.copies: dict[Operand, None] = {}
         self.weights = np.full(len(model.base.order), 1 / max(len(model.base.order), 1))
-        self.best = LeastPeak(bound, _UNKNOWN, None, Solution((), inf, inf, 0.0, "infeasible"), inf)
+        self.best = LeastPeak(bound, _UNKNOWN, None, Solution((), inf, inf, 0.0, "infeasible"))
+
+    def begin(self, shardings: Sequence[int]) -> None:
+        """The plan with given shardings that computes again whatever lowers its peak."""
+        problem = self.model.problem(0, ())
+        self.start = greedy_start(self.model, problem, (), shardings)
+        self._offer(problem, Solution(self.start, 0.0, 0.0, 0.0, "feasible"))
 
     def run(self) -> LeastPeak:
         total, weights = np.zeros(len(self.weights)), self.weights
@@ -69,7 +83,7 @@ class _Search:
         if self.best.plan is None or self.bound >= self.best.peak_bytes:
             return
         weighted, _ = _weighted(self.model.problem(0, self.copies), self.weights, 0)
-        solution = solve(weighted, time_limit_seconds=_SECONDS_A_ROUND)
+        solution = solve(weighted, time_limit_seconds=self.seconds)
         if solution.choice:
             self.bound = max(self.bound, ceil(solution.bound - 0.5))
 
@@ -77,15 +91,20 @@ class _Search:
         """The plan with the least weighted usage, or None when there is no plan at all."""
         problem = self.model.problem(0, self.copies)
         weighted, tie = _weighted(problem, weights, self._peak())
-        solution = solve(weighted, time_limit_seconds=_SECONDS_A_ROUND)
+        solution = solve(weighted, time_limit_seconds=self.seconds)
         if not solution.choice:
             return None
         if (bound := ceil(solution.bound - tie - 0.5)) > self.bound:
             self.bound, self.weights = bound, weights
-        plan = split_copies(self.model, solution, min(self.best.peak_bytes, self._peak()) - 1)
+        return self._offer(problem, solution)
+
+    def _offer(self, problem: Problem, solution: Solution) -> IntraOpPlan:
+        """The plan of a solution, kept if it holds less than all before; its own costs instead of weighted bytes."""
+        plan = split_copies(self.model, solution, self._peak() - 1)
         if plan.peak_bytes < self.best.peak_bytes:
             objective = evaluate(problem, solution.choice).objective
-            self.best = LeastPeak(self.bound, plan.peak_bytes, plan, solution, objective)
+            own = Solution(solution.choice, objective, 0.0, 1.0, "feasible", solution.statistics)
+            self.best = LeastPeak(self.bound, plan.peak_bytes, plan, own)
         return plan
 
     def _peak(self) -> int:

@@ -198,7 +198,7 @@ def test_the_objective_rises_as_the_budget_falls() -> None:
 
 def test_the_least_peak_is_bracketed_and_its_plan_holds_it() -> None:
     problem = build_problem(with_residuals(), PAIR, CLUSTER)
-    least = find_least_peak(BudgetModel(problem, find_candidates(problem)))
+    least = find_least_peak(BudgetModel(problem, find_candidates(problem)), problem.solve().choice)
     assert least.plan is not None and least.plan.peak_bytes == least.peak_bytes
     assert least.bound_bytes <= least.peak_bytes <= problem.decode(problem.solve()).peak_bytes
     assert fit(problem, least.bound_bytes - 1).plan is None
