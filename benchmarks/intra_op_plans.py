@@ -127,7 +127,8 @@ def measure(task: Task, about_to: Callable[[str, str], None]) -> Iterator[Record
 
 
 def _annotated(task: Task) -> dict[int, Sharding]:
-    """The user's shardings of arguments, by number. All plans are made without them; only `shardy` starts from them."""
+    """The user's shardings of arguments, by number, if they split any on this mesh. All plans are made without them;
+    only `shardy` starts from them."""
     mesh = parse_mesh(task.mesh)
     with make_context() as context, ir.Location.unknown(context):
         module = load_module(task.path, context)
@@ -136,7 +137,8 @@ def _annotated(task: Task) -> dict[int, Sharding]:
         with sharding_rules(module):
             graph = read_plain(_main(module), mesh)
         allowed = demands.allowed(graph.reader)
-    return {k: allowed[t][0] for k, t in graph.arguments.items() if len(allowed.get(t, ())) == 1}
+    found = {k: allowed[t][0] for k, t in graph.arguments.items() if len(allowed.get(t, ())) == 1}
+    return found if any(sharding.axes for sharding in found.values()) else {}
 
 
 def _roles(

@@ -40,8 +40,8 @@ def adam_step(loss_fn: Any) -> Any:
 
 
 @cache
-def transformer() -> tuple[bytes, list[np.ndarray]]:
-    """Positions, `LAYERS` layers of attention and MLP, squared error."""
+def transformer(layers: int = LAYERS) -> tuple[bytes, list[np.ndarray]]:
+    """Positions, layers of attention and MLP, squared error."""
 
     def loss_fn(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
         x = x + params["position"]
@@ -58,8 +58,8 @@ def transformer() -> tuple[bytes, list[np.ndarray]]:
         "down": (4 * HIDDEN, HIDDEN),
     }
     rng = np.random.default_rng(0)
-    layers = [{name: _values(rng, shape) for name, shape in shapes.items()} for _ in range(LAYERS)]
-    return _exported(loss_fn, {"layers": layers, "position": _values(rng, (LENGTH, HIDDEN))}, rng)
+    blocks = [{name: _values(rng, shape) for name, shape in shapes.items()} for _ in range(layers)]
+    return _exported(loss_fn, {"layers": blocks, "position": _values(rng, (LENGTH, HIDDEN))}, rng)
 
 
 @cache

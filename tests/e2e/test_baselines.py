@@ -250,19 +250,13 @@ def test_presets_that_need_a_batch_ask_for_one() -> None:
         restrict("zero3", tables, Roles(roles["ilp"].state, {}, roles["ilp"].tied))
 
 
-@pytest.mark.parametrize("preset", ["zero3", "megatron"])
-def test_baselines_give_the_numbers_of_one_device(preset: str) -> None:
-    check_numbers(compile_sharded(transformer(), "2x2", preset))
+def test_megatron_gives_the_numbers_of_one_device() -> None:
+    check_numbers(compile_sharded(transformer(1), "2x2", "megatron"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "preset"),
-    [
-        *(("transformer", preset) for preset in ("data", "zero1", "zero2", "mics", "sequence", "summa-2d", "shardy")),
-        ("mixture", "expert"),
-        ("gpt", "sequence"),
-    ],
+    "preset", ["data", "zero1", "zero2", "zero3", "mics", "sequence", "summa-2d", "shardy", "expert"]
 )
-def test_all_baselines_give_the_numbers_of_one_device(model: str, preset: str) -> None:
-    check_numbers(compile_sharded(OF_MODEL[model](), "2x2", preset))
+def test_all_baselines_give_the_numbers_of_one_device(preset: str) -> None:
+    check_numbers(compile_sharded(mixture() if preset == "expert" else transformer(1), "2x2", preset))
