@@ -33,8 +33,9 @@ def optimize(
     intra_op: str = "ilp",
     inter_op: InterOp = "dp",
     unroll: bool = True,
+    explain: str = "",
     annotations: str = "keep",
-    constraints: str | os.PathLike[str] | None = None,
+    constraints: str | os.PathLike[str] = "",
     memory_budget: int | str = "",
     on_phase: Callable[[str], None] | None = None,
     handler: Handler | None = None,
@@ -56,6 +57,7 @@ def optimize(
     intra_op       how shardings are chosen: "ilp", or a baseline such as "data" or "zero3" (see docs/intra-op.md)
     inter_op       how stages are chosen: "dp", "equal-layer", "equal-op" or "none"
     unroll         turn loops over layers into straight code first, so that stages can cut between layers
+    explain        an operation or value whose sharding remarks explain: "arg0", "dot_general:3", …
     annotations    shardings that the model asks for: "keep" obeys what fits, "require" all of them, "drop" none
     constraints    a file of constraints on shardings (docs/constraints.md)
     memory_budget  bytes that a device may hold, such as "512MiB", instead of a share of what the cluster says
@@ -76,6 +78,7 @@ def optimize(
         intra_op=intra_op,
         inter_op=inter_op,
         unroll=unroll,
+        explain=explain,
         annotations=annotations,
         constraints=constraints_text(constraints),
         memory_budget=str(memory_budget),
@@ -90,11 +93,11 @@ def cluster_text(cluster: str | os.PathLike[str]) -> str:
     return os.fspath(cluster)
 
 
-def constraints_text(constraints: str | os.PathLike[str] | None) -> str:
+def constraints_text(constraints: str | os.PathLike[str]) -> str:
     """The `constraints` of `PlanOptions`. Raises UserError."""
-    if not isinstance(constraints, str | os.PathLike | None):
+    if not isinstance(constraints, str | os.PathLike):
         raise UserError(f"expected constraints to be a file, found {type(constraints).__name__}")
-    return "" if constraints is None else os.fspath(constraints)
+    return os.fspath(constraints)
 
 
 def batch_text(batch_args: BatchArguments, model: Any = None) -> str:

@@ -40,7 +40,7 @@ def shard(
     batch_args: BatchArguments = "auto",
     unroll: bool = True,
     annotations: str = "keep",
-    constraints: str | os.PathLike[str] | None = None,
+    constraints: str | os.PathLike[str] = "",
     handler: Handler | None = None,
 ) -> export.Exported:
     """Choose a sharding for every value of an exported function, for one logical mesh such as "2x2".

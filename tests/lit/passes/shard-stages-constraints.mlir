@@ -1,9 +1,9 @@
 // A constraints file, in YAML and in JSON: arguments by number, name and pattern, results, operations, forbidden axes.
 // RUN: split-file %s %t
-// RUN: shardopt-opt %t/model.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/all.yaml" --shardopt-verify-sharded | FileCheck %t/all.yaml
-// RUN: shardopt-opt %t/model.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/same.json" --shardopt-verify-sharded | FileCheck %t/all.yaml
-// RUN: shardopt-opt %t/model.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/forbid.yaml" --shardopt-verify-sharded | FileCheck %t/forbid.yaml
-// RUN: shardopt-opt %t/model.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=2x2 intra-op=data batch-args=0 constraints=%t/all.yaml" --shardopt-verify-sharded | FileCheck %t/all.yaml
+// RUN: shardopt-opt %t/model.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/all.yaml" --shardopt-verify-sharded | FileCheck %t/all.check
+// RUN: shardopt-opt %t/model.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/same.json" --shardopt-verify-sharded | FileCheck %t/all.check
+// RUN: shardopt-opt %t/model.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/forbid.yaml" --shardopt-verify-sharded | FileCheck %t/forbid.check
+// RUN: shardopt-opt %t/model.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=2x2 intra-op=data batch-args=0 constraints=%t/all.yaml" --shardopt-verify-sharded | FileCheck %t/all.check
 // RUN: shardopt-opt %t/model.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/empty.yaml" --shardopt-verify-sharded
 
 //--- model.mlir
@@ -15,14 +15,16 @@ func.func public @main(%x: tensor<1024x512xf32> loc("x"), %w: tensor<512x512xf32
   return %2, %3 : tensor<1024x512xf32>, tensor<1024x512xf32>
 }
 
+//--- all.check
+// CHECK: func.func public @main(%arg0: tensor<1024x512xf32> {mhlo.sharding = "{devices=[4,1]<=[4]}"}
+// CHECK-SAME: %arg1: tensor<512x512xf32> {mhlo.sharding = "{devices=[1,2,2]<=[2,2]T(1,0) last_tile_dim_replicate}"}
+// CHECK-SAME: %arg2: tensor<512xf32> {mhlo.sharding = "{replicated}"}
+// CHECK-SAME: -> (tensor<1024x512xf32> {jax.result_info = "loss", mhlo.sharding = "{devices=[2,1,2]<=[4] last_tile_dim_replicate}"}, tensor<1024x512xf32> {mhlo.sharding = "{devices=[1,4]<=[4]}"})
+// CHECK: %[[DOT:.*]] = stablehlo.dot_general
+// CHECK: stablehlo.custom_call @Sharding({{.*}}) {mhlo.sharding = "{devices=[2,2]<=[4]}"}
+// CHECK: stablehlo.add
+
 //--- all.yaml
-# CHECK: func.func public @main(%arg0: tensor<1024x512xf32> {mhlo.sharding = "{devices=[4,1]<=[4]}"}
-# CHECK-SAME: %arg1: tensor<512x512xf32> {mhlo.sharding = "{devices=[1,2,2]<=[2,2]T(1,0) last_tile_dim_replicate}"}
-# CHECK-SAME: %arg2: tensor<512xf32> {mhlo.sharding = "{replicated}"}
-# CHECK-SAME: -> (tensor<1024x512xf32> {jax.result_info = "loss", mhlo.sharding = "{devices=[2,1,2]<=[4] last_tile_dim_replicate}"}, tensor<1024x512xf32> {mhlo.sharding = "{devices=[1,4]<=[4]}"})
-# CHECK: %[[DOT:.*]] = stablehlo.dot_general
-# CHECK: stablehlo.custom_call @Sharding({{.*}}) {mhlo.sharding = "{devices=[2,2]<=[4]}"}
-# CHECK: stablehlo.add
 - argument: 0
   sharding: [[x, y], []]
 - argument: "params['dense']['kernel']"
@@ -50,10 +52,12 @@ func.func public @main(%x: tensor<1024x512xf32> loc("x"), %w: tensor<512x512xf32
   {"result": 1, "sharding": [[], ["x", "y"]]}
 ]
 
+//--- forbid.check
+// CHECK: func.func public @main(%arg0: tensor<1024x512xf32> {mhlo.sharding = "{devices=[2,1,2]<=[4] last_tile_dim_replicate}"}
+// CHECK-SAME: %arg1: tensor<512x512xf32> {mhlo.sharding = "{replicated}"}
+// CHECK: stablehlo.dot_general {{.*}}{mhlo.sharding = "{devices=[2,1,2]<=[4] last_tile_dim_replicate}"}
+
 //--- forbid.yaml
-# CHECK: func.func public @main(%arg0: tensor<1024x512xf32> {mhlo.sharding = "{devices=[2,1,2]<=[4] last_tile_dim_replicate}"}
-# CHECK-SAME: %arg1: tensor<512x512xf32> {mhlo.sharding = "{replicated}"}
-# CHECK: stablehlo.dot_general {{.*}}{mhlo.sharding = "{devices=[2,1,2]<=[4] last_tile_dim_replicate}"}
 - location: "."
   forbid: [y]
 - argument: ".*"
