@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from assignment_problems import brute_force
 from shardopt.solve import repeated_layers, symmetry
 from shardopt.solve.problem import Edge, Problem, Solution, Usage, evaluate
 from shardopt.solve.repeated_layers import solve_repeated
-from shardopt.solve.sharding_ilp import solve
 from shardopt.solve.symmetry import Refinement, tie, tie_repeated
 
 NUM_PROBLEMS = 120
@@ -124,23 +124,34 @@ def test_freeing_never_harms(monkeypatch: pytest.MonkeyPatch) -> None:
     assert solution.statistics["tied_nodes"] <= problem.num_nodes / 2
 
 
-def test_without_time_to_free_the_tied_solution_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem, calls = repeated_grids(6, 4), []
+def test_without_work_to_free_the_tied_solution_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, seen = repeated_grids(6, 4), []
 
-    def give_up_on_the_whole(part: Problem, **limits: float | None) -> Solution:
-        calls.append(part.num_nodes)
-        if part.num_nodes == problem.num_nodes:
-            return Solution((), inf, 0.5, inf, "timeout", {"reason": "no time"})
-        return solve(part, **limits)
+    def without_work(part: Problem, **options: Any) -> Solution:
+        seen.append(tuple(options["start"]))
+        return Solution(seen[-1], evaluate(part, seen[-1]).objective, 0.5, 1.0, "feasible")
 
     monkeypatch.setattr(repeated_layers, "_MAX_DIRECT_ENTRIES", 0)
-    monkeypatch.setattr(repeated_layers, "solve", give_up_on_the_whole)
-    solution = solve_repeated(problem, time_limit_seconds=100.0)
-    assert calls == [calls[0], problem.num_nodes]
-    assert solution.status == "feasible"
-    assert (solution.objective, solution.bound) == (solution.statistics["tied_objective"], 0.5)
-    assert evaluate(problem, solution.choice).objective == solution.objective
-    assert "reason" not in solution.statistics
+    monkeypatch.setattr(repeated_layers, "solve", without_work)
+    solution = solve_repeated(problem)
+    assert seen == [solution.choice]
+    assert solution.statistics["tied_objective"] == solution.statistics["freed_objective"] == solution.objective
+    tied = tie_repeated(problem)
+    assert tied is not None
+    assert solution.choice == tied.spread([solution.choice[k] for k in np.unique(tied.colours, return_index=True)[1]])
+
+
+def test_an_impossible_tie_is_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neighbours must differ here, so that tying them leaves nothing."""
+    monkeypatch.setattr(repeated_layers, "_MAX_DIRECT_ENTRIES", 0)
+    differ = np.where(np.eye(2, dtype=bool), inf, 0.0)
+    ring = Problem((np.array([0.0, 1.0]),) * 8, tuple(Edge(v, (v + 1) % 8, differ) for v in range(8)))
+    assert np.array_equal(colours_after(ring, 3), [0] * 8)
+    monkeypatch.setattr(symmetry.Refinement, "advance", lambda refinement: next(rounds))
+    rounds = iter((True, False))
+    solution = solve_repeated(ring)
+    assert (solution.status, solution.objective) == ("optimal", 4.0)
+    assert "tied_objective" not in solution.statistics
 
 
 def repeated_grids(layers: int, side: int) -> Problem:
