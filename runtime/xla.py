@@ -93,10 +93,7 @@ class XlaMesh:
         build = options.executable_build_options
         build.use_spmd_partitioning = True
         build.use_shardy_partitioner = True
-        if b"optimization_barrier" in function.bytecode:
-            # The CPU compiler drops barriers before its last elimination of common subexpressions, which would merge
-            # what is computed again with the original.
-            build.debug_options.xla_disable_hlo_passes = "cse_barrier_expander"
+        _keep_barriers(build, function.bytecode)
         if quick:
             build.debug_options.xla_backend_optimization_level = 0
             build.debug_options.xla_llvm_disable_expensive_passes = True
@@ -162,6 +159,17 @@ def compiled_text(bytecode: bytes, devices: int, *, shardy: bool) -> str:
 
     Compiled as fast as XLA can, and never run: for those who want to know what it would exchange.
     """
+    return str(_compiled_for_host(bytecode, devices, shardy).hlo_modules()[0].to_string())
+
+
+def compiled_bytes(bytecode: bytes, devices: int, *, shardy: bool) -> int:
+    """Bytes that one of so many host devices holds while the compiled module runs: arguments, results, temporaries."""
+    stats = _compiled_for_host(bytecode, devices, shardy).get_compiled_memory_stats()
+    held = stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes
+    return int(held - stats.alias_size_in_bytes)
+
+
+def _compiled_for_host(bytecode: bytes, devices: int, shardy: bool) -> Any:
     if b"lapack" in bytecode:
         lapack._lapack.initialize()
     client: Any = xc.make_cpu_client(num_devices=devices)
@@ -174,5 +182,12 @@ def compiled_text(bytecode: bytes, devices: int, *, shardy: bool) -> str:
     build.use_shardy_partitioner = shardy
     build.debug_options.xla_backend_optimization_level = 0
     build.debug_options.xla_llvm_disable_expensive_passes = True
-    loaded = client.compile_and_load(bytecode, xc.DeviceList(tuple(found)), options)
-    return str(loaded.hlo_modules()[0].to_string())
+    _keep_barriers(build, bytecode)
+    return client.compile_and_load(bytecode, xc.DeviceList(tuple(found)), options)
+
+
+def _keep_barriers(build: Any, bytecode: bytes) -> None:
+    """The CPU compiler drops barriers before its last elimination of common subexpressions, which would merge what is
+    computed again with the original."""
+    if b"optimization_barrier" in bytecode:
+        build.debug_options.xla_disable_hlo_passes = "cse_barrier_expander"
