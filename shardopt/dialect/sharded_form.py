@@ -130,7 +130,24 @@ def _of_function(function: ir.Operation, meshes: dict[str, Mesh]) -> Iterator[Vi
     for number, argument in enumerate(block.arguments):
         for message in _of_type(argument.type, meshes):
             yield Violation(function, f"argument {number} of '@{symbol_name(function)}': {message}")
+    if symbol_name(function) == "main":
+        yield from _of_ends(function, block)
     yield from _of_block(block, meshes)
+
+
+def _of_ends(main: ir.Operation, block: ir.Block) -> Iterator[Violation]:
+    """A program takes and returns whole values, not terms of sums."""
+    terminator = block.operations[len(block.operations) - 1]
+    for what, values in (("argument", block.arguments), ("result", terminator.operands)):
+        for number, value in enumerate(values):
+            if _is_partial(value):
+                message = f"{what} {number} of '@main': expected a value that is summed up, found {value.type}"
+                yield Violation(main, message)
+
+
+def _is_partial(value: ir.Value) -> bool:
+    sharding = parse_mesh_tensor(value.type).sharding if is_mesh_tensor(value.type) else None
+    return sharding is not None and bool(sharding.partial)
 
 
 def _of_block(block: ir.Block, meshes: dict[str, Mesh]) -> Iterator[Violation]:
@@ -141,6 +158,8 @@ def _of_block(block: ir.Block, meshes: dict[str, Mesh]) -> Iterator[Violation]:
                 yield Violation(op, f"result {number} of '{op.name}': {message}")
         if op.name == "mpmd.fragment":
             yield from _of_fragment(op, meshes)
+        elif op.name == "mpmd.transfer" and (_is_partial(op.operands[0]) or _is_partial(op.results[0])):
+            yield Violation(op, f"expected a transfer of a value that is summed up, found {op.operands[0].type}")
         elif op.name == "mpmd.for":
             yield from _of_block(op.regions[0].blocks[0], meshes)
 

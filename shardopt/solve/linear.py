@@ -28,10 +28,15 @@ class Linear:
 
     Each of `modes` is a set of operand positions that may be partial along one axis, all together; the operation is
     then linear in them. An empty mode makes terms out of nothing: zeros. `open`: the result may be partial.
+    `contracts`: also along the axes of contracted factors, which leave it to the operation to make the terms. `sums`:
+    the sum of partial operands may be taken right behind the operation; elsewhere its readers take it, or it could
+    have been taken before.
     """
 
     modes: tuple[tuple[int, ...], ...] = ()
     open: bool = False
+    contracts: bool = False
+    sums: bool = False
 
 
 CLOSED = Linear()
@@ -69,14 +74,14 @@ class _Analysis:
     def __init__(self, graph: OpGraph, tied: tuple[tuple[int, int], ...], closed: frozenset[int]) -> None:
         self.graph = graph
         self.tied = tied
+        self.carried = frozenset(tensor for pair in tied for tensor in pair)
         inside = {tensor for op in graph.ops if op.block for tensor in (*op.operands, *op.results)}
         self.closed = closed | set(graph.outputs) | set(graph.inputs) | inside
         self.producers = graph.producers()
         self.consumers = graph.consumers()
-        carried = {tensor for pair in tied for tensor in pair}
         self.zeros = _zeros(graph)
         # A carried value has zeros only before the first iteration.
-        self.always_zero = self.zeros - carried
+        self.always_zero = self.zeros - self.carried
         self.open: set[int] = set()
 
     def run(self) -> tuple[Linear, ...]:
@@ -93,7 +98,17 @@ class _Analysis:
         modes = tuple(mode for mode in self._modes(op) if any(op.operands[k] in self.open for k in mode))
         if is_open and op.results[0] in self.zeros:
             modes = ((), *modes)
-        return Linear(modes, is_open)
+        contracts = is_open and _contracts(op, self.always_zero)
+        return Linear(modes, is_open, contracts, any(self._ends(op, mode) for mode in modes))
+
+    def _ends(self, op: Op, mode: tuple[int, ...]) -> bool:
+        """Whether this is a place to take a sum: the last one, or one where it has become cheaper."""
+        if op.results[0] not in self.open:
+            return True
+        if op.results[0] in self.carried:  # partial before and after, or not at all
+            return False
+        inside = [op.operands[k] for k in mode if op.operands[k] in self.open]
+        return self._saves(op, inside)
 
     def _shrink_to_fixpoint(self) -> None:
         """The greatest set of values that all fit together: start with every candidate, drop what cannot be partial."""
@@ -146,23 +161,25 @@ class _Analysis:
         for first, second in self.tied:
             if first in self.open and second in self.open:
                 region.join(first, second)
-                gains.append(first)
+                if self.graph.ops[self.producers[second]].repeat > 1:
+                    gains.append(first)
         for op in self.graph.ops:
             for mode in self._modes(op):
                 inside = [op.operands[k] for k in mode if op.operands[k] in self.open]
                 linked = [*inside, *(result for result in op.results if result in self.open)]
                 for tensor in linked[1:]:
                     region.join(linked[0], tensor)
-                if inside and (len(set(inside)) > 1 or self._saves(op, inside[0])):
+                if self._saves(op, inside):
                     gains.append(inside[0])
         winners = {region.of(tensor) for tensor in gains}
         return {tensor for tensor in self.open if region.of(tensor) in winners}
 
-    def _saves(self, op: Op, operand: int) -> bool:
-        """Whether it is cheaper to take the sum behind `op` than before it."""
-        made = self.graph.ops[self.producers[operand]]
-        tensors = self.graph.tensors
-        return op.repeat < made.repeat or tensors[op.results[0]].size_bytes < tensors[operand].size_bytes
+    def _saves(self, op: Op, inside: Sequence[int]) -> bool:
+        """Whether it is cheaper to take the sum behind `op` than that of each of its open operands before it."""
+        if not inside or len(set(inside) - self.carried) > 1:
+            return bool(inside)
+        made, tensors = self.graph.ops[self.producers[inside[0]]], self.graph.tensors
+        return op.repeat < made.repeat or tensors[op.results[0]].size_bytes < tensors[inside[0]].size_bytes
 
 
 def linear_modes(op: Op, tensors: Sequence[Tensor], zeros: Set[int] = frozenset()) -> tuple[tuple[int, ...], ...]:
@@ -202,7 +219,7 @@ def _is_float(tensor: Tensor) -> bool:
 
 def _contracts(op: Op, zeros: Set[int]) -> bool:
     """Whether splitting a contracted factor leaves terms of the result. What is not zero to begin with would enter the
-    sum once for each device."""
+    sum once for each device; and the partitioner sums up what a gather finds on each device by itself."""
     if op.rule is None or not op.rule.reduction or op.reducer != "add" or len(op.results) != 1:
         return False
     if op.name == "reduce":

@@ -5,6 +5,15 @@
 // RUN: not shardopt-opt %t/signature.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/signature.mlir
 // RUN: not shardopt-opt %t/shardy.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/shardy.mlir
 // RUN: not shardopt-opt %t/unsaid.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/unsaid.mlir
+// RUN: not shardopt-opt %t/sums.mlir --shardopt-verify-sharded 2>&1 | FileCheck %t/sums.mlir
+
+//--- sums.mlir
+// CHECK: sums.mlir:[[@LINE+2]]:1: error: argument 0 of '@main': expected a value that is summed up, found !mpmd.mesh_tensor<"m0", tensor<8xf32>, sharding=<@m0, [{}], unreduced={"x"}>>
+// CHECK: note: expected a transfer of a value that is summed up, found !mpmd.mesh_tensor<"m0", tensor<8xf32>, sharding=<@m0, [{}], unreduced={"x"}>>
+func.func public @main(%a: !mpmd.mesh_tensor<"m0", tensor<8xf32>, sharding=<@m0, [{}], unreduced={"x"}>>) attributes {topology = #mpmd.topology<<"m0" : <["x"=2]>>, <"m1" : <["x"=2]>>>} {
+  %t = mpmd.transfer %a : (!mpmd.mesh_tensor<"m0", tensor<8xf32>, sharding=<@m0, [{}], unreduced={"x"}>>) -> !mpmd.mesh_tensor<"m1", tensor<8xf32>, sharding=<@m1, [{}]>>
+  return
+}
 
 //--- types.mlir
 // CHECK: types.mlir:[[@LINE+4]]:1: error: argument 0 of '@main': expected a mesh tensor with a sharding, found !mpmd.mesh_tensor<"m0", tensor<8xf32>>

@@ -1,0 +1,133 @@
+"""Random programs under random plans that leave as many sums open as they can, run by XLA against one device."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxlib.mlir import ir
+
+from shardopt.cost.mesh import Mesh, parse_mesh
+from shardopt.ir.context import make_context
+from shardopt.ir.graph import sharding_rules
+from shardopt.ir.io import load_module
+from shardopt.ir.mesh_graphs import read_plain
+from shardopt.ir.rewriting import functions
+from shardopt.ir.shardy import to_shardy
+from shardopt.passes.shard_stages import write_plans
+from shardopt.pipeline.manager import run_pipeline
+from shardopt.runtime.reference import run_reference
+from shardopt.solve.intra_op import IntraOpProblem, IntraOpTables
+from shardopt.solve.intra_op_plan import IntraOpPlan
+from shardopt.solve.linear import find_linear
+from shardopt.solve.problem import Edge, Problem
+from shardopt.solve.sharding_ilp import solve
+from shardopt.solve.strategies import Strategy
+from tests.e2e.test_sharding_against_xla import SLOW, Compiled, check_numbers, stage_function
+
+SIDE, STEPS = 8, 9
+
+Binary = Callable[[jax.Array, jax.Array], jax.Array]
+
+# On squares of SIDE, from linear in both operands to linear in neither.
+OPERATIONS: tuple[Binary, ...] = (
+    lambda a, b: a @ b,
+    lambda a, b: a @ b.T,
+    lambda a, b: a + b,
+    lambda a, b: a - b,
+    lambda a, b: a * b,
+    lambda a, b: a / (2 + b * b),
+    lambda a, b: -a.T,
+    lambda a, b: jnp.concatenate([a[:, :4], b[:, 4:]], axis=1),
+    lambda a, b: jnp.where(jnp.arange(SIDE) % 3 == 0, a, b),
+    lambda a, b: jnp.where(b > 0, a, 0.0),
+    lambda a, b: (a.reshape(4, 2, SIDE).sum(1)[:, None] + b.reshape(4, 2, SIDE)).reshape(SIDE, SIDE),
+    lambda a, b: jnp.pad(a[1:-1], ((0, 2), (0, 0))),
+    lambda a, b: a[jnp.array([3, 1, 1, 7, 0, 2, 5, 6])] + a[:, ::-1],
+    lambda a, b: jnp.zeros_like(a).at[jnp.array([3, 1, 1, 7, 0, 2, 5, 6])].add(a @ b),
+    lambda a, b: jax.lax.dynamic_update_slice(a, b[:2], (b[0, 0].astype(int) % 6, 0)),
+    lambda a, b: jax.lax.optimization_barrier(a) + jnp.sum(b, 0),
+    lambda a, b: jnp.tanh(a),
+)
+
+
+def random_program(seed: int) -> Callable[..., Any]:
+    """Each operation reads the values before it, new ones rather than old ones."""
+    rng = np.random.default_rng(seed)
+
+    def program(*arguments: jax.Array) -> Any:
+        values = list(arguments)
+        for _ in range(STEPS):
+            operation = OPERATIONS[rng.integers(len(OPERATIONS))]
+            first, second = (values[max(-len(values), -1 - int(rng.geometric(0.5)) + 1)] for _ in range(2))
+            values.append(operation(first, second))
+        return jnp.tanh(values[-1]), values[-2] * values[-3]
+
+    return program
+
+
+def open_plan(problem: IntraOpProblem, rng: np.random.Generator) -> IntraOpPlan:
+    """A random assignment that is possible, with a premium on partial values and on work that is split."""
+    costs = []
+    for node, cost in enumerate(problem.problem.costs):
+        prices = rng.random(len(cost))
+        if node < len(problem.ops):
+            strategies = problem.tables.ops[problem.ops[node]].strategies
+            prices -= [2.0 * _open_values(strategy) + bool(strategy.reduced) for strategy in strategies]
+        costs.append(np.where(np.isfinite(cost), prices, np.inf))
+    edges = tuple(Edge(e.u, e.v, np.where(np.isfinite(e.cost), 0.0, np.inf)) for e in problem.problem.edges)
+    return problem.decode(solve(Problem(tuple(costs), edges)))
+
+
+def _open_values(strategy: Strategy) -> int:
+    return sum(bool(sharding.partial) for sharding in (*strategy.operands, *strategy.results))
+
+
+def compile_at_random(seed: int, mesh: Mesh) -> tuple[Compiled, int]:
+    """The program of a seed under a random plan, and how many values of the plan are partial."""
+    rng = np.random.default_rng(seed)
+    inputs = [rng.standard_normal((SIDE, SIDE)).astype(np.float32) for _ in range(3)]
+    exported = jax.export.export(jax.jit(random_program(seed), keep_unused=True))(*inputs)
+    with make_context() as context, ir.Location.unknown():
+        module = load_module(bytes(exported.mlir_module_serialized), context)
+        run_pipeline(module, "builtin.module(shardopt-import)")
+        reference = run_reference(module, inputs)
+        [main] = functions(module)
+        with sharding_rules(module):
+            graph = read_plain(main, mesh)
+        linear = find_linear(graph.graph, graph.tied)
+        plan = open_plan(IntraOpTables(graph.graph, mesh, SLOW, linear=linear).problem(), rng)
+        write_plans(module, main, [graph], [plan])
+        run_pipeline(module, "builtin.module(shardopt-verify-sharded)")
+        function = stage_function(module, mesh)
+        to_shardy(module, mesh)
+        buffer = io.BytesIO()
+        module.operation.write_bytecode(buffer)
+    function = replace(function, bytecode=buffer.getvalue())
+    return Compiled((), (), mesh, function, reference, inputs), sum(bool(s.partial) for s in plan.shardings.values())
+
+
+@pytest.mark.parametrize("mesh", ["2x2", "4"])
+def test_open_sums_give_the_numbers_of_one_device(mesh: str) -> None:
+    _check(range(4), mesh)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["2x2", "4"])
+def test_more_open_sums_give_the_numbers_of_one_device(mesh: str) -> None:
+    _check(range(4, 30), mesh)
+
+
+def _check(seeds: range, mesh: str) -> None:
+    open_values = 0
+    for seed in seeds:
+        compiled, count = compile_at_random(seed, parse_mesh(mesh))
+        check_numbers(compiled)
+        open_values += count
+    assert open_values >= len(seeds)
