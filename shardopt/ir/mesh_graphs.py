@@ -30,7 +30,8 @@ class MeshGraph:
     """What is planned together on one mesh. Operations of `fragments[k]` have group k in the graph.
 
     `reader.index` maps IR values, also those of mesh tensor type, to tensors of `graph`; `arguments` those arguments of
-    `@main` (by number) that live on this mesh; `sent` are tensors that go to other meshes.
+    `@main` (by number) that live on this mesh; `sent` are tensors that go to other meshes, `sources` says for those
+    that arrive from which mesh (by number) and tensor they come.
     """
 
     mesh: Mesh
@@ -42,6 +43,7 @@ class MeshGraph:
     arguments: dict[int, int] = field(default_factory=dict)
     loop: Loop | None = None
     arrivals: dict[int, int] = field(default_factory=dict)
+    sources: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @cached_property
     def graph(self) -> OpGraph:
@@ -147,11 +149,12 @@ class _Extractor:
             if op.name == "mpmd.fragment":
                 self.read_fragment(op, repeat)
             elif op.name == "mpmd.transfer":
-                mesh, tensor = self.place[op.operands[0]]
-                mesh.sent.append(tensor)
+                source, sent = self.place[op.operands[0]]
+                source.sent.append(sent)
                 self.define(op.results[0])
                 mesh, tensor = self.place[op.results[0]]
                 mesh.arrivals[tensor] = len(mesh.reader.ops)
+                mesh.sources[tensor] = (list(self.meshes.values()).index(source), sent)
             elif op.name == "mpmd.for":
                 self.read_loop(op, repeat)
             elif op.name == "mpmd.call":

@@ -68,6 +68,7 @@ from shardopt.solve.intra_op_plan import IntraOpPlan
 from shardopt.solve.intra_op_presets import Roles, restrict
 from shardopt.solve.linear import find_linear
 from shardopt.solve.preset_data import data_parallel
+from shardopt.solve.preset_flow import follow_between
 from shardopt.solve.problem import Problem, Solution
 from shardopt.solve.repeated_layers import table_entries
 
@@ -142,9 +143,10 @@ class ShardStages(Pass):
             with timed("sharding program: read"), sharding_rules(module):
                 graphs = read_staged(module, main) if mesh is None else (read_plain(main, mesh),)
             explained = select_explained(graphs, self.explain)
+            received = self._received(graphs)
             plans = [
-                self._solve(graph, self._tables(graph, cluster, demands), pm, wanted)
-                for graph, wanted in zip(graphs, explained, strict=True)
+                self._solve(graph, self._tables(graph, cluster, demands), pm, wanted, batch)
+                for graph, wanted, batch in zip(graphs, explained, received, strict=True)
             ]
         except PassFailure:
             raise
@@ -195,11 +197,25 @@ class ShardStages(Pass):
         linear = find_linear(graph.graph, graph.tied, graph.sent) if self._opens_sums(graph) else ()
         return IntraOpTables(graph.graph, graph.mesh, cluster, constraints, linear)
 
+    def _received(self, graphs: Sequence[MeshGraph]) -> list[Mapping[int, int]]:
+        """For each mesh where the batch lies in what others send; only presets want to know."""
+        if self.intra_op == "ilp":
+            return [{} for _ in graphs]
+        roles = [Roles(graph.state, batch_of(graph, self.batch_args)) for graph in graphs]
+        found = follow_between([graph.graph for graph in graphs], roles, [graph.sources for graph in graphs])
+        return [known.received for known in found]
+
     def _solve(
-        self, graph: MeshGraph, tables: IntraOpTables, pm: PassContext, explained: Sequence[Selected]
+        self,
+        graph: MeshGraph,
+        tables: IntraOpTables,
+        pm: PassContext,
+        explained: Sequence[Selected],
+        received: Mapping[int, int],
     ) -> IntraOpPlan:
         tied = tuple(graph.tied)
-        restriction = restrict(self.intra_op, tables, find_roles(self.intra_op, graph, tables, self.batch_args))
+        roles = find_roles(self.intra_op, graph, tables, self.batch_args, received=received)
+        restriction = restrict(self.intra_op, tables, roles)
         fixed, allowed = restriction.fixed, restriction.allowed
         problem = tables.problem(fixed=fixed, allowed=allowed, tied=tied, residency=graph.residency)
         limit = self._limit(tables.strategies.cluster)
@@ -232,12 +248,14 @@ def find_roles(
     tables: IntraOpTables,
     batch_args: Sequence[str],
     annotated: Mapping[int, Sharding] | None = None,
+    received: Mapping[int, int] | None = None,
 ) -> Roles:
     """What a preset has to know of a graph. Raises UserError and ValueError.
 
     Shardy propagates from shardings that the user demands or, for want of any, from `annotated` ones or from the batch.
+    `received` is where the batch lies in values that other meshes send.
     """
-    roles = Roles(graph.state, batch_of(graph, batch_args), tuple(graph.tied))
+    roles = Roles(graph.state, batch_of(graph, batch_args), received or {}, tuple(graph.tied))
     if preset != "shardy":
         return roles
     demanded = {tensor: found[0] for tensor, found in tables.constraints.allowed.items() if len(found) == 1}

@@ -19,10 +19,12 @@ Dims = tuple[Axes, ...]
 @dataclass(frozen=True)
 class Roles:
     """What the presets need to know of a graph: inputs that hold state, inputs that hold the batch with the dimension
-    it lies on, the pairs that must agree, and for `shardy` what Shardy's propagation made of the tensors."""
+    it lies on, the same of what other meshes send, the pairs that must agree, and for `shardy` what Shardy's own
+    propagation made of the tensors."""
 
     state: Set[int] = frozenset()
     batch: Mapping[int, int] = field(default_factory=dict)
+    received: Mapping[int, int] = field(default_factory=dict)
     tied: tuple[tuple[int, int], ...] = ()
     propagated: Mapping[int, Sharding] = field(default_factory=dict)
 

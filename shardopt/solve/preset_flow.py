@@ -8,8 +8,8 @@ or only by the update: that tells gradients and optimizer state from activations
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 
 from shardopt.cost.errors import UserError
 from shardopt.cost.graph import Op, OpGraph
@@ -45,21 +45,17 @@ class BatchFlow:
 
 def follow_batch(graph: OpGraph, roles: Roles, preset: str) -> BatchFlow:
     """Raises UserError when no input is known to hold the batch."""
-    seeds = dict(seed for argument, dim in sorted(roles.batch.items()) for seed in _microbatches(graph, argument, dim))
+    seeds = _seeds(graph, roles)
     if not seeds:
         raise UserError(f"preset '{preset}' splits the batch: expected batch arguments, found none (see batch-args)")
-    dims: list[int | None] = [seeds.get(tensor) for tensor in range(len(graph.tensors))]
-    depends = [tensor in roles.batch for tensor in range(len(graph.tensors))]
-    factors: list[int | None] = []
+    dims, factors = _spread(graph, seeds)
+    depends = [tensor in roles.batch or tensor in roles.received for tensor in range(len(graph.tensors))]
     for op in graph.ops:
-        factor = _batch_factor(graph, op, dims)
-        factors.append(factor)
-        for position, result in enumerate(op.results):
+        for result in op.results:
             depends[result] = any(depends[operand] for operand in op.operands)
-            if factor is not None and op.rule is not None and result not in seeds:
-                dims[result] = _dim_led_by(op.rule.results[position], op.rule.sizes, factor)
     feeds = _feeding(graph, factors)
-    weights = {k for k in graph.inputs if feeds[k] and k not in roles.batch and _is_number(graph, k)}
+    batch = {*roles.batch, *roles.received}
+    weights = {k for k in graph.inputs if feeds[k] and k not in batch and _is_number(graph, k)}
     slots = {k for k in roles.state - weights if graph.tensors[k].shape and not feeds[k]}
     late = [k for k, op in enumerate(graph.ops) if op.results and not any(feeds[r] for r in op.results)]
     return BatchFlow(
@@ -74,6 +70,45 @@ def follow_batch(graph: OpGraph, roles: Roles, preset: str) -> BatchFlow:
         frozenset(k for k in late if factors[k] is None and depends[graph.ops[k].results[0]]),
         {weight: _read_alike(graph, after, slots) for weight, after in roles.tied if weight in weights},
     )
+
+
+def follow_between(
+    graphs: Sequence[OpGraph], roles: Sequence[Roles], sources: Sequence[Mapping[int, tuple[int, int]]]
+) -> tuple[Roles, ...]:
+    """Roles with `received` filled in: the batch goes on where another mesh sends a value that carries it.
+
+    `sources[m]` says for the inputs of graph m that arrive from elsewhere which tensor of which graph they are.
+    """
+    found = list(roles)
+    changed = True
+    while changed:  # each round finds a value more, or is the last
+        carried = [_spread(graph, _seeds(graph, known))[0] for graph, known in zip(graphs, found, strict=True)]
+        changed = False
+        for number, arriving in enumerate(sources):
+            dims = {tensor: carried[mesh][sent] for tensor, (mesh, sent) in arriving.items()}
+            received = {tensor: dim for tensor, dim in dims.items() if dim is not None}
+            changed |= received != found[number].received
+            found[number] = replace(found[number], received=received)
+    return tuple(found)
+
+
+def _seeds(graph: OpGraph, roles: Roles) -> dict[int, int]:
+    """Where the batch starts: (a slice of) a batch argument, or a value that arrives with it."""
+    cut = dict(seed for argument, dim in sorted(roles.batch.items()) for seed in _microbatches(graph, argument, dim))
+    return {**cut, **roles.received}
+
+
+def _spread(graph: OpGraph, seeds: Mapping[int, int]) -> tuple[list[int | None], list[int | None]]:
+    """For each tensor the dimension, and for each operation the factor, that carries the batch."""
+    dims: list[int | None] = [seeds.get(tensor) for tensor in range(len(graph.tensors))]
+    factors: list[int | None] = []
+    for op in graph.ops:
+        factor = _batch_factor(graph, op, dims)
+        factors.append(factor)
+        for position, result in enumerate(op.results):
+            if factor is not None and op.rule is not None and result not in seeds:
+                dims[result] = _dim_led_by(op.rule.results[position], op.rule.sizes, factor)
+    return dims, factors
 
 
 def _read_alike(graph: OpGraph, tensor: int, slots: Set[int]) -> tuple[int, ...]:
