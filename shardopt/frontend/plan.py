@@ -55,7 +55,6 @@ class PlanOptions:
     intra_op: str = "ilp"
     inter_op: InterOp = "dp"
     unroll: bool = True
-    explain: str = ""
     annotations: str = "keep"
     constraints: str = ""
     memory_budget: str = ""
@@ -87,7 +86,7 @@ class PlanOptions:
             },
             "shard": {
                 "intra-op": self.intra_op,
-                "explain": self.explain or None,
+                "batch-args": None if self.batch_args == "auto" else self.batch_args,
                 "annotations": asked,
                 "constraints": self.constraints or None,
                 "memory-budget": self.memory_budget or None,
@@ -239,11 +238,17 @@ def _read(path: Path) -> bytes:
 
 
 def make_plan(
-    source: Any, options: PlanOptions, *, on_phase: Callable[[str], None] | None = None, handler: Handler | None = None
+    source: Any,
+    options: PlanOptions,
+    *,
+    explain: str = "",
+    on_phase: Callable[[str], None] | None = None,
+    handler: Handler | None = None,
 ) -> Plan:
     """Plan a model: a path, bytes (MLIR text, bytecode or portable artifact), a `jax.export.Exported`, a module.
 
-    `on_phase(name)` is told when a phase begins; `handler` gets warnings and remarks. Raises UserError.
+    `explain` names an operation or value whose sharding a remark is to explain; `on_phase(name)` is told when a phase
+    begins; `handler` gets warnings and remarks. Raises UserError.
     """
     from shardopt.ir.context import make_context
     from shardopt.ir.io import module_bytecode, module_text
@@ -259,7 +264,10 @@ def make_plan(
         for phase in PHASE_NAMES:
             if on_phase is not None:
                 on_phase(phase)
-            run_pipeline(module, phase_range(phase, phase, options.for_phase(phase)), handler=report)
+            text = options.for_phase(phase)
+            if explain and phase == "shard":
+                text += f" explain={option_text(explain)}"
+            run_pipeline(module, phase_range(phase, phase, text), handler=report)
             dumps.append((phase, module_text(module)))
         return Plan(module_bytecode(module), original, tuple(dumps), summarize(module), options)
 

@@ -130,7 +130,8 @@ def _plan(args: argparse.Namespace) -> None:
             args.trace.note(phase=name)
             progress.advance(name)
 
-        plan = make_plan(args.model, options, on_phase=on_phase, handler=partial(report, remarks=args.remarks))
+        handler = partial(report, remarks=args.remarks)
+        plan = make_plan(args.model, options, explain=args.explain, on_phase=on_phase, handler=handler)
     if args.output is not None:
         plan.save(args.output)
     if args.json:
