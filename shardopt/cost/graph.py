@@ -81,7 +81,7 @@ class OpGraph:
     """Ops in program order; `inputs` are tensors no op defines, `outputs` those that leave the graph.
 
     `loops` are ranges [start, stop) of ops that run again and again: what comes from before and is read in one lives
-    until its end.
+    until its end. `carried` are tensors from before a loop that it replaces in every iteration.
     """
 
     tensors: tuple[Tensor, ...]
@@ -89,6 +89,20 @@ class OpGraph:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     loops: tuple[tuple[int, int], ...] = ()
+    carried: frozenset[int] = frozenset()
+
+    def trips_of(self, op: int, tensor: int, producer: int) -> int:
+        """How often what `op` does to an operand has to run in one execution of its group: as often as the value
+        changes, for XLA moves out of a loop what is the same in every iteration. `producer` is -1 for an input."""
+        trips = self.ops[op].trips
+        if trips == 1:
+            return 1
+        around = sorted((loop for loop in self.loops if loop[0] <= op < loop[1]), key=lambda loop: (loop[0], -loop[1]))
+        inside = [loop for loop in around if loop[0] <= producer < loop[1]]
+        entered = around[len(inside) :]
+        changing = entered[: tensor in self.carried] or inside[-1:]
+        # What stands in a loop, and in none within it, runs once an iteration; the rest of it more often.
+        return min((each.trips for each in self.ops[slice(*changing[0])]), default=trips) if changing else 1
 
     def producers(self) -> tuple[int, ...]:
         """For each tensor, the op that defines it, or -1."""

@@ -181,6 +181,8 @@ class RegionReader(GraphReader):
         for before, after, result in zip(carried, yielded, loop.results, strict=True):
             self.bind(result, after)
             self._tie(before, after)
+            if before != after:
+                self.carried.add(before)
 
     def _add_branches(self, op: ir.Operation, group: int, repeat: int) -> None:
         yielded = [self._add_block(region.blocks[0], group, repeat) for region in op.regions]

@@ -228,6 +228,7 @@ class GraphReader:
     handles: list[ir.Operation] = field(default_factory=list)
     index: dict[ir.Value, int] = field(default_factory=dict)
     loops: list[tuple[int, int]] = field(default_factory=list)
+    carried: set[int] = field(default_factory=set)
     block: int = 0
     trips: int = 1
 
@@ -276,4 +277,5 @@ class GraphReader:
     def graph(self, outputs: Iterable[int] = ()) -> OpGraph:
         defined = {result for op in self.ops for result in op.results}
         inputs = tuple(t for t in range(len(self.tensors)) if t not in defined)
-        return OpGraph(tuple(self.tensors), tuple(self.ops), inputs, tuple(outputs), tuple(self.loops))
+        loops, carried = tuple(self.loops), frozenset(self.carried)
+        return OpGraph(tuple(self.tensors), tuple(self.ops), inputs, tuple(outputs), loops, carried)

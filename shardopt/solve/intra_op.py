@@ -280,7 +280,9 @@ class _Builder:
             for tensor, column in dict.fromkeys(zip(op.operands, strategies.operands, strict=True)):
                 if tensor in self.made_anywhere:
                     continue
-                cost = self.tables.strategies.resharding(graph.tensors[tensor], self.columns[tensor], column, op.repeat)
+                trips = graph.trips_of(index, tensor, self.tables.producers[tensor])
+                repeat = op.repeat // (op.trips or 1) * trips
+                cost = self.tables.strategies.resharding(graph.tensors[tensor], self.columns[tensor], column, repeat)
                 if cost is not None:
                     self.edges.append(Edge(self.node_of[tensor], node, cost))
 

@@ -22,13 +22,15 @@ from shardopt.solve.strategies_cost import communication_seconds
 class Communication:
     """One collective of the plan: a step before or after operation `op`, on `tensor`; seconds of one execution.
 
-    `reduces` tells a collective that completes the operation's result from one that reshards an operand.
+    `trips` counts its executions in one execution of the operation's group. `reduces` tells a collective that completes
+    the operation's result from one that reshards an operand.
     """
 
     op: int
     tensor: int
     step: Step
     seconds: float
+    trips: int
     reduces: bool
 
 
@@ -60,15 +62,16 @@ class IntraOpPlan:
         """Costs of `ops`, of all operations by default; of one execution of their group unless `repeated`."""
         chosen = set(self.strategies if ops is None else ops)
         moved = [item for item in self.communication if item.op in chosen]
-        times = {op: self.graph.ops[op].repeat if repeated else self.graph.ops[op].trips for op in chosen}
+        groups = {op: self.graph.ops[op].repeat // (self.graph.ops[op].trips or 1) if repeated else 1 for op in chosen}
+        times = {op: groups[op] * self.graph.ops[op].trips for op in chosen}
         held = [int(size) for op, size in zip(self.order, self.live_bytes, strict=True) if op in chosen]
         computed = [(op, strategy.compute_seconds) for op, strategy in self.strategies.items() if op in chosen]
         computed += [(again.readers[0], again.seconds) for again in self.rematerialized if again.readers[0] in chosen]
         return CostSummary(
             compute_seconds=sum(seconds * times[op] for op, seconds in computed),
-            communication_seconds=sum(item.seconds * times[item.op] for item in moved),
+            communication_seconds=sum(item.seconds * groups[item.op] * item.trips for item in moved),
             peak_bytes=max(held, default=0),
-            traffic=total(of_step(item.step, self.mesh, times[item.op]) for item in moved),
+            traffic=total(of_step(item.step, self.mesh, groups[item.op] * item.trips) for item in moved),
         )
 
 
@@ -83,6 +86,7 @@ def find_communication(
 ) -> tuple[Communication, ...]:
     """All collectives in program order. Readers of one scope share the steps by which their chains begin, as they do in
     the compiled module, unless one is named in `fresh`; the solver, which sees pairs only, counts them for each."""
+    producers = graph.producers()
     found: list[Communication] = []
     done: set[tuple[int, tuple[Sharding, ...], tuple[int, int]]] = set()
     for index, strategy in strategies.items():
@@ -91,6 +95,7 @@ def find_communication(
             if tensor in made_anywhere or shardings[tensor] == wanted:
                 continue
             shape, itemsize = graph.tensors[tensor].shape, graph.tensors[tensor].itemsize
+            trips = graph.trips_of(index, tensor, producers[tensor])
             way: tuple[Sharding, ...] = ()
             for step, after in resharding_path(shardings[tensor], wanted, mesh, shape, itemsize):
                 way = (*way, after)
@@ -99,8 +104,8 @@ def find_communication(
                 done.add((tensor, way, op.scope))
                 if step is not None:
                     seconds = communication_seconds(cluster, mesh, (step,))
-                    found.append(Communication(index, tensor, step, seconds, reduces=False))
+                    found.append(Communication(index, tensor, step, seconds, trips, reduces=False))
         for step in strategy.collectives:
             seconds = communication_seconds(cluster, mesh, (step,))
-            found.append(Communication(index, op.results[0], step, seconds, reduces=step.kind != PERMUTE))
+            found.append(Communication(index, op.results[0], step, seconds, op.trips, reduces=step.kind != PERMUTE))
     return tuple(found)

@@ -6,8 +6,11 @@ import pytest
 from jaxlib.mlir import ir
 
 from shardopt.cost.graph import FactorRule, Op, OpGraph, Tensor
+from shardopt.cost.mesh import Mesh
 from shardopt.ir.context import make_context
+from shardopt.ir.control_flow import mark_carried
 from shardopt.ir.graph import GraphReader, free_values, read_tensor, sharding_rules
+from shardopt.ir.mesh_graphs import read_plain
 from shardopt.ir.program import body_of, terminator
 from shardopt.ir.rewriting import functions
 
@@ -193,3 +196,43 @@ def test_repeat_and_group_are_the_callers() -> None:
         reader = GraphReader()
         reader.add_ops(body_of(next(functions(module)).regions[0].blocks[0]), group=3, repeat=8)
         assert [(op.group, op.repeat) for op in reader.graph().ops] == [(3, 8)]
+
+
+LOOP = """
+module {
+  func.func public @main(%x: tensor<8x4xf32>, %w: tensor<4x4xf32>) -> tensor<8x4xf32> {
+    %c0 = stablehlo.constant dense<0> : tensor<i32>
+    %c1 = stablehlo.constant dense<1> : tensor<i32>
+    %c3 = stablehlo.constant dense<3> : tensor<i32>
+    %v = stablehlo.negate %w : tensor<4x4xf32>
+    %r:2 = stablehlo.while(%i = %c0, %a = %x) : tensor<i32>, tensor<8x4xf32>
+    cond {
+      %p = stablehlo.compare LT, %i, %c3 : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %p : tensor<i1>
+    } do {
+      %n = stablehlo.add %i, %c1 : tensor<i32>
+      %b = stablehlo.dot_general %a, %v, contracting_dims = [1] x [0]
+        : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+      %d = stablehlo.tanh %b : tensor<8x4xf32>
+      stablehlo.return %n, %d : tensor<i32>, tensor<8x4xf32>
+    }
+    return %r#1 : tensor<8x4xf32>
+  }
+}
+"""
+
+
+def test_what_changes_in_no_iteration_is_resharded_once() -> None:
+    """The matrix comes from before the loop, the carried value and the product change in each of three iterations."""
+    with make_context() as context:
+        module = ir.Module.parse(LOOP, context)
+        mark_carried(module.operation)
+        with sharding_rules(module):
+            graph = read_plain(next(functions(module)), Mesh("m", (("x", 2),), (0, 1))).graph
+    producers, names = graph.producers(), [op.name for op in graph.ops]
+    dot, tanh = names.index("dot_general"), names.index("tanh")
+    carried, matrix = graph.ops[dot].operands
+    assert [graph.trips_of(dot, tensor, producers[tensor]) for tensor in (carried, matrix)] == [3, 1]
+    assert graph.trips_of(tanh, graph.ops[tanh].operands[0], dot) == 3
+    outside = names.index("negate")
+    assert graph.trips_of(outside, graph.ops[outside].operands[0], -1) == 1
