@@ -198,7 +198,7 @@ def test_repeat_and_group_are_the_callers() -> None:
         assert [(op.group, op.repeat) for op in reader.graph().ops] == [(3, 8)]
 
 
-LOOP = """
+CHANGING = """
 module {
   func.func public @main(%x: tensor<8x4xf32>, %w: tensor<4x4xf32>) -> tensor<8x4xf32> {
     %c0 = stablehlo.constant dense<0> : tensor<i32>
@@ -225,7 +225,7 @@ module {
 def test_what_changes_in_no_iteration_is_resharded_once() -> None:
     """The matrix comes from before the loop, the carried value and the product change in each of three iterations."""
     with make_context() as context:
-        module = ir.Module.parse(LOOP, context)
+        module = ir.Module.parse(CHANGING, context)
         mark_carried(module.operation)
         with sharding_rules(module):
             graph = read_plain(next(functions(module)), Mesh("m", (("x", 2),), (0, 1))).graph
