@@ -78,12 +78,11 @@ def optimize(
         intra_op=intra_op,
         inter_op=inter_op,
         unroll=unroll,
-        explain=explain,
         annotations=annotations,
         constraints=constraints_text(constraints),
         memory_budget=str(memory_budget),
     )
-    return replace(make_plan(model, options, on_phase=on_phase, handler=handler), source=model)
+    return replace(make_plan(model, options, explain=explain, on_phase=on_phase, handler=handler), source=model)
 
 
 def cluster_text(cluster: str | os.PathLike[str]) -> str:

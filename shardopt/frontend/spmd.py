@@ -41,6 +41,7 @@ def shard(
     unroll: bool = True,
     annotations: str = "keep",
     constraints: str | os.PathLike[str] = "",
+    memory_budget: int | str = "",
     handler: Handler | None = None,
 ) -> export.Exported:
     """Choose a sharding for every value of an exported function, for one logical mesh such as "2x2".
@@ -49,6 +50,7 @@ def shard(
     or a baseline (see docs/intra-op.md); `batch_args`, as of `optimize`, matters to baselines that split the batch.
     `annotations` and `constraints`, as of `optimize`, say what is demanded of the shardings: with "keep", what the
     function was exported with (`in_shardings`, `with_sharding_constraint`) is obeyed as far as it fits the mesh.
+    `memory_budget` bounds what a device may hold, in bytes or as "512MiB".
     `handler` gets warnings and remarks. The result has no VJP. Raises UserError.
     """
     logical = parse_mesh(mesh)
@@ -61,6 +63,7 @@ def shard(
         "unroll": unroll,
         "annotations": annotations,
         "constraints": constraints_text(constraints),
+        "memory-budget": memory_budget,
         "sharding-format": "sdy",
     }
     text = " ".join(f"{name}={option_text(value)}" for name, value in options.items())
@@ -122,6 +125,7 @@ def exported_of(plan: Plan) -> export.Exported:
         unroll=options.unroll,
         annotations=options.annotations,
         constraints=options.constraints,
+        memory_budget=options.memory_budget,
     )
 
 
