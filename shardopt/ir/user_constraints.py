@@ -11,8 +11,7 @@ replaces a donated argument shares its rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from jaxlib.mlir import ir
 
@@ -26,40 +25,15 @@ from shardopt.dialect.donation import read_donation
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor, read_topology
 from shardopt.ir.boundary import Place, place_of_result
 from shardopt.ir.control_flow import CONTROL_FLOW, planned_operations
+from shardopt.ir.demand_rules import DemandError, Lost, Rule, agreement, choices, tensor_shape, what_is
 from shardopt.ir.diagnostics import Located, position_of
 from shardopt.ir.graph import GraphReader
 from shardopt.ir.program import terminator
-from shardopt.ir.rewriting import defining, functions, identity, operations, symbol_name
+from shardopt.ir.rewriting import functions, identity, operations, symbol_name
 
 _RESULT_INFO = "jax.result_info"
 # Names listed when a pattern matches none of them.
 _MAX_LISTED = 8
-
-
-class DemandError(Exception):
-    """A demand that cannot be met: where, what, and notes for the others involved."""
-
-    def __init__(self, where: Located, message: str, notes: Sequence[tuple[Located, str]] = ()) -> None:
-        super().__init__(message)
-        self.where, self.message, self.notes = where, message, notes
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What `source` says about a value, found at `where`, as the shardings it allows."""
-
-    source: str
-    where: Located
-    allows: Callable[[Sharding], bool]
-
-
-@dataclass(frozen=True)
-class Lost:
-    """An annotation that cannot be obeyed on the mesh, and why."""
-
-    where: Located
-    mesh: Mesh
-    message: str
 
 
 def read_demands(
@@ -110,7 +84,7 @@ class Demands:
         for block, mesh in blocks:
             self._read_ops(block, mesh)
         self._check_matched()
-        self._allowed = {value: self._choices(value) for value in self._rules}
+        self._allowed = {value: choices(rules, value, self._mesh_of[value]) for value, rules in self._rules.items()}
 
     def allowed(self, reader: GraphReader) -> dict[int, tuple[Sharding, ...]]:
         """The shardings that the tensors of a graph may have."""
@@ -141,12 +115,12 @@ class Demands:
         """The rule that an annotation is on a mesh, or None for one that is not obeyed or says nothing."""
         if not self.obey or annotation.is_vacuous:
             return None
-        shape, agrees = _shape(value), _agreement(annotation, mesh)
+        shape, agrees = tensor_shape(value), agreement(annotation, mesh)
         why = annotation.misfit(mesh, shape)
         if not why and not shardings_that(agrees, mesh, shape):
             why = f"its tiles are not those of axes of mesh {mesh}"
         if why:
-            self.lost.append(Lost(where, mesh, f"{annotation} of {_what(value)}: {why}"))
+            self.lost.append(Lost(where, mesh, f"{annotation} of {what_is(value)}: {why}"))
             return None
         self.obeyed += 1
         return Rule(f"the annotation {annotation}", where, agrees)
@@ -251,14 +225,14 @@ class Demands:
         self._matched.add(entry)
         rules = []
         if entry.wants_sharding:
-            shape = _shape(value)
+            shape = tensor_shape(value)
             try:
                 annotation = entry.annotation(len(shape), mesh)
             except ValueError as error:
-                raise DemandError(where, f"{entry}: {error}, for {_what(value)}") from None
+                raise DemandError(where, f"{entry}: {error}, for {what_is(value)}") from None
             if why := annotation.misfit(mesh, shape):
-                raise DemandError(where, f"{entry}: sharding {annotation} does not fit {_what(value)}: {why}")
-            rules.append(Rule(f"{entry}: {annotation}", where, _agreement(annotation, mesh)))
+                raise DemandError(where, f"{entry}: sharding {annotation} does not fit {what_is(value)}: {why}")
+            rules.append(Rule(f"{entry}: {annotation}", where, agreement(annotation, mesh)))
         if forbid and entry.forbid:
             self._check_forbidden(entry)
             axes = frozenset(entry.forbid)
@@ -293,48 +267,9 @@ class Demands:
             self._rules.setdefault(value, []).extend(rules)
             self._mesh_of[value] = mesh
 
-    def _choices(self, value: ir.Value) -> tuple[Sharding, ...]:
-        rules, mesh, shape = self._rules[value], self._mesh_of[value], _shape(value)
-        found = shardings_that(lambda sharding: all(rule.allows(sharding) for rule in rules), mesh, shape)
-        if found:
-            return found
-        alone = [rule for rule in rules if not shardings_that(rule.allows, mesh, shape)]
-        if alone:
-            said = f"{alone[0].source}: no sharding of {_what(value)} on mesh {mesh} agrees"
-            raise DemandError(alone[0].where, said)
-        first, *others = rules
-        second = next((r for r in others if not _together(first, r, mesh, shape)), others[-1])
-        said = f"{first.source} and {second.source} contradict each other for {_what(value)} on mesh {mesh}"
-        raise DemandError(first.where, said, [(second.where, "the other stands here")])
-
-
-def _together(first: Rule, second: Rule, mesh: Mesh, shape: tuple[int, ...]) -> bool:
-    return bool(shardings_that(lambda sharding: first.allows(sharding) and second.allows(sharding), mesh, shape))
-
-
-def _agreement(annotation: Annotation, mesh: Mesh) -> Callable[[Sharding], bool]:
-    return lambda sharding: annotation.agrees(sharding, mesh)
-
 
 def _read(where: Located, attr: ir.Attribute) -> Annotation:
     try:
         return read_annotation(attr)
     except ValueError as error:
         raise DemandError(where, str(error)) from None
-
-
-def _what(value: ir.Value) -> str:
-    """The words for a value in messages; a marker stands for what it hands on."""
-    op = defining(value)
-    while op is not None and is_marker(op):
-        value = op.operands[0]
-        op = defining(value)
-    if op is not None:
-        return f"the result of '{op.name}'"
-    name = position_of(value).name
-    return f"argument {ir.BlockArgument(value).arg_number}" + (f" '{name}'" if name else "")
-
-
-def _shape(value: ir.Value) -> tuple[int, ...]:
-    tensor = parse_mesh_tensor(value.type).tensor if is_mesh_tensor(value.type) else value.type
-    return tuple(ir.RankedTensorType(tensor).shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from jaxlib.mlir import ir
 
 from shardopt.cost.sizes import format_bytes
 from shardopt.ir.mesh_graphs import MeshGraph
@@ -56,7 +57,11 @@ def too_small(graph: MeshGraph, problem: IntraOpProblem, found: Fit, limit: int,
     )
     held = "; ".join(_holders(graph, problem, least.plan, at))
     note = f"the smallest peak is reached at '{least.plan.graph.ops[op].name}', where a device holds {held}"
-    return pm.error(graph.reader.handles[op], said, notes=[(graph.reader.handles[op], note)])
+    notes: list[tuple[ir.Operation, str]] = [(graph.reader.handles[op], note)]
+    constraints = problem.tables.constraints
+    if asked := len(constraints.allowed) + len(constraints.forbidden):
+        notes.append((graph.fragments[0], f"the user constrains {asked} of the values and operations of this mesh"))
+    return pm.error(graph.reader.handles[op], said, notes=notes)
 
 
 def _holders(graph: MeshGraph, problem: IntraOpProblem, plan: IntraOpPlan, at: int) -> Iterator[str]:

@@ -40,6 +40,7 @@ from shardopt.dialect.sharded_form import write_cost
 from shardopt.ir.accumulators import add_sum_points, drop_idle_sum_points, separate_accumulators
 from shardopt.ir.batch_arguments import batch_of, parse_batch_arguments
 from shardopt.ir.control_flow import UNKNOWN_TRIPS, mark_carried, pin_values
+from shardopt.ir.demand_rules import DemandError, Lost
 from shardopt.ir.graph import sharding_rules
 from shardopt.ir.mesh_graphs import MeshGraph, is_staged, read_plain, read_staged
 from shardopt.ir.remaking import make_for_readers
@@ -56,7 +57,7 @@ from shardopt.ir.sharding_writer import (
 )
 from shardopt.ir.shardy import to_shardy
 from shardopt.ir.shardy_propagation import propagate
-from shardopt.ir.user_constraints import DemandError, Demands, Lost, read_demands
+from shardopt.ir.user_constraints import Demands, read_demands
 from shardopt.passes.base import Pass, PassContext, PassFailure, option
 from shardopt.passes.explanations import report_explanations, select_explained
 from shardopt.passes.memory_report import report_rematerialized, too_small

@@ -1,6 +1,7 @@
 // RUN: split-file %s %t
 // RUN: not shardopt-opt %t/form.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=4" 2>&1 | FileCheck %t/form.mlir
 // RUN: not shardopt-opt %t/donated.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=4" 2>&1 | FileCheck %t/donated.mlir
+// RUN: not shardopt-opt %t/large.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=4" 2>&1 | FileCheck %t/large.mlir
 // RUN: not shardopt-opt %t/staged.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 sharding-format=sdy" 2>&1 | FileCheck %t/staged.mlir
 // RUN: not shardopt-opt %t/staged.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 annotations=all" 2>&1 | FileCheck %t/staged.mlir --check-prefix=OPTION
 
@@ -18,6 +19,15 @@ func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {
 func.func public @main(%x: tensor<8xf32> {shardopt.sharding = {axes = ["a"], sizes = array<i64: 4>, dims = [["a"]]}, tf.aliasing_output = 0 : i32}) -> (tensor<8xf32> {shardopt.sharding = {axes = [], sizes = array<i64>, dims = [[]]}}) {
   %0 = stablehlo.negate %x : tensor<8xf32>
   return %0 : tensor<8xf32>
+}
+
+// It would fit if it were split.
+//--- large.mlir
+// CHECK: error: mesh 'mesh' does not fit into
+// CHECK: large.mlir:[[@LINE+1]]:1: note: the user constrains 1 of the values and operations of this mesh
+func.func public @main(%x: tensor<4000000000xi8> {shardopt.sharding = {axes = [], sizes = array<i64>, dims = [[]]}}) -> tensor<4000000000xi8> {
+  %0 = stablehlo.negate %x : tensor<4000000000xi8>
+  return %0 : tensor<4000000000xi8>
 }
 
 //--- staged.mlir
