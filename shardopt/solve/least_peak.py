@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
+from time import monotonic
 
 import numpy as np
 
@@ -46,7 +47,7 @@ def find_least_peak(
 
     `seconds` limit the time, which otherwise follows from the number of solves.
     """
-    search = _Search(model, 0 if exceeded is None else exceeded + 1, None if seconds is None else seconds / _ROUNDS)
+    search = _Search(model, 0 if exceeded is None else exceeded + 1, seconds)
     search.begin(shardings)
     return search.run()
 
@@ -54,7 +55,7 @@ def find_least_peak(
 class _Search:
     def __init__(self, model: BudgetModel, bound: int, seconds: float | None) -> None:
         self.model, self.bound, self.seconds = model, bound, seconds
-        self.start: tuple[int, ...] = ()
+        self.deadline = None if seconds is None else monotonic() + seconds
         self.copies: dict[Operand, None] = {}
         self.weights = np.full(len(model.base.order), 1 / max(len(model.base.order), 1))
         self.best = LeastPeak(bound, _UNKNOWN, None, Solution((), inf, inf, 0.0, "infeasible"))
@@ -62,14 +63,15 @@ class _Search:
     def begin(self, shardings: Sequence[int]) -> None:
         """The plan with given shardings that computes again whatever lowers its peak."""
         problem = self.model.problem(0, ())
-        self.start = greedy_start(self.model, problem, (), shardings)
-        self._offer(problem, Solution(self.start, 0.0, 0.0, 0.0, "feasible"))
+        start = greedy_start(self.model, problem, (), shardings)
+        self._offer(problem, Solution(start, 0.0, 0.0, 0.0, "feasible"))
 
     def run(self) -> LeastPeak:
         total, weights = np.zeros(len(self.weights)), self.weights
         for _ in range(_ROUNDS):
             plan = self._probe(weights)
-            if plan is None or self.best.peak_bytes <= self.bound * (1 + _CLOSE):
+            late = self.deadline is not None and monotonic() > self.deadline
+            if late or plan is None or self.best.peak_bytes <= self.bound * (1 + _CLOSE):
                 break
             total += plan.live_bytes / max(plan.peak_bytes, 1)
             weights = np.exp(_STEEPNESS * (total - total.max()))
@@ -91,7 +93,8 @@ class _Search:
         """The plan with the least weighted usage, or None when there is no plan at all."""
         problem = self.model.problem(0, self.copies)
         weighted, tie = _weighted(problem, weights, self._peak())
-        solution = solve(weighted, time_limit_seconds=self.seconds)
+        start = greedy_start(self.model, problem, self.copies, self.best.solution.choice)
+        solution = solve(weighted, time_limit_seconds=self.seconds, start=start)
         if not solution.choice:
             return None
         if (bound := ceil(solution.bound - tie - 0.5)) > self.bound:

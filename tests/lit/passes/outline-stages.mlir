@@ -12,7 +12,7 @@
 // Each stage makes its own zeros; the constant that both need is copied.
 // CHECK: %[[Z0:.*]] = mpmd.fragment<mesh="m0", origin=["prologue"], stage=0> () {shardopt.kind = "prologue"}
 // CHECK: %[[Z1:.*]]:2 = mpmd.fragment<mesh="m1", origin=["prologue"], stage=1> () {shardopt.kind = "prologue"}
-// CHECK: %[[R:.*]]:3 = mpmd.for (%[[Z0]], %[[Z1]]#0, %[[Z1]]#1) {iterations = 2 : ui32}
+// CHECK: %[[R:.*]]:3 = mpmd.for (%[[Z0]], %[[Z1]]#0, %[[Z1]]#1) {iterations = 2 : ui32, shardopt.in_flight = array<i64: 2, 1>}
 // CHECK: mpmd.fragment<mesh="m0", origin=["layer_0"], stage=0> (%[[W0]], %[[R]]#0) {shardopt.kind = "update"}
 // CHECK: mpmd.fragment<mesh="m1", origin=["layer_1"], stage=1> (%[[W1]], %[[R]]#1) {shardopt.kind = "update"}
 

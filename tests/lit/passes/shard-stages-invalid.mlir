@@ -12,7 +12,7 @@
 // RUN: not shardopt-opt %t/none.mlir --shardopt-shard-stages=cluster=cpu-test 2>&1 | FileCheck %t/none.mlir
 
 //--- plain.mlir
-// CHECK: plain.mlir:[[@LINE+6]]:1: error: expected a topology on '@main' or a mesh option such as '2x2', found none
+// CHECK: plain.mlir:[[@LINE+7]]:1: error: expected a topology on '@main' or a mesh option such as '2x2', found none
 // SHAPE: error: expected the shape of a mesh with one to three axes, such as '2x2', found '2y2'
 // COUNT: error: mesh 4x4 needs 16 devices, cluster cpu-test:1x4 has 4
 // CLUSTER: error: expected attribute 'shardopt.cluster' on the module
