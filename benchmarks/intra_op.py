@@ -174,6 +174,7 @@ def main() -> int:
     parser.add_argument("--gap", type=float, default=0.001)
     parser.add_argument("--memory-fraction", type=float, default=0.9, help="0 removes the limit")
     parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--partial-sums", action="store_true", help="values may stay unfinished sums; not compiled")
     parser.add_argument("--batch-args", action="append", default=[], metavar="NAME=I,J:D")
     parser.add_argument("--output", type=Path, help="lines of JSON, continued if the file exists")
     parser.add_argument("--markdown", type=Path, help="write the table here too")
@@ -192,7 +193,8 @@ def main() -> int:
             args.time_limit,
             args.gap,
             args.memory_fraction,
-            not args.no_compile,
+            not (args.no_compile or args.partial_sums),
+            args.partial_sums,
         )
         for path, batch in find_models(args.folder, args.models, dict(item.split("=", 1) for item in args.batch_args))
         for mesh in args.meshes.split(",")

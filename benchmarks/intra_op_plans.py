@@ -19,6 +19,7 @@ from shardopt.cost.hlo import module_traffic
 from shardopt.cost.mesh import Sharding, parse_mesh
 from shardopt.dialect.dtypes import numpy_name
 from shardopt.dialect.exported_program import StageFunction, TensorSpec
+from shardopt.ir.accumulators import add_sum_points, separate_accumulators
 from shardopt.ir.context import make_context
 from shardopt.ir.control_flow import mark_carried
 from shardopt.ir.graph import sharding_rules
@@ -32,6 +33,7 @@ from shardopt.runtime.xla import XlaMesh
 from shardopt.solve.intra_op import IntraOpProblem, IntraOpTables
 from shardopt.solve.intra_op_plan import IntraOpPlan
 from shardopt.solve.intra_op_presets import Restriction, Roles, restrict
+from shardopt.solve.linear import find_linear
 from shardopt.solve.problem import Solution, evaluate
 
 SOLVER = "ilp"
@@ -88,6 +90,7 @@ class Task:
     gap: float
     memory_fraction: float
     compiles: bool
+    partial_sums: bool = False
 
     def record(self, preset: str, status: str, **values: object) -> Record:
         name, cluster = self.path.stem, self.cluster.name
@@ -100,7 +103,8 @@ def measure(task: Task, about_to: Callable[[str, str], None]) -> Iterator[Record
     about_to("", "reading")
     annotated = _annotated(task)
     with _imported(task) as (_, graph):
-        tables = IntraOpTables(graph.graph, graph.mesh, task.cluster)
+        linear = find_linear(graph.graph, graph.tied, graph.sent) if task.partial_sums else ()
+        tables = IntraOpTables(graph.graph, graph.mesh, task.cluster, linear=linear)
         roles = {preset: _roles(task, preset, graph, tables, annotated) for preset in task.presets}
     free = _problem(task, graph, tables, Restriction())
     best: tuple[float, str, Solution] | None = None
@@ -234,6 +238,9 @@ class _imported:
         with ir.Location.unknown(context):
             read_demands(module, _main(module), mesh, obey_annotations=False)
             mark_carried(module.operation)
+            separate_accumulators(module)
+            if self.task.partial_sums:
+                add_sum_points(module)
             with sharding_rules(module):
                 graph = read_plain(_main(module), mesh)
         graph.graph, graph.state  # noqa: B018 - read while the module lives
