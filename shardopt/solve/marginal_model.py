@@ -84,7 +84,7 @@ class MarginalModel:
             return Answer("infeasible", None, np.inf)
         if reason not in (reasons.OPTIMAL, reasons.FEASIBLE, reasons.NO_SOLUTION_FOUND):
             raise RuntimeError(f"HiGHS failed: {result.termination}")
-        x = np.array(result.variable_values(wanted)) if result.solutions else None
+        x = np.array(result.variable_values(wanted)) if result.has_primal_feasible_solution() else None
         bound = result.termination.objective_bounds.dual_bound
         if reason == reasons.OPTIMAL:
             return Answer("optimal", x, bound / self.scale + self.constant)
