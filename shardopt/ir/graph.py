@@ -19,6 +19,8 @@ from jaxlib.mlir.dialects import sdy
 from shardopt.cost.compute import op_flops
 from shardopt.cost.graph import MARKER, FactorRule, Op, OpGraph, Tensor
 from shardopt.dialect.annotation import is_marker
+from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor
+from shardopt.ir.rewriting import operations
 from shardopt.ir.windows import read_windows
 
 _RULE = "sdy.sharding_rule"
@@ -53,6 +55,25 @@ def read_tensor(type_: ir.Type) -> Tensor:
     if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
         raise ValueError(f"expected a ranked tensor of static shape, found {type_}")
     return Tensor(tuple(type_.shape), *_element(str(type_.element_type), type_.element_type))
+
+
+def find_unreadable(root: ir.Operation) -> tuple[ir.Operation, ir.Type] | None:
+    """The first operation in `root` with a result or block argument that is no ranked tensor of static shape, and its
+    type; values on meshes count by the tensor they hold."""
+    seen: dict[ir.Type, bool] = {}
+    for op in operations(root, outer_first=True):
+        blocks = (block for region in op.regions for block in region.blocks)
+        for value in (*op.results, *(argument for block in blocks for argument in block.arguments)):
+            if value.type not in seen:
+                seen[value.type] = _is_readable(value.type)
+            if not seen[value.type]:
+                return op, value.type
+    return None
+
+
+def _is_readable(type_: ir.Type) -> bool:
+    tensor = parse_mesh_tensor(type_).tensor if is_mesh_tensor(type_) else type_
+    return isinstance(tensor, ir.RankedTensorType) and tensor.has_static_shape
 
 
 @cache

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 PREFIX = "shardopt-"
 
 # Modules of this package that hold no pass.
-INFRASTRUCTURE = ("base", "explanations", "memory_report", "options", "registry")
+INFRASTRUCTURE = ("base", "explanations", "memory_report", "options", "registry", "replication")
 
 # In the order of the phases; each name is `shardopt-<verb>-<object>`, its file `<verb>_<object>.py`, its class the
 # same words in CamelCase, and its tests `tests/lit/passes/<verb>-<object>.mlir` and `…-invalid.mlir`.

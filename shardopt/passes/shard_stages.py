@@ -39,9 +39,9 @@ from shardopt.dialect.cluster import cluster_of
 from shardopt.dialect.sharded_form import write_cost
 from shardopt.ir.accumulators import add_sum_points, drop_idle_sum_points, separate_accumulators
 from shardopt.ir.batch_arguments import batch_of, parse_batch_arguments
-from shardopt.ir.control_flow import UNKNOWN_TRIPS, mark_carried, pin_values
+from shardopt.ir.control_flow import mark_carried, pin_values
 from shardopt.ir.demand_rules import DemandError, Lost
-from shardopt.ir.graph import sharding_rules
+from shardopt.ir.graph import find_unreadable, sharding_rules
 from shardopt.ir.mesh_graphs import MeshGraph, is_staged, read_plain, read_staged
 from shardopt.ir.remaking import make_for_readers
 from shardopt.ir.rematerializing import Rematerializer, later_readers
@@ -61,9 +61,9 @@ from shardopt.ir.user_constraints import Demands, read_demands
 from shardopt.passes.base import Pass, PassContext, PassFailure, option
 from shardopt.passes.explanations import report_explanations, select_explained
 from shardopt.passes.memory_report import report_rematerialized, too_small
+from shardopt.passes.replication import report_replicated
 from shardopt.solve.budget import fit
 from shardopt.solve.constraints import Constraints
-from shardopt.solve.factors import why_opaque
 from shardopt.solve.intra_op import IntraOpTables
 from shardopt.solve.intra_op_plan import IntraOpPlan
 from shardopt.solve.intra_op_presets import Roles, restrict
@@ -135,6 +135,9 @@ class ShardStages(Pass):
         main = next((f for f in functions(module) if symbol_name(f) == "main"), None)
         if main is None:
             raise pm.error(module.operation, "expected a function '@main', found none")
+        unreadable = find_unreadable(module.operation)
+        if unreadable is not None:
+            raise pm.error(unreadable[0], f"expected ranked tensors of static shape, found {unreadable[1]}")
         try:
             cluster = cluster_of(module, self.cluster)
             mesh = None if is_staged(main) else self._mesh(cluster)
@@ -156,7 +159,7 @@ class ShardStages(Pass):
         except (UserError, ValueError) as error:
             raise pm.error(main, str(error)) from error
         for graph in graphs:
-            _report_opaque(graph, pm)
+            report_replicated(graph, pm)
         write_plans(module, main, graphs, plans)
         if mesh is not None and self.sharding_format == "sdy":
             to_shardy(module, mesh)
@@ -302,28 +305,6 @@ def _report_strategies(graph: MeshGraph, tables: IntraOpTables, plan: IntraOpPla
             f"takes {cheapest:.3g} s" + (f", replicated {whole[0]:.3g} s" if whole else "")
         )
         pm.remark("strategy", handle, said, category="passed")
-
-
-def _report_opaque(graph: MeshGraph, pm: PassContext) -> None:
-    """One remark for each kind of operation that runs replicated, at the first of the kind."""
-    found: dict[tuple[str, str], list[ir.Operation]] = {}
-    for op, handle in zip(graph.reader.ops, graph.reader.handles, strict=True):
-        if why := why_opaque(op):
-            found.setdefault((_kind(handle), why), []).append(handle)
-    for loop in graph.reader.guessed:
-        said = f"a loop whose number of iterations depends on data is planned as if it ran {UNKNOWN_TRIPS} times"
-        pm.remark("unknown-trip-count", loop, said)
-    for (kind, why), handles in found.items():
-        many = f" ({len(handles)} operations)" if len(handles) > 1 else ""
-        pm.remark("no-sharding-rule", handles[0], f"{kind} cannot be partitioned and runs replicated{many}: {why}")
-
-
-def _kind(op: ir.Operation) -> str:
-    """The operation by name; one that calls something by what it calls too."""
-    for name in ("call_target_name", "name"):
-        if op.name in ("stablehlo.custom_call", "stablehlo.composite") and name in op.attributes:
-            return f"'{op.name}' @{ir.StringAttr(op.attributes[name]).value}"
-    return f"'{op.name}'"
 
 
 @timed("sharding program: write")

@@ -93,6 +93,18 @@ def is_feasible(op: Op, split: Split, mesh: Mesh) -> bool:
     return op.name != "scatter" or len(split.keys() & op.rule.reduction) <= 1
 
 
+def uneven_factor(op: Op, mesh: Mesh) -> int:
+    """The extent of the largest factor that may be split, if some axis does not divide it, else 0.
+
+    Uneven tiles would have to be padded, which XLA does, but neither the sizes of tiles elsewhere nor the runtime know.
+    """
+    factors = shardable_factors(op)
+    if op.rule is None or not factors:
+        return 0
+    extent = max(op.rule.sizes[factor] for factor in factors)
+    return extent if any(extent % size for _, size in mesh.axes) else 0
+
+
 def _convolves(op: Op, split: Split, windows: Sequence[Window], mesh: Mesh) -> bool:
     """Whether XLA splits the space of a convolution as asked.
 

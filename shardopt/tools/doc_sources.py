@@ -57,14 +57,29 @@ def _tree(module: ModuleType) -> ast.Module:
 
 
 def first_arguments(module: ModuleType, method: str) -> tuple[str, ...]:
-    """The texts that a file passes first to calls of `.method(…)`, in order: names of statistics, kinds of remarks."""
-    calls = [node for node in ast.walk(_tree(module)) if isinstance(node, ast.Call) and node.args]
-    found = [
-        (call.lineno, _text(call.args[0], "<{}>"))
-        for call in calls
-        if isinstance(call.func, ast.Attribute) and call.func.attr == method
-    ]
-    return tuple(dict.fromkeys(text for _, text in sorted(found) if text))
+    """The texts that a pass passes first to calls of `.method(…)`, in order: names of statistics, kinds of remarks.
+
+    Its file is read, then the files of its folder whose functions it takes a `PassContext` to.
+    """
+    found = []
+    for tree in map(_tree, (module, *_helpers(module))):
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
+        texts = [
+            (call.lineno, _text(call.args[0], "<{}>"))
+            for call in calls
+            if isinstance(call.func, ast.Attribute) and call.func.attr == method
+        ]
+        found += [text for _, text in sorted(texts) if text]
+    return tuple(dict.fromkeys(found))
+
+
+def _helpers(module: ModuleType) -> Iterator[ModuleType]:
+    folder = module.__name__.rpartition(".")[0]
+    for node in _tree(module).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{folder}."):
+            helper = import_module(str(node.module))
+            if helper.__name__ != f"{folder}.base" and hasattr(helper, "PassContext"):
+                yield helper
 
 
 def messages(module_name: str) -> tuple[str, ...]:

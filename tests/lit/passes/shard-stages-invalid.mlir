@@ -10,6 +10,22 @@
 // RUN: not shardopt-opt %t/plain.mlir --shardopt-shard-stages="cluster=cpu-test mesh=4 memory-budget=lots" 2>&1 | FileCheck %t/plain.mlir --check-prefix=BYTES
 // RUN: not shardopt-opt %t/mesh.mlir --shardopt-shard-stages=cluster=cpu-test 2>&1 | FileCheck %t/mesh.mlir
 // RUN: not shardopt-opt %t/none.mlir --shardopt-shard-stages=cluster=cpu-test 2>&1 | FileCheck %t/none.mlir
+// RUN: not shardopt-opt %t/dynamic.mlir --shardopt-shard-stages="cluster=cpu-test mesh=4" 2>&1 | FileCheck %t/dynamic.mlir
+// RUN: not shardopt-opt %t/token.mlir --shardopt-shard-stages="cluster=cpu-test mesh=4" 2>&1 | FileCheck %t/token.mlir
+
+//--- dynamic.mlir
+// CHECK: dynamic.mlir:[[@LINE+2]]:8: error: expected ranked tensors of static shape, found tensor<?xf32>
+func.func public @main(%x: tensor<8xf32>, %n: tensor<1xi32>) -> tensor<8xf32> {
+  %0 = stablehlo.dynamic_iota %n, dim = 0 : (tensor<1xi32>) -> tensor<?xf32>
+  return %x : tensor<8xf32>
+}
+
+//--- token.mlir
+// CHECK: token.mlir:[[@LINE+2]]:8: error: expected ranked tensors of static shape, found !stablehlo.token
+func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {
+  %t = stablehlo.create_token : !stablehlo.token
+  return %x : tensor<8xf32>
+}
 
 //--- plain.mlir
 // CHECK: plain.mlir:[[@LINE+7]]:1: error: expected a topology on '@main' or a mesh option such as '2x2', found none

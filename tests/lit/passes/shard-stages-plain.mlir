@@ -2,6 +2,8 @@
 // RUN: shardopt-opt %t/data.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=4 intra-op=data" --shardopt-verify-sharded | FileCheck %t/data.mlir
 // RUN: shardopt-opt %t/loop.mlir --shardopt-shard-stages="cluster=cpu-test mesh=2x2" --shardopt-verify-sharded | FileCheck %t/loop.mlir
 // RUN: shardopt-opt %t/unknown.mlir --shardopt-shard-stages="cluster=cpu-test mesh=2x2" --shardopt-verify-sharded --remarks 2>&1 | FileCheck %t/unknown.mlir
+// RUN: shardopt-opt %t/odd.mlir --shardopt-shard-stages="cluster=cpu-test mesh=2x2" --shardopt-verify-sharded --remarks 2>&1 | FileCheck %t/odd.mlir
+// RUN: shardopt-opt %t/zero.mlir --shardopt-shard-stages="cluster=cpu-test mesh=2x2" --shardopt-verify-sharded | FileCheck %t/zero.mlir
 // RUN: shardopt-opt %t/scatter.mlir --shardopt-shard-stages="cluster=cpu-test mesh=4 intra-op=heuristic" --shardopt-verify-sharded | FileCheck %t/scatter.mlir
 // RUN: shardopt-opt %t/constant.mlir --shardopt-shard-stages="cluster=cpu-test mesh=4 intra-op=heuristic" --shardopt-verify-sharded | FileCheck %t/constant.mlir
 
@@ -68,6 +70,27 @@ func.func public @main(%x: tensor<8192x1024xf32>, %n: tensor<i32>) -> tensor<819
     stablehlo.return %j, %t : tensor<i32>, tensor<8192x1024xf32>
   }
   return %r#1 : tensor<8192x1024xf32>
+}
+
+// Tiles are even: what does not divide is not split, and named where it matters.
+//--- odd.mlir
+// CHECK-DAG: remark: the largest dimension, of extent 8191, is not split along axis 'x' of size 2, which does not divide it
+// CHECK-DAG: remark: 'stablehlo.custom_call' @mine cannot be partitioned and runs replicated: the partitioner knows nothing of its target
+// CHECK: module attributes
+func.func public @main(%x: tensor<8191x64xf32>, %w: tensor<64x64xf32>) -> tensor<8191x64xf32> {
+  %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<8191x64xf32>, tensor<64x64xf32>) -> tensor<8191x64xf32>
+  %1 = stablehlo.custom_call @mine(%0) : (tensor<8191x64xf32>) -> tensor<8191x64xf32>
+  return %1 : tensor<8191x64xf32>
+}
+
+// Dimensions without elements, and types of any width.
+//--- zero.mlir
+// CHECK: stablehlo.tanh %arg0 {mhlo.sharding =
+// CHECK: stablehlo.add %arg1, %arg1 {mhlo.sharding =
+func.func public @main(%x: tensor<0x8xf8E4M3FN>, %y: tensor<8x0x4xi4>, %z: tensor<complex<f64>>) -> (tensor<0x8xf8E4M3FN>, tensor<8x0x4xi4>, tensor<complex<f64>>) {
+  %0 = stablehlo.tanh %x : tensor<0x8xf8E4M3FN>
+  %1 = stablehlo.add %y, %y : tensor<8x0x4xi4>
+  return %0, %1, %z : tensor<0x8xf8E4M3FN>, tensor<8x0x4xi4>, tensor<complex<f64>>
 }
 
 // The contraction is split; each device keeps a part of the sum, which is written behind the reduced value.

@@ -1,0 +1,60 @@
+"""Remarks on what the plan of a mesh could not split, and on what it had to guess."""
+
+from __future__ import annotations
+
+from jaxlib.mlir import ir
+
+from shardopt.ir.control_flow import UNKNOWN_TRIPS
+from shardopt.ir.mesh_graphs import MeshGraph
+from shardopt.passes.base import PassContext
+from shardopt.solve.factors import uneven_factor, why_opaque
+
+_CALLS = {"stablehlo.custom_call": "call_target_name", "stablehlo.composite": "name"}
+# Where the work is: a dimension that does not divide is worth a word only there.
+_HEAVY = frozenset({"dot_general", "convolution"})
+
+
+def report_replicated(graph: MeshGraph, pm: PassContext) -> None:
+    """One remark for each kind of operation that runs replicated, for each extent that does not divide, and for each
+    loop of unknown length, at the first of the kind."""
+    _report_opaque(graph, pm)
+    _report_uneven(graph, pm)
+    for loop in graph.reader.guessed:
+        said = f"a loop whose number of iterations depends on data is planned as if it ran {UNKNOWN_TRIPS} times"
+        pm.remark("unknown-trip-count", loop, said)
+
+
+def _report_opaque(graph: MeshGraph, pm: PassContext) -> None:
+    found: dict[tuple[str, str], list[ir.Operation]] = {}
+    for op, handle in zip(graph.reader.ops, graph.reader.handles, strict=True):
+        if why := why_opaque(op):
+            found.setdefault((_kind(handle), why), []).append(handle)
+    for (kind, why), handles in found.items():
+        said = f"{kind} cannot be partitioned and runs replicated{_many(handles)}: {why}"
+        pm.remark("no-sharding-rule", handles[0], said)
+
+
+def _report_uneven(graph: MeshGraph, pm: PassContext) -> None:
+    found: dict[tuple[int, str], list[ir.Operation]] = {}
+    for op, handle in zip(graph.reader.ops, graph.reader.handles, strict=True):
+        extent = uneven_factor(op, graph.mesh) if op.name in _HEAVY else 0
+        for axis, size in graph.mesh.axes if extent else ():
+            if extent % size:
+                found.setdefault((extent, axis), []).append(handle)
+    for (extent, axis), handles in found.items():
+        size = graph.mesh.axis_size(axis)
+        said = (
+            f"the largest dimension, of extent {extent}, is not split along axis '{axis}' of size {size}, which does "
+            f"not divide it{_many(handles)}"
+        )
+        pm.remark("uneven-dimension", handles[0], said)
+
+
+def _many(handles: list[ir.Operation]) -> str:
+    return f" ({len(handles)} operations)" if len(handles) > 1 else ""
+
+
+def _kind(op: ir.Operation) -> str:
+    """The operation by name; one that calls something by what it calls too."""
+    name = _CALLS.get(op.name, "")
+    return f"'{op.name}'" + (f" @{ir.StringAttr(op.attributes[name]).value}" if name in op.attributes else "")
