@@ -70,12 +70,13 @@ def _is_possible(tables: IntraOpTables, sharding: Sharding, tensors: Iterable[in
 
 
 def _makes(tables: IntraOpTables, op: int, numbers: Sequence[int], fixed: Mapping[int, Sharding]) -> bool:
-    """Whether one of the strategies gives every result the sharding that is fixed or demanded for it."""
+    """Whether a strategy without forbidden axes gives every result the sharding that is fixed or demanded for it."""
     demanded = tables.constraints.allowed
     results = [(place, t) for place, t in enumerate(tables.graph.ops[op].results) if t in fixed or t in demanded]
     wanted = [(place, (fixed[t],) if t in fixed else demanded[t]) for place, t in results]
     strategies = tables.ops[op].strategies
-    return any(all(strategies[n].results[place] in shardings for place, shardings in wanted) for n in numbers)
+    permitted = (strategies[n] for n in numbers if tables.constraints.permits(op, strategies[n]))
+    return any(all(s.results[place] in shardings for place, shardings in wanted) for s in permitted)
 
 
 def _disagreeing(tables: IntraOpTables, group: Sequence[int], allowed: Mapping[int, Sequence[int]]) -> set[int]:
