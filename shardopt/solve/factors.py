@@ -34,7 +34,7 @@ OPAQUE_OPS: Mapping[str, str] = {
 }
 
 # Why some operations have no rule that could be used.
-_WITHOUT_RULE: Mapping[str, str] = {
+WITHOUT_RULE: Mapping[str, str] = {
     "composite": "its body is unknown to the partitioner",
     "custom_call": "the partitioner knows nothing of its target",
 }
@@ -43,7 +43,7 @@ _WITHOUT_RULE: Mapping[str, str] = {
 def why_opaque(op: Op) -> str:
     """The reason why an operation runs replicated, or nothing."""
     if op.rule is None:
-        return OPAQUE_OPS.get(op.name) or _WITHOUT_RULE.get(op.name, "no sharding rule is known for it")
+        return OPAQUE_OPS.get(op.name) or WITHOUT_RULE.get(op.name, "no sharding rule is known for it")
     return OPAQUE_OPS.get(op.name, "")
 
 
