@@ -11,6 +11,7 @@ from shardopt.cost.collectives import ALL_REDUCE, REDUCE_SCATTER, all_reduce_sec
 from shardopt.cost.graph import FactorRule, Op
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.solve.factors import shardable_factors
+from shardopt.solve.linear import CLOSED, Linear
 from shardopt.solve.strategies import (
     Strategy,
     all_shardings,
@@ -220,3 +221,83 @@ def test_resharding_that_costs_nothing_has_no_table() -> None:
     tables = StrategyTables(MESH, CLUSTER)
     scalar = tables.choices(())
     assert tables.resharding(f32(), scalar, scalar, 1) is None
+
+
+JOIN = Linear(((0, 1),), open=True, sums=True)
+
+
+def join_strategies(linear: Linear, mesh: Mesh = MESH) -> tuple[Strategy, ...]:
+    op = elementwise("add", (8, 8), (0, 1), 2)
+    return op_strategies(op, (f32(8, 8),) * 2, (f32(8, 8),), mesh, CLUSTER, linear)
+
+
+def test_an_open_contraction_may_stay_partial() -> None:
+    op, tensors = matmul(8, 4, 16, (0, 1), 2), (f32(8, 4), f32(4, 16))
+    found = op_strategies(op, tensors, (f32(8, 16),), LINE, CLUSTER, Linear((), open=True, contracts=True))
+    partial = only(found, '[{}, {"x"}], [{"x"}, {}]', '[{}, {}], unreduced={"x"}')
+    assert partial.collectives == () and partial.reduced == ("x",)
+    assert partial.unscattered == partial.results
+    closed = op_strategies(op, tensors, (f32(8, 16),), LINE, CLUSTER)
+    assert len(found) == len(closed) + 1
+
+
+def test_what_is_linear_in_both_operands_takes_both_partial_along_the_same_axes() -> None:
+    for strategy in join_strategies(JOIN):
+        first, second = strategy.operands
+        assert first == second
+        assert first.partial == strategy.reduced
+        assert not set(first.partial) & set(first.axes)
+
+
+@pytest.mark.parametrize(
+    ("result", "kinds"),
+    [("[{}, {}]", [ALL_REDUCE]), ('[{"x"}, {}]', [REDUCE_SCATTER]), ('[{}, {}], unreduced={"x"}', [])],
+)
+def test_terms_are_summed_up_scattered_or_handed_on(result: str, kinds: list[str]) -> None:
+    partial = ", ".join(['[{}, {}], unreduced={"x"}'] * 2)
+    strategy = only(join_strategies(JOIN, LINE), partial, result)
+    assert [(step.kind, step.axes, step.bytes) for step in strategy.collectives] == [(k, ("x",), 256.0) for k in kinds]
+    # The operation itself is written as partial; the sum stands behind it.
+    assert str(strategy.unscattered[0]) == '[{}, {}], unreduced={"x"}'
+    # Every device works on whole terms.
+    assert strategy.compute_seconds == join_strategies(JOIN, LINE)[0].compute_seconds
+
+
+def test_a_sum_is_taken_where_that_may_pay() -> None:
+    """Elsewhere the readers take it, and the tables stay small."""
+    inner = join_strategies(Linear(((0, 1),), open=True))
+    assert all(s.results[0].partial == s.reduced for s in inner)
+    closed = join_strategies(Linear(((0, 1),), sums=True))
+    assert all(not s.results[0].partial for s in closed)
+    assert len(inner) < len(join_strategies(JOIN)) and len(join_strategies(CLOSED)) < len(closed)
+
+
+def test_zeros_are_terms_for_nothing() -> None:
+    op = Op("constant", (), (0,), rule("->ij", {"i": 8, "j": 8}), zero=True)
+    found = op_strategies(op, (), (f32(8, 8),), MESH, CLUSTER, Linear(((),), open=True))
+    assert {s.results[0].partial for s in found} == {(), ("x",), ("y",), ("x", "y")}
+    assert all(not s.collectives for s in found)
+    assert len({s.results for s in found}) == len(found) == 4**2
+
+
+def test_a_gather_that_sums_up_by_itself_stays_whole_along_that_axis() -> None:
+    """Partial along one axis because its operand is, but not along the one that splits what it looks up."""
+    op = Op("gather", (0, 1), (2,), rule("ik,j->jk", {"i": 8, "j": 4, "k": 8}, reduction="i"), "add")
+    tensors = (f32(8, 8), f32(4)), (f32(4, 8),)
+    found = op_strategies(op, *tensors, MESH, CLUSTER, Linear(((0,),), open=True, sums=True))
+    assert any(s.results[0].partial == ("x",) for s in found)
+    for strategy in found:
+        if strategy.results[0].partial:
+            assert strategy.results[0].partial == strategy.operands[0].partial
+
+
+def test_capabilities_are_part_of_the_key_of_tables() -> None:
+    tables = StrategyTables(MESH, CLUSTER)
+    tensors, op = (f32(8, 8),) * 3, elementwise("add", (8, 8), (0, 1), 2)
+    assert tables.of(op, tensors) is tables.of(op, tensors, CLOSED)
+    assert tables.of(op, tensors) is not tables.of(op, tensors, JOIN)
+    source, target = tables.of(op, tensors, JOIN).results[0], tables.of(op, tensors).operands[0]
+    seconds = tables.resharding(tensors[0], source, target, 1)
+    back = tables.resharding(tensors[0], target, source, 1)
+    assert seconds is not None and np.isfinite(seconds).all()
+    assert back is not None and not np.isfinite(back).all()
