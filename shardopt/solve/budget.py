@@ -22,7 +22,7 @@ from shardopt.solve.intra_op import IntraOpProblem
 from shardopt.solve.intra_op_plan import IntraOpPlan
 from shardopt.solve.least_peak import LeastPeak, find_least_peak
 from shardopt.solve.operand_copies import copies_at_excess, split_copies
-from shardopt.solve.problem import Problem, Solution, evaluate, relative_gap
+from shardopt.solve.problem import Problem, Solution, Status, evaluate, relative_gap
 from shardopt.solve.rematerialization import find_candidates
 from shardopt.solve.sharding_ilp import solve
 
@@ -120,4 +120,5 @@ class _Search:
         gap = relative_gap(solution.objective, bound)
         own = solution.choice[: len(self.problem.problem.costs)]
         optimal = last.status == "optimal" and gap <= max(last.gap, OPTIMAL_GAP)
-        return replace(solution, choice=own, bound=bound, gap=gap, status="optimal" if optimal else "feasible")
+        status: Status = "optimal" if optimal else "feasible"
+        return Solution(own, solution.objective, bound, gap, status, self.relaxed.statistics)
