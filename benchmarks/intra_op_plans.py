@@ -114,16 +114,14 @@ def measure(task: Task, about_to: Callable[[str, str], None]) -> Iterator[Record
         try:
             restriction = restrict(preset, tables, _raised(roles[preset]))
             problem = free if preset == SOLVER else _problem(task, graph, tables, restriction)
-            solution = problem.solve(task.time_limit, task.gap)
+            start = best[2].choice if preset == SOLVER and best is not None else None
+            solution = problem.solve(task.time_limit, task.gap, start)
             plan = problem.decode(solution)
         except UserError as error:
             yield task.record(preset, "refused", note=str(error), solve_seconds=perf_counter() - begin)
             continue
-        seconds, note = perf_counter() - begin, ""
-        if preset == SOLVER and best is not None and best[0] < solution.objective:
-            note = f"from {best[1]}"
-            solution, plan = best[2], free.decode(best[2])
-        found = _on(free, solution)
+        seconds, found = perf_counter() - begin, _on(free, solution)
+        note = f"the plan of {best[1]}" if start is not None and best is not None and found == best[0] else ""
         if found < (best[0] if best else float("inf")):
             best = (found, preset, solution)
         record = _solved(task, preset, solution, found, plan, seconds, note)
@@ -173,7 +171,8 @@ def _problem(task: Task, graph: MeshGraph, tables: IntraOpTables, restriction: R
 
 
 def _on(free: IntraOpProblem, solution: Solution) -> float:
-    """The objective on the problem without a preset, whose nodes and strategies are the same."""
+    """The objective on the problem without a preset, whose nodes and strategies are the same: a preset's plan is one of
+    its assignments."""
     return evaluate(free.problem, solution.choice).objective
 
 

@@ -182,9 +182,17 @@ class IntraOpProblem:
     order: tuple[int, ...]
 
     @timed("sharding program: solve")
-    def solve(self, time_limit_seconds: float | None = None, gap_tolerance: float = 0.0) -> Solution:
-        """Least cost within memory; layers that repeat are solved once first."""
-        return solve_repeated(self.problem, time_limit_seconds=time_limit_seconds, gap_tolerance=gap_tolerance)
+    def solve(
+        self,
+        time_limit_seconds: float | None = None,
+        gap_tolerance: float = 0.0,
+        start: Sequence[int] | None = None,
+    ) -> Solution:
+        """Least cost within memory, and no worse than `start` (the assignment of a preset, say) if that is allowed;
+        layers that repeat are solved once first."""
+        return solve_repeated(
+            self.problem, time_limit_seconds=time_limit_seconds, gap_tolerance=gap_tolerance, start=start
+        )
 
     def decode(
         self,

@@ -24,16 +24,21 @@ _TIED_SHARE = 0.05
 
 
 def solve_repeated(
-    problem: Problem, *, time_limit_seconds: float | None = None, gap_tolerance: float = 0.0
+    problem: Problem,
+    *,
+    time_limit_seconds: float | None = None,
+    gap_tolerance: float = 0.0,
+    start: Sequence[int] | None = None,
 ) -> Solution:
-    """Least cost within memory, as `shardopt.solve.sharding_ilp.solve` with the same limits.
+    """Least cost within memory, as `shardopt.solve.sharding_ilp.solve` with the same limits; no worse than `start`, if
+    that is allowed.
 
     Where parts repeat, the statistics have the rounds and nodes of the tied problem (`tied_rounds`, `tied_nodes`), what
     its solution costs (`tied_objective`, unless none was found) and what remains after freeing (`freed_objective`).
     """
     tied = tie_repeated(problem) if table_entries(problem) > _MAX_DIRECT_ENTRIES else None
     if tied is None:
-        return _solve_memory_last(problem, time_limit_seconds, gap_tolerance)
+        return _solve_memory_last(problem, time_limit_seconds, gap_tolerance, start)
     begin = monotonic()
     seconds = DEFAULT_WORK_SECONDS if time_limit_seconds is None else time_limit_seconds
     # Without integer programs: where the clock cuts one short, the answer depends on the load of the machine. The
@@ -45,16 +50,23 @@ def solve_repeated(
         gap_tolerance=gap_tolerance,
         work=int(_TIED_SHARE * seconds * WORK_PER_SECOND),
     )
-    start = tied.spread(first.choice) if first.choice else None
+    spread = tied.spread(first.choice) if first.choice else None
+    start = _cheaper(problem, spread, start)
     left = None if time_limit_seconds is None else max(time_limit_seconds - (monotonic() - begin), 0.0)
     freed = _solve_memory_last(problem, left, gap_tolerance, start)
     statistics = dict(freed.statistics) | {"tied_rounds": tied.rounds, "tied_nodes": tied.problem.num_nodes}
-    if start is not None:
+    if spread is not None:
         statistics |= {
-            "tied_objective": evaluate(problem, start).objective,
+            "tied_objective": evaluate(problem, spread).objective,
             "freed_objective": freed.objective,
         }
     return Solution(freed.choice, freed.objective, freed.bound, freed.gap, freed.status, statistics)
+
+
+def _cheaper(problem: Problem, *choices: Sequence[int] | None) -> Sequence[int] | None:
+    """The cheapest of the assignments that are allowed, or one that is not if there is no other."""
+    given = {tuple(choice): evaluate(problem, choice) for choice in choices if choice is not None}
+    return min(given, key=lambda choice: (not given[choice].feasible, given[choice].objective), default=None)
 
 
 def table_entries(problem: Problem) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 from typing import get_args, get_type_hints
@@ -229,6 +229,13 @@ def test_no_baseline_is_cheaper_than_the_solver(model: str, mesh: str) -> None:
     assert compared >= len(PRESETS) - 3
 
 
+def test_the_solver_starts_from_a_baseline_when_it_may_not_search() -> None:
+    baseline = planned("transformer", "sequence")
+    free = baseline.tables.problem(tied=baseline.roles.tied)
+    found = free.solve(time_limit_seconds=1e-6, start=baseline.solution.choice)
+    assert found.objective <= evaluate(free.problem, baseline.solution.choice).objective
+
+
 @pytest.mark.parametrize(
     ("model", "preset", "mesh", "message"),
     [
@@ -247,7 +254,7 @@ def test_a_preset_that_does_not_apply_says_why(model: str, preset: str, mesh: st
 def test_presets_that_need_a_batch_ask_for_one() -> None:
     _, tables, roles = read("transformer", "2x2")
     with pytest.raises(UserError, match="expected batch arguments, found none"):
-        restrict("zero3", tables, Roles(roles["ilp"].state, {}, roles["ilp"].tied))
+        restrict("zero3", tables, replace(roles["ilp"], batch={}))
 
 
 def test_megatron_gives_the_numbers_of_one_device() -> None:
