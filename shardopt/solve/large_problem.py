@@ -26,7 +26,7 @@ OPTIMAL_GAP = 1e-7  # a gap this small is rounding
 
 _SEED = 1
 _SETTLING, _SETTLING_SHARE = 60, 0.1  # sweeps without prices, and their share of the budget
-_ASCENT_SHARE, _STARTS_SHARE = 0.60, 0.25  # of the budget; the rest is improvement
+_ASCENT_SHARE, _STARTS_SHARE = 0.50, 0.35  # of the budget; the rest is improvement
 _PROBES = 8  # assignments made during the ascent
 _STARTS = 10  # assignments made from disturbed prices
 _POLISH_SHARE = 0.3  # of what a start may cost
@@ -80,6 +80,7 @@ class _Run:
         self.ascent.bound = trivial_bound(problem)
         self.random = np.random.default_rng(_SEED)
         self.steps = self.starts = 0
+        self.begin, self.hurried = monotonic(), False
 
     @property
     def late(self) -> bool:
@@ -97,6 +98,13 @@ class _Run:
     def done(self) -> bool:
         return self.late or self.closed or self.spent >= self.budget
 
+    def behind(self, share: float) -> bool:
+        """Whether a share of the time has gone before that share of the work is done: then the next phase begins."""
+        if self.deadline is None or monotonic() < self.begin + share * (self.deadline - self.begin):
+            return False
+        self.hurried = True
+        return True
+
     def settle(self) -> None:
         for _ in range(_SETTLING):
             self.ascent.settle(1)
@@ -110,7 +118,7 @@ class _Run:
         limit = int(_ASCENT_SHARE * self.budget)
         probe_every = max(limit // _PROBES, 1)
         next_probe = begin + probe_every // _PROBES  # the first assignment early
-        while self.spent < limit and not self.done and not self.ascent.converged:
+        while self.spent < limit and not self.done and not self.ascent.converged and not self.behind(_ASCENT_SHARE):
             self.ascent.advance(self.search.objective)
             self.steps += 1
             if self.spent >= next_probe:
@@ -122,7 +130,8 @@ class _Run:
         """From prices disturbed by a smooth random factor over time; the messages stay those of the best bound."""
         limit = int((_ASCENT_SHARE + _STARTS_SHARE) * self.budget)
         each = max(int(_STARTS_SHARE * self.budget) // _STARTS, 1)
-        while self.spent < limit and not self.done and len(self.flat.capacity):
+        share = _ASCENT_SHARE + _STARTS_SHARE
+        while self.spent < limit and not self.done and len(self.flat.capacity) and not self.behind(share):
             knots = self.random.normal(0.0, _DISTURBANCE, 2 + len(self.flat.capacity) // 64)
             factor = np.interp(np.linspace(0, len(knots) - 1, len(self.flat.capacity)), np.arange(len(knots)), knots)
             prices = self.ascent.best_prices * np.exp(factor)
@@ -159,7 +168,7 @@ class _Run:
             self.progress(self.search.objective, self.ascent.bound)
 
     def solution(self) -> Solution:
-        late = int(self.late and not self.closed and self.spent < self.budget)
+        late = int((self.late or self.hurried) and not self.closed)
         statistics = {"ascent_steps": self.steps, "starts": self.starts, "work": self.spent, "late": late}
         bound = self.ascent.bound
         if self.search.choice is None:

@@ -133,11 +133,17 @@ def decide(flat: Flat, priced: np.ndarray, messages: np.ndarray, choice: np.ndar
             hat[s] = priced[base + s]
         for h in range(flat.half_first[node], flat.half_first[node + 1]):
             other = flat.neighbour[h]
-            for s in range(size):
-                if other < node:
-                    hat[s] += pair_cost(flat, h, node, s, choice[other])
-                else:
+            if other > node:
+                for s in range(size):
                     hat[s] += messages[flat.message[h] + s]
+            elif flat.flipped[h]:
+                row = flat.table[h] + choice[other] * size
+                for s in range(size):
+                    hat[s] += flat.tables[row + s]
+            else:
+                width = flat.first[other + 1] - flat.first[other]
+                for s in range(size):
+                    hat[s] += flat.tables[flat.table[h] + choice[other] + s * width]
         best = 0
         for s in range(1, size):
             if hat[s] < hat[best]:
