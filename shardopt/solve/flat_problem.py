@@ -13,8 +13,8 @@ import numpy as np
 
 from shardopt.solve.problem import Problem
 
-# What starting a compiled pass costs, in entries.
-_PASS_OVERHEAD = 10_000
+# What starting a row of a table, and a compiled pass, cost, in entries: long rows vectorise.
+ROW_OVERHEAD, _PASS_OVERHEAD = 8, 10_000
 
 
 class Flat(NamedTuple):
@@ -51,8 +51,9 @@ class Flat(NamedTuple):
         """Entries that one pass over the whole problem touches: the unit in which budgets are counted."""
         sizes = np.diff(self.first)
         owner = np.repeat(np.arange(self.num_nodes), np.diff(self.half_first))
-        pairs = int(sizes[owner] @ sizes[self.neighbour]) // 2
-        return pairs + len(self.bytes) + len(self.costs) + len(self.capacity) + _PASS_OVERHEAD
+        rows = int(sizes[owner].sum())
+        pairs = int((sizes[owner] * sizes[self.neighbour]).sum()) // 2
+        return pairs + ROW_OVERHEAD * rows + len(self.bytes) + len(self.costs) + len(self.capacity) + _PASS_OVERHEAD
 
 
 def flatten(problem: Problem) -> Flat:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from shardopt.solve.flat_problem import Flat
+from shardopt.solve.flat_problem import ROW_OVERHEAD, Flat
 from shardopt.solve.forest_kernels import Scratch, below, choose_around, choose_everywhere
 from shardopt.solve.message_kernels import FAST, pair_cost
 
@@ -207,7 +207,7 @@ def forest_work(flat: Flat, scratch: Scratch) -> int:
         total += 2 * size + NODE_OVERHEAD + HALF_EDGE_OVERHEAD * (flat.half_first[node + 1] - flat.half_first[node])
         if h >= 0:
             other = flat.neighbour[h]
-            total += size * (flat.first[other + 1] - flat.first[other])
+            total += size * (flat.first[other + 1] - flat.first[other] + ROW_OVERHEAD)
     return total
 
 

@@ -19,9 +19,9 @@ from shardopt.solve.problem import Problem, Solution, Statistic, Status, evaluat
 
 __all__ = ["Progress", "improve", "solve"]
 
-# Work, in table entries touched. Compiled code does three to four times as much in a second of a core of its own, so
+# Work, in table entries touched. Compiled code does about three times as much in a second of a core of its own, so
 # that a time limit is kept on a busy machine, and with it the promise that equal inputs give equal answers.
-WORK_PER_SECOND = 120_000_000
+WORK_PER_SECOND = 250_000_000
 DEFAULT_WORK_SECONDS = 30.0
 # Kept of a time limit to put the answer together: a share of it, and of what presolve took, which feels the same load.
 _RESERVE, _PRESOLVE_RESERVE = 0.04, 0.4
