@@ -202,6 +202,14 @@ def _drop(module: ir.Module, main: ir.Operation, pm: PassContext) -> int:
     return dropped
 
 
+def _erase_meshes(module: ir.Module) -> None:
+    """Meshes that nothing refers to any more; what still does is for the verifier of the form to name."""
+    left = [op for op in operations(module.operation) if op.name.startswith("sdy.") and op.name != "sdy.mesh"]
+    if not left and len(list(functions(module))) == 1:
+        for mesh in operations(module.operation, ("sdy.mesh",)):
+            mesh.erase()
+
+
 def _report(reader: _Reader, mode: str, pm: PassContext) -> None:
     if not reader.unsupported:
         return
@@ -227,6 +235,10 @@ class ReadAnnotations(Pass):
         main = next((f for f in functions(module) if symbol_name(f) == "main"), None)
         if main is None:
             return  # a module without an entry is for the verifier to refuse
+        manual = operations(main, ("sdy.manual_computation",))
+        if manual:
+            said = "which is code for one device of a mesh"
+            raise pm.error(manual[0], f"expected a program for all devices, found 'sdy.manual_computation', {said}")
         if self.annotations == "drop":
             pm.statistic("annotations dropped", _drop(module, main, pm))
         else:
@@ -237,5 +249,4 @@ class ReadAnnotations(Pass):
             _report(reader, self.annotations, pm)
             pm.statistic("annotations kept", reader.kept)
             pm.statistic("annotations that say nothing", reader.vacuous)
-        for op in [op.operation for op in module.body.operations if op.operation.name == "sdy.mesh"]:
-            op.erase()
+        _erase_meshes(module)

@@ -5,6 +5,7 @@
 // RUN: not shardopt-opt %t/rank.mlir --shardopt-read-annotations 2>&1 | FileCheck %t/rank.mlir
 // RUN: not shardopt-opt %t/count.mlir --shardopt-read-annotations 2>&1 | FileCheck %t/count.mlir
 // RUN: not shardopt-opt %t/manual.mlir --shardopt-read-annotations 2>&1 | FileCheck %t/manual.mlir
+// RUN: not shardopt-opt %t/computation.mlir --shardopt-import 2>&1 | FileCheck %t/computation.mlir
 // RUN: shardopt-opt %t/unsupported.mlir --shardopt-read-annotations 2>&1 | FileCheck %t/unsupported.mlir
 // RUN: not shardopt-opt %t/unsupported.mlir --shardopt-read-annotations=annotations=require 2>&1 | FileCheck %t/unsupported.mlir --check-prefix=REQUIRE
 // RUN: shardopt-opt %t/text.mlir --shardopt-read-annotations=annotations=drop | FileCheck %t/text.mlir --check-prefix=DROP
@@ -50,6 +51,17 @@ func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {
 // CHECK: manual.mlir:[[@LINE+2]]:8: error: expected a program for all devices, found sharding '{manual}'
 func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {
   %0 = stablehlo.custom_call @Sharding(%x) {mhlo.sharding = "{manual}"} : (tensor<8xf32>) -> tensor<8xf32>
+  return %0 : tensor<8xf32>
+}
+
+//--- computation.mlir
+sdy.mesh @mesh = <["x"=2]>
+// CHECK: computation.mlir:[[@LINE+2]]:8: error: expected a program for all devices, found 'sdy.manual_computation', which is code for one device of a mesh
+func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {
+  %0 = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"x"}]>] out_shardings=[<@mesh, [{"x"}]>] manual_axes={"x"} (%a: tensor<4xf32>) {
+    %1 = stablehlo.negate %a : tensor<4xf32>
+    sdy.return %1 : tensor<4xf32>
+  } : (tensor<8xf32>) -> tensor<8xf32>
   return %0 : tensor<8xf32>
 }
 
