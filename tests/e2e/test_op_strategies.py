@@ -3,7 +3,6 @@ the collectives that the strategy says. This is what allows the solver to believ
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from functools import cache
 
@@ -28,7 +27,7 @@ from shardopt.runtime.tiles import Tiling
 from shardopt.runtime.xla import Executable, XlaMesh
 from shardopt.solve.intra_op import IntraOpTables
 from shardopt.solve.problem import Solution
-from tests.e2e.test_sharding_against_xla import SLOW, stage_function
+from tests.e2e.test_sharding_against_xla import SLOW, bytecode_of, stage_function
 from tests.unit.op_examples import ELEMENTWISE, EXAMPLES, Example
 
 LINE = Mesh("mesh", (("x", 4),), (0, 1, 2, 3))
@@ -90,9 +89,8 @@ class Harness:
             write_plans(module, next(functions(module)), [graph], [plan])
             function = stage_function(module, self.mesh)
             to_shardy(module, self.mesh)
-            buffer = io.BytesIO()
-            module.operation.write_bytecode(buffer)
-        executable = devices(self.mesh).compile(replace(function, bytecode=buffer.getvalue()), quick=True)
+            function = replace(function, bytecode=bytecode_of(module))
+        executable = devices(self.mesh).compile(function, quick=True)
         found = module_traffic(executable._loaded.hlo_modules()[0].to_string(), self.mesh)
         said = f"{self.example.name}: {self.strategies[strategy]}"
         wrong = [str(row) for row in compare_traffic(plan.summary().traffic, found) if _differs(row)]

@@ -9,7 +9,7 @@ import io
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -32,6 +32,7 @@ from shardopt.dialect.sharding import to_mhlo
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions
+from shardopt.ir.shardy import to_shardy
 from shardopt.passes.base import PassContext
 from shardopt.passes.shard_stages import ShardStages
 from shardopt.pipeline.manager import run_pipeline
@@ -109,8 +110,14 @@ def mlp(batch: int, hidden: int, layers: int = 6) -> tuple[bytes, list[np.ndarra
 
 
 def compile_sharded(
-    model: tuple[bytes, list[np.ndarray]], mesh: str, preset: str = "ilp", cluster: Cluster = SLOW
+    model: tuple[bytes, list[np.ndarray]],
+    mesh: str,
+    preset: str = "ilp",
+    cluster: Cluster = SLOW,
+    *,
+    shardy: bool = False,
 ) -> Compiled:
+    """`shardy` gives XLA the constraints of Shardy instead of the annotations of GSPMD."""
     artifact, inputs = model
     with make_context() as context, ir.Location.unknown():
         module = load_module(artifact, context)
@@ -121,8 +128,11 @@ def compile_sharded(
         run_pipeline(module, "builtin.module(shardopt-verify-sharded)")
         placed = parse_mesh(mesh)
         function = stage_function(module, placed)
-        [main] = functions(module)
+        main = next(functions(module))
         plan = read_cost(main).traffic
+        if shardy:
+            to_shardy(module, placed)
+            function = replace(function, bytecode=bytecode_of(module))
     loaded = XlaMesh(placed).compile(function)._loaded
     found = module_traffic(loaded.hlo_modules()[0].to_string(), placed)
     return Compiled(plan, found, placed, function, reference, inputs)
@@ -131,8 +141,6 @@ def compile_sharded(
 def stage_function(module: ir.Module, mesh: Mesh) -> StageFunction:
     [main] = functions(module)
     type_ = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
-    buffer = io.BytesIO()
-    module.operation.write_bytecode(buffer)
     specs = [
         tuple(
             spec_of(t, ir.DictAttr(row), mesh)
@@ -140,7 +148,13 @@ def stage_function(module: ir.Module, mesh: Mesh) -> StageFunction:
         )
         for types, rows in ((type_.inputs, "arg_attrs"), (type_.results, "res_attrs"))
     ]
-    return StageFunction("main", buffer.getvalue(), specs[0], specs[1], donates=())
+    return StageFunction("main", bytecode_of(module), specs[0], specs[1], donates=())
+
+
+def bytecode_of(module: ir.Module) -> bytes:
+    buffer = io.BytesIO()
+    module.operation.write_bytecode(buffer)
+    return buffer.getvalue()
 
 
 def spec_of(type_: ir.Type, attributes: ir.DictAttr, mesh: Mesh) -> TensorSpec:
