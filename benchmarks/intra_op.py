@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -126,40 +126,60 @@ def _place(record: Record) -> tuple[str, str, str, float]:
 
 
 def markdown(records: Iterable[Record], presets: Sequence[str]) -> str:
-    """For each mesh a table of models by presets: cost relative to the solver's plan; `–` where a preset refuses."""
+    """For each mesh a table of models by presets: cost relative to the solver's plan, `–` where a preset refuses; and
+    where modules were compiled, the KiB that a device exchanges in a step, planned / compiled."""
     records = list(records)
     lines = []
     for mesh in dict.fromkeys(record.mesh for record in records):
         here = {(record.model, record.preset): record for record in records if record.mesh == mesh}
         shown = [preset for preset in presets if preset != SOLVER and any(key[1] == preset for key in here)]
-        lines += [f"### {mesh}", "", "| " + " | ".join(["model", "ilp", "gap", "solve", "bytes", *shown]) + " |"]
-        lines += ["|" + " --- |" * (5 + len(shown))]
-        for model in sorted({model for model, _ in here}):
-            best = here.get((model, SOLVER))
-            cells = [_relative(here.get((model, preset)), best) for preset in shown]
-            lines.append("| " + " | ".join([model, *_solver_cells(best), *cells]) + " |")
-        lines.append("")
+        lines += [f"### {mesh}", "", *_rows(here, ["ilp", "gap", "solve", *shown], _costs)]
+        if any(record.compiled_bytes >= 0 for record in here.values()):
+            lines += [f"Exchanged on {mesh}, KiB:", "", *_rows(here, [SOLVER, *shown], _bytes)]
     return "\n".join(lines)
 
 
-def _solver_cells(best: Record | None) -> list[str]:
+Records = Mapping[tuple[str, str], Record]  # by model and preset
+
+
+def _rows(
+    here: Records, columns: Sequence[str], cells: Callable[[Records, str, Sequence[str]], list[str]]
+) -> list[str]:
+    models = sorted({model for model, _ in here})
+    table = [["model", *columns], ["---"] * (1 + len(columns))]
+    table += [[model, *cells(here, model, columns)] for model in models]
+    return [*("| " + " | ".join(row) + " |" for row in table), ""]
+
+
+def _costs(here: Records, model: str, columns: Sequence[str]) -> list[str]:
+    best = here.get((model, SOLVER))
     if best is None or best.status == "refused":
-        return ["–"] * 4
-    gap = "optimal" if best.status == "optimal" else f"{best.gap:.2%}"
-    return [f"{best.seconds:.4g} s", gap, f"{best.solve_seconds:.1f} s", _bytes(best)]
+        found = ["–"] * 3
+    else:
+        found = [
+            f"{best.seconds:.4g} s",
+            "optimal" if best.status == "optimal" else f"{best.gap:.2%}",
+            f"{best.solve_seconds:.1f} s",
+        ]
+    return found + [_relative(here.get((model, preset)), best) for preset in columns[3:]]
 
 
 def _relative(record: Record | None, best: Record | None) -> str:
     if record is None or record.status == "refused":
         return "–"
-    ratio = f"{record.seconds / best.seconds:.3f}" if best is not None and best.seconds < float("inf") else "?"
-    return f"{ratio} ({_bytes(record)})"
+    return "?" if best is None or best.status == "refused" else f"{record.seconds / best.seconds:.3f}"
 
 
-def _bytes(record: Record) -> str:
-    """Planned / compiled bytes in KiB."""
-    compiled = f"{record.compiled_bytes / 1024:.4g}" if record.compiled_bytes >= 0 else "-"
-    return f"{record.planned_bytes / 1024:.4g} / {compiled}"
+def _bytes(here: Records, model: str, columns: Sequence[str]) -> list[str]:
+    found = []
+    for preset in columns:
+        record = here.get((model, preset))
+        if record is None or record.status == "refused":
+            found.append("–")
+        else:
+            compiled = f"{record.compiled_bytes / 1024:.4g}" if record.compiled_bytes >= 0 else "?"
+            found.append(f"{record.planned_bytes / 1024:.4g} / {compiled}")
+    return found
 
 
 def main() -> int:
