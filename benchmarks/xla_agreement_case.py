@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # before jaxlib is imported: with warnings
 
@@ -35,7 +36,6 @@ from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.mesh_graphs import MeshGraph
 from shardopt.ir.rewriting import functions, symbol_name
-from shardopt.ir.selection import Selected
 from shardopt.passes.base import PassContext, option
 from shardopt.passes.shard_stages import ShardStages
 from shardopt.pipeline.manager import run_pipeline
@@ -92,9 +92,7 @@ class ShardAtRandom(ShardStages):
 
     seed: int = option(0, help="of the choices")
 
-    def _solve(
-        self, graph: MeshGraph, tables: IntraOpTables, pm: PassContext, explained: Sequence[Selected]
-    ) -> IntraOpPlan:
+    def _solve(self, graph: MeshGraph, tables: IntraOpTables, *rest: Any) -> IntraOpPlan:
         problem = _random(tables.problem(tied=tuple(graph.tied), residency=graph.residency), self.seed)
         return problem.decode(problem.solve(self.time_limit))
 

@@ -85,6 +85,127 @@ def clipped() -> tuple[bytes, list[np.ndarray]]:
     return export_step(step, (params, optimizer.init(params)), batch)
 
 
+@cache
+def mlp(batch: int = 64, hidden: int = 32, layers: int = 6) -> tuple[bytes, list[np.ndarray]]:
+    """A training step of a plain MLP with biases, SGD."""
+
+    def loss_fn(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        for weight, bias in params:
+            x = jax.nn.relu(x @ weight + bias)
+        return jnp.mean((x - y) ** 2)
+
+    def step(params: Any, x: jax.Array, y: jax.Array) -> Any:
+        loss, grads = jax.value_and_grad(loss_fn)(params, x, y)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+
+    keys = jax.random.split(jax.random.key(0), layers + 2)
+    params = [(0.2 * jax.random.normal(key, (hidden, hidden)), jnp.zeros(hidden)) for key in keys[2:]]
+    return export_step(step, (params,), tuple(jax.random.normal(key, (batch, hidden)) for key in keys[:2]))
+
+
+@cache
+def transformer_layer(
+    batch: int = 8, length: int = 16, width: int = 32, heads: int = 4
+) -> tuple[bytes, list[np.ndarray]]:
+    """Attention and a gated MLP with residuals and RMS norms, SGD: weights of their own for all that is multiplied."""
+
+    def norm(x: jax.Array, scale: jax.Array) -> jax.Array:
+        return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6) * scale
+
+    def layer(p: Any, x: jax.Array) -> jax.Array:
+        h = norm(x, p["scale1"])
+        q, k, v = (jnp.einsum("btd,dhk->bthk", h, p[name]) for name in "qkv")
+        scores = jnp.einsum("bthk,bshk->bhts", q, k) / np.sqrt(width // heads)
+        scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -1e9)
+        x = x + jnp.einsum("bhts,bshk,hkd->btd", jax.nn.softmax(scores), v, p["out"])
+        h = norm(x, p["scale2"])
+        return x + (jax.nn.silu(h @ p["gate"]) * (h @ p["up"])) @ p["down"]
+
+    def step(p: Any, x: jax.Array, y: jax.Array) -> Any:
+        loss, grads = jax.value_and_grad(lambda p: jnp.mean((layer(p, x) - y) ** 2))(p)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, p, grads), loss
+
+    shapes = dict.fromkeys("qkv", (width, heads, width // heads)) | {"out": (heads, width // heads, width)}
+    shapes |= dict.fromkeys(("gate", "up"), (width, 4 * width)) | {"down": (4 * width, width)}
+    keys = jax.random.split(jax.random.key(0), len(shapes) + 2)
+    params = {name: 0.1 * jax.random.normal(key, shapes[name]) for name, key in zip(shapes, keys, strict=False)}
+    params |= {"scale1": jnp.ones(width), "scale2": jnp.ones(width)}
+    return export_step(step, (params,), tuple(jax.random.normal(key, (batch, length, width)) for key in keys[-2:]))
+
+
+@cache
+def convolution(batch: int = 8, size: int = 16) -> tuple[bytes, list[np.ndarray]]:
+    """Two convolutions, one with a stride, batch statistics, pooling and a classifier, SGD."""
+
+    def apply(p: Any, x: jax.Array) -> jax.Array:
+        for name, stride in (("conv1", 1), ("conv2", 2)):
+            names = ("NHWC", "HWIO", "NHWC")
+            x = jax.lax.conv_general_dilated(x, p[name], (stride, stride), "SAME", dimension_numbers=names)
+            x = jax.nn.relu((x - x.mean((0, 1, 2))) * jax.lax.rsqrt(x.var((0, 1, 2)) + 1e-5))
+        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+        return x.mean((1, 2)) @ p["head"]
+
+    def step(p: Any, x: jax.Array, y: jax.Array) -> Any:
+        loss, grads = jax.value_and_grad(lambda p: jnp.mean((apply(p, x) - y) ** 2))(p)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, p, grads), loss
+
+    keys = jax.random.split(jax.random.key(0), 5)
+    shapes = {"conv1": (3, 3, 4, 16), "conv2": (3, 3, 16, 32), "head": (32, 8)}
+    params = {name: 0.2 * jax.random.normal(key, shapes[name]) for name, key in zip(shapes, keys, strict=False)}
+    batch_arrays = (jax.random.normal(keys[3], (batch, size, size, 4)), jax.random.normal(keys[4], (batch, 8)))
+    return export_step(step, (params,), batch_arrays)
+
+
+@cache
+def mixture(tokens: int = 64, width: int = 32, experts: int = 8) -> tuple[bytes, list[np.ndarray]]:
+    """A mixture of experts: the two best of eight for each token, tokens sent and fetched by one-hot products, SGD."""
+
+    def layer(p: Any, x: jax.Array) -> jax.Array:
+        weights, chosen = jax.lax.top_k(jax.nn.softmax(x @ p["router"]), 2)
+        hot = jax.nn.one_hot(chosen, experts)  # [tokens, 2, experts]
+        place = (jnp.cumsum(hot.reshape(-1, experts), axis=0) - 1).reshape(hot.shape) * hot
+        room = jax.nn.one_hot(place.sum(-1).astype(jnp.int32), tokens // 2)  # nothing for those without room
+        sent = jnp.einsum("nke,nkc->nec", hot, room)
+        h = jax.nn.relu(jnp.einsum("nec,nd,edf->ecf", sent, x, p["up"]))
+        return jnp.einsum("nec,ecf,efd,nke,nk->nd", sent, h, p["down"], hot, weights)
+
+    def step(p: Any, x: jax.Array, y: jax.Array) -> Any:
+        loss, grads = jax.value_and_grad(lambda p: jnp.mean((layer(p, x) - y) ** 2))(p)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, p, grads), loss
+
+    keys = jax.random.split(jax.random.key(0), 5)
+    shapes = {"router": (width, experts), "up": (experts, width, 2 * width), "down": (experts, 2 * width, width)}
+    params = {name: 0.2 * jax.random.normal(key, shapes[name]) for name, key in zip(shapes, keys, strict=False)}
+    return export_step(step, (params,), tuple(jax.random.normal(key, (tokens, width)) for key in keys[3:]))
+
+
+@cache
+def accumulated(microbatches: int = 4, batch: int = 16, width: int = 32) -> tuple[bytes, list[np.ndarray]]:
+    """An MLP whose gradients are summed over microbatches in a `lax.scan`, then Adam."""
+    import optax
+
+    optimizer = optax.adam(1e-2)
+
+    def loss_fn(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        for weight in params:
+            x = jnp.tanh(x @ weight)
+        return jnp.mean((x - y) ** 2)
+
+    def step(params: Any, opt_state: Any, x: jax.Array, y: jax.Array) -> Any:
+        def add(total: Any, part: Any) -> tuple[Any, jax.Array]:
+            loss, grads = jax.value_and_grad(loss_fn)(params, *part)
+            return jax.tree.map(jnp.add, total, grads), loss
+
+        grads, losses = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), (x, y))
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, losses.mean()
+
+    keys = jax.random.split(jax.random.key(0), 4)
+    params = [0.3 * jax.random.normal(key, (width, width)) for key in keys[:2]]
+    batches = tuple(jax.random.normal(key, (microbatches, batch, width)) for key in keys[2:])
+    return export_step(step, (params, optimizer.init(params)), batches)
+
+
 MODELS = {"gpt": gpt, "scanned": scanned, "clipped": clipped}
 # Arguments that hold the batch, where they cannot be told from the shapes alone.
 BATCH_ARGS = {"clipped": ("-4", "-3", "-2")}

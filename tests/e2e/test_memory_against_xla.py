@@ -25,8 +25,8 @@ from shardopt.runtime.reference import compare, run_reference
 from shardopt.runtime.xla import XlaMesh
 from shardopt.solve.budget import fit
 from shardopt.solve.intra_op import IntraOpProblem, IntraOpTables
-from tests.e2e.models import MODELS
-from tests.e2e.test_sharding_against_xla import SLOW, TOLERANCE, Compiled, mlp, stage_function
+from tests.e2e.models import MODELS, mlp
+from tests.e2e.test_sharding_against_xla import SLOW, TOLERANCE, Compiled, stage_function
 
 Model = tuple[bytes, list[np.ndarray]]
 # XLA's CPU backend orders and fuses in its own ways, and pads small buffers.

@@ -19,8 +19,7 @@ from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.xla import compiled_text
-from tests.e2e.models import export_step
-from tests.e2e.test_sharding_against_xla import mlp
+from tests.e2e.models import export_step, mlp
 
 Model = tuple[bytes, list[np.ndarray]]
 
