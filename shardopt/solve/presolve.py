@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -28,7 +29,9 @@ from shardopt.solve.problem import Edge, Problem
 _MAX_PRODUCT_WORK = 1 << 22  # p * s * q of one min-plus product
 _MAX_NEW_TABLE = 1 << 16  # entries of an edge that elimination would add
 _MAX_CONTRACTION_GROWTH = 1 << 24  # entries that a hub's tables may gain when it merges into a larger node
-_MAX_DOMINANCE_WORK = 1 << 22  # k * k * (neighbour strategies + segments) of one node
+_MAX_DOMINANCE_WORK = 1 << 23  # k * k * (neighbours + segments) of one node
+_MAX_REGRET_WORK = 1 << 22  # d * d * e of the tables of one node with d distinct rows and e distinct columns
+_MAX_LARGE_REGRET_WORK = 1 << 29  # the same of all nodes beyond that, in one pass: meshes of three axes have them
 
 # Rounds of memory and dominance: each pays a full pass, and later ones find almost nothing.
 _MAX_ROUNDS = 8
@@ -209,15 +212,24 @@ def _remove_too_large(graph: FactorGraph, memory: MemoryProfile, node: int) -> b
 
 
 def _drop_dominated(graph: FactorGraph) -> None:
+    left = _MAX_LARGE_REGRET_WORK
     for node in graph.nodes:
         if graph.late:
             return
-        work = sum(len(graph.costs[other]) for other in graph.tables[node]) + 1
-        if graph.memory is not None:
-            work += len(graph.memory.segments[node])
-        if len(graph.costs[node]) ** 2 * work > _MAX_DOMINANCE_WORK:
+        tables = graph.tables[node].values()
+        segments = graph.memory.segments[node] if graph.memory is not None else {}
+        if len(graph.costs[node]) ** 2 * (len(tables) + len(segments) + 1) > _MAX_DOMINANCE_WORK:
             continue
-        instead = _dominators(graph, node)
+        work = sum(map(graph.store.regret_work, tables))
+        if work > _MAX_REGRET_WORK:
+            if work > left:
+                continue
+            left -= work
+        if segments:
+            instead = _dominators(graph, node)
+        else:
+            find = partial(_dominators, graph, node)
+            instead = graph.store.dominators(graph.costs[node], tuple(tables), find)
         kept = instead == np.arange(len(instead))
         if not kept.all():
             graph.restrict(node, kept, "unreachable: a dominating strategy always stays", instead)
@@ -228,7 +240,8 @@ def _dominators(graph: FactorGraph, node: int) -> np.ndarray:
     cost = graph.costs[node]
     extra = cost[:, None] - cost[None, :]
     for table in graph.tables[node].values():
-        extra = extra + graph.store.regret(table)
+        most, row = graph.store.regret(table)
+        extra = extra + most[np.ix_(row, row)]
     better = extra <= 0
     np.fill_diagonal(better, False)
     if graph.memory is not None:

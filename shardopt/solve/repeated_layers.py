@@ -10,6 +10,7 @@ The bound is that of the whole problem: what ties cost is part of the gap.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from time import monotonic
 
 from shardopt.solve.problem import Problem, Solution, evaluate
@@ -19,7 +20,8 @@ from shardopt.solve.symmetry import tie_repeated
 # Table entries of a problem that is solved at once, without a detour: what presolve leaves of it takes a second or two.
 _MAX_DIRECT_ENTRIES = 1_000_000
 
-# Share of the work for the tied problem. Ties make long circles, on which bounds are loose: more work gains little.
+# Work for the tied problem, as a share of that for the whole and on top of it, so that freeing has no less than it would
+# have alone. Ties make long circles, on which bounds are loose: more work gains little.
 _TIED_SHARE = 0.05
 
 
@@ -40,7 +42,7 @@ def solve_repeated(
     if tied is None:
         return _solve_memory_last(problem, time_limit_seconds, gap_tolerance, start)
     begin = monotonic()
-    seconds = DEFAULT_WORK_SECONDS if time_limit_seconds is None else time_limit_seconds
+    work = int(WORK_PER_SECOND * (DEFAULT_WORK_SECONDS if time_limit_seconds is None else time_limit_seconds))
     # Without integer programs: where the clock cuts one short, the answer depends on the load of the machine. The
     # first strategy of every node, which runs it in full everywhere, is as good a beginning as any.
     first = improve(
@@ -48,12 +50,12 @@ def solve_repeated(
         (0,) * tied.problem.num_nodes,
         time_limit_seconds=time_limit_seconds,
         gap_tolerance=gap_tolerance,
-        work=int(_TIED_SHARE * seconds * WORK_PER_SECOND),
+        work=int(_TIED_SHARE * work),
     )
     spread = tied.spread(first.choice) if first.choice else None
     start = _cheaper(problem, spread, start)
     left = None if time_limit_seconds is None else max(time_limit_seconds - (monotonic() - begin), 0.0)
-    freed = _solve_memory_last(problem, left, gap_tolerance, start)
+    freed = _solve_memory_last(problem, left, gap_tolerance, start, work)
     statistics = dict(freed.statistics) | {"tied_rounds": tied.rounds, "tied_nodes": tied.problem.num_nodes}
     if spread is not None:
         statistics |= {
@@ -74,12 +76,15 @@ def table_entries(problem: Problem) -> int:
 
 
 def _solve_memory_last(
-    problem: Problem, time_limit_seconds: float | None, gap_tolerance: float, start: Sequence[int] | None = None
+    problem: Problem,
+    time_limit_seconds: float | None,
+    gap_tolerance: float,
+    start: Sequence[int] | None = None,
+    work: int | None = None,
 ) -> Solution:
     """Most stages fit without looking at memory, which is far cheaper to solve."""
-    relaxed = solve(
-        problem.without_memory(), time_limit_seconds=time_limit_seconds, gap_tolerance=gap_tolerance, start=start
-    )
+    run = partial(solve, time_limit_seconds=time_limit_seconds, gap_tolerance=gap_tolerance, start=start, work=work)
+    relaxed = run(problem.without_memory())
     if not problem.has_memory or not relaxed.choice or evaluate(problem, relaxed.choice).feasible:
         return relaxed
-    return solve(problem, time_limit_seconds=time_limit_seconds, gap_tolerance=gap_tolerance, start=start)
+    return run(problem)

@@ -6,7 +6,7 @@ each operation on tables (transpose, analyse, min-plus product) runs once for ea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TypeVar
@@ -74,9 +74,31 @@ class TableStore:
     def analyse(self, table: np.ndarray) -> Analysis:
         return self._remember("analyse", (table,), lambda: _analyse(table))
 
-    def regret(self, table: np.ndarray) -> np.ndarray:
-        """`[k, k]`: entry (s2, s) is the most that s2 instead of s can add on this edge; see `_regret`."""
-        return self._remember("regret", (table,), lambda: _regret(table))
+    def regret(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Entry `[row[s2], row[s]]` is the most that s2 instead of s can add on this edge; see `_regret`. Equal rows
+        of the table (strategies with one sharding of the value) have one row number: `[d, d]` and `row[k]`."""
+        return self._remember("regret", (table,), lambda: self._regret(table))
+
+    def regret_work(self, table: np.ndarray) -> int:
+        """What `regret` will take, in entries: nothing if it is known."""
+        if ("regret", id(table)) in self._memo:
+            return 0
+        core, _ = self._core(table)
+        return int(core.size * len(core))
+
+    def _core(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The distinct rows and columns, and the distinct row that each row is."""
+        return self._remember("core", (table,), lambda: _core(table))
+
+    def _regret(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        core, row = self._core(table)
+        return _regret(core), row
+
+    def dominators(
+        self, cost: np.ndarray, tables: Sequence[np.ndarray], compute: Callable[[], np.ndarray]
+    ) -> np.ndarray:
+        """`compute()`, once for each cost and tables."""
+        return self._remember("dominators", (self.intern(cost), *tables), compute)
 
     def min_plus(self, left: np.ndarray, middle: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Minimum and argmin over s of `left[p, s] + middle[s] + right[s, q]`: two arrays `[p, q]`."""
@@ -115,8 +137,22 @@ def _analyse(table: np.ndarray) -> Analysis:
     )
 
 
+def _core(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    first, row = _distinct_rows(table)
+    core = table[first]
+    return core[:, _distinct_rows(core.T)[0]], row
+
+
+def _distinct_rows(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first of each group of equal rows, in order, and the group of each row."""
+    groups: dict[bytes, int] = {}
+    row = [groups.setdefault(line.tobytes(), len(groups)) for line in np.ascontiguousarray(table)]
+    return np.unique(row, return_index=True)[1], np.array(row)
+
+
 def _regret(table: np.ndarray) -> np.ndarray:
     """max over t of table[s2, t] - table[s, t], where t counts only if (s, t) is allowed; +inf if (s2, t) is not."""
-    allowed = np.where(table < np.inf, table, 0.0)
-    difference = np.where(table < np.inf, table[:, None, :] - allowed[None, :, :], -np.inf)
-    return difference.max(axis=2)
+    possible = table < np.inf
+    allowed = np.where(possible, table, 0.0)
+    most = [np.where(possible, row - allowed, -np.inf).max(axis=1) for row in table]
+    return np.array(most)
