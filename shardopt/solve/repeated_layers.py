@@ -20,8 +20,8 @@ from shardopt.solve.symmetry import tie_repeated
 # Table entries of a problem that is solved at once, without a detour: what presolve leaves of it takes a second or two.
 _MAX_DIRECT_ENTRIES = 1_000_000
 
-# Work for the tied problem, as a share of that for the whole and on top of it, so that freeing has no less than it would
-# have alone. Ties make long circles, on which bounds are loose: more work gains little.
+# Work for the tied problem, as a share of that for the whole and on top of it, so that freeing has no less than it
+# would have alone. Ties make long circles, on which bounds are loose: more work gains little.
 _TIED_SHARE = 0.05
 
 
