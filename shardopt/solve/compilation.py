@@ -17,6 +17,8 @@ from shardopt.solve.problem import Edge, Problem, Usage
 
 def compiled_by(deadline: float | None) -> bool:
     """Whether the kernels are ready; waits for them until `deadline` (seconds of `monotonic`), or for ever if None."""
+    if deadline is not None and monotonic() >= deadline:
+        return False
     thread = _compiler()
     thread.join(None if deadline is None else max(deadline - monotonic(), 0.0))
     return not thread.is_alive()

@@ -72,7 +72,8 @@ class ComponentSolver:
         """How to solve a tiny or narrow component; None for others."""
         if is_tiny(part):
             return lambda: self._proven("enumerated", part, enumerate_all(part))
-        order = None if part.has_memory else elimination_order(part)
+        # The order alone takes long on a graph that presolve had no time to shrink.
+        order = None if part.has_memory or self._seconds_left == 0 else elimination_order(part)
         if order is None:
             return None
         return lambda: self._proven("eliminated", part, eliminate_all(part, order))

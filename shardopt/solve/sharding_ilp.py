@@ -103,9 +103,11 @@ class _Run:
         if reduced.problem is None:
             return self._infeasible(reduced.reason, reduced)
         components = split_components(reduced.problem)
-        methods = [method for _, part in components if (method := self.components.direct_method(part)) is not None]
-        if len(methods) < len(components):
-            return None
+        methods = []
+        for _, part in components:
+            if (method := self.components.direct_method(part)) is None:
+                return None
+            methods.append(method)
         return self._join(reduced, components, [method() for method in methods])
 
     def complete(self, relaxed: Solution | None) -> Solution:
