@@ -163,6 +163,8 @@ class ShardStages(Pass):
         write_plans(module, main, graphs, plans)
         if mesh is not None and self.sharding_format == "sdy":
             to_shardy(module, mesh)
+        elif mesh is not None and any(sharding.partial for sharding in plans[0].shardings.values()):
+            pm.warning(main, "sums stay open: only for Shardy's partitioner, GSPMD would drop them without a word")
 
     def _demands(self, module: ir.Module, main: ir.Operation, mesh: Mesh | None, pm: PassContext) -> Demands:
         if mesh is None and self.sharding_format == "sdy":
