@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from shardopt.solve import repeated_layers
-from tests.e2e.models import MODELS
-from tests.e2e.test_sharding_against_xla import SLOW, Compiled, check_numbers, compile_sharded, mlp
+from tests.e2e.models import MODELS, mlp
+from tests.e2e.test_sharding_against_xla import SLOW, Compiled, check_numbers, compile_sharded
 
 HOST = replace(SLOW, devices_per_host=8)
 TWO_HOSTS = replace(SLOW, hosts=2)
