@@ -224,7 +224,7 @@ def test_cp_sat_agrees_on_random_problems() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("limit_share", [None, 0.85])
 def test_cp_sat_agrees_on_a_grid(limit_share: float | None) -> None:
-    problem = grid(4, 6, limit_share=limit_share)
+    problem = grid(3, 5, limit_share=limit_share)
     other, found = solve_cp_sat(problem, time_limit_seconds=120.0), solve(problem)
     assert other.objective == pytest.approx(found.objective, rel=1e-6)
 
