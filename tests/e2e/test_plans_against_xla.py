@@ -30,7 +30,7 @@ slow = pytest.mark.slow
 
 def exchanged(name: str, mesh: str, plan: str = "ilp", form: str = "sdy") -> tuple[tuple[Traffic, ...], ...]:
     """What was planned and what was compiled, in the same notation."""
-    [outcome] = check(MODELS[name]()[0], Case(mesh, plan), (form,))
+    [outcome] = check(MODELS[name]()[0], Case(mesh, plan, gap=0.05), (form,))
     return comparable(outcome.predicted), comparable(outcome.found)
 
 
@@ -41,12 +41,12 @@ def exchanged(name: str, mesh: str, plan: str = "ilp", form: str = "sdy") -> tup
         ("mlp", "2x2", "ilp"),
         ("mlp", "4", "megatron"),
         ("mlp", "4", "zero3"),
+        ("convolution", "4", "ilp"),
         ("mixture", "4", "ilp"),
         ("accumulated", "4", "data"),
         pytest.param("accumulated", "4", "zero1", marks=slow),
         pytest.param("accumulated", "4", "zero2", marks=slow),
         pytest.param("accumulated", "2x2", "ilp", marks=slow),
-        pytest.param("convolution", "4", "ilp", marks=slow),
         pytest.param("convolution", "2x2", "ilp", marks=slow),
         pytest.param("mixture", "2x2", "ilp", marks=slow),
         pytest.param("transformer", "4", "megatron", marks=slow),
@@ -63,7 +63,8 @@ def test_the_module_exchanges_what_the_plan_says(name: str, mesh: str, plan: str
     ("name", "mesh", "seed"),
     [
         ("mlp", "2x2", 0),
-        *(pytest.param(name, mesh, 1, marks=slow) for name in ("mixture", "accumulated") for mesh in ("4", "2x2")),
+        pytest.param("mixture", "4", 1, marks=slow),
+        pytest.param("accumulated", "2x2", 1, marks=slow),
         pytest.param("transformer", "2x2", 2, marks=slow),
     ],
 )
