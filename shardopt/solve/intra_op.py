@@ -188,8 +188,13 @@ class IntraOpProblem:
         gap_tolerance: float = 0.0,
         start: Sequence[int] | None = None,
     ) -> Solution:
-        """Least cost within memory, and no worse than `start` (the assignment of a preset, say) if that is allowed;
-        layers that repeat are solved once first."""
+        """Least cost within memory; layers that repeat are solved once first.
+
+        However soon the time limit strikes, the plan is no worse than `start` (the assignment of a preset, say), by
+        default everything in full on every device, if that is allowed.
+        """
+        if start is None:
+            start = (0,) * self.problem.num_nodes  # the first strategy and the first sharding of each are whole
         return solve_repeated(
             self.problem, time_limit_seconds=time_limit_seconds, gap_tolerance=gap_tolerance, start=start
         )

@@ -126,6 +126,14 @@ def test_a_memory_limit_is_kept_and_can_be_too_small() -> None:
         problem.decode(problem.solve())
 
 
+def test_a_plan_is_found_however_soon_the_time_limit_strikes() -> None:
+    problem = build_problem(mlp(64, 64, 12), MESH, CLUSTER)
+    solution = problem.solve(time_limit_seconds=1e-9)
+    whole = sum(float(cost[0]) for cost in problem.problem.costs)
+    assert solution.choice and solution.objective <= whole + 1e-12
+    assert solution.bound <= solution.objective
+
+
 def test_live_bytes_count_inputs_always_and_values_until_their_last_reader() -> None:
     graph = mlp(8, 4, 2)
     problem = build_problem(graph, Mesh("m", (("x", 1),), (0,)), CLUSTER)
