@@ -26,7 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.intra_op_plans import SOLVER, Record, Task, measure
 from shardopt.cost.cluster import Cluster, Link, load_cluster
-from shardopt.solve.intra_op_presets import PRESETS
+from shardopt.solve.presets.presets import PRESETS
 
 MESHES = ("1x4", "2x4", "4x4", "2x2x2")
 # Sums of the same numbers in another order.

@@ -30,11 +30,11 @@ from shardopt.ir.user_constraints import read_demands
 from shardopt.passes.shard_stages import find_roles, write_plans
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.xla import XlaMesh
-from shardopt.solve.intra_op import IntraOpProblem, IntraOpTables
-from shardopt.solve.intra_op_plan import IntraOpPlan
-from shardopt.solve.intra_op_presets import Restriction, Roles, restrict
-from shardopt.solve.linear import find_linear
-from shardopt.solve.problem import Solution, evaluate
+from shardopt.solve.assignment.problem import Solution, evaluate
+from shardopt.solve.presets.presets import Restriction, Roles, restrict
+from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables
+from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
+from shardopt.solve.sharding.linear import find_linear
 
 SOLVER = "ilp"
 # Beyond this many operations or bytes of all values a module takes minutes to compile for host devices.

@@ -3,7 +3,7 @@
     python -m benchmarks.xla_agreement_case MODEL.mlirbc 2x2 --formats sdy,gspmd --plan random:7
 
 prints one line of JSON a format. XLA's warnings go to stderr, behind a line `compiling as FORMAT`. Plans: "ilp" or
-another preset of `shardopt.solve.intra_op_presets`, or "random:SEED", which takes any strategy of any operation that
+another preset of `shardopt.solve.presets.presets`, or "random:SEED", which takes any strategy of any operation that
 the rules of the problem allow: what no solver would choose has to agree, too.
 """
 
@@ -40,9 +40,9 @@ from shardopt.passes.base import PassContext, option
 from shardopt.passes.shard_stages import ShardStages
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.xla import compiled_text
-from shardopt.solve.intra_op import IntraOpProblem, IntraOpTables
-from shardopt.solve.intra_op_plan import IntraOpPlan
-from shardopt.solve.problem import Edge
+from shardopt.solve.assignment.problem import Edge
+from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables
+from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
 
 FORMATS = ("sdy", "gspmd")
 RANDOM = "random:"

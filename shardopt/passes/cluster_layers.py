@@ -9,8 +9,8 @@ Needs the microbatched form. Afterwards every operation of `@microbatch` and of 
     %9 = stablehlo.dot_general %8, %3 …                     %9 = stablehlo.dot_general %8, %3 {shardopt.layer = 1}
 
 1. Find which loop results are gradients of which arguments (`_gradients`).
-2. Solve the layer DP on the body (`shardopt.solve.layering`, Alpa §5.1).
-3. Let the operations around the loop follow (`shardopt.solve.ownership`).
+2. Solve the layer DP on the body (`shardopt.solve.stages.layering`, Alpa §5.1).
+3. Let the operations around the loop follow (`shardopt.solve.stages.ownership`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from shardopt.ir.graph import GraphReader
 from shardopt.ir.program import Program, read_program
 from shardopt.ir.rewriting import defining
 from shardopt.passes.base import Pass, PassContext, option
-from shardopt.solve.layering import Layering, LayerProblem, assign_layers
-from shardopt.solve.ownership import Ownership, OwnershipProblem, assign_owners
+from shardopt.solve.stages.layering import Layering, LayerProblem, assign_layers
+from shardopt.solve.stages.ownership import Ownership, OwnershipProblem, assign_owners
 
 
 def _gradients(program: Program) -> dict[int, list[int]]:

@@ -30,8 +30,8 @@ from shardopt.ir.graph import read_tensor
 from shardopt.ir.program import read_program
 from shardopt.ir.rewriting import operations
 from shardopt.passes.base import Pass, PassContext, option
-from shardopt.solve.resharding import plan_resharding
-from shardopt.solve.resharding_plan import ReshardingPlan, bytes_on_wire
+from shardopt.solve.resharding.plan import ReshardingPlan, bytes_on_wire
+from shardopt.solve.resharding.transfers import plan_resharding
 
 
 def _merge_duplicates(module: ir.Module) -> int:

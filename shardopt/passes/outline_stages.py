@@ -30,8 +30,8 @@ from shardopt.ir.program import Program, read_program
 from shardopt.ir.staging import StagePlacement, outline_stages
 from shardopt.passes.base import Pass, PassContext, option
 from shardopt.schedule.schedules import in_flight
-from shardopt.solve.stage_costs import CandidateProblem, candidate_costs, candidate_mesh
-from shardopt.solve.stage_dp import MeshChoice, StageSolution, equal_layer_stages, mesh_choices, solve_stages
+from shardopt.solve.stages.stage_costs import CandidateProblem, candidate_costs, candidate_mesh
+from shardopt.solve.stages.stage_dp import MeshChoice, StageSolution, equal_layer_stages, mesh_choices, solve_stages
 
 
 def _extract(program: Program, cluster: Cluster, options: OutlineStages) -> CandidateProblem:

@@ -16,7 +16,7 @@ plain module carries `mhlo.sharding` on the operations, arguments and results of
    (`shardopt.ir.user_constraints`).
 2. Extract one op graph a mesh, from all of its fragments (`shardopt.ir.mesh_graphs`); operations of the microbatch body
    count once for each microbatch.
-3. Solve the assignment of strategies on each (`shardopt.solve.intra_op`).
+3. Solve the assignment of strategies on each (`shardopt.solve.sharding.intra_op`).
 4. Write shardings and costs (`shardopt.ir.sharding_writer`); with `sharding-format=sdy` a plain module is brought into
    Shardy's form (`shardopt.ir.shardy`).
 """
@@ -62,16 +62,16 @@ from shardopt.passes.base import Pass, PassContext, PassFailure, option
 from shardopt.passes.explanations import report_explanations, select_explained
 from shardopt.passes.memory_report import report_rematerialized, too_small
 from shardopt.passes.replication import report_replicated
-from shardopt.solve.budget import fit
-from shardopt.solve.constraints import Constraints
-from shardopt.solve.intra_op import IntraOpTables
-from shardopt.solve.intra_op_plan import IntraOpPlan
-from shardopt.solve.intra_op_presets import Roles, restrict
-from shardopt.solve.linear import find_linear
-from shardopt.solve.preset_data import data_parallel
-from shardopt.solve.preset_flow import follow_between
-from shardopt.solve.problem import Problem, Solution
-from shardopt.solve.repeated_layers import table_entries
+from shardopt.solve.assignment.problem import Problem, Solution
+from shardopt.solve.assignment.repeated_layers import table_entries
+from shardopt.solve.presets.data import data_parallel
+from shardopt.solve.presets.flow import follow_between
+from shardopt.solve.presets.presets import Roles, restrict
+from shardopt.solve.sharding.budget import fit
+from shardopt.solve.sharding.constraints import Constraints
+from shardopt.solve.sharding.intra_op import IntraOpTables
+from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
+from shardopt.solve.sharding.linear import find_linear
 
 # Operations whose choice decides a plan; remarks on every elementwise operation would hide them.
 _EXPLAINED = frozenset({"dot_general", "convolution"})

@@ -11,8 +11,8 @@ users stand behind it; what the epilogue or a result reads of a batched value is
       return %u }                                  %u = subtract %w, %g ; return %u }
 
 1. Find the batch arguments: given, or the arguments of a training step that are not donated state.
-2. Propagate the batch through the sharding rules (`shardopt.solve.time_axis`).
-3. Place the ops on demand (`shardopt.solve.time_plan`).
+2. Propagate the batch through the sharding rules (`shardopt.solve.microbatches.time_axis`).
+3. Place the ops on demand (`shardopt.solve.microbatches.time_plan`).
 4. Write the loop (`shardopt.ir.microbatch_loop`).
 
 With `batch-args=none num-microbatches=1` the whole step is the body of a loop of one iteration, whose results replace
@@ -41,8 +41,8 @@ from shardopt.ir.graph import sharding_rules
 from shardopt.ir.microbatch_loop import LoopWriter, StepReader
 from shardopt.ir.rewriting import functions, shape_of, symbol_name
 from shardopt.passes.base import Pass, PassContext, PassFailure, option
-from shardopt.solve.time_axis import Batch, CouplingError, TimeAxis, analyse
-from shardopt.solve.time_plan import plan_loop, plan_single
+from shardopt.solve.microbatches.time_axis import Batch, CouplingError, TimeAxis, analyse
+from shardopt.solve.microbatches.time_plan import plan_loop, plan_single
 
 
 def _find_main(module: ir.Module, pm: PassContext) -> ir.Operation:

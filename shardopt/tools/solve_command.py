@@ -18,7 +18,7 @@ from shardopt.tools.common import console
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from shardopt.solve.problem import Problem, Solution
+    from shardopt.solve.assignment.problem import Problem, Solution
 
 _SECONDS_TO_CHECK = 60.0  # for a second opinion, without a time limit
 _TOLERANCE = 1e-6  # relative, between two solvers
@@ -47,8 +47,8 @@ def _seconds(text: str) -> float:
 
 
 def _run(args: argparse.Namespace) -> None:
-    from shardopt.solve.contest import format_solution, read_contest
-    from shardopt.solve.sharding_ilp import WORK_PER_SECOND, solve
+    from shardopt.solve.assignment.contest import format_solution, read_contest
+    from shardopt.solve.assignment.sharding_ilp import WORK_PER_SECOND, solve
 
     begin = monotonic()
     problem = read_contest(args.problem)
@@ -115,7 +115,7 @@ def _table(name: str, found: Solution, read: float, total: float) -> Table:
 
 def _cross_check(problem: Problem, found: Solution, seconds: float) -> None:
     """Raises UserError if the other solver contradicts: a cheaper answer than the bound, or a bound above the cost."""
-    from shardopt.solve.cp_sat import solve_cp_sat
+    from shardopt.solve.assignment.cp_sat import solve_cp_sat
 
     other = solve_cp_sat(problem, time_limit_seconds=seconds)
     console().print(f"cp-sat: {other.status}, cost {other.objective:.15g}, bound {other.bound:.15g}")

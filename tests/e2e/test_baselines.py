@@ -23,11 +23,11 @@ from shardopt.ir.mesh_graphs import MeshGraph, read_plain
 from shardopt.ir.rewriting import functions
 from shardopt.passes.shard_stages import ShardStages, find_roles
 from shardopt.pipeline.manager import run_pipeline
-from shardopt.solve.intra_op import IntraOpProblem, IntraOpTables
-from shardopt.solve.intra_op_plan import IntraOpPlan
-from shardopt.solve.intra_op_presets import PRESETS, Restriction, Roles, restrict
-from shardopt.solve.preset_flow import BatchFlow, follow_batch
-from shardopt.solve.problem import Solution, evaluate
+from shardopt.solve.assignment.problem import Solution, evaluate
+from shardopt.solve.presets.flow import BatchFlow, follow_batch
+from shardopt.solve.presets.presets import PRESETS, Restriction, Roles, restrict
+from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables
+from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
 from tests.e2e.baseline_models import BATCH, EXPERTS, HIDDEN, LAYERS, LENGTH, mixture, transformer
 from tests.e2e.models import MODELS
 from tests.e2e.test_sharding_against_xla import check_numbers, cluster_of_rate, compile_sharded

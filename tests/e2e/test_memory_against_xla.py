@@ -23,8 +23,8 @@ from shardopt.passes.shard_stages import ShardStages
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.reference import compare, run_reference
 from shardopt.runtime.xla import XlaMesh
-from shardopt.solve.budget import fit
-from shardopt.solve.intra_op import IntraOpProblem, IntraOpTables
+from shardopt.solve.sharding.budget import fit
+from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables
 from tests.e2e.models import MODELS, mlp
 from tests.e2e.test_sharding_against_xla import SLOW, TOLERANCE, Compiled, stage_function
 

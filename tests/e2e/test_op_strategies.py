@@ -25,8 +25,8 @@ from shardopt.passes.shard_stages import write_plans
 from shardopt.runtime.reference import compare, run_reference
 from shardopt.runtime.tiles import Tiling
 from shardopt.runtime.xla import Executable, XlaMesh
-from shardopt.solve.intra_op import IntraOpTables
-from shardopt.solve.problem import Solution
+from shardopt.solve.assignment.problem import Solution
+from shardopt.solve.sharding.intra_op import IntraOpTables
 from tests.e2e.test_sharding_against_xla import SLOW, bytecode_of, stage_function
 from tests.unit.op_examples import ELEMENTWISE, EXAMPLES, Example
 

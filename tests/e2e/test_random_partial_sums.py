@@ -23,12 +23,12 @@ from shardopt.ir.shardy import to_shardy
 from shardopt.passes.shard_stages import write_plans
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.reference import run_reference
-from shardopt.solve.intra_op import IntraOpProblem, IntraOpTables
-from shardopt.solve.intra_op_plan import IntraOpPlan
-from shardopt.solve.linear import find_linear
-from shardopt.solve.problem import Edge, Problem
-from shardopt.solve.sharding_ilp import solve
-from shardopt.solve.strategies import Strategy
+from shardopt.solve.assignment.problem import Edge, Problem
+from shardopt.solve.assignment.sharding_ilp import solve
+from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables
+from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
+from shardopt.solve.sharding.linear import find_linear
+from shardopt.solve.sharding.strategies import Strategy
 from tests.e2e.test_sharding_against_xla import SLOW, Compiled, check_numbers, stage_function
 
 SIDE, STEPS = 8, 9

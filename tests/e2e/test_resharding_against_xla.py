@@ -22,7 +22,7 @@ from shardopt.dialect.sharding import to_mhlo
 from shardopt.ir.context import make_context
 from shardopt.ir.shardy import to_shardy
 from shardopt.runtime.xla import compiled_text
-from shardopt.solve.strategies import all_shardings
+from shardopt.solve.sharding.strategies import all_shardings
 
 Pair = tuple[Sharding, Sharding]
 

@@ -32,7 +32,7 @@ from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.reference import compare, run_reference
 from shardopt.runtime.tiles import Tiling
 from shardopt.runtime.xla import XlaMesh
-from shardopt.solve.strategies import all_shardings
+from shardopt.solve.sharding.strategies import all_shardings
 from tests.e2e.models import MODELS, mlp
 
 

@@ -15,7 +15,7 @@ from shardopt.ir.control_flow import UNKNOWN_TRIPS, RegionReader
 from shardopt.ir.graph import sharding_rules
 from shardopt.ir.program import body_of
 from shardopt.ir.rewriting import functions
-from shardopt.solve.factors import OPAQUE_OPS, WITHOUT_RULE, shardable_factors, why_opaque
+from shardopt.solve.sharding.factors import OPAQUE_OPS, WITHOUT_RULE, shardable_factors, why_opaque
 from tests.unit.op_examples import EXAMPLES, Example
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"

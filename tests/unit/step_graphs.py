@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shardopt.cost.graph import FactorRule, Op, OpGraph, Tensor
-from shardopt.solve.layering import LayerProblem
+from shardopt.solve.stages.layering import LayerProblem
 
 WIDTH = 8
 _SQUARE, _DIMS = (WIDTH, WIDTH), ((0,), (1,))

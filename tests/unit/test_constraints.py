@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from shardopt.cost.graph import MARKER, Op, OpGraph
 from shardopt.cost.mesh import Sharding
 from shardopt.cost.shardings import all_shardings
-from shardopt.solve import intra_op_presets
-from shardopt.solve.constraints import Constraints
-from shardopt.solve.intra_op import IntraOpTables
-from shardopt.solve.intra_op_plan import IntraOpPlan
-from shardopt.solve.intra_op_presets import PRESETS, Restriction, Roles, restrict
-from shardopt.solve.strategies import Strategy, marker_strategy
+from shardopt.solve.presets import presets as intra_op_presets
+from shardopt.solve.presets.presets import PRESETS, Restriction, Roles, restrict
+from shardopt.solve.sharding.constraints import Constraints
+from shardopt.solve.sharding.intra_op import IntraOpTables
+from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
+from shardopt.solve.sharding.strategies import Strategy, marker_strategy
 from tests.unit.op_graphs import CLUSTER, MESH, f32, matmul, rule
 from tests.unit.test_intra_op import seconds_of
 

@@ -17,8 +17,8 @@ from shardopt.dialect.cluster import read_cluster, write_cluster
 from shardopt.dialect.mpmd import mesh_tensor_type, parse_mesh_tensor, read_topology, write_topology
 from shardopt.dialect.sharded_form import read_cost, write_cost
 from shardopt.ir.context import make_context
-from shardopt.solve.resharding import plan_resharding
-from shardopt.solve.resharding_plan import ReshardingPlan
+from shardopt.solve.resharding.plan import ReshardingPlan
+from shardopt.solve.resharding.transfers import plan_resharding
 
 FUNCTION = "func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {\n  return %x : tensor<4xf32>\n}"
 LINE = Mesh("m0", (("x", 2),), (0, 1))

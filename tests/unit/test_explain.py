@@ -8,9 +8,9 @@ from math import inf
 import numpy as np
 import pytest
 
-from shardopt.solve.explain import Explanation, explain, switching_seconds
-from shardopt.solve.intra_op import IntraOpProblem, build_problem
-from shardopt.solve.problem import Problem, evaluate
+from shardopt.solve.assignment.problem import Problem, evaluate
+from shardopt.solve.sharding.explain import Explanation, explain, switching_seconds
+from shardopt.solve.sharding.intra_op import IntraOpProblem, build_problem
 from tests.unit.op_graphs import CLUSTER, LINE, MESH, mlp
 
 ALL = 10**6
@@ -85,7 +85,7 @@ def test_lines_are_a_table_with_the_choice_marked() -> None:
 
 def test_switching_counts_parallel_edges_in_both_directions() -> None:
     rng = np.random.default_rng(0)
-    from shardopt.solve.problem import Edge
+    from shardopt.solve.assignment.problem import Edge
 
     costs = tuple(rng.random(k) for k in (2, 3, 2))
     edges = tuple(Edge(u, v, rng.random((len(costs[u]), len(costs[v])))) for u, v in ((0, 1), (1, 0), (1, 2), (1, 1)))

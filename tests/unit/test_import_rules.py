@@ -66,7 +66,7 @@ def imports_of(tree: ast.AST, at_top: bool = True) -> Iterator[tuple[int, str, b
             yield from ((node.lineno, alias.name, at_top) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: relative imports hide who imports whom"
-            # `from shardopt.solve import sharding_ilp` imports a module; `from x import name` at worst names one more
+            # `from shardopt.solve import stages` imports a module; `from x import name` at worst names one more
             yield from ((node.lineno, f"{node.module}.{alias.name}", at_top) for alias in node.names)
         elif isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
             yield from imports_of(ast.Module(node.orelse, []), at_top)

@@ -12,12 +12,12 @@ from shardopt.cost.collectives import resharding_steps
 from shardopt.cost.errors import UserError
 from shardopt.cost.graph import Op, OpGraph
 from shardopt.cost.mesh import Mesh, Sharding
-from shardopt.solve.intra_op import IntraOpProblem, IntraOpTables, build_problem
-from shardopt.solve.intra_op_plan import IntraOpPlan
-from shardopt.solve.intra_op_presets import Roles, restrict, split_greedily
-from shardopt.solve.problem import evaluate
-from shardopt.solve.strategies import Strategy
-from shardopt.solve.strategies_cost import communication_seconds
+from shardopt.solve.assignment.problem import evaluate
+from shardopt.solve.presets.presets import Roles, restrict, split_greedily
+from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables, build_problem
+from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
+from shardopt.solve.sharding.strategies import Strategy
+from shardopt.solve.sharding.strategies_cost import communication_seconds
 from tests.unit.op_graphs import CLUSTER, LINE, MESH, elementwise, f32, matmul, mlp, rule
 
 REPLICATED = Sharding.replicated(2)

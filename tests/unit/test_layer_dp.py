@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardopt.cost.errors import UserError
-from shardopt.solve.layer_dp import Value, auto_layers, equal_layer, equal_operator, evaluate, solve_layers
+from shardopt.solve.stages.layer_dp import Value, auto_layers, equal_layer, equal_operator, evaluate, solve_layers
 
 
 def chain(sizes: list[int]) -> list[Value]:

@@ -9,7 +9,7 @@ from step_graphs import StepBuilder
 
 from shardopt.cost.errors import UserError
 from shardopt.cost.graph import SHARED
-from shardopt.solve.layering import Layering, LayerProblem, assign_layers
+from shardopt.solve.stages.layering import Layering, LayerProblem, assign_layers
 
 
 def mlp(depth: int, trained: tuple[int, ...] | None = None) -> StepBuilder:

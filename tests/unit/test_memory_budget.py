@@ -14,14 +14,14 @@ from shardopt.cost.graph import Op, OpGraph
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.residency import Loop, Residency
 from shardopt.cost.sizes import format_bytes, parse_bytes
-from shardopt.solve.budget import fit
-from shardopt.solve.budget_model import BudgetModel
-from shardopt.solve.intra_op import IntraOpProblem, IntraOpTables, build_problem
-from shardopt.solve.intra_op_memory import find_copies, local_bytes
-from shardopt.solve.intra_op_plan import IntraOpPlan
-from shardopt.solve.least_peak import find_least_peak
-from shardopt.solve.problem import Solution, evaluate
-from shardopt.solve.rematerialization import find_candidates
+from shardopt.solve.assignment.problem import Solution, evaluate
+from shardopt.solve.sharding.budget import fit
+from shardopt.solve.sharding.budget_model import BudgetModel
+from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables, build_problem
+from shardopt.solve.sharding.intra_op_memory import find_copies, local_bytes
+from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
+from shardopt.solve.sharding.least_peak import find_least_peak
+from shardopt.solve.sharding.rematerialization import find_candidates
 from tests.unit.op_graphs import CLUSTER, LINE, elementwise, f32, matmul, mlp
 
 ONE = Mesh("m", (("x", 1),), (0,))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from shardopt.cost.mesh import Mesh
 from shardopt.cost.windows import Window, exchanges, fits, halo, reach
-from shardopt.solve.factors import OPAQUE_OPS, WITHOUT_RULE, why_opaque
-from shardopt.solve.strategies import op_strategies
+from shardopt.solve.sharding.factors import OPAQUE_OPS, WITHOUT_RULE, why_opaque
+from shardopt.solve.sharding.strategies import op_strategies
 from tests.unit.op_examples import EXAMPLES, Example
 from tests.unit.op_graphs import CLUSTER, LINE, MESH
 from tests.unit.operations_page import PAGE, graph_of, op_of, page

@@ -12,10 +12,10 @@ from benchmarks.intra_op import beaten, markdown, read_records
 from benchmarks.intra_op_plans import Record
 from shardopt.cost.graph import Op, OpGraph
 from shardopt.cost.mesh import Sharding
-from shardopt.solve.intra_op import IntraOpTables
-from shardopt.solve.intra_op_presets import Roles, restrict
-from shardopt.solve.preset_shardy import nearest
-from shardopt.solve.strategies import all_shardings
+from shardopt.solve.presets.presets import Roles, restrict
+from shardopt.solve.presets.shardy import nearest
+from shardopt.solve.sharding.intra_op import IntraOpTables
+from shardopt.solve.sharding.strategies import all_shardings
 from tests.unit.op_graphs import CLUSTER, MESH, elementwise, f32, rule
 
 ROWS, COLUMNS = Sharding((("x",), ())), Sharding(((), ("x",)))

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from assignment_problems import NUM_PROBLEMS, brute_force, random_problem
 
-from shardopt.solve.presolve import presolve
-from shardopt.solve.problem import Edge, Problem, Usage, evaluate
-from shardopt.solve.table_store import TableStore
+from shardopt.solve.assignment.presolve import presolve
+from shardopt.solve.assignment.problem import Edge, Problem, Usage, evaluate
+from shardopt.solve.assignment.table_store import TableStore
 
 
 def best_choice(problem: Problem) -> tuple[int, ...] | None:

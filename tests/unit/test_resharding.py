@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from shardopt.cost.errors import UserError
 from shardopt.cost.mesh import Mesh, Sharding
-from shardopt.solve.resharding import plan_resharding
-from shardopt.solve.resharding_plan import (
+from shardopt.solve.resharding.plan import (
     ReshardingPlan,
     TileSend,
     bytes_on_wire,
@@ -20,6 +19,7 @@ from shardopt.solve.resharding_plan import (
     elements_on_wire,
     messages,
 )
+from shardopt.solve.resharding.transfers import plan_resharding
 
 Side = tuple[Mesh, Sharding]
 

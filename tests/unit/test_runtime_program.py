@@ -42,7 +42,7 @@ from shardopt.runtime.program import Copy, Free, Instruction, Program, Recv, Res
 from shardopt.runtime.routes import make_route
 from shardopt.runtime.sockets import SocketTransport
 from shardopt.runtime.tiles import RouteSource, RouteTarget, Tiling
-from shardopt.solve.resharding import plan_resharding
+from shardopt.solve.resharding.transfers import plan_resharding
 
 EXAMPLE = (Path(__file__).parents[1] / "e2e" / "exported_example.mlir").read_text()
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from assignment_problems import NUM_PROBLEMS, brute_force, grid, random_problem
 
-from shardopt.solve import component_solver
-from shardopt.solve.bucket_elimination import eliminate_all, elimination_order
-from shardopt.solve.enumeration import enumerate_all, is_tiny
-from shardopt.solve.marginal_ilp import solve_marginal
-from shardopt.solve.problem import Edge, Problem, Solution, Usage, evaluate
-from shardopt.solve.sharding_ilp import solve
+from shardopt.solve.assignment import component_solver
+from shardopt.solve.assignment.bucket_elimination import eliminate_all, elimination_order
+from shardopt.solve.assignment.enumeration import enumerate_all, is_tiny
+from shardopt.solve.assignment.marginal_ilp import solve_marginal
+from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage, evaluate
+from shardopt.solve.assignment.sharding_ilp import solve
 
 
 def check_optimal(problem: Problem, solution: Solution) -> None:

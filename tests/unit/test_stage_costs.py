@@ -10,9 +10,9 @@ from step_graphs import WIDTH, StepBuilder
 
 from shardopt.cost.cluster import Cluster, load_cluster
 from shardopt.cost.transfers import messages_seconds
-from shardopt.solve.layering import assign_layers
-from shardopt.solve.stage_costs import CandidateCosts, CandidateProblem, candidate_costs, candidate_mesh
-from shardopt.solve.stage_dp import mesh_choices, one_f_one_b_in_flight, solve_stages
+from shardopt.solve.stages.layering import assign_layers
+from shardopt.solve.stages.stage_costs import CandidateCosts, CandidateProblem, candidate_costs, candidate_mesh
+from shardopt.solve.stages.stage_dp import mesh_choices, one_f_one_b_in_flight, solve_stages
 
 BYTES = 4 * WIDTH * WIDTH
 

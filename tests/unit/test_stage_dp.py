@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shardopt.cost.cluster import Submesh, load_cluster
 from shardopt.cost.errors import UserError
-from shardopt.solve.stage_dp import (
+from shardopt.solve.stages.stage_dp import (
     InFlight,
     MeshChoice,
     StageProblem,

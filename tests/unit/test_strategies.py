@@ -10,15 +10,15 @@ import pytest
 from shardopt.cost.collectives import ALL_REDUCE, REDUCE_SCATTER, all_reduce_seconds, reduce_scatter_seconds
 from shardopt.cost.graph import FactorRule, Op
 from shardopt.cost.mesh import Mesh, Sharding
-from shardopt.solve.factors import shardable_factors
-from shardopt.solve.linear import CLOSED, Linear
-from shardopt.solve.strategies import (
+from shardopt.solve.sharding.factors import shardable_factors
+from shardopt.solve.sharding.linear import CLOSED, Linear
+from shardopt.solve.sharding.strategies import (
     Strategy,
     all_shardings,
     is_made_anywhere,
     op_strategies,
 )
-from shardopt.solve.strategies_tables import StrategyTables
+from shardopt.solve.sharding.strategies_tables import StrategyTables
 from tests.unit.op_graphs import CLUSTER, LINE, MESH, elementwise, f32, matmul, rule
 
 REPLICATED = Sharding.replicated(2)

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from assignment_problems import brute_force
 
-from shardopt.solve import repeated_layers, symmetry
-from shardopt.solve.problem import Edge, Problem, Solution, Usage, evaluate
-from shardopt.solve.repeated_layers import solve_repeated
-from shardopt.solve.symmetry import Refinement, tie, tie_repeated
+from shardopt.solve.assignment import repeated_layers, symmetry
+from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage, evaluate
+from shardopt.solve.assignment.repeated_layers import solve_repeated
+from shardopt.solve.assignment.symmetry import Refinement, tie, tie_repeated
 
 NUM_PROBLEMS = 120
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from shardopt.cost.graph import FactorRule, Op, OpGraph, Tensor
 from shardopt.cost.microbatching import Cut, Split
-from shardopt.solve.batch_factors import locate, split_of
-from shardopt.solve.time_axis import Batch, CouplingError, Kind, TimeAxis, analyse
-from shardopt.solve.time_plan import plan_loop, plan_single
+from shardopt.solve.microbatches.batch_factors import locate, split_of
+from shardopt.solve.microbatches.time_axis import Batch, CouplingError, Kind, TimeAxis, analyse
+from shardopt.solve.microbatches.time_plan import plan_loop, plan_single
 
 
 class Builder:

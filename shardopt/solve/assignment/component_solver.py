@@ -1,0 +1,137 @@
+"""One component of a presolved problem, by the cheapest method that suits its size.
+
+1. Enumeration or dynamic programming, where a component is tiny, or narrow and without memory: proven at once.
+2. A small component: an integer program, to its proof.
+3. A component of middle size: messages and forests (`large_problem`) for a moment, as they often close the gap, then
+   the integer program, and with what is left of a time limit messages and forests again.
+4. A large component: messages and forests, within a budget of work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from math import inf
+from time import monotonic
+
+from shardopt.solve.assignment.bucket_elimination import eliminate_all, elimination_order
+from shardopt.solve.assignment.compilation import compiled_by
+from shardopt.solve.assignment.enumeration import enumerate_all, is_tiny
+from shardopt.solve.assignment.marginal_ilp import OPTIMAL_GAP, solve_marginal
+from shardopt.solve.assignment.problem import Problem, Solution, Status, evaluate, relative_gap, trivial_bound
+
+# Allowed pairs of a component. An integer program proves a small one within a second; of a middle one it takes from
+# seconds to minutes; beyond that its first LP alone takes longer than messages and forests in all.
+_SMALL_PAIRS = 6_000
+_MIDDLE_PAIRS = 100_000
+
+# Share of the remaining time for the integer program of a middle component before forests take over: it either proves
+# a problem soon or, with many nodes that use memory, finds nothing for minutes.
+_INTEGER_PROGRAM_SHARE = 0.5
+
+_GLANCE_SHARE = 0.05  # of the budget, for messages and forests before an integer program
+
+# Called with (objective, bound), as known so far: inf and -inf where nothing is.
+Progress = Callable[[float, float], None]
+
+
+@dataclass(eq=False)
+class ComponentSolver:
+    """Limits of one solve, and counts of what its components took. `deadline` is in seconds of `monotonic`."""
+
+    deadline: float | None
+    gap_tolerance: float
+    only_local: bool = False
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def solve(self, part: Problem, *, start: tuple[int, ...] | None, work: int, progress: Progress | None) -> Solution:
+        """`start` keeps the limit; the answer is no worse."""
+        if (method := self.direct_method(part)) is not None:
+            return method()
+        pairs = pairs_of(part)
+        compiled = find_spec("numba") is not None  # it follows new Pythons late; all but large problems do without
+        if not compiled or (pairs <= _SMALL_PAIRS and not self.only_local):
+            return self._integer_program(part, start, self._seconds_left)
+        if pairs > _MIDDLE_PAIRS or self.only_local:
+            return self._large(part, start, work, progress)
+        found = self._large(part, start, int(_GLANCE_SHARE * work), progress)
+        if self._good_enough(found):
+            return found
+        left = self._seconds_left
+        share = None if left is None else _INTEGER_PROGRAM_SHARE * left
+        found = _better(found, self._integer_program(part, found.choice or None, share))
+        if found.status == "infeasible" or self._good_enough(found):
+            return found
+        return _better(found, self._large(part, found.choice or None, work, progress))
+
+    def _good_enough(self, found: Solution) -> bool:
+        return found.gap <= max(self.gap_tolerance, OPTIMAL_GAP)
+
+    def direct_method(self, part: Problem) -> Callable[[], Solution] | None:
+        """How to solve a tiny or narrow component; None for others."""
+        if is_tiny(part):
+            return lambda: self._proven("enumerated", part, enumerate_all(part))
+        # The order alone takes long on a graph that presolve had no time to shrink.
+        order = None if part.has_memory or self._seconds_left == 0 else elimination_order(part)
+        if order is None:
+            return None
+        return lambda: self._proven("eliminated", part, eliminate_all(part, order))
+
+    def _proven(self, method: str, part: Problem, choice: tuple[int, ...] | None) -> Solution:
+        self._count(method)
+        if choice is None:
+            return Solution((), inf, inf, 0.0, "infeasible")
+        objective = evaluate(part, choice).objective
+        return Solution(choice, objective, objective, 0.0, "optimal")
+
+    def _integer_program(self, part: Problem, start: tuple[int, ...] | None, seconds: float | None) -> Solution:
+        self._count("integer_programs")
+        found = solve_marginal(part, time_limit_seconds=seconds, gap_tolerance=self.gap_tolerance, start=start)
+        for name in ("columns", "rounds", "memory_rows", "cover_rows"):
+            self._count(name, int(found.statistics[name]))
+        if found.status in ("feasible", "timeout") and not self._good_enough(found) and seconds is not None:
+            self.counts["time_limit_struck"] = 1
+        return found
+
+    def _large(self, part: Problem, start: tuple[int, ...] | None, work: int, progress: Progress | None) -> Solution:
+        self._count("large_components")
+        if not compiled_by(self.deadline):
+            self.counts["time_limit_struck"] = 1
+            objective = inf if start is None else evaluate(part, start).objective
+            status: Status = "timeout" if start is None else "feasible"
+            bound = min(trivial_bound(part), objective)
+            return Solution(start or (), objective, bound, relative_gap(objective, bound), status)
+        from shardopt.solve.assignment.large_problem import solve_large
+
+        found = solve_large(
+            part, work=work, deadline=self.deadline, gap_tolerance=self.gap_tolerance, start=start, progress=progress
+        )
+        for name in ("ascent_steps", "starts", "work"):
+            self._count(name, int(found.statistics[name]))
+        if found.statistics["late"]:
+            self.counts["time_limit_struck"] = 1
+        return found
+
+    def _count(self, name: str, amount: int = 1) -> None:
+        self.counts[name] = self.counts.get(name, 0) + amount
+
+    @property
+    def _seconds_left(self) -> float | None:
+        return None if self.deadline is None else max(self.deadline - monotonic(), 0.0)
+
+
+def pairs_of(part: Problem) -> int:
+    """Entries of all edge tables."""
+    return sum(edge.cost.size for edge in part.edges)
+
+
+def _better(first: Solution, second: Solution) -> Solution:
+    """The cheaper of two answers to one problem with the better of the two bounds."""
+    if "infeasible" in (first.status, second.status):
+        return first if first.status == "infeasible" else second
+    best = first if first.objective <= second.objective else second
+    bound = min(max(first.bound, second.bound), best.objective)
+    gap = relative_gap(best.objective, bound)
+    status: Status = "timeout" if not best.choice else "optimal" if gap <= OPTIMAL_GAP else "feasible"
+    return Solution(best.choice, best.objective, bound, gap, status, best.statistics)

@@ -1,0 +1,147 @@
+"""Integer program for what presolve leaves: marginal linearisation, memory rows only where they are violated.
+
+A memory limit holds at every time, but a handful of the thousands of rows decide. So: solve the LP, add the most
+violated times, spread out, and repeat; then the same with binary x, until an optimum keeps the limit at all times.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from time import monotonic
+
+import numpy as np
+
+from shardopt.solve.assignment.marginal_model import Answer, Cuts, MarginalModel
+from shardopt.solve.assignment.problem import Problem, Solution, Statistic, Status, evaluate, relative_gap
+
+_ROWS_PER_ROUND = 25
+_TIMES_BETWEEN_ROWS = 20  # neighbouring times have almost the same row
+
+# A gap this small is rounding in the solver's objective; a larger one is reported as "feasible".
+OPTIMAL_GAP = 1e-7
+
+
+def solve_marginal(
+    problem: Problem,
+    *,
+    time_limit_seconds: float | None = None,
+    gap_tolerance: float = 0.0,
+    start: tuple[int, ...] | None = None,
+) -> Solution:
+    """Solve a problem whose nodes all have strategies, to optimality or to the relative `gap_tolerance`.
+
+    `start` is an assignment that keeps the limit; the answer is no worse. Deterministic unless the time limit (seconds)
+    strikes.
+    """
+    search = _Search(problem, time_limit_seconds, gap_tolerance)
+    if start is not None:
+        search.offer(start)
+    return search.run()
+
+
+class _Search:
+    """The state of the rounds: cuts so far, the best assignment that keeps the limit, the best proven bound."""
+
+    def __init__(self, problem: Problem, time_limit_seconds: float | None, gap_tolerance: float) -> None:
+        self.problem = problem
+        self.gap_tolerance = gap_tolerance
+        self.model = MarginalModel(problem)
+        self.deadline = None if time_limit_seconds is None else monotonic() + time_limit_seconds
+        self.cuts = Cuts()
+        self.bound = self.model.constant  # each node and edge at its cheapest
+        self.choice: tuple[int, ...] = ()
+        self.objective = inf
+        self.rounds = 0
+
+    def run(self) -> Solution:
+        for integer in (False, True):
+            while True:
+                answer = self._solve(integer)
+                if answer.status == "infeasible":
+                    return self._solution("infeasible")
+                if answer.x is not None:
+                    self.offer(self._rounded(answer.x))
+                if self._gap() <= max(OPTIMAL_GAP, self.gap_tolerance):
+                    return self._solution("optimal" if self._gap() <= OPTIMAL_GAP else "feasible")
+                if answer.status == "limit" or answer.x is None:
+                    return self._solution("feasible" if self.choice else "timeout")
+                if not self._add_cuts(answer.x, integer):
+                    break
+        # Solved to optimality within every limit, yet rounding left a gap worth telling.
+        return self._solution("feasible")
+
+    def _solve(self, integer: bool) -> Answer:
+        self.rounds += 1
+        left = None if self.deadline is None else self.deadline - monotonic()
+        if left is not None and left <= 0:
+            return Answer("limit", None, -inf)
+        answer = self.model.solve(self.cuts, integer, time_limit_seconds=left, gap_tolerance=self.gap_tolerance)
+        self.bound = max(self.bound, answer.bound)
+        return answer
+
+    def _gap(self) -> float:
+        return relative_gap(self.objective, self.bound)
+
+    def _chosen(self, x: np.ndarray) -> np.ndarray:
+        """The largest column of each node."""
+        starts = self.model.offsets[:-1]
+        pieces = np.split(x, starts[1:])
+        return starts + np.array([int(piece.argmax()) for piece in pieces])
+
+    def _rounded(self, x: np.ndarray) -> tuple[int, ...]:
+        return tuple((self._chosen(x) - self.model.offsets[:-1]).tolist())
+
+    def offer(self, choice: tuple[int, ...]) -> None:
+        """Keep the assignment if it is allowed and better."""
+        objective, _, feasible = evaluate(self.problem, choice)
+        if feasible and objective < self.objective:
+            self.choice, self.objective = choice, objective
+
+    def _add_cuts(self, x: np.ndarray, integer: bool) -> bool:
+        """Cut off x where it exceeds the limit; False if it does nowhere.
+
+        A chosen x is checked exactly, in bytes. When its row is already there, it slipped through the solver's
+        tolerance, and a cover (these strategies not all together) excludes it instead.
+        """
+        if self.problem.memory_limit is None:
+            return False
+        if not integer:
+            times = self._spread(self.model.usage(x) - self.problem.memory_limit * (1 + 1e-6))
+            self.cuts = Cuts(self.cuts.times + times, self.cuts.covers)
+            return bool(times)
+        columns = self._chosen(x)
+        chosen = np.zeros(self.model.num_x, dtype=np.int64)
+        chosen[columns] = 1
+        excess = self.model.usage(chosen) - self.problem.memory_limit
+        times = self._spread(excess)
+        covers: tuple[tuple[int, ...], ...] = ()
+        if not times and excess.max(initial=0) > 0:
+            covers = (self.model.cover(int(excess.argmax()), columns),)
+        self.cuts = Cuts(self.cuts.times + times, self.cuts.covers + covers)
+        return bool(times or covers)
+
+    def _spread(self, excess: np.ndarray) -> tuple[int, ...]:
+        """The times with the largest positive excess that are not rows yet, some distance apart."""
+        candidates = np.flatnonzero(excess > 0)
+        candidates = candidates[np.argsort(-excess[candidates], kind="stable")]
+        rows = set(self.cuts.times)
+        times: list[int] = []
+        for time in candidates.tolist():
+            if len(times) == _ROWS_PER_ROUND:
+                break
+            if time not in rows and all(abs(time - other) >= _TIMES_BETWEEN_ROWS for other in times):
+                times.append(time)
+        return tuple(times)
+
+    def _solution(self, status: Status) -> Solution:
+        statistics: dict[str, Statistic] = {
+            "columns": self.model.num_columns,
+            "rows": self.model.num_rows,
+            "memory_rows": len(self.cuts.times),
+            "cover_rows": len(self.cuts.covers),
+            "rounds": self.rounds,
+        }
+        if status == "infeasible":
+            return Solution((), inf, inf, 0.0, status, statistics)
+        bound = min(self.bound, self.objective)
+        return Solution(self.choice, self.objective, bound, self._gap(), status, statistics)

@@ -1,0 +1,222 @@
+"""The marginal linearisation of an assignment problem, as a model for HiGHS through `ortools.math_opt`.
+
+Binary x[v, s] with sum 1 for each node; continuous y[e, p, q] for the *allowed* pairs of each edge only, whose row sums
+are x[u, p] and whose column sums are x[v, q]. Its LP relaxation is the local polytope, which is within a few percent of
+the optimum, where the product form e >= x_p + x_q - 1 bounds almost nothing. Memory rows are added by the caller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import islice
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from shardopt.solve.assignment.problem import Problem
+
+if TYPE_CHECKING:
+    from ortools.math_opt import model_pb2
+
+# HiGHS compares against absolute tolerances near 1e-6, so the objective should range up to about this.
+_OBJECTIVE_RANGE = 1e6
+
+_RELATIVE_GAP = 1e-9
+_FEASIBILITY_TOLERANCE = 1e-9  # of integrality; a looser one understates the objective by that much of its range
+_RANDOM_SEED = 1
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Rows beyond the marginal polytope: memory at `times`, and sets of x columns that must not all be chosen."""
+
+    times: tuple[int, ...] = ()
+    covers: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What HiGHS said. `x` is float64 over all (node, strategy) columns, None without a point; `bound` is unscaled."""
+
+    status: Literal["optimal", "infeasible", "limit"]
+    x: np.ndarray | None
+    bound: float
+
+
+class MarginalModel:
+    """Columns and rows of one problem, reused over the rounds of lazily added rows."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.sizes = [len(cost) for cost in problem.costs]
+        self.offsets = np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
+        self.num_x = int(self.offsets[-1])
+        self._build_objective()
+        self._build_polytope()
+        self._build_segments()
+
+    def solve(
+        self, cuts: Cuts, integer: bool, *, time_limit_seconds: float | None = None, gap_tolerance: float = 0.0
+    ) -> Answer:
+        """Minimise over the polytope and the cuts; x is binary if `integer`, else anywhere in [0, 1]."""
+        from ortools.math_opt.python import mathopt
+
+        model = mathopt.Model.from_model_proto(self._proto(cuts, integer))
+        gap = max(gap_tolerance, _RELATIVE_GAP)
+        parameters = mathopt.SolveParameters(random_seed=_RANDOM_SEED, relative_gap_tolerance=gap)
+        parameters.highs.int_options["threads"] = 1
+        parameters.highs.string_options["parallel"] = "off"
+        parameters.highs.double_options["mip_feasibility_tolerance"] = _FEASIBILITY_TOLERANCE
+        if time_limit_seconds is not None:
+            parameters.time_limit = timedelta(seconds=max(time_limit_seconds, 1e-3))
+        # Only x is looked at; reading y, duals and the basis back costs as long as solving.
+        wanted = list(islice(model.variables(), self.num_x))
+        filters = mathopt.ModelSolveParameters(
+            variable_values_filter=mathopt.VariableFilter(filtered_items=wanted),
+            dual_values_filter=mathopt.LinearConstraintFilter(filtered_items=()),
+            reduced_costs_filter=mathopt.VariableFilter(filtered_items=()),
+        )
+        result = mathopt.solve(model, mathopt.SolverType.HIGHS, params=parameters, model_params=filters)
+
+        reason, reasons = result.termination.reason, mathopt.TerminationReason
+        if reason in (reasons.INFEASIBLE, reasons.INFEASIBLE_OR_UNBOUNDED):  # bounded: all costs are finite
+            return Answer("infeasible", None, np.inf)
+        if reason not in (reasons.OPTIMAL, reasons.FEASIBLE, reasons.NO_SOLUTION_FOUND):
+            raise RuntimeError(f"HiGHS failed: {result.termination}")
+        x = np.array(result.variable_values(wanted)) if result.has_primal_feasible_solution() else None
+        bound = result.termination.objective_bounds.dual_bound
+        if reason == reasons.OPTIMAL:
+            return Answer("optimal", x, bound / self.scale + self.constant)
+        # An LP stopped early reports no valid bound, and a MIP stopped before its root +inf.
+        stopped = bound / self.scale + self.constant if integer and np.isfinite(bound) else -np.inf
+        return Answer("limit", x, stopped)
+
+    def usage(self, x: np.ndarray) -> np.ndarray:
+        """Bytes at each time, `[times]`, for a fractional (float64) or a chosen (int64) x; exact for int64."""
+        change = np.zeros(self.problem.num_times + 1, dtype=x.dtype)
+        if len(self._segment_starts):
+            total = np.add.reduceat(self._segment_bytes * x[self._segment_columns], self._segment_starts)
+            np.add.at(change, self._segment_lo, total)
+            np.subtract.at(change, self._segment_hi, total)
+        return np.cumsum(change)[:-1]
+
+    def cover(self, time: int, columns: np.ndarray) -> tuple[int, ...]:
+        """The fewest of the chosen `columns` that together exceed the limit at `time`."""
+        used, size = self._row(time)
+        total = np.zeros(self.num_x, dtype=np.int64)
+        np.add.at(total, used, size)
+        largest_first = columns[np.argsort(-total[columns], kind="stable")]
+        assert self.problem.memory_limit is not None
+        count = int(np.searchsorted(np.cumsum(total[largest_first]), self.problem.memory_limit, side="right")) + 1
+        return tuple(sorted(largest_first[:count].tolist()))
+
+    def _build_objective(self) -> None:
+        # Only differences matter to the solver, and without offsets they keep more digits.
+        parts = [*self.problem.costs, *(edge.cost[edge.cost < np.inf] for edge in self.problem.edges)]
+        least = [float(part.min(initial=np.inf)) for part in parts]
+        self.constant = sum(low for low in least if low < np.inf)
+        shifted = [part - (low if low < np.inf else 0.0) for part, low in zip(parts, least, strict=True)]
+        self._objective = np.concatenate([np.zeros(0), *shifted])
+        self._forbidden = ~(self._objective < np.inf)
+        self._objective[self._forbidden] = 0.0
+        span = sum(float(part.max(initial=0.0, where=part < np.inf)) for part in shifted)
+        self.scale = _OBJECTIVE_RANGE / span if span > 0 else 1.0
+        self._objective *= self.scale
+
+    def _build_polytope(self) -> None:
+        """Coordinates of the equality rows: one for each node, then one for each strategy at each edge end."""
+        num_nodes = self.problem.num_nodes
+        rows = [np.repeat(np.arange(num_nodes), self.sizes)]
+        columns = [np.arange(self.num_x)]
+        values = [np.ones(self.num_x)]
+        num_rows, num_columns = num_nodes, self.num_x
+        for edge in self.problem.edges:
+            p, q = np.nonzero(edge.cost < np.inf)
+            pairs = np.arange(num_columns, num_columns + len(p))
+            for node, strategy in ((edge.u, p), (edge.v, q)):
+                size = self.sizes[node]
+                rows += [num_rows + strategy, num_rows + np.arange(size)]
+                columns += [pairs, self.offsets[node] + np.arange(size)]
+                values += [np.ones(len(p)), -np.ones(size)]
+                num_rows += size
+            num_columns += len(p)
+        self._rows, self._columns = np.concatenate(rows), np.concatenate(columns)
+        self._values = np.concatenate(values)
+        self.num_rows, self.num_columns = num_rows, num_columns
+
+    def _build_segments(self) -> None:
+        """All segments flat: x columns and bytes, one run for each segment."""
+        segments = [
+            (node, usage)
+            for node, usages in enumerate(self.problem.usages or ())
+            for usage in usages
+            if usage.lo < usage.hi
+        ]
+        self._segment_lo = np.array([usage.lo for _, usage in segments], dtype=np.int64)
+        self._segment_hi = np.array([usage.hi for _, usage in segments], dtype=np.int64)
+        lengths = np.array([self.sizes[node] for node, _ in segments], dtype=np.int64)
+        self._segment_starts = np.cumsum(lengths) - lengths
+        self._segment_of_entry = np.repeat(np.arange(len(segments)), lengths)
+        empty = np.zeros(0, dtype=np.int64)
+        self._segment_bytes = np.concatenate([empty, *(usage.bytes for _, usage in segments)])
+        columns = [self.offsets[node] + np.arange(self.sizes[node]) for node, _ in segments]
+        self._segment_columns = np.concatenate([empty, *columns])
+
+    def _row(self, time: int) -> tuple[np.ndarray, np.ndarray]:
+        """x columns (perhaps repeated) and bytes of the memory row at a time."""
+        live = (self._segment_lo <= time) & (time < self._segment_hi)
+        entries = live[self._segment_of_entry]
+        return self._segment_columns[entries], self._segment_bytes[entries]
+
+    def _proto(self, cuts: Cuts, integer: bool) -> model_pb2.ModelProto:
+        """Filled with whole arrays: adding variables one by one takes longer than solving the model."""
+        from ortools.math_opt import model_pb2
+
+        rows, columns, values = [self._rows], [self._columns], [self._values]
+        limit = max(self.problem.memory_limit or 0, 1)
+        next_row = self.num_rows
+        upper = [1.0] * self.problem.num_nodes + [0.0] * (self.num_rows - self.problem.num_nodes)
+        for time in cuts.times:
+            used, size = self._row(time)
+            used, inverse = np.unique(used, return_inverse=True)
+            rows.append(np.full(len(used), next_row))
+            columns.append(used)
+            values.append(np.bincount(inverse, weights=size, minlength=len(used)) / limit)
+            upper.append((self.problem.memory_limit or 0) / limit)
+            next_row += 1
+        for cover in cuts.covers:
+            rows.append(np.full(len(cover), next_row))
+            columns.append(np.array(cover))
+            values.append(np.ones(len(cover)))
+            upper.append(len(cover) - 1.0)
+            next_row += 1
+        lower = upper[: self.num_rows] + [-np.inf] * (next_row - self.num_rows)
+        return self._fill(model_pb2.ModelProto(), integer, lower, upper, (rows, columns, values))
+
+    def _fill(
+        self,
+        proto: model_pb2.ModelProto,
+        integer: bool,
+        lower: list[float],
+        upper: list[float],
+        entries: tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]],
+    ) -> model_pb2.ModelProto:
+        proto.variables.ids.extend(range(self.num_columns))
+        proto.variables.lower_bounds.extend([0.0] * self.num_columns)
+        proto.variables.upper_bounds.extend(np.where(self._forbidden, 0.0, 1.0))
+        num_integers = self.num_x if integer else 0
+        proto.variables.integers.extend([True] * num_integers + [False] * (self.num_columns - num_integers))
+        used = np.flatnonzero(self._objective)
+        proto.objective.linear_coefficients.ids.extend(used)
+        proto.objective.linear_coefficients.values.extend(self._objective[used])
+        proto.linear_constraints.ids.extend(range(len(upper)))
+        proto.linear_constraints.lower_bounds.extend(lower)
+        proto.linear_constraints.upper_bounds.extend(upper)
+        rows, columns, values = (np.concatenate(part) for part in entries)
+        order = np.lexsort((columns, rows))  # math_opt wants row-major entries
+        order = order[values[order] != 0]
+        proto.linear_constraint_matrix.row_ids.extend(rows[order])
+        proto.linear_constraint_matrix.column_ids.extend(columns[order])
+        proto.linear_constraint_matrix.coefficients.extend(values[order])
+        return proto

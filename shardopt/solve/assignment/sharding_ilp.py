@@ -1,0 +1,227 @@
+"""The intra-operator solver: presolve, split into components, solve each by the method that suits its size.
+
+Objective and constraints follow Alpa's intra-operator ILP (arXiv 2201.12023, §4.2) with memory over time; the
+formulation and the reductions do not. Every answer carries a proven bound, and the status says what it proves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from time import monotonic
+
+from shardopt.solve.assignment.component_solver import ComponentSolver, Progress, pairs_of
+from shardopt.solve.assignment.components import split_components
+from shardopt.solve.assignment.marginal_ilp import OPTIMAL_GAP
+from shardopt.solve.assignment.presolve import Presolved, presolve
+from shardopt.solve.assignment.problem import Problem, Solution, Statistic, Status, evaluate, relative_gap
+
+__all__ = ["Progress", "improve", "solve"]
+
+# Work, in table entries touched. Compiled code does about three times as much in a second of a core of its own, so
+# that a time limit is kept on a busy machine, and with it the promise that equal inputs give equal answers.
+WORK_PER_SECOND = 250_000_000
+DEFAULT_WORK_SECONDS = 30.0
+# Kept of a time limit to put the answer together: a share of it, and of what presolve took, which feels the same load.
+_RESERVE, _PRESOLVE_RESERVE = 0.04, 0.4
+
+
+def solve(
+    problem: Problem,
+    *,
+    time_limit_seconds: float | None = None,
+    gap_tolerance: float = 0.0,
+    start: Sequence[int] | None = None,
+    work: int | None = None,
+    progress: Progress | None = None,
+) -> Solution:
+    """Assign every node its strategy at least total cost within the memory limit.
+
+    With a `gap_tolerance` the search stops at a solution proven that close, relatively; its status is "feasible"
+    unless it happens to be optimal. `start` is an assignment to begin with: if it is allowed, the answer is no worse.
+
+    Infeasibility is an answer: `statistics["reason"]` names the node or the binding limit, and for memory
+    `usage_lower_bound_bytes` stands beside `memory_limit_bytes`. Without a time limit (seconds) small and middle
+    components are proven, and large ones get a fixed budget of `work`, in table entries. With one, the budget follows
+    from the limit unless it is given;
+    `statistics["time_limit_struck"]` is 1 when the clock ended the search rather than the budget. Unless it struck,
+    equal arguments give equal choices. Raises ValueError for a `start` of the wrong shape.
+    """
+    run = _Run(problem, time_limit_seconds, gap_tolerance, start, progress, work)
+    relaxed = run.without_memory() if problem.has_memory else None
+    if relaxed is not None and (relaxed.status == "infeasible" or evaluate(problem, relaxed.choice).feasible):
+        return relaxed
+    return run.complete(relaxed)
+
+
+def improve(
+    problem: Problem,
+    choice: Sequence[int],
+    *,
+    time_limit_seconds: float | None = None,
+    gap_tolerance: float = 0.0,
+    work: int | None = None,
+    progress: Progress | None = None,
+) -> Solution:
+    """Search from `choice` for a better assignment, without integer programs: quick and local, with a bound.
+
+    The answer is never worse than `choice` if that is allowed. Budgets and statuses are those of `solve`.
+    """
+    run = _Run(problem, time_limit_seconds, gap_tolerance, choice, progress, work, only_local=True)
+    return run.complete(None)
+
+
+@dataclass(eq=False)
+class _Run:
+    """One call of `solve`: its problem, its limits and what happened so far."""
+
+    problem: Problem
+    time_limit_seconds: float | None
+    gap_tolerance: float
+    start: Sequence[int] | None
+    progress: Progress | None
+    work: int | None = None
+    only_local: bool = False
+    presolve_seconds: float = 0.0
+    start_cost: float = inf
+
+    def __post_init__(self) -> None:
+        limit = self.time_limit_seconds
+        deadline = None if limit is None else monotonic() + (1 - _RESERVE) * limit
+        self.components = ComponentSolver(deadline, self.gap_tolerance, self.only_local)
+        self.budget = int(WORK_PER_SECOND * (DEFAULT_WORK_SECONDS if limit is None else limit))
+        if self.work is not None:
+            self.budget = self.work
+        if self.start is not None:
+            found = evaluate(self.problem, self.start)
+            self.start_cost = found.objective if found.feasible else inf
+
+    def without_memory(self) -> Solution | None:
+        """The optimum without memory, if direct methods find it: often it fits, else it is a bound."""
+        reduced = self._presolve(self.problem.without_memory())
+        if reduced.problem is None:
+            return self._infeasible(reduced.reason, reduced)
+        components = split_components(reduced.problem)
+        methods = []
+        for _, part in components:
+            if (method := self.components.direct_method(part)) is None:
+                return None
+            methods.append(method)
+        return self._join(reduced, components, [method() for method in methods])
+
+    def complete(self, relaxed: Solution | None) -> Solution:
+        reduced = self._presolve(self.problem)
+        if reduced.problem is None:
+            return self._infeasible(reduced.reason, reduced, relaxed)
+        if self.components.deadline is not None:
+            self.components.deadline -= _PRESOLVE_RESERVE * self.presolve_seconds
+        components = split_components(reduced.problem)
+        start = reduced.project(self.start) if self.start is not None and self.start_cost < inf else None
+        # Large components last: what comes before them is known when their progress is told.
+        order = sorted(range(len(components)), key=lambda index: pairs_of(components[index][1]))
+        all_pairs = max(sum(pairs_of(part) for _, part in components), 1)
+        parts: dict[int, Solution] = {}
+        for index in order:
+            nodes, part = components[index]
+            begin = None if start is None else tuple(start[node] for node in nodes)
+            progress = self._part_progress(reduced, list(parts.values())) if index == order[-1] else None
+            work = int(self.budget * pairs_of(part) / all_pairs)
+            parts[index] = self.components.solve(part, start=begin, work=work, progress=progress)
+        return self._join(reduced, components, [parts[index] for index in range(len(components))], relaxed)
+
+    def _part_progress(self, reduced: Presolved, others: list[Solution]) -> Progress | None:
+        """The progress of the last component as that of the whole."""
+        progress = self.progress
+        if progress is None:
+            return None
+        objective = reduced.constant + sum(part.objective for part in others)
+        bound = reduced.constant + sum(part.bound for part in others)
+        return lambda cost, least: progress(objective + cost, bound + least)
+
+    def _presolve(self, problem: Problem) -> Presolved:
+        begin = monotonic()
+        reduced = presolve(problem, self.components.deadline)
+        self.presolve_seconds += monotonic() - begin
+        return reduced
+
+    def _join(
+        self,
+        reduced: Presolved,
+        components: list[tuple[tuple[int, ...], Problem]],
+        parts: list[Solution],
+        relaxed: Solution | None = None,
+    ) -> Solution:
+        """Put the components' solutions together and judge the whole on the original problem."""
+        status = _worst([part.status for part in parts])
+        if status == "infeasible":
+            return self._infeasible(self._no_assignment(relaxed), reduced, relaxed)
+        bound = reduced.constant + sum(part.bound for part in parts)
+        if relaxed is not None:
+            bound = max(bound, relaxed.bound)
+        statistics = self._statistics(reduced)
+        if status == "timeout" and self.start_cost == inf:
+            budget = "time limit" if statistics.get("time_limit_struck") else "budget of work"
+            statistics["reason"] = f"the {budget} was spent before any assignment was found"
+            return Solution((), inf, bound, inf, status, statistics)
+        full, objective = self._full_choice(reduced, components, parts)
+        # Summed in another order, a proven bound may lie an ulp beside the objective it equals.
+        bound = objective if status == "optimal" else min(bound, objective)
+        gap = relative_gap(objective, bound)
+        if status != "optimal":
+            status = "optimal" if gap <= OPTIMAL_GAP else "feasible"
+        return Solution(full, objective, bound, gap, status, statistics)
+
+    def _full_choice(
+        self, reduced: Presolved, components: list[tuple[tuple[int, ...], Problem]], parts: list[Solution]
+    ) -> tuple[tuple[int, ...], float]:
+        """The parts' choices together, or the start if it is cheaper or a part has none; with its objective."""
+        objective = inf
+        full: tuple[int, ...] = ()
+        if all(part.choice for part in parts):
+            choice = {
+                node: strategy
+                for (nodes, _), part in zip(components, parts, strict=True)
+                for node, strategy in zip(nodes, part.choice, strict=True)
+            }
+            full = reduced.restore([choice[node] for node in range(len(choice))])
+            objective = evaluate(self.problem, full).objective
+        if self.start is not None and self.start_cost < objective:
+            return tuple(int(strategy) for strategy in self.start), self.start_cost
+        return full, objective
+
+    def _no_assignment(self, relaxed: Solution | None) -> str:
+        limit = self.problem.memory_limit
+        if relaxed is not None:
+            return f"memory: every assignment exceeds the limit of {limit} bytes at some time"
+        if self.problem.has_memory:
+            return f"no assignment avoids the forbidden pairs within the memory limit of {limit} bytes"
+        return "every assignment uses a forbidden pair"
+
+    def _infeasible(self, reason: str, reduced: Presolved, relaxed: Solution | None = None) -> Solution:
+        statistics = self._statistics(reduced) | {"reason": reason}
+        if self.problem.memory_limit is not None:
+            least = reduced.smallest_peak
+            if relaxed is not None:  # assignments exist, so the limit is what excludes them
+                least = max(least, self.problem.memory_limit + 1)
+                if not reason.startswith("memory"):
+                    limit = self.problem.memory_limit
+                    statistics["reason"] = f"memory: within the limit of {limit} bytes, {reason}"
+            statistics |= {"usage_lower_bound_bytes": least, "memory_limit_bytes": self.problem.memory_limit}
+        return Solution((), inf, inf, 0.0, "infeasible", statistics)
+
+    def _statistics(self, reduced: Presolved) -> dict[str, Statistic]:
+        residual = reduced.problem
+        return {
+            "nodes": self.problem.num_nodes,
+            "edges": len(self.problem.edges),
+            "residual_nodes": 0 if residual is None else residual.num_nodes,
+            "residual_edges": 0 if residual is None else len(residual.edges),
+            **self.components.counts,
+            "presolve_seconds": self.presolve_seconds,
+        }
+
+
+def _worst(statuses: list[Status]) -> Status:
+    order: tuple[Status, ...] = ("optimal", "feasible", "timeout", "infeasible")
+    return max(statuses, key=order.index, default="optimal")

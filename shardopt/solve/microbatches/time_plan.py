@@ -1,0 +1,257 @@
+"""Place every op of a training step before, inside or after its microbatch loop, on demand.
+
+One walk over the ops from last to first: what is asked for (function results, at first) decides where an op runs and
+what it asks of its operands. An op may run in two places, at two sizes, or nowhere. Before the loop stands what the
+body captures; everything else that needs no microbatch stands after it, next to the updates that use it.
+
+A value with batch extent that does not depend on the batch (a mask, an iota, a broadcast bias) is made in the body at
+microbatch size where its sharding rule allows that; otherwise it is made once before the loop and sliced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from shardopt.cost.graph import Op, OpGraph
+from shardopt.cost.microbatching import Accumulator, BodyOp, Cut, Split, TimePlan, View
+from shardopt.solve.microbatches.batch_factors import locate, moves_along, operand_split, result_split
+from shardopt.solve.microbatches.time_axis import HEAVY, CouplingError, Kind, TimeAxis, is_layout
+
+# Values computed from constants and iotas by at most this many cheap ops are computed again in the body, so that
+# no argument carries them to every stage; XLA fuses such chains into their users.
+MAX_CLONED_OPS = 64
+# A block of these is not the same op at a smaller size: random numbers depend on the position in the full result.
+_UNSPLITTABLE = frozenset({"rng", "rng_bit_generator", "custom_call"})
+
+
+class Place(IntEnum):
+    """Where in `@main` a full-size value is needed; a value made before the loop serves the epilogue too."""
+
+    NOWHERE = 0
+    EPILOGUE = 1
+    PROLOGUE = 2
+
+
+def plan_loop(axis: TimeAxis) -> TimePlan:
+    """Raises CouplingError when an estimate is needed where no op of the body can make it."""
+    walk = _Placement(axis)
+    for index in reversed(range(len(axis.graph.ops))):
+        walk.visit(index)
+    for tensor in axis.graph.inputs:
+        walk.visit_input(tensor)
+    return walk.plan()
+
+
+def plan_single(graph: OpGraph) -> TimePlan:
+    """The whole step as the body of a loop of one iteration: for modules without a batch dimension."""
+    whole = [tuple(map(View, ts)) for op in graph.ops for ts in (op.operands, op.results)]
+    body = tuple(BodyOp(k, None, whole[2 * k], whole[2 * k + 1]) for k in range(len(graph.ops)))
+    inputs = frozenset(graph.inputs)
+    read = {t for op in graph.ops for t in op.operands}
+    results = dict.fromkeys(t for t in graph.outputs if t not in inputs)
+    captures = tuple(t for t in graph.inputs if t in read)
+    return TimePlan(1, (), body, (), captures, (), tuple(Accumulator(View(t)) for t in results))
+
+
+@dataclass
+class _Wanted:
+    """What later ops ask of one tensor; `body` keeps the views in the order they were asked for."""
+
+    main: Place = Place.NOWHERE
+    body: dict[View, None] = field(default_factory=dict)
+
+
+class _Placement:
+    """The backward pass; `visit` must see ops in reverse program order."""
+
+    def __init__(self, axis: TimeAxis) -> None:
+        self.axis = axis
+        self.graph = axis.graph
+        self.wanted = [_Wanted() for _ in axis.graph.tensors]
+        self.cloned_ops = self._cloned_ops()
+        self.sources = self._sources()
+        self.places = [Place.NOWHERE] * len(axis.graph.ops)
+        self.body: dict[tuple[int, Cut | None], None] = {}
+        self.captures: set[int] = set()
+        self.slices: dict[View, None] = {}
+        self.accumulators: dict[int, Accumulator] = {}
+        for tensor in axis.graph.outputs:
+            self._want_main(tensor, Place.EPILOGUE)
+
+    def _cloned_ops(self) -> list[int]:
+        """For each tensor an upper bound on the ops of its cone, if cheap and made of constants only; else too many."""
+        count = [MAX_CLONED_OPS + 1] * len(self.graph.tensors)
+        for op in self.graph.ops:
+            opaque = op.rule is None or op.name in HEAVY or op.name in _UNSPLITTABLE
+            total = 1 + sum(count[t] for t in op.operands)
+            if not opaque and total <= MAX_CLONED_OPS:
+                for result in op.results:
+                    count[result] = total
+        return count
+
+    def _sources(self) -> list[frozenset[int]]:
+        """For each tensor the results of opaque ops that the body must be given to make it; itself if it is smaller.
+
+        So of random bits, and the mask made from them, the mask is sliced.
+        """
+        found: list[frozenset[int]] = [frozenset()] * len(self.graph.tensors)
+        for op in self.graph.ops:
+            opaque = op.rule is None or op.name in _UNSPLITTABLE
+            read = frozenset().union(*(found[t] for t in op.operands))
+            size = sum(self.graph.tensors[t].size_bytes for t in read)
+            for result in op.results:
+                own = opaque or size > self.graph.tensors[result].size_bytes
+                found[result] = frozenset({result}) if own else read
+        return found
+
+    # ---- demands ----
+
+    def _want_main(self, tensor: int, place: Place) -> None:
+        self.wanted[tensor].main = max(self.wanted[tensor].main, place)
+
+    def _want_operands(self, op: Op, place: Place) -> None:
+        for tensor in op.operands:
+            self._want_main(tensor, place)
+
+    def _run_in_main(self, index: int, place: Place) -> None:
+        self.places[index] = place
+        self._want_operands(self.graph.ops[index], place)
+
+    def _run_in_body(self, index: int, cut: Cut | None) -> None:
+        if (index, cut) not in self.body:
+            self.body[index, cut] = None
+            for view in self._operands(index, cut):
+                self.wanted[view.tensor].body.setdefault(view)
+
+    def _operands(self, index: int, cut: Cut | None) -> tuple[View, ...]:
+        op = self.graph.ops[index]
+        terms = self.axis.terms.get(index, frozenset())
+        return tuple(
+            View(tensor, operand_split(op, k, cut), "" if tensor in terms else self._estimate(tensor))
+            for k, tensor in enumerate(op.operands)
+        )
+
+    def _estimate(self, tensor: int) -> str:
+        """The reducer of an accumulated tensor that stands, in an op of the body, for the whole batch."""
+        state = self.axis.states[tensor]
+        return "" if state.light else state.reducer
+
+    # ---- ops, last to first ----
+
+    def visit(self, index: int) -> None:
+        op = self.graph.ops[index]
+        state = self.axis.op_state(op)
+        if state.kind in (Kind.CONST, Kind.WHOLE):
+            self._visit_unbatched(index, op)
+        elif state.kind is Kind.BATCHED or not state.light:
+            self._visit_batched(index, op)
+        else:
+            self._keep_before_loop(op)
+        place = max(self.wanted[result].main for result in op.results)
+        if place is not Place.NOWHERE and self.places[index] is Place.NOWHERE and self._runs_in_main(index):
+            self._run_in_main(index, place)
+
+    def _runs_in_main(self, index: int) -> bool:
+        return not any(result in self.accumulators for result in self.graph.ops[index].results)
+
+    def _visit_unbatched(self, index: int, op: Op) -> None:
+        """Constants, and values of the complete batch: estimates of these must be made in the body."""
+        state = self.axis.op_state(op)
+        must_clone = state.kind is Kind.WHOLE and not state.light
+        reads_batch = any(self.axis.states[t].kind is Kind.BATCHED for t in op.operands)
+        for k, result in enumerate(op.results):
+            for view in self.wanted[result].body:
+                cut = None if reads_batch else self._cut_for(op, k, view.split)
+                if view.split is None and not reads_batch and (must_clone or self._worth_cloning(op, result)):
+                    self._run_in_body(index, None)
+                elif view.split is not None and cut is not None:
+                    self._run_in_body(index, cut)
+                elif must_clone:
+                    raise CouplingError("cannot stand for the whole batch in one microbatch", index)
+                else:
+                    self._provide(view)
+
+    def _worth_cloning(self, op: Op, result: int) -> bool:
+        grows = op.name == "broadcast_in_dim" and all(
+            self.graph.tensors[t].size_bytes < self.graph.tensors[result].size_bytes for t in op.operands
+        )
+        return grows or self.cloned_ops[result] <= MAX_CLONED_OPS
+
+    def _cut_for(self, op: Op, result: int, split: Split | None) -> Cut | None:
+        """How to run an unbatched op in the body so that its result is split, or None if it must be sliced."""
+        if split is None or op.rule is None or op.results[result] in self.sources[op.results[result]]:
+            return None
+        if op.name == "constant" and op.results[result] not in (self.axis.batch.splats or {}):
+            return None
+        cut = locate(op.rule.results[result][split.dim], op.rule.sizes, split)
+        if cut is None or moves_along(op, cut) or cut.extent % self.axis.batch.num_microbatches:
+            return None
+        if op.name == "iota" and cut.outer != 1:
+            return None  # blocks are not consecutive numbers
+        if any(result_split(op, k, cut) is None for k in range(len(op.results))):
+            return None
+        return cut
+
+    def _visit_batched(self, index: int, op: Op) -> None:
+        """Batched ops and contractions over the batch: in the body, and after the loop what it collects."""
+        for result in op.results:
+            if self.wanted[result].main is Place.EPILOGUE and not self._moves_to_epilogue(op, result):
+                self._collect(result)
+            for view in self.wanted[result].body:
+                self._check_estimate(index, view)
+        if any(self.wanted[r].body or r in self.accumulators for r in op.results):
+            self._run_in_body(index, self.axis.cuts[index])
+
+    def _moves_to_epilogue(self, op: Op, result: int) -> bool:
+        """Cheap functions of the batch inputs are computed on the full batch; a mere change of layout comes last."""
+        state = self.axis.states[result]
+        return state.light or (
+            state.kind is Kind.PARTIAL and is_layout(self.graph, op) and not self.wanted[result].body
+        )
+
+    def _check_estimate(self, index: int, view: View) -> None:
+        """B times a sum over this microbatch estimates the sum over the batch; a product has no such estimate."""
+        if view.estimate and (view.split is not None or view.estimate in ("multiply", "xor")):
+            raise CouplingError("cannot stand for the whole batch in one microbatch", index)
+
+    def _collect(self, tensor: int) -> None:
+        state = self.axis.states[tensor]
+        self.accumulators[tensor] = Accumulator(View(tensor, state.split), state.reducer)
+
+    def _keep_before_loop(self, op: Op) -> None:
+        """A reduction of batch inputs alone is computed on the full batch, exactly, and the body captures it."""
+        for result in op.results:
+            for view in self.wanted[result].body:
+                self._provide(view)
+
+    def _provide(self, view: View) -> None:
+        """Make a value before the loop, for the body to capture whole or in slices."""
+        self._want_main(view.tensor, Place.PROLOGUE)
+        if view.split is None:
+            self.captures.add(view.tensor)
+        else:
+            self.slices.setdefault(view)
+
+    def visit_input(self, tensor: int) -> None:
+        for view in self.wanted[tensor].body:
+            self._provide(view)
+
+    # ---- the result ----
+
+    def plan(self) -> TimePlan:
+        order = sorted(self.body, key=lambda key: (key[0], key[1] is not None, str(key[1])))
+        return TimePlan(
+            self.axis.batch.num_microbatches,
+            tuple(k for k, place in enumerate(self.places) if place is Place.PROLOGUE),
+            tuple(self._body_op(index, cut) for index, cut in order),
+            tuple(k for k, place in enumerate(self.places) if place is Place.EPILOGUE),
+            tuple(sorted(self.captures)),
+            tuple(sorted(self.slices, key=lambda view: (view.tensor, str(view.split)))),
+            tuple(self.accumulators[t] for t in sorted(self.accumulators)),
+        )
+
+    def _body_op(self, index: int, cut: Cut | None) -> BodyOp:
+        op = self.graph.ops[index]
+        results = tuple(View(t, result_split(op, k, cut)) for k, t in enumerate(op.results))
+        return BodyOp(index, cut, self._operands(index, cut), results)

@@ -1,0 +1,125 @@
+"""What every preset of `--intra-op` starts from and returns, and how it names strategies by what they split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from math import prod
+
+from shardopt.cost.graph import FactorRule
+from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.solve.sharding.intra_op import IntraOpTables
+from shardopt.solve.sharding.strategies import live_axes
+
+Axes = tuple[str, ...]
+Split = Mapping[int, Axes]  # the axes of each factor that is split, major to minor
+Dims = tuple[Axes, ...]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What the presets need to know of a graph: inputs that hold state, inputs that hold the batch with the dimension
+    it lies on, the same of what other meshes send, the pairs that must agree, and for `shardy` what Shardy's own
+    propagation made of the tensors."""
+
+    state: Set[int] = frozenset()
+    batch: Mapping[int, int] = field(default_factory=dict)
+    received: Mapping[int, int] = field(default_factory=dict)
+    tied: tuple[tuple[int, int], ...] = ()
+    propagated: Mapping[int, Sharding] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Restriction:
+    """Tensors with a given sharding, and operations with the numbers of the strategies they may take."""
+
+    fixed: Mapping[int, Sharding] = field(default_factory=dict)
+    allowed: Mapping[int, Sequence[int]] = field(default_factory=dict)
+
+
+def replicated(tables: IntraOpTables, tensors: Iterable[int]) -> dict[int, Sharding]:
+    return {k: Sharding.replicated(len(tables.graph.tensors[k].shape)) for k in tensors}
+
+
+def split_greedily(
+    mesh: Mesh, shape: tuple[int, ...], order: Callable[[tuple[int, ...]], Iterable[int]], axes: Axes | None = None
+) -> Sharding:
+    """Give each axis (all by default) in turn to the first dimension, in `order` of the local shape, it divides."""
+    dims: list[Axes] = [()] * len(shape)
+    local = list(shape)
+    for axis in live_axes(mesh) if axes is None else axes:
+        size = mesh.axis_size(axis)
+        place = next((d for d in order(tuple(local)) if d < len(local) and local[d] % size == 0), None)
+        if place is not None:
+            dims[place] = (*dims[place], axis)
+            local[place] //= size
+    return Sharding(tuple(dims))
+
+
+def largest(local: tuple[int, ...]) -> Iterable[int]:
+    """Dimensions, the longest first."""
+    return sorted(range(len(local)), key=lambda dim: -local[dim])
+
+
+def tiles(mesh: Mesh, axes: Iterable[str]) -> int:
+    return prod(mesh.axis_size(axis) for axis in axes)
+
+
+def strategies_that_split(tables: IntraOpTables, op: int, split: Split, scatter: Dims | None = None) -> tuple[int, ...]:
+    """The strategies of an operation whose operands and results lie as `split` says, whether or not sums over a split
+    factor are finished; with `scatter`, those whose one result lies so instead. Empty when there is none."""
+    rule = tables.graph.ops[op].rule
+    if rule is None:
+        return () if split else (0,)
+    operands = dims_of(rule, rule.operands, split)
+    results = (scatter,) if scatter is not None else dims_of(rule, rule.results, split)
+    return tuple(
+        number
+        for number, strategy in enumerate(tables.ops[op].strategies)
+        if tuple(sharding.dims for sharding in strategy.operands[: len(operands)]) == operands
+        and tuple(sharding.dims for sharding in strategy.results) == results
+    )
+
+
+def strategies_within(tables: IntraOpTables, op: int, axes: Axes) -> tuple[int, ...]:
+    """The strategies that use no other axes than these."""
+    return tuple(
+        number
+        for number, strategy in enumerate(tables.ops[op].strategies)
+        if all(axis in axes for sharding in (*strategy.operands, *strategy.results) for axis in sharding.axes)
+    )
+
+
+def in_full(tables: IntraOpTables, op: int) -> tuple[int, ...]:
+    """The strategies that split no value of the operation; number 0 is always among them."""
+    return strategies_within(tables, op, ())
+
+
+def finished(tables: IntraOpTables, op: int, numbers: Iterable[int]) -> tuple[int, ...]:
+    """Those of the strategies that leave no sum unfinished."""
+    chosen = tables.ops[op].strategies
+    return tuple(n for n in numbers if not any(sharding.partial for sharding in chosen[n].results))
+
+
+def scattering(tables: IntraOpTables, op: int, split: Split) -> tuple[int, ...]:
+    """The strategies that sum over the split factors and leave each device a part of the sum."""
+    rule = tables.graph.ops[op].rule
+    if rule is None:
+        return ()
+    operands, results = dims_of(rule, rule.operands, split), dims_of(rule, rule.results, split)
+    reduced = {axis for factor in rule.reduction for axis in split.get(factor, ())}
+    return tuple(
+        number
+        for number, strategy in enumerate(tables.ops[op].strategies)
+        if tuple(sharding.dims for sharding in strategy.operands[: len(operands)]) == operands
+        and tuple(sharding.dims for sharding in strategy.results) != results
+        and reduced <= {axis for sharding in strategy.results for axis in sharding.axes}
+    )
+
+
+def dims_of(rule: FactorRule, mappings: Sequence[tuple[tuple[int, ...], ...]], split: Split) -> tuple[Dims, ...]:
+    """How operands or results lie when factors are split."""
+    return tuple(
+        tuple(tuple(axis for factor in factors for axis in split.get(factor, ())) for factors in mapping)
+        for mapping in mappings
+    )

@@ -1,0 +1,168 @@
+"""The data-parallel presets: the batch is split over the mesh, and they differ in where the state lies.
+
+* `data`: weights and optimizer state whole on every device, gradients all-reduced (Li et al., arXiv 2006.15704).
+* `zero1`, `zero2`, `zero3`: ZeRO (Rajbhandari et al., arXiv 1910.02054, section 5): optimizer state split; gradients
+  reduce-scattered too; weights split too and gathered for use (FSDP, Zhao et al., arXiv 2304.11277).
+* `mics`: the state split as in `zero3` over the innermost axis only, one copy for each index of the others (MiCS, Zhang
+  et al., arXiv 2205.00119, section 3).
+
+An operation that carries the batch is split along it and no other way; what depends on the batch but does not carry it
+(batch statistics, the loss) is whole. How weights are gathered and shards are updated is the solver's choice between
+those. A tensor of state is split along its longest dimension; one that no dimension divides stays whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from shardopt.cost.errors import UserError
+from shardopt.cost.mesh import Sharding
+from shardopt.solve.presets.base import (
+    Axes,
+    Restriction,
+    Roles,
+    Split,
+    finished,
+    in_full,
+    largest,
+    replicated,
+    scattering,
+    split_greedily,
+    strategies_that_split,
+    strategies_within,
+    tiles,
+)
+from shardopt.solve.presets.flow import BatchFlow, follow_batch
+from shardopt.solve.sharding.intra_op import IntraOpTables
+from shardopt.solve.sharding.strategies import live_axes
+
+
+@dataclass(frozen=True, eq=False)
+class DataParallel:
+    """A graph whose batch is split over `axes`: those of the wanted ones that divide it."""
+
+    tables: IntraOpTables
+    flow: BatchFlow
+    axes: Axes
+
+    def inputs(self) -> dict[int, Sharding]:
+        """The shardings of the tensors in which the batch starts."""
+        found = {}
+        for tensor, place in self.flow.seeds.items():
+            rank = len(self.tables.graph.tensors[tensor].shape)
+            found[tensor] = Sharding(tuple(self.axes if dim == place else () for dim in range(rank)))
+        return found
+
+    def split(self, op: int) -> Split:
+        """The split of an operation along the batch, empty when it has none or an uneven one."""
+        factor, rule = self.flow.factors[op], self.tables.graph.ops[op].rule
+        if factor is None or rule is None or rule.sizes[factor] % tiles(self.tables.mesh, self.axes):
+            return {}
+        return {factor: self.axes}
+
+    def activations(self) -> dict[int, Sequence[int]]:
+        """The strategies of all operations that depend on the batch, without the update; sums are finished at once."""
+        found: dict[int, Sequence[int]] = {}
+        for op, node in enumerate(self.tables.graph.ops):
+            batched = self.flow.factors[op] is not None
+            if batched or (node.results and self.flow.depends[node.results[0]] and op not in self.flow.update):
+                numbers = strategies_that_split(self.tables, op, self.split(op)) or in_full(self.tables, op)
+                found[op] = finished(self.tables, op, numbers) or numbers
+        return found
+
+    def allowed(self, update_axes: Axes | None = None) -> dict[int, Sequence[int]]:
+        """`activations`, and the update without axes other than these (those of the batch by default)."""
+        axes, activations = self.axes if update_axes is None else update_axes, self.activations()
+        if axes == live_axes(self.tables.mesh):
+            return activations
+        others = sorted(set(range(len(self.tables.graph.ops))) - activations.keys())
+        return {**{op: strategies_within(self.tables, op, axes) for op in others}, **activations}
+
+    def scattered_gradients(self) -> dict[int, Sequence[int]]:
+        """The gradients as sums that are scattered, or left for their readers to finish, where that is possible."""
+        found: dict[int, Sequence[int]] = {}
+        for op in sorted(self.flow.gradients):
+            split = self.split(op)
+            whole = strategies_that_split(self.tables, op, split)
+            open_sums = sorted(set(whole) - set(finished(self.tables, op, whole)))
+            if split and (better := (*open_sums, *scattering(self.tables, op, split))):
+                found[op] = better
+        return found
+
+    def shards(self, tensors: Iterable[int], axes: Axes) -> dict[int, Sharding]:
+        shapes = {k: self.tables.graph.tensors[k].shape for k in sorted(tensors)}
+        return {k: split_greedily(self.tables.mesh, shape, largest, axes) for k, shape in shapes.items()}
+
+
+def data_parallel(tables: IntraOpTables, roles: Roles, preset: str, axes: Axes | None = None) -> DataParallel:
+    """Over all axes by default. Raises UserError when the batch is not known or divides over none of the axes."""
+    flow = follow_batch(tables.graph, roles, preset)
+    wanted = live_axes(tables.mesh) if axes is None else axes
+    taken: Axes = ()
+    for axis in wanted:
+        if flow.extent % tiles(tables.mesh, (*taken, axis)) == 0:
+            taken = (*taken, axis)
+    if wanted and not taken:
+        sizes = ", ".join(f"{axis}={tables.mesh.axis_size(axis)}" for axis in wanted)
+        raise UserError(
+            f"preset '{preset}' splits the batch: expected an extent that {sizes} divides, found {flow.extent}"
+        )
+    return DataParallel(tables, flow, taken)
+
+
+def data(tables: IntraOpTables, roles: Roles) -> Restriction:
+    plan = data_parallel(tables, roles, "data")
+    others: dict[int, Sequence[int]] = {
+        op: in_full(tables, op)
+        for op, node in enumerate(tables.graph.ops)
+        if op in plan.flow.update or not tables.made_anywhere.issuperset(node.results)
+    }
+    return Restriction({**replicated(tables, sorted(roles.state)), **plan.inputs()}, {**others, **plan.activations()})
+
+
+def zero1(tables: IntraOpTables, roles: Roles) -> Restriction:
+    plan = data_parallel(tables, roles, "zero1")
+    if not plan.flow.slots:
+        raise UserError("preset 'zero1' splits optimizer state: expected state that only the update reads, found none")
+    state = {**replicated(tables, sorted(roles.state)), **plan.shards(plan.flow.slots, plan.axes)}
+    return Restriction({**state, **plan.inputs()}, plan.allowed())
+
+
+def zero2(tables: IntraOpTables, roles: Roles) -> Restriction:
+    plan = _with_gradients(tables, roles, "zero2")
+    state = {**replicated(tables, sorted(roles.state)), **plan.shards(plan.flow.slots, plan.axes)}
+    return Restriction({**state, **plan.inputs()}, {**plan.allowed(), **plan.scattered_gradients()})
+
+
+def zero3(tables: IntraOpTables, roles: Roles) -> Restriction:
+    plan = _with_gradients(tables, roles, "zero3")
+    state = plan.shards(plan.flow.weights | roles.state, plan.axes)
+    return Restriction({**state, **plan.inputs()}, {**plan.allowed(), **plan.scattered_gradients()})
+
+
+def mics(tables: IntraOpTables, roles: Roles) -> Restriction:
+    axes = live_axes(tables.mesh)
+    if len(axes) < 2:
+        raise UserError(
+            f"preset 'mics' splits state along one mesh axis and repeats it along the others: expected a mesh of at "
+            f"least two axes, found {tables.mesh}"
+        )
+    plan = _with_gradients(tables, roles, "mics")
+    state = plan.shards(plan.flow.weights | roles.state, axes[-1:])
+    return Restriction({**state, **plan.inputs()}, {**plan.allowed(axes[-1:]), **_open_gradients(plan)})
+
+
+def _open_gradients(plan: DataParallel) -> dict[int, Sequence[int]]:
+    """Gradients that their readers may finish: scattered over one axis, all-reduced over the others."""
+    found = {op: strategies_that_split(plan.tables, op, plan.split(op)) for op in sorted(plan.flow.gradients)}
+    return {op: numbers for op, numbers in found.items() if numbers}
+
+
+def _with_gradients(tables: IntraOpTables, roles: Roles, preset: str) -> DataParallel:
+    plan = data_parallel(tables, roles, preset)
+    if not plan.flow.gradients:
+        raise UserError(
+            f"preset '{preset}' splits gradients: expected sums over the batch that update the state, found none"
+        )
+    return plan

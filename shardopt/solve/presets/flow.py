@@ -1,0 +1,181 @@
+"""Where the batch flows through a step, and what that makes of its inputs: all that data-parallel presets know.
+
+The batch starts on a dimension of the batch inputs and follows the factors of the sharding rules. An operation with
+such a factor is *batched*; one that contracts the factor *sums* over the batch. What depends on the batch without
+carrying it (gradients, the loss, batch statistics) is either used by batched operations again, as batch statistics are,
+or only by the update: that tells gradients and optimizer state from activations and weights, whatever the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+from shardopt.cost.errors import UserError
+from shardopt.cost.graph import Op, OpGraph
+from shardopt.solve.presets.base import Roles
+from shardopt.solve.sharding.factors import shardable_factors
+
+# What cuts the batch into microbatches: the value of one microbatch is behind these.
+_BATCH_CUTTING = frozenset({"dynamic_slice", "reshape", "transpose"})
+
+
+@dataclass(frozen=True)
+class BatchFlow:
+    """`dims[t]` is the dimension on which tensor t carries the batch, `factors[k]` the factor that carries it through
+    operation k, and `depends[t]` whether the tensor depends on the batch at all.
+
+    `seeds` are the tensors (with their dimension) where the batch starts, `extent` its size. Of the inputs, `weights`
+    are those that batched operations use, directly or not; `slots` (optimizer state) are state that only the update
+    reads. `gradients` are the operations that sum over the batch for the update alone, `update` those that depend on
+    the batch and have neither the factor nor a batched operation behind them. `slots_of[w]` are the slots of a weight.
+    """
+
+    seeds: Mapping[int, int]
+    extent: int
+    dims: tuple[int | None, ...]
+    factors: tuple[int | None, ...]
+    depends: tuple[bool, ...]
+    weights: frozenset[int]
+    slots: frozenset[int]
+    gradients: frozenset[int]
+    update: frozenset[int]
+    slots_of: Mapping[int, tuple[int, ...]]
+
+
+def follow_batch(graph: OpGraph, roles: Roles, preset: str) -> BatchFlow:
+    """Raises UserError when no input is known to hold the batch."""
+    seeds = _seeds(graph, roles)
+    if not seeds:
+        raise UserError(f"preset '{preset}' splits the batch: expected batch arguments, found none (see batch-args)")
+    dims, factors = _spread(graph, seeds)
+    depends = [tensor in roles.batch or tensor in roles.received for tensor in range(len(graph.tensors))]
+    for op in graph.ops:
+        for result in op.results:
+            depends[result] = any(depends[operand] for operand in op.operands)
+    feeds = _feeding(graph, factors)
+    batch = {*roles.batch, *roles.received}
+    weights = {k for k in graph.inputs if feeds[k] and k not in batch and _is_number(graph, k)}
+    slots = {k for k in roles.state - weights if graph.tensors[k].shape and not feeds[k]}
+    late = [k for k, op in enumerate(graph.ops) if op.results and not any(feeds[r] for r in op.results)]
+    return BatchFlow(
+        seeds,
+        min(graph.tensors[tensor].shape[dim] for tensor, dim in seeds.items()),
+        tuple(dims),
+        tuple(factors),
+        tuple(depends),
+        frozenset(weights),
+        frozenset(slots),
+        frozenset(k for k in late if sums_over_batch(graph.ops[k], factors[k])),
+        frozenset(k for k in late if factors[k] is None and depends[graph.ops[k].results[0]]),
+        {weight: _read_alike(graph, after, slots) for weight, after in roles.tied if weight in weights},
+    )
+
+
+def follow_between(
+    graphs: Sequence[OpGraph], roles: Sequence[Roles], sources: Sequence[Mapping[int, tuple[int, int]]]
+) -> tuple[Roles, ...]:
+    """Roles with `received` filled in: the batch goes on where another mesh sends a value that carries it.
+
+    `sources[m]` says for the inputs of graph m that arrive from elsewhere which tensor of which graph they are.
+    """
+    found = list(roles)
+    changed = True
+    while changed:  # each round finds a value more, or is the last
+        carried = [_spread(graph, _seeds(graph, known))[0] for graph, known in zip(graphs, found, strict=True)]
+        changed = False
+        for number, arriving in enumerate(sources):
+            dims = {tensor: carried[mesh][sent] for tensor, (mesh, sent) in arriving.items()}
+            received = {tensor: dim for tensor, dim in dims.items() if dim is not None}
+            changed |= received != found[number].received
+            found[number] = replace(found[number], received=received)
+    return tuple(found)
+
+
+def _seeds(graph: OpGraph, roles: Roles) -> dict[int, int]:
+    """Where the batch starts: (a slice of) a batch argument, or a value that arrives with it."""
+    cut = dict(seed for argument, dim in sorted(roles.batch.items()) for seed in _microbatches(graph, argument, dim))
+    return {**cut, **roles.received}
+
+
+def _spread(graph: OpGraph, seeds: Mapping[int, int]) -> tuple[list[int | None], list[int | None]]:
+    """For each tensor the dimension, and for each operation the factor, that carries the batch."""
+    dims: list[int | None] = [seeds.get(tensor) for tensor in range(len(graph.tensors))]
+    factors: list[int | None] = []
+    for op in graph.ops:
+        factor = _batch_factor(graph, op, dims)
+        factors.append(factor)
+        for position, result in enumerate(op.results):
+            if factor is not None and op.rule is not None and result not in seeds:
+                dims[result] = _dim_led_by(op.rule.results[position], op.rule.sizes, factor)
+    return dims, factors
+
+
+def _read_alike(graph: OpGraph, tensor: int, slots: Set[int]) -> tuple[int, ...]:
+    """The slots that a value is made of through values of its own shape: those of the weight that it replaces."""
+    producers = graph.producers()
+    shape, found, pending = graph.tensors[tensor].shape, {tensor}, [tensor]
+    while pending:
+        producer = producers[pending.pop()]
+        operands = graph.ops[producer].operands if producer >= 0 else ()
+        alike = [k for k in operands if k not in found and graph.tensors[k].shape == shape]
+        found.update(alike)
+        pending += alike
+    return tuple(sorted(found & slots))
+
+
+def sums_over_batch(op: Op, factor: int | None) -> bool:
+    return factor is not None and op.rule is not None and factor in op.rule.reduction
+
+
+def _microbatches(graph: OpGraph, argument: int, dim: int) -> list[tuple[int, int]]:
+    """(tensor, batch dimension) to split for a batch argument: itself, or in a loop over microbatches its slices."""
+    found = []
+    pending = [argument] if any(op.repeat > 1 for op in graph.ops) else []
+    while pending:
+        tensor = pending.pop()
+        cuts = [op for op in graph.ops if op.operands[:1] == (tensor,) and op.name in _BATCH_CUTTING]
+        pending += [op.results[0] for op in reversed(cuts)]
+        if not cuts and tensor != argument:
+            shape = graph.tensors[tensor].shape
+            found.append((tensor, next((d for d, extent in enumerate(shape) if extent > 1), 0)))
+    return found or [(argument, dim)]
+
+
+def _batch_factor(graph: OpGraph, op: Op, dims: list[int | None]) -> int | None:
+    """The factor on which the batch enters, of the largest operand where they differ; None if it cannot be split."""
+    if op.rule is None:
+        return None
+    usable = set(shardable_factors(op))
+    found = [
+        (graph.tensors[tensor].size_bytes, -position, factor)
+        for position, (tensor, mapping) in enumerate(zip(op.operands, op.rule.operands, strict=False))
+        if (dim := dims[tensor]) is not None
+        and (factor := leading_factor(mapping[dim], op.rule.sizes)) is not None
+        and factor in usable
+    ]
+    return max(found)[2] if found else None
+
+
+def leading_factor(factors: tuple[int, ...], sizes: tuple[int, ...]) -> int | None:
+    """The major-most factor of a dimension that has more than one element."""
+    return next((factor for factor in factors if sizes[factor] > 1), None)
+
+
+def _dim_led_by(mapping: tuple[tuple[int, ...], ...], sizes: tuple[int, ...], factor: int) -> int | None:
+    return next((dim for dim, factors in enumerate(mapping) if leading_factor(factors, sizes) == factor), None)
+
+
+def _feeding(graph: OpGraph, factors: list[int | None]) -> list[bool]:
+    """For each tensor whether a batched operation that does not merely sum it up is reached from it."""
+    feeds = [False] * len(graph.tensors)
+    for op, factor in zip(reversed(graph.ops), reversed(factors), strict=True):
+        if any(feeds[result] for result in op.results) or (factor is not None and not sums_over_batch(op, factor)):
+            for operand in op.operands:
+                feeds[operand] = True
+    return feeds
+
+
+def _is_number(graph: OpGraph, tensor: int) -> bool:
+    """Whether a value can be a weight: random keys, counters and flags are none."""
+    return bool(graph.tensors[tensor].shape) and "f" in graph.tensors[tensor].dtype

@@ -1,0 +1,128 @@
+"""The choices of `--intra-op`: each restricts the shardings of some tensors, and the solver chooses the rest.
+
+* `ilp`: no restriction.
+* `data`, `zero1`, `zero2`, `zero3`, `mics`: the batch is split, see `shardopt.solve.presets.data`.
+* `megatron`, `sequence`, `summa-2d`: weights are split too, see `shardopt.solve.presets.tensor`.
+* `expert`: weights of experts are split, see `shardopt.solve.presets.expert`.
+* `heuristic`: every input split along its largest dimension, axis by axis.
+* `replicate`: every operation in full on every device.
+* `shardy`: what Shardy's own propagation gives every tensor, see `shardopt.solve.presets.shardy`.
+
+As a preset only takes choices away, what the solver makes of it is also an assignment of the problem without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from shardopt.cost.errors import UserError
+from shardopt.cost.mesh import Sharding
+from shardopt.solve.presets import data, expert, shardy
+from shardopt.solve.presets import tensor as tensor_parallel
+from shardopt.solve.presets.base import Restriction, Roles, largest, replicated, split_greedily
+from shardopt.solve.sharding.intra_op import IntraOpTables
+
+__all__ = ["PRESETS", "Restriction", "Roles", "restrict", "split_greedily"]
+
+Preset = Callable[[IntraOpTables, Roles], Restriction]
+
+
+def restrict(preset: str, tables: IntraOpTables, roles: Roles) -> Restriction:
+    """What a preset fixes. Raises UserError for an unknown name and for a preset that does not apply to the graph.
+
+    A sharding that the tensor or one tied to it cannot have (its operation is opaque, say, or the user demands another)
+    becomes the replicated one or, failing that, is left to the solver. So is an operation that no strategy is left for
+    that makes what is fixed for its results.
+    """
+    if preset not in PRESETS:
+        raise UserError(f"unknown intra-op preset '{preset}'; expected one of {', '.join(PRESETS)}")
+    wanted = PRESETS[preset](tables, roles)
+    tied = _tied_to(roles.tied)
+    fixed: dict[int, Sharding] = {}
+    everywhere: dict[int, Sharding] = {}
+    for tensor, sharding in wanted.fixed.items():
+        group = tied.get(tensor, (tensor,))
+        choices = (everywhere.get(tensor, sharding), Sharding.replicated(sharding.rank))
+        if possible := [choice for choice in choices if _is_possible(tables, choice, group)]:
+            fixed[tensor] = possible[0]
+            everywhere.update(dict.fromkeys(group, possible[0]))
+    allowed = {op: numbers for op, numbers in wanted.allowed.items() if _makes(tables, op, numbers, everywhere)}
+    for group in dict.fromkeys(tied.values()):
+        for op in _disagreeing(tables, group, allowed):
+            del allowed[op]
+    return Restriction(fixed, allowed)
+
+
+def _tied_to(pairs: Iterable[tuple[int, int]]) -> dict[int, tuple[int, ...]]:
+    """For each tensor all that are tied to it, directly or through others, and itself."""
+    members: dict[int, tuple[int, ...]] = {}
+    for first, second in pairs:
+        joined = tuple(dict.fromkeys((*members.get(first, (first,)), *members.get(second, (second,)))))
+        members.update(dict.fromkeys(joined, joined))
+    return members
+
+
+def _is_possible(tables: IntraOpTables, sharding: Sharding, tensors: Iterable[int]) -> bool:
+    demanded = tables.constraints.allowed
+    return all(
+        sharding in tables.column(tensor).distinct and sharding in demanded.get(tensor, (sharding,))
+        for tensor in tensors
+    )
+
+
+def _makes(tables: IntraOpTables, op: int, numbers: Sequence[int], fixed: Mapping[int, Sharding]) -> bool:
+    """Whether a strategy without forbidden axes gives every result the sharding that is fixed or demanded for it."""
+    demanded = tables.constraints.allowed
+    results = [(place, t) for place, t in enumerate(tables.graph.ops[op].results) if t in fixed or t in demanded]
+    wanted = [(place, (fixed[t],) if t in fixed else demanded[t]) for place, t in results]
+    strategies = tables.ops[op].strategies
+    permitted = (strategies[n] for n in numbers if tables.constraints.permits(op, strategies[n]))
+    return any(all(s.results[place] in shardings for place, shardings in wanted) for s in permitted)
+
+
+def _disagreeing(tables: IntraOpTables, group: Sequence[int], allowed: Mapping[int, Sequence[int]]) -> set[int]:
+    """Operations to be left to the solver for tied results to have a sharding in common: those that may only make
+    whole ones (what a loop starts from, say) if that is enough, else all that make one of them."""
+    options: dict[int, set[Sharding]] = {}
+    for tensor in group:
+        op = tables.producers[tensor]
+        if op in allowed:
+            place = tables.graph.ops[op].results.index(tensor)
+            made = {tables.ops[op].strategies[number].results[place] for number in allowed[op]}
+            options[op] = options.get(op, made) & made
+    if not options or set.intersection(*options.values()):
+        return set()
+    whole = {op for op, made in options.items() if all(sharding.is_replicated for sharding in made)}
+    others = [made for op, made in options.items() if op not in whole]
+    return whole if others and set.intersection(*others) else set(options)
+
+
+def _ilp(tables: IntraOpTables, roles: Roles) -> Restriction:
+    return Restriction()
+
+
+def _replicate(tables: IntraOpTables, roles: Roles) -> Restriction:
+    in_full = dict.fromkeys(range(len(tables.graph.ops)), (0,))
+    return Restriction(replicated(tables, tables.graph.inputs), in_full)
+
+
+def _heuristic(tables: IntraOpTables, roles: Roles) -> Restriction:
+    tensors = tables.graph.tensors
+    return Restriction({k: split_greedily(tables.mesh, tensors[k].shape, largest) for k in tables.graph.inputs})
+
+
+PRESETS: Mapping[str, Preset] = {
+    "ilp": _ilp,
+    "data": data.data,
+    "zero1": data.zero1,
+    "zero2": data.zero2,
+    "zero3": data.zero3,
+    "mics": data.mics,
+    "megatron": tensor_parallel.megatron,
+    "sequence": tensor_parallel.sequence,
+    "summa-2d": tensor_parallel.summa_2d,
+    "expert": expert.expert,
+    "heuristic": _heuristic,
+    "replicate": _replicate,
+    "shardy": shardy.shardy,
+}

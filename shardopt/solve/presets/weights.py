@@ -1,0 +1,91 @@
+"""How weights get to the products that use them: through transposes, reshapes and casts, dimension by dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from functools import cached_property
+
+from shardopt.cost.graph import Op, OpGraph
+from shardopt.solve.presets.flow import BatchFlow, leading_factor
+from shardopt.solve.sharding.factors import shardable_factors
+
+_PRODUCTS = frozenset({"dot_general", "convolution"})
+
+
+@dataclass(frozen=True, eq=False)
+class WeightUses:
+    """`derived[t]` says whether a tensor is a weight or made of weights and constants alone."""
+
+    graph: OpGraph
+    flow: BatchFlow
+    derived: tuple[bool, ...]
+
+    @staticmethod
+    def of(graph: OpGraph, flow: BatchFlow) -> WeightUses:
+        return WeightUses(graph, flow, made_of(graph, flow, flow.weights))
+
+    @cached_property
+    def producers(self) -> tuple[int, ...]:
+        return self.graph.producers()
+
+    def product(self, op: Op) -> int | None:
+        """The position of the weight in a product (or gather) with an activation; None for any other operation."""
+        if op.rule is None or (op.name != "gather" and op.name not in _PRODUCTS):
+            return None
+        weights = [k for k, tensor in enumerate(op.operands[:2]) if self.derived[tensor]]
+        others = [tensor for tensor in op.operands[:2] if self.flow.depends[tensor]]
+        return weights[0] if len(weights) == 1 and others else None
+
+    @cached_property
+    def vocabulary(self) -> frozenset[int]:
+        """The gathered tables with the most rows: words, rather than positions or segments."""
+        tables = {
+            op.operands[0]: self.graph.tensors[op.operands[0]].shape[0]
+            for op in self.graph.ops
+            if op.name == "gather" and self.product(op) == 0
+        }
+        return frozenset(tensor for tensor, rows in tables.items() if rows == max(tables.values()))
+
+    def origins(self, tensor: int, dim: int) -> Iterator[tuple[int, int]]:
+        """The weights, and their dimensions, that become dimension `dim` of a value."""
+        producer = self.producers[tensor]
+        if producer < 0:
+            if tensor in self.flow.weights:
+                yield tensor, dim
+            return
+        op = self.graph.ops[producer]
+        if op.rule is None or self.flow.depends[tensor]:
+            return
+        factor = leading_factor(op.rule.results[op.results.index(tensor)][dim], op.rule.sizes)
+        if factor not in set(shardable_factors(op)):
+            return
+        for operand, mapping in zip(op.operands, op.rule.operands, strict=False):
+            place = next((d for d, led in enumerate(mapping) if leading_factor(led, op.rule.sizes) == factor), None)
+            if place is not None:
+                yield from self.origins(operand, place)
+
+    def chain(self, tensor: int) -> set[int]:
+        """The operations that make a value out of weights."""
+        found: set[int] = set()
+        pending = [tensor]
+        while pending:
+            producer = self.producers[pending.pop()]
+            if producer >= 0 and producer not in found and not self.flow.depends[self.graph.ops[producer].results[0]]:
+                found.add(producer)
+                pending += self.graph.ops[producer].operands
+        return found
+
+
+def made_of(graph: OpGraph, flow: BatchFlow, sources: Set[int]) -> tuple[bool, ...]:
+    """For each tensor whether it is one of the sources, or made of them and constants but not of the batch."""
+    found = [tensor in sources for tensor in range(len(graph.tensors))]
+    for op in graph.ops:
+        for result in op.results:
+            found[result] = not flow.depends[result] and any(found[operand] for operand in op.operands)
+    return tuple(found)
+
+
+def dim_of(mapping: tuple[tuple[int, ...], ...], factor: int) -> int | None:
+    """The dimension that a factor is part of."""
+    return next((dim for dim, factors in enumerate(mapping) if factor in factors), None)

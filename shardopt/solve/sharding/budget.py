@@ -1,0 +1,124 @@
+"""Plans within a memory budget: exact accounting around a solver that sees a relaxation of it.
+
+1. Solve without memory; most stages fit.
+2. Else let copies that are shared over a long time be made anew where that is enough.
+3. Else solve within the limit, with values that can be computed again, beginning with the shardings of step 1. Where
+   the plan exceeds the limit because of copies of operands, count these in the problem and solve again; where it does
+   for other reasons (scratch space), lower the limit of the problem by the excess. The number of rounds is limited.
+4. If nothing fits: the least peak, by `shardopt.solve.sharding.least_peak`, which may still be a plan that does.
+
+The problem of step 3 only leaves out memory, so its bound holds for every plan within the budget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf
+from time import monotonic
+
+from shardopt.solve.assignment.problem import Problem, Solution, Status, evaluate, relative_gap
+from shardopt.solve.assignment.sharding_ilp import solve
+from shardopt.solve.sharding.budget_model import BudgetModel, Operand
+from shardopt.solve.sharding.budget_start import greedy_start
+from shardopt.solve.sharding.intra_op import IntraOpProblem
+from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
+from shardopt.solve.sharding.least_peak import LeastPeak, find_least_peak
+from shardopt.solve.sharding.operand_copies import copies_at_excess, split_copies
+from shardopt.solve.sharding.rematerialization import find_candidates
+
+_MOST_ROUNDS = 8
+# A gap this small is rounding.
+OPTIMAL_GAP = 1e-7
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A plan within the budget, or None and how much is needed. `rounds` counts solves within a limit."""
+
+    solution: Solution
+    plan: IntraOpPlan | None
+    least: LeastPeak | None = None
+    rounds: int = 0
+
+
+def fit(
+    problem: IntraOpProblem, limit: int | None, *, time_limit_seconds: float | None = None, gap_tolerance: float = 0.0
+) -> Fit:
+    """The cheapest plan that holds at most `limit` bytes on a device at any time. Raises UserError when there is none
+    without any limit.
+
+    The time limit is for the problem without memory; the search within the limit may take as long again, and so may the
+    search for the least peak.
+    """
+    relaxed = problem.solve(time_limit_seconds, gap_tolerance)
+    plan = problem.decode(relaxed)
+    if limit is None or plan.peak_bytes <= limit:
+        return Fit(relaxed, plan)
+    plan = split_copies(BudgetModel(problem, ()), relaxed, limit)
+    if plan.peak_bytes <= limit:
+        return Fit(relaxed, plan)
+    return _Search(problem, limit, time_limit_seconds, gap_tolerance, relaxed).run()
+
+
+@dataclass(eq=False)
+class _Search:
+    problem: IntraOpProblem
+    limit: int
+    seconds: float | None
+    gap_tolerance: float
+    relaxed: Solution
+    found: Fit | None = None
+
+    def run(self) -> Fit:
+        model = BudgetModel(self.problem, find_candidates(self.problem))
+        deadline = None if self.seconds is None else monotonic() + self.seconds
+        copies: dict[Operand, None] = {}
+        inner, bound, proven, shardings = self.limit, self.relaxed.bound, False, self.relaxed.choice
+        for number in range(1, _MOST_ROUNDS + 1):
+            problem = model.problem(inner, copies)
+            start = greedy_start(model, problem, copies, shardings)
+            self._offer(model, problem, start, number)
+            left = None if deadline is None else max(deadline - monotonic(), 1.0)
+            solution = solve(problem, time_limit_seconds=left, gap_tolerance=self.gap_tolerance, start=start)
+            if inner == self.limit:
+                bound = max(bound, solution.bound if solution.choice else bound)
+                proven = solution.status == "infeasible"
+            if not solution.choice:
+                break
+            shardings = solution.choice
+            plan = self._offer(model, problem, solution.choice, number)
+            if plan.peak_bytes <= self.limit or (deadline is not None and monotonic() > deadline):
+                break
+            missing = copies_at_excess(self.problem, plan, self.limit).keys() - copies.keys()
+            copies |= dict.fromkeys(sorted(missing))
+            inner -= 0 if missing else plan.peak_bytes - self.limit
+            if inner <= 0:
+                break
+        if self.found is not None:
+            return replace(self.found, solution=self._judged(self.found.solution, solution, bound))
+        return self._least(model, proven, bound)
+
+    def _offer(self, model: BudgetModel, problem: Problem, choice: tuple[int, ...], number: int) -> IntraOpPlan:
+        """The plan of a choice, which is kept if it fits and is cheaper than what was found before."""
+        objective = evaluate(problem, choice).objective
+        solution = Solution(choice, objective, 0.0, 1.0, "feasible", self.relaxed.statistics)
+        plan = split_copies(model, solution, self.limit)
+        best = inf if self.found is None else self.found.solution.objective
+        if plan.peak_bytes <= self.limit and objective < best:
+            self.found = Fit(solution, plan, rounds=number)
+        return plan
+
+    def _least(self, model: BudgetModel, proven: bool, bound: float) -> Fit:
+        least = find_least_peak(model, self.relaxed.choice, self.limit if proven else None, self.seconds)
+        if least.peak_bytes <= self.limit:
+            return Fit(self._judged(least.solution, least.solution, bound), least.plan, least)
+        return Fit(Solution((), inf, inf, 0.0, "infeasible"), None, least)
+
+    def _judged(self, solution: Solution, last: Solution, bound: float) -> Solution:
+        """Choices of the plain problem, with the bound that holds for all plans within the budget."""
+        bound = min(bound, solution.objective)
+        gap = relative_gap(solution.objective, bound)
+        own = solution.choice[: len(self.problem.problem.costs)]
+        optimal = last.status == "optimal" and gap <= max(last.gap, OPTIMAL_GAP)
+        status: Status = "optimal" if optimal else "feasible"
+        return Solution(own, solution.objective, bound, gap, status, self.relaxed.statistics)

@@ -1,0 +1,362 @@
+"""The intra-operator problem of a graph on one mesh: which strategy each operation and each input tensor takes.
+
+The formulation is Alpa's (arXiv 2201.12023, section 4.2) over strategies from sharding rules: a node pays for its
+compute and its own collectives, an edge for resharding between what the producer makes and what the consumer wants.
+Inputs (weights, optimizer state, accumulators, boundary values) are nodes that choose among all even shardings.
+
+    tables = IntraOpTables(graph, mesh, cluster)       # once for each (graph, mesh)
+    problem = tables.problem(range(100, 300))          # any set of its operations, without deriving tables again
+    plan = problem.decode(problem.solve())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import repeat
+
+import numpy as np
+
+from shardopt.cost.cluster import Cluster
+from shardopt.cost.errors import UserError
+from shardopt.cost.graph import MARKER, Op, OpGraph
+from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.cost.residency import Residency
+from shardopt.cost.spans import timed
+from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage
+from shardopt.solve.assignment.repeated_layers import solve_repeated
+from shardopt.solve.sharding.constraints import Constraints
+from shardopt.solve.sharding.execution_order import ExecutionOrder, execution_order
+from shardopt.solve.sharding.factors import is_opaque
+from shardopt.solve.sharding.intra_op_memory import (
+    FreshCopies,
+    Lifetime,
+    Lifetimes,
+    Rematerialized,
+    find_copies,
+    fresh_copies,
+    live_bytes,
+    with_gaps,
+)
+from shardopt.solve.sharding.intra_op_plan import IntraOpPlan, find_communication
+from shardopt.solve.sharding.linear import CLOSED, Linear
+from shardopt.solve.sharding.strategies import Strategy, is_made_anywhere
+from shardopt.solve.sharding.strategies_tables import Column, OpStrategies, StrategyTables
+
+Tied = Iterable[tuple[int, int]]
+
+UNCONSTRAINED = Constraints()
+
+# Shardings named in the error about one that is impossible.
+_MAX_LISTED = 8
+
+
+def build_problem(
+    graph: OpGraph,
+    mesh: Mesh,
+    cluster: Cluster,
+    *,
+    fixed: Mapping[int, Sharding] | None = None,
+    allowed: Mapping[int, Sequence[int]] | None = None,
+    tied: Tied = (),
+    memory_limit_bytes: int | None = None,
+) -> IntraOpProblem:
+    """The problem of the whole graph; see `IntraOpTables.problem`."""
+    tables = IntraOpTables(graph, mesh, cluster)
+    return tables.problem(fixed=fixed, allowed=allowed, tied=tied, memory_limit_bytes=memory_limit_bytes)
+
+
+class IntraOpTables:
+    """A graph with the strategies of all its operations on one mesh; problems of any part of it are cut from here."""
+
+    @timed("sharding program: strategies")
+    def __init__(
+        self,
+        graph: OpGraph,
+        mesh: Mesh,
+        cluster: Cluster,
+        constraints: Constraints = UNCONSTRAINED,
+        linear: Sequence[Linear] = (),
+    ) -> None:
+        """`linear` says for each operation which values may be partial (`linear`): by default none."""
+        self.graph = graph
+        self.constraints = constraints
+        self.strategies = StrategyTables(mesh, cluster)
+        self.ops: tuple[OpStrategies, ...] = tuple(map(self._strategies, graph.ops, linear or repeat(CLOSED)))
+
+    def _strategies(self, op: Op, linear: Linear) -> OpStrategies:
+        if op.name == MARKER and op.results[0] in self.constraints.allowed:
+            return self.strategies.marker(self.constraints.allowed[op.results[0]])
+        return self.strategies.of(op, self.graph.tensors, linear)
+
+    def _permitted(self) -> dict[int, list[int]]:
+        """The strategies without forbidden axes; the replicated one is among them."""
+        permits = self.constraints.permits
+        return {
+            index: [number for number, strategy in enumerate(self.ops[index].strategies) if permits(index, strategy)]
+            for index in self.constraints.forbidden
+        }
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.strategies.mesh
+
+    @cached_property
+    def producers(self) -> tuple[int, ...]:
+        return self.graph.producers()
+
+    @cached_property
+    def execution(self) -> ExecutionOrder:
+        return execution_order(self.graph, self.made_anywhere)
+
+    @cached_property
+    def made_anywhere(self) -> frozenset[int]:
+        """Tensors that each reader gets in the sharding it wants: no edge ties it to the others. What leaves the graph
+        or may be captured by regions is excluded, as it has to be one value."""
+        graph = self.graph
+        made = {op.results[0] for op in graph.ops if is_made_anywhere(op, tuple(graph.tensors[t] for t in op.operands))}
+        return frozenset(made.difference(graph.outputs, *(op.operands for op in graph.ops if is_opaque(op))))
+
+    def column(self, tensor: int) -> Column:
+        """The shardings a tensor may have: those of its operation, or all when it is an input."""
+        producer = self.producers[tensor]
+        if producer < 0:
+            allowed = self.constraints.allowed.get(tensor)
+            shape = self.graph.tensors[tensor].shape
+            return self.strategies.choices(shape) if allowed is None else self.strategies.column(allowed)
+        return self.ops[producer].results[self.graph.ops[producer].results.index(tensor)]
+
+    @timed("sharding program: build")
+    def problem(
+        self,
+        ops: Iterable[int] | None = None,
+        *,
+        fixed: Mapping[int, Sharding] | None = None,
+        allowed: Mapping[int, Sequence[int]] | None = None,
+        tied: Tied = (),
+        memory_limit_bytes: int | None = None,
+        residency: Residency | None = None,
+    ) -> IntraOpProblem:
+        """The problem of the operations `ops` (all by default), which are taken in program order.
+
+        `fixed` gives tensors their sharding; `allowed` limits operations to some of their strategies (number 0 runs in
+        full on every device). `tied` pairs must end with equal shardings; the second of a pair lives in the memory of
+        the first (a donated argument and its result, an accumulator before and after). Tensors and operations outside
+        of the part are ignored.
+        `memory_limit_bytes` bounds the bytes that a device holds at any time, apart from copies of operands; these and
+        recomputed values are the business of `budget`. `residency` says what lives longer than the order
+        of operations tells.
+
+        Raises UserError for a fixed sharding that no strategy of the operation can make.
+        """
+        fixed, tied = fixed or {}, tuple((a, b) for a, b in tied if a != b)
+        pinned = {*fixed, *self.constraints.allowed, *(tensor for pair in tied for tensor in pair)}
+        ops = tuple(range(len(self.graph.ops))) if ops is None else tuple(sorted(ops))
+        builder = _Builder(self, ops, self.made_anywhere - pinned)
+        builder.add_nodes(self.graph.inputs if len(ops) == len(self.graph.ops) else ())
+        builder.add_edges()
+        builder.tie(tied)
+        builder.limit(self.constraints.allowed)
+        builder.limit({tensor: (sharding,) for tensor, sharding in fixed.items()})
+        builder.allow(self._permitted())
+        builder.allow(allowed or {})
+        return builder.finish(memory_limit_bytes, residency or Residency())
+
+
+@dataclass(frozen=True, eq=False)
+class IntraOpProblem:
+    """The arrays for the solver, and what they mean: node n < len(ops) is an operation, the others are `inputs`.
+
+    The times of memory are positions in `order`, in which the operations run.
+    """
+
+    tables: IntraOpTables
+    ops: tuple[int, ...]
+    inputs: tuple[int, ...]
+    columns: Mapping[int, Column]
+    made_anywhere: frozenset[int]
+    lifetimes: tuple[Lifetime, ...]
+    problem: Problem
+    node_of: Mapping[int, int]
+    order: tuple[int, ...]
+
+    @timed("sharding program: solve")
+    def solve(
+        self,
+        time_limit_seconds: float | None = None,
+        gap_tolerance: float = 0.0,
+        start: Sequence[int] | None = None,
+    ) -> Solution:
+        """Least cost within memory; layers that repeat are solved once first.
+
+        However soon the time limit strikes, the plan is no worse than `start` (the assignment of a preset, say), by
+        default everything in full on every device, if that is allowed.
+        """
+        if start is None:
+            start = (0,) * self.problem.num_nodes  # the first strategy and the first sharding of each are whole
+        return solve_repeated(
+            self.problem, time_limit_seconds=time_limit_seconds, gap_tolerance=gap_tolerance, start=start
+        )
+
+    def decode(
+        self,
+        solution: Solution,
+        rematerialized: tuple[Rematerialized, ...] = (),
+        fresh: FreshCopies = frozenset(),
+    ) -> IntraOpPlan:
+        """The plan of a solution, with values computed again and copies made anew. Raises UserError when there is none.
+
+        Choices of nodes behind those of this problem are ignored.
+        """
+        if not solution.choice:
+            raise UserError(f"no sharding found on mesh {self.tables.mesh}: {solution.statistics.get('reason')}")
+        strategies = {
+            op: self.tables.ops[op].strategies[choice] for op, choice in zip(self.ops, solution.choice, strict=False)
+        }
+        shardings = {
+            tensor: self.columns[tensor].shardings[choice]
+            for tensor, choice in zip(self.inputs, solution.choice[len(self.ops) :], strict=False)
+        }
+        for op, strategy in strategies.items():
+            shardings.update(zip(self.tables.graph.ops[op].results, strategy.results, strict=True))
+        shardings.update(self._of_first_readers(strategies))
+        graph, mesh, cluster = self.tables.graph, self.tables.mesh, self.tables.strategies.cluster
+        fresh = fresh | fresh_copies(graph, strategies, rematerialized)
+        return IntraOpPlan(
+            graph,
+            mesh,
+            shardings,
+            strategies,
+            self.made_anywhere,
+            find_communication(graph, mesh, cluster, strategies, shardings, self.made_anywhere, fresh),
+            self.order,
+            self._live_bytes(strategies, shardings, rematerialized, fresh),
+            rematerialized,
+            fresh,
+        )
+
+    def _live_bytes(
+        self,
+        strategies: Mapping[int, Strategy],
+        shardings: Mapping[int, Sharding],
+        rematerialized: tuple[Rematerialized, ...],
+        fresh: FreshCopies,
+    ) -> np.ndarray:
+        graph, mesh = self.tables.graph, self.tables.mesh
+        lives, needed = with_gaps(graph, mesh, self.lifetimes, shardings, rematerialized)
+        copies = find_copies(graph, mesh, strategies, shardings, self.made_anywhere, fresh, self.order)
+        return live_bytes(graph, mesh, lives, shardings, (*copies, *needed), len(self.order))
+
+    def _of_first_readers(self, strategies: Mapping[int, Strategy]) -> dict[int, Sharding]:
+        """A value that is made anywhere gets the sharding of its first reader, so that most need no second copy."""
+        found: dict[int, Sharding] = {}
+        for op, strategy in strategies.items():
+            for tensor, wanted in zip(self.tables.graph.ops[op].operands, strategy.operands, strict=True):
+                if tensor in self.made_anywhere:
+                    found.setdefault(tensor, wanted.reduced())
+        return found
+
+
+@dataclass(eq=False)
+class _Builder:
+    tables: IntraOpTables
+    ops: tuple[int, ...]
+    made_anywhere: frozenset[int]
+    inputs: list[int] = field(default_factory=list)
+    aliases: dict[int, int] = field(default_factory=dict)
+    costs: list[np.ndarray] = field(default_factory=list)
+    edges: list[Edge] = field(default_factory=list)
+    node_of: dict[int, int] = field(default_factory=dict)
+    columns: dict[int, Column] = field(default_factory=dict)
+
+    def add_nodes(self, inputs: Iterable[int]) -> None:
+        """One node an operation, then one for each of `inputs` and of the other tensors that are read."""
+        graph = self.tables.graph
+        for node, index in enumerate(self.ops):
+            self.costs.append(self.tables.ops[index].seconds)
+            for tensor, column in zip(graph.ops[index].results, self.tables.ops[index].results, strict=True):
+                self.node_of[tensor], self.columns[tensor] = node, column
+        read = (tensor for index in self.ops for tensor in graph.ops[index].operands)
+        for tensor in dict.fromkeys((*inputs, *read)):
+            if tensor not in self.node_of:
+                column = self.tables.column(tensor)
+                self.node_of[tensor], self.columns[tensor] = len(self.costs), column
+                self.inputs.append(tensor)
+                self.costs.append(self.tables.strategies.input_seconds(graph.tensors[tensor], column))
+
+    def add_edges(self) -> None:
+        graph = self.tables.graph
+        for node, index in enumerate(self.ops):
+            op, strategies = graph.ops[index], self.tables.ops[index]
+            # An operand used twice in the same way (x * x) is resharded once.
+            for tensor, column in dict.fromkeys(zip(op.operands, strategies.operands, strict=True)):
+                if tensor in self.made_anywhere:
+                    continue
+                trips = graph.trips_of(index, tensor, self.tables.producers[tensor])
+                repeat = op.repeat // (op.trips or 1) * trips
+                cost = self.tables.strategies.resharding(graph.tensors[tensor], self.columns[tensor], column, repeat)
+                if cost is not None:
+                    self.edges.append(Edge(self.node_of[tensor], node, cost))
+
+    def tie(self, tied: Iterable[tuple[int, int]]) -> None:
+        for first, second in tied:
+            if first in self.node_of and second in self.node_of:
+                self.aliases.setdefault(second, first)
+                cost = self.tables.strategies.equality(self.columns[first], self.columns[second])
+                if cost.any():
+                    self.edges.append(Edge(self.node_of[first], self.node_of[second], cost))
+
+    def limit(self, allowed: Mapping[int, tuple[Sharding, ...]]) -> None:
+        """Leave tensors some of their shardings."""
+        for tensor, shardings in allowed.items():
+            if tensor in self.node_of:
+                node, column = self.node_of[tensor], self.columns[tensor]
+                chosen = np.array([sharding in shardings for sharding in column.distinct])[column.index]
+                self.costs[node] = np.where(chosen, self.costs[node], np.inf)
+                if not np.isfinite(self.costs[node]).any():
+                    raise UserError(self._cannot_have(tensor, shardings))
+
+    def _cannot_have(self, tensor: int, shardings: Sequence[Sharding]) -> str:
+        possible = ", ".join(map(str, self.columns[tensor].distinct[:_MAX_LISTED]))
+        asked = " or ".join(map(str, shardings[:_MAX_LISTED]))
+        shape, node = self.tables.graph.tensors[tensor].shape, self.node_of[tensor]
+        what = f"an input of shape {shape}"
+        if node < len(self.ops):
+            op = self.tables.graph.ops[self.ops[node]]
+            what = f"the result of '{op.name}' of shape {shape} at {op.location or 'an unknown location'}"
+        return f"sharding {asked} was asked for {what}, expected one of {possible}"
+
+    def allow(self, allowed: Mapping[int, Sequence[int]]) -> None:
+        """Leave operations some of their strategies."""
+        for node, index in enumerate(self.ops):
+            if index in allowed:
+                keep = np.isin(np.arange(len(self.costs[node])), allowed[index])
+                self.costs[node] = np.where(keep, self.costs[node], np.inf)
+
+    def finish(self, limit: int | None, residency: Residency) -> IntraOpProblem:
+        execution = self.tables.execution
+        inside = set(self.ops)
+        order = tuple(op for op in execution.order if op in inside)
+        lives = Lifetimes(self.tables.graph, execution, order, self.inputs, self.aliases, residency).all()
+        usages = None if limit is None else self._usages(lives)
+        problem = Problem(tuple(self.costs), tuple(self.edges), usages, limit, len(self.ops))
+        return IntraOpProblem(
+            self.tables,
+            self.ops,
+            tuple(self.inputs),
+            self.columns,
+            self.made_anywhere,
+            lives,
+            problem,
+            self.node_of,
+            order,
+        )
+
+    def _usages(self, lives: Sequence[Lifetime]) -> tuple[tuple[Usage, ...], ...]:
+        found: list[list[Usage]] = [[] for _ in self.costs]
+        for live in lives:
+            tensor = self.tables.graph.tensors[live.tensor]
+            size = self.tables.strategies.local_bytes(tensor, self.columns[live.tensor])
+            found[self.node_of[live.tensor]].append(Usage(live.start, live.stop, live.count * size))
+        return tuple(map(tuple, found))

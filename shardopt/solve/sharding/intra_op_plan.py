@@ -1,0 +1,111 @@
+"""What an intra-operator solution says: the sharding of every tensor, the collectives, and the predicted costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardopt.cost.cluster import Cluster
+from shardopt.cost.collectives import PERMUTE, Step, resharding_path
+from shardopt.cost.graph import OpGraph
+from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.cost.summary import CostSummary
+from shardopt.cost.traffic import of_step, total
+from shardopt.solve.sharding.intra_op_memory import FreshCopies, Rematerialized
+from shardopt.solve.sharding.strategies import Strategy
+from shardopt.solve.sharding.strategies_cost import communication_seconds
+
+
+@dataclass(frozen=True)
+class Communication:
+    """One collective of the plan: a step before or after operation `op`, on `tensor`; seconds of one execution.
+
+    `trips` counts its executions in one execution of the operation's group. `reduces` tells a collective that completes
+    the operation's result from one that reshards an operand.
+    """
+
+    op: int
+    tensor: int
+    step: Step
+    seconds: float
+    trips: int
+    reduces: bool
+
+
+@dataclass(frozen=True)
+class IntraOpPlan:
+    """Shardings of the tensors and strategies of the operations of a part of `graph`; `live_bytes[n]` is what a device
+    holds while the n-th of its operations runs.
+
+    `rematerialized` values are computed again for their last readers, copies of `fresh` made again for theirs.
+    A tensor of `made_anywhere` (a constant, say) is made once more for each reader that wants another sharding.
+    """
+
+    graph: OpGraph
+    mesh: Mesh
+    shardings: Mapping[int, Sharding]
+    strategies: Mapping[int, Strategy]
+    made_anywhere: Set[int]
+    communication: tuple[Communication, ...]
+    order: tuple[int, ...]
+    live_bytes: np.ndarray
+    rematerialized: tuple[Rematerialized, ...] = ()
+    fresh: FreshCopies = frozenset()
+
+    @property
+    def peak_bytes(self) -> int:
+        return int(self.live_bytes.max(initial=0))
+
+    def summary(self, ops: Iterable[int] | None = None, *, repeated: bool = True) -> CostSummary:
+        """Costs of `ops`, of all operations by default; of one execution of their group unless `repeated`."""
+        chosen = set(self.strategies if ops is None else ops)
+        moved = [item for item in self.communication if item.op in chosen]
+        groups = {op: self.graph.ops[op].repeat // (self.graph.ops[op].trips or 1) if repeated else 1 for op in chosen}
+        times = {op: groups[op] * self.graph.ops[op].trips for op in chosen}
+        held = [int(size) for op, size in zip(self.order, self.live_bytes, strict=True) if op in chosen]
+        computed = [(op, strategy.compute_seconds) for op, strategy in self.strategies.items() if op in chosen]
+        computed += [(again.readers[0], again.seconds) for again in self.rematerialized if again.readers[0] in chosen]
+        return CostSummary(
+            compute_seconds=sum(seconds * times[op] for op, seconds in computed),
+            communication_seconds=sum(item.seconds * groups[item.op] * item.trips for item in moved),
+            peak_bytes=max(held, default=0),
+            traffic=total(of_step(item.step, self.mesh, groups[item.op] * item.trips) for item in moved),
+        )
+
+
+def find_communication(
+    graph: OpGraph,
+    mesh: Mesh,
+    cluster: Cluster,
+    strategies: Mapping[int, Strategy],
+    shardings: Mapping[int, Sharding],
+    made_anywhere: Set[int],
+    fresh: FreshCopies = frozenset(),
+) -> tuple[Communication, ...]:
+    """All collectives in program order. Readers of one scope share the steps by which their chains begin, as they do in
+    the compiled module, unless one is named in `fresh`; the solver, which sees pairs only, counts them for each."""
+    producers = graph.producers()
+    found: list[Communication] = []
+    done: set[tuple[int, tuple[Sharding, ...], tuple[int, int]]] = set()
+    for index, strategy in strategies.items():
+        op = graph.ops[index]
+        for tensor, wanted in zip(op.operands, strategy.operands, strict=True):
+            if tensor in made_anywhere or shardings[tensor] == wanted:
+                continue
+            shape, itemsize = graph.tensors[tensor].shape, graph.tensors[tensor].itemsize
+            trips = graph.trips_of(index, tensor, producers[tensor])
+            way: tuple[Sharding, ...] = ()
+            for step, after in resharding_path(shardings[tensor], wanted, mesh, shape, itemsize):
+                way = (*way, after)
+                if (tensor, way, op.scope) in done and (tensor, wanted, index) not in fresh:
+                    continue
+                done.add((tensor, way, op.scope))
+                if step is not None:
+                    seconds = communication_seconds(cluster, mesh, (step,))
+                    found.append(Communication(index, tensor, step, seconds, trips, reduces=False))
+        for step in strategy.collectives:
+            seconds = communication_seconds(cluster, mesh, (step,))
+            found.append(Communication(index, op.results[0], step, seconds, op.trips, reduces=step.kind != PERMUTE))
+    return tuple(found)

@@ -1,0 +1,140 @@
+"""Strategies and resharding tables as arrays, each distinct one computed once.
+
+Rules and shapes repeat throughout a module: thousands of operations have a few hundred distinct strategy sets, and
+their edges a few hundred distinct tables. `StrategyTables` gives out shared objects, so equal operations have the very
+same arrays, which the solver uses as cache keys in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from shardopt.cost.cluster import Cluster
+from shardopt.cost.graph import Op, Tensor
+from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.cost.resharding_costs import ReshardingCosts
+from shardopt.solve.sharding.linear import CLOSED, Linear
+from shardopt.solve.sharding.strategies import Strategy, all_shardings, marker_strategy, op_strategies
+from shardopt.solve.sharding.strategies_cost import resharding_table
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """The sharding of one tensor under each strategy of a node: `distinct[index[s]]`. One object for each content."""
+
+    shardings: tuple[Sharding, ...]
+    distinct: tuple[Sharding, ...]
+    index: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class OpStrategies:
+    """All strategies of an operation: seconds of all its executions `[k]`, and the columns of its tensors."""
+
+    strategies: tuple[Strategy, ...]
+    seconds: np.ndarray
+    operands: tuple[Column, ...]
+    results: tuple[Column, ...]
+
+
+class StrategyTables:
+    """The tables of one placed mesh on one cluster. Arrays given out are shared: never write to them."""
+
+    def __init__(self, mesh: Mesh, cluster: Cluster) -> None:
+        self.mesh = mesh
+        self.cluster = cluster
+        self._resharding_costs = ReshardingCosts(cluster, mesh)
+        self._memo: dict[Hashable, object] = {}
+
+    def of(self, op: Op, tensors: Sequence[Tensor], linear: Linear = CLOSED) -> OpStrategies:
+        """The strategies of `op`, the replicated one first; `tensors` are those of its graph."""
+        operands = tuple(tensors[t] for t in op.operands)
+        results = tuple(tensors[t] for t in op.results)
+        key = ("op", op.name, op.rule, op.windows, op.reducer, op.flops, op.repeat, operands, results, linear)
+        return self._remember(key, lambda: self._build(op, operands, results, linear))
+
+    def marker(self, allowed: tuple[Sharding, ...]) -> OpStrategies:
+        """Those of an operation that hands its operand on in one of some shardings."""
+
+        def build() -> OpStrategies:
+            column = self.column(allowed)
+            strategies = tuple(map(marker_strategy, allowed))
+            return OpStrategies(strategies, np.zeros(len(allowed)), (column,), (column,))
+
+        return self._remember(("marker", allowed), build)
+
+    def choices(self, shape: tuple[int, ...]) -> Column:
+        """Every even sharding of a tensor that no operation defines, replicated first."""
+        return self._remember(("choices", shape), lambda: self.column(all_shardings(self.mesh, shape)))
+
+    def input_seconds(self, tensor: Tensor, column: Column) -> np.ndarray:
+        """Seconds to write each device's share of an input, under each of its shardings: `[k]`.
+
+        Without this cost an input could as well be whole on every device, from where every slice is free.
+        """
+
+        def build() -> np.ndarray:
+            return self.local_bytes(tensor, column) / self.cluster.device.memory_bandwidth
+
+        return self._remember(("input", tensor.shape, tensor.itemsize, id(column)), build)
+
+    def column(self, shardings: tuple[Sharding, ...]) -> Column:
+        """The one column with these entries."""
+        return self._remember(("column", shardings), lambda: _make_column(shardings))
+
+    def resharding(self, tensor: Tensor, source: Column, target: Column, repeat: int) -> np.ndarray | None:
+        """Seconds of `repeat` reshardings from each strategy of the producer to each of the consumer: `[k, m]`.
+
+        None when no pair costs anything.
+        """
+        key = ("resharding", tensor.shape, tensor.itemsize, id(source), id(target), repeat)
+        return self._remember(key, lambda: self._resharding(tensor, source, target, repeat))
+
+    def equality(self, first: Column, second: Column) -> np.ndarray:
+        """`[k, m]`: 0 where the two shardings are equal, inf elsewhere."""
+        return self._remember(("equality", id(first), id(second)), lambda: _equality(first, second))
+
+    def local_bytes(self, tensor: Tensor, column: Column) -> np.ndarray:
+        """Bytes a device holds of the tensor under each strategy: int64 `[k]`."""
+
+        def build() -> np.ndarray:
+            tiles = [np.prod(sharding.tile_counts(self.mesh), dtype=np.int64) for sharding in column.distinct]
+            return (tensor.size_bytes // np.array(tiles, dtype=np.int64))[column.index]
+
+        return self._remember(("bytes", tensor.size_bytes, id(column)), build)
+
+    def _resharding(self, tensor: Tensor, source: Column, target: Column, repeat: int) -> np.ndarray | None:
+        seconds = resharding_table(self._resharding_costs, source.distinct, target.distinct, tensor) * repeat
+        return seconds[np.ix_(source.index, target.index)] if seconds.any() else None
+
+    def _build(self, op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...], linear: Linear) -> OpStrategies:
+        strategies = op_strategies(op, operands, results, self.mesh, self.cluster, linear)
+        return OpStrategies(
+            strategies,
+            np.array([strategy.seconds * op.repeat for strategy in strategies]),
+            tuple(self.column(tuple(s.operands[k] for s in strategies)) for k in range(len(operands))),
+            tuple(self.column(tuple(s.results[k] for s in strategies)) for k in range(len(results))),
+        )
+
+    def _remember(self, key: Hashable, build: Callable[[], _T]) -> _T:
+        # The memo keeps every column alive, so an id in a key names one column for the life of the tables.
+        if key not in self._memo:
+            self._memo[key] = build()
+        return self._memo[key]  # type: ignore[return-value]
+
+
+def _make_column(shardings: tuple[Sharding, ...]) -> Column:
+    number = {sharding: n for n, sharding in enumerate(dict.fromkeys(shardings))}
+    return Column(shardings, tuple(number), np.array([number[sharding] for sharding in shardings]))
+
+
+def _equality(first: Column, second: Column) -> np.ndarray:
+    number = {sharding: n for n, sharding in enumerate(dict.fromkeys(first.distinct + second.distinct))}
+    rows, columns = (np.array([number[sharding] for sharding in column.shardings]) for column in (first, second))
+    return np.where(rows[:, None] == columns[None, :], 0.0, np.inf)

@@ -1,0 +1,186 @@
+"""Costs of every candidate stage (an interval of layers on a submesh), from the intra-operator solver.
+
+Alpa §5.2, with the profiler replaced by the cost model: t_intra of layers i..j on a mesh is the optimum of the sharding
+problem of their operations, forward and backward. Candidates that no cover of the devices can use are not solved, and
+candidates whose operations and dataflow are equal (repeated layers) are solved once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardopt.cost.cluster import Cluster
+from shardopt.cost.graph import OpGraph
+from shardopt.cost.mesh import AXIS_NAMES, Mesh
+from shardopt.cost.transfers import messages_seconds
+from shardopt.solve.assignment.sharding_ilp import solve
+from shardopt.solve.sharding.intra_op import IntraOpTables
+from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
+from shardopt.solve.stages.stage_dp import InFlight, MeshChoice, StageProblem
+
+
+@dataclass(frozen=True)
+class CandidateProblem:
+    """The body of a microbatch by layers. `op_layer[i]` is -1 for operations every stage copies.
+
+    `state_bytes[k]`: bytes that live all step with layer k but are not read by the body (optimizer state).
+    """
+
+    graph: OpGraph
+    op_layer: tuple[int, ...]
+    num_layers: int
+    state_bytes: tuple[int, ...]
+    cluster: Cluster
+    choices: tuple[MeshChoice, ...]
+    num_microbatches: int
+    num_stages: int | None
+    in_flight: InFlight
+
+
+@dataclass(frozen=True)
+class CandidateCosts:
+    """The stage DP's input, and how many sharding problems were solved for how many candidates."""
+
+    stage_problem: StageProblem
+    num_candidates: int
+    num_solves: int
+
+
+def candidate_mesh(choice: MeshChoice, name: str = "candidate", devices: Sequence[int] | None = None) -> Mesh:
+    """The logical mesh of a choice, on the first devices of the cluster unless `devices` are given."""
+    axes = tuple(zip(AXIS_NAMES, choice.logical_shape, strict=False))
+    return Mesh(name, axes, tuple(range(choice.num_devices) if devices is None else devices))
+
+
+def candidate_costs(problem: CandidateProblem, progress: Callable[[int, int], None] | None = None) -> CandidateCosts:
+    """Solve every useful candidate; `progress(done, total)` is told along the way."""
+    layers, meshes = problem.num_layers, len(problem.choices)
+    shape = (layers + 1, layers + 1, meshes)
+    seconds, fixed, activations = np.full(shape, np.inf), np.zeros(shape), np.zeros(shape)
+    candidates = tuple(_candidates(problem))
+    solves = done = 0
+    for m, choice in enumerate(problem.choices):
+        mine = [(i, j) for i, j, k in candidates if k == m]
+        if not mine:
+            continue
+        solver = _CandidateSolver(problem, candidate_mesh(choice))
+        for i, j in mine:
+            seconds[i, j, m], fixed[i, j, m], activations[i, j, m] = solver.costs(i, j)
+            done += 1
+            if progress is not None:
+                progress(done, len(candidates))
+        solves += solver.num_solves
+    stage_problem = StageProblem(
+        layers,
+        problem.choices,
+        problem.cluster.num_devices,
+        problem.num_microbatches,
+        seconds,
+        fixed,
+        activations,
+        problem.cluster.device.memory_bytes,
+        _cut_seconds(problem),
+        problem.in_flight,
+    )
+    return CandidateCosts(stage_problem, len(candidates), solves)
+
+
+def _candidates(problem: CandidateProblem) -> Iterator[tuple[int, int, int]]:
+    """(first layer, layer after the last, mesh choice) that some exact cover of devices and layers can contain."""
+    layers, devices = problem.num_layers, problem.cluster.num_devices
+    sizes = sorted({choice.num_devices for choice in problem.choices})
+    most = layers if problem.num_stages is None else problem.num_stages
+    covered = [{0}]  # covered[k]: device counts that k stages can occupy
+    for _ in range(most):
+        covered.append({total + size for total in covered[-1] for size in sizes if total + size <= devices})
+    for i in range(layers):
+        for j in range(i + 1, layers + 1):
+            fewest, largest = (i > 0) + (j < layers), i + layers - j
+            others = range(fewest, min(largest, most - 1) + 1)
+            if problem.num_stages is not None:
+                others = range(most - 1, most) if fewest <= most - 1 <= largest else range(0)
+            for m, choice in enumerate(problem.choices):
+                if any(devices - choice.num_devices in covered[k] for k in others):
+                    yield i, j, m
+
+
+def _cut_seconds(problem: CandidateProblem) -> np.ndarray:
+    """`[L + 1]`: one microbatch's transfers over the cut before layer j, each value once, over the slowest link."""
+    graph, cluster = problem.graph, problem.cluster
+    consumers = graph.consumers()
+    crossing = np.zeros(problem.num_layers + 1)
+    for op, layer in zip(graph.ops, problem.op_layer, strict=True):
+        for tensor in op.results:
+            readers = [k for c in consumers[tensor] if (k := problem.op_layer[c]) >= 0]
+            if layer >= 0 and readers:
+                for j in range(min(layer, *readers) + 1, max(layer, *readers) + 1):
+                    crossing[j] += graph.tensors[tensor].size_bytes
+    target = cluster.devices_per_host if cluster.hosts > 1 else 1
+    return np.array([messages_seconds(cluster, [(0, target, int(size))]) if size else 0.0 for size in crossing])
+
+
+class _CandidateSolver:
+    """All intervals on one mesh."""
+
+    def __init__(self, problem: CandidateProblem, mesh: Mesh) -> None:
+        self.problem = problem
+        self.tables = IntraOpTables(problem.graph, mesh, problem.cluster)
+        self.num_solves = 0
+        self._solved: dict[tuple[object, ...], tuple[float, float, float]] = {}
+
+    def costs(self, start: int, end: int) -> tuple[float, float, float]:
+        """(seconds, fixed bytes, activation bytes) of layers [start, end); infinite seconds when unsolvable."""
+        ops = [k for k, layer in enumerate(self.problem.op_layer) if start <= layer < end]
+        ops = self._with_shared(ops)
+        key = self._signature(ops)
+        if key not in self._solved:
+            self.num_solves += 1
+            self._solved[key] = self._solve(ops)
+        seconds, weights, activations = self._solved[key]
+        state = sum(self.problem.state_bytes[start:end]) / self.tables.mesh.size
+        return seconds, weights + state, activations
+
+    def _with_shared(self, ops: Sequence[int]) -> list[int]:
+        """`ops` and the shared operations they read."""
+        graph, wanted = self.problem.graph, set(ops)
+        stack = list(ops)
+        while stack:
+            for tensor in graph.ops[stack.pop()].operands:
+                producer = self.tables.producers[tensor]
+                if producer >= 0 and self.problem.op_layer[producer] < 0 and producer not in wanted:
+                    wanted.add(producer)
+                    stack.append(producer)
+        return sorted(wanted)
+
+    def _signature(self, ops: Sequence[int]) -> tuple[object, ...]:
+        """Equal for intervals with equal operations and equal dataflow: tensors are numbered by first occurrence."""
+        numbers: dict[int, int] = {}
+        rows = []
+        for index in ops:
+            op = self.problem.graph.ops[index]
+            tensors = tuple(numbers.setdefault(t, len(numbers)) for t in (*op.operands, *op.results))
+            rows.append((id(self.tables.ops[index].strategies), tensors))
+        return tuple(rows)
+
+    def _solve(self, ops: Sequence[int]) -> tuple[float, float, float]:
+        problem = self.tables.problem(ops)
+        solution = solve(problem.problem)
+        if not solution.choice:
+            return float("inf"), 0.0, 0.0
+        plan = problem.decode(solution)
+        held = self._input_bytes(problem.inputs, plan)
+        return plan.summary().seconds, float(held), float(max(plan.summary().peak_bytes - held, 0))
+
+    def _input_bytes(self, inputs: Sequence[int], plan: IntraOpPlan) -> int:
+        """Bytes a device holds of what the body is given: weights and accumulators."""
+        graph, mesh = self.problem.graph, self.tables.mesh
+        given = set(graph.inputs)
+        total = 0
+        for tensor in inputs:
+            if tensor in given:
+                tiles = int(np.prod(plan.shardings[tensor].tile_counts(mesh), dtype=np.int64))
+                total += graph.tensors[tensor].size_bytes // tiles
+        return total
