@@ -27,7 +27,8 @@ from shardopt.ir.io import load_module
 from shardopt.ir.mesh_graphs import MeshGraph, read_plain
 from shardopt.ir.rewriting import functions, symbol_name
 from shardopt.ir.user_constraints import read_demands
-from shardopt.passes.shard_stages import find_roles, write_plans
+from shardopt.passes.sharding.roles import find_roles
+from shardopt.passes.sharding.writing import write_plans
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.xla import XlaMesh
 from shardopt.solve.assignment.problem import Solution, evaluate

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 PREFIX = "shardopt-"
 
-# Modules of this package that hold no pass.
-INFRASTRUCTURE = ("base", "explanations", "memory_report", "options", "registry", "replication")
+# Modules of this package that hold no pass; what a large pass is made of stands in a folder.
+INFRASTRUCTURE = ("base", "options", "registry")
 
 # In the order of the phases; each name is `shardopt-<verb>-<object>`, its file `<verb>_<object>.py`, its class the
 # same words in CamelCase, and its tests `tests/lit/passes/<verb>-<object>.mlir` and `…-invalid.mlir`.

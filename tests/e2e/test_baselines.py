@@ -21,7 +21,8 @@ from shardopt.ir.graph import sharding_rules
 from shardopt.ir.io import load_module
 from shardopt.ir.mesh_graphs import MeshGraph, read_plain
 from shardopt.ir.rewriting import functions
-from shardopt.passes.shard_stages import ShardStages, find_roles
+from shardopt.passes.shard_stages import ShardStages
+from shardopt.passes.sharding.roles import find_roles
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.solve.assignment.problem import Solution, evaluate
 from shardopt.solve.presets.flow import BatchFlow, follow_batch

@@ -21,7 +21,7 @@ from shardopt.ir.graph import sharding_rules
 from shardopt.ir.mesh_graphs import MeshGraph, read_plain
 from shardopt.ir.rewriting import functions
 from shardopt.ir.shardy import to_shardy
-from shardopt.passes.shard_stages import write_plans
+from shardopt.passes.sharding.writing import write_plans
 from shardopt.runtime.reference import compare, run_reference
 from shardopt.runtime.tiles import Tiling
 from shardopt.runtime.xla import Executable, XlaMesh

@@ -20,7 +20,7 @@ from shardopt.ir.io import load_module
 from shardopt.ir.mesh_graphs import read_plain
 from shardopt.ir.rewriting import functions
 from shardopt.ir.shardy import to_shardy
-from shardopt.passes.shard_stages import write_plans
+from shardopt.passes.sharding.writing import write_plans
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.reference import run_reference
 from shardopt.solve.assignment.problem import Edge, Problem

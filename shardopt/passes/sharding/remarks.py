@@ -1,0 +1,69 @@
+"""What is said about the sharding of a module: figures of each plan, why products run as they do, lost annotations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardopt.ir.demand_rules import Lost
+from shardopt.ir.mesh_graphs import MeshGraph
+from shardopt.passes.base import PassContext
+from shardopt.solve.assignment.problem import Problem, Solution
+from shardopt.solve.assignment.repeated_layers import table_entries
+from shardopt.solve.sharding.intra_op import IntraOpTables
+from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
+
+# Operations whose choice decides a plan; remarks on every elementwise operation would hide them.
+_EXPLAINED = frozenset({"dot_general", "convolution"})
+
+
+def report_plan(pm: PassContext, mesh: str, problem: Problem, solution: Solution, plan: IntraOpPlan) -> None:
+    """Statistics and one remark about the plan of a mesh."""
+    cost = plan.summary()
+    pm.statistic(f"{mesh}: nodes", int(str(solution.statistics["nodes"])))
+    pm.statistic(f"{mesh}: strategies", sum(map(len, problem.costs)))
+    pm.statistic(f"{mesh}: table entries", table_entries(problem))
+    pm.statistic(f"{mesh}: predicted seconds", cost.seconds)
+    pm.statistic(f"{mesh}: objective", solution.objective)
+    pm.statistic(f"{mesh}: predicted peak bytes", plan.peak_bytes)
+    pm.statistic(f"{mesh}: gap", solution.gap)
+    for kind, number in cost.collectives:
+        pm.statistic(f"{mesh}: {kind}", number)
+    kinds = ", ".join(f"{number} {kind}" for kind, number in cost.collectives) or "no collectives"
+    said = f"mesh '{mesh}': predicted {cost.seconds:.3g} s with {kinds}; within {solution.gap:.2%} of the optimum"
+    tied, freed = (solution.statistics.get(f"{how}_objective") for how in ("tied", "freed"))
+    if isinstance(tied, float) and isinstance(freed, float):
+        pm.statistic(f"{mesh}: objective with equal layers tied", tied)
+        pm.statistic(f"{mesh}: objective with all layers free", freed)
+        said += (
+            f"; solved once for {solution.statistics['tied_nodes']} kinds of nodes at {tied:.4g} s, freed {freed:.4g} s"
+        )
+    pm.remark("sharding-plan", None, said, category="analysis")
+
+
+def report_strategies(graph: MeshGraph, tables: IntraOpTables, plan: IntraOpPlan, pm: PassContext) -> None:
+    """Why a matrix product or convolution runs as it does: its strategy beside the cheapest and the replicated one."""
+    for number, (op, handle) in enumerate(zip(graph.reader.ops, graph.reader.handles, strict=True)):
+        if op.name not in _EXPLAINED:
+            continue
+        chosen, all_of_it = plan.strategies[number], tables.ops[number].strategies
+        cheapest = min(strategy.seconds for strategy in all_of_it)
+        whole = [s.seconds for s in all_of_it if all(sharding.is_replicated for sharding in (*s.operands, *s.results))]
+        operands = " × ".join(map(str, chosen.operands))
+        said = (
+            f"{operands} -> {', '.join(map(str, chosen.results))}: {chosen.compute_seconds:.3g} s of compute and "
+            f"{chosen.communication_seconds:.3g} s of collectives; of {len(all_of_it)} strategies the cheapest alone "
+            f"takes {cheapest:.3g} s" + (f", replicated {whole[0]:.3g} s" if whole else "")
+        )
+        pm.remark("strategy", handle, said, category="passed")
+
+
+def report_lost(lost: Sequence[Lost], mode: str, pm: PassContext) -> None:
+    """One message for all annotations that cannot be obeyed: how many on which mesh, and the first of them."""
+    if not lost:
+        return
+    meshes = dict.fromkeys(item.mesh for item in lost)
+    counts = ", ".join(f"{sum(item.mesh == mesh for item in lost)} on mesh {mesh}" for mesh in meshes)
+    said = f"sharding annotations that cannot be obeyed: {counts}; the first is {lost[0].message}"
+    if mode == "require":
+        raise pm.error(lost[0].where, said)
+    pm.warning(lost[0].where, said)

@@ -1,0 +1,45 @@
+"""What presets have to know of a graph that is read from the IR: which inputs are state, and which hold the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from shardopt.cost.mesh import Sharding
+from shardopt.ir.batch_arguments import batch_of
+from shardopt.ir.mesh_graphs import MeshGraph
+from shardopt.ir.shardy_propagation import propagate
+from shardopt.solve.presets.data import data_parallel
+from shardopt.solve.presets.flow import follow_between
+from shardopt.solve.presets.presets import Roles
+from shardopt.solve.sharding.intra_op import IntraOpTables
+
+
+def find_roles(
+    preset: str,
+    graph: MeshGraph,
+    tables: IntraOpTables,
+    batch_args: Sequence[str],
+    annotated: Mapping[int, Sharding] | None = None,
+    received: Mapping[int, int] | None = None,
+) -> Roles:
+    """What a preset has to know of a graph. Raises UserError and ValueError.
+
+    Shardy propagates from shardings that the user demands or, for want of any, from `annotated` ones or from the batch.
+    `received` is where the batch lies in values that other meshes send.
+    """
+    roles = Roles(graph.state, batch_of(graph, batch_args), received or {}, tuple(graph.tied))
+    if preset != "shardy":
+        return roles
+    demanded = {tensor: found[0] for tensor, found in tables.constraints.allowed.items() if len(found) == 1}
+    given = demanded or annotated or data_parallel(tables, roles, preset).inputs()
+    return replace(roles, propagated=propagate(graph, given))
+
+
+def received_batches(preset: str, graphs: Sequence[MeshGraph], batch_args: Sequence[str]) -> list[Mapping[int, int]]:
+    """For each mesh where the batch lies in what others send; only presets want to know."""
+    if preset == "ilp":
+        return [{} for _ in graphs]
+    roles = [Roles(graph.state, batch_of(graph, batch_args)) for graph in graphs]
+    found = follow_between([graph.graph for graph in graphs], roles, [graph.sources for graph in graphs])
+    return [known.received for known in found]
