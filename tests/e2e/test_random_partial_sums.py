@@ -89,8 +89,8 @@ def _open_values(strategy: Strategy) -> int:
     return sum(bool(sharding.partial) for sharding in (*strategy.operands, *strategy.results))
 
 
-def compile_at_random(seed: int, mesh: Mesh) -> tuple[Compiled, int]:
-    """The program of a seed under a random plan, and how many values of the plan are partial."""
+def compile_at_random(seed: int, mesh: Mesh) -> Compiled | None:
+    """The program of a seed under a random plan; None where no value of the plan is partial."""
     rng = np.random.default_rng(seed)
     inputs = [rng.standard_normal((SIDE, SIDE)).astype(np.float32) for _ in range(3)]
     exported = jax.export.export(jax.jit(random_program(seed), keep_unused=True))(*inputs)
@@ -103,6 +103,8 @@ def compile_at_random(seed: int, mesh: Mesh) -> tuple[Compiled, int]:
             graph = read_plain(main, mesh)
         linear = find_linear(graph.graph, graph.tied)
         plan = open_plan(IntraOpTables(graph.graph, mesh, SLOW, linear=linear).problem(), rng)
+        if not any(sharding.partial for sharding in plan.shardings.values()):
+            return None
         write_plans(module, main, [graph], [plan])
         run_pipeline(module, "builtin.module(shardopt-verify-sharded)")
         function = stage_function(module, mesh)
@@ -110,23 +112,27 @@ def compile_at_random(seed: int, mesh: Mesh) -> tuple[Compiled, int]:
         buffer = io.BytesIO()
         module.operation.write_bytecode(buffer)
     function = replace(function, bytecode=buffer.getvalue())
-    return Compiled((), (), mesh, function, reference, inputs), sum(bool(s.partial) for s in plan.shardings.values())
+    return Compiled((), (), mesh, function, reference, inputs)
 
 
 def test_open_sums_give_the_numbers_of_one_device() -> None:
-    _check(range(2), "2x2")
+    _check(2, "2x2", first_seed=0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mesh", "seeds"), [("2x2", range(17, 22)), ("4", range(2, 5)), ("2x2x2", range(14, 16))])
-def test_more_open_sums_give_the_numbers_of_one_device(mesh: str, seeds: range) -> None:
-    _check(seeds, mesh)
+@pytest.mark.parametrize(("mesh", "programs"), [("2x2", 5), ("4", 3), ("2x2x2", 2)])
+def test_more_open_sums_give_the_numbers_of_one_device(mesh: str, programs: int) -> None:
+    _check(programs, mesh, first_seed=100)
 
 
-def _check(seeds: range, mesh: str) -> None:
-    open_values = 0
-    for seed in seeds:
-        compiled, count = compile_at_random(seed, parse_mesh(mesh))
-        check_numbers(compiled)
-        open_values += count
-    assert open_values >= len(seeds)
+def _check(programs: int, mesh: str, first_seed: int) -> None:
+    """So many programs whose plans have partial values; most of the seeds give one."""
+    checked = 0
+    for seed in range(first_seed, first_seed + 5 * programs):
+        compiled = compile_at_random(seed, parse_mesh(mesh))
+        if compiled is not None:
+            check_numbers(compiled)
+            checked += 1
+        if checked == programs:
+            return
+    pytest.fail(f"only {checked} of {5 * programs} random programs have partial values")
