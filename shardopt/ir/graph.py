@@ -229,7 +229,7 @@ def _flop_attributes(op: ir.Operation) -> dict[str, object]:
     return {}
 
 
-def _is_zero(op: ir.Operation) -> bool:
+def is_zero(op: ir.Operation) -> bool:
     """Whether `op` is a constant of zeros."""
     if op.name != "stablehlo.constant":
         return False
@@ -290,7 +290,7 @@ class GraphReader:
                     str(op.location),
                     self.block,
                     self.trips,
-                    _is_zero(op),
+                    is_zero(op),
                     read_windows(op, rule),
                 )
             )

@@ -25,13 +25,15 @@ from shardopt.cost.errors import UserError
 from shardopt.dialect.cluster import write_cluster
 from shardopt.dialect.donation import argument_attributes
 from shardopt.dialect.mpmd import LAYER
-from shardopt.ir.graph import GraphReader, read_tensor, sharding_rules
+from shardopt.ir.graph import GraphReader, is_zero, read_tensor, sharding_rules
 from shardopt.ir.program import Program, read_program
+from shardopt.ir.rewriting import defining
 from shardopt.ir.staging import StagePlacement, outline_stages
 from shardopt.passes.base import Pass, PassContext, option
 from shardopt.schedule.schedules import in_flight
 from shardopt.solve.stages.stage_costs import CandidateProblem, candidate_costs, candidate_mesh
 from shardopt.solve.stages.stage_dp import MeshChoice, StageSolution, equal_layer_stages, mesh_choices, solve_stages
+from shardopt.solve.stages.step_graph import Accumulator
 
 
 def _extract(program: Program, cluster: Cluster, options: OutlineStages) -> CandidateProblem:
@@ -41,6 +43,7 @@ def _extract(program: Program, cluster: Cluster, options: OutlineStages) -> Cand
         reader.add_ops(program.body_ops)
     layers = tuple(ir.IntegerAttr(op.attributes[LAYER]).value for op in reader.handles)
     num_layers = max(layers, default=0) + 1
+    accumulators = _accumulators(program, reader)
     graph = reader.graph(reader.tensor(value) for value in program.body_returned)
     choices = _mesh_choices(cluster, options)
     schedule = options.schedule
@@ -58,6 +61,19 @@ def _extract(program: Program, cluster: Cluster, options: OutlineStages) -> Cand
         program.num_microbatches,
         options.num_stages or None,
         held,
+        accumulators,
+    )
+
+
+def _accumulators(program: Program, reader: GraphReader) -> tuple[Accumulator, ...]:
+    """What the loop carries, with the tensors of the body that continue it."""
+    arguments, returned = program.body_block.arguments, program.body_returned
+    starts = [defining(value) for value in program.loop.operands]
+    return tuple(
+        Accumulator(
+            reader.tensor(arguments[argument]), reader.tensor(returned[result]), start is not None and is_zero(start)
+        )
+        for (argument, result), start in zip(program.carried, starts, strict=True)
     )
 
 

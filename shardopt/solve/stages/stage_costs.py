@@ -1,8 +1,10 @@
 """Costs of every candidate stage (an interval of layers on a submesh), from the intra-operator solver.
 
 Alpa §5.2, with the profiler replaced by the cost model: t_intra of layers i..j on a mesh is the optimum of the sharding
-problem of their operations, forward and backward. Candidates that no cover of the devices can use are not solved, and
-candidates whose operations and dataflow are equal (repeated layers) are solved once.
+problem of their operations, forward and backward, as the shard phase will set it up: over all microbatches of a step,
+with accumulators that may stay unfinished sums until its end (`shardopt.solve.stages.step_graph`). What runs once a
+step counts with an equal share in every microbatch. Candidates that no cover of the devices can use are not solved,
+and candidates whose operations and dataflow are equal (repeated layers) are solved once.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ import numpy as np
 
 from shardopt.cost.cluster import Cluster
 from shardopt.cost.graph import OpGraph
-from shardopt.cost.mesh import AXIS_NAMES, Mesh
+from shardopt.cost.mesh import AXIS_NAMES, Mesh, Sharding
 from shardopt.cost.transfers import messages_seconds
 from shardopt.solve.assignment.sharding_ilp import solve
 from shardopt.solve.sharding.intra_op import IntraOpTables
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
+from shardopt.solve.sharding.linear import Linear
 from shardopt.solve.stages.stage_dp import InFlight, MeshChoice, StageProblem
+from shardopt.solve.stages.step_graph import Accumulator, StepGraph, step_graph
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class CandidateProblem:
     num_microbatches: int
     num_stages: int | None
     in_flight: InFlight
+    accumulators: tuple[Accumulator, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,12 +66,14 @@ def candidate_costs(problem: CandidateProblem, progress: Callable[[int, int], No
     shape = (layers + 1, layers + 1, meshes)
     seconds, fixed, activations = np.full(shape, np.inf), np.zeros(shape), np.zeros(shape)
     candidates = tuple(_candidates(problem))
+    step = step_graph(problem.graph, problem.op_layer, problem.accumulators, problem.num_microbatches)
+    linear = step.linear()
     solves = done = 0
     for m, choice in enumerate(problem.choices):
         mine = [(i, j) for i, j, k in candidates if k == m]
         if not mine:
             continue
-        solver = _CandidateSolver(problem, candidate_mesh(choice))
+        solver = _CandidateSolver(problem, step, linear, candidate_mesh(choice))
         for i, j in mine:
             seconds[i, j, m], fixed[i, j, m], activations[i, j, m] = solver.costs(i, j)
             done += 1
@@ -125,15 +132,15 @@ def _cut_seconds(problem: CandidateProblem) -> np.ndarray:
 class _CandidateSolver:
     """All intervals on one mesh."""
 
-    def __init__(self, problem: CandidateProblem, mesh: Mesh) -> None:
-        self.problem = problem
-        self.tables = IntraOpTables(problem.graph, mesh, problem.cluster)
+    def __init__(self, problem: CandidateProblem, step: StepGraph, linear: Sequence[Linear], mesh: Mesh) -> None:
+        self.problem, self.step = problem, step
+        self.tables = IntraOpTables(step.graph, mesh, problem.cluster, linear=linear)
         self.num_solves = 0
         self._solved: dict[tuple[object, ...], tuple[float, float, float]] = {}
 
     def costs(self, start: int, end: int) -> tuple[float, float, float]:
         """(seconds, fixed bytes, activation bytes) of layers [start, end); infinite seconds when unsolvable."""
-        ops = [k for k, layer in enumerate(self.problem.op_layer) if start <= layer < end]
+        ops = [k for k, layer in enumerate(self.step.op_layer) if start <= layer < end]
         ops = self._with_shared(ops)
         key = self._signature(ops)
         if key not in self._solved:
@@ -145,12 +152,12 @@ class _CandidateSolver:
 
     def _with_shared(self, ops: Sequence[int]) -> list[int]:
         """`ops` and the shared operations they read."""
-        graph, wanted = self.problem.graph, set(ops)
+        graph, wanted = self.step.graph, set(ops)
         stack = list(ops)
         while stack:
             for tensor in graph.ops[stack.pop()].operands:
                 producer = self.tables.producers[tensor]
-                if producer >= 0 and self.problem.op_layer[producer] < 0 and producer not in wanted:
+                if producer >= 0 and self.step.op_layer[producer] < 0 and producer not in wanted:
                     wanted.add(producer)
                     stack.append(producer)
         return sorted(wanted)
@@ -160,27 +167,26 @@ class _CandidateSolver:
         numbers: dict[int, int] = {}
         rows = []
         for index in ops:
-            op = self.problem.graph.ops[index]
+            op = self.step.graph.ops[index]
             tensors = tuple(numbers.setdefault(t, len(numbers)) for t in (*op.operands, *op.results))
             rows.append((id(self.tables.ops[index].strategies), tensors))
-        return tuple(rows)
+        carried = sorted((numbers[a], numbers[b]) for a, b in self.step.tied if a in numbers and b in numbers)
+        return (*rows, tuple(carried))
 
     def _solve(self, ops: Sequence[int]) -> tuple[float, float, float]:
-        problem = self.tables.problem(ops)
+        problem = self.tables.problem(ops, tied=self.step.tied)
         solution = solve(problem.problem)
         if not solution.choice:
             return float("inf"), 0.0, 0.0
         plan = problem.decode(solution)
-        held = self._input_bytes(problem.inputs, plan)
-        return plan.summary().seconds, float(held), float(max(plan.summary().peak_bytes - held, 0))
+        cost, held = plan.summary(), self._held_bytes(plan)
+        return cost.seconds / self.problem.num_microbatches, float(held), float(max(cost.peak_bytes - held, 0))
 
-    def _input_bytes(self, inputs: Sequence[int], plan: IntraOpPlan) -> int:
+    def _held_bytes(self, plan: IntraOpPlan) -> int:
         """Bytes a device holds of what the body is given: weights and accumulators."""
-        graph, mesh = self.problem.graph, self.tables.mesh
-        given = set(graph.inputs)
-        total = 0
-        for tensor in inputs:
-            if tensor in given:
-                tiles = int(np.prod(plan.shardings[tensor].tile_counts(mesh), dtype=np.int64))
-                total += graph.tensors[tensor].size_bytes // tiles
-        return total
+        given = set(self.problem.graph.inputs) & plan.shardings.keys()
+        return sum(self._local_bytes(tensor, plan.shardings[tensor]) for tensor in given)
+
+    def _local_bytes(self, tensor: int, sharding: Sharding) -> int:
+        tiles = int(np.prod(sharding.tile_counts(self.tables.mesh), dtype=np.int64))
+        return self.step.graph.tensors[tensor].size_bytes // tiles

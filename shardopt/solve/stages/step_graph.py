@@ -1,0 +1,94 @@
+"""The body of a microbatch as a part of the step: what it accumulates begins before the loop and is summed behind it.
+
+    zeros ─▶ before ─▶ add(before, gradient) ─▶ after ─▶ sum point ─▶ the update
+     once              every microbatch                   once
+
+The shard phase reads the same from the staged form (`shardopt.ir.accumulators`): an accumulator may stay an unfinished
+sum over the whole loop, so that the collective of a gradient runs once a step and not in every microbatch. A price
+that leaves this out counts it for each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from shardopt.cost.graph import MARKER, SHARED, FactorRule, Op, OpGraph
+from shardopt.solve.sharding.linear import Linear, find_linear
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """Tensors of the body: `before` is given to a microbatch, `after` is what the next one gets. `zero`: the first
+    microbatch gets zeros."""
+
+    before: int
+    after: int
+    zero: bool = True
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """`op_layer` belongs to the operations of `graph`; `tied` pairs must end with equal shardings."""
+
+    graph: OpGraph
+    op_layer: tuple[int, ...]
+    tied: tuple[tuple[int, int], ...]
+
+    def linear(self) -> tuple[Linear, ...]:
+        """For each operation which values may be partial. What one layer gives to another may be sent, which no
+        unfinished sum can be, so it counts as whole even where both layers are in one stage."""
+        return find_linear(self.graph, self.tied, self._between_layers())
+
+    def _between_layers(self) -> list[int]:
+        producers = self.graph.producers()
+        return [
+            tensor
+            for tensor, readers in enumerate(self.graph.consumers())
+            if producers[tensor] >= 0
+            and any(self.op_layer[reader] != self.op_layer[producers[tensor]] for reader in readers)
+        ]
+
+
+def step_graph(
+    body: OpGraph, op_layer: Sequence[int], accumulators: Sequence[Accumulator], num_microbatches: int
+) -> StepGraph:
+    """The operations of `body` once for each microbatch, with a start and a sum point for each accumulator that an
+    operation of a layer makes; the others stay inputs and outputs. Tensors keep their numbers."""
+    producers = body.producers()
+    found = [
+        each
+        for each in dict.fromkeys(accumulators)
+        if producers[each.before] < 0 <= producers[each.after] and op_layer[producers[each.after]] != SHARED
+    ]
+    shapes = [body.tensors[each.before].shape for each in found]
+    sums = {each.after: len(body.tensors) + number for number, each in enumerate(found)}
+    starts = [
+        Op("constant", (), (each.before,), _made(shape), zero=each.zero)
+        for each, shape in zip(found, shapes, strict=True)
+    ]
+    ends = [
+        Op(MARKER, (each.after,), (sums[each.after],), _identity(shape))
+        for each, shape in zip(found, shapes, strict=True)
+    ]
+    repeated = [replace(op, repeat=op.repeat * num_microbatches) for op in body.ops]
+    given = {each.before for each in found}
+    graph = OpGraph(
+        (*body.tensors, *(body.tensors[each.after] for each in found)),
+        (*starts, *repeated, *ends),
+        tuple(tensor for tensor in body.inputs if tensor not in given),
+        tuple(sums.get(tensor, tensor) for tensor in body.outputs),
+        tuple((start + len(found), stop + len(found)) for start, stop in body.loops),
+        body.carried,
+    )
+    layers = [op_layer[producers[each.after]] for each in found]
+    return StepGraph(graph, (*layers, *op_layer, *layers), tuple((each.before, each.after) for each in found))
+
+
+def _made(shape: tuple[int, ...]) -> FactorRule:
+    return FactorRule(shape, (), (tuple((dim,) for dim in range(len(shape))),))
+
+
+def _identity(shape: tuple[int, ...]) -> FactorRule:
+    dims = tuple((dim,) for dim in range(len(shape)))
+    return FactorRule(shape, (dims,), (dims,))
