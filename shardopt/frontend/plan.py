@@ -83,6 +83,7 @@ class PlanOptions:
                 "logical-shape": self.logical_shape,
                 "inter-op": "equal-layer" if self.inter_op == "equal-op" else self.inter_op,
                 "schedule": self.schedule,
+                "memory-budget": self.memory_budget or None,
             },
             "shard": {
                 "intra-op": self.intra_op,

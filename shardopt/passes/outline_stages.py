@@ -22,6 +22,7 @@ from jaxlib.mlir import ir
 
 from shardopt.cost.cluster import Cluster, load_cluster, place
 from shardopt.cost.errors import UserError
+from shardopt.cost.memory_limit import check_memory_options, memory_limit
 from shardopt.dialect.cluster import write_cluster
 from shardopt.dialect.donation import argument_attributes
 from shardopt.dialect.mpmd import LAYER
@@ -62,6 +63,7 @@ def _extract(program: Program, cluster: Cluster, options: OutlineStages) -> Cand
         options.num_stages or None,
         held,
         accumulators,
+        memory_limit(cluster.device, options.memory_fraction, options.memory_budget),
     )
 
 
@@ -150,6 +152,11 @@ class OutlineStages(Pass):
     logical_shape: str = option("", help="RxC: allow only this logical shape")
     inter_op: Literal["dp", "equal-layer", "none"] = option("dp", help="stage DP, equal stages, or a single stage")
     schedule: str = option("1f1b", help="schedule whose in-flight microbatches bound the memory")
+    memory_fraction: float = option(0.9, help="share of device memory that a stage may fill; 0 removes the limit")
+    memory_budget: str = option("", help="bytes that a stage may fill instead, such as 512MiB")
+
+    def __post_init__(self) -> None:
+        check_memory_options(self.memory_fraction, self.memory_budget)
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         try:

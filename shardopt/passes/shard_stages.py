@@ -32,8 +32,8 @@ from jaxlib.mlir import ir
 from shardopt.cost.cluster import Cluster
 from shardopt.cost.constraint_file import load_constraints
 from shardopt.cost.errors import UserError
+from shardopt.cost.memory_limit import check_memory_options, memory_limit
 from shardopt.cost.mesh import Mesh, parse_mesh
-from shardopt.cost.sizes import parse_bytes
 from shardopt.cost.spans import timed
 from shardopt.dialect.cluster import cluster_of
 from shardopt.ir.accumulators import add_sum_points, separate_accumulators
@@ -104,10 +104,7 @@ class ShardStages(Pass):
     time_limit: float = option(60.0, help="seconds the solver may take for one mesh")
 
     def __post_init__(self) -> None:
-        if not 0 <= self.memory_fraction <= 1:
-            raise ValueError(f"memory-fraction must lie between 0 and 1, found {self.memory_fraction}")
-        if self.memory_budget:
-            parse_bytes(self.memory_budget)
+        check_memory_options(self.memory_fraction, self.memory_budget)
         if self.gap < 0:
             raise ValueError(f"gap must not be negative, found {self.gap}")
         if self.time_limit <= 0:
@@ -177,11 +174,6 @@ class ShardStages(Pass):
             raise UserError(f"mesh {self.mesh} needs {mesh.size} devices, cluster {cluster} has {cluster.num_devices}")
         return mesh
 
-    def _limit(self, cluster: Cluster) -> int | None:
-        if self.memory_budget:
-            return parse_bytes(self.memory_budget)
-        return int(self.memory_fraction * cluster.device.memory_bytes) or None
-
     def _tables(self, graph: MeshGraph, cluster: Cluster, demands: Demands) -> IntraOpTables:
         constraints = Constraints(demands.allowed(graph.reader), demands.forbidden(graph.reader))
         linear = find_linear(graph.graph, graph.tied, graph.sent) if self._opens_sums(graph) else ()
@@ -200,7 +192,7 @@ class ShardStages(Pass):
         restriction = restrict(self.intra_op, tables, roles)
         fixed, allowed = restriction.fixed, restriction.allowed
         problem = tables.problem(fixed=fixed, allowed=allowed, tied=tied, residency=graph.residency)
-        limit = self._limit(tables.strategies.cluster)
+        limit = memory_limit(tables.strategies.cluster.device, self.memory_fraction, self.memory_budget)
         found = fit(problem, limit, time_limit_seconds=self.time_limit, gap_tolerance=self.gap)
         plan = found.plan
         if plan is None:

@@ -78,11 +78,13 @@ class IntraOpTables:
         cluster: Cluster,
         constraints: Constraints = UNCONSTRAINED,
         linear: Sequence[Linear] = (),
+        strategies: StrategyTables | None = None,
     ) -> None:
-        """`linear` says for each operation which values may be partial (`linear`): by default none."""
+        """`linear` says for each operation which values may be partial (`linear`): by default none. `strategies` are
+        those of this mesh, where another graph has made some."""
         self.graph = graph
         self.constraints = constraints
-        self.strategies = StrategyTables(mesh, cluster)
+        self.strategies = strategies or StrategyTables(mesh, cluster)
         self.ops: tuple[OpStrategies, ...] = tuple(map(self._strategies, graph.ops, linear or repeat(CLOSED)))
 
     def _strategies(self, op: Op, linear: Linear) -> OpStrategies:

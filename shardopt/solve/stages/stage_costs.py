@@ -21,7 +21,7 @@ from shardopt.cost.transfers import messages_seconds
 from shardopt.solve.assignment.sharding_ilp import solve
 from shardopt.solve.sharding.intra_op import IntraOpTables
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
-from shardopt.solve.sharding.linear import Linear
+from shardopt.solve.sharding.strategies_tables import StrategyTables
 from shardopt.solve.stages.stage_dp import InFlight, MeshChoice, StageProblem
 from shardopt.solve.stages.step_graph import Accumulator, StepGraph, step_graph
 
@@ -31,6 +31,7 @@ class CandidateProblem:
     """The body of a microbatch by layers. `op_layer[i]` is -1 for operations every stage copies.
 
     `state_bytes[k]`: bytes that live all step with layer k but are not read by the body (optimizer state).
+    `memory_limit_bytes`: what a device may hold; None for any amount.
     """
 
     graph: OpGraph
@@ -43,6 +44,7 @@ class CandidateProblem:
     num_stages: int | None
     in_flight: InFlight
     accumulators: tuple[Accumulator, ...] = ()
+    memory_limit_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -67,13 +69,12 @@ def candidate_costs(problem: CandidateProblem, progress: Callable[[int, int], No
     seconds, fixed, activations = np.full(shape, np.inf), np.zeros(shape), np.zeros(shape)
     candidates = tuple(_candidates(problem))
     step = step_graph(problem.graph, problem.op_layer, problem.accumulators, problem.num_microbatches)
-    linear = step.linear()
     solves = done = 0
     for m, choice in enumerate(problem.choices):
         mine = [(i, j) for i, j, k in candidates if k == m]
         if not mine:
             continue
-        solver = _CandidateSolver(problem, step, linear, candidate_mesh(choice))
+        solver = _CandidateSolver(problem, step, candidate_mesh(choice))
         for i, j in mine:
             seconds[i, j, m], fixed[i, j, m], activations[i, j, m] = solver.costs(i, j)
             done += 1
@@ -88,7 +89,7 @@ def candidate_costs(problem: CandidateProblem, progress: Callable[[int, int], No
         seconds,
         fixed,
         activations,
-        problem.cluster.device.memory_bytes,
+        np.inf if problem.memory_limit_bytes is None else problem.memory_limit_bytes,
         _cut_seconds(problem),
         problem.in_flight,
     )
@@ -132,9 +133,11 @@ def _cut_seconds(problem: CandidateProblem) -> np.ndarray:
 class _CandidateSolver:
     """All intervals on one mesh."""
 
-    def __init__(self, problem: CandidateProblem, step: StepGraph, linear: Sequence[Linear], mesh: Mesh) -> None:
+    def __init__(self, problem: CandidateProblem, step: StepGraph, mesh: Mesh) -> None:
         self.problem, self.step = problem, step
-        self.tables = IntraOpTables(step.graph, mesh, problem.cluster, linear=linear)
+        self.mesh, self.strategies = mesh, StrategyTables(mesh, problem.cluster)
+        self.producers = step.graph.producers()
+        self._tables: dict[frozenset[int], IntraOpTables] = {}
         self.num_solves = 0
         self._solved: dict[tuple[object, ...], tuple[float, float, float]] = {}
 
@@ -142,13 +145,22 @@ class _CandidateSolver:
         """(seconds, fixed bytes, activation bytes) of layers [start, end); infinite seconds when unsolvable."""
         ops = [k for k, layer in enumerate(self.step.op_layer) if start <= layer < end]
         ops = self._with_shared(ops)
-        key = self._signature(ops)
+        tables = self._tables_for(self.step.sent(start, end))
+        key = self._signature(tables, ops)
         if key not in self._solved:
             self.num_solves += 1
-            self._solved[key] = self._solve(ops)
+            self._solved[key] = self._solve(tables, ops)
         seconds, weights, activations = self._solved[key]
-        state = sum(self.problem.state_bytes[start:end]) / self.tables.mesh.size
+        state = sum(self.problem.state_bytes[start:end]) / self.mesh.size
         return seconds, weights + state, activations
+
+    def _tables_for(self, sent: frozenset[int]) -> IntraOpTables:
+        if sent not in self._tables:
+            linear = self.step.linear(sent)
+            self._tables[sent] = IntraOpTables(
+                self.step.graph, self.mesh, self.problem.cluster, linear=linear, strategies=self.strategies
+            )
+        return self._tables[sent]
 
     def _with_shared(self, ops: Sequence[int]) -> list[int]:
         """`ops` and the shared operations they read."""
@@ -156,25 +168,25 @@ class _CandidateSolver:
         stack = list(ops)
         while stack:
             for tensor in graph.ops[stack.pop()].operands:
-                producer = self.tables.producers[tensor]
+                producer = self.producers[tensor]
                 if producer >= 0 and self.step.op_layer[producer] < 0 and producer not in wanted:
                     wanted.add(producer)
                     stack.append(producer)
         return sorted(wanted)
 
-    def _signature(self, ops: Sequence[int]) -> tuple[object, ...]:
+    def _signature(self, tables: IntraOpTables, ops: Sequence[int]) -> tuple[object, ...]:
         """Equal for intervals with equal operations and equal dataflow: tensors are numbered by first occurrence."""
         numbers: dict[int, int] = {}
         rows = []
         for index in ops:
             op = self.step.graph.ops[index]
             tensors = tuple(numbers.setdefault(t, len(numbers)) for t in (*op.operands, *op.results))
-            rows.append((id(self.tables.ops[index].strategies), tensors))
+            rows.append((id(tables.ops[index].strategies), tensors))
         carried = sorted((numbers[a], numbers[b]) for a, b in self.step.tied if a in numbers and b in numbers)
         return (*rows, tuple(carried))
 
-    def _solve(self, ops: Sequence[int]) -> tuple[float, float, float]:
-        problem = self.tables.problem(ops, tied=self.step.tied)
+    def _solve(self, tables: IntraOpTables, ops: Sequence[int]) -> tuple[float, float, float]:
+        problem = tables.problem(ops, tied=self.step.tied)
         solution = solve(problem.problem)
         if not solution.choice:
             return float("inf"), 0.0, 0.0
@@ -188,5 +200,5 @@ class _CandidateSolver:
         return sum(self._local_bytes(tensor, plan.shardings[tensor]) for tensor in given)
 
     def _local_bytes(self, tensor: int, sharding: Sharding) -> int:
-        tiles = int(np.prod(sharding.tile_counts(self.tables.mesh), dtype=np.int64))
+        tiles = int(np.prod(sharding.tile_counts(self.mesh), dtype=np.int64))
         return self.step.graph.tensors[tensor].size_bytes // tiles

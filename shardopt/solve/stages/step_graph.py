@@ -11,7 +11,8 @@ that leaves this out counts it for each of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from shardopt.cost.graph import MARKER, SHARED, FactorRule, Op, OpGraph
 from shardopt.solve.sharding.linear import Linear, find_linear
@@ -27,27 +28,40 @@ class Accumulator:
     zero: bool = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StepGraph:
     """`op_layer` belongs to the operations of `graph`; `tied` pairs must end with equal shardings."""
 
     graph: OpGraph
     op_layer: tuple[int, ...]
     tied: tuple[tuple[int, int], ...]
+    _linear: dict[frozenset[int], tuple[Linear, ...]] = field(default_factory=dict, repr=False)
 
-    def linear(self) -> tuple[Linear, ...]:
-        """For each operation which values may be partial. What one layer gives to another may be sent, which no
-        unfinished sum can be, so it counts as whole even where both layers are in one stage."""
-        return find_linear(self.graph, self.tied, self._between_layers())
+    def linear(self, whole: frozenset[int]) -> tuple[Linear, ...]:
+        """For each operation which values may be partial, if those of `whole` may not."""
+        if whole not in self._linear:
+            self._linear[whole] = find_linear(self.graph, self.tied, whole)
+        return self._linear[whole]
 
-    def _between_layers(self) -> list[int]:
-        producers = self.graph.producers()
-        return [
-            tensor
-            for tensor, readers in enumerate(self.graph.consumers())
-            if producers[tensor] >= 0
-            and any(self.op_layer[reader] != self.op_layer[producers[tensor]] for reader in readers)
-        ]
+    def sent(self, start: int, end: int) -> frozenset[int]:
+        """What layers [start, end) give to others or get from them, of all that could otherwise be an unfinished sum;
+        what is sent cannot be one."""
+        inside = {tensor: [start <= layer < end for layer in layers] for tensor, layers in self._crossing.items()}
+        return frozenset(
+            t for t, where in inside.items() if not all(where) and (any(where) or SHARED in self._crossing[t])
+        )
+
+    @cached_property
+    def _crossing(self) -> dict[int, tuple[int, ...]]:
+        """The layers that make and read a value, for values of several layers."""
+        producers, consumers = self.graph.producers(), self.graph.consumers()
+        found = {}
+        for op, linear in enumerate(self.linear(frozenset())):
+            for tensor in self.graph.ops[op].results if linear.open else ():
+                layers = {self.op_layer[k] for k in (producers[tensor], *consumers[tensor])}
+                if len(layers) > 1:
+                    found[tensor] = tuple(sorted(layers))
+        return found
 
 
 def step_graph(

@@ -1,0 +1,71 @@
+"""The stage phase prices a stage as the shard phase then plans it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import jax
+import pytest
+from jaxlib.mlir import ir
+
+from examples.gpt import Config, init_params, make_train_step
+from shardopt.cost.errors import UserError
+from shardopt.frontend.plan import PlanOptions, make_plan
+from shardopt.ir.context import make_context
+from shardopt.ir.io import load_module
+from shardopt.ir.rewriting import functions, operations, symbol_name
+from shardopt.pipeline.manager import run_pipeline
+from shardopt.pipeline.phases import phase_range
+from tests.e2e.models import MODELS, batch_args, export_step
+
+MICROBATCHES = 4
+
+
+def options(name: str, **given: object) -> PlanOptions:
+    fixed = {"microbatches": MICROBATCHES, "stages": 1, "batch_args": batch_args(name)}
+    return PlanOptions("cpu-test:1x2", **{**fixed, **given})  # type: ignore[arg-type]
+
+
+def seconds_of_functions(text: str) -> dict[str, float]:
+    """The predicted seconds of one execution of every function's fragments."""
+    found: dict[str, float] = defaultdict(float)
+    with make_context() as context:
+        for function in functions(load_module(text.encode(), context)):
+            for fragment in operations(function, {"mpmd.fragment"}):
+                cost = ir.DictAttr(fragment.attributes["shardopt.cost"])
+                found[symbol_name(function)] += ir.FloatAttr(cost["seconds"]).value
+    return found
+
+
+def predicted_and_planned(artifact: bytes, given: PlanOptions) -> tuple[float, float, float]:
+    """Seconds of a step: what the stage phase says, and what the shard phase says of the loop and of all else."""
+    dumps = dict(make_plan(artifact, given).phases)
+    with make_context() as context:
+        module = load_module(dumps["cluster"].encode(), context)
+        figures = run_pipeline(module, phase_range("stage", "stage", given.for_phase("stage"))).statistics
+    (predicted,) = (value for (_, what), value in figures.items() if what == "predicted step seconds")
+    planned = seconds_of_functions(dumps["shard"])
+    return predicted, given.microbatches * planned["microbatch"], planned["main"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_price_is_a_bound(name: str) -> None:
+    """The stage phase leaves out the optimizer and nothing else, so the shard phase cannot plan anything cheaper."""
+    predicted, loop, others = predicted_and_planned(MODELS[name]()[0], options(name))
+    assert predicted <= loop + others
+
+
+def test_gradients_are_summed_once_a_step() -> None:
+    """A model that is dear beside its optimizer: the price is that of the loop and of the sums behind it."""
+    config = Config(layers=1, hidden=64, heads=2, vocab=64, length=32)
+    optimizer, step = make_train_step(config)
+    params = init_params(config, jax.random.key(0))
+    tokens = jax.random.randint(jax.random.key(1), (32, config.length + 1), 0, config.vocab)
+    artifact, _ = export_step(step, (params, optimizer.init(params)), (tokens,))
+    predicted, loop, others = predicted_and_planned(artifact, options("gpt", microbatches=8))
+    assert 0.99 * loop <= predicted <= loop + others
+
+
+def test_the_stage_phase_keeps_to_the_memory_budget() -> None:
+    with pytest.raises(UserError, match="no plan of 1 stages"):
+        make_plan(MODELS["gpt"]()[0], options("gpt", memory_budget="10000"))
