@@ -186,18 +186,19 @@ def _chain(
 ) -> tuple[tuple[str, Axes, float, Sharding], ...]:
     """The steps from `src` to `dst`, each with its `bytes` as a fraction of the whole tensor and the sharding after it.
 
-    Dimensions and axes that neither side uses take no part, and names do not matter: the search runs once for each
-    pattern, of which there are few.
+    Dimensions and axes that neither side uses take no part, and neither names nor the order of the dimensions matter:
+    the search runs once for each pattern, of which there are few.
     """
     sizes = dict(axes)
     src, dst = _live(src, sizes), _live(dst, sizes)
-    busy = [d for d, pair in enumerate(zip(src.dims, dst.dims, strict=True)) if any(pair)]
     used = {*src.axes, *src.partial, *dst.axes, *dst.partial}
     names = {axis: f"{number}" for number, axis in enumerate(axis for axis in sizes if axis in used)}
     ours = {name: axis for axis, name in names.items()}
+    pairs = [tuple(_renamed(dim, names) for dim in pair) for pair in zip(src.dims, dst.dims, strict=True)]
+    busy = sorted((d for d, pair in enumerate(pairs) if any(pair)), key=pairs.__getitem__)
     found = _search(
-        Sharding(tuple(_renamed(src.dims[d], names) for d in busy), _renamed(src.partial, names)),
-        Sharding(tuple(_renamed(dst.dims[d], names) for d in busy), _renamed(dst.partial, names)),
+        Sharding(tuple(pairs[d][0] for d in busy), _renamed(src.partial, names)),
+        Sharding(tuple(pairs[d][1] for d in busy), _renamed(dst.partial, names)),
         tuple(sizes[axis] for axis in names),
     )
     steps = []

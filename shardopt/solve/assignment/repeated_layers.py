@@ -31,6 +31,7 @@ def solve_repeated(
     time_limit_seconds: float | None = None,
     gap_tolerance: float = 0.0,
     start: Sequence[int] | None = None,
+    work: int | None = None,
 ) -> Solution:
     """Least cost within memory, as `sharding_ilp.solve` with the same limits; no worse than `start`, if
     that is allowed.
@@ -40,9 +41,10 @@ def solve_repeated(
     """
     tied = tie_repeated(problem) if table_entries(problem) > _MAX_DIRECT_ENTRIES else None
     if tied is None:
-        return _solve_memory_last(problem, time_limit_seconds, gap_tolerance, start)
+        return _solve_memory_last(problem, time_limit_seconds, gap_tolerance, start, work)
     begin = monotonic()
-    work = int(WORK_PER_SECOND * (DEFAULT_WORK_SECONDS if time_limit_seconds is None else time_limit_seconds))
+    if work is None:
+        work = int(WORK_PER_SECOND * (DEFAULT_WORK_SECONDS if time_limit_seconds is None else time_limit_seconds))
     # Without integer programs: where the clock cuts one short, the answer depends on the load of the machine. The
     # first strategy of every node, which runs it in full everywhere, is as good a beginning as any.
     first = improve(
@@ -53,7 +55,7 @@ def solve_repeated(
         work=int(_TIED_SHARE * work),
     )
     spread = tied.spread(first.choice) if first.choice else None
-    start = _cheaper(problem, spread, start)
+    start = cheapest(problem, spread, start)
     left = None if time_limit_seconds is None else max(time_limit_seconds - (monotonic() - begin), 0.0)
     freed = _solve_memory_last(problem, left, gap_tolerance, start, work)
     statistics = dict(freed.statistics) | {"tied_rounds": tied.rounds, "tied_nodes": tied.problem.num_nodes}
@@ -65,7 +67,7 @@ def solve_repeated(
     return Solution(freed.choice, freed.objective, freed.bound, freed.gap, freed.status, statistics)
 
 
-def _cheaper(problem: Problem, *choices: Sequence[int] | None) -> Sequence[int] | None:
+def cheapest(problem: Problem, *choices: Sequence[int] | None) -> Sequence[int] | None:
     """The cheapest of the assignments that are allowed, or one that is not if there is no other."""
     given = {tuple(choice): evaluate(problem, choice) for choice in choices if choice is not None}
     return min(given, key=lambda choice: (not given[choice].feasible, given[choice].objective), default=None)

@@ -25,7 +25,7 @@ from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.residency import Residency
 from shardopt.cost.spans import timed
 from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage
-from shardopt.solve.assignment.repeated_layers import solve_repeated
+from shardopt.solve.assignment.restriction import solve_in_steps
 from shardopt.solve.sharding.constraints import Constraints
 from shardopt.solve.sharding.execution_order import ExecutionOrder, execution_order
 from shardopt.solve.sharding.factors import is_opaque
@@ -41,6 +41,7 @@ from shardopt.solve.sharding.intra_op_memory import (
 )
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan, find_communication
 from shardopt.solve.sharding.linear import CLOSED, Linear
+from shardopt.solve.sharding.simpler import NodeColumns, simpler_masks
 from shardopt.solve.sharding.strategies import Strategy, is_made_anywhere
 from shardopt.solve.sharding.strategies_tables import Column, OpStrategies, StrategyTables
 
@@ -190,16 +191,24 @@ class IntraOpProblem:
         gap_tolerance: float = 0.0,
         start: Sequence[int] | None = None,
     ) -> Solution:
-        """Least cost within memory; layers that repeat are solved once first.
+        """Least cost within memory; a large problem is first solved for some of its strategies (`simpler`), and layers
+        that repeat are solved once.
 
         However soon the time limit strikes, the plan is no worse than `start` (the assignment of a preset, say), by
         default everything in full on every device, if that is allowed.
         """
         if start is None:
             start = (0,) * self.problem.num_nodes  # the first strategy and the first sharding of each are whole
-        return solve_repeated(
-            self.problem, time_limit_seconds=time_limit_seconds, gap_tolerance=gap_tolerance, start=start
+        masks = simpler_masks(self.tables.mesh, self._shardings_of_nodes)
+        return solve_in_steps(
+            self.problem, masks, time_limit_seconds=time_limit_seconds, gap_tolerance=gap_tolerance, start=start
         )
+
+    @property
+    def _shardings_of_nodes(self) -> list[NodeColumns]:
+        """The columns of what each node decides about."""
+        ops = (self.tables.ops[index] for index in self.ops)
+        return [*((*op.operands, *op.results) for op in ops), *((self.columns[tensor],) for tensor in self.inputs)]
 
     def decode(
         self,
