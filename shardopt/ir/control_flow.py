@@ -25,25 +25,14 @@ from jaxlib.mlir import ir
 
 from shardopt.cost.mesh import Sharding
 from shardopt.ir.graph import GraphReader, free_values
-from shardopt.ir.loops import trip_count
+from shardopt.ir.loops import BRANCHES, CONTROL_FLOW, MAX_COUNTED, UNKNOWN_TRIPS, WHILE, trip_count
 from shardopt.ir.rewriting import defining, identity, operations
-
-WHILE = "stablehlo.while"
-BRANCHES = ("stablehlo.case", "stablehlo.if")
-CONTROL_FLOW = (WHILE, *BRANCHES)
-
-# Iterations that are assumed of a loop whose number depends on data: enough that moving something out of the loop pays,
-# and no more than that.
-UNKNOWN_TRIPS = 10
 
 # Operations that may write over an operand, and whose result has its sharding.
 _UPDATES = frozenset(
     f"stablehlo.{name}"
     for name in ("add", "and", "dynamic_update_slice", "maximum", "minimum", "multiply", "or", "scatter", "subtract")
 )
-
-# Iterations of a loop that are counted by running its counter.
-_MAX_COUNTED = 4096
 
 
 def planned_operations(block: ir.Block) -> list[ir.Operation]:
@@ -166,7 +155,7 @@ class RegionReader(GraphReader):
                 super().add_ops([op], group=group, repeat=repeat)
 
     def _add_loop(self, loop: ir.Operation, group: int, repeat: int) -> None:
-        count = trip_count(loop, _MAX_COUNTED)
+        count = trip_count(loop, MAX_COUNTED)
         if count is None:
             self.guessed.append(loop)
         carried = [self.tensor(value) for value in loop.operands]

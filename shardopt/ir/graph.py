@@ -20,6 +20,7 @@ from shardopt.cost.compute import op_flops
 from shardopt.cost.graph import MARKER, FactorRule, Op, OpGraph, Tensor
 from shardopt.dialect.annotation import is_marker
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor
+from shardopt.ir.loops import CONTROL_FLOW, MAX_COUNTED, UNKNOWN_TRIPS, WHILE, trip_count
 from shardopt.ir.rewriting import operations
 from shardopt.ir.windows import read_windows
 
@@ -204,10 +205,19 @@ def _collect_free(block: ir.Block, inside: set[ir.Value], found: dict[ir.Value, 
 
 
 def read_flops(op: ir.Operation) -> float:
-    """Floating-point operations of one execution; regions of loops count once per known iteration in `op_flops`."""
+    """Floating-point operations of one execution: of a loop those of all its iterations, of a branch those of all its
+    regions, as the shard phase counts them (`shardopt.ir.control_flow`)."""
+    if op.name in CONTROL_FLOW:
+        inside = sum(read_flops(view.operation) for region in op.regions for view in region.blocks[0].operations)
+        return inside * (_planned_trips(op) if op.name == WHILE else 1)
     operands = tuple(read_tensor(v.type).shape for v in op.operands if isinstance(v.type, ir.RankedTensorType))
     results = tuple(read_tensor(v.type).shape for v in op.results if isinstance(v.type, ir.RankedTensorType))
     return op_flops(op.name, operands, results, _flop_attributes(op))
+
+
+def _planned_trips(loop: ir.Operation) -> int:
+    count = trip_count(loop, MAX_COUNTED)
+    return UNKNOWN_TRIPS if count is None else count
 
 
 def _flop_attributes(op: ir.Operation) -> dict[str, object]:

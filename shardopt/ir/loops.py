@@ -16,6 +16,17 @@ from shardopt.ir import shapes
 from shardopt.ir.rewriting import defining, erase_dead, replace_op, shape_of, splice_block
 from shardopt.ir.scalars import evaluate, is_foldable, scalar_constant
 
+WHILE = "stablehlo.while"
+BRANCHES = ("stablehlo.case", "stablehlo.if")
+CONTROL_FLOW = (WHILE, *BRANCHES)
+
+# Iterations that are assumed of a loop whose number depends on data: enough that moving something out of the loop pays,
+# and no more than that.
+UNKNOWN_TRIPS = 10
+
+# Iterations of a loop that are counted by running its counter.
+MAX_COUNTED = 4096
+
 
 def trip_count(loop: ir.Operation, limit: int) -> int | None:
     """How often the body runs, counted only up to `limit + 1`; None if that depends on more than constant scalars."""

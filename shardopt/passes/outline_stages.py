@@ -26,6 +26,7 @@ from shardopt.cost.memory_limit import check_memory_options, memory_limit
 from shardopt.dialect.cluster import write_cluster
 from shardopt.dialect.donation import argument_attributes
 from shardopt.dialect.mpmd import LAYER
+from shardopt.ir.control_flow import RegionReader
 from shardopt.ir.graph import GraphReader, is_zero, read_tensor, sharding_rules
 from shardopt.ir.program import Program, read_program
 from shardopt.ir.rewriting import defining
@@ -39,12 +40,10 @@ from shardopt.solve.stages.step_graph import Accumulator
 
 def _extract(program: Program, cluster: Cluster, options: OutlineStages) -> CandidateProblem:
     _check_clustered(program)
-    reader = GraphReader()
-    with sharding_rules(program.module):
-        reader.add_ops(program.body_ops)
-    layers = tuple(ir.IntegerAttr(op.attributes[LAYER]).value for op in reader.handles)
+    reader, layers = _read_body(program)
     num_layers = max(layers, default=0) + 1
     accumulators = _accumulators(program, reader)
+    tied = tuple(reader.take_ties())
     graph = reader.graph(reader.tensor(value) for value in program.body_returned)
     choices = _mesh_choices(cluster, options)
     schedule = options.schedule
@@ -64,7 +63,19 @@ def _extract(program: Program, cluster: Cluster, options: OutlineStages) -> Cand
         held,
         accumulators,
         memory_limit(cluster.device, options.memory_fraction, options.memory_budget),
+        tied,
     )
+
+
+def _read_body(program: Program) -> tuple[RegionReader, tuple[int, ...]]:
+    """The operations of a microbatch, those inside of loops and branches among them, and the layer of each."""
+    reader = RegionReader()
+    layers: list[int] = []
+    with sharding_rules(program.module):
+        for op in program.body_ops:
+            reader.add_ops([op])
+            layers += [ir.IntegerAttr(op.attributes[LAYER]).value] * (len(reader.ops) - len(layers))
+    return reader, tuple(layers)
 
 
 def _accumulators(program: Program, reader: GraphReader) -> tuple[Accumulator, ...]:

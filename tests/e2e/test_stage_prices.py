@@ -66,6 +66,13 @@ def test_gradients_are_summed_once_a_step() -> None:
     assert 0.99 * loop <= predicted <= loop + others
 
 
+def test_what_a_loop_computes_is_paid_for() -> None:
+    """A scan over layers that stays a loop is priced operation by operation, as the shard phase plans it."""
+    given = options("scanned", unroll=False, microbatches=1)
+    predicted, loop, others = predicted_and_planned(MODELS["scanned"]()[0], given)
+    assert 0.8 * loop <= predicted <= loop + others
+
+
 def test_the_stage_phase_keeps_to_the_memory_budget() -> None:
     with pytest.raises(UserError, match="no plan of 1 stages"):
         make_plan(MODELS["gpt"]()[0], options("gpt", memory_budget="10000"))

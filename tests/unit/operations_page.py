@@ -11,8 +11,9 @@ from jaxlib.mlir import ir
 from shardopt.cost.graph import FactorRule, Op, OpGraph
 from shardopt.cost.windows import fits
 from shardopt.ir.context import make_context
-from shardopt.ir.control_flow import UNKNOWN_TRIPS, RegionReader
+from shardopt.ir.control_flow import RegionReader
 from shardopt.ir.graph import sharding_rules
+from shardopt.ir.loops import UNKNOWN_TRIPS
 from shardopt.ir.program import body_of
 from shardopt.ir.rewriting import functions
 from shardopt.solve.sharding.factors import OPAQUE_OPS, WITHOUT_RULE, shardable_factors, why_opaque

@@ -31,7 +31,8 @@ class CandidateProblem:
     """The body of a microbatch by layers. `op_layer[i]` is -1 for operations every stage copies.
 
     `state_bytes[k]`: bytes that live all step with layer k but are not read by the body (optimizer state).
-    `memory_limit_bytes`: what a device may hold; None for any amount.
+    `memory_limit_bytes`: what a device may hold; None for any amount. `tied`: tensors that loops and
+    branches need in equal shardings.
     """
 
     graph: OpGraph
@@ -45,6 +46,7 @@ class CandidateProblem:
     in_flight: InFlight
     accumulators: tuple[Accumulator, ...] = ()
     memory_limit_bytes: int | None = None
+    tied: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def candidate_costs(problem: CandidateProblem, progress: Callable[[int, int], No
     shape = (layers + 1, layers + 1, meshes)
     seconds, fixed, activations = np.full(shape, np.inf), np.zeros(shape), np.zeros(shape)
     candidates = tuple(_candidates(problem))
-    step = step_graph(problem.graph, problem.op_layer, problem.accumulators, problem.num_microbatches)
+    step = step_graph(problem.graph, problem.op_layer, problem.accumulators, problem.num_microbatches, problem.tied)
     solves = done = 0
     for m, choice in enumerate(problem.choices):
         mine = [(i, j) for i, j, k in candidates if k == m]

@@ -65,10 +65,16 @@ class StepGraph:
 
 
 def step_graph(
-    body: OpGraph, op_layer: Sequence[int], accumulators: Sequence[Accumulator], num_microbatches: int
+    body: OpGraph,
+    op_layer: Sequence[int],
+    accumulators: Sequence[Accumulator],
+    num_microbatches: int,
+    tied: Sequence[tuple[int, int]] = (),
 ) -> StepGraph:
     """The operations of `body` once for each microbatch, with a start and a sum point for each accumulator that an
-    operation of a layer makes; the others stay inputs and outputs. Tensors keep their numbers."""
+    operation of a layer makes; the others stay inputs and outputs. Tensors keep their numbers. `tied` are pairs of
+    tensors of the body.
+    """
     producers = body.producers()
     found = [
         each
@@ -96,7 +102,8 @@ def step_graph(
         body.carried,
     )
     layers = [op_layer[producers[each.after]] for each in found]
-    return StepGraph(graph, (*layers, *op_layer, *layers), tuple((each.before, each.after) for each in found))
+    carried = ((each.before, each.after) for each in found)
+    return StepGraph(graph, (*layers, *op_layer, *layers), (*carried, *tied))
 
 
 def _made(shape: tuple[int, ...]) -> FactorRule:
