@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from jaxlib.mlir import ir
 
 from shardopt.dialect.imported_form import MAIN, Violation
-from shardopt.ir.program import Program, read_program, terminator
-from shardopt.ir.rewriting import functions, operations, symbol_name
+from shardopt.ir.program import Program, read_program
+from shardopt.ir.rewriting import functions, operations, symbol_name, terminator
 
 MICROBATCH = "microbatch"
 

@@ -27,7 +27,7 @@ from shardopt.dialect.attributes import f64, i64
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor, read_topology
 from shardopt.dialect.sharding import split_tuple
 from shardopt.dialect.shardy_form import mistakes, read_mesh
-from shardopt.ir.rewriting import functions, symbol_name
+from shardopt.ir.rewriting import functions, symbol_name, terminator
 
 COST = "shardopt.cost"
 MHLO_SHARDING = "mhlo.sharding"
@@ -137,8 +137,7 @@ def _of_function(function: ir.Operation, meshes: dict[str, Mesh]) -> Iterator[Vi
 
 def _of_ends(main: ir.Operation, block: ir.Block) -> Iterator[Violation]:
     """A program takes and returns whole values, not terms of sums."""
-    terminator = block.operations[len(block.operations) - 1]
-    for what, values in (("argument", block.arguments), ("result", terminator.operands)):
+    for what, values in (("argument", block.arguments), ("result", terminator(block).operands)):
         for number, value in enumerate(values):
             if _is_partial(value):
                 message = f"{what} {number} of '@main': expected a value that is summed up, found {value.type}"

@@ -21,7 +21,7 @@ from jaxlib.mlir import ir
 from shardopt.cost.mesh import Sharding
 from shardopt.dialect.mpmd import mesh_tensor_type, parse_mesh_tensor
 from shardopt.ir.graph import GraphReader
-from shardopt.ir.rewriting import defining, functions, identity
+from shardopt.ir.rewriting import defining, functions, identity, terminator
 
 _SUM_POINT = "shardopt.sum_point"
 _FRAGMENT = "mpmd.fragment"
@@ -33,9 +33,10 @@ def separate_accumulators(module: ir.Module) -> None:
     for loop in _loops(module):
         seen: set[ir.Value] = set()
         for position, value in enumerate(loop.operands):
-            constant = _constant_behind(value)
-            if constant is not None and (value in seen or _has_other_readers(constant)):
-                wanted.setdefault(defining(value), []).append(_Start(loop, position, constant))  # type: ignore[arg-type]
+            fragment = defining(value, _FRAGMENT)
+            constant = None if fragment is None else _returned_constant(fragment, ir.OpResult(value).result_number)
+            if fragment is not None and constant is not None and (value in seen or _has_other_readers(constant)):
+                wanted.setdefault(fragment, []).append(_Start(loop, position, constant))
             seen.add(value)
     for fragment, starts in wanted.items():
         results = _return_copies(fragment, [start.constant for start in starts])
@@ -80,17 +81,9 @@ def _loops(module: ir.Module) -> Iterator[ir.Operation]:
                 yield view.operation
 
 
-def _constant_behind(value: ir.Value) -> ir.Operation | None:
-    """The constant that a fragment returns as `value`."""
-    fragment = defining(value, _FRAGMENT)
-    if fragment is None:
-        return None
-    return defining(_terminator(fragment).operands[ir.OpResult(value).result_number], "stablehlo.constant")
-
-
-def _terminator(fragment: ir.Operation) -> ir.Operation:
-    block = fragment.regions[0].blocks[0]
-    return block.operations[len(block.operations) - 1].operation
+def _returned_constant(fragment: ir.Operation, number: int) -> ir.Operation | None:
+    """The constant that a fragment returns as its result of this number."""
+    return defining(terminator(fragment.regions[0].blocks[0]).operands[number], "stablehlo.constant")
 
 
 def _has_other_readers(constant: ir.Operation) -> bool:
@@ -99,12 +92,12 @@ def _has_other_readers(constant: ir.Operation) -> bool:
 
 def _return_copies(fragment: ir.Operation, constants: Sequence[ir.Operation]) -> Sequence[ir.Value]:
     """Let the fragment return a copy of each constant as well; the new results."""
-    terminator = _terminator(fragment)
+    end = terminator(fragment.regions[0].blocks[0])
     mesh = parse_mesh_tensor(fragment.results[0].type).mesh
-    copies = [constant.clone(ip=ir.InsertionPoint(terminator)).results[0] for constant in constants]
-    returned = [*terminator.operands, *copies]
-    ir.Operation.create(terminator.name, [], returned, loc=terminator.location, ip=ir.InsertionPoint(terminator))
-    terminator.erase()
+    copies = [constant.clone(ip=ir.InsertionPoint(end)).results[0] for constant in constants]
+    returned = [*end.operands, *copies]
+    ir.Operation.create(end.name, [], returned, loc=end.location, ip=ir.InsertionPoint(end))
+    end.erase()
     types = [*(r.type for r in fragment.results), *(mesh_tensor_type(mesh, copy.type) for copy in copies)]
     attributes = {name: fragment.attributes[name] for name in fragment.attributes}
     new = ir.Operation.create(

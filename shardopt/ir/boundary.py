@@ -11,8 +11,7 @@ from typing import NamedTuple
 from jaxlib.mlir import ir
 
 from shardopt.dialect.mpmd import is_mesh_tensor
-from shardopt.ir.program import terminator
-from shardopt.ir.rewriting import defining
+from shardopt.ir.rewriting import defining, terminator
 
 
 class Place(NamedTuple):

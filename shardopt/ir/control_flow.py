@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from jaxlib.mlir import ir
 
 from shardopt.cost.mesh import Sharding
-from shardopt.ir.graph import GraphReader, free_values
+from shardopt.ir.graph import MADE_ANYWHERE, GraphReader, free_values
 from shardopt.ir.loops import BRANCHES, CONTROL_FLOW, MAX_COUNTED, UNKNOWN_TRIPS, WHILE, trip_count
-from shardopt.ir.rewriting import defining, identity, operations
+from shardopt.ir.rewriting import defining, identity, operations, terminator
 
 # Operations that may write over an operand, and whose result has its sharding.
 _UPDATES = frozenset(
@@ -53,20 +53,20 @@ def mark_carried(root: ir.Operation) -> None:
             _mark_loop(op)
         else:
             for region in op.regions:
-                terminator = _terminator(region.blocks[0])
-                for position in range(len(terminator.operands)):
-                    _mark(terminator, position)
+                end = terminator(region.blocks[0])
+                for position in range(len(end.operands)):
+                    _mark(end, position)
 
 
 def _mark_loop(loop: ir.Operation) -> None:
     body = loop.regions[1].blocks[0]
-    terminator = _terminator(body)
+    end = terminator(body)
     for position, argument in enumerate(body.arguments):
-        yielded = terminator.operands[position]
+        yielded = end.operands[position]
         if yielded != argument:
             _mark(loop, position)
             if not _is_update(yielded, argument):
-                _mark(terminator, position)
+                _mark(end, position)
 
 
 def _is_update(value: ir.Value, argument: ir.Value) -> bool:
@@ -113,7 +113,7 @@ def pin_values(root: ir.Operation, shardings: Mapping[ir.Value, Sharding]) -> di
 
 def _is_made(value: ir.Value) -> bool:
     op = defining(value)
-    return op is not None and op.name in ("stablehlo.constant", "stablehlo.iota")
+    return op is not None and op.name in MADE_ANYWHERE
 
 
 def _replace_inside(block: ir.Block, copies: Mapping[ir.Value, ir.Operation]) -> None:
@@ -123,10 +123,6 @@ def _replace_inside(block: ir.Block, copies: Mapping[ir.Value, ir.Operation]) ->
             for position, operand in enumerate(op.operands):
                 if operand in copies and not any(result in made for result in op.results):
                     op.operands[position] = copies[operand].result
-
-
-def _terminator(block: ir.Block) -> ir.Operation:
-    return block.operations[len(block.operations) - 1].operation
 
 
 @dataclass
@@ -190,7 +186,7 @@ class RegionReader(GraphReader):
         outer = self.block
         self.blocks += 1
         self.block = self.blocks
-        *body, terminator = (view.operation for view in block.operations)
+        *body, end = (view.operation for view in block.operations)
         self.add_ops(body, group=group, repeat=repeat)
         self.block = outer
-        return [self.tensor(value) for value in terminator.operands]
+        return [self.tensor(value) for value in end.operands]

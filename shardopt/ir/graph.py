@@ -29,7 +29,7 @@ _COMBINERS = {"stablehlo.dot_general": "add", "stablehlo.convolution": "add", "s
 _COMBINING_REGIONS = frozenset(
     {"stablehlo.reduce", "stablehlo.scatter", "stablehlo.reduce_window", "stablehlo.select_and_scatter"}
 )
-_MADE_ANYWHERE = frozenset({"stablehlo.constant", "stablehlo.iota"})
+MADE_ANYWHERE = frozenset({"stablehlo.constant", "stablehlo.iota"})
 # Custom calls that hand their operand on and only say something about it.
 _ANNOTATIONS = frozenset({"Sharding", "annotate_device_placement"})
 _BITS = {"i1": 8, "index": 64}
@@ -97,7 +97,7 @@ def read_rule(op: ir.Operation) -> FactorRule | None:
         return _custom_call_rule(op)
     if _RULE in op.attributes:
         return _parse_rule(str(op.attributes[_RULE]), op)
-    if op.name in _MADE_ANYWHERE:
+    if op.name in MADE_ANYWHERE:
         return _free_rule(tuple(ir.RankedTensorType(op.results[0].type).shape))
     return None
 

@@ -13,7 +13,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from shardopt.ir import shapes
-from shardopt.ir.rewriting import defining, erase_dead, replace_op, shape_of, splice_block
+from shardopt.ir.rewriting import defining, erase_dead, replace_op, shape_of, splice_block, terminator
 from shardopt.ir.scalars import evaluate, is_foldable, scalar_constant
 
 WHILE = "stablehlo.while"
@@ -31,8 +31,8 @@ MAX_COUNTED = 4096
 def trip_count(loop: ir.Operation, limit: int) -> int | None:
     """How often the body runs, counted only up to `limit + 1`; None if that depends on more than constant scalars."""
     condition, body = (region.blocks[0] for region in loop.regions)
-    stop = condition.operations[len(condition.operations) - 1].operands[0]
-    yielded = list(body.operations[len(body.operations) - 1].operands)
+    stop = terminator(condition).operands[0]
+    yielded = list(terminator(body).operands)
     state = {i: evaluate(loop.operands[i]) for i in _counters(stop, yielded, (condition, body))}
     for count in range(limit + 1):
         if any(number is None for number in state.values()):

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from jaxlib.mlir import ir
 
-from shardopt.ir.rewriting import functions, symbol_name
+from shardopt.ir.rewriting import functions, symbol_name, terminator
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,3 @@ def read_program(module: ir.Module) -> Program:
 def body_of(block: ir.Block) -> list[ir.Operation]:
     """Operations of a block without its terminator."""
     return [op.operation for op in block.operations][:-1]
-
-
-def terminator(block: ir.Block) -> ir.Operation:
-    # The list of operations counts from the front, which for each result of a large @main would take seconds.
-    last = ir.InsertionPoint.at_block_terminator(block).ref_operation
-    assert last is not None  # at_block_terminator raises where there is none
-    return last.operation

@@ -18,11 +18,10 @@ from collections.abc import Mapping, Sequence
 from jaxlib.mlir import ir
 
 from shardopt.cost.mesh import Sharding
-from shardopt.ir.graph import GraphReader
+from shardopt.ir.graph import MADE_ANYWHERE, GraphReader
 from shardopt.ir.rewriting import defining, identity
 
 _BARRIER = "stablehlo.optimization_barrier"
-_CONSTANTS = frozenset({"stablehlo.constant", "stablehlo.iota"})
 
 
 class Rematerializer:
@@ -90,7 +89,7 @@ class Rematerializer:
         found: tuple[int, ir.Value] | None = None
         for value in reader.operands:
             maker = defining(value)
-            if value in excluded or maker is None or maker.name in _CONSTANTS:
+            if value in excluded or maker is None or maker.name in MADE_ANYWHERE:
                 continue
             number = self.number.get(maker, -1)
             if found is None or number > found[0]:

@@ -132,3 +132,10 @@ def identity(value: ir.Value, loc: ir.Location, ip: ir.InsertionPoint) -> ir.Ope
     """A new `@Sharding` custom call: hands `value` on, and holds whatever sharding it is annotated with."""
     attributes: dict[str, ir.Attribute] = {"call_target_name": ir.StringAttr.get("Sharding")}
     return ir.Operation.create("stablehlo.custom_call", [value.type], [value], attributes, loc=loc, ip=ip)
+
+
+def terminator(block: ir.Block) -> ir.Operation:
+    # The list of operations counts from the front, which for each result of a large @main would take seconds.
+    last = ir.InsertionPoint.at_block_terminator(block).ref_operation
+    assert last is not None  # at_block_terminator raises where there is none
+    return last.operation

@@ -17,6 +17,7 @@ from shardopt.dialect.donation import argument_attributes
 from shardopt.dialect.mpmd import is_mesh_tensor, mesh_tensor_type, parse_mesh_tensor
 from shardopt.dialect.sharded_form import CONTROL_FLOW, MHLO_SHARDING, regions_of
 from shardopt.dialect.sharding import to_mhlo, tuple_to_mhlo
+from shardopt.ir.rewriting import terminator
 
 NUM_PARTITIONS = "mhlo.num_partitions"
 NUM_REPLICAS = "mhlo.num_replicas"
@@ -48,9 +49,8 @@ def retype(shardings: Mapping[ir.Value, Sharding]) -> None:
 def refresh_function_type(function: ir.Operation) -> None:
     """Make the function's type agree with its block after `retype`."""
     block = function.regions[0].blocks[0]
-    terminator = block.operations[len(block.operations) - 1]
     inputs = [argument.type for argument in block.arguments]
-    results = [value.type for value in terminator.operands]
+    results = [value.type for value in terminator(block).operands]
     function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, results))
 
 

@@ -28,8 +28,7 @@ from shardopt.ir.control_flow import CONTROL_FLOW, planned_operations
 from shardopt.ir.demand_rules import DemandError, Lost, Rule, agreement, choices, tensor_shape, what_is
 from shardopt.ir.diagnostics import Located, position_of
 from shardopt.ir.graph import GraphReader
-from shardopt.ir.program import terminator
-from shardopt.ir.rewriting import functions, identity, operations, symbol_name
+from shardopt.ir.rewriting import functions, identity, operations, symbol_name, terminator
 
 _RESULT_INFO = "jax.result_info"
 # Names listed when a pattern matches none of them.

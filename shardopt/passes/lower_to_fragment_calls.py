@@ -27,8 +27,8 @@ from shardopt.dialect.mpmd import KIND, STAGE, mesh_shape_attr, parse_mesh_tenso
 from shardopt.dialect.sharding import to_mhlo
 from shardopt.ir.outlining import clone_into
 from shardopt.ir.pipeline_graph import COST
-from shardopt.ir.program import Program, body_of, read_program, terminator
-from shardopt.ir.rewriting import symbol_name
+from shardopt.ir.program import Program, body_of, read_program
+from shardopt.ir.rewriting import symbol_name, terminator
 from shardopt.passes.base import Pass, PassContext
 
 _SHARDING = "mhlo.sharding"

@@ -22,7 +22,7 @@ from typing import Literal
 from jaxlib.mlir import ir
 
 from shardopt.ir.loops import Unroller, trip_count
-from shardopt.ir.rewriting import functions, operations
+from shardopt.ir.rewriting import functions, operations, terminator
 from shardopt.passes.base import Pass, PassContext, option
 
 _CONTRACTIONS = ("stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution")
@@ -31,7 +31,7 @@ _CONTRACTIONS = ("stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolutio
 def _computes(loop: ir.Operation) -> bool:
     """Whether the loop multiplies matrices or carries a floating-point tensor that it changes."""
     body = loop.regions[1].blocks[0]
-    yielded = body.operations[len(body.operations) - 1].operands
+    yielded = terminator(body).operands
     changed = (value for value, argument in zip(yielded, body.arguments, strict=True) if value != argument)
     return any(_is_activation(value.type) for value in changed) or bool(operations(loop, _CONTRACTIONS))
 

@@ -9,7 +9,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from shardopt.ir.batching import splat_constant
-from shardopt.ir.program import Program, body_of, read_program, terminator
+from shardopt.ir.program import Program, body_of, read_program
+from shardopt.ir.rewriting import terminator
 
 
 def expand_loop(module: ir.Module) -> None:

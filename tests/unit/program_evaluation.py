@@ -15,7 +15,8 @@ from shardopt.ir.context import make_context
 from shardopt.ir.graph import free_values
 from shardopt.ir.io import load_module
 from shardopt.ir.outlining import clone_into
-from shardopt.ir.program import body_of, read_program, terminator
+from shardopt.ir.program import body_of, read_program
+from shardopt.ir.rewriting import terminator
 
 PROGRAMS = Path(__file__).parent / "programs"
 NAMES = tuple(sorted(path.stem for path in PROGRAMS.glob("*.mlir")))

@@ -12,8 +12,8 @@ from shardopt.ir.control_flow import mark_carried
 from shardopt.ir.graph import GraphReader, free_values, read_flops, read_tensor, sharding_rules
 from shardopt.ir.loops import UNKNOWN_TRIPS
 from shardopt.ir.mesh_graphs import read_plain
-from shardopt.ir.program import body_of, terminator
-from shardopt.ir.rewriting import functions, operations
+from shardopt.ir.program import body_of
+from shardopt.ir.rewriting import functions, operations, terminator
 
 
 def read(text: str) -> OpGraph:
