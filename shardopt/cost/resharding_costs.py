@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from shardopt.cost.cluster import Cluster
-from shardopt.cost.collectives import affine_seconds, can_reshard, resharding_steps
+from shardopt.cost.collectives import affine_seconds
 from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.cost.resharding_chain import can_reshard, resharding_steps
 
 
 class ChainTable(NamedTuple):

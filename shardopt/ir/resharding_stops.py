@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence, Set
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.collectives import resharding_stops
 from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.cost.resharding_chain import resharding_stops
 from shardopt.ir.graph import GraphReader
 from shardopt.ir.rewriting import identity
 

@@ -14,9 +14,9 @@ from itertools import permutations
 import pytest
 from jaxlib.mlir import ir
 
-from shardopt.cost.collectives import resharding_steps, resharding_stops
 from shardopt.cost.hlo import HloCollective, parse_collectives
 from shardopt.cost.mesh import Mesh, Sharding, parse_mesh
+from shardopt.cost.resharding_chain import resharding_steps, resharding_stops
 from shardopt.cost.traffic import Traffic, comparable, of_step
 from shardopt.dialect.sharding import to_mhlo
 from shardopt.ir.context import make_context

@@ -18,11 +18,11 @@ from shardopt.cost.collectives import (
     collective_seconds,
     permute_seconds,
     reduce_scatter_seconds,
-    resharding_steps,
     send_seconds,
     steps_seconds,
 )
 from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.cost.resharding_chain import resharding_steps
 from shardopt.cost.resharding_costs import ReshardingCosts
 
 LINK = Link(1.0, 10.0)

@@ -8,10 +8,10 @@ from math import prod
 
 import pytest
 
-from shardopt.cost.collectives import resharding_steps
 from shardopt.cost.errors import UserError
 from shardopt.cost.graph import Op, OpGraph
 from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.cost.resharding_chain import resharding_steps
 from shardopt.solve.assignment.problem import evaluate
 from shardopt.solve.presets.presets import Roles, restrict, split_greedily
 from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables, build_problem

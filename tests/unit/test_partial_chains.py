@@ -10,18 +10,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from shardopt.cost.collectives import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    ALL_TO_ALL,
-    PERMUTE,
-    REDUCE_SCATTER,
-    Step,
-    resharding_steps,
-    resharding_stops,
-    steps_seconds,
-)
+from shardopt.cost.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, PERMUTE, REDUCE_SCATTER, Step, steps_seconds
 from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.cost.resharding_chain import resharding_steps, resharding_stops
 from shardopt.cost.resharding_costs import ReshardingCosts
 from tests.unit.op_graphs import CLUSTER
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardopt.cost.cluster import Cluster
-from shardopt.cost.collectives import PERMUTE, Step, resharding_path
+from shardopt.cost.collectives import PERMUTE, Step
 from shardopt.cost.graph import OpGraph
 from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.cost.resharding_chain import resharding_path
 from shardopt.cost.summary import CostSummary
 from shardopt.cost.traffic import of_step, total
 from shardopt.solve.sharding.intra_op_memory import FreshCopies, Rematerialized
