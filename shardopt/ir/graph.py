@@ -16,8 +16,8 @@ from functools import cache
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import sdy
 
-from shardopt.cost.compute import op_flops
 from shardopt.cost.graph import MARKER, FactorRule, Op, OpGraph, Tensor
+from shardopt.cost.op_flops import op_flops
 from shardopt.dialect.annotation import is_marker
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor
 from shardopt.ir.loops import CONTROL_FLOW, MAX_COUNTED, UNKNOWN_TRIPS, WHILE, trip_count
