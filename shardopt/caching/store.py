@@ -1,0 +1,158 @@
+"""Results on disk under the hash of all that they depend on: whole plans, prices of stages.
+
+    with using(default_store(remark)):       # whoever starts the work says whether there is a store, and where
+        …
+        store = active_store()               # whoever has something to keep asks for it
+        key = key_of("price", problem_bytes)
+        found = store.get("prices", key) if store else None
+
+A key holds everything that decides about the result (`key_of` adds the versions), so that entries never expire. Each
+stands in a file of its own with a checksum, written beside its place and then moved there: several processes may share
+a folder, and a reader sees the whole of an entry or none. An entry that does not read back is dropped with a remark; a
+folder that cannot be written costs the saving and nothing else.
+
+FOLDER/<kind>/<first two digits>/<key>    magic, sha256 of the content, content
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+from shardopt.caching.versions import fingerprint
+
+CACHE_VARIABLE = "SHARDOPT_CACHE"
+# Values of the variable that mean "keep nothing".
+OFF = ("0", "off", "none")
+
+# A plan of the largest models takes about 10 MB, a price some hundred bytes.
+DEFAULT_LIMIT_BYTES = 2 << 30
+
+_MAGIC = b"shardopt1"
+_HEADER = len(_MAGIC) + sha256().digest_size
+
+Remark = Callable[[str], None]
+
+
+def key_of(*parts: str | bytes) -> str:
+    """The key of what follows from `parts` and from the versions of this package and of the libraries that decide."""
+    digest = sha256(fingerprint())
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+@dataclass
+class Store:
+    """A folder of entries. `remark` is told, at most once for each cause, when something is wrong with it."""
+
+    folder: Path
+    remark: Remark | None = None
+    limit_bytes: int = DEFAULT_LIMIT_BYTES
+    _said: set[str] = field(default_factory=set, repr=False)
+
+    def get(self, kind: str, key: str) -> bytes | None:
+        """The content of an entry, or None where there is none or it is damaged."""
+        path = self._path(kind, key)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._say("unreadable", f"cannot read the cache entry '{path}': {error.strerror}")
+            return None
+        content = data[_HEADER:]
+        if data[:_HEADER] != _header(content):
+            self.drop(kind, key, f"the cache entry '{path}' is damaged and is made again")
+            return None
+        with suppress(OSError):
+            os.utime(path)  # what is used stays, see `trim`
+        return content
+
+    def put(self, kind: str, key: str, content: bytes) -> None:
+        """Keep an entry; the last of several writers wins."""
+        path = self._path(kind, key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(_header(content))
+                    file.write(content)
+                os.replace(temporary, path)
+            except BaseException:
+                os.unlink(temporary)
+                raise
+        except OSError as error:
+            self._say("unwritable", f"cannot write to the cache folder '{self.folder}': {error.strerror}")
+
+    def drop(self, kind: str, key: str, why: str) -> None:
+        """Forget an entry whose content is of no use."""
+        self._say("damaged", why)
+        with suppress(OSError):
+            self._path(kind, key).unlink()
+
+    def trim(self) -> None:
+        """Remove the entries that were not used for longest until the rest fits into the limit."""
+        found = []
+        for path in self.folder.glob("*/*/*"):
+            with suppress(OSError):  # another process may have removed it
+                status = path.stat()
+                found.append((status.st_mtime_ns, status.st_size, path))
+        excess = sum(size for _, size, _ in found) - self.limit_bytes
+        for _, size, path in sorted(found):
+            if excess <= 0:
+                break
+            with suppress(OSError):
+                path.unlink()
+            excess -= size
+
+    def _path(self, kind: str, key: str) -> Path:
+        return self.folder / kind / key[:2] / key
+
+    def _say(self, cause: str, message: str) -> None:
+        if self.remark is not None and cause not in self._said:
+            self.remark(message)
+        self._said.add(cause)
+
+
+_active: ContextVar[Store | None] = ContextVar("store", default=None)
+
+
+def active_store() -> Store | None:
+    """The store of the work that is going on, or None where nothing is to be kept."""
+    return _active.get()
+
+
+@contextmanager
+def using(store: Store | None) -> Iterator[Store | None]:
+    """Make `store` the active one; None turns caching off."""
+    token = _active.set(store)
+    try:
+        yield store
+    finally:
+        _active.reset(token)
+
+
+def default_store(remark: Remark | None = None) -> Store | None:
+    """The store of this user: the folder that SHARDOPT_CACHE names, by default `~/.cache/shardopt`; None when the
+    variable says `off`."""
+    named = os.environ.get(CACHE_VARIABLE, "")
+    if named.lower() in OFF:
+        return None
+    if named:
+        return Store(Path(named), remark)
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return Store((Path(base) if base else Path.home() / ".cache") / "shardopt", remark)
+
+
+def _header(content: bytes) -> bytes:
+    return _MAGIC + sha256(content).digest()
