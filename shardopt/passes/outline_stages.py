@@ -33,8 +33,10 @@ from shardopt.ir.rewriting import defining
 from shardopt.ir.staging import StagePlacement, outline_stages
 from shardopt.passes.base import Pass, PassContext, option
 from shardopt.schedule.schedules import in_flight
+from shardopt.solve.stages.equal_layers import equal_layer_stages
 from shardopt.solve.stages.stage_costs import CandidateProblem, candidate_costs, candidate_mesh
-from shardopt.solve.stages.stage_dp import MeshChoice, StageSolution, equal_layer_stages, mesh_choices, solve_stages
+from shardopt.solve.stages.stage_dp import solve_stages
+from shardopt.solve.stages.stage_problem import StageOption, StageSolution, stage_options
 from shardopt.solve.stages.step_graph import Accumulator
 
 
@@ -45,7 +47,7 @@ def _extract(program: Program, cluster: Cluster, options: OutlineStages) -> Cand
     accumulators = _accumulators(program, reader)
     tied = tuple(reader.take_ties())
     graph = reader.graph(reader.tensor(value) for value in program.body_returned)
-    choices = _mesh_choices(cluster, options)
+    allowed = _allowed_options(cluster, options)
     schedule = options.schedule
 
     def held(stage_from_end: int, num_stages: int, num_microbatches: int) -> float:
@@ -57,7 +59,7 @@ def _extract(program: Program, cluster: Cluster, options: OutlineStages) -> Cand
         num_layers,
         _state_bytes(program, num_layers),
         cluster,
-        choices,
+        allowed,
         program.num_microbatches,
         options.num_stages or None,
         held,
@@ -100,19 +102,19 @@ def _check_clustered(program: Program) -> None:
         raise UserError(f"expected '{LAYER}' on every argument of '@main' (run the cluster phase first)")
 
 
-def _mesh_choices(cluster: Cluster, options: OutlineStages) -> tuple[MeshChoice, ...]:
+def _allowed_options(cluster: Cluster, options: OutlineStages) -> tuple[StageOption, ...]:
     """All submeshes in all logical shapes, as far as `submesh` and `logical-shape` leave them open."""
-    choices = [
-        choice
-        for choice in mesh_choices(cluster)
-        if options.submesh in ("", str(choice.submesh))
-        and options.logical_shape in ("", "x".join(map(str, choice.logical_shape)))
+    allowed = [
+        option
+        for option in stage_options(cluster)
+        if options.submesh in ("", str(option.submesh))
+        and options.logical_shape in ("", "x".join(map(str, option.logical_shape)))
     ]
-    if not choices:
+    if not allowed:
         wanted = " as ".join(part for part in (options.submesh, options.logical_shape) if part)
-        known = ", ".join(str(choice) for choice in mesh_choices(cluster))
+        known = ", ".join(str(option) for option in stage_options(cluster))
         raise UserError(f"cluster {cluster} has no submesh {wanted}; it has {known}")
-    return tuple(choices)
+    return tuple(allowed)
 
 
 def _state_bytes(program: Program, num_layers: int) -> tuple[int, ...]:
@@ -135,8 +137,8 @@ def _solve(problem: CandidateProblem, options: OutlineStages, pm: PassContext) -
 
 
 def _placement(problem: CandidateProblem, solution: StageSolution, schedule: str) -> StagePlacement:
-    chosen = [problem.choices[m] for _, _, m in solution.stages]
-    devices = place(problem.cluster, [choice.submesh for choice in chosen])
+    chosen = [problem.options[o] for _, _, o in solution.stages]
+    devices = place(problem.cluster, [option.submesh for option in chosen])
     meshes = tuple(candidate_mesh(c, f"m{s}", ids) for s, (c, ids) in enumerate(zip(chosen, devices, strict=True)))
     stage_of_layer = tuple(s for s, (start, end, _) in enumerate(solution.stages) for _ in range(start, end))
     held = in_flight(schedule, len(meshes), problem.num_microbatches)
@@ -146,7 +148,7 @@ def _placement(problem: CandidateProblem, solution: StageSolution, schedule: str
 def _explain(module: ir.Module, problem: CandidateProblem, solution: StageSolution, pm: PassContext) -> None:
     """One remark a stage: the layers it took, and where they run."""
     for stage, (start, end, index) in enumerate(solution.stages):
-        said = f"stage {stage}: layers {start} to {end - 1} run on submesh {problem.choices[index]}"
+        said = f"stage {stage}: layers {start} to {end - 1} run on submesh {problem.options[index]}"
         pm.remark("stage-cut", module.operation, said, category="passed")
 
 

@@ -12,7 +12,8 @@ from shardopt.cost.cluster import Cluster, load_cluster
 from shardopt.cost.transfers import messages_seconds
 from shardopt.solve.stages.layering import assign_layers
 from shardopt.solve.stages.stage_costs import CandidateCosts, CandidateProblem, candidate_costs, candidate_mesh
-from shardopt.solve.stages.stage_dp import mesh_choices, one_f_one_b_in_flight, solve_stages
+from shardopt.solve.stages.stage_dp import solve_stages
+from shardopt.solve.stages.stage_problem import one_f_one_b_in_flight, stage_options
 
 BYTES = 4 * WIDTH * WIDTH
 
@@ -32,10 +33,10 @@ def problem(depth: int = 4, num_stages: int | None = None, shape: str = "1x4") -
     step.backward(loss, step.weights)
     layer_problem = step.problem(depth)
     layers = assign_layers(layer_problem).layer
-    where, choices = cluster(shape), mesh_choices(cluster(shape))
+    where, options = cluster(shape), stage_options(cluster(shape))
     state = (0,) * depth
     return CandidateProblem(
-        layer_problem.graph, layers, depth, state, where, choices, 4, num_stages, one_f_one_b_in_flight
+        layer_problem.graph, layers, depth, state, where, options, 4, num_stages, one_f_one_b_in_flight
     )
 
 
@@ -49,10 +50,10 @@ def test_every_candidate_of_some_cover_has_a_price(priced: CandidateCosts) -> No
     stages = priced.stage_problem
     finite = np.isfinite(stages.seconds)
     assert int(finite.sum()) == priced.num_candidates
-    for m, choice in enumerate(stages.meshes):
-        assert finite[0, 4, m] == (choice.num_devices == 4)
-        assert not finite[2, 2, m]
-        assert finite[0, 1, m] == (choice.num_devices < 4)
+    for o, option in enumerate(stages.options):
+        assert finite[0, 4, o] == (option.num_devices == 4)
+        assert not finite[2, 2, o]
+        assert finite[0, 1, o] == (option.num_devices < 4)
 
 
 def test_equal_intervals_are_solved_once(priced: CandidateCosts) -> None:
@@ -98,6 +99,15 @@ def test_pruning_keeps_the_optimum(priced: CandidateCosts) -> None:
     assert (pruned.stages, pruned.seconds) == (everything.stages, everything.seconds)
 
 
+def test_forward_is_what_needs_no_later_stage(priced: CandidateCosts) -> None:
+    """The last stage has its backward in the forward fragment; before it, one product of three is forward."""
+    stages = priced.stage_problem
+    last, inner = (slice(3, 4), 4, slice(0, 1)), (slice(1, 2), 2, slice(0, 1))
+    np.testing.assert_array_equal(stages.forward_seconds[last], stages.seconds[last])
+    assert np.all(stages.forward_seconds[inner] > 0)
+    assert np.all(stages.forward_seconds[inner] < stages.seconds[inner] / 2)
+
+
 def test_progress_counts_to_the_total() -> None:
     seen: list[tuple[int, int]] = []
     found = candidate_costs(problem(2), progress=lambda done, total: seen.append((done, total)))
@@ -106,6 +116,6 @@ def test_progress_counts_to_the_total() -> None:
 
 
 def test_candidate_mesh() -> None:
-    choice = next(choice for choice in mesh_choices(cluster()) if choice.logical_shape == (2, 2))
-    assert candidate_mesh(choice).axes == (("x", 2), ("y", 2))
-    assert candidate_mesh(choice, "m1", (4, 5, 6, 7)).devices == (4, 5, 6, 7)
+    option = next(option for option in stage_options(cluster()) if option.logical_shape == (2, 2))
+    assert candidate_mesh(option).axes == (("x", 2), ("y", 2))
+    assert candidate_mesh(option, "m1", (4, 5, 6, 7)).devices == (4, 5, 6, 7)

@@ -14,23 +14,23 @@ from hypothesis import strategies as st
 
 from shardopt.cost.cluster import Submesh, load_cluster
 from shardopt.cost.errors import UserError
-from shardopt.solve.stages.stage_dp import (
+from shardopt.solve.stages.equal_layers import equal_layer_stages
+from shardopt.solve.stages.stage_dp import solve_stages
+from shardopt.solve.stages.stage_problem import (
     InFlight,
-    MeshChoice,
+    StageOption,
     StageProblem,
     StageSolution,
-    equal_layer_stages,
     evaluate,
     gpipe_in_flight,
-    mesh_choices,
     one_f_one_b_in_flight,
-    solve_stages,
     stage_memory_bytes,
+    stage_options,
 )
 
 
-def row(*sizes: int) -> tuple[MeshChoice, ...]:
-    return tuple(MeshChoice(size, Submesh(1, size), (1, size)) for size in sizes)
+def row(*sizes: int) -> tuple[StageOption, ...]:
+    return tuple(StageOption(size, Submesh(1, size), (1, size)) for size in sizes)
 
 
 def additive(layers: list[float], sizes: tuple[int, ...], devices: int, batches: int, exponent: float) -> StageProblem:
@@ -38,7 +38,7 @@ def additive(layers: list[float], sizes: tuple[int, ...], devices: int, batches:
     prefix = np.concatenate(([0.0], np.cumsum(layers)))
     seconds = (prefix[None, :] - prefix[:, None])[:, :, None] / np.array(sizes, dtype=float) ** exponent
     zeros = np.zeros_like(seconds)
-    return StageProblem(len(layers), row(*sizes), devices, batches, seconds, zeros, zeros, 1.0)
+    return StageProblem(len(layers), row(*sizes), (devices,), batches, seconds, zeros, zeros, zeros, (1.0,))
 
 
 # ---- hand-computed ----
@@ -85,15 +85,15 @@ def test_a_slow_transfer_is_a_station_of_the_pipeline() -> None:
 def brute_force(problem: StageProblem, num_stages: int | None) -> float | None:
     """Least step time over all cuts and mesh choices, from the definition."""
     best = None
-    layers, meshes = problem.num_layers, range(len(problem.meshes))
+    layers, meshes = problem.num_layers, range(len(problem.options))
     for count in range(1, layers + 1) if num_stages is None else (num_stages,):
         for inner in itertools.combinations(range(1, layers), count - 1):
             for chosen in itertools.product(meshes, repeat=count):
                 cuts = itertools.pairwise((0, *inner, layers))
                 stages = tuple((a, b, m) for (a, b), m in zip(cuts, chosen, strict=True))
-                if sum(problem.meshes[m].num_devices for m in chosen) != problem.num_devices:
+                if sum(problem.options[m].num_devices for m in chosen) != problem.total_devices:
                     continue
-                if max(stage_memory_bytes(problem, stages)) > problem.memory_bytes:
+                if max(stage_memory_bytes(problem, stages)) > problem.memory_bytes[0]:
                     continue
                 seconds = evaluate(problem, stages).seconds
                 if math.isfinite(seconds) and (best is None or seconds < best):
@@ -123,12 +123,13 @@ def problems(draw: st.DrawFn) -> tuple[StageProblem, int | None]:
     problem = StageProblem(
         layers,
         meshes,
-        devices,
+        (devices,),
         draw(st.integers(1, 8)),
         seconds,
+        np.zeros(shape),
         rng.integers(0, 4, shape).astype(float),
         rng.integers(0, 3, shape).astype(float),
-        draw(st.sampled_from([3.0, 6.0, 1e9])),
+        (draw(st.sampled_from([3.0, 6.0, 1e9])),),
         draw(st.sampled_from([None, rng.uniform(0, 2, layers + 1)])),
         draw(st.sampled_from(schedules)),
     )
@@ -156,8 +157,8 @@ def check_plan(problem: StageProblem, solution: StageSolution) -> None:
     ends = [end for _, end, _ in solution.stages]
     assert starts == [0, *ends[:-1]]
     assert ends[-1] == problem.num_layers
-    assert sum(problem.meshes[m].num_devices for _, _, m in solution.stages) == problem.num_devices
-    assert max(stage_memory_bytes(problem, solution.stages)) <= problem.memory_bytes
+    assert sum(problem.options[m].num_devices for _, _, m in solution.stages) == problem.total_devices
+    assert max(stage_memory_bytes(problem, solution.stages)) <= problem.memory_bytes[0]
     assert solution.seconds == evaluate(problem, solution.stages).seconds
 
 
@@ -169,7 +170,7 @@ def with_memory(fixed: float, activation: float, memory: float, in_flight: InFli
     problem = additive([1] * 4, (1, 2, 4), 4, 8, 0.5)
     layers = np.arange(5)[None, :, None] - np.arange(5)[:, None, None]
     share = layers / np.array([1, 2, 4])
-    changed = replace(problem, fixed_bytes=fixed * share, activation_bytes=activation * share, memory_bytes=memory)
+    changed = replace(problem, fixed_bytes=fixed * share, activation_bytes=activation * share, memory_bytes=(memory,))
     return changed if in_flight is None else replace(changed, in_flight=in_flight)
 
 
@@ -233,8 +234,8 @@ def test_equal_layer_stages() -> None:
         equal_layer_stages(problem, 3)
 
 
-def test_mesh_choices_cover_all_shapes_of_all_submeshes() -> None:
-    choices = mesh_choices(load_cluster("cpu-test:2x4"))
+def test_stage_options_cover_all_shapes_of_all_submeshes() -> None:
+    choices = stage_options(load_cluster("cpu-test:2x4"))
     assert [str(choice) for choice in choices] == [
         "1x1 as 1x1",
         "1x2 as 1x2",
@@ -249,12 +250,12 @@ def test_mesh_choices_cover_all_shapes_of_all_submeshes() -> None:
 @pytest.mark.parametrize("memory", [1e9, 4.0])
 def test_forty_eight_layers_on_sixty_four_devices_take_seconds(memory: float) -> None:
     rng = np.random.default_rng(0)
-    meshes = mesh_choices(load_cluster("p3.16xlarge:8x8"))
+    meshes = stage_options(load_cluster("p3.16xlarge:8x8"))
     sizes = np.array([mesh.num_devices for mesh in meshes])
     prefix = np.concatenate(([0.0], rng.uniform(0.5, 1.5, 48).cumsum()))
     span = (prefix[None, :] - prefix[:, None])[:, :, None]
     seconds = span / sizes**0.8 * rng.uniform(1, 1.3, (49, 49, len(meshes)))
-    problem = StageProblem(48, meshes, 64, 64, seconds, span / sizes, 0.2 * span / sizes, memory)
+    problem = StageProblem(48, meshes, (64,), 64, seconds, seconds / 3, span / sizes, 0.2 * span / sizes, (memory,))
     start = time.perf_counter()
     solution = solve_stages(problem)
     assert time.perf_counter() - start < 15

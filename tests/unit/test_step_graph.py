@@ -12,7 +12,7 @@ from shardopt.cost.cluster import load_cluster
 from shardopt.cost.graph import MARKER
 from shardopt.solve.stages.layering import assign_layers
 from shardopt.solve.stages.stage_costs import CandidateProblem, candidate_costs
-from shardopt.solve.stages.stage_dp import mesh_choices, one_f_one_b_in_flight
+from shardopt.solve.stages.stage_problem import one_f_one_b_in_flight, stage_options
 from shardopt.solve.stages.step_graph import Accumulator, step_graph
 
 DEPTH = 2
@@ -33,7 +33,7 @@ def problem(num_microbatches: int) -> CandidateProblem:
         DEPTH,
         (0,) * DEPTH,
         where,
-        mesh_choices(where),
+        stage_options(where),
         num_microbatches,
         None,
         one_f_one_b_in_flight,
@@ -112,5 +112,5 @@ def test_without_accumulators_every_microbatch_costs_the_same() -> None:
 
 
 def test_the_limit_of_memory_reaches_the_stages() -> None:
-    assert candidate_costs(replace(problem(1), memory_limit_bytes=1234)).stage_problem.memory_bytes == 1234
-    assert np.isinf(candidate_costs(replace(problem(1), memory_limit_bytes=None)).stage_problem.memory_bytes)
+    assert candidate_costs(replace(problem(1), memory_limit_bytes=1234)).stage_problem.memory_bytes == (1234,)
+    assert candidate_costs(replace(problem(1), memory_limit_bytes=None)).stage_problem.memory_bytes == (np.inf,)

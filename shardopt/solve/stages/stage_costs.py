@@ -22,8 +22,8 @@ from shardopt.solve.assignment.sharding_ilp import solve
 from shardopt.solve.sharding.intra_op import IntraOpTables
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
 from shardopt.solve.sharding.strategies_tables import StrategyTables
-from shardopt.solve.stages.stage_dp import InFlight, MeshChoice, StageProblem
-from shardopt.solve.stages.step_graph import Accumulator, StepGraph, step_graph
+from shardopt.solve.stages.stage_problem import InFlight, StageOption, StageProblem
+from shardopt.solve.stages.step_graph import Accumulator, StepGraph, reached_layers, step_graph
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class CandidateProblem:
     num_layers: int
     state_bytes: tuple[int, ...]
     cluster: Cluster
-    choices: tuple[MeshChoice, ...]
+    options: tuple[StageOption, ...]
     num_microbatches: int
     num_stages: int | None
     in_flight: InFlight
@@ -58,40 +58,41 @@ class CandidateCosts:
     num_solves: int
 
 
-def candidate_mesh(choice: MeshChoice, name: str = "candidate", devices: Sequence[int] | None = None) -> Mesh:
-    """The logical mesh of a choice, on the first devices of the cluster unless `devices` are given."""
-    axes = tuple(zip(AXIS_NAMES, choice.logical_shape, strict=False))
-    return Mesh(name, axes, tuple(range(choice.num_devices) if devices is None else devices))
+def candidate_mesh(option: StageOption, name: str = "candidate", devices: Sequence[int] | None = None) -> Mesh:
+    """The logical mesh of an option, on the first devices of the cluster unless `devices` are given."""
+    axes = tuple(zip(AXIS_NAMES, option.logical_shape, strict=False))
+    return Mesh(name, axes, tuple(range(option.num_devices) if devices is None else devices))
 
 
 def candidate_costs(problem: CandidateProblem, progress: Callable[[int, int], None] | None = None) -> CandidateCosts:
     """Solve every useful candidate; `progress(done, total)` is told along the way."""
-    layers, meshes = problem.num_layers, len(problem.choices)
-    shape = (layers + 1, layers + 1, meshes)
-    seconds, fixed, activations = np.full(shape, np.inf), np.zeros(shape), np.zeros(shape)
+    layers = problem.num_layers
+    shape = (layers + 1, layers + 1, len(problem.options))
+    seconds, forward, fixed, activations = np.full(shape, np.inf), *(np.zeros(shape) for _ in range(3))
     candidates = tuple(_candidates(problem))
     step = step_graph(problem.graph, problem.op_layer, problem.accumulators, problem.num_microbatches, problem.tied)
     solves = done = 0
-    for m, choice in enumerate(problem.choices):
-        mine = [(i, j) for i, j, k in candidates if k == m]
+    for o, option in enumerate(problem.options):
+        mine = [(i, j) for i, j, k in candidates if k == o]
         if not mine:
             continue
-        solver = _CandidateSolver(problem, step, candidate_mesh(choice))
+        solver = _CandidateSolver(problem, step, candidate_mesh(option))
         for i, j in mine:
-            seconds[i, j, m], fixed[i, j, m], activations[i, j, m] = solver.costs(i, j)
+            seconds[i, j, o], forward[i, j, o], fixed[i, j, o], activations[i, j, o] = solver.costs(i, j)
             done += 1
             if progress is not None:
                 progress(done, len(candidates))
         solves += solver.num_solves
     stage_problem = StageProblem(
         layers,
-        problem.choices,
-        problem.cluster.num_devices,
+        problem.options,
+        (problem.cluster.num_devices,),
         problem.num_microbatches,
         seconds,
+        forward,
         fixed,
         activations,
-        np.inf if problem.memory_limit_bytes is None else problem.memory_limit_bytes,
+        (np.inf if problem.memory_limit_bytes is None else problem.memory_limit_bytes,),
         _cut_seconds(problem),
         problem.in_flight,
     )
@@ -99,9 +100,9 @@ def candidate_costs(problem: CandidateProblem, progress: Callable[[int, int], No
 
 
 def _candidates(problem: CandidateProblem) -> Iterator[tuple[int, int, int]]:
-    """(first layer, layer after the last, mesh choice) that some exact cover of devices and layers can contain."""
+    """(first layer, layer after the last, option) that some exact cover of devices and layers can contain."""
     layers, devices = problem.num_layers, problem.cluster.num_devices
-    sizes = sorted({choice.num_devices for choice in problem.choices})
+    sizes = sorted({option.num_devices for option in problem.options})
     most = layers if problem.num_stages is None else problem.num_stages
     covered = [{0}]  # covered[k]: device counts that k stages can occupy
     for _ in range(most):
@@ -112,9 +113,9 @@ def _candidates(problem: CandidateProblem) -> Iterator[tuple[int, int, int]]:
             others = range(fewest, min(largest, most - 1) + 1)
             if problem.num_stages is not None:
                 others = range(most - 1, most) if fewest <= most - 1 <= largest else range(0)
-            for m, choice in enumerate(problem.choices):
-                if any(devices - choice.num_devices in covered[k] for k in others):
-                    yield i, j, m
+            for o, option in enumerate(problem.options):
+                if any(devices - option.num_devices in covered[k] for k in others):
+                    yield i, j, o
 
 
 def _cut_seconds(problem: CandidateProblem) -> np.ndarray:
@@ -141,20 +142,23 @@ class _CandidateSolver:
         self.producers = step.graph.producers()
         self._tables: dict[frozenset[int], IntraOpTables] = {}
         self.num_solves = 0
-        self._solved: dict[tuple[object, ...], tuple[float, float, float]] = {}
+        self._solved: dict[tuple[object, ...], tuple[float, float, float, float]] = {}
+        self._reached = reached_layers(step)
 
-    def costs(self, start: int, end: int) -> tuple[float, float, float]:
-        """(seconds, fixed bytes, activation bytes) of layers [start, end); infinite seconds when unsolvable."""
+    def costs(self, start: int, end: int) -> tuple[float, float, float, float]:
+        """(seconds, forward seconds, fixed bytes, activation bytes) of layers [start, end); infinite seconds when
+        unsolvable."""
         ops = [k for k, layer in enumerate(self.step.op_layer) if start <= layer < end]
         ops = self._with_shared(ops)
         tables = self._tables_for(self.step.sent(start, end))
-        key = self._signature(tables, ops)
+        forward = [op for op in ops if self._reached[op] < end]
+        key = (self._signature(tables, ops), tuple(ops.index(op) for op in forward))
         if key not in self._solved:
             self.num_solves += 1
-            self._solved[key] = self._solve(tables, ops)
-        seconds, weights, activations = self._solved[key]
+            self._solved[key] = self._solve(tables, ops, forward)
+        seconds, forward_seconds, weights, activations = self._solved[key]
         state = sum(self.problem.state_bytes[start:end]) / self.mesh.size
-        return seconds, weights + state, activations
+        return seconds, forward_seconds, weights + state, activations
 
     def _tables_for(self, sent: frozenset[int]) -> IntraOpTables:
         if sent not in self._tables:
@@ -187,14 +191,22 @@ class _CandidateSolver:
         carried = sorted((numbers[a], numbers[b]) for a, b in self.step.tied if a in numbers and b in numbers)
         return (*rows, tuple(carried))
 
-    def _solve(self, tables: IntraOpTables, ops: Sequence[int]) -> tuple[float, float, float]:
+    def _solve(
+        self, tables: IntraOpTables, ops: Sequence[int], forward: Sequence[int]
+    ) -> tuple[float, float, float, float]:
         problem = tables.problem(ops, tied=self.step.tied)
         solution = solve(problem.problem)
         if not solution.choice:
-            return float("inf"), 0.0, 0.0
+            return float("inf"), 0.0, 0.0, 0.0
         plan = problem.decode(solution)
         cost, held = plan.summary(), self._held_bytes(plan)
-        return cost.seconds / self.problem.num_microbatches, float(held), float(max(cost.peak_bytes - held, 0))
+        batches = self.problem.num_microbatches
+        return (
+            cost.seconds / batches,
+            plan.summary(forward).seconds / batches,
+            float(held),
+            float(max(cost.peak_bytes - held, 0)),
+        )
 
     def _held_bytes(self, plan: IntraOpPlan) -> int:
         """Bytes a device holds of what the body is given: weights and accumulators."""

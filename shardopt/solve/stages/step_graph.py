@@ -106,6 +106,17 @@ def step_graph(
     return StepGraph(graph, (*layers, *op_layer, *layers), (*carried, *tied))
 
 
+def reached_layers(step: StepGraph) -> tuple[int, ...]:
+    """For each operation the last layer among those it depends on, itself included. In a stage that ends before that
+    layer it belongs to the backward."""
+    producers = step.graph.producers()
+    reached: list[int] = []
+    for op, layer in zip(step.graph.ops, step.op_layer, strict=True):
+        before = (reached[producer] for t in op.operands if (producer := producers[t]) >= 0)
+        reached.append(max(layer, *before, layer))
+    return tuple(reached)
+
+
 def _made(shape: tuple[int, ...]) -> FactorRule:
     return FactorRule(shape, (), (tuple((dim,) for dim in range(len(shape))),))
 

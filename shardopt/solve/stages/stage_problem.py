@@ -1,0 +1,185 @@
+"""What the stage DP is given and what it answers, as arrays: candidate stages, their costs, and plans of them.
+
+A candidate stage is an interval of layers on a `StageOption`: a submesh of one host group in a logical shape, with or
+without recomputation. Its price is that of the intra-operator solver (`shardopt.solve.stages.stage_costs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from shardopt.cost.cluster import Cluster, Submesh, logical_shapes, submeshes
+
+Stages = tuple[tuple[int, int, int], ...]  # (first layer, layer after the last, option) in pipeline order
+InFlight = Callable[[int, int, int], float]  # (stage from the end, 1 = last; number of stages; microbatches) -> count
+Recompute = Literal["none", "layer", "full"]
+
+
+@dataclass(frozen=True)
+class StageOption:
+    """A way to run a stage: `num_devices` of host group `group` as `submesh`, seen as `logical_shape`.
+
+    `recompute`: what the backward computes again instead of keeping it: nothing, the insides of each layer, or the
+    whole stage. `held`: microbatches in flight that the price was made for. 0 stands for a price without a memory
+    limit, judged by fixed bytes + in flight · activation bytes; a price with `held = n` was solved so that n
+    microbatches fit, and serves every stage with at most n in flight.
+    """
+
+    num_devices: int
+    submesh: Submesh
+    logical_shape: tuple[int, int]
+    group: int = 0
+    recompute: Recompute = "none"
+    held: int = 0
+
+    def __str__(self) -> str:
+        place = f"{self.submesh} as {self.logical_shape[0]}x{self.logical_shape[1]}"
+        place += f" of host group {self.group}" if self.group else ""
+        return place if self.recompute == "none" else f"{place} with recompute={self.recompute}"
+
+
+def stage_options(cluster: Cluster) -> tuple[StageOption, ...]:
+    """All logical shapes of all submeshes of the cluster."""
+    return tuple(
+        StageOption(submesh.num_devices, submesh, shape)
+        for submesh in submeshes(cluster)
+        for shape in logical_shapes(submesh)
+    )
+
+
+def one_f_one_b_in_flight(stage_from_end: int, num_stages: int, num_microbatches: int) -> float:
+    """Microbatches whose activations a stage holds under 1F1B: the last stage 1, the one before 2, ..."""
+    return min(stage_from_end, num_microbatches)
+
+
+def gpipe_in_flight(stage_from_end: int, num_stages: int, num_microbatches: int) -> float:
+    """Under GPipe every stage holds all microbatches."""
+    return num_microbatches
+
+
+@dataclass(frozen=True, eq=False)
+class StageProblem:
+    """Costs of every candidate stage.
+
+    `seconds`, `forward_seconds`, `fixed_bytes` and `activation_bytes` are `[L + 1, L + 1, O]`, indexed by first layer,
+    layer after the last, and option; `seconds` is inf where a stage is infeasible, and entries with end <= start are
+    not read. Seconds and activations are those of one microbatch, `seconds` forward and backward, `forward_seconds` its
+    share up to the last forward operation; bytes are per device. `num_devices` and `memory_bytes` (of a device) have
+    one entry for each host group. A plan uses all devices of all groups. `transfer_seconds[j]`, if given, `[L + 1]`, is
+    the transfer of one microbatch over a cut before layer j, there and back.
+    """
+
+    num_layers: int
+    options: tuple[StageOption, ...]
+    num_devices: tuple[int, ...]
+    num_microbatches: int
+    seconds: np.ndarray
+    forward_seconds: np.ndarray
+    fixed_bytes: np.ndarray
+    activation_bytes: np.ndarray
+    memory_bytes: tuple[float, ...]
+    transfer_seconds: np.ndarray | None = None
+    in_flight: InFlight = one_f_one_b_in_flight
+
+    def __post_init__(self) -> None:
+        shape = (self.num_layers + 1, self.num_layers + 1, len(self.options))
+        for name in ("seconds", "forward_seconds", "fixed_bytes", "activation_bytes"):
+            if getattr(self, name).shape != shape:
+                raise ValueError(f"{name} must have shape {shape}, got {getattr(self, name).shape}")
+        if self.transfer_seconds is not None and self.transfer_seconds.shape != shape[:1]:
+            raise ValueError(f"transfer_seconds must have shape {shape[:1]}, got {self.transfer_seconds.shape}")
+        if min(self.num_layers, self.num_microbatches, len(self.options), *self.num_devices, self.total_devices) < 1:
+            raise ValueError("the numbers of layers, options, devices and microbatches must be at least 1")
+        if len(self.memory_bytes) != len(self.num_devices):
+            raise ValueError(f"memory_bytes has {len(self.memory_bytes)} groups, num_devices {len(self.num_devices)}")
+        if not all(0 <= option.group < len(self.num_devices) for option in self.options):
+            raise ValueError(f"an option names a host group that is not one of {len(self.num_devices)}")
+
+    @property
+    def total_devices(self) -> int:
+        return sum(self.num_devices)
+
+    @property
+    def most_stages(self) -> int:
+        """A stage needs a layer and a device."""
+        return min(self.num_layers, self.total_devices)
+
+    def cut_seconds(self) -> np.ndarray:
+        """Transfer before each layer, `[L + 1]`; nothing comes before layer 0."""
+        cuts = np.zeros(self.num_layers + 1)
+        if self.transfer_seconds is not None:
+            cuts[1:] = self.transfer_seconds[1:]
+        return cuts
+
+    def limit_bytes(self) -> np.ndarray:
+        """Memory of a device of each option's group, `[O]`."""
+        return np.array([self.memory_bytes[option.group] for option in self.options], dtype=float)
+
+    def fits(self, in_flight: float) -> np.ndarray:
+        """Where a stage has a finite time and its memory suffices with so many microbatches, bool `[L + 1, L + 1, O]`.
+
+        An option priced for n microbatches in flight fits where there are at most n.
+        """
+        held = np.array([option.held for option in self.options])
+        need = self.fixed_bytes + in_flight * self.activation_bytes
+        return self.shardable() & np.where(held > 0, in_flight <= held, need <= self.limit_bytes())
+
+    def shardable(self) -> np.ndarray:
+        """Stages that end after they start and have a finite time, bool `[L + 1, L + 1, O]`."""
+        return np.isfinite(self.seconds) & self.ordered()
+
+    def ordered(self) -> np.ndarray:
+        """Stages that end after they start, bool `[L + 1, L + 1, O]`."""
+        pairs = np.triu(np.ones(self.seconds.shape[:2], bool), k=1)
+        return np.broadcast_to(pairs[:, :, None], self.seconds.shape)
+
+
+@dataclass(frozen=True)
+class StageSolution:
+    """Stages as (first layer, layer after the last, index into `options`), in pipeline order.
+
+    `seconds` = `sum_seconds` + (B - 1) · `max_stage_seconds`; both include transfers. `bound` is a proven lower bound
+    of `seconds` (nan for baselines), `evaluations` the number of t_max values solved.
+    """
+
+    stages: Stages
+    seconds: float
+    max_stage_seconds: float
+    sum_seconds: float
+    status: str
+    bound: float = float("nan")
+    evaluations: int = 0
+
+
+def evaluate(problem: StageProblem, stages: Stages, status: str = "feasible") -> StageSolution:
+    """The step time of a given plan; does not check memory."""
+    cuts = problem.cut_seconds()
+    stations = [float(problem.seconds[stage]) for stage in stages] + [float(cuts[start]) for start, _, _ in stages[1:]]
+    total, longest = sum(stations), max(stations)
+    return StageSolution(stages, total + (problem.num_microbatches - 1) * longest, longest, total, status)
+
+
+def in_flight_counts(problem: StageProblem, num_stages: int) -> tuple[float, ...]:
+    """Microbatches in flight of each stage of a pipeline, the last stage first."""
+    return tuple(problem.in_flight(s, num_stages, problem.num_microbatches) for s in range(1, num_stages + 1))
+
+
+def stage_memory_bytes(problem: StageProblem, stages: Stages) -> tuple[float, ...]:
+    """Bytes per device each stage of a plan needs under the problem's schedule."""
+    held = in_flight_counts(problem, len(stages))[::-1]
+    return tuple(
+        float(problem.fixed_bytes[stage]) + count * float(problem.activation_bytes[stage])
+        for stage, count in zip(stages, held, strict=True)
+    )
+
+
+def used_devices(problem: StageProblem, stages: Stages) -> tuple[int, ...]:
+    """Devices of every host group that a plan uses."""
+    used = [0] * len(problem.num_devices)
+    for _, _, option in stages:
+        used[problem.options[option].group] += problem.options[option].num_devices
+    return tuple(used)
