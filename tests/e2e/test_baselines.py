@@ -207,6 +207,24 @@ def test_experts_are_split_and_tokens_exchanged() -> None:
     assert set(found.moved("all_gather")) <= {(LENGTH, LENGTH)}  # the constant places, made in parts
 
 
+@pytest.mark.parametrize("preset", ["expert-zero1", "expert-zero2", "expert-zero3"])
+def test_zero_splits_the_state_of_experts_over_the_axis_that_repeats_them(preset: str) -> None:
+    found = planned("mixture", preset)
+    tensors, flow = found.graph.graph.tensors, found.flow()
+    experts = {k for k in flow.weights if len(tensors[k].shape) == 3}
+    slots = {slot for weight in experts for slot in flow.slots_of[weight]}
+    assert len(slots) == 2 * len(experts) > 0
+    whole, split = Sharding((("y",), (), ())), [set(found.plan.shardings[k].axes) for k in sorted(flow.slots)]
+    assert all(found.plan.shardings[k].dims[0] == ("y",) for k in experts | slots)
+    assert all(axes == {"x", "y"} for axes in split)
+    in_parts = {k for k in flow.weights if not found.plan.shardings[k].is_replicated and found.plan.shardings[k] != whole}
+    assert in_parts == (flow.weights if preset == "expert-zero3" else set())
+    scattered = Counter(found.moved("reduce_scatter"))
+    of_experts = Counter(tuple(sorted(tensors[k].shape)) for k in experts)
+    assert (scattered >= of_experts) == (preset != "expert-zero1")
+    assert Counter(found.moved("all_gather", ("x",))) >= of_experts
+
+
 def test_shardy_splits_the_batch_as_data_does() -> None:
     found = planned("transformer", "shardy", "4")
     assert Counter(found.moved("all_reduce")) == found.weight_shapes()
@@ -227,7 +245,7 @@ def test_no_baseline_is_cheaper_than_the_solver(model: str, mesh: str) -> None:
         assert found.objective == pytest.approx(baseline.solution.objective)
         assert best.solution.objective * (1 - GAP) <= found.objective, preset
         compared += 1
-    assert compared >= len(PRESETS) - 3
+    assert compared >= len(PRESETS) - 6
 
 
 def test_the_solver_starts_from_a_baseline_when_it_may_not_search() -> None:
@@ -241,6 +259,7 @@ def test_the_solver_starts_from_a_baseline_when_it_may_not_search() -> None:
     ("model", "preset", "mesh", "message"),
     [
         ("transformer", "expert", "2x2", "preset 'expert' splits experts: .* axis y=2 divides, found none"),
+        ("transformer", "expert-zero2", "2x2", "preset 'expert-zero2' splits experts: .* axis y=2 divides, found none"),
         ("transformer", "mics", "4", "preset 'mics' .* expected a mesh of at least two axes, found mesh"),
         ("transformer", "summa-2d", "2x2x2", "preset 'summa-2d' needs a grid: expected a mesh of two axes"),
         ("transformer", "data", "3", "preset 'data' splits the batch: expected an extent that x=3 divides, found 8"),
@@ -264,7 +283,7 @@ def test_megatron_gives_the_numbers_of_one_device() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "preset", ["data", "zero1", "zero2", "zero3", "mics", "sequence", "summa-2d", "shardy", "expert"]
+    "preset", ["data", "zero1", "zero2", "zero3", "mics", "sequence", "summa-2d", "shardy", "expert", "expert-zero3"]
 )
 def test_all_baselines_give_the_numbers_of_one_device(preset: str) -> None:
-    check_numbers(compile_sharded(mixture() if preset == "expert" else transformer(1), "2x2", preset))
+    check_numbers(compile_sharded(mixture() if preset.startswith("expert") else transformer(1), "2x2", preset))

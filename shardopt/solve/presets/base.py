@@ -56,6 +56,13 @@ def split_greedily(
     return Sharding(tuple(dims))
 
 
+def split_further(mesh: Mesh, shape: tuple[int, ...], sharding: Sharding, axes: Axes) -> Sharding:
+    """Split the dimensions that `sharding` leaves whole by these axes too, the longest first."""
+    rest = tuple(1 if taken else extent for extent, taken in zip(shape, sharding.dims, strict=True))
+    others = split_greedily(mesh, rest, largest, axes)
+    return Sharding(tuple(taken or other for taken, other in zip(sharding.dims, others.dims, strict=True)))
+
+
 def largest(local: tuple[int, ...]) -> Iterable[int]:
     """Dimensions, the longest first."""
     return sorted(range(len(local)), key=lambda dim: -local[dim])
@@ -115,6 +122,13 @@ def scattering(tables: IntraOpTables, op: int, split: Split) -> tuple[int, ...]:
         and tuple(sharding.dims for sharding in strategy.results) != results
         and reduced <= {axis for sharding in strategy.results for axis in sharding.axes}
     )
+
+
+def scattered_or_open(tables: IntraOpTables, op: int, split: Split) -> tuple[int, ...]:
+    """The strategies that leave each device a part of the sum over the split factors, or the sum to their readers."""
+    whole = strategies_that_split(tables, op, split)
+    open_sums = sorted(set(whole) - set(finished(tables, op, whole)))
+    return (*open_sums, *scattering(tables, op, split))
 
 
 def dims_of(rule: FactorRule, mappings: Sequence[tuple[tuple[int, ...], ...]], split: Split) -> tuple[Dims, ...]:

@@ -27,7 +27,7 @@ from shardopt.solve.presets.base import (
     in_full,
     largest,
     replicated,
-    scattering,
+    scattered_or_open,
     split_greedily,
     strategies_that_split,
     strategies_within,
@@ -84,9 +84,7 @@ class DataParallel:
         found: dict[int, Sequence[int]] = {}
         for op in sorted(self.flow.gradients):
             split = self.split(op)
-            whole = strategies_that_split(self.tables, op, split)
-            open_sums = sorted(set(whole) - set(finished(self.tables, op, whole)))
-            if split and (better := (*open_sums, *scattering(self.tables, op, split))):
+            if split and (better := scattered_or_open(self.tables, op, split)):
                 found[op] = better
         return found
 
@@ -130,13 +128,13 @@ def zero1(tables: IntraOpTables, roles: Roles) -> Restriction:
 
 
 def zero2(tables: IntraOpTables, roles: Roles) -> Restriction:
-    plan = _with_gradients(tables, roles, "zero2")
+    plan = with_gradients(tables, roles, "zero2")
     state = {**replicated(tables, sorted(roles.state)), **plan.shards(plan.flow.slots, plan.axes)}
     return Restriction({**state, **plan.inputs()}, {**plan.allowed(), **plan.scattered_gradients()})
 
 
 def zero3(tables: IntraOpTables, roles: Roles) -> Restriction:
-    plan = _with_gradients(tables, roles, "zero3")
+    plan = with_gradients(tables, roles, "zero3")
     state = plan.shards(plan.flow.weights | roles.state, plan.axes)
     return Restriction({**state, **plan.inputs()}, {**plan.allowed(), **plan.scattered_gradients()})
 
@@ -148,7 +146,7 @@ def mics(tables: IntraOpTables, roles: Roles) -> Restriction:
             f"preset 'mics' splits state along one mesh axis and repeats it along the others: expected a mesh of at "
             f"least two axes, found {tables.mesh}"
         )
-    plan = _with_gradients(tables, roles, "mics")
+    plan = with_gradients(tables, roles, "mics")
     state = plan.shards(plan.flow.weights | roles.state, axes[-1:])
     return Restriction({**state, **plan.inputs()}, {**plan.allowed(axes[-1:]), **_open_gradients(plan)})
 
@@ -159,7 +157,8 @@ def _open_gradients(plan: DataParallel) -> dict[int, Sequence[int]]:
     return {op: numbers for op, numbers in found.items() if numbers}
 
 
-def _with_gradients(tables: IntraOpTables, roles: Roles, preset: str) -> DataParallel:
+def with_gradients(tables: IntraOpTables, roles: Roles, preset: str) -> DataParallel:
+    """Over all axes. Raises UserError as `data_parallel` does, and when the graph has no gradients."""
     plan = data_parallel(tables, roles, preset)
     if not plan.flow.gradients:
         raise UserError(

@@ -1,4 +1,4 @@
-"""The preset for mixtures of experts: experts over the innermost axis, everything else data parallel over all axes.
+"""The presets for mixtures of experts: experts over the innermost axis, everything else data parallel over all axes.
 
 GShard (Lepikhin et al., arXiv 2006.16668, section 3.3): the weights of the experts are split along the expert
 dimension, and the tokens, which are split by the batch everywhere else, are exchanged by an all-to-all before the
@@ -7,16 +7,21 @@ experts' products and another one behind them.
 An expert dimension is one that a weight has in a product with an activation and that both carry into the result (a
 batching dimension); or one that is summed over while the activation only repeats its values along it, under a mask:
 that is how `jax.lax.ragged_dot` is written where no ragged product exists.
+
+`expert-zero1`, `expert-zero2` and `expert-zero3` split the state as ZeRO does besides (DeepSpeed-MoE: Rajbhandari et
+al., arXiv 2201.05596, section 4): that of the experts over the axes along which they are repeated, all other state over
+all axes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from shardopt.cost.errors import UserError
 from shardopt.cost.graph import Op
-from shardopt.solve.presets.base import Restriction, Roles, Split, replicated
-from shardopt.solve.presets.data import data_parallel
+from shardopt.cost.mesh import Sharding
+from shardopt.solve.presets.base import Restriction, Roles, Split, replicated, scattered_or_open, split_further
+from shardopt.solve.presets.data import DataParallel, data_parallel, with_gradients
 from shardopt.solve.presets.flow import leading_factor
 from shardopt.solve.presets.walk import AxisWalk
 from shardopt.solve.presets.weights import dim_of
@@ -84,15 +89,71 @@ class ExpertWalk(AxisWalk):
 
 
 def expert(tables: IntraOpTables, roles: Roles) -> Restriction:
-    axes = live_axes(tables.mesh)
-    if not axes:
+    if not live_axes(tables.mesh):
         return Restriction()
     plan = data_parallel(tables, roles, "expert")
-    walk = ExpertWalk(plan, axes[-1])
+    walk = _walk(plan, "expert")
+    return Restriction({**replicated(tables, sorted(roles.state)), **walk.state(), **plan.inputs()}, walk.allowed)
+
+
+def expert_zero1(tables: IntraOpTables, roles: Roles) -> Restriction:
+    if not live_axes(tables.mesh):
+        return Restriction()
+    plan = data_parallel(tables, roles, "expert-zero1")
+    if not plan.flow.slots:
+        raise UserError(
+            "preset 'expert-zero1' splits optimizer state: expected state that only the update reads, found none"
+        )
+    walk = _walk(plan, "expert-zero1")
+    return Restriction({**_sharded_state(walk, roles, plan.flow.slots), **plan.inputs()}, walk.allowed)
+
+
+def expert_zero2(tables: IntraOpTables, roles: Roles) -> Restriction:
+    if not live_axes(tables.mesh):
+        return Restriction()
+    walk = _walk(with_gradients(tables, roles, "expert-zero2"), "expert-zero2")
+    state = _sharded_state(walk, roles, walk.plan.flow.slots)
+    return Restriction({**state, **walk.plan.inputs()}, {**walk.allowed, **_scattered_gradients(walk)})
+
+
+def expert_zero3(tables: IntraOpTables, roles: Roles) -> Restriction:
+    if not live_axes(tables.mesh):
+        return Restriction()
+    walk = _walk(with_gradients(tables, roles, "expert-zero3"), "expert-zero3")
+    state = _sharded_state(walk, roles, walk.plan.flow.weights | roles.state)
+    return Restriction({**state, **walk.plan.inputs()}, {**walk.allowed, **_scattered_gradients(walk)})
+
+
+def _walk(plan: DataParallel, preset: str) -> ExpertWalk:
+    """Raises UserError when there are no experts that the innermost axis divides."""
+    axis = live_axes(plan.tables.mesh)[-1]
+    walk = ExpertWalk(plan, axis)
     walk.run()
     if not walk.decided:
         raise UserError(
-            f"preset 'expert' splits experts: expected products with weights that have an expert dimension which axis "
-            f"{axes[-1]}={tables.mesh.axis_size(axes[-1])} divides, found none"
+            f"preset '{preset}' splits experts: expected products with weights that have an expert dimension which axis "
+            f"{axis}={plan.tables.mesh.axis_size(axis)} divides, found none"
         )
-    return Restriction({**replicated(tables, sorted(roles.state)), **walk.state(), **plan.inputs()}, walk.allowed)
+    return walk
+
+
+def _sharded_state(walk: ExpertWalk, roles: Roles, sharded: Set[int]) -> dict[int, Sharding]:
+    """All state as `expert` has it; of the tensors in `sharded` each device keeps a part of its copy."""
+    tables, plan = walk.tables, walk.plan
+    state = {**replicated(tables, sorted(roles.state)), **walk.state()}
+    for tensor in sorted(sharded & state.keys()):
+        shape, rest = tables.graph.tensors[tensor].shape, tuple(a for a in plan.axes if a not in state[tensor].axes)
+        state[tensor] = split_further(tables.mesh, shape, state[tensor], rest)
+    return state
+
+
+def _scattered_gradients(walk: ExpertWalk) -> dict[int, Sequence[int]]:
+    """As of `zero2`; the gradients of experts are summed over the axes along which these are repeated."""
+    found = walk.plan.scattered_gradients()
+    for op in sorted(walk.plan.flow.gradients & walk.allowed.keys()):
+        factors = walk.factors(walk.graph.ops[op])
+        splits = [{**walk.batch_split(op, factor), factor: (walk.axis,)} for factor in factors]
+        of_expert = [number for split in splits for number in scattered_or_open(walk.tables, op, split)]
+        if factors:
+            found[op] = tuple(dict.fromkeys(of_expert)) or walk.allowed[op]
+    return found

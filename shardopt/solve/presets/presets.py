@@ -3,7 +3,8 @@
 * `ilp`: no restriction.
 * `data`, `zero1`, `zero2`, `zero3`, `mics`: the batch is split, see `shardopt.solve.presets.data`.
 * `megatron`, `sequence`, `summa-2d`: weights are split too, see `shardopt.solve.presets.tensor`.
-* `expert`: weights of experts are split, see `shardopt.solve.presets.expert`.
+* `expert`, `expert-zero1`, `expert-zero2`, `expert-zero3`: weights of experts are split, see
+  `shardopt.solve.presets.expert`.
 * `heuristic`: every input split along its largest dimension, axis by axis.
 * `replicate`: every operation in full on every device.
 * `shardy`: what Shardy's own propagation gives every tensor, see `shardopt.solve.presets.shardy`.
@@ -122,6 +123,9 @@ PRESETS: Mapping[str, Preset] = {
     "sequence": tensor_parallel.sequence,
     "summa-2d": tensor_parallel.summa_2d,
     "expert": expert.expert,
+    "expert-zero1": expert.expert_zero1,
+    "expert-zero2": expert.expert_zero2,
+    "expert-zero3": expert.expert_zero3,
     "heuristic": _heuristic,
     "replicate": _replicate,
     "shardy": shardy.shardy,

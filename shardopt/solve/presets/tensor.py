@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from shardopt.cost.errors import UserError
 from shardopt.cost.graph import FactorRule, Op
 from shardopt.cost.mesh import Sharding
-from shardopt.solve.presets.base import Restriction, Roles, Split, largest, scattering, split_greedily
+from shardopt.solve.presets.base import Restriction, Roles, Split, scattering, split_further
 from shardopt.solve.presets.data import data_parallel
 from shardopt.solve.presets.flow import leading_factor
 from shardopt.solve.presets.walk import AxisWalk
@@ -83,12 +83,8 @@ class SummaWalk(MegatronWalk):
 
     def sharding(self, shape: tuple[int, ...], place: int | None) -> Sharding:
         """Split by the other axis too, along the longest dimension that is left."""
-        dims = super().sharding(shape, place).dims
-        if place is None:
-            return Sharding(dims)
-        rest = tuple(1 if axes else extent for extent, axes in zip(shape, dims, strict=True))
-        grid = split_greedily(self.tables.mesh, rest, largest, self.plan.axes)
-        return Sharding(tuple(axes or other for axes, other in zip(dims, grid.dims, strict=True)))
+        columns = super().sharding(shape, place)
+        return columns if place is None else split_further(self.tables.mesh, shape, columns, self.plan.axes)
 
     def is_limited(self, index: int) -> bool:
         """State is on two axes, of which the walk follows one."""
