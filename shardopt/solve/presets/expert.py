@@ -131,8 +131,8 @@ def _walk(plan: DataParallel, preset: str) -> ExpertWalk:
     walk.run()
     if not walk.decided:
         raise UserError(
-            f"preset '{preset}' splits experts: expected products with weights that have an expert dimension which axis "
-            f"{axis}={plan.tables.mesh.axis_size(axis)} divides, found none"
+            f"preset '{preset}' splits experts: expected products with weights that have an expert dimension which "
+            f"axis {axis}={plan.tables.mesh.axis_size(axis)} divides, found none"
         )
     return walk
 
