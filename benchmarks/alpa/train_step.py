@@ -1,0 +1,85 @@
+"""A training step of a model: loss, gradients and update, as one function of state and batch.
+
+Mixed precision: weights and optimizer state are float32, a step computes with float16 copies of the weights. The
+artifact (`alpa/model/model_util.py`) carries the copies from step to step, here a step begins by making them; either
+way they live as long as microbatches run. The loss is scaled, so that float16 gradients of a large batch do not vanish;
+the artifact leaves that out, which changes neither time nor memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.alpa.optimizers import Optimizer
+from benchmarks.alpa.weights import abstract, draw, is_weight
+
+LOSS_SCALE = 2.0**14  # a power of two changes no digit; 2^15 and more may overflow float16 where activations are large
+
+Tree = Any
+Loss = Callable[[Tree, Tree], jax.Array]
+
+
+@dataclass(frozen=True)
+class Model:
+    """`weights` and `batch` describe the arguments of `loss(params, batch)`; `mixed` computes in float16."""
+
+    weights: Tree
+    batch: Tree
+    loss: Loss
+    optimizer: Optimizer
+    mixed: bool
+
+
+def state_weights(model: Model) -> Tree:
+    """What a step carries to the next, as descriptions: optimizer state beside each weight."""
+    return jax.tree.map(model.optimizer.keep, model.weights, is_leaf=is_weight)
+
+
+def abstract_state(model: Model) -> Tree:
+    """Shapes and types of the state: no memory is touched."""
+    return {
+        "weights": abstract(model.weights, jnp.float32),
+        "kept": abstract(state_weights(model), jnp.float32),
+        "step": jax.ShapeDtypeStruct((), jnp.int32),
+    }
+
+
+def first_state(model: Model, seed: int = 0) -> Tree:
+    """Arrays to begin with, for models small enough to run."""
+    return {
+        "weights": draw(model.weights, seed),
+        "kept": draw(state_weights(model)),
+        "step": jnp.zeros((), jnp.int32),
+    }
+
+
+def make_step(model: Model) -> Callable[[Tree, Tree], tuple[Tree, jax.Array]]:
+    """`step(state, batch) -> (state, loss)`."""
+    scale = LOSS_SCALE if model.mixed else 1.0
+
+    def scaled_loss(params: Tree, batch: Tree) -> jax.Array:
+        return model.loss(params, batch) * scale
+
+    def step(state: Tree, batch: Tree) -> tuple[Tree, jax.Array]:
+        params = state["weights"]
+        if model.mixed:
+            params = jax.tree.map(lambda weight: weight.astype(jnp.float16), params)
+        loss, grads = jax.value_and_grad(scaled_loss)(params, batch)
+        count = state["step"] + 1
+        pace = model.optimizer.pace(count)
+        leaves, shape = jax.tree.flatten(state["weights"])
+        kept = shape.flatten_up_to(state["kept"])
+        pairs = [
+            model.optimizer.update(grad.astype(jnp.float32) / scale, old, weight, pace)
+            for grad, old, weight in zip(shape.flatten_up_to(grads), kept, leaves, strict=True)
+        ]
+        full = shape.unflatten([weight for weight, _ in pairs])
+        kept = shape.unflatten([new for _, new in pairs])
+        return {"weights": full, "kept": kept, "step": count}, loss / scale
+
+    return step

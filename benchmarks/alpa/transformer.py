@@ -1,0 +1,90 @@
+"""What GPT and the mixture of experts have in common: embeddings, attention, feed forward, loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.alpa.kernels import cross_entropy, gelu, layer_norm
+from benchmarks.alpa.weights import Weight, matrix
+
+Tree = dict[str, Any]
+Batch = dict[str, jax.Array]
+
+
+def norm_weights(hidden: int) -> Tree:
+    return {"gain": Weight((hidden,), fill=1.0), "bias": Weight((hidden,))}
+
+
+def norm(x: jax.Array, weights: Tree) -> jax.Array:
+    return layer_norm(x, weights["gain"], weights["bias"])
+
+
+def attention_weights(hidden: int, heads: int) -> Tree:
+    """Heads are a dimension of their own, so that a split of heads is a split of a dimension."""
+    size = hidden // heads
+    return {
+        "qkv": matrix(hidden, 3, heads, size, inputs=hidden),
+        "qkv_bias": Weight((3, heads, size)),
+        "out": matrix(heads, size, hidden, inputs=hidden),
+        "out_bias": Weight((hidden,)),
+    }
+
+
+def attention(x: jax.Array, weights: Tree) -> jax.Array:
+    """Causal self attention of `x` `[batch, sequence, hidden]`."""
+    joined = jnp.einsum("bsh,hcnd->bscnd", x, weights["qkv"]) + weights["qkv_bias"]
+    query, key, value = joined[:, :, 0], joined[:, :, 1], joined[:, :, 2]
+    scores = jnp.einsum("bqnd,bknd->bnqk", query * query.shape[-1] ** -0.5, key)
+    row = jax.lax.broadcasted_iota(jnp.int32, scores.shape[2:], 0)
+    column = jax.lax.broadcasted_iota(jnp.int32, scores.shape[2:], 1)
+    shares = jax.nn.softmax(jnp.where(row >= column, scores, -1e4), axis=-1)
+    mixed = jnp.einsum("bnqk,bknd->bqnd", shares, value)
+    return jnp.einsum("bqnd,ndh->bqh", mixed, weights["out"]) + weights["out_bias"]
+
+
+def feed_forward_weights(hidden: int, width: int) -> Tree:
+    return {
+        "up": matrix(hidden, width * hidden, inputs=hidden),
+        "up_bias": Weight((width * hidden,)),
+        "down": matrix(width * hidden, hidden, inputs=width * hidden),
+        "down_bias": Weight((hidden,)),
+    }
+
+
+def feed_forward(x: jax.Array, weights: Tree) -> jax.Array:
+    wide = gelu(x @ weights["up"] + weights["up_bias"])
+    return wide @ weights["down"] + weights["down_bias"]
+
+
+def embedding_weights(vocab: int, sequence: int, hidden: int, tied: bool = False) -> Tree:
+    """Tokens and positions, the last normalisation, and the product that makes logits."""
+    weights = {
+        "tokens": Weight((vocab, hidden), 0.02),
+        "positions": Weight((sequence, hidden), 0.02),
+        "norm": norm_weights(hidden),
+        "head_bias": Weight((vocab,)),
+    }
+    return weights if tied else {**weights, "head": matrix(hidden, vocab, inputs=hidden)}
+
+
+def embed(weights: Tree, tokens: jax.Array) -> jax.Array:
+    return jnp.take(weights["tokens"], tokens, axis=0, mode="clip") + weights["positions"]
+
+
+def token_loss(x: jax.Array, weights: Tree, labels: jax.Array) -> jax.Array:
+    """Mean cross entropy of the next token; the head is the embedding where it has no weight of its own."""
+    x = norm(x, weights["norm"])
+    if "head" in weights:
+        logits = x @ weights["head"]
+    else:
+        logits = jnp.einsum("bsh,vh->bsv", x, weights["tokens"])
+    return jnp.mean(cross_entropy(logits + weights["head_bias"], labels))
+
+
+def token_batch(batch: int, sequence: int) -> dict[str, Any]:
+    """Shapes of the inputs of a step."""
+    tokens = jax.ShapeDtypeStruct((batch, sequence), jnp.int32)
+    return {"tokens": tokens, "labels": tokens}
