@@ -24,6 +24,7 @@ LAYER = "shardopt.layer"
 SCHEDULE = "shardopt.schedule"
 RESHARDING = "shardopt.resharding"
 IN_FLIGHT = "shardopt.in_flight"
+RECOMPUTE = "shardopt.recompute"
 
 _TOPOLOGY_MESH = re.compile(r'<"(?P<name>[^"]+)"\s*:\s*<\[(?P<axes>[^\]]*)\]>>')
 _AXIS = re.compile(r'"(?P<name>[^"]+)"\s*=\s*(?P<size>\d+)')

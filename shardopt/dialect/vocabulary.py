@@ -12,7 +12,7 @@ from shardopt.dialect.annotation import SHARDING
 from shardopt.dialect.cluster import CLUSTER
 from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR
 from shardopt.dialect.exported_form import MESH_SHAPE, MHLO_SHARDING
-from shardopt.dialect.mpmd import DEVICES, IN_FLIGHT, KIND, LAYER, RESHARDING, SCHEDULE, STAGE, TOPOLOGY
+from shardopt.dialect.mpmd import DEVICES, IN_FLIGHT, KIND, LAYER, RECOMPUTE, RESHARDING, SCHEDULE, STAGE, TOPOLOGY
 from shardopt.dialect.sharded_form import COST
 
 # Who writes what was in the model before the first pass.
@@ -103,6 +103,15 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "shardopt-outline-stages",
         "How many microbatches of every stage stand between their forward and their backward at once under the "
         "schedule that the stages were planned for: what the forward keeps for the backward is held so many times.",
+    ),
+    AttributeDoc(
+        RECOMPUTE,
+        ("mpmd.for",),
+        '["layer", "none"]',
+        "shardopt-outline-stages",
+        "What every stage computes again in its backward pass instead of keeping it for each microbatch in flight: "
+        'nothing (`"none"`), the forward of each layer from what enters the layer (`"layer"`), or its whole forward '
+        'from what the stage receives (`"full"`). Absent where no stage recomputes.',
     ),
     AttributeDoc(
         KIND,

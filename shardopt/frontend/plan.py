@@ -58,6 +58,7 @@ class PlanOptions:
     annotations: str = "keep"
     constraints: str = ""
     memory_budget: str = ""
+    recompute: str = "auto"
 
     def for_phase(self, phase: str) -> str:
         """The options of one phase, as pipeline text."""
@@ -83,6 +84,7 @@ class PlanOptions:
                 "logical-shape": self.logical_shape,
                 "inter-op": "equal-layer" if self.inter_op == "equal-op" else self.inter_op,
                 "schedule": self.schedule,
+                "recompute": None if self.recompute == "auto" else self.recompute,
                 "memory-budget": self.memory_budget or None,
             },
             "shard": {

@@ -10,7 +10,7 @@ gets a copy. The rest follows: a group's inputs, what it returns, and the transf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxlib.mlir import ir
@@ -134,18 +134,19 @@ class Outliner:
 def clone_into(op: ir.Operation, values: dict[ir.Value, ir.Value], point: ir.InsertionPoint) -> ir.Operation:
     """Clone `op` at `point` with its operands, and the values its regions capture, replaced; extends `values`."""
     new = op.clone(ip=point)
-    _remap(new, values)
+    replace_reads(new, values)
     if LAYER in new.attributes:
         del new.attributes[LAYER]
     values.update(zip(op.results, new.results, strict=True))
     return new
 
 
-def _remap(op: ir.Operation, values: dict[ir.Value, ir.Value]) -> None:
+def replace_reads(op: ir.Operation, values: Mapping[ir.Value, ir.Value]) -> None:
+    """Let `op`, and the operations in its regions, read other values."""
     for k, operand in enumerate(op.operands):
         if operand in values:
             op.operands[k] = values[operand]
     for region in op.regions:
         for block in region.blocks:
             for inner in block.operations:
-                _remap(inner.operation, values)
+                replace_reads(inner.operation, values)

@@ -19,26 +19,40 @@ from shardopt.cost.graph import SHARED
 from shardopt.cost.mesh import Mesh
 from shardopt.dialect.attributes import entries, i32, u32
 from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR, argument_attributes, read_donation
-from shardopt.dialect.mpmd import IN_FLIGHT, LAYER, write_topology
+from shardopt.dialect.mpmd import IN_FLIGHT, LAYER, RECOMPUTE, write_topology
 from shardopt.ir.outlining import Group, Outliner, Resolved, reads, resolve
-from shardopt.ir.program import Program
+from shardopt.ir.program import Program, read_program
+from shardopt.ir.recomputation import recompute_forward
 from shardopt.ir.rewriting import defining, symbol_name
 
 
 @dataclass(frozen=True)
 class StagePlacement:
-    """`stage_of_layer[k]` and, for every stage, its mesh and the microbatches it keeps at once (if that is known)."""
+    """`stage_of_layer[k]` and, for every stage, its mesh, the microbatches it keeps at once (if that is known), and
+    what it recomputes in the backward pass: "none", the forward of each "layer", or its "full" forward."""
 
     stage_of_layer: tuple[int, ...]
     meshes: tuple[Mesh, ...]
     in_flight: tuple[int, ...] = ()
+    recompute: tuple[str, ...] = ()
 
     def stage(self, layer: int) -> int:
         return self.stage_of_layer[layer] if layer >= 0 else SHARED
 
+    def recomputed_units(self) -> dict[int, int]:
+        """layer -> first layer of what is recomputed at once, for `recompute_forward`."""
+        units: dict[int, int] = {}
+        for layer, stage in enumerate(self.stage_of_layer):
+            if self.recompute and self.recompute[stage] != "none":
+                first = layer if self.recompute[stage] == "layer" else self.stage_of_layer.index(stage)
+                units[layer] = first
+        return units
+
 
 def outline_stages(program: Program, placement: StagePlacement) -> None:
     """Replace `@main` and `@microbatch` of the clustered form by their staged form, in place."""
+    if recompute_forward(program, placement.recomputed_units()):
+        program = read_program(program.module)
     _Staging(program, placement).run()
 
 
@@ -215,6 +229,10 @@ class _Staging:
         index_type = out.type_on(self._mesh(0), _index_type())
         if self.placement.in_flight:
             loop.attributes[IN_FLIGHT] = ir.DenseI64ArrayAttr.get(list(self.placement.in_flight))
+        if set(self.placement.recompute) - {"none"}:
+            loop.attributes[RECOMPUTE] = ir.ArrayAttr.get(
+                [ir.StringAttr.get(mode) for mode in self.placement.recompute]
+            )
         block = loop.regions[0].blocks.append(*types, index_type, arg_locs=[loc] * (len(types) + 1))
         inside = ir.InsertionPoint(block)
         operands = [*outer, *block.arguments]

@@ -136,13 +136,15 @@ def _solve(problem: CandidateProblem, options: OutlineStages, pm: PassContext) -
     return solve_stages(costs.stage_problem, 1 if options.inter_op == "none" else options.num_stages or None)
 
 
-def _placement(problem: CandidateProblem, solution: StageSolution, schedule: str) -> StagePlacement:
+def _placement(problem: CandidateProblem, solution: StageSolution, options: OutlineStages) -> StagePlacement:
     chosen = [problem.options[o] for _, _, o in solution.stages]
     devices = place(problem.cluster, [option.submesh for option in chosen])
     meshes = tuple(candidate_mesh(c, f"m{s}", ids) for s, (c, ids) in enumerate(zip(chosen, devices, strict=True)))
     stage_of_layer = tuple(s for s, (start, end, _) in enumerate(solution.stages) for _ in range(start, end))
-    held = in_flight(schedule, len(meshes), problem.num_microbatches)
-    return StagePlacement(stage_of_layer, meshes, held)
+    held = in_flight(options.schedule, len(meshes), problem.num_microbatches)
+    asked = options.recompute
+    recompute = tuple(option.recompute if asked == "auto" else asked for option in chosen)
+    return StagePlacement(stage_of_layer, meshes, held, recompute)
 
 
 def _explain(module: ir.Module, problem: CandidateProblem, solution: StageSolution, pm: PassContext) -> None:
@@ -165,6 +167,9 @@ class OutlineStages(Pass):
     logical_shape: str = option("", help="RxC: allow only this logical shape")
     inter_op: Literal["dp", "equal-layer", "none"] = option("dp", help="stage DP, equal stages, or a single stage")
     schedule: str = option("1f1b", help="schedule whose in-flight microbatches bound the memory")
+    recompute: Literal["auto", "none", "layer", "full"] = option(
+        "auto", help="what stages compute again in their backward: nothing, each layer, or the whole forward"
+    )
     memory_fraction: float = option(0.9, help="share of device memory that a stage may fill; 0 removes the limit")
     memory_budget: str = option("", help="bytes that a stage may fill instead, such as 512MiB")
 
@@ -177,7 +182,7 @@ class OutlineStages(Pass):
             cluster = load_cluster(self._required_cluster())
             problem = _extract(program, cluster, self)
             solution = _solve(problem, self, pm)
-            placement = _placement(problem, solution, self.schedule)
+            placement = _placement(problem, solution, self)
         except (UserError, ValueError) as error:
             raise pm.error(module.operation, str(error)) from error
         outline_stages(program, placement)

@@ -11,7 +11,7 @@ from jaxlib.mlir import ir
 from shardopt.cost.mesh import Mesh
 from shardopt.cost.traffic import Traffic, total
 from shardopt.dialect.cluster import read_cluster
-from shardopt.dialect.mpmd import KIND, RESHARDING, SCHEDULE, STAGE, parse_mesh_tensor, read_topology
+from shardopt.dialect.mpmd import KIND, RECOMPUTE, RESHARDING, SCHEDULE, STAGE, parse_mesh_tensor, read_topology
 from shardopt.dialect.sharded_form import read_cost
 from shardopt.ir.program import Program, body_of, read_program
 from shardopt.report.units import bytes_text, seconds_text
@@ -25,6 +25,7 @@ class StageRow:
     """One stage: where it runs and what one step costs there. Seconds and bytes count all microbatches.
 
     `collectives` are those inside the stage by kind and mesh axes; `sent_bytes` leave it for other stages each step.
+    `recompute` is what its backward computes again: "none", "layer" or "full".
     """
 
     stage: int
@@ -39,6 +40,7 @@ class StageRow:
     collectives: tuple[Traffic, ...]
     collective_bytes: int
     sent_bytes: int
+    recompute: str
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,10 @@ def _row(program: Program, stage: int, mesh: Mesh, peak_bytes: int) -> StageRow:
     layers: dict[str, None] = {}
     collectives: list[Traffic] = []
     sent = 0
+    attributes = program.loop.attributes
+    modes = (
+        [ir.StringAttr(mode).value for mode in ir.ArrayAttr(attributes[RECOMPUTE])] if RECOMPUTE in attributes else []
+    )
     for op, in_body in _calls(program):
         if op.name == "mpmd.transfer" and RESHARDING in op.attributes and _source_mesh(op) == mesh.name:
             times = program.num_microbatches if in_body else 1
@@ -94,6 +100,9 @@ def _row(program: Program, stage: int, mesh: Mesh, peak_bytes: int) -> StageRow:
             continue
         kind = ir.StringAttr(op.attributes[KIND]).value
         cost = read_cost(op)
+        peak_bytes = max(
+            peak_bytes, cost.peak_bytes
+        )  # the simulator knows what stays, not what a fragment needs for a time
         times = program.num_microbatches if in_body else 1
         seconds[kind if in_body else "around"] += times * cost.seconds
         collectives += [item.repeated(times) for item in cost.traffic]
@@ -112,6 +121,7 @@ def _row(program: Program, stage: int, mesh: Mesh, peak_bytes: int) -> StageRow:
         total(collectives),
         sum(item.bytes for item in collectives),
         sent,
+        modes[stage] if modes else "none",
     )
 
 
@@ -131,7 +141,7 @@ def stage_table(summary: PlanSummary) -> Table:
         title=f"{summary.cluster} · {summary.num_microbatches} microbatches · {summary.schedule}",
         caption=f"predicted step {seconds_text(summary.makespan_seconds)} · bubble {summary.bubble_fraction:.1%}",
     )
-    for name in ("stage", "layers", "mesh", "devices", "shape"):
+    for name in ("stage", "layers", "mesh", "devices", "shape", "recompute"):
         table.add_column(name)
     for name in ("forward", "backward", "around", "memory", "collectives", "bytes", "sent"):
         table.add_column(name, justify="right")
@@ -142,6 +152,7 @@ def stage_table(summary: PlanSummary) -> Table:
             row.mesh,
             _ids(row.devices),
             "×".join(map(str, row.logical_shape)),
+            row.recompute.replace("none", "–"),
             seconds_text(row.forward_seconds),
             seconds_text(row.backward_seconds),
             seconds_text(row.around_seconds),

@@ -88,6 +88,12 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--logical-shape", metavar="RxC", help="allow only this logical shape of submeshes")
     parser.add_argument("--schedule", default="1f1b", help="gpipe, 1f1b or inference")
     parser.add_argument("--intra-op", default="ilp", help="ilp, or a baseline such as data, zero3 or megatron")
+    parser.add_argument(
+        "--recompute",
+        default="auto",
+        choices=("auto", "none", "layer", "full"),
+        help="what stages compute again in their backward pass instead of keeping it",
+    )
     parser.add_argument("--memory-budget", default="", metavar="BYTES", help="what a device may hold, such as 512MiB")
     parser.add_argument(
         "--explain", default="", metavar="WHAT", help="say why an operation or value is sharded as it is: argN, OP:N, …"

@@ -1,0 +1,106 @@
+"""Stages that compute their forward again in the backward: the same numbers, less that is kept, less that XLA needs."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+from jaxlib.mlir import ir
+
+from examples.gpt import Config, init_params, make_train_step
+from shardopt.dialect.exported_form import read_exported
+from shardopt.dialect.mpmd import KIND, RECOMPUTE
+from shardopt.dialect.sharded_form import read_cost
+from shardopt.frontend.plan import Plan, PlanOptions, make_plan
+from shardopt.ir.context import make_context
+from shardopt.ir.io import load_module
+from shardopt.ir.program import read_program
+from shardopt.ir.rewriting import defining
+from shardopt.runtime.reference import compare
+from shardopt.runtime.xla import compiled_bytes
+from tests.e2e.models import MODELS, export_step
+from tests.e2e.test_plan_and_run import TOLERANCE, plan_of, reference_of, run_plan
+
+
+@cache
+def handed_over(recompute: str) -> tuple[int, ...]:
+    """For each stage with a backward of its own, how many values its forward keeps for it."""
+    plan = plan_of("gpt", layers=4, recompute=recompute)
+    with make_context() as context:
+        program = read_program(load_module(dict(plan.phases)["stage"].encode(), context))
+        backward = [op for op in program.body_ops if KIND in op.attributes and op.attributes[KIND].value == "bwd"]
+        return tuple(sum(_from_own_forward(value, op) for value in op.operands) for op in backward)
+
+
+def _from_own_forward(value: ir.Value, reader: ir.Operation) -> bool:
+    maker = defining(value)
+    return (
+        maker is not None
+        and maker.name == "mpmd.fragment"
+        and maker.attributes["stage_id"] == reader.attributes["stage_id"]
+    )
+
+
+def test_only_what_enters_a_layer_or_the_stage_is_kept() -> None:
+    kept = {mode: handed_over(mode) for mode in ("none", "layer", "full")}
+    assert len(kept["none"]) == 1
+    assert kept["none"][0] > kept["layer"][0] > kept["full"][0] == 0
+
+
+def test_the_loop_says_what_is_recomputed() -> None:
+    with make_context() as context:
+        for mode, expected in (("none", None), ("full", '["full", "full"]')):
+            program = read_program(load_module(dict(plan_of("gpt", recompute=mode).phases)["stage"].encode(), context))
+            attributes = program.loop.attributes
+            assert (str(attributes[RECOMPUTE]) if RECOMPUTE in attributes else None) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "recompute", "options"),
+    [
+        ("gpt", "layer", {"layers": 4}),
+        ("gpt", "full", {"layers": 4}),
+        ("gpt", "layer", {"layers": 4, "stages": 1, "submesh": "1x4"}),
+        ("scanned", "full", {"layers": 4, "stages": 4, "submesh": "1x1", "microbatches": 4}),
+        ("clipped", "layer", {"layers": 2}),
+        ("clipped", "full", {"layers": 2, "schedule": "gpipe"}),
+    ],
+)
+def test_outputs_equal_those_of_one_device(name: str, recompute: str, options: dict[str, object]) -> None:
+    outputs = run_plan(plan_of(name, recompute=recompute, **options), MODELS[name]()[1])
+    assert [row for row in compare(outputs, reference_of(name)) if not row.within(TOLERANCE)] == []
+
+
+@cache
+def transformer() -> tuple[bytes, list[np.ndarray]]:
+    """A GPT whose activations outweigh its state."""
+    config = Config(layers=4, hidden=64, heads=4, vocab=64, length=64)
+    optimizer, step = make_train_step(config)
+    params = init_params(config, jax.random.key(0))
+    tokens = jax.random.randint(jax.random.key(1), (16, config.length + 1), 0, config.vocab)
+    return export_step(step, (params, optimizer.init(params)), (tokens,))
+
+
+def body_bytes(plan: Plan) -> tuple[int, int]:
+    """Bytes that the forward and backward fragment of a single stage takes on a device: predicted, and compiled."""
+    with make_context() as context:
+        exported = read_exported(load_module(plan.module, context))
+        program = read_program(load_module(plan.module, context))
+        [fragment] = [op for op in program.body_ops if op.name == "mpmd.fragment_call"]
+        predicted = read_cost(fragment).peak_bytes
+    [body] = [function for function in exported.functions if function.name.endswith("fwd")]
+    return predicted, compiled_bytes(body.bytecode, 1, shardy=True)
+
+
+@pytest.mark.slow
+def test_xla_needs_as_much_less_memory_as_predicted() -> None:
+    options = {"microbatches": 2, "stages": 1, "layers": 4}
+    modes = ("none", "layer")
+    plans = {
+        mode: make_plan(transformer()[0], PlanOptions("cpu-test:1x1", recompute=mode, **options)) for mode in modes
+    }
+    predicted, compiled = zip(*(body_bytes(plans[mode]) for mode in modes), strict=True)
+    assert compiled[1] < 0.5 * compiled[0]
+    assert predicted == pytest.approx(compiled, rel=0.2)
