@@ -25,7 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from shardopt.cost.errors import UserError
-from shardopt.frontend.plan import PlanOptions, make_plan
+from shardopt.frontend.plan import PlanOptions
+from shardopt.frontend.planning import make_plan
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.runtime.driver import open_run, prepare

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardopt.cost.errors import UserError
-from shardopt.frontend.plan import InterOp, Plan, PlanOptions, make_plan
+from shardopt.frontend.plan import InterOp, Plan, PlanOptions
+from shardopt.frontend.planning import make_plan
 
 if TYPE_CHECKING:
     from shardopt.ir.diagnostics import Handler
@@ -37,6 +38,7 @@ def optimize(
     annotations: str = "keep",
     constraints: str | os.PathLike[str] = "",
     memory_budget: int | str = "",
+    cache: bool = True,
     on_phase: Callable[[str], None] | None = None,
     handler: Handler | None = None,
 ) -> Plan:
@@ -61,6 +63,7 @@ def optimize(
     annotations    shardings that the model asks for: "keep" obeys what fits, "require" all of them, "drop" none
     constraints    a file of constraints on shardings (docs/constraints.md)
     memory_budget  bytes that a device may hold, such as "512MiB", instead of a share of what the cluster says
+    cache          find the plan, or prices of its stages, where an earlier run has left them (docs/planning-time.md)
 
     `on_phase(name)` is told when a phase begins; `handler` gets warnings and remarks. Raises UserError.
     """
@@ -82,7 +85,8 @@ def optimize(
         constraints=constraints_text(constraints),
         memory_budget=str(memory_budget),
     )
-    return replace(make_plan(model, options, explain=explain, on_phase=on_phase, handler=handler), source=model)
+    plan = make_plan(model, options, explain=explain, cache=cache, on_phase=on_phase, handler=handler)
+    return replace(plan, source=model)
 
 
 def cluster_text(cluster: str | os.PathLike[str]) -> str:

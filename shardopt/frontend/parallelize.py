@@ -84,11 +84,11 @@ def parallelize(
     lazy_state       return state as `StateArray`, which is fetched only when looked at; by default every result is a
                      `jax.Array`, so each step downloads the state
     quick_compile    less optimisation, less compile time
-    plan_options     the other options of `shardopt.optimize`: stages, layers, submesh, schedule, intra_op, …
+    plan_options     the other options of `shardopt.optimize`: stages, layers, submesh, schedule, intra_op, cache, …
 
     Raises UserError, here for wrong options and in calls for functions and arguments that cannot be planned.
     """
-    known = tuple(field.name for field in fields(PlanOptions) if field.name not in _OWN_OPTIONS)
+    known = (*(field.name for field in fields(PlanOptions) if field.name not in _OWN_OPTIONS), "cache")
     for name in plan_options:
         if name not in known:
             raise UserError(f"parallelize: {unknown_name('option', name, known)}")

@@ -1,4 +1,4 @@
-"""From a model to a plan: run all phases, keep the IR after each, and store the result as a plan directory.
+"""A finished plan, how it was asked for, and the directory that keeps it.
 
 PLAN/plan.json             what a person or a script wants to know (`PlanSummary`, options, arguments, results)
 PLAN/module.mlirbc         the exported module: the one thing the runtime executes
@@ -13,18 +13,14 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from shardopt.cost.errors import UserError
 
 if TYPE_CHECKING:
-    from jaxlib.mlir import ir
-
-    from shardopt.ir.diagnostics import Diagnostic, Handler
     from shardopt.report.plan_summary import PlanSummary
     from shardopt.schedule.simulator import SimulationResult
 
@@ -108,14 +104,29 @@ def option_text(value: object) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """A finished plan: the exported module and the original as MLIR bytecode, and the IR text after every phase."""
+    """A finished plan: the exported module and the original as MLIR bytecode.
+
+    `forms` is the IR after every phase, text or bytecode; few look at it, and printing large modules takes seconds.
+    """
 
     module: bytes
     original: bytes
-    phases: tuple[tuple[str, str], ...]
+    forms: tuple[tuple[str, bytes], ...]
     summary: PlanSummary
     options: PlanOptions
     source: Any = field(default=None, repr=False, compare=False)  # the model given to `shardopt.optimize`
+
+    @cached_property
+    def phases(self) -> tuple[tuple[str, str], ...]:
+        """The IR text after every phase."""
+        from shardopt.ir.context import make_context
+        from shardopt.ir.formats import decoded
+        from shardopt.ir.io import load_module, module_text
+
+        with make_context() as context:
+            return tuple(
+                (phase, decoded(form) or module_text(load_module(form, context))) for phase, form in self.forms
+            )
 
     def to_exported(self) -> Any:
         """For a plan with one stage and one microbatch: the model as one `jax.export.Exported`, sharded over the mesh.
@@ -209,7 +220,7 @@ class Plan:
         return Plan(
             parts["module.mlirbc"],
             parts["original.mlirbc"],
-            tuple((dump.stem.partition("-")[2], dump.read_text()) for dump in dumps),
+            tuple((dump.stem.partition("-")[2], dump.read_bytes()) for dump in dumps),
             summary,
             PlanOptions(**described["options"]),
         )
@@ -238,73 +249,3 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read '{path}': {error.strerror} (expected a directory of `shardopt plan`)") from error
-
-
-def make_plan(
-    source: Any,
-    options: PlanOptions,
-    *,
-    explain: str = "",
-    on_phase: Callable[[str], None] | None = None,
-    handler: Handler | None = None,
-) -> Plan:
-    """Plan a model: a path, bytes (MLIR text, bytecode or portable artifact), a `jax.export.Exported`, a module.
-
-    `explain` names an operation or value whose sharding a remark is to explain; `on_phase(name)` is told when a phase
-    begins; `handler` gets warnings and remarks. Raises UserError.
-    """
-    from shardopt.ir.context import make_context
-    from shardopt.ir.io import module_bytecode, module_text
-    from shardopt.pipeline.manager import run_pipeline
-    from shardopt.pipeline.phases import PHASE_NAMES, phase_range
-    from shardopt.report.plan_summary import summarize
-
-    name = source_name(source)
-    with make_context() as context, reported_in(name, handler) as report:
-        module = load_source(source, context, name)
-        original = module_bytecode(module)
-        dumps = []
-        for phase in PHASE_NAMES:
-            if on_phase is not None:
-                on_phase(phase)
-            text = options.for_phase(phase)
-            if explain and phase == "shard":
-                text += f" explain={option_text(explain)}"
-            run_pipeline(module, phase_range(phase, phase, text), handler=report)
-            dumps.append((phase, module_text(module)))
-        return Plan(module_bytecode(module), original, tuple(dumps), summarize(module), options)
-
-
-@contextmanager
-def reported_in(name: str, handler: Handler | None) -> Iterator[Handler]:
-    """A handler for messages about a model, and a block whose errors name it too where the IR has no locations."""
-    from shardopt.ir.diagnostics import DiagnosedError, in_file
-
-    def report(diagnostic: Diagnostic) -> None:
-        if handler is not None:
-            handler(in_file(diagnostic, name))
-
-    try:
-        yield report
-    except DiagnosedError as error:
-        raise DiagnosedError(*(in_file(diagnostic, name) for diagnostic in error.diagnostics)) from error
-
-
-def source_name(source: Any) -> str:
-    """What messages call the model."""
-    if hasattr(source, "fun_name"):
-        return str(source.fun_name)
-    return os.fspath(source) if isinstance(source, str | os.PathLike) else "<model>"
-
-
-def load_source(source: Any, context: ir.Context, name: str) -> ir.Module:
-    """Read a model as `make_plan` takes it. Raises UserError."""
-    from shardopt.ir.io import load_module
-
-    if hasattr(source, "mlir_module_serialized"):
-        return load_module(bytes(source.mlir_module_serialized), context, name=name)
-    if isinstance(source, bytes | str | os.PathLike):
-        return load_module(source, context, name=name)
-    if hasattr(source, "operation"):  # an `ir.Module` of another context
-        return load_module(source.operation.get_asm(enable_debug_info=True).encode(), context, name=name)
-    raise UserError(f"expected a path, bytes, a jax.export.Exported or an MLIR module, found {type(source).__name__}")

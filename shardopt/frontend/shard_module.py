@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardopt.cost.mesh import parse_mesh
-from shardopt.frontend.plan import load_source, option_text, reported_in, source_name
+from shardopt.frontend.plan import option_text
+from shardopt.frontend.sources import reported_in, resolve_source, source_name
 from shardopt.report.sharding_summary import ShardingSummary, signature_table, summarize_sharding, traffic_table
 
 if TYPE_CHECKING:
@@ -47,14 +48,14 @@ def shard_module(
     `on_read` is called when the model has been read; `handler` gets warnings and remarks. Raises UserError.
     """
     from shardopt.ir.context import make_context
-    from shardopt.ir.io import module_bytecode
+    from shardopt.ir.io import load_module, module_bytecode
     from shardopt.pipeline.manager import run_pipeline
 
     logical = parse_mesh(mesh)
     text = " ".join(f"{name}={option_text(value)}" for name, value in {"mesh": mesh, **options}.items())
     name = source_name(source)
     with make_context() as context, reported_in(name, handler) as report:
-        module = load_source(source, context, name)
+        module = load_module(resolve_source(source), context, name=name)
         if on_read is not None:
             on_read()
         run_pipeline(module, f"builtin.module(shardopt-intra{{{text}}})", handler=report)

@@ -104,6 +104,8 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--constraints", default="", metavar="FILE", help="file of constraints on shardings")
     parser.add_argument("--inter-op", default="dp", choices=("dp", "equal-layer", "equal-op", "none"))
     parser.add_argument("--no-unroll", dest="unroll", action="store_false", help="keep loops over layers rolled")
+    parser.add_argument("--no-cache", dest="cache", action="store_false", help="use and keep nothing in the cache")
+    parser.add_argument("--timing", action="store_true", help="report where the time went")
     parser.add_argument("-o", "--output", type=Path, metavar="PLAN", help="plan directory to write")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON instead of a table")
     parser.add_argument("--remarks", action="store_true", help="print remarks: what was decided, and what fell back")
@@ -121,54 +123,44 @@ def _count_or_auto(text: str) -> int | None:
 
 
 def _plan(args: argparse.Namespace) -> None:
-    from shardopt.frontend.plan import PlanOptions, check_target, make_plan
+    from shardopt.cost.progress import watching
+    from shardopt.frontend.plan import PlanOptions, check_target
+    from shardopt.frontend.planning import make_plan
     from shardopt.pipeline.phases import PHASE_NAMES
+    from shardopt.tools.plan_progress import PlanProgress
+    from shardopt.tools.plan_timings import PlanTimings
 
     if args.output is not None:
         check_target(args.output)
     options = PlanOptions(**{field.name: getattr(args, field.name) for field in fields(PlanOptions)})
     size = Path(args.model).stat().st_size if Path(args.model).is_file() else 0
-    with _Progress(len(PHASE_NAMES)) as progress, ExitStack() as reading:
+    timings = PlanTimings()
+    with PlanProgress(len(PHASE_NAMES)) as bars, watching(bars.inside), ExitStack() as reading:
         reading.enter_context(args.trace.reading(size))
 
         def on_phase(name: str) -> None:
             reading.close()
             args.trace.note(phase=name)
-            progress.advance(name)
+            bars.phase(name)
 
-        handler = partial(report, remarks=args.remarks)
-        plan = make_plan(args.model, options, explain=args.explain, on_phase=on_phase, handler=handler)
+        plan = make_plan(
+            args.model,
+            options,
+            explain=args.explain,
+            cache=args.cache,
+            on_phase=on_phase,
+            on_result=timings.add,
+            handler=partial(report, remarks=args.remarks),
+        )
+    timings.planned()
     if args.output is not None:
         plan.save(args.output)
     if args.json:
         print(json.dumps(plan.to_json(), indent=2))
     else:
         console().print(plan.table())
-
-
-class _Progress:
-    """One line on a terminal that says which phase runs; nothing elsewhere."""
-
-    def __init__(self, total: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-        console = Console(stderr=True)
-        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._bar.add_task("", total=total)
-        self._started = False
-
-    def advance(self, name: str) -> None:
-        self._bar.update(self._task, description=name, advance=1 if self._started else 0)
-        self._started = True
-
-    def __enter__(self) -> _Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+    if args.timing:
+        print(timings.report(), file=sys.stderr)
 
 
 # ---- run ----

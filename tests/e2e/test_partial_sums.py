@@ -23,7 +23,8 @@ from shardopt.dialect.cluster import write_cluster
 from shardopt.dialect.exported_form import read_exported
 from shardopt.dialect.exported_program import StageFunction
 from shardopt.dialect.sharded_form import read_cost
-from shardopt.frontend.plan import Plan, PlanOptions, make_plan
+from shardopt.frontend.plan import Plan, PlanOptions
+from shardopt.frontend.planning import make_plan
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions, operations

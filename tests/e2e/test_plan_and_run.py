@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardopt.frontend.plan import Plan, PlanOptions, make_plan
+from shardopt.frontend.plan import Plan, PlanOptions
+from shardopt.frontend.planning import make_plan
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.runtime.driver import open_run, prepare

@@ -10,7 +10,8 @@ from jaxlib.mlir import ir
 
 from examples.gpt import Config, init_params, make_train_step
 from shardopt.cost.errors import UserError
-from shardopt.frontend.plan import PlanOptions, make_plan
+from shardopt.frontend.plan import PlanOptions
+from shardopt.frontend.planning import make_plan
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions, operations, symbol_name

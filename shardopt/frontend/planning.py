@@ -1,0 +1,94 @@
+"""From a model to a plan: run all phases and keep the IR after each, or find the plan in the cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from shardopt.caching.store import default_store, using
+from shardopt.frontend.plan import Plan, PlanOptions, option_text
+from shardopt.frontend.plan_cache import get_plan, plan_key, put_plan
+from shardopt.frontend.sources import reported_in, resolve_source, source_name
+
+if TYPE_CHECKING:
+    from shardopt.ir.diagnostics import Diagnostic, Handler
+    from shardopt.pipeline.manager import Result
+
+
+def make_plan(
+    source: Any,
+    options: PlanOptions,
+    *,
+    explain: str = "",
+    cache: bool = True,
+    on_phase: Callable[[str], None] | None = None,
+    on_result: Callable[[Result], None] | None = None,
+    handler: Handler | None = None,
+) -> Plan:
+    """Plan a model: a path, bytes (MLIR text, bytecode or portable artifact), a `jax.export.Exported`, a module.
+
+    `explain` names an operation or value whose sharding a remark is to explain; `cache=False` neither looks for plans
+    and prices of earlier runs nor keeps any. `on_phase(name)` is told when a phase begins, `on_result` what it did;
+    neither is when the plan was found in the cache. `handler` gets warnings and remarks. Raises UserError.
+    """
+    name = source_name(source)
+    source = resolve_source(source)
+    with reported_in(name, handler) as report:
+        store = default_store(lambda message: report(_remark("cache", message))) if cache else None
+        key = None if store is None else plan_key(source, name, options, explain)
+        if store is not None and key is not None and (found := get_plan(store, key, options)) is not None:
+            plan, said = found
+            for diagnostic in said:
+                report(diagnostic)
+            report(_remark("cached-plan", f"the plan was found in '{store.folder}', where an earlier run has left it"))
+            return plan
+        said = []
+
+        def keep(diagnostic: Diagnostic) -> None:
+            said.append(diagnostic)
+            report(diagnostic)
+
+        with using(store):
+            plan = _run_phases(source, name, options, explain, on_phase, on_result, keep)
+        if store is not None and key is not None:
+            put_plan(store, key, plan, said)
+        return plan
+
+
+def _run_phases(
+    source: bytes | str | os.PathLike[str],
+    name: str,
+    options: PlanOptions,
+    explain: str,
+    on_phase: Callable[[str], None] | None,
+    on_result: Callable[[Result], None] | None,
+    handler: Handler,
+) -> Plan:
+    from shardopt.ir.context import make_context
+    from shardopt.ir.io import load_module, module_bytecode
+    from shardopt.pipeline.manager import run_pipeline
+    from shardopt.pipeline.phases import PHASE_NAMES, phase_range
+    from shardopt.report.plan_summary import summarize
+
+    with make_context() as context:
+        module = load_module(source, context, name=name)
+        original = module_bytecode(module)
+        forms = []
+        for phase in PHASE_NAMES:
+            if on_phase is not None:
+                on_phase(phase)
+            text = options.for_phase(phase)
+            if explain and phase == "shard":
+                text += f" explain={option_text(explain)}"
+            result = run_pipeline(module, phase_range(phase, phase, text), handler=handler)
+            if on_result is not None:
+                on_result(result)
+            forms.append((phase, module_bytecode(module)))
+        return Plan(forms[-1][1], original, tuple(forms), summarize(module), options)
+
+
+def _remark(kind: str, message: str) -> Diagnostic:
+    from shardopt.ir.diagnostics import Diagnostic
+
+    return Diagnostic("remark", message, kind=kind, category="analysis")

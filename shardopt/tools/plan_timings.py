@@ -1,0 +1,31 @@
+"""Where the time of `shardopt plan` went, as the report of `shardopt-opt --mlir-timing`."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from shardopt.pipeline.manager import Result
+from shardopt.pipeline.timing import Timed, merged, timing_report, timing_tree
+
+
+class PlanTimings:
+    """The seconds of all phases; what is neither a phase nor the output is reading the model and looking it up."""
+
+    def __init__(self) -> None:
+        self._begun = perf_counter()
+        self._planned = self._begun
+        self._phases: list[tuple[Timed, ...]] = []
+
+    def add(self, result: Result) -> None:
+        """A phase ends."""
+        self._phases.append(timing_tree(result))
+
+    def planned(self) -> None:
+        """The plan is there; what follows is output."""
+        self._planned = perf_counter()
+
+    def report(self) -> str:
+        rows = merged(self._phases)
+        around = self._planned - self._begun - sum(row.seconds for row in rows)
+        output = Timed("Output", perf_counter() - self._planned)
+        return timing_report((Timed("Model and cache", around), *rows, output))
