@@ -1,4 +1,4 @@
-"""Whole plans in the cache: the same plan and the same messages as without it, found again only for the same question."""
+"""Whole plans in the cache: the same plan and messages as without it, found again only for the same question."""
 
 from __future__ import annotations
 
