@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from shardopt.cost.cluster import Submesh, load_cluster
 from shardopt.cost.errors import UserError
@@ -20,9 +18,11 @@ from shardopt.solve.stages.stage_problem import (
     InFlight,
     StageOption,
     StageProblem,
+    Stages,
     StageSolution,
     evaluate,
     gpipe_in_flight,
+    is_plan,
     one_f_one_b_in_flight,
     stage_memory_bytes,
     stage_options,
@@ -82,23 +82,38 @@ def test_a_slow_transfer_is_a_station_of_the_pipeline() -> None:
 # ---- brute force ----
 
 
-def brute_force(problem: StageProblem, num_stages: int | None) -> float | None:
-    """Least step time over all cuts and mesh choices, from the definition."""
-    best = None
-    layers, meshes = problem.num_layers, range(len(problem.options))
+def all_plans(problem: StageProblem, num_stages: int | None = None) -> Iterator[Stages]:
+    """All cuts and options that use all devices and fit the memory, from the definition."""
+    layers, held = problem.num_layers, [option.held for option in problem.options]
     for count in range(1, layers + 1) if num_stages is None else (num_stages,):
+        counts = [problem.in_flight(count - k, count, problem.num_microbatches) for k in range(count)]
         for inner in itertools.combinations(range(1, layers), count - 1):
-            for chosen in itertools.product(meshes, repeat=count):
-                cuts = itertools.pairwise((0, *inner, layers))
-                stages = tuple((a, b, m) for (a, b), m in zip(cuts, chosen, strict=True))
-                if sum(problem.options[m].num_devices for m in chosen) != problem.total_devices:
-                    continue
-                if max(stage_memory_bytes(problem, stages)) > problem.memory_bytes[0]:
-                    continue
-                seconds = evaluate(problem, stages).seconds
-                if math.isfinite(seconds) and (best is None or seconds < best):
-                    best = seconds
-    return best
+            pairs = list(itertools.pairwise((0, *inner, layers)))
+            for chosen in itertools.product(range(len(problem.options)), repeat=count):
+                used = [0] * len(problem.num_devices)
+                for o in chosen:
+                    used[problem.options[o].group] += problem.options[o].num_devices
+                if tuple(used) == problem.num_devices and all(
+                    (n <= held[o])
+                    if held[o]
+                    else problem.fixed_bytes[i, j, o] + n * problem.activation_bytes[i, j, o]
+                    <= problem.memory_bytes[problem.options[o].group]
+                    for (i, j), o, n in zip(pairs, chosen, counts, strict=True)
+                ):
+                    yield tuple((i, j, o) for (i, j), o in zip(pairs, chosen, strict=True))
+
+
+def step_seconds(problem: StageProblem, stages: Stages) -> float:
+    cuts = np.zeros(problem.num_layers + 1) if problem.transfer_seconds is None else problem.transfer_seconds
+    stations = [float(problem.seconds[stage]) for stage in stages] + [float(cuts[start]) for start, _, _ in stages[1:]]
+    longest = (problem.num_microbatches - 1) * max(stations) if problem.num_microbatches > 1 else 0.0
+    return sum(stations) + longest
+
+
+def brute_force(problem: StageProblem, num_stages: int | None) -> float | None:
+    """Least step time over all plans."""
+    seconds = [step_seconds(problem, stages) for stages in all_plans(problem, num_stages)]
+    return min((each for each in seconds if math.isfinite(each)), default=None)
 
 
 def interleaved_in_flight(stage_from_end: int, num_stages: int, num_microbatches: int) -> float:
@@ -110,55 +125,92 @@ def one_in_flight(stage_from_end: int, num_stages: int, num_microbatches: int) -
     return 1
 
 
-@st.composite
-def problems(draw: st.DrawFn) -> tuple[StageProblem, int | None]:
-    layers, devices = draw(st.integers(1, 4)), draw(st.integers(1, 5))
-    meshes = row(*draw(st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=4)))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    shape = (layers + 1, layers + 1, len(meshes))
-    whole = draw(st.booleans())  # whole numbers tie often
+def later_stages_hold_more(stage_from_end: int, num_stages: int, num_microbatches: int) -> float:
+    """Counts that fall towards the begin of the pipeline."""
+    return max(1, num_microbatches - stage_from_end)
+
+
+SCHEDULES: tuple[InFlight, ...] = (
+    one_f_one_b_in_flight,
+    gpipe_in_flight,
+    interleaved_in_flight,
+    one_in_flight,
+    later_stages_hold_more,
+)
+
+
+def random_problem(seed: int) -> tuple[StageProblem, int | None]:
+    """Up to four layers, three sizes in up to two host groups, variants, transfers, any schedule, infeasible stages."""
+    rng = np.random.default_rng(seed)
+    groups, layers = int(rng.choice([1, 1, 2])), int(rng.integers(1, 5))
+    devices = tuple(int(rng.integers(1, 6 if groups == 1 else 4)) for _ in range(groups))
+    options = tuple(
+        StageOption(
+            size := int(rng.choice([1, 2, 4])),
+            Submesh(1, size),
+            (1, size),
+            int(rng.integers(groups)),
+            recompute,
+            int(rng.choice([0, 0, 1, 2, 3])),
+        )
+        for recompute in rng.choice(["none", "layer", "full"], int(rng.integers(1, 6)))
+    )
+    shape = (layers + 1, layers + 1, len(options))
+    whole = rng.random() < 0.5  # whole numbers tie often
     seconds = rng.integers(1, 6, shape).astype(float) if whole else rng.uniform(0.1, 5, shape)
-    seconds[rng.random(shape) < draw(st.sampled_from([0.0, 0.2]))] = np.inf
-    schedules: list[InFlight] = [one_f_one_b_in_flight, gpipe_in_flight, interleaved_in_flight, one_in_flight]
+    seconds[rng.random(shape) < rng.choice([0.0, 0.2])] = np.inf
     problem = StageProblem(
         layers,
-        meshes,
-        (devices,),
-        draw(st.integers(1, 8)),
+        options,
+        devices,
+        int(rng.integers(1, 9)),
         seconds,
-        np.zeros(shape),
+        seconds / 3,
         rng.integers(0, 4, shape).astype(float),
         rng.integers(0, 3, shape).astype(float),
-        (draw(st.sampled_from([3.0, 6.0, 1e9])),),
-        draw(st.sampled_from([None, rng.uniform(0, 2, layers + 1)])),
-        draw(st.sampled_from(schedules)),
+        tuple(float(rng.choice([3.0, 6.0, 1e9])) for _ in devices),
+        rng.uniform(0, 2, layers + 1) if rng.random() < 0.5 else None,
+        SCHEDULES[int(rng.integers(len(SCHEDULES)))],
     )
-    return problem, draw(st.none() | st.integers(1, min(layers, devices)))
+    forced = int(rng.integers(1, problem.most_stages + 1)) if rng.random() < 0.3 else None
+    return problem, forced
 
 
-@settings(max_examples=500, deadline=None)
-@given(problems())
-def test_agrees_with_brute_force(case: tuple[StageProblem, int | None]) -> None:
-    problem, num_stages = case
-    expected = brute_force(problem, num_stages)
-    if expected is None:
-        with pytest.raises(UserError, match=r"cannot use exactly|feasible sharding|needs for stage \d"):
-            solve_stages(problem, num_stages)
-        return
-    solution = solve_stages(problem, num_stages)
-    assert solution.seconds == pytest.approx(expected)
-    check_plan(problem, solution)
-    assert num_stages in (None, len(solution.stages))
+@pytest.mark.parametrize("block", range(8))
+def test_agrees_with_brute_force(block: int) -> None:
+    """Four thousand cases; about half have a plan."""
+    feasible = 0
+    for seed in range(500 * block, 500 * (block + 1)):
+        problem, num_stages = random_problem(seed)
+        expected = brute_force(problem, num_stages)
+        if expected is None:
+            with pytest.raises(UserError, match=r"cannot use exactly|feasible sharding|needs .* and lacks|were priced"):
+                solve_stages(problem, num_stages)
+            continue
+        feasible += 1
+        solution = solve_stages(problem, num_stages)
+        assert solution.seconds == pytest.approx(expected), f"seed {seed}"
+        assert solution.bound <= expected * (1 + 1e-12)
+        check_plan(problem, solution)
+        assert solution.stages in set(all_plans(problem, num_stages))
+        assert num_stages in (None, len(solution.stages))
+    assert feasible > 100
+
+
+def test_the_incumbent_only_shortens_the_search() -> None:
+    for seed in range(300):
+        problem, num_stages = random_problem(seed)
+        plans = list(itertools.islice(all_plans(problem, num_stages), 20))
+        expected = brute_force(problem, num_stages)
+        if expected is None:
+            continue
+        for incumbent in (plans[0], plans[-1], ((0, problem.num_layers, 0),)):
+            assert solve_stages(problem, num_stages, incumbent).seconds == pytest.approx(expected)
 
 
 def check_plan(problem: StageProblem, solution: StageSolution) -> None:
     """Layers covered in order, all devices used, memory kept, times as reported."""
-    starts = [start for start, _, _ in solution.stages]
-    ends = [end for _, end, _ in solution.stages]
-    assert starts == [0, *ends[:-1]]
-    assert ends[-1] == problem.num_layers
-    assert sum(problem.options[m].num_devices for _, _, m in solution.stages) == problem.total_devices
-    assert max(stage_memory_bytes(problem, solution.stages)) <= problem.memory_bytes[0]
+    assert is_plan(problem, solution.stages)
     assert solution.seconds == evaluate(problem, solution.stages).seconds
 
 
@@ -190,8 +242,8 @@ def test_missing_memory_is_told_by_stage() -> None:
     with pytest.raises(UserError) as error:
         solve_stages(with_memory(2.0**30, 0.0, 2.0**29))
     assert str(error.value) == (
-        "no plan of 4 layers fits the memory of a device (0.50 GiB): the leanest, with 1 stages, "
-        "needs for stage 0 (layers 0-3 on 1x4 as 1x4) 1.00 GiB"
+        "no plan of 4 layers fits the memory of a device (0.50 GiB): in the leanest, with 1 stage, "
+        "stage 0 (layers 0-3 on 1x4 as 1x4, 1 in flight) needs 1.00 GiB and lacks 0.50 GiB; 1.00 GiB would do"
     )
 
 
@@ -248,7 +300,7 @@ def test_stage_options_cover_all_shapes_of_all_submeshes() -> None:
 
 
 @pytest.mark.parametrize("memory", [1e9, 4.0])
-def test_forty_eight_layers_on_sixty_four_devices_take_seconds(memory: float) -> None:
+def test_forty_eight_layers_on_sixty_four_devices_need_few_attempts(memory: float) -> None:
     rng = np.random.default_rng(0)
     meshes = stage_options(load_cluster("p3.16xlarge:8x8"))
     sizes = np.array([mesh.num_devices for mesh in meshes])
@@ -256,8 +308,7 @@ def test_forty_eight_layers_on_sixty_four_devices_take_seconds(memory: float) ->
     span = (prefix[None, :] - prefix[:, None])[:, :, None]
     seconds = span / sizes**0.8 * rng.uniform(1, 1.3, (49, 49, len(meshes)))
     problem = StageProblem(48, meshes, (64,), 64, seconds, seconds / 3, span / sizes, 0.2 * span / sizes, (memory,))
-    start = time.perf_counter()
     solution = solve_stages(problem)
-    assert time.perf_counter() - start < 15
+    assert solution.evaluations < 100
     check_plan(problem, solution)
     assert solution.seconds <= equal_layer_stages(problem).seconds

@@ -30,7 +30,7 @@ def _even_stages(problem: StageProblem, count: int) -> Stages | None:
     stages = []
     for index, (group, held) in enumerate(zip(groups, in_flight_counts(problem, count)[::-1], strict=True)):
         start, end = index * per_stage, (index + 1) * per_stage
-        fits = problem.fits(held)[start, end]
+        fits = problem.fits(held, start, end)
         chosen = [
             o
             for o, option in enumerate(problem.options)

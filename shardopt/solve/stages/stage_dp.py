@@ -18,15 +18,19 @@ from shardopt.cost.errors import UserError
 from shardopt.cost.spans import timed
 from shardopt.solve.stages.bottleneck_search import branch_and_bound
 from shardopt.solve.stages.stage_infeasible import why_infeasible
-from shardopt.solve.stages.stage_problem import StageProblem, StageSolution
-from shardopt.solve.stages.stage_searches import count_groups, timed_search
+from shardopt.solve.stages.stage_problem import StageProblem, Stages, StageSolution, evaluate, is_plan
+from shardopt.solve.stages.stage_searches import searches
 
 
 @timed("stage DP: solve")
-def solve_stages(problem: StageProblem, num_stages: int | None = None) -> StageSolution:
+def solve_stages(
+    problem: StageProblem, num_stages: int | None = None, incumbent: Stages | None = None
+) -> StageSolution:
     """The plan with the shortest step, with exactly `num_stages` stages if given.
 
-    Raises UserError that says what is missing: a cover of the devices, a feasible sharding, or memory by stage.
+    `incumbent` is a plan to begin with, such as the best under other prices: what cannot beat it is not looked at. It
+    is ignored where it is no plan of this problem. Raises UserError that says what is missing: a cover of the devices,
+    a feasible sharding, or memory by stage.
     """
     if num_stages is not None and not 1 <= num_stages <= problem.most_stages:
         raise UserError(
@@ -34,9 +38,11 @@ def solve_stages(problem: StageProblem, num_stages: int | None = None) -> StageS
             f"a stage needs a layer and a device"
         )
     best: StageSolution | None = None
+    if incumbent is not None and num_stages in (None, len(incumbent)) and is_plan(problem, incumbent):
+        best = evaluate(problem, incumbent)
     evaluations = 0
-    for held, counts in count_groups(problem, num_stages):
-        best, used = branch_and_bound(problem, timed_search(problem, held, counts), best)
+    for search in searches(problem, num_stages):
+        best, used = branch_and_bound(problem, search, best)
         evaluations += used
     if best is None:
         raise UserError(why_infeasible(problem, num_stages))

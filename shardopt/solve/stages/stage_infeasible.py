@@ -1,36 +1,56 @@
-"""Why there is no plan: the first thing missing, in this order: a cover of the devices, shardings, memory."""
+"""Why there is no plan: the first thing missing, in this order: a cover of the devices, shardings, memory.
+
+The plan that lacks the fewest bytes is found by the recursion of the stage DP, with missing bytes in place of seconds
+and the least t_max with an answer: that is how much more memory a device would need.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from shardopt.solve.stages.stage_problem import StageProblem, Stages, stage_memory_bytes
-from shardopt.solve.stages.stage_recursion import make_search, solve_recursion
-from shardopt.solve.stages.stage_searches import count_groups
+from shardopt.solve.stages.stage_problem import StageProblem, Stages, in_flight_counts
+from shardopt.solve.stages.stage_recursion import make_sizes
+from shardopt.solve.stages.stage_searches import count_groups, make_recursion
 
 
 def why_infeasible(problem: StageProblem, num_stages: int | None) -> str:
     """What a problem without a plan lacks, for the user."""
     stages = "" if num_stages is None else f"{num_stages} stages of "
-    if _leanest(problem, num_stages, problem.ordered(), with_memory=False) is None:
+    if _leanest(problem, num_stages, np.where(problem.ordered(), 0.0, np.inf)) is None:
         return f"{stages}{problem.num_layers} layers cannot use exactly {_devices(problem)}"
-    shardable = problem.shardable()
-    if _leanest(problem, num_stages, shardable, with_memory=False) is None:
-        covered = [bool(shardable[: k + 1, k + 1 :].any()) for k in range(problem.num_layers)]
+    shardable = np.where(problem.shardable(), 0.0, np.inf)
+    if _leanest(problem, num_stages, shardable) is None:
+        covered = [bool(np.isfinite(shardable[: k + 1, k + 1 :]).any()) for k in range(problem.num_layers)]
         where = "" if all(covered) else f": layer {covered.index(False)} is in no feasible stage"
         return f"no cut of {stages}{problem.num_layers} layers has a feasible sharding for every stage{where}"
-    plan = _leanest(problem, num_stages, shardable, with_memory=True) or ()
-    needs, limits = stage_memory_bytes(problem, plan), problem.limit_bytes()
-    over = [
-        f"stage {index} (layers {start}-{end - 1} on {problem.options[option]}) {_gib(need)}"
-        for index, ((start, end, option), need) in enumerate(zip(plan, needs, strict=True))
-        if need > limits[option]
-    ]
+    plan = _leanest(problem, num_stages, shardable, with_memory=True)
+    if plan is None:
+        return f"no plan of {stages}{problem.num_layers} layers: all were priced for fewer microbatches in flight"
+    return f"no plan of {stages}{problem.num_layers} layers fits the memory of a device {_missing(problem, plan)}"
+
+
+def _missing(problem: StageProblem, plan: Stages) -> str:
+    """What each stage of the leanest plan needs and lacks, and the memory with which it would do."""
+    held = in_flight_counts(problem, len(plan))[::-1]
+    over, most = [], 0.0
+    for number, ((start, end, option), count) in enumerate(zip(plan, held, strict=True)):
+        limit = problem.memory_bytes[problem.options[option].group]
+        need = _need_bytes(problem, count)[start, end, option]
+        if need > limit:
+            most = max(most, need - limit)
+            over.append(
+                f"stage {number} (layers {start}-{end - 1} on {problem.options[option]}, {count:g} in flight) needs "
+                f"{_size(need)} and lacks {_size(need - limit)}"
+            )
+    stages = f"{len(plan)} stage{'s' * (len(plan) > 1)}"
     return (
-        f"no plan of {stages}{problem.num_layers} layers fits the memory of a device "
-        f"({' or '.join(dict.fromkeys(map(_gib, problem.memory_bytes)))}): "
-        f"the leanest, with {len(plan)} stages, needs for {', '.join(over)}"
+        f"({_sizes(problem, 0.0)}): in the leanest, with {stages}, {', '.join(over)}; {_sizes(problem, most)} would do"
     )
+
+
+def _sizes(problem: StageProblem, more: float) -> str:
+    """The memory of the devices of every host group with so many more bytes."""
+    return " or ".join(dict.fromkeys(_size(limit + more) for limit in problem.memory_bytes))
 
 
 def _devices(problem: StageProblem) -> str:
@@ -43,19 +63,46 @@ def _devices(problem: StageProblem) -> str:
     return " and ".join(parts)
 
 
-def _gib(count: float) -> str:
+def _size(count: float) -> str:
     return f"{count / 2**30:.2f} GiB" if count >= 2**20 else f"{count:.0f} bytes"
 
 
-def _leanest(problem: StageProblem, num_stages: int | None, allowed: np.ndarray, with_memory: bool) -> Stages | None:
-    """The plan of `allowed` stages whose most demanding stage needs the fewest bytes; any plan without memory."""
+def _need_bytes(problem: StageProblem, in_flight: float) -> np.ndarray:
+    """Bytes of a device with so many microbatches in flight, `[L + 1, L + 1, O]`."""
+    return problem.fixed_bytes + in_flight * problem.activation_bytes
+
+
+def _leanest(
+    problem: StageProblem, num_stages: int | None, allowed: np.ndarray, with_memory: bool = False
+) -> Stages | None:
+    """The plan of stages with `allowed` 0 (not inf) whose most demanding stage lacks the fewest bytes; any plan
+    without memory."""
+    sizes, size_of = make_sizes(problem)
+    held_by = np.array([option.held for option in problem.options])
     plans = []
     for held, counts in count_groups(problem, num_stages):
-        needs = np.zeros((len(held), *allowed.shape))
-        if with_memory:
-            needs = problem.fixed_bytes + np.multiply.outer(held, problem.activation_bytes)
-        search = make_search(problem, np.where(allowed, needs, np.inf), 1, counts)
-        stages = solve_recursion(search, search.by_size, problem.num_devices, np.maximum)
-        if stages is not None:
-            plans.append((max(stage_memory_bytes(problem, stages)), stages))
+        levels, level_of = np.unique(held, return_inverse=True)
+        lacking = []
+        for level in levels:
+            lack = np.maximum(_need_bytes(problem, level) - problem.limit_bytes(), 0.0)
+            lack = np.where(held_by > 0, np.where(level <= held_by, 0.0, np.inf), lack)
+            lacking.append(allowed + (lack if with_memory else 0.0))
+        costs = np.stack([_least_by_size(lack, size_of, len(sizes.offset)) for lack in lacking])
+        recursion = make_recursion(costs, np.zeros(1), level_of, counts, problem.most_stages, sizes)
+        low, high = -1, len(recursion.candidates) - 1
+        answer = recursion.solve(recursion.candidates[high]) if high >= 0 else None
+        while answer is not None and high - low > 1:
+            middle = (low + high) // 2
+            tighter = recursion.solve(recursion.candidates[middle])
+            low, high = (low, middle) if tighter is not None else (middle, high)
+            answer = tighter or answer
+        if answer is not None:
+            chosen = [(start, end, lacking[level][start, end], size) for start, end, size, level in answer]
+            stages = tuple((i, j, int(np.where(size_of == size, lack, np.inf).argmin())) for i, j, lack, size in chosen)
+            plans.append((float(recursion.candidates[high]), stages))
     return min(plans, key=lambda plan: plan[0])[1] if plans else None
+
+
+def _least_by_size(values: np.ndarray, size_of: np.ndarray, num_sizes: int) -> np.ndarray:
+    parts = [values[..., size_of == size].min(axis=-1, initial=np.inf) for size in range(num_sizes)]
+    return np.stack(parts, axis=-1)

@@ -119,14 +119,13 @@ class StageProblem:
         """Memory of a device of each option's group, `[O]`."""
         return np.array([self.memory_bytes[option.group] for option in self.options], dtype=float)
 
-    def fits(self, in_flight: float) -> np.ndarray:
-        """Where a stage has a finite time and its memory suffices with so many microbatches, bool `[L + 1, L + 1, O]`.
-
-        An option priced for n microbatches in flight fits where there are at most n.
-        """
+    def fits(self, in_flight: float, start: int, end: int) -> np.ndarray:
+        """The options with which layers [start, end) have a finite time and enough memory for so many microbatches,
+        bool `[O]`. An option priced for n microbatches in flight fits where there are at most n."""
         held = np.array([option.held for option in self.options])
-        need = self.fixed_bytes + in_flight * self.activation_bytes
-        return self.shardable() & np.where(held > 0, in_flight <= held, need <= self.limit_bytes())
+        need = self.fixed_bytes[start, end] + in_flight * self.activation_bytes[start, end]
+        fits = np.where(held > 0, in_flight <= held, need <= self.limit_bytes())
+        return fits & np.isfinite(self.seconds[start, end])
 
     def shardable(self) -> np.ndarray:
         """Stages that end after they start and have a finite time, bool `[L + 1, L + 1, O]`."""
@@ -183,3 +182,15 @@ def used_devices(problem: StageProblem, stages: Stages) -> tuple[int, ...]:
     for _, _, option in stages:
         used[problem.options[option].group] += problem.options[option].num_devices
     return tuple(used)
+
+
+def is_plan(problem: StageProblem, stages: Stages) -> bool:
+    """Whether the stages cover all layers in order and all devices, and each has a finite time and enough memory."""
+    ends = [0, *(end for _, end, _ in stages)]
+    held = in_flight_counts(problem, len(stages))[::-1]
+    return (
+        [start for start, _, _ in stages] == ends[:-1]
+        and ends[-1] == problem.num_layers
+        and used_devices(problem, stages) == problem.num_devices
+        and all(problem.fits(count, i, j)[o] for (i, j, o), count in zip(stages, held, strict=True))
+    )

@@ -1,86 +1,102 @@
-"""The recursion of the stage DP: F over stages counted from the end, first layer, and free devices of every host group.
+"""The recursion of the stage DP: the cheapest stages for a given t_max.
 
-F[s, k, d] = min over (end, option) of combine(costs[s - 1, k, end, option], F[s - 1, end, d - devices(option)]) with
-F[0, L, 0] = 0, Alpa (OSDI'22, section 5.2), equation 3; `combine` is a sum for seconds and a maximum for bytes. Options
-of one size on one host group are interchangeable for the devices, so only the cheapest of each size takes part.
+Alpa (OSDI'22, section 5.2), equation 3: F(s, k, d; t_max) = min over (end, option) of t(k, end, option) +
+F(s - 1, end, d - devices(option); t_max), where s counts stages from the end and no stage exceeds t_max or the memory.
+Options of one size on one host group are interchangeable for the devices, so only the cheapest of each takes part. The
+memory of a stage depends on s through the microbatches in flight; from the s on behind which nothing changes any more,
+one state stands for all further s, and with memory to spare there is only that one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from shardopt.solve.stages.stage_problem import StageProblem, Stages
 
+if TYPE_CHECKING:
+    from shardopt.solve.stages.stage_kernels import Sizes, States
+
+
+class Station(NamedTuple):
+    """A stage of an answer: layers, index of its size, and index of its level of microbatches in flight."""
+
+    start: int
+    end: int
+    size: int
+    level: int
+
 
 @dataclass(frozen=True, eq=False)
-class Search:
-    """Costs of the candidate stages of one recursion.
+class Recursion:
+    """`total` and `longest`, `[levels, L + 1, L + 1, G]`: what a stage adds to the sum, and its longest station, for
+    every size and every level of microbatches in flight; inf where infeasible. `answers` are the states in which a plan
+    may end. Lower levels never cost more."""
 
-    `by_option[s, i, j, o]` is the cost (seconds or bytes, inf where infeasible) of layers i..j-1 on option o as the
-    s-th stage from the end, `by_size[s, i, j, g]` the least of the options of `sizes[g]` (host group, devices).
-    `answers` are the numbers of stages a plan may have. Where cost and answer do not depend on s, both have one row and
-    `shift` is 0: row 0 of F then stands for any number of stages. Otherwise `shift` is 1.
-    """
-
-    by_option: np.ndarray
-    by_size: np.ndarray
-    size_of: np.ndarray  # int64 [O]: index into sizes
-    sizes: tuple[tuple[int, int], ...]
-    shift: int
+    total: np.ndarray
+    longest: np.ndarray
+    states: States
+    sizes: Sizes
     answers: tuple[int, ...]
 
+    @cached_property
+    def candidates(self) -> np.ndarray:
+        """All values that t_max may have, rising. Between two levels most values stay the same."""
+        fresh = [self.longest[0], *(b[a != b] for a, b in zip(self.longest, self.longest[1:], strict=False))]
+        values = np.concatenate([part.ravel() for part in fresh])
+        return np.unique(values[np.isfinite(values)])
 
-def make_search(problem: StageProblem, by_option: np.ndarray, shift: int, answers: tuple[int, ...]) -> Search:
+    @cached_property
+    def _backwards(self) -> tuple[np.ndarray, np.ndarray]:
+        """The cheapest level with the layers counted from the end: what comes before a layer is then behind it."""
+        return tuple(  # type: ignore[return-value]
+            np.ascontiguousarray(each[:1, ::-1, ::-1].transpose(0, 2, 1, 3)) for each in (self.total, self.longest)
+        )
+
+    def solve(self, t_max: float, limit: float = np.inf) -> tuple[Station, ...] | None:
+        """The stages of least sum without a station above `t_max`, or None if that sum exceeds `limit`."""
+        from shardopt.solve.stages.stage_kernels import States, sweep, trace
+
+        layers, width = self.total.shape[1] - 1, self.sizes.full + 1
+        counted = len(self.states.level) > 1 or not self.states.open
+        rest = np.zeros((layers + 1, width))
+        if counted:  # the layers before k on some devices cost at least what they cost with little memory in use
+            before, anywhere = np.empty((1, layers + 1, width)), States(np.zeros(1, np.int64), True)
+            sweep(*self._backwards, t_max, anywhere, self.sizes, rest, np.inf, before)
+            if not before[0, 0, -1] <= limit:
+                return None
+            rest = np.ascontiguousarray(before[0, ::-1])
+        best = np.empty((len(self.states.level), layers + 1, width))
+        sweep(self.total, self.longest, t_max, self.states, self.sizes, rest, limit, best)
+        finals = best[list(self.answers), 0, -1]
+        if not finals.min() <= limit or not np.isfinite(finals).any():
+            return None
+        found = np.empty((layers, 4), dtype=np.int64)
+        state = self.answers[int(finals.argmin())]
+        count = trace(self.total, self.longest, t_max, self.states, self.sizes, best, state, found)
+        return tuple(Station(*map(int, row)) for row in found[:count])
+
+
+def make_sizes(problem: StageProblem) -> tuple[Sizes, np.ndarray]:
+    """The (host group, devices) of the options, and for each option which of them it has, int64 `[O]`."""
+    from shardopt.solve.stages.stage_kernels import Sizes
+
+    strides = np.cumprod([1, *(count + 1 for count in problem.num_devices)])
     keys = [(option.group, option.num_devices) for option in problem.options]
-    sizes = tuple(sorted(set(keys)))
-    size_of = np.array([sizes.index(key) for key in keys])
-    by_size = np.stack([by_option[..., size_of == g].min(axis=-1) for g in range(len(sizes))], axis=-1)
-    return Search(by_option, by_size, size_of, sizes, shift, answers)
+    known = sorted({key for key in keys if key[1] <= problem.num_devices[key[0]]}) or sorted(set(keys))
+    group, devices = (np.array(column, dtype=np.int64) for column in zip(*known, strict=True))
+    run = (np.array(problem.num_devices)[group] + 1 - devices) * strides[group]
+    size_of = np.array([known.index(key) if key in known else -1 for key in keys])
+    return Sizes(devices * strides[group], run, strides[group + 1], int(strides[-1]) - 1), size_of
 
 
-def solve_recursion(
-    search: Search, costs: np.ndarray, num_devices: tuple[int, ...], combine: np.ufunc
-) -> Stages | None:
-    """The stages of least combined cost; `costs` are those of `search.by_size`, or more where t_max forbids a stage."""
-    rows, layers = costs.shape[0], costs.shape[1] - 1
-    best = np.full((rows + search.shift, layers + 1, *(count + 1 for count in num_devices)), np.inf)
-    best[(0, layers, *(0 for _ in num_devices))] = 0
-    spread = (None,) * len(num_devices)
-    for start in range(layers - 1, -1, -1):
-        for size, (group, devices) in enumerate(search.sizes):
-            if devices > num_devices[group]:
-                continue
-            before: list[Any] = [slice(None)] * len(num_devices)
-            after = before.copy()
-            before[group], after[group] = slice(devices, None), slice(num_devices[group] + 1 - devices)
-            tail = best[:rows, start + 1 :][:, :, *after]
-            whole = combine(costs[:, start, start + 1 :, size][:, :, *spread], tail).min(axis=1)
-            into = best[search.shift :, start][:, *before]
-            np.minimum(into, whole, out=into)
-    finals = best[:, 0].reshape(len(best), -1)[list(search.answers), -1]  # all devices of all groups used
-    if not np.isfinite(finals).any():
-        return None
-    return _trace(search, costs, best, search.answers[int(finals.argmin())], combine)
-
-
-def _trace(search: Search, costs: np.ndarray, best: np.ndarray, answer: int, combine: np.ufunc) -> Stages:
-    """The stages behind `best[answer, 0, D]`; the first of equals, so that the answer is deterministic."""
-    layers, free = best.shape[1] - 1, [count - 1 for count in best.shape[2:]]
-    row, start, stages = answer - search.shift, 0, []
-    while start < layers:
-        ends = np.arange(start + 1, layers + 1)
-        options = np.full((len(ends), len(search.sizes)), np.inf)
-        for size, (group, devices) in enumerate(search.sizes):
-            if devices <= free[group]:
-                left = [count - devices * (index == group) for index, count in enumerate(free)]
-                options[:, size] = combine(costs[row, start, ends, size], best[(row, ends, *left)])
-        index, size = divmod(int(options.argmin()), len(search.sizes))
-        end = int(ends[index])
-        of_size = np.where(search.size_of == size, search.by_option[row, start, end], np.inf)
-        stages.append((start, end, int(of_size.argmin())))
-        group, devices = search.sizes[size]
-        row, start, free[group] = row - search.shift, end, free[group] - devices
-    return tuple(stages)
+def stages_of(problem: StageProblem, stations: tuple[Station, ...], levels: np.ndarray, size_of: np.ndarray) -> Stages:
+    """The cheapest option for each stage of an answer, the first of equals."""
+    found = []
+    for start, end, size, level in stations:
+        fits = problem.fits(float(levels[level]), start, end) & (size_of == size)
+        found.append((start, end, int(np.where(fits, problem.seconds[start, end], np.inf).argmin())))
+    return tuple(found)

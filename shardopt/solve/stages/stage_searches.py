@@ -1,13 +1,31 @@
-"""Which stages take part in the recursion: those that fit the memory at their place in the pipeline."""
+"""The recursions of a problem: which numbers of stages share one, and which stages fit at which place."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardopt.solve.stages.stage_problem import StageProblem, in_flight_counts
-from shardopt.solve.stages.stage_recursion import Search, make_search
+from shardopt.solve.stages.stage_problem import StageProblem, Stages, in_flight_counts
+from shardopt.solve.stages.stage_recursion import Recursion, Station, make_sizes, stages_of
+
+if TYPE_CHECKING:
+    from shardopt.solve.stages.stage_kernels import Sizes
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """One recursion over the seconds of `problem`; `levels` are the microbatches in flight of its levels."""
+
+    problem: StageProblem
+    recursion: Recursion
+    levels: np.ndarray
+    size_of: np.ndarray
+
+    def stages(self, stations: tuple[Station, ...]) -> Stages:
+        return stages_of(self.problem, stations, self.levels, self.size_of)
 
 
 def count_groups(problem: StageProblem, num_stages: int | None) -> Iterator[tuple[np.ndarray, tuple[int, ...]]]:
@@ -22,11 +40,34 @@ def count_groups(problem: StageProblem, num_stages: int | None) -> Iterator[tupl
         yield from ((held[n], (n,)) for n in counts)
 
 
-def timed_search(problem: StageProblem, held: np.ndarray, counts: tuple[int, ...]) -> Search:
-    """The search over seconds, with stages that exceed the memory left out."""
-    levels, level_of = np.unique(held, return_inverse=True)  # 1F1B repeats its count beyond B stages
-    fits = np.stack([problem.fits(level) for level in levels])
-    any_count = len(counts) == problem.most_stages
-    if any_count and (fits == fits[0]).all():
-        return make_search(problem, np.where(fits[:1], problem.seconds, np.inf), 0, (0,))
-    return make_search(problem, np.where(fits[level_of], problem.seconds, np.inf), 1, counts)
+def searches(problem: StageProblem, num_stages: int | None) -> Iterator[Search]:
+    """The recursions whose best plans are those of the problem, one or one for each number of stages."""
+    from shardopt.solve.stages.stage_kernels import cheapest_by_size
+
+    sizes, size_of = make_sizes(problem)
+    options_held = np.array([option.held for option in problem.options], dtype=np.int64)
+    limits, cuts = problem.limit_bytes(), problem.cut_seconds()[:, None, None]
+    arrays = (problem.seconds, problem.fixed_bytes, problem.activation_bytes)
+    seconds, fixed, activation = (np.ascontiguousarray(each, dtype=float) for each in arrays)
+    for held, counts in count_groups(problem, num_stages):
+        levels, level_of = np.unique(held, return_inverse=True)  # 1F1B repeats its count beyond B stages
+        costs = np.empty((len(levels), *problem.seconds.shape[:2], len(sizes.offset)))
+        cheapest_by_size(seconds, fixed, activation, options_held, limits, size_of, levels, costs)
+        recursion = make_recursion(costs, cuts, level_of, counts, problem.most_stages, sizes)
+        yield Search(problem, recursion, levels, size_of)
+
+
+def make_recursion(
+    costs: np.ndarray, cuts: np.ndarray, level_of: np.ndarray, counts: tuple[int, ...], most_stages: int, sizes: Sizes
+) -> Recursion:
+    """`level_of[s]` is the level of the s-th stage from the end; the stages behind which all cost the same are one
+    state, unless the number of stages is given."""
+    from shardopt.solve.stages.stage_kernels import States
+
+    total, longest = costs + cuts, np.maximum(costs, cuts)
+    if len(counts) < most_stages:
+        return Recursion(total, longest, States(np.append(level_of, 0), False), sizes, counts)
+    last = len(level_of) - 1
+    while last > 0 and np.array_equal(costs[level_of[last - 1]], costs[level_of[-1]]):
+        last -= 1
+    return Recursion(total, longest, States(level_of[: last + 1], True), sizes, tuple(range(last + 1)))

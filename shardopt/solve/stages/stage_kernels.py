@@ -1,0 +1,177 @@
+"""Compiled loops of the stage DP. Importing this module loads numba.
+
+Devices in use are one number, `flat`: the mixed-radix number of the devices of every host group. Adding a stage of
+`devices` devices of a group adds `devices · stride` to it, and the numbers of which that is true are contiguous runs
+(one for each value of the groups with larger strides), so the inner loops are plain runs over memory.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+# Minima over contiguous runs vectorise only without NaN and signed zeros, which do not occur; infinities do.
+FAST = {"nnan", "nsz"}
+
+
+class Sizes(NamedTuple):
+    """The sizes that a stage may have; `full` is the flat number of all devices of all groups."""
+
+    offset: np.ndarray  # int64 [G]: what a stage of this size adds to the flat number
+    run: np.ndarray  # int64 [G]: length of the runs to which it may be added
+    block: np.ndarray  # int64 [G]: distance between two runs
+    full: int
+
+
+class States(NamedTuple):
+    """State r: r stages are placed, counted from the end of the pipeline; the last state means "at least" if `open`.
+
+    `level[r]` is the index of the costs of the stage that is placed in state r.
+    """
+
+    level: np.ndarray  # int64 [states]
+    open: bool
+
+
+@njit(cache=True, nogil=True, fastmath=FAST)
+def cheapest_by_size(
+    seconds: np.ndarray,
+    fixed: np.ndarray,
+    activation: np.ndarray,
+    held: np.ndarray,
+    limit: np.ndarray,
+    size_of: np.ndarray,
+    levels: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    """out[l, i, j, g]: the least seconds of layers i..j-1 on options of size g with levels[l] microbatches in flight.
+
+    `levels` rise, so an option fits up to some level; it is noted there, and the levels below take it over. A size of
+    -1 is that of no group.
+    """
+    layers, top = seconds.shape[0] - 1, len(levels) - 1
+    out[:] = np.inf
+    for i in range(layers):
+        for j in range(i + 1, layers + 1):
+            for o in range(seconds.shape[2]):
+                value = seconds[i, j, o]
+                if value == np.inf or size_of[o] < 0:
+                    continue
+                level = top
+                while level >= 0:
+                    if held[o] > 0:
+                        fits = levels[level] <= held[o]
+                    else:
+                        fits = fixed[i, j, o] + levels[level] * activation[i, j, o] <= limit[o]
+                    if fits:
+                        break
+                    level -= 1
+                if level >= 0 and value < out[level, i, j, size_of[o]]:
+                    out[level, i, j, size_of[o]] = value
+    for level in range(top - 1, -1, -1):
+        out[level] = np.minimum(out[level], out[level + 1])
+
+
+@njit(cache=True, nogil=True, fastmath=FAST)
+def sweep(
+    total: np.ndarray,
+    longest: np.ndarray,
+    t_max: float,
+    states: States,
+    sizes: Sizes,
+    rest: np.ndarray,
+    limit: float,
+    best: np.ndarray,
+) -> None:
+    """best[r, k, flat]: the least sum of `total` with which r stages cover layers k.. on `flat` devices, none of them
+    with a `longest` station above `t_max`.
+
+    `total` and `longest` are `[levels, L + 1, L + 1, G]`. `rest[k, flat]` is a lower bound of the sum of the layers
+    before k on `flat` devices; states whose sum must exceed `limit` are left out.
+    """
+    layers, top = total.shape[1] - 1, best.shape[0] - 1
+    best[:] = np.inf
+    best[0, layers, 0] = 0.0
+    first = np.zeros((top + 1, layers + 1), dtype=np.int64)  # the finite part of each row: first <= flat < stop
+    stop = np.zeros((top + 1, layers + 1), dtype=np.int64)
+    stop[0, layers] = 1
+    for start in range(layers - 1, -1, -1):
+        for end in range(start + 1, layers + 1):
+            for state in range(top + 1):
+                if first[state, end] >= stop[state, end] or (state == top and not states.open):
+                    continue
+                level, tail = states.level[state], best[state, end]
+                into = best[min(state + 1, top), start]
+                for size in range(len(sizes.offset)):
+                    if longest[level, start, end, size] > t_max:
+                        continue
+                    cost = total[level, start, end, size]
+                    offset, run, block = sizes.offset[size], sizes.run[size], sizes.block[size]
+                    for base in range(0, len(tail), block):
+                        for flat in range(max(base, first[state, end]), min(base + run, stop[state, end])):
+                            into[flat + offset] = min(into[flat + offset], tail[flat] + cost)
+        for state in range(top + 1):
+            row, begin, after = best[state, start], sizes.full + 1, 0
+            for flat in range(len(row)):
+                if row[flat] + rest[start, sizes.full - flat] > limit:
+                    row[flat] = np.inf
+                elif row[flat] < np.inf:
+                    begin, after = min(begin, flat), flat + 1
+            first[state, start], stop[state, start] = begin, after
+
+
+@njit(cache=True, nogil=True)
+def trace(
+    total: np.ndarray,
+    longest: np.ndarray,
+    t_max: float,
+    states: States,
+    sizes: Sizes,
+    best: np.ndarray,
+    state: int,
+    found: np.ndarray,
+) -> int:
+    """The stages behind best[state, 0, full] as rows (first layer, layer after the last, size, level) of `found`;
+    their number. The first of equals, so that the answer is deterministic."""
+    layers, top = total.shape[1] - 1, best.shape[0] - 1
+    start, flat, count = 0, sizes.full, 0
+    while start < layers:
+        source, end, size = _step(total, longest, t_max, states, sizes, best, state, start, flat, top)
+        if source < 0:
+            return -1
+        found[count, 0], found[count, 1], found[count, 2] = start, end, size
+        found[count, 3] = states.level[source]
+        state, start, flat, count = source, end, flat - sizes.offset[size], count + 1
+    return count
+
+
+@njit(cache=True, nogil=True)
+def _step(
+    total: np.ndarray,
+    longest: np.ndarray,
+    t_max: float,
+    states: States,
+    sizes: Sizes,
+    best: np.ndarray,
+    state: int,
+    start: int,
+    flat: int,
+    top: int,
+) -> tuple[int, int, int]:
+    """(state, layer, size) that the best stage from `start` leads to."""
+    lowest = max(state - 1, 0)
+    highest = state if states.open and state == top else state - 1
+    for end in range(start + 1, total.shape[1]):
+        for source in range(lowest, highest + 1):
+            level = states.level[source]
+            for size in range(len(sizes.offset)):
+                before = flat - sizes.offset[size]
+                if before < 0 or before % sizes.block[size] >= sizes.run[size]:
+                    continue
+                if longest[level, start, end, size] > t_max:
+                    continue
+                if best[source, end, before] + total[level, start, end, size] == best[state, start, flat]:
+                    return source, end, size
+    return -1, -1, -1
