@@ -23,18 +23,21 @@ import numpy as np
 
 from shardopt.cost.errors import UserError
 from shardopt.cost.mesh import Mesh
+from shardopt.cost.profile import Profile
 
 DTYPE_FAMILIES = ("f64", "f32", "bf16", "f16", "f8", "i8")
 
 
 @dataclass(frozen=True)
 class Device:
-    """One accelerator: peak FLOP/s by dtype family (`f32` always present), memory in bytes and bytes/s."""
+    """One accelerator: peak FLOP/s by dtype family (`f32` always present), memory in bytes and bytes/s, and what was
+    measured on such devices, if anything was (`with_profile`)."""
 
     name: str
     peak_flops: Mapping[str, float] = field(hash=False)  # a dict has no hash; equal devices still hash equally
     memory_bytes: int
     memory_bandwidth: float
+    profile: Profile | None = None
 
 
 @dataclass(frozen=True)
@@ -263,6 +266,7 @@ class GroupPlacement:
     size: int
     link: Link
     members_per_host: int
+    crosses: bool = False
 
 
 @cache
@@ -285,7 +289,7 @@ def group_placement(cluster: Cluster, mesh: Mesh, axes: tuple[str, ...]) -> Grou
     card = cluster.inter_host
     bandwidth = min(cluster.intra_host.bandwidth_bytes_per_second, card.bandwidth_bytes_per_second / sharing)
     latency = max(cluster.intra_host.latency_seconds, card.latency_seconds)
-    return GroupPlacement(size, Link(latency, bandwidth), int(members.max()))
+    return GroupPlacement(size, Link(latency, bandwidth), int(members.max()), crosses=True)
 
 
 def axis_link(cluster: Cluster, mesh: Mesh, axis: str) -> Link:

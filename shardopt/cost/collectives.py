@@ -16,20 +16,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
-
-import numpy as np
 
 from shardopt.cost.cluster import Cluster, Link, group_placement
+from shardopt.cost.curves import Amount, Curve
 from shardopt.cost.mesh import Mesh
-
-Amount = TypeVar("Amount", float, np.ndarray)
+from shardopt.cost.profile import INTER_HOST, INTRA_HOST
 
 ALL_GATHER = "all_gather"
 REDUCE_SCATTER = "reduce_scatter"
 ALL_REDUCE = "all_reduce"
 ALL_TO_ALL = "all_to_all"
 PERMUTE = "permute"
+COLLECTIVES = (ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL, PERMUTE)
 
 
 def _messages_and_share(kind: str, n: int) -> tuple[float, float]:
@@ -88,24 +86,28 @@ def broadcast_seconds(link: Link, n: int, bytes: Amount) -> Amount:
 
 def collective_seconds(cluster: Cluster, mesh: Mesh, kind: str, axes: tuple[str, ...], bytes: Amount) -> Amount:
     """One collective over the groups along `axes` of a placed mesh (`bytes` as in the module docstring)."""
-    latency, per_byte = affine_seconds(cluster, mesh, kind, axes)
-    return latency + bytes * per_byte
+    return collective_curve(cluster, mesh, kind, axes).at(bytes)
 
 
-def affine_seconds(cluster: Cluster, mesh: Mesh, kind: str, axes: tuple[str, ...]) -> tuple[float, float]:
-    """(seconds without bytes, seconds per byte) of one collective over the groups along `axes`.
+def collective_curve(cluster: Cluster, mesh: Mesh, kind: str, axes: tuple[str, ...]) -> Curve:
+    """Seconds by `bytes` of one collective over the groups along `axes`: as measured for groups of that size and
+    placement, else by the formula.
 
     A ring passes each host's network card once. All-to-all and permute send from every device: k members of one group
     on a host push k(n-k) of the k(n-1) messages of an all-to-all through the card.
     """
     place = group_placement(cluster, mesh, axes)
     messages, share = _messages_and_share(kind, place.size)
+    profile = cluster.device.profile
+    measured = profile.curve(kind, "", place.size, INTER_HOST if place.crosses else INTRA_HOST) if profile else None
+    if measured is not None:
+        return measured
     k, n = place.members_per_host, place.size
     if kind == ALL_TO_ALL and k > 1:
         share *= k * (n - k) / (n - 1)
     if kind == PERMUTE:
         share *= k
-    return messages * place.link.latency_seconds, share / place.link.bandwidth_bytes_per_second
+    return Curve.affine(messages * place.link.latency_seconds, share / place.link.bandwidth_bytes_per_second)
 
 
 @dataclass(frozen=True)

@@ -1,30 +1,32 @@
 """Seconds of resharding between many shardings at once.
 
-What a chain costs is affine in the bytes of the tensor, and the chain itself depends on the two shardings alone. So
-each pair of shardings is looked at once for a placed mesh, whatever tensors need it, and a table over two lists of
-shardings is gathered from arrays.
+The chain of collectives between two shardings depends on these alone, and its steps on the bytes of the tensor. So each
+pair of shardings is looked at once for a placed mesh, whatever tensors need it, and a table over two lists of shardings
+is gathered from arrays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
 from shardopt.cost.cluster import Cluster
-from shardopt.cost.collectives import affine_seconds
+from shardopt.cost.collectives import collective_curve
+from shardopt.cost.curves import CurveTable
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.resharding_chain import can_reshard, resharding_steps
 
+_Step = tuple[str, tuple[str, ...], float]  # kind, axes, bytes as a share of those of the tensor
+_UNKNOWN, _NONE = -1, -2
+
 
 class ChainTable(NamedTuple):
-    """Chains between two lists of shardings, each array `[sources, targets]`: seconds without bytes (inf where there
-    is no chain), seconds per byte of the whole tensor, and the number of collectives."""
+    """Chains between two lists of shardings, `[sources, targets]`: seconds (inf where there is no chain), and the
+    number of collectives."""
 
-    latency: np.ndarray
-    per_byte: np.ndarray
+    seconds: np.ndarray
     steps: np.ndarray
 
 
@@ -35,32 +37,51 @@ class ReshardingCosts:
         self._cluster = cluster
         self._mesh = mesh
         self._number: dict[Sharding, int] = {}
-        self._chains = np.full((3, 0, 0), np.nan)  # of all numbered shardings; NaN until asked for
-        self._affine = cache(lambda kind, axes: affine_seconds(cluster, mesh, kind, axes))
+        self._chain_of = np.full((0, 0), _UNKNOWN, dtype=np.int64)  # of all numbered shardings
+        self._chains: dict[tuple[int, ...], int] = {}
+        self._steps: dict[_Step, int] = {}
+        self._priced: tuple[CurveTable, np.ndarray, np.ndarray] | None = None
 
-    def table(self, sources: Sequence[Sharding], targets: Sequence[Sharding]) -> ChainTable:
-        """All shardings must be of one rank."""
+    def table(self, sources: Sequence[Sharding], targets: Sequence[Sharding], size_bytes: int) -> ChainTable:
+        """For a tensor of so many bytes. All shardings must be of one rank."""
         number = self._number
         rows, columns = (
             np.array([number.setdefault(sharding, len(number)) for sharding in some], dtype=np.int64)
             for some in (sources, targets)
         )
-        if len(number) > self._chains.shape[1]:
-            room = 2 * len(number) - self._chains.shape[1]
-            self._chains = np.pad(self._chains, ((0, 0), (0, room), (0, room)), constant_values=np.nan)
+        if len(number) > len(self._chain_of):
+            room = 2 * len(number) - len(self._chain_of)
+            self._chain_of = np.pad(self._chain_of, ((0, room), (0, room)), constant_values=_UNKNOWN)
         at = np.ix_(rows, columns)
-        for row, column in np.argwhere(np.isnan(self._chains[0][at])).tolist():
-            self._chains[:, rows[row], columns[column]] = self._chain(sources[row], targets[column])
-        latency, per_byte, steps = (array[at] for array in self._chains)
-        return ChainTable(latency, per_byte, steps)
+        for row, column in np.argwhere(self._chain_of[at] == _UNKNOWN).tolist():
+            self._chain_of[rows[row], columns[column]] = self._chain(sources[row], targets[column])
+        chains = self._chain_of[at]
+        seconds, steps = self._price(size_bytes)
+        missing = chains == _NONE
+        return ChainTable(np.where(missing, np.inf, seconds[chains]), np.where(missing, 0, steps[chains]))
 
-    def _chain(self, source: Sharding, target: Sharding) -> tuple[float, float, int]:
+    def _chain(self, source: Sharding, target: Sharding) -> int:
+        """The number of the chain; equal chains have one."""
         if not can_reshard(source, target):
-            return np.inf, 0.0, 0
+            return _NONE
         steps = resharding_steps(source, target, self._mesh, (), 1)  # bytes are then shares of the whole
-        latency = per_byte = 0.0
-        for step in steps:
-            step_latency, step_per_byte = self._affine(step.kind, step.axes)
-            latency += step_latency
-            per_byte += step_per_byte * step.bytes
-        return latency, per_byte, len(steps)
+        chain = tuple(self._steps.setdefault((s.kind, s.axes, s.bytes), len(self._steps)) for s in steps)
+        if chain not in self._chains:
+            self._chains[chain] = len(self._chains)
+            self._priced = None
+        return self._chains[chain]
+
+    def _price(self, size_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds and number of steps of every chain."""
+        if self._priced is None:
+            curves = CurveTable(
+                [collective_curve(self._cluster, self._mesh, kind, axes) for kind, axes, _ in self._steps]
+            )
+            shares = np.array([share for _, _, share in self._steps])
+            longest = max((len(chain) for chain in self._chains), default=0)
+            # Short chains are filled up with a step behind all others, which takes no time.
+            padded = [[*chain, *[len(self._steps)] * (longest - len(chain))] for chain in self._chains]
+            self._priced = curves, shares, np.array(padded, dtype=np.int64).reshape(len(self._chains), longest)
+        table, shares, chains = self._priced
+        seconds = np.append(table.at(shares * size_bytes), 0.0) if len(shares) else np.zeros(1)
+        return seconds[chains].sum(axis=1), (chains < len(shares)).sum(axis=1)

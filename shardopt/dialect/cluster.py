@@ -8,13 +8,16 @@ from __future__ import annotations
 from jaxlib.mlir import ir
 
 from shardopt.cost.cluster import Cluster, Device, Link, load_cluster
+from shardopt.cost.profile_file import with_profile
 from shardopt.dialect.attributes import f64, i64
+from shardopt.dialect.profile import profile_attr, profile_of
 
 CLUSTER = "shardopt.cluster"
 
 
 def write_cluster(module: ir.Module, cluster: Cluster) -> None:
     device = cluster.device
+    profile = {} if device.profile is None else {"profile": profile_attr(device.profile)}
     module.operation.attributes[CLUSTER] = ir.DictAttr.get(
         {
             "name": ir.StringAttr.get(cluster.name),
@@ -26,6 +29,7 @@ def write_cluster(module: ir.Module, cluster: Cluster) -> None:
                     "peak_flops": ir.DictAttr.get({key: f64(rate) for key, rate in device.peak_flops.items()}),
                     "memory_bytes": i64(device.memory_bytes),
                     "memory_bandwidth": f64(device.memory_bandwidth),
+                    **profile,
                 }
             ),
             "intra_host": _link_attr(cluster.intra_host),
@@ -51,6 +55,7 @@ def read_cluster(module: ir.Module) -> Cluster:
             peak_flops={rates[k].name: _float(rates[k].attr) for k in range(len(rates))},
             memory_bytes=_int(device["memory_bytes"]),
             memory_bandwidth=_float(device["memory_bandwidth"]),
+            profile=profile_of(device["profile"]) if "profile" in device else None,
         ),
         intra_host=_link(ir.DictAttr(top["intra_host"])),
         inter_host=_link(ir.DictAttr(top["inter_host"])),
@@ -58,9 +63,10 @@ def read_cluster(module: ir.Module) -> Cluster:
     )
 
 
-def cluster_of(module: ir.Module, spec: str) -> Cluster:
-    """The cluster named by a pass option, else the one the module carries. Raises UserError or ValueError."""
-    return load_cluster(spec) if spec else read_cluster(module)
+def cluster_of(module: ir.Module, spec: str, profile: str = "") -> Cluster:
+    """The cluster named by a pass option, else the one the module carries; with what a profile file says, if one is
+    named. Raises UserError or ValueError."""
+    return with_profile(load_cluster(spec) if spec else read_cluster(module), profile)
 
 
 def _link_attr(link: Link) -> ir.DictAttr:

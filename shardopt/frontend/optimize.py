@@ -39,6 +39,7 @@ def optimize(
     constraints: str | os.PathLike[str] = "",
     memory_budget: int | str = "",
     cache: bool = True,
+    profile: str | os.PathLike[str] = "",
     on_phase: Callable[[str], None] | None = None,
     handler: Handler | None = None,
 ) -> Plan:
@@ -64,6 +65,7 @@ def optimize(
     constraints    a file of constraints on shardings (docs/constraints.md)
     memory_budget  bytes that a device may hold, such as "512MiB", instead of a share of what the cluster says
     cache          find the plan, or prices of its stages, where an earlier run has left them (docs/planning-time.md)
+    profile        a file of `shardopt profile`: what was measured overrides the formulas (docs/profile.md)
 
     `on_phase(name)` is told when a phase begins; `handler` gets warnings and remarks. Raises UserError.
     """
@@ -84,6 +86,7 @@ def optimize(
         annotations=annotations,
         constraints=constraints_text(constraints),
         memory_budget=str(memory_budget),
+        profile=os.fspath(profile),
     )
     plan = make_plan(model, options, explain=explain, cache=cache, on_phase=on_phase, handler=handler)
     return replace(plan, source=model)

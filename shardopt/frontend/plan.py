@@ -35,7 +35,8 @@ class PlanOptions:
 
     `batch_args` is "auto", "none", or "I,J:D" (argument numbers with the batch dimension, by default 0);
     `batch_coupling="per-microbatch"` accepts statistics of a microbatch where the model takes those of the batch.
-    `annotations` is what becomes of the model's own shardings ("keep", "require", "drop"), `constraints` a file.
+    `annotations` is what becomes of the model's own shardings ("keep", "require", "drop"), `constraints` a file;
+    `profile` is a file of `shardopt profile`.
     """
 
     cluster: str
@@ -54,6 +55,7 @@ class PlanOptions:
     annotations: str = "keep"
     constraints: str = ""
     memory_budget: str = ""
+    profile: str = ""
     recompute: str = "auto"
 
     def for_phase(self, phase: str) -> str:
@@ -75,6 +77,7 @@ class PlanOptions:
             },
             "stage": {
                 "cluster": self.cluster,
+                "profile": self.profile or None,
                 "num-stages": self.stages,
                 "submesh": self.submesh,
                 "logical-shape": self.logical_shape,

@@ -78,11 +78,12 @@ class InsertTransfers(Pass):
 
     strategy: Literal["auto", "send_recv", "local_allgather"] = option("auto", help="how tiles travel; auto = cheapest")
     cluster: str = option("", help="cluster file or preset; default: the one the module carries")
+    profile: str = option("", help="file of `shardopt profile`: what was measured overrides the formulas")
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         try:
             program = read_program(module)
-            cluster = cluster_of(module, self.cluster)
+            cluster = cluster_of(module, self.cluster, self.profile)
             meshes = {mesh.name: mesh for mesh in read_topology(program.main)}
         except ValueError as error:
             raise pm.error(module.operation, str(error)) from error

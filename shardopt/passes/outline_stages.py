@@ -23,6 +23,7 @@ from jaxlib.mlir import ir
 from shardopt.cost.cluster import Cluster, load_cluster, place
 from shardopt.cost.errors import UserError
 from shardopt.cost.memory_limit import check_memory_options, memory_limit
+from shardopt.cost.profile_file import with_profile
 from shardopt.dialect.cluster import write_cluster
 from shardopt.dialect.donation import argument_attributes
 from shardopt.dialect.mpmd import LAYER
@@ -162,6 +163,7 @@ class OutlineStages(Pass):
     summary = "choose stages and submeshes, and outline the program onto them"
 
     cluster: str = option("", help="cluster file, or a preset with an optional :HxD")
+    profile: str = option("", help="file of `shardopt profile`: what was measured overrides the formulas")
     num_stages: int = option(0, help="number of pipeline stages; 0 lets the planner choose")
     submesh: str = option("", help="HxD: allow only submeshes of this shape")
     logical_shape: str = option("", help="RxC: allow only this logical shape")
@@ -179,7 +181,7 @@ class OutlineStages(Pass):
     def run(self, module: ir.Module, pm: PassContext) -> None:
         try:
             program = read_program(module)
-            cluster = load_cluster(self._required_cluster())
+            cluster = with_profile(load_cluster(self._required_cluster()), self.profile)
             problem = _extract(program, cluster, self)
             solution = _solve(problem, self, pm)
             placement = _placement(problem, solution, self)

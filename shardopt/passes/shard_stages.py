@@ -69,6 +69,7 @@ class ShardStages(Pass):
     summary = "choose a sharding for every value inside a stage"
 
     cluster: str = option("", help="cluster file or preset; default: the cluster the stage phase planned for")
+    profile: str = option("", help="file of `shardopt profile`: what was measured overrides the formulas")
     intra_op: Literal[
         "ilp",
         "data",
@@ -123,7 +124,7 @@ class ShardStages(Pass):
         if unreadable is not None:
             raise pm.error(unreadable[0], f"expected ranked tensors of static shape, found {unreadable[1]}")
         try:
-            cluster = cluster_of(module, self.cluster)
+            cluster = cluster_of(module, self.cluster, self.profile)
             mesh = None if is_staged(main) else self._mesh(cluster)
             demands = self._demands(module, main, mesh, pm)
             mark_carried(module.operation)

@@ -77,6 +77,9 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="file, or - for standard input")
     parser.add_argument("--cluster", required=True, metavar="FILE|PRESET[:HxD]", help="what to plan for")
     parser.add_argument(
+        "--profile", default="", metavar="FILE", help="costs measured by `shardopt profile`, instead of formulas"
+    )
+    parser.add_argument(
         "--batch-args", default="auto", metavar="I,J[:DIM]|auto|none", help="arguments that hold the batch"
     )
     parser.add_argument("--batch-coupling", default="error", choices=("error", "per-microbatch"))

@@ -29,6 +29,7 @@ from shardopt.cost.errors import UserError
 from shardopt.cost.mesh import Mesh
 
 GOOD = asdict(load_cluster("cpu-test"))
+del GOOD["device"]["profile"]  # a file of its own
 
 
 def cluster(hosts: int, devices_per_host: int) -> Cluster:

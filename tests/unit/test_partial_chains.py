@@ -145,8 +145,8 @@ def test_chains(src: Sharding, dst: Sharding, expected: list[tuple[str, tuple[st
 
 def test_a_table_forbids_what_no_chain_does() -> None:
     choices = canonical(OBLONG)
-    chains = ReshardingCosts(CLUSTER, OBLONG).table(choices, choices)
-    seconds = chains.latency + chains.per_byte * math.prod(SHAPE) * 4
+    chains = ReshardingCosts(CLUSTER, OBLONG).table(choices, choices, math.prod(SHAPE) * 4)
+    seconds = chains.seconds
     for (i, src), (j, dst) in itertools.product(enumerate(choices), repeat=2):
         if set(dst.partial) <= set(src.partial):
             chain = resharding_steps(src, dst, OBLONG, SHAPE, 4)

@@ -257,7 +257,16 @@ class _Pricer:
         tensors, shardings = (*self.operands, *self.results), (*operands, *results)
         traffic = sum(self._local_bytes(*pair) for pair in zip(tensors, shardings, strict=True))
         dtype = self.results[0].dtype if self.results else "f32"
-        return compute_seconds(self.cluster, self.op.name, self.op.flops / shards, traffic, dtype)
+        batched = self._is_batched()
+        return compute_seconds(self.cluster, self.op.name, self.op.flops / shards, traffic, dtype, batched)
+
+    def _is_batched(self) -> bool:
+        """Whether a factor with more than one element is in all operands and results of a product."""
+        rule = self.op.rule
+        if rule is None or len(rule.operands) != 2:
+            return False
+        sides = [{f for dim in mapping for f in dim} for mapping in (*rule.operands, *rule.results)]
+        return any(rule.sizes[factor] > 1 for factor in set.intersection(*sides))
 
     def _local_bytes(self, tensor: Tensor, sharding: Sharding) -> float:
         return tensor.size_bytes / _tiles(self.mesh, sharding.axes)

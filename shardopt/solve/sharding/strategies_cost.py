@@ -8,7 +8,7 @@ import numpy as np
 
 from shardopt.cost.cluster import Cluster
 from shardopt.cost.collectives import Step, steps_seconds
-from shardopt.cost.compute import op_seconds
+from shardopt.cost.compute import op_seconds, work_kind
 from shardopt.cost.graph import Tensor
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.resharding_costs import ReshardingCosts
@@ -38,10 +38,16 @@ _FUSED_TRAFFIC = 0.25
 _LAUNCH_SECONDS = 1e-6
 
 
-def compute_seconds(cluster: Cluster, name: str, flops: float, traffic_bytes: float, dtype: str) -> float:
-    """One device's share of an operation, as part of a larger program: no dispatch, and fused where XLA fuses."""
+def compute_seconds(
+    cluster: Cluster, name: str, flops: float, traffic_bytes: float, dtype: str, batched: bool = False
+) -> float:
+    """One device's share of an operation, as part of a larger program: no dispatch, and fused where XLA fuses.
+
+    `batched` tells a product of many small matrices from one of two.
+    """
     share = 1.0 if name in _UNFUSED_OPS else _FUSED_TRAFFIC
-    return op_seconds(cluster.device, flops, traffic_bytes * share, dtype)
+    kind = work_kind(name, batched)
+    return op_seconds(cluster.device, flops, traffic_bytes, dtype, kind=kind, in_memory=share)
 
 
 def communication_seconds(cluster: Cluster, mesh: Mesh, steps: Sequence[Step]) -> float:
@@ -53,5 +59,5 @@ def resharding_table(
     costs: ReshardingCosts, sources: Sequence[Sharding], targets: Sequence[Sharding], tensor: Tensor
 ) -> np.ndarray:
     """Seconds from every source to every target sharding of one tensor: `[sources, targets]`; inf where none exists."""
-    chains = costs.table(sources, targets)
-    return chains.latency + chains.per_byte * tensor.size_bytes + _LAUNCH_SECONDS * chains.steps
+    chains = costs.table(sources, targets, tensor.size_bytes)
+    return chains.seconds + _LAUNCH_SECONDS * chains.steps

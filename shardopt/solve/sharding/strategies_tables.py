@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from shardopt.cost.cluster import Cluster
+from shardopt.cost.compute import memory_seconds
 from shardopt.cost.graph import Op, Tensor
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.resharding_costs import ReshardingCosts
@@ -80,9 +81,11 @@ class StrategyTables:
         """
 
         def build() -> np.ndarray:
-            return self.local_bytes(tensor, column) / self.cluster.device.memory_bandwidth
+            distinct, index = np.unique(self.local_bytes(tensor, column), return_inverse=True)
+            seconds = [memory_seconds(self.cluster.device, float(size), tensor.dtype) for size in distinct]
+            return np.array(seconds)[index]
 
-        return self._remember(("input", tensor.shape, tensor.itemsize, id(column)), build)
+        return self._remember(("input", tensor.shape, tensor.dtype, tensor.itemsize, id(column)), build)
 
     def column(self, shardings: tuple[Sharding, ...]) -> Column:
         """The one column with these entries."""
