@@ -31,7 +31,7 @@ class SchedulePipeline(Pass):
     name = "shardopt-schedule-pipeline"
     summary = "order the tasks of every mesh, check the order and simulate the step"
 
-    schedule: str = option("1f1b", help="gpipe, 1f1b or inference")
+    schedule: str = option("1f1b", help="gpipe, 1f1b, eager-1f1b or inference")
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         try:

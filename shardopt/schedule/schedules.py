@@ -7,78 +7,95 @@ schedules give bit-equal results.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 from types import MappingProxyType
 
 from shardopt.cost.errors import UserError
+from shardopt.schedule.builders.dual_pipe import dual_pipe_v
+from shardopt.schedule.builders.flat import eager_one_f_one_b, gpipe, inference, one_f_one_b
+from shardopt.schedule.builders.interleaved import interleaved
+from shardopt.schedule.builders.zero_bubble import zero_bubble
 from shardopt.schedule.memory import peak_in_flight
-from shardopt.schedule.tasks import Schedule, Task, TaskKind
+from shardopt.schedule.tasks import Schedule, TaskKind
+
+ScheduleBuilder = Callable[[int, int, int], Schedule]  # stages, microbatches, meshes
+
+_WHOLE = (TaskKind.FORWARD, TaskKind.BACKWARD)
+_HALVES = (TaskKind.FORWARD, TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT)
+SEVERAL = -1  # stages a mesh: any number
 
 
-def _forwards(stage: int, num_microbatches: int) -> tuple[Task, ...]:
-    return tuple(Task(TaskKind.FORWARD, stage, microbatch) for microbatch in range(num_microbatches))
+@dataclass(frozen=True)
+class ScheduleKind:
+    """A schedule by name: the kinds of task that it lists for every stage, and the stages a mesh has (or `SEVERAL`)."""
+
+    name: str
+    build: ScheduleBuilder
+    kinds: tuple[TaskKind, ...] = _WHOLE
+    stages_per_mesh: int = 1
+
+    @property
+    def trains(self) -> bool:
+        return len(self.kinds) > 1
+
+    @property
+    def is_plain(self) -> bool:
+        """One stage a mesh, and backwards that are not split: nothing about the program has to suit it."""
+        return self.stages_per_mesh == 1 and self.kinds != _HALVES
 
 
-def _backwards(stage: int, num_microbatches: int) -> tuple[Task, ...]:
-    return tuple(Task(TaskKind.BACKWARD, stage, microbatch) for microbatch in range(num_microbatches))
-
-
-def gpipe(num_stages: int, num_microbatches: int) -> Schedule:
-    """All forwards, then all backwards (arXiv 1811.06965): every microbatch's activations are alive at once."""
-    tasks = tuple(
-        _forwards(stage, num_microbatches) + _backwards(stage, num_microbatches) for stage in range(num_stages)
-    )
-    return Schedule("gpipe", num_microbatches, tuple(range(num_stages)), tasks)
-
-
-def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
-    """1F1B (PipeDream-flush, arXiv 2006.09503): as fast as GPipe, at most `num_stages - s` in flight on stage s.
-
-    Stage s runs as many forwards ahead as there are stages after it, then one forward and one backward in turn.
-    """
-    tasks = []
-    for stage in range(num_stages):
-        ahead = min(num_stages - stage - 1, num_microbatches)
-        forwards, backwards = _forwards(stage, num_microbatches), _backwards(stage, num_microbatches)
-        steady = tuple(task for pair in zip(forwards[ahead:], backwards, strict=False) for task in pair)
-        tasks.append(forwards[:ahead] + steady + backwards[num_microbatches - ahead :])
-    return Schedule("1f1b", num_microbatches, tuple(range(num_stages)), tuple(tasks))
-
-
-def inference(num_stages: int, num_microbatches: int) -> Schedule:
-    """Forwards only."""
-    tasks = tuple(_forwards(stage, num_microbatches) for stage in range(num_stages))
-    return Schedule("inference", num_microbatches, tuple(range(num_stages)), tasks)
-
-
-ScheduleBuilder = Callable[[int, int], Schedule]
-
-SCHEDULES: Mapping[str, ScheduleBuilder] = MappingProxyType(
-    {"gpipe": gpipe, "1f1b": one_f_one_b, "inference": inference}
+SCHEDULES: Mapping[str, ScheduleKind] = MappingProxyType(
+    {
+        kind.name: kind
+        for kind in (
+            ScheduleKind("gpipe", gpipe),
+            ScheduleKind("1f1b", one_f_one_b),
+            ScheduleKind("eager-1f1b", eager_one_f_one_b),
+            ScheduleKind("interleaved", interleaved, stages_per_mesh=SEVERAL),
+            ScheduleKind("zero-bubble", zero_bubble, _HALVES),
+            ScheduleKind("dualpipe-v", dual_pipe_v, _HALVES, 2),
+            ScheduleKind("inference", inference, (TaskKind.FORWARD,)),
+        )
+    }
 )
 
 
-def build_schedule(name: str, num_stages: int, num_microbatches: int) -> Schedule:
-    """Build the schedule called `name`; raises UserError for an unknown name or a count below 1."""
+def find_schedule(name: str) -> ScheduleKind:
+    """The schedule called `name`; raises UserError for an unknown name."""
     if name not in SCHEDULES:
         close = get_close_matches(name.lower(), SCHEDULES, n=1, cutoff=0.5)
         hint = f"did you mean '{close[0]}'? " if close else ""
         raise UserError(f"unknown schedule '{name}': {hint}known schedules are {', '.join(SCHEDULES)}")
+    return SCHEDULES[name]
+
+
+def build_schedule(name: str, num_stages: int, num_microbatches: int, num_meshes: int | None = None) -> Schedule:
+    """Build the schedule called `name`, by default with as many stages a mesh as it wants at least.
+
+    Raises UserError for an unknown name, a count below 1, or numbers of stages and meshes that do not suit it.
+    """
+    kind = find_schedule(name)
+    meshes = num_stages // max(kind.stages_per_mesh, 1) if num_meshes is None else num_meshes
     if num_stages < 1 or num_microbatches < 1:
         raise UserError(
             f"schedule '{name}' needs at least 1 stage and 1 microbatch, got {num_stages} and {num_microbatches}"
         )
-    return SCHEDULES[name](num_stages, num_microbatches)
+    wanted = kind.stages_per_mesh
+    if meshes < 1 or num_stages % meshes or wanted not in (SEVERAL, num_stages // meshes):
+        each = "the same number of stages" if wanted == SEVERAL else "1 stage" if wanted == 1 else f"{wanted} stages"
+        raise UserError(f"schedule '{name}' needs {each} on every mesh, got {num_stages} stages on {meshes} meshes")
+    return kind.build(num_stages, num_microbatches, meshes)
 
 
 @lru_cache(maxsize=1024)
-def in_flight(name: str, num_stages: int, num_microbatches: int) -> tuple[int, ...]:
+def in_flight(name: str, num_stages: int, num_microbatches: int, num_meshes: int | None = None) -> tuple[int, ...]:
     """Per stage, the largest number of microbatches whose activations are alive at once, counted on the task list.
 
     Cached because the stage DP asks for the same few schedules again and again.
     """
-    schedule = build_schedule(name, num_stages, num_microbatches)
+    schedule = build_schedule(name, num_stages, num_microbatches, num_meshes)
     return tuple(
         peak_in_flight([task for task in schedule.tasks[mesh] if task.stage == stage])
         for stage, mesh in enumerate(schedule.stage_to_mesh)

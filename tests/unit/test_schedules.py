@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shardopt.cost.errors import UserError
 from shardopt.schedule.graph import Edge, StageGraph, chain_graph
-from shardopt.schedule.schedules import SCHEDULES, build_schedule, in_flight
+from shardopt.schedule.schedules import SCHEDULES, SEVERAL, ScheduleKind, build_schedule, in_flight
 from shardopt.schedule.tasks import ONCE, Schedule, StageTask, Task, TaskKind, from_csv, to_csv
 from shardopt.schedule.validate import ScheduleError, link, validate
 
@@ -46,9 +46,10 @@ class TestNotation:
 
 class TestCsv:
     @settings(deadline=None)
-    @given(name=st.sampled_from(sorted(SCHEDULES)), stages=st.integers(1, 6), microbatches=st.integers(1, 9))
-    def test_round_trip(self, name: str, stages: int, microbatches: int) -> None:
-        schedule = build_schedule(name, stages, microbatches).with_updates()
+    @given(name=st.sampled_from(sorted(SCHEDULES)), meshes=st.integers(1, 6), microbatches=st.integers(1, 9))
+    def test_round_trip(self, name: str, meshes: int, microbatches: int) -> None:
+        stages = meshes * max(SCHEDULES[name].stages_per_mesh, 1)
+        schedule = build_schedule(name, stages, microbatches, meshes).with_updates()
         assert from_csv(to_csv(schedule), name) == schedule
 
     def test_idle_slots_are_skipped_and_stages_may_share_a_mesh(self) -> None:
@@ -84,10 +85,16 @@ class TestBuilders:
         assert str(build_schedule("inference", 2, 2)) == "0F0 0F1\n1F0 1F1"
 
     @settings(deadline=None)
-    @given(name=st.sampled_from(sorted(SCHEDULES)), stages=st.integers(1, 7), microbatches=st.integers(1, 12))
-    def test_all_are_valid(self, name: str, stages: int, microbatches: int) -> None:
-        kinds = (F,) if name == "inference" else (F, B)
-        schedule = build_schedule(name, stages, microbatches)
+    @given(
+        kind=st.sampled_from([*SCHEDULES.values()]),
+        meshes=st.integers(1, 7),
+        chunks=st.integers(1, 4),
+        microbatches=st.integers(1, 20),
+    )
+    def test_all_are_valid(self, kind: ScheduleKind, meshes: int, chunks: int, microbatches: int) -> None:
+        stages = meshes * (chunks if kind.stages_per_mesh == SEVERAL else kind.stages_per_mesh)
+        kinds = kind.kinds
+        schedule = build_schedule(kind.name, stages, microbatches, meshes)
         validate(schedule, chain_graph(stages, kinds))
         assert sum(map(len, schedule.tasks)) == stages * microbatches * len(kinds)
         validate(schedule.with_updates(), chain_graph(stages, (*kinds, U)))
@@ -100,6 +107,18 @@ class TestBuilders:
         with pytest.raises(UserError, match="needs at least 1 stage and 1 microbatch, got 2 and 0"):
             build_schedule("gpipe", 2, 0)
 
+    @pytest.mark.parametrize(
+        ("name", "stages", "meshes", "message"),
+        [
+            ("1f1b", 4, 2, "'1f1b' needs 1 stage on every mesh, got 4 stages on 2 meshes"),
+            ("interleaved", 5, 2, "'interleaved' needs the same number of stages on every mesh, got 5 stages on 2"),
+            ("dualpipe-v", 4, 4, "'dualpipe-v' needs 2 stages on every mesh, got 4 stages on 4 meshes"),
+        ],
+    )
+    def test_stages_must_suit_the_meshes(self, name: str, stages: int, meshes: int, message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            build_schedule(name, stages, 4, meshes)
+
 
 class TestInFlight:
     @settings(deadline=None)
@@ -108,6 +127,9 @@ class TestInFlight:
         assert in_flight("gpipe", stages, microbatches) == (microbatches,) * stages
         assert in_flight("inference", stages, microbatches) == (1,) * stages
         assert in_flight("1f1b", stages, microbatches) == tuple(min(stages - s, microbatches) for s in range(stages))
+        eager = tuple(min(2 * (stages - s) - 1, microbatches) for s in range(stages))
+        assert in_flight("eager-1f1b", stages, microbatches) == eager
+        assert in_flight("zero-bubble", stages, max(microbatches, stages)) == (stages,) * stages
 
     def test_example(self) -> None:
         assert in_flight("1f1b", 4, 8) == (4, 3, 2, 1)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardopt.schedule.graph import Edge, StageGraph, chain_graph
-from shardopt.schedule.schedules import build_schedule
+from shardopt.schedule.schedules import SCHEDULES, build_schedule
 from shardopt.schedule.simulator import SimulationResult, simulate
 from shardopt.schedule.tasks import Schedule, StageTask, Task, TaskKind
 from shardopt.schedule.trace import chrome_trace
@@ -23,9 +23,11 @@ def durations(graph: StageGraph) -> dict[StageTask, float]:
     return {task: SECONDS[task.kind] for task in graph.tasks}
 
 
-def run(name: str, stages: int, microbatches: int) -> SimulationResult:
-    graph = chain_graph(stages, (F,) if name == "inference" else (F, B))
-    return simulate(build_schedule(name, stages, microbatches), graph, durations(graph))
+def run(name: str, meshes: int, microbatches: int, chunks: int = 1) -> SimulationResult:
+    """A pipeline whose work on every mesh is F = 1, I = W = 1, B = 2, in equal chunks; transfers take no time."""
+    graph = chain_graph(meshes * chunks, SCHEDULES[name].kinds)
+    schedule = build_schedule(name, meshes * chunks, microbatches, meshes)
+    return simulate(schedule, graph, {task: seconds / chunks for task, seconds in durations(graph).items()})
 
 
 class TestMakespan:
@@ -45,7 +47,29 @@ class TestMakespan:
         steps = microbatches + stages - 1
         assert run("gpipe", stages, microbatches).makespan_seconds == 3 * steps
         assert run("1f1b", stages, microbatches).makespan_seconds == 3 * steps
+        assert run("eager-1f1b", stages, microbatches).makespan_seconds == 3 * steps
         assert run("inference", stages, microbatches).makespan_seconds == steps
+
+    @pytest.mark.parametrize(
+        ("name", "chunks", "seconds"),
+        [("interleaved", 2, 28.5), ("interleaved", 4, 26.25), ("zero-bubble", 1, 27.0), ("dualpipe-v", 2, 25.5)],
+    )
+    def test_known_values_with_chunks_and_halves(self, name: str, chunks: int, seconds: float) -> None:
+        assert run(name, 4, 8, chunks).makespan_seconds == seconds
+
+    @pytest.mark.parametrize("meshes", [2, 4, 8, 16])
+    def test_formulas_of_bubbles(self, meshes: int) -> None:
+        for microbatches in range(meshes, 8 * meshes + 1, meshes):
+            for chunks in (1, 2, 4):
+                bubble = (meshes - 1) / (meshes - 1 + chunks * microbatches)
+                assert run("interleaved", meshes, microbatches, chunks).bubble_fraction == pytest.approx(bubble)
+            result = run("zero-bubble", meshes, microbatches)
+            assert result.makespan_seconds == 3 * microbatches + meshes - 1
+            assert result.peak_in_flight == (meshes,) * meshes
+            if microbatches >= 2 * meshes:
+                result = run("dualpipe-v", meshes, microbatches, 2)
+                assert result.makespan_seconds == 3 * microbatches + (meshes - 1) / 2
+                assert result.peak_in_flight == (2 * meshes + 1,) * meshes
 
     def test_split_backward_runs_from_a_task_list(self) -> None:
         """Two stages, one microbatch: the weight half of stage 1 runs while stage 0 does its input half."""
