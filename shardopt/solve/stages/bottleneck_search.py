@@ -12,69 +12,86 @@ import heapq
 
 import numpy as np
 
-from shardopt.solve.stages.stage_problem import StageProblem, StageSolution, evaluate
+from shardopt.solve.stages.stage_problem import StageSolution, evaluate
 from shardopt.solve.stages.stage_searches import Search
 
 ROUNDING = 1e-9  # sums of the same stages in another order differ by less than this share
 
 
-class _Attempts:
-    """Solves the recursion for given t_max and remembers the best plan and the number of attempts."""
+class BottleneckSearch:
+    """Branch and bound over t_max for one recursion.
 
-    def __init__(self, problem: StageProblem, search: Search, best: StageSolution | None) -> None:
-        self.problem, self.search, self.best, self.count = problem, search, best, 0
+    `best` is the best plan known, also of other recursions; plans longer than `cutoff` are of no interest. Afterwards
+    `found` are the plans met on the way, each of least sum for some t_max, and `evaluations` counts the t_max tried.
+    """
+
+    def __init__(self, search: Search, best: StageSolution | None = None, cutoff: float = np.inf) -> None:
+        self.search, self.problem = search, search.problem
         self.candidates = search.recursion.candidates
-        self.repeats = problem.num_microbatches - 1
+        self.repeats = search.problem.num_microbatches - 1
+        self.best, self.cutoff = best, cutoff if best is None else min(cutoff, best.seconds)
+        self.found: list[StageSolution] = []
+        self.evaluations = 0
+        # Open intervals of candidates (bound, low, high, floor): t_max strictly between, sum at least floor.
+        self._queue: list[tuple[float, int, int, float]] = []
 
-    def __call__(self, candidate: int, least: int) -> StageSolution | None:
+    def run(self) -> StageSolution | None:
+        """The best plan of this recursion, or the one known before if none is shorter."""
+        if not len(self.candidates):
+            return self.best
+        low, floor = self._low_end()
+        if np.isinf(self.cutoff):
+            loosest = self._attempt(len(self.candidates) - 1, 0)
+            if loosest is not None:
+                self._push(low, self._index(loosest.max_stage_seconds), loosest.sum_seconds)
+        else:
+            self._push(low, len(self.candidates), floor)
+        while self._queue:
+            bound, low, high, floor = heapq.heappop(self._queue)
+            if bound >= self.cutoff:
+                break
+            if self.repeats:  # a longer t_max cannot win even with the least sum
+                high = min(high, self._index((self.cutoff - floor) / self.repeats) + 1)
+            middle = (low + high) // 2
+            if not low < middle < high:
+                continue
+            plan = self._attempt(middle, low + 1)
+            if plan is not None:
+                self._push(low, self._index(plan.max_stage_seconds), plan.sum_seconds)
+            self._push(middle, high, floor)
+        return self.best
+
+    def _low_end(self) -> tuple[int, float]:
+        """The last candidate below which even stages with little memory in use have no plan, and their least sum."""
+        recursion = self.search.recursion
+        if not recursion.counted:
+            return -1, 0.0
+        low, high = -1, len(self.candidates) - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if np.isfinite(recursion.least_sum(self.candidates[middle])) else (middle, high)
+        return low, recursion.least_sum(self.candidates[-1])
+
+    def _push(self, low: int, high: int, floor: float) -> None:
+        if high - low > 1:
+            heapq.heappush(self._queue, (floor + self.repeats * float(self.candidates[low + 1]), low, high, floor))
+
+    def _attempt(self, candidate: int, least: int) -> StageSolution | None:
         """The plan of least sum among those without a station slower than this candidate t_max.
 
-        None if there is none, or none that beats the best while its longest station is at least candidate `least`.
+        None if there is none, or none within the cutoff while its longest station is at least candidate `least`.
         """
-        self.count += 1
-        limit = np.inf
-        if self.best is not None:
-            limit = self.best.seconds * (1 + ROUNDING) - self.repeats * float(self.candidates[least])
+        self.evaluations += 1
+        limit = self.cutoff * (1 + ROUNDING) - self.repeats * float(self.candidates[least])
         stations = self.search.recursion.solve(float(self.candidates[candidate]), limit)
         if stations is None:
             return None
         plan = evaluate(self.problem, self.search.stages(stations))
-        if self.best is None or plan.seconds < self.best.seconds:
-            self.best = plan
+        self.found.append(plan)
+        if plan.seconds < self.cutoff or (self.best is None and plan.seconds <= self.cutoff):
+            self.best, self.cutoff = plan, plan.seconds
         return plan
 
-    def index(self, seconds: float) -> int:
+    def _index(self, seconds: float) -> int:
         """Index of the first candidate that is not below `seconds`."""
         return int(np.searchsorted(self.candidates, seconds))
-
-
-def branch_and_bound(
-    problem: StageProblem, search: Search, best: StageSolution | None
-) -> tuple[StageSolution | None, int]:
-    """The best plan of this search, or `best` if none is shorter, and how many t_max were tried."""
-    attempt = _Attempts(problem, search, best)
-    repeats = attempt.repeats
-    # Open intervals of candidates (bound, low, high, floor): t_max strictly between low and high, sum at least floor.
-    queue: list[tuple[float, int, int, float]] = []
-
-    def push(low: int, high: int, floor: float) -> None:
-        if high - low > 1:
-            heapq.heappush(queue, (floor + repeats * float(attempt.candidates[low + 1]), low, high, floor))
-
-    loosest = attempt(len(attempt.candidates) - 1, 0) if len(attempt.candidates) else None
-    if loosest is not None:
-        push(-1, attempt.index(loosest.max_stage_seconds), loosest.sum_seconds)
-    while queue:
-        bound, low, high, floor = heapq.heappop(queue)
-        if attempt.best is not None and bound >= attempt.best.seconds:
-            break
-        if attempt.best is not None and repeats:  # a longer t_max cannot win even with the least sum
-            high = min(high, attempt.index((attempt.best.seconds - floor) / repeats) + 1)
-        middle = (low + high) // 2
-        if not low < middle < high:
-            continue
-        plan = attempt(middle, low + 1)
-        if plan is not None:
-            push(low, attempt.index(plan.max_stage_seconds), plan.sum_seconds)
-        push(middle, high, floor)
-    return attempt.best, attempt.count

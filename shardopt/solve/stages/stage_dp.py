@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from shardopt.cost.errors import UserError
 from shardopt.cost.spans import timed
-from shardopt.solve.stages.bottleneck_search import branch_and_bound
+from shardopt.solve.stages.bottleneck_search import BottleneckSearch
 from shardopt.solve.stages.stage_infeasible import why_infeasible
 from shardopt.solve.stages.stage_problem import StageProblem, Stages, StageSolution, evaluate, is_plan
 from shardopt.solve.stages.stage_searches import searches
@@ -42,8 +42,9 @@ def solve_stages(
         best = evaluate(problem, incumbent)
     evaluations = 0
     for search in searches(problem, num_stages):
-        best, used = branch_and_bound(problem, search, best)
-        evaluations += used
+        bottleneck = BottleneckSearch(search, best)
+        best = bottleneck.run()
+        evaluations += bottleneck.evaluations
     if best is None:
         raise UserError(why_infeasible(problem, num_stages))
     return replace(best, status="optimal", bound=best.seconds, evaluations=evaluations)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from shardopt.solve.stages.stage_problem import StageProblem, Stages, in_flight_counts
-from shardopt.solve.stages.stage_recursion import make_sizes
-from shardopt.solve.stages.stage_searches import count_groups, make_recursion
+from shardopt.solve.stages.stage_recursion import Recursion, Station, make_sizes
+from shardopt.solve.stages.stage_searches import CostTable, count_groups
 
 
 def why_infeasible(problem: StageProblem, num_stages: int | None) -> str:
@@ -88,19 +88,30 @@ def _leanest(
             lack = np.where(held_by > 0, np.where(level <= held_by, 0.0, np.inf), lack)
             lacking.append(allowed + (lack if with_memory else 0.0))
         costs = np.stack([_least_by_size(lack, size_of, len(sizes.offset)) for lack in lacking])
-        recursion = make_recursion(costs, np.zeros(1), level_of, counts, problem.most_stages, sizes)
-        low, high = -1, len(recursion.candidates) - 1
-        answer = recursion.solve(recursion.candidates[high]) if high >= 0 else None
-        while answer is not None and high - low > 1:
-            middle = (low + high) // 2
-            tighter = recursion.solve(recursion.candidates[middle])
-            low, high = (low, middle) if tighter is not None else (middle, high)
-            answer = tighter or answer
-        if answer is not None:
-            chosen = [(start, end, lacking[level][start, end], size) for start, end, size, level in answer]
-            stages = tuple((i, j, int(np.where(size_of == size, lack, np.inf).argmin())) for i, j, lack, size in chosen)
-            plans.append((float(recursion.candidates[high]), stages))
+        for recursion in CostTable(costs, costs, level_of, sizes).recursions(counts, problem.most_stages):
+            most, answer = _least_maximum(recursion)
+            stages = []
+            for start, end, size, level in answer:
+                lack = np.where(size_of == size, lacking[level][start, end], np.inf)
+                stages.append((start, end, int(lack.argmin())))
+            if stages:
+                plans.append((most, tuple(stages)))
     return min(plans, key=lambda plan: plan[0])[1] if plans else None
+
+
+def _least_maximum(recursion: Recursion) -> tuple[float, tuple[Station, ...]]:
+    """The least t_max with an answer, and the answer; none if there is none."""
+    candidates = recursion.candidates
+    low, high = -1, len(candidates) - 1
+    answer = recursion.solve(candidates[high]) if high >= 0 else None
+    if answer is None:
+        return np.inf, ()
+    while high - low > 1:
+        middle = (low + high) // 2
+        tighter = recursion.solve(candidates[middle])
+        low, high = (middle, high) if tighter is None else (low, middle)
+        answer = tighter or answer
+    return float(candidates[high]), answer
 
 
 def _least_by_size(values: np.ndarray, size_of: np.ndarray, num_sizes: int) -> np.ndarray:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -33,42 +34,32 @@ class Station(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class Recursion:
     """`total` and `longest`, `[levels, L + 1, L + 1, G]`: what a stage adds to the sum, and its longest station, for
-    every size and every level of microbatches in flight; inf where infeasible. `answers` are the states in which a plan
-    may end. Lower levels never cost more."""
+    every size and every level of microbatches in flight; inf where infeasible. Lower levels never cost more. `answers`
+    are the states in which a plan may end, `candidates` all values that t_max may have, rising."""
 
     total: np.ndarray
     longest: np.ndarray
+    candidates: np.ndarray
     states: States
     sizes: Sizes
     answers: tuple[int, ...]
 
-    @cached_property
-    def candidates(self) -> np.ndarray:
-        """All values that t_max may have, rising. Between two levels most values stay the same."""
-        fresh = [self.longest[0], *(b[a != b] for a, b in zip(self.longest, self.longest[1:], strict=False))]
-        values = np.concatenate([part.ravel() for part in fresh])
-        return np.unique(values[np.isfinite(values)])
-
-    @cached_property
-    def _backwards(self) -> tuple[np.ndarray, np.ndarray]:
-        """The cheapest level with the layers counted from the end: what comes before a layer is then behind it."""
-        return tuple(  # type: ignore[return-value]
-            np.ascontiguousarray(each[:1, ::-1, ::-1].transpose(0, 2, 1, 3)) for each in (self.total, self.longest)
-        )
+    @property
+    def counted(self) -> bool:
+        """Whether the number of stages matters."""
+        return len(self.states.level) > 1 or not self.states.open
 
     def solve(self, t_max: float, limit: float = np.inf) -> tuple[Station, ...] | None:
         """The stages of least sum without a station above `t_max`, or None if that sum exceeds `limit`."""
-        from shardopt.solve.stages.stage_kernels import States, sweep, trace
+        from shardopt.solve.stages.stage_kernels import sweep, trace
 
         layers, width = self.total.shape[1] - 1, self.sizes.full + 1
-        counted = len(self.states.level) > 1 or not self.states.open
         rest = np.zeros((layers + 1, width))
-        if counted:  # the layers before k on some devices cost at least what they cost with little memory in use
-            before, anywhere = np.empty((1, layers + 1, width)), States(np.zeros(1, np.int64), True)
-            sweep(*self._backwards, t_max, anywhere, self.sizes, rest, np.inf, before)
-            if not before[0, 0, -1] <= limit:
+        if self.counted:
+            before = self._uncounted(t_max)
+            if not before[0, -1] <= limit:
                 return None
-            rest = np.ascontiguousarray(before[0, ::-1])
+            rest = np.ascontiguousarray(before[::-1])
         best = np.empty((len(self.states.level), layers + 1, width))
         sweep(self.total, self.longest, t_max, self.states, self.sizes, rest, limit, best)
         finals = best[list(self.answers), 0, -1]
@@ -78,6 +69,35 @@ class Recursion:
         state = self.answers[int(finals.argmin())]
         count = trace(self.total, self.longest, t_max, self.states, self.sizes, best, state, found)
         return tuple(Station(*map(int, row)) for row in found[:count])
+
+    def least_sum(self, t_max: float) -> float:
+        """A lower bound of the sum: any number of stages, each with the fewest microbatches in flight."""
+        return float(self._uncounted(t_max)[0, -1])
+
+    def _uncounted(self, t_max: float) -> np.ndarray:
+        """`[L + 1, width]`: least sums of the layers before the last k, in row k, on some devices, whatever their
+        number of stages, each with the fewest microbatches in flight."""
+        from shardopt.solve.stages.stage_kernels import States, sweep
+
+        layers, width = self.total.shape[1] - 1, self.sizes.full + 1
+        best = np.empty((1, layers + 1, width))
+        anywhere = States(np.zeros(1, np.int64), True)
+        sweep(*self._backwards, t_max, anywhere, self.sizes, np.zeros((layers + 1, width)), np.inf, best)
+        return best[0]
+
+    @cached_property
+    def _backwards(self) -> tuple[np.ndarray, np.ndarray]:
+        """The cheapest level with the layers counted from the end: what comes before a layer is then behind it."""
+        return tuple(  # type: ignore[return-value]
+            np.ascontiguousarray(each[:1, ::-1, ::-1].transpose(0, 2, 1, 3)) for each in (self.total, self.longest)
+        )
+
+
+def candidates_of(longest: np.ndarray) -> np.ndarray:
+    """All finite values of `longest`, rising. Between two levels most values stay the same."""
+    fresh = [longest[0].ravel(), *(b[a != b] for a, b in pairwise(longest))]
+    values = np.concatenate(fresh)
+    return np.unique(values[np.isfinite(values)])
 
 
 def make_sizes(problem: StageProblem) -> tuple[Sizes, np.ndarray]:

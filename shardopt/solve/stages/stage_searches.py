@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardopt.solve.stages.stage_problem import StageProblem, Stages, in_flight_counts
-from shardopt.solve.stages.stage_recursion import Recursion, Station, make_sizes, stages_of
+from shardopt.solve.stages.stage_recursion import Recursion, Station, candidates_of, make_sizes, stages_of
 
 if TYPE_CHECKING:
     from shardopt.solve.stages.stage_kernels import Sizes
@@ -40,8 +40,8 @@ def count_groups(problem: StageProblem, num_stages: int | None) -> Iterator[tupl
         yield from ((held[n], (n,)) for n in counts)
 
 
-def searches(problem: StageProblem, num_stages: int | None) -> Iterator[Search]:
-    """The recursions whose best plans are those of the problem, one or one for each number of stages."""
+def searches(problem: StageProblem, num_stages: int | None, one_by_one: bool = False) -> Iterator[Search]:
+    """The recursions whose best plans are those of the problem: as few as do, or one for each number of stages."""
     from shardopt.solve.stages.stage_kernels import cheapest_by_size
 
     sizes, size_of = make_sizes(problem)
@@ -53,21 +53,37 @@ def searches(problem: StageProblem, num_stages: int | None) -> Iterator[Search]:
         levels, level_of = np.unique(held, return_inverse=True)  # 1F1B repeats its count beyond B stages
         costs = np.empty((len(levels), *problem.seconds.shape[:2], len(sizes.offset)))
         cheapest_by_size(seconds, fixed, activation, options_held, limits, size_of, levels, costs)
-        recursion = make_recursion(costs, cuts, level_of, counts, problem.most_stages, sizes)
-        yield Search(problem, recursion, levels, size_of)
+        table = CostTable(costs + cuts, np.maximum(costs, cuts), level_of, sizes)
+        recursions = map(table.of_count, counts) if one_by_one else table.recursions(counts, problem.most_stages)
+        yield from (Search(problem, recursion, levels, size_of) for recursion in recursions)
 
 
-def make_recursion(
-    costs: np.ndarray, cuts: np.ndarray, level_of: np.ndarray, counts: tuple[int, ...], most_stages: int, sizes: Sizes
-) -> Recursion:
-    """`level_of[s]` is the level of the s-th stage from the end; the stages behind which all cost the same are one
-    state, unless the number of stages is given."""
-    from shardopt.solve.stages.stage_kernels import States
+class CostTable:
+    """Costs by level, from which recursions are made; `level_of[s]` is the level of the s-th stage from the end."""
 
-    total, longest = costs + cuts, np.maximum(costs, cuts)
-    if len(counts) < most_stages:
-        return Recursion(total, longest, States(np.append(level_of, 0), False), sizes, counts)
-    last = len(level_of) - 1
-    while last > 0 and np.array_equal(costs[level_of[last - 1]], costs[level_of[-1]]):
-        last -= 1
-    return Recursion(total, longest, States(level_of[: last + 1], True), sizes, tuple(range(last + 1)))
+    def __init__(self, total: np.ndarray, longest: np.ndarray, level_of: np.ndarray, sizes: Sizes) -> None:
+        self.total, self.longest, self.level_of, self.sizes = total, longest, level_of, sizes
+        self.candidates = candidates_of(longest)
+
+    def recursions(self, counts: tuple[int, ...], most_stages: int) -> Iterator[Recursion]:
+        """One recursion if all numbers of stages up to the most are allowed, else one for each."""
+        if len(counts) == most_stages:
+            yield self.any_count()
+        else:
+            yield from map(self.of_count, counts)
+
+    def of_count(self, count: int) -> Recursion:
+        """Exactly so many stages."""
+        return self._recursion(np.append(self.level_of[:count], 0), False, (count,))
+
+    def any_count(self) -> Recursion:
+        """Any number of stages; those behind which all cost the same are one state."""
+        last = len(self.level_of) - 1
+        while last > 0 and np.array_equal(self.total[self.level_of[last - 1]], self.total[self.level_of[-1]]):
+            last -= 1
+        return self._recursion(self.level_of[: last + 1], True, tuple(range(last + 1)))
+
+    def _recursion(self, level: np.ndarray, is_open: bool, answers: tuple[int, ...]) -> Recursion:
+        from shardopt.solve.stages.stage_kernels import States
+
+        return Recursion(self.total, self.longest, self.candidates, States(level, is_open), self.sizes, answers)
