@@ -19,7 +19,7 @@ from shardopt.cost.spans import timed
 from shardopt.solve.stages.bottleneck_search import BottleneckSearch
 from shardopt.solve.stages.stage_infeasible import why_infeasible
 from shardopt.solve.stages.stage_problem import StageProblem, Stages, StageSolution, evaluate, is_plan
-from shardopt.solve.stages.stage_searches import searches
+from shardopt.solve.stages.stage_searches import SearchTables
 
 
 @timed("stage DP: solve")
@@ -41,7 +41,7 @@ def solve_stages(
     if incumbent is not None and num_stages in (None, len(incumbent)) and is_plan(problem, incumbent):
         best = evaluate(problem, incumbent)
     evaluations = 0
-    for search in searches(problem, num_stages):
+    for search in SearchTables(problem, num_stages).fewest():
         bottleneck = BottleneckSearch(search, best)
         best = bottleneck.run()
         evaluations += bottleneck.evaluations

@@ -40,22 +40,47 @@ def count_groups(problem: StageProblem, num_stages: int | None) -> Iterator[tupl
         yield from ((held[n], (n,)) for n in counts)
 
 
-def searches(problem: StageProblem, num_stages: int | None, one_by_one: bool = False) -> Iterator[Search]:
-    """The recursions whose best plans are those of the problem: as few as do, or one for each number of stages."""
-    from shardopt.solve.stages.stage_kernels import cheapest_by_size
+class SearchTables:
+    """All recursions of a problem, each table of costs made when it is first asked for."""
 
-    sizes, size_of = make_sizes(problem)
-    options_held = np.array([option.held for option in problem.options], dtype=np.int64)
-    limits, cuts = problem.limit_bytes(), problem.cut_seconds()[:, None, None]
-    arrays = (problem.seconds, problem.fixed_bytes, problem.activation_bytes)
-    seconds, fixed, activation = (np.ascontiguousarray(each, dtype=float) for each in arrays)
-    for held, counts in count_groups(problem, num_stages):
-        levels, level_of = np.unique(held, return_inverse=True)  # 1F1B repeats its count beyond B stages
-        costs = np.empty((len(levels), *problem.seconds.shape[:2], len(sizes.offset)))
-        cheapest_by_size(seconds, fixed, activation, options_held, limits, size_of, levels, costs)
-        table = CostTable(costs + cuts, np.maximum(costs, cuts), level_of, sizes)
-        recursions = map(table.of_count, counts) if one_by_one else table.recursions(counts, problem.most_stages)
-        yield from (Search(problem, recursion, levels, size_of) for recursion in recursions)
+    def __init__(self, problem: StageProblem, num_stages: int | None = None) -> None:
+        self.problem = problem
+        self.sizes, self.size_of = make_sizes(problem)
+        self._groups = tuple(count_groups(problem, num_stages))
+        self._tables: dict[int, tuple[CostTable, np.ndarray]] = {}
+
+    def fewest(self) -> Iterator[Search]:
+        """As few recursions as do for all numbers of stages."""
+        for group, (_, counts) in enumerate(self._groups):
+            table, levels = self._table(group)
+            for recursion in table.recursions(counts, self.problem.most_stages):
+                yield Search(self.problem, recursion, levels, self.size_of)
+
+    def of_count(self, count: int) -> Search:
+        """The recursion of plans with exactly so many stages."""
+        group = next(index for index, (_, counts) in enumerate(self._groups) if count in counts)
+        table, levels = self._table(group)
+        return Search(self.problem, table.of_count(count), levels, self.size_of)
+
+    def _table(self, group: int) -> tuple[CostTable, np.ndarray]:
+        """Costs of the stages that fit, by level, and the microbatches in flight of the levels."""
+        if group not in self._tables:
+            levels, level_of = np.unique(self._groups[group][0], return_inverse=True)  # 1F1B repeats its last count
+            costs = self._costs(levels)
+            cuts = self.problem.cut_seconds()[:, None, None]
+            self._tables[group] = (CostTable(costs + cuts, np.maximum(costs, cuts), level_of, self.sizes), levels)
+        return self._tables[group]
+
+    def _costs(self, levels: np.ndarray) -> np.ndarray:
+        from shardopt.solve.stages.stage_kernels import cheapest_by_size
+
+        problem = self.problem
+        held = np.array([option.held for option in problem.options], dtype=np.int64)
+        arrays = (problem.seconds, problem.fixed_bytes, problem.activation_bytes)
+        seconds, fixed, activation = (np.ascontiguousarray(each, dtype=float) for each in arrays)
+        costs = np.empty((len(levels), *problem.seconds.shape[:2], len(self.sizes.offset)))
+        cheapest_by_size(seconds, fixed, activation, held, problem.limit_bytes(), self.size_of, levels, costs)
+        return costs
 
 
 class CostTable:
