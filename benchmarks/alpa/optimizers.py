@@ -50,9 +50,10 @@ def adamw(rate: float = 1e-3, decay: float = 0.01, mean: float = 0.9, square: fl
 
 
 def adafactor(rate: float = 1e-2) -> Optimizer:
-    """Second moments as sums of rows and columns (Shazeer and Stern), no first moment: two vectors for a matrix.
+    """Second moments as means of rows and columns, no first moment (Shazeer and Stern, algorithm 6).
 
-    The mixture of experts needs it: Adam's twelve bytes a weight, with gradients, do not fit 70B weights into 64 V100.
+    Steps are relative to the size of the weights, and clipped. The mixture of experts needs it: Adam's twelve bytes a
+    weight, with gradients, do not fit 70B weights into 64 V100.
     """
 
     def keep(weight: Weight) -> Kept:
@@ -67,14 +68,21 @@ def adafactor(rate: float = 1e-2) -> Optimizer:
         square = grad * grad + 1e-30
         if weight.ndim < 2:
             second = pace * kept["square"] + (1 - pace) * square
-            return weight - rate * grad * jax.lax.rsqrt(second), {"square": second}
-        rows = pace * kept["rows"] + (1 - pace) * jnp.mean(square, axis=-1)
-        columns = pace * kept["columns"] + (1 - pace) * jnp.mean(square, axis=-2)
-        by_row = jax.lax.rsqrt(rows / jnp.mean(rows, axis=-1, keepdims=True))
-        step_size = grad * by_row[..., None] * jax.lax.rsqrt(columns)[..., None, :]
-        return weight - rate * step_size, {"rows": rows, "columns": columns}
+            step, new = grad * jax.lax.rsqrt(second), {"square": second}
+        else:
+            rows = pace * kept["rows"] + (1 - pace) * jnp.mean(square, axis=-1)
+            columns = pace * kept["columns"] + (1 - pace) * jnp.mean(square, axis=-2)
+            by_row = jax.lax.rsqrt(rows / jnp.mean(rows, axis=-1, keepdims=True))
+            step = grad * by_row[..., None] * jax.lax.rsqrt(columns)[..., None, :]
+            new = {"rows": rows, "columns": columns}
+        size = rate * jnp.maximum(1e-3, _root_mean_square(weight)) / jnp.maximum(1.0, _root_mean_square(step))
+        return weight - size * step, new
 
     return Optimizer(keep, pace, update)
+
+
+def _root_mean_square(x: jax.Array) -> jax.Array:
+    return jnp.sqrt(jnp.mean(x * x))
 
 
 def momentum(rate: float = 0.1, keep_share: float = 0.9) -> Optimizer:

@@ -146,8 +146,8 @@ CASES: tuple[Case, ...] = (
 
 # Small enough to run on host devices: for tests of the models, not for tables.
 TINY: dict[str, Spec] = {
-    "gpt-tiny": GptSpec(32, 4, 4, sequence=16, vocab=64, batch=8),
-    "moe-tiny": MoeSpec(32, 4, 4, heads=4, sequence=8, vocab=64, batch=8, group=16, width=2),
+    "gpt-tiny": GptSpec(32, 2, 4, sequence=16, vocab=64, batch=8),
+    "moe-tiny": MoeSpec(32, 2, 4, heads=4, sequence=8, vocab=64, batch=8, group=16, width=2),
     "wresnet-tiny": ResnetSpec(8, 8, 2, image=16, classes=16, batch=8, blocks=(1, 1)),
 }
 
