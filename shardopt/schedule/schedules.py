@@ -14,7 +14,15 @@ from types import MappingProxyType
 
 from shardopt.cost.errors import UserError
 from shardopt.schedule.builders.dual_pipe import dual_pipe_v
-from shardopt.schedule.builders.flat import eager_one_f_one_b, gpipe, inference, one_f_one_b
+from shardopt.schedule.builders.flat import (
+    all_in_flight,
+    eager_in_flight,
+    eager_one_f_one_b,
+    gpipe,
+    inference,
+    one_f_one_b,
+    one_f_one_b_in_flight,
+)
 from shardopt.schedule.builders.interleaved import interleaved
 from shardopt.schedule.builders.zero_bubble import zero_bubble
 from shardopt.schedule.memory import peak_in_flight
@@ -29,12 +37,16 @@ SEVERAL = -1  # stages a mesh: any number
 
 @dataclass(frozen=True)
 class ScheduleKind:
-    """A schedule by name: the kinds of task that it lists for every stage, and the stages a mesh has (or `SEVERAL`)."""
+    """A schedule by name: the kinds of task that it lists for every stage, and the stages a mesh has (or `SEVERAL`).
+
+    `in_flight(stages, microbatches)`, where it is known, is what counting on the task list would give.
+    """
 
     name: str
     build: ScheduleBuilder
     kinds: tuple[TaskKind, ...] = _WHOLE
     stages_per_mesh: int = 1
+    in_flight: Callable[[int, int], tuple[int, ...]] | None = None
 
     @property
     def trains(self) -> bool:
@@ -50,9 +62,9 @@ SCHEDULES: Mapping[str, ScheduleKind] = MappingProxyType(
     {
         kind.name: kind
         for kind in (
-            ScheduleKind("gpipe", gpipe),
-            ScheduleKind("1f1b", one_f_one_b),
-            ScheduleKind("eager-1f1b", eager_one_f_one_b),
+            ScheduleKind("gpipe", gpipe, in_flight=all_in_flight),
+            ScheduleKind("1f1b", one_f_one_b, in_flight=one_f_one_b_in_flight),
+            ScheduleKind("eager-1f1b", eager_one_f_one_b, in_flight=eager_in_flight),
             ScheduleKind("interleaved", interleaved, stages_per_mesh=SEVERAL),
             ScheduleKind("zero-bubble", zero_bubble, _HALVES),
             ScheduleKind("dualpipe-v", dual_pipe_v, _HALVES, 2),
@@ -89,14 +101,23 @@ def build_schedule(name: str, num_stages: int, num_microbatches: int, num_meshes
     return kind.build(num_stages, num_microbatches, meshes)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4096)
 def in_flight(name: str, num_stages: int, num_microbatches: int, num_meshes: int | None = None) -> tuple[int, ...]:
-    """Per stage, the largest number of microbatches whose activations are alive at once, counted on the task list.
+    """Per stage, the largest number of microbatches whose activations are alive at once.
 
-    Cached because the stage DP asks for the same few schedules again and again.
+    Counted on the task list where the schedule does not know it. Cached because the stage DP asks for the same few
+    schedules again and again.
     """
+    kind = find_schedule(name)
+    if kind.in_flight is not None and num_meshes is None and min(num_stages, num_microbatches) > 0:
+        return kind.in_flight(num_stages, num_microbatches)
     schedule = build_schedule(name, num_stages, num_microbatches, num_meshes)
     return tuple(
         peak_in_flight([task for task in schedule.tasks[mesh] if task.stage == stage])
         for stage, mesh in enumerate(schedule.stage_to_mesh)
     )
+
+
+def searched_schedules(trains: bool) -> tuple[str, ...]:
+    """The schedules that `auto` chooses among for a program with or without a backward: all that suit any program."""
+    return tuple(kind.name for kind in SCHEDULES.values() if kind.is_plain and kind.trains == trains)

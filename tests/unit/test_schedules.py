@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from shardopt.cost.errors import UserError
 from shardopt.schedule.graph import Edge, StageGraph, chain_graph
+from shardopt.schedule.memory import peak_in_flight
 from shardopt.schedule.schedules import SCHEDULES, SEVERAL, ScheduleKind, build_schedule, in_flight
 from shardopt.schedule.tasks import ONCE, Schedule, StageTask, Task, TaskKind, from_csv, to_csv
 from shardopt.schedule.validate import ScheduleError, link, validate
@@ -130,6 +131,18 @@ class TestInFlight:
         eager = tuple(min(2 * (stages - s) - 1, microbatches) for s in range(stages))
         assert in_flight("eager-1f1b", stages, microbatches) == eager
         assert in_flight("zero-bubble", stages, max(microbatches, stages)) == (stages,) * stages
+
+    @settings(deadline=None)
+    @given(
+        kind=st.sampled_from([kind for kind in SCHEDULES.values() if kind.in_flight is not None]),
+        stages=st.integers(1, 8),
+        microbatches=st.integers(1, 20),
+    )
+    def test_what_a_schedule_says_is_what_its_tasks_hold(
+        self, kind: ScheduleKind, stages: int, microbatches: int
+    ) -> None:
+        schedule = build_schedule(kind.name, stages, microbatches)
+        assert in_flight(kind.name, stages, microbatches) == tuple(map(peak_in_flight, schedule.tasks))
 
     def test_example(self) -> None:
         assert in_flight("1f1b", 4, 8) == (4, 3, 2, 1)

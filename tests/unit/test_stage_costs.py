@@ -77,7 +77,7 @@ def test_fixed_bytes_are_weights_accumulators_and_state() -> None:
 
 def test_cut_costs_what_crosses_it(priced: CandidateCosts) -> None:
     """One activation forwards and one gradient back cross each cut, whatever the number of their readers."""
-    expected = messages_seconds(cluster(), [(0, 1, 2 * BYTES)])
+    expected = 2 * messages_seconds(cluster(), [(0, 1, BYTES)])
     found = priced.stage_problem.transfer_seconds
     assert found is not None
     assert found[1:4] == pytest.approx(expected)

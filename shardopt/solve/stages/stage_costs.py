@@ -17,11 +17,11 @@ import numpy as np
 from shardopt.cost.cluster import Cluster
 from shardopt.cost.graph import OpGraph
 from shardopt.cost.mesh import AXIS_NAMES, Mesh, Sharding
-from shardopt.cost.transfers import messages_seconds
 from shardopt.solve.assignment.sharding_ilp import solve
 from shardopt.solve.sharding.intra_op import IntraOpTables
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
 from shardopt.solve.sharding.strategies_tables import StrategyTables
+from shardopt.solve.stages.cut_transfers import cut_transfers
 from shardopt.solve.stages.stage_problem import InFlight, StageOption, StageProblem
 from shardopt.solve.stages.step_graph import Accumulator, StepGraph, reached_layers, step_graph
 
@@ -93,7 +93,7 @@ def candidate_costs(problem: CandidateProblem, progress: Callable[[int, int], No
         fixed,
         activations,
         (np.inf if problem.memory_limit_bytes is None else problem.memory_limit_bytes,),
-        _cut_seconds(problem),
+        cut_transfers(problem.graph, problem.op_layer, layers, problem.cluster).slowest_seconds(),
         problem.in_flight,
     )
     return CandidateCosts(stage_problem, len(candidates), solves)
@@ -116,21 +116,6 @@ def _candidates(problem: CandidateProblem) -> Iterator[tuple[int, int, int]]:
             for o, option in enumerate(problem.options):
                 if any(devices - option.num_devices in covered[k] for k in others):
                     yield i, j, o
-
-
-def _cut_seconds(problem: CandidateProblem) -> np.ndarray:
-    """`[L + 1]`: one microbatch's transfers over the cut before layer j, each value once, over the slowest link."""
-    graph, cluster = problem.graph, problem.cluster
-    consumers = graph.consumers()
-    crossing = np.zeros(problem.num_layers + 1)
-    for op, layer in zip(graph.ops, problem.op_layer, strict=True):
-        for tensor in op.results:
-            readers = [k for c in consumers[tensor] if (k := problem.op_layer[c]) >= 0]
-            if layer >= 0 and readers:
-                for j in range(min(layer, *readers) + 1, max(layer, *readers) + 1):
-                    crossing[j] += graph.tensors[tensor].size_bytes
-    target = cluster.devices_per_host if cluster.hosts > 1 else 1
-    return np.array([messages_seconds(cluster, [(0, target, int(size))]) if size else 0.0 for size in crossing])
 
 
 class _CandidateSolver:
