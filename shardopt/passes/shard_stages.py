@@ -16,7 +16,8 @@ plain module carries `mhlo.sharding` on the operations, arguments and results of
    (`shardopt.ir.user_constraints`).
 2. Extract one op graph a mesh, from all of its fragments (`shardopt.ir.mesh_graphs`); operations of the microbatch body
    count once for each microbatch.
-3. Solve the assignment of strategies on each (`shardopt.solve.sharding.intra_op`).
+3. Solve the assignment of strategies on each (`shardopt.solve.sharding.intra_op`), once for meshes that look alike
+   (`shardopt.passes.sharding.solving`).
 4. Write shardings and costs (`shardopt.ir.sharding_writer`); with `sharding-format=sdy` a plain module is brought into
    Shardy's form (`shardopt.ir.shardy`).
 """
@@ -34,10 +35,11 @@ from shardopt.cost.constraint_file import load_constraints
 from shardopt.cost.errors import UserError
 from shardopt.cost.memory_limit import check_memory_options, memory_limit
 from shardopt.cost.mesh import Mesh, parse_mesh
+from shardopt.cost.progress import progress
 from shardopt.cost.spans import timed
 from shardopt.dialect.cluster import cluster_of
 from shardopt.ir.accumulators import add_sum_points, separate_accumulators
-from shardopt.ir.batch_arguments import parse_batch_arguments
+from shardopt.ir.batch_arguments import batch_of, parse_batch_arguments
 from shardopt.ir.control_flow import mark_carried
 from shardopt.ir.demand_rules import DemandError
 from shardopt.ir.graph import find_unreadable, sharding_rules
@@ -52,11 +54,12 @@ from shardopt.passes.sharding.memory_report import report_rematerialized, too_sm
 from shardopt.passes.sharding.remarks import report_lost, report_plan, report_strategies
 from shardopt.passes.sharding.replication import report_replicated
 from shardopt.passes.sharding.roles import find_roles, received_batches
+from shardopt.passes.sharding.solving import MeshSolver
 from shardopt.passes.sharding.writing import write_plans
 from shardopt.solve.presets.presets import restrict
 from shardopt.solve.sharding.budget import fit
 from shardopt.solve.sharding.constraints import Constraints
-from shardopt.solve.sharding.intra_op import IntraOpTables
+from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
 from shardopt.solve.sharding.linear import find_linear
 
@@ -133,10 +136,7 @@ class ShardStages(Pass):
                 graphs = read_staged(module, main) if mesh is None else (read_plain(main, mesh),)
             explained = select_explained(graphs, self.explain)
             received = received_batches(self.intra_op, graphs, self.batch_args)
-            plans = [
-                self._solve(graph, self._tables(graph, cluster, demands), pm, wanted, batch)
-                for graph, wanted, batch in zip(graphs, explained, received, strict=True)
-            ]
+            plans = self._solve(graphs, cluster, demands, explained, received, pm)
         except PassFailure:
             raise
         except DemandError as error:
@@ -178,31 +178,48 @@ class ShardStages(Pass):
             raise UserError(f"mesh {self.mesh} needs {mesh.size} devices, cluster {cluster} has {cluster.num_devices}")
         return mesh
 
-    def _tables(self, graph: MeshGraph, cluster: Cluster, demands: Demands) -> IntraOpTables:
-        constraints = Constraints(demands.allowed(graph.reader), demands.forbidden(graph.reader))
-        linear = find_linear(graph.graph, graph.tied, graph.sent) if self._opens_sums(graph) else ()
-        return IntraOpTables(graph.graph, graph.mesh, cluster, constraints, linear)
-
     def _solve(
         self,
-        graph: MeshGraph,
-        tables: IntraOpTables,
+        graphs: Sequence[MeshGraph],
+        cluster: Cluster,
+        demands: Demands,
+        explained: Sequence[Sequence[Selected]],
+        received: Sequence[Mapping[int, int]],
         pm: PassContext,
-        explained: Sequence[Selected],
-        received: Mapping[int, int],
-    ) -> IntraOpPlan:
-        tied = tuple(graph.tied)
+    ) -> list[IntraOpPlan]:
+        """The plan of each mesh, reported. Raises PassFailure where there is none."""
+        limit = memory_limit(cluster.device, self.memory_fraction, self.memory_budget)
+        solver = MeshSolver(
+            cluster,
+            lambda graph, constraints, batch: self._problem(graph, cluster, constraints, batch),
+            lambda problem: problem.solve(self.time_limit, self.gap),
+            lambda problem, relaxed: fit(
+                problem, limit, time_limit_seconds=self.time_limit, gap_tolerance=self.gap, relaxed=relaxed
+            ),
+        )
+        plans = []
+        for number, (graph, wanted, batch) in enumerate(zip(graphs, explained, received, strict=True)):
+            progress(number, len(graphs), f"meshes, now {graph.mesh}")
+            constraints = Constraints(demands.allowed(graph.reader), demands.forbidden(graph.reader))
+            # Shardy reads the module itself, and who asks for an explanation is told about this very mesh
+            alone = self.intra_op == "shardy" or bool(wanted)
+            solved = solver.plan(graph, constraints, batch_of(graph, self.batch_args), batch, alone=alone)
+            if solved.plan is None:
+                raise too_small(graph, solved.problem, solved.found, limit or 0, pm)
+            report_plan(pm, graph, solved)
+            report_rematerialized(graph, solved.plan, pm)
+            report_strategies(graph, solved.problem.tables, solved.plan, pm)
+            report_explanations(pm, graph, solved.problem, solved.found.solution, wanted)
+            plans.append(solved.plan)
+        pm.statistic("meshes solved", solver.num_kinds)
+        return plans
+
+    def _problem(
+        self, graph: MeshGraph, cluster: Cluster, constraints: Constraints, received: Mapping[int, int]
+    ) -> IntraOpProblem:
+        linear = find_linear(graph.graph, graph.tied, graph.sent) if self._opens_sums(graph) else ()
+        tables = IntraOpTables(graph.graph, graph.mesh, cluster, constraints, linear)
         roles = find_roles(self.intra_op, graph, tables, self.batch_args, received=received)
         restriction = restrict(self.intra_op, tables, roles)
         fixed, allowed = restriction.fixed, restriction.allowed
-        problem = tables.problem(fixed=fixed, allowed=allowed, tied=tied, residency=graph.residency)
-        limit = memory_limit(tables.strategies.cluster.device, self.memory_fraction, self.memory_budget)
-        found = fit(problem, limit, time_limit_seconds=self.time_limit, gap_tolerance=self.gap)
-        plan = found.plan
-        if plan is None:
-            raise too_small(graph, problem, found, limit or 0, pm)
-        report_plan(pm, graph.mesh.name, problem.problem, found.solution, plan)
-        report_rematerialized(graph, plan, pm)
-        report_strategies(graph, tables, plan, pm)
-        report_explanations(pm, graph, problem, found.solution, explained)
-        return plan
+        return tables.problem(fixed=fixed, allowed=allowed, tied=tuple(graph.tied), residency=graph.residency)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from shardopt.ir.demand_rules import Lost
 from shardopt.ir.mesh_graphs import MeshGraph
 from shardopt.passes.base import PassContext
-from shardopt.solve.assignment.problem import Problem, Solution
+from shardopt.passes.sharding.solving import Solved
 from shardopt.solve.assignment.repeated_layers import table_entries
 from shardopt.solve.sharding.intra_op import IntraOpTables
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
@@ -16,8 +16,10 @@ from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
 _EXPLAINED = frozenset({"dot_general", "convolution"})
 
 
-def report_plan(pm: PassContext, mesh: str, problem: Problem, solution: Solution, plan: IntraOpPlan) -> None:
+def report_plan(pm: PassContext, graph: MeshGraph, solved: Solved) -> None:
     """Statistics and one remark about the plan of a mesh."""
+    mesh, problem, solution, plan = graph.mesh.name, solved.problem.problem, solved.found.solution, solved.plan
+    assert plan is not None
     cost = plan.summary()
     pm.statistic(f"{mesh}: nodes", int(str(solution.statistics["nodes"])))
     pm.statistic(f"{mesh}: strategies", sum(map(len, problem.costs)))
@@ -37,6 +39,8 @@ def report_plan(pm: PassContext, mesh: str, problem: Problem, solution: Solution
         said += (
             f"; solved once for {solution.statistics['tied_nodes']} kinds of nodes at {tied:.4g} s, freed {freed:.4g} s"
         )
+    if solved.first is not graph:
+        said += f"; mesh '{solved.first.mesh.name}' looks alike and was solved for both"
     pm.remark("sharding-plan", None, said, category="analysis")
 
 

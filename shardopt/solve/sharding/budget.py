@@ -42,15 +42,23 @@ class Fit:
 
 
 def fit(
-    problem: IntraOpProblem, limit: int | None, *, time_limit_seconds: float | None = None, gap_tolerance: float = 0.0
+    problem: IntraOpProblem,
+    limit: int | None,
+    *,
+    time_limit_seconds: float | None = None,
+    gap_tolerance: float = 0.0,
+    relaxed: Solution | None = None,
 ) -> Fit:
     """The cheapest plan that holds at most `limit` bytes on a device at any time. Raises UserError when there is none
     without any limit.
 
+    `relaxed` is the solution of the problem without memory, where that is known.
+
     The time limit is for the problem without memory; the search within the limit may take as long again, and so may the
     search for the least peak.
     """
-    relaxed = problem.solve(time_limit_seconds, gap_tolerance)
+    if relaxed is None:
+        relaxed = problem.solve(time_limit_seconds, gap_tolerance)
     plan = problem.decode(relaxed)
     if limit is None or plan.peak_bytes <= limit:
         return Fit(relaxed, plan)

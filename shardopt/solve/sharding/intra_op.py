@@ -12,7 +12,7 @@ Inputs (weights, optimizer state, accumulators, boundary values) are nodes that 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import repeat
 
@@ -183,6 +183,14 @@ class IntraOpProblem:
     problem: Problem
     node_of: Mapping[int, int]
     order: tuple[int, ...]
+    aliases: Mapping[int, int]
+
+    def with_residency(self, residency: Residency) -> IntraOpProblem:
+        """The same problem for other facts about memory; only for one without a memory limit, which has usages."""
+        assert self.problem.usages is None
+        tables = self.tables
+        lives = Lifetimes(tables.graph, tables.execution, self.order, self.inputs, self.aliases, residency)
+        return replace(self, lifetimes=lives.all())
 
     @timed("sharding program: solve")
     def solve(
@@ -362,6 +370,7 @@ class _Builder:
             problem,
             self.node_of,
             order,
+            self.aliases,
         )
 
     def _usages(self, lives: Sequence[Lifetime]) -> tuple[tuple[Usage, ...], ...]:

@@ -1,0 +1,126 @@
+"""The plans of all meshes; meshes that look alike are solved once.
+
+Two meshes look alike when they have the same shape and links, and their operations, what is demanded of these and what
+a preset wants to know have the same structure. Then the solution of the first, with its tensors renamed, is that of the
+second. How many microbatches a stage holds at once may differ: the solution without memory is shared all the same, and
+only where it does not fit is the search within the limit done again for each such number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from shardopt.cost.cluster import Cluster, group_placement
+from shardopt.cost.mesh import Mesh
+from shardopt.cost.structure import Structure, structure_of
+from shardopt.ir.mesh_graphs import MeshGraph
+from shardopt.solve.assignment.problem import Solution
+from shardopt.solve.sharding.budget import Fit
+from shardopt.solve.sharding.constraints import Constraints
+from shardopt.solve.sharding.intra_op import IntraOpProblem
+from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
+from shardopt.solve.sharding.renaming import renamed
+
+# The problem of a mesh, its solution without memory, and the plan within memory.
+Build = Callable[[MeshGraph, Constraints, Mapping[int, int]], IntraOpProblem]
+Solve = Callable[[IntraOpProblem], Solution]
+FitWithin = Callable[[IntraOpProblem, Solution], Fit]
+
+
+@dataclass(frozen=True, eq=False)
+class Solved:
+    """The plan of a mesh, or None, and then `problem` is its own. Else `problem` and what `found` chooses are those
+    of the mesh `first`, which looks alike; operations have the same numbers there."""
+
+    problem: IntraOpProblem
+    found: Fit
+    plan: IntraOpPlan | None
+    first: MeshGraph
+
+
+@dataclass(frozen=True, eq=False)
+class _Kind:
+    """The first of the meshes that look alike."""
+
+    graph: MeshGraph
+    structure: Structure
+    problem: IntraOpProblem
+    relaxed: Solution
+    fits: dict[int, Fit]
+
+
+class MeshSolver:
+    """Solves one mesh after another."""
+
+    def __init__(self, cluster: Cluster, build: Build, solve: Solve, fit: FitWithin) -> None:
+        self.cluster, self.build, self.solve, self.fit = cluster, build, solve, fit
+        self._kinds: dict[Hashable, _Kind] = {}
+
+    @property
+    def num_kinds(self) -> int:
+        """How many of the meshes did not look like an earlier one."""
+        return len(self._kinds)
+
+    def plan(
+        self,
+        graph: MeshGraph,
+        constraints: Constraints,
+        batch: Mapping[int, int],
+        received: Mapping[int, int],
+        *,
+        alone: bool,
+    ) -> Solved:
+        """The plan of a mesh. `batch` and `received` tensors hold the batch along a dimension; `alone` keeps it apart
+        from meshes that look alike."""
+        structure = structure_of(graph.graph)
+        asked = _asked(graph, structure, constraints, {**received, **batch})
+        key = (structure.digest, *_links(self.cluster, graph.mesh), *asked, graph.mesh.name if alone else "")
+        kind = self._kinds.get(key)
+        if kind is None:
+            problem = self.build(graph, constraints, received)
+            kind = self._kinds[key] = _Kind(graph, structure, problem, self.solve(problem), {})
+        loop = graph.residency.loop
+        held = 0 if loop is None else loop.in_flight
+        residency = replace(kind.graph.residency, loop=loop)
+        problem = kind.problem if kind.graph is graph else kind.problem.with_residency(residency)
+        if held not in kind.fits:
+            kind.fits[held] = self.fit(problem, kind.relaxed)
+        found = kind.fits[held]
+        if kind.graph is graph:
+            return Solved(problem, found, found.plan, graph)
+        if found.plan is None:  # the error names what stands on this very mesh
+            return self.plan(graph, constraints, batch, received, alone=True)
+        tensors = dict(zip(kind.structure.tensors, structure.tensors, strict=True))
+        return Solved(problem, found, renamed(found.plan, graph.graph, graph.mesh, tensors), kind.graph)
+
+
+def _links(cluster: Cluster, mesh: Mesh) -> tuple[Hashable, ...]:
+    """All that costs depend on in a mesh: not which devices it has, but how they are linked."""
+    names = mesh.axis_names
+    subsets = (axes for count in range(1, len(names) + 1) for axes in combinations(names, count))
+    return mesh.axes, *(group_placement(cluster, mesh, axes) for axes in subsets)
+
+
+def _asked(
+    graph: MeshGraph, structure: Structure, constraints: Constraints, batch: Mapping[int, int]
+) -> tuple[Hashable, ...]:
+    """What the operations do not say, with tensors by canonical number."""
+    number, residency = structure.number, graph.residency
+    loop = None if residency.loop is None else (residency.loop.start, residency.loop.stop)
+    return (
+        loop,
+        _renumbered(residency.arrivals, number),
+        tuple(sorted(number[tensor] for tensor in residency.literals)),
+        tuple(sorted((number[a], number[b]) for a, b in graph.tied)),
+        tuple(sorted(number[tensor] for tensor in graph.sent)),
+        tuple(sorted(number[tensor] for tensor in graph.state)),
+        _renumbered(batch, number),
+        _renumbered(constraints.allowed, number),
+        tuple(sorted((op, tuple(sorted(axes))) for op, axes in constraints.forbidden.items())),
+    )
+
+
+def _renumbered(found: Mapping[int, Hashable], number: Mapping[int, int]) -> tuple[Hashable, ...]:
+    return tuple(sorted(((number[tensor], value) for tensor, value in found.items()), key=lambda item: item[0]))
