@@ -25,6 +25,7 @@ SCHEDULE = "shardopt.schedule"
 RESHARDING = "shardopt.resharding"
 IN_FLIGHT = "shardopt.in_flight"
 RECOMPUTE = "shardopt.recompute"
+INTRA_OP = "shardopt.intra_op"
 
 _TOPOLOGY_MESH = re.compile(r'<"(?P<name>[^"]+)"\s*:\s*<\[(?P<axes>[^\]]*)\]>>')
 _AXIS = re.compile(r'"(?P<name>[^"]+)"\s*=\s*(?P<size>\d+)')
@@ -95,6 +96,22 @@ def read_topology(func: ir.Operation) -> tuple[Mesh, ...]:
             ids.append(tuple(range(start, start + size)))
             start += size
     return tuple(Mesh(name, axes, devices) for (name, axes), devices in zip(found, ids, strict=True))
+
+
+def write_methods(loop: ir.Operation, methods: Sequence[str]) -> None:
+    """Say on the microbatch loop how the inside of every stage is to be sharded, unless the solver decides all."""
+    if set(methods) - {"ilp"}:
+        loop.attributes[INTRA_OP] = ir.ArrayAttr.get([ir.StringAttr.get(method) for method in methods])
+
+
+def read_methods(loop: ir.Operation, num_stages: int) -> tuple[str, ...]:
+    """Raises ValueError where there is not one a stage."""
+    if INTRA_OP not in loop.attributes:
+        return ("ilp",) * num_stages
+    found = tuple(ir.StringAttr(method).value for method in ir.ArrayAttr(loop.attributes[INTRA_OP]))
+    if len(found) != num_stages:
+        raise ValueError(f"expected {num_stages} names in '{INTRA_OP}', found {len(found)}")
+    return found
 
 
 def mesh_shape_attr(mesh: Mesh) -> ir.Attribute:

@@ -12,7 +12,18 @@ from shardopt.dialect.annotation import SHARDING
 from shardopt.dialect.cluster import CLUSTER
 from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR
 from shardopt.dialect.exported_form import MESH_SHAPE, MHLO_SHARDING
-from shardopt.dialect.mpmd import DEVICES, IN_FLIGHT, KIND, LAYER, RECOMPUTE, RESHARDING, SCHEDULE, STAGE, TOPOLOGY
+from shardopt.dialect.mpmd import (
+    DEVICES,
+    IN_FLIGHT,
+    INTRA_OP,
+    KIND,
+    LAYER,
+    RECOMPUTE,
+    RESHARDING,
+    SCHEDULE,
+    STAGE,
+    TOPOLOGY,
+)
 from shardopt.dialect.sharded_form import COST
 
 # Who writes what was in the model before the first pass.
@@ -112,6 +123,14 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "What every stage computes again in its backward pass instead of keeping it for each microbatch in flight: "
         'nothing (`"none"`), the forward of each layer from what enters the layer (`"layer"`), or its whole forward '
         'from what the stage receives (`"full"`). Absent where no stage recomputes.',
+    ),
+    AttributeDoc(
+        INTRA_OP,
+        ("mpmd.for",),
+        '["data", "megatron"]',
+        "shardopt-outline-stages",
+        'How the inside of every stage was planned to be sharded: by the solver (`"ilp"`) or as a known method does; '
+        "the shard phase obeys. Absent where the solver decides for all stages.",
     ),
     AttributeDoc(
         KIND,

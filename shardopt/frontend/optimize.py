@@ -38,6 +38,9 @@ def optimize(
     annotations: str = "keep",
     constraints: str | os.PathLike[str] = "",
     memory_budget: int | str = "",
+    recompute: str = "auto",
+    mcmc_seed: int = 0,
+    mcmc_proposals: int = 5000,
     cache: bool = True,
     profile: str | os.PathLike[str] = "",
     on_phase: Callable[[str], None] | None = None,
@@ -58,7 +61,9 @@ def optimize(
     logical_shape  allow only this logical shape of a submesh, such as "2x2"
     schedule       "1f1b", "gpipe" or "inference"
     intra_op       how shardings are chosen: "ilp", or a baseline such as "data" or "zero3" (see docs/intra-op.md)
-    inter_op       how stages are chosen: "dp", "equal-layer", "equal-op" or "none"
+    inter_op       how stages are chosen: "dp", or a baseline such as "megatron" (see docs/baselines.md)
+    mcmc_seed      of the random walk of inter_op="mcmc", and `mcmc_proposals`, its steps
+    recompute      what stages compute again in their backward: "none", "layer", "full", or "auto"
     unroll         turn loops over layers into straight code first, so that stages can cut between layers
     explain        an operation or value whose sharding remarks explain: "arg0", "dot_general:3", …
     annotations    shardings that the model asks for: "keep" obeys what fits, "require" all of them, "drop" none
@@ -87,6 +92,9 @@ def optimize(
         constraints=constraints_text(constraints),
         memory_budget=str(memory_budget),
         profile=os.fspath(profile),
+        recompute=recompute,
+        mcmc_seed=mcmc_seed,
+        mcmc_proposals=mcmc_proposals,
     )
     plan = make_plan(model, options, explain=explain, cache=cache, on_phase=on_phase, handler=handler)
     return replace(plan, source=model)

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 
-InterOp = Literal["dp", "equal-layer", "equal-op", "none"]
+InterOp = Literal[
+    "dp", "equal-layer", "equal-op", "inter-only", "intra-only", "pp-dp", "megatron", "deepspeed", "piper", "mcmc"
+]
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class PlanOptions:
     memory_budget: str = ""
     profile: str = ""
     recompute: str = "auto"
+    mcmc_seed: int = 0
+    mcmc_proposals: int = 5000
 
     def for_phase(self, phase: str) -> str:
         """The options of one phase, as pipeline text."""
@@ -82,12 +86,15 @@ class PlanOptions:
                 "submesh": self.submesh,
                 "logical-shape": self.logical_shape,
                 "inter-op": "equal-layer" if self.inter_op == "equal-op" else self.inter_op,
+                "mcmc-seed": self.mcmc_seed or None,
+                "mcmc-proposals": self.mcmc_proposals if self.inter_op == "mcmc" else None,
+                "intra-op": None if self.intra_op == "ilp" else self.intra_op,
+                "batch-args": None if self.batch_args == "auto" else self.batch_args,
                 "schedule": self.schedule,
                 "recompute": None if self.recompute == "auto" else self.recompute,
                 "memory-budget": self.memory_budget or None,
             },
             "shard": {
-                "intra-op": self.intra_op,
                 "batch-args": None if self.batch_args == "auto" else self.batch_args,
                 "annotations": asked,
                 "constraints": self.constraints or None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from jaxlib.mlir import ir
@@ -84,14 +84,20 @@ def find_batch_arguments(main: ir.Operation) -> tuple[BatchArgument, ...]:
 def batch_of(graph: MeshGraph, texts: Sequence[str]) -> dict[int, int]:
     """Tensors of a mesh that hold the batch, and the dimension it lies on: as named, or with `auto` those that
     `find_batch_arguments` would take for candidates. Raises ValueError."""
+    tensors = {number: graph.graph.tensors[tensor] for number, tensor in graph.arguments.items()}
+    state = {number for number, tensor in graph.arguments.items() if tensor in graph.state}
+    return {graph.arguments[number]: dim for number, dim in batch_numbers(tensors, state, texts).items()}
+
+
+def batch_numbers(arguments: Mapping[int, Tensor], state: Set[int], texts: Sequence[str]) -> dict[int, int]:
+    """As `batch_of`, of arguments of `@main` by their numbers; `state` are those that a result replaces."""
     if tuple(texts) == ("none",):
         return {}
     if tuple(texts) != ("auto",):
         chosen = parse_batch_arguments(texts)
-        return {graph.arguments[batch.index]: batch.dim for batch in chosen if batch.index in graph.arguments}
-    tensors = {k: graph.graph.tensors[k] for k in graph.arguments.values()}
-    tensors = {k: tensor for k, tensor in tensors.items() if tensor.shape and not _looks_like_key(tensor)}
-    if state := graph.state:  # a training step donates its state
+        return {batch.index: batch.dim for batch in chosen if batch.index in arguments}
+    tensors = {k: tensor for k, tensor in arguments.items() if tensor.shape and not _looks_like_key(tensor)}
+    if state:  # a training step donates its state
         return {k: 0 for k in tensors if k not in state}
     return {k: 0 for k, tensor in tensors.items() if "i" in tensor.dtype}
 

@@ -19,7 +19,7 @@ from shardopt.cost.graph import OpGraph
 from shardopt.cost.mesh import Mesh
 from shardopt.cost.residency import Loop, Residency
 from shardopt.dialect.donation import read_donation
-from shardopt.dialect.mpmd import IN_FLIGHT, is_mesh_tensor, parse_mesh_tensor, read_topology
+from shardopt.dialect.mpmd import IN_FLIGHT, is_mesh_tensor, parse_mesh_tensor, read_methods, read_topology
 from shardopt.ir.control_flow import RegionReader
 from shardopt.ir.graph import read_tensor
 from shardopt.ir.rewriting import functions, symbol_name
@@ -31,7 +31,7 @@ class MeshGraph:
 
     `reader.index` maps IR values, also those of mesh tensor type, to tensors of `graph`; `arguments` those arguments of
     `@main` (by number) that live on this mesh; `sent` are tensors that go to other meshes, `sources` says for those
-    that arrive from which mesh (by number) and tensor they come.
+    that arrive from which mesh (by number) and tensor they come; `method` how the stage was planned to be sharded.
     """
 
     mesh: Mesh
@@ -44,6 +44,7 @@ class MeshGraph:
     loop: Loop | None = None
     arrivals: dict[int, int] = field(default_factory=dict)
     sources: dict[int, tuple[int, int]] = field(default_factory=dict)
+    method: str = "ilp"
 
     @cached_property
     def graph(self) -> OpGraph:
@@ -181,6 +182,8 @@ class _Extractor:
         yielded = self.read_block(block, repeat * ir.IntegerAttr(op.attributes["iterations"]).value)
         for mesh, start, held in zip(self.meshes.values(), starts, self.in_flight(op), strict=True):
             mesh.loop = Loop(start, len(mesh.reader.ops), held)
+        for mesh, method in zip(self.meshes.values(), read_methods(op, len(self.meshes)), strict=True):
+            mesh.method = method
         self.bind_all(list(op.results), yielded)
         for before, after in zip(carried, yielded, strict=True):
             self.tie(before, after)

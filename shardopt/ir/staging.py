@@ -19,7 +19,7 @@ from shardopt.cost.graph import SHARED
 from shardopt.cost.mesh import Mesh
 from shardopt.dialect.attributes import entries, i32, u32
 from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR, argument_attributes, read_donation
-from shardopt.dialect.mpmd import IN_FLIGHT, LAYER, RECOMPUTE, write_topology
+from shardopt.dialect.mpmd import IN_FLIGHT, LAYER, RECOMPUTE, write_methods, write_topology
 from shardopt.ir.outlining import Group, Outliner, Resolved, reads, resolve
 from shardopt.ir.program import Program, read_program
 from shardopt.ir.recomputation import recompute_forward
@@ -28,13 +28,15 @@ from shardopt.ir.rewriting import defining, symbol_name
 
 @dataclass(frozen=True)
 class StagePlacement:
-    """`stage_of_layer[k]` and, for every stage, its mesh, the microbatches it keeps at once (if that is known), and
-    what it recomputes in the backward pass: "none", the forward of each "layer", or its "full" forward."""
+    """`stage_of_layer[k]` and, for every stage, its mesh, the microbatches it keeps at once (if that is known),
+    what it recomputes in the backward pass ("none", the forward of each "layer", or its "full" forward), and how its
+    inside is to be sharded ("ilp", or the name of a preset)."""
 
     stage_of_layer: tuple[int, ...]
     meshes: tuple[Mesh, ...]
     in_flight: tuple[int, ...] = ()
     recompute: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
 
     def stage(self, layer: int) -> int:
         return self.stage_of_layer[layer] if layer >= 0 else SHARED
@@ -233,6 +235,7 @@ class _Staging:
             loop.attributes[RECOMPUTE] = ir.ArrayAttr.get(
                 [ir.StringAttr.get(mode) for mode in self.placement.recompute]
             )
+        write_methods(loop, self.placement.methods)
         block = loop.regions[0].blocks.append(*types, index_type, arg_locs=[loc] * (len(types) + 1))
         inside = ir.InsertionPoint(block)
         operands = [*outer, *block.arguments]

@@ -15,7 +15,7 @@ Needs the clustered form. Afterwards `@main` and `@microbatch` consist of `mpmd.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from jaxlib.mlir import ir
@@ -32,23 +32,27 @@ from shardopt.ir.graph import GraphReader, is_zero, read_tensor, sharding_rules
 from shardopt.ir.program import Program, read_program
 from shardopt.ir.rewriting import defining
 from shardopt.ir.staging import StagePlacement, outline_stages
+from shardopt.ir.step_roles import body_roles
 from shardopt.passes.base import Pass, PassContext, option
 from shardopt.schedule.schedules import in_flight
-from shardopt.solve.stages.equal_layers import equal_layer_stages
+from shardopt.solve.presets.base import Roles
+from shardopt.solve.stages.baselines.planner import Planner, Request
+from shardopt.solve.stages.baselines.registry import find_planner
 from shardopt.solve.stages.stage_costs import CandidateProblem, candidate_costs, candidate_mesh
-from shardopt.solve.stages.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import StageOption, StageSolution, stage_options
 from shardopt.solve.stages.step_graph import Accumulator
 
 
-def _extract(program: Program, cluster: Cluster, options: OutlineStages) -> CandidateProblem:
+def _extract(program: Program, cluster: Cluster, planner: Planner, options: OutlineStages) -> CandidateProblem:
     _check_clustered(program)
     reader, layers = _read_body(program)
     num_layers = max(layers, default=0) + 1
     accumulators = _accumulators(program, reader)
     tied = tuple(reader.take_ties())
     graph = reader.graph(reader.tensor(value) for value in program.body_returned)
-    allowed = _allowed_options(cluster, options)
+    allowed = planner.options(_allowed_options(cluster, options))
+    if not allowed:
+        raise UserError(f"inter-op={options.inter_op} has no use for any submesh that the other options allow")
     schedule = options.schedule
 
     def held(stage_from_end: int, num_stages: int, num_microbatches: int) -> float:
@@ -62,11 +66,12 @@ def _extract(program: Program, cluster: Cluster, options: OutlineStages) -> Cand
         cluster,
         allowed,
         program.num_microbatches,
-        options.num_stages or None,
+        options.request(planner).num_stages,
         held,
         accumulators,
         memory_limit(cluster.device, options.memory_fraction, options.memory_budget),
         tied,
+        Roles(*body_roles(program, reader.tensor, options.batch_args), {}, tied),
     )
 
 
@@ -106,7 +111,7 @@ def _check_clustered(program: Program) -> None:
 def _allowed_options(cluster: Cluster, options: OutlineStages) -> tuple[StageOption, ...]:
     """All submeshes in all logical shapes, as far as `submesh` and `logical-shape` leave them open."""
     allowed = [
-        option
+        replace(option, method=options.intra_op)
         for option in stage_options(cluster)
         if options.submesh in ("", str(option.submesh))
         and options.logical_shape in ("", "x".join(map(str, option.logical_shape)))
@@ -128,13 +133,14 @@ def _state_bytes(program: Program, num_layers: int) -> tuple[int, ...]:
     return tuple(total)
 
 
-def _solve(problem: CandidateProblem, options: OutlineStages, pm: PassContext) -> StageSolution:
+def _solve(problem: CandidateProblem, planner: Planner, options: OutlineStages, pm: PassContext) -> StageSolution:
     costs = candidate_costs(problem)
     pm.statistic("stage candidates", costs.num_candidates)
     pm.statistic("sharding problems solved", costs.num_solves)
-    if options.inter_op == "equal-layer":
-        return equal_layer_stages(costs.stage_problem, options.num_stages or None)
-    return solve_stages(costs.stage_problem, 1 if options.inter_op == "none" else options.num_stages or None)
+    try:
+        return planner.solve(costs.stage_problem, options.request(planner))
+    except UserError as error:
+        raise UserError("; ".join((str(error), *costs.refusals))) from error
 
 
 def _placement(problem: CandidateProblem, solution: StageSolution, options: OutlineStages) -> StagePlacement:
@@ -145,7 +151,7 @@ def _placement(problem: CandidateProblem, solution: StageSolution, options: Outl
     held = in_flight(options.schedule, len(meshes), problem.num_microbatches)
     asked = options.recompute
     recompute = tuple(option.recompute if asked == "auto" else asked for option in chosen)
-    return StagePlacement(stage_of_layer, meshes, held, recompute)
+    return StagePlacement(stage_of_layer, meshes, held, recompute, tuple(option.method for option in chosen))
 
 
 def _explain(module: ir.Module, problem: CandidateProblem, solution: StageSolution, pm: PassContext) -> None:
@@ -167,7 +173,39 @@ class OutlineStages(Pass):
     num_stages: int = option(0, help="number of pipeline stages; 0 lets the planner choose")
     submesh: str = option("", help="HxD: allow only submeshes of this shape")
     logical_shape: str = option("", help="RxC: allow only this logical shape")
-    inter_op: Literal["dp", "equal-layer", "none"] = option("dp", help="stage DP, equal stages, or a single stage")
+    inter_op: Literal[
+        "dp",
+        "equal-layer",
+        "inter-only",
+        "intra-only",
+        "pp-dp",
+        "megatron",
+        "deepspeed",
+        "piper",
+        "mcmc",
+    ] = option("dp", help="how stages are chosen: by the stage DP or a baseline (see docs/baselines.md)")
+    intra_op: Literal[
+        "ilp",
+        "data",
+        "zero1",
+        "zero2",
+        "zero3",
+        "mics",
+        "megatron",
+        "sequence",
+        "summa-2d",
+        "expert",
+        "expert-zero1",
+        "expert-zero2",
+        "expert-zero3",
+        "heuristic",
+        "replicate",
+    ] = option("ilp", help="how the inside of a stage is sharded: by the solver or a known method")
+    batch_args: tuple[str, ...] = option(
+        ("auto",), help="batch arguments of @main as INDEX[:DIM], or auto, or none; for methods that split the batch"
+    )
+    mcmc_seed: int = option(0, help="of the random walk of inter-op=mcmc")
+    mcmc_proposals: int = option(5000, help="steps of that walk")
     schedule: str = option("1f1b", help="schedule whose in-flight microbatches bound the memory")
     recompute: Literal["auto", "none", "layer", "full"] = option(
         "auto", help="what stages compute again in their backward: nothing, each layer, or the whole forward"
@@ -182,8 +220,9 @@ class OutlineStages(Pass):
         try:
             program = read_program(module)
             cluster = with_profile(load_cluster(self._required_cluster()), self.profile)
-            problem = _extract(program, cluster, self)
-            solution = _solve(problem, self, pm)
+            planner = find_planner(self.inter_op)
+            problem = _extract(program, cluster, planner, self)
+            solution = _solve(problem, planner, self, pm)
             placement = _placement(problem, solution, self)
         except (UserError, ValueError) as error:
             raise pm.error(module.operation, str(error)) from error
@@ -192,6 +231,10 @@ class OutlineStages(Pass):
         pm.statistic("stages", len(solution.stages))
         pm.statistic("predicted step seconds", solution.seconds)
         _explain(module, problem, solution, pm)
+
+    def request(self, planner: Planner) -> Request:
+        """What the planner is asked for. Raises UserError."""
+        return planner.request(self.inter_op, Request(self.num_stages or None, self.mcmc_seed, self.mcmc_proposals))
 
     def _required_cluster(self) -> str:
         if not self.cluster:

@@ -25,7 +25,7 @@ plain module carries `mhlo.sharding` on the operations, arguments and results of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from jaxlib.mlir import ir
@@ -74,6 +74,7 @@ class ShardStages(Pass):
     cluster: str = option("", help="cluster file or preset; default: the cluster the stage phase planned for")
     profile: str = option("", help="file of `shardopt profile`: what was measured overrides the formulas")
     intra_op: Literal[
+        "auto",
         "ilp",
         "data",
         "zero1",
@@ -90,7 +91,11 @@ class ShardStages(Pass):
         "heuristic",
         "replicate",
         "shardy",
-    ] = option("ilp", help="how shardings are chosen: by the solver, or as a known method does (see docs/intra-op.md)")
+    ] = option(
+        "auto",
+        help="how shardings are chosen: by the solver (ilp) or as a known method does (see docs/intra-op.md); auto: as "
+        "the stage was planned, else by the solver",
+    )
     mesh: str = option("", help="shape of the mesh for a module without stages, such as 2x2")
     batch_args: tuple[str, ...] = option(
         ("auto",), help="batch arguments of @main as INDEX[:DIM], or auto, or none; for presets that split the batch"
@@ -134,8 +139,10 @@ class ShardStages(Pass):
             self._prepare_accumulators(module, mesh)
             with timed("sharding program: read"), sharding_rules(module):
                 graphs = read_staged(module, main) if mesh is None else (read_plain(main, mesh),)
+            if self.intra_op != "auto":
+                graphs = tuple(replace(graph, method=self.intra_op) for graph in graphs)
             explained = select_explained(graphs, self.explain)
-            received = received_batches(self.intra_op, graphs, self.batch_args)
+            received = received_batches([graph.method for graph in graphs], graphs, self.batch_args)
             plans = self._solve(graphs, cluster, demands, explained, received, pm)
         except PassFailure:
             raise
@@ -202,7 +209,7 @@ class ShardStages(Pass):
             progress(number, len(graphs), f"meshes, now {graph.mesh}")
             constraints = Constraints(demands.allowed(graph.reader), demands.forbidden(graph.reader))
             # Shardy reads the module itself, and who asks for an explanation is told about this very mesh
-            alone = self.intra_op == "shardy" or bool(wanted)
+            alone = graph.method == "shardy" or bool(wanted)
             solved = solver.plan(graph, constraints, batch_of(graph, self.batch_args), batch, alone=alone)
             if solved.plan is None:
                 raise too_small(graph, solved.problem, solved.found, limit or 0, pm)
@@ -219,7 +226,7 @@ class ShardStages(Pass):
     ) -> IntraOpProblem:
         linear = find_linear(graph.graph, graph.tied, graph.sent) if self._opens_sums(graph) else ()
         tables = IntraOpTables(graph.graph, graph.mesh, cluster, constraints, linear)
-        roles = find_roles(self.intra_op, graph, tables, self.batch_args, received=received)
-        restriction = restrict(self.intra_op, tables, roles)
+        roles = find_roles(graph.method, graph, tables, self.batch_args, received=received)
+        restriction = restrict(graph.method, tables, roles)
         fixed, allowed = restriction.fixed, restriction.allowed
         return tables.problem(fixed=fixed, allowed=allowed, tied=tuple(graph.tied), residency=graph.residency)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardopt.cost.errors import UserError
+from shardopt.solve.stages.baselines.registry import INTER_OP
 from shardopt.tools.common import EXIT_BUG, EXIT_USER_ERROR, ToolParser, console, report, run_tool
 from shardopt.tools.shard_command import add_shard
 from shardopt.tools.solve_command import add_solve
@@ -105,7 +106,11 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         "--annotations", default="keep", choices=("keep", "require", "drop"), help="shardings that the model asks for"
     )
     parser.add_argument("--constraints", default="", metavar="FILE", help="file of constraints on shardings")
-    parser.add_argument("--inter-op", default="dp", choices=("dp", "equal-layer", "equal-op", "none"))
+    parser.add_argument(
+        "--inter-op", default="dp", choices=INTER_OP, help="how stages are chosen: the stage DP, or a baseline"
+    )
+    parser.add_argument("--mcmc-seed", type=int, default=0, help="of the random walk of --inter-op mcmc")
+    parser.add_argument("--mcmc-proposals", type=_count, default=5000, metavar="N", help="steps of that walk")
     parser.add_argument("--no-unroll", dest="unroll", action="store_false", help="keep loops over layers rolled")
     parser.add_argument("--no-cache", dest="cache", action="store_false", help="use and keep nothing in the cache")
     parser.add_argument("--timing", action="store_true", help="report where the time went")

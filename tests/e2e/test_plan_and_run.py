@@ -49,7 +49,7 @@ def reference_of(name: str) -> list[np.ndarray]:
         ("gpt", {"intra_op": "heuristic"}),
         ("gpt", {"inter_op": "equal-layer", "layers": 2}),
         ("gpt", {"inter_op": "equal-op", "layers": 2}),
-        ("gpt", {"inter_op": "none", "stages": None, "submesh": None}),
+        ("gpt", {"inter_op": "intra-only", "stages": None, "submesh": None}),
         ("scanned", {}),
         ("scanned", {"microbatches": 4, "intra_op": "data"}),
         ("clipped", {}),

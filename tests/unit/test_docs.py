@@ -118,8 +118,8 @@ def _options_of(phase: str) -> tuple[str, ...]:
 def test_attributes_stand_where_the_table_says(forms: dict[str, set[tuple[str, str]]]) -> None:
     phase_of = {str(step): phase.name for phase in PHASES for step in phase.steps} | {INPUT: INPUT}
     for attribute in ATTRIBUTES:
-        # the other way of donating, annotations, recomputation: the tutorial uses none of them
-        if attribute.name in ("jax.buffer_donor", "shardopt.sharding", "shardopt.recompute"):
+        # the other way of donating, annotations, recomputation, methods: the tutorial uses none of them
+        if attribute.name in ("jax.buffer_donor", "shardopt.sharding", "shardopt.recompute", "shardopt.intra_op"):
             continue
         holders = {form: {op for op, name in seen if name == attribute.name} for form, seen in forms.items()}
         first = next(form for form, ops in holders.items() if ops)

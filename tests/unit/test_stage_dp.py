@@ -12,7 +12,8 @@ import pytest
 
 from shardopt.cost.cluster import Submesh, load_cluster
 from shardopt.cost.errors import UserError
-from shardopt.solve.stages.equal_layers import equal_layer_stages
+from shardopt.solve.stages.baselines.equal_layers import equal_layer_stages
+from shardopt.solve.stages.baselines.planner import Request
 from shardopt.solve.stages.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import (
     InFlight,
@@ -278,14 +279,6 @@ def test_wrong_shapes_are_our_bug() -> None:
 # ---- baseline and size ----
 
 
-def test_equal_layer_stages() -> None:
-    problem = additive([1, 2, 3, 4], (1, 2, 4), 4, 8, 0.5)
-    assert equal_layer_stages(problem, 2).stages == ((0, 2, 1), (2, 4, 1))
-    assert equal_layer_stages(problem).seconds >= solve_stages(problem).seconds
-    with pytest.raises(UserError, match="cannot be split evenly into 3 stages"):
-        equal_layer_stages(problem, 3)
-
-
 def test_stage_options_cover_all_shapes_of_all_submeshes() -> None:
     choices = stage_options(load_cluster("cpu-test:2x4"))
     assert [str(choice) for choice in choices] == [
@@ -311,4 +304,4 @@ def test_forty_eight_layers_on_sixty_four_devices_need_few_attempts(memory: floa
     solution = solve_stages(problem)
     assert solution.evaluations < 100
     check_plan(problem, solution)
-    assert solution.seconds <= equal_layer_stages(problem).seconds
+    assert solution.seconds <= equal_layer_stages(problem, Request()).seconds

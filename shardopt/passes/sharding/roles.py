@@ -36,9 +36,11 @@ def find_roles(
     return replace(roles, propagated=propagate(graph, given))
 
 
-def received_batches(preset: str, graphs: Sequence[MeshGraph], batch_args: Sequence[str]) -> list[Mapping[int, int]]:
+def received_batches(
+    presets: Sequence[str], graphs: Sequence[MeshGraph], batch_args: Sequence[str]
+) -> list[Mapping[int, int]]:
     """For each mesh where the batch lies in what others send; only presets want to know."""
-    if preset == "ilp":
+    if set(presets) == {"ilp"}:
         return [{} for _ in graphs]
     roles = [Roles(graph.state, batch_of(graph, batch_args)) for graph in graphs]
     found = follow_between([graph.graph for graph in graphs], roles, [graph.sources for graph in graphs])

@@ -110,6 +110,7 @@ def _asked(
     number, residency = structure.number, graph.residency
     loop = None if residency.loop is None else (residency.loop.start, residency.loop.stop)
     return (
+        graph.method,
         loop,
         _renumbered(residency.arrivals, number),
         tuple(sorted(number[tensor] for tensor in residency.literals)),

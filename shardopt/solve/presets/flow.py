@@ -92,6 +92,11 @@ def follow_between(
     return tuple(found)
 
 
+def batch_dims(graph: OpGraph, roles: Roles) -> tuple[int | None, ...]:
+    """For each tensor the dimension that carries the batch."""
+    return tuple(_spread(graph, _seeds(graph, roles))[0])
+
+
 def _seeds(graph: OpGraph, roles: Roles) -> dict[int, int]:
     """Where the batch starts: (a slice of) a batch argument, or a value that arrives with it."""
     cut = dict(seed for argument, dim in sorted(roles.batch.items()) for seed in _microbatches(graph, argument, dim))

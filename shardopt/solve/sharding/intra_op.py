@@ -86,6 +86,7 @@ class IntraOpTables:
         self.graph = graph
         self.constraints = constraints
         self.strategies = strategies or StrategyTables(mesh, cluster)
+        self.linear = linear
         self.ops: tuple[OpStrategies, ...] = tuple(map(self._strategies, graph.ops, linear or repeat(CLOSED)))
 
     def _strategies(self, op: Op, linear: Linear) -> OpStrategies:

@@ -10,18 +10,21 @@ and candidates whose operations and dataflow are equal (repeated layers) are sol
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from shardopt.cost.cluster import Cluster
+from shardopt.cost.errors import UserError
 from shardopt.cost.graph import OpGraph
 from shardopt.cost.mesh import AXIS_NAMES, Mesh, Sharding
 from shardopt.solve.assignment.sharding_ilp import solve
+from shardopt.solve.presets.base import Roles
 from shardopt.solve.sharding.intra_op import IntraOpTables
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
 from shardopt.solve.sharding.strategies_tables import StrategyTables
 from shardopt.solve.stages.cut_transfers import cut_transfers
+from shardopt.solve.stages.stage_method import StageMethods
 from shardopt.solve.stages.stage_problem import InFlight, StageOption, StageProblem
 from shardopt.solve.stages.step_graph import Accumulator, StepGraph, reached_layers, step_graph
 
@@ -32,7 +35,7 @@ class CandidateProblem:
 
     `state_bytes[k]`: bytes that live all step with layer k but are not read by the body (optimizer state).
     `memory_limit_bytes`: what a device may hold; None for any amount. `tied`: tensors that loops and
-    branches need in equal shardings.
+    branches need in equal shardings. `roles` is what options with a preset as their method need to know.
     """
 
     graph: OpGraph
@@ -47,15 +50,18 @@ class CandidateProblem:
     accumulators: tuple[Accumulator, ...] = ()
     memory_limit_bytes: int | None = None
     tied: tuple[tuple[int, int], ...] = ()
+    roles: Roles = field(default_factory=Roles)
 
 
 @dataclass(frozen=True)
 class CandidateCosts:
-    """The stage DP's input, and how many sharding problems were solved for how many candidates."""
+    """The stage DP's input, and how many sharding problems were solved for how many candidates. `refusals`: why methods
+    do not apply to some candidates, each reason once."""
 
     stage_problem: StageProblem
     num_candidates: int
     num_solves: int
+    refusals: tuple[str, ...] = ()
 
 
 def candidate_mesh(option: StageOption, name: str = "candidate", devices: Sequence[int] | None = None) -> Mesh:
@@ -71,18 +77,21 @@ def candidate_costs(problem: CandidateProblem, progress: Callable[[int, int], No
     seconds, forward, fixed, activations = np.full(shape, np.inf), *(np.zeros(shape) for _ in range(3))
     candidates = tuple(_candidates(problem))
     step = step_graph(problem.graph, problem.op_layer, problem.accumulators, problem.num_microbatches, problem.tied)
+    methods = StageMethods(step.graph, problem.roles)
+    refusals: dict[str, None] = {}
     solves = done = 0
     for o, option in enumerate(problem.options):
         mine = [(i, j) for i, j, k in candidates if k == o]
         if not mine:
             continue
-        solver = _CandidateSolver(problem, step, candidate_mesh(option))
+        solver = _CandidateSolver(problem, step, candidate_mesh(option), methods, option.method)
         for i, j in mine:
             seconds[i, j, o], forward[i, j, o], fixed[i, j, o], activations[i, j, o] = solver.costs(i, j)
             done += 1
             if progress is not None:
                 progress(done, len(candidates))
         solves += solver.num_solves
+        refusals.update(dict.fromkeys(solver.refusals))
     stage_problem = StageProblem(
         layers,
         problem.options,
@@ -96,7 +105,7 @@ def candidate_costs(problem: CandidateProblem, progress: Callable[[int, int], No
         cut_transfers(problem.graph, problem.op_layer, layers, problem.cluster).slowest_seconds(),
         problem.in_flight,
     )
-    return CandidateCosts(stage_problem, len(candidates), solves)
+    return CandidateCosts(stage_problem, len(candidates), solves, tuple(refusals))
 
 
 def _candidates(problem: CandidateProblem) -> Iterator[tuple[int, int, int]]:
@@ -119,10 +128,14 @@ def _candidates(problem: CandidateProblem) -> Iterator[tuple[int, int, int]]:
 
 
 class _CandidateSolver:
-    """All intervals on one mesh."""
+    """All intervals on one mesh, sharded by one method."""
 
-    def __init__(self, problem: CandidateProblem, step: StepGraph, mesh: Mesh) -> None:
+    def __init__(
+        self, problem: CandidateProblem, step: StepGraph, mesh: Mesh, methods: StageMethods, method: str
+    ) -> None:
         self.problem, self.step = problem, step
+        self.methods, self.method = methods, method
+        self.refusals: list[str] = []
         self.mesh, self.strategies = mesh, StrategyTables(mesh, problem.cluster)
         self.producers = step.graph.producers()
         self._tables: dict[frozenset[int], IntraOpTables] = {}
@@ -174,12 +187,17 @@ class _CandidateSolver:
             tensors = tuple(numbers.setdefault(t, len(numbers)) for t in (*op.operands, *op.results))
             rows.append((id(tables.ops[index].strategies), tensors))
         carried = sorted((numbers[a], numbers[b]) for a, b in self.step.tied if a in numbers and b in numbers)
-        return (*rows, tuple(carried))
+        return (*rows, tuple(carried), self.methods.signature(self.method, numbers))
 
     def _solve(
         self, tables: IntraOpTables, ops: Sequence[int], forward: Sequence[int]
     ) -> tuple[float, float, float, float]:
-        problem = tables.problem(ops, tied=self.step.tied)
+        try:
+            restriction = self.methods.restriction(self.method, tables, ops)
+        except UserError as error:
+            self.refusals.append(str(error))
+            return float("inf"), 0.0, 0.0, 0.0
+        problem = tables.problem(ops, fixed=restriction.fixed, allowed=restriction.allowed, tied=self.step.tied)
         solution = solve(problem.problem)
         if not solution.choice:
             return float("inf"), 0.0, 0.0, 0.0

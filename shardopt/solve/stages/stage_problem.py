@@ -26,7 +26,8 @@ class StageOption:
     `recompute`: what the backward computes again instead of keeping it: nothing, the insides of each layer, or the
     whole stage. `held`: microbatches in flight that the price was made for. 0 stands for a price without a memory
     limit, judged by fixed bytes + in flight · activation bytes; a price with `held = n` was solved so that n
-    microbatches fit, and serves every stage with at most n in flight.
+    microbatches fit, and serves every stage with at most n in flight. `method` is how the values inside are sharded: by
+    the solver (`ilp`), or as a preset does (`shardopt.solve.presets`).
     """
 
     num_devices: int
@@ -35,9 +36,11 @@ class StageOption:
     group: int = 0
     recompute: Recompute = "none"
     held: int = 0
+    method: str = "ilp"
 
     def __str__(self) -> str:
         place = f"{self.submesh} as {self.logical_shape[0]}x{self.logical_shape[1]}"
+        place += f" by {self.method}" if self.method != "ilp" else ""
         place += f" of host group {self.group}" if self.group else ""
         return place if self.recompute == "none" else f"{place} with recompute={self.recompute}"
 

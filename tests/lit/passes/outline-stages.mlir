@@ -1,5 +1,5 @@
 // RUN: shardopt-opt %s --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x2 num-stages=2" --shardopt-verify-staged | FileCheck %s
-// RUN: shardopt-opt %s --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x2 inter-op=none" --shardopt-verify-staged | FileCheck %s --check-prefix=ONE
+// RUN: shardopt-opt %s --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x2 inter-op=intra-only" --shardopt-verify-staged | FileCheck %s --check-prefix=ONE
 // RUN: shardopt-opt %s --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x4 num-stages=2 submesh=1x2 inter-op=equal-layer" --shardopt-verify-staged | FileCheck %s --check-prefix=EQUAL
 
 // CHECK: module attributes {{.*}}shardopt.cluster = {

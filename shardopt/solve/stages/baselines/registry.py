@@ -1,0 +1,35 @@
+"""The values of `inter-op` and the planners that they stand for, loaded when they are asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
+
+from shardopt.cost.errors import UserError
+
+if TYPE_CHECKING:
+    from shardopt.solve.stages.baselines.planner import Planner
+
+_HOME = "shardopt.solve.stages.baselines"
+_PLANNERS = {
+    "dp": ("restricted_dp", "DP"),
+    "inter-only": ("restricted_dp", "INTER_ONLY"),
+    "intra-only": ("restricted_dp", "INTRA_ONLY"),
+    "pp-dp": ("restricted_dp", "PP_DP"),
+    "megatron": ("equal_layers", "MEGATRON"),
+    "deepspeed": ("restricted_dp", "DEEPSPEED"),
+    "piper": ("restricted_dp", "PIPER"),
+    "mcmc": ("mcmc", "MCMC"),
+    "equal-layer": ("equal_layers", "EQUAL_LAYER"),
+}
+PLANNER_NAMES = tuple(_PLANNERS)
+# What a user may ask for: `equal-op` is `equal-layer` on layers of equally many operations.
+INTER_OP = (*PLANNER_NAMES, "equal-op")
+
+
+def find_planner(name: str) -> Planner:
+    """Raises UserError for an unknown name."""
+    if name not in _PLANNERS:
+        raise UserError(f"unknown inter-op planner '{name}'; expected one of {', '.join(_PLANNERS)}")
+    module, attribute = _PLANNERS[name]
+    return cast("Planner", getattr(import_module(f"{_HOME}.{module}"), attribute))
