@@ -25,7 +25,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.intra_op_plans import SOLVER, Record, Task, measure
-from shardopt.cost.cluster import Cluster, Link, load_cluster
+from shardopt.cost.cluster import Cluster, Link
+from shardopt.cost.cluster_file import load_cluster
 from shardopt.solve.presets.presets import PRESETS
 
 MESHES = ("1x4", "2x4", "4x4", "2x2x2")
@@ -40,17 +41,19 @@ def cluster_for(spec: str, mesh: str, scale: float) -> Cluster:
     for size in others:
         width *= size
     cluster = load_cluster(f"{spec}:{first}x{width}")
-    device = cluster.device
-    return replace(
-        cluster,
+    group = cluster.groups[0]
+    device = group.device
+    slow = replace(
+        group,
         device=replace(
             device,
             peak_flops={dtype: rate / scale for dtype, rate in device.peak_flops.items()},
             memory_bandwidth=device.memory_bandwidth / scale,
         ),
-        intra_host=_slower(cluster.intra_host, scale),
-        inter_host=_slower(cluster.inter_host, scale),
+        intra_host=_slower(group.intra_host, scale),
+        inter_host=_slower(group.inter_host, scale),
     )
+    return replace(cluster, groups=(slow,))
 
 
 def _slower(link: Link, scale: float) -> Link:

@@ -166,7 +166,7 @@ def _problem(task: Task, graph: MeshGraph, tables: IntraOpTables, restriction: R
         fixed=restriction.fixed,
         allowed=restriction.allowed,
         tied=graph.tied,
-        memory_limit_bytes=int(task.memory_fraction * task.cluster.device.memory_bytes) or None,
+        memory_limit_bytes=int(task.memory_fraction * task.cluster.groups[0].device.memory_bytes) or None,
         residency=graph.residency,
     )
 

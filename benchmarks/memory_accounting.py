@@ -18,7 +18,7 @@ from pathlib import Path
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.cluster import load_cluster
+from shardopt.cost.cluster_file import load_cluster
 from shardopt.cost.errors import UserError
 from shardopt.cost.mesh import parse_mesh
 from shardopt.dialect.cluster import write_cluster

@@ -26,7 +26,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # before jaxlib is imported:
 import numpy as np
 from jaxlib.mlir import ir
 
-from shardopt.cost.cluster import Cluster, load_cluster
+from shardopt.cost.cluster import Cluster
+from shardopt.cost.cluster_file import load_cluster
 from shardopt.cost.hlo import module_traffic
 from shardopt.cost.mesh import Mesh, parse_mesh
 from shardopt.cost.traffic import Traffic
@@ -76,14 +77,16 @@ class Outcome:
 def slowed(spec: str, mesh: Mesh, scale: float) -> Cluster:
     """One host with as many devices as the mesh, `scale` times slower than the cluster, without latencies."""
     cluster = load_cluster(f"{spec}:1x{mesh.size}")
-    device, link = cluster.device, cluster.intra_host
+    group = cluster.groups[0]
+    device, link = group.device, group.intra_host
     link = replace(link, latency_seconds=0.0, bandwidth_bytes_per_second=link.bandwidth_bytes_per_second / scale)
     slow = replace(
         device,
         peak_flops={dtype: rate / scale for dtype, rate in device.peak_flops.items()},
         memory_bandwidth=device.memory_bandwidth / scale,
     )
-    return replace(cluster, device=slow, intra_host=link, inter_host=link, dispatch_seconds=0.0)
+    group = replace(group, device=slow, intra_host=link, inter_host=link, dispatch_seconds=0.0)
+    return replace(cluster, groups=(group,))
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardopt.cost.cluster import Cluster, Link, group_placement
+from shardopt.cost.cluster import Cluster, Link
 from shardopt.cost.curves import Amount, Curve
 from shardopt.cost.mesh import Mesh
 from shardopt.cost.profile import INTER_HOST, INTRA_HOST
+from shardopt.cost.topology import group_placement
 
 ALL_GATHER = "all_gather"
 REDUCE_SCATTER = "reduce_scatter"
@@ -98,7 +99,7 @@ def collective_curve(cluster: Cluster, mesh: Mesh, kind: str, axes: tuple[str, .
     """
     place = group_placement(cluster, mesh, axes)
     messages, share = _messages_and_share(kind, place.size)
-    profile = cluster.device.profile
+    profile = cluster.group_of(mesh).device.profile
     measured = profile.curve(kind, "", place.size, INTER_HOST if place.crosses else INTRA_HOST) if profile else None
     if measured is not None:
         return measured

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardopt.cost import profile as measured
-from shardopt.cost.cluster import Cluster, Device
+from shardopt.cost.cluster import Device, HostGroup
 from shardopt.cost.curves import Curve
 
 # Large matrix products reach between half and three quarters of the data-sheet rate on GPUs and TPUs; small ones are
@@ -101,11 +101,11 @@ def memory_seconds(device: Device, bytes_accessed: float, dtype: str = "f32") ->
     return curve.at(bytes_accessed) if curve else bytes_accessed / device.memory_bandwidth
 
 
-def dispatch_seconds(cluster: Cluster, devices: int, buffers: int) -> float:
+def dispatch_seconds(group: HostGroup, devices: int, buffers: int) -> float:
     """Seconds of one call of a compiled function with so many arguments and results on a mesh of so many devices."""
-    profile = cluster.device.profile
+    profile = group.device.profile
     curve = profile.nearest(measured.DISPATCH, devices) if profile else None
-    return curve.at(float(buffers)) if curve else cluster.dispatch_seconds
+    return curve.at(float(buffers)) if curve else group.dispatch_seconds
 
 
 def _first(device: Device, kinds: tuple[str, ...], *families: str) -> Curve | None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from shardopt.cost.annotation import Annotation
-from shardopt.cost.cluster import parse_text
+from shardopt.cost.documents import parse_text
 from shardopt.cost.errors import UserError
 from shardopt.cost.mesh import Mesh
 

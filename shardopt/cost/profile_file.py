@@ -37,17 +37,24 @@ def load_profile(path: str) -> Profile:
 def with_profile(cluster: Cluster, path: str) -> Cluster:
     """The cluster with what a profile file says of its devices; as it is for an empty path.
 
-    Raises UserError, also for a profile of other devices than those of the cluster.
+    In a cluster of several host groups it says it of those that have its device. Raises UserError, also for a profile
+    of devices that the cluster does not have.
     """
     if not path:
         return cluster
-    profile, device = load_profile(path), cluster.device
-    if profile.device != device.name:
+    profile = load_profile(path)
+    names = dict.fromkeys(group.device.name for group in cluster.groups)
+    if profile.device not in names:
+        known = " or ".join(f"'{name}'" for name in names)
         raise UserError(
-            f"{path}: expected a profile of device '{device.name}', which cluster {cluster} has, "
+            f"{path}: expected a profile of device {known}, which cluster {cluster} has, "
             f"found one of '{profile.device}'"
         )
-    return replace(cluster, device=replace(device, profile=profile))
+    groups = (
+        replace(group, device=replace(group.device, profile=profile)) if group.device.name == profile.device else group
+        for group in cluster.groups
+    )
+    return replace(cluster, groups=tuple(groups))
 
 
 def profile_text(profile: Profile) -> str:

@@ -1,66 +1,49 @@
 """`shardopt.cluster` on the module: the cluster a plan was made for, so that later passes need no file.
 
 module attributes {shardopt.cluster = {name = "cpu-test", hosts = 1 : i64, devices_per_host = 4 : i64, …}}
+
+The attribute has the fields of a cluster file (`docs/cluster.md`), and is checked as one. Devices may have a `profile`.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from jaxlib.mlir import ir
 
-from shardopt.cost.cluster import Cluster, Device, Link, load_cluster
+from shardopt.cost.cluster import Cluster
+from shardopt.cost.cluster_file import DESCRIPTION, describe, load_cluster
+from shardopt.cost.documents import mistakes_of
 from shardopt.cost.profile_file import with_profile
-from shardopt.dialect.attributes import f64, i64
+from shardopt.dialect.attributes import from_values, to_values
 from shardopt.dialect.profile import profile_attr, profile_of
 
 CLUSTER = "shardopt.cluster"
 
 
 def write_cluster(module: ir.Module, cluster: Cluster) -> None:
-    device = cluster.device
-    profile = {} if device.profile is None else {"profile": profile_attr(device.profile)}
-    module.operation.attributes[CLUSTER] = ir.DictAttr.get(
-        {
-            "name": ir.StringAttr.get(cluster.name),
-            "hosts": i64(cluster.hosts),
-            "devices_per_host": i64(cluster.devices_per_host),
-            "device": ir.DictAttr.get(
-                {
-                    "name": ir.StringAttr.get(device.name),
-                    "peak_flops": ir.DictAttr.get({key: f64(rate) for key, rate in device.peak_flops.items()}),
-                    "memory_bytes": i64(device.memory_bytes),
-                    "memory_bandwidth": f64(device.memory_bandwidth),
-                    **profile,
-                }
-            ),
-            "intra_host": _link_attr(cluster.intra_host),
-            "inter_host": _link_attr(cluster.inter_host),
-            "dispatch_seconds": f64(cluster.dispatch_seconds),
-        }
-    )
+    values = describe(cluster)
+    for fields, group in zip(values.get("groups", [values]), cluster.groups, strict=True):
+        if group.device.profile is not None:
+            fields["device"]["profile"] = profile_attr(group.device.profile)
+    module.operation.attributes[CLUSTER] = from_values(values)
 
 
 def read_cluster(module: ir.Module) -> Cluster:
-    """Raises ValueError when the module carries none."""
+    """Raises ValueError when the module carries none, or one that is not described well."""
     if CLUSTER not in module.operation.attributes:
         raise ValueError(f"expected attribute '{CLUSTER}' on the module (written by the stage phase), found none")
-    top = ir.DictAttr(module.operation.attributes[CLUSTER])
-    device = ir.DictAttr(top["device"])
-    rates = ir.DictAttr(device["peak_flops"])
-    return Cluster(
-        name=_text(top["name"]),
-        hosts=_int(top["hosts"]),
-        devices_per_host=_int(top["devices_per_host"]),
-        device=Device(
-            name=_text(device["name"]),
-            peak_flops={rates[k].name: _float(rates[k].attr) for k in range(len(rates))},
-            memory_bytes=_int(device["memory_bytes"]),
-            memory_bandwidth=_float(device["memory_bandwidth"]),
-            profile=profile_of(device["profile"]) if "profile" in device else None,
-        ),
-        intra_host=_link(ir.DictAttr(top["intra_host"])),
-        inter_host=_link(ir.DictAttr(top["inter_host"])),
-        dispatch_seconds=_float(top["dispatch_seconds"]),
-    )
+    attribute = module.operation.attributes[CLUSTER]
+    values = to_values(attribute)
+    cluster, mistakes = mistakes_of(DESCRIPTION, _without_profiles(values))
+    if mistakes:
+        raise ValueError(f"attribute '{CLUSTER}': {mistakes[0]}")
+    devices = [ir.DictAttr(ir.DictAttr(group)["device"]) for group in _group_attrs(ir.DictAttr(attribute))]
+    profiles = [profile_of(device["profile"]) if "profile" in device else None for device in devices]
+    pairs = zip(cluster.groups, profiles, strict=True)
+    groups = tuple(replace(group, device=replace(group.device, profile=profile)) for group, profile in pairs)
+    return replace(cluster, groups=groups)
 
 
 def cluster_of(module: ir.Module, spec: str, profile: str = "") -> Cluster:
@@ -69,26 +52,14 @@ def cluster_of(module: ir.Module, spec: str, profile: str = "") -> Cluster:
     return with_profile(load_cluster(spec) if spec else read_cluster(module), profile)
 
 
-def _link_attr(link: Link) -> ir.DictAttr:
-    return ir.DictAttr.get(
-        {
-            "latency_seconds": f64(link.latency_seconds),
-            "bandwidth_bytes_per_second": f64(link.bandwidth_bytes_per_second),
-        }
-    )
+def _group_attrs(attribute: ir.DictAttr) -> list[ir.Attribute]:
+    return list(ir.ArrayAttr(attribute["groups"])) if "groups" in attribute else [attribute]
 
 
-def _link(attrs: ir.DictAttr) -> Link:
-    return Link(_float(attrs["latency_seconds"]), _float(attrs["bandwidth_bytes_per_second"]))
-
-
-def _text(attr: ir.Attribute) -> str:
-    return ir.StringAttr(attr).value
-
-
-def _int(attr: ir.Attribute) -> int:
-    return ir.IntegerAttr(attr).value
-
-
-def _float(attr: ir.Attribute) -> float:
-    return ir.FloatAttr(attr).value
+def _without_profiles(values: Any) -> Any:
+    """A profile is no part of a cluster file."""
+    if isinstance(values, list):
+        return [_without_profiles(item) for item in values]
+    if isinstance(values, dict):
+        return {name: _without_profiles(item) for name, item in values.items() if name != "profile"}
+    return values

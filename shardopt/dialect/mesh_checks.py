@@ -12,7 +12,7 @@ from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor
 
 
 def mesh_mistakes(meshes: Sequence[Mesh], cluster: Cluster) -> Iterator[str]:
-    """Names must be unique, device ids disjoint and those of the cluster."""
+    """Names must be unique, device ids disjoint and those of the cluster, and a mesh must lie in one host group."""
     names: set[str] = set()
     owner: dict[int, str] = {}
     for mesh in meshes:
@@ -28,6 +28,10 @@ def mesh_mistakes(meshes: Sequence[Mesh], cluster: Cluster) -> Iterator[str]:
             elif device in owner:
                 yield f"expected disjoint meshes, found device {device} in '{owner[device]}' and in '{mesh.name}'"
             owner.setdefault(device, mesh.name)
+        try:
+            cluster.group_of(mesh)
+        except ValueError as error:
+            yield str(error)
 
 
 def value_mistake(type_: ir.Type, meshes: Mapping[str, Mesh]) -> str:

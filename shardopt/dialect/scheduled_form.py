@@ -73,8 +73,8 @@ def _of_memory(
     if len(peak_bytes) != len(meshes):
         yield Violation(program.loop, f"expected peak_bytes of {len(meshes)} meshes, found {len(peak_bytes)}")
         return
-    limit = cluster.device.memory_bytes
     for mesh, peak in zip(meshes, peak_bytes, strict=True):
+        limit = cluster.group_of(mesh).device.memory_bytes
         if peak > limit:
             yield Violation(
                 program.loop,

@@ -20,9 +20,11 @@ from typing import Literal
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.cluster import Cluster, load_cluster, place
+from shardopt.cost.cluster import Cluster
+from shardopt.cost.cluster_file import load_cluster
 from shardopt.cost.errors import UserError
 from shardopt.cost.memory_limit import check_memory_options, memory_limit
+from shardopt.cost.placement import place
 from shardopt.cost.profile_file import with_profile
 from shardopt.dialect.cluster import write_cluster
 from shardopt.dialect.donation import argument_attributes
@@ -69,7 +71,7 @@ def _extract(program: Program, cluster: Cluster, planner: Planner, options: Outl
         options.request(planner).num_stages,
         held,
         accumulators,
-        memory_limit(cluster.device, options.memory_fraction, options.memory_budget),
+        tuple(memory_limit(group.device, options.memory_fraction, options.memory_budget) for group in cluster.groups),
         tied,
         Roles(*body_roles(program, reader.tensor, options.batch_args), {}, tied),
     )
@@ -145,8 +147,8 @@ def _solve(problem: CandidateProblem, planner: Planner, options: OutlineStages, 
 
 def _placement(problem: CandidateProblem, solution: StageSolution, options: OutlineStages) -> StagePlacement:
     chosen = [problem.options[o] for _, _, o in solution.stages]
-    devices = place(problem.cluster, [option.submesh for option in chosen])
-    meshes = tuple(candidate_mesh(c, f"m{s}", ids) for s, (c, ids) in enumerate(zip(chosen, devices, strict=True)))
+    devices = place(problem.cluster, [(option.group, option.submesh) for option in chosen])
+    meshes = tuple(candidate_mesh(c, ids, f"m{s}") for s, (c, ids) in enumerate(zip(chosen, devices, strict=True)))
     stage_of_layer = tuple(s for s, (start, end, _) in enumerate(solution.stages) for _ in range(start, end))
     held = in_flight(options.schedule, len(meshes), problem.num_microbatches)
     asked = options.recompute

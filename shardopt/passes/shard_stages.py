@@ -183,6 +183,7 @@ class ShardStages(Pass):
         mesh = parse_mesh(self.mesh)
         if mesh.size > cluster.num_devices:
             raise UserError(f"mesh {self.mesh} needs {mesh.size} devices, cluster {cluster} has {cluster.num_devices}")
+        cluster.group_of(mesh)
         return mesh
 
     def _solve(
@@ -195,13 +196,16 @@ class ShardStages(Pass):
         pm: PassContext,
     ) -> list[IntraOpPlan]:
         """The plan of each mesh, reported. Raises PassFailure where there is none."""
-        limit = memory_limit(cluster.device, self.memory_fraction, self.memory_budget)
         solver = MeshSolver(
             cluster,
             lambda graph, constraints, batch: self._problem(graph, cluster, constraints, batch),
             lambda problem: problem.solve(self.time_limit, self.gap),
             lambda problem, relaxed: fit(
-                problem, limit, time_limit_seconds=self.time_limit, gap_tolerance=self.gap, relaxed=relaxed
+                problem,
+                self._limit(problem),
+                time_limit_seconds=self.time_limit,
+                gap_tolerance=self.gap,
+                relaxed=relaxed,
             ),
         )
         plans = []
@@ -212,7 +216,7 @@ class ShardStages(Pass):
             alone = graph.method == "shardy" or bool(wanted)
             solved = solver.plan(graph, constraints, batch_of(graph, self.batch_args), batch, alone=alone)
             if solved.plan is None:
-                raise too_small(graph, solved.problem, solved.found, limit or 0, pm)
+                raise too_small(graph, solved.problem, solved.found, self._limit(solved.problem) or 0, pm)
             report_plan(pm, graph, solved)
             report_rematerialized(graph, solved.plan, pm)
             report_strategies(graph, solved.problem.tables, solved.plan, pm)
@@ -220,6 +224,9 @@ class ShardStages(Pass):
             plans.append(solved.plan)
         pm.statistic("meshes solved", solver.num_kinds)
         return plans
+
+    def _limit(self, problem: IntraOpProblem) -> int | None:
+        return memory_limit(problem.tables.strategies.device, self.memory_fraction, self.memory_budget)
 
     def _problem(
         self, graph: MeshGraph, cluster: Cluster, constraints: Constraints, received: Mapping[int, int]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from jaxlib.mlir import ir
 
+from shardopt.cost.cluster import Cluster
 from shardopt.cost.mesh import Mesh
 from shardopt.cost.traffic import Traffic, total
 from shardopt.dialect.cluster import read_cluster
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 class StageRow:
     """One stage: where it runs and what one step costs there. Seconds and bytes count all microbatches.
 
+    `peak_bytes` is the most a device holds, of the `memory_bytes` that a device of the stage's host group has.
     `collectives` are those inside the stage by kind and mesh axes; `sent_bytes` leave it for other stages each step.
     `recompute` is what its backward computes again: "none", "layer" or "full".
     """
@@ -37,6 +39,7 @@ class StageRow:
     backward_seconds: float
     around_seconds: float
     peak_bytes: int
+    memory_bytes: int
     collectives: tuple[Traffic, ...]
     collective_bytes: int
     sent_bytes: int
@@ -52,7 +55,6 @@ class PlanSummary:
     schedule: str
     makespan_seconds: float
     bubble_fraction: float
-    memory_limit_bytes: int
     stages: tuple[StageRow, ...]
 
     def to_json(self) -> dict[str, object]:
@@ -72,8 +74,7 @@ def summarize(module: ir.Module) -> PlanSummary:
         ir.StringAttr(schedule["name"]).value,
         ir.FloatAttr(schedule["makespan_seconds"]).value,
         ir.FloatAttr(schedule["bubble"]).value,
-        cluster.device.memory_bytes,
-        tuple(_row(program, stage, mesh, peaks[stage]) for stage, mesh in enumerate(meshes)),
+        tuple(_row(program, cluster, stage, mesh, peaks[stage]) for stage, mesh in enumerate(meshes)),
     )
 
 
@@ -83,7 +84,7 @@ def _calls(program: Program) -> Iterator[tuple[ir.Operation, bool]]:
     yield from ((op, True) for op in program.body_ops)
 
 
-def _row(program: Program, stage: int, mesh: Mesh, peak_bytes: int) -> StageRow:
+def _row(program: Program, cluster: Cluster, stage: int, mesh: Mesh, peak_bytes: int) -> StageRow:
     seconds = {"fwd": 0.0, "bwd": 0.0, "around": 0.0}
     layers: dict[str, None] = {}
     collectives: list[Traffic] = []
@@ -118,6 +119,7 @@ def _row(program: Program, stage: int, mesh: Mesh, peak_bytes: int) -> StageRow:
         seconds["bwd"],
         seconds["around"],
         peak_bytes,
+        cluster.group_of(mesh).device.memory_bytes,
         total(collectives),
         sum(item.bytes for item in collectives),
         sent,

@@ -1,4 +1,4 @@
-"""Write docs/passes.md and docs/dialect.md from the code: `python -m shardopt.tools.docs`.
+"""Write docs/passes.md, docs/dialect.md and the JSON schemas from the code: `python -m shardopt.tools.docs`.
 
 With `--check` nothing is written; the exit code is 1 if a page is not what would be written.
 """
@@ -6,6 +6,7 @@ With `--check` nothing is written; the exit code is 1 if a page is not what woul
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
@@ -47,7 +48,7 @@ def _run(options: argparse.Namespace) -> None:
     folder = ROOT / "docs"
     if not folder.is_dir():
         raise UserError(f"expected a source tree with the directory '{folder}', found none")
-    pages = {folder / "passes.md": passes_page(), folder / "dialect.md": dialect_page()}
+    pages = {folder / "passes.md": passes_page(), folder / "dialect.md": dialect_page(), **schemas()}
     if not options.check:
         for path, text in pages.items():
             path.write_text(text, encoding="utf-8")
@@ -193,6 +194,17 @@ def _message_list(module: str) -> str:
     from shardopt.tools.doc_sources import messages
 
     return "\n".join(f"* `{text}`" for text in messages(module))
+
+
+# ---- schemas ----
+
+
+def schemas() -> dict[Path, str]:
+    """The files of `shardopt/schemas`: what the readers of each format expect."""
+    from shardopt.cost.cluster_file import DESCRIPTION
+
+    folder = ROOT / "shardopt" / "schemas"
+    return {folder / "cluster.schema.json": json.dumps(DESCRIPTION.schema(), indent=2) + "\n"}
 
 
 # ---- Markdown ----

@@ -39,7 +39,7 @@ from tests.e2e.models import MODELS, mlp
 def cluster_of_rate(rate: float) -> Cluster:
     """Four devices of so many FLOP/s, bytes/s of memory and bytes/s of every link, without latencies."""
     link = Link(0.0, rate)
-    return Cluster("test", 1, 4, Device("d", {"f32": rate}, 1 << 31, rate), link, link, 0.0)
+    return Cluster.uniform("test", 1, 4, Device("d", {"f32": rate}, 1 << 31, rate), link, link, 0.0)
 
 
 # Slow enough that small models are worth splitting; the fast one does not care to split an update of 4 KB.

@@ -7,7 +7,7 @@ from shardopt.cost.graph import FactorRule, Op, OpGraph, Tensor
 from shardopt.cost.mesh import Mesh
 
 # No latencies and slow devices: splitting always pays, so the choice is between ways to split.
-CLUSTER = Cluster("test", 1, 8, Device("d", {"f32": 1e9}, 1 << 30, 1e9), Link(0.0, 1e9), Link(0.0, 1e9), 0.0)
+CLUSTER = Cluster.uniform("test", 1, 8, Device("d", {"f32": 1e9}, 1 << 30, 1e9), Link(0.0, 1e9), Link(0.0, 1e9), 0.0)
 MESH = Mesh("m", (("x", 2), ("y", 2)), (0, 1, 2, 3))
 LINE = Mesh("m", (("x", 4),), (0, 1, 2, 3))
 

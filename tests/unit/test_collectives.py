@@ -26,7 +26,7 @@ from shardopt.cost.resharding_chain import resharding_steps
 from shardopt.cost.resharding_costs import ReshardingCosts
 
 LINK = Link(1.0, 10.0)
-CLUSTER = Cluster("c", 2, 4, Device("d", {"f32": 1.0}, 1, 1.0), Link(1.0, 100.0), Link(2.0, 8.0), 0.0)
+CLUSTER = Cluster.uniform("c", 2, 4, Device("d", {"f32": 1.0}, 1, 1.0), Link(1.0, 100.0), Link(2.0, 8.0), 0.0)
 MESH = Mesh("m", (("x", 2), ("y", 4)), tuple(range(8)))
 CUBE = Mesh("m", (("x", 2), ("y", 2), ("z", 4)), tuple(range(16)))
 

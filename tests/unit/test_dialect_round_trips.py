@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jaxlib.mlir import ir
 
-from shardopt.cost.cluster import load_cluster, presets
+from shardopt.cost.cluster_file import load_cluster, presets
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.summary import CostSummary
 from shardopt.cost.traffic import Traffic
@@ -29,9 +29,9 @@ def reparsed(module: ir.Module) -> ir.Module:
     return ir.Module.parse(module.operation.get_asm(), module.context)
 
 
-@pytest.mark.parametrize("name", presets())
+@pytest.mark.parametrize("name", [*presets(), "cpu-test:1x2+tpu-v5e:3x8"])
 def test_cluster(name: str) -> None:
-    cluster = replace(load_cluster(name), hosts=3)
+    cluster = load_cluster(name)
     with make_context() as context, ir.Location.unknown(context):
         module = ir.Module.parse(FUNCTION, context)
         write_cluster(module, cluster)

@@ -37,7 +37,7 @@ def seconds_of(
     total = 0.0
     for tensor in graph.inputs:
         share = graph.tensors[tensor].size_bytes / prod(shardings[tensor].tile_counts(mesh))
-        total += share / CLUSTER.device.memory_bandwidth
+        total += share / CLUSTER.groups[0].device.memory_bandwidth
     for index, strategy in strategies.items():
         op = graph.ops[index]
         total += strategy.seconds * op.repeat

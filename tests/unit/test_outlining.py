@@ -9,7 +9,7 @@ import pytest
 from jaxlib.mlir import ir
 from program_evaluation import NAMES, evaluate, load_program, random_arguments
 
-from shardopt.cost.cluster import load_cluster
+from shardopt.cost.cluster_file import load_cluster
 from shardopt.cost.mesh import Mesh
 from shardopt.dialect import staged_form
 from shardopt.dialect.cluster import write_cluster

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jaxlib.mlir import ir
 
-from shardopt.cost.cluster import load_cluster
+from shardopt.cost.cluster import HostGroup
+from shardopt.cost.cluster_file import load_cluster
 from shardopt.cost.collectives import COLLECTIVES, collective_seconds
 from shardopt.cost.compute import dispatch_seconds, memory_seconds, op_seconds, work_kind
 from shardopt.cost.curves import Curve, CurveTable, rising
@@ -43,7 +44,8 @@ PROFILE = Profile(
     {"jax": "0"},
 )
 CPU = load_cluster("cpu-test:2x4")
-MEASURED = replace(CPU, device=replace(CPU.device, profile=PROFILE))
+GROUP = CPU.groups[0]
+MEASURED = replace(CPU, groups=(replace(GROUP, device=replace(GROUP.device, profile=PROFILE)),))
 MESH = Mesh("m", (("x", 2), ("y", 2)), (0, 1, 2, 3))
 
 
@@ -153,13 +155,24 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
         load_profile(str(path))
 
 
-def test_the_module_carries_the_profile() -> None:
+@pytest.mark.parametrize("others", [(), load_cluster("a100-80g").groups])
+def test_the_module_carries_the_profile(others: tuple[HostGroup, ...]) -> None:
+    measured, plain = (replace(c, groups=(*c.groups, *others)) for c in (MEASURED, CPU))
     with make_context() as context, ir.Location.unknown(context):
         module = ir.Module.create()
-        write_cluster(module, MEASURED)
+        write_cluster(module, measured)
         again = ir.Module.parse(str(module), context)
-        assert read_cluster(again) == MEASURED
-        assert hash(read_cluster(again)) == hash(MEASURED) != hash(CPU)
+        assert read_cluster(again) == measured
+        assert hash(read_cluster(again)) == hash(measured) != hash(plain)
+
+
+def test_a_profile_belongs_to_the_groups_with_its_device(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(profile_text(PROFILE))
+    mixed = with_profile(load_cluster("a100-80g+cpu-test+cpu-test:1x2"), str(path))
+    assert [group.device.profile for group in mixed.groups] == [None, PROFILE, PROFILE]
+    with pytest.raises(UserError, match="of device 'A100-SXM4-80GB' or 'H100-SXM5-80GB', which"):
+        with_profile(load_cluster("a100-80g+h100-sxm"), str(path))
 
 
 # ---- use ----
@@ -170,7 +183,7 @@ def test_kinds_of_collectives_have_one_spelling() -> None:
 
 
 def test_measured_work_overrides_the_roofline() -> None:
-    device, formula = MEASURED.device, CPU.device
+    device, formula = MEASURED.groups[0].device, GROUP.device
     assert op_seconds(device, 1e6, 0.0, "f32", kind="matmul") == pytest.approx(1e-3)
     assert op_seconds(device, 1e6, 0.0, "f32", kind="batch_matmul") == pytest.approx(1e-3)  # no curve of its own
     assert op_seconds(device, 1e9, 0.0, "bf16", kind="matmul") == op_seconds(formula, 1e9, 0.0, "bf16")
@@ -203,6 +216,6 @@ def test_measured_messages_and_calls() -> None:
     assert messages_seconds(MEASURED, [(0, 1, 8)]) == 4.0
     assert messages_seconds(MEASURED, [(0, 2, 8), (1, 3, 4)]) == 16.0  # two at once
     assert messages_seconds(MEASURED, [(0, 4, 8)]) == messages_seconds(CPU, [(0, 4, 8)])
-    assert dispatch_seconds(MEASURED, 4, 20) == 0.75
-    assert dispatch_seconds(CPU, 4, 20) == CPU.dispatch_seconds
+    assert dispatch_seconds(MEASURED.groups[0], 4, 20) == 0.75
+    assert dispatch_seconds(GROUP, 4, 20) == GROUP.dispatch_seconds
     assert [PROFILE.speed(busy) for busy in (0, 1, 3, 4, 9)] == [4.0, 4.0, 1.5, 1.0, 1.0]

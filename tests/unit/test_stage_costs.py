@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from step_graphs import WIDTH, StepBuilder
 
-from shardopt.cost.cluster import Cluster, load_cluster
+from shardopt.cost.cluster import Cluster
+from shardopt.cost.cluster_file import load_cluster
 from shardopt.cost.transfers import messages_seconds
 from shardopt.solve.stages.layering import assign_layers
 from shardopt.solve.stages.stage_costs import CandidateCosts, CandidateProblem, candidate_costs, candidate_mesh
@@ -117,5 +118,5 @@ def test_progress_counts_to_the_total() -> None:
 
 def test_candidate_mesh() -> None:
     option = next(option for option in stage_options(cluster()) if option.logical_shape == (2, 2))
-    assert candidate_mesh(option).axes == (("x", 2), ("y", 2))
-    assert candidate_mesh(option, "m1", (4, 5, 6, 7)).devices == (4, 5, 6, 7)
+    assert candidate_mesh(option, range(4)).axes == (("x", 2), ("y", 2))
+    assert candidate_mesh(option, (4, 5, 6, 7), "m1").devices == (4, 5, 6, 7)

@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shardopt.cost.cluster import Submesh, load_cluster
+from shardopt.cost.cluster import Submesh
+from shardopt.cost.cluster_file import load_cluster
 from shardopt.cost.errors import UserError
 from shardopt.solve.stages.baselines.equal_layers import equal_layer_stages
 from shardopt.solve.stages.baselines.planner import Request

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from step_graphs import StepBuilder
 
-from shardopt.cost.cluster import load_cluster
+from shardopt.cost.cluster_file import load_cluster
 from shardopt.cost.graph import MARKER
 from shardopt.solve.stages.layering import assign_layers
 from shardopt.solve.stages.stage_costs import CandidateProblem, candidate_costs
@@ -38,7 +38,7 @@ def problem(num_microbatches: int) -> CandidateProblem:
         None,
         one_f_one_b_in_flight,
         tuple(Accumulator(before, after) for after, before in step.accumulators.items()),
-        where.device.memory_bytes,
+        (where.groups[0].device.memory_bytes,),
     )
 
 
@@ -112,5 +112,5 @@ def test_without_accumulators_every_microbatch_costs_the_same() -> None:
 
 
 def test_the_limit_of_memory_reaches_the_stages() -> None:
-    assert candidate_costs(replace(problem(1), memory_limit_bytes=1234)).stage_problem.memory_bytes == (1234,)
-    assert candidate_costs(replace(problem(1), memory_limit_bytes=None)).stage_problem.memory_bytes == (np.inf,)
+    assert candidate_costs(replace(problem(1), memory_limit_bytes=(1234,))).stage_problem.memory_bytes == (1234,)
+    assert candidate_costs(replace(problem(1), memory_limit_bytes=(None,))).stage_problem.memory_bytes == (np.inf,)

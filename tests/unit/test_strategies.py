@@ -22,7 +22,7 @@ from shardopt.solve.sharding.strategies_tables import StrategyTables
 from tests.unit.op_graphs import CLUSTER, LINE, MESH, elementwise, f32, matmul, rule
 
 REPLICATED = Sharding.replicated(2)
-LINK = CLUSTER.intra_host
+LINK = CLUSTER.groups[0].intra_host
 
 
 def strategies_of(op: Op, operands: tuple, results: tuple, mesh: Mesh = MESH) -> tuple[Strategy, ...]:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shardopt.cost.cluster import Cluster, Device, Link
 from shardopt.cost.transfers import messages_seconds
 
 # Two hosts of two devices; a byte takes 1 s inside a host and 10 s between hosts.
-CLUSTER = Cluster("test", 2, 2, Device("d", {"f32": 1.0}, 1, 1.0), Link(0.5, 1.0), Link(3.0, 0.1), 0.0)
+CLUSTER = Cluster.uniform("test", 2, 2, Device("d", {"f32": 1.0}, 1, 1.0), Link(0.5, 1.0), Link(3.0, 0.1), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -29,3 +31,34 @@ def test_messages_seconds(messages: list[tuple[int, int, int]], seconds: float) 
 
 def test_latency_counts_for_empty_messages() -> None:
     assert messages_seconds(CLUSTER, [(0, 2, 0)]) == pytest.approx(3.0)
+
+
+# A third host with two devices in a group of its own: 4 s and 20 s a byte between the groups.
+GROUPS = replace(
+    CLUSTER,
+    groups=(*CLUSTER.groups, replace(CLUSTER.groups[0], name="other", hosts=1, intra_host=Link(0.25, 2.0))),
+    between_groups=Link(4.0, 0.05),
+)
+
+
+@pytest.mark.parametrize(
+    ("messages", "seconds"),
+    [
+        ([(0, 2, 4)], 3 + 40),
+        ([(4, 5, 4)], 0.25 + 2),
+        ([(0, 4, 2)], 4 + 40),
+        ([(4, 0, 2)], 4 + 40),
+        ([(0, 4, 2), (1, 5, 2)], 4 + 80),  # the card of host 0
+        ([(0, 4, 2), (1, 2, 4)], 4 + 80),  # the same card, into two groups
+        ([(0, 4, 2), (2, 5, 2)], 4 + 80),  # the card of the other group's host
+        ([(0, 4, 2), (4, 0, 2)], 4 + 40),
+    ],
+)
+def test_messages_between_groups_share_the_cards(messages: list[tuple[int, int, int]], seconds: float) -> None:
+    assert messages_seconds(GROUPS, messages) == pytest.approx(seconds)
+
+
+def test_a_narrow_fabric_is_shared_by_the_hosts_of_a_group() -> None:
+    narrow = replace(CLUSTER, groups=(replace(CLUSTER.groups[0], hosts=4, fabric_bandwidth=0.15),))
+    assert messages_seconds(narrow, [(0, 2, 3), (4, 6, 3)]) == pytest.approx(3 + 6 / 0.15)
+    assert messages_seconds(narrow, [(0, 2, 3)]) == pytest.approx(3 + 3 / 0.1)

@@ -12,9 +12,10 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from shardopt.cost.cluster import Cluster, group_placement
+from shardopt.cost.cluster import Cluster
 from shardopt.cost.mesh import Mesh
 from shardopt.cost.structure import Structure, structure_of
+from shardopt.cost.topology import group_placement
 from shardopt.ir.mesh_graphs import MeshGraph
 from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.sharding.budget import Fit
@@ -97,10 +98,10 @@ class MeshSolver:
 
 
 def _links(cluster: Cluster, mesh: Mesh) -> tuple[Hashable, ...]:
-    """All that costs depend on in a mesh: not which devices it has, but how they are linked."""
+    """All that costs depend on in a mesh: not which devices it has, but of what kind, and how they are linked."""
     names = mesh.axis_names
     subsets = (axes for count in range(1, len(names) + 1) for axes in combinations(names, count))
-    return mesh.axes, *(group_placement(cluster, mesh, axes) for axes in subsets)
+    return mesh.axes, cluster.group_of(mesh).device, *(group_placement(cluster, mesh, axes) for axes in subsets)
 
 
 def _asked(

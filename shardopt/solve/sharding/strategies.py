@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from shardopt.cost.cluster import Cluster
+from shardopt.cost.cluster import Cluster, Device
 from shardopt.cost.collectives import ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Step
 from shardopt.cost.graph import MARKER, FactorRule, Op, Tensor
 from shardopt.cost.mesh import Mesh, Sharding
@@ -71,7 +71,7 @@ def op_strategies(
 ) -> tuple[Strategy, ...]:
     """All strategies of `op` in a fixed order, the replicated one first. An opaque op has that one only. `linear` says
     which operands and results may be partial."""
-    pricer = _Pricer(op, tuple(operands), tuple(results), mesh, cluster)
+    pricer = _Pricer(op, tuple(operands), tuple(results), mesh, cluster, cluster.group_of(mesh).device)
     return tuple(
         pricer.strategy(split, terms, *shardings, final)
         for split, terms in _splits(op, mesh, linear)
@@ -211,6 +211,7 @@ class _Pricer:
     results: tuple[Tensor, ...]
     mesh: Mesh
     cluster: Cluster
+    device: Device
 
     def strategy(
         self,
@@ -258,7 +259,7 @@ class _Pricer:
         traffic = sum(self._local_bytes(*pair) for pair in zip(tensors, shardings, strict=True))
         dtype = self.results[0].dtype if self.results else "f32"
         batched = self._is_batched()
-        return compute_seconds(self.cluster, self.op.name, self.op.flops / shards, traffic, dtype, batched)
+        return compute_seconds(self.device, self.op.name, self.op.flops / shards, traffic, dtype, batched)
 
     def _is_batched(self) -> bool:
         """Whether a factor with more than one element is in all operands and results of a product."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shardopt.cost.cluster import Cluster
+from shardopt.cost.cluster import Cluster, Device
 from shardopt.cost.collectives import Step, steps_seconds
 from shardopt.cost.compute import op_seconds, work_kind
 from shardopt.cost.graph import Tensor
@@ -39,7 +39,7 @@ _LAUNCH_SECONDS = 1e-6
 
 
 def compute_seconds(
-    cluster: Cluster, name: str, flops: float, traffic_bytes: float, dtype: str, batched: bool = False
+    device: Device, name: str, flops: float, traffic_bytes: float, dtype: str, batched: bool = False
 ) -> float:
     """One device's share of an operation, as part of a larger program: no dispatch, and fused where XLA fuses.
 
@@ -47,7 +47,7 @@ def compute_seconds(
     """
     share = 1.0 if name in _UNFUSED_OPS else _FUSED_TRAFFIC
     kind = work_kind(name, batched)
-    return op_seconds(cluster.device, flops, traffic_bytes, dtype, kind=kind, in_memory=share)
+    return op_seconds(device, flops, traffic_bytes, dtype, kind=kind, in_memory=share)
 
 
 def communication_seconds(cluster: Cluster, mesh: Mesh, steps: Sequence[Step]) -> float:

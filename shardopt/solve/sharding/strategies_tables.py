@@ -50,6 +50,7 @@ class StrategyTables:
     def __init__(self, mesh: Mesh, cluster: Cluster) -> None:
         self.mesh = mesh
         self.cluster = cluster
+        self.device = cluster.group_of(mesh).device
         self._resharding_costs = ReshardingCosts(cluster, mesh)
         self._memo: dict[Hashable, object] = {}
 
@@ -82,7 +83,7 @@ class StrategyTables:
 
         def build() -> np.ndarray:
             distinct, index = np.unique(self.local_bytes(tensor, column), return_inverse=True)
-            seconds = [memory_seconds(self.cluster.device, float(size), tensor.dtype) for size in distinct]
+            seconds = [memory_seconds(self.device, float(size), tensor.dtype) for size in distinct]
             return np.array(seconds)[index]
 
         return self._remember(("input", tensor.shape, tensor.dtype, tensor.itemsize, id(column)), build)

@@ -14,6 +14,7 @@ import numpy as np
 
 from shardopt.cost.cluster import Cluster
 from shardopt.cost.graph import OpGraph
+from shardopt.cost.topology import neighbours
 from shardopt.cost.transfers import messages_seconds
 
 
@@ -27,9 +28,13 @@ class CutTransfers:
 
     def slowest_seconds(self) -> np.ndarray:
         """`[L + 1]`: both directions of each cut, one device to one device over the slowest link."""
-        target = self.cluster.devices_per_host if self.cluster.hosts > 1 else 1
+        pairs = neighbours(self.cluster)
+
+        def slowest(size: int) -> float:
+            return max((self._seconds([(*pair, size)]) for pair in pairs), default=0.0)
+
         both = zip(self.forward_bytes, self.backward_bytes, strict=True)
-        return np.array([sum(self._seconds([(0, target, int(size))]) for size in sizes) for sizes in both])
+        return np.array([sum(slowest(int(size)) for size in sizes) for sizes in both])
 
     def between(self, cut: int, source: Sequence[int], target: Sequence[int]) -> tuple[float, float]:
         """Seconds over one cut from stage devices `source` to `target`, and of the way back."""

@@ -34,8 +34,9 @@ class CandidateProblem:
     """The body of a microbatch by layers. `op_layer[i]` is -1 for operations every stage copies.
 
     `state_bytes[k]`: bytes that live all step with layer k but are not read by the body (optimizer state).
-    `memory_limit_bytes`: what a device may hold; None for any amount. `tied`: tensors that loops and
-    branches need in equal shardings. `roles` is what options with a preset as their method need to know.
+    `memory_limit_bytes`: what a device of each host group may hold, None for any amount; empty for any amount in all
+    groups. `tied`: tensors that loops and branches need in equal shardings. `roles` is what options with a preset as
+    their method need to know.
     """
 
     graph: OpGraph
@@ -48,7 +49,7 @@ class CandidateProblem:
     num_stages: int | None
     in_flight: InFlight
     accumulators: tuple[Accumulator, ...] = ()
-    memory_limit_bytes: int | None = None
+    memory_limit_bytes: tuple[int | None, ...] = ()
     tied: tuple[tuple[int, int], ...] = ()
     roles: Roles = field(default_factory=Roles)
 
@@ -64,10 +65,9 @@ class CandidateCosts:
     refusals: tuple[str, ...] = ()
 
 
-def candidate_mesh(option: StageOption, name: str = "candidate", devices: Sequence[int] | None = None) -> Mesh:
-    """The logical mesh of an option, on the first devices of the cluster unless `devices` are given."""
-    axes = tuple(zip(AXIS_NAMES, option.logical_shape, strict=False))
-    return Mesh(name, axes, tuple(range(option.num_devices) if devices is None else devices))
+def candidate_mesh(option: StageOption, devices: Sequence[int], name: str = "candidate") -> Mesh:
+    """The logical mesh of an option on some devices."""
+    return Mesh(name, tuple(zip(AXIS_NAMES, option.logical_shape, strict=False)), tuple(devices))
 
 
 def candidate_costs(problem: CandidateProblem, progress: Callable[[int, int], None] | None = None) -> CandidateCosts:
@@ -84,7 +84,9 @@ def candidate_costs(problem: CandidateProblem, progress: Callable[[int, int], No
         mine = [(i, j) for i, j, k in candidates if k == o]
         if not mine:
             continue
-        solver = _CandidateSolver(problem, step, candidate_mesh(option), methods, option.method)
+        first = problem.cluster.first_devices[option.group]
+        mesh = candidate_mesh(option, range(first, first + option.num_devices))
+        solver = _CandidateSolver(problem, step, mesh, methods, option.method)
         for i, j in mine:
             seconds[i, j, o], forward[i, j, o], fixed[i, j, o], activations[i, j, o] = solver.costs(i, j)
             done += 1
@@ -92,16 +94,17 @@ def candidate_costs(problem: CandidateProblem, progress: Callable[[int, int], No
                 progress(done, len(candidates))
         solves += solver.num_solves
         refusals.update(dict.fromkeys(solver.refusals))
+    limits = problem.memory_limit_bytes or (None,) * len(problem.cluster.groups)
     stage_problem = StageProblem(
         layers,
         problem.options,
-        (problem.cluster.num_devices,),
+        tuple(group.num_devices for group in problem.cluster.groups),
         problem.num_microbatches,
         seconds,
         forward,
         fixed,
         activations,
-        (np.inf if problem.memory_limit_bytes is None else problem.memory_limit_bytes,),
+        tuple(np.inf if limit is None else limit for limit in limits),
         cut_transfers(problem.graph, problem.op_layer, layers, problem.cluster).slowest_seconds(),
         problem.in_flight,
     )
@@ -110,12 +113,8 @@ def candidate_costs(problem: CandidateProblem, progress: Callable[[int, int], No
 
 def _candidates(problem: CandidateProblem) -> Iterator[tuple[int, int, int]]:
     """(first layer, layer after the last, option) that some exact cover of devices and layers can contain."""
-    layers, devices = problem.num_layers, problem.cluster.num_devices
-    sizes = sorted({option.num_devices for option in problem.options})
-    most = layers if problem.num_stages is None else problem.num_stages
-    covered = [{0}]  # covered[k]: device counts that k stages can occupy
-    for _ in range(most):
-        covered.append({total + size for total in covered[-1] for size in sizes if total + size <= devices})
+    layers, most = problem.num_layers, problem.num_stages or problem.num_layers
+    covered = _covers(problem, most)
     for i in range(layers):
         for j in range(i + 1, layers + 1):
             fewest, largest = (i > 0) + (j < layers), i + layers - j
@@ -123,8 +122,30 @@ def _candidates(problem: CandidateProblem) -> Iterator[tuple[int, int, int]]:
             if problem.num_stages is not None:
                 others = range(most - 1, most) if fewest <= most - 1 <= largest else range(0)
             for o, option in enumerate(problem.options):
-                if any(devices - option.num_devices in covered[k] for k in others):
+                if any(_rest(problem, option) in covered[k] for k in others):
                     yield i, j, o
+
+
+def _covers(problem: CandidateProblem, most: int) -> list[set[tuple[int, ...]]]:
+    """`[k]`: how many devices of every host group k stages can occupy together."""
+    groups = problem.cluster.groups
+    sizes = sorted({(option.group, option.num_devices) for option in problem.options})
+    covered = [{(0,) * len(groups)}]
+    for _ in range(most):
+        grown = {
+            (*taken[:group], taken[group] + size, *taken[group + 1 :])
+            for taken in covered[-1]
+            for group, size in sizes
+            if taken[group] + size <= groups[group].num_devices
+        }
+        covered.append(grown)
+    return covered
+
+
+def _rest(problem: CandidateProblem, option: StageOption) -> tuple[int, ...]:
+    """Devices of every host group that a stage leaves to the others."""
+    groups = enumerate(problem.cluster.groups)
+    return tuple(group.num_devices - option.num_devices * (index == option.group) for index, group in groups)
 
 
 class _CandidateSolver:

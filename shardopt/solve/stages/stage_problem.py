@@ -12,7 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from shardopt.cost.cluster import Cluster, Submesh, logical_shapes, submeshes
+from shardopt.cost.cluster import Cluster, Submesh
+from shardopt.cost.topology import logical_shapes, submeshes
 
 Stages = tuple[tuple[int, int, int], ...]  # (first layer, layer after the last, option) in pipeline order
 InFlight = Callable[[int, int, int], float]  # (stage from the end, 1 = last; number of stages; microbatches) -> count
@@ -48,8 +49,8 @@ class StageOption:
 def stage_options(cluster: Cluster) -> tuple[StageOption, ...]:
     """All logical shapes of all submeshes of the cluster."""
     return tuple(
-        StageOption(submesh.num_devices, submesh, shape)
-        for submesh in submeshes(cluster)
+        StageOption(submesh.num_devices, submesh, shape, group)
+        for group, submesh in submeshes(cluster)
         for shape in logical_shapes(submesh)
     )
 
