@@ -98,6 +98,30 @@ class ResnetSpec:
         """Blocks at each of the resolutions."""
         return self.blocks or {50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}[self.layers]
 
+    def flops(self, recompute: bool = False) -> float:
+        """FLOPs of convolutions and last product in a step: forward, backward (twice), forward again if asked.
+
+        As XLA counts them, without what a window reads beyond the border.
+        """
+        side, into = self.image // 4, self.channels
+        products = 3 * self.channels * _taps(self.image, 7, 2)
+        for level, count in enumerate(self.block_counts):
+            filters, out = self.channels * 2**level, 4 * self.channels * 2**level
+            wide, stride = filters * self.width, 1 if level == 0 else 2
+            products += side**2 * into * filters + filters * wide * _taps(side, 3, stride)
+            side //= stride
+            products += side**2 * (into * out + wide * out)
+            products += (count - 1) * (side**2 * (out * filters + wide * out) + filters * wide * _taps(side, 3, 1))
+            into = out
+        return (4 if recompute else 3) * 2.0 * self.batch * (products + into * self.classes)
+
+
+def _taps(side: int, window: int, stride: int) -> int:
+    """Pixels that all windows of a convolution read of a square image, centred windows cut off at its border."""
+    reach = window // 2
+    along = sum(min(side, middle + reach + 1) - max(0, middle - reach) for middle in range(0, side, stride))
+    return along**2
+
 
 Spec = GptSpec | MoeSpec | ResnetSpec
 

@@ -1,0 +1,77 @@
+"""The tables of the Alpa experiments: published numbers, methods, one plan, and what a cell says."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.alpa.methods import METHODS, options
+from benchmarks.alpa.one import measured
+from benchmarks.alpa.published import OUT_OF_MEMORY, published
+from benchmarks.alpa.report import bars_svg, best, tables, tflops
+from benchmarks.alpa.specs import CASES, TINY, Case, find_case
+
+# Seconds of a step that the artifact's results_e2e.tsv has beside the TFLOPS of a GPU (intra-only).
+_MEASURED = {
+    "gpt-350m": 71.126,
+    "gpt-1.3b": 49.88,
+    "gpt-6.7b": 74.376,
+    "wresnet-250m": 43.985,
+    "wresnet-1b": 45.104,
+    "wresnet-4b": 77.785,
+    "wresnet-13b": 437.9,
+}
+
+
+@pytest.mark.parametrize("name", _MEASURED)
+def test_flops_are_counted_as_in_the_paper(name: str) -> None:
+    case = find_case(name)
+    assert tflops(case, _MEASURED[name]) == pytest.approx(published(case.family, "intra-only", case.devices), rel=0.02)
+
+
+def test_published_numbers_are_found_by_devices() -> None:
+    assert published("gpt", "shardopt", 64) == 57.0
+    assert published("moe", "deepspeed", 32) == 3.82
+    assert published("wresnet", "pp-dp", 64) == OUT_OF_MEMORY
+    assert published("wresnet", "equal-op", 16) == 3.3
+    assert published("gpt", "deepspeed", 8) is None
+    assert published("gpt", "equal-op", 4) is None
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_is_a_set_of_options_that_the_phases_take(method: str) -> None:
+    from shardopt.pipeline.phases import PHASE_NAMES, phase_range
+
+    for case in CASES:
+        chosen = options(case, method)
+        assert chosen.cluster == case.cluster
+        assert case.spec.batch % chosen.microbatches == 0
+        for phase in PHASE_NAMES:
+            phase_range(phase, phase, chosen.for_phase(phase))
+
+
+def test_a_plan_is_measured_up_to_the_stage_phase() -> None:
+    case = Case("gpt-tiny", TINY["gpt-tiny"], 2, 2, 2)
+    found = measured(case, options(case, "shardopt"), finish=False)
+    assert float(str(found["seconds"])) > 0
+    assert found["sharding problems solved"]
+    assert list(found["planning"]) == ["import", "microbatch", "cluster", "stage"]  # type: ignore[call-overload]
+
+
+def test_what_does_not_fit_is_said_and_kept_apart_from_what_was_not_run() -> None:
+    case = find_case("gpt-350m")
+    results = {
+        "gpt-350m/shardopt": {"error": "no plan fits the memory of a device", "microbatches": 512},
+        "gpt-350m/intra-only": {"seconds": 71.126, "microbatches": 64},
+        "gpt-350m/intra-only/512": {"seconds": 80.0, "microbatches": 512},
+        "gpt-1.3b/shardopt": {"error": "not planned within 5 s", "timeout": True},
+    }
+    fastest = best(case, "intra-only", results)
+    assert fastest is not None
+    assert fastest["seconds"] == 71.126
+    head, _, *rows = tables(results).splitlines()
+    assert head == "| model | GPUs | microbatches | shardopt | intra-only |"
+    assert rows == [
+        "| gpt-350m | 1 | 512 | does not fit (45.1) | 46.2 with 64 microbatches (46.2) |",
+        "| gpt-1.3b | 4 | 128 | not planned in time (58.2) | not run (58.4) |",
+    ]
+    assert bars_svg(results).count("<rect") == 2 + 1 + 4  # legend, our bar, the paper's lines
