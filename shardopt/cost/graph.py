@@ -64,7 +64,6 @@ class Op:
     flops: float = 0.0
     group: int = -1
     repeat: int = 1
-    location: str = ""
     block: int = 0
     trips: int = 1
     zero: bool = False

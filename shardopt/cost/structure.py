@@ -42,7 +42,7 @@ class Structure:
 def structure_of(graph: OpGraph, ops: Iterable[int] | None = None) -> Structure:
     """The structure of the operations `ops`, by default of the whole graph with its inputs and outputs.
 
-    Groups and blocks count as which operations share one, not by their numbers; locations do not count.
+    Groups and blocks count as which operations share one, not by their numbers.
     """
     chosen = tuple(range(len(graph.ops))) if ops is None else tuple(sorted(ops))
     numbers: dict[int, int] = {}

@@ -30,6 +30,7 @@ from shardopt.dialect.exported_program import MeshValue
 from shardopt.dialect.mpmd import KIND, STAGE, mesh_shape_attr, parse_mesh_tensor, read_topology
 from shardopt.dialect.reshard_steps import find_plan_fault, tiles_by_device
 from shardopt.dialect.sharding import to_mhlo
+from shardopt.ir.rewriting import terminator as end_of
 from shardopt.schedule.schedules import SCHEDULES
 
 Problem = tuple[ir.Location, str]
@@ -106,18 +107,19 @@ class _Verifier:
         return value
 
     def _verify_aliases(self, main: ir.Operation) -> None:
-        results = list(function_type(main).results)
+        type_ = function_type(main)
+        inputs, results = list(type_.inputs), list(type_.results)
         taken: dict[int, int] = {}
         for number, alias in read_donation(main).items():
             if not 0 <= alias < len(results):
                 self.report(main, f"argument {number} aliases result {alias}, but there are {len(results)} results")
             elif alias in taken:
                 self.report(main, f"arguments {taken[alias]} and {number} both alias result {alias}")
-            elif mesh_value(function_type(main).inputs[number]) != mesh_value(results[alias]):
+            elif mesh_value(inputs[number]) != mesh_value(results[alias]):
                 self.report(
                     main,
                     f"argument {number} is donated to result {alias}: expected equal types, "
-                    f"found {function_type(main).inputs[number]} and {results[alias]}",
+                    f"found {inputs[number]} and {results[alias]}",
                 )
             taken.setdefault(alias, number)
 
@@ -242,7 +244,10 @@ class _Verifier:
         self, call: ir.Operation, terminator: ir.Operation, block_arguments: list[ir.Value], body: ir.Operation
     ) -> None:
         """A carried value must be read and written by one task, else the schedule could not reorder microbatches."""
-        arguments, returned = entry_block(body).arguments, list(entry_block(body).operations)[-1].operands
+        arguments, returned = list(entry_block(body).arguments), list(end_of(entry_block(body)).operands)
+        passed: dict[ir.Value, list[int]] = {}
+        for position, operand in enumerate(call.operands):
+            passed.setdefault(operand, []).append(position)
         writers: dict[ir.Value, object] = {result: returned[number].owner for number, result in enumerate(call.results)}
         for number, value in enumerate(terminator.operands):
             if value == block_arguments[number]:
@@ -254,9 +259,8 @@ class _Verifier:
                     f"carried value {number}: expected its own argument, or the result of a fragment call in the body",
                 )
                 continue
-            for position, operand in enumerate(call.operands):
-                if operand == block_arguments[number]:
-                    self._verify_readers(number, arguments[position], writer.operation)
+            for position in passed.get(block_arguments[number], ()):
+                self._verify_readers(number, arguments[position], writer.operation)
 
     def _verify_readers(self, number: int, argument: ir.Value, writer: ir.Operation) -> None:
         for use in argument.uses:

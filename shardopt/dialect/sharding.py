@@ -125,6 +125,7 @@ def to_sdy(sharding: Sharding, mesh_name: str) -> str:
     return f"<@{mesh_name}, {sharding}>"
 
 
+@lru_cache(maxsize=4096)  # few shardings stand on many values
 def from_sdy(text: str) -> tuple[str, Sharding]:
     """Read `<@m0, [{"x"}, {}], unreduced={"y"}>` into (mesh name, sharding).
 

@@ -212,6 +212,10 @@ def read_flops(op: ir.Operation) -> float:
         return inside * (_planned_trips(op) if op.name == WHILE else 1)
     operands = tuple(read_tensor(v.type).shape for v in op.operands if isinstance(v.type, ir.RankedTensorType))
     results = tuple(read_tensor(v.type).shape for v in op.results if isinstance(v.type, ir.RankedTensorType))
+    return _flops_of(op, operands, results)
+
+
+def _flops_of(op: ir.Operation, operands: tuple[tuple[int, ...], ...], results: tuple[tuple[int, ...], ...]) -> float:
     return op_flops(op.name, operands, results, _flop_attributes(op))
 
 
@@ -260,13 +264,17 @@ class GraphReader:
     index: dict[ir.Value, int] = field(default_factory=dict)
     loops: list[tuple[int, int]] = field(default_factory=list)
     carried: set[int] = field(default_factory=set)
+    types: dict[ir.Type, Tensor] = field(default_factory=dict)
     block: int = 0
     trips: int = 1
 
     def tensor(self, value: ir.Value) -> int:
         """The index of a value; a value not seen before becomes a new tensor (an input until an op defines it)."""
         if value not in self.index:
-            self.index[value] = self.fresh(read_tensor(value.type))
+            type_ = value.type
+            if type_ not in self.types:  # few of them, and reading one takes longer than all else about a value
+                self.types[type_] = read_tensor(type_)
+            self.index[value] = self.fresh(self.types[type_])
         return self.index[value]
 
     def fresh(self, tensor: Tensor) -> int:
@@ -284,26 +292,33 @@ class GraphReader:
                 for operand, result in zip(op.operands, op.results, strict=True):
                     self.bind(result, self.tensor(operand))
                 continue
-            operands = [*op.operands, *free_values(op)] if len(op.regions) else list(op.operands)
+            operands = tuple(map(self.tensor, op.operands))
+            captured = tuple(map(self.tensor, free_values(op))) if len(op.regions) else ()
+            results = tuple(map(self.tensor, op.results))
             rule = read_rule(op)
             self.handles.append(op)
             self.ops.append(
                 Op(
                     MARKER if is_marker(op) else op.name.removeprefix("stablehlo."),
-                    tuple(self.tensor(v) for v in operands),
-                    tuple(self.tensor(v) for v in op.results),
+                    (*operands, *captured),
+                    results,
                     rule,
                     read_reducer(op),
-                    read_flops(op),
+                    self._flops(op, operands, results),
                     group,
                     repeat * self.trips,
-                    str(op.location),
                     self.block,
                     self.trips,
                     is_zero(op),
                     read_windows(op, rule),
                 )
             )
+
+    def _flops(self, op: ir.Operation, operands: tuple[int, ...], results: tuple[int, ...]) -> float:
+        if op.name in CONTROL_FLOW:
+            return read_flops(op)
+        shapes = tuple(self.tensors[tensor].shape for tensor in (*operands, *results))
+        return _flops_of(op, shapes[: len(operands)], shapes[len(operands) :])
 
     def graph(self, outputs: Iterable[int] = ()) -> OpGraph:
         defined = {result for op in self.ops for result in op.results}

@@ -41,7 +41,7 @@ class StepReader(GraphReader):
                 source, target = self.tensor(operand), self.tensor(result)
                 rule = identity_rule(self.tensors[source].shape)
                 self.handles.append(op)
-                self.ops.append(Op("optimization_barrier", (source,), (target,), rule, location=str(op.location)))
+                self.ops.append(Op("optimization_barrier", (source,), (target,), rule))
 
     def values(self) -> list[ir.Value]:
         """The value behind each tensor."""

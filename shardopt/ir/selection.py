@@ -66,9 +66,9 @@ def _by_location(graph: MeshGraph, pattern: re.Pattern[str]) -> tuple[Selected, 
                 inputs.discard(tensor)  # a value may be an argument of several functions
                 found.append(Selected(-1, tensor, name))
     counts: dict[str, int] = {}
-    for k, op in enumerate(graph.graph.ops):
+    for k, (op, handle) in enumerate(zip(graph.graph.ops, graph.reader.handles, strict=True)):
         order = counts[op.name] = counts.get(op.name, -1) + 1
-        if pattern.search(op.location):
+        if pattern.search(str(handle.location)):
             found.append(_op(graph, k, order))
     return tuple(found)
 

@@ -59,7 +59,7 @@ from shardopt.passes.sharding.writing import write_plans
 from shardopt.solve.presets.presets import restrict
 from shardopt.solve.sharding.budget import fit
 from shardopt.solve.sharding.constraints import Constraints
-from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables
+from shardopt.solve.sharding.intra_op import ImpossibleSharding, IntraOpProblem, IntraOpTables
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
 from shardopt.solve.sharding.linear import find_linear
 
@@ -198,7 +198,7 @@ class ShardStages(Pass):
         """The plan of each mesh, reported. Raises PassFailure where there is none."""
         solver = MeshSolver(
             cluster,
-            lambda graph, constraints, batch: self._problem(graph, cluster, constraints, batch),
+            lambda graph, constraints, batch: self._problem(graph, cluster, constraints, batch, pm),
             lambda problem: problem.solve(self.time_limit, self.gap),
             lambda problem, relaxed: fit(
                 problem,
@@ -229,11 +229,15 @@ class ShardStages(Pass):
         return memory_limit(problem.tables.strategies.device, self.memory_fraction, self.memory_budget)
 
     def _problem(
-        self, graph: MeshGraph, cluster: Cluster, constraints: Constraints, received: Mapping[int, int]
+        self, graph: MeshGraph, cluster: Cluster, constraints: Constraints, received: Mapping[int, int], pm: PassContext
     ) -> IntraOpProblem:
         linear = find_linear(graph.graph, graph.tied, graph.sent) if self._opens_sums(graph) else ()
         tables = IntraOpTables(graph.graph, graph.mesh, cluster, constraints, linear)
         roles = find_roles(graph.method, graph, tables, self.batch_args, received=received)
         restriction = restrict(graph.method, tables, roles)
         fixed, allowed = restriction.fixed, restriction.allowed
-        return tables.problem(fixed=fixed, allowed=allowed, tied=tuple(graph.tied), residency=graph.residency)
+        try:
+            return tables.problem(fixed=fixed, allowed=allowed, tied=tuple(graph.tied), residency=graph.residency)
+        except ImpossibleSharding as error:
+            where = graph.fragments[0] if error.op is None else graph.reader.handles[error.op]
+            raise pm.error(where, str(error)) from error

@@ -52,7 +52,6 @@ def test_graph_of_two_operations() -> None:
     assert graph.producers() == (-1, -1, 0, 1)
     assert graph.consumers() == ((0,), (1,), (1,), ())
     assert graph.ops[1].flops == 2 * 4 * 8 * 2
-    assert "@main" not in graph.ops[1].location
 
 
 def test_rule_of_a_batched_product() -> None:

@@ -14,7 +14,7 @@ from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.resharding_chain import resharding_steps
 from shardopt.solve.assignment.problem import evaluate
 from shardopt.solve.presets.presets import Roles, restrict, split_greedily
-from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables, build_problem
+from shardopt.solve.sharding.intra_op import ImpossibleSharding, IntraOpProblem, IntraOpTables, build_problem
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
 from shardopt.solve.sharding.strategies import Strategy
 from shardopt.solve.sharding.strategies_cost import communication_seconds
@@ -101,11 +101,12 @@ def test_fixed_shardings_are_kept() -> None:
 
 
 def test_an_impossible_fixed_sharding_is_refused_with_the_possible_ones() -> None:
-    graph = OpGraph((f32(4), f32(4)), (Op("while", (0,), (1,), None, location="here"),), (0,), (1,))
+    graph = OpGraph((f32(4), f32(4)), (Op("while", (0,), (1,), None),), (0,), (1,))
     with pytest.raises(
-        UserError, match=r"sharding \[\{\"x\"\}\] .* result of 'while' .* at here, expected one of \[\{\}\]"
-    ):
+        ImpossibleSharding, match=r"sharding \[\{\"x\"\}\] .* result of 'while' .*, expected one of \[\{\}\]"
+    ) as raised:
         build_problem(graph, LINE, CLUSTER, fixed={1: Sharding((("x",),))})
+    assert raised.value.op == 0
 
 
 def test_contradictory_ties_are_infeasible_with_a_reason() -> None:

@@ -100,7 +100,7 @@ def pair(first: int, second: int, size: int = 4, group: int = 0) -> OpGraph:
     tensors = tuple(Tensor((size,), "f32", 4) for _ in range(4))
     ops = (
         Op("exponential", (first,), (left[0],), None, group=group),
-        Op("add", (left[0], second), (left[1],), None, group=group + 1, location="somewhere"),
+        Op("add", (left[0], second), (left[1],), None, group=group + 1),
     )
     return OpGraph(tensors, ops, tuple(sorted((first, second))), (left[1],))
 

@@ -49,6 +49,15 @@ Tied = Iterable[tuple[int, int]]
 
 UNCONSTRAINED = Constraints()
 
+
+class ImpossibleSharding(UserError):
+    """A sharding was asked for that no strategy gives; `op` makes the value, or it is an input."""
+
+    def __init__(self, message: str, op: int | None) -> None:
+        super().__init__(message)
+        self.op = op
+
+
 # Shardings named in the error about one that is impossible.
 _MAX_LISTED = 8
 
@@ -152,7 +161,7 @@ class IntraOpTables:
         recomputed values are the business of `budget`. `residency` says what lives longer than the order
         of operations tells.
 
-        Raises UserError for a fixed sharding that no strategy of the operation can make.
+        Raises ImpossibleSharding for a fixed sharding that no strategy of the operation can make.
         """
         fixed, tied = fixed or {}, tuple((a, b) for a, b in tied if a != b)
         pinned = {*fixed, *self.constraints.allowed, *(tensor for pair in tied for tensor in pair)}
@@ -335,17 +344,17 @@ class _Builder:
                 chosen = np.array([sharding in shardings for sharding in column.distinct])[column.index]
                 self.costs[node] = np.where(chosen, self.costs[node], np.inf)
                 if not np.isfinite(self.costs[node]).any():
-                    raise UserError(self._cannot_have(tensor, shardings))
+                    raise self._cannot_have(tensor, shardings)
 
-    def _cannot_have(self, tensor: int, shardings: Sequence[Sharding]) -> str:
+    def _cannot_have(self, tensor: int, shardings: Sequence[Sharding]) -> ImpossibleSharding:
         possible = ", ".join(map(str, self.columns[tensor].distinct[:_MAX_LISTED]))
         asked = " or ".join(map(str, shardings[:_MAX_LISTED]))
         shape, node = self.tables.graph.tensors[tensor].shape, self.node_of[tensor]
         what = f"an input of shape {shape}"
-        if node < len(self.ops):
-            op = self.tables.graph.ops[self.ops[node]]
-            what = f"the result of '{op.name}' of shape {shape} at {op.location or 'an unknown location'}"
-        return f"sharding {asked} was asked for {what}, expected one of {possible}"
+        index = self.ops[node] if node < len(self.ops) else None
+        if index is not None:
+            what = f"the result of '{self.tables.graph.ops[index].name}' of shape {shape}"
+        return ImpossibleSharding(f"sharding {asked} was asked for {what}, expected one of {possible}", index)
 
     def allow(self, allowed: Mapping[int, Sequence[int]]) -> None:
         """Leave operations some of their strategies."""
