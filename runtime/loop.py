@@ -50,7 +50,10 @@ def mesh_tasks(loop: Loop, meshes: tuple[str, ...]) -> dict[str, list[Task]]:
             for group, mesh in homes.items():
                 tasks[mesh].append((group, microbatch))
         return tasks
-    schedule = build_schedule(loop.schedule, 1 + max((stage for stage, _ in homes), default=0), loop.iterations)
+    stages, used = {stage for stage, _ in homes}, set(homes.values())
+    # A mesh may run nothing, so their number tells something only where a mesh has several stages.
+    num_meshes = len(used) if len(used) < len(stages) else None
+    schedule = build_schedule(loop.schedule, 1 + max(stages, default=0), loop.iterations, num_meshes)
     rows: dict[str, int] = {}
     for row, listed in enumerate(schedule.tasks):
         for task in listed:

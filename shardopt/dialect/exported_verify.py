@@ -27,15 +27,13 @@ from shardopt.dialect.exported_form import (
     schedule_name,
 )
 from shardopt.dialect.exported_program import MeshValue
-from shardopt.dialect.mpmd import KIND, STAGE, mesh_shape_attr, parse_mesh_tensor, read_topology
+from shardopt.dialect.mpmd import BODY_KINDS, KIND, STAGE, mesh_shape_attr, parse_mesh_tensor, read_topology
 from shardopt.dialect.reshard_steps import find_plan_fault, tiles_by_device
 from shardopt.dialect.sharding import to_mhlo
 from shardopt.ir.rewriting import terminator as end_of
 from shardopt.schedule.schedules import SCHEDULES
 
 Problem = tuple[ir.Location, str]
-
-BODY_KINDS = ("fwd", "bwd", "bwd_input", "bwd_weight")
 
 
 def verify_exported(module: ir.Module) -> list[Problem]:

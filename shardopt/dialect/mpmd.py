@@ -27,6 +27,9 @@ IN_FLIGHT = "shardopt.in_flight"
 RECOMPUTE = "shardopt.recompute"
 INTRA_OP = "shardopt.intra_op"
 
+# Values of `KIND` in the microbatch loop: a backward is one fragment, or an input half and a weight half.
+BODY_KINDS = ("fwd", "bwd", "bwd_input", "bwd_weight")
+
 _TOPOLOGY_MESH = re.compile(r'<"(?P<name>[^"]+)"\s*:\s*<\[(?P<axes>[^\]]*)\]>>')
 _AXIS = re.compile(r'"(?P<name>[^"]+)"\s*=\s*(?P<size>\d+)')
 _MESH_TENSOR = re.compile(

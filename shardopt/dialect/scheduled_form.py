@@ -18,7 +18,7 @@ from shardopt.cost.mesh import Mesh
 from shardopt.dialect.cluster import read_cluster
 from shardopt.dialect.imported_form import Violation
 from shardopt.dialect.mpmd import SCHEDULE, read_topology
-from shardopt.ir.pipeline_graph import read_pipeline
+from shardopt.ir.pipeline_graph import check_halves, read_pipeline
 from shardopt.ir.program import Program, read_program
 from shardopt.schedule.schedules import build_schedule
 from shardopt.schedule.validate import validate
@@ -62,7 +62,9 @@ def _malformed(loop: ir.Operation) -> str:
 def _of_order(program: Program, meshes: Sequence[Mesh], name: str) -> Iterator[Violation]:
     try:
         pipeline = read_pipeline(program, tuple(meshes))
-        validate(build_schedule(name, pipeline.num_stages, program.num_microbatches), pipeline.graph)
+        check_halves(name, pipeline.graph)
+        schedule = build_schedule(name, pipeline.num_stages, program.num_microbatches, len(meshes))
+        validate(schedule, pipeline.graph)
     except (UserError, ValueError) as error:
         yield Violation(program.loop, str(error))
 

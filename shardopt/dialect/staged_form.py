@@ -6,7 +6,7 @@
         mpmd.fragment<mesh="m0", …, stage=0> {shardopt.kind = "prologue"} …      and transfers
         mpmd.for … { mpmd.call @microbatch … }
         mpmd.fragment<mesh="m0", …, stage=0> {shardopt.kind = "update"} … }      and transfers
-      func.func private @microbatch(…)                                           kinds "fwd" and "bwd", and transfers
+      func.func private @microbatch(…)                                           kinds "fwd" and "bwd"…, and transfers
 
 Each stage has one mesh, forward fragments read nothing of later stages, and every value lives on one mesh.
 """
@@ -21,7 +21,7 @@ from shardopt.cost.mesh import Mesh
 from shardopt.dialect.cluster import read_cluster
 from shardopt.dialect.imported_form import Violation
 from shardopt.dialect.mesh_checks import mesh_mistakes, value_mistake
-from shardopt.dialect.mpmd import KIND, TOPOLOGY, is_mesh_tensor, parse_mesh_tensor, read_topology
+from shardopt.dialect.mpmd import BODY_KINDS, KIND, TOPOLOGY, is_mesh_tensor, parse_mesh_tensor, read_topology
 from shardopt.ir.program import Program, body_of, read_program
 from shardopt.ir.rewriting import symbol_name
 
@@ -68,7 +68,7 @@ class _Checker:
         yield from self._of_ops(program.prologue, ("prologue",))
         yield from self._of_loop()
         yield from self._of_ops(program.epilogue, ("update",))
-        yield from self._of_ops(program.body_ops, ("fwd", "bwd"))
+        yield from self._of_ops(program.body_ops, BODY_KINDS)
 
     def _of_value(self, op: ir.Operation, value: ir.Value, where: str) -> Iterator[Violation]:
         message = value_mistake(value.type, self.meshes)

@@ -137,7 +137,8 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         ("mpmd.fragment", "mpmd.fragment_call"),
         '"fwd"',
         "shardopt-outline-stages",
-        "What a fragment does: `prologue` and `update` stand around the loop; `fwd` and `bwd` stand in `@microbatch`. "
+        "What a fragment does: `prologue` and `update` stand around the loop; in `@microbatch` stand `fwd` and `bwd`, "
+        "or `bwd_input` and `bwd_weight` for a backward in two halves (`shardopt-split-backward`). "
         "With `stage_id` of the fragment it names the task that the schedule orders.",
     ),
     AttributeDoc(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from shardopt.cost.errors import UserError
+from shardopt.schedule.tasks import TaskKind
 
 if TYPE_CHECKING:
     from shardopt.report.plan_summary import PlanSummary
@@ -91,6 +92,7 @@ class PlanOptions:
                 "intra-op": None if self.intra_op == "ilp" else self.intra_op,
                 "batch-args": None if self.batch_args == "auto" else self.batch_args,
                 "schedule": self.schedule,
+                "split-backward": self._splits_backward() or None,
                 "recompute": None if self.recompute == "auto" else self.recompute,
                 "memory-budget": self.memory_budget or None,
             },
@@ -103,6 +105,12 @@ class PlanOptions:
             "schedule": {"schedule": self.schedule},
         }.get(phase, {})  # type: ignore[assignment]
         return " ".join(f"{key}={option_text(value)}" for key, value in values.items() if value is not None)
+
+    def _splits_backward(self) -> bool:
+        """Whether the schedule orders the halves of backwards; the stage phase refuses unknown ones."""
+        from shardopt.schedule.schedules import SCHEDULES
+
+        return self.schedule in SCHEDULES and TaskKind.BACKWARD_WEIGHT in SCHEDULES[self.schedule].kinds
 
 
 def option_text(value: object) -> str:

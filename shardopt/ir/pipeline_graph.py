@@ -6,18 +6,24 @@ from dataclasses import dataclass
 
 from jaxlib.mlir import ir
 
+from shardopt.cost.errors import UserError
 from shardopt.cost.mesh import Mesh
 from shardopt.dialect.mpmd import KIND, RESHARDING, STAGE, parse_mesh_tensor
 from shardopt.ir.graph import read_tensor
 from shardopt.ir.program import Program
 from shardopt.schedule.graph import Edge, StageGraph
-from shardopt.schedule.schedules import build_schedule
+from shardopt.schedule.schedules import build_schedule, find_schedule
 from shardopt.schedule.simulator import SimulationResult, simulate
 from shardopt.schedule.tasks import StageTask, TaskKind
 from shardopt.schedule.validate import validate
 
 COST = "shardopt.cost"
-_KINDS = {"fwd": TaskKind.FORWARD, "bwd": TaskKind.BACKWARD}
+_KINDS = {
+    "fwd": TaskKind.FORWARD,
+    "bwd": TaskKind.BACKWARD,
+    "bwd_input": TaskKind.BACKWARD_INPUT,
+    "bwd_weight": TaskKind.BACKWARD_WEIGHT,
+}
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,10 @@ class PipelineGraph:
     activation_bytes: dict[StageTask, int]
     fixed_bytes: tuple[int, ...]
     num_stages: int
+
+    @property
+    def num_meshes(self) -> int:
+        return len(self.fixed_bytes)
 
 
 def task_of(op: ir.Operation) -> StageTask:
@@ -99,7 +109,8 @@ def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
 
 def simulate_pipeline(name: str, pipeline: PipelineGraph, num_microbatches: int) -> SimulationResult:
     """Build, validate and simulate schedule `name`. Raises UserError (unknown name, order against the dataflow)."""
-    schedule = build_schedule(name, pipeline.num_stages, num_microbatches)
+    check_halves(name, pipeline.graph)
+    schedule = build_schedule(name, pipeline.num_stages, num_microbatches, pipeline.num_meshes)
     validate(schedule, pipeline.graph)
     return simulate(
         schedule,
@@ -109,6 +120,20 @@ def simulate_pipeline(name: str, pipeline: PipelineGraph, num_microbatches: int)
         pipeline.activation_bytes,
         pipeline.fixed_bytes,
     )
+
+
+def check_halves(name: str, graph: StageGraph) -> None:
+    """Raise UserError where a schedule splits backwards and the program does not, or the other way round."""
+    found = {task.kind for task in graph.tasks}
+    halves = {TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT}
+    wanted = halves.intersection(find_schedule(name).kinds)
+    if wanted and TaskKind.BACKWARD in found:
+        raise UserError(
+            f"schedule '{name}' orders the halves of a backward: expected fragments of kind bwd_input and bwd_weight "
+            f"(run shardopt-split-backward after the stage phase), found bwd"
+        )
+    if not wanted and found & halves:
+        raise UserError(f"schedule '{name}' orders whole backwards: expected fragments of kind bwd, found halves")
 
 
 def _fragment_seconds(op: ir.Operation) -> float:

@@ -32,6 +32,7 @@ PASSES: dict[str, str] = {
         "cluster-layers",
         "verify-clustered",
         "outline-stages",
+        "split-backward",
         "verify-staged",
         "shard-stages",
         "verify-sharded",

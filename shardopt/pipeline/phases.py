@@ -61,7 +61,7 @@ PHASES: tuple[Phase, ...] = (
     Phase(
         "stage",
         "choose stages and submeshes, outline fragments",
-        ("shardopt-outline-stages", "shardopt-verify-staged"),
+        ("shardopt-outline-stages", When("split-backward", ("shardopt-split-backward",)), "shardopt-verify-staged"),
     ),
     Phase(
         "shard",

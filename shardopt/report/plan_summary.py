@@ -12,7 +12,16 @@ from shardopt.cost.cluster import Cluster
 from shardopt.cost.mesh import Mesh
 from shardopt.cost.traffic import Traffic, total
 from shardopt.dialect.cluster import read_cluster
-from shardopt.dialect.mpmd import KIND, RECOMPUTE, RESHARDING, SCHEDULE, STAGE, parse_mesh_tensor, read_topology
+from shardopt.dialect.mpmd import (
+    BODY_KINDS,
+    KIND,
+    RECOMPUTE,
+    RESHARDING,
+    SCHEDULE,
+    STAGE,
+    parse_mesh_tensor,
+    read_topology,
+)
 from shardopt.dialect.sharded_form import read_cost
 from shardopt.ir.program import Program, body_of, read_program
 from shardopt.report.units import bytes_text, seconds_text
@@ -85,7 +94,7 @@ def _calls(program: Program) -> Iterator[tuple[ir.Operation, bool]]:
 
 
 def _row(program: Program, cluster: Cluster, stage: int, mesh: Mesh, peak_bytes: int) -> StageRow:
-    seconds = {"fwd": 0.0, "bwd": 0.0, "around": 0.0}
+    seconds = dict.fromkeys((*BODY_KINDS, "around"), 0.0)
     layers: dict[str, None] = {}
     collectives: list[Traffic] = []
     sent = 0
@@ -116,7 +125,7 @@ def _row(program: Program, cluster: Cluster, stage: int, mesh: Mesh, peak_bytes:
         mesh.shape,
         mesh.devices,
         seconds["fwd"],
-        seconds["bwd"],
+        sum(seconds[kind] for kind in BODY_KINDS if kind != "fwd"),
         seconds["around"],
         peak_bytes,
         cluster.group_of(mesh).device.memory_bytes,
