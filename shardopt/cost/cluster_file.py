@@ -147,12 +147,13 @@ def load_cluster(spec: str) -> Cluster:
     """
     name, _, shape = spec.rpartition(":")
     parts = spec.split("+")
-    if len(parts) == 1 or _is_file(spec) or (_is_file(name) and "+" not in shape):
+    if len(parts) == 1 or is_file(spec) or (is_file(name) and "+" not in shape):
         return _load_one(spec)
     return _combine(spec, [_load_one(part.strip()) for part in parts])
 
 
-def _is_file(name: str) -> bool:
+def is_file(name: str) -> bool:
+    """Whether `name` names a file; no error for what cannot be a name."""
     try:
         return Path(name).is_file()
     except (OSError, ValueError):  # too long, or with a zero byte
@@ -162,7 +163,7 @@ def _is_file(name: str) -> bool:
 def _load_one(spec: str) -> Cluster:
     name, colon, shape = spec.rpartition(":")
     # A colon followed by a path separator belongs to a path such as `C:\clusters\a.yaml`.
-    if not colon or re.search(r"[/\\]", shape) or _is_file(spec):
+    if not colon or re.search(r"[/\\]", shape) or is_file(spec):
         name, shape = spec, ""
     text, file = _source(name)
     cluster = read_document(DESCRIPTION, parse_text(text, file), file)
@@ -179,7 +180,7 @@ def _load_one(spec: str) -> Cluster:
 
 def _source(name: str) -> tuple[str, str]:
     """Text of the description `name` (a path or a preset) and the file name to show in errors."""
-    if name.endswith((".yaml", ".yml", ".json")) or _is_file(name):
+    if name.endswith((".yaml", ".yml", ".json")) or is_file(name):
         return read_text(Path(name), "cluster file"), name
     if name not in presets():
         raise UserError(f"unknown cluster preset '{name}'{suggestion(name, presets())}")

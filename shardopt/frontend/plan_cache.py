@@ -1,7 +1,7 @@
 """Whole plans in the cache: the same model, options and files give the same plan, and the same warnings and remarks.
 
-The key is made of the bytes of the model and its name in messages, of all options, and of the content of every file
-that an option names (clusters, constraints); the versions of this package and of the solvers come on top
+The key is made of the bytes of the model and its name in messages, of all options, of the cluster, and of the content
+of every file that an option names (profiles, constraints); the versions of this package and of the solvers come on top
 (`shardopt.caching`). An entry is a zip archive of the modules, with the summary left out: it is read from the module.
 """
 
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardopt.caching.store import Store, key_of
+from shardopt.cost.cluster_file import is_file, load_cluster
+from shardopt.cost.errors import UserError
 from shardopt.frontend.plan import Plan, PlanOptions
 from shardopt.frontend.sources import source_bytes
 from shardopt.pipeline.dumps import DUMP_VARIABLE
@@ -34,23 +36,15 @@ def plan_key(source: bytes | str | os.PathLike[str], name: str, options: PlanOpt
     """The key of a plan; None where it cannot be told before planning, or where somebody watches the phases."""
     if os.environ.get(DUMP_VARIABLE):
         return None
-    files: list[str | bytes] = []
-    for field, value in sorted(asdict(options).items()):
-        for path in _files_named(value):
-            try:
-                files += [field, path.read_bytes()]
-            except OSError:  # the phase that reads it will say so
-                return None
+    try:
+        files: list[str | bytes] = [repr(load_cluster(options.cluster))]
+        for field, value in sorted(asdict(options).items()):
+            if isinstance(value, str) and value and is_file(value):
+                files += [field, Path(value).read_bytes()]
+    except (UserError, OSError):  # the phase that reads it will say so
+        return None
     asked = json.dumps({"options": asdict(options), "explain": explain, "name": name}, sort_keys=True)
     return key_of("plan", source_bytes(source), asked, *files)
-
-
-def _files_named(value: object) -> list[Path]:
-    """The files that the value of an option may mean: `a.yaml`, or `a.yaml:2x4`."""
-    if not isinstance(value, str):
-        return []
-    paths = (Path(text) for text in dict.fromkeys((value, value.rpartition(":")[0])) if text)
-    return [path for path in paths if path.is_file()]
 
 
 def put_plan(store: Store, key: str, plan: Plan, said: list[Diagnostic]) -> None:
