@@ -292,3 +292,24 @@ def test_yaml_numbers_without_exponent_sign(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(yaml.safe_dump(change("dispatch_seconds", ...)) + "dispatch_seconds: 2e-6\n")
     assert load_cluster(str(path)).groups[0].dispatch_seconds == 2e-6
+
+
+def test_the_documentation_lists_the_presets_with_their_figures() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
+    rows = []
+    for name in presets():
+        (group,) = load_cluster(name).groups
+        device, f16 = group.device, group.device.peak_flops.get("f16")
+        cells = [
+            f"`{name}`",
+            f"{group.hosts}x{group.devices_per_host}",
+            device.name,
+            f"{device.peak_flops['f32'] / 1e12:g}",
+            "–" if f16 is None else f"{f16 / 1e12:g}",
+            f"{device.memory_bytes / 2**30:.3g}",
+            f"{device.memory_bandwidth / 1e9:g}",
+            f"{group.intra_host.bandwidth_bytes_per_second / 1e9:g}",
+            f"{group.inter_host.bandwidth_bytes_per_second / 1e9:g}",
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    assert "\n".join(rows) in page
