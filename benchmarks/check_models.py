@@ -47,7 +47,7 @@ class Outcome:
     step_seconds: float = 0.0
 
 
-def _models(folder: Path, pattern: str) -> Iterator[tuple[str, str]]:
+def listed_models(folder: Path, pattern: str) -> Iterator[tuple[str, str]]:
     """(name, batch arguments) of the models whose name matches."""
     index = folder / "index.json"
     listed = {entry["name"]: entry for entry in json.loads(index.read_text())} if index.is_file() else {}
@@ -112,7 +112,7 @@ def main() -> int:
     given = dict(item.split("=", 1) for item in args.batch_args)
     console = Console(width=None if sys.stdout.isatty() else 180)
     outcomes = []
-    for name, found in _models(args.folder, args.match):
+    for name, found in listed_models(args.folder, args.match):
         options = PlanOptions(
             args.cluster,
             batch_args=given.get(name, found),
