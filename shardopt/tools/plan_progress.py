@@ -20,18 +20,18 @@ class _Clock(TimeElapsedColumn):
 class PlanProgress:
     """Two lines on a terminal; nothing elsewhere.
 
-    stage    ━━━━━━━━━━━━━━━━━━━━╺━━━━━━━━━━━━━━━━━━━    4/8   0:00:07
-             ━━━━━━━━━━╺━━━━━━━━━━━━━━━━━━━━━━━━━━━━━  61/240  stage candidates
+    stage    ━━━━━━━━━━━━━━━━━━━━╺━━━━━━━━━━━━━━━━━━━    4/8  0:00:07
+             ━━━━━━━━━━╺━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ 61/240          stage candidates
     """
 
-    def __init__(self, phases: int) -> None:
-        console = Console(stderr=True)
+    def __init__(self, phases: int, console: Console | None = None) -> None:
+        console = console or Console(stderr=True)
         columns = (
             TextColumn("{task.description:>10}"),
             BarColumn(),
             TextColumn("{task.fields[count]:>9}"),
-            TextColumn("{task.fields[what]}"),
             _Clock(),
+            TextColumn("{task.fields[what]}", markup=False),
         )
         self._bars = Bars(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._phases = self._bars.add_task("reading", total=phases, count="", what="")
