@@ -14,8 +14,11 @@ from shardopt.frontend.plan import PlanOptions
 # What a method fixes. "shardopt" chooses everything (Alpa's own bars); for the others see the paper, section 8.
 METHODS: Mapping[str, Mapping[str, object]] = {
     "shardopt": {},
-    "intra-only": {"inter_op": "none"},
-    "inter-only": {"submesh": "1x1"},
+    "intra-only": {"inter_op": "intra-only"},
+    "inter-only": {"inter_op": "inter-only"},
+    "pp-dp": {"inter_op": "pp-dp"},
+    "megatron": {"inter_op": "megatron"},
+    "deepspeed": {"inter_op": "deepspeed"},
     "equal-layer": {"inter_op": "equal-layer"},
     "equal-op": {"inter_op": "equal-op"},
 }
