@@ -1,12 +1,13 @@
 """The event simulator: when each task of a schedule runs, given how long tasks and transfers take.
 
 Meshes run their lists in order, one task at a time. A task starts when its mesh is free and all its values have
-arrived; a transfer starts when its source task ends, overlaps with all compute, and does not contend with other
-transfers. Tasks that the graph does not have take no time.
+arrived; a transfer starts when its source task ends and every link that it uses is free, and overlaps with all compute.
+A link carries one transfer at a time, first come, first served. Tasks that the graph does not have take no time.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,7 +29,7 @@ class TaskSpan:
 
 @dataclass(frozen=True, slots=True)
 class TransferSpan:
-    """One transfer on the time axis, from the end of `src` until its value is on the mesh of `dst`."""
+    """One transfer on the time axis, from when it has its links until its value is on the mesh of `dst`."""
 
     src: Task
     dst: Task
@@ -72,19 +73,25 @@ def simulate(
     transfer_seconds: Sequence[float] | None = None,
     activation_bytes: Mapping[StageTask, int] | None = None,
     fixed_bytes: Sequence[int] | None = None,
+    edge_links: Sequence[Sequence[int]] | None = None,
 ) -> SimulationResult:
     """Simulate one step.
 
     `task_seconds` has an entry for each task of `graph`; `transfer_seconds` one for each edge of `graph`, in its order
-    (default 0); `activation_bytes` says what a task allocates (default 0), see `memory_profile` for how long;
+    (default 0), and `edge_links` the numbers of the links that its transfers use (default none: transfers never wait
+    for each other); `activation_bytes` says what a task allocates (default 0), see `memory_profile` for how long;
     `fixed_bytes` is per mesh (default 0). Raises ScheduleError if the schedule cannot run on the graph, ValueError if
     durations are missing or negative.
     """
     transfers = tuple(transfer_seconds) if transfer_seconds is not None else (0.0,) * len(graph.edges)
     fixed = tuple(fixed_bytes) if fixed_bytes is not None else (0,) * schedule.num_meshes
+    links = tuple(tuple(own) for own in edge_links) if edge_links is not None else ((),) * len(graph.edges)
     _check_costs(graph, task_seconds, transfers, fixed, schedule.num_meshes)
+    if len(links) != len(graph.edges):
+        raise ValueError(f"links given for {len(links)} edges, the stage graph has {len(graph.edges)}")
     linked = link(schedule, graph)
-    starts, ends = _run(linked, [task_seconds.get(task.stage_task, 0.0) for task in linked.nodes], transfers)
+    run = _Run(linked, [task_seconds.get(task.stage_task, 0.0) for task in linked.nodes], transfers, links)
+    starts, ends = run.starts, run.ends
     start_seconds, end_seconds = _per_mesh(schedule, starts), _per_mesh(schedule, ends)
     busy = tuple(
         sum(end - start for start, end in zip(own_starts, own_ends, strict=True))
@@ -100,7 +107,7 @@ def simulate(
         busy_seconds=busy,
         start_seconds=start_seconds,
         end_seconds=end_seconds,
-        transfers=tuple(_transfer_spans(linked, ends, transfers)),
+        transfers=tuple(run.spans()),
         peak_in_flight=tuple(
             peak_in_flight([task for task in tasks if task.stage_task in exists]) for tasks in schedule.tasks
         ),
@@ -132,20 +139,67 @@ def _check_costs(
         raise ValueError("durations must be numbers of at least 0")
 
 
-def _run(
-    linked: LinkedSchedule, node_seconds: list[float], transfer_seconds: tuple[float, ...]
-) -> tuple[list[float], list[float]]:
-    """Start and end of each node, in one pass along the global order."""
-    starts, ends = [0.0] * len(linked.nodes), [0.0] * len(linked.nodes)
-    mesh_free = [0.0] * linked.schedule.num_meshes
-    for node in linked.order:
-        mesh = linked.mesh_of[node]
-        start = mesh_free[mesh]
-        for source, edge in linked.predecessors[node]:
-            start = max(start, ends[source] + transfer_seconds[edge])
-        starts[node] = start
-        ends[node] = mesh_free[mesh] = start + node_seconds[node]
-    return starts, ends
+class _Run:
+    """All tasks in the order in which they end. `starts` and `ends` are by node; a node waits for what it reads and for
+    the task before it on its mesh."""
+
+    def __init__(
+        self,
+        linked: LinkedSchedule,
+        node_seconds: Sequence[float],
+        transfer_seconds: Sequence[float],
+        links: Sequence[Sequence[int]],
+    ) -> None:
+        self.linked = linked
+        self.starts, self.ends = [0.0] * len(linked.nodes), [0.0] * len(linked.nodes)
+        self.transfers: list[tuple[int, int, float, float]] = []  # source node, target node, start, end
+        waits = [len(sources) for sources in linked.predecessors]
+        readers: list[list[tuple[int, int]]] = [[] for _ in linked.nodes]  # (node, edge)
+        for node, sources in enumerate(linked.predecessors):
+            for source, edge in sources:
+                readers[source].append((node, edge))
+        following = [node + 1 for node in range(len(linked.nodes))]  # on the same mesh, or none
+        for node, mesh in enumerate(linked.mesh_of):
+            if node + 1 == len(linked.nodes) or linked.mesh_of[node + 1] != mesh:
+                following[node] = -1
+            else:
+                waits[node + 1] += 1
+        free = dict.fromkeys((number for own in links for number in own), 0.0)
+        running = [(node_seconds[node], node) for node, count in enumerate(waits) if count == 0]
+        for end, node in running:
+            self.ends[node] = end
+        heapq.heapify(running)
+        while running:
+            now, source = heapq.heappop(running)
+            arrivals = [
+                (node, self._arrival(source, node, now, transfer_seconds[edge], links[edge], free))
+                for node, edge in readers[source]
+            ]
+            if following[source] >= 0:
+                arrivals.append((following[source], now))
+            for node, seconds in arrivals:
+                self.starts[node] = max(self.starts[node], seconds)
+                waits[node] -= 1
+                if not waits[node]:
+                    self.ends[node] = self.starts[node] + node_seconds[node]
+                    heapq.heappush(running, (self.ends[node], node))
+
+    def _arrival(
+        self, source: int, node: int, now: float, seconds: float, links: Sequence[int], free: dict[int, float]
+    ) -> float:
+        """When what `source` sends at `now` is there."""
+        if seconds <= 0:
+            return now
+        start = max((now, *(free[number] for number in links)))
+        free.update((number, start + seconds) for number in links)
+        self.transfers.append((source, node, start, start + seconds))
+        return start + seconds
+
+    def spans(self) -> Iterator[TransferSpan]:
+        """The transfers by destination and then by source, as in the lists."""
+        nodes = self.linked.nodes
+        for source, node, start, end in sorted(self.transfers, key=lambda row: row[1]):
+            yield TransferSpan(nodes[source], nodes[node], start, end)
 
 
 def _per_mesh(schedule: Schedule, values: list[float]) -> tuple[tuple[float, ...], ...]:
@@ -154,13 +208,3 @@ def _per_mesh(schedule: Schedule, values: list[float]) -> tuple[tuple[float, ...
         rows.append(tuple(values[position : position + len(tasks)]))
         position += len(tasks)
     return tuple(rows)
-
-
-def _transfer_spans(
-    linked: LinkedSchedule, ends: list[float], transfer_seconds: tuple[float, ...]
-) -> Iterator[TransferSpan]:
-    for node, predecessors in enumerate(linked.predecessors):
-        for source, edge in predecessors:
-            if transfer_seconds[edge] > 0:
-                src, dst = linked.nodes[source], linked.nodes[node]
-                yield TransferSpan(src, dst, ends[source], ends[source] + transfer_seconds[edge])

@@ -126,6 +126,38 @@ class TestTransfers:
             mesh_free[span.mesh] = span.end_seconds
 
 
+class TestLinks:
+    def test_transfers_over_one_link_wait_for_each_other(self) -> None:
+        """Two stages send to the next over one network card: 1 and 1, so that each second one starts late."""
+        tasks = (StageTask(F, 0), StageTask(F, 1), StageTask(F, 2), StageTask(F, 3))
+        graph = StageGraph(tasks, (Edge(tasks[0], tasks[2]), Edge(tasks[1], tasks[3])))
+        lists = tuple((Task(F, stage, 0), Task(F, stage, 1)) for stage in range(4))
+        schedule = Schedule("pairs", 2, (0, 1, 2, 3), lists)
+        alone = simulate(schedule, graph, durations(graph), [1.0, 1.0])
+        shared = simulate(schedule, graph, durations(graph), [1.0, 1.0], edge_links=[[7], [7]])
+        assert [(t.start_seconds, t.end_seconds) for t in alone.transfers] == [(1, 2), (2, 3), (1, 2), (2, 3)]
+        assert [(t.start_seconds, t.end_seconds) for t in shared.transfers] == [(1, 2), (3, 4), (2, 3), (4, 5)]
+        assert (alone.makespan_seconds, shared.makespan_seconds) == (4.0, 6.0)
+
+    def test_links_that_nobody_shares_change_nothing(self) -> None:
+        graph = chain_graph(4)
+        seconds = [float(number % 3) for number in range(len(graph.edges))]
+        alone = simulate(build_schedule("1f1b", 4, 1), graph, durations(graph), seconds)
+        own = simulate(
+            build_schedule("1f1b", 4, 1),
+            graph,
+            durations(graph),
+            seconds,
+            edge_links=[[n] for n in range(len(seconds))],
+        )
+        assert own == alone
+
+    def test_links_are_given_for_every_edge(self) -> None:
+        graph = chain_graph(2)
+        with pytest.raises(ValueError, match="links given for 1 edges, the stage graph has 4"):
+            simulate(build_schedule("1f1b", 2, 1), graph, durations(graph), edge_links=[[0]])
+
+
 class TestMemory:
     @pytest.mark.parametrize(("name", "peaks"), [("gpipe", (8, 8, 8, 8)), ("1f1b", (4, 3, 2, 1))])
     def test_peak_counts_microbatches_in_flight(self, name: str, peaks: tuple[int, ...]) -> None:
