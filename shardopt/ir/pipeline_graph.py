@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 from jaxlib.mlir import ir
 
+from shardopt.cost.cluster import Cluster
 from shardopt.cost.errors import UserError
 from shardopt.cost.mesh import Mesh
+from shardopt.dialect.cluster import CLUSTER, read_cluster
 from shardopt.dialect.mpmd import KIND, RESHARDING, STAGE, parse_mesh_tensor
 from shardopt.ir.graph import read_tensor
 from shardopt.ir.program import Program
@@ -30,8 +33,9 @@ _KINDS = {
 class PipelineGraph:
     """The loop body as tasks: seconds of each, transfer seconds of each edge, bytes a device keeps from a task on.
 
-    `fixed_bytes[m]` is what a device of mesh m holds all step long: arguments of the step, what the loop captures, and
-    accumulators.
+    `edge_links` are the network cards that the transfers of each edge use: number 2h is what host h sends through,
+    2h + 1 what it receives through. `fixed_bytes[m]` is what a device of mesh m holds all step long: arguments of the
+    step, what the loop captures, and accumulators.
     """
 
     graph: StageGraph
@@ -40,6 +44,7 @@ class PipelineGraph:
     activation_bytes: dict[StageTask, int]
     fixed_bytes: tuple[int, ...]
     num_stages: int
+    edge_links: tuple[tuple[int, ...], ...] = ()
 
     @property
     def num_meshes(self) -> int:
@@ -69,41 +74,44 @@ def local_bytes(type_: ir.Type, meshes: dict[str, Mesh]) -> int:
 def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
     """Raises ValueError when a fragment has no predicted cost or no place in a schedule."""
     by_name = {mesh.name: mesh for mesh in meshes}
-    made_by: dict[ir.Value, tuple[StageTask, float]] = {}
+    cluster = read_cluster(program.module) if CLUSTER in program.module.operation.attributes else None
+    made_by: dict[ir.Value, tuple[StageTask, float, frozenset[int]]] = {}
     seconds: dict[StageTask, float] = {}
-    edges: dict[tuple[StageTask, StageTask], tuple[int, float]] = {}
+    edges: dict[tuple[StageTask, StageTask], tuple[int, float, frozenset[int]]] = {}
     kept: dict[StageTask, int] = {}
     stays: dict[ir.Value, None] = {}
     for op in program.body_ops:
         if op.name == "mpmd.transfer":
             if op.operands[0] in made_by:
-                source, before = made_by[op.operands[0]]
-                made_by[op.results[0]] = (source, before + _transfer_seconds(op))
+                source, before, cards = made_by[op.operands[0]]
+                used = cards | _cards(op, cluster)
+                made_by[op.results[0]] = (source, before + _transfer_seconds(op), used)
             continue
         task = task_of(op)
         seconds[task] = seconds.get(task, 0.0) + _fragment_seconds(op)
         for value in op.operands:
             if value not in made_by or made_by[value][0] == task:
                 continue
-            source, delay = made_by[value]
-            size, longest = edges.get((source, task), (0, 0.0))
+            source, delay, cards = made_by[value]
+            size, longest, used = edges.get((source, task), (0, 0.0, frozenset[int]()))
             moved = read_tensor(parse_mesh_tensor(value.type).tensor).size_bytes if source.stage != task.stage else 0
-            edges[source, task] = (size + moved, max(longest, delay))
+            edges[source, task] = (size + moved, max(longest, delay), used | cards)
             if source.stage == task.stage and value not in stays:
                 stays[value] = None
                 kept[source] = kept.get(source, 0) + local_bytes(value.type, by_name)
-        made_by.update((result, (task, 0.0)) for result in op.results)
-    graph = StageGraph(tuple(seconds), tuple(Edge(a, b, size) for (a, b), (size, _) in edges.items()))
+        made_by.update((result, (task, 0.0, frozenset[int]())) for result in op.results)
+    graph = StageGraph(tuple(seconds), tuple(Edge(a, b, size) for (a, b), (size, _, _) in edges.items()))
     fixed = {mesh.name: 0 for mesh in meshes}
     for value in dict.fromkeys((*program.main_block.arguments, *program.captured.values(), *program.loop.results)):
         fixed[parse_mesh_tensor(value.type).mesh] += local_bytes(value.type, by_name)
     return PipelineGraph(
         graph,
         seconds,
-        tuple(delay for _, delay in edges.values()),
+        tuple(delay for _, delay, _ in edges.values()),
         kept,
         tuple(fixed.values()),
         max((task.stage for task in seconds), default=0) + 1,
+        tuple(tuple(sorted(cards)) for _, _, cards in edges.values()),
     )
 
 
@@ -119,6 +127,7 @@ def simulate_pipeline(name: str, pipeline: PipelineGraph, num_microbatches: int)
         pipeline.transfer_seconds,
         pipeline.activation_bytes,
         pipeline.fixed_bytes,
+        pipeline.edge_links,
     )
 
 
@@ -140,6 +149,16 @@ def _fragment_seconds(op: ir.Operation) -> float:
     if COST not in op.attributes:
         raise ValueError(f"expected attribute '{COST}' on every fragment (written by the shard phase), found none")
     return ir.FloatAttr(ir.DictAttr(op.attributes[COST])["seconds"]).value
+
+
+def _cards(op: ir.Operation, cluster: Cluster | None) -> frozenset[int]:
+    """The network cards that a planned transfer between hosts uses, numbered as in `PipelineGraph`."""
+    if cluster is None or RESHARDING not in op.attributes:
+        return frozenset()
+    rows = np.array(ir.DenseIntElementsAttr(ir.DictAttr(op.attributes[RESHARDING])["steps"]))
+    pairs = {(cluster.host_of(int(source)), cluster.host_of(int(target))) for _, source, target, *_ in rows}
+    crossing = [(source, target) for source, target in pairs if source != target]
+    return frozenset({2 * source for source, _ in crossing} | {2 * target + 1 for _, target in crossing})
 
 
 def _transfer_seconds(op: ir.Operation) -> float:

@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardopt.dialect.mpmd import read_topology
 from shardopt.frontend.plan import Plan, PlanOptions
 from shardopt.frontend.planning import make_plan
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
+from shardopt.ir.pipeline_graph import read_pipeline
+from shardopt.ir.program import read_program
 from shardopt.runtime.driver import open_run, prepare
 from shardopt.runtime.reference import compare, run_reference
 from tests.e2e.models import MODELS, batch_args
@@ -77,3 +80,14 @@ def test_equal_plans_have_equal_bytes(name: str) -> None:
 def test_ray_gives_the_outputs_of_one_device() -> None:
     outputs = run_plan(plan_of("gpt"), MODELS["gpt"]()[1], "ray")
     assert [row for row in compare(outputs, reference_of("gpt")) if not row.within(TOLERANCE)] == []
+
+
+def test_transfers_between_hosts_use_the_cards_of_both() -> None:
+    plan = make_plan(MODELS["gpt"]()[0], PlanOptions("cpu-test:2x1", microbatches=2, stages=2))
+    with make_context() as context:
+        program = read_program(load_module(plan.module, context))
+        pipeline = read_pipeline(program, read_topology(program.main))
+    used = {str(edge): links for edge, links in zip(pipeline.graph.edges, pipeline.edge_links, strict=True)}
+    assert used["0F->1F"] == (0, 3)
+    assert used["1F->0B"] == (1, 2)
+    assert used["0F->0B"] == ()
