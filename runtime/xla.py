@@ -154,6 +154,49 @@ class XlaMesh:
         return self._layouts[spec]
 
 
+class Replicas:
+    """Devices that all run one program, for measurements: no partitioning, collectives name replicas."""
+
+    def __init__(self, devices: Sequence[Any]) -> None:
+        self._devices = list(devices)
+        self._sharding = NamedSharding(JaxMesh(np.array(self._devices), ("replica",)), PartitionSpec("replica"))
+
+    def compile(self, bytecode: bytes, results: Sequence[tuple[tuple[int, ...], str]]) -> tuple[Executable, str]:
+        """The program and its optimized HLO. `results` are the shapes, of rank 1 at least, and MLIR element types."""
+        ids = [[device.id] for device in self._devices]
+        options = get_compile_options(num_replicas=len(ids), num_partitions=1, device_assignment=ids)
+        _keep_barriers(options.executable_build_options, bytecode)
+        client = self._devices[0].client
+        loaded = client.compile_and_load(bytecode, xc.DeviceList(tuple(self._devices)), options)
+        wraps = [
+            _jax.array_result_handler(self._aval(*result), self._sharding, committed=True, _skip_checks=True)
+            for result in results
+        ]
+        return Executable("main", loaded, wraps), str(loaded.hlo_modules()[0].to_string())
+
+    def put(self, array: np.ndarray) -> DeviceArray:
+        """A copy on every device."""
+        aval = core.ShapedArray((array.shape[0] * len(self._devices), *array.shape[1:]), array.dtype)
+        copies = [np.array(array) for _ in self._devices]
+        return xc.batched_device_put(aval, self._sharding, copies, self._devices, enable_x64=True)
+
+    def _aval(self, shape: tuple[int, ...], dtype: str) -> Any:
+        return core.ShapedArray((shape[0] * len(self._devices), *shape[1:]), numpy_dtype(dtype))
+
+
+def host_devices(count: int) -> list[Any]:
+    """Devices of a new CPU client."""
+    client: Any = xc.make_cpu_client(num_devices=count)
+    return list(client.devices())
+
+
+def accelerators() -> list[Any]:
+    """The devices of JAX's default backend, unless that is the host."""
+    import jax
+
+    return [device for device in jax.local_devices() if device.platform != "cpu"]
+
+
 def compiled_text(bytecode: bytes, devices: int, *, shardy: bool) -> str:
     """The optimized HLO of a module for so many host devices, as the partitioner Shardy or GSPMD makes it.
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shardopt.cost.errors import UserError
 from shardopt.solve.stages.baselines.registry import INTER_OP
 from shardopt.tools.common import EXIT_BUG, EXIT_USER_ERROR, ToolParser, console, report, run_tool
+from shardopt.tools.profile_command import add_profile
 from shardopt.tools.shard_command import add_shard
 from shardopt.tools.solve_command import add_solve
 from shardopt.tools.supervisor import Crash, Trace, supervised
@@ -65,6 +66,7 @@ def _parser() -> ToolParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=ToolParser)
     _add_plan(commands.add_parser("plan", help="choose stages, shardings, transfers and a schedule for a model"))
     add_shard(commands.add_parser("shard", help="choose the sharding of every value on one mesh"))
+    add_profile(commands.add_parser("profile", help="measure the devices of this machine for the cost model"))
     add_solve(commands.add_parser("solve", help="solve an assignment problem in the contest's JSON format"))
     _add_run(commands.add_parser("run", help="run a plan on this machine or on a Ray cluster"))
     return parser

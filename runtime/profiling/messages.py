@@ -1,0 +1,87 @@
+"""What the runtime itself takes: a message between two meshes of this process, and the call of a compiled function."""
+
+from __future__ import annotations
+
+from functools import partial
+from time import perf_counter
+
+import numpy as np
+
+from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.dialect.exported_program import Argument, MeshValue, Result, TensorSpec
+from shardopt.dialect.reshard_steps import default_steps
+from shardopt.runtime.local import LocalBackend
+from shardopt.runtime.profiling.chains import calls
+from shardopt.runtime.profiling.slopes import LONG, SHORT, Effort, Slope, bytecode_of, slope_of
+from shardopt.runtime.program import Instruction, MeshProgram, Program, Recv, Send
+from shardopt.runtime.routes import make_route
+from shardopt.runtime.xla import Replicas
+
+_AXIS = "x"
+
+
+def measure_message(bytes: int, devices: int, effort: Effort) -> Slope:
+    """One message of `bytes` from each of so many devices of a host mesh to its partner on another.
+
+    A value goes back and forth between two meshes by the instructions, and the transport, of a plan.
+    """
+    backends = [LocalBackend(_ping_pong(bytes // 4, devices, rounds), checked_steps=0) for rounds in (SHORT, LONG)]
+    try:
+        for backend in backends:
+            backend.call("load", {"a": ({0: np.zeros(bytes // 4 * devices, np.float32)},), "b": ({},)})
+        short, long = (partial(_step_seconds, backend) for backend in backends)
+        slope = slope_of(short, long, 2 * (LONG - SHORT), effort)
+    finally:
+        for backend in backends:
+            backend.close()
+    return slope
+
+
+def _step_seconds(backend: LocalBackend) -> float:
+    begin = perf_counter()
+    backend.call("step", {"a": ({},), "b": ({},)})
+    return perf_counter() - begin
+
+
+def _ping_pong(count: int, devices: int, rounds: int) -> Program:
+    """A value of `count` floats a device goes from mesh a to mesh b and back, so many times."""
+    spec = TensorSpec((count * devices,), "float32", Sharding(((_AXIS,),)))
+    a, b = (
+        Mesh(name, ((_AXIS, devices),), tuple(range(first, first + devices)))
+        for name, first in (("a", 0), ("b", devices))
+    )
+    routes = tuple(
+        make_route((source, spec), (target, spec), default_steps((source, spec), (target, spec)))
+        for source, target in ((a, b), (b, a))
+    )
+    on_a: list[Instruction] = []
+    on_b: list[Instruction] = []
+    for k in range(rounds):
+        on_a += [Send(2 * k, k, "b", 0), Recv(2 * k + 1, k + 1, "b", 1)]
+        on_b += [Recv(2 * k, k, "a", 0), Send(2 * k + 1, k, "a", 1)]
+    value = MeshValue("a", spec)
+    return Program(
+        (Argument("value", value, None),),
+        (Result("value", value),),
+        routes,
+        (
+            MeshProgram(a, (spec,) * (rounds + 1), ((0, 0),), (), tuple(on_a), ((0, rounds),), (), ()),
+            MeshProgram(b, (spec,) * rounds, (), (), tuple(on_b), (), (), ()),
+        ),
+    )
+
+
+def measure_call(buffers: int, replicas: Replicas, effort: Effort) -> Slope:
+    """A call of a function with so many arguments and results, half of each, which has nothing to do but one sum."""
+    count = max(buffers // 2, 1)
+    executable, _ = replicas.compile(bytecode_of(calls(buffers)), [((1,), "float32")] * count)
+
+    def sample(calls: int) -> float:
+        arrays = [replicas.put(np.zeros(1, np.float32)) for _ in range(count)]
+        begin = perf_counter()
+        for _ in range(calls):
+            arrays, token = executable(arrays)
+        token.block_until_ready()
+        return perf_counter() - begin
+
+    return slope_of(lambda: sample(SHORT), lambda: sample(LONG), LONG - SHORT, effort)
