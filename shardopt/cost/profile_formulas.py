@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardopt.cost import profile as kinds
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.collectives import COLLECTIVES, collective_seconds
+from shardopt.cost.cluster import Cluster, HostGroup
+from shardopt.cost.collectives import collective_seconds
 from shardopt.cost.compute import dispatch_seconds, memory_seconds, op_seconds
 from shardopt.cost.mesh import Mesh
 from shardopt.cost.profile import INTER_HOST, Measurement
@@ -16,28 +16,30 @@ _BY_FLOPS = (kinds.MATMUL, kinds.BATCH_MATMUL, kinds.CONVOLUTION, kinds.SCATTER)
 
 
 def formula_seconds(cluster: Cluster, measurement: Measurement) -> tuple[float, ...] | None:
-    """Seconds at the sizes of a measurement without a profile; None where the cluster has no such group."""
-    plain = replace(cluster, device=replace(cluster.device, profile=None))
-    kind, dtype, count = measurement.kind, measurement.dtype, measurement.devices
+    """Seconds at the sizes of a measurement, by the first host group and without a profile; None where it has no such
+    group of devices."""
+    group = cluster.groups[0]
+    group = replace(group, device=replace(group.device, profile=None))
+    kind, dtype = measurement.kind, measurement.dtype
+    if kind in _BY_FLOPS:
+        return tuple(op_seconds(group.device, size, 0.0, dtype, kind=kind) for size in measurement.sizes)
     if kind in kinds.COMPUTE_KINDS:
-        device = plain.device
-        if kind in _BY_FLOPS:
-            return tuple(op_seconds(device, size, 0.0, dtype, kind=kind) for size in measurement.sizes)
-        return tuple(memory_seconds(device, size, dtype) for size in measurement.sizes)
+        return tuple(memory_seconds(group.device, size, dtype) for size in measurement.sizes)
     if kind == kinds.DISPATCH:
-        return tuple(dispatch_seconds(plain, count, int(size)) for size in measurement.sizes)
-    apart = measurement.placement == INTER_HOST
-    if count * (2 if kind == kinds.SEND else 1) > (plain.num_devices if apart else plain.devices_per_host):
+        return tuple(dispatch_seconds(group, measurement.devices, int(size)) for size in measurement.sizes)
+    return _between_devices(replace(cluster, groups=(group,), links=()), group, measurement)
+
+
+def _between_devices(cluster: Cluster, group: HostGroup, measurement: Measurement) -> tuple[float, ...] | None:
+    """Collectives and messages. What crosses hosts does so with one device of each."""
+    count, apart = measurement.devices, measurement.placement == INTER_HOST
+    stride = group.devices_per_host if apart else 1
+    needed = 2 * count if measurement.kind == kinds.SEND else count
+    if needed > (group.hosts if apart else group.devices_per_host):
         return None
-    stride = plain.devices_per_host if apart else 1
-    if kind == kinds.SEND:
-        offset = stride if apart else count
-        return tuple(
-            messages_seconds(plain, [(k, k + offset, int(size)) for k in range(count)]) for size in measurement.sizes
-        )
-    assert kind in COLLECTIVES
     ids = tuple(k * stride for k in range(count))
-    if ids[-1] >= plain.num_devices:
-        return None
+    if measurement.kind == kinds.SEND:
+        pairs = [(device, device + count * stride) for device in ids]
+        return tuple(messages_seconds(cluster, [(*pair, int(size)) for pair in pairs]) for size in measurement.sizes)
     mesh = Mesh("group", (("x", count),), ids)
-    return tuple(collective_seconds(plain, mesh, kind, ("x",), size) for size in measurement.sizes)
+    return tuple(collective_seconds(cluster, mesh, measurement.kind, ("x",), size) for size in measurement.sizes)

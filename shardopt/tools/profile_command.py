@@ -50,7 +50,7 @@ def _dtypes(text: str) -> tuple[str, ...]:
 
 
 def _run(args: argparse.Namespace) -> None:
-    from shardopt.cost.cluster import load_cluster
+    from shardopt.cost.cluster_file import load_cluster
     from shardopt.cost.profile_file import profile_text
     from shardopt.cost.progress import watching
     from shardopt.report.profile_report import profile_svg, profile_table

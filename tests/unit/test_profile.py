@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxlib.mlir import ir
 
@@ -57,6 +57,7 @@ def points(draw: st.DrawFn) -> tuple[list[float], list[float]]:
     return [float(size) for size in sizes], np.cumsum([rise for _, rise in steps]).tolist()
 
 
+@settings(deadline=None)
 @given(points(), st.lists(st.floats(0, 1e7), min_size=2, max_size=20))
 def test_curves_are_exact_at_their_points_and_rise(xy: tuple[list[float], list[float]], at: list[float]) -> None:
     curve = Curve.through(*xy)
@@ -74,6 +75,7 @@ def test_curves_go_on_with_their_outer_slopes() -> None:
     assert Curve.through((10,), (1,)).at(30.0) == 3
 
 
+@settings(deadline=None)
 @given(st.lists(points(), min_size=1, max_size=5), st.floats(0, 1e7))
 def test_a_table_of_curves_is_its_curves(many: list[tuple[list[float], list[float]]], at: float) -> None:
     curves = [Curve.affine(1.0, 2.0), *(Curve.through(*xy) for xy in many)]
@@ -97,6 +99,7 @@ def test_points_that_make_no_curve(sizes: tuple[float, ...], seconds: tuple[floa
         Curve.through(sizes, seconds)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e3), min_size=1, max_size=12))
 def test_rising_fit(seconds: list[float]) -> None:
     fit = rising(seconds)
