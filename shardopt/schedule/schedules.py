@@ -48,6 +48,11 @@ class ScheduleKind:
     stages_per_mesh: int = 1
     in_flight: Callable[[int, int], tuple[int, ...]] | None = None
 
+    def suits(self, num_stages: int, num_meshes: int) -> bool:
+        """Whether it can be built for so many stages on so many meshes."""
+        even = num_meshes >= 1 and num_stages % num_meshes == 0
+        return even and self.stages_per_mesh in (SEVERAL, num_stages // num_meshes)
+
     @property
     def trains(self) -> bool:
         return len(self.kinds) > 1
@@ -95,7 +100,7 @@ def build_schedule(name: str, num_stages: int, num_microbatches: int, num_meshes
             f"schedule '{name}' needs at least 1 stage and 1 microbatch, got {num_stages} and {num_microbatches}"
         )
     wanted = kind.stages_per_mesh
-    if meshes < 1 or num_stages % meshes or wanted not in (SEVERAL, num_stages // meshes):
+    if not kind.suits(num_stages, meshes):
         each = "the same number of stages" if wanted == SEVERAL else "1 stage" if wanted == 1 else f"{wanted} stages"
         raise UserError(f"schedule '{name}' needs {each} on every mesh, got {num_stages} stages on {meshes} meshes")
     return kind.build(num_stages, num_microbatches, meshes)

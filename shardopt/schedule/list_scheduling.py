@@ -1,0 +1,193 @@
+"""A schedule built from durations: whenever a mesh is free it takes the most urgent task that can run.
+
+What is urgent is a *rule*: the order of the kinds, and how many microbatches a stage may run ahead. No rule wins
+everywhere, so several are tried and the simulator decides; the best of the named schedules takes part as well.
+Tasks of one kind and stage run in ascending microbatches, as in every schedule here, so sums have the same order.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from shardopt.schedule.graph import StageGraph
+from shardopt.schedule.tasks import ONCE, Schedule, StageTask, Task, TaskKind
+
+_FORWARD, _INPUT, _WEIGHT, _BACKWARD = (
+    TaskKind.FORWARD,
+    TaskKind.BACKWARD_INPUT,
+    TaskKind.BACKWARD_WEIGHT,
+    TaskKind.BACKWARD,
+)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is to be scheduled: the tasks of `graph` for every microbatch, stage s on mesh `stage_to_mesh[s]`.
+
+    `transfer_seconds` has one entry for each edge of `graph`; `activation_bytes` says what a task allocates until its
+    last reader of the same stage has run; `memory_bytes` what activations may take, by mesh (None: no limit).
+    `edge_links` are the links that transfers wait for (`simulate`); the list scheduler does not see them.
+    """
+
+    graph: StageGraph
+    stage_to_mesh: tuple[int, ...]
+    num_microbatches: int
+    task_seconds: Mapping[StageTask, float]
+    transfer_seconds: tuple[float, ...]
+    activation_bytes: Mapping[StageTask, int] = field(default_factory=dict)
+    memory_bytes: tuple[int, ...] | None = None
+    edge_links: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def num_meshes(self) -> int:
+        return 1 + max(self.stage_to_mesh)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`kinds`: the most urgent kind first; kinds that are missing come last. `ahead`: how many microbatches stage s may
+    have in flight, `base + slope · (stages behind s)`, at least 1; None for any number. `deepest_first`: among
+    stages of one mesh the one that is furthest along the pipeline."""
+
+    kinds: tuple[TaskKind, ...]
+    base: float = 1.0
+    slope: float | None = 1.0
+    deepest_first: bool = True
+
+    def __str__(self) -> str:
+        ahead = "any" if self.slope is None else f"{self.base:g}+{self.slope:g}s"
+        return f"{''.join(self.kinds)} ahead {ahead}{'' if self.deepest_first else ' first stage first'}"
+
+    def limit(self, stages_behind: int) -> float:
+        return float("inf") if self.slope is None else max(1.0, self.base + self.slope * stages_behind)
+
+
+def rules() -> Iterator[Rule]:
+    """The rules worth trying, in a fixed order."""
+    backward_first = (_BACKWARD, _INPUT, _FORWARD, _WEIGHT)
+    forward_first = (_FORWARD, _BACKWARD, _INPUT, _WEIGHT)
+    weights_early = (_BACKWARD, _INPUT, _WEIGHT, _FORWARD)
+    for kinds in (backward_first, forward_first, weights_early):
+        for slope in (1.0, 1.5, 2.0, 3.0, None):
+            for deepest_first in (True, False):
+                yield Rule(kinds, 1.0, slope, deepest_first)
+
+
+def list_schedule(work: Workload, rule: Rule, name: str = "auto") -> Schedule | None:
+    """The schedule that `rule` makes, or None if it runs into a dead end (all memory taken by what cannot proceed)."""
+    return _Run(work, rule).schedule(name)
+
+
+class _Run:
+    """One event-driven run over numbers: task k of `tasks` for microbatch i."""
+
+    def __init__(self, work: Workload, rule: Rule) -> None:
+        self.work = work
+        self.tasks = tuple(task for task in work.graph.tasks if not task.kind.runs_once)
+        number = {task: k for k, task in enumerate(self.tasks)}
+        self.seconds = [work.task_seconds[task] for task in self.tasks]
+        self.home = [work.stage_to_mesh[task.stage] for task in self.tasks]
+        self.bytes = [work.activation_bytes.get(task, 0) for task in self.tasks]
+        self.limit = work.memory_bytes
+        self.successors: list[list[tuple[int, float]]] = [[] for _ in self.tasks]
+        self.readers: list[int] = [0] * len(self.tasks)
+        self.frees: list[list[int]] = [[] for _ in self.tasks]
+        waits = [0] * len(self.tasks)
+        for edge, delay in zip(work.graph.edges, work.transfer_seconds, strict=True):
+            if edge.src in number and edge.dst in number:
+                source, target = number[edge.src], number[edge.dst]
+                self.successors[source].append((target, delay))
+                waits[target] += 1
+                if edge.src.stage == edge.dst.stage:
+                    self.readers[source] += 1
+                    self.frees[target].append(source)
+        count = work.num_microbatches
+        self.waits = [[wait] * count for wait in waits]
+        self.ready = [[0.0] * count for _ in self.tasks]
+        self.unread = [[reads] * count for reads in self.readers]
+        self.next = [0] * len(self.tasks)
+        self.order = self._orders(rule)
+        last_stage = max((task.stage for task in self.tasks), default=0)
+        self.most = [rule.limit(last_stage - task.stage) for task in self.tasks]
+        self.last_of_stage = self._last_tasks()
+
+    def _orders(self, rule: Rule) -> list[list[int]]:
+        """For each mesh its tasks by urgency."""
+        urgency = {kind: rank for rank, kind in enumerate(rule.kinds)}
+        sign = -1 if rule.deepest_first else 1
+        orders: list[list[int]] = [[] for _ in range(self.work.num_meshes)]
+        for k, home in enumerate(self.home):
+            orders[home].append(k)
+        for own in orders:
+            own.sort(key=lambda k: (urgency.get(self.tasks[k].kind, len(urgency)), sign * self.tasks[k].stage, k))
+        return orders
+
+    def _last_tasks(self) -> list[int]:
+        """For each task the one of its stage that ends a microbatch there: what it counts as in flight until then."""
+        rank = {_FORWARD: 0, _BACKWARD: 1, _INPUT: 1, _WEIGHT: 2}
+        last: dict[int, int] = {}
+        for k, task in enumerate(self.tasks):
+            if task.stage not in last or rank[task.kind] > rank[self.tasks[last[task.stage]].kind]:
+                last[task.stage] = k
+        return [last[task.stage] for task in self.tasks]
+
+    def schedule(self, name: str) -> Schedule | None:
+        meshes = range(self.work.num_meshes)
+        rows: list[list[Task]] = [[] for _ in meshes]
+        held, idle = [0] * len(meshes), [True] * len(meshes)
+        # (time, 0 = a task ends / 1 = a mesh looks for work, mesh, task, microbatch)
+        events: list[tuple[float, int, int, int, int]] = [(0.0, 1, mesh, -1, -1) for mesh in meshes]
+        heapq.heapify(events)
+        while events:
+            now, kind, mesh, k, i = heapq.heappop(events)
+            if kind == 0:
+                idle[mesh] = True
+                self._finish(now, k, i, held, events)
+                heapq.heappush(events, (now, 1, mesh, -1, -1))
+                continue
+            if not idle[mesh]:
+                continue
+            chosen = self._choose(mesh, now, held[mesh])
+            if chosen is None:
+                continue
+            k, i = chosen, self.next[chosen]
+            self.next[k] += 1
+            held[mesh] += self.bytes[k]
+            idle[mesh] = False
+            rows[mesh].append(Task(self.tasks[k].kind, self.tasks[k].stage, i))
+            heapq.heappush(events, (now + self.seconds[k], 0, mesh, k, i))
+        if any(done < self.work.num_microbatches for done in self.next):
+            return None
+        once = [Task(task.kind, task.stage, ONCE) for task in self.work.graph.tasks if task.kind.runs_once]
+        for task in once:
+            rows[self.work.stage_to_mesh[task.stage]].append(task)
+        return Schedule(name, self.work.num_microbatches, self.work.stage_to_mesh, tuple(map(tuple, rows)))
+
+    def _choose(self, mesh: int, now: float, held: int) -> int | None:
+        for k in self.order[mesh]:
+            i = self.next[k]
+            if i == self.work.num_microbatches or self.waits[k][i] or self.ready[k][i] > now:
+                continue
+            if self.limit is not None and self.bytes[k] and held + self.bytes[k] > self.limit[mesh]:
+                continue
+            if self.tasks[k].kind is _FORWARD and i - self.next[self.last_of_stage[k]] >= self.most[k]:
+                continue
+            return k
+        return None
+
+    def _finish(
+        self, now: float, k: int, i: int, held: list[int], events: list[tuple[float, int, int, int, int]]
+    ) -> None:
+        for source in self.frees[k]:
+            self.unread[source][i] -= 1
+            if not self.unread[source][i]:
+                held[self.home[source]] -= self.bytes[source]
+        if not self.readers[k]:
+            held[self.home[k]] -= self.bytes[k]
+        for target, delay in self.successors[k]:
+            self.waits[target][i] -= 1
+            self.ready[target][i] = max(self.ready[target][i], now + delay)
+            if not self.waits[target][i]:
+                heapq.heappush(events, (self.ready[target][i], 1, self.home[target], -1, -1))
