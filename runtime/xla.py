@@ -212,6 +212,11 @@ def compiled_bytes(bytecode: bytes, devices: int, *, shardy: bool) -> int:
     return int(held - stats.alias_size_in_bytes)
 
 
+def compiled_costs(bytecode: bytes) -> dict[str, float]:
+    """XLA's cost analysis of a module compiled for one host device; "flops", "bytes accessed", …, bodies once."""
+    return dict(_compiled_for_host(bytecode, 1, shardy=False).cost_analysis())
+
+
 def _compiled_for_host(bytecode: bytes, devices: int, shardy: bool) -> Any:
     if b"lapack" in bytecode:
         lapack._lapack.initialize()

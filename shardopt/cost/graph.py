@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from shardopt.cost.op_flops import Work
 from shardopt.cost.windows import Window
 
 # The layer of an operation that belongs to none: whoever reads its result computes it again.
@@ -53,7 +54,8 @@ class Op:
     `reducer` says how contracted factors combine: "add", "maximum", "minimum", … ; None where nothing contracts or the
     combination is not a single op. `group` is free for the reader's caller (layer, stage or -1). `repeat` counts all
     executions in a step, `trips` those in one execution of the group: more than one inside a loop. `zero` is set for a
-    constant of zeros. `windows` say what moves along the permutation factors of the rule, where that is known.
+    constant of zeros. `windows` say what moves along the permutation factors of the rule, where that is known. `flops`
+    and `transcendentals` are the work of one execution (`shardopt.cost.op_flops`).
     """
 
     name: str
@@ -68,6 +70,12 @@ class Op:
     trips: int = 1
     zero: bool = False
     windows: tuple[Window, ...] = ()
+    transcendentals: float = 0.0
+
+    @property
+    def weighted_flops(self) -> float:
+        """FLOPs that take as long as its FLOPs and transcendentals."""
+        return Work(self.flops, self.transcendentals).weighted_flops
 
     @property
     def scope(self) -> tuple[int, int]:

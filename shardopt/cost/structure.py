@@ -84,7 +84,8 @@ def _kind(op: Op, rules: dict[int, str]) -> tuple[Hashable, ...]:
     rule = rules.get(id(op.rule))
     if rule is None:
         rule = rules[id(op.rule)] = _rule(op)
-    return op.name, rule, op.reducer, op.flops, op.repeat, op.trips, op.zero, str(op.windows) if op.windows else ""
+    windows = str(op.windows) if op.windows else ""
+    return op.name, rule, op.reducer, op.flops, op.transcendentals, op.repeat, op.trips, op.zero, windows
 
 
 def _rule(op: Op) -> str:

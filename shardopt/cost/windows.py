@@ -10,6 +10,7 @@ the other, and a later one carries the borders of the earlier ones along.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,23 @@ class Window:
     dilation: int = 1
     mirrored: bool = False
     contracted: bool = False
+
+
+@cache
+def meetings(window: Window) -> int:
+    """Pairs of an element of the result and one of the window that meet an element of the operand: neither padding,
+    nor one of the empty places between its elements."""
+    end = (window.source - 1) * window.spacing
+    found = 0
+    for k in range(window.size):
+        shift = k * window.dilation - window.low
+        first = max(-(shift // window.stride), 0)
+        last = min((end - shift) // window.stride, window.target - 1)
+        if window.spacing == 1:
+            found += max(last - first + 1, 0)
+        else:
+            found += sum((o * window.stride + shift) % window.spacing == 0 for o in range(first, last + 1))
+    return found
 
 
 def fits(window: Window, tiles: int) -> bool:

@@ -17,10 +17,11 @@ from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import sdy
 
 from shardopt.cost.graph import MARKER, FactorRule, Op, OpGraph, Tensor
-from shardopt.cost.op_flops import op_flops
+from shardopt.cost.op_flops import Work
 from shardopt.dialect.annotation import is_marker
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor
-from shardopt.ir.loops import CONTROL_FLOW, MAX_COUNTED, UNKNOWN_TRIPS, WHILE, trip_count
+from shardopt.ir.loops import CONTROL_FLOW
+from shardopt.ir.op_work import read_work, work_of
 from shardopt.ir.rewriting import operations
 from shardopt.ir.windows import read_windows
 
@@ -204,45 +205,6 @@ def _collect_free(block: ir.Block, inside: set[ir.Value], found: dict[ir.Value, 
         inside.update(inner.operation.results)
 
 
-def read_flops(op: ir.Operation) -> float:
-    """Floating-point operations of one execution: of a loop those of all its iterations, of a branch those of all its
-    regions, as the shard phase counts them (`shardopt.ir.control_flow`)."""
-    if op.name in CONTROL_FLOW:
-        inside = sum(read_flops(view.operation) for region in op.regions for view in region.blocks[0].operations)
-        return inside * (_planned_trips(op) if op.name == WHILE else 1)
-    operands = tuple(read_tensor(v.type).shape for v in op.operands if isinstance(v.type, ir.RankedTensorType))
-    results = tuple(read_tensor(v.type).shape for v in op.results if isinstance(v.type, ir.RankedTensorType))
-    return _flops_of(op, operands, results)
-
-
-def _flops_of(op: ir.Operation, operands: tuple[tuple[int, ...], ...], results: tuple[tuple[int, ...], ...]) -> float:
-    return op_flops(op.name, operands, results, _flop_attributes(op))
-
-
-def _planned_trips(loop: ir.Operation) -> int:
-    count = trip_count(loop, MAX_COUNTED)
-    return UNKNOWN_TRIPS if count is None else count
-
-
-def _flop_attributes(op: ir.Operation) -> dict[str, object]:
-    from jaxlib.mlir.dialects import stablehlo
-
-    if op.name == "stablehlo.dot_general":
-        dims = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
-        return {
-            "lhs_contracting_dimensions": tuple(dims.lhs_contracting_dimensions),
-            "lhs_batching_dimensions": tuple(dims.lhs_batching_dimensions),
-        }
-    if op.name == "stablehlo.convolution":
-        conv = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
-        return {"kernel_output_feature_dimension": conv.kernel_output_feature_dimension}
-    if op.name in ("stablehlo.reduce_window", "stablehlo.select_and_scatter"):
-        ones = ir.DenseI64ArrayAttr.get([1] * ir.RankedTensorType(op.operands[0].type).rank)
-        window = op.attributes.get("window_dimensions")
-        return {"window_dimensions": tuple(ir.DenseI64ArrayAttr(ones if window is None else window))}
-    return {}
-
-
 def is_zero(op: ir.Operation) -> bool:
     """Whether `op` is a constant of zeros."""
     if op.name != "stablehlo.constant":
@@ -295,7 +257,7 @@ class GraphReader:
             operands = tuple(map(self.tensor, op.operands))
             captured = tuple(map(self.tensor, free_values(op))) if len(op.regions) else ()
             results = tuple(map(self.tensor, op.results))
-            rule = read_rule(op)
+            rule, work = read_rule(op), self._work(op, operands, results)
             self.handles.append(op)
             self.ops.append(
                 Op(
@@ -304,21 +266,22 @@ class GraphReader:
                     results,
                     rule,
                     read_reducer(op),
-                    self._flops(op, operands, results),
+                    work.flops,
                     group,
                     repeat * self.trips,
                     self.block,
                     self.trips,
                     is_zero(op),
                     read_windows(op, rule),
+                    work.transcendentals,
                 )
             )
 
-    def _flops(self, op: ir.Operation, operands: tuple[int, ...], results: tuple[int, ...]) -> float:
+    def _work(self, op: ir.Operation, operands: tuple[int, ...], results: tuple[int, ...]) -> Work:
         if op.name in CONTROL_FLOW:
-            return read_flops(op)
+            return read_work(op)
         shapes = tuple(self.tensors[tensor].shape for tensor in (*operands, *results))
-        return _flops_of(op, shapes[: len(operands)], shapes[len(operands) :])
+        return work_of(op, shapes[: len(operands)], shapes[len(operands) :])
 
     def graph(self, outputs: Iterable[int] = ()) -> OpGraph:
         defined = {result for op in self.ops for result in op.results}

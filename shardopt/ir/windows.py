@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
@@ -25,25 +26,32 @@ def _factor(rule: FactorRule, dim: int, kinds: frozenset[int]) -> int | None:
     return factors[0] if factors and factors[0] in kinds else None
 
 
-def _of_convolution(op: ir.Operation, rule: FactorRule) -> Iterator[Window]:
+def convolution_windows(op: ir.Operation) -> tuple[Window, ...]:
+    """How the kernel moves along each of its spatial dimensions; there are no factors (-1)."""
     dims = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
-    if ir.IntegerAttr(op.attributes["batch_group_count"]).value != 1:
-        return
     source, kernel, target = shape_of(op.operands[0]), shape_of(op.operands[1]), shape_of(op.results[0])
     spatial = list(dims.input_spatial_dimensions)
     stride, spacing, dilation = (
         _numbers(op, name, [1] * len(spatial)) for name in ("window_strides", "lhs_dilation", "rhs_dilation")
     )
     padding = _pairs(op, len(spatial))
+    found = []
     for k, dim in enumerate(spatial):
         extents = source[dim], target[dims.output_spatial_dimensions[k]], kernel[dims.kernel_spatial_dimensions[k]]
-        moves = (*extents, stride[k], padding[k][0], spacing[k], dilation[k])
-        factor = _factor(rule, dim, rule.permutation)
+        found.append(Window(-1, dim, *extents, stride[k], padding[k][0], spacing[k], dilation[k]))
+    return tuple(found)
+
+
+def _of_convolution(op: ir.Operation, rule: FactorRule) -> Iterator[Window]:
+    if ir.IntegerAttr(op.attributes["batch_group_count"]).value != 1:
+        return
+    for window in convolution_windows(op):
+        factor = _factor(rule, window.dim, rule.permutation)
         if factor is not None:
-            yield Window(factor, dim, *moves)
-        factor = _factor(rule, dim, rule.reduction)
+            yield replace(window, factor=factor)
+        factor = _factor(rule, window.dim, rule.reduction)
         if factor is not None:
-            yield Window(factor, dim, *moves, contracted=True)
+            yield replace(window, factor=factor, contracted=True)
 
 
 def _of_pooling(op: ir.Operation, rule: FactorRule) -> Iterator[Window]:

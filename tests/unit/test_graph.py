@@ -7,11 +7,13 @@ from jaxlib.mlir import ir
 
 from shardopt.cost.graph import FactorRule, Op, OpGraph, Tensor
 from shardopt.cost.mesh import Mesh
+from shardopt.cost.op_flops import Work
 from shardopt.ir.context import make_context
 from shardopt.ir.control_flow import mark_carried
-from shardopt.ir.graph import GraphReader, free_values, read_flops, read_tensor, sharding_rules
+from shardopt.ir.graph import GraphReader, free_values, read_tensor, sharding_rules
 from shardopt.ir.loops import UNKNOWN_TRIPS
 from shardopt.ir.mesh_graphs import read_plain
+from shardopt.ir.op_work import read_work
 from shardopt.ir.program import body_of
 from shardopt.ir.rewriting import functions, operations, terminator
 
@@ -239,26 +241,29 @@ def test_what_changes_in_no_iteration_is_resharded_once() -> None:
 
 
 @pytest.mark.parametrize(("text", "trips"), [(CHANGING, 3), (CHANGING.replace("LT", "NE"), 3)])
-def test_flops_of_a_loop_are_those_of_all_iterations(text: str, trips: int) -> None:
+def test_work_of_a_loop_are_those_of_all_iterations(text: str, trips: int) -> None:
     """As many as the shard phase finds in its regions; the identities that it inserts have none."""
     with make_context() as context:
         module = ir.Module.parse(text, context)
         main = next(functions(module))
         (loop,) = operations(main, {"stablehlo.while"})
-        found = read_flops(loop)
+        found = read_work(loop)
         mark_carried(module.operation)
         with sharding_rules(module):
             graph = read_plain(main, Mesh("m", (("x", 2),), (0, 1))).graph
-    product, rest = 2 * 8 * 4 * 4, 8 * 4 * 10 + 2
-    assert found == trips * (product + rest)
-    assert found == sum(op.flops * op.repeat for op in graph.ops if op.trips > 1)
+    product, counters = 2 * 8 * 4 * 4, 2
+    assert found == Work(trips * (product + counters), trips * 8 * 4)
+    assert found == Work(
+        sum(op.flops * op.repeat for op in graph.ops if op.trips > 1),
+        sum(op.transcendentals * op.repeat for op in graph.ops if op.trips > 1),
+    )
 
 
-def test_flops_of_a_loop_of_unknown_length_and_of_branches() -> None:
+def test_work_of_a_loop_of_unknown_length_and_of_branches() -> None:
     with make_context() as context:
         module = ir.Module.parse(LOOP, context)
         (loop,) = operations(next(functions(module)), {"stablehlo.while"})
-        assert read_flops(loop) == UNKNOWN_TRIPS * (4 + 2)
+        assert read_work(loop) == Work(UNKNOWN_TRIPS * (4 + 2))
         module = ir.Module.parse("""
           func.func @main(%x: tensor<4xf32>, %p: tensor<i1>) -> tensor<4xf32> {
             %r = "stablehlo.if"(%p) ({
@@ -271,4 +276,4 @@ def test_flops_of_a_loop_of_unknown_length_and_of_branches() -> None:
             return %r : tensor<4xf32>
           }""")
         (branch,) = operations(next(functions(module)), {"stablehlo.if"})
-        assert read_flops(branch) == 4 + 40
+        assert read_work(branch) == Work(4, 4)

@@ -1,9 +1,9 @@
-"""In which order a compiler runs the operations of a graph, and which values it never writes to memory.
+"""In which order a compiler runs the operations of a graph.
 
-XLA fuses cheap operations into their readers and then orders what is left by its own means, mostly to save memory (the
-update of a weight right behind its gradient, not at the end of the step). The rules here follow its fusion and its list
-scheduler (xla/service/instruction_fusion.cc, hlo_memory_scheduler.cc) closely enough to predict what is held when;
-see benchmarks/memory_accounting.py for how closely.
+XLA fuses cheap operations into their readers (`shardopt.solve.sharding.fusion`) and then orders what is left by its own
+means, mostly to save memory (the update of a weight right behind its gradient, not at the end of the step). The rules
+here follow its list scheduler (xla/service/hlo_memory_scheduler.cc) closely enough to predict what is held when; see
+benchmarks/memory_accounting.py for how closely.
 """
 
 from __future__ import annotations
@@ -13,24 +13,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from shardopt.cost.graph import Op, OpGraph
-
-# Not computed twice: fused only where there is one reader.
-_EXPENSIVE = frozenset(
-    {
-        *("atan2", "cbrt", "cosine", "divide", "exponential", "exponential_minus_one", "log", "log_plus_one"),
-        *("logistic", "power", "remainder", "rsqrt", "sine", "sqrt", "tan", "tanh"),
-    }
-)
-# What a loop over the elements of a result can compute on the way, and what is cheap enough to be computed twice.
-CHEAP = _EXPENSIVE | {
-    *("abs", "add", "and", "broadcast_in_dim", "ceil", "clamp", "compare", "concatenate", "convert", "dynamic_slice"),
-    *("floor", "iota", "is_finite", "maximum", "minimum", "multiply", "negate", "not", "or", "pad", "reshape"),
-    *("reverse", "round_nearest_afz", "round_nearest_even", "select", "shift_left", "shift_right_arithmetic"),
-    *("shift_right_logical", "sign", "slice", "subtract", "transpose", "xor"),
-}
-_READS_ON_THE_WAY = CHEAP | {"reduce"}
-# The compiler folds these into a matrix product.
-_FOLDED = frozenset({"reshape", "transpose"})
+from shardopt.solve.sharding.fusion import Fusion, fuse
 
 
 @dataclass(frozen=True)
@@ -46,16 +29,15 @@ class ExecutionOrder:
     readers: tuple[tuple[int, ...], ...]
 
 
-def execution_order(graph: OpGraph, made_anywhere: Set[int]) -> ExecutionOrder:
+def execution_order(graph: OpGraph, made_anywhere: Set[int], fusion: Fusion) -> ExecutionOrder:
     """The better of program order and list scheduling, by the bytes of whole tensors; a loop runs as a whole."""
-    fused = _fused(graph, made_anywhere)
     folded, members = _with_loops_as_ops(graph)
-    order = [op for node in _order(folded, _fused(folded, made_anywhere)) for op in members[node]]
-    return ExecutionOrder(tuple(order), fused, _readers(graph, fused))
+    order = [op for node in _order(folded, fuse(folded, made_anywhere)) for op in members[node]]
+    return ExecutionOrder(tuple(order), fusion.fused, fusion.readers)
 
 
-def _order(graph: OpGraph, fused: Set[int]) -> list[int]:
-    scheduler = _Scheduler(graph, fused, _readers(graph, fused))
+def _order(graph: OpGraph, fusion: Fusion) -> list[int]:
+    scheduler = _Scheduler(graph, fusion)
     order: list[int] = []
     for ops in _fragments(graph):
         written, listed = scheduler.placed(ops), scheduler.placed(scheduler.listed(ops))
@@ -93,48 +75,18 @@ def _fragments(graph: OpGraph) -> list[list[int]]:
     return list(found.values())
 
 
-def _fused(graph: OpGraph, made_anywhere: Set[int]) -> frozenset[int]:
-    kept = set(graph.outputs)
-    consumers = graph.consumers()
-    found = set(made_anywhere)
-    for op in graph.ops:
-        if op.name not in CHEAP or len(op.results) != 1 or op.results[0] in kept:
-            continue
-        using = [graph.ops[reader] for reader in consumers[op.results[0]]]
-        if using and (op.name not in _EXPENSIVE or len(using) == 1) and all(_takes_in(op, reader) for reader in using):
-            found.add(op.results[0])
-    return frozenset(found)
-
-
-def _takes_in(op: Op, reader: Op) -> bool:
-    if reader.scope != op.scope or reader.repeat != op.repeat:
-        return False
-    return reader.name in _READS_ON_THE_WAY or (op.name in _FOLDED and reader.name == "dot_general")
-
-
-def _readers(graph: OpGraph, fused: Set[int]) -> tuple[tuple[int, ...], ...]:
-    found: list[set[int]] = [set() for _ in graph.tensors]
-    for index in range(len(graph.ops) - 1, -1, -1):
-        op = graph.ops[index]
-        through = op.results[0] if op.results and op.results[0] in fused else None
-        using = {index} if through is None else found[through]
-        for operand in op.operands:
-            found[operand] |= using
-    return tuple(tuple(sorted(using)) for using in found)
-
-
 class _Scheduler:
-    def __init__(self, graph: OpGraph, fused: Set[int], readers: Sequence[Sequence[int]]) -> None:
-        self.graph, self.fused, self.readers = graph, fused, readers
+    def __init__(self, graph: OpGraph, fusion: Fusion) -> None:
+        self.graph, self.fused, self.readers = graph, fusion.fused, fusion.readers
         self.producers = graph.producers()
         self.outputs = set(graph.outputs)
         # Outputs are held in the end whatever the order, and most take over the memory of a donated argument.
-        free = self.outputs | fused
+        free = self.outputs | self.fused
         self.memory = [0 if t in free else tensor.size_bytes for t, tensor in enumerate(graph.tensors)]
         self.reads: dict[int, list[int]] = {}
-        for tensor, using in enumerate(readers):
+        for tensor, using in enumerate(self.readers):
             for op in using:
-                if tensor not in fused:
+                if tensor not in self.fused:
                     self.reads.setdefault(op, []).append(tensor)
 
     def is_kernel(self, op: int) -> bool:

@@ -29,6 +29,7 @@ from shardopt.solve.assignment.restriction import solve_in_steps
 from shardopt.solve.sharding.constraints import Constraints
 from shardopt.solve.sharding.execution_order import ExecutionOrder, execution_order
 from shardopt.solve.sharding.factors import is_opaque
+from shardopt.solve.sharding.fusion import Fusion, fuse
 from shardopt.solve.sharding.intra_op_memory import (
     FreshCopies,
     Lifetime,
@@ -40,6 +41,7 @@ from shardopt.solve.sharding.intra_op_memory import (
     with_gaps,
 )
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan, find_communication
+from shardopt.solve.sharding.kernel_bytes import Accesses, kernel_accesses
 from shardopt.solve.sharding.linear import CLOSED, Linear
 from shardopt.solve.sharding.simpler import NodeColumns, simpler_masks
 from shardopt.solve.sharding.strategies import Strategy, is_made_anywhere
@@ -96,12 +98,13 @@ class IntraOpTables:
         self.constraints = constraints
         self.strategies = strategies or StrategyTables(mesh, cluster)
         self.linear = linear
-        self.ops: tuple[OpStrategies, ...] = tuple(map(self._strategies, graph.ops, linear or repeat(CLOSED)))
+        accesses = kernel_accesses(graph, self.fusion)
+        self.ops: tuple[OpStrategies, ...] = tuple(map(self._strategies, graph.ops, linear or repeat(CLOSED), accesses))
 
-    def _strategies(self, op: Op, linear: Linear) -> OpStrategies:
+    def _strategies(self, op: Op, linear: Linear, accesses: Accesses) -> OpStrategies:
         if op.name == MARKER and op.results[0] in self.constraints.allowed:
             return self.strategies.marker(self.constraints.allowed[op.results[0]])
-        return self.strategies.of(op, self.graph.tensors, linear)
+        return self.strategies.of(op, self.graph.tensors, linear, accesses)
 
     def _permitted(self) -> dict[int, list[int]]:
         """The strategies without forbidden axes; the replicated one is among them."""
@@ -121,7 +124,11 @@ class IntraOpTables:
 
     @cached_property
     def execution(self) -> ExecutionOrder:
-        return execution_order(self.graph, self.made_anywhere)
+        return execution_order(self.graph, self.made_anywhere, self.fusion)
+
+    @cached_property
+    def fusion(self) -> Fusion:
+        return fuse(self.graph, self.made_anywhere)
 
     @cached_property
     def made_anywhere(self) -> frozenset[int]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from shardopt.cost.graph import Op
 from shardopt.cost.mesh import Sharding
-from shardopt.solve.sharding.execution_order import CHEAP
+from shardopt.solve.sharding.fusion import CHEAP
 from shardopt.solve.sharding.intra_op import IntraOpProblem
 from shardopt.solve.sharding.intra_op_memory import Lifetime, Rematerialized, local_bytes
 from shardopt.solve.sharding.strategies import Strategy

@@ -23,6 +23,7 @@ from shardopt.cost.shardings import all_shardings as all_shardings
 from shardopt.cost.shardings import live_axes as live_axes
 from shardopt.cost.windows import exchanges, reach
 from shardopt.solve.sharding.factors import Axes, Split, is_feasible, shardable_factors
+from shardopt.solve.sharding.kernel_bytes import Accesses, accessed_bytes
 from shardopt.solve.sharding.linear import CLOSED, Linear
 from shardopt.solve.sharding.strategies_cost import communication_seconds, compute_seconds
 
@@ -68,10 +69,13 @@ def op_strategies(
     mesh: Mesh,
     cluster: Cluster,
     linear: Linear = CLOSED,
+    accesses: Accesses | None = None,
 ) -> tuple[Strategy, ...]:
     """All strategies of `op` in a fixed order, the replicated one first. An opaque op has that one only. `linear` says
-    which operands and results may be partial."""
-    pricer = _Pricer(op, tuple(operands), tuple(results), mesh, cluster, cluster.group_of(mesh).device)
+    which operands and results may be partial, `accesses` in how many kernels the op touches each of its tensors: in one
+    of its own, by default."""
+    device = cluster.group_of(mesh).device
+    pricer = _Pricer(op, tuple(operands), tuple(results), mesh, cluster, device, accesses)
     return tuple(
         pricer.strategy(split, terms, *shardings, final)
         for split, terms in _splits(op, mesh, linear)
@@ -212,6 +216,7 @@ class _Pricer:
     mesh: Mesh
     cluster: Cluster
     device: Device
+    accesses: Accesses | None
 
     def strategy(
         self,
@@ -255,11 +260,14 @@ class _Pricer:
         if self.op.name == MARKER:
             return 0.0
         shards = prod(_tiles(self.mesh, axes) for axes in split.values())
+        # What is fused moves nothing, but still does something for each element of its result.
+        work = max(self.op.weighted_flops, sum(prod(tensor.shape) for tensor in self.results)) / shards
         tensors, shardings = (*self.operands, *self.results), (*operands, *results)
-        traffic = sum(self._local_bytes(*pair) for pair in zip(tensors, shardings, strict=True))
+        sizes = [self._local_bytes(*pair) for pair in zip(tensors, shardings, strict=True)]
+        alone = accessed_bytes(self.op.name, len(operands), sizes, (1,) * len(sizes))
+        moved = alone if self.accesses is None else accessed_bytes(self.op.name, len(operands), sizes, self.accesses)
         dtype = self.results[0].dtype if self.results else "f32"
-        batched = self._is_batched()
-        return compute_seconds(self.device, self.op.name, self.op.flops / shards, traffic, dtype, batched)
+        return compute_seconds(self.device, self.op.name, work, alone, moved, dtype, self._is_batched())
 
     def _is_batched(self) -> bool:
         """Whether a factor with more than one element is in all operands and results of a product."""

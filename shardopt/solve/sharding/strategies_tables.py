@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from shardopt.cost.compute import memory_seconds
 from shardopt.cost.graph import Op, Tensor
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.resharding_costs import ReshardingCosts
+from shardopt.solve.sharding.kernel_bytes import Accesses
 from shardopt.solve.sharding.linear import CLOSED, Linear
 from shardopt.solve.sharding.strategies import Strategy, all_shardings, marker_strategy, op_strategies
 from shardopt.solve.sharding.strategies_cost import resharding_table
@@ -54,12 +56,17 @@ class StrategyTables:
         self._resharding_costs = ReshardingCosts(cluster, mesh)
         self._memo: dict[Hashable, object] = {}
 
-    def of(self, op: Op, tensors: Sequence[Tensor], linear: Linear = CLOSED) -> OpStrategies:
-        """The strategies of `op`, the replicated one first; `tensors` are those of its graph."""
+    def of(
+        self, op: Op, tensors: Sequence[Tensor], linear: Linear = CLOSED, accesses: Accesses | None = None
+    ) -> OpStrategies:
+        """The strategies of `op`, the replicated one first; `tensors` are those of its graph. `accesses`: in how many
+        kernels it touches each of its own; by default, as if it ran alone."""
         operands = tuple(tensors[t] for t in op.operands)
         results = tuple(tensors[t] for t in op.results)
-        key = ("op", op.name, op.rule, op.windows, op.reducer, op.flops, op.repeat, operands, results, linear)
-        return self._remember(key, lambda: self._build(op, operands, results, linear))
+        work = op.weighted_flops
+        key = ("op", op.name, op.rule, op.windows, op.reducer, work, op.repeat, operands, results, linear)
+        build = partial(self._build, op, operands, results, linear, accesses)
+        return self._remember((key, accesses), build)
 
     def marker(self, allowed: tuple[Sharding, ...]) -> OpStrategies:
         """Those of an operation that hands its operand on in one of some shardings."""
@@ -117,8 +124,15 @@ class StrategyTables:
         seconds = resharding_table(self._resharding_costs, source.distinct, target.distinct, tensor) * repeat
         return seconds[np.ix_(source.index, target.index)] if seconds.any() else None
 
-    def _build(self, op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...], linear: Linear) -> OpStrategies:
-        strategies = op_strategies(op, operands, results, self.mesh, self.cluster, linear)
+    def _build(
+        self,
+        op: Op,
+        operands: tuple[Tensor, ...],
+        results: tuple[Tensor, ...],
+        linear: Linear,
+        accesses: Accesses | None,
+    ) -> OpStrategies:
+        strategies = op_strategies(op, operands, results, self.mesh, self.cluster, linear, accesses)
         return OpStrategies(
             strategies,
             np.array([strategy.seconds * op.repeat for strategy in strategies]),

@@ -114,7 +114,7 @@ class _Assignment:
         return forward if self._flops(forward) >= _FORWARD_OF_BOTH * self._flops(common) else common
 
     def _flops(self, chosen: Sequence[bool]) -> float:
-        return sum(op.flops for op, inside in zip(self.graph.ops, chosen, strict=True) if inside)
+        return sum(op.weighted_flops for op, inside in zip(self.graph.ops, chosen, strict=True) if inside)
 
     def _summing_ops(self) -> frozenset[int]:
         """Ops that combine with an accumulator, and those that only add up or reshape what is about to be combined.
@@ -154,7 +154,7 @@ class _Assignment:
         """Step 2: the layer DP on units of consecutive forward operations."""
         sources = self._sources()
         ops = [index for index, inside in enumerate(self.forward) if inside and index not in sources]
-        flops = np.array([self.graph.ops[index].flops for index in ops], dtype=float)
+        flops = np.array([self.graph.ops[index].weighted_flops for index in ops], dtype=float)
         units = _units(flops)
         num_units = int(units[-1]) + 1 if len(units) else 0
         unit_flops = np.bincount(units, weights=flops, minlength=num_units)

@@ -1,0 +1,44 @@
+"""How often each operation of a graph touches each of its tensors in memory, when a compiler fuses it into kernels.
+
+    %1 = exponential %0                    one kernel: reads %0 and %2 once, writes %3. The exponential pays for %0, the
+    %3 = multiply %1, %2                   product for %2 and %3, and nobody for %1.
+
+A kernel reads a tensor once, however many of its operations do; the first of them pays. A cheap operation that several
+kernels repeat pays once for each. Fusion is that of `shardopt.solve.sharding.fusion`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardopt.cost.graph import OpGraph
+from shardopt.cost.op_bytes import touched
+from shardopt.solve.sharding.fusion import Fusion
+
+# For each tensor of an operation, operands first: in how many kernels the operation touches its memory.
+Accesses = tuple[int, ...]
+
+
+def kernel_accesses(graph: OpGraph, fusion: Fusion) -> tuple[Accesses, ...]:
+    """For each operation."""
+    fused = fusion.fused
+    seen: list[set[int]] = [set() for _ in graph.tensors]
+    found: list[Accesses] = []
+    for index, op in enumerate(graph.ops):
+        kernels = {index}
+        if op.results and op.results[0] in fused:
+            kernels = set(fusion.readers[op.results[0]])
+        reads = []
+        for operand in op.operands:
+            fresh = set() if operand in fused else kernels - seen[operand]
+            seen[operand] |= fresh
+            reads.append(len(fresh))
+        found.append((*reads, *(int(result not in fused) for result in op.results)))
+    return tuple(found)
+
+
+def accessed_bytes(name: str, num_operands: int, sizes: Sequence[float], accesses: Accesses) -> float:
+    """Bytes that an operation reads and writes, given those of its tensors (operands first) and how often it touches
+    each."""
+    rows = touched(name, num_operands, len(sizes) - num_operands)
+    return sum(sizes[k] * share * count for (k, share), count in zip(rows, accesses, strict=True))
