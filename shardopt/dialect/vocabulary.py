@@ -24,6 +24,7 @@ from shardopt.dialect.mpmd import (
     STAGE,
     TOPOLOGY,
 )
+from shardopt.dialect.prediction import PREDICTED
 from shardopt.dialect.sharded_form import COST
 
 # Who writes what was in the model before the first pass.
@@ -131,6 +132,16 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "shardopt-outline-stages",
         'How the inside of every stage was planned to be sharded: by the solver (`"ilp"`) or as a known method does; '
         "the shard phase obeys. Absent where the solver decides for all stages.",
+    ),
+    AttributeDoc(
+        PREDICTED,
+        ("mpmd.for",),
+        '{schedule = "1f1b", step_seconds = 1.61e-02 : f64, formula_seconds = 1.52e-02 : f64, '
+        "formula_bound = 1.49e-02 : f64}",
+        "shardopt-outline-stages",
+        "The schedule that the stages were planned for, and what was predicted when they were chosen: the seconds of a "
+        "step by the simulator, those by the formula of the stage DP, and a lower bound of the formula over all plans "
+        "(absent for a baseline). `shardopt-schedule-pipeline` takes this schedule unless it is told another.",
     ),
     AttributeDoc(
         KIND,

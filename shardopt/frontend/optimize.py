@@ -30,7 +30,7 @@ def optimize(
     stages: int | None = None,
     submesh: str | None = None,
     logical_shape: str | None = None,
-    schedule: str = "1f1b",
+    schedule: str = "auto",
     intra_op: str = "ilp",
     inter_op: InterOp = "dp",
     unroll: bool = True,
@@ -59,7 +59,7 @@ def optimize(
     delta          by which fraction a layer may exceed its equal share of the FLOPs
     submesh        allow only submeshes of this shape, HOSTSxDEVICES
     logical_shape  allow only this logical shape of a submesh, such as "2x2"
-    schedule       "1f1b", "gpipe" or "inference"
+    schedule       "auto" (the one with the shortest predicted step), "1f1b", "gpipe", "eager-1f1b" or "inference"
     intra_op       how shardings are chosen: "ilp", or a baseline such as "data" or "zero3" (see docs/intra-op.md)
     inter_op       how stages are chosen: "dp", or a baseline such as "megatron" (see docs/baselines.md)
     mcmc_seed      of the random walk of inter_op="mcmc", and `mcmc_proposals`, its steps

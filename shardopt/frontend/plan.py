@@ -51,7 +51,7 @@ class PlanOptions:
     stages: int | None = None
     submesh: str | None = None
     logical_shape: str | None = None
-    schedule: str = "1f1b"
+    schedule: str = "auto"
     intra_op: str = "ilp"
     inter_op: InterOp = "dp"
     unroll: bool = True

@@ -1,15 +1,17 @@
 """Choose pipeline stages and their submeshes, and outline the program onto them.
 
 Needs the clustered form. Afterwards `@main` and `@microbatch` consist of `mpmd.fragment`s on the meshes of the
-`topology`, joined by bare `mpmd.transfer`s; all values are `!mpmd.mesh_tensor`s and the module carries
-`shardopt.cluster`. A stage has a forward fragment and, where it needs values of later stages, a backward fragment.
+`topology`, joined by bare `mpmd.transfer`s; all values are `!mpmd.mesh_tensor`s, the module carries `shardopt.cluster`
+and the loop `shardopt.predicted`. A stage has a forward fragment and, where it needs values of later stages, a backward
+fragment.
 
     %3 = stablehlo.dot_general … {shardopt.layer = 0}     %f = mpmd.fragment<mesh="m0", origin=["layer_0"], stage=0> …
     %4 = stablehlo.dot_general … {shardopt.layer = 1} =>  %t = mpmd.transfer %f : … "m0" … -> … "m1" …
     %9 = stablehlo.dot_general … {shardopt.layer = 0}     %g = mpmd.fragment<mesh="m1", origin=["layer_1"], stage=1> …
 
 1. extract: the body by layers, and the state each layer owns.
-2. solve: price the candidates with the intra-operator solver, then the stage DP (Alpa §5.2) or a baseline.
+2. solve: price the candidates with the intra-operator solver, for each schedule the stage DP (Alpa §5.2)
+   or a baseline; of the best plans the one whose simulated step is shortest.
 3. apply: place the stages on devices and outline (`shardopt.ir.staging`).
 """
 
@@ -29,6 +31,7 @@ from shardopt.cost.profile_file import with_profile
 from shardopt.dialect.cluster import write_cluster
 from shardopt.dialect.donation import argument_attributes
 from shardopt.dialect.mpmd import LAYER
+from shardopt.dialect.prediction import Prediction, write_prediction
 from shardopt.ir.control_flow import RegionReader
 from shardopt.ir.graph import GraphReader, is_zero, read_tensor, sharding_rules
 from shardopt.ir.program import Program, read_program
@@ -36,12 +39,15 @@ from shardopt.ir.rewriting import defining
 from shardopt.ir.staging import StagePlacement, outline_stages
 from shardopt.ir.step_roles import body_roles
 from shardopt.passes.base import Pass, PassContext, option
-from shardopt.schedule.schedules import in_flight
+from shardopt.schedule.schedules import AUTO, in_flight, searched_schedules
 from shardopt.solve.presets.base import Roles
 from shardopt.solve.stages.baselines.planner import Planner, Request
 from shardopt.solve.stages.baselines.registry import find_planner
+from shardopt.solve.stages.cut_transfers import cut_transfers
+from shardopt.solve.stages.plan_search import ExactPrices, PlanSearch, search_plans
+from shardopt.solve.stages.rerank import SimulatedPlan
 from shardopt.solve.stages.stage_costs import CandidateProblem, candidate_costs, candidate_mesh
-from shardopt.solve.stages.stage_problem import StageOption, StageSolution, stage_options
+from shardopt.solve.stages.stage_problem import StageOption, one_f_one_b_in_flight, stage_options
 from shardopt.solve.stages.step_graph import Accumulator
 
 
@@ -55,11 +61,6 @@ def _extract(program: Program, cluster: Cluster, planner: Planner, options: Outl
     allowed = planner.options(_allowed_options(cluster, options))
     if not allowed:
         raise UserError(f"inter-op={options.inter_op} has no use for any submesh that the other options allow")
-    schedule = options.schedule
-
-    def held(stage_from_end: int, num_stages: int, num_microbatches: int) -> float:
-        return in_flight(schedule, num_stages, num_microbatches)[num_stages - stage_from_end]
-
     return CandidateProblem(
         graph,
         layers,
@@ -69,7 +70,7 @@ def _extract(program: Program, cluster: Cluster, planner: Planner, options: Outl
         allowed,
         program.num_microbatches,
         options.request(planner).num_stages,
-        held,
+        one_f_one_b_in_flight,
         accumulators,
         tuple(memory_limit(group.device, options.memory_fraction, options.memory_budget) for group in cluster.groups),
         tied,
@@ -135,32 +136,37 @@ def _state_bytes(program: Program, num_layers: int) -> tuple[int, ...]:
     return tuple(total)
 
 
-def _solve(problem: CandidateProblem, planner: Planner, options: OutlineStages, pm: PassContext) -> StageSolution:
+def _solve(problem: CandidateProblem, planner: Planner, options: OutlineStages, pm: PassContext) -> PlanSearch:
     costs = candidate_costs(problem)
     pm.statistic("stage candidates", costs.num_candidates)
     pm.statistic("sharding problems solved", costs.num_solves)
+    transfers = cut_transfers(problem.graph, problem.op_layer, problem.num_layers, problem.cluster)
+    trains = transfers.goes_back or problem.num_layers == 1
+    schedules = searched_schedules(trains) if options.schedule == AUTO else (options.schedule,)
     try:
-        return planner.solve(costs.stage_problem, options.request(planner))
+        return search_plans(ExactPrices(costs.stage_problem), schedules, transfers, planner, options.request(planner))
     except UserError as error:
         raise UserError("; ".join((str(error), *costs.refusals))) from error
 
 
-def _placement(problem: CandidateProblem, solution: StageSolution, options: OutlineStages) -> StagePlacement:
-    chosen = [problem.options[o] for _, _, o in solution.stages]
+def _placement(problem: CandidateProblem, found: SimulatedPlan, options: OutlineStages) -> StagePlacement:
+    chosen = [problem.options[o] for _, _, o in found.plan.stages]
     devices = place(problem.cluster, [(option.group, option.submesh) for option in chosen])
     meshes = tuple(candidate_mesh(c, ids, f"m{s}") for s, (c, ids) in enumerate(zip(chosen, devices, strict=True)))
-    stage_of_layer = tuple(s for s, (start, end, _) in enumerate(solution.stages) for _ in range(start, end))
-    held = in_flight(options.schedule, len(meshes), problem.num_microbatches)
+    stage_of_layer = tuple(s for s, (start, end, _) in enumerate(found.plan.stages) for _ in range(start, end))
+    held = in_flight(found.schedule, len(meshes), problem.num_microbatches)
     asked = options.recompute
     recompute = tuple(option.recompute if asked == "auto" else asked for option in chosen)
     return StagePlacement(stage_of_layer, meshes, held, recompute, tuple(option.method for option in chosen))
 
 
-def _explain(module: ir.Module, problem: CandidateProblem, solution: StageSolution, pm: PassContext) -> None:
-    """One remark a stage: the layers it took, and where they run."""
-    for stage, (start, end, index) in enumerate(solution.stages):
+def _explain(module: ir.Module, problem: CandidateProblem, search: PlanSearch, pm: PassContext) -> None:
+    """One remark a stage: the layers it took, and where they run; and the best step of each schedule."""
+    for stage, (start, end, index) in enumerate(search.best.plan.stages):
         said = f"stage {stage}: layers {start} to {end - 1} run on submesh {problem.options[index]}"
         pm.remark("stage-cut", module.operation, said, category="passed")
+    steps = ", ".join(f"{each.schedule} {each.step_seconds:.3g} s" for each in search.best_by_schedule)
+    pm.remark("schedule", module.operation, f"schedule {search.best.schedule}: steps are {steps}", category="passed")
 
 
 @dataclass(frozen=True)
@@ -208,7 +214,7 @@ class OutlineStages(Pass):
     )
     mcmc_seed: int = option(0, help="of the random walk of inter-op=mcmc")
     mcmc_proposals: int = option(5000, help="steps of that walk")
-    schedule: str = option("1f1b", help="schedule whose in-flight microbatches bound the memory")
+    schedule: str = option("auto", help="schedule that the stages are planned for; auto: the one with the shortest step")
     recompute: Literal["auto", "none", "layer", "full"] = option(
         "auto", help="what stages compute again in their backward: nothing, each layer, or the whole forward"
     )
@@ -224,15 +230,19 @@ class OutlineStages(Pass):
             cluster = with_profile(load_cluster(self._required_cluster()), self.profile)
             planner = find_planner(self.inter_op)
             problem = _extract(program, cluster, planner, self)
-            solution = _solve(problem, planner, self, pm)
-            placement = _placement(problem, solution, self)
+            search = _solve(problem, planner, self, pm)
+            placement = _placement(problem, search.best, self)
         except (UserError, ValueError) as error:
             raise pm.error(module.operation, str(error)) from error
         outline_stages(program, placement)
         write_cluster(module, cluster)
-        pm.statistic("stages", len(solution.stages))
-        pm.statistic("predicted step seconds", solution.seconds)
-        _explain(module, problem, solution, pm)
+        best = search.best
+        seconds = (best.step_seconds, best.plan.seconds, search.formula_bound)
+        write_prediction(read_program(module).loop, Prediction(best.schedule, *seconds))
+        pm.statistic("stages", len(best.plan.stages))
+        pm.statistic("plans simulated", len(search.simulated))
+        pm.statistic("predicted step seconds", best.step_seconds)
+        _explain(module, problem, search, pm)
 
     def request(self, planner: Planner) -> Request:
         """What the planner is asked for. Raises UserError."""

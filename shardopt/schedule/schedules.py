@@ -32,6 +32,7 @@ ScheduleBuilder = Callable[[int, int, int], Schedule]  # stages, microbatches, m
 
 _WHOLE = (TaskKind.FORWARD, TaskKind.BACKWARD)
 _HALVES = (TaskKind.FORWARD, TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT)
+AUTO = "auto"  # in place of a name: the planner chooses
 SEVERAL = -1  # stages a mesh: any number
 
 

@@ -26,6 +26,11 @@ class CutTransfers:
     forward_bytes: np.ndarray
     backward_bytes: np.ndarray
 
+    @property
+    def goes_back(self) -> bool:
+        """Whether anything crosses a cut backwards: gradients, in a program that trains."""
+        return bool(self.backward_bytes.any())
+
     def slowest_seconds(self) -> np.ndarray:
         """`[L + 1]`: both directions of each cut, one device to one device over the slowest link."""
         pairs = neighbours(self.cluster)

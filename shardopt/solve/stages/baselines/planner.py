@@ -26,11 +26,13 @@ class Request:
 class Planner:
     """`options` leaves of all options, with methods where the planner decides those, what a stage may be. `solve`
     returns the best plan that it can find, and raises UserError where there is none. `one_stage`: all layers are one.
+    `by_dp`: `solve` is the stage DP over these options, so its runners-up may be simulated, too.
     """
 
     solve: Callable[[StageProblem, Request], StageSolution]
     options: Callable[[Iterable[StageOption]], tuple[StageOption, ...]] = tuple
     one_stage: bool = False
+    by_dp: bool = False
 
     def request(self, name: str, request: Request) -> Request:
         """The request as this planner takes it. Raises UserError for several stages where there can be but one."""

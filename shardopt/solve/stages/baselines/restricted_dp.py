@@ -47,9 +47,9 @@ def _experts_and_zero(options: Iterable[StageOption]) -> tuple[StageOption, ...]
     return with_methods(options, lambda option: (*_ZERO * is_flat(option), *_EXPERT_ZERO))
 
 
-DP = Planner(_solve)
-INTER_ONLY = Planner(_solve, _one_device)
-INTRA_ONLY = Planner(_solve, one_stage=True)
-PP_DP = Planner(_solve, _data)
-PIPER = Planner(_solve, _data_and_tensor)
-DEEPSPEED = Planner(_solve, _experts_and_zero, one_stage=True)
+DP = Planner(_solve, by_dp=True)
+INTER_ONLY = Planner(_solve, _one_device, by_dp=True)
+INTRA_ONLY = Planner(_solve, one_stage=True, by_dp=True)
+PP_DP = Planner(_solve, _data, by_dp=True)
+PIPER = Planner(_solve, _data_and_tensor, by_dp=True)
+DEEPSPEED = Planner(_solve, _experts_and_zero, one_stage=True, by_dp=True)

@@ -1,0 +1,157 @@
+"""The search over schedules: each with its own microbatches in flight goes through the stage DP and the simulator.
+
+    for each schedule: the K best plans of the DP ─▶ their prices made exact, until all are ─▶ simulated
+    the best of each schedule ─▶ the shortest; of those alike, the one that fills its fullest device least
+
+Prices may be lower bounds until somebody asks (`Prices.make_exact`), so plans that no good plan uses are never priced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from shardopt.cost.errors import UserError
+from shardopt.schedule.schedules import in_flight
+from shardopt.solve.stages.baselines.planner import Planner, Request
+from shardopt.solve.stages.best_plans import best_plans
+from shardopt.solve.stages.cut_transfers import CutTransfers
+from shardopt.solve.stages.rerank import SimulatedPlan, simulate_plan
+from shardopt.solve.stages.stage_dp import solve_stages
+from shardopt.solve.stages.stage_problem import (
+    InFlight,
+    StageProblem,
+    Stages,
+    StageSolution,
+    evaluate,
+    is_plan,
+    one_f_one_b_in_flight,
+)
+
+NUM_PLANS = 8  # plans of the DP that are simulated for each schedule
+ALIKE = 0.01  # steps that differ by less are alike: no cost model is that exact
+
+
+class Prices(Protocol):
+    """Prices of candidate stages for any schedule."""
+
+    def problem(self, held: InFlight) -> StageProblem:
+        """The costs known so far; entries that are not exact yet are lower bounds."""
+
+    def make_exact(self, held: InFlight, stages: Sequence[Stages]) -> bool:
+        """Price all stages of the given plans; whether any entry changed."""
+
+
+@dataclass(frozen=True)
+class ExactPrices:
+    """Prices that are all exact from the begin."""
+
+    stage_problem: StageProblem
+
+    def problem(self, held: InFlight) -> StageProblem:
+        return replace(self.stage_problem, in_flight=held)
+
+    def make_exact(self, held: InFlight, stages: Sequence[Stages]) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class PlanSearch:
+    """The plan found, and all that were simulated, best first. `formula_bound` is a lower bound of the
+    formula's seconds over all plans and schedules, None for a baseline."""
+
+    best: SimulatedPlan
+    simulated: tuple[SimulatedPlan, ...]
+    formula_bound: float | None
+
+    @property
+    def best_by_schedule(self) -> tuple[SimulatedPlan, ...]:
+        """The best plan of each schedule that has one, best first."""
+        best: dict[str, SimulatedPlan] = {}
+        for each in self.simulated:
+            best.setdefault(each.schedule, each)
+        return tuple(best.values())
+
+
+def schedule_in_flight(schedule: str) -> InFlight:
+    """The microbatches in flight of a schedule as the stage DP asks for them. Raises UserError for an unknown name."""
+
+    def held(stage_from_end: int, num_stages: int, num_microbatches: int) -> float:
+        return in_flight(schedule, num_stages, num_microbatches)[num_stages - stage_from_end]
+
+    return held
+
+
+def search_plans(
+    prices: Prices,
+    schedules: Sequence[str],
+    transfers: CutTransfers,
+    planner: Planner,
+    request: Request,
+    k: int = NUM_PLANS,
+) -> PlanSearch:
+    """The best plan over `schedules` of those that `planner` looks at.
+
+    Raises UserError that says what is missing under the schedule that holds the fewest microbatches, if none has a
+    plan.
+    """
+    batches = prices.problem(one_f_one_b_in_flight).num_microbatches
+    lean_first = sorted(schedules, key=lambda name: sum(in_flight(name, batches, batches)))
+    simulated: list[SimulatedPlan] = []
+    errors: list[UserError] = []
+    bound = np.inf
+    for schedule in lean_first:
+        held = schedule_in_flight(schedule)
+        try:
+            problem, plans = _exact_plans(prices, held, planner, request, k)
+            simulated += _simulated(problem, plans, schedule, transfers)
+            bound = min(bound, plans[0].bound)
+        except UserError as error:
+            errors.append(error)
+    if not simulated:
+        raise errors[0]
+    simulated.sort(key=lambda each: (each.step_seconds, each.peak_bytes, each.plan.stages))
+    search = PlanSearch(simulated[0], tuple(simulated), bound if planner.by_dp else None)
+    alike = [each for each in search.best_by_schedule if each.step_seconds <= search.best.step_seconds * (1 + ALIKE)]
+    return replace(search, best=min(alike, key=lambda each: each.peak_bytes))
+
+
+def _simulated(
+    problem: StageProblem, plans: Sequence[StageSolution], schedule: str, transfers: CutTransfers
+) -> list[SimulatedPlan]:
+    """The plans whose stages can be placed; raises UserError if there are none."""
+    found, wrong = [], UserError("no plan to simulate")
+    for plan in plans:
+        try:
+            found.append(simulate_plan(problem, plan, schedule, transfers))
+        except UserError as error:
+            wrong = error
+    if not found:
+        raise wrong
+    return found
+
+
+def _exact_plans(
+    prices: Prices, held: InFlight, planner: Planner, request: Request, k: int
+) -> tuple[StageProblem, tuple[StageSolution, ...]]:
+    """The optimum, proven with prices that are lower bounds elsewhere, and the best others under the prices known then,
+    at their exact prices."""
+    incumbent: Stages | None = None
+    while True:
+        problem = prices.problem(held)
+        optimum = (
+            solve_stages(problem, request.num_stages, incumbent) if planner.by_dp else planner.solve(problem, request)
+        )
+        if not prices.make_exact(held, [optimum.stages]):
+            break
+        incumbent = optimum.stages
+    if not planner.by_dp:
+        return problem, (optimum,)
+    plans = best_plans(problem, k, request.num_stages)
+    if prices.make_exact(held, [plan.stages for plan in plans]):
+        problem = prices.problem(held)
+    others = (plan.stages for plan in plans if plan.stages != optimum.stages)
+    return problem, (optimum, *(evaluate(problem, stages) for stages in others if is_plan(problem, stages)))
