@@ -214,7 +214,9 @@ class OutlineStages(Pass):
     )
     mcmc_seed: int = option(0, help="of the random walk of inter-op=mcmc")
     mcmc_proposals: int = option(5000, help="steps of that walk")
-    schedule: str = option("auto", help="schedule that the stages are planned for; auto: the one with the shortest step")
+    schedule: str = option(
+        "auto", help="schedule that the stages are planned for; auto: the one with the shortest step"
+    )
     recompute: Literal["auto", "none", "layer", "full"] = option(
         "auto", help="what stages compute again in their backward: nothing, each layer, or the whole forward"
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from shardopt.cost.cluster import place
+from shardopt.cost.placement import place
 from shardopt.schedule.graph import chain_graph
 from shardopt.schedule.schedules import build_schedule, find_schedule
 from shardopt.schedule.simulator import makespan_seconds
@@ -40,7 +40,8 @@ def simulate_plan(problem: StageProblem, plan: StageSolution, schedule: str, tra
         forward = min(float(problem.forward_seconds[where]), whole) if backwards else whole
         seconds[StageTask(TaskKind.FORWARD, stage)] = forward
         seconds |= {StageTask(kind, stage): (whole - forward) / len(backwards) for kind in backwards}
-    devices = place(transfers.cluster, [problem.options[option].submesh for _, _, option in plan.stages])
+    options = [problem.options[option] for _, _, option in plan.stages]
+    devices = place(transfers.cluster, [(option.group, option.submesh) for option in options])
     cuts = [
         transfers.between(start, devices[stage], devices[stage + 1])
         for stage, (start, _, _) in enumerate(plan.stages[1:])

@@ -9,7 +9,7 @@
 // NAME: error: unknown schedule '1b1f': did you mean '1f1b'? known schedules are gpipe, 1f1b,
 // BACKWARD: error: schedule 'inference': task 0B0 is not listed on any mesh
 // COST: error: expected attribute 'shardopt.cost' on every fragment (written by the shard phase), found none
-// KIND: error: expected a fragment of kind fwd or bwd in the loop body, found 'update'
+// KIND: error: expected a fragment of kind fwd or bwd{{.*}} in the loop body, found 'update'
 // LOOP: error: expected one mpmd.for in @main (run the microbatch phase first), found 0
 func.func @main() {
   return
