@@ -8,8 +8,10 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from shardopt.cost.cluster import Cluster
+from shardopt.cost.compute import dispatch_seconds
 from shardopt.cost.errors import UserError
 from shardopt.cost.mesh import Mesh
+from shardopt.cost.sharing import Sharing, sharing_of
 from shardopt.dialect.cluster import CLUSTER, read_cluster
 from shardopt.dialect.mpmd import KIND, RESHARDING, STAGE, parse_mesh_tensor
 from shardopt.ir.graph import read_tensor
@@ -31,7 +33,8 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class PipelineGraph:
-    """The loop body as tasks: seconds of each, transfer seconds of each edge, bytes a device keeps from a task on.
+    """The loop body as tasks: seconds of each, calls included, transfer seconds of each edge, bytes a device keeps from
+    a task on.
 
     `edge_links` are the network cards that the transfers of each edge use: number 2h is what host h sends through,
     2h + 1 what it receives through. `fixed_bytes[m]` is what a device of mesh m holds all step long: arguments of the
@@ -45,6 +48,7 @@ class PipelineGraph:
     fixed_bytes: tuple[int, ...]
     num_stages: int
     edge_links: tuple[tuple[int, ...], ...] = ()
+    sharing: Sharing | None = None
 
     @property
     def num_meshes(self) -> int:
@@ -88,7 +92,7 @@ def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
                 made_by[op.results[0]] = (source, before + _transfer_seconds(op), used)
             continue
         task = task_of(op)
-        seconds[task] = seconds.get(task, 0.0) + _fragment_seconds(op)
+        seconds[task] = seconds.get(task, 0.0) + _fragment_seconds(op) + _call_seconds(op, by_name, cluster)
         for value in op.operands:
             if value not in made_by or made_by[value][0] == task:
                 continue
@@ -112,6 +116,7 @@ def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
         tuple(fixed.values()),
         max((task.stage for task in seconds), default=0) + 1,
         tuple(tuple(sorted(cards)) for _, _, cards in edges.values()),
+        sharing_of(cluster, meshes) if cluster is not None else None,
     )
 
 
@@ -128,6 +133,7 @@ def simulate_pipeline(name: str, pipeline: PipelineGraph, num_microbatches: int)
         pipeline.activation_bytes,
         pipeline.fixed_bytes,
         pipeline.edge_links,
+        pipeline.sharing,
     )
 
 
@@ -149,6 +155,14 @@ def _fragment_seconds(op: ir.Operation) -> float:
     if COST not in op.attributes:
         raise ValueError(f"expected attribute '{COST}' on every fragment (written by the shard phase), found none")
     return ir.FloatAttr(ir.DictAttr(op.attributes[COST])["seconds"]).value
+
+
+def _call_seconds(op: ir.Operation, meshes: dict[str, Mesh], cluster: Cluster | None) -> float:
+    """What the call of a fragment takes beside its work."""
+    if cluster is None:
+        return 0.0
+    mesh = meshes[ir.StringAttr(op.attributes["mesh_name"]).value]
+    return dispatch_seconds(cluster.group_of(mesh), mesh.size, len(op.operands) + len(op.results))
 
 
 def _cards(op: ir.Operation, cluster: Cluster | None) -> frozenset[int]:

@@ -66,6 +66,11 @@ class PlanSummary:
     bubble_fraction: float
     stages: tuple[StageRow, ...]
 
+    @property
+    def step_seconds(self) -> float:
+        """The whole step: the microbatches, and what every mesh does before and after them."""
+        return self.makespan_seconds + max((row.around_seconds for row in self.stages), default=0.0)
+
     def to_json(self) -> dict[str, object]:
         return asdict(self)
 
@@ -150,7 +155,7 @@ def stage_table(summary: PlanSummary) -> Table:
 
     table = Table(
         title=f"{summary.cluster} · {summary.num_microbatches} microbatches · {summary.schedule}",
-        caption=f"predicted step {seconds_text(summary.makespan_seconds)} · bubble {summary.bubble_fraction:.1%}",
+        caption=f"predicted step {seconds_text(summary.step_seconds)} · bubble {summary.bubble_fraction:.1%}",
     )
     for name in ("stage", "layers", "mesh", "devices", "shape", "recompute"):
         table.add_column(name)

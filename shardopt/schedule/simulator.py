@@ -2,15 +2,17 @@
 
 Meshes run their lists in order, one task at a time. A task starts when its mesh is free and all its values have
 arrived; a transfer starts when its source task ends and every link that it uses is free, and overlaps with all compute.
-A link carries one transfer at a time, first come, first served. Tasks that the graph does not have take no time.
+A link carries one transfer at a time, first come, first served. Meshes of one host may share what they compute with
+(`shardopt.cost.sharing`): a task is then faster while others rest. Tasks that the graph does not have take no time.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from shardopt.cost.sharing import Sharing
+from shardopt.schedule.clocks import Clock, FixedClock, SharedClock
 from shardopt.schedule.graph import StageGraph
 from shardopt.schedule.memory import MemoryProfile, memory_profile, peak_in_flight
 from shardopt.schedule.tasks import Schedule, StageTask, Task
@@ -74,13 +76,15 @@ def simulate(
     activation_bytes: Mapping[StageTask, int] | None = None,
     fixed_bytes: Sequence[int] | None = None,
     edge_links: Sequence[Sequence[int]] | None = None,
+    sharing: Sharing | None = None,
 ) -> SimulationResult:
     """Simulate one step.
 
     `task_seconds` has an entry for each task of `graph`; `transfer_seconds` one for each edge of `graph`, in its order
     (default 0), and `edge_links` the numbers of the links that its transfers use (default none: transfers never wait
     for each other); `activation_bytes` says what a task allocates (default 0), see `memory_profile` for how long;
-    `fixed_bytes` is per mesh (default 0). Raises ScheduleError if the schedule cannot run on the graph, ValueError if
+    `fixed_bytes` is per mesh (default 0); `sharing` says how fast tasks run while meshes of their hosts rest (default:
+    no faster). Raises ScheduleError if the schedule cannot run on the graph, ValueError if
     durations are missing or negative.
     """
     transfers = tuple(transfer_seconds) if transfer_seconds is not None else (0.0,) * len(graph.edges)
@@ -90,7 +94,7 @@ def simulate(
     if len(links) != len(graph.edges):
         raise ValueError(f"links given for {len(links)} edges, the stage graph has {len(graph.edges)}")
     linked = link(schedule, graph)
-    run = _Run(linked, [task_seconds.get(task.stage_task, 0.0) for task in linked.nodes], transfers, links)
+    run = _Run(linked, [task_seconds.get(task.stage_task, 0.0) for task in linked.nodes], transfers, links, sharing)
     starts, ends = run.starts, run.ends
     start_seconds, end_seconds = _per_mesh(schedule, starts), _per_mesh(schedule, ends)
     busy = tuple(
@@ -157,6 +161,7 @@ class _Run:
         node_seconds: Sequence[float],
         transfer_seconds: Sequence[float],
         links: Sequence[Sequence[int]],
+        sharing: Sharing | None,
     ) -> None:
         self.linked = linked
         self.starts, self.ends = [0.0] * len(linked.nodes), [0.0] * len(linked.nodes)
@@ -173,12 +178,13 @@ class _Run:
             else:
                 waits[node + 1] += 1
         free = dict.fromkeys((number for own in links for number in own), 0.0)
-        running = [(node_seconds[node], node) for node, count in enumerate(waits) if count == 0]
-        for end, node in running:
-            self.ends[node] = end
-        heapq.heapify(running)
-        while running:
-            now, source = heapq.heappop(running)
+        clock: Clock = FixedClock() if sharing is None else SharedClock(sharing)
+        for node, count in enumerate(waits):
+            if count == 0:
+                clock.push(node, linked.mesh_of[node], 0.0, node_seconds[node])
+        while (ended := clock.pop()) is not None:
+            now, source = ended
+            self.ends[source] = now
             arrivals = [
                 (node, self._arrival(source, node, now, transfer_seconds[edge], links[edge], free))
                 for node, edge in readers[source]
@@ -189,8 +195,7 @@ class _Run:
                 self.starts[node] = max(self.starts[node], seconds)
                 waits[node] -= 1
                 if not waits[node]:
-                    self.ends[node] = self.starts[node] + node_seconds[node]
-                    heapq.heappush(running, (self.ends[node], node))
+                    clock.push(node, linked.mesh_of[node], self.starts[node], node_seconds[node])
 
     def _arrival(
         self, source: int, node: int, now: float, seconds: float, links: Sequence[int], free: dict[int, float]

@@ -1,0 +1,85 @@
+"""Meshes that share hosts: how fast each runs while others rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardopt.cost.cluster import Cluster, Device, Link
+from shardopt.cost.mesh import Mesh
+from shardopt.cost.profile import Profile
+from shardopt.cost.sharing import Sharing, sharing_of
+from shardopt.schedule.graph import chain_graph
+from shardopt.schedule.schedules import build_schedule
+from shardopt.schedule.simulator import SimulationResult, simulate
+from shardopt.schedule.tasks import TaskKind
+
+DEVICE = Device("d", {"f32": 1e12}, 2**30, 1e11)
+LINK = Link(0.0, 1e9)
+CORES = Profile("d", 4, (), (4.0, 2.0, 1.5, 1.0))  # four devices on what one can use alone
+
+
+def cluster(profile: Profile | None, hosts: int = 1) -> Cluster:
+    return Cluster.uniform("c", hosts, 4, replace(DEVICE, profile=profile), LINK, LINK, 0.0)
+
+
+def meshes(*sizes: int) -> tuple[Mesh, ...]:
+    starts = [sum(sizes[:k]) for k in range(len(sizes))]
+    return tuple(
+        Mesh(f"m{start}", (("x", size),), tuple(range(start, start + size)))
+        for start, size in zip(starts, sizes, strict=True)
+    )
+
+
+def run(schedule: str, stages: int, microbatches: int, sharing: Sharing | None) -> SimulationResult:
+    graph = chain_graph(stages)
+    seconds = {task: 2.0 if task.kind is TaskKind.BACKWARD else 1.0 for task in graph.tasks}
+    return simulate(build_schedule(schedule, stages, microbatches), graph, seconds, sharing=sharing)
+
+
+def test_speeds_follow_the_devices_at_work() -> None:
+    sharing = sharing_of(cluster(CORES, hosts=2), meshes(1, 1, 2, 4))
+    assert sharing is not None
+    assert sharing.speeds([0]) == {0: 4.0}
+    assert sharing.speeds([0, 2, 3]) == {0: 1.5, 2: 1.5, 3: 1.0}  # the last is a host of its own
+    both = sharing_of(cluster(CORES, hosts=2), (Mesh("a", (("x", 3),), (0, 4, 5)), Mesh("b", (("x", 2),), (1, 2))))
+    assert both is not None
+    assert both.speeds([0]) == {0: 2.0}  # the busier of its hosts
+    assert both.speeds([0, 1]) == {0: 1.5, 1: 1.5}
+
+
+def test_devices_of_their_own_share_nothing() -> None:
+    assert sharing_of(cluster(None), meshes(2, 2)) is None
+    assert sharing_of(cluster(Profile("d", 4, (), (1.0,) * 4)), meshes(2, 2)) is None
+
+
+def test_a_stage_alone_has_the_host_to_itself() -> None:
+    """Two stages of one device, one microbatch: one at a time, each four times as fast."""
+    result = run("1f1b", 2, 1, sharing_of(cluster(CORES), meshes(1, 1)))
+    assert result.makespan_seconds == pytest.approx(6 / 4)
+    assert run("1f1b", 2, 1, None).makespan_seconds == 6
+
+
+def test_tasks_slow_down_when_others_begin() -> None:
+    """GPipe, two stages, two microbatches. F0 of stage 0 alone: 1/4; then F1 beside F0 of stage 1 at half that speed:
+    1/2; then stage 1 alone: F1 1/4, B0 1/2; B1 of stage 1 beside B0 of stage 0: 1; B1 of stage 0 alone: 1/2."""
+    result = run("gpipe", 2, 2, sharing_of(cluster(CORES), meshes(1, 1)))
+    assert result.makespan_seconds == pytest.approx(1 / 4 + 1 / 2 + 1 / 4 + 1 / 2 + 1 + 1 / 2)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from(["gpipe", "1f1b"]), st.sampled_from([1, 2, 4]), st.integers(1, 6))
+def test_shared_cores_do_the_sum_of_the_work(schedule: str, stages: int, microbatches: int) -> None:
+    """Where k devices are k times as slow, the step takes as long as all work on one, whatever the order."""
+    fair = Profile("d", 4, (), (4.0, 2.0, 4 / 3, 1.0))
+    sharing = sharing_of(cluster(fair), meshes(*(1,) * stages))
+    assert run(schedule, stages, microbatches, sharing).makespan_seconds == pytest.approx(3 * stages * microbatches / 4)
+    # The clock of shared hosts is the other one where nobody is faster.
+    constant = Sharing(((((0, 1)),),) * stages, (Profile("d", 1, (), (1.0,)),) * stages)
+    alone, plain = run(schedule, stages, microbatches, constant), run(schedule, stages, microbatches, None)
+    assert alone.makespan_seconds == pytest.approx(plain.makespan_seconds)
+    for found, expected in zip(alone.start_seconds, plain.start_seconds, strict=True):
+        assert found == pytest.approx(expected)
