@@ -126,8 +126,8 @@ def makespan_seconds(
     linked: LinkedSchedule, task_seconds: Mapping[StageTask, float], transfer_seconds: Sequence[float]
 ) -> float:
     """The makespan that `simulate` finds, alone; for callers that try many durations on one linked schedule."""
-    _, ends = _run(linked, [task_seconds.get(task.stage_task, 0.0) for task in linked.nodes], tuple(transfer_seconds))
-    return max(ends, default=0.0)
+    seconds = [task_seconds.get(task.stage_task, 0.0) for task in linked.nodes]
+    return max(_Run(linked, seconds, transfer_seconds, ((),) * len(linked.graph.edges), None).ends, default=0.0)
 
 
 def _check_costs(
