@@ -1,17 +1,17 @@
 """What is the same about two graphs whose tensors have other numbers: their structure, as a hash that lasts.
 
-Two parts of graphs with equal digests have the same operations on tensors of the same types in the same order, joined
-in the same way: a solution of one, with its tensors renamed, is a solution of the other. The digest is the same in
-every process, so that it can be part of a key on disk.
+Two parts of graphs with equal digests have the same operations on tensors of the same types, joined in the same way: a
+solution of one, with its tensors and operations renamed, is a solution of the other. The digest is the same in every
+process, so that it can be part of a key on disk.
 
     one, other = structure_of(graph), structure_of(another)
     if one.digest == other.digest:
-        renaming = dict(zip(one.tensors, other.tensors))
+        renaming = dict(zip(one.tensors, other.tensors)), dict(zip(one.ops, other.ops))
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -21,8 +21,7 @@ from shardopt.cost.graph import Op, OpGraph
 
 @dataclass(frozen=True)
 class Structure:
-    """`tensors[n]` is the tensor with canonical number n: numbers follow the first occurrence in the operations, then
-    in the inputs and outputs of the graph. `ops` are the operations in their order."""
+    """`tensors[n]` and `ops[n]` are the tensor and the operation with canonical number n."""
 
     digest: bytes
     tensors: tuple[int, ...]
@@ -35,21 +34,24 @@ class Structure:
 
     @cached_property
     def position(self) -> Mapping[int, int]:
-        """operation -> its position."""
+        """operation -> canonical number."""
         return {op: position for position, op in enumerate(self.ops)}
 
 
 def structure_of(graph: OpGraph, ops: Iterable[int] | None = None) -> Structure:
     """The structure of the operations `ops`, by default of the whole graph with its inputs and outputs.
 
-    Groups and blocks count as which operations share one, not by their numbers.
+    Groups and blocks count as which operations share one, not by their numbers. Within a group, operations are taken in
+    the order in which they follow from each other, whatever the order of the program: a model sorts the updates of its
+    weights by their names, and `layer_10` comes before `layer_9`.
     """
-    chosen = tuple(range(len(graph.ops))) if ops is None else tuple(sorted(ops))
+    chosen = range(len(graph.ops)) if ops is None else sorted(ops)
+    order = _canonical(graph, chosen)
     numbers: dict[int, int] = {}
     kinds, groups, blocks = _Numbers(), _Numbers(), _Numbers()
     rules: dict[int, str] = {}
     rows: list[str] = []
-    for index in chosen:
+    for index in order:
         op = graph.ops[index]
         kind = kinds.of(_kind(op, rules))
         operands = [numbers.setdefault(tensor, len(numbers)) for tensor in op.operands]
@@ -59,14 +61,83 @@ def structure_of(graph: OpGraph, ops: Iterable[int] | None = None) -> Structure:
     if ops is None:
         ends = [[numbers.setdefault(t, len(numbers)) for t in end] for end in (graph.inputs, graph.outputs)]
     tensors = tuple(numbers)
-    position = {op: place for place, op in enumerate(chosen)}
-    loops = [[position.get(op, -1) for op in range(start, stop)] for start, stop in graph.loops]
-    spans = sorted((min(kept), max(kept)) for loop in loops if (kept := [place for place in loop if place >= 0]))
+    position = {op: place for place, op in enumerate(order)}
+    loops = [[position[op] for op in range(start, stop) if op in position] for start, stop in graph.loops]
+    spans = sorted((min(places), max(places)) for places in loops if places)
     carried = sorted(numbers[tensor] for tensor in graph.carried if tensor in numbers)
     digest = sha256()
     for part in (*kinds.seen, *rows, *(_type(graph, tensor) for tensor in tensors), *map(sorted, ends), spans, carried):
         digest.update(f"{part}\n".encode())
-    return Structure(digest.digest(), tensors, chosen)
+    return Structure(digest.digest(), tensors, order)
+
+
+def _canonical(graph: OpGraph, chosen: Sequence[int]) -> tuple[int, ...]:
+    """The operations sorted by group, and in the largest group as they stand there.
+
+    The largest group is the forward or backward of the part, which the model writes layer by layer. From its tensors,
+    in their order, follow the others: whoever reads one comes next, behind what makes its other operands.
+    """
+    if graph.loops:  # the operations of a loop have to stay together
+        return tuple(chosen)
+    inside = set(chosen)
+    sizes: dict[int, int] = {}
+    for index in chosen:
+        sizes[graph.ops[index].group] = sizes.get(graph.ops[index].group, 0) + 1
+    leading = max(sizes, key=lambda group: (sizes[group], -group), default=0)
+    walk = _Walk(graph, inside)
+    for index in chosen:
+        if graph.ops[index].group == leading:
+            walk.visit(index)
+    walk.follow()
+    for index in chosen:  # what does not touch the others at all
+        walk.visit(index)
+        walk.follow()
+    rank = {index: number for number, index in enumerate(walk.order)}
+    first: dict[int, int] = {}
+    for index in chosen:
+        first.setdefault(graph.ops[index].group, index)
+    return tuple(sorted(chosen, key=lambda index: (first[graph.ops[index].group], rank[index])))
+
+
+class _Walk:
+    """Operations in the order in which they follow from each other."""
+
+    def __init__(self, graph: OpGraph, inside: set[int]) -> None:
+        self.graph = graph
+        self.producer = {t: k for k in inside for t in graph.ops[k].results}
+        self.readers: dict[int, list[int]] = {}
+        for index in sorted(inside):
+            for tensor in dict.fromkeys(graph.ops[index].operands):
+                self.readers.setdefault(tensor, []).append(index)
+        self.order: dict[int, None] = {}
+        self.tensors: dict[int, None] = {}
+        self.followed = 0
+
+    def visit(self, index: int) -> None:
+        """`index`, behind the operations that it needs."""
+        stack = [index]
+        while stack:
+            top = stack[-1]
+            op = self.graph.ops[top]
+            needed = (self.producer.get(tensor, -1) for tensor in op.operands)
+            missing = [] if top in self.order else [k for k in needed if k >= 0 and k not in self.order]
+            if missing:
+                stack += reversed(missing)
+                continue
+            stack.pop()
+            if top not in self.order:
+                self.order[top] = None
+                self.tensors.update(dict.fromkeys((*op.operands, *op.results)))
+
+    def follow(self) -> None:
+        """Everything that reads what has been visited, and so on."""
+        known = list(self.tensors)
+        while self.followed < len(known):
+            for reader in self.readers.get(known[self.followed], ()):
+                self.visit(reader)
+            self.followed += 1
+            if self.followed == len(known):
+                known = list(self.tensors)
 
 
 class _Numbers:
@@ -84,8 +155,7 @@ def _kind(op: Op, rules: dict[int, str]) -> tuple[Hashable, ...]:
     rule = rules.get(id(op.rule))
     if rule is None:
         rule = rules[id(op.rule)] = _rule(op)
-    windows = str(op.windows) if op.windows else ""
-    return op.name, rule, op.reducer, op.flops, op.transcendentals, op.repeat, op.trips, op.zero, windows
+    return op.name, rule, op.reducer, op.flops, op.repeat, op.trips, op.zero, str(op.windows) if op.windows else ""
 
 
 def _rule(op: Op) -> str:

@@ -219,7 +219,7 @@ class ShardStages(Pass):
                 raise too_small(graph, solved.problem, solved.found, self._limit(solved.problem) or 0, pm)
             report_plan(pm, graph, solved)
             report_rematerialized(graph, solved.plan, pm)
-            report_strategies(graph, solved.problem.tables, solved.plan, pm)
+            report_strategies(graph, solved, solved.plan, pm)
             report_explanations(pm, graph, solved.problem, solved.found.solution, wanted)
             plans.append(solved.plan)
         pm.statistic("meshes solved", solver.num_kinds)

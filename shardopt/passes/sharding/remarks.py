@@ -9,7 +9,6 @@ from shardopt.ir.mesh_graphs import MeshGraph
 from shardopt.passes.base import PassContext
 from shardopt.passes.sharding.solving import Solved
 from shardopt.solve.assignment.repeated_layers import table_entries
-from shardopt.solve.sharding.intra_op import IntraOpTables
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
 
 # Operations whose choice decides a plan; remarks on every elementwise operation would hide them.
@@ -44,12 +43,13 @@ def report_plan(pm: PassContext, graph: MeshGraph, solved: Solved) -> None:
     pm.remark("sharding-plan", None, said, category="analysis")
 
 
-def report_strategies(graph: MeshGraph, tables: IntraOpTables, plan: IntraOpPlan, pm: PassContext) -> None:
+def report_strategies(graph: MeshGraph, solved: Solved, plan: IntraOpPlan, pm: PassContext) -> None:
     """Why a matrix product or convolution runs as it does: its strategy beside the cheapest and the replicated one."""
+    tables = solved.problem.tables
     for number, (op, handle) in enumerate(zip(graph.reader.ops, graph.reader.handles, strict=True)):
         if op.name not in _EXPLAINED:
             continue
-        chosen, all_of_it = plan.strategies[number], tables.ops[number].strategies
+        chosen, all_of_it = plan.strategies[number], tables.ops[solved.ops[number]].strategies
         cheapest = min(strategy.seconds for strategy in all_of_it)
         whole = [s.seconds for s in all_of_it if all(sharding.is_replicated for sharding in (*s.operands, *s.results))]
         operands = " × ".join(map(str, chosen.operands))

@@ -33,12 +33,13 @@ FitWithin = Callable[[IntraOpProblem, Solution], Fit]
 @dataclass(frozen=True, eq=False)
 class Solved:
     """The plan of a mesh, or None, and then `problem` is its own. Else `problem` and what `found` chooses are those
-    of the mesh `first`, which looks alike; operations have the same numbers there."""
+    of the mesh `first`, which looks alike; `ops` says which operation of this mesh is which there."""
 
     problem: IntraOpProblem
     found: Fit
     plan: IntraOpPlan | None
     first: MeshGraph
+    ops: Mapping[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,11 +91,13 @@ class MeshSolver:
             kind.fits[held] = self.fit(problem, kind.relaxed)
         found = kind.fits[held]
         if kind.graph is graph:
-            return Solved(problem, found, found.plan, graph)
+            return Solved(problem, found, found.plan, graph, {op: op for op in structure.ops})
         if found.plan is None:  # the error names what stands on this very mesh
             return self.plan(graph, constraints, batch, received, alone=True)
         tensors = dict(zip(kind.structure.tensors, structure.tensors, strict=True))
-        return Solved(problem, found, renamed(found.plan, graph.graph, graph.mesh, tensors), kind.graph)
+        ops = dict(zip(kind.structure.ops, structure.ops, strict=True))
+        plan = renamed(found.plan, graph.graph, graph.mesh, tensors, ops)
+        return Solved(problem, found, plan, kind.graph, {op: first for first, op in ops.items()})
 
 
 def _links(cluster: Cluster, mesh: Mesh) -> tuple[Hashable, ...]:
@@ -120,7 +123,7 @@ def _asked(
         tuple(sorted(number[tensor] for tensor in graph.state)),
         _renumbered(batch, number),
         _renumbered(constraints.allowed, number),
-        tuple(sorted((op, tuple(sorted(axes))) for op, axes in constraints.forbidden.items())),
+        tuple(sorted((structure.position[op], tuple(sorted(axes))) for op, axes in constraints.forbidden.items())),
     )
 
 

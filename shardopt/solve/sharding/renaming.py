@@ -1,4 +1,4 @@
-"""The plan of one graph as that of another with the same operations on tensors of other numbers."""
+"""The plan of one graph as that of another with the same operations on the same tensors, under other numbers."""
 
 from __future__ import annotations
 
@@ -8,24 +8,36 @@ from dataclasses import replace
 from shardopt.cost.graph import OpGraph
 from shardopt.cost.mesh import Mesh
 from shardopt.solve.sharding.intra_op_memory import Rematerialized
-from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
+from shardopt.solve.sharding.intra_op_plan import Communication, IntraOpPlan
 
 
-def renamed(plan: IntraOpPlan, graph: OpGraph, mesh: Mesh, tensors: Mapping[int, int]) -> IntraOpPlan:
-    """The plan for `graph` on `mesh`, where `tensors[t]` is what t is called there. Operations keep their numbers
-    (`shardopt.cost.structure` says when that is so), and axes of the mesh their names."""
+def renamed(
+    plan: IntraOpPlan, graph: OpGraph, mesh: Mesh, tensors: Mapping[int, int], ops: Mapping[int, int]
+) -> IntraOpPlan:
+    """The plan for `graph` on `mesh`, where `tensors[t]` and `ops[k]` are what t and k are called there
+    (`shardopt.cost.structure`); axes of the mesh keep their names."""
 
     def again(value: Rematerialized) -> Rematerialized:
-        extended = tuple(tensors[tensor] for tensor in value.extended)
-        return replace(value, tensor=tensors[value.tensor], extended=extended)
+        return replace(
+            value,
+            tensor=tensors[value.tensor],
+            chain=tuple(ops[op] for op in value.chain),
+            readers=tuple(sorted(ops[op] for op in value.readers)),
+            extended=tuple(tensors[tensor] for tensor in value.extended),
+        )
+
+    def moved(item: Communication) -> Communication:
+        return replace(item, op=ops[item.op], tensor=tensors[item.tensor])
 
     return replace(
         plan,
         graph=graph,
         mesh=mesh,
         shardings={tensors[tensor]: sharding for tensor, sharding in plan.shardings.items()},
+        strategies=dict(sorted((ops[op], strategy) for op, strategy in plan.strategies.items())),
         made_anywhere=frozenset(tensors[tensor] for tensor in plan.made_anywhere),
-        communication=tuple(replace(item, tensor=tensors[item.tensor]) for item in plan.communication),
+        communication=tuple(sorted(map(moved, plan.communication), key=lambda item: item.op)),
+        order=tuple(ops[op] for op in plan.order),
         rematerialized=tuple(map(again, plan.rematerialized)),
-        fresh=frozenset((tensors[tensor], sharding, op) for tensor, sharding, op in plan.fresh),
+        fresh=frozenset((tensors[tensor], sharding, ops[op]) for tensor, sharding, op in plan.fresh),
     )
