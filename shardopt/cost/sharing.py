@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shardopt.cost.cluster import Cluster
-from shardopt.cost.mesh import Mesh
 from shardopt.cost.profile import Profile
 
 
@@ -36,10 +35,10 @@ class Sharing:
         return found
 
 
-def sharing_of(cluster: Cluster, meshes: Sequence[Mesh]) -> Sharing | None:
-    """None where no device is faster when others rest."""
-    profiles = tuple(cluster.group_of(mesh).device.profile for mesh in meshes)
+def sharing_of(cluster: Cluster, meshes: Sequence[Sequence[int]]) -> Sharing | None:
+    """For meshes given by their devices. None where no device is faster when others rest."""
+    profiles = tuple(cluster.groups[cluster.group_index(devices[0])].device.profile for devices in meshes)
     if all(profile is None or set(profile.speeds) == {1.0} for profile in profiles):
         return None
-    hosts = tuple(tuple(sorted(Counter(map(cluster.host_of, mesh.devices)).items())) for mesh in meshes)
+    hosts = tuple(tuple(sorted(Counter(map(cluster.host_of, devices)).items())) for devices in meshes)
     return Sharing(hosts, profiles)

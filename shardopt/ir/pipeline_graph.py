@@ -116,7 +116,7 @@ def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
         tuple(fixed.values()),
         max((task.stage for task in seconds), default=0) + 1,
         tuple(tuple(sorted(cards)) for _, _, cards in edges.values()),
-        sharing_of(cluster, meshes) if cluster is not None else None,
+        sharing_of(cluster, [mesh.devices for mesh in meshes]) if cluster is not None else None,
     )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardopt.cost.cluster import Cluster, Device, Link
-from shardopt.cost.mesh import Mesh
 from shardopt.cost.profile import Profile
 from shardopt.cost.sharing import Sharing, sharing_of
 from shardopt.schedule.graph import chain_graph
@@ -26,12 +26,9 @@ def cluster(profile: Profile | None, hosts: int = 1) -> Cluster:
     return Cluster.uniform("c", hosts, 4, replace(DEVICE, profile=profile), LINK, LINK, 0.0)
 
 
-def meshes(*sizes: int) -> tuple[Mesh, ...]:
-    starts = [sum(sizes[:k]) for k in range(len(sizes))]
-    return tuple(
-        Mesh(f"m{start}", (("x", size),), tuple(range(start, start + size)))
-        for start, size in zip(starts, sizes, strict=True)
-    )
+def meshes(*sizes: int) -> list[range]:
+    ends = list(accumulate(sizes))
+    return [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
 
 def run(schedule: str, stages: int, microbatches: int, sharing: Sharing | None) -> SimulationResult:
@@ -45,7 +42,7 @@ def test_speeds_follow_the_devices_at_work() -> None:
     assert sharing is not None
     assert sharing.speeds([0]) == {0: 4.0}
     assert sharing.speeds([0, 2, 3]) == {0: 1.5, 2: 1.5, 3: 1.0}  # the last is a host of its own
-    both = sharing_of(cluster(CORES, hosts=2), (Mesh("a", (("x", 3),), (0, 4, 5)), Mesh("b", (("x", 2),), (1, 2))))
+    both = sharing_of(cluster(CORES, hosts=2), [(0, 4, 5), (1, 2)])
     assert both is not None
     assert both.speeds([0]) == {0: 2.0}  # the busier of its hosts
     assert both.speeds([0, 1]) == {0: 1.5, 1: 1.5}

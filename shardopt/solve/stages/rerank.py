@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from shardopt.cost.placement import place
+from shardopt.cost.sharing import sharing_of
 from shardopt.schedule.graph import chain_graph
 from shardopt.schedule.schedules import build_schedule, find_schedule
 from shardopt.schedule.simulator import makespan_seconds
@@ -51,7 +52,8 @@ def simulate_plan(problem: StageProblem, plan: StageSolution, schedule: str, tra
         way = edge.dst.stage - edge.src.stage
         delays.append(cuts[min(edge.src.stage, edge.dst.stage)][0 if way > 0 else 1] if way else 0.0)
     peak = max(stage_memory_bytes(problem, plan.stages))
-    return SimulatedPlan(plan, schedule, makespan_seconds(linked, seconds, tuple(delays)), peak)
+    makespan = makespan_seconds(linked, seconds, tuple(delays), sharing_of(transfers.cluster, devices))
+    return SimulatedPlan(plan, schedule, makespan, peak)
 
 
 @lru_cache(maxsize=8)
