@@ -5,7 +5,7 @@
 A model is `NAME.mlirbc`; `index.json` beside it may list `{"name": …, "batch_args": [numbers]}`, otherwise the planner
 looks for the batch. The batch is cut into as many microbatches as `--microbatches` says, or into the largest divisor of
 its extent below that; one that is refused for a statistic over the whole batch is planned again with those of each
-microbatch (marked `*`). Each run is a process of its own with an empty cache. Exit code 1 when one ends in anything but
+microbatch (marked `*`), one that cannot be cut as a whole (its reason is listed below the table). Each run is a process of its own with an empty cache. Exit code 1 when one ends in anything but
 a plan or a diagnostic.
 """
 
@@ -51,23 +51,32 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{name} on {cluster}: {_outcome(rows[-1])}", file=sys.stderr, flush=True)
             if args.json is not None:
                 args.json.write_text(json.dumps(rows, indent=1) + "\n")
-    Console(width=200).print(_table(rows))
+    console = Console(width=200)
+    console.print(_table(rows))
+    for row in rows:
+        for reason in ("coupled", "uncut"):
+            if reason in row:
+                console.print(f"{row['model']} on {row['cluster']}, {reason}: {row[reason]}", markup=False)
     return 1 if any("crash" in row for row in rows) else 0
 
 
 def _planned(args: argparse.Namespace, name: str, cluster: str, batch: str) -> dict[str, Any]:
     """With the most microbatches that the batch allows; a model without a batch has one."""
     options = {"cluster": cluster, "layers": args.layers, "batch_args": batch, "batch_coupling": "error"}
-    found: dict[str, Any] = {}
-    for count in range(1 if batch == "none" else args.microbatches, 0, -1):
+    count = 1 if batch == "none" else args.microbatches
+    reasons: dict[str, str] = {}
+    while True:
         options["microbatches"] = count
         found = _run(args, name, options)
-        if _COUPLED in found.get("error", ""):
-            options["batch_coupling"] = "per-microbatch"
-            found = {**_run(args, name, options), "coupled": found["error"]}
-        if _INDIVISIBLE not in found.get("error", ""):
-            break
-    return {**found, "microbatches": options["microbatches"]}
+        said = found.get("error", "")
+        if _COUPLED in said and options["batch_coupling"] == "error":
+            reasons["coupled"], options["batch_coupling"] = said, "per-microbatch"
+        elif _INDIVISIBLE in said and count > 1:
+            count -= 1
+        elif said and found["failed_in"] == "microbatch" and count > 1:
+            reasons["uncut"], count = said, 1
+        else:
+            return {**found, **reasons, "microbatches": count}
 
 
 def _run(args: argparse.Namespace, name: str, options: dict[str, Any]) -> dict[str, Any]:
