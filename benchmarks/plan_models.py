@@ -5,8 +5,8 @@
 A model is `NAME.mlirbc`; `index.json` beside it may list `{"name": …, "batch_args": [numbers]}`, otherwise the planner
 looks for the batch. The batch is cut into as many microbatches as `--microbatches` says, or into the largest divisor of
 its extent below that; one that is refused for a statistic over the whole batch is planned again with those of each
-microbatch (marked `*`), one that cannot be cut as a whole (its reason is listed below the table). Each run is a process of its own with an empty cache. Exit code 1 when one ends in anything but
-a plan or a diagnostic.
+microbatch (marked `*`), one that cannot be cut as a whole (its reason is listed below the table). Each run is a process
+of its own with an empty cache. Exit code 1 when one ends in anything but a plan or a diagnostic.
 """
 
 from __future__ import annotations
