@@ -40,7 +40,7 @@ def optimize(
     memory_budget: int | str = "",
     recompute: str = "auto",
     mcmc_seed: int = 0,
-    mcmc_proposals: int = 5000,
+    mcmc_proposals: int = 10000,
     cache: bool = True,
     profile: str | os.PathLike[str] = "",
     on_phase: Callable[[str], None] | None = None,

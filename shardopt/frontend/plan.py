@@ -61,7 +61,7 @@ class PlanOptions:
     profile: str = ""
     recompute: str = "auto"
     mcmc_seed: int = 0
-    mcmc_proposals: int = 5000
+    mcmc_proposals: int = 10000
 
     def for_phase(self, phase: str) -> str:
         """The options of one phase, as pipeline text."""

@@ -213,7 +213,7 @@ class OutlineStages(Pass):
         ("auto",), help="batch arguments of @main as INDEX[:DIM], or auto, or none; for methods that split the batch"
     )
     mcmc_seed: int = option(0, help="of the random walk of inter-op=mcmc")
-    mcmc_proposals: int = option(5000, help="steps of that walk")
+    mcmc_proposals: int = option(10000, help="steps of that walk")
     schedule: str = option(
         "auto", help="schedule that the stages are planned for; auto: the one with the shortest step"
     )

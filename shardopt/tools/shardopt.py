@@ -112,7 +112,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         "--inter-op", default="dp", choices=INTER_OP, help="how stages are chosen: the stage DP, or a baseline"
     )
     parser.add_argument("--mcmc-seed", type=int, default=0, help="of the random walk of --inter-op mcmc")
-    parser.add_argument("--mcmc-proposals", type=_count, default=5000, metavar="N", help="steps of that walk")
+    parser.add_argument("--mcmc-proposals", type=_count, default=10000, metavar="N", help="steps of that walk")
     parser.add_argument("--no-unroll", dest="unroll", action="store_false", help="keep loops over layers rolled")
     parser.add_argument("--no-cache", dest="cache", action="store_false", help="use and keep nothing in the cache")
     parser.add_argument("--timing", action="store_true", help="report where the time went")

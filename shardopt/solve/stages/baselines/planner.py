@@ -19,7 +19,7 @@ class Request:
 
     num_stages: int | None = None
     seed: int = 0
-    proposals: int = 5000
+    proposals: int = 10000
 
 
 @dataclass(frozen=True)
