@@ -126,11 +126,12 @@ def makespan_seconds(
     linked: LinkedSchedule,
     task_seconds: Mapping[StageTask, float],
     transfer_seconds: Sequence[float],
+    edge_links: Sequence[Sequence[int]],
     sharing: Sharing | None = None,
 ) -> float:
     """The makespan that `simulate` finds, alone; for callers that try many durations on one linked schedule."""
     seconds = [task_seconds.get(task.stage_task, 0.0) for task in linked.nodes]
-    return max(_Run(linked, seconds, transfer_seconds, ((),) * len(linked.graph.edges), sharing).ends, default=0.0)
+    return max(_Run(linked, seconds, transfer_seconds, edge_links, sharing).ends, default=0.0)
 
 
 def _check_costs(

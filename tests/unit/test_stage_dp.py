@@ -73,11 +73,14 @@ def test_the_number_of_stages_can_be_fixed() -> None:
 
 
 def test_a_slow_transfer_is_a_station_of_the_pipeline() -> None:
-    problem = replace(additive([1] * 4, (1, 2), 2, 8, 1.0), transfer_seconds=np.array([9.0, 3.0, 0.5, 3.0, 9.0]))
+    problem = replace(
+        additive([1] * 4, (1, 2), 2, 8, 1.0), transfer_seconds=np.array([[9.0, 3.0, 0.5, 3.0, 9.0], [0.0] * 5])
+    )
     fast = solve_stages(problem, 2)
     assert (fast.stages, fast.seconds) == (((0, 2, 0), (2, 4, 0)), 4.5 + 7 * 2)
-    slow = replace(problem, transfer_seconds=np.array([0.0, 3.0, 2.5, 3.0, 0.0]))
-    assert solve_stages(slow, 2).max_stage_seconds == 2.5
+    slow = replace(problem, transfer_seconds=np.array([[0.0, 3.0, 2.5, 3.0, 0.0], [0.0, 3.0, 1.0, 3.0, 0.0]]))
+    both = solve_stages(slow, 2)
+    assert (both.max_stage_seconds, both.sum_seconds) == (2.5, 4 + 2.5 + 1.0), "gradients go back at the same time"
     assert solve_stages(slow).stages == ((0, 4, 1),)
 
 
@@ -106,10 +109,11 @@ def all_plans(problem: StageProblem, num_stages: int | None = None) -> Iterator[
 
 
 def step_seconds(problem: StageProblem, stages: Stages) -> float:
-    cuts = np.zeros(problem.num_layers + 1) if problem.transfer_seconds is None else problem.transfer_seconds
-    stations = [float(problem.seconds[stage]) for stage in stages] + [float(cuts[start]) for start, _, _ in stages[1:]]
-    longest = (problem.num_microbatches - 1) * max(stations) if problem.num_microbatches > 1 else 0.0
-    return sum(stations) + longest
+    cuts = np.zeros((2, problem.num_layers + 1)) if problem.transfer_seconds is None else problem.transfer_seconds
+    stages_seconds = [float(problem.seconds[stage]) for stage in stages]
+    ways = [float(cuts[way, start]) for start, _, _ in stages[1:] for way in (0, 1)]
+    longest = (problem.num_microbatches - 1) * max(stages_seconds + ways) if problem.num_microbatches > 1 else 0.0
+    return sum(stages_seconds + ways) + longest
 
 
 def brute_force(problem: StageProblem, num_stages: int | None) -> float | None:
@@ -171,7 +175,7 @@ def random_problem(seed: int) -> tuple[StageProblem, int | None]:
         rng.integers(0, 4, shape).astype(float),
         rng.integers(0, 3, shape).astype(float),
         tuple(float(rng.choice([3.0, 6.0, 1e9])) for _ in devices),
-        rng.uniform(0, 2, layers + 1) if rng.random() < 0.5 else None,
+        rng.uniform(0, 2, (2, layers + 1)) if rng.random() < 0.5 else None,
         SCHEDULES[int(rng.integers(len(SCHEDULES)))],
     )
     forced = int(rng.integers(1, problem.most_stages + 1)) if rng.random() < 0.3 else None

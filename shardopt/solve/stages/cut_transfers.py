@@ -32,24 +32,28 @@ class CutTransfers:
         return bool(self.backward_bytes.any())
 
     def slowest_seconds(self) -> np.ndarray:
-        """`[L + 1]`: both directions of each cut, one device to one device over the slowest link."""
+        """`[2, L + 1]`: each cut there and back, one device to one device over the slowest link."""
         pairs = neighbours(self.cluster)
 
         def slowest(size: int) -> float:
             return max((self._seconds([(*pair, size)]) for pair in pairs), default=0.0)
 
-        both = zip(self.forward_bytes, self.backward_bytes, strict=True)
-        return np.array([sum(slowest(int(size)) for size in sizes) for sizes in both])
+        return np.array([[slowest(int(size)) for size in way] for way in (self.forward_bytes, self.backward_bytes)])
 
-    def between(self, cut: int, source: Sequence[int], target: Sequence[int]) -> tuple[float, float]:
-        """Seconds over one cut from stage devices `source` to `target`, and of the way back."""
+    def seconds(self, cut: int, source: Sequence[int], target: Sequence[int], forward: bool) -> float:
+        """Seconds over one cut from the devices of a stage to those of the next, or of the one before."""
         count = min(len(source), len(target))
-        pairs = [(source[k * len(source) // count], target[k * len(target) // count]) for k in range(count)]
-        forward, backward = (-(-int(each[cut]) // count) for each in (self.forward_bytes, self.backward_bytes))
-        return (
-            self._seconds([(a, b, forward) for a, b in pairs]),
-            self._seconds([(b, a, backward) for a, b in pairs]),
-        )
+        size = -(-int((self.forward_bytes if forward else self.backward_bytes)[cut]) // count)
+        pairs = ((source[k * len(source) // count], target[k * len(target) // count]) for k in range(count))
+        return self._seconds([(a, b, size) for a, b in pairs])
+
+    def cards(self, source: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
+        """The network cards between two stages: number 2h is what host h sends through, 2h + 1 what it receives
+        through; none inside of a host."""
+        senders, receivers = ({self.cluster.host_of(device) for device in ids} for ids in (source, target))
+        if senders == receivers and len(senders) == 1:
+            return ()
+        return (*sorted(2 * host for host in senders), *sorted(2 * host + 1 for host in receivers))
 
     def _seconds(self, messages: list[tuple[int, int, int]]) -> float:
         return messages_seconds(self.cluster, [message for message in messages if message[2] > 0])

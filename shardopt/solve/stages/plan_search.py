@@ -60,8 +60,10 @@ class ExactPrices:
 
 @dataclass(frozen=True)
 class PlanSearch:
-    """The plan found, and all that were simulated, best first. `formula_bound` is a lower bound of the
-    formula's seconds over all plans and schedules, None for a baseline."""
+    """The plan found, and all that were simulated because they might have been shorter, best first.
+
+    `formula_bound` is a lower bound of the formula's seconds over all plans and schedules, None for a baseline.
+    """
 
     best: SimulatedPlan
     simulated: tuple[SimulatedPlan, ...]
@@ -107,7 +109,7 @@ def search_plans(
         held = schedule_in_flight(schedule)
         try:
             problem, plans = _exact_plans(prices, held, planner, request, k)
-            simulated += _simulated(problem, plans, schedule, transfers)
+            _simulate(problem, plans, schedule, transfers, simulated)
             bound = min(bound, plans[0].bound)
         except UserError as error:
             errors.append(error)
@@ -119,19 +121,24 @@ def search_plans(
     return replace(search, best=min(alike, key=lambda each: each.peak_bytes))
 
 
-def _simulated(
-    problem: StageProblem, plans: Sequence[StageSolution], schedule: str, transfers: CutTransfers
-) -> list[SimulatedPlan]:
-    """The plans whose stages can be placed; raises UserError if there are none."""
-    found, wrong = [], UserError("no plan to simulate")
+def _simulate(
+    problem: StageProblem,
+    plans: Sequence[StageSolution],
+    schedule: str,
+    transfers: CutTransfers,
+    simulated: list[SimulatedPlan],
+) -> None:
+    """Add the plans that can be placed and may be the shortest; raises UserError if none can be placed."""
+    errors = []
     for plan in plans:
+        best = min((each.step_seconds for each in simulated), default=np.inf)
         try:
-            found.append(simulate_plan(problem, plan, schedule, transfers))
+            found = simulate_plan(problem, plan, schedule, transfers, best)
+            simulated += [found] if found is not None else []
         except UserError as error:
-            wrong = error
-    if not found:
-        raise wrong
-    return found
+            errors.append(error)
+    if len(errors) == len(plans):
+        raise errors[0]
 
 
 def _exact_plans(

@@ -1,18 +1,22 @@
 """The step of a plan as the event simulator sees it, under a schedule: the judge over the plans of the stage DP.
 
 The sum plus (B - 1) times the maximum is what a pipeline takes whose stages only go forwards. In a schedule that turns
-round, uneven stages, transfers that nothing hides and forwards that differ from backwards by stage make it longer. The
-simulator runs the tasks of the schedule, with the devices that `place` gives the stages.
+round, uneven stages, forwards that differ from backwards by stage and transfers that nothing hides make it longer;
+transfers that go both ways at once make it shorter. The simulator runs the tasks of the schedule on the devices that
+`place` gives the stages, and lets the transfers of a host wait for its network card.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from shardopt.cost.placement import place
 from shardopt.cost.sharing import sharing_of
+from shardopt.schedule.auto import lower_bound_seconds
 from shardopt.schedule.graph import chain_graph
+from shardopt.schedule.list_scheduling import Workload
 from shardopt.schedule.schedules import build_schedule, find_schedule
 from shardopt.schedule.simulator import makespan_seconds
 from shardopt.schedule.tasks import StageTask, TaskKind
@@ -23,37 +27,56 @@ from shardopt.solve.stages.stage_problem import StageProblem, StageSolution, sta
 
 @dataclass(frozen=True)
 class SimulatedPlan:
-    """A plan of the stage DP under a schedule, and the seconds of a step by the simulator."""
+    """A plan of the stage DP under a schedule, the seconds of a step by the simulator, and the bytes of the fullest
+    device."""
 
     plan: StageSolution
     schedule: str
     step_seconds: float
-    peak_bytes: float  # of the fullest device
+    peak_bytes: float
 
 
-def simulate_plan(problem: StageProblem, plan: StageSolution, schedule: str, transfers: CutTransfers) -> SimulatedPlan:
-    """One step of `plan`. Raises UserError where its stages cannot be placed."""
+def simulate_plan(
+    problem: StageProblem, plan: StageSolution, schedule: str, transfers: CutTransfers, best: float = float("inf")
+) -> SimulatedPlan | None:
+    """One step of `plan`, or None if no schedule could make it shorter than `best` seconds.
+
+    Raises UserError where the stages cannot be placed, or do not suit the schedule.
+    """
     linked = _linked(schedule, len(plan.stages), problem.num_microbatches)
-    backwards = find_schedule(schedule).kinds[1:]
+    options = [problem.options[option] for _, _, option in plan.stages]
+    devices = place(transfers.cluster, [(option.group, option.submesh) for option in options])
+    work = _workload(problem, plan, linked, transfers, devices)
+    sharing = sharing_of(transfers.cluster, devices)
+    if sharing is None and lower_bound_seconds(work) >= best:  # with a host to itself a stage is faster than priced
+        return None
+    seconds = makespan_seconds(linked, work.task_seconds, work.transfer_seconds, work.edge_links, sharing)
+    return SimulatedPlan(plan, schedule, seconds, max(stage_memory_bytes(problem, plan.stages)))
+
+
+def _workload(
+    problem: StageProblem,
+    plan: StageSolution,
+    linked: LinkedSchedule,
+    transfers: CutTransfers,
+    devices: Sequence[Sequence[int]],
+) -> Workload:
+    backwards = [kind for kind in dict.fromkeys(task.kind for task in linked.graph.tasks) if kind != TaskKind.FORWARD]
     seconds = {}
     for stage, where in enumerate(plan.stages):
         whole = float(problem.seconds[where])
         forward = min(float(problem.forward_seconds[where]), whole) if backwards else whole
         seconds[StageTask(TaskKind.FORWARD, stage)] = forward
         seconds |= {StageTask(kind, stage): (whole - forward) / len(backwards) for kind in backwards}
-    options = [problem.options[option] for _, _, option in plan.stages]
-    devices = place(transfers.cluster, [(option.group, option.submesh) for option in options])
-    cuts = [
-        transfers.between(start, devices[stage], devices[stage + 1])
-        for stage, (start, _, _) in enumerate(plan.stages[1:])
-    ]
-    delays = []
+    delays, links = [], []
     for edge in linked.graph.edges:
-        way = edge.dst.stage - edge.src.stage
-        delays.append(cuts[min(edge.src.stage, edge.dst.stage)][0 if way > 0 else 1] if way else 0.0)
-    peak = max(stage_memory_bytes(problem, plan.stages))
-    makespan = makespan_seconds(linked, seconds, tuple(delays), sharing_of(transfers.cluster, devices))
-    return SimulatedPlan(plan, schedule, makespan, peak)
+        source, target = edge.src.stage, edge.dst.stage
+        cut = plan.stages[max(source, target)][0]
+        crosses = source != target
+        delays.append(transfers.seconds(cut, devices[source], devices[target], source < target) if crosses else 0.0)
+        links.append(transfers.cards(devices[source], devices[target]) if crosses else ())
+    homes = linked.schedule.stage_to_mesh
+    return Workload(linked.graph, homes, problem.num_microbatches, seconds, tuple(delays), edge_links=tuple(links))
 
 
 @lru_cache(maxsize=8)

@@ -73,8 +73,8 @@ class StageProblem:
     layer after the last, and option; `seconds` is inf where a stage is infeasible, and entries with end <= start are
     not read. Seconds and activations are those of one microbatch, `seconds` forward and backward, `forward_seconds` its
     share up to the last forward operation; bytes are per device. `num_devices` and `memory_bytes` (of a device) have
-    one entry for each host group. A plan uses all devices of all groups. `transfer_seconds[j]`, if given, `[L + 1]`, is
-    the transfer of one microbatch over a cut before layer j, there and back.
+    one entry for each host group. A plan uses all devices of all groups. `transfer_seconds[:, j]`, if given,
+    `[2, L + 1]`, are those of one microbatch over a cut before layer j, there and back.
     """
 
     num_layers: int
@@ -94,8 +94,8 @@ class StageProblem:
         for name in ("seconds", "forward_seconds", "fixed_bytes", "activation_bytes"):
             if getattr(self, name).shape != shape:
                 raise ValueError(f"{name} must have shape {shape}, got {getattr(self, name).shape}")
-        if self.transfer_seconds is not None and self.transfer_seconds.shape != shape[:1]:
-            raise ValueError(f"transfer_seconds must have shape {shape[:1]}, got {self.transfer_seconds.shape}")
+        if self.transfer_seconds is not None and self.transfer_seconds.shape != (2, shape[0]):
+            raise ValueError(f"transfer_seconds must have shape {(2, shape[0])}, got {self.transfer_seconds.shape}")
         if min(self.num_layers, self.num_microbatches, len(self.options), *self.num_devices, self.total_devices) < 1:
             raise ValueError("the numbers of layers, options, devices and microbatches must be at least 1")
         if len(self.memory_bytes) != len(self.num_devices):
@@ -113,10 +113,11 @@ class StageProblem:
         return min(self.num_layers, self.total_devices)
 
     def cut_seconds(self) -> np.ndarray:
-        """Transfer before each layer, `[L + 1]`; nothing comes before layer 0."""
-        cuts = np.zeros(self.num_layers + 1)
+        """Transfer before each layer, `[2, L + 1]`: what it adds to the sum, and as a station of the pipeline, where
+        both ways go at once. Nothing comes before layer 0."""
+        cuts = np.zeros((2, self.num_layers + 1))
         if self.transfer_seconds is not None:
-            cuts[1:] = self.transfer_seconds[1:]
+            cuts[:, 1:] = self.transfer_seconds.sum(axis=0)[1:], self.transfer_seconds.max(axis=0)[1:]
         return cuts
 
     def limit_bytes(self) -> np.ndarray:
@@ -161,8 +162,10 @@ class StageSolution:
 def evaluate(problem: StageProblem, stages: Stages, status: str = "feasible") -> StageSolution:
     """The step time of a given plan; does not check memory."""
     cuts = problem.cut_seconds()
-    stations = [float(problem.seconds[stage]) for stage in stages] + [float(cuts[start]) for start, _, _ in stages[1:]]
-    total, longest = sum(stations), max(stations)
+    starts = [start for start, _, _ in stages[1:]]
+    seconds = [float(problem.seconds[stage]) for stage in stages]
+    total = sum(seconds) + sum(float(cuts[0, start]) for start in starts)
+    longest = max(*seconds, *(float(cuts[1, start]) for start in starts), 0.0)
     return StageSolution(stages, total + (problem.num_microbatches - 1) * longest, longest, total, status)
 
 

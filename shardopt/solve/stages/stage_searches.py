@@ -67,8 +67,8 @@ class SearchTables:
         if group not in self._tables:
             levels, level_of = np.unique(self._groups[group][0], return_inverse=True)  # 1F1B repeats its last count
             costs = self._costs(levels)
-            cuts = self.problem.cut_seconds()[:, None, None]
-            self._tables[group] = (CostTable(costs + cuts, np.maximum(costs, cuts), level_of, self.sizes), levels)
+            both, longer = self.problem.cut_seconds()[:, :, None, None]
+            self._tables[group] = (CostTable(costs + both, np.maximum(costs, longer), level_of, self.sizes), levels)
         return self._tables[group]
 
     def _costs(self, levels: np.ndarray) -> np.ndarray:

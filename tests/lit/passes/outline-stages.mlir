@@ -31,7 +31,7 @@
 // A schedule that is asked for is the one that counts the microbatches in flight.
 // GPIPE: shardopt.in_flight = array<i64: 2, 2>, {{.*}} schedule = "gpipe"
 
-// REMARK-DAG: schedule 1f1b: steps are {{.*}}1f1b {{[0-9.e-]+}} s
+// REMARK-DAG: schedule 1f1b: steps are 1f1b {{[0-9.e-]+}} s
 // REMARK-DAG: stage 0: layers 0 to 0 run on submesh 1x1 as 1x1
 
 // ONE: topology = #mpmd.topology<<"m0" : <["x"=1, "y"=2]>>>
