@@ -1,90 +1,126 @@
-"""Random stage problems, and all their plans from the definition."""
+"""Small stage problems with every feature, and all their plans from the definition."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 
 import numpy as np
-from hypothesis import strategies as st
 
-from shardopt.cost.cluster_file import load_cluster
-from shardopt.solve.stages.baselines.planner import Planner
+from shardopt.cost.cluster import Submesh
 from shardopt.solve.stages.stage_problem import (
+    InFlight,
     StageOption,
     StageProblem,
     Stages,
-    evaluate,
     gpipe_in_flight,
-    in_flight_counts,
     one_f_one_b_in_flight,
-    stage_options,
 )
 
-Allowed = Callable[[StageProblem, Stages], bool]
+
+def row(*sizes: int) -> tuple[StageOption, ...]:
+    return tuple(StageOption(size, Submesh(1, size), (1, size)) for size in sizes)
 
 
-def all_plans(problem: StageProblem, start: int = 0, free: tuple[int, ...] | None = None) -> Iterator[Stages]:
-    """Every exact cover of layers and devices by stages of finite time."""
-    free = problem.num_devices if free is None else free
-    if start == problem.num_layers:
-        yield from [()] * (not any(free))
-        return
-    for end, (o, option) in itertools.product(range(start + 1, problem.num_layers + 1), enumerate(problem.options)):
-        left = tuple(count - option.num_devices * (group == option.group) for group, count in enumerate(free))
-        if min(left) >= 0 and math.isfinite(problem.seconds[start, end, o]):
-            yield from (((start, end, o), *rest) for rest in all_plans(problem, end, left))
+def additive(layers: list[float], sizes: tuple[int, ...], devices: int, batches: int, exponent: float) -> StageProblem:
+    """Stage seconds are the layers' sum / devices ** exponent; no memory."""
+    prefix = np.concatenate(([0.0], np.cumsum(layers)))
+    seconds = (prefix[None, :] - prefix[:, None])[:, :, None] / np.array(sizes, dtype=float) ** exponent
+    zeros = np.zeros_like(seconds)
+    return StageProblem(len(layers), row(*sizes), (devices,), batches, seconds, zeros, zeros, zeros, (1.0,))
 
 
-def fits(problem: StageProblem, stages: Stages) -> bool:
-    held = in_flight_counts(problem, len(stages))[::-1]
-    return all(problem.fits(count, start, end)[o] for (start, end, o), count in zip(stages, held, strict=True))
+def all_plans(problem: StageProblem, num_stages: int | None = None) -> Iterator[Stages]:
+    """All cuts and options that use all devices and fit the memory, from the definition."""
+    layers, held = problem.num_layers, [option.held for option in problem.options]
+    for count in range(1, layers + 1) if num_stages is None else (num_stages,):
+        counts = [problem.in_flight(count - k, count, problem.num_microbatches) for k in range(count)]
+        for inner in itertools.combinations(range(1, layers), count - 1):
+            pairs = list(itertools.pairwise((0, *inner, layers)))
+            for chosen in itertools.product(range(len(problem.options)), repeat=count):
+                used = [0] * len(problem.num_devices)
+                for o in chosen:
+                    used[problem.options[o].group] += problem.options[o].num_devices
+                if tuple(used) == problem.num_devices and all(
+                    (n <= held[o])
+                    if held[o]
+                    else problem.fixed_bytes[i, j, o] + n * problem.activation_bytes[i, j, o]
+                    <= problem.memory_bytes[problem.options[o].group]
+                    for (i, j), o, n in zip(pairs, chosen, counts, strict=True)
+                ):
+                    yield tuple((i, j, o) for (i, j), o in zip(pairs, chosen, strict=True))
 
 
-def least(problem: StageProblem, allowed: Allowed = lambda problem, stages: True) -> float | None:
-    """The shortest step of the plans that fit and are allowed; None where there is none."""
-    steps = [evaluate(problem, p).seconds for p in all_plans(problem) if allowed(problem, p) and fits(problem, p)]
-    return min(steps, default=None)
+def step_seconds(problem: StageProblem, stages: Stages) -> float:
+    cuts = np.zeros((2, problem.num_layers + 1)) if problem.transfer_seconds is None else problem.transfer_seconds
+    stages_seconds = [float(problem.seconds[stage]) for stage in stages]
+    ways = [float(cuts[way, start]) for start, _, _ in stages[1:] for way in (0, 1)]
+    longest = (problem.num_microbatches - 1) * max(stages_seconds + ways) if problem.num_microbatches > 1 else 0.0
+    return sum(stages_seconds + ways) + longest
 
 
-@st.composite
-def problems(draw: st.DrawFn, planner: Planner | None = None) -> StageProblem:
-    """Prices of all stages on a small cluster, of the options that a planner has a use for."""
-    cluster = load_cluster(f"cpu-test:{draw(st.sampled_from(['1x1', '1x2', '1x4', '2x2', '3x1']))}")
-    kinds = [replace(option, recompute=mode) for option in stage_options(cluster) for mode in ("none", "full")]
-    options = tuple(kinds) if planner is None else planner.options(kinds)
-    if planner is not None and planner.one_stage:
-        options = tuple(option for option in options if option.num_devices == cluster.num_devices)
-    layers, rng = draw(st.integers(1, 4)), np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    return priced(options or kinds, (cluster.num_devices,), layers, draw(st.integers(1, 6)), rng, draw(st.booleans()))
+def brute_force(problem: StageProblem, num_stages: int | None) -> float | None:
+    """Least step time over all plans."""
+    seconds = [step_seconds(problem, stages) for stages in all_plans(problem, num_stages)]
+    return min((each for each in seconds if math.isfinite(each)), default=None)
 
 
-def priced(
-    options: tuple[StageOption, ...] | list[StageOption],
-    devices: tuple[int, ...],
-    layers: int,
-    batches: int,
-    rng: np.random.Generator,
-    tight: bool,
-) -> StageProblem:
-    """Random prices; equal ones for options that agree in everything, so that restrictions can be compared."""
-    shape = (layers + 1, layers + 1, len(options))
-    seconds = rng.uniform(0.1, 5, shape)
-    seconds[rng.random(shape) < 0.1] = np.inf
-    fixed, activations = rng.integers(0, 4, shape).astype(float), rng.integers(0, 3, shape).astype(float)
-    in_flight = one_f_one_b_in_flight if rng.random() < 0.5 else gpipe_in_flight
-    return StageProblem(
-        layers,
-        tuple(options),
-        devices,
-        batches,
-        seconds,
-        0.4 * seconds,
-        fixed,
-        activations,
-        (4.0 if tight else 1e9,) * len(devices),
-        rng.uniform(0, 2, layers + 1),
-        in_flight,
+def interleaved_in_flight(stage_from_end: int, num_stages: int, num_microbatches: int) -> float:
+    """A count that depends on the number of stages, unlike 1F1B and GPipe."""
+    return min(num_microbatches, stage_from_end + num_stages / 2)
+
+
+def one_in_flight(stage_from_end: int, num_stages: int, num_microbatches: int) -> float:
+    return 1
+
+
+def later_stages_hold_more(stage_from_end: int, num_stages: int, num_microbatches: int) -> float:
+    """Counts that fall towards the begin of the pipeline."""
+    return max(1, num_microbatches - stage_from_end)
+
+
+SCHEDULES: tuple[InFlight, ...] = (
+    one_f_one_b_in_flight,
+    gpipe_in_flight,
+    interleaved_in_flight,
+    one_in_flight,
+    later_stages_hold_more,
+)
+
+
+def random_problem(seed: int) -> tuple[StageProblem, int | None]:
+    """Up to four layers, three sizes in up to two host groups, variants, transfers, any schedule, infeasible stages."""
+    rng = np.random.default_rng(seed)
+    groups, layers = int(rng.choice([1, 1, 2])), int(rng.integers(1, 5))
+    devices = tuple(int(rng.integers(1, 6 if groups == 1 else 4)) for _ in range(groups))
+    options = tuple(
+        StageOption(
+            size := int(rng.choice([1, 2, 4])),
+            Submesh(1, size),
+            (1, size),
+            int(rng.integers(groups)),
+            recompute,
+            int(rng.choice([0, 0, 1, 2, 3])),
+        )
+        for recompute in rng.choice(["none", "layer", "full"], int(rng.integers(1, 6)))
     )
+    shape = (layers + 1, layers + 1, len(options))
+    whole = rng.random() < 0.5  # whole numbers tie often
+    seconds = rng.integers(1, 6, shape).astype(float) if whole else rng.uniform(0.1, 5, shape)
+    seconds[rng.random(shape) < rng.choice([0.0, 0.2])] = np.inf
+    problem = StageProblem(
+        layers,
+        options,
+        devices,
+        int(rng.integers(1, 9)),
+        seconds,
+        seconds / 3,
+        rng.integers(0, 4, shape).astype(float),
+        rng.integers(0, 3, shape).astype(float),
+        tuple(float(rng.choice([3.0, 6.0, 1e9])) for _ in devices),
+        rng.uniform(0, 2, (2, layers + 1)) if rng.random() < 0.5 else None,
+        SCHEDULES[int(rng.integers(len(SCHEDULES)))],
+    )
+    forced = int(rng.integers(1, problem.most_stages + 1)) if rng.random() < 0.3 else None
+    return problem, forced

@@ -1,0 +1,209 @@
+"""The K best plans against brute force, their simulated steps, and the search over schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from stage_problems import additive, all_plans, random_problem, step_seconds
+
+from shardopt.cost.cluster_file import load_cluster
+from shardopt.cost.errors import UserError
+from shardopt.schedule.graph import chain_graph
+from shardopt.schedule.schedules import build_schedule, searched_schedules
+from shardopt.schedule.simulator import simulate
+from shardopt.schedule.tasks import TaskKind
+from shardopt.solve.stages.baselines.planner import Request
+from shardopt.solve.stages.baselines.registry import find_planner
+from shardopt.solve.stages.best_plans import NEAR, best_plans
+from shardopt.solve.stages.cut_transfers import CutTransfers
+from shardopt.solve.stages.plan_search import ExactPrices, schedule_in_flight, search_plans
+from shardopt.solve.stages.rerank import SimulatedPlan, simulate_plan
+from shardopt.solve.stages.stage_problem import InFlight, StageProblem, Stages, StageSolution, evaluate, is_plan
+
+DP = find_planner("dp")
+
+
+def transfers(problem: StageProblem, spec: str, forward: int = 0, backward: int = 0) -> CutTransfers:
+    ways = (np.full(problem.num_layers + 1, size, dtype=np.int64) for size in (forward, backward))
+    return CutTransfers(load_cluster(spec), *ways)
+
+
+# ---- the K best ----
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_the_best_of_each_number_of_stages_are_among_them(block: int) -> None:
+    """A thousand cases: the plans are valid and different, and the shortest best-of-its-number are all there."""
+    seen = 0
+    for seed in range(250 * block, 250 * (block + 1)):
+        problem, _ = random_problem(seed)
+        least: dict[int, float] = {}
+        for stages in all_plans(problem):
+            seconds = step_seconds(problem, stages)
+            least[len(stages)] = min(seconds, least.get(len(stages), np.inf))
+        least = {count: seconds for count, seconds in least.items() if np.isfinite(seconds)}
+        if not least:
+            continue
+        seen += 1
+        for k in (1, 3):
+            plans = best_plans(problem, k)
+            near = sorted(seconds for seconds in least.values() if seconds <= NEAR * min(least.values()))[:k]
+            found = [plan.seconds for plan in plans if plan.status == "optimal"]
+            assert found[: len(near)] == pytest.approx(near), f"seed {seed}"
+            assert len({plan.stages for plan in plans}) == len(plans) <= k
+            assert all(is_plan(problem, plan.stages) for plan in plans)
+            assert [plan.seconds for plan in plans] == sorted(plan.seconds for plan in plans)
+            for plan in plans:
+                assert plan.seconds >= least[len(plan.stages)] * (1 - 1e-12)
+    assert seen > 50
+
+
+def test_runners_up_fill_the_places_left() -> None:
+    problem = additive([1, 1, 1, 1], (1, 2, 4), 4, 8, 0.99)
+    plans = best_plans(problem, 3, num_stages=3)
+    assert {len(plan.stages) for plan in plans} == {3}
+    assert plans[0].status == "optimal"
+
+
+# ---- simulated ----
+
+
+def plan_of(problem: StageProblem, stages: Stages) -> StageSolution:
+    return evaluate(problem, stages)
+
+
+def simulated(problem: StageProblem, stages: Stages, schedule: str, cut: CutTransfers) -> SimulatedPlan:
+    found = simulate_plan(problem, plan_of(problem, stages), schedule, cut)
+    assert found is not None
+    return found
+
+
+def test_equal_stages_take_what_the_formula_says() -> None:
+    """Nothing to transfer, equal stages, and forward and backward in one proportion."""
+    problem = replace(additive([3] * 4, (1,), 4, 8, 0.0), forward_seconds=np.full((5, 5, 1), 1.0))
+    stages = tuple((k, k + 1, 0) for k in range(4))
+    found = simulated(problem, stages, "1f1b", transfers(problem, "cpu-test:1x4"))
+    assert found.step_seconds == pytest.approx(found.plan.seconds) == pytest.approx(4 * 3 + 7 * 3)
+
+
+def test_the_simulator_is_asked_with_the_seconds_of_the_plan() -> None:
+    """By hand: stages of different lengths, activations of 1 MB and gradients of 2 MB between two hosts."""
+    problem = additive([3, 5, 4], (1,), 3, 6, 0.0)
+    problem = replace(problem, forward_seconds=np.minimum(problem.seconds, 1.5))
+    cut = transfers(problem, "cpu-test:3x1", 10**6, 2 * 10**6)
+    stages = ((0, 1, 0), (1, 2, 0), (2, 3, 0))
+    found = simulated(problem, stages, "1f1b", cut)
+    graph = chain_graph(3)
+    seconds = {task: 1.5 if task.kind == TaskKind.FORWARD else [1.5, 3.5, 2.5][task.stage] for task in graph.tasks}
+    link = cut.cluster.groups[0].inter_host
+    delays, cards = [], []
+    for edge in graph.edges:
+        a, b = edge.src.stage, edge.dst.stage
+        size = 0 if a == b else 10**6 * (1 if a < b else 2)
+        delays.append(link.latency_seconds + size / link.bandwidth_bytes_per_second if size else 0.0)
+        cards.append((2 * a, 2 * b + 1) if size else ())
+    expected = simulate(build_schedule("1f1b", 3, 6), graph, seconds, delays, edge_links=cards)
+    assert found.step_seconds == pytest.approx(expected.makespan_seconds)
+
+
+def test_neighbours_on_one_host_are_nearer_than_the_formula_fears() -> None:
+    """The stage DP prices a cut over the slowest link; placed, the two stages share a host."""
+    problem = additive([2, 2], (2,), 4, 4, 0.0)
+    cut = transfers(problem, "cpu-test:1x4", 10**6, 10**6)
+    far = transfers(problem, "cpu-test:2x2", 10**6, 10**6)
+    stages = ((0, 1, 0), (1, 2, 0))
+    near_seconds, far_seconds = (simulated(problem, stages, "1f1b", each).step_seconds for each in (cut, far))
+    assert near_seconds < far_seconds
+
+
+def test_what_cannot_be_shorter_is_not_simulated() -> None:
+    problem = additive([1, 1], (1,), 2, 4, 0.0)
+    cut = transfers(problem, "cpu-test:1x2")
+    plan = plan_of(problem, ((0, 1, 0), (1, 2, 0)))
+    assert simulate_plan(problem, plan, "1f1b", cut, best=4.0) is None
+    assert simulate_plan(problem, plan, "1f1b", cut, best=100.0) is not None
+
+
+# ---- the search over schedules ----
+
+
+class CountedPrices:
+    """Prices that are half the truth until somebody asks, and count what was asked for."""
+
+    def __init__(self, exact: StageProblem) -> None:
+        self.exact = exact
+        self.known = np.zeros(exact.seconds.shape, dtype=bool)
+
+    def problem(self, held: InFlight) -> StageProblem:
+        seconds = np.where(self.known, self.exact.seconds, self.exact.seconds / 2)
+        return replace(self.exact, seconds=seconds, in_flight=held)
+
+    def make_exact(self, held: InFlight, stages: Sequence[Stages]) -> bool:
+        fresh = [stage for plan in stages for stage in plan if not self.known[stage]]
+        for stage in fresh:
+            self.known[stage] = True
+        return bool(fresh)
+
+
+def test_lower_bounds_are_made_exact_where_it_matters() -> None:
+    """The plan is that of exact prices, and most stages are never priced."""
+    rng = np.random.default_rng(3)
+    problem = additive(list(rng.uniform(1, 2, 8)), (1, 2, 4, 8), 8, 16, 0.8)
+    problem = replace(problem, forward_seconds=problem.seconds / 3)
+    cut = transfers(problem, "cpu-test:1x8")
+    exact = search_plans(ExactPrices(problem), ("1f1b",), cut, DP, Request(), k=1)
+    prices = CountedPrices(problem)
+    lazy = search_plans(prices, ("1f1b",), cut, DP, Request(), k=1)
+    assert lazy.best.plan.seconds == pytest.approx(exact.best.plan.seconds)
+    assert prices.known.sum() < np.triu(np.ones((9, 9)), 1).sum() * 4 * 0.8
+
+
+def test_a_schedule_that_fits_is_found() -> None:
+    """Activations for two microbatches fit: GPipe has no plan, eager 1F1B none with a pipeline as fast."""
+    problem = additive([1, 1], (1, 2), 2, 8, 0.1)
+    problem = replace(
+        problem,
+        forward_seconds=problem.seconds / 3,
+        activation_bytes=np.ones_like(problem.seconds),
+        memory_bytes=(2.0,),
+    )
+    cut = transfers(problem, "cpu-test:1x2")
+    found = search_plans(ExactPrices(problem), searched_schedules(trains=True), cut, DP, Request())
+    assert (found.best.schedule, len(found.best.plan.stages)) == ("1f1b", 2)
+    with pytest.raises(UserError, match="in flight"):
+        search_plans(ExactPrices(problem), ("gpipe",), cut, DP, Request(num_stages=2))
+
+
+def test_eager_1f1b_hides_transfers_where_memory_allows() -> None:
+    """Transfers as long as a forward: 1F1B waits for them, eager 1F1B does not."""
+    problem = additive([3] * 4, (1,), 4, 16, 0.0)
+    problem = replace(problem, forward_seconds=problem.seconds / 3)
+    cluster = load_cluster("cpu-test:4x1")
+    size = int(cluster.groups[0].inter_host.bandwidth_bytes_per_second)
+    cut = transfers(problem, "cpu-test:4x1", size, size)
+    found = search_plans(ExactPrices(problem), searched_schedules(trains=True), cut, DP, Request(num_stages=4))
+    assert found.best.schedule == "eager-1f1b"
+    steps = {each.schedule: each.step_seconds for each in found.best_by_schedule}
+    assert steps["eager-1f1b"] < steps["1f1b"]
+
+
+def test_alike_schedules_go_to_the_one_with_the_least_memory() -> None:
+    problem = additive([3, 3], (1,), 2, 8, 0.0)
+    problem = replace(problem, forward_seconds=problem.seconds / 3, activation_bytes=np.ones_like(problem.seconds))
+    problem = replace(problem, memory_bytes=(100.0,))
+    cut = transfers(problem, "cpu-test:1x2")
+    for order in (("gpipe", "1f1b", "eager-1f1b"), ("eager-1f1b", "gpipe", "1f1b")):
+        assert search_plans(ExactPrices(problem), order, cut, DP, Request()).best.schedule == "1f1b"
+
+
+def test_unknown_schedules_are_refused() -> None:
+    problem = additive([1, 1], (1,), 2, 4, 0.0)
+    with pytest.raises(UserError, match="unknown schedule"):
+        search_plans(ExactPrices(problem), ("1f2b",), transfers(problem, "cpu-test:1x2"), DP, Request())
+
+
+def test_in_flight_counts_from_the_end() -> None:
+    assert [schedule_in_flight("1f1b")(s, 4, 8) for s in (1, 2, 3, 4)] == [1, 2, 3, 4]
