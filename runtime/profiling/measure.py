@@ -46,6 +46,7 @@ class Request:
     effort: Effort = field(default_factory=Effort)
     longest_seconds: float = 0.05
     stride: int = 1
+    kinds: tuple[str, ...] = kinds.KINDS
 
     @staticmethod
     def quick(device: str, dtypes: tuple[str, ...]) -> Request:
@@ -78,7 +79,7 @@ def measure_profile(
 ) -> Profile:
     """The profile of these devices; `remark` is told what was left out."""
     say = remark or (lambda _: None)
-    jobs = tuple(_jobs(devices, request))
+    jobs = tuple(job for job in _jobs(devices, request) if job.kind in request.kinds)
     found = []
     for number, job in enumerate(jobs):
         progress(number, len(jobs) + 1, str(job))

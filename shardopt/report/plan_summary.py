@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from jaxlib.mlir import ir
 
 from shardopt.cost.cluster import Cluster
+from shardopt.cost.compute import dispatch_seconds
 from shardopt.cost.mesh import Mesh
 from shardopt.cost.traffic import Traffic, total
 from shardopt.dialect.cluster import read_cluster
@@ -115,11 +116,13 @@ def _row(program: Program, cluster: Cluster, stage: int, mesh: Mesh, peak_bytes:
             continue
         kind = ir.StringAttr(op.attributes[KIND]).value
         cost = read_cost(op)
-        peak_bytes = max(
-            peak_bytes, cost.peak_bytes
-        )  # the simulator knows what stays, not what a fragment needs for a time
+        # The simulator knows what stays, not what a fragment needs for a time.
+        peak_bytes = max(peak_bytes, cost.peak_bytes)
         times = program.num_microbatches if in_body else 1
         seconds[kind if in_body else "around"] += times * cost.seconds
+        if not in_body:  # those in the loop are part of the simulated tasks
+            buffers = len(op.operands) + len(op.results)
+            seconds["around"] += dispatch_seconds(cluster.group_of(mesh), mesh.size, buffers)
         collectives += [item.repeated(times) for item in cost.traffic]
         if in_body:
             layers.update((layer, None) for layer in _origins(op) if layer.startswith("layer_"))
