@@ -15,6 +15,9 @@ from shardopt.solve.presets.flow import batch_dims
 from shardopt.solve.presets.presets import restrict
 from shardopt.solve.sharding.intra_op import IntraOpTables
 
+# The update is no part of a candidate, so optimizer state cannot tell these methods apart.
+_WITHOUT_UPDATE = {"zero1": "data", "expert-zero1": "expert"}
+
 
 class StageMethods:
     """Restrictions of any part of one step. `roles` are those of the inputs of `graph`."""
@@ -41,7 +44,7 @@ class StageMethods:
         part = _part(self.graph, ops)
         linear = [tables.linear[op] for op in ops] if tables.linear else ()
         own = IntraOpTables(part, tables.mesh, tables.strategies.cluster, linear=linear, strategies=tables.strategies)
-        found = restrict(method, own, self._roles_of(part))
+        found = restrict(_WITHOUT_UPDATE.get(method, method), own, self._roles_of(part))
         return Restriction(found.fixed, {ops[op]: numbers for op, numbers in found.allowed.items()})
 
     def _roles_of(self, part: OpGraph) -> Roles:

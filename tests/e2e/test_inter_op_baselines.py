@@ -1,0 +1,98 @@
+"""Baseline planners of stages on small models: what they plan is what they are known for, no baseline beats the stage
+DP on the model they share, and plans give the numbers of one device."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+import pytest
+
+from shardopt.cost.errors import UserError
+from shardopt.frontend.plan import Plan, PlanOptions
+from shardopt.frontend.planning import make_plan
+from shardopt.ir.context import make_context
+from shardopt.ir.io import load_module
+from shardopt.runtime.driver import open_run, prepare
+from shardopt.runtime.reference import compare, run_reference
+from shardopt.solve.stages.baselines.registry import INTER_OP
+from tests.e2e.baseline_models import mixture, transformer
+from tests.e2e.models import MODELS, batch_args
+
+TOLERANCE = 1e-4
+OF_MODEL = {"mixture": mixture, "transformer": transformer, **MODELS}
+
+
+@cache
+def plan_of(model: str, inter_op: Any, microbatches: int = 2) -> Plan:
+    options = PlanOptions(
+        "cpu-test:2x2",
+        inter_op=inter_op,
+        microbatches=microbatches,
+        layers=2 if model == "mixture" else 4,
+        schedule="1f1b",
+        batch_args=batch_args(model) if model in MODELS else "auto",
+        mcmc_proposals=500,
+    )
+    return make_plan(OF_MODEL[model]()[0], options)
+
+
+def methods_of(plan: Plan) -> set[str]:
+    """What the shard phase was told of the inside of stages."""
+    text = dict(plan.phases)["stage"]
+    found = re.search(r"shardopt\.intra_op = \[([^\]]*)\]", text)
+    return set(found[1].replace('"', "").split(", ")) if found else {"ilp"}
+
+
+def collectives(plan: Plan) -> set[str]:
+    return {item.kind for stage in plan.summary.stages for item in stage.collectives}
+
+
+@pytest.mark.slow
+def test_stages_are_sharded_as_they_were_planned() -> None:
+    assert methods_of(plan_of("transformer", "dp")) == {"ilp"}
+    assert methods_of(plan_of("transformer", "pp-dp")) == {"data"}
+    assert collectives(plan_of("transformer", "pp-dp")) <= {"all_reduce"}
+    assert methods_of(plan_of("transformer", "piper")) <= {"data", "megatron"}
+    assert len(plan_of("transformer", "inter-only").summary.stages) == 4
+    assert collectives(plan_of("transformer", "inter-only")) == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["transformer", "mixture"])
+def test_no_baseline_is_predicted_to_be_faster_than_the_stage_dp(model: str) -> None:
+    best, compared = plan_of(model, "dp").summary.step_seconds, 0
+    for inter_op in INTER_OP:
+        try:
+            baseline = plan_of(model, inter_op)
+        except UserError:
+            assert inter_op not in ("intra-only", "pp-dp", "mcmc")
+            continue
+        assert best <= baseline.summary.step_seconds * 1.01, inter_op
+        compared += 1
+    assert compared >= (6 if model == "mixture" else 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "inter_op"),
+    [
+        ("transformer", "inter-only"),
+        ("transformer", "pp-dp"),
+        ("transformer", "megatron"),
+        ("transformer", "piper"),
+        ("transformer", "mcmc"),
+        ("mixture", "deepspeed"),
+    ],
+)
+def test_plans_of_baselines_give_the_numbers_of_one_device(model: str, inter_op: str) -> None:
+    artifact, inputs = OF_MODEL[model]()
+    with make_context() as context:
+        program = prepare(load_module(plan_of(model, inter_op).module, context))
+    with open_run(program, "local", quick_compile=True) as run:
+        run.load(inputs)
+        outputs = list(run.step())
+    with make_context() as context:
+        expected = run_reference(load_module(artifact, context), inputs)
+    assert [row for row in compare(outputs, expected) if not row.within(TOLERANCE)] == []
