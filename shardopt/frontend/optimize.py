@@ -24,7 +24,7 @@ def optimize(
     *,
     batch_args: BatchArguments = "auto",
     batch_coupling: str = "error",
-    microbatches: int = 1,
+    microbatches: int | None = 1,
     layers: int | None = None,
     delta: float = 0.5,
     stages: int | None = None,
@@ -53,7 +53,7 @@ def optimize(
     the planner's choice.
 
     batch_args     flat arguments that hold the batch: "auto", numbers, or a dictionary number -> batch dimension
-    microbatches   into how many parts the batch is cut
+    microbatches   into how many parts the batch is cut; None tries several and takes the best
     batch_coupling what to do about statistics over the whole batch: "error", or "per-microbatch"
     layers, stages how many layers to cluster into, how many pipeline stages
     delta          by which fraction a layer may exceed its equal share of the FLOPs

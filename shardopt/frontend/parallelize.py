@@ -67,7 +67,7 @@ def parallelize(
     batch_argnums: ArgumentNumbers | None = None,
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
-    microbatches: int = 1,
+    microbatches: int | None = 1,
     backend: str = "local",
     lazy_state: bool = False,
     quick_compile: bool = False,
@@ -79,7 +79,7 @@ def parallelize(
                      planner looks for them: of a training step those that are not donated.
     donate_argnums,  arguments that the step consumes and replaces, as of `jax.jit`: its state. The arrays that are
     donate_argnames  passed stay valid.
-    microbatches     into how many parts the batch is cut
+    microbatches     into how many parts the batch is cut; None tries several and takes the best
     backend          "local" (threads of this process) or "ray" (actors)
     lazy_state       return state as `StateArray`, which is fetched only when looked at; by default every result is a
                      `jax.Array`, so each step downloads the state

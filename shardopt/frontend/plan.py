@@ -45,7 +45,7 @@ class PlanOptions:
     cluster: str
     batch_args: str = "auto"
     batch_coupling: str = "error"
-    microbatches: int = 1
+    microbatches: int | None = 1
     layers: int | None = None
     delta: float = 0.5
     stages: int | None = None

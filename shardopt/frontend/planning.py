@@ -10,8 +10,11 @@ from shardopt.caching.store import default_store, using
 from shardopt.frontend.plan import Plan, PlanOptions, option_text
 from shardopt.frontend.plan_cache import get_plan, plan_key, put_plan
 from shardopt.frontend.sources import reported_in, resolve_source, source_name
+from shardopt.frontend.step_search import best_choice, comparison, microbatch_choices
 
 if TYPE_CHECKING:
+    from jaxlib.mlir import ir
+
     from shardopt.ir.diagnostics import Diagnostic, Handler
     from shardopt.pipeline.manager import Result
 
@@ -71,20 +74,32 @@ def _run_phases(
     from shardopt.pipeline.phases import PHASE_NAMES, phase_range
     from shardopt.report.plan_summary import summarize
 
+    def run(module: ir.Module, phase: str, chosen: PlanOptions, report: Handler) -> None:
+        if on_phase is not None:
+            on_phase(phase)
+        text = chosen.for_phase(phase)
+        if explain and phase == "shard":
+            text += f" explain={option_text(explain)}"
+        result = run_pipeline(module, phase_range(phase, phase, text), handler=report)
+        if on_result is not None:
+            on_result(result)
+
     with make_context() as context:
         module = load_module(source, context, name=name)
         original = module_bytecode(module)
-        forms = []
+        forms: list[tuple[str, bytes]] = []
+        chosen = options
         for phase in PHASE_NAMES:
-            if on_phase is not None:
-                on_phase(phase)
-            text = options.for_phase(phase)
-            if explain and phase == "shard":
-                text += f" explain={option_text(explain)}"
-            result = run_pipeline(module, phase_range(phase, phase, text), handler=handler)
-            if on_result is not None:
-                on_result(result)
+            if phase in dict(forms):
+                continue
+            run(module, phase, chosen, handler)
             forms.append((phase, module_bytecode(module)))
+            if phase == "import" and options.microbatches is None:
+                best, attempts = best_choice(module, microbatch_choices(module, options), run)
+                for diagnostic in (*best.said, _remark("microbatches", comparison(best, attempts))):
+                    handler(diagnostic)
+                module, chosen = best.module, best.choice.options
+                forms += best.forms
         return Plan(forms[-1][1], original, tuple(forms), summarize(module), options)
 
 

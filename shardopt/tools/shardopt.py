@@ -86,7 +86,13 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         "--batch-args", default="auto", metavar="I,J[:DIM]|auto|none", help="arguments that hold the batch"
     )
     parser.add_argument("--batch-coupling", default="error", choices=("error", "per-microbatch"))
-    parser.add_argument("--microbatches", type=_count, default=1, metavar="N", help="microbatches a step (default 1)")
+    parser.add_argument(
+        "--microbatches",
+        type=_count_or_auto,
+        default=1,
+        metavar="N|auto",
+        help="microbatches a step (default 1); auto takes the number with the shortest predicted step",
+    )
     parser.add_argument("--layers", type=_count_or_auto, metavar="N|auto", help="layers to cluster into")
     parser.add_argument("--delta", type=float, default=0.5, help="excess of FLOPs a layer may have (default 0.5)")
     parser.add_argument("--stages", type=_count_or_auto, metavar="N|auto", help="pipeline stages")

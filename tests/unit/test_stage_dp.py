@@ -145,7 +145,7 @@ def test_missing_memory_is_told_by_stage() -> None:
 def test_the_memory_that_would_do_is_the_least() -> None:
     """With what the message names there is a plan, with a byte less there is none."""
     seen = 0
-    for seed in range(600):
+    for seed in range(1000):
         problem, num_stages = random_problem(seed)
         if len(problem.num_devices) > 1 or brute_force(problem, num_stages) is not None:
             continue

@@ -1,0 +1,141 @@
+"""What only a whole step can decide (the number of microbatches): plan the stages for each value, and compare.
+
+    imported module ─┬─ clone ─▶ microbatch ─▶ cluster ─▶ stage ─▶ predicted seconds of a step
+                     ├─ clone ─▶ …                                            the least wins
+                     └─ clone ─▶ …
+
+The import phase has run once, before. Every value is tried: that a further cut of the batch cannot pay is not provable
+before it is priced, and equal stages are priced once for all (`shardopt.caching`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from math import gcd
+from typing import TYPE_CHECKING
+
+from shardopt.cost.errors import UserError
+from shardopt.frontend.plan import PlanOptions
+
+if TYPE_CHECKING:
+    from jaxlib.mlir import ir
+
+    from shardopt.ir.diagnostics import Diagnostic
+
+PHASES = ("microbatch", "cluster", "stage")
+
+RunPhase = Callable[["ir.Module", str, PlanOptions, Callable[["Diagnostic"], None]], None]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Options to try, and what they are called in remarks."""
+
+    name: str
+    options: PlanOptions
+
+
+@dataclass
+class Attempt:
+    """A choice whose stages are planned: the module, its form after each phase, and what was said; `step_seconds` is
+    None, and `refusal` says why, where there is no plan."""
+
+    choice: Choice
+    module: ir.Module
+    forms: list[tuple[str, bytes]] = field(default_factory=list)
+    said: list[Diagnostic] = field(default_factory=list)
+    step_seconds: float | None = None
+    refusal: UserError | None = None
+
+    def __str__(self) -> str:
+        found = f"{self.step_seconds:.4g} s" if self.step_seconds is not None else f"no plan ({self._reason()})"
+        return f"{self.choice.name}: {found}"
+
+    def _reason(self) -> str:
+        from shardopt.ir.diagnostics import DiagnosedError
+
+        error = self.refusal
+        return error.diagnostics[0].message if isinstance(error, DiagnosedError) else str(error)
+
+
+def microbatch_choices(module: ir.Module, options: PlanOptions) -> tuple[Choice, ...]:
+    """A choice for each number of microbatches worth trying, for the imported form. Raises UserError where the batch
+    arguments cannot be told."""
+    from shardopt.ir.batch_arguments import check_batch_arguments, find_batch_arguments, parse_batch_arguments
+    from shardopt.ir.rewriting import functions, shape_of, symbol_name
+
+    main = next(function for function in functions(module) if symbol_name(function) == "main")
+    extent = 1
+    if options.batch_args != "none":
+        texts = options.batch_args.split(",")
+        try:
+            chosen = find_batch_arguments(main) if texts == ["auto"] else parse_batch_arguments(texts)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        check_batch_arguments(main, chosen, 1)
+        arguments = main.regions[0].blocks[0].arguments
+        extent = gcd(*(shape_of(arguments[batch.index])[batch.dim] for batch in chosen))
+    return tuple(
+        Choice(f"{count} microbatch{'es' * (count > 1)}", replace(options, microbatches=count))
+        for count in thinned_divisors(extent)
+    )
+
+
+def thinned_divisors(extent: int) -> tuple[int, ...]:
+    """Divisors of `extent` from 1 up, each at least twice the one before."""
+    kept = [1]
+    kept.extend(count for count in range(2, extent + 1) if extent % count == 0 and count >= 2 * kept[-1])
+    return tuple(kept)
+
+
+def best_choice(module: ir.Module, choices: Iterable[Choice], run: RunPhase) -> tuple[Attempt, tuple[Attempt, ...]]:
+    """The attempt with the shortest predicted step, the first of equals, and all of them.
+
+    `run(module, phase, options, handler)` runs one phase in place. Raises the last refusal if there is no plan at all:
+    more microbatches need less memory.
+    """
+    from shardopt.ir.io import load_module, module_bytecode
+
+    source = module_bytecode(module)
+    attempts = []
+    best: Attempt | None = None
+    for choice in choices:
+        attempt = Attempt(choice, load_module(source, module.context))
+        attempts.append(attempt)
+        try:
+            _plan_stages(attempt, run)
+        except UserError as error:
+            attempt.refusal = error
+        if attempt.step_seconds is None or (best and best.step_seconds and attempt.step_seconds >= best.step_seconds):
+            _forget(attempt)
+            continue
+        if best is not None:
+            _forget(best)
+        best = attempt
+    if best is None:
+        raise attempts[-1].refusal or UserError("no number of microbatches to try")
+    return best, tuple(attempts)
+
+
+def _plan_stages(attempt: Attempt, run: RunPhase) -> None:
+    from shardopt.dialect.prediction import read_prediction
+    from shardopt.ir.io import module_bytecode
+    from shardopt.ir.program import read_program
+
+    for phase in PHASES:
+        run(attempt.module, phase, attempt.choice.options, attempt.said.append)
+        attempt.forms.append((phase, module_bytecode(attempt.module)))
+    prediction = read_prediction(read_program(attempt.module).loop)
+    attempt.step_seconds = prediction.step_seconds if prediction else None
+
+
+def _forget(attempt: Attempt) -> None:
+    """Keep what it said of the step, not the modules."""
+    attempt.forms.clear()
+    attempt.said.clear()
+
+
+def comparison(best: Attempt, attempts: Sequence[Attempt]) -> str:
+    """What each choice gave, in one line."""
+    return f"{best.choice.name} are best: {'; '.join(map(str, attempts))}"
