@@ -138,4 +138,4 @@ def _forget(attempt: Attempt) -> None:
 
 def comparison(best: Attempt, attempts: Sequence[Attempt]) -> str:
     """What each choice gave, in one line."""
-    return f"{best.choice.name} are best: {'; '.join(map(str, attempts))}"
+    return f"best with {best.choice.name}; a step takes with {', '.join(map(str, attempts))}"

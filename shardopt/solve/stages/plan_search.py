@@ -28,11 +28,11 @@ from shardopt.solve.stages.stage_problem import (
     StageSolution,
     evaluate,
     is_plan,
-    one_f_one_b_in_flight,
 )
 
 NUM_PLANS = 8  # plans of the DP that are simulated for each schedule
 ALIKE = 0.01  # steps that differ by less are alike: no cost model is that exact
+_LONG = 8  # stages and microbatches by which schedules differ in what they hold
 
 
 class Prices(Protocol):
@@ -100,8 +100,7 @@ def search_plans(
     Raises UserError that says what is missing under the schedule that holds the fewest microbatches, if none has a
     plan.
     """
-    batches = prices.problem(one_f_one_b_in_flight).num_microbatches
-    lean_first = sorted(schedules, key=lambda name: sum(in_flight(name, batches, batches)))
+    lean_first = sorted(schedules, key=lambda name: sum(in_flight(name, _LONG, _LONG)))
     simulated: list[SimulatedPlan] = []
     errors: list[UserError] = []
     bound = np.inf

@@ -1,0 +1,57 @@
+"""The search over numbers of microbatches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shardopt.cost.errors import UserError
+from shardopt.frontend.plan import PlanOptions
+from shardopt.frontend.planning import make_plan
+from shardopt.frontend.step_search import microbatch_choices, thinned_divisors
+from shardopt.ir.context import make_context
+from shardopt.ir.diagnostics import Diagnostic
+from shardopt.ir.io import load_module
+
+STEP = (Path(__file__).parent / "programs/two_products.mlir").read_bytes()
+OPTIONS = PlanOptions("cpu-test:1x2", microbatches=None, layers=2, stages=2)
+
+
+@pytest.mark.parametrize(
+    ("extent", "expected"),
+    [(1, (1,)), (7, (1, 7)), (12, (1, 2, 4, 12)), (64, (1, 2, 4, 8, 16, 32, 64)), (15, (1, 3, 15))],
+)
+def test_divisors_are_thinned(extent: int, expected: tuple[int, ...]) -> None:
+    assert thinned_divisors(extent) == expected
+
+
+@pytest.mark.parametrize(
+    ("batch_args", "counts"), [("auto", (1, 2, 6)), ("none", (1,)), ("2:1", (1, 2, 4, 8, 16, 32, 64))]
+)
+def test_the_batch_says_which_numbers_there_are(batch_args: str, counts: tuple[int, ...]) -> None:
+    with make_context() as context:
+        found = microbatch_choices(load_module(STEP, context), replace(OPTIONS, batch_args=batch_args))
+    assert tuple(choice.options.microbatches for choice in found) == counts
+
+
+def test_the_shortest_predicted_step_wins() -> None:
+    said: list[Diagnostic] = []
+    found = make_plan(STEP, OPTIONS, cache=False, handler=said.append)
+    tried = {count: make_plan(STEP, replace(OPTIONS, microbatches=count), cache=False) for count in (1, 2, 6)}
+    remark = next(each.message for each in said if each.kind == "microbatches")
+    best = int(remark.split()[2])
+    assert found.summary.num_microbatches == best
+    assert found.module == tried[best].module
+    seconds = [float(text.split(": ")[1].split()[0]) for text in remark.split("step takes with ")[1].split(", ")]
+    assert seconds[[1, 2, 6].index(best)] == min(seconds)
+    assert [phase for phase, _ in found.forms] == [phase for phase, _ in tried[best].forms]
+
+
+def test_without_any_plan_the_last_reason_is_given() -> None:
+    with pytest.raises(UserError, match="fits the memory of a device"):
+        make_plan(STEP, replace(OPTIONS, memory_budget="1KiB"), cache=False)
+    path = Path(__file__).parents[2] / "docs/tutorial/mlp.mlir"
+    with pytest.raises(UserError, match="cannot tell the batch arguments"):
+        make_plan(path.read_bytes().replace(b"tf.aliasing_output = ", b"a.b = "), OPTIONS, cache=False)
