@@ -15,7 +15,7 @@ from shardopt.ir.context import make_context
 from shardopt.ir.diagnostics import Diagnostic
 from shardopt.ir.io import load_module
 
-STEP = (Path(__file__).parent / "programs/two_products.mlir").read_bytes()
+STEP = (Path(__file__).parent / "steps/two_products.mlir").read_bytes()
 OPTIONS = PlanOptions("cpu-test:1x2", microbatches=None, layers=2, stages=2)
 
 
