@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from shardopt.cost.errors import UserError
 from shardopt.dialect.exported_program import Call, Loop, TensorSpec, Transfer
 from shardopt.runtime.emitter import Emitter
-from shardopt.schedule.schedules import build_schedule
 from shardopt.schedule.tasks import TaskKind
 
 Group = tuple[int, str]  # stage and kind
@@ -53,7 +52,7 @@ def mesh_tasks(loop: Loop, meshes: tuple[str, ...]) -> dict[str, list[Task]]:
     stages, used = {stage for stage, _ in homes}, set(homes.values())
     # A mesh may run nothing, so their number tells something only where a mesh has several stages.
     num_meshes = len(used) if len(used) < len(stages) else None
-    schedule = build_schedule(loop.schedule, 1 + max(stages, default=0), loop.iterations, num_meshes)
+    schedule = loop.schedule.build(1 + max(stages, default=0), loop.iterations, num_meshes)
     rows: dict[str, int] = {}
     for row, listed in enumerate(schedule.tasks):
         for task in listed:
@@ -62,7 +61,7 @@ def mesh_tasks(loop: Loop, meshes: tuple[str, ...]) -> dict[str, list[Task]]:
                 continue
             if rows.setdefault(homes[group], row) != row:
                 raise UserError(
-                    f"schedule '{loop.schedule}' gives stage {task.stage} a mesh of its own, "
+                    f"schedule '{_name(loop)}' gives stage {task.stage} a mesh of its own, "
                     f"but mesh '{homes[group]}' also runs another of its meshes' stages"
                 )
             tasks[homes[group]].append((group, task.microbatch))
@@ -70,11 +69,15 @@ def mesh_tasks(loop: Loop, meshes: tuple[str, ...]) -> dict[str, list[Task]]:
     return tasks
 
 
+def _name(loop: Loop) -> str:
+    return "one microbatch after the other" if loop.schedule is None else loop.schedule.name
+
+
 def _check_complete(loop: Loop, homes: dict[Group, str], tasks: dict[str, list[Task]]) -> None:
     listed = {group for own in tasks.values() for group, _ in own}
     for stage, kind in homes:
         if (stage, kind) not in listed:
-            raise UserError(f"schedule '{loop.schedule}' has no task for {kind} of stage {stage}")
+            raise UserError(f"schedule '{_name(loop)}' has no task for {kind} of stage {stage}")
 
 
 _Sends = list[tuple[int, Transfer]]  # with the position of the transfer in the body
@@ -206,7 +209,7 @@ class _LoopLowering:
             self.emitter.expect(op, tag, self.loop.body.values[op.input], (key, home))
         if not self.emitter.knows(key):
             raise UserError(
-                f"schedule '{self.loop.schedule}': mesh '{home.mesh}' needs a value of microbatch {microbatch} "
+                f"schedule '{_name(self.loop)}': mesh '{home.mesh}' needs a value of microbatch {microbatch} "
                 "before the task that makes it"
             )
         return self.emitter.use(key)

@@ -37,8 +37,9 @@ from shardopt.dialect.exported_program import (
     TensorSpec,
     Transfer,
 )
-from shardopt.dialect.mpmd import KIND, RESHARDING, SCHEDULE, STAGE, parse_mesh_tensor, read_topology
+from shardopt.dialect.mpmd import KIND, RESHARDING, STAGE, parse_mesh_tensor, read_topology
 from shardopt.dialect.reshard_steps import default_steps
+from shardopt.dialect.schedule import read_schedule
 from shardopt.ir.shardy import to_shardy
 
 MAIN = "main"
@@ -234,7 +235,7 @@ class _Reader:
         call, terminator = (view.operation for view in block.operations)
         return Loop(
             iterations=int(ir.IntegerAttr(op.attributes["iterations"])),
-            schedule=schedule_name(op),
+            schedule=read_schedule(op),
             body=self.read_body(entry_block(find_function(self.symbols, callee_name(call)))),
             arguments=tuple(loop_argument(operand, carried, len(initial), numbers) for operand in call.operands),
             initial=initial,
@@ -243,13 +244,6 @@ class _Reader:
             ),
             outputs=outputs,
         )
-
-
-def schedule_name(loop: ir.Operation) -> str | None:
-    """The name in `shardopt.schedule = {name = "1f1b", …}`, None without the attribute."""
-    if SCHEDULE not in loop.attributes:
-        return None
-    return ir.StringAttr(ir.DictAttr(loop.attributes[SCHEDULE])["name"]).value
 
 
 def loop_argument(

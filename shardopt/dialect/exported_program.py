@@ -11,6 +11,7 @@ from typing import Literal
 
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.dtypes import mlir_name
+from shardopt.schedule.schedules import ScheduleText
 
 Box = tuple[tuple[int, int], ...]  # (start, limit) of each dimension
 
@@ -108,7 +109,7 @@ class Loop:
     """
 
     iterations: int
-    schedule: str | None
+    schedule: ScheduleText | None
     body: Body
     arguments: tuple[LoopArgument, ...]
     initial: tuple[int, ...]

@@ -24,11 +24,11 @@ from shardopt.dialect.exported_form import (
     function_type,
     mesh_value,
     read_steps,
-    schedule_name,
 )
 from shardopt.dialect.exported_program import MeshValue
 from shardopt.dialect.mpmd import BODY_KINDS, KIND, STAGE, mesh_shape_attr, parse_mesh_tensor, read_topology
 from shardopt.dialect.reshard_steps import find_plan_fault, tiles_by_device
+from shardopt.dialect.schedule import read_schedule
 from shardopt.dialect.sharding import to_mhlo
 from shardopt.ir.rewriting import terminator as end_of
 from shardopt.schedule.schedules import SCHEDULES
@@ -221,9 +221,9 @@ class _Verifier:
     def _verify_loop(self, op: ir.Operation) -> None:
         if int(ir.IntegerAttr(op.attributes["iterations"])) < 1:
             self.report(op, "expected at least 1 iteration")
-        schedule = schedule_name(op)
-        if schedule is not None and schedule not in SCHEDULES:
-            self.report(op, f"unknown schedule '{schedule}': known schedules are {', '.join(SCHEDULES)}")
+        schedule = read_schedule(op)
+        if schedule is not None and not schedule.rows and schedule.name not in SCHEDULES:
+            self.report(op, f"unknown schedule '{schedule.name}': known schedules are {', '.join(SCHEDULES)}")
         block = op.regions[0].blocks[0]
         names = [view.operation.name for view in block.operations]
         if names != ["mpmd.call", "mpmd.return"]:

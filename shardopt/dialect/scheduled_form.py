@@ -18,10 +18,10 @@ from shardopt.cost.mesh import Mesh
 from shardopt.dialect.cluster import read_cluster
 from shardopt.dialect.imported_form import Violation
 from shardopt.dialect.mpmd import SCHEDULE, read_topology
-from shardopt.ir.pipeline_graph import check_halves, read_pipeline
+from shardopt.dialect.schedule import read_schedule
+from shardopt.ir.pipeline_graph import read_pipeline, valid_schedule
 from shardopt.ir.program import Program, read_program
-from shardopt.schedule.schedules import build_schedule
-from shardopt.schedule.validate import validate
+from shardopt.schedule.schedules import ScheduleText
 
 _KEYS = {
     "name": ir.StringAttr,
@@ -45,7 +45,9 @@ def violations(module: ir.Module) -> Iterator[Violation]:
         yield Violation(program.loop, malformed)
         return
     schedule = ir.DictAttr(program.loop.attributes[SCHEDULE])
-    yield from _of_order(program, meshes, ir.StringAttr(schedule["name"]).value)
+    text = read_schedule(program.loop)
+    assert text is not None  # else malformed
+    yield from _of_order(program, meshes, text)
     yield from _of_memory(program, meshes, cluster, tuple(ir.DenseI64ArrayAttr(schedule["peak_bytes"])))
 
 
@@ -59,12 +61,10 @@ def _malformed(loop: ir.Operation) -> str:
     return f"expected {', '.join(_KEYS)} in '{SCHEDULE}', found no valid {', '.join(wrong)}" if wrong else ""
 
 
-def _of_order(program: Program, meshes: Sequence[Mesh], name: str) -> Iterator[Violation]:
+def _of_order(program: Program, meshes: Sequence[Mesh], text: ScheduleText) -> Iterator[Violation]:
     try:
         pipeline = read_pipeline(program, tuple(meshes))
-        check_halves(name, pipeline.graph)
-        schedule = build_schedule(name, pipeline.num_stages, program.num_microbatches, len(meshes))
-        validate(schedule, pipeline.graph)
+        valid_schedule(text, pipeline, program.num_microbatches)
     except (UserError, ValueError) as error:
         yield Violation(program.loop, str(error))
 

@@ -190,8 +190,9 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         '{name = "1f1b", makespan_seconds = 1.73e-02 : f64, bubble = 3.0e-01 : f64, '
         "peak_bytes = array<i64: 2883584, 2097156>}",
         "shardopt-schedule-pipeline",
-        "The order of tasks on every mesh, by name, with what the simulator predicts for a step: its length, the share "
-        "of mesh time in which no task runs, and the peak memory of a device of each mesh.",
+        "The order of tasks on every mesh, by name (an order that no name stands for is listed as `tasks`, a text for "
+        "each mesh), with what the simulator predicts for a step: its length, the share of mesh time in which no task "
+        "runs, and the peak memory of a device of each mesh.",
     ),
     AttributeDoc(
         STAGE,

@@ -91,7 +91,8 @@ class PlanOptions:
                 "mcmc-proposals": self.mcmc_proposals if self.inter_op == "mcmc" else None,
                 "intra-op": None if self.intra_op == "ilp" else self.intra_op,
                 "batch-args": None if self.batch_args == "auto" else self.batch_args,
-                "schedule": self.schedule,
+                # An order from a file may keep all microbatches in flight, as GPipe does.
+                "schedule": "gpipe" if self.schedule.endswith(".csv") else self.schedule,
                 "split-backward": self._splits_backward() or None,
                 "recompute": None if self.recompute == "auto" else self.recompute,
                 "memory-budget": self.memory_budget or None,
@@ -165,6 +166,7 @@ class Plan:
     def simulate(self) -> SimulationResult:
         """The step as the event simulator sees it."""
         from shardopt.dialect.mpmd import read_topology
+        from shardopt.dialect.schedule import read_schedule
         from shardopt.ir.context import make_context
         from shardopt.ir.io import load_module
         from shardopt.ir.pipeline_graph import read_pipeline, simulate_pipeline
@@ -173,7 +175,9 @@ class Plan:
         with make_context() as context:
             program = read_program(load_module(self.module, context))
             pipeline = read_pipeline(program, read_topology(program.main))
-            return simulate_pipeline(self.summary.schedule, pipeline, program.num_microbatches)
+            text = read_schedule(program.loop)
+            assert text is not None  # a plan has been scheduled
+            return simulate_pipeline(text, pipeline, program.num_microbatches)
 
     def timeline(self) -> Any:
         """The simulated step as `rich` text."""

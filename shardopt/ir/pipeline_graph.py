@@ -17,9 +17,10 @@ from shardopt.dialect.mpmd import KIND, RESHARDING, STAGE, parse_mesh_tensor
 from shardopt.ir.graph import read_tensor
 from shardopt.ir.program import Program
 from shardopt.schedule.graph import Edge, StageGraph
-from shardopt.schedule.schedules import build_schedule, find_schedule
+from shardopt.schedule.list_scheduling import Workload
+from shardopt.schedule.schedules import ScheduleText, find_schedule
 from shardopt.schedule.simulator import SimulationResult, simulate
-from shardopt.schedule.tasks import StageTask, TaskKind
+from shardopt.schedule.tasks import Schedule, StageTask, TaskKind
 from shardopt.schedule.validate import validate
 
 COST = "shardopt.cost"
@@ -47,6 +48,7 @@ class PipelineGraph:
     activation_bytes: dict[StageTask, int]
     fixed_bytes: tuple[int, ...]
     num_stages: int
+    stage_to_mesh: tuple[int, ...]
     edge_links: tuple[tuple[int, ...], ...] = ()
     sharing: Sharing | None = None
 
@@ -60,8 +62,15 @@ def task_of(op: ir.Operation) -> StageTask:
     kind = ir.StringAttr(op.attributes[KIND]).value
     if kind not in _KINDS:
         raise ValueError(f"expected a fragment of kind {' or '.join(_KINDS)} in the loop body, found '{kind}'")
-    stage = op.attributes["stage_id" if op.name == "mpmd.fragment" else STAGE]
-    return StageTask(_KINDS[kind], ir.IntegerAttr(stage).value)
+    return StageTask(_KINDS[kind], _stage_of(op))
+
+
+def _stage_of(op: ir.Operation) -> int:
+    return ir.IntegerAttr(op.attributes["stage_id" if op.name == "mpmd.fragment" else STAGE]).value
+
+
+def _mesh_of(op: ir.Operation) -> str:
+    return ir.StringAttr(op.attributes["mesh_name"]).value
 
 
 def local_bytes(type_: ir.Type, meshes: dict[str, Mesh]) -> int:
@@ -104,6 +113,9 @@ def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
                 stays[value] = None
                 kept[source] = kept.get(source, 0) + local_bytes(value.type, by_name)
         made_by.update((result, (task, 0.0, frozenset[int]())) for result in op.results)
+    num_stages = max((task.stage for task in seconds), default=0) + 1
+    homes = {_stage_of(op): _mesh_of(op) for op in program.body_ops if op.name != "mpmd.transfer"}
+    numbers = {mesh.name: number for number, mesh in enumerate(meshes)}
     graph = StageGraph(tuple(seconds), tuple(Edge(a, b, size) for (a, b), (size, _, _) in edges.items()))
     fixed = {mesh.name: 0 for mesh in meshes}
     for value in dict.fromkeys((*program.main_block.arguments, *program.captured.values(), *program.loop.results)):
@@ -114,17 +126,16 @@ def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
         tuple(delay for _, delay, _ in edges.values()),
         kept,
         tuple(fixed.values()),
-        max((task.stage for task in seconds), default=0) + 1,
+        num_stages,
+        tuple(numbers[homes[stage]] if stage in homes else stage for stage in range(num_stages)),
         tuple(tuple(sorted(cards)) for _, _, cards in edges.values()),
         sharing_of(cluster, [mesh.devices for mesh in meshes]) if cluster is not None else None,
     )
 
 
-def simulate_pipeline(name: str, pipeline: PipelineGraph, num_microbatches: int) -> SimulationResult:
-    """Build, validate and simulate schedule `name`. Raises UserError (unknown name, order against the dataflow)."""
-    check_halves(name, pipeline.graph)
-    schedule = build_schedule(name, pipeline.num_stages, num_microbatches, pipeline.num_meshes)
-    validate(schedule, pipeline.graph)
+def simulate_pipeline(text: ScheduleText, pipeline: PipelineGraph, num_microbatches: int) -> SimulationResult:
+    """Build, validate and simulate a schedule. Raises UserError (unknown name, order against the dataflow)."""
+    schedule = valid_schedule(text, pipeline, num_microbatches)
     return simulate(
         schedule,
         pipeline.graph,
@@ -137,7 +148,30 @@ def simulate_pipeline(name: str, pipeline: PipelineGraph, num_microbatches: int)
     )
 
 
-def check_halves(name: str, graph: StageGraph) -> None:
+def workload(pipeline: PipelineGraph, num_microbatches: int) -> Workload:
+    """The pipeline as the list scheduler wants it, without a memory limit."""
+    return Workload(
+        pipeline.graph,
+        pipeline.stage_to_mesh,
+        num_microbatches,
+        pipeline.task_seconds,
+        pipeline.transfer_seconds,
+        pipeline.activation_bytes,
+        edge_links=pipeline.edge_links,
+        sharing=pipeline.sharing,
+    )
+
+
+def valid_schedule(text: ScheduleText, pipeline: PipelineGraph, num_microbatches: int) -> Schedule:
+    """The schedule that `text` is for this pipeline. Raises UserError as `simulate_pipeline`."""
+    if not text.rows:
+        _check_halves(text.name, pipeline.graph)
+    schedule = text.build(pipeline.num_stages, num_microbatches, pipeline.num_meshes)
+    validate(schedule, pipeline.graph)
+    return schedule
+
+
+def _check_halves(name: str, graph: StageGraph) -> None:
     """Raise UserError where a schedule splits backwards and the program does not, or the other way round."""
     found = {task.kind for task in graph.tasks}
     halves = {TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT}

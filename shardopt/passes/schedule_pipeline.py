@@ -1,29 +1,65 @@
 """Give the microbatch loop its schedule, checked and simulated.
 
-Needs the form with planned transfers. Afterwards the loop carries the schedule by name (the task lists follow from it,
-so the IR does not grow with the number of microbatches) and what the simulator predicts for it:
+Needs the form with planned transfers. Afterwards the loop carries the schedule and what the simulator predicts for it.
+A schedule that is known by its name is written as that, so that the IR does not grow with the number of microbatches;
+one that was built from the durations, or read from a CSV file, is written with the tasks of every mesh:
 
     mpmd.for (…) {iterations = 8 : ui32, shardopt.schedule = {name = "1f1b", makespan_seconds = 0.1 : f64,
                   bubble = 0.27 : f64, peak_bytes = array<i64: 4096, 2048>}} …
 
-1. extract the task graph; 2. build the task lists and refuse a schedule whose order the dataflow forbids;
+1. extract the task graph; 2. choose, build or read the task lists, and refuse an order that the dataflow forbids;
 3. simulate; 4. write the attribute.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from jaxlib.mlir import ir
 
 from shardopt.cost.errors import UserError
-from shardopt.dialect.attributes import f64
-from shardopt.dialect.mpmd import SCHEDULE, read_topology
-from shardopt.dialect.prediction import Prediction, read_prediction
-from shardopt.ir.pipeline_graph import read_pipeline, simulate_pipeline
-from shardopt.ir.program import read_program
+from shardopt.dialect.mpmd import read_topology
+from shardopt.dialect.prediction import read_prediction
+from shardopt.dialect.schedule import write_schedule
+from shardopt.ir.pipeline_graph import PipelineGraph, read_pipeline, simulate_pipeline, workload
+from shardopt.ir.program import Program, read_program
 from shardopt.passes.base import Pass, PassContext, option
-from shardopt.schedule.schedules import AUTO
+from shardopt.schedule.auto import auto_schedule, lower_bound_seconds
+from shardopt.schedule.schedules import AUTO, ScheduleText
+from shardopt.schedule.simulator import SimulationResult
+from shardopt.schedule.tasks import from_csv
+
+# A schedule is worth the task lists in the IR when it saves more than this share of the step.
+_WORTH_WHILE = 1e-3
+
+
+def _given(name: str) -> ScheduleText:
+    """A name, or the tasks of a CSV file."""
+    if not name.endswith(".csv"):
+        return ScheduleText(name)
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the schedule '{name}': {getattr(error, 'strerror', None) or error}") from error
+    return ScheduleText.of(from_csv(text, Path(name).stem))
+
+
+def _chosen(program: Program, pipeline: PipelineGraph) -> tuple[ScheduleText, SimulationResult]:
+    """The schedule that the stages were planned for, or a shorter one that holds no more than that on any mesh."""
+    planned = read_prediction(program.loop)
+    text = ScheduleText(planned.schedule if planned is not None else "1f1b")
+    result = simulate_pipeline(text, pipeline, program.num_microbatches)
+    work = workload(pipeline, program.num_microbatches)
+    enough = (1 - _WORTH_WHILE) * result.makespan_seconds
+    if lower_bound_seconds(work) >= enough:
+        return text, result
+    held = (profile.peak_bytes - fixed for profile, fixed in zip(result.memory, pipeline.fixed_bytes, strict=True))
+    found = auto_schedule(replace(work, memory_bytes=tuple(held)))
+    if found.result.makespan_seconds >= enough:
+        return text, result
+    text = ScheduleText(found.origin) if found.is_named else ScheduleText.of(found.schedule)
+    return text, simulate_pipeline(text, pipeline, program.num_microbatches)
 
 
 @dataclass(frozen=True)
@@ -34,29 +70,22 @@ class SchedulePipeline(Pass):
     summary = "order the tasks of every mesh, check the order and simulate the step"
 
     schedule: str = option(
-        "auto", help="gpipe, 1f1b, eager-1f1b or inference; auto: the one that the stages were planned for, else 1f1b"
+        "auto",
+        help="a schedule's name, or a CSV file of tasks; auto: the one that the stages were planned for, or a shorter "
+        "one within its memory",
     )
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         try:
             program = read_program(module)
             pipeline = read_pipeline(program, read_topology(program.main))
-            name = self._name(read_prediction(program.loop))
-            result = simulate_pipeline(name, pipeline, program.num_microbatches)
+            if self.schedule == AUTO:
+                text, result = _chosen(program, pipeline)
+            else:
+                text = _given(self.schedule)
+                result = simulate_pipeline(text, pipeline, program.num_microbatches)
         except (UserError, ValueError) as error:
             raise pm.error(module.operation, str(error)) from error
-        program.loop.attributes[SCHEDULE] = ir.DictAttr.get(
-            {
-                "name": ir.StringAttr.get(name),
-                "makespan_seconds": f64(result.makespan_seconds),
-                "bubble": f64(result.bubble_fraction),
-                "peak_bytes": ir.DenseI64ArrayAttr.get([profile.peak_bytes for profile in result.memory]),
-            }
-        )
+        write_schedule(program.loop, text, result)
         pm.statistic("makespan seconds", result.makespan_seconds)
         pm.statistic("bubble", result.bubble_fraction)
-
-    def _name(self, planned: Prediction | None) -> str:
-        if self.schedule != AUTO:
-            return self.schedule
-        return planned.schedule if planned is not None else "1f1b"

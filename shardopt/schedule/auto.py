@@ -11,11 +11,9 @@ from dataclasses import dataclass, replace
 from shardopt.cost.errors import UserError
 from shardopt.schedule.graph import StageGraph
 from shardopt.schedule.list_scheduling import Workload, list_schedule, rules
-from shardopt.schedule.schedules import SCHEDULES, build_schedule
+from shardopt.schedule.schedules import AUTO, SCHEDULES, build_schedule
 from shardopt.schedule.simulator import SimulationResult, simulate
 from shardopt.schedule.tasks import Schedule, StageTask
-
-AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -25,6 +23,10 @@ class Chosen:
     schedule: Schedule
     origin: str
     result: SimulationResult
+
+    @property
+    def is_named(self) -> bool:
+        return self.origin in SCHEDULES
 
 
 def auto_schedule(work: Workload) -> Chosen:
@@ -52,6 +54,7 @@ def run_workload(schedule: Schedule, work: Workload) -> SimulationResult:
         work.transfer_seconds,
         work.activation_bytes,
         edge_links=work.edge_links or None,
+        sharing=work.sharing,
     )
 
 
@@ -63,7 +66,7 @@ def _candidates(work: Workload) -> Iterator[tuple[str, Schedule]]:
             schedule = build_schedule(kind.name, stages, work.num_microbatches, meshes)
             if schedule.stage_to_mesh == work.stage_to_mesh:
                 yield kind.name, schedule
-    for rule in rules():
+    for rule in rules(several_stages=meshes < stages):
         listed = list_schedule(work, rule)
         if listed is not None:
             yield str(rule), listed

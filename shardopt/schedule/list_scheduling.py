@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from shardopt.cost.sharing import Sharing
 from shardopt.schedule.graph import StageGraph
 from shardopt.schedule.tasks import ONCE, Schedule, StageTask, Task, TaskKind
 
@@ -28,7 +29,7 @@ class Workload:
 
     `transfer_seconds` has one entry for each edge of `graph`; `activation_bytes` says what a task allocates until its
     last reader of the same stage has run; `memory_bytes` what activations may take, by mesh (None: no limit).
-    `edge_links` are the links that transfers wait for (`simulate`); the list scheduler does not see them.
+    `edge_links` and `sharing` are those of `simulate`; the list scheduler does not see them.
     """
 
     graph: StageGraph
@@ -39,6 +40,7 @@ class Workload:
     activation_bytes: Mapping[StageTask, int] = field(default_factory=dict)
     memory_bytes: tuple[int, ...] | None = None
     edge_links: tuple[tuple[int, ...], ...] = ()
+    sharing: Sharing | None = None
 
     @property
     def num_meshes(self) -> int:
@@ -64,14 +66,14 @@ class Rule:
         return float("inf") if self.slope is None else max(1.0, self.base + self.slope * stages_behind)
 
 
-def rules() -> Iterator[Rule]:
-    """The rules worth trying, in a fixed order."""
+def rules(several_stages: bool = True) -> Iterator[Rule]:
+    """The rules worth trying, in a fixed order; which stage of a mesh goes first matters only where it has several."""
     backward_first = (_BACKWARD, _INPUT, _FORWARD, _WEIGHT)
     forward_first = (_FORWARD, _BACKWARD, _INPUT, _WEIGHT)
     weights_early = (_BACKWARD, _INPUT, _WEIGHT, _FORWARD)
     for kinds in (backward_first, forward_first, weights_early):
         for slope in (1.0, 1.5, 2.0, 3.0, None):
-            for deepest_first in (True, False):
+            for deepest_first in (True, False) if several_stages else (True,):
                 yield Rule(kinds, 1.0, slope, deepest_first)
 
 

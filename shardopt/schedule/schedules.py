@@ -26,7 +26,7 @@ from shardopt.schedule.builders.flat import (
 from shardopt.schedule.builders.interleaved import interleaved
 from shardopt.schedule.builders.zero_bubble import zero_bubble
 from shardopt.schedule.memory import peak_in_flight
-from shardopt.schedule.tasks import Schedule, TaskKind
+from shardopt.schedule.tasks import Schedule, TaskKind, from_rows
 
 ScheduleBuilder = Callable[[int, int, int], Schedule]  # stages, microbatches, meshes
 
@@ -105,6 +105,32 @@ def build_schedule(name: str, num_stages: int, num_microbatches: int, num_meshes
         each = "the same number of stages" if wanted == SEVERAL else "1 stage" if wanted == 1 else f"{wanted} stages"
         raise UserError(f"schedule '{name}' needs {each} on every mesh, got {num_stages} stages on {meshes} meshes")
     return kind.build(num_stages, num_microbatches, meshes)
+
+
+@dataclass(frozen=True)
+class ScheduleText:
+    """A schedule as text: a name of the registry, or under any name the tasks of every mesh, `0F0 0F1 …`."""
+
+    name: str
+    rows: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(schedule: Schedule) -> ScheduleText:
+        """With the tasks of every mesh."""
+        return ScheduleText(schedule.name, tuple(str(schedule).split("\n")))
+
+    def build(self, num_stages: int, num_microbatches: int, num_meshes: int | None = None) -> Schedule:
+        """Raises UserError as `build_schedule`, for text that is no task, or for other numbers than these."""
+        if not self.rows:
+            return build_schedule(self.name, num_stages, num_microbatches, num_meshes)
+        schedule = from_rows([row.split() for row in self.rows], self.name)
+        found = (schedule.num_stages, schedule.num_microbatches, schedule.num_meshes)
+        wanted = (num_stages, num_microbatches, num_meshes or schedule.num_meshes)
+        if found != wanted:
+            form = "{} stages, {} microbatches and {} meshes"
+            expected, given = form.format(*wanted), form.format(*found)
+            raise UserError(f"schedule '{self.name}': expected tasks of {expected}, found tasks of {given}")
+        return schedule
 
 
 @lru_cache(maxsize=4096)

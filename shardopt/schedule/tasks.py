@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -139,7 +140,11 @@ def from_csv(text: str, name: str = "csv") -> Schedule:
     The number of stages, the number of microbatches and the mesh of each stage follow from the tasks. Raises UserError,
     naming row and column, for a cell that is no task, a row without tasks, or a stage with tasks on none or two meshes.
     """
-    rows = list(csv.reader(io.StringIO(text.strip("\r\n"))))
+    return from_rows(list(csv.reader(io.StringIO(text.strip("\r\n")))), name)
+
+
+def from_rows(rows: Sequence[Sequence[str]], name: str) -> Schedule:
+    """`from_csv` for cells that are separated already."""
     tasks = tuple(_parse_row(name, number, row) for number, row in enumerate(rows, start=1))
     home: dict[int, int] = {}
     for mesh, own in enumerate(tasks):
@@ -157,7 +162,7 @@ def from_csv(text: str, name: str = "csv") -> Schedule:
     return Schedule(name, num_microbatches, tuple(home[stage] for stage in range(len(home))), tasks)
 
 
-def _parse_row(name: str, row_number: int, cells: list[str]) -> tuple[Task, ...]:
+def _parse_row(name: str, row_number: int, cells: Sequence[str]) -> tuple[Task, ...]:
     tasks = []
     for column, cell in enumerate(cells, start=1):
         if not cell.strip():

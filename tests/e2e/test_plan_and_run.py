@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,26 @@ def test_equal_plans_have_equal_bytes(name: str) -> None:
 @pytest.mark.ray
 def test_ray_gives_the_outputs_of_one_device() -> None:
     outputs = run_plan(plan_of("gpt"), MODELS["gpt"]()[1], "ray")
+    assert [row for row in compare(outputs, reference_of("gpt")) if not row.within(TOLERANCE)] == []
+
+
+def test_a_schedule_from_a_csv_file_is_run(tmp_path: Path) -> None:
+    """All forwards but one ahead, in an order that no name stands for."""
+    listed = tmp_path / "mine.csv"
+    listed.write_text("0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3\n1F0,1B0,1F1,1F2,1B1,1B2,1F3,1B3\n")
+    plan = plan_of("gpt", microbatches=4, schedule=str(listed))
+    assert plan.summary.schedule == "mine"
+    assert str(plan.simulate().schedule) == listed.read_text().replace(",", " ").strip()
+    outputs = run_plan(plan, MODELS["gpt"]()[1])
+    assert [row for row in compare(outputs, reference_of("gpt")) if not row.within(TOLERANCE)] == []
+
+
+def test_the_schedule_built_from_durations_is_run() -> None:
+    options = {"microbatches": 4, "stages": 4, "submesh": "1x1", "layers": 4}
+    plan = plan_of("gpt", **options)
+    named = [plan_of("gpt", schedule=name, **options).summary.makespan_seconds for name in ("gpipe", "1f1b")]
+    assert plan.summary.makespan_seconds <= min(named)
+    outputs = run_plan(plan, MODELS["gpt"]()[1])
     assert [row for row in compare(outputs, reference_of("gpt")) if not row.within(TOLERANCE)] == []
 
 

@@ -42,6 +42,7 @@ from shardopt.runtime.program import Copy, Free, Instruction, Program, Recv, Res
 from shardopt.runtime.routes import make_route
 from shardopt.runtime.sockets import SocketTransport
 from shardopt.runtime.tiles import RouteSource, RouteTarget, Tiling
+from shardopt.schedule.schedules import ScheduleText
 from shardopt.solve.resharding.transfers import plan_resharding
 
 EXAMPLE = (Path(__file__).parents[1] / "e2e" / "exported_example.mlir").read_text()
@@ -243,7 +244,8 @@ def pipeline(kinds: list[str], schedule: str | None) -> ExportedProgram:
     )
     body = Body(tuple(values), ops, (11,))
     arguments = (LoopArgument("captured", 0), LoopArgument("carried", 0), LoopArgument("index"))
-    loop = Loop(4, schedule, body, arguments, (1,), (0,), (2,))
+    text = None if schedule is None else ScheduleText(schedule)
+    loop = Loop(4, text, body, arguments, (1,), (0,), (2,))
     main = Body((MeshValue("m0", WHOLE), MeshValue("m2", WHOLE), MeshValue("m2", WHOLE)), (loop,), (2,))
     return ExportedProgram(
         MESHES,
