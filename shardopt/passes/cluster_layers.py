@@ -166,7 +166,7 @@ class ClusterLayers(Pass):
     name = "shardopt-cluster-layers"
     summary = "assign every operation, forward and backward alike, to a layer"
 
-    layers: int = option(0, help="number of layers; 0 finds one from the cheapest cuts")
+    layers: int = option(0, help="number of layers; 0: one for each repeated block, or for equally many, up to 16")
     least_layers: int = option(1, help="when the number is found: at least this many (the number of stages, say)")
     delta: float = option(0.5, help="a layer may exceed its equal share of the FLOPs by this fraction")
     method: Literal["dp", "equal-op", "equal-layer"] = option("dp", help="the layer DP, or a baseline")

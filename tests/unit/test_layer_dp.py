@@ -7,11 +7,11 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from shardopt.cost.errors import UserError
-from shardopt.solve.stages.layer_dp import Value, auto_layers, equal_layer, equal_operator, evaluate, solve_layers
+from shardopt.solve.stages.layer_dp import Value, auto_layers, equal_shares, evaluate, solve_layers
 
 
 def chain(sizes: list[int]) -> list[Value]:
@@ -24,14 +24,16 @@ def received(values: list[Value], start: int, end: int) -> int:
     return sum(v.bytes for v in values if v.producer < start and any(start <= c < end for c in v.consumers))
 
 
-def brute_force(flops: list[int], values: list[Value], num_layers: int, delta: float) -> tuple | None:
-    """Least (max C, sum C, sum of squared FLOPs) over all clusterings; None if none keeps the FLOP bound."""
-    n, bound = len(flops), (1 + delta) * sum(flops) / num_layers + 1e-6
+def brute_force(
+    flops: list[int], values: list[Value], num_layers: int, delta: float, least: float = 0.0
+) -> tuple | None:
+    """Least (max C, sum C, sum of squared FLOPs) over all clusterings; None if none keeps the FLOP bounds."""
+    n, bound, floor = len(flops), (1 + delta) * sum(flops) / num_layers + 1e-6, least * sum(flops) / num_layers - 1e-6
     keys = []
     for inner in itertools.combinations(range(1, n), num_layers - 1):
         layers = list(itertools.pairwise((0, *inner, n)))
         work = [sum(flops[a:b]) for a, b in layers]
-        if max(work) <= bound:
+        if floor <= min(work) and max(work) <= bound:
             costs = [received(values, a, b) for a, b in layers]
             keys.append((max(costs), sum(costs), sum(w * w for w in work)))
     return min(keys, default=None)
@@ -66,6 +68,34 @@ def test_agrees_with_brute_force(problem: tuple[list[int], list[Value], int, flo
     assert solution.status == "optimal"
     assert len(solution.layers) == num_layers
     assert all(a < b for a, b in solution.layers)
+
+
+@settings(max_examples=400, deadline=None)
+@given(problems(), st.sampled_from([0.1, 0.5, 0.9, 1.0]))
+def test_a_least_share_agrees_with_brute_force(
+    problem: tuple[list[int], list[Value], int, float], least: float
+) -> None:
+    """No layer is lighter where that is possible, and otherwise there is no such bound."""
+    flops, values, num_layers, delta = problem
+    free = brute_force(flops, values, num_layers, delta)
+    if free is None:
+        reject()
+    solution = solve_layers(flops, values, num_layers, delta, least)
+    squares = sum(w * w for w in solution.layer_flops)
+    assert (solution.cost, solution.total_bytes, squares) == (
+        brute_force(flops, values, num_layers, delta, least) or free
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems(), st.sampled_from([0.0, 0.5]))
+def test_auto_agrees_with_brute_force(problem: tuple[list[int], list[Value], int, float], least: float) -> None:
+    """The most layers whose bottleneck is not above that of two."""
+    flops, values, _, delta = problem
+    found = [brute_force(flops, values, count, delta, least) for count in range(2, len(flops) + 1)]
+    feasible = [(count, key[0]) for count, key in enumerate(found, start=2) if key is not None]
+    expected = max((count for count, cost in feasible if cost <= feasible[0][1]), default=1)
+    assert auto_layers(flops, values, delta=delta, least=least) == expected
 
 
 def test_equal_chain_is_cut_evenly() -> None:
@@ -128,15 +158,27 @@ def test_auto_finds_the_blocks() -> None:
     assert auto_layers([1], []) == 1
 
 
-def test_baselines() -> None:
-    flops, values = [4, 1, 1, 1, 1, 4], chain([1, 2, 3, 4, 5, 6])
-    by_count, by_work = equal_operator(flops, values, 3), equal_layer(flops, values, 3)
-    assert (by_count.boundaries, by_count.cost) == ((0, 2, 4, 6), 4)
-    assert (by_work.boundaries, by_work.cost) == ((0, 1, 5, 6), 5)
-    assert equal_layer([9, 0, 0], [], 3).boundaries == (0, 1, 2, 3)
-    for baseline in (equal_operator, equal_layer):
-        with pytest.raises(UserError, match="a layer needs an operation"):
-            baseline([1], [], 2)
+def test_equal_shares() -> None:
+    assert equal_shares([1] * 6, 3) == (0, 2, 4, 6)
+    assert equal_shares([4, 1, 1, 1, 1, 4], 3) == (0, 1, 5, 6)
+    assert equal_shares([9, 0, 0], 3) == (0, 1, 2, 3)
+    with pytest.raises(UserError, match="a layer needs an operation"):
+        equal_shares([1], 2)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=9), st.data())
+def test_equal_shares_are_as_near_as_cuts_can_be(weights: list[int], data: st.DataObject) -> None:
+    """Each cut is the nearest to its share of those that the cuts before it and the layers behind it leave."""
+    count = data.draw(st.integers(1, len(weights)))
+    boundaries = equal_shares(weights, count)
+    running = [sum(weights[:k]) for k in range(len(weights) + 1)]
+    assert boundaries[0] == 0 and boundaries[-1] == len(weights) and len(boundaries) == count + 1
+    for r in range(1, count):
+        possible = range(boundaries[r - 1] + 1, len(weights) - (count - r) + 1)
+        share = running[-1] * r / count
+        assert boundaries[r] in possible
+        assert abs(running[boundaries[r]] - share) == min(abs(running[k] - share) for k in possible)
 
 
 def test_three_thousand_operations_take_under_two_seconds() -> None:
@@ -147,4 +189,5 @@ def test_three_thousand_operations_take_under_two_seconds() -> None:
     start = time.perf_counter()
     solution = solve_layers(flops, values, 16)
     assert time.perf_counter() - start < 2
-    assert solution.cost <= min(equal_operator(flops, values, 16).cost, equal_layer(flops, values, 16).cost)
+    for weights in (flops, [1] * n):
+        assert solution.cost <= evaluate(flops, values, equal_shares(weights, 16)).cost

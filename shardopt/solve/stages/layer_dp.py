@@ -58,19 +58,28 @@ class LayerSolution:
 
 @timed("layer DP: solve")
 def solve_layers(
-    flops: Sequence[float] | np.ndarray, values: Sequence[Value], num_layers: int, delta: float = DEFAULT_DELTA
+    flops: Sequence[float] | np.ndarray,
+    values: Sequence[Value],
+    num_layers: int,
+    delta: float = DEFAULT_DELTA,
+    least: float = 0.0,
 ) -> LayerSolution:
     """The optimal clustering of `n` operations, `flops[n]` each, into exactly `num_layers` non-empty layers.
 
     Two exact passes: the least bottleneck c*, then the least (sum of C, sum of squared layer FLOPs) among clusterings
     whose layers all receive at most c*. Raises UserError if `num_layers` is infeasible, with the largest feasible one.
+    Where it is possible at all, no layer has less than the share `least` of an equal one. The paper has no such bound
+    (0); without it a loss, which receives next to nothing, becomes a layer, and two blocks elsewhere have to share one.
     """
     flops = _checked_flops(flops, values)
     _check_feasible(flops, num_layers, delta)
     reads = _reads(len(flops), values)
-    earliest = _earliest_starts(flops, num_layers, delta)
-    cost = _least_bottleneck(reads, earliest, num_layers)
-    boundaries = _least_sum(flops, reads, earliest, num_layers, cost)
+    starts = _starts(flops, num_layers, delta, least)
+    cost = _least_bottleneck(reads, starts, num_layers)
+    if cost == _INFINITE_BYTES:
+        starts = _starts(flops, num_layers, delta, 0.0)
+        cost = _least_bottleneck(reads, starts, num_layers)
+    boundaries = _least_sum(flops, reads, starts, num_layers, cost)
     return evaluate(flops, values, boundaries, status="optimal")
 
 
@@ -79,44 +88,33 @@ def auto_layers(
     values: Sequence[Value],
     max_layers: int = MAX_AUTO_LAYERS,
     delta: float = DEFAULT_DELTA,
+    least: float = 0.0,
 ) -> int:
-    """A default number of layers: the most, up to `max_layers`, that cut nothing dearer than the best cut in two.
-
-    In a model of repeated blocks every boundary between blocks costs as much as the cheapest one, and a cut inside a
-    block costs more, so this finds the blocks, or even groups of them. 1 if no cut in two is feasible.
-    """
+    """A number of layers where no block repeats: the most, up to `max_layers`, that cut nothing dearer than the best
+    cut in two, and leave no layer less than the share `least` of an equal one. 1 if no cut in two is feasible."""
     flops = _checked_flops(flops, values)
     reads = _reads(len(flops), values)
     best, cheapest = 1, None
     for count in range(2, min(max_layers, len(flops)) + 1):
         if _min_layers(flops, count, delta) > count:
             continue
-        cost = _least_bottleneck(reads, _earliest_starts(flops, count, delta), count)
+        cost = _least_bottleneck(reads, _starts(flops, count, delta, least), count)
         cheapest = cost if cheapest is None else cheapest
-        if cost <= cheapest:
+        if cost <= cheapest < _INFINITE_BYTES:
             best = count
     return best
 
 
-def equal_operator(flops: Sequence[float] | np.ndarray, values: Sequence[Value], num_layers: int) -> LayerSolution:
-    """Baseline: the same number of operations in each layer (up to one)."""
-    flops = _checked_flops(flops, values)
-    _check_count(len(flops), num_layers)
-    boundaries = tuple(len(flops) * r // num_layers for r in range(num_layers + 1))
-    return evaluate(flops, values, boundaries, status="feasible")
-
-
-def equal_layer(flops: Sequence[float] | np.ndarray, values: Sequence[Value], num_layers: int) -> LayerSolution:
-    """Baseline: cuts where the running FLOPs are nearest to equal shares, whatever crosses them."""
-    flops = _checked_flops(flops, values)
-    _check_count(len(flops), num_layers)
-    n, prefix = len(flops), np.concatenate(([0.0], np.cumsum(flops)))
+def equal_shares(weights: Sequence[float] | np.ndarray, num_layers: int) -> tuple[int, ...]:
+    """Boundaries where the running sum of `weights` is nearest to equal shares, whatever crosses them: baselines."""
+    _check_count(len(weights), num_layers)
+    n, prefix = len(weights), np.concatenate(([0.0], np.cumsum(weights)))
     boundaries = [0]
     for r in range(1, num_layers):
         low, high = boundaries[-1] + 1, n - (num_layers - r)  # leave an operation for every layer
         nearest = int(np.argmin(np.abs(prefix[low : high + 1] - prefix[-1] * r / num_layers)))
         boundaries.append(low + nearest)
-    return evaluate(flops, values, (*boundaries, n), status="feasible")
+    return (*boundaries, n)
 
 
 def evaluate(
@@ -173,6 +171,22 @@ def _earliest_starts(flops: np.ndarray, num_layers: int, delta: float) -> np.nda
     return np.minimum(starts, np.arange(len(prefix)))
 
 
+@dataclass(frozen=True)
+class _Starts:
+    """int64 `[n + 1]`: where a layer that ends before operation `end` may start: from `earliest[end]` to
+    `latest[end]`; nowhere if the former is greater."""
+
+    earliest: np.ndarray
+    latest: np.ndarray
+
+
+def _starts(flops: np.ndarray, num_layers: int, delta: float, least: float) -> _Starts:
+    prefix = np.concatenate(([0.0], np.cumsum(flops)))
+    work = least * float(flops.sum()) / num_layers * (1 - 1e-9)
+    latest = np.searchsorted(prefix, prefix - work, side="right") - 1
+    return _Starts(_earliest_starts(flops, num_layers, delta), np.minimum(latest, np.arange(len(prefix)) - 1))
+
+
 def _min_layers(flops: np.ndarray, num_layers: int, delta: float) -> int:
     """Fewest layers under the FLOP bound for `num_layers`; n + 1 if one operation alone exceeds the bound.
 
@@ -220,29 +234,30 @@ def _check_feasible(flops: np.ndarray, num_layers: int, delta: float) -> None:
 # ---- the two passes ----
 
 
-def _columns(reads: Sequence[Sequence[tuple[int, int]]], earliest: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
-    """For each end 1..n: (end, first live start, C of the layers [start, end) for the live starts)."""
+def _columns(reads: Sequence[Sequence[tuple[int, int]]], starts: _Starts) -> Iterator[tuple[int, int, np.ndarray]]:
+    """For each end 1..n with permitted starts: (end, the first of them, C of the layers [start, end) for all)."""
     column = np.zeros(len(reads), dtype=np.int64)
     for end in range(1, len(reads) + 1):
-        low = int(earliest[end])
+        low, high = int(starts.earliest[end]), int(starts.latest[end]) + 1
         for first, size in reads[end - 1]:
             column[max(first, low) : end] += size  # starts before `low` never come back: `earliest` does not decrease
-        yield end, low, column[low:end]
+        if low < high:
+            yield end, low, column[low:high]
 
 
-def _least_bottleneck(reads: Sequence[Sequence[tuple[int, int]]], earliest: np.ndarray, num_layers: int) -> int:
+def _least_bottleneck(reads: Sequence[Sequence[tuple[int, int]]], starts: _Starts, num_layers: int) -> int:
+    """`_INFINITE_BYTES` if there is no clustering."""
     best = np.full((len(reads) + 1, num_layers + 1), _INFINITE_BYTES, dtype=np.int64)  # [operations before, layers]
     best[0, 0] = 0
-    for end, low, column in _columns(reads, earliest):
-        if low < end:
-            best[end, 1:] = np.maximum(best[low:end, :-1], column[:, None]).min(axis=0)
+    for end, low, column in _columns(reads, starts):
+        best[end, 1:] = np.maximum(best[low : low + len(column), :-1], column[:, None]).min(axis=0)
     return int(best[-1, num_layers])
 
 
 def _least_sum(
     flops: np.ndarray,
     reads: Sequence[Sequence[tuple[int, int]]],
-    earliest: np.ndarray,
+    permitted: _Starts,
     num_layers: int,
     limit: int,
 ) -> tuple[int, ...]:
@@ -257,7 +272,7 @@ def _least_sum(
     square = np.full((n + 1, num_layers + 1), np.inf)
     parent = np.zeros((n + 1, num_layers + 1), dtype=np.int64)
     total[0, 0] = square[0, 0] = 0
-    for end, low, column in _columns(reads, earliest):
+    for end, low, column in _columns(reads, permitted):
         starts = low + np.flatnonzero(column <= limit)
         if not starts.size:
             continue

@@ -28,16 +28,16 @@ import numpy as np
 from shardopt.cost.graph import SHARED, Op, OpGraph
 from shardopt.solve.stages.backward_cuts import BackwardProblem, BackwardValue, place_backward
 from shardopt.solve.stages.dependences import NEVER_SHARED, copyable_ops, reached
-from shardopt.solve.stages.layer_dp import LayerSolution, Value, auto_layers, equal_layer, equal_operator, solve_layers
+from shardopt.solve.stages.forward_line import ForwardLine, join
+from shardopt.solve.stages.layer_dp import LayerSolution, Value
 
 _UNKNOWN = -2
-# The layer DP is quadratic in the operations it may cut between. Operations lighter than 1/1000 of the whole are
-# joined with their neighbours first: no balanced cut can depend on one of them.
-_MAX_UNITS = 1000
 # Below this share of the FLOPs the intersection of ancestors is not a forward pass (there is no common loss).
 _MIN_FORWARD_SHARE = 0.1
 # A backward pass has twice the FLOPs of its forward pass; a smaller share shows only a part of the forward pass.
 _FORWARD_OF_BOTH = 0.3
+# Operators that do the work of a model; what blocks of it are recognised by.
+_OPERATORS = frozenset({"convolution", "custom_call", "dot", "dot_general", "while"})
 # What may stand between the contributions to a gradient and its accumulator.
 _SUMMING = frozenset({"add", "convert", "reshape", "transpose"})
 
@@ -155,13 +155,11 @@ class _Assignment:
         sources = self._sources()
         ops = [index for index, inside in enumerate(self.forward) if inside and index not in sources]
         flops = np.array([self.graph.ops[index].weighted_flops for index in ops], dtype=float)
-        units = _units(flops)
-        num_units = int(units[-1]) + 1 if len(units) else 0
-        unit_flops = np.bincount(units, weights=flops, minlength=num_units)
-        values = self._values(dict(zip(ops, units.tolist(), strict=True)))
-        solution = self._solve(unit_flops, values)
+        unit_of = dict(zip(ops, join(flops).tolist(), strict=True))
+        line = self._line(unit_of, flops)
+        solution = self._solve(line)
         self.num_layers = len(solution.boundaries) - 1
-        for index, unit in zip(ops, units.tolist(), strict=True):
+        for index, unit in unit_of.items():
             self.layer[index] = bisect_right(solution.boundaries, unit) - 1
         for index, shared in enumerate(self.shared):
             if shared:
@@ -195,16 +193,29 @@ class _Assignment:
     def _forward_consumers(self, index: int) -> list[int]:
         return [c for r in self.graph.ops[index].results for c in self.consumers[r] if self.forward[c]]
 
-    def _solve(self, flops: np.ndarray, values: Sequence[Value]) -> LayerSolution:
+    def _line(self, unit_of: Mapping[int, int], flops: np.ndarray) -> ForwardLine:
+        """The forward operations, in program order, with their units and FLOPs."""
+        num_units = max(unit_of.values(), default=-1) + 1
+        units = np.fromiter(unit_of.values(), dtype=np.int64, count=len(unit_of))
+        ops, tensors = self.graph.ops, self.graph.tensors
+        workers = [index for index in unit_of if ops[index].name in _OPERATORS]
+        return ForwardLine(
+            np.bincount(units, weights=flops, minlength=num_units),
+            self._values(unit_of),
+            tuple(unit_of[index] for index in workers),
+            tuple((ops[k].name, *(tensors[t].shape for t in (*ops[k].operands, *ops[k].results))) for k in workers),
+            tuple(ops[index].weighted_flops for index in workers),
+        )
+
+    def _solve(self, line: ForwardLine) -> LayerSolution:
         problem, delta = self.problem, self.problem.delta
         count = problem.num_layers
         if count is None:
-            count = max(problem.least_layers, auto_layers(flops, values, delta=delta))
-            # One operation may outweigh a layer; nobody asked for this number, so the balance gives way, not the user.
-            delta = max(delta, count * flops.max(initial=0.0) / max(flops.sum(), 1.0) - 1)
-        if problem.method == "dp":
-            return solve_layers(flops, values, count, delta)
-        return {"equal-op": equal_operator, "equal-layer": equal_layer}[problem.method](flops, values, count)
+            count = max(problem.least_layers, line.best_count(delta))
+            # One operation may outweigh a layer, and what follows it has to go somewhere; nobody asked for this number,
+            # so the balance gives way, not the user.
+            delta += max(0.0, count * line.flops.max(initial=0.0) / max(line.flops.sum(), 1.0) - 1)
+        return line.cut(count, delta, max(0.0, 1 - problem.delta), problem.method)
 
     def _values(self, unit_of: Mapping[int, int]) -> list[Value]:
         """What forward units exchange: the values one of them makes and later ones read."""
@@ -301,18 +312,3 @@ class _Assignment:
                 continue
             if behind or self.needed[index]:
                 backward.add(index)
-
-
-def _units(flops: np.ndarray) -> np.ndarray:
-    """Unit of each operation: when there are many, neighbours are joined into about `_MAX_UNITS` units."""
-    if len(flops) <= _MAX_UNITS:
-        return np.arange(len(flops))
-    limit, longest = 2 * flops.sum() / _MAX_UNITS, -(-2 * len(flops) // _MAX_UNITS)
-    units = np.zeros(len(flops), dtype=np.int64)
-    unit, filled, length = 0, 0.0, 0
-    for index, work in enumerate(flops):
-        if length and (filled + work > limit or length >= longest):
-            unit, filled, length = unit + 1, 0.0, 0
-        units[index] = unit
-        filled, length = filled + work, length + 1
-    return units
