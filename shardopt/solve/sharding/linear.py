@@ -82,6 +82,7 @@ class _Analysis:
         self.zeros = _zeros(graph)
         # A carried value has zeros only before the first iteration.
         self.always_zero = self.zeros - self.carried
+        self.modes = {id(op): linear_modes(op, graph.tensors, self.always_zero) for op in graph.ops}
         self.open: set[int] = set()
 
     def run(self) -> tuple[Linear, ...]:
@@ -111,7 +112,8 @@ class _Analysis:
         return self._saves(op, inside)
 
     def _shrink_to_fixpoint(self) -> None:
-        """The greatest set of values that all fit together: start with every candidate, drop what cannot be partial."""
+        """The greatest set of values that all fit together: start with every candidate, drop what cannot be partial,
+        and look again at what a dropped value touches."""
         self.open = {
             result
             for op in self.graph.ops
@@ -119,12 +121,22 @@ class _Analysis:
             for result in op.results
             if result not in self.closed and result not in self.always_zero and self.graph.tensors[result].dtype != "i1"
         }
-        while True:
-            kept = {tensor for tensor in self.open if self._is_made(tensor) and self._is_read_linearly(tensor)}
-            kept -= {t for pair in self.tied if not set(pair) <= kept for t in pair}
-            if kept == self.open:
-                break
-            self.open = kept
+        partners: dict[int, list[int]] = {}
+        for first, second in self.tied:
+            partners.setdefault(first, []).append(second)
+            partners.setdefault(second, []).append(first)
+        doubtful = set(self.open)
+        while doubtful:
+            dropped = [t for t in doubtful if not self._fits(t, partners.get(t, ()))]
+            self.open.difference_update(dropped)
+            touched = {op for tensor in dropped for op in self.consumers[tensor]}
+            doubtful = {t for k in touched for t in (*self.graph.ops[k].operands, *self.graph.ops[k].results)}
+            doubtful.update(other for tensor in dropped for other in partners.get(tensor, ()))
+            doubtful &= self.open
+
+    def _fits(self, tensor: int, partners: Sequence[int]) -> bool:
+        bound = all(other in self.open for other in partners)
+        return bound and self._is_made(tensor) and self._is_read_linearly(tensor)
 
     def _is_made(self, tensor: int) -> bool:
         op = self.graph.ops[self.producers[tensor]]
@@ -144,7 +156,7 @@ class _Analysis:
         """The linear modes whose operands are all open, or zeros that the operation can make for itself."""
         return [
             mode
-            for mode in linear_modes(op, self.graph.tensors, self.always_zero)
+            for mode in self.modes[id(op)]
             if all(op.operands[k] in self.open or self._makes_zero(op, op.operands[k]) for k in mode)
         ]
 
