@@ -70,7 +70,7 @@ def _described(plan: Plan) -> dict[str, Any]:
         module = load_module(dict(plan.forms)["import"], context)
         ops = sum(len(tuple(block)) for function in functions(module) for block in function.regions[0])
     stages = [{"layers": len(row.layers), "shape": row.logical_shape} for row in plan.summary.stages]
-    return {"ops": ops, "stages": stages, "step_seconds": plan.summary.makespan_seconds}
+    return {"ops": ops, "stages": stages, "step_seconds": plan.summary.step_seconds}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,6 +4,10 @@
 // RUN: not shardopt-opt %t.mlir --shardopt-outline-stages="cluster=cpu-test:1x2 submesh=1x3" 2>&1 | FileCheck %s --check-prefix=SUBMESH
 // RUN: not shardopt-opt %t.mlir --shardopt-outline-stages="cluster=cpu-test:1x4 num-stages=3" 2>&1 | FileCheck %s --check-prefix=STAGES
 // RUN: not shardopt-opt %t.mlir --shardopt-outline-stages="cluster=cpu-test schedule=1f2b" 2>&1 | FileCheck %s --check-prefix=SCHEDULE
+// RUN: not shardopt-opt %t.mlir --shardopt-outline-stages="cluster=cpu-test:1x4 inter-op=inter-only" 2>&1 | FileCheck %s --check-prefix=ONE-EACH
+// RUN: not shardopt-opt %t.mlir --shardopt-outline-stages="cluster=cpu-test:1x4 inter-op=intra-only num-stages=2" 2>&1 | FileCheck %s --check-prefix=ONE-STAGE
+// RUN: not shardopt-opt %t.mlir --shardopt-outline-stages="cluster=cpu-test:1x4 inter-op=piper intra-op=zero3" 2>&1 | FileCheck %s --check-prefix=METHOD
+// RUN: not shardopt-opt %t.mlir --shardopt-outline-stages="cluster=cpu-test:1x2 num-stages=1 intra-op=expert batch-args=2" 2>&1 | FileCheck %s --check-prefix=NO-EXPERTS
 // RUN: not shardopt-opt %S/outline-stages.mlir --shardopt-outline-stages="cluster=cpu-test" 2>&1 | FileCheck %s --check-prefix=LAYER
 // RUN: not shardopt-opt %s --shardopt-outline-stages="cluster=cpu-test" 2>&1 | FileCheck %s --check-prefix=LOOP
 
@@ -12,6 +16,10 @@
 // SUBMESH: error: cluster cpu-test:1x2 has no submesh 1x3; it has 1x1 as 1x1, 1x2 as 1x2
 // STAGES: error: cannot make 3 stages of 2 layers on 4 devices: a stage needs a layer and a device
 // SCHEDULE: error: unknown schedule '1f2b': did you mean '1f1b'?
+// ONE-EACH: error: 2 layers cannot use exactly 4 devices
+// ONE-STAGE: error: inter-op=intra-only makes one stage of all layers, found num-stages=2
+// METHOD: error: this inter-op planner chooses how stages are sharded: expected intra-op=ilp, found zero3
+// NO-EXPERTS: error: {{.*}}; preset 'expert' splits experts: expected products with weights that have an expert dimension
 // LAYER: error: expected 'shardopt.layer' on every operation (run the cluster phase first), none is on 'stablehlo.constant'
 // LOOP: error: expected one mpmd.for in @main (run the microbatch phase first), found 0
 func.func @main(%x: tensor<f32>) -> tensor<f32> {
