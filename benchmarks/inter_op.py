@@ -4,9 +4,9 @@
         [--planners dp,piper] [--json results.json]
 
 One row a module: the step that the simulator predicts for the plan of the stage DP, and that of each baseline relative
-to it. A dash is a planner that has no plan; its reason stands below the table. The planners of a module share a cache of
-prices, which is new for each module. A planner that ends in anything but a plan or a diagnostic gives exit code 2, one
-whose plan is shorter than that of the stage DP by more than its tolerance gives exit code 1.
+to it. A dash is a planner that has no plan; its reason stands below the table. The planners of a module share a cache,
+which is new for each module. A planner that ends in anything but a plan or a diagnostic gives exit code 2, one whose
+plan is shorter than that of the stage DP by more than the tolerance gives exit code 1.
 """
 
 from __future__ import annotations

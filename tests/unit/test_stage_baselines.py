@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stage_problems import Allowed, all_plans, fits, least, priced, problems
+from planner_problems import Allowed, all_plans, fits, least, priced, problems
 
 from shardopt.cost.cluster_file import load_cluster
 from shardopt.cost.errors import UserError
