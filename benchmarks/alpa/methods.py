@@ -1,7 +1,7 @@
 """The methods that Alpa's evaluation compares, as options of the planner.
 
-Every method plans with the same costs, memory and, unless told otherwise, the number of layers and microbatches of the
-authors' plan for the model, so that a difference between two bars comes from what the methods may choose.
+Every method plans with the same costs, memory, schedule (1F1B) and, unless told otherwise, the number of layers and
+microbatches of the authors' plan for the model, so that a difference between two bars comes from what they may choose.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def options(case: Case, method: str, microbatches: int | None = None, layers: in
     return PlanOptions(
         cluster=case.cluster,
         microbatches=microbatches or case.microbatches,
+        schedule="1f1b",
         layers=layers or _layers(case, method),
         batch_coupling="per-microbatch" if case.family == "wresnet" else "error",
         **METHODS[method],  # type: ignore[arg-type]
