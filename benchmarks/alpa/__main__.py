@@ -45,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if key in results and not args.again:
                 continue
             print(f"{key} …", file=sys.stderr, flush=True)
-            results[key] = run(case, method, args.limit, args.finish, args.microbatches)
+            found = run(case, method, args.limit, args.finish, args.microbatches)
+            results = {**results, **_read(args.output), key: found}  # another process may have added to the file
             _write(args.output, results)
     print(tables(results))
     if args.svg is not None:

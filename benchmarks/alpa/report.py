@@ -34,7 +34,7 @@ def _table(family: str, results: Mapping[str, Row]) -> Iterator[str]:
     yield "| model | GPUs | microbatches | " + " | ".join(methods) + " |"
     yield "|---|---|---|" + "---|" * len(methods)
     for case in CASES:
-        if case.family == family and any(f"{case.name}/{method}" in results for method in methods):
+        if case.family == family and any(best(case, m, results) for m in methods):
             cells = [_cell(case, method, results) for method in methods]
             yield f"| {case.name} | {case.devices} | {case.microbatches} | " + " | ".join(cells) + " |"
 
