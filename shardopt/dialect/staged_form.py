@@ -21,7 +21,15 @@ from shardopt.cost.mesh import Mesh
 from shardopt.dialect.cluster import read_cluster
 from shardopt.dialect.imported_form import Violation
 from shardopt.dialect.mesh_checks import mesh_mistakes, value_mistake
-from shardopt.dialect.mpmd import BODY_KINDS, KIND, TOPOLOGY, is_mesh_tensor, parse_mesh_tensor, read_topology
+from shardopt.dialect.mpmd import (
+    BODY_KINDS,
+    KIND,
+    TOPOLOGY,
+    is_mesh_tensor,
+    parse_mesh_tensor,
+    read_methods,
+    read_topology,
+)
 from shardopt.ir.program import Program, body_of, read_program
 from shardopt.ir.rewriting import symbol_name
 
@@ -77,6 +85,10 @@ class _Checker:
 
     def _of_loop(self) -> Iterator[Violation]:
         loop = self.program.loop
+        try:
+            read_methods(loop, len(self.meshes))
+        except ValueError as error:
+            yield Violation(loop, str(error))
         for number, argument in enumerate(self.program.loop_block.arguments):
             yield from self._of_value(loop, argument, f"argument {number} of the loop")
         for op in body_of(self.program.loop_block):

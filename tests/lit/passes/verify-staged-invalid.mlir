@@ -25,6 +25,8 @@
 // RUN: not shardopt-opt %t.flow --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=FLOW
 // RUN: sed -e 's/%i1 = mpmd.transfer %i : (!index) -> !index1/%j1 = mpmd.transfer %i : (!index) -> !index/' -e 's/, %i1) {/) {/' -e 's/, %k: tensor<ui32>) {/) {/' -e 's/(!b, !b, !b, !index1)/(!b, !b, !b)/' %S/Inputs/two-stages.mlir > %t.transfer
 // RUN: not shardopt-opt %t.transfer --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=TRANSFER
+// RUN: sed -e 's/iterations = 2 : ui32/&, shardopt.intra_op = ["data"]/' %S/Inputs/two-stages.mlir > %t.methods
+// RUN: not shardopt-opt %t.methods --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=METHODS
 // RUN: not shardopt-opt %s --shardopt-verify-staged 2>&1 | FileCheck %s --check-prefix=TOPOLOGY
 
 // CLUSTER: error: expected attribute 'shardopt.cluster' on the module (written by the stage phase), found none
@@ -35,8 +37,9 @@
 // BODY: error: expected the topology of '@main' on '@microbatch', found
 // MESH: error: argument 3 of '@main': expected a mesh of the topology (m0, m1), found 'm2'
 // AXIS: error: argument 3 of '@main': {{.*}}3{{.*}}2
-// KIND: error: expected 'shardopt.kind' 'fwd' or 'bwd' on the fragment here, found 'update'
-// NOKIND: error: expected 'shardopt.kind' 'fwd' or 'bwd' on the fragment here, found none
+// KIND: error: expected 'shardopt.kind' 'fwd' or 'bwd' {{.*}}on the fragment here, found 'update'
+// NOKIND: error: expected 'shardopt.kind' 'fwd' or 'bwd' {{.*}}on the fragment here, found none
+// METHODS: error: expected 2 names in 'shardopt.intra_op', found 1
 // STAGE: error: expected a stage on the fragment of mesh 'm1', found none
 // HOME: error: expected stage 0 on mesh 'm0', found its fwd fragment on mesh 'm1'
 // FLOW: error: expected the fwd fragment of stage 0 to read nothing of later stages, found operand 0 made by stage 1
