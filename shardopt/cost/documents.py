@@ -77,6 +77,20 @@ class Flag:
 
 
 @dataclass(frozen=True)
+class Scalar:
+    """A text, a finite number, true, false or null, as it is."""
+
+    def read(self, value: Any, path: str, mistakes: list[str]) -> str | float | bool | None:
+        if isinstance(value, float) and not math.isfinite(value):
+            return _wrong("a finite number", value, path, mistakes)
+        fits = value is None or isinstance(value, str | int | float)
+        return value if fits else _wrong("a text, a number, true, false or null", value, path, mistakes)
+
+    def schema(self) -> Schema:
+        return {"type": ["string", "number", "boolean", "null"]}
+
+
+@dataclass(frozen=True)
 class Number:
     """A finite number, `at_least` or `above` a bound; an int if `whole`.
 
@@ -282,6 +296,17 @@ def read_text(path: Path, what: str) -> str:
         raise UserError(f"{path}: cannot read the {what}: {error.strerror}") from None
     except ValueError:  # not UTF-8, or a name that no file can have
         raise UserError(f"{path}: cannot read the {what}: not UTF-8 text") from None
+
+
+def json_text(value: Any, indent: str = "") -> str:
+    """JSON with a line for every field and item, but lists of numbers in one line."""
+    inner = indent + "  "
+    if isinstance(value, dict) and value:
+        lines = [f"{inner}{json.dumps(name)}: {json_text(item, inner)}" for name, item in value.items()]
+        return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+    if isinstance(value, list | tuple) and any(isinstance(item, str | dict) for item in value):
+        return "[\n" + ",\n".join(f"{inner}{json_text(item, inner)}" for item in value) + f"\n{indent}]"
+    return json.dumps(value)
 
 
 def parse_text(text: str, file: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardopt.dialect.annotation import SHARDING
+from shardopt.dialect.choices import CHOICES
 from shardopt.dialect.cluster import CLUSTER
 from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR
 from shardopt.dialect.exported_form import MESH_SHAPE, MHLO_SHARDING
@@ -173,6 +174,14 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "`collectives` counts tensors and bytes by kind and mesh axes: the most that one device holds of each tensor, "
         "which is the whole value for gathers and reductions and the device's share for all-to-all and permute; "
         "`communication_bytes` is their sum. `peak_bytes` is the most one device holds.",
+    ),
+    AttributeDoc(
+        CHOICES,
+        ("func.func",),
+        '{m0 = {inputs = {arg0 = "[{}, {y}]"}, ops = ["tanh [{}, {y}] -> [{}, {y}]"]}}',
+        "shardopt-shard-stages",
+        "On `@main`, for the plan file: the shardings of what arrives at each mesh, and of operands and results of all "
+        "its operations in the order in which the shard phase reads them. The export phase removes it.",
     ),
     AttributeDoc(
         RESHARDING,

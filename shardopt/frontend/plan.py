@@ -1,6 +1,6 @@
 """A finished plan, how it was asked for, and the directory that keeps it.
 
-PLAN/plan.json             what a person or a script wants to know (`PlanSummary`, options, arguments, results)
+PLAN/plan.json             what was decided and predicted: a plan file (`docs/plan-file.md`)
 PLAN/module.mlirbc         the exported module: the one thing the runtime executes
 PLAN/original.mlirbc       the model as it was read, for `shardopt run --check`
 PLAN/ir/1-import.mlir …    the IR after every phase
@@ -9,11 +9,10 @@ PLAN/stages/<name>.mlirbc  every stage function as an XLA module of its own
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,8 +23,6 @@ from shardopt.schedule.tasks import TaskKind
 if TYPE_CHECKING:
     from shardopt.report.plan_summary import PlanSummary
     from shardopt.schedule.simulator import SimulationResult
-
-FORMAT_VERSION = 1
 
 InterOp = Literal[
     "dp", "equal-layer", "equal-op", "inter-only", "intra-only", "pp-dp", "megatron", "deepspeed", "piper", "mcmc"
@@ -39,7 +36,7 @@ class PlanOptions:
     `batch_args` is "auto", "none", or "I,J:D" (argument numbers with the batch dimension, by default 0);
     `batch_coupling="per-microbatch"` accepts statistics of a microbatch where the model takes those of the batch.
     `annotations` is what becomes of the model's own shardings ("keep", "require", "drop"), `constraints` a file;
-    `profile` is a file of `shardopt profile`.
+    `profile` is a file of `shardopt profile`. `plan` is a plan file: what it decides is not planned again.
     """
 
     cluster: str
@@ -62,6 +59,7 @@ class PlanOptions:
     recompute: str = "auto"
     mcmc_seed: int = 0
     mcmc_proposals: int = 10000
+    plan: str = ""
 
     def for_phase(self, phase: str) -> str:
         """The options of one phase, as pipeline text."""
@@ -79,9 +77,11 @@ class PlanOptions:
                 "delta": self.delta,
                 "least-layers": least if least > 1 else None,
                 "method": "equal-op" if self.inter_op == "equal-op" else None,
+                "plan": self.plan or None,
             },
             "stage": {
-                "cluster": self.cluster,
+                "cluster": self.cluster or None,
+                "plan": self.plan or None,
                 "profile": self.profile or None,
                 "num-stages": self.stages,
                 "submesh": self.submesh,
@@ -101,6 +101,7 @@ class PlanOptions:
                 "batch-args": None if self.batch_args == "auto" else self.batch_args,
                 "annotations": asked,
                 "constraints": self.constraints or None,
+                "plan": self.plan or None,
                 "memory-budget": self.memory_budget or None,
             },
             "schedule": {"schedule": self.schedule},
@@ -186,7 +187,10 @@ class Plan:
         return timeline_text(self.simulate())
 
     def to_json(self) -> dict[str, object]:
-        return {"version": FORMAT_VERSION, "options": asdict(self.options), **self.summary.to_json()}
+        """What `plan.json` holds: a plan file, which gives this plan again."""
+        from shardopt.frontend.plan_document import plan_document
+
+        return plan_document(self)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the plan directory in one step: the target is either the old plan or the whole new one.
@@ -209,6 +213,7 @@ class Plan:
         return target
 
     def _write(self, folder: Path) -> None:
+        from shardopt.cost.documents import json_text
         from shardopt.dialect.exported_form import read_exported
         from shardopt.ir.context import make_context
         from shardopt.ir.io import load_module
@@ -218,7 +223,7 @@ class Plan:
         (folder / "stages").mkdir()
         (folder / "module.mlirbc").write_bytes(self.module)
         (folder / "original.mlirbc").write_bytes(self.original)
-        (folder / "plan.json").write_text(json.dumps(self.to_json(), indent=2) + "\n")
+        (folder / "plan.json").write_text(json_text(self.to_json()) + "\n")
         (folder / "timeline.svg").write_text(timeline_svg(self.simulate()))
         for number, (phase, text) in enumerate(self.phases, 1):
             (folder / "ir" / f"{number}-{phase}.mlir").write_text(text)
@@ -229,12 +234,13 @@ class Plan:
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
         """Read a plan directory. Raises UserError that names the missing or foreign file."""
+        from shardopt.cost.plan_file import load_plan_file
         from shardopt.ir.context import make_context
         from shardopt.ir.io import load_module
         from shardopt.report.plan_summary import summarize
 
         folder = Path(path)
-        described = read_description(folder)
+        described = load_plan_file(str(folder / "plan.json"))
         parts = {name: _read(folder / name) for name in ("module.mlirbc", "original.mlirbc")}
         dumps = sorted((folder / "ir").glob("*.mlir"))
         with make_context() as context:
@@ -244,7 +250,7 @@ class Plan:
             parts["original.mlirbc"],
             tuple((dump.stem.partition("-")[2], dump.read_bytes()) for dump in dumps),
             summary,
-            PlanOptions(**described["options"]),
+            PlanOptions(**{"cluster": summary.cluster, **described.options}),
         )
 
 
@@ -252,18 +258,6 @@ def check_target(target: Path) -> None:
     """Raises UserError when `target` exists and is neither a plan directory nor an empty directory."""
     if target.exists() and not (target / "plan.json").is_file() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"'{target}' exists and is not a plan directory: remove it or choose another output")
-
-
-def read_description(folder: Path) -> dict[str, Any]:
-    """`plan.json` of a plan directory. Raises UserError when it is missing, broken or of another version."""
-    try:
-        described = json.loads(_read(folder / "plan.json"))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{folder / 'plan.json'}:{error.lineno}:{error.colno}: {error.msg}") from error
-    version = described.get("version") if isinstance(described, dict) else None
-    if version != FORMAT_VERSION:
-        raise UserError(f"{folder / 'plan.json'}: expected field 'version' to be {FORMAT_VERSION}, found {version}")
-    return described
 
 
 def _read(path: Path) -> bytes:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shardopt.caching.store import default_store, using
+from shardopt.frontend.given_plan import check_model
 from shardopt.frontend.plan import Plan, PlanOptions, option_text
 from shardopt.frontend.plan_cache import get_plan, plan_key, put_plan
 from shardopt.frontend.sources import reported_in, resolve_source, source_name
@@ -39,7 +40,7 @@ def make_plan(
     source = resolve_source(source)
     with reported_in(name, handler) as report:
         store = default_store(lambda message: report(_remark("cache", message))) if cache else None
-        key = None if store is None else plan_key(source, name, options, explain)
+        key = None if store is None or options.plan else plan_key(source, name, options, explain)
         if store is not None and key is not None and (found := get_plan(store, key, options)) is not None:
             plan, said = found
             for diagnostic in said:
@@ -87,6 +88,8 @@ def _run_phases(
     with make_context() as context:
         module = load_module(source, context, name=name)
         original = module_bytecode(module)
+        if options.plan:
+            check_model(options.plan, original)
         forms: list[tuple[str, bytes]] = []
         chosen = options
         for phase in PHASE_NAMES:

@@ -10,6 +10,7 @@ Needs the microbatched form. Afterwards every operation of `@microbatch` and of 
 
 1. Find which loop results are gradients of which arguments (`_gradients`).
 2. Solve the layer DP on the body (`shardopt.solve.stages.layering`, Alpa §5.1).
+   The forward operations at which layers begin, or the layers of all operations, may come from a plan file.
 3. Let the operations around the loop follow (`shardopt.solve.stages.ownership`).
 """
 
@@ -23,6 +24,7 @@ from typing import Literal
 from jaxlib.mlir import ir
 
 from shardopt.cost.errors import UserError
+from shardopt.cost.plan_file import load_plan_file
 from shardopt.dialect.attributes import entries, i64
 from shardopt.dialect.donation import argument_attributes
 from shardopt.dialect.mpmd import LAYER
@@ -30,6 +32,7 @@ from shardopt.ir.graph import GraphReader
 from shardopt.ir.program import Program, read_program
 from shardopt.ir.rewriting import defining
 from shardopt.passes.base import Pass, PassContext, option
+from shardopt.passes.given.layers import first_ops, write_layers
 from shardopt.solve.stages.layering import Layering, LayerProblem, assign_layers
 from shardopt.solve.stages.ownership import Ownership, OwnershipProblem, assign_owners
 
@@ -105,8 +108,12 @@ def _extract_body(program: Program, options: ClusterLayers) -> tuple[GraphReader
     free = frozenset() if index is None else frozenset({reader.tensor(arguments[index])})
     accumulators = {result: argument for argument, result in carried.values()}
     graph = reader.graph(reader.tensor(value) for value in returned)
-    count, least = options.layers or None, options.least_layers
-    return reader, LayerProblem(graph, gradients, accumulators, free, count, least, options.delta, options.method)
+    given = load_plan_file(options.plan).layers if options.plan else None
+    count, least = options.layers or (given.count if given else None), options.least_layers
+    starts = first_ops(reader.handles, given.starts) if given else ()
+    return reader, LayerProblem(
+        graph, gradients, accumulators, free, count, least, options.delta, options.method, starts
+    )
 
 
 def _extract_main(program: Program, body: GraphReader, layers: Layering) -> tuple[GraphReader, OwnershipProblem]:
@@ -171,9 +178,15 @@ class ClusterLayers(Pass):
     delta: float = option(0.5, help="a layer may exceed its equal share of the FLOPs by this fraction")
     method: Literal["dp", "equal-op", "equal-layer"] = option("dp", help="the layer DP, or a baseline")
 
+    plan: str = option("", help="plan file: take the layers from there, as far as it has them (docs/plan-file.md)")
+
     def run(self, module: ir.Module, pm: PassContext) -> None:
         try:
             program = read_program(module)
+            given = load_plan_file(self.plan).layers if self.plan else None
+            if given is not None and given.body is not None:
+                pm.statistic("layers", write_layers(program, given))
+                return
             body, problem = _extract_body(program, self)
             layering = assign_layers(problem)
         except (UserError, ValueError) as error:

@@ -22,6 +22,7 @@ from jaxlib.mlir.dialects import mpmd
 
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.attributes import i32
+from shardopt.dialect.choices import drop_choices
 from shardopt.dialect.donation import ALIASING_OUTPUT, read_donation
 from shardopt.dialect.mpmd import KIND, STAGE, mesh_shape_attr, parse_mesh_tensor, read_topology
 from shardopt.dialect.sharding import to_mhlo
@@ -184,4 +185,5 @@ class LowerToFragmentCalls(Pass):
         lowering = _Lowering(module, meshes, names={symbol_name(program.main), symbol_name(program.body)})
         lowering.lower_block(program, program.main_block)
         lowering.lower_block(program, program.body_block)
+        drop_choices(program.main)
         pm.statistic("stage functions", len(lowering.by_text))

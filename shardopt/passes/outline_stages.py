@@ -12,12 +12,14 @@ fragment.
 1. extract: the body by layers, and the state each layer owns.
 2. solve: price the candidates with the intra-operator solver, for each schedule the stage DP (Alpa §5.2)
    or a baseline; of the best plans the one whose simulated step is shortest.
+   What a plan file (`plan=`) says of the stages is taken from there; if it leaves nothing open, nothing is priced.
 3. apply: place the stages on devices and outline (`shardopt.ir.staging`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from jaxlib.mlir import ir
@@ -27,6 +29,7 @@ from shardopt.cost.cluster_file import load_cluster
 from shardopt.cost.errors import UserError
 from shardopt.cost.memory_limit import check_memory_options, memory_limit
 from shardopt.cost.placement import place
+from shardopt.cost.plan_file import VERSION, PlanFile, load_plan_file
 from shardopt.cost.profile_file import with_profile
 from shardopt.dialect.cluster import write_cluster
 from shardopt.dialect.donation import argument_attributes
@@ -44,8 +47,15 @@ from shardopt.solve.presets.base import Roles
 from shardopt.solve.stages.baselines.planner import Planner, Request
 from shardopt.solve.stages.baselines.registry import find_planner
 from shardopt.solve.stages.cut_transfers import cut_transfers
+from shardopt.solve.stages.given_stages import (
+    Cut,
+    fixed_stages,
+    given_devices,
+    given_planner,
+    wanted_by,
+    with_given_methods,
+)
 from shardopt.solve.stages.plan_search import ExactPrices, PlanSearch, search_plans
-from shardopt.solve.stages.rerank import SimulatedPlan
 from shardopt.solve.stages.stage_costs import CandidateProblem, candidate_costs, candidate_mesh
 from shardopt.solve.stages.stage_problem import StageOption, one_f_one_b_in_flight, stage_options
 from shardopt.solve.stages.step_graph import Accumulator
@@ -58,7 +68,8 @@ def _extract(program: Program, cluster: Cluster, planner: Planner, options: Outl
     accumulators = _accumulators(program, reader)
     tied = tuple(reader.take_ties())
     graph = reader.graph(reader.tensor(value) for value in program.body_returned)
-    allowed = planner.options(_allowed_options(cluster, options))
+    given = options.given.stages
+    allowed = with_given_methods(planner.options(_allowed_options(cluster, options)), given)
     if not allowed:
         raise UserError(f"inter-op={options.inter_op} has no use for any submesh that the other options allow")
     return CandidateProblem(
@@ -69,12 +80,13 @@ def _extract(program: Program, cluster: Cluster, planner: Planner, options: Outl
         cluster,
         allowed,
         program.num_microbatches,
-        options.request(planner).num_stages,
+        len(given) or options.request(planner).num_stages,
         one_f_one_b_in_flight,
         accumulators,
         tuple(memory_limit(group.device, options.memory_fraction, options.memory_budget) for group in cluster.groups),
         tied,
         Roles(*body_roles(program, reader.tensor, options.batch_args), {}, tied),
+        wanted_by(given, cluster),
     )
 
 
@@ -149,24 +161,32 @@ def _solve(problem: CandidateProblem, planner: Planner, options: OutlineStages, 
         raise UserError("; ".join((str(error), *costs.refusals))) from error
 
 
-def _placement(problem: CandidateProblem, found: SimulatedPlan, options: OutlineStages) -> StagePlacement:
-    chosen = [problem.options[o] for _, _, o in found.plan.stages]
-    devices = place(problem.cluster, [(option.group, option.submesh) for option in chosen])
-    meshes = tuple(candidate_mesh(c, ids, f"m{s}") for s, (c, ids) in enumerate(zip(chosen, devices, strict=True)))
-    stage_of_layer = tuple(s for s, (start, end, _) in enumerate(found.plan.stages) for _ in range(start, end))
-    held = in_flight(found.schedule, len(meshes), problem.num_microbatches)
-    asked = options.recompute
-    recompute = tuple(option.recompute if asked == "auto" else asked for option in chosen)
-    return StagePlacement(stage_of_layer, meshes, held, recompute, tuple(option.method for option in chosen))
+def _placement(chosen: _Chosen, cluster: Cluster, num_microbatches: int, options: OutlineStages) -> StagePlacement:
+    ways, given = [way for _, _, way in chosen.stages], options.given.stages
+    devices = given_devices(given, ways, cluster) or place(cluster, [(way.group, way.submesh) for way in ways])
+    meshes = tuple(candidate_mesh(way, ids, f"m{s}") for s, (way, ids) in enumerate(zip(ways, devices, strict=True)))
+    stage_of_layer = tuple(s for s, (start, end, _) in enumerate(chosen.stages) for _ in range(start, end))
+    held = in_flight(chosen.schedule, len(meshes), num_microbatches)
+    asked = [stage.recompute for stage in given] or [None] * len(ways)
+    default = None if options.recompute == "auto" else options.recompute
+    recompute = tuple(own or default or way.recompute for own, way in zip(asked, ways, strict=True))
+    return StagePlacement(stage_of_layer, meshes, held, recompute, tuple(way.method for way in ways))
 
 
-def _explain(module: ir.Module, problem: CandidateProblem, search: PlanSearch, pm: PassContext) -> None:
-    """One remark a stage: the layers it took, and where they run; and the best step of each schedule."""
-    for stage, (start, end, index) in enumerate(search.best.plan.stages):
-        said = f"stage {stage}: layers {start} to {end - 1} run on submesh {problem.options[index]}"
-        pm.remark("stage-cut", module.operation, said, category="passed")
+def _explain(module: ir.Module, search: PlanSearch, pm: PassContext) -> None:
+    """The best step of each schedule."""
     steps = ", ".join(f"{each.schedule} {each.step_seconds:.3g} s" for each in search.best_by_schedule)
     pm.remark("schedule", module.operation, f"schedule {search.best.schedule}: steps are {steps}", category="passed")
+    pm.statistic("plans simulated", len(search.simulated))
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """The stages, by search or from a plan file, and what is predicted of them (None for stages made by hand)."""
+
+    stages: tuple[Cut, ...]
+    schedule: str
+    prediction: Prediction | None
 
 
 @dataclass(frozen=True)
@@ -222,6 +242,7 @@ class OutlineStages(Pass):
     )
     memory_fraction: float = option(0.9, help="share of device memory that a stage may fill; 0 removes the limit")
     memory_budget: str = option("", help="bytes that a stage may fill instead, such as 512MiB")
+    plan: str = option("", help="plan file: take the stages from there, as far as it has them (docs/plan-file.md)")
 
     def __post_init__(self) -> None:
         check_memory_options(self.memory_fraction, self.memory_budget)
@@ -229,28 +250,60 @@ class OutlineStages(Pass):
     def run(self, module: ir.Module, pm: PassContext) -> None:
         try:
             program = read_program(module)
-            cluster = with_profile(load_cluster(self._required_cluster()), self.profile)
-            planner = find_planner(self.inter_op)
-            problem = _extract(program, cluster, planner, self)
-            search = _solve(problem, planner, self, pm)
-            placement = _placement(problem, search.best, self)
+            cluster = with_profile(self._required_cluster(), self.profile)
+            chosen = self._given(program, cluster, pm) or self._planned(program, cluster, pm)
+            placement = _placement(chosen, cluster, program.num_microbatches, self)
         except (UserError, ValueError) as error:
             raise pm.error(module.operation, str(error)) from error
         outline_stages(program, placement)
         write_cluster(module, cluster)
+        if chosen.prediction is not None:
+            write_prediction(read_program(module).loop, chosen.prediction)
+            pm.statistic("predicted step seconds", chosen.prediction.step_seconds)
+        pm.statistic("stages", len(chosen.stages))
+        for stage, (start, end, way) in enumerate(chosen.stages):
+            said = f"stage {stage}: layers {start} to {end - 1} run on submesh {way}"
+            pm.remark("stage-cut", module.operation, said, category="passed")
+
+    @cached_property
+    def given(self) -> PlanFile:
+        return load_plan_file(self.plan) if self.plan else PlanFile(VERSION)
+
+    def _given(self, program: Program, cluster: Cluster, pm: PassContext) -> _Chosen | None:
+        """The stages of a plan file that leaves nothing open."""
+        if not self.given.stages:
+            return None
+        _check_clustered(program)
+        layers = max((ir.IntegerAttr(op.attributes[LAYER]).value for op in program.body_ops), default=0) + 1
+        stages = fixed_stages(self.given.stages, layers, cluster)
+        if stages is None:
+            return None
+        pm.statistic("stage candidates", 0)
+        pm.statistic("sharding problems solved", 0)
+        predicted = self.given.own_prediction()
+        prediction = None if predicted is None else Prediction(**predicted)
+        asked = "1f1b" if self.schedule == AUTO else self.schedule
+        return _Chosen(stages, asked if prediction is None else prediction.schedule, prediction)
+
+    def _planned(self, program: Program, cluster: Cluster, pm: PassContext) -> _Chosen:
+        planner = find_planner(self.inter_op)
+        if self.given.stages:
+            planner = given_planner(planner, self.given.stages, cluster)
+        problem = _extract(program, cluster, planner, self)
+        search = _solve(problem, planner, self, pm)
         best = search.best
-        seconds = (best.step_seconds, best.plan.seconds, search.formula_bound)
-        write_prediction(read_program(module).loop, Prediction(best.schedule, *seconds))
-        pm.statistic("stages", len(best.plan.stages))
-        pm.statistic("plans simulated", len(search.simulated))
-        pm.statistic("predicted step seconds", best.step_seconds)
-        _explain(module, problem, search, pm)
+        _explain(program.module, search, pm)
+        stages = tuple((start, end, problem.options[way]) for start, end, way in best.plan.stages)
+        prediction = Prediction(best.schedule, best.step_seconds, best.plan.seconds, search.formula_bound)
+        return _Chosen(stages, best.schedule, prediction)
 
     def request(self, planner: Planner) -> Request:
         """What the planner is asked for. Raises UserError."""
         return planner.request(self.inter_op, Request(self.num_stages or None, self.mcmc_seed, self.mcmc_proposals))
 
-    def _required_cluster(self) -> str:
-        if not self.cluster:
+    def _required_cluster(self) -> Cluster:
+        if self.cluster:
+            return load_cluster(self.cluster)
+        if self.given.cluster is None:
             raise UserError("expected option cluster=<file or preset[:HxD]>, found none")
-        return self.cluster
+        return self.given.cluster

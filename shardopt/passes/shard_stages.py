@@ -17,7 +17,7 @@ plain module carries `mhlo.sharding` on the operations, arguments and results of
 2. Extract one op graph a mesh, from all of its fragments (`shardopt.ir.mesh_graphs`); operations of the microbatch body
    count once for each microbatch.
 3. Solve the assignment of strategies on each (`shardopt.solve.sharding.intra_op`), once for meshes that look alike
-   (`shardopt.passes.sharding.solving`).
+   (`shardopt.passes.sharding.solving`); or take the strategies from a plan file (`plan=`).
 4. Write shardings and costs (`shardopt.ir.sharding_writer`); with `sharding-format=sdy` a plain module is brought into
    Shardy's form (`shardopt.ir.shardy`).
 """
@@ -35,8 +35,10 @@ from shardopt.cost.constraint_file import load_constraints
 from shardopt.cost.errors import UserError
 from shardopt.cost.memory_limit import check_memory_options, memory_limit
 from shardopt.cost.mesh import Mesh, parse_mesh
+from shardopt.cost.plan_file import VERSION, PlanFile, load_plan_file
 from shardopt.cost.progress import progress
 from shardopt.cost.spans import timed
+from shardopt.dialect.choices import write_choices
 from shardopt.dialect.cluster import cluster_of
 from shardopt.ir.accumulators import add_sum_points, separate_accumulators
 from shardopt.ir.batch_arguments import batch_of, parse_batch_arguments
@@ -49,18 +51,18 @@ from shardopt.ir.selection import Selected
 from shardopt.ir.shardy import to_shardy
 from shardopt.ir.user_constraints import Demands, read_demands
 from shardopt.passes.base import Pass, PassContext, PassFailure, option
+from shardopt.passes.given.shardings import fixed_of, given_of, recorded, restored
 from shardopt.passes.sharding.explanations import report_explanations, select_explained
 from shardopt.passes.sharding.memory_report import report_rematerialized, too_small
 from shardopt.passes.sharding.remarks import report_lost, report_plan, report_strategies
 from shardopt.passes.sharding.replication import report_replicated
 from shardopt.passes.sharding.roles import find_roles, received_batches
-from shardopt.passes.sharding.solving import MeshSolver
+from shardopt.passes.sharding.solving import MeshSolver, Solved
 from shardopt.passes.sharding.writing import write_plans
 from shardopt.solve.presets.presets import restrict
 from shardopt.solve.sharding.budget import fit
 from shardopt.solve.sharding.constraints import Constraints
 from shardopt.solve.sharding.intra_op import ImpossibleSharding, IntraOpProblem, IntraOpTables
-from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
 from shardopt.solve.sharding.linear import find_linear
 
 
@@ -114,6 +116,7 @@ class ShardStages(Pass):
         help="whether sums over mesh axes may stay open; auto: in stages and in sdy format, as GSPMD cannot",
     )
     time_limit: float = option(60.0, help="seconds the solver may take for one mesh")
+    plan: str = option("", help="plan file: take the shardings from there, as far as it has them (docs/plan-file.md)")
 
     def __post_init__(self) -> None:
         check_memory_options(self.memory_fraction, self.memory_budget)
@@ -143,7 +146,9 @@ class ShardStages(Pass):
                 graphs = tuple(replace(graph, method=self.intra_op) for graph in graphs)
             explained = select_explained(graphs, self.explain)
             received = received_batches([graph.method for graph in graphs], graphs, self.batch_args)
-            plans = self._solve(graphs, cluster, demands, explained, received, pm)
+            solved = self._solve(graphs, cluster, demands, explained, received, pm)
+            pairs = zip(graphs, solved, strict=True)
+            choices = {} if mesh else {graph.mesh.name: recorded(graph, each) for graph, each in pairs}
         except PassFailure:
             raise
         except DemandError as error:
@@ -152,7 +157,10 @@ class ShardStages(Pass):
             raise pm.error(main, str(error)) from error
         for graph in graphs:
             report_replicated(graph, pm)
+        plans = [each.plan for each in solved if each.plan is not None]
         write_plans(module, main, graphs, plans)
+        if mesh is None:
+            write_choices(main, choices)
         if mesh is not None and self.sharding_format == "sdy":
             to_shardy(module, mesh)
         elif mesh is not None and any(sharding.partial for sharding in plans[0].shardings.values()):
@@ -194,8 +202,8 @@ class ShardStages(Pass):
         explained: Sequence[Sequence[Selected]],
         received: Sequence[Mapping[int, int]],
         pm: PassContext,
-    ) -> list[IntraOpPlan]:
-        """The plan of each mesh, reported. Raises PassFailure where there is none."""
+    ) -> list[Solved]:
+        """The plan of each mesh, from the plan file or solved, reported. Raises PassFailure where there is none."""
         solver = MeshSolver(
             cluster,
             lambda graph, constraints, batch: self._problem(graph, cluster, constraints, batch, pm),
@@ -208,22 +216,28 @@ class ShardStages(Pass):
                 relaxed=relaxed,
             ),
         )
-        plans = []
+        given = load_plan_file(self.plan) if self.plan else PlanFile(VERSION)
+        found = []
         for number, (graph, wanted, batch) in enumerate(zip(graphs, explained, received, strict=True)):
             progress(number, len(graphs), f"meshes, now {graph.mesh}")
-            constraints = Constraints(demands.allowed(graph.reader), demands.forbidden(graph.reader))
+            pinned = {tensor: (sharding,) for tensor, sharding in fixed_of(given, number, graph).items()}
+            constraints = Constraints(demands.allowed(graph.reader) | pinned, demands.forbidden(graph.reader))
             # Shardy reads the module itself, and who asks for an explanation is told about this very mesh
             alone = graph.method == "shardy" or bool(wanted)
-            solved = solver.plan(graph, constraints, batch_of(graph, self.batch_args), batch, alone=alone)
+            rows = given_of(given, number)
+            if rows is not None and rows.ops:
+                solved = restored(graph, self._problem(graph, cluster, constraints, batch, pm), rows, number)
+            else:
+                solved = solver.plan(graph, constraints, batch_of(graph, self.batch_args), batch, alone=alone)
             if solved.plan is None:
                 raise too_small(graph, solved.problem, solved.found, self._limit(solved.problem) or 0, pm)
             report_plan(pm, graph, solved)
             report_rematerialized(graph, solved.plan, pm)
             report_strategies(graph, solved, solved.plan, pm)
             report_explanations(pm, graph, solved.problem, solved.found.solution, wanted)
-            plans.append(solved.plan)
+            found.append(solved)
         pm.statistic("meshes solved", solver.num_kinds)
-        return plans
+        return found
 
     def _limit(self, problem: IntraOpProblem) -> int | None:
         return memory_limit(problem.tables.strategies.device, self.memory_fraction, self.memory_budget)

@@ -202,9 +202,11 @@ def _message_list(module: str) -> str:
 def schemas() -> dict[Path, str]:
     """The files of `shardopt/schemas`: what the readers of each format expect."""
     from shardopt.cost.cluster_file import DESCRIPTION
+    from shardopt.cost.plan_file import schema
 
+    found = {"cluster": DESCRIPTION.schema(), "plan": schema()}
     folder = ROOT / "shardopt" / "schemas"
-    return {folder / "cluster.schema.json": json.dumps(DESCRIPTION.schema(), indent=2) + "\n"}
+    return {folder / f"{name}.schema.json": json.dumps(values, indent=2) + "\n" for name, values in found.items()}
 
 
 # ---- Markdown ----

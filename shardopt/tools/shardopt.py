@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import zipfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from shardopt.cost.errors import UserError
 from shardopt.solve.stages.baselines.registry import INTER_OP
 from shardopt.tools.common import EXIT_BUG, EXIT_USER_ERROR, ToolParser, console, report, run_tool
+from shardopt.tools.plan_file_command import add_plan_file_options, asked_options, run_plan_file_command
 from shardopt.tools.profile_command import add_profile
 from shardopt.tools.shard_command import add_shard
 from shardopt.tools.solve_command import add_solve
@@ -24,7 +23,7 @@ from shardopt.tools.supervisor import Crash, Trace, supervised
 if TYPE_CHECKING:
     import numpy as np
 
-    from shardopt.frontend.plan import Plan
+    from shardopt.frontend.plan import Plan, PlanOptions
     from shardopt.runtime.driver import Run
     from shardopt.runtime.reference import Difference
 
@@ -77,8 +76,11 @@ def _parser() -> ToolParser:
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.description = "Plan MODEL (StableHLO text, MLIR bytecode or a portable artifact) for a cluster."
-    parser.add_argument("model", metavar="MODEL", help="file, or - for standard input")
-    parser.add_argument("--cluster", required=True, metavar="FILE|PRESET[:HxD]", help="what to plan for")
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="file, or - for standard input")
+    parser.add_argument(
+        "--cluster", default="", metavar="FILE|PRESET[:HxD]", help="what to plan for (default: that of the plan file)"
+    )
+    add_plan_file_options(parser)
     parser.add_argument(
         "--profile", default="", metavar="FILE", help="costs measured by `shardopt profile`, instead of formulas"
     )
@@ -125,7 +127,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="PLAN", help="plan directory to write")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON instead of a table")
     parser.add_argument("--remarks", action="store_true", help="print remarks: what was decided, and what fell back")
-    parser.set_defaults(run=_plan)
+    parser.set_defaults(run=partial(_plan_or_file, parser))
 
 
 def _count(text: str) -> int:
@@ -138,9 +140,20 @@ def _count_or_auto(text: str) -> int | None:
     return None if text == "auto" else _count(text)
 
 
-def _plan(args: argparse.Namespace) -> None:
+def _plan_or_file(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int | None:
+    """Plan a model, or do what one of the options says about plan files."""
+    if args.check_plan is not None or args.diff is not None:
+        return run_plan_file_command(args)
+    if args.model is None:
+        parser.error("expected a MODEL, found none")
+    _plan(args, asked_options(parser, args))
+    return None
+
+
+def _plan(args: argparse.Namespace, options: PlanOptions) -> None:
+    from shardopt.cost.documents import json_text
     from shardopt.cost.progress import watching
-    from shardopt.frontend.plan import PlanOptions, check_target
+    from shardopt.frontend.plan import check_target
     from shardopt.frontend.planning import make_plan
     from shardopt.pipeline.phases import PHASE_NAMES
     from shardopt.tools.plan_progress import PlanProgress
@@ -148,7 +161,6 @@ def _plan(args: argparse.Namespace) -> None:
 
     if args.output is not None:
         check_target(args.output)
-    options = PlanOptions(**{field.name: getattr(args, field.name) for field in fields(PlanOptions)})
     size = Path(args.model).stat().st_size if Path(args.model).is_file() else 0
     timings = PlanTimings()
     with PlanProgress(len(PHASE_NAMES)) as bars, watching(bars.inside), ExitStack() as reading:
@@ -172,7 +184,7 @@ def _plan(args: argparse.Namespace) -> None:
     if args.output is not None:
         plan.save(args.output)
     if args.json:
-        print(json.dumps(plan.to_json(), indent=2))
+        print(json_text(plan.to_json()))
     else:
         console().print(plan.table())
     if args.timing:

@@ -19,12 +19,14 @@ its own copy. So do masks and the like, which several layers read and small inpu
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
+from shardopt.cost.errors import UserError
 from shardopt.cost.graph import SHARED, Op, OpGraph
 from shardopt.solve.stages.backward_cuts import BackwardProblem, BackwardValue, place_backward
 from shardopt.solve.stages.dependences import NEVER_SHARED, copyable_ops, reached
@@ -48,6 +50,7 @@ class LayerProblem:
     casts or transposes of it) show.
 
     `free_inputs` (the microbatch index) tie nothing to a layer. `accumulators[t] = a`: output t continues input a.
+    `starts`, if there are any, are the operations at which layers begin, but for the first layer.
     `num_layers=None` finds the number, but never fewer than `least_layers`; `method` is "dp" or a baseline,
     "equal-op" or "equal-layer".
     """
@@ -60,6 +63,7 @@ class LayerProblem:
     least_layers: int = 1
     delta: float = 0.5
     method: str = "dp"
+    starts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -155,9 +159,10 @@ class _Assignment:
         sources = self._sources()
         ops = [index for index, inside in enumerate(self.forward) if inside and index not in sources]
         flops = np.array([self.graph.ops[index].weighted_flops for index in ops], dtype=float)
-        unit_of = dict(zip(ops, join(flops).tolist(), strict=True))
+        units = np.arange(len(ops)) if self.problem.starts else join(flops)
+        unit_of = dict(zip(ops, units.tolist(), strict=True))
         line = self._line(unit_of, flops)
-        solution = self._solve(line)
+        solution = self._given(flops, ops) if self.problem.starts else self._solve(line)
         self.num_layers = len(solution.boundaries) - 1
         for index, unit in unit_of.items():
             self.layer[index] = bisect_right(solution.boundaries, unit) - 1
@@ -216,6 +221,17 @@ class _Assignment:
             # so the balance gives way, not the user.
             delta += max(0.0, count * line.flops.max(initial=0.0) / max(line.flops.sum(), 1.0) - 1)
         return line.cut(count, delta, max(0.0, 1 - problem.delta), problem.method)
+
+    def _given(self, flops: np.ndarray, ops: Sequence[int]) -> LayerSolution:
+        """The layers that begin at the first forward operations at or behind `starts`."""
+        inner = [bisect_left(ops, start) for start in self.problem.starts]
+        boundaries = (0, *inner, len(ops))
+        if any(low >= high for low, high in pairwise(boundaries)):
+            raise UserError(
+                f"expected a forward operation in every layer, found layers that begin at {inner} of {len(ops)}"
+            )
+        sums = tuple(float(flops[low:high].sum()) for low, high in pairwise(boundaries))
+        return LayerSolution(boundaries, 0, 0, (0,) * len(sums), sums, "given")
 
     def _values(self, unit_of: Mapping[int, int]) -> list[Value]:
         """What forward units exchange: the values one of them makes and later ones read."""

@@ -36,7 +36,7 @@ class CandidateProblem:
     `state_bytes[k]`: bytes that live all step with layer k but are not read by the body (optimizer state).
     `memory_limit_bytes`: what a device of each host group may hold, None for any amount; empty for any amount in all
     groups. `tied`: tensors that loops and branches need in equal shardings. `roles` is what options with a preset as
-    their method need to know.
+    their method need to know. `wanted` leaves candidates out that a plan file has no use for.
     """
 
     graph: OpGraph
@@ -52,6 +52,7 @@ class CandidateProblem:
     memory_limit_bytes: tuple[int | None, ...] = ()
     tied: tuple[tuple[int, int], ...] = ()
     roles: Roles = field(default_factory=Roles)
+    wanted: Callable[[int, int, StageOption], bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,8 @@ def _candidates(problem: CandidateProblem) -> Iterator[tuple[int, int, int]]:
             if problem.num_stages is not None:
                 others = range(most - 1, most) if fewest <= most - 1 <= largest else range(0)
             for o, option in enumerate(problem.options):
+                if problem.wanted is not None and not problem.wanted(i, j, option):
+                    continue
                 if any(_rest(problem, option) in covered[k] for k in others):
                     yield i, j, o
 

@@ -1,0 +1,39 @@
+"""`shardopt plan --check-plan`: everything that is wrong with a plan file, by itself and for a model."""
+
+from __future__ import annotations
+
+from shardopt.cost.cluster_file import load_cluster
+from shardopt.cost.errors import UserError
+from shardopt.cost.plan_checks import plan_mistakes
+from shardopt.cost.plan_file import load_values, read_plan_file
+from shardopt.frontend.given_plan import options_after, read_options
+
+
+def check_plan(path: str, model: str | None = None) -> tuple[str, ...]:
+    """One message a mistake. With a model, a file without mistakes is applied to it, which finds the first of those
+    that need one: another fingerprint, numbers of operations, shardings that do not divide, memory of a stage.
+
+    Raises UserError for files that cannot be read.
+    """
+    plan, mistakes = read_plan_file(load_values(path))
+    if mistakes:
+        return mistakes
+    options, wrong = read_options(plan)
+    cluster = plan.cluster
+    if cluster is None and options.get("cluster"):
+        try:
+            cluster = load_cluster(options["cluster"])
+        except UserError as error:
+            wrong = (*wrong, f"field 'options.cluster': {error}")
+    found = (*wrong, *plan_mistakes(plan, cluster))
+    return found if found or model is None else _applied(path, model)
+
+
+def _applied(path: str, model: str) -> tuple[str, ...]:
+    from shardopt.frontend.planning import make_plan
+
+    try:
+        make_plan(model, options_after(path, {}), cache=False)
+    except UserError as error:
+        return (str(error).removeprefix(f"{path}: "),)
+    return ()

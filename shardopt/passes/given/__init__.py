@@ -1,0 +1,1 @@
+"""How the deciding passes follow a plan file instead of searching."""

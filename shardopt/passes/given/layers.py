@@ -1,0 +1,77 @@
+"""Layers from a plan file: those of all operations, or the places in the forward pass where a layer begins."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from jaxlib.mlir import ir
+
+from shardopt.cost.errors import UserError
+from shardopt.cost.plan_file import GivenLayers, Runs, layers_in
+from shardopt.dialect.attributes import entries, i64
+from shardopt.dialect.donation import argument_attributes
+from shardopt.dialect.mpmd import LAYER
+from shardopt.ir.program import Program
+
+
+def write_layers(program: Program, given: GivenLayers) -> int:
+    """Give every operation and argument its layer from the file; the number of layers.
+
+    Raises UserError where the file is about a program of another size.
+    """
+    ops = {
+        "body": (program.body_ops, given.body or ()),
+        "prologue": (program.prologue, given.prologue),
+        "epilogue": (program.epilogue, given.epilogue),
+    }
+    layers = {name: _checked(name, runs, len(found)) for name, (found, runs) in ops.items()}
+    arguments = _checked("arguments", given.arguments, len(program.main_block.arguments), least=0)
+    for name, (found, _) in ops.items():
+        for op, layer in zip(found, layers[name], strict=True):
+            op.attributes[LAYER] = i64(layer)
+    program.main.attributes["arg_attrs"] = ir.ArrayAttr.get(
+        [
+            ir.DictAttr.get({**entries(old), LAYER: i64(layer)})
+            for old, layer in zip(argument_attributes(program.main), arguments, strict=True)
+        ]
+    )
+    return max((*layers["body"], 0)) + 1
+
+
+def _checked(name: str, runs: Runs, count: int, least: int = -1) -> tuple[int, ...]:
+    layers = layers_in(runs)
+    if len(layers) != count:
+        what = "arguments" if name == "arguments" else "operations"
+        raise UserError(f"field 'layers.{name}': expected the layers of {count} {what}, found {len(layers)}")
+    if any(layer < least for layer in layers):
+        raise UserError(f"field 'layers.{name}': expected layers of at least {least}, found {min(layers)}")
+    return layers
+
+
+def first_ops(ops: Sequence[ir.Operation], starts: Sequence[str]) -> tuple[int, ...]:
+    """Numbers of the operations at which layers begin. Each start is a number, or a pattern of locations that stands
+    for the first operation behind the start before it that matches. Raises UserError where none does."""
+    found: list[int] = []
+    for k, start in enumerate(starts):
+        behind = found[-1] + 1 if found else 0
+        at = int(start) if start.isdecimal() else _matching(ops, start, behind, f"layers.starts[{k}]")
+        if not behind <= at < len(ops):
+            raise UserError(
+                f"field 'layers.starts[{k}]': expected an operation from {behind} to {len(ops) - 1}, found {at}"
+            )
+        found.append(at)
+    return tuple(found)
+
+
+def _matching(ops: Sequence[ir.Operation], pattern: str, behind: int, path: str) -> int:
+    try:
+        wanted = re.compile(pattern)
+    except re.error as error:
+        raise UserError(
+            f"field '{path}': expected a number or a regular expression, found {pattern!r}: {error}"
+        ) from None
+    for number in range(behind, len(ops)):
+        if wanted.search(str(ops[number].location)):
+            return number
+    raise UserError(f"field '{path}': no operation from {behind} on has a location that matches {pattern!r}")

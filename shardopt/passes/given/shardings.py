@@ -1,0 +1,44 @@
+"""Shardings from a plan file: those of all values of a stage, without search, or those of some arguments."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardopt.cost.mesh import Sharding
+from shardopt.cost.plan_file import GivenShardings, PlanFile
+from shardopt.ir.mesh_graphs import MeshGraph
+from shardopt.passes.sharding.solving import Solved
+from shardopt.solve.sharding.budget import Fit
+from shardopt.solve.sharding.intra_op import IntraOpProblem
+from shardopt.solve.sharding.strategy_text import fixed_inputs, record, restore
+
+
+def given_of(plan: PlanFile, number: int) -> GivenShardings | None:
+    """What the file says of the values of a stage."""
+    return plan.stages[number].shardings if number < len(plan.stages) else None
+
+
+def arguments_of(graph: MeshGraph) -> dict[int, int]:
+    """Tensor -> number of the argument of `@main`."""
+    return {tensor: number for number, tensor in graph.arguments.items()}
+
+
+def fixed_of(plan: PlanFile, number: int, graph: MeshGraph) -> dict[int, Sharding]:
+    """Shardings of arguments that the solver has to keep to. Raises UserError."""
+    given = given_of(plan, number)
+    if given is None or given.ops:
+        return {}
+    return fixed_inputs(given, arguments_of(graph), f"stages[{number}].shardings")
+
+
+def restored(graph: MeshGraph, problem: IntraOpProblem, given: GivenShardings, number: int) -> Solved:
+    """The plan that the file tells. Raises UserError."""
+    path = f"stages[{number}].shardings"
+    solution, plan = restore(problem, given, arguments_of(graph), path)
+    solution = replace(solution, statistics={"nodes": problem.problem.num_nodes})
+    return Solved(problem, Fit(solution, plan), plan, graph, {op: op for op in problem.ops})
+
+
+def recorded(graph: MeshGraph, solved: Solved) -> GivenShardings:
+    assert solved.plan is not None
+    return record(solved.plan, solved.problem.tables, solved.ops, arguments_of(graph))

@@ -1,0 +1,70 @@
+"""`shardopt plan` and plan files: apply one (`--plan`), check one (`--check-plan`), compare two (`--diff`)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from shardopt.cost.errors import UserError
+from shardopt.tools.common import EXIT_USER_ERROR, console
+
+if TYPE_CHECKING:
+    from shardopt.frontend.plan import PlanOptions
+
+_DIFFERENT = 1
+
+
+def add_plan_file_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--plan", default="", metavar="FILE", help="plan file: what it says is not planned again (docs/plan-file.md)"
+    )
+    parser.add_argument("--check-plan", metavar="FILE", help="check a plan file, against MODEL if there is one")
+    parser.add_argument("--diff", nargs=2, metavar=("A", "B"), help="compare two plan files or directories")
+
+
+def asked_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> PlanOptions:
+    """The options of the command line; with `--plan`, those of the file where the command line has the default.
+
+    Raises UserError without a cluster.
+    """
+    from shardopt.frontend.given_plan import options_after
+    from shardopt.frontend.plan import PlanOptions
+
+    given: dict[str, Any] = {option.name: getattr(args, option.name) for option in fields(PlanOptions)}
+    if args.plan:
+        return options_after(
+            args.plan, {name: value for name, value in given.items() if value != parser.get_default(name)}
+        )
+    if not args.cluster:
+        raise UserError("expected --cluster FILE|PRESET[:HxD], or --plan FILE, found none")
+    return PlanOptions(**given)
+
+
+def run_plan_file_command(args: argparse.Namespace) -> int:
+    """Exit code 0, or 1 for mistakes of a plan file, or a difference."""
+    return _diff(*args.diff) if args.diff is not None else _check(args.check_plan, args.model)
+
+
+def _check(path: str, model: str | None) -> int:
+    from shardopt.frontend.plan_check import check_plan
+
+    mistakes = check_plan(path, model)
+    for mistake in mistakes:
+        print(f"{path}: {mistake}", file=sys.stderr)
+    if not mistakes:
+        print(f"{path}: no mistakes found" + (f" for {model}" if model else ""))
+    return EXIT_USER_ERROR if mistakes else 0
+
+
+def _diff(first: str, second: str) -> int:
+    from shardopt.cost.plan_file import load_values
+    from shardopt.report.plan_diff import diff_table, differences
+
+    found = differences(load_values(first), load_values(second))
+    if found:
+        console().print(diff_table(found, first, second))
+    else:
+        print("no differences")
+    return _DIFFERENT if found else 0
