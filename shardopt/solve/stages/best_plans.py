@@ -31,9 +31,11 @@ def best_plans(problem: StageProblem, k: int, num_stages: int | None = None) -> 
     best = {len(optimum.stages): optimum}
     met: dict[Stages, StageSolution] = {}
     tables = SearchTables(problem, num_stages)
-    counts = range(1, problem.most_stages + 1) if num_stages is None else (num_stages,)
-    for count in sorted(counts, key=lambda count: (abs(count - len(optimum.stages)), count)):  # the likely ones first
+    bounds = tables.least_seconds(optimum.seconds * NEAR)
+    for count in sorted(bounds, key=lambda count: (bounds[count], count)):  # the likely ones first
         cutoff = min(optimum.seconds * NEAR, _kth_seconds(best.values(), k))
+        if bounds[count] > cutoff:
+            continue
         search = BottleneckSearch(tables.of_count(count), cutoff=cutoff)
         found = search.run()
         if found is not None and count not in best:

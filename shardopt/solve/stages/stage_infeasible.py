@@ -78,25 +78,27 @@ def _leanest(
     """The plan of stages with `allowed` 0 (not inf) whose most demanding stage lacks the fewest bytes; any plan
     without memory."""
     sizes, size_of = make_sizes(problem)
-    held_by = np.array([option.held for option in problem.options])
     plans = []
     for held, counts in count_groups(problem, num_stages):
         levels, level_of = np.unique(held, return_inverse=True)
-        lacking = []
-        for level in levels:
-            lack = np.maximum(_need_bytes(problem, level) - problem.limit_bytes(), 0.0)
-            lack = np.where(held_by > 0, np.where(level <= held_by, 0.0, np.inf), lack)
-            lacking.append(allowed + (lack if with_memory else 0.0))
+        lacking = [allowed + (_lack_bytes(problem, level) if with_memory else 0.0) for level in levels]
         costs = np.stack([_least_by_size(lack, size_of, len(sizes.offset)) for lack in lacking])
         for recursion in CostTable(costs, costs, level_of, sizes).recursions(counts, problem.most_stages):
             most, answer = _least_maximum(recursion)
             stages = []
-            for start, end, size, level in answer:
+            for (start, end, size), level in zip(answer, level_of[: len(answer)][::-1], strict=True):
                 lack = np.where(size_of == size, lacking[level][start, end], np.inf)
                 stages.append((start, end, int(lack.argmin())))
             if stages:
                 plans.append((most, tuple(stages)))
     return min(plans, key=lambda plan: plan[0])[1] if plans else None
+
+
+def _lack_bytes(problem: StageProblem, in_flight: float) -> np.ndarray:
+    """How many bytes are missing, `[L + 1, L + 1, O]`; inf for what was priced for fewer microbatches in flight."""
+    held = np.array([option.held for option in problem.options])
+    lack = np.maximum(_need_bytes(problem, in_flight) - problem.limit_bytes(), 0.0)
+    return np.where(held > 0, np.where(in_flight <= held, 0.0, np.inf), lack)
 
 
 def _least_maximum(recursion: Recursion) -> tuple[float, tuple[Station, ...]]:

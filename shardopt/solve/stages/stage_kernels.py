@@ -133,8 +133,8 @@ def trace(
     state: int,
     found: np.ndarray,
 ) -> int:
-    """The stages behind best[state, 0, full] as rows (first layer, layer after the last, size, level) of `found`;
-    their number. The first of equals, so that the answer is deterministic."""
+    """The stages behind best[state, 0, full] as rows (first layer, layer after the last, size) of `found`, and how many
+    they are. The first of equals, so that the answer is deterministic."""
     layers, top = total.shape[1] - 1, best.shape[0] - 1
     start, flat, count = 0, sizes.full, 0
     while start < layers:
@@ -142,7 +142,6 @@ def trace(
         if source < 0:
             return -1
         found[count, 0], found[count, 1], found[count, 2] = start, end, size
-        found[count, 3] = states.level[source]
         state, start, flat, count = source, end, flat - sizes.offset[size], count + 1
     return count
 

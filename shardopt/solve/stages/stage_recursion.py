@@ -16,26 +16,29 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from shardopt.solve.stages.stage_problem import StageProblem, Stages
+from shardopt.solve.stages.stage_problem import StageProblem
 
 if TYPE_CHECKING:
     from shardopt.solve.stages.stage_kernels import Sizes, States
 
 
 class Station(NamedTuple):
-    """A stage of an answer: layers, index of its size, and index of its level of microbatches in flight."""
+    """A stage of an answer: its layers, and the index of its size."""
 
     start: int
     end: int
     size: int
-    level: int
 
 
 @dataclass(frozen=True, eq=False)
 class Recursion:
     """`total` and `longest`, `[levels, L + 1, L + 1, G]`: what a stage adds to the sum, and its longest station, for
     every size and every level of microbatches in flight; inf where infeasible. Lower levels never cost more. `answers`
-    are the states in which a plan may end, `candidates` all values that t_max may have, rising."""
+    are the states in which a plan may end, `candidates` all values that t_max may have, rising.
+
+    `relaxed` is the recursion with the fewest microbatches in flight everywhere, for which the number of stages does
+    not matter: a lower bound. It is None where this recursion is no different.
+    """
 
     total: np.ndarray
     longest: np.ndarray
@@ -43,51 +46,70 @@ class Recursion:
     states: States
     sizes: Sizes
     answers: tuple[int, ...]
-
-    @property
-    def counted(self) -> bool:
-        """Whether the number of stages matters."""
-        return len(self.states.level) > 1 or not self.states.open
+    relaxed: Recursion | None = None
 
     def solve(self, t_max: float, limit: float = np.inf) -> tuple[Station, ...] | None:
         """The stages of least sum without a station above `t_max`, or None if that sum exceeds `limit`."""
-        from shardopt.solve.stages.stage_kernels import sweep, trace
+        from shardopt.solve.stages.stage_kernels import trace
+
+        best = self._sweep(t_max, limit)
+        finals = best[list(self.answers), 0, -1] if best is not None else np.array([np.inf])
+        if best is None or not finals.min() <= limit or not np.isfinite(finals).any():
+            return None
+        layers = best.shape[1] - 1
+        found = np.empty((layers, 3), dtype=np.int64)
+        state = self.answers[int(finals.argmin())]
+        count = trace(self.total, self.longest, t_max, self.states, self.sizes, best, state, found)
+        return tuple(Station(*map(int, row)) for row in found[:count])
+
+    def least_sums(self, t_max: float, limit: float) -> np.ndarray:
+        """The least sum for each of the answers, inf where it exceeds `limit`."""
+        best = self._sweep(t_max, limit)
+        return np.full(len(self.answers), np.inf) if best is None else best[list(self.answers), 0, -1]
+
+    def measure(self, stations: tuple[Station, ...]) -> tuple[float, float]:
+        """The sum and the longest station of an answer of a recursion with one level."""
+        stages = [(0, *station) for station in stations]
+        return sum(float(self.total[stage]) for stage in stages), max(float(self.longest[stage]) for stage in stages)
+
+    @cached_property
+    def low_end(self) -> tuple[int, float]:
+        """The index of the last candidate t_max that allows no plan, and the least sum of all plans; of a recursion
+        that is relaxed itself."""
+        low, high = -1, len(self.candidates) - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if np.isfinite(self._before(self.candidates[middle])[0, -1]) else (middle, high)
+        return low, float(self._before(self.candidates[-1])[0, -1]) if high >= 0 else np.inf
+
+    def _sweep(self, t_max: float, limit: float) -> np.ndarray | None:
+        from shardopt.solve.stages.stage_kernels import sweep
 
         layers, width = self.total.shape[1] - 1, self.sizes.full + 1
         rest = np.zeros((layers + 1, width))
-        if self.counted:
-            before = self._uncounted(t_max)
+        if self.relaxed is not None:
+            before = self.relaxed._before(t_max)
             if not before[0, -1] <= limit:
                 return None
             rest = np.ascontiguousarray(before[::-1])
         best = np.empty((len(self.states.level), layers + 1, width))
         sweep(self.total, self.longest, t_max, self.states, self.sizes, rest, limit, best)
-        finals = best[list(self.answers), 0, -1]
-        if not finals.min() <= limit or not np.isfinite(finals).any():
-            return None
-        found = np.empty((layers, 4), dtype=np.int64)
-        state = self.answers[int(finals.argmin())]
-        count = trace(self.total, self.longest, t_max, self.states, self.sizes, best, state, found)
-        return tuple(Station(*map(int, row)) for row in found[:count])
+        return best
 
-    def least_sum(self, t_max: float) -> float:
-        """A lower bound of the sum: any number of stages, each with the fewest microbatches in flight."""
-        return float(self._uncounted(t_max)[0, -1])
-
-    def _uncounted(self, t_max: float) -> np.ndarray:
-        """`[L + 1, width]`: least sums of the layers before the last k, in row k, on some devices, whatever their
-        number of stages, each with the fewest microbatches in flight."""
-        from shardopt.solve.stages.stage_kernels import States, sweep
+    def _before(self, t_max: float) -> np.ndarray:
+        """`[L + 1, width]`: in row k the least sums of all layers but the last k on some devices; of a recursion that
+        is relaxed itself."""
+        from shardopt.solve.stages.stage_kernels import sweep
 
         layers, width = self.total.shape[1] - 1, self.sizes.full + 1
         best = np.empty((1, layers + 1, width))
-        anywhere = States(np.zeros(1, np.int64), True)
-        sweep(*self._backwards, t_max, anywhere, self.sizes, np.zeros((layers + 1, width)), np.inf, best)
+        nothing = np.zeros((layers + 1, width))
+        sweep(*self._backwards, t_max, self.states, self.sizes, nothing, np.inf, best)
         return best[0]
 
     @cached_property
     def _backwards(self) -> tuple[np.ndarray, np.ndarray]:
-        """The cheapest level with the layers counted from the end: what comes before a layer is then behind it."""
+        """The costs with the layers counted from the end: what comes before a layer is then behind it."""
         return tuple(  # type: ignore[return-value]
             np.ascontiguousarray(each[:1, ::-1, ::-1].transpose(0, 2, 1, 3)) for each in (self.total, self.longest)
         )
@@ -111,12 +133,3 @@ def make_sizes(problem: StageProblem) -> tuple[Sizes, np.ndarray]:
     run = (np.array(problem.num_devices)[group] + 1 - devices) * strides[group]
     size_of = np.array([known.index(key) if key in known else -1 for key in keys])
     return Sizes(devices * strides[group], run, strides[group + 1], int(strides[-1]) - 1), size_of
-
-
-def stages_of(problem: StageProblem, stations: tuple[Station, ...], levels: np.ndarray, size_of: np.ndarray) -> Stages:
-    """The cheapest option for each stage of an answer, the first of equals."""
-    found = []
-    for start, end, size, level in stations:
-        fits = problem.fits(float(levels[level]), start, end) & (size_of == size)
-        found.append((start, end, int(np.where(fits, problem.seconds[start, end], np.inf).argmin())))
-    return tuple(found)

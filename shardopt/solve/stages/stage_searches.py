@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardopt.solve.stages.stage_problem import StageProblem, Stages, in_flight_counts
-from shardopt.solve.stages.stage_recursion import Recursion, Station, candidates_of, make_sizes, stages_of
+from shardopt.solve.stages.stage_problem import StageProblem, StageSolution, evaluate, in_flight_counts
+from shardopt.solve.stages.stage_recursion import Recursion, Station, candidates_of, make_sizes
 
 if TYPE_CHECKING:
     from shardopt.solve.stages.stage_kernels import Sizes
@@ -17,15 +19,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """One recursion over the seconds of `problem`; `levels` are the microbatches in flight of its levels."""
+    """One recursion over the seconds of `problem`; `size_of` is the size of each option."""
 
     problem: StageProblem
     recursion: Recursion
-    levels: np.ndarray
     size_of: np.ndarray
 
-    def stages(self, stations: tuple[Station, ...]) -> Stages:
-        return stages_of(self.problem, stations, self.levels, self.size_of)
+    def plan(self, stations: tuple[Station, ...]) -> StageSolution | None:
+        """The plan with the cheapest option that fits for each station, the first of equals; None where none fits, as
+        may be for an answer of the relaxed recursion, or where the number of stages is not allowed."""
+        if not self.recursion.states.open and len(stations) not in self.recursion.answers:
+            return None
+        held = in_flight_counts(self.problem, len(stations))[::-1]
+        stages = []
+        for (start, end, size), count in zip(stations, held, strict=True):
+            fits = self.problem.fits(count, start, end) & (self.size_of == size)
+            if not fits.any():
+                return None
+            seconds = np.where(fits, self.problem.seconds[start, end], np.inf)
+            stages.append((start, end, int(seconds.argmin())))
+        return evaluate(self.problem, tuple(stages))
 
 
 def count_groups(problem: StageProblem, num_stages: int | None) -> Iterator[tuple[np.ndarray, tuple[int, ...]]]:
@@ -47,28 +60,44 @@ class SearchTables:
         self.problem = problem
         self.sizes, self.size_of = make_sizes(problem)
         self._groups = tuple(count_groups(problem, num_stages))
-        self._tables: dict[int, tuple[CostTable, np.ndarray]] = {}
+        self._tables: dict[int, CostTable] = {}
 
     def fewest(self) -> Iterator[Search]:
         """As few recursions as do for all numbers of stages."""
         for group, (_, counts) in enumerate(self._groups):
-            table, levels = self._table(group)
-            for recursion in table.recursions(counts, self.problem.most_stages):
-                yield Search(self.problem, recursion, levels, self.size_of)
+            for recursion in self._table(group).recursions(counts, self.problem.most_stages):
+                yield Search(self.problem, recursion, self.size_of)
 
     def of_count(self, count: int) -> Search:
         """The recursion of plans with exactly so many stages."""
         group = next(index for index, (_, counts) in enumerate(self._groups) if count in counts)
-        table, levels = self._table(group)
-        return Search(self.problem, table.of_count(count), levels, self.size_of)
+        return Search(self.problem, self._table(group).of_count(count), self.size_of)
 
-    def _table(self, group: int) -> tuple[CostTable, np.ndarray]:
-        """Costs of the stages that fit, by level, and the microbatches in flight of the levels."""
+    def least_seconds(self, cutoff: float, parts: int = 6) -> dict[int, float]:
+        """A lower bound of the step for each number of stages, inf where it exceeds `cutoff`; 0 for numbers of stages
+        that share no table with others. The values of t_max are cut into `parts` intervals."""
+        if len(self._groups) > 1:
+            return {count: 0.0 for _, counts in self._groups for count in counts}
+        table, counts, repeats = self._table(0), self._groups[0][1], self.problem.num_microbatches - 1
+        low, floor = table.relaxed.low_end
+        high = len(table.candidates) - 1
+        if repeats:
+            high = min(high, int(np.searchsorted(table.candidates, (cutoff - floor) / repeats)))
+        recursion = table.each_count(counts)
+        bounds = np.full(len(counts), np.inf)
+        ends = np.unique(np.linspace(low, high, parts + 1).astype(int))
+        for before, last in pairwise(ends):  # t_max above candidate `before`, up to `last`
+            rest = repeats * float(table.candidates[before + 1])
+            np.minimum(bounds, recursion.least_sums(float(table.candidates[last]), cutoff - rest) + rest, out=bounds)
+        return dict(zip(counts, bounds.tolist(), strict=True))
+
+    def _table(self, group: int) -> CostTable:
+        """Costs of the stages that fit, by level."""
         if group not in self._tables:
             levels, level_of = np.unique(self._groups[group][0], return_inverse=True)  # 1F1B repeats its last count
             costs = self._costs(levels)
             both, longer = self.problem.cut_seconds()[:, :, None, None]
-            self._tables[group] = (CostTable(costs + both, np.maximum(costs, longer), level_of, self.sizes), levels)
+            self._tables[group] = CostTable(costs + both, np.maximum(costs, longer), level_of, self.sizes)
         return self._tables[group]
 
     def _costs(self, levels: np.ndarray) -> np.ndarray:
@@ -101,14 +130,29 @@ class CostTable:
         """Exactly so many stages."""
         return self._recursion(np.append(self.level_of[:count], 0), False, (count,))
 
+    def each_count(self, counts: tuple[int, ...]) -> Recursion:
+        """Any of these numbers of stages, kept apart."""
+        return self._recursion(np.append(self.level_of[: counts[-1]], 0), False, counts)
+
     def any_count(self) -> Recursion:
         """Any number of stages; those behind which all cost the same are one state."""
         last = len(self.level_of) - 1
         while last > 0 and np.array_equal(self.total[self.level_of[last - 1]], self.total[self.level_of[-1]]):
             last -= 1
+        if last == 0:
+            return self.relaxed
         return self._recursion(self.level_of[: last + 1], True, tuple(range(last + 1)))
+
+    @cached_property
+    def relaxed(self) -> Recursion:
+        """The fewest microbatches in flight everywhere, and any number of stages."""
+        from shardopt.solve.stages.stage_kernels import States
+
+        anywhere = States(np.zeros(1, np.int64), True)
+        return Recursion(self.total[:1], self.longest[:1], self.candidates, anywhere, self.sizes, (0,))
 
     def _recursion(self, level: np.ndarray, is_open: bool, answers: tuple[int, ...]) -> Recursion:
         from shardopt.solve.stages.stage_kernels import States
 
-        return Recursion(self.total, self.longest, self.candidates, States(level, is_open), self.sizes, answers)
+        states = States(level, is_open)
+        return Recursion(self.total, self.longest, self.candidates, states, self.sizes, answers, self.relaxed)
