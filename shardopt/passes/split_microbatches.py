@@ -15,8 +15,8 @@ users stand behind it; what the epilogue or a result reads of a batched value is
 3. Place the ops on demand (`shardopt.solve.microbatches.time_plan`).
 4. Write the loop (`shardopt.ir.microbatch_loop`).
 
-With `batch-args=none num-microbatches=1` the whole step is the body of a loop of one iteration, whose results replace
-the accumulators: for steps without a batch dimension.
+With `batch-args=none num-microbatches=1` all of the step but the updates of its state is the body of a loop of one
+iteration, whose results replace the accumulators: for steps without a batch dimension.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from shardopt.ir.microbatch_loop import LoopWriter, StepReader
 from shardopt.ir.rewriting import functions, shape_of, symbol_name
 from shardopt.passes.base import Pass, PassContext, PassFailure, option
 from shardopt.solve.microbatches.time_axis import Batch, CouplingError, TimeAxis, analyse
-from shardopt.solve.microbatches.time_plan import plan_loop, plan_single
+from shardopt.solve.microbatches.time_plan import plan_loop
+from shardopt.solve.microbatches.whole_step import plan_single
 
 
 def _find_main(module: ir.Module, pm: PassContext) -> ir.Operation:
@@ -158,7 +159,7 @@ def _plan_loop(graph: OpGraph, batch: Batch, coupling: str, reader: StepReader, 
         if not single:
             raise
         op = reader.handles[error.op]
-        pm.remark("no-batch-structure", op, f"'{op.name}' {error}; the loop body is the whole step")
+        pm.remark("no-batch-structure", op, f"'{op.name}' {error}; the loop has one iteration, of the whole step")
         return plan_single(graph)
 
 

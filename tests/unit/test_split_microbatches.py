@@ -102,22 +102,27 @@ def test_mlp_with_sgd() -> None:
     assert len(program.loop.results) == 4
 
 
-def test_adam_updates_stay_behind_the_loop() -> None:
-    def step(state: Any, x: jax.Array, y: jax.Array) -> Any:
-        params, first, second, count = state
-        grads = jax.grad(mse)(params, x, y)
-        norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads)))
-        grads = jax.tree.map(lambda g: g / jnp.maximum(norm, 1.0), grads)
-        first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, grads)
-        second = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g**2, second, grads)
-        rate = 0.1 / (1 + count)
-        params = jax.tree.map(lambda p, m, v: p - rate * m / (jnp.sqrt(v) + 1e-3), params, first, second)
-        return params, first, second, count + 1
+def adam(state: Any, x: jax.Array, y: jax.Array) -> Any:
+    """A step with gradients clipped by their common norm."""
+    params, first, second, count = state
+    grads = jax.grad(mse)(params, x, y)
+    norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads)))
+    grads = jax.tree.map(lambda g: g / jnp.maximum(norm, 1.0), grads)
+    first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, grads)
+    second = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g**2, second, grads)
+    rate = 0.1 / (1 + count)
+    params = jax.tree.map(lambda p, m, v: p - rate * m / (jnp.sqrt(v) + 1e-3), params, first, second)
+    return params, first, second, count + 1
 
+
+def adam_state() -> Any:
     params = mlp_params()
     zeros = jax.tree.map(jnp.zeros_like, params)
-    state = (params, zeros, zeros, jnp.float32(2))
-    program = check(step, state, normal(3, ROWS, 3), normal(4, ROWS, 2))
+    return params, zeros, zeros, jnp.float32(2)
+
+
+def test_adam_updates_stay_behind_the_loop() -> None:
+    program = check(adam, adam_state(), normal(3, ROWS, 3), normal(4, ROWS, 2))
     assert "sqrt" not in names(program.body_ops)
 
 
@@ -314,9 +319,29 @@ def test_ambiguous_batch_arguments_are_listed() -> None:
 
 
 def test_a_step_without_a_batch_is_one_iteration() -> None:
-    program = check(
-        partial(sgd, mse), mlp_params(), normal(3, 3, 3), normal(4, 3, 2), counts=(1,), batch_args=("none",)
-    )
+    program = check(adam, adam_state(), normal(3, 3, 3), normal(4, 3, 2), counts=(1,), batch_args=("none",))
+    assert "dot_general" not in names(program.epilogue)
+    assert "sqrt" not in names(program.body_ops), "updates stay behind the loop there, too"
+    assert len(program.loop.results) == 3, "a gradient for each parameter"
+
+
+def test_losses_and_other_results_without_a_batch() -> None:
+    """A result is returned by the loop although an update is computed from it, too."""
+
+    def step(params: Any, x: jax.Array, y: jax.Array) -> Any:
+        loss, grads = jax.value_and_grad(mse)(params, x, y)
+        return jax.tree.map(lambda p, g: p - loss * g, params, grads), loss, x @ y
+
+    program = check(step, mlp_params(), normal(3, 3, 3), normal(4, 3, 2), counts=(1,), batch_args=("none",))
+    assert len(program.loop.results) == 5
+    assert names(program.epilogue) <= {"broadcast_in_dim", "multiply", "subtract", "transpose"}
+
+
+def test_a_step_that_is_all_state_is_one_iteration() -> None:
+    def step(params: Any, x: jax.Array) -> Any:
+        return jnp.tanh(params) * 2 + 1, x
+
+    program = check(step, normal(0, 3), normal(1, 2), counts=(1,), batch_args=("none",))
     assert not program.epilogue
 
 

@@ -10,7 +10,7 @@ from shardopt.cost.graph import FactorRule, Op, OpGraph, Tensor
 from shardopt.cost.microbatching import Cut, Split
 from shardopt.solve.microbatches.batch_factors import locate, split_of
 from shardopt.solve.microbatches.time_axis import Batch, CouplingError, Kind, TimeAxis, analyse
-from shardopt.solve.microbatches.time_plan import plan_loop, plan_single
+from shardopt.solve.microbatches.time_plan import plan_loop
 
 
 class Builder:
@@ -158,13 +158,6 @@ def test_a_light_reduction_runs_on_the_whole_batch() -> None:
     plan = plan_loop(run(b, t, y))
     assert plan.prologue == (3,)
     assert total in plan.captures
-
-
-def test_single_iteration_of_everything() -> None:
-    b, t = linear()
-    plan = plan_single(b.graph(t["u"], t["w"]))
-    assert [op.op for op in plan.body] == [0, 1, 2]
-    assert [a.view.tensor for a in plan.accumulators] == [t["u"]]
 
 
 @given(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=4), st.data())

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from shardopt.cost.graph import Op, OpGraph
+from shardopt.cost.graph import Op
 from shardopt.cost.microbatching import Accumulator, BodyOp, Cut, Split, TimePlan, View
 from shardopt.solve.microbatches.batch_factors import locate, moves_along, operand_split, result_split
 from shardopt.solve.microbatches.time_axis import HEAVY, CouplingError, Kind, TimeAxis, is_layout
@@ -41,17 +41,6 @@ def plan_loop(axis: TimeAxis) -> TimePlan:
     for tensor in axis.graph.inputs:
         walk.visit_input(tensor)
     return walk.plan()
-
-
-def plan_single(graph: OpGraph) -> TimePlan:
-    """The whole step as the body of a loop of one iteration: for modules without a batch dimension."""
-    whole = [tuple(map(View, ts)) for op in graph.ops for ts in (op.operands, op.results)]
-    body = tuple(BodyOp(k, None, whole[2 * k], whole[2 * k + 1]) for k in range(len(graph.ops)))
-    inputs = frozenset(graph.inputs)
-    read = {t for op in graph.ops for t in op.operands}
-    results = dict.fromkeys(t for t in graph.outputs if t not in inputs)
-    captures = tuple(t for t in graph.inputs if t in read)
-    return TimePlan(1, (), body, (), captures, (), tuple(Accumulator(View(t)) for t in results))
 
 
 @dataclass

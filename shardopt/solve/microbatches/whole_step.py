@@ -1,0 +1,104 @@
+"""A step without batch dimension as a loop of one iteration, with the updates of its state behind the loop.
+
+Where the batch tells nothing, the state does. A result is an updated state if it comes from an argument of the same
+size through operations that keep that size; where such a chain ends at an operation that mixes elements (a product, a
+sum, a scatter) stands a gradient. The body is what gradients and all other results need. The rest, which nobody but
+updated states reads, stands behind the loop, as in a step that is cut into microbatches: so layers are found from the
+body, and updates follow their parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from math import prod
+
+from shardopt.cost.graph import OpGraph
+from shardopt.cost.microbatching import Accumulator, BodyOp, TimePlan, View
+from shardopt.solve.microbatches.time_axis import HEAVY
+
+# Their results have elements from everywhere in the operands, of whatever size these are.
+_MIXING = HEAVY | {
+    "fft",
+    "gather",
+    "reduce",
+    "reduce_window",
+    "scatter",
+    "select_and_scatter",
+    "sort",
+    "triangular_solve",
+}
+# Nothing of the model is in these.
+_MADE = frozenset({"broadcast_in_dim", "constant", "iota"})
+
+
+def plan_single(graph: OpGraph) -> TimePlan:
+    """The plan of one iteration; its body is the whole step where no state is found."""
+    body = _ancestors(graph, set(_roots(graph)))
+    if not body:
+        body = set(range(len(graph.ops)))
+    epilogue = _epilogue(graph, body)
+    ops = tuple(
+        BodyOp(k, None, tuple(map(View, graph.ops[k].operands)), tuple(map(View, graph.ops[k].results)))
+        for k in sorted(body)
+    )
+    made = dict.fromkeys(t for k in sorted(body) for t in graph.ops[k].results)
+    again = {t for k in epilogue for t in graph.ops[k].results}
+    wanted = {t for k in epilogue for t in graph.ops[k].operands} | set(graph.outputs)
+    read = {t for k in body for t in graph.ops[k].operands}
+    captures = tuple(t for t in graph.inputs if t in read)
+    accumulators = tuple(Accumulator(View(t)) for t in made if t in wanted and t not in again)
+    return TimePlan(1, (), ops, epilogue, captures, (), accumulators)
+
+
+def _roots(graph: OpGraph) -> Iterator[int]:
+    """The gradients, and the results that are no updated state."""
+    producers = graph.producers()
+    for output in graph.outputs:
+        gradients, from_state = _origins(graph, producers, output)
+        yield from gradients if from_state else (output,)
+
+
+def _origins(graph: OpGraph, producers: tuple[int, ...], output: int) -> tuple[tuple[int, ...], bool]:
+    """Where the chains of equal size end that lead to a result: results of mixing operations, and whether arguments."""
+    size = prod(graph.tensors[output].shape)
+    seen = {output: None}
+    stack, gradients, from_state = [output], list[int](), False
+    while stack:
+        tensor = stack.pop()
+        op = graph.ops[producers[tensor]] if producers[tensor] >= 0 else None
+        if op is None:
+            from_state = True
+            continue
+        same = [t for t in op.operands if prod(graph.tensors[t].shape) == size] if op.name not in _MIXING else []
+        if not same and op.name not in _MADE:
+            gradients.append(tensor)
+        stack += [t for t in same if t not in seen]
+        seen.update(dict.fromkeys(same))
+    return tuple(gradients), from_state
+
+
+def _ancestors(graph: OpGraph, tensors: set[int]) -> set[int]:
+    """The operations that make the tensors, and what those need."""
+    found: set[int] = set()
+    needed = set(tensors)
+    for index in range(len(graph.ops) - 1, -1, -1):
+        if not needed.isdisjoint(graph.ops[index].results):
+            found.add(index)
+            needed.update(graph.ops[index].operands)
+    return found
+
+
+def _epilogue(graph: OpGraph, body: Set[int]) -> tuple[int, ...]:
+    """What is not in the body, and what is in it but made of constants only: that is made again."""
+    constant: set[int] = set()
+    for op in graph.ops:
+        if constant.issuperset(op.operands) and op.name not in _MIXING and op.rule is not None:
+            constant.update(op.results)
+    found: list[int] = []
+    read: set[int] = set()
+    for index in range(len(graph.ops) - 1, -1, -1):
+        op = graph.ops[index]
+        if index not in body or (not read.isdisjoint(op.results) and constant.issuperset(op.results)):
+            found.append(index)
+            read.update(op.operands)
+    return tuple(reversed(found))
