@@ -12,11 +12,14 @@ process, so that it can be part of a key on disk.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from hashlib import sha256
 
 from shardopt.cost.graph import Op, OpGraph
+
+# Whatever else is known about an operation is part of its kind.
+_OF_KIND = tuple(f.name for f in fields(Op) if f.name not in ("operands", "results", "rule", "group", "block"))
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,7 @@ def _kind(op: Op, rules: dict[int, str]) -> tuple[Hashable, ...]:
     rule = rules.get(id(op.rule))
     if rule is None:
         rule = rules[id(op.rule)] = _rule(op)
-    return op.name, rule, op.reducer, op.flops, op.repeat, op.trips, op.zero, str(op.windows) if op.windows else ""
+    return rule, *(getattr(op, name) for name in _OF_KIND)
 
 
 def _rule(op: Op) -> str:

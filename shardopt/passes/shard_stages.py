@@ -64,6 +64,7 @@ from shardopt.solve.sharding.budget import fit
 from shardopt.solve.sharding.constraints import Constraints
 from shardopt.solve.sharding.intra_op import ImpossibleSharding, IntraOpProblem, IntraOpTables
 from shardopt.solve.sharding.linear import find_linear
+from shardopt.solve.sharding.strategies_tables import StrategyTables
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,7 @@ class ShardStages(Pass):
         """The plan of each mesh, from the plan file or solved, reported. Raises PassFailure where there is none."""
         solver = MeshSolver(
             cluster,
-            lambda graph, constraints, batch: self._problem(graph, cluster, constraints, batch, pm),
+            lambda graph, constraints, batch, strategies: self._problem(graph, strategies, constraints, batch, pm),
             lambda problem: problem.solve(self.time_limit, self.gap),
             lambda problem, relaxed: fit(
                 problem,
@@ -226,7 +227,8 @@ class ShardStages(Pass):
             alone = graph.method == "shardy" or bool(wanted)
             rows = given_of(given, number)
             if rows is not None and rows.ops:
-                solved = restored(graph, self._problem(graph, cluster, constraints, batch, pm), rows, number)
+                strategies = StrategyTables(graph.mesh, cluster)
+                solved = restored(graph, self._problem(graph, strategies, constraints, batch, pm), rows, number)
             else:
                 solved = solver.plan(graph, constraints, batch_of(graph, self.batch_args), batch, alone=alone)
             if solved.plan is None:
@@ -243,10 +245,15 @@ class ShardStages(Pass):
         return memory_limit(problem.tables.strategies.device, self.memory_fraction, self.memory_budget)
 
     def _problem(
-        self, graph: MeshGraph, cluster: Cluster, constraints: Constraints, received: Mapping[int, int], pm: PassContext
+        self,
+        graph: MeshGraph,
+        strategies: StrategyTables,
+        constraints: Constraints,
+        received: Mapping[int, int],
+        pm: PassContext,
     ) -> IntraOpProblem:
         linear = find_linear(graph.graph, graph.tied, graph.sent) if self._opens_sums(graph) else ()
-        tables = IntraOpTables(graph.graph, graph.mesh, cluster, constraints, linear)
+        tables = IntraOpTables(graph.graph, graph.mesh, strategies.cluster, constraints, linear, strategies)
         roles = find_roles(graph.method, graph, tables, self.batch_args, received=received)
         restriction = restrict(graph.method, tables, roles)
         fixed, allowed = restriction.fixed, restriction.allowed

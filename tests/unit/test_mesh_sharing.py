@@ -134,6 +134,7 @@ def test_the_structure_is_the_graph_but_for_its_numbers() -> None:
         replace(graph, ops=(exponential, replace(add, operands=(2, 0)))),
         replace(graph, ops=(exponential, replace(add, group=0))),
         replace(graph, ops=(exponential, replace(add, repeat=2))),
+        replace(graph, ops=(replace(exponential, transcendentals=4.0), add)),
         replace(graph, outputs=(2, 3)),
         replace(graph, loops=((0, 1),)),
         replace(graph, carried=frozenset({1})),

@@ -23,9 +23,11 @@ from shardopt.solve.sharding.constraints import Constraints
 from shardopt.solve.sharding.intra_op import IntraOpProblem
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
 from shardopt.solve.sharding.renaming import renamed
+from shardopt.solve.sharding.strategies_tables import StrategyTables
 
-# The problem of a mesh, its solution without memory, and the plan within memory.
-Build = Callable[[MeshGraph, Constraints, Mapping[int, int]], IntraOpProblem]
+# The problem of a mesh (with strategies of meshes that are linked like it), its solution without memory, and the plan
+# within memory.
+Build = Callable[[MeshGraph, Constraints, Mapping[int, int], StrategyTables], IntraOpProblem]
 Solve = Callable[[IntraOpProblem], Solution]
 FitWithin = Callable[[IntraOpProblem, Solution], Fit]
 
@@ -59,6 +61,7 @@ class MeshSolver:
     def __init__(self, cluster: Cluster, build: Build, solve: Solve, fit: FitWithin) -> None:
         self.cluster, self.build, self.solve, self.fit = cluster, build, solve, fit
         self._kinds: dict[Hashable, _Kind] = {}
+        self._strategies: dict[Hashable, StrategyTables] = {}
 
     @property
     def num_kinds(self) -> int:
@@ -78,10 +81,12 @@ class MeshSolver:
         from meshes that look alike."""
         structure = structure_of(graph.graph)
         asked = _asked(graph, structure, constraints, {**received, **batch})
-        key = (structure.digest, *_links(self.cluster, graph.mesh), *asked, graph.mesh.name if alone else "")
+        links = _links(self.cluster, graph.mesh)
+        key = (structure.digest, *links, *asked, graph.mesh.name if alone else "")
         kind = self._kinds.get(key)
         if kind is None:
-            problem = self.build(graph, constraints, received)
+            strategies = self._strategies.setdefault(links, StrategyTables(graph.mesh, self.cluster))
+            problem = self.build(graph, constraints, received, strategies)
             kind = self._kinds[key] = _Kind(graph, structure, problem, self.solve(problem), {})
         loop = graph.residency.loop
         held = 0 if loop is None else loop.in_flight

@@ -95,6 +95,7 @@ class IntraOpTables:
         """`linear` says for each operation which values may be partial (`linear`): by default none. `strategies` are
         those of this mesh, where another graph has made some."""
         self.graph = graph
+        self.mesh = mesh
         self.constraints = constraints
         self.strategies = strategies or StrategyTables(mesh, cluster)
         self.linear = linear
@@ -113,10 +114,6 @@ class IntraOpTables:
             index: [number for number, strategy in enumerate(self.ops[index].strategies) if permits(index, strategy)]
             for index in self.constraints.forbidden
         }
-
-    @property
-    def mesh(self) -> Mesh:
-        return self.strategies.mesh
 
     @cached_property
     def producers(self) -> tuple[int, ...]:
