@@ -165,7 +165,8 @@ class Replicas:
         """The program and its optimized HLO. `results` are the shapes, of rank 1 at least, and MLIR element types."""
         ids = [[device.id] for device in self._devices]
         options = get_compile_options(num_replicas=len(ids), num_partitions=1, device_assignment=ids)
-        _keep_barriers(options.executable_build_options, bytecode)
+        if self._devices[0].platform == "cpu":
+            _keep_barriers(options.executable_build_options, bytecode)
         client = self._devices[0].client
         loaded = client.compile_and_load(bytecode, xc.DeviceList(tuple(self._devices)), options)
         wraps = [

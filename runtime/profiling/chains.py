@@ -30,6 +30,7 @@ _CHANNELS, _IMAGES, _ROW = 32, 4, 256
 _FREE = frozenset(
     ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "opt-barrier", "after-all", "partition-id")
 )
+_CALLEE = re.compile(r"to_apply=%?([\w.-]+)")
 _OPCODE = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = (?:\([^=]*?\)|\S+) ([\w-]+)\(")
 
 
@@ -59,16 +60,26 @@ class Chain:
         return f"func.func @main({head}) -> {types[0]} {{\n{body}\nreturn {value} : {types[0]}\n}}"
 
     def count(self, hlo: str) -> tuple[int, int]:
-        """(operations of this kind, kernels of the entry computation) in compiled HLO."""
+        """(operations of this kind, kernels that the entry computation starts) in compiled HLO."""
         wanted = re.compile("|".join(rf"(?<![\w-]){re.escape(opcode)}(?![\w-])" for opcode in self.opcodes))
-        found = sum(bool(wanted.search(line.split("metadata=")[0])) for line in _instructions(hlo))
-        entry = hlo[hlo.index("\nENTRY ") :].partition("\n}")[0]
-        opcodes = [match[1] for line in entry.splitlines() if (match := _OPCODE.match(line))]
-        return found, sum(opcode not in _FREE and not opcode.endswith("-done") for opcode in opcodes)
+        lines = [line.split("metadata=")[0] for line in hlo.splitlines() if _OPCODE.match(line)]
+        found = sum(bool(wanted.search(line.partition(" = ")[2])) for line in lines)
+        return found, _kernels(hlo, hlo[hlo.index("\nENTRY ") :])
 
 
-def _instructions(hlo: str) -> list[str]:
-    return [line.partition(" = ")[2] for line in hlo.splitlines() if _OPCODE.match(line)]
+def _kernels(hlo: str, computation: str) -> int:
+    """What works in a computation and in those that it calls as they are, as GPU backends do with recorded commands."""
+    count = 0
+    for line in computation.partition("\n}")[0].splitlines():
+        opcode = _OPCODE.match(line)
+        if opcode is None or opcode[1] in _FREE or opcode[1].endswith("-done"):
+            continue
+        count += 1
+        callee = _CALLEE.search(line) if opcode[1] == "call" else None
+        header = callee and re.search(rf"^%?{re.escape(callee[1])} \(", hlo, re.MULTILINE)
+        if header:
+            count += _kernels(hlo, hlo[header.start() :])
+    return count
 
 
 def type_text(shape: Shape, dtype: str) -> str:
