@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from shardopt.cost.errors import UserError
 from shardopt.frontend.plan import InterOp, Plan, PlanOptions
@@ -25,7 +25,7 @@ def optimize(
     batch_args: BatchArguments = "auto",
     batch_coupling: str = "error",
     microbatches: int | None = 1,
-    layers: int | None = None,
+    layers: int | Literal["search"] | None = None,
     delta: float = 0.5,
     stages: int | None = None,
     submesh: str | None = None,
@@ -55,7 +55,8 @@ def optimize(
     batch_args     flat arguments that hold the batch: "auto", numbers, or a dictionary number -> batch dimension
     microbatches   into how many parts the batch is cut; None tries several and takes the best
     batch_coupling what to do about statistics over the whole batch: "error", or "per-microbatch"
-    layers, stages how many layers to cluster into, how many pipeline stages
+    layers, stages how many layers to cluster into, how many pipeline stages; layers="search" takes more as long as
+                   that shortens the predicted step
     delta          by which fraction a layer may exceed its equal share of the FLOPs
     submesh        allow only submeshes of this shape, HOSTSxDEVICES
     logical_shape  allow only this logical shape of a submesh, such as "2x2"

@@ -43,7 +43,7 @@ class PlanOptions:
     batch_args: str = "auto"
     batch_coupling: str = "error"
     microbatches: int | None = 1
-    layers: int | None = None
+    layers: int | Literal["search"] | None = None
     delta: float = 0.5
     stages: int | None = None
     submesh: str | None = None
@@ -73,7 +73,7 @@ class PlanOptions:
                 "batch-coupling": self.batch_coupling,
             },
             "cluster": {
-                "layers": self.layers,
+                "layers": None if self.layers == "search" else self.layers,
                 "delta": self.delta,
                 "least-layers": least if least > 1 else None,
                 "method": "equal-op" if self.inter_op == "equal-op" else None,

@@ -11,7 +11,7 @@ from shardopt.frontend.given_plan import check_model
 from shardopt.frontend.plan import Plan, PlanOptions, option_text
 from shardopt.frontend.plan_cache import get_plan, plan_key, put_plan
 from shardopt.frontend.sources import reported_in, resolve_source, source_name
-from shardopt.frontend.step_search import best_choice, comparison, microbatch_choices
+from shardopt.frontend.step_search import Attempt, RunPhase, best_choice, comparison, grow_layers, microbatch_choices
 
 if TYPE_CHECKING:
     from jaxlib.mlir import ir
@@ -97,13 +97,25 @@ def _run_phases(
                 continue
             run(module, phase, chosen, handler)
             forms.append((phase, module_bytecode(module)))
-            if phase == "import" and options.microbatches is None:
-                best, attempts = best_choice(module, microbatch_choices(module, options), run)
-                for diagnostic in (*best.said, _remark("microbatches", comparison(best, attempts))):
+            if phase == "import" and (best := _search(module, options, run, handler)) is not None:
+                for diagnostic in best.said:
                     handler(diagnostic)
                 module, chosen = best.module, best.choice.options
                 forms += best.forms
         return Plan(forms[-1][1], original, tuple(forms), summarize(module), options)
+
+
+def _search(module: ir.Module, options: PlanOptions, run: RunPhase, handler: Handler) -> Attempt | None:
+    """Of the imported form, planned up to its stages, what was asked to be searched; None if nothing was."""
+    best = None
+    if options.microbatches is None:
+        best, attempts = best_choice(module, microbatch_choices(module, options), run)
+        handler(_remark("microbatches", comparison(best, attempts)))
+        options = best.choice.options
+    if options.layers == "search":
+        best, attempts = grow_layers(module, options, run)
+        handler(_remark("layers", comparison(best, attempts)))
+    return best
 
 
 def _remark(kind: str, message: str) -> Diagnostic:

@@ -1,11 +1,12 @@
-"""What only a whole step can decide (the number of microbatches): plan the stages for each value, and compare.
+"""What only a whole step can decide (the numbers of microbatches and of layers): plan the stages for values, compare.
 
     imported module ─┬─ clone ─▶ microbatch ─▶ cluster ─▶ stage ─▶ predicted seconds of a step
                      ├─ clone ─▶ …                                            the least wins
                      └─ clone ─▶ …
 
-The import phase has run once, before. Every value is tried: that a further cut of the batch cannot pay is not provable
-before it is priced, and equal stages are priced once for all (`shardopt.caching`).
+The import phase has run once, before. Every number of microbatches is tried: that a further cut of the batch cannot pay
+is not provable before it is priced, and equal stages are priced once for all (`shardopt.caching`). Layers get more as
+long as that shortens the step: cutting every layer in two leaves all stages of before, and adds some.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from shardopt.ir.diagnostics import Diagnostic
 
 PHASES = ("microbatch", "cluster", "stage")
+# The stage phase prices an interval for each pair of layers.
+MAX_SEARCHED_LAYERS = 64
 
 RunPhase = Callable[["ir.Module", str, PlanOptions, Callable[["Diagnostic"], None]], None]
 
@@ -45,6 +48,7 @@ class Attempt:
     module: ir.Module
     forms: list[tuple[str, bytes]] = field(default_factory=list)
     said: list[Diagnostic] = field(default_factory=list)
+    num_layers: int = 0
     step_seconds: float | None = None
     refusal: UserError | None = None
 
@@ -101,12 +105,8 @@ def best_choice(module: ir.Module, choices: Iterable[Choice], run: RunPhase) -> 
     attempts = []
     best: Attempt | None = None
     for choice in choices:
-        attempt = Attempt(choice, load_module(source, module.context))
+        attempt = _try(choice, load_module(source, module.context), run)
         attempts.append(attempt)
-        try:
-            _plan_stages(attempt, run)
-        except UserError as error:
-            attempt.refusal = error
         if attempt.step_seconds is None or (best and best.step_seconds and attempt.step_seconds >= best.step_seconds):
             _forget(attempt)
             continue
@@ -118,6 +118,39 @@ def best_choice(module: ir.Module, choices: Iterable[Choice], run: RunPhase) -> 
     return best, tuple(attempts)
 
 
+def grow_layers(module: ir.Module, options: PlanOptions, run: RunPhase) -> tuple[Attempt, tuple[Attempt, ...]]:
+    """The number of layers that clustering finds, then two, three, … times as many, as long as the predicted step gets
+    shorter; the last attempt that did, and all of them. `run` as in `best_choice`. Raises UserError if the first has no
+    plan."""
+    from shardopt.ir.io import load_module, module_bytecode
+
+    source = module_bytecode(module)
+    found = Choice("layers as found", replace(options, layers=None))
+    best = _try(found, load_module(source, module.context), run)
+    if best.refusal is not None:
+        raise best.refusal
+    attempts, step = [best], best.num_layers
+    for count in range(2 * step, MAX_SEARCHED_LAYERS + 1, step):
+        choice = Choice(f"{count} layers", replace(options, layers=count))
+        attempt = _try(choice, load_module(source, module.context), run)
+        attempts.append(attempt)
+        if attempt.step_seconds is None or best.step_seconds is None or attempt.step_seconds >= best.step_seconds:
+            _forget(attempt)
+            break
+        _forget(best)
+        best = attempt
+    return best, tuple(attempts)
+
+
+def _try(choice: Choice, module: ir.Module, run: RunPhase) -> Attempt:
+    attempt = Attempt(choice, module)
+    try:
+        _plan_stages(attempt, run)
+    except UserError as error:
+        attempt.refusal = error
+    return attempt
+
+
 def _plan_stages(attempt: Attempt, run: RunPhase) -> None:
     from shardopt.dialect.prediction import read_prediction
     from shardopt.ir.io import module_bytecode
@@ -126,8 +159,18 @@ def _plan_stages(attempt: Attempt, run: RunPhase) -> None:
     for phase in PHASES:
         run(attempt.module, phase, attempt.choice.options, attempt.said.append)
         attempt.forms.append((phase, module_bytecode(attempt.module)))
+        if phase == "cluster":
+            attempt.num_layers = _count_layers(read_program(attempt.module).body_ops)
     prediction = read_prediction(read_program(attempt.module).loop)
     attempt.step_seconds = prediction.step_seconds if prediction else None
+
+
+def _count_layers(ops: Iterable[ir.Operation]) -> int:
+    from jaxlib.mlir import ir
+
+    from shardopt.dialect.mpmd import LAYER
+
+    return 1 + max((ir.IntegerAttr(op.attributes[LAYER]).value for op in ops), default=0)
 
 
 def _forget(attempt: Attempt) -> None:

@@ -95,7 +95,12 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         metavar="N|auto",
         help="microbatches a step (default 1); auto takes the number with the shortest predicted step",
     )
-    parser.add_argument("--layers", type=_count_or_auto, metavar="N|auto", help="layers to cluster into")
+    parser.add_argument(
+        "--layers",
+        type=_count_auto_or_search,
+        metavar="N|auto|search",
+        help="layers to cluster into; search takes more of them as long as that shortens the predicted step",
+    )
     parser.add_argument("--delta", type=float, default=0.5, help="excess of FLOPs a layer may have (default 0.5)")
     parser.add_argument("--stages", type=_count_or_auto, metavar="N|auto", help="pipeline stages")
     parser.add_argument("--submesh", metavar="HxD", help="allow only submeshes of this shape")
@@ -134,6 +139,10 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a positive integer, found '{text}'")
     return int(text)
+
+
+def _count_auto_or_search(text: str) -> int | str | None:
+    return text if text == "search" else _count_or_auto(text)
 
 
 def _count_or_auto(text: str) -> int | None:

@@ -1,4 +1,4 @@
-"""The search over numbers of microbatches."""
+"""The searches over numbers of microbatches and of layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import pytest
 from shardopt.cost.errors import UserError
 from shardopt.frontend.plan import PlanOptions
 from shardopt.frontend.planning import make_plan
-from shardopt.frontend.step_search import microbatch_choices, thinned_divisors
+from shardopt.frontend.step_search import (
+    Attempt,
+    Choice,
+    comparison,
+    grow_layers,
+    microbatch_choices,
+    thinned_divisors,
+)
 from shardopt.ir.context import make_context
 from shardopt.ir.diagnostics import Diagnostic
 from shardopt.ir.io import load_module
@@ -47,6 +54,50 @@ def test_the_shortest_predicted_step_wins() -> None:
     seconds = [float(text.split(": ")[1].split()[0]) for text in remark.split("step takes with ")[1].split(", ")]
     assert seconds[[1, 2, 6].index(best)] == min(seconds)
     assert [phase for phase, _ in found.forms] == [phase for phase, _ in tried[best].forms]
+
+
+def test_layers_get_more_as_long_as_the_step_gets_shorter() -> None:
+    """Numbers as found, then multiples; the best is the one before the last, or the last there may be."""
+    said: list[Diagnostic] = []
+    options = replace(OPTIONS, microbatches=2, layers="search", stages=None)
+    found = make_plan(STEP, options, cache=False, handler=said.append)
+    remark = next(each.message for each in said if each.kind == "layers")
+    best, tried = remark.removeprefix("best with ").split("; a step takes with ")
+    names = [text.split(": ")[0] for text in tried.split(", ")]
+    assert names[0] == "layers as found"
+    first = make_plan(STEP, replace(options, layers=None), cache=False)
+    if best == "layers as found":
+        assert found.module == first.module
+    else:
+        assert found.module == make_plan(STEP, replace(options, layers=int(best.split()[0])), cache=False).module
+    assert best in names[-2:]
+    assert [phase for phase, _ in found.forms] == [phase for phase, _ in first.forms]
+
+
+def test_layers_grow_until_a_step_gets_no_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four layers are found; eight and twelve are better, sixteen cannot be."""
+    seconds = {None: 4.0, 8: 3.0, 12: 2.5}
+
+    def attempt(choice: Choice, module: object, run: object) -> Attempt:
+        made = Attempt(choice, module, num_layers=choice.options.layers or 4)  # type: ignore[arg-type]
+        made.step_seconds = seconds.get(choice.options.layers)
+        made.refusal = None if made.step_seconds else UserError("cannot cut")
+        return made
+
+    monkeypatch.setattr("shardopt.frontend.step_search._try", attempt)
+    with make_context() as context:
+        best, attempts = grow_layers(load_module(STEP, context), OPTIONS, run=None)  # type: ignore[arg-type]
+    assert best.choice.options.layers == 12
+    assert comparison(best, attempts) == (
+        "best with 12 layers; a step takes with layers as found: 4 s, 8 layers: 3 s, 12 layers: 2.5 s, "
+        "16 layers: no plan (cannot cut)"
+    )
+
+
+def test_layers_and_microbatches_are_searched_one_after_the_other() -> None:
+    said: list[Diagnostic] = []
+    make_plan(STEP, replace(OPTIONS, layers="search"), cache=False, handler=said.append)
+    assert [each.kind for each in said if each.kind in ("microbatches", "layers")] == ["microbatches", "layers"]
 
 
 def test_without_any_plan_the_last_reason_is_given() -> None:
