@@ -42,3 +42,9 @@ def sharing_of(cluster: Cluster, meshes: Sequence[Sequence[int]]) -> Sharing | N
         return None
     hosts = tuple(tuple(sorted(Counter(map(cluster.host_of, devices)).items())) for devices in meshes)
     return Sharing(hosts, profiles)
+
+
+def most_speed(cluster: Cluster) -> float:
+    """The speed of the device that gains most from being alone on its host; 1 where none gains."""
+    profiles = (group.device.profile for group in cluster.groups)
+    return max((speed for profile in profiles if profile for speed in profile.speeds), default=1.0)

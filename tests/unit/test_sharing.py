@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardopt.cost.cluster import Cluster, Device, Link
 from shardopt.cost.profile import Profile
-from shardopt.cost.sharing import Sharing, sharing_of
+from shardopt.cost.sharing import Sharing, most_speed, sharing_of
 from shardopt.schedule.graph import chain_graph
 from shardopt.schedule.schedules import build_schedule
 from shardopt.schedule.simulator import SimulationResult, simulate
@@ -46,6 +46,11 @@ def test_speeds_follow_the_devices_at_work() -> None:
     assert both is not None
     assert both.speeds([0]) == {0: 2.0}  # the busier of its hosts
     assert both.speeds([0, 1]) == {0: 1.5, 1: 1.5}
+
+
+def test_what_a_stage_may_gain() -> None:
+    assert most_speed(cluster(CORES)) == 4.0
+    assert most_speed(cluster(None)) == 1.0
 
 
 def test_devices_of_their_own_share_nothing() -> None:

@@ -20,27 +20,29 @@ NEAR = 1.1  # plans longer than this multiple of the best are of no interest: th
 
 
 @timed("stage DP: best plans")
-def best_plans(problem: StageProblem, k: int, num_stages: int | None = None) -> tuple[StageSolution, ...]:
+def best_plans(
+    problem: StageProblem, k: int, num_stages: int | None = None, near: float = NEAR
+) -> tuple[StageSolution, ...]:
     """At most `k` different plans by rising `seconds`, the optimum first.
 
-    Of the plans that are the best of their number of stages, the shortest are here, as far as they are within `NEAR` of
-    the optimum; those have the status "optimal". They leave places to runners-up that the search over t_max met: plans
+    Of the plans that are the best of their number of stages, the shortest are here, as far as they are within `near`
+    times the optimum; those have the status "optimal". They leave places to runners-up that the search over t_max met: plans
     of the least sum for some longest station. Raises UserError where `solve_stages` does.
     """
     optimum = solve_stages(problem, num_stages)
     best = {len(optimum.stages): optimum}
     met: dict[Stages, StageSolution] = {}
     tables = SearchTables(problem, num_stages)
-    bounds = tables.least_seconds(optimum.seconds * NEAR)
+    bounds = tables.least_seconds(optimum.seconds * near)
     for count in sorted(bounds, key=lambda count: (bounds[count], count)):  # the likely ones first
-        cutoff = min(optimum.seconds * NEAR, _kth_seconds(best.values(), k))
+        cutoff = min(optimum.seconds * near, _kth_seconds(best.values(), k))
         if bounds[count] > cutoff:
             continue
         search = BottleneckSearch(tables.of_count(count), cutoff=cutoff)
         found = search.run()
         if found is not None and count not in best:
             best[count] = replace(found, status="optimal", bound=found.seconds)
-        met.update((plan.stages, plan) for plan in search.found if plan.seconds <= optimum.seconds * NEAR)
+        met.update((plan.stages, plan) for plan in search.found if plan.seconds <= optimum.seconds * near)
     first = sorted(best.values(), key=_order)[:k]
     for plan in first:
         met.pop(plan.stages, None)

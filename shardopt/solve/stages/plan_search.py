@@ -15,9 +15,10 @@ from typing import Protocol
 import numpy as np
 
 from shardopt.cost.errors import UserError
+from shardopt.cost.sharing import most_speed
 from shardopt.schedule.schedules import in_flight
 from shardopt.solve.stages.baselines.planner import Planner, Request
-from shardopt.solve.stages.best_plans import best_plans
+from shardopt.solve.stages.best_plans import NEAR, best_plans
 from shardopt.solve.stages.cut_transfers import CutTransfers
 from shardopt.solve.stages.rerank import SimulatedPlan, simulate_plan
 from shardopt.solve.stages.stage_dp import solve_stages
@@ -100,6 +101,8 @@ def search_plans(
     Raises UserError that says what is missing under the schedule that holds the fewest microbatches, if none has a
     plan.
     """
+    # The formula prices a host that is all at work; where devices share one, stages may be faster by so much.
+    near = NEAR * most_speed(transfers.cluster)
     lean_first = sorted(schedules, key=lambda name: sum(in_flight(name, _LONG, _LONG)))
     simulated: list[SimulatedPlan] = []
     errors: list[UserError] = []
@@ -107,7 +110,7 @@ def search_plans(
     for schedule in lean_first:
         held = schedule_in_flight(schedule)
         try:
-            problem, plans = _exact_plans(prices, held, planner, request, k)
+            problem, plans = _exact_plans(prices, held, planner, request, k, near)
             _simulate(problem, plans, schedule, transfers, simulated)
             bound = min(bound, plans[0].bound)
         except UserError as error:
@@ -141,7 +144,7 @@ def _simulate(
 
 
 def _exact_plans(
-    prices: Prices, held: InFlight, planner: Planner, request: Request, k: int
+    prices: Prices, held: InFlight, planner: Planner, request: Request, k: int, near: float
 ) -> tuple[StageProblem, tuple[StageSolution, ...]]:
     """The optimum, proven with prices that are lower bounds elsewhere, and the best others under the prices known then,
     at their exact prices."""
@@ -156,7 +159,7 @@ def _exact_plans(
         incumbent = optimum.stages
     if not planner.by_dp:
         return problem, (optimum,)
-    plans = best_plans(problem, k, request.num_stages)
+    plans = best_plans(problem, k, request.num_stages, near)
     if prices.make_exact(held, [plan.stages for plan in plans]):
         problem = prices.problem(held)
     others = (plan.stages for plan in plans if plan.stages != optimum.stages)
