@@ -142,7 +142,8 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "shardopt-outline-stages",
         "The schedule that the stages were planned for, and what was predicted when they were chosen: the seconds of a "
         "step by the simulator, those by the formula of the stage DP, and a lower bound of the formula over all plans "
-        "(absent for a baseline). `shardopt-schedule-pipeline` takes this schedule unless it is told another.",
+        "(absent for a baseline). `shardopt-schedule-pipeline` takes this schedule, or a shorter one that holds no "
+        "more, unless it is told another.",
     ),
     AttributeDoc(
         KIND,

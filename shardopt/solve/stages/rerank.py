@@ -15,7 +15,7 @@ from functools import lru_cache
 from shardopt.cost.placement import place
 from shardopt.cost.sharing import sharing_of
 from shardopt.schedule.auto import lower_bound_seconds
-from shardopt.schedule.graph import chain_graph
+from shardopt.schedule.graph import StageGraph, chain_graph
 from shardopt.schedule.list_scheduling import Workload
 from shardopt.schedule.schedules import build_schedule, find_schedule
 from shardopt.schedule.simulator import makespan_seconds
@@ -43,13 +43,13 @@ def simulate_plan(
 
     Raises UserError where the stages cannot be placed, or do not suit the schedule.
     """
-    linked = _linked(schedule, len(plan.stages), problem.num_microbatches)
     options = [problem.options[option] for _, _, option in plan.stages]
     devices = place(transfers.cluster, [(option.group, option.submesh) for option in options])
-    work = _workload(problem, plan, linked, transfers, devices)
+    work = _workload(problem, plan, schedule, transfers, devices)
     sharing = sharing_of(transfers.cluster, devices)
     if sharing is None and lower_bound_seconds(work) >= best:  # with a host to itself a stage is faster than priced
         return None
+    linked = _linked(schedule, len(plan.stages), problem.num_microbatches)
     seconds = makespan_seconds(linked, work.task_seconds, work.transfer_seconds, work.edge_links, sharing)
     return SimulatedPlan(plan, schedule, seconds, max(stage_memory_bytes(problem, plan.stages)))
 
@@ -57,11 +57,13 @@ def simulate_plan(
 def _workload(
     problem: StageProblem,
     plan: StageSolution,
-    linked: LinkedSchedule,
+    schedule: str,
     transfers: CutTransfers,
     devices: Sequence[Sequence[int]],
 ) -> Workload:
-    backwards = [kind for kind in dict.fromkeys(task.kind for task in linked.graph.tasks) if kind != TaskKind.FORWARD]
+    count = len(plan.stages)
+    graph = _graph(schedule, count)
+    backwards = find_schedule(schedule).kinds[1:]
     seconds = {}
     for stage, where in enumerate(plan.stages):
         whole = float(problem.seconds[where])
@@ -69,18 +71,22 @@ def _workload(
         seconds[StageTask(TaskKind.FORWARD, stage)] = forward
         seconds |= {StageTask(kind, stage): (whole - forward) / len(backwards) for kind in backwards}
     delays, links = [], []
-    for edge in linked.graph.edges:
+    for edge in graph.edges:
         source, target = edge.src.stage, edge.dst.stage
         cut = plan.stages[max(source, target)][0]
         crosses = source != target
         delays.append(transfers.seconds(cut, devices[source], devices[target], source < target) if crosses else 0.0)
         links.append(transfers.cards(devices[source], devices[target]) if crosses else ())
-    homes = linked.schedule.stage_to_mesh
-    return Workload(linked.graph, homes, problem.num_microbatches, seconds, tuple(delays), edge_links=tuple(links))
+    homes = build_schedule(schedule, count, 1).stage_to_mesh
+    return Workload(graph, homes, problem.num_microbatches, seconds, tuple(delays), edge_links=tuple(links))
+
+
+@lru_cache(maxsize=64)
+def _graph(schedule: str, num_stages: int) -> StageGraph:
+    return chain_graph(num_stages, find_schedule(schedule).kinds)
 
 
 @lru_cache(maxsize=8)
 def _linked(schedule: str, num_stages: int, num_microbatches: int) -> LinkedSchedule:
     """Plans of as many stages differ only in their times."""
-    graph = chain_graph(num_stages, find_schedule(schedule).kinds)
-    return link(build_schedule(schedule, num_stages, num_microbatches), graph)
+    return link(build_schedule(schedule, num_stages, num_microbatches), _graph(schedule, num_stages))

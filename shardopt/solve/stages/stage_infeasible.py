@@ -15,7 +15,7 @@ from shardopt.solve.stages.stage_searches import CostTable, count_groups
 
 def why_infeasible(problem: StageProblem, num_stages: int | None) -> str:
     """What a problem without a plan lacks, for the user."""
-    stages = "" if num_stages is None else f"{num_stages} stages of "
+    stages = "" if num_stages is None else f"{num_stages} stage{'s' * (num_stages > 1)} of "
     if _leanest(problem, num_stages, np.where(problem.ordered(), 0.0, np.inf)) is None:
         return f"{stages}{problem.num_layers} layers cannot use exactly {_devices(problem)}"
     shardable = np.where(problem.shardable(), 0.0, np.inf)

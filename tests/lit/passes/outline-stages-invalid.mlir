@@ -8,6 +8,8 @@
 // RUN: not shardopt-opt %t.mlir --shardopt-outline-stages="cluster=cpu-test:1x4 inter-op=intra-only num-stages=2" 2>&1 | FileCheck %s --check-prefix=ONE-STAGE
 // RUN: not shardopt-opt %t.mlir --shardopt-outline-stages="cluster=cpu-test:1x4 inter-op=piper intra-op=zero3" 2>&1 | FileCheck %s --check-prefix=METHOD
 // RUN: not shardopt-opt %t.mlir --shardopt-outline-stages="cluster=cpu-test:1x2 num-stages=1 intra-op=expert batch-args=2" 2>&1 | FileCheck %s --check-prefix=NO-EXPERTS
+// RUN: not shardopt-opt %t.mlir --shardopt-outline-stages="cluster=cpu-test:1x2 num-stages=2 memory-budget=300" 2>&1 | FileCheck %s --check-prefix=MEMORY
+// RUN: not shardopt-opt %t.mlir --shardopt-outline-stages="cluster=cpu-test:1x4 submesh=1x2 num-stages=1" 2>&1 | FileCheck %s --check-prefix=DEVICES
 // RUN: not shardopt-opt %S/outline-stages.mlir --shardopt-outline-stages="cluster=cpu-test" 2>&1 | FileCheck %s --check-prefix=LAYER
 // RUN: not shardopt-opt %s --shardopt-outline-stages="cluster=cpu-test" 2>&1 | FileCheck %s --check-prefix=LOOP
 
@@ -20,6 +22,10 @@
 // ONE-STAGE: error: inter-op=intra-only makes one stage of all layers, found num-stages=2
 // METHOD: error: this inter-op planner chooses how stages are sharded: expected intra-op=ilp, found zero3
 // NO-EXPERTS: error: {{.*}}; preset 'expert' splits experts: expected products with weights that have an expert dimension
+// MEMORY: error: no plan of 2 stages of 2 layers fits the memory of a device (300 bytes): in the leanest, with 2 stages,
+// MEMORY-SAME: stage 0 (layers 0-0 on 1x1 as 1x1{{.*}}, 2 in flight) needs {{[0-9]+}} bytes and lacks {{[0-9]+}} bytes
+// MEMORY-SAME: {{[0-9]+}} bytes would do
+// DEVICES: error: 1 stage of 2 layers cannot use exactly 4 devices with submeshes of 2 devices
 // LAYER: error: expected 'shardopt.layer' on every operation (run the cluster phase first), none is on 'stablehlo.constant'
 // LOOP: error: expected one mpmd.for in @main (run the microbatch phase first), found 0
 func.func @main(%x: tensor<f32>) -> tensor<f32> {
