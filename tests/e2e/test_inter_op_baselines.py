@@ -60,6 +60,19 @@ def test_stages_are_sharded_as_they_were_planned() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("method", "exchanged"), [("data", 7), ("zero1", 7), ("megatron", 4 * 4)])
+def test_gradients_are_exchanged_once_a_step_and_activations_once_a_microbatch(method: str, exchanged: int) -> None:
+    """A layer has six weights, and the first one positions; tensor parallelism adds up activations twice a way."""
+    options = PlanOptions(
+        "cpu-test:1x4", microbatches=4, layers=2, stages=2, submesh="1x2", intra_op=method, schedule="1f1b"
+    )
+    plan = make_plan(transformer()[0], options)
+    first = plan.summary.stages[0]
+    assert sum(item.tensors for item in first.collectives if item.kind == "all_reduce") == exchanged
+    assert methods_of(plan) == {method}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["transformer", "mixture"])
 def test_no_baseline_is_predicted_to_be_faster_than_the_stage_dp(model: str) -> None:
     best, compared = plan_of(model, "dp").summary.step_seconds, 0

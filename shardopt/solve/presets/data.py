@@ -8,7 +8,8 @@
 
 An operation that carries the batch is split along it and no other way; what depends on the batch but does not carry it
 (batch statistics, the loss) is whole. How weights are gathered and shards are updated is the solver's choice between
-those. A tensor of state is split along its longest dimension; one that no dimension divides stays whole.
+those. In a loop over microbatches gradients are added up on each device and exchanged once, behind the loop. A tensor
+of state is split along its longest dimension; one that no dimension divides stays whole.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shardopt.cost.errors import UserError
+from shardopt.cost.graph import MARKER
 from shardopt.cost.mesh import Sharding
 from shardopt.solve.presets.base import (
     Axes,
@@ -79,6 +81,15 @@ class DataParallel:
         others = sorted(set(range(len(self.tables.graph.ops))) - activations.keys())
         return {**{op: strategies_within(self.tables, op, axes) for op in others}, **activations}
 
+    def sums_once_a_step(self) -> dict[int, Sequence[int]]:
+        """Gradients of a loop over microbatches as sums that stay open in it, and are finished, whole, behind it."""
+        graph = self.tables.graph
+        looped = [op for op in sorted(self.flow.gradients) if graph.ops[op].repeat > 1]
+        found = {op: strategies_that_split(self.tables, op, self.split(op)) for op in looped}
+        sum_points = [op for op in sorted(self.flow.update) if graph.ops[op].name == MARKER]
+        whole = {op: finished(self.tables, op, in_full(self.tables, op)) for op in sum_points}
+        return {op: numbers for op, numbers in (*found.items(), *whole.items()) if numbers}
+
     def scattered_gradients(self) -> dict[int, Sequence[int]]:
         """The gradients as sums that are scattered, or left for their readers to finish, where that is possible."""
         found: dict[int, Sequence[int]] = {}
@@ -116,7 +127,8 @@ def data(tables: IntraOpTables, roles: Roles) -> Restriction:
         for op, node in enumerate(tables.graph.ops)
         if op in plan.flow.update or not tables.made_anywhere.issuperset(node.results)
     }
-    return Restriction({**replicated(tables, sorted(roles.state)), **plan.inputs()}, {**others, **plan.activations()})
+    state = replicated(tables, sorted(roles.state))
+    return Restriction({**state, **plan.inputs()}, {**others, **plan.activations(), **plan.sums_once_a_step()})
 
 
 def zero1(tables: IntraOpTables, roles: Roles) -> Restriction:
@@ -124,7 +136,7 @@ def zero1(tables: IntraOpTables, roles: Roles) -> Restriction:
     if not plan.flow.slots:
         raise UserError("preset 'zero1' splits optimizer state: expected state that only the update reads, found none")
     state = {**replicated(tables, sorted(roles.state)), **plan.shards(plan.flow.slots, plan.axes)}
-    return Restriction({**state, **plan.inputs()}, plan.allowed())
+    return Restriction({**state, **plan.inputs()}, {**plan.allowed(), **plan.sums_once_a_step()})
 
 
 def zero2(tables: IntraOpTables, roles: Roles) -> Restriction:
