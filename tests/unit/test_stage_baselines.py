@@ -78,6 +78,12 @@ def test_options_of_each_planner() -> None:
     assert spelled("deepspeed", (whole,)) == [f"2x4 as 2x4 by expert{zero}" for zero in ("", *ZEROS)]
 
 
+def test_tensor_parallel_groups_do_not_straddle_hosts() -> None:
+    three = find_planner("piper").options(stage_options(load_cluster("cpu-test:3x4")))
+    shapes = {o.logical_shape for o in three if o.num_devices == 12 and o.method == "megatron"}
+    assert shapes == {(3, 4), (6, 2)}
+
+
 ZEROS = ("-zero1", "-zero2", "-zero3")
 
 

@@ -26,5 +26,6 @@ def data_or_tensor(option: StageOption) -> Iterable[str]:
     """(dp, tp) as presets: `data` for tp = 1, `megatron` for any other tp inside a host."""
     if is_flat(option):
         yield "data"
-    if 1 < option.logical_shape[1] <= option.submesh.devices_per_host:
+    columns = option.logical_shape[1]
+    if columns > 1 and option.submesh.devices_per_host % columns == 0:
         yield "megatron"
