@@ -13,7 +13,8 @@ from examples.gpt import Config, init_params, make_train_step
 from shardopt.dialect.exported_form import read_exported
 from shardopt.dialect.mpmd import KIND, RECOMPUTE
 from shardopt.dialect.sharded_form import read_cost
-from shardopt.frontend.plan import Plan, PlanOptions, make_plan
+from shardopt.frontend.plan import Plan, PlanOptions
+from shardopt.frontend.planning import make_plan
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.program import read_program

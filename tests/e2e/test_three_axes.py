@@ -10,8 +10,8 @@ from shardopt.solve.assignment import repeated_layers
 from tests.e2e.models import MODELS, mlp
 from tests.e2e.test_sharding_against_xla import SLOW, Compiled, check_numbers, compile_sharded
 
-HOST = replace(SLOW, devices_per_host=8)
-TWO_HOSTS = replace(SLOW, hosts=2)
+HOST = replace(SLOW, groups=(replace(SLOW.groups[0], devices_per_host=8),))
+TWO_HOSTS = replace(SLOW, groups=(replace(SLOW.groups[0], hosts=2),))
 
 
 def axes_of(compiled: Compiled) -> set[str]:
