@@ -75,18 +75,19 @@ def structure_of(graph: OpGraph, ops: Iterable[int] | None = None) -> Structure:
 
 
 def _canonical(graph: OpGraph, chosen: Sequence[int]) -> tuple[int, ...]:
-    """The operations sorted by group, and in the largest group as they stand there.
+    """The operations sorted by group, and in the group with the most FLOPs as they stand there.
 
-    The largest group is the forward or backward of the part, which the model writes layer by layer. From its tensors,
-    in their order, follow the others: whoever reads one comes next, behind what makes its other operands.
+    That is the forward or backward of the part, which the model writes layer by layer. From its tensors, in their order,
+    follow the others: whoever reads one comes next, behind what makes its other operands.
     """
     if graph.loops:  # the operations of a loop have to stay together
         return tuple(chosen)
     inside = set(chosen)
-    sizes: dict[int, int] = {}
+    work: dict[int, float] = {}
     for index in chosen:
-        sizes[graph.ops[index].group] = sizes.get(graph.ops[index].group, 0) + 1
-    leading = max(sizes, key=lambda group: (sizes[group], -group), default=0)
+        op = graph.ops[index]
+        work[op.group] = work.get(op.group, 0.0) + op.flops * op.repeat
+    leading = max(work, key=lambda group: (work[group], -group), default=0)
     walk = _Walk(graph, inside)
     for index in chosen:
         if graph.ops[index].group == leading:
