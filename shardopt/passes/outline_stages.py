@@ -32,21 +32,16 @@ from shardopt.cost.placement import place
 from shardopt.cost.plan_file import VERSION, PlanFile, load_plan_file
 from shardopt.cost.profile_file import with_profile
 from shardopt.dialect.cluster import write_cluster
-from shardopt.dialect.donation import argument_attributes
 from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.prediction import Prediction, write_prediction
-from shardopt.ir.control_flow import RegionReader
-from shardopt.ir.graph import GraphReader, is_zero, read_tensor, sharding_rules
 from shardopt.ir.program import Program, read_program
-from shardopt.ir.rewriting import defining
 from shardopt.ir.staging import StagePlacement, outline_stages
-from shardopt.ir.step_roles import body_roles
 from shardopt.passes.base import Pass, PassContext, option
+from shardopt.passes.stages.read_step import check_clustered, read_step
 from shardopt.schedule.schedules import AUTO, in_flight, searched_schedules
-from shardopt.solve.presets.base import Roles
 from shardopt.solve.stages.baselines.planner import Planner, Request
 from shardopt.solve.stages.baselines.registry import find_planner
-from shardopt.solve.stages.cut_transfers import cut_transfers
+from shardopt.solve.stages.candidates import CandidateProblem, candidate_mesh
 from shardopt.solve.stages.given_stages import (
     Cut,
     fixed_stages,
@@ -55,72 +50,28 @@ from shardopt.solve.stages.given_stages import (
     wanted_by,
     with_given_methods,
 )
-from shardopt.solve.stages.plan_search import ExactPrices, PlanSearch, search_plans
-from shardopt.solve.stages.stage_costs import CandidateProblem, candidate_costs, candidate_mesh
-from shardopt.solve.stages.stage_problem import StageOption, one_f_one_b_in_flight, stage_options
-from shardopt.solve.stages.step_graph import Accumulator
+from shardopt.solve.stages.plan_search import PlanSearch, search_plans
+from shardopt.solve.stages.pricing.lazy_prices import LazyPrices
+from shardopt.solve.stages.stage_problem import StageOption, stage_options
 
 
 def _extract(program: Program, cluster: Cluster, planner: Planner, options: OutlineStages) -> CandidateProblem:
-    _check_clustered(program)
-    reader, layers = _read_body(program)
-    num_layers = max(layers, default=0) + 1
-    accumulators = _accumulators(program, reader)
-    tied = tuple(reader.take_ties())
-    graph = reader.graph(reader.tensor(value) for value in program.body_returned)
+    step, roles = read_step(program, options.batch_args)
     given = options.given.stages
     allowed = with_given_methods(planner.options(_allowed_options(cluster, options)), given)
     if not allowed:
         raise UserError(f"inter-op={options.inter_op} has no use for any submesh that the other options allow")
     return CandidateProblem(
-        graph,
-        layers,
-        num_layers,
-        _state_bytes(program, num_layers),
+        step,
+        step.num_layers,
         cluster,
         allowed,
         program.num_microbatches,
         len(given) or options.request(planner).num_stages,
-        one_f_one_b_in_flight,
-        accumulators,
         tuple(memory_limit(group.device, options.memory_fraction, options.memory_budget) for group in cluster.groups),
-        tied,
-        Roles(*body_roles(program, reader.tensor, options.batch_args), {}, tied),
+        roles,
         wanted_by(given, cluster),
     )
-
-
-def _read_body(program: Program) -> tuple[RegionReader, tuple[int, ...]]:
-    """The operations of a microbatch, those inside of loops and branches among them, and the layer of each."""
-    reader = RegionReader()
-    layers: list[int] = []
-    with sharding_rules(program.module):
-        for op in program.body_ops:
-            reader.add_ops([op])
-            layers += [ir.IntegerAttr(op.attributes[LAYER]).value] * (len(reader.ops) - len(layers))
-    return reader, tuple(layers)
-
-
-def _accumulators(program: Program, reader: GraphReader) -> tuple[Accumulator, ...]:
-    """What the loop carries, with the tensors of the body that continue it."""
-    arguments, returned = program.body_block.arguments, program.body_returned
-    starts = [defining(value) for value in program.loop.operands]
-    return tuple(
-        Accumulator(
-            reader.tensor(arguments[argument]), reader.tensor(returned[result]), start is not None and is_zero(start)
-        )
-        for (argument, result), start in zip(program.carried, starts, strict=True)
-    )
-
-
-def _check_clustered(program: Program) -> None:
-    for op in (*program.body_ops, *program.prologue, *program.epilogue):
-        if LAYER not in op.attributes:
-            raise UserError(
-                f"expected '{LAYER}' on every operation (run the cluster phase first), none is on '{op.name}'"
-            )
-    if not all(LAYER in attributes for attributes in argument_attributes(program.main)):
-        raise UserError(f"expected '{LAYER}' on every argument of '@main' (run the cluster phase first)")
 
 
 def _allowed_options(cluster: Cluster, options: OutlineStages) -> tuple[StageOption, ...]:
@@ -138,27 +89,20 @@ def _allowed_options(cluster: Cluster, options: OutlineStages) -> tuple[StageOpt
     return tuple(allowed)
 
 
-def _state_bytes(program: Program, num_layers: int) -> tuple[int, ...]:
-    """For each layer the bytes of arguments it owns that the loop does not read: optimizer state."""
-    captured = dict.fromkeys(program.captured.values())
-    total = [0] * num_layers
-    for argument, attributes in zip(program.main_block.arguments, argument_attributes(program.main), strict=True):
-        if argument not in captured:
-            total[ir.IntegerAttr(attributes[LAYER]).value] += read_tensor(argument.type).size_bytes
-    return tuple(total)
-
-
 def _solve(problem: CandidateProblem, planner: Planner, options: OutlineStages, pm: PassContext) -> PlanSearch:
-    costs = candidate_costs(problem)
-    pm.statistic("stage candidates", costs.num_candidates)
-    pm.statistic("sharding problems solved", costs.num_solves)
-    transfers = cut_transfers(problem.graph, problem.op_layer, problem.num_layers, problem.cluster)
+    prices, transfers = LazyPrices(problem), problem.transfers()
     trains = transfers.goes_back or problem.num_layers == 1
     schedules = searched_schedules(trains) if options.schedule == AUTO else (options.schedule,)
     try:
-        return search_plans(ExactPrices(costs.stage_problem), schedules, transfers, planner, options.request(planner))
+        return search_plans(prices, schedules, transfers, planner, options.request(planner))
     except UserError as error:
-        raise UserError("; ".join((str(error), *costs.refusals))) from error
+        raise UserError("; ".join((str(error), *prices.refusals))) from error
+    finally:
+        counts = prices.counts
+        pm.statistic("stage candidates", prices.num_candidates)
+        pm.statistic("stages priced", prices.num_priced)
+        pm.statistic("sharding problems solved", counts.solves)
+        pm.statistic("prices from the cache", counts.from_store)
 
 
 def _placement(chosen: _Chosen, cluster: Cluster, num_microbatches: int, options: OutlineStages) -> StagePlacement:
@@ -273,7 +217,7 @@ class OutlineStages(Pass):
         """The stages of a plan file that leaves nothing open."""
         if not self.given.stages:
             return None
-        _check_clustered(program)
+        check_clustered(program)
         layers = max((ir.IntegerAttr(op.attributes[LAYER]).value for op in program.body_ops), default=0) + 1
         stages = fixed_stages(self.given.stages, layers, cluster)
         if stages is None:

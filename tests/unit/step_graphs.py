@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shardopt.cost.graph import FactorRule, Op, OpGraph, Tensor
-from shardopt.solve.stages.layering import LayerProblem
+from shardopt.solve.stages.layering import LayerProblem, assign_layers
+from shardopt.solve.stages.step_graph import StepGraph, sum_point
 
 WIDTH = 8
 _SQUARE, _DIMS = (WIDTH, WIDTH), ((0,), (1,))
@@ -81,3 +82,39 @@ class StepBuilder:
         graph = OpGraph(tuple(self.tensors), tuple(self.ops), inputs, tuple(self.accumulators))
         problem = LayerProblem(graph, self.weight_of, self.accumulators, frozenset(self.free), num_layers)
         return problem if not options else type(problem)(**{**vars(problem), **options})
+
+    def step(self, num_layers: int, microbatches: int) -> StepGraph:
+        """The whole step: accumulators begin as zeros, and the sum of each gradient is taken off its weight."""
+        body = self.problem(num_layers)
+        layers = assign_layers(body).layer
+        producer = body.graph.producers()
+        tensors = list(self.tensors)
+
+        def fresh(like: int) -> int:
+            tensors.append(tensors[like])
+            return len(tensors) - 1
+
+        zero = FactorRule(_SQUARE, (), (_DIMS,))
+        starts = [Op("constant", (), (before,), zero, zero=True) for before in self.accumulators.values()]
+        inner = [replace(op, repeat=microbatches) for op in self.ops]
+        behind: list[Op] = []
+        behind_layers: list[int] = []
+        returned, donated = [], []
+        for after in self.accumulators:
+            total, weights = fresh(after), self.weight_of.get(after, ())
+            behind.append(sum_point(after, total, _SQUARE))
+            for weight in weights:
+                updated = fresh(weight)
+                behind.append(Op("subtract", (weight, total), (updated,), FactorRule(_SQUARE, (_DIMS,) * 2, (_DIMS,))))
+                donated.append((weight, updated))
+                returned.append(updated)
+            returned += [] if weights else [total]
+            behind_layers += [layers[producer[after]]] * (1 + len(weights))
+        own = [layers[producer[after]] for after in self.accumulators]
+        given = set(body.graph.inputs) - set(self.accumulators.values())
+        graph = OpGraph(tuple(tensors), (*starts, *inner, *behind), tuple(sorted(given)), tuple(returned))
+        readers = body.graph.consumers()
+        owner = {tensor: min((layers[op] for op in readers[tensor]), default=0) for tensor in sorted(given)}
+        carried = tuple((before, after) for after, before in self.accumulators.items())
+        loop = len(starts), len(starts) + len(inner)
+        return StepGraph(graph, (*own, *layers, *behind_layers), loop, carried, (*carried, *donated), owner)

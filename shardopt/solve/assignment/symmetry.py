@@ -54,8 +54,8 @@ class Refinement:
         self._u = np.array([edge.u for edge in problem.edges], dtype=np.int64)
         self._v = np.array([edge.v for edge in problem.edges], dtype=np.int64)
         tables = np.array([names.of(edge.cost) for edge in problem.edges], dtype=_U64)
-        self._out, self._in = _mix(tables), _mix(tables ^ _U64(0x5555555555555555))
-        self.colours = _numbered(np.array([names.of(cost) for cost in problem.costs], dtype=_U64))
+        self._out, self._in = mixed(tables), mixed(tables ^ _U64(0x5555555555555555))
+        self.colours = numbered(np.array([names.of(cost) for cost in problem.costs], dtype=_U64))
 
     @property
     def num_colours(self) -> int:
@@ -63,14 +63,14 @@ class Refinement:
 
     def advance(self) -> bool:
         """One round; False when it splits no colour, as every further round then would not either."""
-        own = _mix(self.colours.astype(_U64))
+        own = mixed(self.colours.astype(_U64))
         # Sums of mixed words stand for multisets of neighbours. If two should ever collide, nodes that differ are
         # tied, which costs quality and not correctness.
         around = np.zeros(len(own), dtype=_U64)
-        np.add.at(around, self._u, _mix(self._out ^ own[self._v]))
-        np.add.at(around, self._v, _mix(self._in ^ own[self._u]))
+        np.add.at(around, self._u, mixed(self._out ^ own[self._v]))
+        np.add.at(around, self._v, mixed(self._in ^ own[self._u]))
         before = self.num_colours
-        self.colours = _numbered(_mix(own) + around)
+        self.colours = numbered(mixed(own) + around)
         return self.num_colours > before
 
 
@@ -135,7 +135,7 @@ class _Names:
         return self._known[id(array)][1]
 
 
-def _mix(words: np.ndarray) -> np.ndarray:
+def mixed(words: np.ndarray) -> np.ndarray:
     """A bijection of 64-bit words that spreads every bit over all others (the finaliser of SplitMix64)."""
     words = words + _U64(0x9E3779B97F4A7C15)
     words = (words ^ (words >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
@@ -143,7 +143,7 @@ def _mix(words: np.ndarray) -> np.ndarray:
     return words ^ (words >> _U64(31))
 
 
-def _numbered(words: np.ndarray) -> np.ndarray:
+def numbered(words: np.ndarray) -> np.ndarray:
     """Equal words get equal numbers, counted in order of first appearance."""
     _, first, inverse = np.unique(words, return_index=True, return_inverse=True)
     rank = np.empty(len(first), dtype=np.int64)

@@ -79,6 +79,13 @@ def build_problem(
     return tables.problem(fixed=fixed, allowed=allowed, tied=tied, memory_limit_bytes=memory_limit_bytes)
 
 
+def find_made_anywhere(graph: OpGraph) -> frozenset[int]:
+    """Tensors that each reader gets in the sharding it wants: no edge ties it to the others. What leaves the graph
+    or may be captured by regions is excluded, as it has to be one value."""
+    made = {op.results[0] for op in graph.ops if is_made_anywhere(op, tuple(graph.tensors[t] for t in op.operands))}
+    return frozenset(made.difference(graph.outputs, *(op.operands for op in graph.ops if is_opaque(op))))
+
+
 class IntraOpTables:
     """A graph with the strategies of all its operations on one mesh; problems of any part of it are cut from here."""
 
@@ -129,11 +136,8 @@ class IntraOpTables:
 
     @cached_property
     def made_anywhere(self) -> frozenset[int]:
-        """Tensors that each reader gets in the sharding it wants: no edge ties it to the others. What leaves the graph
-        or may be captured by regions is excluded, as it has to be one value."""
-        graph = self.graph
-        made = {op.results[0] for op in graph.ops if is_made_anywhere(op, tuple(graph.tensors[t] for t in op.operands))}
-        return frozenset(made.difference(graph.outputs, *(op.operands for op in graph.ops if is_opaque(op))))
+        """See `find_made_anywhere`."""
+        return find_made_anywhere(self.graph)
 
     def column(self, tensor: int) -> Column:
         """The shardings a tensor may have: those of its operation, or all when it is an input."""

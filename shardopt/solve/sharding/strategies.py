@@ -84,6 +84,25 @@ def op_strategies(
     )
 
 
+def least_compute_seconds(
+    op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], mesh: Mesh, cluster: Cluster
+) -> float:
+    """No strategy computes one execution of `op` faster than this: every axis that can split anything does, and all
+    that it reads and writes stays inside of kernels."""
+    factors, moving = shardable_factors(op), {window.factor for window in op.windows}
+    sizes = (mesh.axis_size(axis) for axis in live_axes(mesh))
+    shards = prod(
+        size
+        for size in sizes
+        if op.rule and any(factor in moving or op.rule.sizes[factor] % size == 0 for factor in factors)
+    )
+    tensors = (*operands, *results)
+    accesses = (0,) * len(tensors)
+    device = cluster.group_of(mesh).device
+    pricer = _Pricer(op, tuple(operands), tuple(results), mesh, cluster, device, accesses)
+    return pricer.share_seconds(shards, [tensor.size_bytes / shards for tensor in tensors])
+
+
 def is_made_anywhere(op: Op, operands: Sequence[Tensor]) -> bool:
     """Whether every reader can have the result in the sharding it wants for nothing: constants, iotas and broadcast
     scalars are made where they are used."""
@@ -257,15 +276,19 @@ class _Pricer:
         return tuple(steps)
 
     def _compute_seconds(self, split: Split, operands: tuple[Sharding, ...], results: tuple[Sharding, ...]) -> float:
+        shards = prod(_tiles(self.mesh, axes) for axes in split.values())
+        tensors, shardings = (*self.operands, *self.results), (*operands, *results)
+        return self.share_seconds(shards, [self._local_bytes(*pair) for pair in zip(tensors, shardings, strict=True)])
+
+    def share_seconds(self, shards: int, sizes: Sequence[float]) -> float:
+        """Seconds of one of `shards` devices, which holds so many bytes of the operands and results."""
         if self.op.name == MARKER:
             return 0.0
-        shards = prod(_tiles(self.mesh, axes) for axes in split.values())
         # What is fused moves nothing, but still does something for each element of its result.
         work = max(self.op.weighted_flops, sum(prod(tensor.shape) for tensor in self.results)) / shards
-        tensors, shardings = (*self.operands, *self.results), (*operands, *results)
-        sizes = [self._local_bytes(*pair) for pair in zip(tensors, shardings, strict=True)]
-        alone = accessed_bytes(self.op.name, len(operands), sizes, (1,) * len(sizes))
-        moved = alone if self.accesses is None else accessed_bytes(self.op.name, len(operands), sizes, self.accesses)
+        count = len(self.operands)
+        alone = accessed_bytes(self.op.name, count, sizes, (1,) * len(sizes))
+        moved = alone if self.accesses is None else accessed_bytes(self.op.name, count, sizes, self.accesses)
         dtype = self.results[0].dtype if self.results else "f32"
         return compute_seconds(self.device, self.op.name, work, alone, moved, dtype, self._is_batched())
 

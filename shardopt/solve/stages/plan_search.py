@@ -1,14 +1,14 @@
 """The search over schedules: each with its own microbatches in flight goes through the stage DP and the simulator.
 
-    for each schedule: the K best plans of the DP ─▶ their prices made exact, until all are ─▶ simulated
+    for each schedule: the best plan of the DP, until its prices are exact, and the K next ─▶ simulated
     the best of each schedule ─▶ the shortest; of those alike, the one that fills its fullest device least
 
-Prices may be lower bounds until somebody asks (`Prices.make_exact`), so plans that no good plan uses are never priced.
+Prices may be lower bounds until somebody asks (`Prices.best`), so stages that no good plan uses are never priced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -36,14 +36,22 @@ ALIKE = 0.01  # steps that differ by less are alike: no cost model is that exact
 _LONG = 8  # stages and microbatches by which schedules differ in what they hold
 
 
+# The best plan of a problem; what cannot beat the given one need not be looked at.
+DpSolver = Callable[[StageProblem, Stages | None], StageSolution]
+
+
 class Prices(Protocol):
     """Prices of candidate stages for any schedule."""
 
     def problem(self, held: InFlight) -> StageProblem:
         """The costs known so far; entries that are not exact yet are lower bounds."""
 
-    def make_exact(self, held: InFlight, stages: Sequence[Stages]) -> bool:
-        """Price all stages of the given plans; whether any entry changed."""
+    def best(self, held: InFlight, solve: DpSolver) -> StageSolution:
+        """The best plan under exact prices, or one proven to be almost as good; `solve` finds the best under given
+        ones."""
+
+    def exact(self, plans: Sequence[Stages]) -> tuple[Stages, ...]:
+        """Those of some plans that all of whose stages have exact prices, some of them made so now."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +63,11 @@ class ExactPrices:
     def problem(self, held: InFlight) -> StageProblem:
         return replace(self.stage_problem, in_flight=held)
 
-    def make_exact(self, held: InFlight, stages: Sequence[Stages]) -> bool:
-        return False
+    def best(self, held: InFlight, solve: DpSolver) -> StageSolution:
+        return solve(self.problem(held), None)
+
+    def exact(self, plans: Sequence[Stages]) -> tuple[Stages, ...]:
+        return tuple(plans)
 
 
 @dataclass(frozen=True)
@@ -146,21 +157,13 @@ def _simulate(
 def _exact_plans(
     prices: Prices, held: InFlight, planner: Planner, request: Request, k: int, near: float
 ) -> tuple[StageProblem, tuple[StageSolution, ...]]:
-    """The optimum, proven with prices that are lower bounds elsewhere, and the best others under the prices known then,
-    at their exact prices."""
-    incumbent: Stages | None = None
-    while True:
-        problem = prices.problem(held)
-        optimum = (
-            solve_stages(problem, request.num_stages, incumbent) if planner.by_dp else planner.solve(problem, request)
-        )
-        if not prices.make_exact(held, [optimum.stages]):
-            break
-        incumbent = optimum.stages
+    """The best plan of the planner and, of the stage DP, the best others under the prices known then, at exact
+    prices."""
     if not planner.by_dp:
-        return problem, (optimum,)
-    plans = best_plans(problem, k, request.num_stages, near)
-    if prices.make_exact(held, [plan.stages for plan in plans]):
-        problem = prices.problem(held)
-    others = (plan.stages for plan in plans if plan.stages != optimum.stages)
+        optimum = prices.best(held, lambda problem, _: planner.solve(problem, request))
+        return prices.problem(held), (optimum,)
+    optimum = prices.best(held, lambda problem, known: solve_stages(problem, request.num_stages, known))
+    plans = (plan.stages for plan in best_plans(prices.problem(held), k, request.num_stages, near))
+    others = prices.exact([stages for stages in plans if stages != optimum.stages])
+    problem = prices.problem(held)
     return problem, (optimum, *(evaluate(problem, stages) for stages in others if is_plan(problem, stages)))

@@ -6,66 +6,64 @@ carries the batch where the whole step does, and the first product of the stage 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from shardopt.cost.graph import OpGraph
-from shardopt.solve.presets.base import Restriction, Roles
+from shardopt.solve.assignment.sharding_ilp import improve
+from shardopt.solve.presets.base import Roles
 from shardopt.solve.presets.flow import batch_dims
 from shardopt.solve.presets.presets import restrict
 from shardopt.solve.sharding.intra_op import IntraOpTables
+from shardopt.solve.sharding.strategies_tables import StrategyTables
+from shardopt.solve.stages.pricing.class_problem import WORK, ClassProblem
+from shardopt.solve.stages.pricing.classes import single_classes
+from shardopt.solve.stages.pricing.prices import GAP, Sharding
+from shardopt.solve.stages.pricing.stage_part import StagePart
+from shardopt.solve.stages.step_graph import StepGraph
 
-# The update is no part of a candidate, so optimizer state cannot tell these methods apart.
-_WITHOUT_UPDATE = {"zero1": "data", "expert-zero1": "expert"}
 
+@dataclass(frozen=True, eq=False)
+class StepRoles:
+    """The roles of the inputs of a step, and on which dimension each of its tensors carries the batch."""
 
-class StageMethods:
-    """Restrictions of any part of one step. `roles` are those of the inputs of `graph`."""
+    step: StepGraph
+    roles: Roles
 
-    def __init__(self, graph: OpGraph, roles: Roles) -> None:
-        self.graph, self.roles = graph, roles
-        self.batch = batch_dims(graph, roles)
-        self.producers = graph.producers()
+    @cached_property
+    def batch(self) -> tuple[int | None, ...]:
+        return batch_dims(self.step.graph, self.roles)
 
-    def signature(self, method: str, numbers: Mapping[int, int]) -> tuple[object, ...]:
-        """What a restriction depends on besides operations and dataflow; `numbers` are those of the tensors of a part
-        by first occurrence."""
-        if method == "ilp":
-            return ()
-        known = self.roles
-        rows = ((numbers[t], t in known.state, t in known.batch, self.batch[t]) for t in numbers)
-        return (method, *sorted(rows, key=lambda row: row[0]))
-
-    def restriction(self, method: str, tables: IntraOpTables, ops: Sequence[int]) -> Restriction:
-        """What `method` leaves of the strategies of the operations `ops`, ascending; `tables` are those of the whole
-        step. Raises UserError when the method does not apply to them."""
-        if method == "ilp":
-            return Restriction()
-        part = _part(self.graph, ops)
-        linear = [tables.linear[op] for op in ops] if tables.linear else ()
-        own = IntraOpTables(part, tables.mesh, tables.strategies.cluster, linear=linear, strategies=tables.strategies)
-        found = restrict(_WITHOUT_UPDATE.get(method, method), own, self._roles_of(part))
-        return Restriction(found.fixed, {ops[op]: numbers for op, numbers in found.allowed.items()})
-
-    def _roles_of(self, part: OpGraph) -> Roles:
-        given = set(part.inputs)
-        inside = given.union(*(op.results for op in part.ops))
-        arriving = (tensor for tensor in part.inputs if self.producers[tensor] >= 0)
+    def of_part(self, part: StagePart) -> Roles:
+        """The roles of the inputs of a part."""
+        sources = {tensor: part.source_tensors[tensor] for tensor in part.graph.inputs}
+        made = {t for t, source in sources.items() if self.step.producers[source] >= 0}
         return replace(
             self.roles,
-            state=frozenset(self.roles.state & given),
-            batch={tensor: dim for tensor, dim in self.roles.batch.items() if tensor in given},
-            received={tensor: dim for tensor in arriving if (dim := self.batch[tensor]) is not None},
-            tied=tuple((a, b) for a, b in self.roles.tied if a in inside and b in inside),
+            state=frozenset(t for t, source in sources.items() if source in self.roles.state),
+            batch={t: self.roles.batch[source] for t, source in sources.items() if source in self.roles.batch},
+            received={t: dim for t in sorted(made) if (dim := self.batch[sources[t]]) is not None},
+            tied=part.tied,
         )
 
 
-def _part(graph: OpGraph, ops: Sequence[int]) -> OpGraph:
-    """The operations `ops` alone; tensors keep their numbers. Loops are left out: presets do not look at them."""
-    chosen = tuple(graph.ops[op] for op in ops)
-    made = {tensor for op in chosen for tensor in op.results}
-    read = dict.fromkeys(tensor for op in chosen for tensor in op.operands if tensor not in made)
-    inside = set(ops)
-    consumers, leaving = graph.consumers(), set(graph.outputs)
-    outputs = (t for t in sorted(made) if t in leaving or not inside.issuperset(consumers[t]))
-    return OpGraph(graph.tensors, chosen, tuple(read), tuple(outputs))
+@dataclass(frozen=True)
+class PresetSharder:
+    """What a preset leaves open is decided by the solver."""
+
+    method: str
+    roles: StepRoles
+
+    def content(self, part: StagePart) -> str:
+        roles = self.roles.of_part(part)
+        return f"{self.method} {sorted(roles.state)} {sorted(roles.batch.items())} {sorted(roles.received.items())}"
+
+    def shard(self, part: StagePart, tables: StrategyTables) -> Sharding:
+        """Raises UserError where the preset does not apply."""
+        whole = IntraOpTables(part.graph, tables.mesh, tables.cluster, linear=part.linear, strategies=tables)
+        found = restrict(self.method, whole, self.roles.of_part(part))
+        problem = whole.problem(fixed=found.fixed, allowed=found.allowed, tied=part.tied).problem
+        solution = improve(problem, (0,) * problem.num_nodes, gap_tolerance=GAP, work=WORK)
+        if not solution.choice:
+            return Sharding((), ())
+        seconds = ClassProblem(single_classes(part), tables).seconds(solution.choice)
+        return Sharding(tuple(seconds.tolist()), solution.choice)

@@ -1,7 +1,7 @@
 """What the stage DP is given and what it answers, as arrays: candidate stages, their costs, and plans of them.
 
 A candidate stage is an interval of layers on a `StageOption`: a submesh of one host group in a logical shape, with or
-without recomputation. Its price is that of the intra-operator solver (`shardopt.solve.stages.stage_costs`).
+without recomputation. Its price is that of the intra-operator solver (`shardopt.solve.stages.pricing`).
 """
 
 from __future__ import annotations

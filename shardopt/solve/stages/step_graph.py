@@ -1,126 +1,103 @@
-"""The body of a microbatch as a part of the step: what it accumulates begins before the loop and is summed behind it.
+"""A whole training step as one op graph: what runs before the microbatches, one microbatch, and what runs behind them.
 
     zeros ─▶ before ─▶ add(before, gradient) ─▶ after ─▶ sum point ─▶ the update
-     once              every microbatch                   once
+    once              every microbatch                   once
 
-The shard phase reads the same from the staged form (`shardopt.ir.accumulators`): an accumulator may stay an unfinished
-sum over the whole loop, so that the collective of a gradient runs once a step and not in every microbatch. A price
-that leaves this out counts it for each of them.
+Operations of the body have `repeat` = the number of microbatches. An accumulator may stay an unfinished sum over the
+whole loop, so that the collective of a gradient runs once a step and not in every microbatch; the sum points behind the
+loop are where it is summed at the latest. The shard phase reads the same from the staged form
+(`shardopt.ir.accumulators`), stage by stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from shardopt.cost.graph import MARKER, SHARED, FactorRule, Op, OpGraph
 from shardopt.solve.sharding.linear import Linear, find_linear
 
 
-@dataclass(frozen=True)
-class Accumulator:
-    """Tensors of the body: `before` is given to a microbatch, `after` is what the next one gets. `zero`: the first
-    microbatch gets zeros."""
-
-    before: int
-    after: int
-    zero: bool = True
-
-
 @dataclass(frozen=True, eq=False)
 class StepGraph:
-    """`op_layer` belongs to the operations of `graph`; `tied` pairs must end with equal shardings."""
+    """`op_layer[i]` is the layer of operation i, SHARED for those that every reader copies. Operations
+    [`loop[0]`, `loop[1]`) are the body of a microbatch.
+
+    `carried` are (before, after) of every accumulator; `tied` pairs, those of `carried` among them, end with equal
+    shardings and lie in one buffer: also arguments and the results that replace them. `owner` is the layer whose stage
+    holds an input; `literals` are constants whose elements differ.
+    """
 
     graph: OpGraph
     op_layer: tuple[int, ...]
-    tied: tuple[tuple[int, int], ...]
-    _linear: dict[frozenset[int], tuple[Linear, ...]] = field(default_factory=dict, repr=False)
+    loop: tuple[int, int]
+    carried: tuple[tuple[int, int], ...] = ()
+    tied: tuple[tuple[int, int], ...] = ()
+    owner: Mapping[int, int] = field(default_factory=dict)
+    literals: frozenset[int] = frozenset()
 
-    def linear(self, whole: frozenset[int]) -> tuple[Linear, ...]:
-        """For each operation which values may be partial, if those of `whole` may not."""
-        if whole not in self._linear:
-            self._linear[whole] = find_linear(self.graph, self.tied, whole)
-        return self._linear[whole]
+    def __post_init__(self) -> None:
+        if len(self.op_layer) != len(self.graph.ops):
+            raise ValueError(f"expected a layer for {len(self.graph.ops)} operations, found {len(self.op_layer)}")
+        if not 0 <= self.loop[0] <= self.loop[1] <= len(self.graph.ops):
+            raise ValueError(f"expected a loop within 0 … {len(self.graph.ops)}, found {self.loop}")
 
-    def sent(self, start: int, end: int) -> frozenset[int]:
-        """What layers [start, end) give to others or get from them, of all that could otherwise be an unfinished sum;
-        what is sent cannot be one."""
-        inside = {tensor: [start <= layer < end for layer in layers] for tensor, layers in self._crossing.items()}
-        return frozenset(
-            t for t, where in inside.items() if not all(where) and (any(where) or SHARED in self._crossing[t])
-        )
+    @property
+    def num_layers(self) -> int:
+        return max(self.op_layer, default=0) + 1
 
     @cached_property
-    def _crossing(self) -> dict[int, tuple[int, ...]]:
-        """The layers that make and read a value, for values of several layers."""
-        producers, consumers = self.graph.producers(), self.graph.consumers()
-        found = {}
-        for op, linear in enumerate(self.linear(frozenset())):
-            for tensor in self.graph.ops[op].results if linear.open else ():
-                layers = {self.op_layer[k] for k in (producers[tensor], *consumers[tensor])}
-                if len(layers) > 1:
-                    found[tensor] = tuple(sorted(layers))
-        return found
+    def producers(self) -> tuple[int, ...]:
+        return self.graph.producers()
+
+    @cached_property
+    def consumers(self) -> tuple[tuple[int, ...], ...]:
+        return self.graph.consumers()
+
+    @cached_property
+    def linear(self) -> tuple[Linear, ...]:
+        """For each operation which values may be partial when all of the step lies on one mesh."""
+        return find_linear(self.graph, self.tied)
+
+    def is_shared(self, tensor: int) -> bool:
+        """Whether every reader of the tensor makes a copy of it."""
+        producer = self.producers[tensor]
+        return producer >= 0 and self.op_layer[producer] == SHARED
+
+    def in_body(self, op: int) -> bool:
+        return self.loop[0] <= op < self.loop[1]
+
+    @cached_property
+    def units(self) -> tuple[range, ...]:
+        """Operations of the body that run as a whole, in program order: single ones, and the insides of loops and
+        branches."""
+        ops, found = self.graph.ops, []
+        start = self.loop[0]
+        for op in range(self.loop[0], self.loop[1]):
+            last = op + 1 == self.loop[1]
+            if last or not (ops[op].block and ops[op + 1].block and self.op_layer[op] == self.op_layer[op + 1]):
+                found.append(range(start, op + 1))
+                start = op + 1
+        return tuple(found)
+
+    @cached_property
+    def reached(self) -> tuple[int, ...]:
+        """For each operation of the body the last layer that it depends on: its stage runs it in the backward pass if
+        that layer lies in a later stage. SHARED for operations that depend on none, and for those around the loop."""
+        latest: dict[int, int] = {}
+        found = [SHARED] * len(self.graph.ops)
+        for unit in self.units:
+            read = (tensor for op in unit for tensor in self.graph.ops[op].operands)
+            depth = max((latest.get(tensor, SHARED) for tensor in read), default=SHARED)
+            for op in unit:
+                found[op] = depth
+            for op in unit:
+                latest.update((result, max(depth, self.op_layer[op])) for result in self.graph.ops[op].results)
+        return tuple(found)
 
 
-def step_graph(
-    body: OpGraph,
-    op_layer: Sequence[int],
-    accumulators: Sequence[Accumulator],
-    num_microbatches: int,
-    tied: Sequence[tuple[int, int]] = (),
-) -> StepGraph:
-    """The operations of `body` once for each microbatch, with a start and a sum point for each accumulator that an
-    operation of a layer makes; the others stay inputs and outputs. Tensors keep their numbers. `tied` are pairs of
-    tensors of the body.
-    """
-    producers = body.producers()
-    found = [
-        each
-        for each in dict.fromkeys(accumulators)
-        if producers[each.before] < 0 <= producers[each.after] and op_layer[producers[each.after]] != SHARED
-    ]
-    shapes = [body.tensors[each.before].shape for each in found]
-    sums = {each.after: len(body.tensors) + number for number, each in enumerate(found)}
-    starts = [
-        Op("constant", (), (each.before,), _made(shape), zero=each.zero)
-        for each, shape in zip(found, shapes, strict=True)
-    ]
-    ends = [
-        Op(MARKER, (each.after,), (sums[each.after],), _identity(shape))
-        for each, shape in zip(found, shapes, strict=True)
-    ]
-    repeated = [replace(op, repeat=op.repeat * num_microbatches) for op in body.ops]
-    given = {each.before for each in found}
-    graph = OpGraph(
-        (*body.tensors, *(body.tensors[each.after] for each in found)),
-        (*starts, *repeated, *ends),
-        tuple(tensor for tensor in body.inputs if tensor not in given),
-        tuple(sums.get(tensor, tensor) for tensor in body.outputs),
-        tuple((start + len(found), stop + len(found)) for start, stop in body.loops),
-        body.carried,
-    )
-    layers = [op_layer[producers[each.after]] for each in found]
-    carried = ((each.before, each.after) for each in found)
-    return StepGraph(graph, (*layers, *op_layer, *layers), (*carried, *tied))
-
-
-def reached_layers(step: StepGraph) -> tuple[int, ...]:
-    """For each operation the last layer among those it depends on, itself included. In a stage that ends before that
-    layer it belongs to the backward."""
-    producers = step.graph.producers()
-    reached: list[int] = []
-    for op, layer in zip(step.graph.ops, step.op_layer, strict=True):
-        before = (reached[producer] for t in op.operands if (producer := producers[t]) >= 0)
-        reached.append(max(layer, *before, layer))
-    return tuple(reached)
-
-
-def _made(shape: tuple[int, ...]) -> FactorRule:
-    return FactorRule(shape, (), (tuple((dim,) for dim in range(len(shape))),))
-
-
-def _identity(shape: tuple[int, ...]) -> FactorRule:
+def sum_point(tensor: int, total: int, shape: tuple[int, ...]) -> Op:
+    """An operation in which a value that left the loop as an unfinished sum is summed at the latest."""
     dims = tuple((dim,) for dim in range(len(shape)))
-    return FactorRule(shape, (dims,), (dims,))
+    return Op(MARKER, (tensor,), (total,), FactorRule(shape, (dims,), (dims,)))

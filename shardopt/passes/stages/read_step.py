@@ -1,0 +1,128 @@
+"""Read the clustered form as one op graph of the whole step, with the layer of every operation.
+
+Values are followed through the loop and into the body of a microbatch: what the loop captures, carries and returns is
+one tensor on both sides, as in `shardopt.ir.mesh_graphs`, which reads the same of the staged form mesh by mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from jaxlib.mlir import ir
+
+from shardopt.cost.errors import UserError
+from shardopt.cost.graph import SHARED
+from shardopt.dialect.donation import argument_attributes, read_donation
+from shardopt.dialect.mpmd import LAYER
+from shardopt.ir.batch_arguments import batch_numbers
+from shardopt.ir.control_flow import RegionReader
+from shardopt.ir.graph import read_tensor, sharding_rules
+from shardopt.ir.program import Program
+from shardopt.ir.rewriting import defining
+from shardopt.solve.presets.base import Roles
+from shardopt.solve.stages.step_graph import StepGraph, sum_point
+
+
+def read_step(program: Program, batch_args: Sequence[str] = ("auto",)) -> tuple[StepGraph, Roles]:
+    """The step, and the roles of its inputs. Raises UserError where an operation or an argument has no layer, and
+    ValueError for malformed `batch_args`."""
+    check_clustered(program)
+    with sharding_rules(program.module):
+        reader = _StepReader(program)
+        step = reader.run()
+    arguments = dict(enumerate(program.main_block.arguments))
+    donated = read_donation(program.main).keys()
+    batch = batch_numbers({k: read_tensor(argument.type) for k, argument in arguments.items()}, donated, batch_args)
+    state = frozenset(reader.reader.tensor(arguments[k]) for k in donated)
+    return step, Roles(state, {reader.reader.tensor(arguments[k]): dim for k, dim in batch.items()}, {}, step.tied)
+
+
+def check_clustered(program: Program) -> None:
+    """Raises UserError where an operation or an argument has no layer."""
+    for op in (*program.body_ops, *program.prologue, *program.epilogue):
+        if LAYER not in op.attributes:
+            raise UserError(
+                f"expected '{LAYER}' on every operation (run the cluster phase first), none is on '{op.name}'"
+            )
+    if not all(LAYER in attributes for attributes in argument_attributes(program.main)):
+        raise UserError(f"expected '{LAYER}' on every argument of '@main' (run the cluster phase first)")
+
+
+class _StepReader:
+    def __init__(self, program: Program) -> None:
+        self.program, self.reader = program, RegionReader()
+        self.layers: list[int] = []
+        self.literals: set[int] = set()
+
+    def run(self) -> StepGraph:
+        program, reader = self.program, self.reader
+        arguments = [reader.tensor(argument) for argument in program.main_block.arguments]
+        self._read(program.prologue)
+        self._bind_captures()
+        before = self._starts()
+        begin = len(reader.ops)
+        self._read(program.body_ops, repeat=program.num_microbatches)
+        stop = len(reader.ops)
+        after = [reader.tensor(program.body_returned[result]) for _, result in program.carried]
+        for result, tensor in zip(program.loop.results, after, strict=True):
+            reader.bind(result, tensor)
+        self._sum_points(after)
+        self._read(program.epilogue)
+        carried = tuple(zip(before, after, strict=True))
+        returned = [reader.tensor(value) for value in program.returned]
+        donated = tuple((arguments[a], returned[r]) for a, r in read_donation(program.main).items())
+        attributes = argument_attributes(program.main)
+        owner = {t: ir.IntegerAttr(each[LAYER]).value for t, each in zip(arguments, attributes, strict=True)}
+        tied = (*carried, *donated, *reader.take_ties())
+        tied = tuple((a, b) for a, b in tied if a != b)
+        graph = reader.graph(returned)
+        return StepGraph(graph, tuple(self.layers), (begin, stop), carried, tied, owner, frozenset(self.literals))
+
+    def _read(self, ops: Iterable[ir.Operation], repeat: int = 1) -> None:
+        for op in ops:
+            known = len(self.reader.ops)
+            self.reader.add_ops([op], repeat=repeat)
+            new = self.reader.ops[known:]
+            self.layers += [ir.IntegerAttr(op.attributes[LAYER]).value] * len(new)
+            for each, handle in zip(new, self.reader.handles[known:], strict=True):
+                if each.name == "constant" and not ir.DenseElementsAttr(handle.attributes["value"]).is_splat:
+                    self.literals.update(each.results)
+
+    def _bind_captures(self) -> None:
+        arguments = self.program.body_block.arguments
+        for number, value in self.program.captured.items():
+            self.reader.bind(arguments[number], self.reader.tensor(value))
+
+    def _starts(self) -> list[int]:
+        """What accumulators begin with. Each that begins as a constant gets one of its own, as the shard phase does it
+        (`shardopt.ir.accumulators`)."""
+        program, reader = self.program, self.reader
+        found = []
+        for (argument, result), value in zip(program.carried, program.loop.operands, strict=False):
+            tensor = reader.tensor(value)
+            start, maker = defining(value), defining(program.body_returned[result])
+            layer = SHARED if maker is None else ir.IntegerAttr(maker.attributes[LAYER]).value
+            if start is not None and start.name == "stablehlo.constant" and layer != SHARED:
+                original = next(op for op in reader.ops if tensor in op.results)
+                tensor = reader.fresh(reader.tensors[tensor])
+                reader.ops.append(replace(original, results=(tensor,)))
+                reader.handles.append(start)
+                self.layers.append(layer)
+            reader.bind(program.body_block.arguments[argument], tensor)
+            found.append(tensor)
+        return found
+
+    def _sum_points(self, after: list[int]) -> None:
+        """Behind the loop, what it returned is read through a sum point in the layer that made it."""
+        program, reader = self.program, self.reader
+        for value, tensor, (_, number) in zip(program.loop.results, after, program.carried, strict=True):
+            maker = defining(program.body_returned[number])
+            layer = SHARED if maker is None else ir.IntegerAttr(maker.attributes[LAYER]).value
+            if layer == SHARED or not any(True for _ in value.uses):
+                continue
+            total = reader.fresh(reader.tensors[tensor])
+            reader.ops.append(sum_point(tensor, total, reader.tensors[tensor].shape))
+            reader.handles.append(program.loop)
+            self.layers.append(layer)
+            reader.bind(value, total)

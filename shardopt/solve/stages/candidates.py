@@ -1,0 +1,90 @@
+"""Candidate stages: which intervals of layers on which options some exact cover of devices and layers can contain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardopt.cost.cluster import Cluster
+from shardopt.cost.graph import SHARED
+from shardopt.cost.mesh import AXIS_NAMES, Mesh
+from shardopt.solve.presets.base import Roles
+from shardopt.solve.stages.cut_transfers import CutTransfers, cut_transfers
+from shardopt.solve.stages.stage_problem import StageOption
+from shardopt.solve.stages.step_graph import StepGraph
+
+
+@dataclass(frozen=True, eq=False)
+class CandidateProblem:
+    """A training step by layers, and where its stages may run.
+
+    `num_stages` is None where the planner chooses it. `memory_limit_bytes`: what a device of each host group may hold,
+    None for any amount; empty for any amount in all groups. `roles` is what options with a preset as their method need
+    to know of the inputs of the step. `wanted` leaves candidates out that a plan file has no use for.
+    """
+
+    step: StepGraph
+    num_layers: int
+    cluster: Cluster
+    options: tuple[StageOption, ...]
+    num_microbatches: int
+    num_stages: int | None = None
+    memory_limit_bytes: tuple[int | None, ...] = ()
+    roles: Roles = field(default_factory=Roles)
+    wanted: Callable[[int, int, StageOption], bool] | None = None
+
+    def transfers(self) -> CutTransfers:
+        """What crosses the cuts in a microbatch."""
+        step = self.step
+        layers = [layer if step.in_body(op) else SHARED for op, layer in enumerate(step.op_layer)]
+        return cut_transfers(step.graph, layers, self.num_layers, self.cluster)
+
+    def mesh(self, option: StageOption) -> Mesh:
+        """The logical mesh of an option on the first devices of its host group."""
+        first = self.cluster.first_devices[option.group]
+        return candidate_mesh(option, range(first, first + option.num_devices))
+
+    def candidates(self) -> np.ndarray:
+        """Bool `[L + 1, L + 1, O]` by first layer, layer after the last and option."""
+        layers, most = self.num_layers, self.num_stages or self.num_layers
+        covered = self._covers(most)
+        rests = [self._rest(option) for option in self.options]
+        found = np.zeros((layers + 1, layers + 1, len(self.options)), dtype=bool)
+        for i in range(layers):
+            for j in range(i + 1, layers + 1):
+                fewest, largest = (i > 0) + (j < layers), i + layers - j
+                others = range(fewest, min(largest, most - 1) + 1)
+                if self.num_stages is not None:
+                    others = range(most - 1, most) if fewest <= most - 1 <= largest else range(0)
+                fits = {rest: any(rest in covered[k] for k in others) for rest in set(rests)}
+                found[i, j] = [fits[rest] for rest in rests]
+                if self.wanted is not None:
+                    found[i, j] &= [self.wanted(i, j, option) for option in self.options]
+        return found
+
+    def _covers(self, most: int) -> list[set[tuple[int, ...]]]:
+        """`[k]`: how many devices of every host group k stages can occupy together."""
+        groups = self.cluster.groups
+        sizes = sorted({(option.group, option.num_devices) for option in self.options})
+        covered = [{(0,) * len(groups)}]
+        for _ in range(most):
+            grown = {
+                (*taken[:group], taken[group] + size, *taken[group + 1 :])
+                for taken in covered[-1]
+                for group, size in sizes
+                if taken[group] + size <= groups[group].num_devices
+            }
+            covered.append(grown)
+        return covered
+
+    def _rest(self, option: StageOption) -> tuple[int, ...]:
+        """Devices of every host group that a stage leaves to the others."""
+        groups = enumerate(self.cluster.groups)
+        return tuple(group.num_devices - option.num_devices * (index == option.group) for index, group in groups)
+
+
+def candidate_mesh(option: StageOption, devices: Sequence[int], name: str = "candidate") -> Mesh:
+    """The logical mesh of an option on some devices."""
+    return Mesh(name, tuple(zip(AXIS_NAMES, option.logical_shape, strict=False)), tuple(devices))

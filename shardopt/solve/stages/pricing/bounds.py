@@ -1,0 +1,89 @@
+"""Lower bounds of what layers take, before anything is solved, and from one layer alone.
+
+1. Every operation on as many devices as its rule and shapes can use at all, without communication.
+2. The sharding problem of one layer, *relaxed* so that it costs no less in any stage around the layer: what comes from
+   other layers or shared operations is there in the sharding that its reader wants, sums that leave the layer may stay
+   unfinished, as anything may that is unfinished in a step on one mesh, and what is given to the layer costs nothing.
+
+A stage costs at least the sum over its layers: a sharding of the stage is one of each relaxed layer, and what joins
+layers only adds to it. Equal blocks within a layer are tied, as they are in the price of a stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+
+import numpy as np
+
+from shardopt.cost.cluster import Cluster
+from shardopt.cost.graph import SHARED
+from shardopt.cost.mesh import Mesh
+from shardopt.solve.sharding.strategies import least_compute_seconds
+from shardopt.solve.sharding.strategies_tables import StrategyTables
+from shardopt.solve.stages.pricing.class_problem import ClassProblem
+from shardopt.solve.stages.pricing.classes import Classes, PartView, find_classes
+from shardopt.solve.stages.pricing.stage_part import StagePart, cut_part
+from shardopt.solve.stages.step_graph import StepGraph
+
+# A bound need not be as close as a price: two percent more or less decide about few stages.
+GAP = 0.005
+
+
+@dataclass(frozen=True, eq=False)
+class RelaxedLayer:
+    """One layer as part of any stage."""
+
+    part: StagePart
+    view: PartView
+
+    @cached_property
+    def key(self) -> str:
+        """The hash of all that the bound depends on."""
+        view = self.view
+        loose = f"{self.part.key}{view.linear}{view.accesses}{sorted(view.free)}{sorted(view.unpaid)}"
+        return sha256(loose.encode()).hexdigest()
+
+    @cached_property
+    def classes(self) -> Classes:
+        return find_classes(self.part, self.view)
+
+    def seconds(self, tables: StrategyTables) -> float:
+        """What the layer adds at least to the seconds of a step on any stage with this mesh; inf if nothing can run
+        it there."""
+        return ClassProblem(self.classes, tables).solve(GAP).bound
+
+
+def relaxed_layer(step: StepGraph, layer: int, last: bool) -> RelaxedLayer:
+    """Layer `layer` of a step in a stage before the last, or in the last one, where forward and backward are one
+    fragment, in which more is fused."""
+    part = cut_part(step, layer, layer + 1, step.num_layers - (not last))
+    linear = tuple(step.linear[op] for op in part.source_ops)
+    shared = [node for node, op in enumerate(part.source_ops) if step.op_layer[op] == SHARED]
+    made = {result for node in shared for result in part.graph.ops[node].results}
+    inputs = range(len(part.graph.ops), len(part.graph.ops) + len(part.graph.inputs))
+    passing = part.sent | part.arrivals.keys() | made
+    accesses = tuple(
+        tuple(
+            0 if tensor in passing else count for tensor, count in zip((*op.operands, *op.results), each, strict=True)
+        )
+        for op, each in zip(part.graph.ops, part.accesses, strict=True)
+    )
+    free = part.free | made | part.arrivals.keys()
+    return RelaxedLayer(part, PartView(linear, accesses, free, frozenset((*shared, *inputs))))
+
+
+def roofline_seconds(step: StepGraph, mesh: Mesh, cluster: Cluster) -> np.ndarray:
+    """`[layers]`: seconds of a step if nothing were ever communicated."""
+    graph, found = step.graph, np.zeros(step.num_layers)
+    memo: dict[tuple[object, ...], float] = {}
+    for op, layer in zip(graph.ops, step.op_layer, strict=True):
+        if layer == SHARED:
+            continue
+        operands, results = (tuple(graph.tensors[t] for t in some) for some in (op.operands, op.results))
+        key = (op.name, id(op.rule), op.reducer, op.weighted_flops, operands, results)
+        if key not in memo:
+            memo[key] = least_compute_seconds(op, operands, results, mesh, cluster)
+        found[layer] += memo[key] * op.repeat
+    return found

@@ -1,0 +1,109 @@
+"""The sharding problem of a stage's classes on one mesh, and what its solution costs the whole stage.
+
+Costs of nodes and edges are those of `shardopt.solve.sharding.intra_op`, times the number of members. A solution gives
+every operation the strategy of its class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from shardopt.solve.assignment.problem import Edge, Problem, Solution
+from shardopt.solve.assignment.sharding_ilp import improve
+from shardopt.solve.sharding.strategies_tables import Column, OpStrategies, StrategyTables
+from shardopt.solve.stages.pricing.classes import Classes
+
+# Table entries that the solver may touch for one problem, about a fifth of a second; half of it is spent when layers
+# are as large as those of a transformer on a mesh of two axes.
+WORK = 100_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class ClassProblem:
+    classes: Classes
+    tables: StrategyTables
+
+    @cached_property
+    def ops(self) -> dict[int, OpStrategies]:
+        """The strategies of every class of operations."""
+        classes, graph = self.classes, self.classes.part.graph
+        return {
+            c: self.tables.of(graph.ops[node], graph.tensors, classes.view.linear[node], classes.view.accesses[node])
+            for c, node in enumerate(classes.members.tolist())
+            if node < len(graph.ops)
+        }
+
+    @cached_property
+    def columns(self) -> dict[int, Column]:
+        """The shardings of every class of inputs."""
+        graph, inputs = self.classes.part.graph, self.classes.inputs
+        return {
+            c: self.tables.choices(graph.tensors[inputs[node - len(graph.ops)]].shape)
+            for c, node in enumerate(self.classes.members.tolist())
+            if node >= len(graph.ops)
+        }
+
+    def result(self, c: int, k: int) -> Column:
+        return self.ops[c].results[k] if c in self.ops else self.columns[c]
+
+    @cached_property
+    def problem(self) -> Problem:
+        graph, sizes = self.classes.part.graph, self.classes.sizes
+        costs = []
+        for c, node in enumerate(self.classes.members.tolist()):
+            if c in self.ops:
+                seconds = self.ops[c].seconds
+            else:
+                tensor = graph.tensors[self.classes.inputs[node - len(graph.ops)]]
+                seconds = self.tables.input_seconds(tensor, self.columns[c])
+            costs.append(seconds * (0.0 if node in self.classes.view.unpaid else sizes[c]))
+        return Problem(tuple(costs), (*self._edges, *self._ties()))
+
+    @cached_property
+    def _edges(self) -> list[Edge]:
+        """What reads cost."""
+        graph, classes = self.classes.part.graph, self.classes
+        edges = []
+        for source, k, target, position, times, count in classes.joined.tolist():
+            op = graph.ops[int(classes.members[target])]
+            wanted = self.ops[target].operands[position]
+            first = op.operands.index(op.operands[position])
+            if first < position and self.ops[target].operands[first] is wanted:
+                continue  # an operand used twice in the same way (x * x) is resharded once
+            tensor = graph.tensors[op.operands[position]]
+            table = self.tables.resharding(tensor, self.result(source, k), wanted, times)
+            if table is not None:
+                edges.append(Edge(source, target, table * count))
+        return edges
+
+    def _ties(self) -> list[Edge]:
+        tables = (
+            (a, b, self.tables.equality(self.result(a, i), self.result(b, j))) for a, i, b, j in self.classes.equal
+        )
+        return [Edge(a, b, table) for a, b, table in tables if table.any()]
+
+    def solve(self, gap_tolerance: float, start: Sequence[int] | None = None) -> Solution:
+        """The first strategy of every class, which runs it in full everywhere, is as good a beginning as any."""
+        begin = (0,) * self.problem.num_nodes if start is None else start
+        return improve(self.problem, begin, gap_tolerance=gap_tolerance, work=WORK)
+
+    def spread(self, choice: Sequence[int]) -> tuple[int, ...]:
+        """The choice of every operation, then of every input."""
+        return tuple(np.array(choice, dtype=np.int64)[self.classes.of_node].tolist())
+
+    def seconds(self, choice: Sequence[int]) -> np.ndarray:
+        """Seconds of a step in each fragment, `[fragments]`, when every class takes its choice: computing, collectives
+        and reshardings as the solver counts them, each reader's for itself, without the writing of inputs."""
+        part, sizes = self.classes.part, self.classes.sizes
+        found = np.zeros(len(part.kinds))
+        for c, each in self.ops.items():
+            group = part.graph.ops[int(self.classes.members[c])].group
+            found[group] += each.seconds[choice[c]] * sizes[c]
+        for edge in self._edges:
+            group = part.graph.ops[int(self.classes.members[edge.v])].group
+            found[group] += edge.cost[choice[edge.u], choice[edge.v]]
+        return found

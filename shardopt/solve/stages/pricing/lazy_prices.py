@@ -1,0 +1,118 @@
+"""Prices of candidate stages that are found only where a plan needs them.
+
+1. Every candidate stage has a lower bound of its seconds and bytes.
+2. A planner, such as the stage DP, finds the best plan of these. What is not exact in it is priced, a level at a time,
+   and the planner asked again: bounds that were too low drop out, and other plans come forward.
+3. A plan of exact prices is the best of all. So is, nearly, the best exact plan met on the way once the bounds leave
+   little room below it; when the budget of solves is spent, it is the answer with the gap that remains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from shardopt.cost.progress import progress
+from shardopt.solve.stages.candidates import CandidateProblem
+from shardopt.solve.stages.pricing.price_arrays import MEMORY, SECONDS, PriceArrays
+from shardopt.solve.stages.pricing.pricer import Pricer, PricerCounts
+from shardopt.solve.stages.stage_problem import InFlight, StageProblem, Stages, StageSolution, evaluate, is_plan
+
+# A plan this close to the bound is good enough: prices are no closer to the optimum themselves.
+GAP = 0.005
+
+# Sharding problems for one search, of about a tenth of a second each.
+MOST_SOLVES = 1000
+
+# The same for the runners-up of a plan, which are looked at in case the formula misjudges them.
+MOST_FOR_OTHERS = 20
+
+# The best plan of a problem, given one to begin with.
+Planner = Callable[[StageProblem, Stages | None], StageSolution]
+
+
+@dataclass(eq=False)
+class LazyPrices:
+    """The prices of one problem, for all schedules and planners."""
+
+    candidates: CandidateProblem
+    gap_tolerance: float = GAP
+    most_solves: int = MOST_SOLVES
+    arrays: PriceArrays = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.arrays = PriceArrays(self.candidates, Pricer(self.candidates.cluster))
+
+    @property
+    def counts(self) -> PricerCounts:
+        return self.arrays.pricer.counts
+
+    @property
+    def num_candidates(self) -> int:
+        return int(self.arrays.candidates.sum())
+
+    @property
+    def num_priced(self) -> int:
+        return int((self.arrays.level >= SECONDS).sum())
+
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        return tuple(self.arrays.refusals)
+
+    def problem(self, held: InFlight) -> StageProblem:
+        """The costs known so far; entries that are not exact yet are lower bounds."""
+        return self.arrays.stage_problem(held)
+
+    def exact(self, plans: Sequence[Stages]) -> tuple[Stages, ...]:
+        """Those of some plans, in their order, all of whose stages have exact prices; some are made so now."""
+        budget = self.counts.solves + MOST_FOR_OTHERS
+        for stages in plans:
+            while self.counts.solves < budget and (pending := self._pending(stages)):
+                self.arrays.refine(pending)
+        return tuple(stages for stages in plans if not self._pending(stages))
+
+    def price_all(self) -> None:
+        """Make every entry exact."""
+        stages = tuple((int(i), int(j), int(o)) for i, j, o in np.argwhere(self.arrays.candidates))
+        while pending := self._pending(stages):
+            self.arrays.refine(pending)
+
+    def best(self, held: InFlight, planner: Planner) -> StageSolution:
+        """The best plan under exact prices, or one within the tolerance of it, relatively; its `bound` is proven.
+
+        The planner must choose a plan that is best under the arrays it is given. Raises its UserError where even the
+        bounds allow no plan.
+        """
+        arrays, best, bound = self.arrays, None, 0.0
+        budget = self.counts.solves + self.most_solves
+        while True:
+            found = planner(arrays.stage_problem(held), None if best is None else best.stages)
+            bound = max(bound, found.seconds)
+            progress(self.counts.solves, 0, f"stages priced, a step takes {bound:.3g} s at least")
+            pending = self._pending(found.stages)
+            if not pending:
+                return replace(found, bound=bound)
+            if best is not None and (
+                best.seconds - bound <= self.gap_tolerance * best.seconds or self.counts.solves >= budget
+            ):
+                return replace(best, status="feasible", bound=bound)
+            arrays.refine(pending)
+            best = self._better(best, held, found.stages)
+
+    def _pending(self, stages: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        """The stages of a plan to find out more about: their seconds first, as memory is dearer to count."""
+        level = self.arrays.level
+        unpriced = [stage for stage in dict.fromkeys(stages) if level[stage] < SECONDS]
+        return unpriced or [stage for stage in dict.fromkeys(stages) if level[stage] < MEMORY]
+
+    def _better(self, best: StageSolution | None, held: InFlight, stages: Stages) -> StageSolution | None:
+        """The plan of `stages` if all of it is exact, it fits, and it is shorter."""
+        if any(self.arrays.level[stage] < MEMORY for stage in stages):
+            return best
+        given = self.arrays.stage_problem(held)
+        if not is_plan(given, stages):
+            return best
+        plan = evaluate(given, stages)
+        return plan if best is None or plan.seconds < best.seconds else best

@@ -1,0 +1,167 @@
+"""The arrays of the stage DP while prices are being found: lower bounds that become exact one after the other.
+
+An entry rises through levels: a roofline; the sum of its layers' bounds; the seconds of its sharding; and the bytes of
+that plan. Seconds and bytes of an entry never fall, so what the stage DP finds with them is a bound of what it will
+find with exact ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from shardopt.cost.mesh import Mesh
+from shardopt.solve.stages.candidates import CandidateProblem
+from shardopt.solve.stages.pricing.bounds import RelaxedLayer, relaxed_layer, roofline_seconds
+from shardopt.solve.stages.pricing.pricer import Pricer
+from shardopt.solve.stages.pricing.prices import OptimalSharder, Sharder
+from shardopt.solve.stages.pricing.stage_part import StagePart, cut_part
+from shardopt.solve.stages.stage_method import PresetSharder, StepRoles
+from shardopt.solve.stages.stage_problem import InFlight, StageProblem
+
+ROOFLINE, LAYERS, SECONDS, MEMORY = range(4)  # what is known of an entry
+
+Candidate = tuple[int, int, int]  # first layer, layer after the last, option
+
+
+@dataclass(eq=False)
+class PriceArrays:
+    """`level[i, j, o]` says what is known; seconds are those of one microbatch. `refusals`: why methods do not apply to
+    some stages, each reason once."""
+
+    problem: CandidateProblem
+    pricer: Pricer
+    refusals: dict[str, None] = field(default_factory=dict)
+    _parts: dict[tuple[int, int], StagePart] = field(default_factory=dict)
+    _relaxed: dict[tuple[int, bool], RelaxedLayer] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        problem = self.problem
+        self.candidates = problem.candidates()
+        self.level = np.full(self.candidates.shape, ROOFLINE, dtype=np.int8)
+        self.forward_seconds = np.zeros(self.candidates.shape)
+        self.activation_bytes = np.zeros(self.candidates.shape)
+        roofs = [roofline_seconds(problem.step, mesh, problem.cluster) for mesh in self.meshes]
+        roof = np.array(roofs) / problem.num_microbatches
+        # Of a layer in a stage before the last and in the last one, [2, O, L].
+        self.layer_seconds = np.stack([roof, roof])
+        self.layer_is_solved = np.zeros(self.layer_seconds.shape, dtype=bool)
+        self.seconds = np.where(self.candidates, _sums(roof), np.inf)
+        devices = np.array([option.num_devices for option in problem.options], dtype=float)
+        self.fixed_bytes = _sums(self._state_bytes()[None, :] / devices[:, None])
+
+    @cached_property
+    def meshes(self) -> tuple[Mesh, ...]:
+        return tuple(self.problem.mesh(option) for option in self.problem.options)
+
+    @cached_property
+    def sharders(self) -> tuple[Sharder, ...]:
+        """How a stage on each option is sharded."""
+        roles = StepRoles(self.problem.step, self.problem.roles)
+        methods = [option.method for option in self.problem.options]
+        known: dict[str, Sharder] = {
+            method: OptimalSharder() if method == "ilp" else PresetSharder(method, roles) for method in set(methods)
+        }
+        return tuple(known[method] for method in methods)
+
+    def stage_problem(self, held: InFlight) -> StageProblem:
+        problem = self.problem
+        limits = problem.memory_limit_bytes or (None,) * len(problem.cluster.groups)
+        return StageProblem(
+            problem.num_layers,
+            problem.options,
+            tuple(group.num_devices for group in problem.cluster.groups),
+            problem.num_microbatches,
+            self.seconds.copy(),
+            self.forward_seconds.copy(),
+            self.fixed_bytes.copy(),
+            self.activation_bytes.copy(),
+            tuple(np.inf if limit is None else float(limit) for limit in limits),
+            self._cut_seconds,
+            held,
+        )
+
+    def refine(self, candidates: Iterable[Candidate]) -> None:
+        """Find out more about every one of `candidates`: the next level of each."""
+        for candidate in candidates:
+            level = int(self.level[candidate])
+            if level < LAYERS:
+                self._bound_layers(candidate)
+            elif level < SECONDS:
+                self._price(candidate)
+            elif level < MEMORY:
+                self._account(candidate)
+
+    @cached_property
+    def _cut_seconds(self) -> np.ndarray:
+        return self.problem.transfers().slowest_seconds()
+
+    def _state_bytes(self) -> np.ndarray:
+        """Bytes of what lives all step with each layer, `[layers]`."""
+        step = self.problem.step
+        found = np.zeros(self.problem.num_layers)
+        read = {tensor for op in step.graph.ops for tensor in op.operands}
+        for tensor, layer in step.owner.items():
+            if layer >= 0 and tensor in read:
+                found[layer] += step.graph.tensors[tensor].size_bytes
+        return found
+
+    def _bound_layers(self, candidate: Candidate) -> None:
+        start, end, o = candidate
+        last = end == self.problem.num_layers
+        for layer in range(start, end):
+            if not self.layer_is_solved[int(last), o, layer]:
+                found = self.pricer.bound(self._relaxed_layer(layer, last), self.meshes[o])
+                at = int(last), o, layer
+                self.layer_seconds[at] = max(self.layer_seconds[at], found / self.problem.num_microbatches)
+                self.layer_is_solved[at] = True
+        self._spread_bounds(o, last)
+
+    def _spread_bounds(self, o: int, last: bool) -> None:
+        """Every interval on an option costs its layers at least."""
+        ends = slice(-1, None) if last else slice(None, -1)
+        sums = _sums(self.layer_seconds[int(last), o : o + 1])[:, ends, 0]
+        known = _sums(~self.layer_is_solved[int(last), o : o + 1])[:, ends, 0] == 0
+        open_ = self.candidates[:, ends, o] & (self.level[:, ends, o] < SECONDS)
+        seconds, level = self.seconds[:, ends, o], self.level[:, ends, o]
+        self.seconds[:, ends, o] = np.where(open_, np.maximum(seconds, sums), seconds)
+        self.level[:, ends, o] = np.where(open_ & known, LAYERS, level)
+
+    def _price(self, candidate: Candidate) -> None:
+        start, end, o = candidate
+        part, repeats = self._part(start, end), self.problem.num_microbatches
+        found = self.pricer.sharding(part, self.meshes[o], self.sharders[o])
+        self.level[candidate] = SECONDS
+        if not found.choice:
+            self.seconds[candidate], self.level[candidate] = np.inf, MEMORY
+            self.refusals.update({found.refusal: None} if found.refusal else {})
+            return
+        forward = [s for s, kind in zip(found.fragment_seconds, part.kinds, strict=True) if kind == "forward"]
+        self.seconds[candidate] = sum(found.fragment_seconds) / repeats
+        self.forward_seconds[candidate] = sum(forward) / repeats
+
+    def _account(self, candidate: Candidate) -> None:
+        start, end, o = candidate
+        found = self.pricer.memory(self._part(start, end), self.meshes[o], self.sharders[o])
+        self.fixed_bytes[candidate] = found.fixed_bytes
+        self.activation_bytes[candidate] = found.activation_bytes
+        self.level[candidate] = MEMORY
+
+    def _part(self, start: int, end: int) -> StagePart:
+        if (start, end) not in self._parts:
+            self._parts[start, end] = cut_part(self.problem.step, start, end)
+        return self._parts[start, end]
+
+    def _relaxed_layer(self, layer: int, last: bool) -> RelaxedLayer:
+        if (layer, last) not in self._relaxed:
+            self._relaxed[layer, last] = relaxed_layer(self.problem.step, layer, last)
+        return self._relaxed[layer, last]
+
+
+def _sums(values: np.ndarray) -> np.ndarray:
+    """`[O, L]` to `[L + 1, L + 1, O]`: the sum over the layers [i, j)."""
+    total = np.concatenate([np.zeros((values.shape[0], 1)), np.cumsum(values, axis=1)], axis=1)
+    return np.transpose(total[:, None, :] - total[:, :, None], (1, 2, 0)).clip(min=0.0)

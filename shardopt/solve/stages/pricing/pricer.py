@@ -1,0 +1,121 @@
+"""Prices and bounds of stages, each computed once: within a run, and between runs where there is a store on disk.
+
+An entry depends on the content of the stage's graph, on the mesh and its cluster, and on how stages are sharded; all of
+these are in its key, so that equal stages on equal meshes share a price wherever they stand, and a price from the store
+is the one that would be computed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from shardopt.caching.store import active_store, key_of
+from shardopt.cost.cluster import Cluster
+from shardopt.cost.errors import UserError
+from shardopt.cost.mesh import Mesh
+from shardopt.cost.spans import timed
+from shardopt.solve.sharding.strategies_tables import StrategyTables
+from shardopt.solve.stages.pricing.bounds import RelaxedLayer
+from shardopt.solve.stages.pricing.prices import Memory, Sharder, Sharding, memory_of
+from shardopt.solve.stages.pricing.stage_part import StagePart
+
+_T = TypeVar("_T")
+_KIND = "prices"
+
+
+@dataclass
+class PricerCounts:
+    """Problems that were solved, plans whose memory was counted, and what the store knew already."""
+
+    solves: int = 0
+    accounts: int = 0
+    from_store: int = 0
+
+
+@dataclass
+class Pricer:
+    """Prices on the meshes of one cluster."""
+
+    cluster: Cluster
+    counts: PricerCounts = field(default_factory=PricerCounts)
+    _tables: dict[Mesh, StrategyTables] = field(default_factory=dict)
+    _known: dict[tuple[str, str, Mesh], object] = field(default_factory=dict)
+
+    @timed("stage prices: bounds")
+    def bound(self, layer: RelaxedLayer, mesh: Mesh) -> float:
+        """What the layer adds at least to the seconds of a step on a stage with this mesh."""
+
+        def compute() -> float:
+            self.counts.solves += 1
+            return layer.seconds(self._tables_of(mesh))
+
+        return self._remember("bound", layer.key, mesh, compute, _number)
+
+    @timed("stage prices: shardings")
+    def sharding(self, part: StagePart, mesh: Mesh, sharder: Sharder) -> Sharding:
+        def compute() -> Sharding:
+            self.counts.solves += 1
+            try:
+                return sharder.shard(part, self._tables_of(mesh))
+            except UserError as error:
+                return Sharding((), (), str(error))
+
+        return self._remember(sharder.content(part), part.key, mesh, compute, _sharding)
+
+    @timed("stage prices: memory")
+    def memory(self, part: StagePart, mesh: Mesh, sharder: Sharder) -> Memory:
+        def compute() -> Memory:
+            self.counts.accounts += 1
+            return memory_of(part, self._tables_of(mesh), self.sharding(part, mesh, sharder))
+
+        return self._remember(f"memory {sharder.content(part)}", part.key, mesh, compute, lambda row: Memory(*row))
+
+    def _tables_of(self, mesh: Mesh) -> StrategyTables:
+        if mesh not in self._tables:
+            self._tables[mesh] = StrategyTables(mesh, self.cluster)
+        return self._tables[mesh]
+
+    def _remember(
+        self, what: str, content: str, mesh: Mesh, compute: Callable[[], _T], read: Callable[[list], _T]
+    ) -> _T:
+        known = (what, content, mesh)
+        if known not in self._known:
+            self._known[known] = self._from_store(known, compute, read)
+        return self._known[known]  # type: ignore[return-value]
+
+    def _from_store(self, known: tuple[str, str, Mesh], compute: Callable[[], _T], read: Callable[[list], _T]) -> _T:
+        store = active_store()
+        if store is None:
+            return compute()
+        what, content, mesh = known
+        key = key_of("stage price", what, content, repr((mesh.axes, mesh.devices)), repr(self.cluster))
+        data = store.get(_KIND, key)
+        if data is not None:
+            try:
+                found = read(json.loads(data))
+            except (ValueError, TypeError) as error:
+                store.drop(_KIND, key, f"a cached price does not read back and is made again: {error}")
+            else:
+                self.counts.from_store += 1
+                return found
+        made = compute()
+        store.put(_KIND, key, json.dumps(_plain(made)).encode())
+        return made
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Sharding):
+        return [value.fragment_seconds, value.choice, value.refusal]
+    return [value.fixed_bytes, value.activation_bytes] if isinstance(value, Memory) else value
+
+
+def _number(value: list) -> float:
+    return float(value)  # type: ignore[arg-type]
+
+
+def _sharding(row: list) -> Sharding:
+    seconds, choice, refusal = row
+    return Sharding(tuple(map(float, seconds)), tuple(map(int, choice)), str(refusal))

@@ -1,0 +1,79 @@
+"""The price of one stage on one mesh: seconds of its fragments, and what a device holds.
+
+Seconds come from the problem of the stage's classes (`class_problem`). Memory is that of the plan in which every
+operation does as its class: the same accounting as in the shard phase (`shardopt.solve.sharding.intra_op_memory`), with
+what the forward keeps for the backward counted apart, as the schedule decides how many microbatches of it are held.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from shardopt.solve.assignment.problem import Solution
+from shardopt.solve.sharding.intra_op import IntraOpTables
+from shardopt.solve.sharding.intra_op_memory import local_bytes
+from shardopt.solve.sharding.strategies_tables import StrategyTables
+from shardopt.solve.stages.pricing.class_problem import ClassProblem
+from shardopt.solve.stages.pricing.classes import find_classes
+from shardopt.solve.stages.pricing.stage_part import StagePart
+
+# Prices are this close to the optimum of what they are the price of; differences below it are noise of the cost model.
+GAP = 0.002
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How a stage is sharded: seconds of a step in each fragment, and the choice of every operation and input of the
+    part. Without choices no sharding exists; `refusal` says why, where a method knows."""
+
+    fragment_seconds: tuple[float, ...]
+    choice: tuple[int, ...]
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a device: need with n microbatches in flight = fixed + n · activation."""
+
+    fixed_bytes: int
+    activation_bytes: int
+
+
+class Sharder(Protocol):
+    """A way to shard a stage."""
+
+    def content(self, part: StagePart) -> str:
+        """What the sharding depends on beside the graph of the part and the mesh."""
+
+    def shard(self, part: StagePart, tables: StrategyTables) -> Sharding:
+        """Raises UserError where the method does not apply to the part."""
+
+
+@dataclass(frozen=True)
+class OptimalSharder:
+    """The intra-operator solver, with equal layers tied."""
+
+    gap_tolerance: float = GAP
+
+    def content(self, part: StagePart) -> str:
+        return f"ilp {self.gap_tolerance}"
+
+    def shard(self, part: StagePart, tables: StrategyTables) -> Sharding:
+        problem = ClassProblem(find_classes(part), tables)
+        solution = problem.solve(self.gap_tolerance)
+        if not solution.choice:
+            return Sharding((), ())
+        return Sharding(tuple(problem.seconds(solution.choice).tolist()), problem.spread(solution.choice))
+
+
+def memory_of(part: StagePart, tables: StrategyTables, sharding: Sharding) -> Memory:
+    """What a device of the mesh of `tables` holds of a part that is sharded so."""
+    graph, mesh = part.graph, tables.mesh
+    whole = IntraOpTables(graph, mesh, tables.cluster, linear=part.linear, strategies=tables)
+    problem = whole.problem(tied=part.tied, residency=part.residency(1))
+    plan = problem.decode(Solution(sharding.choice, 0.0, 0.0, 0.0, "feasible"))
+    # One microbatch more is held in further lifetimes at the end.
+    more = problem.with_residency(part.residency(2)).lifetimes[len(problem.lifetimes) :]
+    each = sum(live.count * local_bytes(graph, mesh, live.tensor, plan.shardings[live.tensor]) for live in more)
+    return Memory(max(plan.peak_bytes - each, 0), each)

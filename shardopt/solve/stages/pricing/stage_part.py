@@ -1,0 +1,256 @@
+"""The part of a step that one stage runs, as a graph of its own: what the shard phase will plan on the stage's mesh.
+
+    layers [2, 4) of a step  ─▶  before · forward · backward · after, each with copies of the shared operations it reads
+
+Tensors are numbered by first use, so that equal stages have equal graphs wherever they stand in the model; `key` names
+the content, and is the same in every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import sha256
+from typing import NamedTuple
+
+from shardopt.cost.graph import SHARED, Op, OpGraph, Tensor
+from shardopt.cost.residency import Loop, Residency
+from shardopt.cost.structure import structure_of
+from shardopt.solve.sharding.fusion import fuse
+from shardopt.solve.sharding.intra_op import find_made_anywhere
+from shardopt.solve.sharding.kernel_bytes import Accesses, kernel_accesses
+from shardopt.solve.sharding.linear import Linear, find_linear
+from shardopt.solve.stages.pricing.fragments import Kind, fragments
+from shardopt.solve.stages.pricing.ordering import by_first_use, first_uses
+from shardopt.solve.stages.step_graph import StepGraph
+
+
+@dataclass(frozen=True, eq=False)
+class StagePart:
+    """Layers [start, end) of a step on one mesh. Operations of fragment k have group k; `kinds[k]` says what it is.
+
+    `source_ops[i]` is the operation of the step that operation i is (a copy of), `source_tensors` the same of tensors.
+    `sent` are tensors that other stages read; `loop` is (first, behind the last) operation of the body, `arrivals[t]`
+    the operation before which input t comes from another stage.
+    """
+
+    graph: OpGraph
+    kinds: tuple[Kind, ...]
+    source_ops: tuple[int, ...]
+    source_tensors: tuple[int, ...]
+    tied: tuple[tuple[int, int], ...]
+    sent: frozenset[int]
+    loop: tuple[int, int]
+    arrivals: Mapping[int, int]
+    literals: frozenset[int]
+
+    def residency(self, in_flight: int = 1) -> Residency:
+        return Residency(Loop(*self.loop, in_flight), self.arrivals, self.literals)
+
+    @cached_property
+    def linear(self) -> tuple[Linear, ...]:
+        """For each operation which values may be partial: none that leaves the stage."""
+        return find_linear(self.graph, self.tied, self.sent)
+
+    @cached_property
+    def accesses(self) -> tuple[Accesses, ...]:
+        """For each operation in how many kernels it touches each of its tensors."""
+        return kernel_accesses(self.graph, fuse(self.graph, find_made_anywhere(self.graph)))
+
+    @cached_property
+    def free(self) -> frozenset[int]:
+        """Tensors that each reader gets in the sharding that it wants."""
+        return find_made_anywhere(self.graph).difference(tensor for pair in self.tied for tensor in pair)
+
+    @cached_property
+    def key(self) -> str:
+        """The hash of all that prices depend on."""
+        loose = (self.kinds, sorted(self.tied), sorted(self.sent), self.loop, sorted(self.arrivals.items()))
+        structure = structure_of(self.graph)  # says nothing of the order, in which a sharding lists its choices
+        digest = sha256(structure.digest)
+        digest.update(repr((structure.ops, structure.tensors, loose, sorted(self.literals))).encode())
+        return digest.hexdigest()
+
+
+def cut_part(step: StepGraph, start: int, end: int, turn: int | None = None) -> StagePart:
+    """The part of layers [start, end). Backward is what depends on layers from `turn` on, by default from `end`."""
+    return _Cutter(step, start, end, end if turn is None else turn).run()
+
+
+_IN_LOOP = ("forward", "backward")
+
+
+class _Planned(NamedTuple):
+    """A fragment to be made: its operations, and the shared values that it makes for others."""
+
+    kind: Kind
+    ops: tuple[int, ...]
+    exports: tuple[int, ...]
+
+
+class _Cutter:
+    def __init__(self, step: StepGraph, start: int, end: int, turn: int) -> None:
+        self.step, self.start, self.end, self.turn = step, start, end, turn
+        self.number: dict[tuple[int | None, int], int] = {}  # (fragment, or None, and tensor of the step) -> tensor
+        self.tensors: list[Tensor] = []
+        self.source_tensors: list[int] = []
+        self.ops: list[Op] = []
+        self.source_ops: list[int] = []
+        self.arrivals: dict[int, int] = {}
+        self.loops: list[tuple[int, int]] = []
+
+    def run(self) -> StagePart:
+        planned = self._planned()
+        spans = []
+        for group, each in enumerate(planned):
+            begin = len(self.ops)
+            self._add(group, each)
+            spans.append((begin, len(self.ops)))
+        body = [span for span, each in zip(spans, planned, strict=True) if each.kind in _IN_LOOP]
+        loop = (body[0][0], body[-1][1]) if body else (0, 0)
+        return self._finish(tuple(each.kind for each in planned), loop)
+
+    def _planned(self) -> list[_Planned]:
+        """The fragments, the first of which also makes the shared values that the body is given."""
+        parts = fragments(self.step, self.start, self.end, self.turn)
+        body = [op for part in parts if part.kind in _IN_LOOP for op in part.ops]
+        given = self._given_shared(self._with_copies(body, inside=True))
+        uses = first_uses(self.step, body)
+        planned = [
+            _Planned(part.kind, part.ops if part.kind in _IN_LOOP else by_first_use(self.step, part.ops, uses), ())
+            for part in parts
+        ]
+        if given and (not planned or planned[0].kind != "before"):
+            planned.insert(0, _Planned("before", (), ()))
+        if given:
+            planned[0] = planned[0]._replace(exports=given)
+        return planned
+
+    def _given_shared(self, ops: Iterable[int]) -> tuple[int, ...]:
+        """What shared operations before the loop make for `ops` of the body."""
+        step = self.step
+        read = dict.fromkeys(tensor for op in ops for tensor in step.graph.ops[op].operands)
+        return tuple(t for t in read if step.is_shared(t) and not step.in_body(step.producers[t]))
+
+    def _with_copies(self, ops: Sequence[int], inside: bool, wanted: Iterable[int] = ()) -> list[int]:
+        """`ops`, in their order, each behind the shared operations, inside or outside of the loop, that it needs; what
+        a region needs stands before the region. At the end those for `wanted` values."""
+        graph = self.step.graph
+        found: dict[int, None] = {}
+        at = 0
+        while at < len(ops):
+            stop = at + 1
+            while graph.ops[ops[at]].block and stop < len(ops) and graph.ops[ops[stop]].block:
+                stop += 1
+            run = ops[at:stop]
+            for tensor in (tensor for op in run for tensor in graph.ops[op].operands):
+                self._copy(tensor, inside, found)
+            found.update(dict.fromkeys(run))
+            at = stop
+        for tensor in wanted:
+            self._copy(tensor, inside, found)
+        return list(found)
+
+    def _copy(self, tensor: int, inside: bool, found: dict[int, None]) -> None:
+        """Add the shared operations behind a value to `found`, makers first."""
+        step, stack = self.step, [tensor]
+        while stack:
+            producer = step.producers[stack[-1]]
+            if producer in found or not step.is_shared(stack[-1]) or step.in_body(producer) != inside:
+                stack.pop()
+                continue
+            missing = [
+                t
+                for t in step.graph.ops[producer].operands
+                if step.is_shared(t) and step.in_body(step.producers[t]) == inside and step.producers[t] not in found
+            ]
+            if missing:
+                stack += reversed(missing)
+            else:
+                found[producer] = None
+                stack.pop()
+
+    def _add(self, group: int, planned: _Planned) -> None:
+        step, begin = self.step, len(self.ops)
+        inside = planned.kind in _IN_LOOP
+        ops = self._with_copies(planned.ops, inside, planned.exports)
+        made = {result for op in ops if step.op_layer[op] == SHARED for result in step.graph.ops[op].results}
+        shared_by_all = set(planned.exports)
+
+        def tensor(source: int) -> int:
+            own = source in made and source not in shared_by_all
+            return self._tensor(group if own else None, source, begin)
+
+        place = {}
+        for op in ops:
+            place[op] = len(self.ops)
+            each = step.graph.ops[op]
+            operands = tuple(map(tensor, each.operands))
+            results = tuple(
+                self._made(group if r in made and r not in shared_by_all else None, r) for r in each.results
+            )
+            self.ops.append(replace(each, operands=operands, results=results, group=group))
+            self.source_ops.append(op)
+        for first, last in step.graph.loops:
+            inner = [place[op] for op in range(first, last) if op in place]
+            if inner:
+                self.loops.append((min(inner), max(inner) + 1))
+
+    def _tensor(self, group: int | None, source: int, begin: int) -> int:
+        """The tensor that a reader in the fragment that begins at `begin` gets; one not made here before arrives."""
+        key = (group, source)
+        if key not in self.number:
+            producer = self.step.producers[source]
+            home = self.step.owner.get(source, self.start) if producer < 0 else SHARED
+            number = self._made(group, source)
+            if not self.start <= home < self.end:
+                self.arrivals[number] = begin
+        return self.number[key]
+
+    def _made(self, group: int | None, source: int) -> int:
+        number = self.number.setdefault((group, source), len(self.tensors))
+        if number == len(self.tensors):
+            self.tensors.append(self.step.graph.tensors[source])
+            self.source_tensors.append(source)
+        return number
+
+    def _finish(self, kinds: tuple[Kind, ...], loop: tuple[int, int]) -> StagePart:
+        step = self.step
+        defined = {result for op in self.ops for result in op.results}
+        inputs = tuple(t for t in range(len(self.tensors)) if t not in defined)
+        groups: tuple[int | None, ...] = (None, *range(len(kinds)))
+        returned = (self.number.get((None, tensor)) for tensor in dict.fromkeys(step.graph.outputs))
+        outputs = tuple(t for t in returned if t is not None and t in defined)
+        tied = tuple(
+            (self.number[group, a], self.number[group, b])
+            for a, b in step.tied
+            for group in groups
+            if (group, a) in self.number and (group, b) in self.number
+        )
+        carried = frozenset(self.number[g, t] for t in step.graph.carried for g in groups if (g, t) in self.number)
+        literals = frozenset(self.number[g, t] for t in step.literals for g in groups if (g, t) in self.number)
+        graph = OpGraph(tuple(self.tensors), tuple(self.ops), inputs, outputs, tuple(self.loops), carried)
+        return StagePart(
+            graph,
+            kinds,
+            tuple(self.source_ops),
+            tuple(self.source_tensors),
+            tied,
+            self._sent(defined),
+            loop,
+            {t: at for t, at in self.arrivals.items() if t not in defined},
+            literals,
+        )
+
+    def _sent(self, defined: Set[int]) -> frozenset[int]:
+        """What operations of other layers, or those that anybody may copy, read of what is made here."""
+        step = self.step
+        return frozenset(
+            number
+            for (group, source), number in self.number.items()
+            if group is None
+            and number in defined
+            and not step.is_shared(source)
+            and any(not self.start <= step.op_layer[reader] < self.end for reader in step.consumers[source])
+        )
