@@ -134,18 +134,25 @@ class CountedPrices:
     """Prices that are half the truth until somebody asks, and count what was asked for."""
 
     def __init__(self, exact: StageProblem) -> None:
-        self.exact = exact
+        self.truth = exact
         self.known = np.zeros(exact.seconds.shape, dtype=bool)
 
     def problem(self, held: InFlight) -> StageProblem:
-        seconds = np.where(self.known, self.exact.seconds, self.exact.seconds / 2)
-        return replace(self.exact, seconds=seconds, in_flight=held)
+        seconds = np.where(self.known, self.truth.seconds, self.truth.seconds / 2)
+        return replace(self.truth, seconds=seconds, in_flight=held)
 
-    def make_exact(self, held: InFlight, stages: Sequence[Stages]) -> bool:
-        fresh = [stage for plan in stages for stage in plan if not self.known[stage]]
-        for stage in fresh:
+    def best(self, held: InFlight, solve: DpSolver) -> StageSolution:
+        known: Stages | None = None
+        while True:
+            found = solve(self.problem(held), known)
+            if all(self.known[stage] for stage in found.stages):
+                return found
+            (known,) = self.exact([found.stages])
+
+    def exact(self, plans: Sequence[Stages]) -> tuple[Stages, ...]:
+        for stage in (stage for plan in plans for stage in plan):
             self.known[stage] = True
-        return bool(fresh)
+        return tuple(plans)
 
 
 def test_lower_bounds_are_made_exact_where_it_matters() -> None:
