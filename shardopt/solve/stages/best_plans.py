@@ -26,8 +26,8 @@ def best_plans(
     """At most `k` different plans by rising `seconds`, the optimum first.
 
     Of the plans that are the best of their number of stages, the shortest are here, as far as they are within `near`
-    times the optimum; those have the status "optimal". They leave places to runners-up that the search over t_max met: plans
-    of the least sum for some longest station. Raises UserError where `solve_stages` does.
+    times the optimum; those have the status "optimal". They leave places to runners-up that the search over t_max met:
+    plans of the least sum for some longest station. Raises UserError where `solve_stages` does.
     """
     optimum = solve_stages(problem, num_stages)
     best = {len(optimum.stages): optimum}
