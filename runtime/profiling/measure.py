@@ -44,13 +44,13 @@ class Request:
     device: str
     dtypes: tuple[str, ...] = ("f32",)
     effort: Effort = field(default_factory=Effort)
-    longest_seconds: float = 0.05
+    longest_seconds: float = 0.005
     stride: int = 1
     kinds: tuple[str, ...] = kinds.KINDS
 
     @staticmethod
     def quick(device: str, dtypes: tuple[str, ...]) -> Request:
-        return Request(device, dtypes, Effort(fewest=3, most=10, seconds=0.05), longest_seconds=0.005, stride=2)
+        return Request(device, dtypes, Effort(fewest=3, most=10, seconds=0.05), longest_seconds=0.002, stride=2)
 
 
 _Measure = Callable[[int], tuple[float, Slope]]

@@ -26,7 +26,7 @@ class Effort:
     """How long to measure: samples of each program, and the seconds after which no more than the fewest are taken."""
 
     fewest: int = 5
-    most: int = 40
+    most: int = 60
     seconds: float = 0.4
 
 
