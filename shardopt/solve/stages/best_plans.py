@@ -16,7 +16,7 @@ from shardopt.solve.stages.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import StageProblem, Stages, StageSolution
 from shardopt.solve.stages.stage_searches import SearchTables
 
-NEAR = 1.1  # plans longer than this multiple of the best are of no interest: the formula is not so far off
+NEAR = 1.3  # plans longer than this multiple of the best are of no interest: the formula is hardly ever so far off
 
 
 @timed("stage DP: best plans")
