@@ -24,6 +24,7 @@ from typing import Literal
 from jaxlib.mlir import ir
 
 from shardopt.cost.errors import UserError
+from shardopt.cost.graph import SHARED
 from shardopt.cost.plan_file import load_plan_file
 from shardopt.dialect.attributes import entries, i64
 from shardopt.dialect.donation import argument_attributes
@@ -134,8 +135,11 @@ def _extract_main(program: Program, body: GraphReader, layers: Layering) -> tupl
         demand[tensor] = (*demand.get(tensor, ()), *readers)
         if isinstance(value, ir.BlockArgument) and demand[tensor]:
             owned[tensor] = min(demand[tensor])
-    for k, (number, _) in enumerate(program.carried):
-        layer = body_layer.get(body.tensor(program.body_block.arguments[number]), (0,))[-1]
+    made_in = {result: layer for op, layer in zip(body.ops, layers.layer, strict=True) for result in op.results}
+    for k, (number, returned) in enumerate(program.carried):
+        readers = body_layer.get(body.tensor(program.body_block.arguments[number]), (0,))
+        layer = made_in.get(body.tensor(program.body_returned[returned]), SHARED)
+        layer = readers[-1] if layer == SHARED else layer
         owned[reader.tensor(program.loop.results[k])] = layer
         init = reader.tensor(program.loop.operands[k])
         demand[init] = (*demand.get(init, ()), layer)

@@ -11,7 +11,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from shardopt.cost.errors import UserError
-from shardopt.solve.stages.layer_dp import Value, auto_layers, equal_shares, evaluate, solve_layers
+from shardopt.solve.stages.layer_dp import Value, auto_layers, equal_shares, evaluate, relaxed_delta, solve_layers
 
 
 def chain(sizes: list[int]) -> list[Value]:
@@ -92,7 +92,8 @@ def test_a_least_share_agrees_with_brute_force(
 def test_auto_agrees_with_brute_force(problem: tuple[list[int], list[Value], int, float], least: float) -> None:
     """The most layers whose bottleneck is not above that of two."""
     flops, values, _, delta = problem
-    found = [brute_force(flops, values, count, delta, least) for count in range(2, len(flops) + 1)]
+    counts = range(2, len(flops) + 1)
+    found = [brute_force(flops, values, n, relaxed_delta(np.array(flops), n, delta), least) for n in counts]
     feasible = [(count, key[0]) for count, key in enumerate(found, start=2) if key is not None]
     expected = max((count for count, cost in feasible if cost <= feasible[0][1]), default=1)
     assert auto_layers(flops, values, delta=delta, least=least) == expected

@@ -2,9 +2,9 @@
 
 Where the batch tells nothing, the state does. A result is an updated state if it comes from an argument of the same
 size through operations that keep that size; where such a chain ends at an operation that mixes elements (a product, a
-sum, a scatter) stands a gradient. The body is what gradients and all other results need. The rest, which nobody but
-updated states reads, stands behind the loop, as in a step that is cut into microbatches: so layers are found from the
-body, and updates follow their parameters.
+sum, a scatter) stands a term of a gradient, and the gradient is what adds up such terms alone. The body is what
+gradients and all other results need. The rest, which nobody but updated states reads, stands behind the loop, as in a
+step that is cut into microbatches: so layers are found from the body, and updates follow their parameters.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ _MIXING = HEAVY | {
     "sort",
     "triangular_solve",
 }
+# What makes a gradient of its terms.
+_SUMMING = frozenset({"add", "convert", "reshape", "transpose"})
 # Nothing of the model is in these.
 _MADE = frozenset({"broadcast_in_dim", "constant", "iota"})
 
@@ -59,10 +61,11 @@ def _roots(graph: OpGraph) -> Iterator[int]:
 
 
 def _origins(graph: OpGraph, producers: tuple[int, ...], output: int) -> tuple[tuple[int, ...], bool]:
-    """Where the chains of equal size end that lead to a result: results of mixing operations, and whether arguments."""
+    """The gradients in the chains of equal size that lead to a result, and whether an argument is in one."""
     size = prod(graph.tensors[output].shape)
-    seen = {output: None}
-    stack, gradients, from_state = [output], list[int](), False
+    chain = {output: None}
+    terms: set[int] = set()
+    stack, from_state = [output], False
     while stack:
         tensor = stack.pop()
         op = graph.ops[producers[tensor]] if producers[tensor] >= 0 else None
@@ -71,10 +74,16 @@ def _origins(graph: OpGraph, producers: tuple[int, ...], output: int) -> tuple[t
             continue
         same = [t for t in op.operands if prod(graph.tensors[t].shape) == size] if op.name not in _MIXING else []
         if not same and op.name not in _MADE:
-            gradients.append(tensor)
-        stack += [t for t in same if t not in seen]
-        seen.update(dict.fromkeys(same))
-    return tuple(gradients), from_state
+            terms.add(tensor)
+        stack += [t for t in same if t not in chain]
+        chain.update(dict.fromkeys(same))
+    parts: set[int] = set()
+    for tensor in sorted(chain, key=lambda t: producers[t]):
+        op = graph.ops[producers[tensor]]
+        if producers[tensor] >= 0 and op.name in _SUMMING and terms.issuperset(op.operands):
+            terms.add(tensor)
+            parts.update(op.operands)
+    return tuple(sorted(terms - parts)), from_state
 
 
 def _ancestors(graph: OpGraph, tensors: set[int]) -> set[int]:

@@ -83,6 +83,13 @@ def solve_layers(
     return evaluate(flops, values, boundaries, status="optimal")
 
 
+def relaxed_delta(flops: np.ndarray, num_layers: int, delta: float) -> float:
+    """`delta` for a number of layers that nobody asked for: one operation may outweigh a layer, and what follows it has
+    to go somewhere, so that the balance gives way, not the user."""
+    heaviest = num_layers * float(flops.max(initial=0.0)) / max(float(flops.sum()), 1.0)
+    return delta + max(0.0, heaviest - 1)
+
+
 def auto_layers(
     flops: Sequence[float] | np.ndarray,
     values: Sequence[Value],
@@ -91,16 +98,18 @@ def auto_layers(
     least: float = 0.0,
 ) -> int:
     """A number of layers where no block repeats: the most, up to `max_layers`, that cut nothing dearer than the best
-    cut in two, and leave no layer less than the share `least` of an equal one. 1 if no cut in two is feasible."""
+    cut in two, and leave no layer less than the share `least` of an equal one. 1 if there is no cut in two.
+
+    `delta` is relaxed for heavy operations (`relaxed_delta`).
+    """
     flops = _checked_flops(flops, values)
     reads = _reads(len(flops), values)
-    best, cheapest = 1, None
+    best, cheapest = 1, _INFINITE_BYTES - 1
     for count in range(2, min(max_layers, len(flops)) + 1):
-        if _min_layers(flops, count, delta) > count:
-            continue
-        cost = _least_bottleneck(reads, _starts(flops, count, delta, least), count)
-        cheapest = cost if cheapest is None else cheapest
-        if cost <= cheapest < _INFINITE_BYTES:
+        cost = _least_bottleneck(reads, _starts(flops, count, relaxed_delta(flops, count, delta), least), count)
+        if best == 1:
+            cheapest = min(cost, cheapest)
+        if cost <= cheapest:
             best = count
     return best
 

@@ -31,7 +31,7 @@ from shardopt.cost.graph import SHARED, Op, OpGraph
 from shardopt.solve.stages.backward_cuts import BackwardProblem, BackwardValue, place_backward
 from shardopt.solve.stages.dependences import NEVER_SHARED, copyable_ops, reached
 from shardopt.solve.stages.forward_line import ForwardLine, join
-from shardopt.solve.stages.layer_dp import LayerSolution, Value
+from shardopt.solve.stages.layer_dp import LayerSolution, Value, relaxed_delta
 
 _UNKNOWN = -2
 # Below this share of the FLOPs the intersection of ancestors is not a forward pass (there is no common loss).
@@ -126,8 +126,13 @@ class _Assignment:
         The gradient of a tied weight is such a sum over several layers, and must not pull them together.
         """
         found: set[int] = set()
-        ends = [self.producers[output] for output in self.problem.accumulators]
-        stack = [index for index in ends if index >= 0 and not self.forward[index]]
+        stack = [
+            index
+            for output, start in self.problem.accumulators.items()
+            if (index := self.producers[output]) >= 0
+            and not self.forward[index]
+            and self._ends_sum(index, output, start)
+        ]
         while stack:
             index = stack.pop()
             found.add(index)
@@ -142,6 +147,11 @@ class _Assignment:
                 ):
                     stack.append(producer)
         return frozenset(found)
+
+    def _ends_sum(self, index: int, output: int, accumulator: int) -> bool:
+        """Without a batch the only iteration replaces an accumulator instead of adding to it."""
+        op = self.graph.ops[index]
+        return accumulator in op.operands or (output in self.problem.weight_of and op.name in _SUMMING)
 
     def _contributions(self) -> Iterator[tuple[int, tuple[int, ...]]]:
         """(tensor that goes into the sum of a gradient, the weight whose gradient it is)."""
@@ -217,9 +227,7 @@ class _Assignment:
         count = problem.num_layers
         if count is None:
             count = max(problem.least_layers, line.best_count(delta))
-            # One operation may outweigh a layer, and what follows it has to go somewhere; nobody asked for this number,
-            # so the balance gives way, not the user.
-            delta += max(0.0, count * line.flops.max(initial=0.0) / max(line.flops.sum(), 1.0) - 1)
+            delta = relaxed_delta(line.flops, count, delta)
         return line.cut(count, delta, max(0.0, 1 - problem.delta), problem.method)
 
     def _given(self, flops: np.ndarray, ops: Sequence[int]) -> LayerSolution:
