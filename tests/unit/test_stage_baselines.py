@@ -75,7 +75,10 @@ def test_options_of_each_planner() -> None:
         "2x4 as 4x2 by megatron",
     ]
     [whole] = [option for option in stage_options(TWO_HOSTS) if option.logical_shape == (2, 4)]
-    assert spelled("deepspeed", (whole,)) == [f"2x4 as 2x4 by expert{zero}" for zero in ("", *ZEROS)]
+    assert spelled("deepspeed", (whole,)) == [
+        f"2x4 as 2x4 by {method}"
+        for method in ("data", "zero1", "zero2", "zero3", *(f"expert{zero}" for zero in ("", *ZEROS)))
+    ]
 
 
 def test_tensor_parallel_groups_do_not_straddle_hosts() -> None:

@@ -43,8 +43,10 @@ def _data_and_tensor(options: Iterable[StageOption]) -> tuple[StageOption, ...]:
 
 
 def _experts_and_zero(options: Iterable[StageOption]) -> tuple[StageOption, ...]:
-    """(dp, ep): experts over the last axis; one axis alone also without experts."""
-    return with_methods(options, lambda option: (*_ZERO * is_flat(option), *_EXPERT_ZERO))
+    """(dp, ep): experts over the last axis; one axis, or hosts by devices, also without experts."""
+    return with_methods(
+        options, lambda option: (*_ZERO * (is_flat(option) or is_hosts_by_devices(option)), *_EXPERT_ZERO)
+    )
 
 
 DP = Planner(_solve, by_dp=True)
