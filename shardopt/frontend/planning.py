@@ -75,10 +75,10 @@ def _run_phases(
     from shardopt.pipeline.phases import PHASE_NAMES, phase_range
     from shardopt.report.plan_summary import summarize
 
-    def run(module: ir.Module, phase: str, chosen: PlanOptions, report: Handler) -> None:
+    def run(module: ir.Module, phase: str, chosen: PlanOptions, report: Handler, more: str = "") -> None:
         if on_phase is not None:
             on_phase(phase)
-        text = chosen.for_phase(phase)
+        text = chosen.for_phase(phase) + more
         if explain and phase == "shard":
             text += f" explain={option_text(explain)}"
         result = run_pipeline(module, phase_range(phase, phase, text), handler=report)

@@ -4,8 +4,9 @@
                      ├─ clone ─▶ …                                            the least wins
                      └─ clone ─▶ …
 
-The import phase has run once, before. Every number of microbatches is tried: that a further cut of the batch cannot pay
-is not provable before it is priced, and equal stages are priced once for all (`shardopt.caching`). Layers get more as
+The import phase has run once, before. Every number of microbatches is tried, but the stage phase gives up as soon as
+prices say that one stage alone takes longer than the best step so far (`faster-than`): that is what too small
+microbatches come to. Equal stages are priced once for all (`shardopt.caching`). Layers get more as
 long as that shortens the step: cutting every layer in two leaves all stages of before, and adds some.
 """
 
@@ -28,7 +29,7 @@ PHASES = ("microbatch", "cluster", "stage")
 # The stage phase prices an interval for each pair of layers.
 MAX_SEARCHED_LAYERS = 64
 
-RunPhase = Callable[["ir.Module", str, PlanOptions, Callable[["Diagnostic"], None]], None]
+RunPhase = Callable[["ir.Module", str, PlanOptions, Callable[["Diagnostic"], None], str], None]
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Attempt:
     refusal: UserError | None = None
 
     def __str__(self) -> str:
-        found = f"{self.step_seconds:.4g} s" if self.step_seconds is not None else f"no plan ({self._reason()})"
+        found = f"{self.step_seconds:.4g} s" if self.step_seconds is not None else self._reason()
         return f"{self.choice.name}: {found}"
 
     def _reason(self) -> str:
@@ -96,8 +97,8 @@ def thinned_divisors(extent: int) -> tuple[int, ...]:
 def best_choice(module: ir.Module, choices: Iterable[Choice], run: RunPhase) -> tuple[Attempt, tuple[Attempt, ...]]:
     """The attempt with the shortest predicted step, the first of equals, and all of them.
 
-    `run(module, phase, options, handler)` runs one phase in place. Raises the last refusal if there is no plan at all:
-    more microbatches need less memory.
+    `run(module, phase, options, handler, more)` runs one phase in place, with `more` options as text. Raises the last
+    refusal if there is no plan at all: more microbatches need less memory.
     """
     from shardopt.ir.io import load_module, module_bytecode
 
@@ -105,7 +106,7 @@ def best_choice(module: ir.Module, choices: Iterable[Choice], run: RunPhase) -> 
     attempts = []
     best: Attempt | None = None
     for choice in choices:
-        attempt = _try(choice, load_module(source, module.context), run)
+        attempt = _try(choice, load_module(source, module.context), run, best)
         attempts.append(attempt)
         if attempt.step_seconds is None or (best and best.step_seconds and attempt.step_seconds >= best.step_seconds):
             _forget(attempt)
@@ -132,7 +133,7 @@ def grow_layers(module: ir.Module, options: PlanOptions, run: RunPhase) -> tuple
     attempts, step = [best], best.num_layers
     for count in range(2 * step, MAX_SEARCHED_LAYERS + 1, step):
         choice = Choice(f"{count} layers", replace(options, layers=count))
-        attempt = _try(choice, load_module(source, module.context), run)
+        attempt = _try(choice, load_module(source, module.context), run, best)
         attempts.append(attempt)
         if attempt.step_seconds is None or best.step_seconds is None or attempt.step_seconds >= best.step_seconds:
             _forget(attempt)
@@ -142,22 +143,24 @@ def grow_layers(module: ir.Module, options: PlanOptions, run: RunPhase) -> tuple
     return best, tuple(attempts)
 
 
-def _try(choice: Choice, module: ir.Module, run: RunPhase) -> Attempt:
+def _try(choice: Choice, module: ir.Module, run: RunPhase, best: Attempt | None = None) -> Attempt:
+    """Plan the stages, as long as that may be shorter than the best attempt."""
     attempt = Attempt(choice, module)
     try:
-        _plan_stages(attempt, run)
+        _plan_stages(attempt, run, best.step_seconds if best else None)
     except UserError as error:
         attempt.refusal = error
     return attempt
 
 
-def _plan_stages(attempt: Attempt, run: RunPhase) -> None:
+def _plan_stages(attempt: Attempt, run: RunPhase, faster_than: float | None) -> None:
     from shardopt.dialect.prediction import read_prediction
     from shardopt.ir.io import module_bytecode
     from shardopt.ir.program import read_program
 
     for phase in PHASES:
-        run(attempt.module, phase, attempt.choice.options, attempt.said.append)
+        more = f" faster-than={faster_than!r}" if phase == "stage" and faster_than else ""
+        run(attempt.module, phase, attempt.choice.options, attempt.said.append, more)
         attempt.forms.append((phase, module_bytecode(attempt.module)))
         if phase == "cluster":
             attempt.num_layers = _count_layers(read_program(attempt.module).body_ops)
@@ -181,4 +184,4 @@ def _forget(attempt: Attempt) -> None:
 
 def comparison(best: Attempt, attempts: Sequence[Attempt]) -> str:
     """What each choice gave, in one line."""
-    return f"best with {best.choice.name}; a step takes with {', '.join(map(str, attempts))}"
+    return f"best with {best.choice.name}; steps: {'; '.join(map(str, attempts))}"

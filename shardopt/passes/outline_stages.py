@@ -94,7 +94,8 @@ def _solve(problem: CandidateProblem, planner: Planner, options: OutlineStages, 
     trains = transfers.goes_back or problem.num_layers == 1
     schedules = searched_schedules(trains) if options.schedule == AUTO else (options.schedule,)
     try:
-        return search_plans(prices, schedules, transfers, planner, options.request(planner))
+        beat = options.faster_than or float("inf")
+        return search_plans(prices, schedules, transfers, planner, options.request(planner), faster_than=beat)
     except UserError as error:
         raise UserError("; ".join((str(error), *prices.refusals))) from error
     finally:
@@ -186,6 +187,7 @@ class OutlineStages(Pass):
     )
     memory_fraction: float = option(0.9, help="share of device memory that a stage may fill; 0 removes the limit")
     memory_budget: str = option("", help="bytes that a stage may fill instead, such as 512MiB")
+    faster_than: float = option(0.0, help="seconds: give up early if no step can be shorter; 0 takes any step")
     plan: str = option("", help="plan file: take the stages from there, as far as it has them (docs/plan-file.md)")
 
     def __post_init__(self) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shardopt.cost.errors import UserError
-from shardopt.frontend.plan import PlanOptions
+from shardopt.dialect.prediction import read_prediction
+from shardopt.frontend.plan import Plan, PlanOptions
 from shardopt.frontend.planning import make_plan
 from shardopt.frontend.step_search import (
     Attempt,
@@ -21,6 +23,7 @@ from shardopt.frontend.step_search import (
 from shardopt.ir.context import make_context
 from shardopt.ir.diagnostics import Diagnostic
 from shardopt.ir.io import load_module
+from shardopt.ir.program import read_program
 
 STEP = (Path(__file__).parent / "steps/two_products.mlir").read_bytes()
 OPTIONS = PlanOptions("cpu-test:1x2", microbatches=None, layers=2, stages=2)
@@ -43,16 +46,30 @@ def test_the_batch_says_which_numbers_there_are(batch_args: str, counts: tuple[i
     assert tuple(choice.options.microbatches for choice in found) == counts
 
 
+def predicted(plan: Plan) -> float:
+    with make_context() as context:
+        prediction = read_prediction(read_program(load_module(dict(plan.forms)["stage"], context)).loop)
+    assert prediction is not None
+    return prediction.step_seconds
+
+
 def test_the_shortest_predicted_step_wins() -> None:
     said: list[Diagnostic] = []
     found = make_plan(STEP, OPTIONS, cache=False, handler=said.append)
     tried = {count: make_plan(STEP, replace(OPTIONS, microbatches=count), cache=False) for count in (1, 2, 6)}
-    remark = next(each.message for each in said if each.kind == "microbatches")
-    best = int(remark.split()[2])
+    steps = {count: predicted(plan) for count, plan in tried.items()}
+    best = min(steps, key=steps.__getitem__)
     assert found.summary.num_microbatches == best
     assert found.module == tried[best].module
-    seconds = [float(text.split(": ")[1].split()[0]) for text in remark.split("step takes with ")[1].split(", ")]
-    assert seconds[[1, 2, 6].index(best)] == min(seconds)
+    remark = next(each.message for each in said if each.kind == "microbatches")
+    assert f"{best} microbatch" in remark.split(";")[0]
+    planned = {int(count): float(step) for count, step in re.findall(r"(\d+) microbatch\w*: ([\d.e-]+) s", remark)}
+    assert planned == pytest.approx({count: steps[count] for count in planned}, rel=1e-3)
+    for count, least in re.findall(r"(\d+) microbatch\w*: one stage alone takes ([\d.e-]+) s or more", remark):
+        assert steps[best] <= float(least) * 1.001
+        assert float(least) <= steps[int(count)] * 1.001
+        planned[int(count)] = steps[int(count)]
+    assert planned.keys() == tried.keys()
     assert [phase for phase, _ in found.forms] == [phase for phase, _ in tried[best].forms]
 
 
@@ -62,8 +79,8 @@ def test_layers_get_more_as_long_as_the_step_gets_shorter() -> None:
     options = replace(OPTIONS, microbatches=2, layers="search", stages=None)
     found = make_plan(STEP, options, cache=False, handler=said.append)
     remark = next(each.message for each in said if each.kind == "layers")
-    best, tried = remark.removeprefix("best with ").split("; a step takes with ")
-    names = [text.split(": ")[0] for text in tried.split(", ")]
+    best, tried = remark.removeprefix("best with ").split("; steps: ")
+    names = [text.split(": ")[0] for text in tried.split("; ")]
     assert names[0] == "layers as found"
     first = make_plan(STEP, replace(options, layers=None), cache=False)
     if best == "layers as found":
@@ -78,7 +95,7 @@ def test_layers_grow_until_a_step_gets_no_shorter(monkeypatch: pytest.MonkeyPatc
     """Four layers are found; eight and twelve are better, sixteen cannot be."""
     seconds = {None: 4.0, 8: 3.0, 12: 2.5}
 
-    def attempt(choice: Choice, module: object, run: object) -> Attempt:
+    def attempt(choice: Choice, module: object, run: object, best: Attempt | None = None) -> Attempt:
         made = Attempt(choice, module, num_layers=choice.options.layers or 4)  # type: ignore[arg-type]
         made.step_seconds = seconds.get(choice.options.layers)
         made.refusal = None if made.step_seconds else UserError("cannot cut")
@@ -89,8 +106,7 @@ def test_layers_grow_until_a_step_gets_no_shorter(monkeypatch: pytest.MonkeyPatc
         best, attempts = grow_layers(load_module(STEP, context), OPTIONS, run=None)  # type: ignore[arg-type]
     assert best.choice.options.layers == 12
     assert comparison(best, attempts) == (
-        "best with 12 layers; a step takes with layers as found: 4 s, 8 layers: 3 s, 12 layers: 2.5 s, "
-        "16 layers: no plan (cannot cut)"
+        "best with 12 layers; steps: layers as found: 4 s; 8 layers: 3 s; 12 layers: 2.5 s; 16 layers: cannot cut"
     )
 
 

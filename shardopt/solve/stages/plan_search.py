@@ -21,7 +21,7 @@ from shardopt.solve.stages.baselines.planner import Planner, Request
 from shardopt.solve.stages.best_plans import NEAR, best_plans
 from shardopt.solve.stages.cut_transfers import CutTransfers
 from shardopt.solve.stages.rerank import SimulatedPlan, simulate_plan
-from shardopt.solve.stages.stage_dp import solve_stages
+from shardopt.solve.stages.stage_dp import least_longest_stage, solve_stages
 from shardopt.solve.stages.stage_problem import (
     InFlight,
     StageProblem,
@@ -106,14 +106,15 @@ def search_plans(
     planner: Planner,
     request: Request,
     k: int = NUM_PLANS,
+    faster_than: float = np.inf,
 ) -> PlanSearch:
     """The best plan over `schedules` of those that `planner` looks at.
 
     Raises UserError that says what is missing under the schedule that holds the fewest microbatches, if none has a
-    plan.
+    plan; and as soon as prices make it certain that no step is shorter than `faster_than` seconds.
     """
     # The formula prices a host that is all at work; where devices share one, stages may be faster by so much.
-    near = NEAR * most_speed(transfers.cluster)
+    speed = most_speed(transfers.cluster)
     lean_first = sorted(schedules, key=lambda name: sum(in_flight(name, _LONG, _LONG)))
     simulated: list[SimulatedPlan] = []
     errors: list[UserError] = []
@@ -121,7 +122,7 @@ def search_plans(
     for schedule in lean_first:
         held = schedule_in_flight(schedule)
         try:
-            problem, plans = _exact_plans(prices, held, planner, request, k, near)
+            problem, plans = _exact_plans(prices, held, planner, request, k, speed, faster_than)
             _simulate(problem, plans, schedule, transfers, simulated)
             bound = min(bound, plans[0].bound)
         except UserError as error:
@@ -132,6 +133,14 @@ def search_plans(
     search = PlanSearch(simulated[0], tuple(simulated), bound if planner.by_dp else None)
     alike = [each for each in search.best_by_schedule if each.step_seconds <= search.best.step_seconds * (1 + ALIKE)]
     return replace(search, best=min(alike, key=lambda each: each.peak_bytes))
+
+
+def _check_speed(problem: StageProblem, seconds: float) -> None:
+    """Raises UserError if one stage of any plan takes so many seconds a step, by prices that may be lower bounds."""
+    if np.isfinite(seconds):
+        least = problem.num_microbatches * least_longest_stage(problem)
+        if least >= seconds:
+            raise UserError(f"one stage alone takes {least:.4g} s or more of a step, no less than {seconds:.4g} s")
 
 
 def _simulate(
@@ -155,15 +164,19 @@ def _simulate(
 
 
 def _exact_plans(
-    prices: Prices, held: InFlight, planner: Planner, request: Request, k: int, near: float
+    prices: Prices, held: InFlight, planner: Planner, request: Request, k: int, speed: float, faster_than: float
 ) -> tuple[StageProblem, tuple[StageSolution, ...]]:
     """The best plan of the planner and, of the stage DP, the best others under the prices known then, at exact
     prices."""
+
+    def solve(problem: StageProblem, known: Stages | None) -> StageSolution:
+        _check_speed(problem, faster_than * speed)
+        return solve_stages(problem, request.num_stages, known) if planner.by_dp else planner.solve(problem, request)
+
+    optimum = prices.best(held, solve)
     if not planner.by_dp:
-        optimum = prices.best(held, lambda problem, _: planner.solve(problem, request))
         return prices.problem(held), (optimum,)
-    optimum = prices.best(held, lambda problem, known: solve_stages(problem, request.num_stages, known))
-    plans = (plan.stages for plan in best_plans(prices.problem(held), k, request.num_stages, near))
+    plans = (plan.stages for plan in best_plans(prices.problem(held), k, request.num_stages, NEAR * speed))
     others = prices.exact([stages for stages in plans if stages != optimum.stages])
     problem = prices.problem(held)
     return problem, (optimum, *(evaluate(problem, stages) for stages in others if is_plan(problem, stages)))

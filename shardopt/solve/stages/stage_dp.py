@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from shardopt.cost.errors import UserError
 from shardopt.cost.spans import timed
 from shardopt.solve.stages.bottleneck_search import BottleneckSearch
@@ -48,3 +50,17 @@ def solve_stages(
     if best is None:
         raise UserError(why_infeasible(problem, num_stages))
     return replace(best, status="optimal", bound=best.seconds, evaluations=evaluations)
+
+
+def least_longest_stage(problem: StageProblem) -> float:
+    """A lower bound of the longest stage of any plan, whatever its schedule and transfers; inf if there is no plan.
+
+    With prices that are lower bounds it is one, too."""
+    lean = replace(problem, in_flight=_one_in_flight, transfer_seconds=None)
+    recursion = next(SearchTables(lean).fewest()).recursion
+    low, least_sum = recursion.low_end
+    return float(recursion.candidates[low + 1]) if np.isfinite(least_sum) else np.inf
+
+
+def _one_in_flight(stage_from_end: int, num_stages: int, num_microbatches: int) -> float:
+    return 1
