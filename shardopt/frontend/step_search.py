@@ -61,7 +61,8 @@ class Attempt:
         from shardopt.ir.diagnostics import DiagnosedError
 
         error = self.refusal
-        return error.diagnostics[0].message if isinstance(error, DiagnosedError) else str(error)
+        said = error.diagnostics[0].message if isinstance(error, DiagnosedError) else str(error)
+        return said.replace("; ", ", ")  # choices are told apart by semicolons
 
 
 def microbatch_choices(module: ir.Module, options: PlanOptions) -> tuple[Choice, ...]:
