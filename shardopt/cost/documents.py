@@ -172,6 +172,23 @@ class Items:
 
 
 @dataclass(frozen=True)
+class Row:
+    """A list with a meaning for each place, read into a tuple."""
+
+    items: tuple[Reader, ...]
+
+    def read(self, value: Any, path: str, mistakes: list[str]) -> tuple[Any, ...] | None:
+        if not isinstance(value, list | tuple) or len(value) != len(self.items):
+            return _wrong(f"a list of {len(self.items)} items", value, path, mistakes)
+        pairs = enumerate(zip(self.items, value, strict=True))
+        return tuple(reader.read(item, f"{path}[{k}]", mistakes) for k, (reader, item) in pairs)
+
+    def schema(self) -> Schema:
+        items = [item.schema() for item in self.items]
+        return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+
+
+@dataclass(frozen=True)
 class Table:
     """A mapping of names to values of one kind, read into a dict: any names, or in the order of `known`."""
 

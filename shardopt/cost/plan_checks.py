@@ -7,7 +7,7 @@ from math import prod
 
 from shardopt.cost.cluster import Cluster, HostGroup
 from shardopt.cost.mesh import AXIS_NAMES
-from shardopt.cost.plan_file import GivenStage, PlanFile, layers_in
+from shardopt.cost.plan_file import GivenStage, PlanFile
 from shardopt.cost.sharding_text import parse_sharding
 
 
@@ -25,12 +25,13 @@ def plan_mistakes(plan: PlanFile, cluster: Cluster | None) -> Iterator[str]:
 def _layer_mistakes(plan: PlanFile) -> Iterator[str]:
     given, count = plan.layers, None
     if given is not None and given.body is not None:
-        count = max((*layers_in(given.body), 0)) + 1
+        used = {layer for layer, _ in given.body}
+        count = max((*used, 0)) + 1
         if given.count not in (None, count):
             yield f"field 'layers.count': expected {count}, the layers in 'layers.body', found {given.count}"
-        missing = sorted(set(range(count)) - set(layers_in(given.body)))
-        if missing:
-            yield f"field 'layers.body': expected operations of every layer, found none of layer {missing[0]}"
+        missing = next((layer for layer in range(count) if layer not in used), None)
+        if missing is not None:
+            yield f"field 'layers.body': expected operations of every layer, found none of layer {missing}"
         if any(layer < 0 for layer, _ in given.arguments):
             yield "field 'layers.arguments': expected a layer for every argument, found -1"
         for name in ("prologue", "epilogue", "arguments"):
@@ -128,10 +129,10 @@ def _device_mistakes(plan: PlanFile, cluster: Cluster | None) -> Iterator[str]:
     if any(named) and not all(named):
         yield f"field 'stages[{named.index(False)}]': expected devices in all stages or in none, found none here"
     elif named and all(named) and cluster is not None:
-        idle = [device for device in range(cluster.num_devices) if device not in owner]
-        if idle:
+        idle = next((device for device in range(cluster.num_devices) if device not in owner), None)
+        if idle is not None:
             count = cluster.num_devices
-            yield f"field 'stages': expected all {count} devices of the cluster in use, device {idle[0]} is not"
+            yield f"field 'stages': expected all {count} devices of the cluster in use, device {idle} is not"
 
 
 def _sharding_mistakes(stage: GivenStage, k: int) -> Iterator[str]:

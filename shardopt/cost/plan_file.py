@@ -25,6 +25,7 @@ from shardopt.cost.documents import (
     Nullable,
     Number,
     Record,
+    Row,
     Scalar,
     Schema,
     Table,
@@ -141,7 +142,9 @@ class PlanFile:
     def own_prediction(self) -> dict[str, Any] | None:
         """What the stage phase predicted of these very decisions: `schedule` and seconds; None after an edit."""
         found = dict(self.predicted or {})
-        if found.get("decisions") != self.decisions() or not isinstance(found.get("planned_for"), str):
+        step, formula, bound = (found.get(name) for name in PREDICTED_SECONDS)
+        readable = isinstance(step, float) and isinstance(formula, float) and isinstance(bound, float | None)
+        if not readable or found.get("decisions") != self.decisions() or not isinstance(found.get("planned_for"), str):
             return None
         return {"schedule": found["planned_for"], **{name: found.get(name) for name in PREDICTED_SECONDS}}
 
@@ -177,7 +180,7 @@ class _Version:
 
 
 _PAIR = Items(INDEX, 2, 2)
-_RUNS = Items(Items(Number(at_least=-1, whole=True), 2, 2))
+_RUNS = Items(Row((Number(at_least=-1, whole=True), COUNT)))
 _INDICES = Items(INDEX)
 
 _AGAIN = Record(

@@ -9,6 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from shardopt.cost.documents import INDEX, NOT_NEGATIVE, Flag, Nullable, Reader, Text, suggestion
 from shardopt.cost.errors import UserError
+from shardopt.cost.plan_checks import plan_mistakes
 from shardopt.cost.plan_file import PlanFile, load_plan_file
 from shardopt.frontend.plan import PlanOptions
 
@@ -23,6 +24,7 @@ def options_after(path: str, asked: Mapping[str, Any]) -> PlanOptions:
     """
     plan = load_plan_file(path)
     options, mistakes = read_options(plan)
+    mistakes = (*mistakes, *plan_mistakes(plan, plan.cluster))
     if mistakes:
         raise UserError(f"{path}: {mistakes[0]}")
     if plan.cluster is not None:

@@ -35,6 +35,7 @@ from shardopt.dialect.cluster import write_cluster
 from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.prediction import Prediction, write_prediction
 from shardopt.ir.program import Program, read_program
+from shardopt.ir.stage_order import out_of_order
 from shardopt.ir.staging import StagePlacement, outline_stages
 from shardopt.passes.base import Pass, PassContext, option
 from shardopt.passes.stages.read_step import check_clustered, read_step
@@ -48,7 +49,7 @@ from shardopt.solve.stages.given_stages import (
     given_devices,
     given_planner,
     wanted_by,
-    with_given_methods,
+    with_given_ways,
 )
 from shardopt.solve.stages.plan_search import PlanSearch, search_plans
 from shardopt.solve.stages.pricing.lazy_prices import LazyPrices
@@ -58,7 +59,7 @@ from shardopt.solve.stages.stage_problem import StageOption, stage_options
 def _extract(program: Program, cluster: Cluster, planner: Planner, options: OutlineStages) -> CandidateProblem:
     step, roles = read_step(program, options.batch_args)
     given = options.given.stages
-    allowed = with_given_methods(planner.options(_allowed_options(cluster, options)), given)
+    allowed = with_given_ways(planner.options(_allowed_options(cluster, options)), given)
     if not allowed:
         raise UserError(f"inter-op={options.inter_op} has no use for any submesh that the other options allow")
     return CandidateProblem(
@@ -199,8 +200,11 @@ class OutlineStages(Pass):
             cluster = with_profile(self._required_cluster(), self.profile)
             chosen = self._given(program, cluster, pm) or self._planned(program, cluster, pm)
             placement = _placement(chosen, cluster, program.num_microbatches, self)
+            misplaced = out_of_order(program, placement) if self.plan else None
         except (UserError, ValueError) as error:
             raise pm.error(module.operation, str(error)) from error
+        if misplaced is not None:
+            raise pm.error(*misplaced)
         outline_stages(program, placement)
         write_cluster(module, cluster)
         if chosen.prediction is not None:

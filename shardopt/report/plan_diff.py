@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
-from shardopt.cost.plan_file import layers_in
+from shardopt.cost.plan_file import Runs, layers_in
 from shardopt.report.units import bytes_text, seconds_text
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 # Lists of this many items are told by their number and what differs.
 _MAX_SHOWN = 60
+_MOST_OPERATIONS = 10_000_000
 _NOT_COMPARED = ("made_by",)
 
 
@@ -79,13 +80,19 @@ def _of_layers(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Differenc
         x, y = a.get(name), b.get(name)
         if x == y:
             continue
-        try:
-            layers = layers_in(x), layers_in(y)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
+        if not (_are_runs(x) and _are_runs(y)):
             yield Difference(f"layers.{name}", _shown(name, x), _shown(name, y))
             continue
+        layers = layers_in(x), layers_in(y)
         moved = sum(p != q for p, q in zip(*layers, strict=False)) + abs(len(layers[0]) - len(layers[1]))
         yield Difference(f"layers.{name}", f"{len(layers[0])} in runs", f"{len(layers[1])}, {moved} in other layers")
+
+
+def _are_runs(value: Any) -> TypeGuard[Runs]:
+    """Whether these are `[layer, count]` of operations that a model may have."""
+    pairs = isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
+    numbers = pairs and all(type(number) is int for pair in value for number in pair)
+    return bool(numbers) and sum(count for _, count in value) < _MOST_OPERATIONS
 
 
 def _summary(stage: Mapping[str, Any]) -> str:

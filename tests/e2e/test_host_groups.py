@@ -66,7 +66,7 @@ def test_equal_groups_share_the_layers(tmp_path: Path) -> None:
 def test_the_faster_group_gets_more_layers(tmp_path: Path, speeds: tuple[float, float]) -> None:
     layers = layers_of(two_groups(tmp_path, speeds, (BIG, BIG)))
     slow, fast = (0, 2) if speeds[0] < speeds[1] else (2, 0)
-    assert layers == {slow: 2, fast: 6}
+    assert layers[fast] in (6, 7) and layers[slow] + layers[fast] == LAYERS
 
 
 def test_the_group_with_more_memory_gets_more_layers(tmp_path: Path) -> None:

@@ -25,8 +25,9 @@ def write_layers(program: Program, given: GivenLayers) -> int:
         "prologue": (program.prologue, given.prologue),
         "epilogue": (program.epilogue, given.epilogue),
     }
-    layers = {name: _checked(name, runs, len(found)) for name, (found, runs) in ops.items()}
-    arguments = _checked("arguments", given.arguments, len(program.main_block.arguments), least=0)
+    count = max((layer for layer, _ in given.body or ()), default=0) + 1
+    layers = {name: _checked(name, runs, len(found), -1, count) for name, (found, runs) in ops.items()}
+    arguments = _checked("arguments", given.arguments, len(program.main_block.arguments), 0, count)
     for name, (found, _) in ops.items():
         for op, layer in zip(found, layers[name], strict=True):
             op.attributes[LAYER] = i64(layer)
@@ -36,17 +37,18 @@ def write_layers(program: Program, given: GivenLayers) -> int:
             for old, layer in zip(argument_attributes(program.main), arguments, strict=True)
         ]
     )
-    return max((*layers["body"], 0)) + 1
+    return count
 
 
-def _checked(name: str, runs: Runs, count: int, least: int = -1) -> tuple[int, ...]:
-    layers = layers_in(runs)
-    if len(layers) != count:
+def _checked(name: str, runs: Runs, count: int, least: int, layers: int) -> tuple[int, ...]:
+    found = sum(length for _, length in runs)
+    if found != count:
         what = "arguments" if name == "arguments" else "operations"
-        raise UserError(f"field 'layers.{name}': expected the layers of {count} {what}, found {len(layers)}")
-    if any(layer < least for layer in layers):
-        raise UserError(f"field 'layers.{name}': expected layers of at least {least}, found {min(layers)}")
-    return layers
+        raise UserError(f"field 'layers.{name}': expected the layers of {count} {what}, found {found}")
+    for layer, _ in runs:
+        if not least <= layer < layers:
+            raise UserError(f"field 'layers.{name}': expected layers from {least} to {layers - 1}, found {layer}")
+    return layers_in(runs)
 
 
 def first_ops(ops: Sequence[ir.Operation], starts: Sequence[str]) -> tuple[int, ...]:

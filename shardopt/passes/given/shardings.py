@@ -28,7 +28,7 @@ def fixed_of(plan: PlanFile, number: int, graph: MeshGraph) -> dict[int, Shardin
     given = given_of(plan, number)
     if given is None or given.ops:
         return {}
-    return fixed_inputs(given, arguments_of(graph), f"stages[{number}].shardings")
+    return fixed_inputs(given, graph.graph, graph.mesh, arguments_of(graph), f"stages[{number}].shardings")
 
 
 def restored(graph: MeshGraph, problem: IntraOpProblem, given: GivenShardings, number: int) -> Solved:

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Sharding
+from shardopt.cost.graph import OpGraph
+from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.plan_file import Again, Fresh, GivenShardings
 from shardopt.cost.sharding_text import parse_sharding, sharding_text
 from shardopt.solve.assignment.problem import Solution, evaluate
@@ -130,14 +131,25 @@ def restore(
     return solution, problem.decode(solution, again, frozenset(fresh))
 
 
-def fixed_inputs(given: GivenShardings, arguments: Mapping[int, int], path: str) -> dict[int, Sharding]:
-    """Tensor -> sharding, for a file that gives shardings of inputs only. Raises UserError for unknown names."""
+def fixed_inputs(
+    given: GivenShardings, graph: OpGraph, mesh: Mesh, arguments: Mapping[int, int], path: str
+) -> dict[int, Sharding]:
+    """Tensor -> sharding, for a file that gives shardings of arguments only.
+
+    Raises UserError for unknown names, and for shardings that do not fit.
+    """
     named = {f"arg{number}": tensor for tensor, number in arguments.items()}
     unknown = [name for name in given.inputs if name not in named]
     if unknown:
         known = ", ".join(named)
         raise UserError(f"field '{path}.inputs': expected arguments of the stage ({known}), found '{unknown[0]}'")
-    return {named[name]: _parsed(text, f"{path}.inputs.{name}") for name, text in given.inputs.items()}
+    found = {name: _parsed(text, f"{path}.inputs.{name}") for name, text in given.inputs.items()}
+    for name, sharding in found.items():
+        try:
+            sharding.check(mesh, graph.tensors[named[name]].shape)
+        except ValueError as error:
+            raise UserError(f"field '{path}.inputs.{name}': {error}") from None
+    return {named[name]: sharding for name, sharding in found.items()}
 
 
 def _parsed(text: str, path: str) -> Sharding:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
@@ -92,10 +93,18 @@ def allows_layers(stage: GivenStage, start: int, end: int) -> bool:
     return stage.layers is None or stage.layers == (start, end - 1)
 
 
-def with_given_methods(options: Sequence[StageOption], given: Sequence[GivenStage]) -> tuple[StageOption, ...]:
-    """The options, and those of the methods that the file names."""
-    named = [stage.intra_op for stage in given if stage.intra_op is not None]
-    return tuple(dict.fromkeys((*options, *(replace(option, method=name) for name in named for option in options))))
+def with_given_ways(options: Sequence[StageOption], given: Sequence[GivenStage]) -> tuple[StageOption, ...]:
+    """The options, and those with the methods and logical shapes that the file names."""
+    methods = [stage.intra_op for stage in given if stage.intra_op is not None]
+    found = (*options, *(replace(option, method=name) for name in methods for option in options))
+    shapes = [stage.logical_shape for stage in given if stage.logical_shape is not None]
+    shaped = (
+        replace(option, logical_shape=shape)
+        for shape in shapes
+        for option in found
+        if prod(shape) == option.num_devices
+    )
+    return tuple(dict.fromkeys((*found, *shaped)))
 
 
 def wanted_by(given: Sequence[GivenStage], cluster: Cluster) -> Callable[[int, int, StageOption], bool] | None:
@@ -180,12 +189,12 @@ def _shortest(problem: StageProblem, tables: Sequence[np.ndarray], bound: float)
     for table in tables:
         following: dict[tuple[int, tuple[int, ...]], tuple[float, Stages]] = {}
         for (start, used), (spent, stages) in reached.items():
-            if cuts[start] >= bound:
+            if cuts[1, start] >= bound:
                 continue
             for end, option, seconds in _choices(problem, table, start, bound):
                 place = problem.options[option]
                 taken = tuple(n + place.num_devices * (g == place.group) for g, n in enumerate(used))
-                total = spent + float(cuts[start]) + seconds
+                total = spent + float(cuts[0, start]) + seconds
                 if (
                     all(n <= limit for n, limit in zip(taken, goal, strict=True))
                     and total < following.get((end, taken), (np.inf,))[0]
