@@ -40,7 +40,6 @@ CASES: dict[str, dict[str, Any]] = {
     "zero2, 2 microbatches": {"stages": 1, "logical_shape": "1x4", "intra_op": "zero2", "microbatches": 2},
     "megatron": {"stages": 1, "logical_shape": "1x4", "intra_op": "megatron"},
     "megatron, 4 microbatches": {"stages": 1, "logical_shape": "1x4", "intra_op": "megatron", "microbatches": 4},
-    "megatron 2x2": {"stages": 1, "logical_shape": "2x2", "intra_op": "megatron"},
     "ilp": {"stages": 1, "logical_shape": "1x4"},
     "ilp 2x2, 8 microbatches": {"stages": 1, "logical_shape": "2x2", "microbatches": 8},
     "replicate": {"stages": 1, "logical_shape": "1x4", "intra_op": "replicate"},
@@ -51,6 +50,7 @@ CASES: dict[str, dict[str, Any]] = {
         "microbatches": 2,
         "schedule": "gpipe",
     },
+    "2 stages, replicate": {"stages": 2, "submesh": "1x2", "intra_op": "replicate", "microbatches": 2},
     "2 stages, megatron": {"stages": 2, "submesh": "1x2", "intra_op": "megatron", "microbatches": 4},
     "2 stages, ilp": {"stages": 2, "submesh": "1x2", "microbatches": 8},
     "4 stages, 1 microbatch": {"stages": 4, "submesh": "1x1"},
@@ -84,6 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--steps", type=int, default=10, help="measured steps of every plan")
+    parser.add_argument("--rounds", type=int, default=1, help="how often to take these steps, with a table each")
     parser.add_argument("--only", action="append", metavar="TEXT", help="plans whose name contains this")
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write the rows as lines of JSON")
     args = parser.parse_args(argv)
@@ -100,13 +101,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows.append(row)
             opened.append(runs.enter_context(run))
             print(f"{name}: predicted {row.predicted:.4f} s", file=sys.stderr, flush=True)
-        for _ in range(args.steps):
-            for row, run in zip(rows, opened, strict=True):
-                _measure_step(row, run)
-    if args.output is not None:
-        args.output.write_text("".join(json.dumps(vars(row)) + "\n" for row in rows))
-    Console(width=120).print(table(rows))
+        for _ in range(args.rounds):
+            _measure(rows, opened, args.steps)
+            if args.output is not None:
+                args.output.write_text("".join(json.dumps(vars(row)) + "\n" for row in rows))
+            Console(width=130).print(table(rows))
     return 0
+
+
+def _measure(rows: Sequence[Row], runs: Sequence[Run], steps: int) -> None:
+    """Add samples to those of earlier rounds."""
+    for _ in range(steps):
+        for row, run in zip(rows, runs, strict=True):
+            _measure_step(row, run)
 
 
 def gpt_step(config: Config, batch: int) -> tuple[Any, list[np.ndarray]]:
