@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for path in sorted(args.folder.iterdir()):
         if path.suffix in _ENDINGS and args.match in path.name:
             try:
-                rows.append(measure(path, args.worst))
+                rows.append({"module": path.stem, **measure(path, args.worst)})
                 print(json.dumps(rows[-1]), flush=True)
             except UserError as error:
                 print(json.dumps({"module": path.stem, "error": str(error)}), flush=True)
@@ -72,10 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(path: Path, worst: int) -> dict[str, object]:
+def measure(source: Path | bytes, worst: int) -> dict[str, object]:
     """Ratios of one module. Raises UserError for one that cannot be read."""
     with make_context() as context, ir.Location.unknown():
-        module = load_module(path, context)
+        module = load_module(source, context)
         run_pipeline(module, "builtin.module(shardopt-import)")
         buffer = io.BytesIO()
         module.operation.write_bytecode(buffer)
@@ -83,7 +83,6 @@ def measure(path: Path, worst: int) -> dict[str, object]:
             graph = read_plain(next(functions(module)), _MESH).graph
     ours, before, after = count(graph), unoptimized_costs(buffer.getvalue()), optimized_costs(buffer.getvalue())
     return {
-        "module": path.stem,
         "flops": _ratio(ours.flops, before.flops),
         "transcendentals": _ratio(ours.transcendentals, before.transcendentals),
         "compiled_flops": _ratio(ours.flops, after.flops),

@@ -1,0 +1,48 @@
+"""FLOPs and bytes of whole steps, against what XLA's cost analysis says of the compiled module.
+
+Of single operations see tests/unit/test_op_flops.py; of modules of public libraries docs/costs.md.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import log
+
+import pytest
+
+from benchmarks.op_costs import measure
+from tests.e2e.models import convolution, gpt, mixture, mlp, transformer_layer
+
+MODELS = {
+    "convolution": convolution,
+    "gpt": gpt,
+    "mixture": mixture,
+    "mlp": mlp,
+    "transformer": transformer_layer,
+}
+each_model = pytest.mark.parametrize(
+    "name",
+    ["convolution", "mlp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt", "mixture", "transformer"))],
+)
+
+
+@cache
+def ratios(name: str) -> dict[str, float]:
+    """Ours divided by XLA's."""
+    return {key: value for key, value in measure(MODELS[name]()[0], 0).items() if isinstance(value, float)}
+
+
+@each_model
+def test_flops_of_a_step(name: str) -> None:
+    """Before XLA optimizes, but for what it simplifies while it reads a module, and after."""
+    found = ratios(name)
+    assert 1 <= found["flops"] <= 1.05
+    assert found["transcendentals"] == pytest.approx(1, abs=0.01)
+    assert 0.85 <= found["compiled_flops"] <= 1.1
+
+
+@each_model
+def test_bytes_of_a_step_are_those_of_its_kernels(name: str) -> None:
+    found = ratios(name)
+    assert 0.6 <= found["bytes"] <= 1.35
+    assert abs(log(found["bytes"])) <= abs(log(found["bytes_alone"])) + 0.01, "no worse than without fusion"
