@@ -77,8 +77,8 @@ def structure_of(graph: OpGraph, ops: Iterable[int] | None = None) -> Structure:
 def _canonical(graph: OpGraph, chosen: Sequence[int]) -> tuple[int, ...]:
     """The operations sorted by group, and in the group with the most FLOPs as they stand there.
 
-    That is the forward or backward of the part, which the model writes layer by layer. From its tensors, in their order,
-    follow the others: whoever reads one comes next, behind what makes its other operands.
+    That is the forward or backward of the part, which the model writes layer by layer. From its tensors, in their
+    order, follow the others: whoever reads one comes next, behind what makes its other operands.
     """
     if graph.loops:  # the operations of a loop have to stay together
         return tuple(chosen)
