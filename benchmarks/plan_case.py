@@ -3,7 +3,8 @@
     python -m benchmarks.plan_case MODEL '{"cluster": "p3.16xlarge:2x8", "microbatches": 8}'
 
 The options are those of `PlanOptions`. `seconds` are of the planning alone, `phases` those of each phase (none when the
-plan was found in the cache), `peak_bytes` the memory of this process. A model that is refused has an `error`.
+plan was found in the cache), `cpu_seconds` and `cpu_phases` the processor's share of them, which others on the machine
+do not lengthen; `peak_bytes` is the memory of this process. A model that is refused has an `error`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before jaxlib is imported
@@ -32,21 +33,23 @@ class Watch:
     """What the phases did, and how long they took."""
 
     phases: dict[str, float] = field(default_factory=dict)
+    cpu_phases: dict[str, float] = field(default_factory=dict)
     statistics: dict[str, float] = field(default_factory=dict)
     name: str = ""
-    begun: float = 0.0
+    begun: tuple[float, float] = (0.0, 0.0)
 
     def begin(self, name: str) -> None:
-        self.name, self.begun = name, perf_counter()
+        self.name, self.begun = name, (perf_counter(), process_time())
 
     def end(self, result: Result) -> None:
-        self.phases[self.name] = round(perf_counter() - self.begun, 3)
+        self.phases[self.name] = round(perf_counter() - self.begun[0], 3)
+        self.cpu_phases[self.name] = round(process_time() - self.begun[1], 3)
         self.statistics |= {name: value for (_, name), value in result.statistics.items()}
 
 
 def planned(model: str, options: PlanOptions) -> dict[str, Any]:
     """The figures of one plan, or the reason why there is none."""
-    watch, begin = Watch(), perf_counter()
+    watch, begin, worked = Watch(), perf_counter(), process_time()
     found: dict[str, Any] = {}
     try:
         plan: Plan | None = make_plan(model, options, on_phase=watch.begin, on_result=watch.end)
@@ -55,10 +58,12 @@ def planned(model: str, options: PlanOptions) -> dict[str, Any]:
     except Exception:
         plan, found["crash"] = None, traceback.format_exc()
     found["seconds"] = round(perf_counter() - begin, 3)
+    found["cpu_seconds"] = round(process_time() - worked, 3)
     found["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if plan is not None:
         found |= _described(plan)
-    return {**found, "phases": watch.phases, "failed_in": watch.name, "statistics": watch.statistics}
+    found |= {"phases": watch.phases, "cpu_phases": watch.cpu_phases}
+    return {**found, "failed_in": watch.name, "statistics": watch.statistics}
 
 
 def _described(plan: Plan) -> dict[str, Any]:
