@@ -105,7 +105,8 @@ A compiler fuses operations, though, and a planner that charges every operand of
 to four times the bytes that the compiled program moves. So operations are priced by kernels
 (`shardopt/solve/sharding/fusion.py`): a value is written once if it is written at all, and read once by every kernel
 that needs it, whatever number of its operations do. What can be fused into all of its readers is, unless that would
-move more bytes than writing it. `python -m benchmarks.op_costs FOLDER` compares this with the `bytes accessed` of
+move more bytes than writing it. A value that is exchanged on its way between operations that would be fused is written
+and read for that. `python -m benchmarks.op_costs FOLDER` compares this with the `bytes accessed` of
 modules that XLA has compiled for one host device:
 
 {measured}

@@ -231,6 +231,20 @@ def join_strategies(linear: Linear, mesh: Mesh = MESH) -> tuple[Strategy, ...]:
     return op_strategies(op, (f32(8, 8),) * 2, (f32(8, 8),), mesh, CLUSTER, linear)
 
 
+def test_a_fused_value_is_written_where_it_is_exchanged() -> None:
+    """And read again, each device its share before and after; a slice is taken inside of the kernel."""
+    tables = StrategyTables(LINE, CLUSTER)
+    tensor = f32(8, 8)
+    column = tables.choices((8, 8))
+    plain = tables.resharding(tensor, column, column, 3)
+    fused = tables.resharding(tensor, column, column, 3, fused=True)
+    assert plain is not None and fused is not None
+    size = tables.local_bytes(tensor, column)
+    moved = 3 * (size[:, None] + size[None, :]) / tables.device.memory_bandwidth
+    assert np.allclose(fused - plain, np.where(plain > 0, moved, 0.0))
+    assert (plain == 0).sum() > len(column.shardings)
+
+
 def test_an_open_contraction_may_stay_partial() -> None:
     op, tensors = matmul(8, 4, 16, (0, 1), 2), (f32(8, 4), f32(4, 16))
     found = op_strategies(op, tensors, (f32(8, 16),), LINE, CLUSTER, Linear((), open=True, contracts=True))

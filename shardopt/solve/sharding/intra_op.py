@@ -266,7 +266,9 @@ class IntraOpProblem:
             shardings,
             strategies,
             self.made_anywhere,
-            find_communication(graph, mesh, cluster, strategies, shardings, self.made_anywhere, fresh),
+            find_communication(
+                graph, mesh, cluster, strategies, shardings, self.made_anywhere, self.tables.fusion.fused, fresh
+            ),
             self.order,
             self._live_bytes(strategies, shardings, rematerialized, fresh),
             rematerialized,
@@ -332,7 +334,9 @@ class _Builder:
                     continue
                 trips = graph.trips_of(index, tensor, self.tables.producers[tensor])
                 repeat = op.repeat // (op.trips or 1) * trips
-                cost = self.tables.strategies.resharding(graph.tensors[tensor], self.columns[tensor], column, repeat)
+                fused = tensor in self.tables.fusion.fused
+                source = self.columns[tensor]
+                cost = self.tables.strategies.resharding(graph.tensors[tensor], source, column, repeat, fused)
                 if cost is not None:
                     self.edges.append(Edge(self.node_of[tensor], node, cost))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from shardopt.cost.summary import CostSummary
 from shardopt.cost.traffic import of_step, total
 from shardopt.solve.sharding.intra_op_memory import FreshCopies, Rematerialized
 from shardopt.solve.sharding.strategies import Strategy
-from shardopt.solve.sharding.strategies_cost import communication_seconds
+from shardopt.solve.sharding.strategies_cost import communication_seconds, written_seconds
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,13 @@ def find_communication(
     strategies: Mapping[int, Strategy],
     shardings: Mapping[int, Sharding],
     made_anywhere: Set[int],
+    fused: Set[int] = frozenset(),
     fresh: FreshCopies = frozenset(),
 ) -> tuple[Communication, ...]:
     """All collectives in program order. Readers of one scope share the steps by which their chains begin, as they do in
-    the compiled module, unless one is named in `fresh`; the solver, which sees pairs only, counts them for each."""
-    producers = graph.producers()
+    the compiled module, unless one is named in `fresh`; the solver, which sees pairs only, counts them for each. What
+    is `fused` otherwise is written and read with the first step."""
+    producers, device = graph.producers(), cluster.group_of(mesh).device
     found: list[Communication] = []
     done: set[tuple[int, tuple[Sharding, ...], tuple[int, int]]] = set()
     for index, strategy in strategies.items():
@@ -98,14 +101,17 @@ def find_communication(
             shape, itemsize = graph.tensors[tensor].shape, graph.tensors[tensor].itemsize
             trips = graph.trips_of(index, tensor, producers[tensor])
             way: tuple[Sharding, ...] = ()
+            ends = (shardings[tensor], wanted) if tensor in fused else ()
+            extra = sum(written_seconds(device, graph.tensors[tensor], prod(s.tile_counts(mesh))) for s in ends)
             for step, after in resharding_path(shardings[tensor], wanted, mesh, shape, itemsize):
                 way = (*way, after)
                 if (tensor, way, op.scope) in done and (tensor, wanted, index) not in fresh:
                     continue
                 done.add((tensor, way, op.scope))
                 if step is not None:
-                    seconds = communication_seconds(cluster, mesh, (step,))
+                    seconds = communication_seconds(cluster, mesh, (step,)) + extra
                     found.append(Communication(index, tensor, step, seconds, trips, reduces=False))
+                    extra = 0.0
         for step in strategy.collectives:
             seconds = communication_seconds(cluster, mesh, (step,))
             found.append(Communication(index, op.results[0], step, seconds, op.trips, reduces=step.kind != PERMUTE))

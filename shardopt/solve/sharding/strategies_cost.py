@@ -8,7 +8,7 @@ import numpy as np
 
 from shardopt.cost.cluster import Cluster, Device
 from shardopt.cost.collectives import Step, steps_seconds
-from shardopt.cost.compute import op_seconds, work_kind
+from shardopt.cost.compute import memory_seconds, op_seconds, work_kind
 from shardopt.cost.graph import Tensor
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.resharding_costs import ReshardingCosts
@@ -40,3 +40,9 @@ def resharding_table(
     """Seconds from every source to every target sharding of one tensor: `[sources, targets]`; inf where none exists."""
     chains = costs.table(sources, targets, tensor.size_bytes)
     return chains.seconds + _LAUNCH_SECONDS * chains.steps
+
+
+def written_seconds(device: Device, tensor: Tensor, tiles: int) -> float:
+    """Seconds to write, or to read, a device's share of a value that would stay inside of a kernel if it were not
+    exchanged."""
+    return memory_seconds(device, tensor.size_bytes / tiles, tensor.dtype)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import TypeVar
 
 import numpy as np
@@ -22,7 +23,7 @@ from shardopt.cost.resharding_costs import ReshardingCosts
 from shardopt.solve.sharding.kernel_bytes import Accesses
 from shardopt.solve.sharding.linear import CLOSED, Linear
 from shardopt.solve.sharding.strategies import Strategy, all_shardings, marker_strategy, op_strategies
-from shardopt.solve.sharding.strategies_cost import resharding_table
+from shardopt.solve.sharding.strategies_cost import resharding_table, written_seconds
 
 _T = TypeVar("_T")
 
@@ -99,13 +100,15 @@ class StrategyTables:
         """The one column with these entries."""
         return self._remember(("column", shardings), lambda: _make_column(shardings))
 
-    def resharding(self, tensor: Tensor, source: Column, target: Column, repeat: int) -> np.ndarray | None:
+    def resharding(
+        self, tensor: Tensor, source: Column, target: Column, repeat: int, fused: bool = False
+    ) -> np.ndarray | None:
         """Seconds of `repeat` reshardings from each strategy of the producer to each of the consumer: `[k, m]`.
 
-        None when no pair costs anything.
+        A `fused` value has to be written and read where it is exchanged. None when no pair costs anything.
         """
-        key = ("resharding", tensor.shape, tensor.itemsize, id(source), id(target), repeat)
-        return self._remember(key, lambda: self._resharding(tensor, source, target, repeat))
+        key = ("resharding", tensor.shape, tensor.dtype, tensor.itemsize, id(source), id(target), repeat, fused)
+        return self._remember(key, lambda: self._resharding(tensor, source, target, repeat, fused))
 
     def equality(self, first: Column, second: Column) -> np.ndarray:
         """`[k, m]`: 0 where the two shardings are equal, inf elsewhere."""
@@ -120,8 +123,16 @@ class StrategyTables:
 
         return self._remember(("bytes", tensor.size_bytes, id(column)), build)
 
-    def _resharding(self, tensor: Tensor, source: Column, target: Column, repeat: int) -> np.ndarray | None:
+    def _resharding(
+        self, tensor: Tensor, source: Column, target: Column, repeat: int, fused: bool
+    ) -> np.ndarray | None:
         seconds = resharding_table(self._resharding_costs, source.distinct, target.distinct, tensor) * repeat
+        if fused:
+            written, read = (
+                np.array([written_seconds(self.device, tensor, prod(s.tile_counts(self.mesh))) for s in side.distinct])
+                for side in (source, target)
+            )
+            seconds += np.where(seconds > 0, (written[:, None] + read[None, :]) * repeat, 0.0)
         return seconds[np.ix_(source.index, target.index)] if seconds.any() else None
 
     def _build(
