@@ -30,7 +30,8 @@ def why_infeasible(problem: StageProblem, num_stages: int | None) -> str:
 
 
 def _missing(problem: StageProblem, plan: Stages) -> str:
-    """What each stage of the leanest plan needs and lacks, and the memory with which it would do."""
+    """What each stage of the leanest plan needs and lacks, and how much memory it takes at least: exactly that much if
+    the bytes are exact and not lower bounds."""
     held = in_flight_counts(problem, len(plan))[::-1]
     over, most = [], 0.0
     for number, ((start, end, option), count) in enumerate(zip(plan, held, strict=True)):
@@ -44,7 +45,8 @@ def _missing(problem: StageProblem, plan: Stages) -> str:
             )
     stages = f"{len(plan)} stage{'s' * (len(plan) > 1)}"
     return (
-        f"({_sizes(problem, 0.0)}): in the leanest, with {stages}, {', '.join(over)}; {_sizes(problem, most)} would do"
+        f"({_sizes(problem, 0.0)}): in the leanest, with {stages}, {', '.join(over)}; "
+        f"less than {_sizes(problem, most)} is never enough"
     )
 
 
