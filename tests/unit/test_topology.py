@@ -9,6 +9,7 @@ import pytest
 from shardopt.cost.cluster import Cluster, Device, Link, Submesh
 from shardopt.cost.mesh import Mesh
 from shardopt.cost.topology import axis_link, group_placement, logical_shapes, neighbours, submeshes
+from shardopt.dialect.mesh_checks import mesh_mistakes
 
 
 def cluster(hosts: int, devices_per_host: int) -> Cluster:
@@ -100,3 +101,11 @@ def test_neighbours_are_one_pair_for_each_kind_of_link() -> None:
     c = Cluster("c", tuple(changed(cluster(*s), name=f"{s}").groups[0] for s in ((2, 2), (1, 4), (1, 1))))
     assert neighbours(c) == ((0, 2), (4, 5), (0, 4), (0, 8), (4, 8))
     assert neighbours(cluster(1, 1)) == ()
+
+
+def test_a_mesh_over_two_groups_is_a_mistake() -> None:
+    c = Cluster("mixed", (cluster(2, 2).groups[0], changed(cluster(1, 4), name="other").groups[0]))
+    apart = [mesh(2, 2, devices=(0, 1, 2, 3)), replace(mesh(2, 2), name="n", devices=(4, 5, 6, 7))]
+    assert list(mesh_mistakes(apart, c)) == []
+    (mistake,) = mesh_mistakes([mesh(2, devices=(3, 4))], c)
+    assert mistake.startswith("expected mesh 'm' inside one host group of cluster mixed:2x2+1x4, found devices of 'c'")
