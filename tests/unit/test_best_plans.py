@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from stage_problems import additive, all_plans, random_problem, row, step_seconds
 
-from shardopt.cost.cluster import Submesh
+from shardopt.cost.cluster import Cluster, Submesh
 from shardopt.cost.cluster_file import load_cluster
 from shardopt.cost.errors import UserError
 from shardopt.schedule.graph import chain_graph
@@ -35,9 +35,15 @@ from shardopt.solve.stages.stage_problem import (
 DP = find_planner("dp")
 
 
+def cluster(spec: str, call_seconds: float = 0.0) -> Cluster:
+    """A preset in which a call takes so long."""
+    found = load_cluster(spec)
+    return replace(found, groups=tuple(replace(group, dispatch_seconds=call_seconds) for group in found.groups))
+
+
 def transfers(problem: StageProblem, spec: str, forward: int = 0, backward: int = 0) -> CutTransfers:
     ways = (np.full(problem.num_layers + 1, size, dtype=np.int64) for size in (forward, backward))
-    return CutTransfers(load_cluster(spec), *ways)
+    return CutTransfers(cluster(spec), *ways)
 
 
 # ---- the K best ----
@@ -96,6 +102,18 @@ def test_equal_stages_take_what_the_formula_says() -> None:
     stages = tuple((k, k + 1, 0) for k in range(4))
     found = simulated(problem, stages, "1f1b", transfers(problem, "cpu-test:1x4"))
     assert found.step_seconds == pytest.approx(found.plan.seconds) == pytest.approx(4 * 3 + 7 * 3)
+
+
+def test_every_call_takes_its_time() -> None:
+    """Two calls a stage and microbatch, one where the forward is all of a stage: the last has no call of its own."""
+    problem = replace(additive([3] * 2, (1,), 2, 8, 0.0), forward_seconds=np.full((3, 3, 1), 1.0))
+    stages = ((0, 1, 0), (1, 2, 0))
+    cut = replace(transfers(problem, "cpu-test:1x2"), cluster=cluster("cpu-test:1x2", 0.5))
+    assert simulated(problem, stages, "1f1b", cut).step_seconds == pytest.approx(2 * 4 + 7 * 4)
+    one_fragment = problem.forward_seconds.copy()
+    one_fragment[1, 2] = 3.0
+    problem = replace(problem, forward_seconds=one_fragment)
+    assert simulated(problem, stages, "1f1b", cut).step_seconds == pytest.approx(8 * 4 + 3)  # the first stage waits for the last
 
 
 def test_the_simulator_is_asked_with_the_seconds_of_the_plan() -> None:
@@ -197,8 +215,7 @@ def test_eager_1f1b_hides_transfers_where_memory_allows() -> None:
     """Transfers as long as a forward: 1F1B waits for them, eager 1F1B does not."""
     problem = additive([3] * 4, (1,), 4, 16, 0.0)
     problem = replace(problem, forward_seconds=problem.seconds / 3)
-    cluster = load_cluster("cpu-test:4x1")
-    size = int(cluster.groups[0].inter_host.bandwidth_bytes_per_second)
+    size = int(cluster("cpu-test:4x1").groups[0].inter_host.bandwidth_bytes_per_second)
     cut = transfers(problem, "cpu-test:4x1", size, size)
     found = search_plans(ExactPrices(problem), searched_schedules(trains=True), cut, DP, Request(num_stages=4))
     assert found.best.schedule == "eager-1f1b"

@@ -2,8 +2,8 @@
 
 The sum plus (B - 1) times the maximum is what a pipeline takes whose stages only go forwards. In a schedule that turns
 round, uneven stages, forwards that differ from backwards by stage and transfers that nothing hides make it longer;
-transfers that go both ways at once make it shorter. The simulator runs the tasks of the schedule on the devices that
-`place` gives the stages, and lets the transfers of a host wait for its network card.
+transfers that go both ways at once make it shorter, and every call takes its time. The simulator runs the tasks of the
+schedule on the devices that `place` gives the stages, and lets the transfers of a host wait for its network card.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from shardopt.cost.compute import dispatch_seconds
 from shardopt.cost.placement import place
 from shardopt.cost.sharing import sharing_of
 from shardopt.schedule.auto import lower_bound_seconds
@@ -66,10 +67,12 @@ def _workload(
     backwards = find_schedule(schedule).kinds[1:]
     seconds = {}
     for stage, where in enumerate(plan.stages):
-        whole = float(problem.seconds[where])
+        option, whole = problem.options[where[2]], float(problem.seconds[where])
+        call = dispatch_seconds(transfers.cluster.groups[option.group], option.num_devices, buffers=0)
         forward = min(float(problem.forward_seconds[where]), whole) if backwards else whole
-        seconds[StageTask(TaskKind.FORWARD, stage)] = forward
-        seconds |= {StageTask(kind, stage): (whole - forward) / len(backwards) for kind in backwards}
+        seconds[StageTask(TaskKind.FORWARD, stage)] = forward + call
+        called = call if whole > forward else 0.0  # the forward of a last stage may be all of it
+        seconds |= {StageTask(kind, stage): (whole - forward) / len(backwards) + called for kind in backwards}
     delays, links = [], []
     for edge in graph.edges:
         source, target = edge.src.stage, edge.dst.stage
