@@ -74,8 +74,8 @@ class ClassProblem:
             first = op.operands.index(op.operands[position])
             if first < position and self.ops[target].operands[first] is wanted:
                 continue  # an operand used twice in the same way (x * x) is resharded once
-            tensor = graph.tensors[op.operands[position]]
-            table = self.tables.resharding(tensor, self.result(source, k), wanted, times)
+            tensor, fused = graph.tensors[op.operands[position]], op.operands[position] in classes.view.fused
+            table = self.tables.resharding(tensor, self.result(source, k), wanted, times, fused)
             if table is not None:
                 edges.append(Edge(source, target, table * count))
         return edges

@@ -31,13 +31,14 @@ MOST_CLASSES = 500
 @dataclass(frozen=True, eq=False)
 class PartView:
     """What is taken for granted about a part: for each operation which values may be partial, and in how many kernels
-    it touches each of its tensors; `free` tensors, which every reader gets in the sharding that it wants; and `unpaid`
-    nodes, which cost nothing."""
+    it touches each of its tensors; `free` tensors, which every reader gets in the sharding that it wants; `unpaid`
+    nodes, which cost nothing; and `fused` tensors, which are written and read only where they are exchanged."""
 
     linear: tuple[Linear, ...]
     accesses: tuple[Accesses, ...]
     free: Set[int]
     unpaid: Set[int] = frozenset()
+    fused: Set[int] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +112,8 @@ def find_classes(part: StagePart, view: PartView | None = None, most: int = MOST
 
 def single_classes(part: StagePart, view: PartView | None = None) -> Classes:
     """Each node as a class of its own."""
-    view = PartView(part.linear, part.accesses, part.free) if view is None else view
+    if view is None:
+        view = PartView(part.linear, part.accesses, part.free, fused=part.fusion.fused)
     graph = part.graph
     read, given = dict.fromkeys(tensor for op in graph.ops for tensor in op.operands), set(graph.inputs)
     inputs = tuple(t for t in dict.fromkeys((*graph.inputs, *read)) if t in given)

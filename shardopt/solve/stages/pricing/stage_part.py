@@ -17,7 +17,7 @@ from typing import NamedTuple
 from shardopt.cost.graph import SHARED, Op, OpGraph, Tensor
 from shardopt.cost.residency import Loop, Residency
 from shardopt.cost.structure import structure_of
-from shardopt.solve.sharding.fusion import fuse
+from shardopt.solve.sharding.fusion import Fusion, fuse
 from shardopt.solve.sharding.intra_op import find_made_anywhere
 from shardopt.solve.sharding.kernel_bytes import Accesses, kernel_accesses
 from shardopt.solve.sharding.linear import Linear, find_linear
@@ -56,7 +56,11 @@ class StagePart:
     @cached_property
     def accesses(self) -> tuple[Accesses, ...]:
         """For each operation in how many kernels it touches each of its tensors."""
-        return kernel_accesses(self.graph, fuse(self.graph, find_made_anywhere(self.graph)))
+        return kernel_accesses(self.graph, self.fusion)
+
+    @cached_property
+    def fusion(self) -> Fusion:
+        return fuse(self.graph, find_made_anywhere(self.graph))
 
     @cached_property
     def free(self) -> frozenset[int]:
