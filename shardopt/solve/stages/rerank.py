@@ -71,7 +71,7 @@ def _workload(
         call = dispatch_seconds(transfers.cluster.groups[option.group], option.num_devices, buffers=0)
         forward = min(float(problem.forward_seconds[where]), whole) if backwards else whole
         seconds[StageTask(TaskKind.FORWARD, stage)] = forward + call
-        called = call if whole > forward else 0.0  # the forward of a last stage may be all of it
+        called = call if stage < count - 1 else 0.0  # forward and backward of the last stage are one fragment
         seconds |= {StageTask(kind, stage): (whole - forward) / len(backwards) + called for kind in backwards}
     delays, links = [], []
     for edge in graph.edges:
