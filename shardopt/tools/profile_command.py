@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from shardopt.cost.errors import UserError
-from shardopt.cost.profile import KINDS
 from shardopt.tools.common import console
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", type=_count, metavar="N", help="how many (default: 4 of the host, or all)")
     parser.add_argument("--device", metavar="NAME", help="name of the devices, as in the cluster file")
     parser.add_argument("--dtypes", type=_dtypes, default=("f32",), metavar="T,U", help="f32 (default), bf16, f16, f64")
-    parser.add_argument("--kinds", type=_kinds, default=KINDS, metavar="K,L", help="only these kinds of work")
+    parser.add_argument("--kinds", type=_kinds, metavar="K,L", help="only these kinds of work")
     parser.add_argument("--quick", action="store_true", help="fewer samples, and no large sizes")
     parser.add_argument("--cluster", default="cpu-test", metavar="FILE|PRESET", help="whose formulas to compare with")
     parser.add_argument("--date", type=date.fromisoformat, metavar="Y-M-D", help="to write into the file")
@@ -53,6 +52,8 @@ def _dtypes(text: str) -> tuple[str, ...]:
 
 
 def _kinds(text: str) -> tuple[str, ...]:
+    from shardopt.cost.profile import KINDS  # here, as it needs numpy
+
     found = tuple(text.split(","))
     if not set(found) <= set(KINDS):
         raise argparse.ArgumentTypeError(f"expected some of {','.join(KINDS)}, found '{text}'")
@@ -73,7 +74,8 @@ def _run(args: argparse.Namespace) -> None:
     devices = _devices(args.platform, args.devices)
     name = args.device or str(devices[0].device_kind)
     request = Request.quick(name, args.dtypes) if args.quick else Request(name, args.dtypes)
-    request = replace(request, kinds=args.kinds)
+    if args.kinds is not None:
+        request = replace(request, kinds=args.kinds)
     remarks: list[str] = []
     with _Bar() as bar, watching(bar.show):
         profile = measure_profile(devices, request, _origin(devices, request, args.date), remark=remarks.append)
