@@ -4,7 +4,8 @@ One `XlaMesh` is one independent CPU client with as many devices as the mesh; no
 Compile options and traps: stage functions are in Shardy's form, as GSPMD, which XLA takes for a module with
 `mhlo.sharding`, drops the sums of partial values; executables check neither number, shape,
 sharding nor liveness of their inputs (a mistake ends the process), so `fault_of` exists for a checked mode; arrays are
-put from fresh memory only, because an aligned numpy array is aliased rather than copied.
+put from fresh memory only, because an aligned numpy array is aliased rather than copied. `Replicas` runs one program on
+every one of some devices, host or accelerator, and is for measurements.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from time import perf_counter
 import numpy as np
 from jaxlib.mlir import ir
 
-from shardopt.dialect.dtypes import numpy_dtype
+from shardopt.dialect.dtypes import numpy_dtype, numpy_name
 from shardopt.ir.context import make_context
 from shardopt.runtime.profiling.chains import Chain
 from shardopt.runtime.xla import Replicas
@@ -48,7 +48,7 @@ def measure_chain(chain: Chain, replicas: Replicas, effort: Effort) -> Slope:
     rng = np.random.default_rng(0)
     # Entries of a matrix such that products keep the size of what goes in.
     values = [rng.standard_normal(shape) / np.sqrt(shape[-1]) for shape in chain.arguments]
-    arrays = [replicas.put(value.astype(numpy_dtype(_numpy_name(chain.dtype)))) for value in values]
+    arrays = [replicas.put(value.astype(numpy_dtype(numpy_name(chain.dtype)))) for value in values]
     short = _Timed(chain, SHORT, replicas, arrays)
     for steps in (LONG, LONGEST):
         long = _Timed(chain, steps, replicas, arrays)
@@ -82,7 +82,7 @@ def bytecode_of(text: str) -> bytes:
 class _Timed:
     def __init__(self, chain: Chain, steps: int, replicas: Replicas, arrays: Sequence[object]) -> None:
         bytecode = bytecode_of(chain.text(steps))
-        dtype = _numpy_name(chain.dtype)
+        dtype = numpy_name(chain.dtype)
         self._executable, hlo = replicas.compile(bytecode, [(chain.arguments[0], dtype)])
         self._arrays = arrays
         self.operations, self.kernels = chain.count(hlo)
@@ -101,9 +101,3 @@ def _check(chain: Chain, short: _Timed, long: _Timed, steps: int) -> None:
             f"expected {steps} more {chain.opcodes[0]} and as many more kernels in the longer program, "
             f"found {operations} and {kernels}"
         )
-
-
-def _numpy_name(dtype: str) -> str:
-    from shardopt.dialect.dtypes import numpy_name
-
-    return numpy_name(dtype)
