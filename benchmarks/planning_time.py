@@ -29,7 +29,7 @@ from shardopt.pipeline.phases import PHASE_NAMES
 
 # The schedule of the third run, whose stages are priced the same unless memory binds.
 _OTHER_SCHEDULE = "gpipe"
-_STATISTICS = {"candidates": "stage candidates", "priced": "candidates priced", "solves": "sharding problems solved"}
+_STATISTICS = {"candidates": "stage candidates", "priced": "stages priced", "solves": "sharding problems solved"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
