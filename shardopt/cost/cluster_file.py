@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from shardopt.cost.cluster import DTYPE_FAMILIES, Cluster, Device, GroupLink, HostGroup, Link
-from shardopt.cost.documents import (
+from shardopt.cost.documents import parse_text, read_document, read_text
+from shardopt.cost.errors import UserError
+from shardopt.cost.readers import (
     COUNT,
     NOT_NEGATIVE,
     POSITIVE,
@@ -29,12 +31,8 @@ from shardopt.cost.documents import (
     Schema,
     Table,
     Text,
-    parse_text,
-    read_document,
-    read_text,
     suggestion,
 )
-from shardopt.cost.errors import UserError
 
 LINK = Record(
     Link,

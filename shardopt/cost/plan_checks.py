@@ -7,7 +7,7 @@ from math import prod
 
 from shardopt.cost.cluster import Cluster, HostGroup
 from shardopt.cost.mesh import AXIS_NAMES
-from shardopt.cost.plan_file import GivenStage, PlanFile
+from shardopt.cost.plan_parts import GivenStage, PlanFile
 from shardopt.cost.sharding_text import parse_sharding
 
 

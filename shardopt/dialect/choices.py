@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.plan_file import GivenShardings
+from shardopt.cost.plan_parts import GivenShardings
 from shardopt.dialect.attributes import from_values, to_values
 
 CHOICES = "shardopt.choices"

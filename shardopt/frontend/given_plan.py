@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from shardopt.cost.documents import INDEX, NOT_NEGATIVE, Flag, Nullable, Reader, Text, suggestion
 from shardopt.cost.errors import UserError
 from shardopt.cost.plan_checks import plan_mistakes
-from shardopt.cost.plan_file import PlanFile, load_plan_file
+from shardopt.cost.plan_file import load_plan_file
+from shardopt.cost.plan_parts import PlanFile
+from shardopt.cost.readers import INDEX, NOT_NEGATIVE, Flag, Nullable, Reader, Text, suggestion
 from shardopt.frontend.plan import PlanOptions
 
 # What a file does not decide.

@@ -11,7 +11,8 @@ from jaxlib.mlir import ir
 
 from shardopt.cost.cluster import Cluster
 from shardopt.cost.cluster_file import describe
-from shardopt.cost.plan_file import PREDICTED_SECONDS, VERSION, read_plan_file, runs_of
+from shardopt.cost.plan_file import read_plan_file
+from shardopt.cost.plan_parts import PREDICTED_SECONDS, VERSION, runs_of
 from shardopt.dialect.choices import read_choices
 from shardopt.dialect.cluster import read_cluster
 from shardopt.dialect.donation import argument_attributes

@@ -29,7 +29,8 @@ from shardopt.cost.cluster_file import load_cluster
 from shardopt.cost.errors import UserError
 from shardopt.cost.memory_limit import check_memory_options, memory_limit
 from shardopt.cost.placement import place
-from shardopt.cost.plan_file import VERSION, PlanFile, load_plan_file
+from shardopt.cost.plan_file import load_plan_file
+from shardopt.cost.plan_parts import VERSION, PlanFile
 from shardopt.cost.profile_file import with_profile
 from shardopt.dialect.cluster import write_cluster
 from shardopt.dialect.mpmd import LAYER

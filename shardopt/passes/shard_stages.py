@@ -35,7 +35,8 @@ from shardopt.cost.constraint_file import load_constraints
 from shardopt.cost.errors import UserError
 from shardopt.cost.memory_limit import check_memory_options, memory_limit
 from shardopt.cost.mesh import Mesh, parse_mesh
-from shardopt.cost.plan_file import VERSION, PlanFile, load_plan_file
+from shardopt.cost.plan_file import load_plan_file
+from shardopt.cost.plan_parts import VERSION, PlanFile
 from shardopt.cost.progress import progress
 from shardopt.cost.spans import timed
 from shardopt.dialect.choices import write_choices

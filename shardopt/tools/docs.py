@@ -202,7 +202,7 @@ def _message_list(module: str) -> str:
 def schemas() -> dict[Path, str]:
     """The files of `shardopt/schemas`: what the readers of each format expect."""
     from shardopt.cost.cluster_file import DESCRIPTION
-    from shardopt.cost.plan_file import schema
+    from shardopt.cost.plan_readers import schema
 
     found = {"cluster": DESCRIPTION.schema(), "plan": schema()}
     folder = ROOT / "shardopt" / "schemas"

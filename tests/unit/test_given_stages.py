@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shardopt.cost.cluster import Cluster
 from shardopt.cost.cluster_file import load_cluster
 from shardopt.cost.errors import UserError
-from shardopt.cost.plan_file import GivenStage
+from shardopt.cost.plan_parts import GivenStage
 from shardopt.solve.stages.given_stages import allows, allows_layers, given_devices, solve_given, wanted_by
 from shardopt.solve.stages.stage_problem import (
     StageProblem,

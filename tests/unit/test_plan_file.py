@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from shardopt.cost.documents import json_text
 from shardopt.cost.errors import UserError
 from shardopt.cost.mesh import Sharding
-from shardopt.cost.plan_file import layers_in, load_plan_file, read_plan_file, runs_of, schema
+from shardopt.cost.plan_file import load_plan_file, read_plan_file
+from shardopt.cost.plan_parts import layers_in, runs_of
+from shardopt.cost.plan_readers import schema
 from shardopt.cost.sharding_text import parse_sharding, sharding_text
 from shardopt.frontend.given_plan import options_after
 from shardopt.frontend.plan import Plan, PlanOptions

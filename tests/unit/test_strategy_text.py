@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from shardopt.cost.errors import UserError
-from shardopt.cost.plan_file import GivenShardings, read_plan_file
+from shardopt.cost.plan_file import read_plan_file
+from shardopt.cost.plan_parts import GivenShardings
 from shardopt.solve.sharding.budget import fit
 from shardopt.solve.sharding.intra_op import IntraOpProblem, build_problem
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardopt.cost.mesh import Sharding
-from shardopt.cost.plan_file import GivenShardings, PlanFile
+from shardopt.cost.plan_parts import GivenShardings, PlanFile
 from shardopt.ir.mesh_graphs import MeshGraph
 from shardopt.passes.sharding.solving import Solved
 from shardopt.solve.sharding.budget import Fit

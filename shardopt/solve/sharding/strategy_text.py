@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from shardopt.cost.errors import UserError
 from shardopt.cost.graph import OpGraph
 from shardopt.cost.mesh import Mesh, Sharding
-from shardopt.cost.plan_file import Again, Fresh, GivenShardings
+from shardopt.cost.plan_parts import Again, Fresh, GivenShardings
 from shardopt.cost.sharding_text import parse_sharding, sharding_text
 from shardopt.solve.assignment.problem import Solution, evaluate
 from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables

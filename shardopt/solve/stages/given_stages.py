@@ -19,7 +19,7 @@ import numpy as np
 
 from shardopt.cost.cluster import Cluster
 from shardopt.cost.errors import UserError
-from shardopt.cost.plan_file import GivenStage
+from shardopt.cost.plan_parts import GivenStage
 from shardopt.solve.stages.baselines.planner import Planner
 from shardopt.solve.stages.stage_problem import (
     StageOption,
