@@ -39,12 +39,19 @@ def plan_key(source: bytes | str | os.PathLike[str], name: str, options: PlanOpt
     try:
         files: list[str | bytes] = [repr(load_cluster(options.cluster))]
         for field, value in sorted(asdict(options).items()):
-            if isinstance(value, str) and value and is_file(value):
-                files += [field, Path(value).read_bytes()]
+            for path in _files_named(value):
+                files += [field, path.read_bytes()]
     except (UserError, OSError):  # the phase that reads it will say so
         return None
     asked = json.dumps({"options": asdict(options), "explain": explain, "name": name}, sort_keys=True)
     return key_of("plan", source_bytes(source), asked, *files)
+
+
+def _files_named(value: object) -> list[Path]:
+    """The file that the value of an option names, itself or as a plan directory."""
+    if not isinstance(value, str) or not value:
+        return []
+    return [Path(name) for name in (value, os.path.join(value, "plan.json")) if is_file(name)]
 
 
 def put_plan(store: Store, key: str, plan: Plan, said: list[Diagnostic]) -> None:

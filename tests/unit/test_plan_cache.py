@@ -11,6 +11,7 @@ import pytest
 
 from shardopt.caching.store import CACHE_VARIABLE
 from shardopt.frontend.plan import Plan, PlanOptions
+from shardopt.frontend.plan_cache import plan_key
 from shardopt.frontend.planning import make_plan
 from shardopt.ir.diagnostics import Diagnostic
 
@@ -77,6 +78,28 @@ def test_another_question_is_planned_anew(options: PlanOptions, tmp_path: Path) 
     assert not planned(options)[2]
     cluster.write_text(CLUSTER)
     assert planned(options)[2]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "file"),
+    [
+        ("constraints", "demands.yaml", "demands.yaml"),
+        ("profile", "measured.json", "measured.json"),
+        ("schedule", "order.csv", "order.csv"),
+        ("plan", "given.json", "given.json"),
+        ("plan", "earlier", "earlier/plan.json"),
+    ],
+)
+def test_every_file_that_an_option_names_counts(
+    options: PlanOptions, tmp_path: Path, field: str, value: str, file: str
+) -> None:
+    named = replace(options, **{field: str(tmp_path / value)})  # type: ignore[arg-type]
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    keys = {plan_key(MODEL, "m", named, "")}
+    for text in ("one", "two"):
+        (tmp_path / file).write_text(text)
+        keys.add(plan_key(MODEL, "m", named, ""))
+    assert len(keys) == 3 and None not in keys
 
 
 def test_a_damaged_entry_is_planned_anew_with_a_remark(options: PlanOptions, tmp_path: Path) -> None:
