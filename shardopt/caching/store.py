@@ -144,14 +144,17 @@ def using(store: Store | None) -> Iterator[Store | None]:
 
 def default_store(remark: Remark | None = None) -> Store | None:
     """The store of this user: the folder that SHARDOPT_CACHE names, by default `~/.cache/shardopt`; None when the
-    variable says `off`."""
+    variable says `off`, and for a user without a home."""
     named = os.environ.get(CACHE_VARIABLE, "")
     if named.lower() in OFF:
         return None
     if named:
         return Store(Path(named), remark)
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return Store((Path(base) if base else Path.home() / ".cache") / "shardopt", remark)
+    try:
+        return Store((Path(base) if base else Path.home() / ".cache") / "shardopt", remark)
+    except RuntimeError:  # of a container, say
+        return None
 
 
 def _header(content: bytes) -> bytes:

@@ -77,6 +77,13 @@ def test_the_variable_names_the_folder_or_turns_the_cache_off(monkeypatch: pytes
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     store = default_store()
     assert store is not None and store.folder == tmp_path / "shardopt"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+
+    def homeless() -> Path:
+        raise RuntimeError("could not determine home directory")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    assert default_store() is None
 
 
 def test_a_store_is_active_inside_its_block_only(tmp_path: Path) -> None:
