@@ -20,19 +20,8 @@ from typing import Any
 from shardopt.cost.cluster import DTYPE_FAMILIES, Cluster, Device, GroupLink, HostGroup, Link
 from shardopt.cost.documents import parse_text, read_document, read_text
 from shardopt.cost.errors import UserError
-from shardopt.cost.readers import (
-    COUNT,
-    NOT_NEGATIVE,
-    POSITIVE,
-    Field,
-    Items,
-    Nullable,
-    Record,
-    Schema,
-    Table,
-    Text,
-    suggestion,
-)
+from shardopt.cost.readers import COUNT, NOT_NEGATIVE, POSITIVE, Schema, Text, suggestion
+from shardopt.cost.records import Field, Items, Nullable, Record, Table
 
 LINK = Record(
     Link,

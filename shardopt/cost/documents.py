@@ -1,6 +1,6 @@
 """Documents that people write: YAML and JSON texts, read into dataclasses by a description of their fields.
 
-    LINK = Record(Link, {"latency_seconds": Field(Number(at_least=0)), ...})      # shardopt.cost.readers
+    LINK = Record(Link, {"latency_seconds": Field(Number(at_least=0)), ...})      # shardopt.cost.records
     link = read_document(LINK, value, "link.yaml")                                # UserError with file and field
     schema = LINK.schema()
 

@@ -18,21 +18,8 @@ from shardopt.cost.plan_parts import (
     Model,
     PlanFile,
 )
-from shardopt.cost.readers import (
-    COUNT,
-    INDEX,
-    NOT_NEGATIVE,
-    Field,
-    Items,
-    Nullable,
-    Number,
-    Record,
-    Row,
-    Scalar,
-    Schema,
-    Table,
-    Text,
-)
+from shardopt.cost.readers import COUNT, INDEX, NOT_NEGATIVE, Number, Scalar, Schema, Text
+from shardopt.cost.records import Field, Items, Nullable, Record, Row, Table
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from shardopt.cost.errors import UserError
 from shardopt.cost.plan_checks import plan_mistakes
 from shardopt.cost.plan_file import load_plan_file
 from shardopt.cost.plan_parts import PlanFile
-from shardopt.cost.readers import INDEX, NOT_NEGATIVE, Flag, Nullable, Reader, Text, suggestion
+from shardopt.cost.readers import INDEX, NOT_NEGATIVE, Flag, Reader, Text, suggestion
+from shardopt.cost.records import Nullable
 from shardopt.frontend.plan import PlanOptions
 
 # What a file does not decide.
