@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -57,7 +58,11 @@ class Mesh:
         return prod(self.shape)
 
     def axis_size(self, axis: str) -> int:
-        return dict(self.axes)[axis]
+        return self._sizes[axis]
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        return dict(self.axes)
 
     def __str__(self) -> str:
         return f"{self.name}[{', '.join(f'{n}={s}' for n, s in self.axes)}]"

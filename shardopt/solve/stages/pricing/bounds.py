@@ -20,6 +20,10 @@ import numpy as np
 from shardopt.cost.cluster import Cluster
 from shardopt.cost.graph import SHARED
 from shardopt.cost.mesh import Mesh
+from shardopt.solve.sharding.execution_order import execution_order
+from shardopt.solve.sharding.fusion import fuse
+from shardopt.solve.sharding.intra_op import find_made_anywhere
+from shardopt.solve.sharding.intra_op_memory import Lifetimes
 from shardopt.solve.sharding.strategies import least_compute_seconds
 from shardopt.solve.sharding.strategies_tables import StrategyTables
 from shardopt.solve.stages.pricing.class_problem import ClassProblem
@@ -87,3 +91,15 @@ def roofline_seconds(step: StepGraph, mesh: Mesh, cluster: Cluster) -> np.ndarra
             memo[key] = least_compute_seconds(op, operands, results, mesh, cluster)
         found[layer] += memo[key] * op.repeat
     return found
+
+
+def kept_bytes(part: StagePart) -> int:
+    """Bytes of whole tensors that the forward of a part makes and its backward reads, apart from what leaves it."""
+    graph = part.graph
+    made_anywhere = find_made_anywhere(graph)
+    execution = execution_order(graph, made_anywhere, fuse(graph, made_anywhere))
+    aliases = {b: a for a, b in part.tied}
+    order, inputs = execution.order, graph.inputs
+    one, two = (Lifetimes(graph, execution, order, inputs, aliases, part.residency(n)).all() for n in (1, 2))
+    held = {live.tensor for live in two[len(one) :]}
+    return sum(graph.tensors[tensor].size_bytes for tensor in held - part.sent - part.arrivals.keys())

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from shardopt.cost.errors import UserError
 from shardopt.cost.progress import progress
 from shardopt.solve.stages.candidates import CandidateProblem
 from shardopt.solve.stages.pricing.price_arrays import MEMORY, SECONDS, PriceArrays
@@ -100,6 +101,18 @@ class LazyPrices:
                 return replace(best, status="feasible", bound=bound)
             arrays.refine(pending)
             best = self._better(best, held, found.stages)
+            if best is None or best.seconds - bound > self.gap_tolerance * best.seconds:
+                best = self._guess(best, held, planner)
+
+    def _guess(self, best: StageSolution | None, held: InFlight, planner: Planner) -> StageSolution | None:
+        """A good plan where the bounds do not show one yet: the best under likely prices, made exact."""
+        try:
+            stages = planner(self.arrays.likely_problem(held), None).stages
+        except UserError:
+            return best
+        if pending := self._pending(stages):
+            self.arrays.refine(pending)
+        return self._better(best, held, stages)
 
     def _pending(self, stages: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
         """The stages of a plan to find out more about: their seconds first, as memory is dearer to count."""

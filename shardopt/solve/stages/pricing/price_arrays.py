@@ -7,15 +7,17 @@ find with exact ones.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
+from shardopt.cost.graph import SHARED
 from shardopt.cost.mesh import Mesh
 from shardopt.solve.stages.candidates import CandidateProblem
-from shardopt.solve.stages.pricing.bounds import RelaxedLayer, relaxed_layer, roofline_seconds
+from shardopt.solve.stages.pricing.bounds import RelaxedLayer, kept_bytes, relaxed_layer, roofline_seconds
 from shardopt.solve.stages.pricing.pricer import Pricer
 from shardopt.solve.stages.pricing.prices import OptimalSharder, Sharder
 from shardopt.solve.stages.pricing.stage_part import StagePart, cut_part
@@ -43,7 +45,6 @@ class PriceArrays:
         self.candidates = problem.candidates()
         self.level = np.full(self.candidates.shape, ROOFLINE, dtype=np.int8)
         self.forward_seconds = np.zeros(self.candidates.shape)
-        self.activation_bytes = np.zeros(self.candidates.shape)
         roofs = [roofline_seconds(problem.step, mesh, problem.cluster) for mesh in self.meshes]
         roof = np.array(roofs) / problem.num_microbatches
         # Of a layer in a stage before the last and in the last one, [2, O, L].
@@ -52,6 +53,9 @@ class PriceArrays:
         self.seconds = np.where(self.candidates, _sums(roof), np.inf)
         devices = np.array([option.num_devices for option in problem.options], dtype=float)
         self.fixed_bytes = _sums(self._state_bytes()[None, :] / devices[:, None])
+        self.activation_bytes = _sums(self._kept_bytes()[None, :] / devices[:, None])
+        self.activation_bytes[:, -1] = 0.0  # in a last stage nothing waits for the backward
+        self.least_bytes = self.fixed_bytes.copy(), self.activation_bytes.copy()
 
     @cached_property
     def meshes(self) -> tuple[Mesh, ...]:
@@ -84,6 +88,15 @@ class PriceArrays:
             held,
         )
 
+    def likely_problem(self, held: InFlight) -> StageProblem:
+        """What prices will probably be: bounds, and bytes as much above them as in what is exact."""
+        exact = self.level == MEMORY
+        need = [
+            np.where(exact, found, found * _typical(found[exact], least[exact]))
+            for found, least in ((self.fixed_bytes, self.least_bytes[0]), (self.activation_bytes, self.least_bytes[1]))
+        ]
+        return replace(self.stage_problem(held), fixed_bytes=need[0], activation_bytes=need[1])
+
     def refine(self, candidates: Iterable[Candidate]) -> None:
         """Find out more about every one of `candidates`: the next level of each."""
         for candidate in candidates:
@@ -100,23 +113,39 @@ class PriceArrays:
         return self.problem.transfers().slowest_seconds()
 
     def _state_bytes(self) -> np.ndarray:
-        """Bytes of what lives all step with each layer, `[layers]`."""
+        """Bytes of state and accumulators that live all step with each layer, at least, `[layers]`."""
         step = self.problem.step
         found = np.zeros(self.problem.num_layers)
+        for before, after in step.carried:
+            layer = SHARED if step.producers[after] < 0 else step.op_layer[step.producers[after]]
+            if layer >= 0 and step.producers[before] >= 0:
+                found[layer] += step.graph.tensors[before].size_bytes
         read = {tensor for op in step.graph.ops for tensor in op.operands}
         for tensor, layer in step.owner.items():
             if layer >= 0 and tensor in read:
                 found[layer] += step.graph.tensors[tensor].size_bytes
         return found
 
+    def _kept_bytes(self) -> np.ndarray:
+        """Bytes that the forward of each layer keeps for its backward, at least, `[layers]`."""
+        parts = [self._relaxed_layer(layer, False).part for layer in range(self.problem.num_layers)]
+        known = {part.key: part for part in parts}
+        kept = {key: kept_bytes(part) for key, part in known.items()}
+        return np.array([float(kept[part.key]) for part in parts])
+
     def _bound_layers(self, candidate: Candidate) -> None:
+        """Solve one layer of a candidate: of those that are alike, the most numerous, which often settles it."""
         start, end, o = candidate
         last = end == self.problem.num_layers
-        for layer in range(start, end):
-            if not self.layer_is_solved[int(last), o, layer]:
-                found = self.pricer.bound(self._relaxed_layer(layer, last), self.meshes[o])
+        unsolved = [layer for layer in range(start, end) if not self.layer_is_solved[int(last), o, layer]]
+        keys = {layer: self._relaxed_layer(layer, last).key for layer in unsolved}
+        count = Counter(keys.values())
+        chosen = max(unsolved, key=lambda layer: (count[keys[layer]], -layer))
+        found = self.pricer.bound(self._relaxed_layer(chosen, last), self.meshes[o]) / self.problem.num_microbatches
+        for layer in range(self.problem.num_layers):
+            if self._relaxed_layer(layer, last).key == keys[chosen]:
                 at = int(last), o, layer
-                self.layer_seconds[at] = max(self.layer_seconds[at], found / self.problem.num_microbatches)
+                self.layer_seconds[at] = max(self.layer_seconds[at], found)
                 self.layer_is_solved[at] = True
         self._spread_bounds(o, last)
 
@@ -165,3 +194,13 @@ def _sums(values: np.ndarray) -> np.ndarray:
     """`[O, L]` to `[L + 1, L + 1, O]`: the sum over the layers [i, j)."""
     total = np.concatenate([np.zeros((values.shape[0], 1)), np.cumsum(values, axis=1)], axis=1)
     return np.transpose(total[:, None, :] - total[:, :, None], (1, 2, 0)).clip(min=0.0)
+
+
+# Of bytes to their bounds, where nothing is known yet: weights and activations lie once more on some devices.
+_USUAL_EXCESS = 1.5
+
+
+def _typical(found: np.ndarray, least: np.ndarray) -> float:
+    """How many times exact bytes are their bounds."""
+    ratios = found[least > 0] / least[least > 0]
+    return float(np.median(ratios)) if ratios.size else _USUAL_EXCESS
