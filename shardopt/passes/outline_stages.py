@@ -18,6 +18,7 @@ fragment.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -54,13 +55,15 @@ from shardopt.solve.stages.given_stages import (
 )
 from shardopt.solve.stages.plan_search import PlanSearch, search_plans
 from shardopt.solve.stages.pricing.lazy_prices import LazyPrices
-from shardopt.solve.stages.stage_problem import StageOption, stage_options
+from shardopt.solve.stages.pricing.recomputation import can_recompute
+from shardopt.solve.stages.stage_problem import Recompute, StageOption, stage_options
 
 
 def _extract(program: Program, cluster: Cluster, planner: Planner, options: OutlineStages) -> CandidateProblem:
     step, roles = read_step(program, options.batch_args)
     given = options.given.stages
     allowed = with_given_ways(planner.options(_allowed_options(cluster, options)), given)
+    allowed = _with_recomputation(allowed, can_recompute(step), options)
     if not allowed:
         raise UserError(f"inter-op={options.inter_op} has no use for any submesh that the other options allow")
     return CandidateProblem(
@@ -89,6 +92,18 @@ def _allowed_options(cluster: Cluster, options: OutlineStages) -> tuple[StageOpt
         known = ", ".join(str(option) for option in stage_options(cluster))
         raise UserError(f"cluster {cluster} has no submesh {wanted}; it has {known}")
     return tuple(allowed)
+
+
+def _with_recomputation(
+    allowed: Sequence[StageOption], can_recompute: bool, options: OutlineStages
+) -> tuple[StageOption, ...]:
+    """Each option with every way to recompute that is asked for; what loops would compute again cannot be priced."""
+    modes: tuple[Recompute, ...] = ("none", "layer", "full") if options.recompute == "auto" else (options.recompute,)
+    if not can_recompute:
+        modes = ("none",)
+    given = [option for option in allowed if option.recompute != "none"]  # by a plan file
+    plain = [option for option in allowed if option.recompute == "none"]
+    return tuple(dict.fromkeys((*(replace(option, recompute=mode) for mode in modes for option in plain), *given)))
 
 
 def _solve(problem: CandidateProblem, planner: Planner, options: OutlineStages, pm: PassContext) -> PlanSearch:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import jax
 import pytest
 from jaxlib.mlir import ir
 
 from examples.gpt import Config, init_params, make_train_step
+from shardopt.cost.cluster_file import load_cluster
 from shardopt.cost.errors import UserError
 from shardopt.frontend.plan import PlanOptions
 from shardopt.frontend.planning import make_plan
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
+from shardopt.ir.program import read_program
 from shardopt.ir.rewriting import functions, operations, symbol_name
+from shardopt.passes.stages.read_step import read_step
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.pipeline.phases import phase_range
+from shardopt.solve.stages.candidates import CandidateProblem
+from shardopt.solve.stages.pricing.lazy_prices import LazyPrices
+from shardopt.solve.stages.stage_dp import solve_stages
+from shardopt.solve.stages.stage_problem import one_f_one_b_in_flight, stage_options
 from tests.e2e.models import MODELS, batch_args, export_step
 
 MICROBATCHES = 4
@@ -55,6 +63,31 @@ def test_a_price_is_what_the_shard_phase_plans(name: str) -> None:
     predicted, loop, others = predicted_and_planned(MODELS[name]()[0], options(name))
     assert predicted == pytest.approx(loop + others, rel=2e-3)
     assert others > 0
+
+
+@pytest.mark.parametrize("recompute", ["none", "layer", "full"])
+def test_a_stage_of_two_is_priced_with_what_it_computes_again(recompute: str) -> None:
+    """Two stages on one device each: every one costs what the shard phase says of its fragments."""
+    given = options("gpt", stages=2, layers=4, submesh="1x1", recompute=recompute)
+    dumps = dict(make_plan(MODELS["gpt"]()[0], given).phases)
+    planned: dict[str, float] = defaultdict(float)
+    with make_context() as context:
+        program = read_program(load_module(dumps["cluster"].encode(), context))
+        step, roles = read_step(program)
+        for function in functions(load_module(dumps["shard"].encode(), context)):
+            times = given.microbatches if symbol_name(function) == "microbatch" else 1
+            for fragment in operations(function, {"mpmd.fragment"}):
+                cost = ir.DictAttr(fragment.attributes["shardopt.cost"])
+                mesh = ir.StringAttr(fragment.attributes["mesh_name"]).value
+                planned[mesh] += times * ir.FloatAttr(cost["seconds"]).value
+    where = load_cluster("cpu-test:1x2")
+    ways = [o for o in stage_options(where) if o.num_devices == 1]
+    again = tuple(replace(option, recompute=recompute) for option in ways)
+    prices = LazyPrices(CandidateProblem(step, step.num_layers, where, again, MICROBATCHES, 2, (), roles))
+    found = prices.best(one_f_one_b_in_flight, lambda problem, known: solve_stages(problem, 2, known))
+    seconds = prices.problem(one_f_one_b_in_flight).seconds
+    priced = [MICROBATCHES * seconds[stage] for stage in found.stages]
+    assert priced == pytest.approx([planned["m0"], planned["m1"]], rel=5e-3)
 
 
 def test_gradients_are_summed_once_a_step() -> None:

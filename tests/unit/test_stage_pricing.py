@@ -15,7 +15,7 @@ from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.sharding.intra_op import IntraOpTables
 from shardopt.solve.sharding.strategies_tables import StrategyTables
 from shardopt.solve.stages.candidates import CandidateProblem, candidate_mesh
-from shardopt.solve.stages.pricing.bounds import relaxed_layer, roofline_seconds
+from shardopt.solve.stages.pricing.bounds import Rooflines, relaxed_layer
 from shardopt.solve.stages.pricing.lazy_prices import LazyPrices
 from shardopt.solve.stages.pricing.prices import OptimalSharder, memory_of
 from shardopt.solve.stages.pricing.stage_part import cut_part
@@ -111,9 +111,10 @@ def test_a_price_is_what_the_plan_of_its_choices_costs(start: int, end: int) -> 
 @pytest.mark.parametrize("depth", [2, 4])
 def test_bounds_never_exceed_prices(depth: int) -> None:
     step, where = chain(depth), cluster()
+    roofs = Rooflines(step)
     for option in stage_options(where):
         mesh = candidate_mesh(option, range(option.num_devices))
-        tables, roof = StrategyTables(mesh, where), roofline_seconds(step, mesh, where)
+        tables, roof = StrategyTables(mesh, where), roofs.seconds(mesh, where)
         for start in range(depth):
             for end in range(start + 1, depth + 1):
                 price = sum(OptimalSharder().shard(cut_part(step, start, end), tables).fragment_seconds)

@@ -26,7 +26,8 @@ class StepGraph:
 
     `carried` are (before, after) of every accumulator; `tied` pairs, those of `carried` among them, end with equal
     shardings and lie in one buffer: also arguments and the results that replace them. `owner` is the layer whose stage
-    holds an input; `literals` are constants whose elements differ.
+    holds an input; `literals` are constants whose elements differ. `late[i]`: operation i waits for a value that
+    depends on this layer, although it does not read it.
     """
 
     graph: OpGraph
@@ -36,6 +37,7 @@ class StepGraph:
     tied: tuple[tuple[int, int], ...] = ()
     owner: Mapping[int, int] = field(default_factory=dict)
     literals: frozenset[int] = frozenset()
+    late: Mapping[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.op_layer) != len(self.graph.ops):
@@ -89,7 +91,9 @@ class StepGraph:
         found = [SHARED] * len(self.graph.ops)
         for unit in self.units:
             read = (tensor for op in unit for tensor in self.graph.ops[op].operands)
+            waits = max((self.late.get(op, SHARED) for op in unit), default=SHARED)
             depth = max((latest.get(tensor, SHARED) for tensor in read), default=SHARED)
+            depth = max(depth, waits)
             for op in unit:
                 found[op] = depth
             for op in unit:

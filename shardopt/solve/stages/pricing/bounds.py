@@ -18,7 +18,7 @@ from hashlib import sha256
 import numpy as np
 
 from shardopt.cost.cluster import Cluster
-from shardopt.cost.graph import SHARED
+from shardopt.cost.graph import SHARED, Op, Tensor
 from shardopt.cost.mesh import Mesh
 from shardopt.solve.sharding.execution_order import execution_order
 from shardopt.solve.sharding.fusion import fuse
@@ -78,23 +78,35 @@ def relaxed_layer(step: StepGraph, layer: int, last: bool) -> RelaxedLayer:
     return RelaxedLayer(part, PartView(linear, accesses, free, frozenset((*shared, *inputs))))
 
 
-def roofline_seconds(step: StepGraph, mesh: Mesh, cluster: Cluster) -> np.ndarray:
-    """`[layers]`: seconds of a step if nothing were ever communicated."""
-    graph, found = step.graph, np.zeros(step.num_layers)
-    memo: dict[tuple[object, ...], float] = {}
-    for op, layer in zip(graph.ops, step.op_layer, strict=True):
-        if layer == SHARED:
-            continue
-        operands, results = (tuple(graph.tensors[t] for t in some) for some in (op.operands, op.results))
-        key = (op.name, id(op.rule), op.reducer, op.weighted_flops, operands, results)
-        if key not in memo:
-            memo[key] = least_compute_seconds(op, operands, results, mesh, cluster)
-        found[layer] += memo[key] * op.repeat
-    return found
+class Rooflines:
+    """Seconds of the layers of a step if nothing were ever communicated."""
+
+    def __init__(self, step: StepGraph) -> None:
+        graph, number = step.graph, dict[tuple[object, ...], int]()
+        self._kinds: list[tuple[Op, tuple[Tensor, ...], tuple[Tensor, ...]]] = []
+        rows = []
+        for op, layer in zip(graph.ops, step.op_layer, strict=True):
+            if layer == SHARED:
+                continue
+            operands, results = (tuple(graph.tensors[t] for t in some) for some in (op.operands, op.results))
+            key = (op.name, id(op.rule), op.reducer, op.weighted_flops, operands, results)
+            kind = number.setdefault(key, len(number))
+            if kind == len(self._kinds):
+                self._kinds.append((op, operands, results))
+            rows.append((kind, layer, op.repeat))
+        table = np.array(rows, dtype=np.int64).reshape(-1, 3)
+        self._times = np.zeros((len(number), step.num_layers))  # how often operations of a kind run in each layer
+        np.add.at(self._times, (table[:, 0], table[:, 1]), table[:, 2])
+
+    def seconds(self, mesh: Mesh, cluster: Cluster) -> np.ndarray:
+        """`[layers]`, of all microbatches of a step."""
+        each = [least_compute_seconds(*kind, mesh, cluster) for kind in self._kinds]
+        return np.array(each) @ self._times
 
 
-def kept_bytes(part: StagePart) -> int:
-    """Bytes of whole tensors that the forward of a part makes and its backward reads, apart from what leaves it."""
+def kept_bytes(part: StagePart) -> tuple[int, int]:
+    """Bytes of whole tensors that a part keeps for its backward: of what its forward makes, apart from what leaves it,
+    and of what other stages make."""
     graph = part.graph
     made_anywhere = find_made_anywhere(graph)
     execution = execution_order(graph, made_anywhere, fuse(graph, made_anywhere))
@@ -102,4 +114,5 @@ def kept_bytes(part: StagePart) -> int:
     order, inputs = execution.order, graph.inputs
     one, two = (Lifetimes(graph, execution, order, inputs, aliases, part.residency(n)).all() for n in (1, 2))
     held = {live.tensor for live in two[len(one) :]}
-    return sum(graph.tensors[tensor].size_bytes for tensor in held - part.sent - part.arrivals.keys())
+    made, given = held - part.sent - part.arrivals.keys(), held & part.arrivals.keys()
+    return tuple(sum(graph.tensors[tensor].size_bytes for tensor in some) for some in (made, given))  # type: ignore[return-value]

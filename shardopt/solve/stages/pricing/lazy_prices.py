@@ -17,15 +17,16 @@ import numpy as np
 from shardopt.cost.errors import UserError
 from shardopt.cost.progress import progress
 from shardopt.solve.stages.candidates import CandidateProblem
-from shardopt.solve.stages.pricing.price_arrays import MEMORY, SECONDS, PriceArrays
+from shardopt.solve.stages.pricing.price_arrays import LAYERS, MEMORY, SECONDS, PriceArrays
 from shardopt.solve.stages.pricing.pricer import Pricer, PricerCounts
 from shardopt.solve.stages.stage_problem import InFlight, StageProblem, Stages, StageSolution, evaluate, is_plan
 
 # A plan this close to the bound is good enough: prices are no closer to the optimum themselves.
 GAP = 0.005
 
-# Sharding problems for one search, of about a tenth of a second each.
-MOST_SOLVES = 1000
+# Sharding problems for one search, of one or two tenths of a second each. Further searches with the same prices, under
+# other schedules, know most of them already and get a share of it.
+MOST_SOLVES, MORE_SOLVES = 250, 30
 
 # The same for the runners-up of a plan, which are looked at in case the formula misjudges them.
 MOST_FOR_OTHERS = 20
@@ -87,7 +88,7 @@ class LazyPrices:
         bounds allow no plan.
         """
         arrays, best, bound = self.arrays, None, 0.0
-        budget = self.counts.solves + self.most_solves
+        budget = max(self.most_solves, self.counts.solves + MORE_SOLVES)
         while True:
             found = planner(arrays.stage_problem(held), None if best is None else best.stages)
             bound = max(bound, found.seconds)
@@ -101,7 +102,7 @@ class LazyPrices:
                 return replace(best, status="feasible", bound=bound)
             arrays.refine(pending)
             best = self._better(best, held, found.stages)
-            if best is None or best.seconds - bound > self.gap_tolerance * best.seconds:
+            if all(arrays.level[stage] >= LAYERS for stage in found.stages):
                 best = self._guess(best, held, planner)
 
     def _guess(self, best: StageSolution | None, held: InFlight, planner: Planner) -> StageSolution | None:

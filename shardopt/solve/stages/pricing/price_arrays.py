@@ -17,12 +17,14 @@ import numpy as np
 from shardopt.cost.graph import SHARED
 from shardopt.cost.mesh import Mesh
 from shardopt.solve.stages.candidates import CandidateProblem
-from shardopt.solve.stages.pricing.bounds import RelaxedLayer, kept_bytes, relaxed_layer, roofline_seconds
+from shardopt.solve.stages.pricing.bounds import RelaxedLayer, Rooflines, kept_bytes, relaxed_layer
 from shardopt.solve.stages.pricing.pricer import Pricer
 from shardopt.solve.stages.pricing.prices import OptimalSharder, Sharder
+from shardopt.solve.stages.pricing.recomputation import recompute_forward
 from shardopt.solve.stages.pricing.stage_part import StagePart, cut_part
 from shardopt.solve.stages.stage_method import PresetSharder, StepRoles
-from shardopt.solve.stages.stage_problem import InFlight, StageProblem
+from shardopt.solve.stages.stage_problem import InFlight, Recompute, StageProblem
+from shardopt.solve.stages.step_graph import StepGraph
 
 ROOFLINE, LAYERS, SECONDS, MEMORY = range(4)  # what is known of an entry
 
@@ -37,23 +39,24 @@ class PriceArrays:
     problem: CandidateProblem
     pricer: Pricer
     refusals: dict[str, None] = field(default_factory=dict)
-    _parts: dict[tuple[int, int], StagePart] = field(default_factory=dict)
-    _relaxed: dict[tuple[int, bool], RelaxedLayer] = field(default_factory=dict)
+    _parts: dict[tuple[int, int, Recompute], StagePart] = field(default_factory=dict)
+    _relaxed: dict[tuple[int, bool, Recompute], RelaxedLayer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         problem = self.problem
         self.candidates = problem.candidates()
         self.level = np.full(self.candidates.shape, ROOFLINE, dtype=np.int8)
         self.forward_seconds = np.zeros(self.candidates.shape)
-        roofs = [roofline_seconds(problem.step, mesh, problem.cluster) for mesh in self.meshes]
-        roof = np.array(roofs) / problem.num_microbatches
+        roof = np.array(self._roofs()) / problem.num_microbatches
         # Of a layer in a stage before the last and in the last one, [2, O, L].
         self.layer_seconds = np.stack([roof, roof])
         self.layer_is_solved = np.zeros(self.layer_seconds.shape, dtype=bool)
         self.seconds = np.where(self.candidates, _sums(roof), np.inf)
         devices = np.array([option.num_devices for option in problem.options], dtype=float)
         self.fixed_bytes = _sums(self._state_bytes()[None, :] / devices[:, None])
-        self.activation_bytes = _sums(self._kept_bytes()[None, :] / devices[:, None])
+        self.activation_bytes = np.stack(
+            [self._kept_bytes(o.recompute) / o.num_devices for o in problem.options], axis=2
+        )
         self.activation_bytes[:, -1] = 0.0  # in a last stage nothing waits for the backward
         self.least_bytes = self.fixed_bytes.copy(), self.activation_bytes.copy()
 
@@ -126,28 +129,68 @@ class PriceArrays:
                 found[layer] += step.graph.tensors[tensor].size_bytes
         return found
 
-    def _kept_bytes(self) -> np.ndarray:
-        """Bytes that the forward of each layer keeps for its backward, at least, `[layers]`."""
-        parts = [self._relaxed_layer(layer, False).part for layer in range(self.problem.num_layers)]
-        known = {part.key: part for part in parts}
-        kept = {key: kept_bytes(part) for key, part in known.items()}
-        return np.array([float(kept[part.key]) for part in parts])
+    def _roofs(self) -> list[np.ndarray]:
+        """Seconds of every layer on each option with nothing communicated, of a step."""
+        of_step = {
+            again: Rooflines(self._step(again)) for again in {option.recompute for option in self.problem.options}
+        }
+        known: dict[tuple[Recompute, Mesh], np.ndarray] = {}
+        for option, mesh in zip(self.problem.options, self.meshes, strict=True):
+            if (option.recompute, mesh) not in known:
+                known[option.recompute, mesh] = of_step[option.recompute].seconds(mesh, self.problem.cluster)
+        keys = zip((option.recompute for option in self.problem.options), self.meshes, strict=True)
+        return [known[key] for key in keys]
+
+    def _kept_bytes(self, recompute: Recompute) -> np.ndarray:
+        """Bytes that the forward of every interval keeps for its backward, at least, `[L + 1, L + 1]`."""
+        if recompute not in self._kept:
+            parts = [self._relaxed_layer(layer, False, recompute).part for layer in range(self.problem.num_layers)]
+            known = {part.key: part for part in parts}
+            of_part = {key: kept_bytes(part) for key, part in known.items()}
+            made, given = np.array([of_part[part.key] for part in parts], dtype=float).T
+            entering = np.append(given, 0.0)[:, None]
+            whole = _sums(made[None, :])[..., 0] if recompute == "none" else entering + 0.0 * entering.T
+            self._kept[recompute] = whole
+        return self._kept[recompute]
+
+    @cached_property
+    def _kept(self) -> dict[Recompute, np.ndarray]:
+        return {}
+
+    def _step(self, recompute: Recompute) -> StepGraph:
+        """The step with every layer computed again, which "full" costs at least as well."""
+        if recompute == "none":
+            return self.problem.step
+        return self._recomputed_layers
+
+    @cached_property
+    def _recomputed_layers(self) -> StepGraph:
+        layers = range(self.problem.num_layers)
+        return recompute_forward(self.problem.step, dict(zip(layers, layers, strict=True)))
 
     def _bound_layers(self, candidate: Candidate) -> None:
         """Solve one layer of a candidate: of those that are alike, the most numerous, which often settles it."""
         start, end, o = candidate
-        last = end == self.problem.num_layers
+        last, again = end == self.problem.num_layers, self.problem.options[o].recompute
         unsolved = [layer for layer in range(start, end) if not self.layer_is_solved[int(last), o, layer]]
-        keys = {layer: self._relaxed_layer(layer, last).key for layer in unsolved}
+        keys = {layer: self._relaxed_layer(layer, last, again).key for layer in unsolved}
         count = Counter(keys.values())
         chosen = max(unsolved, key=lambda layer: (count[keys[layer]], -layer))
-        found = self.pricer.bound(self._relaxed_layer(chosen, last), self.meshes[o]) / self.problem.num_microbatches
-        for layer in range(self.problem.num_layers):
-            if self._relaxed_layer(layer, last).key == keys[chosen]:
-                at = int(last), o, layer
-                self.layer_seconds[at] = max(self.layer_seconds[at], found)
-                self.layer_is_solved[at] = True
-        self._spread_bounds(o, last)
+        found = (
+            self.pricer.bound(self._relaxed_layer(chosen, last, again), self.meshes[o]) / self.problem.num_microbatches
+        )
+        alike = [
+            layer
+            for layer in range(self.problem.num_layers)
+            if self._relaxed_layer(layer, last, again).key == keys[chosen]
+        ]
+        for other, option in enumerate(self.problem.options):
+            if self.meshes[other] == self.meshes[o] and (option.recompute == "none") == (again == "none"):
+                for layer in alike:
+                    at = int(last), other, layer
+                    self.layer_seconds[at] = max(self.layer_seconds[at], found)
+                    self.layer_is_solved[at] = True
+                self._spread_bounds(other, last)
 
     def _spread_bounds(self, o: int, last: bool) -> None:
         """Every interval on an option costs its layers at least."""
@@ -160,8 +203,8 @@ class PriceArrays:
         self.level[:, ends, o] = np.where(open_ & known, LAYERS, level)
 
     def _price(self, candidate: Candidate) -> None:
-        start, end, o = candidate
-        part, repeats = self._part(start, end), self.problem.num_microbatches
+        o = candidate[2]
+        part, repeats = self._part(candidate), self.problem.num_microbatches
         found = self.pricer.sharding(part, self.meshes[o], self.sharders[o])
         self.level[candidate] = SECONDS
         if not found.choice:
@@ -173,21 +216,27 @@ class PriceArrays:
         self.forward_seconds[candidate] = sum(forward) / repeats
 
     def _account(self, candidate: Candidate) -> None:
-        start, end, o = candidate
-        found = self.pricer.memory(self._part(start, end), self.meshes[o], self.sharders[o])
+        o = candidate[2]
+        found = self.pricer.memory(self._part(candidate), self.meshes[o], self.sharders[o])
         self.fixed_bytes[candidate] = found.fixed_bytes
         self.activation_bytes[candidate] = found.activation_bytes
         self.level[candidate] = MEMORY
 
-    def _part(self, start: int, end: int) -> StagePart:
-        if (start, end) not in self._parts:
-            self._parts[start, end] = cut_part(self.problem.step, start, end)
-        return self._parts[start, end]
+    def _part(self, candidate: Candidate) -> StagePart:
+        start, end, o = candidate
+        again = self.problem.options[o].recompute
+        if (start, end, again) not in self._parts:
+            step = self._step(again)
+            if again == "full":
+                step = recompute_forward(self.problem.step, dict.fromkeys(range(start, end), 0))
+            self._parts[start, end, again] = cut_part(step, start, end)
+        return self._parts[start, end, again]
 
-    def _relaxed_layer(self, layer: int, last: bool) -> RelaxedLayer:
-        if (layer, last) not in self._relaxed:
-            self._relaxed[layer, last] = relaxed_layer(self.problem.step, layer, last)
-        return self._relaxed[layer, last]
+    def _relaxed_layer(self, layer: int, last: bool, recompute: Recompute) -> RelaxedLayer:
+        again: Recompute = "none" if recompute == "none" else "layer"
+        if (layer, last, again) not in self._relaxed:
+            self._relaxed[layer, last, again] = relaxed_layer(self._step(again), layer, last)
+        return self._relaxed[layer, last, again]
 
 
 def _sums(values: np.ndarray) -> np.ndarray:
@@ -197,7 +246,7 @@ def _sums(values: np.ndarray) -> np.ndarray:
 
 
 # Of bytes to their bounds, where nothing is known yet: weights and activations lie once more on some devices.
-_USUAL_EXCESS = 1.5
+_USUAL_EXCESS = 1.2
 
 
 def _typical(found: np.ndarray, least: np.ndarray) -> float:

@@ -1,0 +1,132 @@
+"""A step whose stages compute their forward again in the backward: what `shardopt.ir.recomputation` makes of the IR.
+
+By *units*: a layer each, or all layers of a stage. The backward of a unit are its operations that depend on later
+units. What they read of the unit's forward is computed again from what enters the unit, right before it is needed.
+Barriers are no operations of the graph, so the copies say themselves which layer they wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from shardopt.cost.graph import SHARED, Op, OpGraph
+from shardopt.solve.stages.step_graph import StepGraph
+
+# Its results differ from run to run.
+_NEVER_AGAIN = "rng"
+
+
+def can_recompute(step: StepGraph) -> bool:
+    """Whether the body is straight line code; what loops and branches would cost again is not known here."""
+    return not any(op.block for op in step.graph.ops[slice(*step.loop)])
+
+
+def recompute_forward(step: StepGraph, unit_of_layer: Mapping[int, int]) -> StepGraph:
+    """The step in which every unit is computed again. `unit_of_layer[k]` is the unit of layer k, rising with k; layers
+    that are missing keep what they make. Tensors keep their numbers."""
+    body = _Body(step, unit_of_layer)
+    for unit in sorted(body.units):
+        body.repeat(unit)
+    return body.step_graph()
+
+
+@dataclass
+class _Unit:
+    """The operations of a unit in program order: `backward` are those that depend on layers behind `last_layer`."""
+
+    last_layer: int
+    forward: dict[int, None] = field(default_factory=dict)
+    backward: dict[int, None] = field(default_factory=dict)
+
+
+class _Body:
+    def __init__(self, step: StepGraph, unit_of_layer: Mapping[int, int]) -> None:
+        self.step = step
+        self.units = {unit_of_layer[layer]: _Unit(layer) for layer in sorted(unit_of_layer)}
+        for op in range(*step.loop):
+            unit = self.units.get(unit_of_layer.get(step.op_layer[op], SHARED))
+            if unit is not None:
+                (unit.backward if step.reached[op] > unit.last_layer else unit.forward)[op] = None
+        self.kept = {
+            tensor
+            for number, unit in self.units.items()
+            for tensor in self._entering(self._chain(number, unit.backward, ()))
+        }
+        self.tensors = list(step.graph.tensors)
+        self.ops = list(step.graph.ops)
+        self.copies: dict[int, list[tuple[Op, int, int]]] = {}  # before operation: (copy, its layer, what it waits for)
+
+    def repeat(self, number: int) -> None:
+        """Copy what the backward of a unit needs of its forward."""
+        step, readers = self.step, list(self.units[number].backward)
+        ready = max(self._outside(self._chain(number, readers, self.kept)), default=-1)
+        # In a backward pass that begins before the forward is complete, the first readers keep the originals.
+        readers = [op for op in readers if op > ready]
+        chain = self._chain(number, readers, self.kept)
+        made = {tensor for op in chain for tensor in step.graph.ops[op].results}
+        readers = [op for op in readers if made.intersection(step.graph.ops[op].operands)]
+        if not readers:
+            return
+        again = {tensor: self._fresh(tensor) for op in chain for tensor in step.graph.ops[op].results}
+        self.copies[readers[0]] = [
+            (_reading(step.graph.ops[op], again, True), step.op_layer[op], step.reached[readers[0]]) for op in chain
+        ]
+        for op in readers:
+            self.ops[op] = _reading(self.ops[op], again, False)
+
+    def step_graph(self) -> StepGraph:
+        step, ops, layers = self.step, list[Op](), list[int]()
+        late: dict[int, int] = {}
+        for number, op in enumerate(self.ops):
+            for copy, layer, waits in self.copies.get(number, ()):
+                late[len(ops)] = waits
+                ops.append(copy)
+                layers.append(layer)
+            ops.append(op)
+            layers.append(step.op_layer[number])
+        added = len(ops) - len(self.ops)
+        graph = step.graph
+        return replace(
+            step,
+            graph=OpGraph(tuple(self.tensors), tuple(ops), graph.inputs, graph.outputs, (), graph.carried),
+            op_layer=tuple(layers),
+            loop=(step.loop[0], step.loop[1] + added),
+            late=late,
+        )
+
+    def _fresh(self, tensor: int) -> int:
+        self.tensors.append(self.step.graph.tensors[tensor])
+        return len(self.tensors) - 1
+
+    def _chain(self, number: int, readers: Iterable[int], kept: Container[int]) -> list[int]:
+        """The forward operations of a unit that `readers` need again if `kept` are there, in program order."""
+        step, unit = self.step, self.units[number]
+        found: dict[int, None] = {}
+        stack = [tensor for op in readers for tensor in step.graph.ops[op].operands]
+        while stack:
+            tensor = stack.pop()
+            op = step.producers[tensor]
+            again = op in unit.forward and op not in found and tensor not in kept
+            if again and step.graph.ops[op].name != _NEVER_AGAIN:
+                found[op] = None
+                stack += step.graph.ops[op].operands
+        return sorted(found)
+
+    def _outside(self, chain: Sequence[int]) -> list[int]:
+        """The operations of the body whose results copies of `chain` read, apart from `chain` itself."""
+        inside, step = set(chain), self.step
+        makers = dict.fromkeys(step.producers[tensor] for op in chain for tensor in step.graph.ops[op].operands)
+        return [op for op in makers if op not in inside and step.in_body(op)]
+
+    def _entering(self, chain: Sequence[int]) -> list[int]:
+        """The values of `_outside` that belong to a layer: they are kept, or come from another stage."""
+        outside = {op for op in self._outside(chain) if self.step.op_layer[op] != SHARED}
+        read = dict.fromkeys(tensor for op in chain for tensor in self.step.graph.ops[op].operands)
+        return [tensor for tensor in read if self.step.producers[tensor] in outside]
+
+
+def _reading(op: Op, again: Mapping[int, int], renamed: bool) -> Op:
+    """The operation on other values; `renamed` also gives its results their new numbers."""
+    operands = tuple(again.get(tensor, tensor) for tensor in op.operands)
+    return replace(op, operands=operands, results=tuple(again[t] for t in op.results) if renamed else op.results)
