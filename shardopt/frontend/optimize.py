@@ -41,6 +41,7 @@ def optimize(
     recompute: str = "auto",
     mcmc_seed: int = 0,
     mcmc_proposals: int = 10000,
+    plan: str | os.PathLike[str] = "",
     cache: bool = True,
     profile: str | os.PathLike[str] = "",
     on_phase: Callable[[str], None] | None = None,
@@ -70,6 +71,7 @@ def optimize(
     annotations    shardings that the model asks for: "keep" obeys what fits, "require" all of them, "drop" none
     constraints    a file of constraints on shardings (docs/constraints.md)
     memory_budget  bytes that a device may hold, such as "512MiB", instead of a share of what the cluster says
+    plan           a plan file; what it decides is taken from it (docs/plan-file.md)
     cache          find the plan, or prices of its stages, where an earlier run has left them (docs/planning-time.md)
     profile        a file of `shardopt profile`: what was measured overrides the formulas (docs/profile.md)
 
@@ -96,9 +98,10 @@ def optimize(
         recompute=recompute,
         mcmc_seed=mcmc_seed,
         mcmc_proposals=mcmc_proposals,
+        plan=os.fspath(plan),
     )
-    plan = make_plan(model, options, explain=explain, cache=cache, on_phase=on_phase, handler=handler)
-    return replace(plan, source=model)
+    found = make_plan(model, options, explain=explain, cache=cache, on_phase=on_phase, handler=handler)
+    return replace(found, source=model)
 
 
 def cluster_text(cluster: str | os.PathLike[str]) -> str:
