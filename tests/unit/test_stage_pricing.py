@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -184,3 +188,41 @@ def test_candidate_mesh() -> None:
     option = next(option for option in stage_options(cluster()) if option.logical_shape == (2, 2))
     assert candidate_mesh(option, range(4)).axes == (("x", 2), ("y", 2))
     assert candidate_mesh(option, (4, 5, 6, 7), "m1").devices == (4, 5, 6, 7)
+
+
+_PRICES = """
+import sys
+from hashlib import sha256
+from pathlib import Path
+from test_stage_pricing import one_f_one_b_in_flight, problem
+from shardopt.caching.store import Store, using
+from shardopt.solve.stages.pricing.lazy_prices import LazyPrices
+remarks = []
+with using(Store(Path(sys.argv[1]), remarks.append)):
+    prices = LazyPrices(problem(2))
+    prices.price_all()
+    found = prices.problem(one_f_one_b_in_flight)
+arrays = (found.seconds, found.forward_seconds, found.fixed_bytes, found.activation_bytes)
+print(sha256(b"".join(array.tobytes() for array in arrays)).hexdigest())
+print(prices.counts.solves + prices.counts.accounts, prices.counts.from_store, len(remarks))
+"""
+
+
+def test_prices_from_disk_are_those_that_would_be_computed(tmp_path: Path) -> None:
+    """In two processes whose hashes differ; a damaged entry is made again, with a remark."""
+
+    def run(seed: str) -> tuple[str, list[int]]:
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parent)}
+        command = [sys.executable, "-c", _PRICES, str(tmp_path)]
+        text = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+        arrays, counts = text.splitlines()
+        return arrays, [int(count) for count in counts.split()]
+
+    first, (made, known, _) = run("1")
+    again, counts = run("2")
+    assert again == first and made > 0 and known == 0
+    assert counts == [0, made, 0]
+    entry = next(path for path in sorted(tmp_path.rglob("*")) if path.is_file())
+    entry.write_bytes(entry.read_bytes()[:-1])
+    repaired, counts = run("3")
+    assert repaired == first and counts == [1, made - 1, 1]
