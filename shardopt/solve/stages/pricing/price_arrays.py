@@ -18,8 +18,9 @@ from shardopt.cost.graph import SHARED
 from shardopt.cost.mesh import Mesh
 from shardopt.solve.stages.candidates import CandidateProblem
 from shardopt.solve.stages.pricing.bounds import RelaxedLayer, Rooflines, kept_bytes, relaxed_layer
+from shardopt.solve.stages.pricing.lean import STRICTNESS, LeanSharder
 from shardopt.solve.stages.pricing.pricer import Pricer
-from shardopt.solve.stages.pricing.prices import OptimalSharder, Sharder
+from shardopt.solve.stages.pricing.prices import Memory, OptimalSharder, Sharder, Sharding
 from shardopt.solve.stages.pricing.recomputation import recompute_forward
 from shardopt.solve.stages.pricing.stage_part import StagePart, cut_part
 from shardopt.solve.stages.stage_method import PresetSharder, StepRoles
@@ -204,13 +205,17 @@ class PriceArrays:
 
     def _price(self, candidate: Candidate) -> None:
         o = candidate[2]
-        part, repeats = self._part(candidate), self.problem.num_microbatches
+        part = self._part(candidate)
         found = self.pricer.sharding(part, self.meshes[o], self.sharders[o])
         self.level[candidate] = SECONDS
         if not found.choice:
             self.seconds[candidate], self.level[candidate] = np.inf, MEMORY
             self.refusals.update({found.refusal: None} if found.refusal else {})
             return
+        self._set_seconds(candidate, part, found)
+
+    def _set_seconds(self, candidate: Candidate, part: StagePart, found: Sharding) -> None:
+        repeats = self.problem.num_microbatches
         forward = [s for s, kind in zip(found.fragment_seconds, part.kinds, strict=True) if kind == "forward"]
         self.seconds[candidate] = sum(found.fragment_seconds) / repeats
         self.forward_seconds[candidate] = sum(forward) / repeats
@@ -218,9 +223,34 @@ class PriceArrays:
     def _account(self, candidate: Candidate) -> None:
         o = candidate[2]
         found = self.pricer.memory(self._part(candidate), self.meshes[o], self.sharders[o])
+        if self.problem.options[o].method == "ilp":
+            found = self._leaner(candidate, found)
         self.fixed_bytes[candidate] = found.fixed_bytes
         self.activation_bytes[candidate] = found.activation_bytes
         self.level[candidate] = MEMORY
+
+    def _leaner(self, candidate: Candidate, plain: Memory) -> Memory:
+        """The memory of a stage, whose seconds become those of a leaner sharding where the shortest does not fit.
+
+        How many microbatches it will hold the plan decides; here as many as stages of its size would stand behind it.
+        """
+        start, end, o = candidate
+        limits = self.problem.memory_limit_bytes
+        limit = limits[self.problem.options[o].group] if limits else None
+        behind = -(-(self.problem.num_layers - end) // (end - start))
+        held = min(self.problem.num_microbatches, 1 + behind)
+        found = plain
+        part, mesh = self._part(candidate), self.meshes[o]
+        shortest = self.pricer.sharding(part, mesh, self.sharders[o])
+        for strictness in STRICTNESS:
+            if limit is None or found.fixed_bytes + held * found.activation_bytes <= limit:
+                break
+            sharder = LeanSharder(shortest, strictness * sum(shortest.fragment_seconds) / limit, held)
+            sharding, memory = self.pricer.sharding(part, mesh, sharder), self.pricer.memory(part, mesh, sharder)
+            if memory.fixed_bytes + held * memory.activation_bytes < found.fixed_bytes + held * found.activation_bytes:
+                found = memory
+                self._set_seconds(candidate, part, sharding)
+        return found
 
     def _part(self, candidate: Candidate) -> StagePart:
         start, end, o = candidate
