@@ -42,8 +42,7 @@ from shardopt.passes.shard_stages import ShardStages
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.xla import compiled_text
 from shardopt.solve.assignment.problem import Edge
-from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables
-from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
+from shardopt.solve.sharding.intra_op import IntraOpProblem
 
 FORMATS = ("sdy", "gspmd")
 RANDOM = "random:"
@@ -95,9 +94,8 @@ class ShardAtRandom(ShardStages):
 
     seed: int = option(0, help="of the choices")
 
-    def _solve(self, graph: MeshGraph, tables: IntraOpTables, *rest: Any) -> IntraOpPlan:
-        problem = _random(tables.problem(tied=tuple(graph.tied), residency=graph.residency), self.seed)
-        return problem.decode(problem.solve(self.time_limit))
+    def _problem(self, graph: MeshGraph, *rest: Any) -> IntraOpProblem:
+        return _random(super()._problem(graph, *rest), self.seed)
 
 
 def make_pass(case: Case, form: str) -> ShardStages:

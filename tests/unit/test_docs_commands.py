@@ -78,9 +78,9 @@ PAGES = {
 
 
 def _environment() -> dict[str, str]:
-    """The tools of this interpreter's environment, in English, and without colours or the width of a terminal."""
+    """The tools of this interpreter and the checkout, in English, and without colours or the width of a terminal."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, "PATH": path, "LC_ALL": "C.UTF-8", "NO_COLOR": "1"}
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8", "NO_COLOR": "1"}
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -11,8 +11,9 @@
 // CHECK: mpmd.for (%[[INIT]]#{{[01]}}, %[[INIT]]#{{[01]}}) {iterations = 4 : ui32}
 // CHECK-SAME: sharding=<@m0, [{}, {}], unreduced={"x"}>>
 // CHECK: mpmd.fragment<mesh="m0", origin=["update"]
-// CHECK: %[[SUM:.*]] = stablehlo.custom_call @Sharding(%{{.*}}) {mhlo.sharding = "{{.*}}devices=
-// CHECK: stablehlo.multiply %[[SUM]], %[[SUM]]
+// CHECK: stablehlo.custom_call @Sharding(%{{.*}}) {mhlo.sharding = "{replicated}"}
+// CHECK-NEXT: %[[SUM:.*]] = stablehlo.custom_call @Sharding(%{{.*}}) {mhlo.sharding = "{replicated}"}
+// CHECK-NEXT: stablehlo.multiply %[[SUM]], %[[SUM]]
 // CHECK-LABEL: func.func private @microbatch
 // CHECK-NOT: kind = "all_reduce"
 // CHECK: stablehlo.dot_general {{.*}}mhlo.sharding = "{unreduced}"
