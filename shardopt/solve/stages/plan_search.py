@@ -1,6 +1,7 @@
 """The search over schedules: each with its own microbatches in flight goes through the stage DP and the simulator.
 
-    for each schedule: the best plan of the DP, until its prices are exact, and the K next ─▶ simulated
+    of the schedule that holds least: the best plan of the DP, until its prices are exact, and the K next
+    for each schedule: those of them that fit its microbatches in flight ─▶ simulated
     the best of each schedule ─▶ the shortest; of those alike, the one that fills its fullest device least
 
 Prices may be lower bounds until somebody asks (`Prices.best`), so stages that no good plan uses are never priced.
@@ -119,12 +120,20 @@ def search_plans(
     simulated: list[SimulatedPlan] = []
     errors: list[UserError] = []
     bound = np.inf
+    known: tuple[Stages, ...] = ()
     for schedule in lean_first:
         held = schedule_in_flight(schedule)
         try:
-            problem, plans = _exact_plans(prices, held, planner, request, k, speed, faster_than)
-            _simulate(problem, plans, schedule, transfers, simulated)
-            bound = min(bound, plans[0].bound)
+            if known and planner.by_dp:
+                # A schedule that holds more has no plan that the leanest has not, and by the formula none is shorter.
+                problem = prices.problem(held)
+                plans = tuple(evaluate(problem, stages) for stages in known if is_plan(problem, stages))
+            else:
+                problem, plans = _exact_plans(prices, held, planner, request, k, speed, faster_than)
+                bound = min(bound, plans[0].bound)
+                known = known or tuple(plan.stages for plan in plans)
+            if plans:
+                _simulate(problem, plans, schedule, transfers, simulated)
         except UserError as error:
             errors.append(error)
     if not simulated:

@@ -28,6 +28,9 @@ GAP = 0.005
 # other schedules, know most of them already and get a share of it.
 MOST_SOLVES, MORE_SOLVES = 250, 30
 
+# Solves between two attempts at a good plan: most of them teach little about what prices will be.
+GUESS_EVERY = 5
+
 # The same for the runners-up of a plan, which are looked at in case the formula misjudges them.
 MOST_FOR_OTHERS = 20
 
@@ -89,6 +92,7 @@ class LazyPrices:
         """
         arrays, best, bound = self.arrays, None, 0.0
         budget = max(self.most_solves, self.counts.solves + MORE_SOLVES)
+        next_guess = 0
         while True:
             found = planner(arrays.stage_problem(held), None if best is None else best.stages)
             bound = max(bound, found.seconds)
@@ -102,8 +106,9 @@ class LazyPrices:
                 return replace(best, status="feasible", bound=bound)
             arrays.refine(pending)
             best = self._better(best, held, found.stages)
-            if all(arrays.level[stage] >= LAYERS for stage in found.stages):
+            if self.counts.solves >= next_guess and all(arrays.level[stage] >= LAYERS for stage in found.stages):
                 best = self._guess(best, held, planner)
+                next_guess = self.counts.solves + GUESS_EVERY
 
     def _guess(self, best: StageSolution | None, held: InFlight, planner: Planner) -> StageSolution | None:
         """A good plan where the bounds do not show one yet: the best under likely prices, made exact."""
