@@ -33,6 +33,10 @@ from shardopt.schedule.tasks import from_csv
 # A schedule is worth the task lists in the IR when it saves more than this share of the step.
 _WORTH_WHILE = 1e-3
 
+# The search simulates some twenty schedules, a second for so many tasks. With more microbatches a stage than that allows,
+# the fill and the drain, which are what schedules differ in, are a small share of the step.
+_MOST_TASKS = 10_000
+
 
 def _given(name: str) -> ScheduleText:
     """A name, or the tasks of a CSV file."""
@@ -52,7 +56,8 @@ def _chosen(program: Program, pipeline: PipelineGraph) -> tuple[ScheduleText, Si
     result = simulate_pipeline(text, pipeline, program.num_microbatches)
     work = workload(pipeline, program.num_microbatches)
     enough = (1 - _WORTH_WHILE) * result.makespan_seconds
-    if lower_bound_seconds(work) >= enough:
+    tasks = len(pipeline.graph.tasks) * program.num_microbatches
+    if tasks > _MOST_TASKS or lower_bound_seconds(work) >= enough:
         return text, result
     held = (profile.peak_bytes - fixed for profile, fixed in zip(result.memory, pipeline.fixed_bytes, strict=True))
     found = auto_schedule(replace(work, memory_bytes=tuple(held)))
