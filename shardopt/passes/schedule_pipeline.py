@@ -33,8 +33,8 @@ from shardopt.schedule.tasks import from_csv
 # A schedule is worth the task lists in the IR when it saves more than this share of the step.
 _WORTH_WHILE = 1e-3
 
-# The search simulates some twenty schedules, a second for so many tasks. With more microbatches a stage than that allows,
-# the fill and the drain, which are what schedules differ in, are a small share of the step.
+# The search simulates some twenty schedules, which takes a second for so many tasks. With more microbatches than that
+# allows, the fill and the drain, in which schedules differ, are a small share of the step.
 _MOST_TASKS = 10_000
 
 
