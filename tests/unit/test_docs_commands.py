@@ -90,13 +90,13 @@ def test_commands_of_a_page_print_what_it_shows(page: str, tmp_path: Path) -> No
         (tmp_path / name).symlink_to(ROOT / name)
     for command in PAGES[page]:
         run = subprocess.run(
-            ["bash", "-o", "pipefail", "-c", command.text],
+            # `timeout` ends what the shell has started, too, which would go on alone if only the shell were killed
+            ["timeout", "--kill-after=5", "120", "bash", "-o", "pipefail", "-c", command.text],
             cwd=tmp_path,
             env=_environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=120,
         )
         assert run.returncode == command.code, f"$ {command.text}\n{run.stdout}"
         printed = tuple(run.stdout.splitlines())
