@@ -210,12 +210,13 @@ class ShardStages(Pass):
             cluster,
             lambda graph, constraints, batch, strategies: self._problem(graph, strategies, constraints, batch, pm),
             lambda problem: problem.solve(self.time_limit, self.gap),
-            lambda problem, relaxed: fit(
+            lambda problem, relaxed, start: fit(
                 problem,
                 self._limit(problem),
                 time_limit_seconds=self.time_limit,
                 gap_tolerance=self.gap,
                 relaxed=relaxed,
+                start=start,
             ),
         )
         given = load_plan_file(self.plan) if self.plan else PlanFile(VERSION)

@@ -218,6 +218,25 @@ def test_rematerialized_values_take_no_memory_in_their_gap() -> None:
     assert result.plan.summary().compute_seconds > free.summary().compute_seconds
 
 
+def test_a_time_limit_that_strikes_within_the_limit_is_told() -> None:
+    problem = build_problem(with_residuals(), ONE, CLUSTER)
+    free = problem.decode(problem.solve())
+    struck = fit(problem, free.peak_bytes - 1, time_limit_seconds=1e-9, relaxed=problem.solve())
+    assert struck.solution.statistics.get("time_limit_struck") == 1
+    in_time = fit(problem, free.peak_bytes - 1, time_limit_seconds=600.0)
+    assert "time_limit_struck" not in in_time.solution.statistics
+
+
+def test_a_plan_that_holds_less_is_where_the_search_within_a_limit_begins() -> None:
+    problem = build_problem(mlp(512, 16, 2), LINE, CLUSTER, fixed={0: Sharding.replicated(2)})
+    free = fit(problem, None)
+    assert free.plan is not None
+    within = fit(problem, free.plan.peak_bytes - 512)
+    assert within.plan is not None and len(within.solution.choice) == len(free.solution.choice)
+    again = fit(problem, free.plan.peak_bytes - 512, relaxed=free.solution, start=within.solution.choice)
+    assert again.plan is not None and again.solution.objective <= within.solution.objective
+
+
 @pytest.mark.parametrize(
     ("text", "count"), [("17", 17), ("512MiB", 512 << 20), ("1.5GB", 1_500_000_000), ("2 KiB", 2048), ("3B", 3)]
 )

@@ -3,12 +3,13 @@
 Two meshes look alike when they have the same shape and links, and their operations, what is demanded of these and what
 a preset wants to know have the same structure. Then the solution of the first, with its tensors renamed, is that of the
 second. How many microbatches a stage holds at once may differ: the solution without memory is shared all the same, and
-only where it does not fit is the search within the limit done again for each such number.
+only where it does not fit is the search within the limit done again for each such number, from the plan that holds the
+next larger number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -26,10 +27,10 @@ from shardopt.solve.sharding.renaming import renamed
 from shardopt.solve.sharding.strategies_tables import StrategyTables
 
 # The problem of a mesh (with strategies of meshes that are linked like it), its solution without memory, and the plan
-# within memory.
+# within memory, from an assignment to begin with or none.
 Build = Callable[[MeshGraph, Constraints, Mapping[int, int], StrategyTables], IntraOpProblem]
 Solve = Callable[[IntraOpProblem], Solution]
-FitWithin = Callable[[IntraOpProblem, Solution], Fit]
+FitWithin = Callable[[IntraOpProblem, Solution, Sequence[int]], Fit]
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +94,9 @@ class MeshSolver:
         residency = replace(kind.graph.residency, loop=loop)
         problem = kind.problem if kind.graph is graph else kind.problem.with_residency(residency)
         if held not in kind.fits:
-            kind.fits[held] = self.fit(problem, kind.relaxed)
+            larger = min((number for number in kind.fits if number > held), default=None)
+            start = () if larger is None else kind.fits[larger].solution.choice
+            kind.fits[held] = self.fit(problem, kind.relaxed, start)
         found = kind.fits[held]
         if kind.graph is graph:
             return Solved(problem, found, found.plan, graph, {op: op for op in structure.ops})

@@ -2,7 +2,7 @@
 
 1. Solve without memory; most stages fit.
 2. Else let copies that are shared over a long time be made anew where that is enough.
-3. Else solve within the limit, with values that can be computed again, beginning with the shardings of step 1. Where
+3. Else solve within the limit, with values that can be computed again, beginning with shardings that are known. Where
    the plan exceeds the limit because of copies of operands, count these in the problem and solve again; where it does
    for other reasons (scratch space), lower the limit of the problem by the excess. The number of rounds is limited.
 4. If nothing fits: the least peak, by `shardopt.solve.sharding.least_peak`, which may still be a plan that does.
@@ -12,12 +12,13 @@ The problem of step 3 only leaves out memory, so its bound holds for every plan 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from time import monotonic
 
 from shardopt.solve.assignment.problem import Problem, Solution, Status, evaluate, relative_gap
-from shardopt.solve.assignment.sharding_ilp import solve
+from shardopt.solve.assignment.sharding_ilp import DEFAULT_WORK_SECONDS, WORK_PER_SECOND, solve
 from shardopt.solve.sharding.budget_model import BudgetModel, Operand
 from shardopt.solve.sharding.budget_start import greedy_start
 from shardopt.solve.sharding.intra_op import IntraOpProblem
@@ -27,6 +28,9 @@ from shardopt.solve.sharding.operand_copies import copies_at_excess, split_copie
 from shardopt.solve.sharding.rematerialization import find_candidates
 
 _MOST_ROUNDS = 8
+# Work of a solve within the limit, as a share of what the time limit allows. Ten times as much made the plans of eight
+# stages of a GPT with 39 billion parameters 0.01 % shorter.
+_WORK_SHARE = 0.1
 # A gap this small is rounding.
 OPTIMAL_GAP = 1e-7
 
@@ -48,14 +52,17 @@ def fit(
     time_limit_seconds: float | None = None,
     gap_tolerance: float = 0.0,
     relaxed: Solution | None = None,
+    start: Sequence[int] = (),
 ) -> Fit:
     """The cheapest plan that holds at most `limit` bytes on a device at any time. Raises UserError when there is none
     without any limit.
 
-    `relaxed` is the solution of the problem without memory, where that is known.
+    `relaxed` is the solution of the problem without memory, where that is known, and `start` an assignment of its nodes
+    to begin with within the limit, such as that of a plan which holds more.
 
     The time limit is for the problem without memory; the search within the limit may take as long again, and so may the
-    search for the least peak.
+    search for the least peak. All have budgets of work, so that a time limit which is not struck decides nothing; where
+    it is, `time_limit_struck` is 1 in the statistics of the solution.
     """
     if relaxed is None:
         relaxed = problem.solve(time_limit_seconds, gap_tolerance)
@@ -65,7 +72,7 @@ def fit(
     plan = split_copies(BudgetModel(problem, ()), relaxed, limit)
     if plan.peak_bytes <= limit:
         return Fit(relaxed, plan)
-    return _Search(problem, limit, time_limit_seconds, gap_tolerance, relaxed).run()
+    return _Search(problem, limit, time_limit_seconds, gap_tolerance, relaxed, tuple(start) or relaxed.choice).run()
 
 
 @dataclass(eq=False)
@@ -75,19 +82,25 @@ class _Search:
     seconds: float | None
     gap_tolerance: float
     relaxed: Solution
+    start: tuple[int, ...]
     found: Fit | None = None
+    struck: bool = False
 
     def run(self) -> Fit:
         model = BudgetModel(self.problem, find_candidates(self.problem))
+        seconds = DEFAULT_WORK_SECONDS if self.seconds is None else self.seconds
+        work = int(_WORK_SHARE * WORK_PER_SECOND * seconds)
         deadline = None if self.seconds is None else monotonic() + self.seconds
         copies: dict[Operand, None] = {}
-        inner, bound, proven, shardings = self.limit, self.relaxed.bound, False, self.relaxed.choice
+        inner, bound, proven, shardings = self.limit, self.relaxed.bound, False, self.start
         for number in range(1, _MOST_ROUNDS + 1):
             problem = model.problem(inner, copies)
             start = greedy_start(model, problem, copies, shardings)
             self._offer(model, problem, start, number)
             left = None if deadline is None else max(deadline - monotonic(), 1.0)
-            solution = solve(problem, time_limit_seconds=left, gap_tolerance=self.gap_tolerance, start=start)
+            solution = solve(problem, time_limit_seconds=left, gap_tolerance=self.gap_tolerance, start=start, work=work)
+            late = deadline is not None and monotonic() > deadline
+            self.struck |= late or bool(solution.statistics.get("time_limit_struck"))
             if inner == self.limit:
                 bound = max(bound, solution.bound if solution.choice else bound)
                 proven = solution.status == "infeasible"
@@ -95,7 +108,7 @@ class _Search:
                 break
             shardings = solution.choice
             plan = self._offer(model, problem, solution.choice, number)
-            if plan.peak_bytes <= self.limit or (deadline is not None and monotonic() > deadline):
+            if plan.peak_bytes <= self.limit or late:
                 break
             missing = copies_at_excess(self.problem, plan, self.limit).keys() - copies.keys()
             copies |= dict.fromkeys(sorted(missing))
@@ -129,4 +142,5 @@ class _Search:
         own = solution.choice[: len(self.problem.problem.costs)]
         optimal = last.status == "optimal" and gap <= max(last.gap, OPTIMAL_GAP)
         status: Status = "optimal" if optimal else "feasible"
-        return Solution(own, solution.objective, bound, gap, status, self.relaxed.statistics)
+        struck = {"time_limit_struck": 1} if self.struck else {}
+        return Solution(own, solution.objective, bound, gap, status, dict(self.relaxed.statistics) | struck)
