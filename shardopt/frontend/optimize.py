@@ -14,8 +14,9 @@ from shardopt.frontend.planning import make_plan
 if TYPE_CHECKING:
     from shardopt.ir.diagnostics import Handler
 
-# Text as of the command line; numbers of flat arguments, split along dimension 0; or number -> dimension.
-BatchArguments = str | Sequence[int] | Mapping[int, int]
+# Text as of the command line; numbers of flat arguments or names, split along dimension 0; or number or name ->
+# dimension.
+BatchArguments = str | Sequence[int | str] | Mapping[int, int] | Mapping[str, int] | Mapping[int | str, int]
 
 
 def optimize(
@@ -53,7 +54,8 @@ def optimize(
     or the path of a file with one. `cluster` is a cluster file or a preset (`"cpu-test:1x4"`). What is left `None` is
     the planner's choice.
 
-    batch_args     flat arguments that hold the batch: "auto", numbers, or a dictionary number -> batch dimension
+    batch_args     arguments that hold the batch: "auto", numbers of flat arguments or names such as "batch['x']" or
+                   "batch*", or a dictionary number or name -> batch dimension
     microbatches   into how many parts the batch is cut; None tries several and takes the best
     batch_coupling what to do about statistics over the whole batch: "error", or "per-microbatch"
     layers, stages how many layers to cluster into, how many pipeline stages; layers="search" takes more as long as
@@ -119,7 +121,8 @@ def constraints_text(constraints: str | os.PathLike[str]) -> str:
 
 
 def batch_text(batch_args: BatchArguments, model: Any = None) -> str:
-    """The `batch_args` of `PlanOptions`. Raises UserError for anything but text, numbers or number -> dimension.
+    """The `batch_args` of `PlanOptions`. Raises UserError for anything but text, numbers and names, or a mapping from
+    such to dimensions.
 
     Numbers count the flat arguments of the function; an `Exported` may have dropped some of them from its module.
     """
@@ -128,22 +131,29 @@ def batch_text(batch_args: BatchArguments, model: Any = None) -> str:
     dims = _dimensions(batch_args)
     kept = getattr(model, "module_kept_var_idx", None)
     if kept is not None:
-        missing = [number for number in dims if number not in kept]
+        missing = [number for number in dims if isinstance(number, int) and number not in kept]
         if missing:
             total = len(model.in_avals)
             raise UserError(f"batch argument {missing[0]} is not used by '{model.fun_name}' ({total} flat arguments)")
-        dims = {kept.index(number): dim for number, dim in dims.items()}
-    return ",".join(f"{number}:{dim}" for number, dim in sorted(dims.items())) or "none"
+        dims = {kept.index(key) if isinstance(key, int) else key: dim for key, dim in dims.items()}
+    numbers = sorted((key, dim) for key, dim in dims.items() if isinstance(key, int))
+    names = [(key, dim) for key, dim in dims.items() if isinstance(key, str)]
+    return ",".join(f"{key}:{dim}" for key, dim in (*numbers, *names)) or "none"
 
 
-def _dimensions(batch_args: Sequence[int] | Mapping[int, int]) -> dict[int, int]:
+def _dimensions(batch_args: BatchArguments) -> dict[int | str, int]:
     try:
-        dims = dict(batch_args) if isinstance(batch_args, Mapping) else dict.fromkeys(batch_args, 0)
+        mapping = batch_args if isinstance(batch_args, Mapping) else dict.fromkeys(batch_args, 0)
+        dims: dict[int | str, int] = dict(mapping.items())
     except TypeError:
         dims = {-1: 0}
-    if not all(type(value) is int and value >= 0 for pair in dims.items() for value in pair):
+    if not all(isinstance(key, str) or _is_count(key) for key in dims) or not all(map(_is_count, dims.values())):
         raise UserError(
-            "expected batch_args to be text, argument numbers, or a dictionary from argument number to dimension, "
+            "expected batch_args to be text, argument numbers and names, or a dictionary from such to dimensions, "
             f"found {batch_args!r}"
         )
     return dims
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0

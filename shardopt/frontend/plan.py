@@ -33,7 +33,7 @@ InterOp = Literal[
 class PlanOptions:
     """What `shardopt plan` and `shardopt.optimize` can be told; `None` leaves the choice to the planner.
 
-    `batch_args` is "auto", "none", or "I,J:D" (argument numbers with the batch dimension, by default 0);
+    `batch_args` is "auto", "none", or "I,NAME:D" (arguments by number or name, with their batch dimension if not 0);
     `batch_coupling="per-microbatch"` accepts statistics of a microbatch where the model takes those of the batch.
     `annotations` is what becomes of the model's own shardings ("keep", "require", "drop"), `constraints` a file;
     `profile` is a file of `shardopt profile`. `plan` is a plan file: what it decides is not planned again.

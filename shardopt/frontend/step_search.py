@@ -68,18 +68,16 @@ class Attempt:
 def microbatch_choices(module: ir.Module, options: PlanOptions) -> tuple[Choice, ...]:
     """A choice for each number of microbatches worth trying, for the imported form. Raises UserError where the batch
     arguments cannot be told."""
-    from shardopt.ir.batch_arguments import check_batch_arguments, find_batch_arguments, parse_batch_arguments
+    from shardopt.ir.batch_arguments import choose_batch_arguments
     from shardopt.ir.rewriting import functions, shape_of, symbol_name
 
     main = next(function for function in functions(module) if symbol_name(function) == "main")
     extent = 1
     if options.batch_args != "none":
-        texts = options.batch_args.split(",")
         try:
-            chosen = find_batch_arguments(main) if texts == ["auto"] else parse_batch_arguments(texts)
+            chosen = choose_batch_arguments(main, options.batch_args.split(","), 1)
         except ValueError as error:
             raise UserError(str(error)) from error
-        check_batch_arguments(main, chosen, 1)
         arguments = main.regions[0].blocks[0].arguments
         extent = gcd(*(shape_of(arguments[batch.index])[batch.dim] for batch in chosen))
     return tuple(

@@ -280,7 +280,8 @@ class _Staging:
             loc=loc,
             ip=ir.InsertionPoint(self.program.module.body),
         ).operation
-        out.block = function.regions[0].blocks.append(*types, arg_locs=[loc] * len(types))
+        named = [loc if value is None else value.location for value, _ in arguments]  # what users call arguments by
+        out.block = function.regions[0].blocks.append(*types, arg_locs=named)
         for (value, stage), argument in zip(arguments, out.block.arguments, strict=True):
             if value is not None:
                 out.define(value, self._mesh(stage), argument)

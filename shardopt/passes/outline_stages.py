@@ -192,7 +192,8 @@ class OutlineStages(Pass):
         "replicate",
     ] = option("ilp", help="how the inside of a stage is sharded: by the solver or a known method")
     batch_args: tuple[str, ...] = option(
-        ("auto",), help="batch arguments of @main as INDEX[:DIM], or auto, or none; for methods that split the batch"
+        ("auto",),
+        help="batch arguments of @main: INDEX[:DIM], NAME[:DIM], auto or none; for methods that split the batch",
     )
     mcmc_seed: int = option(0, help="of the random walk of inter-op=mcmc")
     mcmc_proposals: int = option(10000, help="steps of that walk")

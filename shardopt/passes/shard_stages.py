@@ -102,7 +102,8 @@ class ShardStages(Pass):
     )
     mesh: str = option("", help="shape of the mesh for a module without stages, such as 2x2")
     batch_args: tuple[str, ...] = option(
-        ("auto",), help="batch arguments of @main as INDEX[:DIM], or auto, or none; for presets that split the batch"
+        ("auto",),
+        help="batch arguments of @main: INDEX[:DIM], NAME[:DIM], auto or none; for presets that split the batch",
     )
     annotations: Literal["keep", "require", "drop"] = option(
         "keep", help="sharding annotations of the model: obey them where they can be, insist on all, or ignore them"
@@ -126,8 +127,7 @@ class ShardStages(Pass):
             raise ValueError(f"gap must not be negative, found {self.gap}")
         if self.time_limit <= 0:
             raise ValueError(f"time-limit must be positive, found {self.time_limit}")
-        if self.batch_args not in (("auto",), ("none",)):
-            parse_batch_arguments(self.batch_args)
+        parse_batch_arguments(self.batch_args)
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         main = next((f for f in functions(module) if symbol_name(f) == "main"), None)

@@ -10,7 +10,7 @@ users stand behind it; what the epilogue or a result reads of a batched value is
       %u = subtract %w, %g                           %n = mpmd.call @microbatch(%w, %b, %acc, %i) ; mpmd.return %n }
       return %u }                                  %u = subtract %w, %g ; return %u }
 
-1. Find the batch arguments: given, or the arguments of a training step that are not donated state.
+1. Find the batch arguments: given by number or name, or those of a training step that are not donated state.
 2. Propagate the batch through the sharding rules (`shardopt.solve.microbatches.time_axis`).
 3. Place the ops on demand (`shardopt.solve.microbatches.time_plan`).
 4. Write the loop (`shardopt.ir.microbatch_loop`).
@@ -32,9 +32,9 @@ from shardopt.cost.microbatching import Split, TimePlan
 from shardopt.dialect.microbatched_form import MICROBATCH
 from shardopt.ir.batch_arguments import (
     BatchArgument,
-    check_batch_arguments,
+    called,
+    choose_batch_arguments,
     element_type,
-    find_batch_arguments,
     parse_batch_arguments,
 )
 from shardopt.ir.graph import sharding_rules
@@ -95,7 +95,9 @@ class SplitMicrobatches(Pass):
 
     num_microbatches: int = option(1, help="number of equal parts of the batch")
     batch_args: tuple[str, ...] = option(
-        ("auto",), help="batch arguments of @main as INDEX[:DIM] (DIM 0 by default), or auto, or none"
+        ("auto",),
+        help="batch arguments of @main as INDEX[:DIM] or NAME[:DIM] (DIM 0 by default; NAME may have * in it), or "
+        "auto, or none",
     )
     batch_coupling: Literal["error", "per-microbatch"] = option(
         "error", help="what to do when the model mixes rows of the batch, as batch normalization does"
@@ -106,8 +108,7 @@ class SplitMicrobatches(Pass):
             raise ValueError(f"expected num-microbatches of at least 1, found {self.num_microbatches}")
         if self.batch_args == ("none",) and self.num_microbatches > 1:
             raise ValueError(f"expected num-microbatches=1 with batch-args=none, found {self.num_microbatches}")
-        if self.batch_args not in (("auto",), ("none",)):
-            parse_batch_arguments(self.batch_args)
+        parse_batch_arguments(self.batch_args)
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         main = _find_main(module, pm)
@@ -130,9 +131,8 @@ class SplitMicrobatches(Pass):
         graph = reader.graph(outputs)
         if self.batch_args == ("none",):
             return plan_single(graph)
-        auto = self.batch_args == ("auto",)
-        chosen = find_batch_arguments(main) if auto else parse_batch_arguments(self.batch_args)
-        check_batch_arguments(main, chosen, self.num_microbatches)
+        chosen = choose_batch_arguments(main, self.batch_args, self.num_microbatches)
+        _remark_batch(main, chosen, pm)
         return _plan_loop(graph, _batch(main, reader, chosen, self.num_microbatches), self.batch_coupling, reader, pm)
 
 
@@ -161,6 +161,11 @@ def _plan_loop(graph: OpGraph, batch: Batch, coupling: str, reader: StepReader, 
         op = reader.handles[error.op]
         pm.remark("no-batch-structure", op, f"'{op.name}' {error}; the loop has one iteration, of the whole step")
         return plan_single(graph)
+
+
+def _remark_batch(main: ir.Operation, chosen: Sequence[BatchArgument], pm: PassContext) -> None:
+    listed = ", ".join(f"dimension {batch.dim} of {called(main, batch.index)}" for batch in chosen)
+    pm.remark("batch-arguments", main, f"the batch is {listed}", category="analysis")
 
 
 def _remark_couplings(axis: TimeAxis, reader: StepReader, pm: PassContext) -> None:

@@ -85,7 +85,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         "--profile", default="", metavar="FILE", help="costs measured by `shardopt profile`, instead of formulas"
     )
     parser.add_argument(
-        "--batch-args", default="auto", metavar="I,J[:DIM]|auto|none", help="arguments that hold the batch"
+        "--batch-args", default="auto", metavar="I,NAME[:DIM]|auto|none", help="arguments that hold the batch"
     )
     parser.add_argument("--batch-coupling", default="error", choices=("error", "per-microbatch"))
     parser.add_argument(

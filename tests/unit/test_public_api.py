@@ -47,6 +47,8 @@ def test_optimize_takes_every_plan_option_with_its_default() -> None:
         ({4: 1, 0: 0}, "0:0,4:1"),
         (range(2), "0:0,1:0"),
         ((), "none"),
+        (["batch['x']", 3, "y*"], "3:0,batch['x']:0,y*:0"),
+        ({"x": 1, 2: 0}, "2:0,x:1"),
     ],
 )
 def test_batch_arguments_as_text(given: object, text: str) -> None:
@@ -56,11 +58,12 @@ def test_batch_arguments_as_text(given: object, text: str) -> None:
 def test_batch_arguments_count_those_that_an_export_dropped() -> None:
     model = SimpleNamespace(module_kept_var_idx=(0, 2, 3), in_avals=(None,) * 4, fun_name="step")
     assert batch_text({3: 1, 2: 0}, model) == "1:0,2:1"
+    assert batch_text(["x", 2], model) == "1:0,x:0"
     with pytest.raises(shardopt.UserError, match="batch argument 1 is not used by 'step'"):
         batch_text([1], model)
 
 
-@pytest.mark.parametrize("wrong", [[-1], ["x"], {0: "y"}, 3, [True]])
+@pytest.mark.parametrize("wrong", [[-1], [0.5], {0: "y"}, {"x": -1}, 3, [True]])
 def test_wrong_batch_arguments(wrong: object) -> None:
     with pytest.raises(shardopt.UserError, match="expected batch_args to be"):
         batch_text(wrong)  # type: ignore[arg-type]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,88 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxlib.mlir import ir
 from loop_expansion import evaluate, expand_loop
+from split_checks import ROWS, check, lower, mlp, mlp_params, mse, names, normal, sgd, split
 
-from shardopt.ir.context import make_context
 from shardopt.ir.diagnostics import DiagnosedError
-from shardopt.ir.native import run_native
-from shardopt.ir.program import Program, read_program
-from shardopt.passes.base import PassContext
-from shardopt.passes.batch_gathers import BatchGathers
-from shardopt.passes.inline_calls import InlineCalls
 from shardopt.passes.split_microbatches import SplitMicrobatches
-from shardopt.passes.verify_microbatched import VerifyMicrobatched
-
-ROWS = 4
-Step = Callable[..., Any]
-
-
-def normal(seed: int, *shape: int) -> jax.Array:
-    return jax.random.normal(jax.random.key(seed), shape) * 0.5
-
-
-def lower(step: Step, *arguments: Any) -> ir.Module:
-    """The step as imported StableHLO; its first argument is the donated state."""
-    text = jax.jit(step, donate_argnums=0, keep_unused=True).lower(*arguments).as_text()
-    module = ir.Module.parse(text, make_context())
-    with module.context:
-        InlineCalls().run(module, PassContext())
-        BatchGathers().run(module, PassContext())
-        run_native(module, "builtin.module(func.func(chlo-legalize-to-stablehlo),canonicalize,cse,symbol-dce)")
-    return module
-
-
-def split(module: ir.Module, count: int, **options: Any) -> Program:
-    """Run the pass and its verifier."""
-    with module.context:
-        SplitMicrobatches(num_microbatches=count, **options).run(module, PassContext())
-        module.operation.verify()
-        run_native(module, "builtin.module(canonicalize,cse)")
-        VerifyMicrobatched().run(module, PassContext())
-    return read_program(module)
-
-
-def check(step: Step, *arguments: Any, counts: tuple[int, ...] = (1, 2, 4), **options: Any) -> Program:
-    """The step cut into each number of microbatches gives the same results; returns the last program."""
-    flat = [np.asarray(leaf) for leaf in jax.tree.leaves(arguments)]
-    original = lower(step, *arguments)
-    with original.context:
-        expected = evaluate(original, flat)
-    for count in counts:
-        module = lower(step, *arguments)
-        program = split(module, count, **options)
-        text = str(module)
-        with module.context:
-            expand_loop(module)
-            found = evaluate(module, flat)
-        for left, right in zip(expected, found, strict=True):
-            np.testing.assert_allclose(left, right, rtol=2e-5, atol=2e-6)
-    program = read_program(ir.Module.parse(text, make_context()))
-    assert program.num_microbatches == counts[-1]
-    return program
-
-
-def sgd(loss: Step, params: Any, *batch: Any) -> Any:
-    value, grads = jax.value_and_grad(loss)(params, *batch)
-    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
-
-
-def names(ops: list[ir.Operation]) -> set[str]:
-    return {op.name.removeprefix("stablehlo.") for op in ops}
-
-
-def mlp(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-    hidden = jnp.tanh(x @ params["w1"] + params["b1"])
-    return hidden @ params["w2"]
-
-
-def mlp_params() -> dict[str, jax.Array]:
-    return {"w1": normal(0, 3, 5), "b1": normal(1, 5), "w2": normal(2, 5, 2)}
-
-
-def mse(params: dict[str, jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.mean((mlp(params, x) - y) ** 2)
 
 
 def test_mlp_with_sgd() -> None:
@@ -305,7 +227,7 @@ def test_contrastive_loss_is_refused() -> None:
 def test_an_indivisible_batch_is_told_with_its_divisors() -> None:
     module = lower(partial(sgd, mse), mlp_params(), normal(3, 6, 3), normal(4, 6, 2))
     with pytest.raises(
-        DiagnosedError, match=r"found extent 6 of dimension 0 of argument 3; its divisors are 1, 2, 3, 6"
+        DiagnosedError, match=r"found extent 6 of dimension 0 of argument 3 \(batch\[0\]\); its divisors are 1, 2, 3, 6"
     ):
         split(module, 4)
 
@@ -314,7 +236,9 @@ def test_ambiguous_batch_arguments_are_listed() -> None:
     module = lower(
         partial(sgd, lambda p, x, y: jnp.sum(x) * jnp.sum(y) * jnp.sum(p)), normal(0, 2), normal(1, 4), normal(2, 3)
     )
-    with pytest.raises(DiagnosedError, match=r"differ in their first extent \(1: tensor<4xf32>, 2: tensor<3xf32>\)"):
+    with pytest.raises(
+        DiagnosedError, match=r"first extent \(1: batch\[0\] tensor<4xf32>, 2: batch\[1\] tensor<3xf32>\)"
+    ):
         split(module, 1)
 
 
@@ -350,7 +274,8 @@ def test_a_step_that_is_all_state_is_one_iteration() -> None:
     [
         ("num-microbatches=0", "at least 1"),
         ("num-microbatches=2 batch-args=none", "expected num-microbatches=1 with batch-args=none"),
-        ("batch-args=x:1", r"INDEX\[:DIM\]"),
+        ("batch-args=1:x", r"INDEX\[:DIM\]"),
+        ("batch-args=auto,3", r"INDEX\[:DIM\]"),
     ],
 )
 def test_options_are_checked(text: str, message: str) -> None:

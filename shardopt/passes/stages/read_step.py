@@ -15,7 +15,7 @@ from shardopt.cost.errors import UserError
 from shardopt.cost.graph import SHARED
 from shardopt.dialect.donation import argument_attributes, read_donation
 from shardopt.dialect.mpmd import LAYER
-from shardopt.ir.batch_arguments import batch_numbers
+from shardopt.ir.batch_arguments import argument_name, batch_numbers
 from shardopt.ir.control_flow import RegionReader
 from shardopt.ir.graph import read_tensor, sharding_rules
 from shardopt.ir.program import Program
@@ -33,7 +33,9 @@ def read_step(program: Program, batch_args: Sequence[str] = ("auto",)) -> tuple[
         step = reader.run()
     arguments = dict(enumerate(program.main_block.arguments))
     donated = read_donation(program.main).keys()
-    batch = batch_numbers({k: read_tensor(argument.type) for k, argument in arguments.items()}, donated, batch_args)
+    tensors = {k: read_tensor(argument.type) for k, argument in arguments.items()}
+    names = {k: argument_name(argument) for k, argument in arguments.items()}
+    batch = batch_numbers(tensors, names, donated, batch_args)
     state = frozenset(reader.reader.tensor(arguments[k]) for k in donated)
     return step, Roles(state, {reader.reader.tensor(arguments[k]): dim for k, dim in batch.items()}, {}, step.tied)
 

@@ -4,7 +4,11 @@
 // RUN: not shardopt-opt %t/extent.mlir --shardopt-split-microbatches="num-microbatches=4" 2>&1 | FileCheck %t/extent.mlir
 // RUN: not shardopt-opt %t/extent.mlir --shardopt-split-microbatches="batch-args=7" 2>&1 | FileCheck %t/extent.mlir --check-prefix=INDEX
 // RUN: not shardopt-opt %t/extent.mlir --shardopt-split-microbatches="batch-args=1:2" 2>&1 | FileCheck %t/extent.mlir --check-prefix=DIM
-// RUN: not shardopt-opt %t/extent.mlir --shardopt-split-microbatches="batch-args=first" 2>&1 | FileCheck %t/extent.mlir --check-prefix=TEXT
+// RUN: not shardopt-opt %t/extent.mlir --shardopt-split-microbatches="batch-args=first" 2>&1 | FileCheck %t/extent.mlir --check-prefix=NAME
+// RUN: not shardopt-opt %t/extent.mlir --shardopt-split-microbatches="batch-args=1:x" 2>&1 | FileCheck %t/extent.mlir --check-prefix=TEXT
+// RUN: not shardopt-opt %t/named.mlir --shardopt-split-microbatches="batch-args=batch[*].y" 2>&1 | FileCheck %t/named.mlir
+// RUN: not shardopt-opt %t/named.mlir --shardopt-split-microbatches="batch-args=batch num-microbatches=4" 2>&1 | FileCheck %t/named.mlir --check-prefix=EXTENT
+// RUN: not shardopt-opt %t/named.mlir --shardopt-split-microbatches="batch-args=scale,batch" 2>&1 | FileCheck %t/named.mlir --check-prefix=SCALAR
 // RUN: not shardopt-opt %t/auto.mlir --shardopt-split-microbatches 2>&1 | FileCheck %t/auto.mlir
 // RUN: not shardopt-opt %t/loop.mlir --shardopt-split-microbatches="num-microbatches=2" 2>&1 | FileCheck %t/loop.mlir
 // RUN: not shardopt-opt %t/twice.mlir --shardopt-split-microbatches 2>&1 | FileCheck %t/twice.mlir
@@ -33,18 +37,28 @@ func.func @main(%w: tensor<2x2xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<4
 }
 
 //--- extent.mlir
-// CHECK: extent.mlir:[[@LINE+4]]:1: error: expected a batch that divides into num-microbatches=4, found extent 6 of dimension 0 of argument 1; its divisors are 1, 2, 3, 6
+// CHECK: extent.mlir:[[@LINE+5]]:1: error: expected a batch that divides into num-microbatches=4, found extent 6 of dimension 0 of argument 1; its divisors are 1, 2, 3, 6
 // INDEX: error: expected a batch argument below 2, found 7
 // DIM: error: expected a batch dimension below 2 of argument 1, found 2
-// TEXT: error: pipeline: shardopt-split-microbatches: expected batch-args to be auto, none or a list of INDEX[:DIM], found 'first'
+// NAME: error: expected a batch argument, found none called 'first' (1: tensor<6x2xf32>); none has a name in this module, so give its number
+// TEXT: error: pipeline: shardopt-split-microbatches: expected batch-args to be auto, none or a list of INDEX[:DIM] or NAME[:DIM], found '1:x'
 func.func @main(%w: tensor<2xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<6x2xf32>) -> tensor<2xf32> {
   %zero = stablehlo.constant dense<0.0> : tensor<f32>
   %s = stablehlo.reduce(%x init: %zero) applies stablehlo.add across dimensions = [0] : (tensor<6x2xf32>, tensor<f32>) -> tensor<2xf32>
   return %s : tensor<2xf32>
 }
 
+// Names are those that jax gives to arguments. All that is in a tree is called by the name of the tree, too.
+//--- named.mlir
+// CHECK: named.mlir:[[@LINE+3]]:1: error: expected a batch argument, found none called 'batch[*].y' (1: batch['x'] tensor<6x2xf32>, 2: batch['y'] tensor<6xi32>)
+// EXTENT: error: expected a batch that divides into num-microbatches=4, found extent 6 of dimension 0 of argument 1 (batch['x']); its divisors are 1, 2, 3, 6
+// SCALAR: error: expected a batch dimension below 0 of argument 3 (scale), found 0
+func.func @main(%w: tensor<2xf32> {tf.aliasing_output = 0 : i32} loc("params['w']"), %x: tensor<6x2xf32> loc("batch['x']"), %y: tensor<6xi32> loc("batch['y']"), %s: tensor<f32> loc("scale")) -> tensor<2xf32> {
+  return %w : tensor<2xf32>
+}
+
 //--- auto.mlir
-// CHECK: auto.mlir:[[@LINE+1]]:1: error: cannot tell the batch arguments: the candidates differ in their first extent (1: tensor<4x2xf32>, 2: tensor<3xi32>); name them with batch-args=INDEX[:DIM]
+// CHECK: auto.mlir:[[@LINE+1]]:1: error: cannot tell the batch arguments: the candidates differ in their first extent (1: tensor<4x2xf32>, 2: tensor<3xi32>); name them with batch-args=INDEX[:DIM] or NAME[:DIM]
 func.func @main(%w: tensor<2xf32> {jax.buffer_donor = true}, %x: tensor<4x2xf32>, %y: tensor<3xi32>, %key: tensor<2xui32>) -> tensor<2xf32> {
   return %w : tensor<2xf32>
 }

@@ -2,6 +2,8 @@
 // RUN: shardopt-opt %t/step.mlir --shardopt-split-microbatches="num-microbatches=2" | FileCheck %t/step.mlir
 // RUN: shardopt-opt %t/step.mlir --shardopt-split-microbatches | FileCheck %t/step.mlir --check-prefix=ONE
 // RUN: shardopt-opt %t/mask.mlir --shardopt-split-microbatches="num-microbatches=4 batch-args=1,2:1" | FileCheck %t/mask.mlir
+// RUN: shardopt-opt %t/mask.mlir --shardopt-split-microbatches="num-microbatches=4 batch-args=batch['x']:1,batch" | FileCheck %t/mask.mlir
+// RUN: shardopt-opt %t/mask.mlir --shardopt-split-microbatches="num-microbatches=4 batch-args=*mask*,2:1" | FileCheck %t/mask.mlir
 // RUN: shardopt-opt %t/norm.mlir --shardopt-split-microbatches="num-microbatches=2 batch-coupling=per-microbatch" | FileCheck %t/norm.mlir
 // RUN: shardopt-opt %t/none.mlir --shardopt-split-microbatches="batch-args=none" | FileCheck %t/none.mlir
 
@@ -38,7 +40,7 @@ func.func public @main(%w: tensor<4x4xf32> {tf.aliasing_output = 0 : i32}, %x: t
 // made at microbatch size. The second argument carries the batch in dimension 1.
 //--- mask.mlir
 // CHECK-LABEL: func.func @main
-func.func @main(%w: tensor<3xf32>, %mask: tensor<8xf32>, %x: tensor<3x8xf32>) -> tensor<3xf32> {
+func.func @main(%w: tensor<3xf32>, %mask: tensor<8xf32> loc("batch['mask']"), %x: tensor<3x8xf32> loc("batch['x']")) -> tensor<3xf32> {
   %zero = stablehlo.constant dense<0.0> : tensor<f32>
   // CHECK: %[[SUM:.*]] = stablehlo.reduce(%arg1
   %sum = stablehlo.reduce(%mask init: %zero) applies stablehlo.add across dimensions = [0] : (tensor<8xf32>, tensor<f32>) -> tensor<f32>
