@@ -18,7 +18,7 @@ from shardopt.ir.graph import read_tensor
 from shardopt.ir.program import Program
 from shardopt.schedule.graph import Edge, StageGraph
 from shardopt.schedule.list_scheduling import Workload
-from shardopt.schedule.schedules import ScheduleText, find_schedule
+from shardopt.schedule.schedules import ScheduleText, find_runnable, find_schedule
 from shardopt.schedule.simulator import SimulationResult, simulate
 from shardopt.schedule.tasks import Schedule, StageTask, TaskKind
 from shardopt.schedule.validate import validate
@@ -165,8 +165,12 @@ def workload(pipeline: PipelineGraph, num_microbatches: int) -> Workload:
 def valid_schedule(text: ScheduleText, pipeline: PipelineGraph, num_microbatches: int) -> Schedule:
     """The schedule that `text` is for this pipeline. Raises UserError as `simulate_pipeline`."""
     if not text.rows:
+        find_runnable(text.name)
         _check_halves(text.name, pipeline.graph)
     schedule = text.build(pipeline.num_stages, num_microbatches, pipeline.num_meshes)
+    applied = next((task for own in schedule.tasks for task in own if task.kind is TaskKind.APPLY), None)
+    if applied is not None:
+        raise UserError(f"schedule '{text.name}': task {applied} changes weights within a step, which plans cannot run")
     validate(schedule, pipeline.graph)
     return schedule
 

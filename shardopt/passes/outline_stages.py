@@ -41,7 +41,7 @@ from shardopt.ir.stage_order import out_of_order
 from shardopt.ir.staging import StagePlacement, outline_stages
 from shardopt.passes.base import Pass, PassContext, option
 from shardopt.passes.stages.read_step import check_clustered, read_step
-from shardopt.schedule.schedules import AUTO, in_flight, searched_schedules
+from shardopt.schedule.schedules import AUTO, find_runnable, in_flight, searched_schedules
 from shardopt.solve.stages.baselines.planner import Planner, Request
 from shardopt.solve.stages.baselines.registry import find_planner
 from shardopt.solve.stages.candidates import CandidateProblem, candidate_mesh
@@ -213,6 +213,8 @@ class OutlineStages(Pass):
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         try:
+            if self.schedule != AUTO:
+                find_runnable(self.schedule)
             program = read_program(module)
             cluster = with_profile(self._required_cluster(), self.profile)
             chosen = self._given(program, cluster, pm) or self._planned(program, cluster, pm)

@@ -26,9 +26,9 @@ from shardopt.ir.pipeline_graph import PipelineGraph, read_pipeline, simulate_pi
 from shardopt.ir.program import Program, read_program
 from shardopt.passes.base import Pass, PassContext, option
 from shardopt.schedule.auto import auto_schedule, lower_bound_seconds
+from shardopt.schedule.csv_format import Imported, read_csv
 from shardopt.schedule.schedules import AUTO, ScheduleText
 from shardopt.schedule.simulator import SimulationResult
-from shardopt.schedule.tasks import from_csv
 
 # A schedule is worth the task lists in the IR when it saves more than this share of the step.
 _WORTH_WHILE = 1e-3
@@ -38,15 +38,13 @@ _WORTH_WHILE = 1e-3
 _MOST_TASKS = 10_000
 
 
-def _given(name: str) -> ScheduleText:
-    """A name, or the tasks of a CSV file."""
-    if not name.endswith(".csv"):
-        return ScheduleText(name)
+def _imported(name: str) -> Imported:
+    """The tasks of a CSV file."""
     try:
         text = Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the schedule '{name}': {getattr(error, 'strerror', None) or error}") from error
-    return ScheduleText.of(from_csv(text, Path(name).stem))
+    return read_csv(text, Path(name).stem)
 
 
 def _chosen(program: Program, pipeline: PipelineGraph) -> tuple[ScheduleText, SimulationResult]:
@@ -87,10 +85,19 @@ class SchedulePipeline(Pass):
             if self.schedule == AUTO:
                 text, result = _chosen(program, pipeline)
             else:
-                text = _given(self.schedule)
+                text = self._given(module, pm)
                 result = simulate_pipeline(text, pipeline, program.num_microbatches)
         except (UserError, ValueError) as error:
             raise pm.error(module.operation, str(error)) from error
         write_schedule(program.loop, text, result)
         pm.statistic("makespan seconds", result.makespan_seconds)
         pm.statistic("bubble", result.bubble_fraction)
+
+    def _given(self, module: ir.Module, pm: PassContext) -> ScheduleText:
+        if not self.schedule.endswith(".csv"):
+            return ScheduleText(self.schedule)
+        imported = _imported(self.schedule)
+        if imported.left_out:
+            said = f"{imported} of '{self.schedule}' are left out: sends, receives and reductions follow from the plan"
+            pm.remark("schedule", module.operation, said, category="passed")
+        return ScheduleText.of(imported.schedule)

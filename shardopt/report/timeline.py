@@ -35,6 +35,7 @@ KIND_STYLES: dict[TaskKind, KindStyle] = {
     TaskKind.BACKWARD_INPUT: KindStyle("backward input", "#66CCEE", "#10303A", "~"),
     TaskKind.BACKWARD_WEIGHT: KindStyle("backward weight", "#CCBB44", "#33300A", "+"),
     TaskKind.UPDATE: KindStyle("update", "#AA3377", "#FFFFFF", "#"),
+    TaskKind.APPLY: KindStyle("update after a microbatch", "#EE6677", "#FFFFFF", "*"),
 }
 
 _MIN_COLUMNS = 20

@@ -62,7 +62,7 @@ def _candidates(work: Workload) -> Iterator[tuple[str, Schedule]]:
     kinds = {task.kind for task in work.graph.tasks if not task.kind.runs_once}
     stages, meshes = len(work.stage_to_mesh), work.num_meshes
     for kind in SCHEDULES.values():
-        if kinds <= set(kind.kinds) and kind.suits(stages, meshes):
+        if kinds <= set(kind.kinds) and kind.suits(stages, meshes) and not kind.simulated_only:
             schedule = build_schedule(kind.name, stages, work.num_microbatches, meshes)
             if schedule.stage_to_mesh == work.stage_to_mesh:
                 yield kind.name, schedule

@@ -6,13 +6,13 @@ only when the profile is drawn over seconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from shardopt.schedule.graph import StageGraph
-from shardopt.schedule.tasks import StageTask, Task
+from shardopt.schedule.tasks import ONCE, StageTask, Task
+from shardopt.schedule.validate import LinkedSchedule
 
 
 @dataclass(frozen=True)
@@ -29,59 +29,74 @@ class MemoryProfile:
 
 def peak_in_flight(tasks: Sequence[Task]) -> int:
     """Largest number of (stage, microbatch) pairs alive at once in a list, each from its first task to its last."""
-    last = {(task.stage, task.microbatch): position for position, task in enumerate(tasks)}
+    last: dict[tuple[int, int], int] = {}
+    for position, task in enumerate(tasks):
+        if task.microbatch != ONCE:
+            last[task.stage, task.microbatch] = position
+    ends = set(last.values())
     alive: set[tuple[int, int]] = set()
     peak = 0
     for position, task in enumerate(tasks):
-        if task.kind.runs_once:
+        if task.microbatch == ONCE:
             continue
-        unit = (task.stage, task.microbatch)
-        alive.add(unit)
+        alive.add((task.stage, task.microbatch))
         peak = max(peak, len(alive))
-        if last[unit] == position:
-            alive.remove(unit)
+        if position in ends:
+            alive.remove((task.stage, task.microbatch))
     return peak
 
 
-def release_positions(tasks: Sequence[Task], graph: StageGraph) -> tuple[int, ...]:
-    """For each task of a mesh's list, the position of the task after which what it allocated is free.
+def release_nodes(linked: LinkedSchedule) -> list[int]:
+    """For each node the one after which what it allocated is free.
 
     A task's activations live until the last task of the same stage and microbatch that reads them according to the
     graph, or until its own end if there is none. The readers are direct ones: a backward-weight task keeps alive what
     it has an edge from.
     """
-    position_of = {task: position for position, task in enumerate(tasks)}
-    readers: dict[StageTask, list[StageTask]] = {}
-    for edge in graph.edges:
-        if edge.src.stage == edge.dst.stage and not edge.dst.kind.runs_once:
-            readers.setdefault(edge.src, []).append(edge.dst)
-    releases = []
-    for position, task in enumerate(tasks):
-        reads = (Task(reader.kind, reader.stage, task.microbatch) for reader in readers.get(task.stage_task, ()))
-        releases.append(max((position_of[read] for read in reads), default=position))
-    return tuple(releases)
+    edges = linked.graph.edges
+    stays = [edge.src.stage == edge.dst.stage and not edge.dst.kind.runs_once for edge in edges]
+    releases = list(range(len(linked.nodes)))
+    for node, sources in enumerate(linked.predecessors):
+        for source, edge in sources:
+            if stays[edge] and node > releases[source]:
+                releases[source] = node
+    return releases
 
 
-def memory_profile(
-    tasks: Sequence[Task],
-    graph: StageGraph,
+def memory_profiles(
+    linked: LinkedSchedule,
     activation_bytes: Mapping[StageTask, int],
-    fixed_bytes: int,
-    start_seconds: Sequence[float],
-    end_seconds: Sequence[float],
-) -> MemoryProfile:
-    """Bytes over time of one mesh: `fixed_bytes`, plus `activation_bytes` of each task from its start to its release.
+    fixed_bytes: Sequence[int],
+    start_seconds: Sequence[Sequence[float]],
+    end_seconds: Sequence[Sequence[float]],
+) -> Iterator[MemoryProfile]:
+    """Bytes over time of each mesh: its `fixed_bytes`, plus `activation_bytes` of each task from its start to its
+    release.
 
     Kinds without an entry in `activation_bytes` allocate nothing. Values in transit between meshes are not counted.
     """
-    count = len(tasks)
-    allocated = np.array([activation_bytes.get(task.stage_task, 0) for task in tasks], dtype=np.int64)
-    released = np.zeros(count, dtype=np.int64)
-    np.add.at(released, np.array(release_positions(tasks, graph), dtype=np.int64), allocated)
-    after = fixed_bytes + np.cumsum(allocated - released)
-    levels = np.empty(2 * count + 1, dtype=np.int64)
-    times = np.zeros(2 * count + 1)
-    levels[0] = fixed_bytes
-    levels[1::2], levels[2::2] = after + released, after  # while a task runs, and from its end on
-    times[1::2], times[2::2] = start_seconds, end_seconds
+    if not any(activation_bytes.values()):
+        yield from (MemoryProfile((0.0,), (fixed,)) for fixed in fixed_bytes)
+        return
+    sizes = {(task.kind, task.stage): size for task, size in activation_bytes.items()}
+    allocated = np.array([sizes.get((task.kind, task.stage), 0) for task in linked.nodes], dtype=np.int64)
+    released = np.zeros(len(linked.nodes), dtype=np.int64)
+    np.add.at(released, np.array(release_nodes(linked), dtype=np.int64), allocated)
+    position = 0
+    for mesh, tasks in enumerate(linked.schedule.tasks):
+        own = slice(position, position + len(tasks))
+        position += len(tasks)
+        yield _profile(allocated[own], released[own], fixed_bytes[mesh], start_seconds[mesh], end_seconds[mesh])
+
+
+def _profile(
+    allocated: np.ndarray, released: np.ndarray, fixed: int, starts: Sequence[float], ends: Sequence[float]
+) -> MemoryProfile:
+    """The levels while each task runs and from its end on."""
+    after = fixed + np.cumsum(allocated - released)
+    levels = np.empty(2 * len(allocated) + 1, dtype=np.int64)
+    times = np.zeros(2 * len(allocated) + 1)
+    levels[0] = fixed
+    levels[1::2], levels[2::2] = after + released, after
+    times[1::2], times[2::2] = starts, ends
     return MemoryProfile(tuple(times.tolist()), tuple(levels.tolist()))

@@ -13,6 +13,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from shardopt.cost.errors import UserError
+from shardopt.schedule.builders.chimera import chimera, chimera_graph
 from shardopt.schedule.builders.dual_pipe import dual_pipe_v
 from shardopt.schedule.builders.flat import (
     all_in_flight,
@@ -24,16 +25,29 @@ from shardopt.schedule.builders.flat import (
     one_f_one_b_in_flight,
 )
 from shardopt.schedule.builders.interleaved import interleaved
+from shardopt.schedule.builders.pipedream import pipedream, pipedream_2bw
+from shardopt.schedule.builders.terapipe import terapipe, terapipe_graph
 from shardopt.schedule.builders.zero_bubble import zero_bubble
+from shardopt.schedule.csv_format import from_rows
+from shardopt.schedule.graph import StageGraph, chain_graph
 from shardopt.schedule.memory import peak_in_flight
-from shardopt.schedule.tasks import Schedule, TaskKind, from_rows
+from shardopt.schedule.tasks import Schedule, TaskKind
 
 ScheduleBuilder = Callable[[int, int, int], Schedule]  # stages, microbatches, meshes
+GraphBuilder = Callable[[int, int, tuple[TaskKind, ...]], StageGraph]  # stages, meshes, kinds
 
 _WHOLE = (TaskKind.FORWARD, TaskKind.BACKWARD)
 _HALVES = (TaskKind.FORWARD, TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT)
 AUTO = "auto"  # in place of a name: the planner chooses
 SEVERAL = -1  # stages a mesh: any number
+
+_STALE = "its gradients are of older weights, which is another computation than the model's step"
+_TWICE = "every stage has its weights on two meshes, which no plan gives it"
+_TOKENS = "it cuts the tokens of a causal model, where plans cut the batch"
+
+
+def _chain(num_stages: int, num_meshes: int, kinds: tuple[TaskKind, ...]) -> StageGraph:
+    return chain_graph(num_stages, kinds)
 
 
 @dataclass(frozen=True)
@@ -41,6 +55,9 @@ class ScheduleKind:
     """A schedule by name: the kinds of task that it lists for every stage, and the stages a mesh has (or `SEVERAL`).
 
     `in_flight(stages, microbatches)`, where it is known, is what counting on the task list would give.
+    `simulated_only` says why plans cannot run it (empty: they can). `streams` is the number of microbatches that one
+    number stands for, where several pipelines share the meshes; `mesh_multiple` must divide the number of meshes.
+    `graph` gives its tasks and what they wait for in a model that is a chain.
     """
 
     name: str
@@ -48,10 +65,14 @@ class ScheduleKind:
     kinds: tuple[TaskKind, ...] = _WHOLE
     stages_per_mesh: int = 1
     in_flight: Callable[[int, int], tuple[int, ...]] | None = None
+    simulated_only: str = ""
+    streams: int = 1
+    mesh_multiple: int = 1
+    graph: GraphBuilder = _chain
 
     def suits(self, num_stages: int, num_meshes: int) -> bool:
         """Whether it can be built for so many stages on so many meshes."""
-        even = num_meshes >= 1 and num_stages % num_meshes == 0
+        even = num_meshes >= 1 and num_stages % num_meshes == 0 and num_meshes % self.mesh_multiple == 0
         return even and self.stages_per_mesh in (SEVERAL, num_stages // num_meshes)
 
     @property
@@ -61,7 +82,7 @@ class ScheduleKind:
     @property
     def is_plain(self) -> bool:
         """One stage a mesh, and backwards that are not split: nothing about the program has to suit it."""
-        return self.stages_per_mesh == 1 and self.kinds != _HALVES
+        return self.stages_per_mesh == 1 and self.kinds != _HALVES and not self.simulated_only
 
 
 SCHEDULES: Mapping[str, ScheduleKind] = MappingProxyType(
@@ -75,6 +96,18 @@ SCHEDULES: Mapping[str, ScheduleKind] = MappingProxyType(
             ScheduleKind("zero-bubble", zero_bubble, _HALVES),
             ScheduleKind("dualpipe-v", dual_pipe_v, _HALVES, 2),
             ScheduleKind("inference", inference, (TaskKind.FORWARD,)),
+            ScheduleKind(
+                "chimera",
+                chimera,
+                stages_per_mesh=2,
+                simulated_only=_TWICE,
+                streams=2,
+                mesh_multiple=2,
+                graph=chimera_graph,
+            ),
+            ScheduleKind("pipedream", pipedream, simulated_only=_STALE),
+            ScheduleKind("pipedream-2bw", pipedream_2bw, simulated_only=_STALE),
+            ScheduleKind("terapipe", terapipe, stages_per_mesh=SEVERAL, simulated_only=_TOKENS, graph=terapipe_graph),
         )
     }
 )
@@ -89,6 +122,17 @@ def find_schedule(name: str) -> ScheduleKind:
     return SCHEDULES[name]
 
 
+def find_runnable(name: str) -> ScheduleKind:
+    """The schedule called `name`; raises UserError for one that is unknown or only simulated."""
+    kind = find_schedule(name)
+    if kind.simulated_only:
+        raise UserError(
+            f"schedule '{name}' is simulated only (see `shardopt schedule`): {kind.simulated_only}; "
+            f"plans run {', '.join(each.name for each in SCHEDULES.values() if not each.simulated_only)}"
+        )
+    return kind
+
+
 def build_schedule(name: str, num_stages: int, num_microbatches: int, num_meshes: int | None = None) -> Schedule:
     """Build the schedule called `name`, by default with as many stages a mesh as it wants at least.
 
@@ -101,6 +145,8 @@ def build_schedule(name: str, num_stages: int, num_microbatches: int, num_meshes
             f"schedule '{name}' needs at least 1 stage and 1 microbatch, got {num_stages} and {num_microbatches}"
         )
     wanted = kind.stages_per_mesh
+    if meshes > 0 and meshes % kind.mesh_multiple:
+        raise UserError(f"schedule '{name}' needs a multiple of {kind.mesh_multiple} meshes, got {meshes}")
     if not kind.suits(num_stages, meshes):
         each = "the same number of stages" if wanted == SEVERAL else "1 stage" if wanted == 1 else f"{wanted} stages"
         raise UserError(f"schedule '{name}' needs {each} on every mesh, got {num_stages} stages on {meshes} meshes")

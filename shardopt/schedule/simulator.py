@@ -9,12 +9,13 @@ A link carries one transfer at a time, first come, first served. Meshes of one h
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from shardopt.cost.sharing import Sharing
-from shardopt.schedule.clocks import Clock, FixedClock, SharedClock
+from shardopt.schedule.events import Costs, Times
 from shardopt.schedule.graph import StageGraph
-from shardopt.schedule.memory import MemoryProfile, memory_profile, peak_in_flight
+from shardopt.schedule.memory import MemoryProfile, memory_profiles, peak_in_flight
 from shardopt.schedule.tasks import Schedule, StageTask, Task
 from shardopt.schedule.validate import LinkedSchedule, link
 
@@ -44,8 +45,8 @@ class SimulationResult:
     """What the simulator found. Per-mesh tuples follow the meshes of `schedule`; times are seconds from the start.
 
     `start_seconds[mesh][i]` and `end_seconds[mesh][i]` belong to `schedule.tasks[mesh][i]`. `bubble_fraction` is the
-    share of mesh time until the makespan in which no task runs, every mesh counted alike whatever its size. `transfers`
-    lists those that take time. `peak_in_flight` counts, per mesh, (stage, microbatch) pairs with live activations.
+    share of mesh time until the makespan in which no task runs, every mesh counted alike whatever its size.
+    `peak_in_flight` counts, per mesh, (stage, microbatch) pairs with live activations.
     """
 
     schedule: Schedule
@@ -55,9 +56,17 @@ class SimulationResult:
     busy_seconds: tuple[float, ...]
     start_seconds: tuple[tuple[float, ...], ...]
     end_seconds: tuple[tuple[float, ...], ...]
-    transfers: tuple[TransferSpan, ...]
     peak_in_flight: tuple[int, ...]
     memory: tuple[MemoryProfile, ...]
+    linked: LinkedSchedule = field(repr=False, compare=False)
+    times: Times = field(repr=False, compare=False)
+
+    @cached_property
+    def transfers(self) -> tuple[TransferSpan, ...]:
+        """Those that take time, by destination and then by source, as in the lists."""
+        nodes = self.linked.nodes
+        moved = self.times.transfers(self.linked)
+        return tuple(TransferSpan(nodes[source], nodes[node], start, end) for source, node, start, end in moved)
 
     def spans(self) -> Iterator[TaskSpan]:
         """All tasks that the graph has, by mesh and then in time."""
@@ -77,14 +86,15 @@ def simulate(
     fixed_bytes: Sequence[int] | None = None,
     edge_links: Sequence[Sequence[int]] | None = None,
     sharing: Sharing | None = None,
+    overlap: bool = True,
 ) -> SimulationResult:
     """Simulate one step.
 
     `task_seconds` has an entry for each task of `graph`; `transfer_seconds` one for each edge of `graph`, in its order
     (default 0), and `edge_links` the numbers of the links that its transfers use (default none: transfers never wait
-    for each other); `activation_bytes` says what a task allocates (default 0), see `memory_profile` for how long;
+    for each other); `activation_bytes` says what a task allocates (default 0), see `memory_profiles` for how long;
     `fixed_bytes` is per mesh (default 0); `sharing` says how fast tasks run while meshes of their hosts rest (default:
-    no faster). Raises ScheduleError if the schedule cannot run on the graph, ValueError if
+    no faster); without `overlap` a mesh computes nothing while it sends. Raises ScheduleError if the schedule cannot run on the graph, ValueError if
     durations are missing or negative.
     """
     transfers = tuple(transfer_seconds) if transfer_seconds is not None else (0.0,) * len(graph.edges)
@@ -94,15 +104,14 @@ def simulate(
     if len(links) != len(graph.edges):
         raise ValueError(f"links given for {len(links)} edges, the stage graph has {len(graph.edges)}")
     linked = link(schedule, graph)
-    run = _Run(linked, [task_seconds.get(task.stage_task, 0.0) for task in linked.nodes], transfers, links, sharing)
-    starts, ends = run.starts, run.ends
-    start_seconds, end_seconds = _per_mesh(schedule, starts), _per_mesh(schedule, ends)
+    times = Times.of(linked, Costs(_node_seconds(linked, task_seconds), transfers, links, sharing, overlap))
+    start_seconds, end_seconds = linked.rows(times.starts), linked.rows(times.ends)
     busy = tuple(
         sum(end - start for start, end in zip(own_starts, own_ends, strict=True))
         for own_starts, own_ends in zip(start_seconds, end_seconds, strict=True)
     )
-    makespan = max(ends, default=0.0)
-    exists = frozenset(graph.tasks)
+    makespan = max(times.ends, default=0.0)
+    exists = frozenset((task.kind, task.stage) for task in graph.tasks)
     return SimulationResult(
         schedule=schedule,
         graph=graph,
@@ -111,14 +120,12 @@ def simulate(
         busy_seconds=busy,
         start_seconds=start_seconds,
         end_seconds=end_seconds,
-        transfers=tuple(run.spans()),
         peak_in_flight=tuple(
-            peak_in_flight([task for task in tasks if task.stage_task in exists]) for tasks in schedule.tasks
+            peak_in_flight([task for task in tasks if (task.kind, task.stage) in exists]) for tasks in schedule.tasks
         ),
-        memory=tuple(
-            memory_profile(tasks, graph, activation_bytes or {}, fixed[mesh], start_seconds[mesh], end_seconds[mesh])
-            for mesh, tasks in enumerate(schedule.tasks)
-        ),
+        memory=tuple(memory_profiles(linked, activation_bytes or {}, fixed, start_seconds, end_seconds)),
+        linked=linked,
+        times=times,
     )
 
 
@@ -130,8 +137,13 @@ def makespan_seconds(
     sharing: Sharing | None = None,
 ) -> float:
     """The makespan that `simulate` finds, alone; for callers that try many durations on one linked schedule."""
-    seconds = [task_seconds.get(task.stage_task, 0.0) for task in linked.nodes]
-    return max(_Run(linked, seconds, transfer_seconds, edge_links, sharing).ends, default=0.0)
+    costs = Costs(_node_seconds(linked, task_seconds), transfer_seconds, edge_links, sharing)
+    return max(Times.of(linked, costs).ends, default=0.0)
+
+
+def _node_seconds(linked: LinkedSchedule, task_seconds: Mapping[StageTask, float]) -> list[float]:
+    seconds = {(task.kind, task.stage): value for task, value in task_seconds.items()}
+    return [seconds.get((task.kind, task.stage), 0.0) for task in linked.nodes]
 
 
 def _check_costs(
@@ -153,75 +165,3 @@ def _check_costs(
         raise ValueError(f"fixed bytes given for {len(fixed_bytes)} meshes, the schedule has {num_meshes}")
     if not all(seconds >= 0 for seconds in (*task_seconds.values(), *transfer_seconds)):
         raise ValueError("durations must be numbers of at least 0")
-
-
-class _Run:
-    """All tasks in the order in which they end. `starts` and `ends` are by node; a node waits for what it reads and for
-    the task before it on its mesh."""
-
-    def __init__(
-        self,
-        linked: LinkedSchedule,
-        node_seconds: Sequence[float],
-        transfer_seconds: Sequence[float],
-        links: Sequence[Sequence[int]],
-        sharing: Sharing | None,
-    ) -> None:
-        self.linked = linked
-        self.starts, self.ends = [0.0] * len(linked.nodes), [0.0] * len(linked.nodes)
-        self.transfers: list[tuple[int, int, float, float]] = []  # source node, target node, start, end
-        waits = [len(sources) for sources in linked.predecessors]
-        readers: list[list[tuple[int, int]]] = [[] for _ in linked.nodes]  # (node, edge)
-        for node, sources in enumerate(linked.predecessors):
-            for source, edge in sources:
-                readers[source].append((node, edge))
-        following = [node + 1 for node in range(len(linked.nodes))]  # on the same mesh, or none
-        for node, mesh in enumerate(linked.mesh_of):
-            if node + 1 == len(linked.nodes) or linked.mesh_of[node + 1] != mesh:
-                following[node] = -1
-            else:
-                waits[node + 1] += 1
-        free = dict.fromkeys((number for own in links for number in own), 0.0)
-        clock: Clock = FixedClock() if sharing is None else SharedClock(sharing)
-        for node, count in enumerate(waits):
-            if count == 0:
-                clock.push(node, linked.mesh_of[node], 0.0, node_seconds[node])
-        while (ended := clock.pop()) is not None:
-            now, source = ended
-            self.ends[source] = now
-            arrivals = [
-                (node, self._arrival(source, node, now, transfer_seconds[edge], links[edge], free))
-                for node, edge in readers[source]
-            ]
-            if following[source] >= 0:
-                arrivals.append((following[source], now))
-            for node, seconds in arrivals:
-                self.starts[node] = max(self.starts[node], seconds)
-                waits[node] -= 1
-                if not waits[node]:
-                    clock.push(node, linked.mesh_of[node], self.starts[node], node_seconds[node])
-
-    def _arrival(
-        self, source: int, node: int, now: float, seconds: float, links: Sequence[int], free: dict[int, float]
-    ) -> float:
-        """When what `source` sends at `now` is there."""
-        if seconds <= 0:
-            return now
-        start = max((now, *(free[number] for number in links)))
-        free.update((number, start + seconds) for number in links)
-        self.transfers.append((source, node, start, start + seconds))
-        return start + seconds
-
-    def spans(self) -> Iterator[TransferSpan]:
-        """The transfers by destination and then by source, as in the lists."""
-        nodes = self.linked.nodes
-        for source, node, start, end in sorted(self.transfers, key=lambda row: row[1]):
-            yield TransferSpan(nodes[source], nodes[node], start, end)
-
-
-def _per_mesh(schedule: Schedule, values: list[float]) -> tuple[tuple[float, ...], ...]:
-    rows, position = [], 0
-    for tasks in schedule.tasks:
-        rows.append(tuple(values[position : position + len(tasks)]))
-        position += len(tasks)
-    return tuple(rows)

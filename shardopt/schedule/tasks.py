@@ -8,10 +8,7 @@ forward of stage 0 for microbatch 3; tasks that run once per step have no microb
 
 from __future__ import annotations
 
-import csv
-import io
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -19,13 +16,19 @@ from shardopt.cost.errors import UserError
 
 
 class TaskKind(StrEnum):
-    """Kind of a fragment. BACKWARD is the whole backward; BACKWARD_INPUT and BACKWARD_WEIGHT are its two halves."""
+    """Kind of a fragment. BACKWARD is the whole backward; BACKWARD_INPUT and BACKWARD_WEIGHT are its two halves.
+
+    UPDATE ends a step. APPLY is an update in the middle of one, after a microbatch: later microbatches see new weights.
+    """
 
     FORWARD = "F"
     BACKWARD = "B"
     BACKWARD_INPUT = "I"
     BACKWARD_WEIGHT = "W"
     UPDATE = "U"
+    APPLY = "A"
+
+    __hash__ = str.__hash__  # tasks are keys by the hundred thousand, and that of an enum runs in Python
 
     @property
     def runs_once(self) -> bool:
@@ -34,8 +37,9 @@ class TaskKind(StrEnum):
 
 
 ONCE = -1  # microbatch of a task that runs once per step
+_MOST_SHOWN = 40  # characters of what is no task
 
-_TASK_PATTERN = re.compile(r"(\d+)([A-Z])(\d*)", re.ASCII)
+_TASK_PATTERN = re.compile(r"(\d{1,9})([A-Z])(\d{0,9})", re.ASCII)
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -71,9 +75,8 @@ class Task:
         match = _TASK_PATTERN.fullmatch(text.strip())
         kinds = [kind.value for kind in TaskKind]
         if match is None or match[2] not in kinds:
-            raise UserError(
-                f"'{text.strip()}' is not a task: expected <stage><kind><microbatch>, kind in {''.join(kinds)}"
-            )
+            shown = text.strip()[:_MOST_SHOWN]
+            raise UserError(f"'{shown}' is not a task: expected <stage><kind><microbatch>, kind in {''.join(kinds)}")
         kind = TaskKind(match[2])
         if kind.runs_once == bool(match[3]):
             wanted = "no microbatch: it runs once per step" if kind.runs_once else "a microbatch"
@@ -125,52 +128,3 @@ class Schedule:
 
     def __str__(self) -> str:
         return "\n".join(" ".join(map(str, tasks)) for tasks in self.tasks)
-
-
-def to_csv(schedule: Schedule) -> str:
-    """One row per mesh, one task per cell, in order."""
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows([str(task) for task in tasks] for tasks in schedule.tasks)
-    return buffer.getvalue()
-
-
-def from_csv(text: str, name: str = "csv") -> Schedule:
-    """Read a schedule written by `to_csv` or by torch.distributed.pipelining, where empty cells are idle slots.
-
-    The number of stages, the number of microbatches and the mesh of each stage follow from the tasks. Raises UserError,
-    naming row and column, for a cell that is no task, a row without tasks, or a stage with tasks on none or two meshes.
-    """
-    return from_rows(list(csv.reader(io.StringIO(text.strip("\r\n")))), name)
-
-
-def from_rows(rows: Sequence[Sequence[str]], name: str) -> Schedule:
-    """`from_csv` for cells that are separated already."""
-    tasks = tuple(_parse_row(name, number, row) for number, row in enumerate(rows, start=1))
-    home: dict[int, int] = {}
-    for mesh, own in enumerate(tasks):
-        for task in own:
-            if home.setdefault(task.stage, mesh) != mesh:
-                raise UserError(
-                    f"schedule '{name}': stage {task.stage} has tasks on mesh {home[task.stage]} and mesh {mesh}"
-                )
-    missing = sorted(set(range(max(home, default=-1) + 1)) - set(home))
-    if missing:
-        raise UserError(f"schedule '{name}': stage {missing[0]} has no tasks, but stage {max(home)} has")
-    num_microbatches = 1 + max((task.microbatch for own in tasks for task in own), default=ONCE)
-    if num_microbatches < 1:
-        raise UserError(f"schedule '{name}': no task has a microbatch")
-    return Schedule(name, num_microbatches, tuple(home[stage] for stage in range(len(home))), tasks)
-
-
-def _parse_row(name: str, row_number: int, cells: Sequence[str]) -> tuple[Task, ...]:
-    tasks = []
-    for column, cell in enumerate(cells, start=1):
-        if not cell.strip():
-            continue
-        try:
-            tasks.append(Task.parse(cell))
-        except UserError as error:
-            raise UserError(f"schedule '{name}', row {row_number}, column {column}: {error}") from None
-    if not tasks:
-        raise UserError(f"schedule '{name}', row {row_number}: a mesh without tasks")
-    return tuple(tasks)

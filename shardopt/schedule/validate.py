@@ -12,11 +12,16 @@ The third check sweeps over the lists once, in O(tasks + edges), and so finds a 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
 
 from shardopt.cost.errors import UserError
 from shardopt.schedule.graph import StageGraph
 from shardopt.schedule.tasks import ONCE, Schedule, StageTask, Task
+
+T = TypeVar("T")
 
 _MAX_BLOCKED_SHOWN = 4  # a deadlock of 64 meshes is understood from the first few
 
@@ -40,6 +45,23 @@ class LinkedSchedule:
     predecessors: tuple[tuple[tuple[int, int], ...], ...]
     order: tuple[int, ...]
 
+    @cached_property
+    def readers(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """For each node the (node, index into graph.edges) pairs that read what it makes."""
+        found: list[list[tuple[int, int]]] = [[] for _ in self.nodes]
+        for node, sources in enumerate(self.predecessors):
+            for source, edge in sources:
+                found[source].append((node, edge))
+        return tuple(map(tuple, found))
+
+    def rows(self, values: Sequence[T]) -> tuple[tuple[T, ...], ...]:
+        """Values of all nodes by mesh."""
+        found, position = [], 0
+        for tasks in self.schedule.tasks:
+            found.append(tuple(values[position : position + len(tasks)]))
+            position += len(tasks)
+        return tuple(found)
+
 
 def validate(schedule: Schedule, graph: StageGraph) -> None:
     """Raise ScheduleError, naming the tasks, unless `schedule` runs every task of `graph` without deadlock."""
@@ -57,34 +79,35 @@ def link(schedule: Schedule, graph: StageGraph) -> LinkedSchedule:
 
 
 def _check_tasks(schedule: Schedule) -> None:
+    num_stages, num_microbatches, homes = schedule.num_stages, schedule.num_microbatches, schedule.stage_to_mesh
     for mesh, tasks in enumerate(schedule.tasks):
         where = f"schedule '{schedule.name}', mesh {mesh}"
-        seen: set[Task] = set()
         for task in tasks:
-            if task.stage >= schedule.num_stages or task.microbatch >= schedule.num_microbatches:
+            if task.stage >= num_stages or task.microbatch >= num_microbatches:
                 raise ScheduleError(
-                    f"{where}: task {task} does not exist: the schedule has {schedule.num_stages} stages "
-                    f"and {schedule.num_microbatches} microbatches"
+                    f"{where}: task {task} does not exist: the schedule has {num_stages} stages "
+                    f"and {num_microbatches} microbatches"
                 )
-            if schedule.stage_to_mesh[task.stage] != mesh:
-                home = schedule.stage_to_mesh[task.stage]
-                raise ScheduleError(f"{where}: task {task} belongs to mesh {home}, where stage {task.stage} is")
-            if task in seen:
-                raise ScheduleError(f"{where}: task {task} is listed twice")
-            seen.add(task)
+            if homes[task.stage] != mesh:
+                raise ScheduleError(f"{where}: task {task} belongs to mesh {homes[task.stage]}, where its stage is")
+        if len(set(tasks)) != len(tasks):
+            twice = next(task for position, task in enumerate(tasks) if task in tasks[:position])
+            raise ScheduleError(f"{where}: task {twice} is listed twice")
 
 
 def _node_table(schedule: Schedule, graph: StageGraph, nodes: tuple[Task, ...]) -> dict[StageTask, list[int]]:
     """Nodes of each task of the graph, by microbatch."""
-    node_of = {task: node for node, task in enumerate(nodes)}
-    table: dict[StageTask, list[int]] = {}
-    for own in graph.tasks:
-        microbatches = (ONCE,) if own.kind.runs_once else range(schedule.num_microbatches)
-        runs = [Task(own.kind, own.stage, microbatch) for microbatch in microbatches]
-        missing = next((task for task in runs if task not in node_of), None)
-        if missing is not None:
+    count = schedule.num_microbatches
+    table = {own: [-1] * (1 if own.kind.runs_once else count) for own in graph.tasks}
+    by_numbers = {(own.kind, own.stage): runs for own, runs in table.items()}
+    for node, task in enumerate(nodes):
+        found = by_numbers.get((task.kind, task.stage))
+        if found is not None:
+            found[task.microbatch] = node  # ONCE is the last, and only, entry of its list
+    for own, runs in table.items():
+        if -1 in runs:
+            missing = Task(own.kind, own.stage, ONCE if own.kind.runs_once else runs.index(-1))
             raise ScheduleError(f"schedule '{schedule.name}': task {missing} is not listed on any mesh")
-        table[own] = [node_of[task] for task in runs]
     return table
 
 
@@ -121,9 +144,12 @@ def _sweep(
     while runnable:
         mesh = runnable.popleft()
         while position[mesh] < stop[mesh]:
-            node = position[mesh]
-            blocker = next((source for source, _ in predecessors[node] if not done[source]), None)
-            if blocker is not None:
+            node, blocker = position[mesh], -1
+            for source, _ in predecessors[node]:
+                if not done[source]:
+                    blocker = source
+                    break
+            if blocker >= 0:
                 waiting.setdefault(blocker, []).append(mesh)
                 break
             done[node] = True

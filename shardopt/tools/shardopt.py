@@ -105,7 +105,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stages", type=_count_or_auto, metavar="N|auto", help="pipeline stages")
     parser.add_argument("--submesh", metavar="HxD", help="allow only submeshes of this shape")
     parser.add_argument("--logical-shape", metavar="RxC", help="allow only this logical shape of submeshes")
-    parser.add_argument("--schedule", default="auto", help="auto, gpipe, 1f1b, eager-1f1b or inference")
+    parser.add_argument("--schedule", default="auto", help="auto, a name such as 1f1b or gpipe, or a CSV file")
     parser.add_argument("--intra-op", default="ilp", help="ilp, or a baseline such as data, zero3 or megatron")
     parser.add_argument(
         "--recompute",

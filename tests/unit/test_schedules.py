@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardopt.cost.errors import UserError
+from shardopt.schedule.csv_format import read_csv, to_csv
 from shardopt.schedule.graph import Edge, StageGraph, chain_graph
 from shardopt.schedule.memory import peak_in_flight
 from shardopt.schedule.schedules import SCHEDULES, SEVERAL, ScheduleKind, build_schedule, in_flight
-from shardopt.schedule.tasks import ONCE, Schedule, StageTask, Task, TaskKind, from_csv, to_csv
+from shardopt.schedule.tasks import ONCE, Schedule, StageTask, Task, TaskKind
 from shardopt.schedule.validate import ScheduleError, link, validate
 
 F, B, I, W, U = TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT, TaskKind.UPDATE
@@ -49,30 +50,55 @@ class TestCsv:
     @settings(deadline=None)
     @given(name=st.sampled_from(sorted(SCHEDULES)), meshes=st.integers(1, 6), microbatches=st.integers(1, 9))
     def test_round_trip(self, name: str, meshes: int, microbatches: int) -> None:
+        meshes *= SCHEDULES[name].mesh_multiple
         stages = meshes * max(SCHEDULES[name].stages_per_mesh, 1)
         schedule = build_schedule(name, stages, microbatches, meshes).with_updates()
-        assert from_csv(to_csv(schedule), name) == schedule
+        assert read_csv(to_csv(schedule), name).schedule == schedule
 
     def test_idle_slots_are_skipped_and_stages_may_share_a_mesh(self) -> None:
-        schedule = from_csv("0F0,2F0,,2B0, ,0B0\n,1F0,3F0,3B0,1B0\n")
+        schedule = read_csv("0F0,2F0,,2B0, ,0B0\n,1F0,3F0,3B0,1B0\n").schedule
         assert str(schedule) == "0F0 2F0 2B0 0B0\n1F0 3F0 3B0 1B0"
         assert schedule.stage_to_mesh == (0, 1, 0, 1)
         validate(schedule, chain_graph(4))
 
+    def test_actions_of_torch(self) -> None:
+        """Overlapped actions become their parts; communication is counted and left out."""
+        imported = read_csv(
+            "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD,0RESHARD\n1RECV_F0,(1F0;1B0)OVERLAP_F_B,1SEND_B0\n"
+        )
+        assert str(imported.schedule) == "0F0 0B0\n1F0 1B0"
+        counts = "1 RECV_B, 1 RECV_F, 1 REDUCE_GRAD, 1 RESHARD, 1 SEND_B, 1 SEND_F, 1 UNSHARD"
+        assert str(imported) == counts
+
+    @settings(deadline=None)
+    @given(text=st.text(st.sampled_from('0123FBIWUA,;()\n" _SENDRV')))
+    def test_any_text_is_read_or_refused(self, text: str) -> None:
+        try:
+            schedule = read_csv(text).schedule
+        except UserError:
+            return
+        assert read_csv(to_csv(schedule)).schedule == schedule
+
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("0F0,0F1\n1F0,oops", r"row 2, column 2: 'oops' is not a task"),
-            ("0F0\n,,\n1F0", "row 2: a mesh without tasks"),
+            ("0F0,0F1\n1F0,oops", r"line 2, column 2: 'oops' is not a task"),
+            ("0F0\n,,\n1F0", "line 2: a mesh without tasks"),
             ("0F0\n0F1", "stage 0 has tasks on mesh 0 and mesh 1"),
             ("0F0\n2F0", "stage 1 has no tasks"),
+            ("0F0,0F5000000", "has microbatch 5000000, but only 2 tasks"),
+            ("0F0,5000000F0", "stage 1 has no tasks, but stage 5000000 has"),
+            ("0F" + "9" * 5000, r"line 1, column 1: '0F9{38}' is not a task"),
+            ("0F0\n(1F0;oops)OVERLAP_F_B", r"line 2, column 1: 'oops' is not a task"),
+            ("0F0,0SEND_F", r"line 1, column 2: '0SEND_F' is not a task"),
+            ('0F0\n"1F0', "line 2: unexpected end of data"),
             ("0U", "no task has a microbatch"),
             ("", "no task has a microbatch"),
         ],
     )
     def test_errors(self, text: str, message: str) -> None:
         with pytest.raises(UserError, match=message):
-            from_csv(text)
+            read_csv(text)
 
 
 class TestBuilders:
@@ -93,12 +119,16 @@ class TestBuilders:
         microbatches=st.integers(1, 20),
     )
     def test_all_are_valid(self, kind: ScheduleKind, meshes: int, chunks: int, microbatches: int) -> None:
+        meshes *= kind.mesh_multiple
         stages = meshes * (chunks if kind.stages_per_mesh == SEVERAL else kind.stages_per_mesh)
-        kinds = kind.kinds
         schedule = build_schedule(kind.name, stages, microbatches, meshes)
-        validate(schedule, chain_graph(stages, kinds))
-        assert sum(map(len, schedule.tasks)) == stages * microbatches * len(kinds)
-        validate(schedule.with_updates(), chain_graph(stages, (*kinds, U)))
+        graph = kind.graph(stages, meshes, kind.kinds)
+        validate(schedule, graph)
+        listed = [task for own in schedule.tasks for task in own if task.kind in kind.kinds]
+        assert len(listed) == stages * microbatches * len(kind.kinds)
+        updates = tuple(StageTask(U, stage) for stage in range(stages))
+        ends = tuple(Edge(StageTask(kind.kinds[-1], own.stage), own) for own in updates)
+        validate(schedule.with_updates(), StageGraph((*graph.tasks, *updates), (*graph.edges, *ends)))
 
     def test_unknown_name_suggests_the_closest(self) -> None:
         with pytest.raises(
@@ -113,6 +143,7 @@ class TestBuilders:
         [
             ("1f1b", 4, 2, "'1f1b' needs 1 stage on every mesh, got 4 stages on 2 meshes"),
             ("interleaved", 5, 2, "'interleaved' needs the same number of stages on every mesh, got 5 stages on 2"),
+            ("chimera", 6, 3, "'chimera' needs a multiple of 2 meshes, got 3"),
             ("dualpipe-v", 4, 4, "'dualpipe-v' needs 2 stages on every mesh, got 4 stages on 4 meshes"),
         ],
     )

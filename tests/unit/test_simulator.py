@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardopt.schedule.events import Costs, Times
 from shardopt.schedule.graph import Edge, StageGraph, chain_graph
-from shardopt.schedule.schedules import SCHEDULES, build_schedule
+from shardopt.schedule.schedules import SCHEDULES, SEVERAL, build_schedule
 from shardopt.schedule.simulator import SimulationResult, simulate
 from shardopt.schedule.tasks import Schedule, StageTask, Task, TaskKind
 from shardopt.schedule.trace import chrome_trace
+from shardopt.schedule.validate import link
 
 F, B, I, W, U = TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT, TaskKind.UPDATE
 SECONDS = {F: 1.0, B: 2.0, I: 1.0, W: 1.0, U: 0.5}
@@ -150,6 +152,7 @@ class TestLinks:
             edge_links=[[n] for n in range(len(seconds))],
         )
         assert own == alone
+        assert own.transfers == alone.transfers
 
     def test_links_are_given_for_every_edge(self) -> None:
         graph = chain_graph(2)
@@ -220,3 +223,31 @@ def test_chrome_trace() -> None:
     assert [event["name"] for event in begins] == ["0F0 to 1F0", "0F1 to 1F1"]
     assert len(begins) == sum(event["ph"] == "e" for event in events)
     assert max(event["args"]["bytes"] for event in events if event["ph"] == "C") == 200
+
+
+class TestTimes:
+    @settings(deadline=None)
+    @given(
+        name=st.sampled_from(sorted(SCHEDULES)),
+        seconds=st.lists(st.sampled_from([0.0, 0.1, 0.7, 2.0]), min_size=64, max_size=64),
+        overlap=st.booleans(),
+    )
+    def test_the_walk_gives_what_the_events_give(self, name: str, seconds: list[float], overlap: bool) -> None:
+        kind = SCHEDULES[name]
+        stages = 4 * (2 if kind.stages_per_mesh == SEVERAL else kind.stages_per_mesh)
+        graph = kind.graph(stages, 4, kind.kinds)
+        linked = link(build_schedule(name, stages, 5, 4), graph)
+        node_seconds = [SECONDS.get(task.kind, 0.0) * (1 + task.stage % 3) for task in linked.nodes]
+        delays = (seconds * 2)[: len(graph.edges)]
+        costs = Costs(node_seconds, delays, ((),) * len(delays), overlap=overlap)
+        walked, played = Times.in_order(linked, costs), Times.by_events(linked, costs)
+        assert (walked.starts, walked.ends) == (played.starts, played.ends)
+        assert sorted(walked.transfers(linked)) == sorted(played.transfers(linked))
+
+    def test_without_overlap_a_mesh_sends_before_it_goes_on(self) -> None:
+        graph = chain_graph(2, (F,))
+        schedule = build_schedule("inference", 2, 3)
+        result = simulate(schedule, graph, durations(graph), [0.5], overlap=False)
+        assert result.start_seconds == ((0.0, 1.5, 3.0), (1.5, 3.0, 4.5))
+        result = simulate(schedule, graph, durations(graph), [0.5], edge_links=[[0]], overlap=False)
+        assert result.start_seconds == ((0.0, 1.5, 3.0), (1.5, 3.0, 4.5))
