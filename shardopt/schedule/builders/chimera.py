@@ -1,7 +1,7 @@
 """Chimera (arXiv 2107.06925): two pipelines over the same meshes, one in each direction, fill each other's bubbles.
 
 Stage s of the model is stage s of the list on mesh s, and stage p + s on mesh p - 1 - s, so every mesh holds the
-weights of two stages. Number i stands for two microbatches: one that enters on mesh 0 and one that enters on mesh p - 1.
+weights of two stages. Number i stands for two microbatches: one enters on mesh 0, one on mesh p - 1.
 """
 
 from __future__ import annotations
