@@ -120,11 +120,14 @@ def _memory_mistakes(stage: GivenStage, k: int, group: HostGroup) -> Iterator[st
 def _device_mistakes(plan: PlanFile, cluster: Cluster | None) -> Iterator[str]:
     owner: dict[int, int] = {}
     for k, stage in enumerate(plan.stages):
+        seen: set[int] = set()
         for device in stage.devices or ():
-            if device in owner:
-                where = f"stage {owner[device]}"
+            first = owner.setdefault(device, k)
+            shared = first != k and plan.stages[first].devices == stage.devices  # stages of one mesh
+            if device in seen or (first != k and not shared):
+                where = f"stage {first}"
                 yield f"field 'stages[{k}].devices': expected every device once, found {device} in {where}, too"
-            owner.setdefault(device, k)
+            seen.add(device)
     named = [stage.devices is not None for stage in plan.stages]
     if any(named) and not all(named):
         yield f"field 'stages[{named.index(False)}]': expected devices in all stages or in none, found none here"

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from jaxlib.mlir import ir
 
+from shardopt.cost.errors import UserError
 from shardopt.cost.mesh import Mesh
 from shardopt.dialect.donation import read_donation
 from shardopt.dialect.exported_form import (
@@ -31,7 +32,7 @@ from shardopt.dialect.reshard_steps import find_plan_fault, tiles_by_device
 from shardopt.dialect.schedule import read_schedule
 from shardopt.dialect.sharding import to_mhlo
 from shardopt.ir.rewriting import terminator as end_of
-from shardopt.schedule.schedules import SCHEDULES
+from shardopt.schedule.schedules import find_schedule
 
 Problem = tuple[ir.Location, str]
 
@@ -222,8 +223,11 @@ class _Verifier:
         if int(ir.IntegerAttr(op.attributes["iterations"])) < 1:
             self.report(op, "expected at least 1 iteration")
         schedule = read_schedule(op)
-        if schedule is not None and not schedule.rows and schedule.name not in SCHEDULES:
-            self.report(op, f"unknown schedule '{schedule.name}': known schedules are {', '.join(SCHEDULES)}")
+        if schedule is not None and not schedule.rows:
+            try:
+                find_schedule(schedule.name)
+            except UserError as error:
+                self.report(op, str(error))
         block = op.regions[0].blocks[0]
         names = [view.operation.name for view in block.operations]
         if names != ["mpmd.call", "mpmd.return"]:

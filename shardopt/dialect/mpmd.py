@@ -20,6 +20,7 @@ TOPOLOGY = "topology"
 DEVICES = "shardopt.devices"
 KIND = "shardopt.kind"
 STAGE = "shardopt.stage"
+STAGE_ID = "stage_id"  # of `mpmd.fragment`
 LAYER = "shardopt.layer"
 SCHEDULE = "shardopt.schedule"
 RESHARDING = "shardopt.resharding"

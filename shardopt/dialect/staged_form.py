@@ -8,7 +8,8 @@
         mpmd.fragment<mesh="m0", …, stage=0> {shardopt.kind = "update"} … }      and transfers
       func.func private @microbatch(…)                                           kinds "fwd" and "bwd"…, and transfers
 
-Each stage has one mesh, forward fragments read nothing of later stages, and every value lives on one mesh.
+Each stage has one mesh, which it may share with others; forward fragments read nothing of later stages, and every value
+lives on one mesh.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from shardopt.dialect.mesh_checks import mesh_mistakes, value_mistake
 from shardopt.dialect.mpmd import (
     BODY_KINDS,
     KIND,
+    STAGE_ID,
     TOPOLOGY,
     is_mesh_tensor,
     parse_mesh_tensor,
@@ -33,7 +35,6 @@ from shardopt.dialect.mpmd import (
 from shardopt.ir.program import Program, body_of, read_program
 from shardopt.ir.rewriting import symbol_name
 
-_STAGE_ID = "stage_id"
 _FRAGMENT, _TRANSFER, _LOOP, _CALL = "mpmd.fragment", "mpmd.transfer", "mpmd.for", "mpmd.call"
 
 
@@ -77,6 +78,10 @@ class _Checker:
         yield from self._of_loop()
         yield from self._of_ops(program.epilogue, ("update",))
         yield from self._of_ops(program.body_ops, BODY_KINDS)
+        try:
+            read_methods(program.loop, max(len(self.meshes), 1 + max(self.mesh_of_stage, default=0)))
+        except ValueError as error:
+            yield Violation(program.loop, str(error))
 
     def _of_value(self, op: ir.Operation, value: ir.Value, where: str) -> Iterator[Violation]:
         message = value_mistake(value.type, self.meshes)
@@ -85,10 +90,6 @@ class _Checker:
 
     def _of_loop(self) -> Iterator[Violation]:
         loop = self.program.loop
-        try:
-            read_methods(loop, len(self.meshes))
-        except ValueError as error:
-            yield Violation(loop, str(error))
         for number, argument in enumerate(self.program.loop_block.arguments):
             yield from self._of_value(loop, argument, f"argument {number} of the loop")
         for op in body_of(self.program.loop_block):
@@ -114,10 +115,10 @@ class _Checker:
             yield Violation(
                 op, f"expected '{KIND}' {' or '.join(map(repr, kinds))} on the fragment here, found {found}"
             )
-        if _STAGE_ID not in op.attributes:
+        if STAGE_ID not in op.attributes:
             yield Violation(op, f"expected a stage on the fragment of mesh '{mesh}', found none")
             return
-        stage = ir.IntegerAttr(op.attributes[_STAGE_ID]).value
+        stage = ir.IntegerAttr(op.attributes[STAGE_ID]).value
         home = self.mesh_of_stage.setdefault(stage, mesh)
         if home != mesh:
             yield Violation(op, f"expected stage {stage} on mesh '{home}', found its {kind} fragment on mesh '{mesh}'")

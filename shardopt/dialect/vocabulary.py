@@ -99,8 +99,8 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         ("func.func",),
         '#mpmd.topology<<"m0" : <["x"=1, "y"=2]>>, <"m1" : <["x"=1, "y"=2]>>>',
         "shardopt-outline-stages",
-        "On `@main` and `@microbatch`: the meshes, one a stage, with the names and sizes of their axes. An attribute "
-        "of the mpmd dialect.",
+        "On `@main` and `@microbatch`: the meshes, in the order of their first stages, with the names and sizes of "
+        "their axes. An attribute of the mpmd dialect.",
     ),
     AttributeDoc(
         DEVICES,

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from shardopt.cost.errors import UserError
-from shardopt.schedule.tasks import TaskKind
 
 if TYPE_CHECKING:
     from shardopt.report.plan_summary import PlanSummary
@@ -112,7 +111,8 @@ class PlanOptions:
         """Whether the schedule orders the halves of backwards; the stage phase refuses unknown ones."""
         from shardopt.schedule.schedules import SCHEDULES
 
-        return self.schedule in SCHEDULES and TaskKind.BACKWARD_WEIGHT in SCHEDULES[self.schedule].kinds
+        kind = SCHEDULES.get(self.schedule.partition(":")[0])
+        return kind is not None and kind.splits_backward
 
 
 def option_text(value: object) -> str:

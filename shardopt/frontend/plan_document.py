@@ -58,7 +58,8 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "options": {**options, "microbatches": summary.num_microbatches, "schedule": schedule},
         "cluster": describe(cluster),
         "layers": layers,
-        "stages": [_stage(row, cluster, method, choices.get(row.mesh)) for row, method in rows],
+        # What stages of one mesh decide together stands in the first of them.
+        "stages": [_stage(row, cluster, method, choices.pop(row.mesh, None)) for row, method in rows],
     }
     decisions = read_plan_file(document)[0].decisions()
     return {**document, "predicted": _predicted(summary, prediction, decisions)}

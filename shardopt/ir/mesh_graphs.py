@@ -9,7 +9,7 @@ A plain module (no topology) is the same thing with one mesh whose only fragment
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -19,7 +19,14 @@ from shardopt.cost.graph import OpGraph
 from shardopt.cost.mesh import Mesh
 from shardopt.cost.residency import Loop, Residency
 from shardopt.dialect.donation import read_donation
-from shardopt.dialect.mpmd import IN_FLIGHT, is_mesh_tensor, parse_mesh_tensor, read_methods, read_topology
+from shardopt.dialect.mpmd import (
+    IN_FLIGHT,
+    STAGE_ID,
+    is_mesh_tensor,
+    parse_mesh_tensor,
+    read_methods,
+    read_topology,
+)
 from shardopt.ir.control_flow import RegionReader
 from shardopt.ir.graph import read_tensor
 from shardopt.ir.rewriting import functions, symbol_name
@@ -50,6 +57,12 @@ class MeshGraph:
     def graph(self) -> OpGraph:
         """The finished graph: to be asked for only after everything is read."""
         return self.reader.graph(self.outputs)
+
+    @property
+    def stages(self) -> dict[int, int]:
+        """The stage of each fragment that has one, by the number of the fragment."""
+        found = ((k, op) for k, op in enumerate(self.fragments) if STAGE_ID in op.attributes)
+        return {k: ir.IntegerAttr(op.attributes[STAGE_ID]).value for k, op in found}
 
     @property
     def state(self) -> frozenset[int]:
@@ -180,21 +193,23 @@ class _Extractor:
             self.define(index)
         starts = [len(mesh.reader.ops) for mesh in self.meshes.values()]
         yielded = self.read_block(block, repeat * ir.IntegerAttr(op.attributes["iterations"]).value)
-        for mesh, start, held in zip(self.meshes.values(), starts, self.in_flight(op), strict=True):
-            mesh.loop = Loop(start, len(mesh.reader.ops), held)
-        for mesh, method in zip(self.meshes.values(), read_methods(op, len(self.meshes)), strict=True):
-            mesh.method = method
+        count = max(len(self.meshes), *(1 + max(mesh.stages.values(), default=0) for mesh in self.meshes.values()))
+        held, methods = self.in_flight(op, count), read_methods(op, count)
+        for number, (mesh, start) in enumerate(zip(self.meshes.values(), starts, strict=True)):
+            own = mesh.stages
+            mesh.loop = Loop(start, len(mesh.reader.ops), *_shared(held, own, number))
+            mesh.method = methods[min(own.values(), default=number)]
         self.bind_all(list(op.results), yielded)
         for before, after in zip(carried, yielded, strict=True):
             self.tie(before, after)
 
-    def in_flight(self, loop: ir.Operation) -> list[int]:
-        """For each mesh how many microbatches are between forward and backward at once; 1 where no schedule says."""
+    def in_flight(self, loop: ir.Operation, num_stages: int) -> list[int]:
+        """For each stage how many microbatches are between forward and backward at once; 1 where no schedule says."""
         if IN_FLIGHT not in loop.attributes:
-            return [1] * len(self.meshes)
+            return [1] * num_stages
         held = list(ir.DenseI64ArrayAttr(loop.attributes[IN_FLIGHT]))
-        if len(held) != len(self.meshes):
-            raise ValueError(f"expected {len(self.meshes)} numbers in '{IN_FLIGHT}', found {len(held)}")
+        if len(held) != num_stages:
+            raise ValueError(f"expected {num_stages} numbers in '{IN_FLIGHT}', found {len(held)}")
         return held
 
     def read_call(self, op: ir.Operation, repeat: int) -> None:
@@ -205,6 +220,15 @@ class _Extractor:
         block = self.callees[name].regions[0].blocks[0]
         self.bind_all(list(block.arguments), list(op.operands))
         self.bind_all(list(op.results), self.read_block(block, repeat))
+
+
+def _shared(held: Sequence[int], stages: Mapping[int, int], number: int) -> tuple[int, dict[int, int]]:
+    """Microbatches in flight of a mesh, and of each of its fragments (number -> stage) where they differ. A mesh
+    without fragments counts as the stage of its own `number`."""
+    counts = {group: held[stage] for group, stage in stages.items()}
+    if len(set(stages.values())) < 2:
+        return next(iter(counts.values()), held[number]), {}
+    return max(counts.values()), counts
 
 
 def is_staged(main: ir.Operation) -> bool:

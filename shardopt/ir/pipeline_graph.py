@@ -127,7 +127,7 @@ def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
         kept,
         tuple(fixed.values()),
         num_stages,
-        tuple(numbers[homes[stage]] if stage in homes else stage for stage in range(num_stages)),
+        tuple(numbers[homes[stage]] if stage in homes else min(stage, len(meshes) - 1) for stage in range(num_stages)),
         tuple(tuple(sorted(cards)) for _, _, cards in edges.values()),
         sharing_of(cluster, [mesh.devices for mesh in meshes]) if cluster is not None else None,
     )
@@ -168,6 +168,9 @@ def valid_schedule(text: ScheduleText, pipeline: PipelineGraph, num_microbatches
         find_runnable(text.name)
         _check_halves(text.name, pipeline.graph)
     schedule = text.build(pipeline.num_stages, num_microbatches, pipeline.num_meshes)
+    if schedule.stage_to_mesh != pipeline.stage_to_mesh:
+        wanted, found = (", ".join(map(str, homes)) for homes in (schedule.stage_to_mesh, pipeline.stage_to_mesh))
+        raise UserError(f"schedule '{text.name}': expected the stages on meshes {wanted}, found them on {found}")
     applied = next((task for own in schedule.tasks for task in own if task.kind is TaskKind.APPLY), None)
     if applied is not None:
         raise UserError(f"schedule '{text.name}': task {applied} changes weights within a step, which plans cannot run")

@@ -30,13 +30,18 @@ from shardopt.ir.rewriting import defining, symbol_name
 class StagePlacement:
     """`stage_of_layer[k]` and, for every stage, its mesh, the microbatches it keeps at once (if that is known),
     what it recomputes in the backward pass ("none", the forward of each "layer", or its "full" forward), and how its
-    inside is to be sharded ("ilp", or the name of a preset)."""
+    inside is to be sharded ("ilp", or the name of a preset). Stages may share a mesh."""
 
     stage_of_layer: tuple[int, ...]
     meshes: tuple[Mesh, ...]
     in_flight: tuple[int, ...] = ()
     recompute: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
+
+    @property
+    def topology(self) -> tuple[Mesh, ...]:
+        """Every mesh once, in the order of the first stages."""
+        return tuple(dict.fromkeys(self.meshes))
 
     def stage(self, layer: int) -> int:
         return self.stage_of_layer[layer] if layer >= 0 else SHARED
@@ -186,7 +191,7 @@ class _Staging:
         arguments = [(argument, self.argument_stage[argument]) for argument in program.main_block.arguments]
         function, out = self._function(program.main, arguments)
         _copy_attributes(program.main, function)
-        write_topology(function, self.placement.meshes, devices=True)
+        write_topology(function, self.placement.topology, devices=True)
         for group in prologue:
             out.emit(group, live)
         self._build_loop(out, captures)
@@ -208,14 +213,15 @@ class _Staging:
         return max(self.stage_of[producer], 0)
 
     def _captures(self, body: Sequence[Resolved]) -> list[tuple[int, int]]:
-        """(argument of `@microbatch`, stage) for every captured value and every stage that reads it."""
+        """(argument of `@microbatch`, stage) for every captured value and the first stage that reads it on each
+        mesh."""
         number: dict[ir.Value, int] = {self.program.body_block.arguments[k]: k for k in self.program.captured}
-        readers: dict[int, set[int]] = {}
-        for group in body:
+        readers: dict[int, dict[str, int]] = {}
+        for group in sorted((resolved for resolved in body), key=lambda resolved: resolved.group.stage):
             for value in group.inputs:
                 if value in number:
-                    readers.setdefault(number[value], set()).add(group.group.stage)
-        return [(k, stage) for k in sorted(readers) for stage in sorted(readers[k])]
+                    readers.setdefault(number[value], {}).setdefault(group.group.mesh, group.group.stage)
+        return [(k, stage) for k in sorted(readers) for stage in readers[k].values()]
 
     def _build_loop(self, out: Outliner, captures: Sequence[tuple[int, int]]) -> None:
         """`mpmd.for` over the accumulators; everything captured arrives on its mesh before the loop."""
@@ -254,7 +260,7 @@ class _Staging:
         carried = [(arguments[a], stage) for (a, _), stage in zip(program.carried, self.accumulator_stage, strict=True)]
         index = None if program.index_argument is None else arguments[program.index_argument]
         function, out = self._function(program.body, [*captures, *carried, (index, 0)])
-        write_topology(function, self.placement.meshes, devices=False)
+        write_topology(function, self.placement.topology, devices=False)
         returned = [program.body_returned[result] for _, result in program.carried]
         live = {value for group in body for value in group.inputs} | set(returned)
         for group in body:

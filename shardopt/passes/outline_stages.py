@@ -13,7 +13,8 @@ fragment.
 2. solve: price the candidates with the intra-operator solver, for each schedule the stage DP (Alpa §5.2)
    or a baseline; of the best plans the one whose simulated step is shortest.
    What a plan file (`plan=`) says of the stages is taken from there; if it leaves nothing open, nothing is priced.
-3. apply: place the stages on devices and outline (`shardopt.ir.staging`).
+3. apply: place the stages on devices (`shardopt.passes.stages.placing`) and outline (`shardopt.ir.staging`). Under a
+   schedule such as interleaved 1F1B several stages share a mesh (`shardopt.solve.stages.shared_meshes`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from shardopt.cost.cluster import Cluster
 from shardopt.cost.cluster_file import load_cluster
 from shardopt.cost.errors import UserError
 from shardopt.cost.memory_limit import check_memory_options, memory_limit
-from shardopt.cost.placement import place
 from shardopt.cost.plan_file import load_plan_file
 from shardopt.cost.plan_parts import VERSION, PlanFile
 from shardopt.cost.profile_file import with_profile
@@ -38,17 +38,17 @@ from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.prediction import Prediction, write_prediction
 from shardopt.ir.program import Program, read_program
 from shardopt.ir.stage_order import out_of_order
-from shardopt.ir.staging import StagePlacement, outline_stages
+from shardopt.ir.staging import outline_stages
 from shardopt.passes.base import Pass, PassContext, option
+from shardopt.passes.stages.placing import homes_of, place_stages
 from shardopt.passes.stages.read_step import check_clustered, read_step
-from shardopt.schedule.schedules import AUTO, find_runnable, in_flight, searched_schedules
+from shardopt.schedule.schedules import AUTO, ScheduleKind, find_runnable, searched_schedules, usual_schedule
 from shardopt.solve.stages.baselines.planner import Planner, Request
 from shardopt.solve.stages.baselines.registry import find_planner
-from shardopt.solve.stages.candidates import CandidateProblem, candidate_mesh
+from shardopt.solve.stages.candidates import CandidateProblem
 from shardopt.solve.stages.given_stages import (
     Cut,
     fixed_stages,
-    given_devices,
     given_planner,
     wanted_by,
     with_given_ways,
@@ -56,6 +56,7 @@ from shardopt.solve.stages.given_stages import (
 from shardopt.solve.stages.plan_search import PlanSearch, search_plans
 from shardopt.solve.stages.pricing.lazy_prices import LazyPrices
 from shardopt.solve.stages.pricing.recomputation import can_recompute
+from shardopt.solve.stages.shared_meshes import sharing_planner
 from shardopt.solve.stages.stage_problem import Recompute, StageOption, stage_options
 
 
@@ -66,6 +67,7 @@ def _extract(program: Program, cluster: Cluster, planner: Planner, options: Outl
     allowed = _with_recomputation(allowed, can_recompute(step), options)
     if not allowed:
         raise UserError(f"inter-op={options.inter_op} has no use for any submesh that the other options allow")
+    limits = [memory_limit(group.device, options.memory_fraction, options.memory_budget) for group in cluster.groups]
     return CandidateProblem(
         step,
         step.num_layers,
@@ -73,9 +75,10 @@ def _extract(program: Program, cluster: Cluster, planner: Planner, options: Outl
         allowed,
         program.num_microbatches,
         len(given) or options.request(planner).num_stages,
-        tuple(memory_limit(group.device, options.memory_fraction, options.memory_budget) for group in cluster.groups),
+        tuple(None if limit is None else limit // options.kind.stages_per_mesh for limit in limits),
         roles,
         wanted_by(given, cluster),
+        options.kind.stages_per_mesh,
     )
 
 
@@ -109,7 +112,7 @@ def _with_recomputation(
 def _solve(problem: CandidateProblem, planner: Planner, options: OutlineStages, pm: PassContext) -> PlanSearch:
     prices, transfers = LazyPrices(problem), problem.transfers()
     trains = transfers.goes_back or problem.num_layers == 1
-    schedules = searched_schedules(trains) if options.schedule == AUTO else (options.schedule,)
+    schedules = searched_schedules(trains) if options.schedule == AUTO else (options.kind.name,)
     try:
         beat = options.faster_than or float("inf")
         return search_plans(prices, schedules, transfers, planner, options.request(planner), faster_than=beat)
@@ -121,18 +124,6 @@ def _solve(problem: CandidateProblem, planner: Planner, options: OutlineStages, 
         pm.statistic("stages priced", prices.num_priced)
         pm.statistic("sharding problems solved", counts.solves)
         pm.statistic("prices from the cache", counts.from_store)
-
-
-def _placement(chosen: _Chosen, cluster: Cluster, num_microbatches: int, options: OutlineStages) -> StagePlacement:
-    ways, given = [way for _, _, way in chosen.stages], options.given.stages
-    devices = given_devices(given, ways, cluster) or place(cluster, [(way.group, way.submesh) for way in ways])
-    meshes = tuple(candidate_mesh(way, ids, f"m{s}") for s, (way, ids) in enumerate(zip(ways, devices, strict=True)))
-    stage_of_layer = tuple(s for s, (start, end, _) in enumerate(chosen.stages) for _ in range(start, end))
-    held = in_flight(chosen.schedule, len(meshes), num_microbatches)
-    asked = [stage.recompute for stage in given] or [None] * len(ways)
-    default = None if options.recompute == "auto" else options.recompute
-    recompute = tuple(own or default or way.recompute for own, way in zip(asked, ways, strict=True))
-    return StagePlacement(stage_of_layer, meshes, held, recompute, tuple(way.method for way in ways))
 
 
 def _explain(module: ir.Module, search: PlanSearch, pm: PassContext) -> None:
@@ -218,7 +209,9 @@ class OutlineStages(Pass):
             program = read_program(module)
             cluster = with_profile(self._required_cluster(), self.profile)
             chosen = self._given(program, cluster, pm) or self._planned(program, cluster, pm)
-            placement = _placement(chosen, cluster, program.num_microbatches, self)
+            placement = place_stages(
+                chosen.stages, chosen.schedule, self.given.stages, cluster, program.num_microbatches, self.recompute
+            )
             misplaced = out_of_order(program, placement) if self.plan else None
         except (UserError, ValueError) as error:
             raise pm.error(module.operation, str(error)) from error
@@ -251,12 +244,19 @@ class OutlineStages(Pass):
         pm.statistic("sharding problems solved", 0)
         predicted = self.given.own_prediction()
         prediction = None if predicted is None else Prediction(**predicted)
-        asked = "1f1b" if self.schedule == AUTO else self.schedule
-        return _Chosen(stages, asked if prediction is None else prediction.schedule, prediction)
+        if prediction is not None:
+            return _Chosen(stages, prediction.schedule, prediction)
+        named = [stage.devices for stage in self.given.stages if stage.devices is not None]
+        usual = usual_schedule(homes_of(named)) if named else "1f1b"
+        return _Chosen(stages, self.kind.name if self.schedule != AUTO else usual or "gpipe", None)
 
     def _planned(self, program: Program, cluster: Cluster, pm: PassContext) -> _Chosen:
         planner = find_planner(self.inter_op)
-        if self.given.stages:
+        if self.kind.stages_per_mesh > 1:
+            planner = sharing_planner(planner, self.inter_op, self.kind)
+            if self.given.stages:
+                raise UserError(f"schedule '{self.schedule}': expected stages with all their fields, found open ones")
+        elif self.given.stages:
             planner = given_planner(planner, self.given.stages, cluster)
         problem = _extract(program, cluster, planner, self)
         search = _solve(problem, planner, self, pm)
@@ -265,6 +265,11 @@ class OutlineStages(Pass):
         stages = tuple((start, end, problem.options[way]) for start, end, way in best.plan.stages)
         prediction = Prediction(best.schedule, best.step_seconds, best.plan.seconds, search.formula_bound)
         return _Chosen(stages, best.schedule, prediction)
+
+    @property
+    def kind(self) -> ScheduleKind:
+        """What is planned for; one stage a mesh where the planner chooses. Raises UserError for an unknown schedule."""
+        return find_runnable("1f1b" if self.schedule == AUTO else self.schedule).planned
 
     def request(self, planner: Planner) -> Request:
         """What the planner is asked for. Raises UserError."""

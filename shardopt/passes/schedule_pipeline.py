@@ -25,9 +25,9 @@ from shardopt.dialect.schedule import write_schedule
 from shardopt.ir.pipeline_graph import PipelineGraph, read_pipeline, simulate_pipeline, workload
 from shardopt.ir.program import Program, read_program
 from shardopt.passes.base import Pass, PassContext, option
-from shardopt.schedule.auto import auto_schedule, lower_bound_seconds
+from shardopt.schedule.auto import Chosen, auto_schedule, lower_bound_seconds
 from shardopt.schedule.csv_format import Imported, read_csv
-from shardopt.schedule.schedules import AUTO, ScheduleText
+from shardopt.schedule.schedules import AUTO, ScheduleText, usual_schedule
 from shardopt.schedule.simulator import SimulationResult
 
 # A schedule is worth the task lists in the IR when it saves more than this share of the step.
@@ -50,9 +50,12 @@ def _imported(name: str) -> Imported:
 def _chosen(program: Program, pipeline: PipelineGraph) -> tuple[ScheduleText, SimulationResult]:
     """The schedule that the stages were planned for, or a shorter one that holds no more than that on any mesh."""
     planned = read_prediction(program.loop)
-    text = ScheduleText(planned.schedule if planned is not None else "1f1b")
-    result = simulate_pipeline(text, pipeline, program.num_microbatches)
+    name = planned.schedule if planned is not None else usual_schedule(pipeline.stage_to_mesh)
     work = workload(pipeline, program.num_microbatches)
+    if name is None:  # stages lie on meshes as no schedule knows it
+        return _listed(auto_schedule(work), pipeline, program)
+    text = ScheduleText(name)
+    result = simulate_pipeline(text, pipeline, program.num_microbatches)
     enough = (1 - _WORTH_WHILE) * result.makespan_seconds
     tasks = len(pipeline.graph.tasks) * program.num_microbatches
     if tasks > _MOST_TASKS or lower_bound_seconds(work) >= enough:
@@ -61,6 +64,10 @@ def _chosen(program: Program, pipeline: PipelineGraph) -> tuple[ScheduleText, Si
     found = auto_schedule(replace(work, memory_bytes=tuple(held)))
     if found.result.makespan_seconds >= enough:
         return text, result
+    return _listed(found, pipeline, program)
+
+
+def _listed(found: Chosen, pipeline: PipelineGraph, program: Program) -> tuple[ScheduleText, SimulationResult]:
     text = ScheduleText(found.origin) if found.is_named else ScheduleText.of(found.schedule)
     return text, simulate_pipeline(text, pipeline, program.num_microbatches)
 

@@ -52,7 +52,7 @@ from shardopt.ir.selection import Selected
 from shardopt.ir.shardy import to_shardy
 from shardopt.ir.user_constraints import Demands, read_demands
 from shardopt.passes.base import Pass, PassContext, PassFailure, option
-from shardopt.passes.given.shardings import fixed_of, given_of, recorded, restored
+from shardopt.passes.given.shardings import first_stage, fixed_of, given_of, recorded, restored
 from shardopt.passes.sharding.explanations import report_explanations, select_explained
 from shardopt.passes.sharding.memory_report import report_rematerialized, too_small
 from shardopt.passes.sharding.remarks import report_lost, report_plan, report_strategies
@@ -223,14 +223,15 @@ class ShardStages(Pass):
         found = []
         for number, (graph, wanted, batch) in enumerate(zip(graphs, explained, received, strict=True)):
             progress(number, len(graphs), f"meshes, now {graph.mesh}")
-            pinned = {tensor: (sharding,) for tensor, sharding in fixed_of(given, number, graph).items()}
+            stage = first_stage(given, graph, number)
+            pinned = {tensor: (sharding,) for tensor, sharding in fixed_of(given, stage, graph).items()}
             constraints = Constraints(demands.allowed(graph.reader) | pinned, demands.forbidden(graph.reader))
             # Shardy reads the module itself, and who asks for an explanation is told about this very mesh
             alone = graph.method == "shardy" or bool(wanted)
-            rows = given_of(given, number)
+            rows = given_of(given, stage)
             if rows is not None and rows.ops:
                 strategies = StrategyTables(graph.mesh, cluster)
-                solved = restored(graph, self._problem(graph, strategies, constraints, batch, pm), rows, number)
+                solved = restored(graph, self._problem(graph, strategies, constraints, batch, pm), rows, stage)
             else:
                 solved = solver.plan(graph, constraints, batch_of(graph, self.batch_args), batch, alone=alone)
             if solved.plan is None:

@@ -25,6 +25,7 @@ from shardopt.dialect.mpmd import (
 )
 from shardopt.dialect.sharded_form import read_cost
 from shardopt.ir.program import Program, body_of, read_program
+from shardopt.ir.rewriting import defining
 from shardopt.report.units import bytes_text, seconds_text
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 class StageRow:
     """One stage: where it runs and what one step costs there. Seconds and bytes count all microbatches.
 
-    `peak_bytes` is the most a device holds, of the `memory_bytes` that a device of the stage's host group has.
+    `peak_bytes` is the most a device holds, all stages of its mesh together, of the `memory_bytes` that a device of the
+    stage's host group has.
     `collectives` are those inside the stage by kind and mesh axes; `sent_bytes` leave it for other stages each step.
     `recompute` is what its backward computes again: "none", "layer" or "full".
     """
@@ -70,7 +72,10 @@ class PlanSummary:
     @property
     def step_seconds(self) -> float:
         """The whole step: the microbatches, and what every mesh does before and after them."""
-        return self.makespan_seconds + max((row.around_seconds for row in self.stages), default=0.0)
+        around: dict[str, float] = {}
+        for row in self.stages:
+            around[row.mesh] = around.get(row.mesh, 0.0) + row.around_seconds
+        return self.makespan_seconds + max(around.values(), default=0.0)
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -83,14 +88,27 @@ def summarize(module: ir.Module) -> PlanSummary:
     schedule = ir.DictAttr(program.loop.attributes[SCHEDULE])
     cluster = read_cluster(module)
     peaks = list(ir.DenseI64ArrayAttr(schedule["peak_bytes"]))
+    homes = _homes(program, [mesh.name for mesh in meshes])
+    firsts = {meshes[home].name: stage for stage, home in reversed([*enumerate(homes)])}
     return PlanSummary(
         str(cluster),
         program.num_microbatches,
         ir.StringAttr(schedule["name"]).value,
         ir.FloatAttr(schedule["makespan_seconds"]).value,
         ir.FloatAttr(schedule["bubble"]).value,
-        tuple(_row(program, cluster, stage, mesh, peaks[stage]) for stage, mesh in enumerate(meshes)),
+        tuple(_row(program, cluster, stage, meshes[home], peaks[home], firsts) for stage, home in enumerate(homes)),
     )
+
+
+def _homes(program: Program, meshes: list[str]) -> tuple[int, ...]:
+    """The mesh of every stage; a stage without calls is on the mesh of its number."""
+    found: dict[int, int] = {}
+    for op, _ in _calls(program):
+        if op.name == "mpmd.fragment_call":
+            mesh = ir.StringAttr(op.attributes["mesh_name"]).value
+            found[ir.IntegerAttr(op.attributes[STAGE]).value] = meshes.index(mesh)
+    count = max(len(meshes), 1 + max(found, default=-1))
+    return tuple(found.get(stage, min(stage, len(meshes) - 1)) for stage in range(count))
 
 
 def _calls(program: Program) -> Iterator[tuple[ir.Operation, bool]]:
@@ -99,7 +117,10 @@ def _calls(program: Program) -> Iterator[tuple[ir.Operation, bool]]:
     yield from ((op, True) for op in program.body_ops)
 
 
-def _row(program: Program, cluster: Cluster, stage: int, mesh: Mesh, peak_bytes: int) -> StageRow:
+def _row(
+    program: Program, cluster: Cluster, stage: int, mesh: Mesh, peak_bytes: int, firsts: dict[str, int]
+) -> StageRow:
+    """`firsts` is the first stage of each mesh."""
     seconds = dict.fromkeys((*BODY_KINDS, "around"), 0.0)
     layers: dict[str, None] = {}
     collectives: list[Traffic] = []
@@ -109,7 +130,7 @@ def _row(program: Program, cluster: Cluster, stage: int, mesh: Mesh, peak_bytes:
         [ir.StringAttr(mode).value for mode in ir.ArrayAttr(attributes[RECOMPUTE])] if RECOMPUTE in attributes else []
     )
     for op, in_body in _calls(program):
-        if op.name == "mpmd.transfer" and RESHARDING in op.attributes and _source_mesh(op) == mesh.name:
+        if op.name == "mpmd.transfer" and RESHARDING in op.attributes and _source_stage(op, firsts) == stage:
             times = program.num_microbatches if in_body else 1
             sent += times * ir.IntegerAttr(ir.DictAttr(op.attributes[RESHARDING])["bytes"]).value
         if op.name != "mpmd.fragment_call" or ir.IntegerAttr(op.attributes[STAGE]).value != stage:
@@ -144,8 +165,13 @@ def _row(program: Program, cluster: Cluster, stage: int, mesh: Mesh, peak_bytes:
     )
 
 
-def _source_mesh(transfer: ir.Operation) -> str:
-    return parse_mesh_tensor(transfer.operands[0].type).mesh
+def _source_stage(transfer: ir.Operation, firsts: dict[str, int]) -> int:
+    """The stage that makes what is sent; what no call makes is sent by the first stage of its mesh (`firsts`)."""
+    source = transfer.operands[0]
+    maker = defining(source)
+    if maker is not None and maker.name == "mpmd.fragment_call":
+        return ir.IntegerAttr(maker.attributes[STAGE]).value
+    return firsts[parse_mesh_tensor(source.type).mesh]
 
 
 def _origins(op: ir.Operation) -> list[str]:

@@ -7,7 +7,7 @@ schedules give bit-equal results.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
 from types import MappingProxyType
@@ -40,6 +40,7 @@ _WHOLE = (TaskKind.FORWARD, TaskKind.BACKWARD)
 _HALVES = (TaskKind.FORWARD, TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT)
 AUTO = "auto"  # in place of a name: the planner chooses
 SEVERAL = -1  # stages a mesh: any number
+_USUAL_STAGES = 2  # of them, where nobody says how many: what halves the bubble for the least extra traffic
 
 _STALE = "its gradients are of older weights, which is another computation than the model's step"
 _TWICE = "every stage has its weights on two meshes, which no plan gives it"
@@ -76,13 +77,22 @@ class ScheduleKind:
         return even and self.stages_per_mesh in (SEVERAL, num_stages // num_meshes)
 
     @property
+    def planned(self) -> ScheduleKind:
+        """The kind with a definite number of stages a mesh, as the stage phase needs it."""
+        return self if self.stages_per_mesh != SEVERAL else find_schedule(f"{self.name}:{_USUAL_STAGES}")
+
+    @property
+    def splits_backward(self) -> bool:
+        return TaskKind.BACKWARD_WEIGHT in self.kinds
+
+    @property
     def trains(self) -> bool:
         return len(self.kinds) > 1
 
     @property
     def is_plain(self) -> bool:
         """One stage a mesh, and backwards that are not split: nothing about the program has to suit it."""
-        return self.stages_per_mesh == 1 and self.kinds != _HALVES and not self.simulated_only
+        return self.stages_per_mesh == 1 and not self.splits_backward and not self.simulated_only
 
 
 SCHEDULES: Mapping[str, ScheduleKind] = MappingProxyType(
@@ -114,12 +124,23 @@ SCHEDULES: Mapping[str, ScheduleKind] = MappingProxyType(
 
 
 def find_schedule(name: str) -> ScheduleKind:
-    """The schedule called `name`; raises UserError for an unknown name."""
-    if name not in SCHEDULES:
-        close = get_close_matches(name.lower(), SCHEDULES, n=1, cutoff=0.5)
+    """The schedule called `name`; `interleaved:3` fixes the stages a mesh of one that takes any number.
+
+    Raises UserError for an unknown name, and for a number where there is none to choose.
+    """
+    plain, colon, count = name.partition(":")
+    if plain not in SCHEDULES:
+        close = get_close_matches(plain.lower(), SCHEDULES, n=1, cutoff=0.5)
         hint = f"did you mean '{close[0]}'? " if close else ""
         raise UserError(f"unknown schedule '{name}': {hint}known schedules are {', '.join(SCHEDULES)}")
-    return SCHEDULES[name]
+    kind = SCHEDULES[plain]
+    if not colon:
+        return kind
+    if kind.stages_per_mesh != SEVERAL:
+        raise UserError(f"schedule '{name}': '{plain}' has a fixed number of stages a mesh, expected no ':{count}'")
+    if not (count.isascii() and count.isdecimal() and int(count) >= 1):
+        raise UserError(f"schedule '{name}': expected a number of stages a mesh behind ':', found '{count}'")
+    return replace(kind, name=name, stages_per_mesh=int(count))
 
 
 def find_runnable(name: str) -> ScheduleKind:
@@ -194,6 +215,18 @@ def in_flight(name: str, num_stages: int, num_microbatches: int, num_meshes: int
         peak_in_flight([task for task in schedule.tasks[mesh] if task.stage == stage])
         for stage, mesh in enumerate(schedule.stage_to_mesh)
     )
+
+
+def stage_homes(name: str, num_stages: int, num_meshes: int | None = None) -> tuple[int, ...]:
+    """The mesh of every stage. Raises UserError as `build_schedule`."""
+    return build_schedule(name, num_stages, 1, num_meshes).stage_to_mesh
+
+
+def usual_schedule(homes: tuple[int, ...]) -> str | None:
+    """The schedule of whole backwards for stages on the meshes `homes` where nobody has chosen one, if there is any."""
+    meshes = 1 + max(homes)
+    fits = (name for name in ("1f1b", "interleaved") if SCHEDULES[name].suits(len(homes), meshes))
+    return next((name for name in fits if stage_homes(name, len(homes), meshes) == homes), None)
 
 
 def searched_schedules(trains: bool) -> tuple[str, ...]:

@@ -113,13 +113,21 @@ def test_the_best_plan_that_the_file_allows_is_found(data: st.DataObject) -> Non
     ("devices", "message"),
     [
         ([(0,), None], "expected devices in all stages or in none, found them in 1"),
-        ([(0,), (0,)], "field 'stages.1..devices': device 0 is in stage 0, too"),
+        ([(0, 1), (1, 2)], "field 'stages.1..devices': device 1 is in stage 0, too"),
+        ([(0, 0), (1, 2)], "field 'stages.0..devices': expected every device once, found 0, 0"),
         ([(0, 1), (2,)], "field 'stages.0..devices': expected 1 devices, found 2"),
         ([(0,), (7,)], "field 'stages.1..devices': expected devices of host group cpu-test:2x2, found 7"),
     ],
 )
 def test_devices_must_be_those_of_the_stages(devices: list[tuple[int, ...] | None], message: str) -> None:
     cluster = CLUSTERS[1]
-    one = stage_options(cluster)[0]
+    one, two = (next(way for way in stage_options(cluster) if way.num_devices == size) for size in (1, 2))
+    ways = [two if ids is not None and len(ids) == 2 and len(devices[1] or ()) == 2 else one for ids in devices]
     with pytest.raises(UserError, match=message):
-        given_devices([GivenStage(devices=ids) for ids in devices], [one, one], cluster)
+        given_devices([GivenStage(devices=ids) for ids in devices], ways, cluster)
+
+
+def test_stages_with_the_same_devices_share_a_mesh() -> None:
+    one = stage_options(CLUSTERS[1])[0]
+    devices = ((0,), (1,), (0,))
+    assert given_devices([GivenStage(devices=ids) for ids in devices], [one] * 3, CLUSTERS[1]) == devices

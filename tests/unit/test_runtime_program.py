@@ -97,7 +97,7 @@ FAULTS = [
         "-> (tensor<4x8xf32>) attributes",
         'result 0 of @stage0_fwd: expected mhlo.sharding "{devices=[2,1]<=[2]}", found none',
     ),
-    ('name = "1f1b"', 'name = "1f2b"', "unknown schedule '1f2b': known schedules are gpipe, 1f1b, "),
+    ('name = "1f1b"', 'name = "1f2b"', "unknown schedule '1f2b': did you mean '1f1b'?"),
     ("[0, 1, 3, 2, 4, 4, 8]", "[0, 1, 3, 2, 4, 4, 7]", "tile [0:4, 4:8] of device 3 is not filled completely"),
     ("[0, 1, 3, 2, 4, 4, 8]", "[0, 1, 3, 0, 4, 2, 8]", "exceeds the source tile [2:4, 0:8]"),
     ("[0, 1, 2, 2, 0, 4, 4]", "[0, 0, 2, 0, 0, 2, 4]", "part of it arrives twice"),

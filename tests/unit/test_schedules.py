@@ -12,7 +12,15 @@ from shardopt.cost.errors import UserError
 from shardopt.schedule.csv_format import read_csv, to_csv
 from shardopt.schedule.graph import Edge, StageGraph, chain_graph
 from shardopt.schedule.memory import peak_in_flight
-from shardopt.schedule.schedules import SCHEDULES, SEVERAL, ScheduleKind, build_schedule, in_flight
+from shardopt.schedule.schedules import (
+    SCHEDULES,
+    SEVERAL,
+    ScheduleKind,
+    build_schedule,
+    find_schedule,
+    in_flight,
+    stage_homes,
+)
 from shardopt.schedule.tasks import ONCE, Schedule, StageTask, Task, TaskKind
 from shardopt.schedule.validate import ScheduleError, link, validate
 
@@ -137,6 +145,18 @@ class TestBuilders:
             build_schedule("1F1b", 2, 2)
         with pytest.raises(UserError, match="needs at least 1 stage and 1 microbatch, got 2 and 0"):
             build_schedule("gpipe", 2, 0)
+
+    def test_a_number_of_stages_a_mesh_stands_behind_the_name(self) -> None:
+        schedule = build_schedule("interleaved:3", 6, 4)
+        assert schedule.stage_to_mesh == stage_homes("interleaved:3", 6) == (0, 1, 0, 1, 0, 1)
+        assert schedule == build_schedule("interleaved", 6, 4, 2)
+        assert find_schedule("interleaved").planned == find_schedule("interleaved:2")
+        with pytest.raises(UserError, match="'interleaved:3' needs 3 stages on every mesh, got 4 stages on 2 meshes"):
+            build_schedule("interleaved:3", 4, 4, 2)
+        with pytest.raises(UserError, match="expected a number of stages a mesh behind ':', found '0'"):
+            find_schedule("interleaved:0")
+        with pytest.raises(UserError, match="'1f1b' has a fixed number of stages a mesh, expected no ':2'"):
+            find_schedule("1f1b:2")
 
     @pytest.mark.parametrize(
         ("name", "stages", "meshes", "message"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from shardopt.cost.errors import UserError
 from shardopt.cost.mesh import Sharding
 from shardopt.cost.plan_parts import GivenShardings, PlanFile
 from shardopt.ir.mesh_graphs import MeshGraph
@@ -13,8 +14,21 @@ from shardopt.solve.sharding.intra_op import IntraOpProblem
 from shardopt.solve.sharding.strategy_text import fixed_inputs, record, restore
 
 
+def first_stage(plan: PlanFile, graph: MeshGraph, number: int) -> int:
+    """The stage of the file that says how the values of a mesh are sharded: its first. `number` is that of the mesh,
+    for one without fragments. Raises UserError where another stage of the mesh says something."""
+    own = sorted(set(graph.stages.values())) or [number]
+    for stage in own[1:]:
+        if stage < len(plan.stages) and plan.stages[stage].shardings is not None:
+            raise UserError(
+                f"field 'stages[{stage}].shardings': expected the shardings of mesh '{graph.mesh.name}' in its first "
+                f"stage, stages[{own[0]}]"
+            )
+    return own[0]
+
+
 def given_of(plan: PlanFile, number: int) -> GivenShardings | None:
-    """What the file says of the values of a stage."""
+    """What the file says of the values of a stage and of those that share its mesh."""
     return plan.stages[number].shardings if number < len(plan.stages) else None
 
 

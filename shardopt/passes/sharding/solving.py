@@ -53,7 +53,7 @@ class _Kind:
     structure: Structure
     problem: IntraOpProblem
     relaxed: Solution
-    fits: dict[int, Fit]
+    fits: dict[tuple[int, ...], Fit]  # by microbatches in flight
 
 
 class MeshSolver:
@@ -90,11 +90,11 @@ class MeshSolver:
             problem = self.build(graph, constraints, received, strategies)
             kind = self._kinds[key] = _Kind(graph, structure, problem, self.solve(problem), {})
         loop = graph.residency.loop
-        held = 0 if loop is None else loop.in_flight
+        held = () if loop is None else (loop.in_flight, *(count for _, count in sorted(loop.of_group.items())))
         residency = replace(kind.graph.residency, loop=loop)
         problem = kind.problem if kind.graph is graph else kind.problem.with_residency(residency)
         if held not in kind.fits:
-            larger = min((number for number in kind.fits if number > held), default=None)
+            larger = min((counts for counts in kind.fits if _hold_more(counts, held)), default=None)
             start = () if larger is None else kind.fits[larger].solution.choice
             kind.fits[held] = self.fit(problem, kind.relaxed, start)
         found = kind.fits[held]
@@ -106,6 +106,10 @@ class MeshSolver:
         ops = dict(zip(kind.structure.ops, structure.ops, strict=True))
         plan = renamed(found.plan, graph.graph, graph.mesh, tensors, ops)
         return Solved(problem, found, plan, kind.graph, {op: first for first, op in ops.items()})
+
+
+def _hold_more(counts: tuple[int, ...], others: tuple[int, ...]) -> bool:
+    return len(counts) == len(others) and all(a >= b for a, b in zip(counts, others, strict=True))
 
 
 def _links(cluster: Cluster, mesh: Mesh) -> tuple[Hashable, ...]:

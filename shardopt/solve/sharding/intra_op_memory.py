@@ -201,7 +201,7 @@ class Lifetimes:
     def _in_flight(self, held: list[Lifetime]) -> Iterator[Lifetime]:
         """What fragments of the loop hand on to others is held for the other microbatches in flight too."""
         loop = self.residency.loop
-        if loop is None or loop.in_flight < 2:
+        if loop is None or max((loop.in_flight, *loop.of_group.values())) < 2:
             return
         producers = {tensor: op for op in self.order for tensor in self.graph.ops[op].results}
         for live in held:
@@ -211,8 +211,9 @@ class Lifetimes:
             elif live.tensor not in self.residency.arrivals:
                 continue
             inside = ops and all(loop.start <= op < loop.stop for op in ops)
-            if inside and len({self.graph.ops[op].group for op in ops}) > 1:
-                yield Lifetime(live.tensor, *self.loop_span, loop.in_flight - 1)
+            groups = {self.graph.ops[op].group for op in ops}
+            if inside and len(groups) > 1 and loop.held(groups) > 1:
+                yield Lifetime(live.tensor, *self.loop_span, loop.held(groups) - 1)
 
 
 def find_copies(

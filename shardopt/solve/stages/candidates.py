@@ -22,7 +22,8 @@ class CandidateProblem:
 
     `num_stages` is None where the planner chooses it. `memory_limit_bytes`: what a device of each host group may hold,
     None for any amount; empty for any amount in all groups. `roles` is what options with a preset as their method need
-    to know of the inputs of the step. `wanted` leaves candidates out that a plan file has no use for.
+    to know of the inputs of the step. `wanted` leaves candidates out that a plan file has no use for. With several
+    `stages_per_mesh` every device is in so many stages, and `memory_limit_bytes` is the share of each.
     """
 
     step: StepGraph
@@ -34,6 +35,12 @@ class CandidateProblem:
     memory_limit_bytes: tuple[int | None, ...] = ()
     roles: Roles = field(default_factory=Roles)
     wanted: Callable[[int, int, StageOption], bool] | None = None
+    stages_per_mesh: int = 1
+
+    @property
+    def stage_devices(self) -> tuple[int, ...]:
+        """Devices of every host group, each as often as stages use it."""
+        return tuple(self.stages_per_mesh * group.num_devices for group in self.cluster.groups)
 
     def transfers(self) -> CutTransfers:
         """What crosses the cuts in a microbatch."""
@@ -66,23 +73,23 @@ class CandidateProblem:
 
     def _covers(self, most: int) -> list[set[tuple[int, ...]]]:
         """`[k]`: how many devices of every host group k stages can occupy together."""
-        groups = self.cluster.groups
+        available = self.stage_devices
         sizes = sorted({(option.group, option.num_devices) for option in self.options})
-        covered = [{(0,) * len(groups)}]
+        covered = [{(0,) * len(available)}]
         for _ in range(most):
             grown = {
                 (*taken[:group], taken[group] + size, *taken[group + 1 :])
                 for taken in covered[-1]
                 for group, size in sizes
-                if taken[group] + size <= groups[group].num_devices
+                if taken[group] + size <= available[group]
             }
             covered.append(grown)
         return covered
 
     def _rest(self, option: StageOption) -> tuple[int, ...]:
         """Devices of every host group that a stage leaves to the others."""
-        groups = enumerate(self.cluster.groups)
-        return tuple(group.num_devices - option.num_devices * (index == option.group) for index, group in groups)
+        available = enumerate(self.stage_devices)
+        return tuple(count - option.num_devices * (index == option.group) for index, count in available)
 
 
 def candidate_mesh(option: StageOption, devices: Sequence[int], name: str = "candidate") -> Mesh:

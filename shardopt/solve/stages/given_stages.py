@@ -123,7 +123,8 @@ def wanted_by(given: Sequence[GivenStage], cluster: Cluster) -> Callable[[int, i
 def given_devices(
     given: Sequence[GivenStage], chosen: Sequence[StageOption], cluster: Cluster
 ) -> tuple[tuple[int, ...], ...] | None:
-    """The devices of every stage, if the file names them. Raises UserError where they are not what the stages need."""
+    """The devices of every stage, if the file names them; stages with the same ones share a mesh. Raises UserError
+    where they are not what the stages need."""
     named = [(k, stage.devices) for k, stage in enumerate(given) if stage.devices is not None]
     if not named:
         return None
@@ -138,9 +139,10 @@ def given_devices(
             if not 0 <= device < cluster.num_devices or cluster.group_index(device) != option.group:
                 group = cluster.groups[option.group]
                 raise UserError(f"field '{path}': expected devices of host group {group}, found {device}")
-            if device in owner:
+            if owner.setdefault(device, k) != k and given[owner[device]].devices != devices:
                 raise UserError(f"field '{path}': device {device} is in stage {owner[device]}, too")
-            owner[device] = k
+        if len(set(devices)) != len(devices):
+            raise UserError(f"field '{path}': expected every device once, found {', '.join(map(str, devices))}")
     return tuple(devices for _, devices in named)
 
 

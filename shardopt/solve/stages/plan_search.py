@@ -17,11 +17,12 @@ import numpy as np
 
 from shardopt.cost.errors import UserError
 from shardopt.cost.sharing import most_speed
-from shardopt.schedule.schedules import in_flight
+from shardopt.schedule.schedules import find_schedule, in_flight
 from shardopt.solve.stages.baselines.planner import Planner, Request
 from shardopt.solve.stages.best_plans import NEAR, best_plans
 from shardopt.solve.stages.cut_transfers import CutTransfers
 from shardopt.solve.stages.rerank import SimulatedPlan, simulate_plan
+from shardopt.solve.stages.shared_meshes import mean_in_flight
 from shardopt.solve.stages.stage_dp import least_longest_stage, solve_stages
 from shardopt.solve.stages.stage_problem import (
     InFlight,
@@ -93,6 +94,8 @@ class PlanSearch:
 
 def schedule_in_flight(schedule: str) -> InFlight:
     """The microbatches in flight of a schedule as the stage DP asks for them. Raises UserError for an unknown name."""
+    if find_schedule(schedule).stages_per_mesh != 1:
+        return mean_in_flight(schedule)
 
     def held(stage_from_end: int, num_stages: int, num_microbatches: int) -> float:
         return in_flight(schedule, num_stages, num_microbatches)[num_stages - stage_from_end]
@@ -116,7 +119,9 @@ def search_plans(
     """
     # The formula prices a host that is all at work; where devices share one, stages may be faster by so much.
     speed = most_speed(transfers.cluster)
-    lean_first = sorted(schedules, key=lambda name: sum(in_flight(name, _LONG, _LONG)))
+    lean_first = [*schedules]
+    if len(lean_first) > 1:  # all have one stage a mesh
+        lean_first.sort(key=lambda name: sum(in_flight(name, _LONG, _LONG)))
     simulated: list[SimulatedPlan] = []
     errors: list[UserError] = []
     bound = np.inf
@@ -146,7 +151,7 @@ def search_plans(
 
 def _check_speed(problem: StageProblem, seconds: float) -> None:
     """Raises UserError if one stage of any plan takes so many seconds a step, by prices that may be lower bounds."""
-    if np.isfinite(seconds):
+    if np.isfinite(seconds) and problem.stages_per_mesh == 1:
         least = problem.num_microbatches * least_longest_stage(problem)
         if least >= seconds:
             raise UserError(f"one stage alone takes {least:.4g} s or more of a step, no less than {seconds:.4g} s")

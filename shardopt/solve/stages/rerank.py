@@ -12,18 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from shardopt.cost.cluster import Cluster
 from shardopt.cost.compute import dispatch_seconds
 from shardopt.cost.placement import place
 from shardopt.cost.sharing import sharing_of
 from shardopt.schedule.auto import lower_bound_seconds
 from shardopt.schedule.graph import StageGraph, chain_graph
 from shardopt.schedule.list_scheduling import Workload
-from shardopt.schedule.schedules import build_schedule, find_schedule
+from shardopt.schedule.schedules import build_schedule, find_schedule, stage_homes
 from shardopt.schedule.simulator import makespan_seconds
 from shardopt.schedule.tasks import StageTask, TaskKind
 from shardopt.schedule.validate import LinkedSchedule, link
 from shardopt.solve.stages.cut_transfers import CutTransfers
-from shardopt.solve.stages.stage_problem import StageProblem, StageSolution, stage_memory_bytes
+from shardopt.solve.stages.stage_problem import StageOption, StageProblem, StageSolution, stage_memory_bytes
 
 
 @dataclass(frozen=True)
@@ -44,15 +45,25 @@ def simulate_plan(
 
     Raises UserError where the stages cannot be placed, or do not suit the schedule.
     """
-    options = [problem.options[option] for _, _, option in plan.stages]
-    devices = place(transfers.cluster, [(option.group, option.submesh) for option in options])
-    work = _workload(problem, plan, schedule, transfers, devices)
-    sharing = sharing_of(transfers.cluster, devices)
+    homes = stage_homes(schedule, len(plan.stages))
+    meshes = place_meshes(transfers.cluster, [problem.options[option] for _, _, option in plan.stages], homes)
+    work = _workload(problem, plan, schedule, transfers, [meshes[home] for home in homes])
+    sharing = sharing_of(transfers.cluster, meshes)
     if sharing is None and lower_bound_seconds(work) >= best:  # with a host to itself a stage is faster than priced
         return None
     linked = _linked(schedule, len(plan.stages), problem.num_microbatches)
     seconds = makespan_seconds(linked, work.task_seconds, work.transfer_seconds, work.edge_links, sharing)
-    return SimulatedPlan(plan, schedule, seconds, max(stage_memory_bytes(problem, plan.stages)))
+    held = [0.0] * len(meshes)
+    for home, size in zip(homes, stage_memory_bytes(problem, plan.stages), strict=True):
+        held[home] += size
+    return SimulatedPlan(plan, schedule, seconds, max(held))
+
+
+def place_meshes(cluster: Cluster, options: Sequence[StageOption], homes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The devices of every mesh, where stage s has an option and mesh `homes[s]`. Raises UserError."""
+    first = {home: stage for stage, home in reversed([*enumerate(homes)])}
+    own = [options[first[mesh]] for mesh in range(len(first))]
+    return place(cluster, [(option.group, option.submesh) for option in own])
 
 
 def _workload(
@@ -77,10 +88,10 @@ def _workload(
     for edge in graph.edges:
         source, target = edge.src.stage, edge.dst.stage
         cut = plan.stages[max(source, target)][0]
-        crosses = source != target
+        crosses = devices[source] != devices[target]
         delays.append(transfers.seconds(cut, devices[source], devices[target], source < target) if crosses else 0.0)
         links.append(transfers.cards(devices[source], devices[target]) if crosses else ())
-    homes = build_schedule(schedule, count, 1).stage_to_mesh
+    homes = stage_homes(schedule, count)
     return Workload(graph, homes, problem.num_microbatches, seconds, tuple(delays), edge_links=tuple(links))
 
 

@@ -74,7 +74,8 @@ class StageProblem:
     not read. Seconds and activations are those of one microbatch, `seconds` forward and backward, `forward_seconds` its
     share up to the last forward operation; bytes are per device. `num_devices` and `memory_bytes` (of a device) have
     one entry for each host group. A plan uses all devices of all groups. `transfer_seconds[:, j]`, if given,
-    `[2, L + 1]`, are those of one microbatch over a cut before layer j, there and back.
+    `[2, L + 1]`, are those of one microbatch over a cut before layer j, there and back. Where `stages_per_mesh` is more
+    than 1, a plan uses every device in so many stages, and `memory_bytes` is the share that each of them gets.
     """
 
     num_layers: int
@@ -88,6 +89,7 @@ class StageProblem:
     memory_bytes: tuple[float, ...]
     transfer_seconds: np.ndarray | None = None
     in_flight: InFlight = one_f_one_b_in_flight
+    stages_per_mesh: int = 1
 
     def __post_init__(self) -> None:
         shape = (self.num_layers + 1, self.num_layers + 1, len(self.options))
@@ -146,8 +148,10 @@ class StageProblem:
 class StageSolution:
     """Stages as (first layer, layer after the last, index into `options`), in pipeline order.
 
-    `seconds` = `sum_seconds` + (B - 1) · `max_stage_seconds`; both include transfers. `bound` is a proven lower bound
-    of `seconds` (nan for baselines), `evaluations` the number of t_max values solved.
+    `seconds` = `sum_seconds` + (B - 1) · `max_stage_seconds`; both include transfers. With v stages a mesh it is
+    `sum_seconds` / v + (v B - 1) · `max_stage_seconds`: the pipeline fills v times as fast, and a mesh then runs v B
+    stages. `bound` is a proven lower bound of `seconds` (nan for baselines), `evaluations` the number of t_max values
+    solved.
     """
 
     stages: Stages
@@ -166,7 +170,9 @@ def evaluate(problem: StageProblem, stages: Stages, status: str = "feasible") ->
     seconds = [float(problem.seconds[stage]) for stage in stages]
     total = sum(seconds) + sum(float(cuts[0, start]) for start in starts)
     longest = max(*seconds, *(float(cuts[1, start]) for start in starts), 0.0)
-    return StageSolution(stages, total + (problem.num_microbatches - 1) * longest, longest, total, status)
+    each = problem.stages_per_mesh
+    step = total / each + (each * problem.num_microbatches - 1) * longest
+    return StageSolution(stages, step, longest, total, status)
 
 
 def in_flight_counts(problem: StageProblem, num_stages: int) -> tuple[float, ...]:
@@ -198,6 +204,6 @@ def is_plan(problem: StageProblem, stages: Stages) -> bool:
     return (
         [start for start, _, _ in stages] == ends[:-1]
         and ends[-1] == problem.num_layers
-        and used_devices(problem, stages) == problem.num_devices
+        and used_devices(problem, stages) == tuple(problem.stages_per_mesh * count for count in problem.num_devices)
         and all(problem.fits(count, i, j)[o] for (i, j, o), count in zip(stages, held, strict=True))
     )

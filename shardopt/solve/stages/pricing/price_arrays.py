@@ -90,6 +90,7 @@ class PriceArrays:
             tuple(np.inf if limit is None else float(limit) for limit in limits),
             self._cut_seconds,
             held,
+            problem.stages_per_mesh,
         )
 
     def likely_problem(self, held: InFlight) -> StageProblem:

@@ -1,0 +1,71 @@
+"""From the stages that were chosen, by search or by hand, to where they run and what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from shardopt.cost.cluster import Cluster
+from shardopt.cost.errors import UserError
+from shardopt.cost.plan_parts import GivenStage
+from shardopt.ir.staging import StagePlacement
+from shardopt.schedule.schedules import find_schedule, in_flight, stage_homes
+from shardopt.solve.stages.candidates import candidate_mesh
+from shardopt.solve.stages.given_stages import Cut, given_devices
+from shardopt.solve.stages.rerank import place_meshes
+from shardopt.solve.stages.stage_problem import StageOption
+
+
+def place_stages(
+    stages: Sequence[Cut],
+    schedule: str,
+    given: Sequence[GivenStage],
+    cluster: Cluster,
+    num_microbatches: int,
+    recompute: str,
+) -> StagePlacement:
+    """Where each stage runs: on the devices of the plan file, or as the schedule lays stages on meshes.
+
+    `recompute` is the mode of all stages, or "auto". Raises UserError for stages of one mesh that differ in its shape.
+    """
+    ways = [way for _, _, way in stages]
+    devices = given_devices(given, ways, cluster)
+    if devices is None:
+        homes = stage_homes(find_schedule(schedule).planned.name, len(ways))
+        devices = tuple(place_meshes(cluster, ways, homes)[home] for home in homes)
+    homes = homes_of(devices)
+    _check_alike(ways, homes)
+    meshes = tuple(
+        candidate_mesh(ways[homes.index(home)], ids, f"m{home}") for home, ids in zip(homes, devices, strict=True)
+    )
+    stage_of_layer = tuple(s for s, (start, end, _) in enumerate(stages) for _ in range(start, end))
+    asked = [stage.recompute for stage in given] or [None] * len(ways)
+    default = None if recompute == "auto" else recompute
+    modes = tuple(own or default or way.recompute for own, way in zip(asked, ways, strict=True))
+    held = _in_flight(schedule, homes, num_microbatches)
+    return StagePlacement(stage_of_layer, meshes, held, modes, tuple(way.method for way in ways))
+
+
+def homes_of(devices: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The mesh of every stage: stages with the same devices share one; meshes in the order of their first stages."""
+    number: dict[tuple[int, ...], int] = {}
+    return tuple(number.setdefault(tuple(own), len(number)) for own in devices)
+
+
+def _check_alike(ways: Sequence[StageOption], homes: Sequence[int]) -> None:
+    for stage, (way, home) in enumerate(zip(ways, homes, strict=True)):
+        first = homes.index(home)
+        if replace(way, recompute="none", held=0) != replace(ways[first], recompute="none", held=0):
+            raise UserError(
+                f"stages {first} and {stage} share a mesh: expected one logical shape and method, "
+                f"found {ways[first]} and {way}"
+            )
+
+
+def _in_flight(schedule: str, homes: tuple[int, ...], num_microbatches: int) -> tuple[int, ...]:
+    """Microbatches in flight of each stage; all of them under a schedule that lays stages in another way, as an order
+    of tasks that is not known yet may hold so many."""
+    kind, meshes = find_schedule(schedule), 1 + max(homes)
+    if not kind.suits(len(homes), meshes) or stage_homes(schedule, len(homes), meshes) != homes:
+        return (num_microbatches,) * len(homes)
+    return in_flight(schedule, len(homes), num_microbatches, None if meshes == len(homes) else meshes)
