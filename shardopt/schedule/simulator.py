@@ -94,8 +94,8 @@ def simulate(
     (default 0), and `edge_links` the numbers of the links that its transfers use (default none: transfers never wait
     for each other); `activation_bytes` says what a task allocates (default 0), see `memory_profiles` for how long;
     `fixed_bytes` is per mesh (default 0); `sharing` says how fast tasks run while meshes of their hosts rest (default:
-    no faster); without `overlap` a mesh computes nothing while it sends. Raises ScheduleError if the schedule cannot run
-    on the graph, ValueError if durations are missing or negative.
+    no faster); without `overlap` a mesh computes nothing while it sends. Raises ScheduleError if the schedule cannot
+    run on the graph, ValueError if durations are missing or negative.
     """
     transfers = tuple(transfer_seconds) if transfer_seconds is not None else (0.0,) * len(graph.edges)
     fixed = tuple(fixed_bytes) if fixed_bytes is not None else (0,) * schedule.num_meshes
