@@ -37,5 +37,5 @@ def options(case: Case, method: str, microbatches: int | None = None, layers: in
 
 
 def _layers(case: Case, method: str) -> int:
-    """Stages of one device each need a layer for each device."""
-    return max(case.layers, case.devices) if method == "inter-only" else case.layers
+    """Stages of one device each need a layer for each device, and equally many of them."""
+    return case.devices * -(-case.layers // case.devices) if method == "inter-only" else case.layers

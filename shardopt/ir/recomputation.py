@@ -79,7 +79,7 @@ class _Body:
         # In a backward pass that begins before the forward is complete, the first readers keep the originals.
         readers = [op for op in readers if self.position[op] > ready]
         chain = self._chain(number, readers, self.kept)
-        made = dict.fromkeys(result for op in chain for result in op.results)
+        made = dict.fromkeys(result for op in chain if op in self.units[number].forward for result in op.results)
         readers = [op for op in readers if any(value in made for value in reads(op))]
         if not readers:
             return 0
@@ -93,14 +93,21 @@ class _Body:
         return len(chain)
 
     def _chain(self, number: int, readers: Iterable[ir.Operation], kept: Container[ir.Value]) -> list[ir.Operation]:
-        """The forward operations of a unit that `readers` need again if `kept` are there, in program order."""
-        unit = self.units[number]
+        """The forward operations of a unit that `readers` need again if `kept` are there, in program order.
+
+        With them come the shared operations they read that stand behind the first reader, where copies stand.
+        """
+        unit, readers = self.units[number], tuple(readers)
+        first = min((self.position[op] for op in readers), default=0)
         found: dict[ir.Operation, None] = {}
-        stack = [value for op in readers for value in reads(op)]
+        stack = [value for op in readers for value in reads(op) if defining(value) in unit.forward]
         while stack:
             value = stack.pop()
             op = defining(value)
-            if op is None or op not in unit.forward or op in found or value in kept or op.name == _NEVER_AGAIN:
+            if op is None or op in found or value in kept or op.name == _NEVER_AGAIN:
+                continue
+            is_late = self.layer.get(op) == SHARED and self.position[op] > first
+            if op not in unit.forward and not is_late:
                 continue
             found[op] = None
             stack += reads(op)
@@ -124,8 +131,9 @@ class _Body:
         Arguments need no barrier, unless nothing else would keep a copy apart from its original.
         """
         entering = self._entering(chain)
-        apart = {*entering, *(result for op in chain for result in op.results)}
-        sources = [op for op in chain if not any(value in apart for value in reads(op))]
+        forward = [op for op in chain if op in self.units[number].forward]
+        apart = {*entering, *(result for op in forward for result in op.results)}
+        sources = [op for op in forward if not any(value in apart for value in reads(op))]
         arguments = (v for op in sources for v in reads(op) if isinstance(v, ir.BlockArgument))
         entering += dict.fromkeys(arguments)
         gradient = next(v for v in reads(first) if self.latest.get(v, SHARED) > self.units[number].last_layer)

@@ -2,15 +2,16 @@
 // RUN: shardopt-opt %s --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x1 num-stages=1 recompute=layer" --shardopt-verify-staged | FileCheck %s --check-prefix=LAYER
 
 // The forward of stage 0 keeps nothing for its backward, which computes the activation again behind a barrier that
-// waits for the gradient.
+// waits for the gradient; also what the backward program makes of it late, from a constant that stands there.
 // CHECK: mpmd.for {{.*}}shardopt.recompute = ["full", "full"]
 // CHECK-LABEL: func.func private @microbatch
-// CHECK: %[[H:.*]] = mpmd.fragment<mesh="m0", origin=["layer_0"], stage=0> {{.*}} {shardopt.kind = "fwd"}
+// CHECK: %[[H:[0-9]+]] = mpmd.fragment<mesh="m0", origin=["layer_0"], stage=0> {{.*}} {shardopt.kind = "fwd"}
 // CHECK: mpmd.fragment<mesh="m1", {{.*}} {shardopt.kind = "fwd"}
 // CHECK: mpmd.fragment<mesh="m0", origin=["layer_0"], stage=0> {{.*}} {shardopt.kind = "bwd"} (
 // CHECK: %[[B:.*]]:{{[0-9]}} = stablehlo.optimization_barrier
 // CHECK: %[[Z:.*]] = stablehlo.dot_general %[[B]]#0,
-// CHECK: stablehlo.tanh %[[Z]]
+// CHECK: %[[T:.*]] = stablehlo.tanh %[[Z]]
+// CHECK: stablehlo.subtract %{{.*}}, %[[T]]
 
 // One stage has one fragment: its first layer is computed twice in it, the last one once.
 // LAYER-LABEL: func.func private @microbatch
@@ -43,8 +44,10 @@ func.func private @microbatch(%w0: tensor<4x4xf32>, %w1: tensor<4x4xf32>, %x: te
   %dy = stablehlo.add %y, %y : tensor<4x4xf32>
   %g1 = stablehlo.dot_general %h, %dy, contracting_dims = [0] x [0] : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
   %dh = stablehlo.dot_general %dy, %w1, contracting_dims = [1] x [1] : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
-  %hh = stablehlo.multiply %h, %h : tensor<4x4xf32>
-  %dz = stablehlo.multiply %dh, %hh : tensor<4x4xf32>
+  %dt = stablehlo.multiply %dh, %z : tensor<4x4xf32>
+  %one = stablehlo.constant dense<1.0> : tensor<4x4xf32>
+  %hh = stablehlo.subtract %one, %h : tensor<4x4xf32>
+  %dz = stablehlo.multiply %dt, %hh : tensor<4x4xf32>
   %g0 = stablehlo.dot_general %x, %dz, contracting_dims = [0] x [0] : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
   %n0 = stablehlo.add %a0, %g0 : tensor<4x4xf32>
   %n1 = stablehlo.add %a1, %g1 : tensor<4x4xf32>

@@ -64,7 +64,7 @@ class _Body:
         # In a backward pass that begins before the forward is complete, the first readers keep the originals.
         readers = [op for op in readers if op > ready]
         chain = self._chain(number, readers, self.kept)
-        made = {tensor for op in chain for tensor in step.graph.ops[op].results}
+        made = {tensor for op in chain if step.op_layer[op] != SHARED for tensor in step.graph.ops[op].results}
         readers = [op for op in readers if made.intersection(step.graph.ops[op].operands)]
         if not readers:
             return
@@ -73,14 +73,15 @@ class _Body:
             (_reading(step.graph.ops[op], again, True), step.op_layer[op], step.reached[readers[0]]) for op in chain
         ]
         for op in readers:
-            self.ops[op] = _reading(self.ops[op], again, False)
+            self.ops[op] = _reading(self.ops[op], {tensor: again[tensor] for tensor in made}, False)
 
     def step_graph(self) -> StepGraph:
         step, ops, layers = self.step, list[Op](), list[int]()
         late: dict[int, int] = {}
         for number, op in enumerate(self.ops):
             for copy, layer, waits in self.copies.get(number, ()):
-                late[len(ops)] = waits
+                if layer != SHARED:
+                    late[len(ops)] = waits
                 ops.append(copy)
                 layers.append(layer)
             ops.append(op)
@@ -100,15 +101,22 @@ class _Body:
         return len(self.tensors) - 1
 
     def _chain(self, number: int, readers: Iterable[int], kept: Container[int]) -> list[int]:
-        """The forward operations of a unit that `readers` need again if `kept` are there, in program order."""
-        step, unit = self.step, self.units[number]
+        """The forward operations of a unit that `readers` need again if `kept` are there, in program order.
+
+        With them come the shared operations they read that stand behind the first reader, where copies stand.
+        """
+        step, unit, readers = self.step, self.units[number], tuple(readers)
+        first = min(readers, default=0)
         found: dict[int, None] = {}
-        stack = [tensor for op in readers for tensor in step.graph.ops[op].operands]
+        operands = (tensor for op in readers for tensor in step.graph.ops[op].operands)
+        stack = [tensor for tensor in operands if step.producers[tensor] in unit.forward]
         while stack:
             tensor = stack.pop()
             op = step.producers[tensor]
-            again = op in unit.forward and op not in found and tensor not in kept
-            if again and step.graph.ops[op].name != _NEVER_AGAIN:
+            if op < 0 or op in found or tensor in kept or step.graph.ops[op].name == _NEVER_AGAIN:
+                continue
+            is_late = step.op_layer[op] == SHARED and step.in_body(op) and op > first
+            if op in unit.forward or is_late:
                 found[op] = None
                 stack += step.graph.ops[op].operands
         return sorted(found)
