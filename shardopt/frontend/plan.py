@@ -166,19 +166,7 @@ class Plan:
 
     def simulate(self) -> SimulationResult:
         """The step as the event simulator sees it."""
-        from shardopt.dialect.mpmd import read_topology
-        from shardopt.dialect.schedule import read_schedule
-        from shardopt.ir.context import make_context
-        from shardopt.ir.io import load_module
-        from shardopt.ir.pipeline_graph import read_pipeline, simulate_pipeline
-        from shardopt.ir.program import read_program
-
-        with make_context() as context:
-            program = read_program(load_module(self.module, context))
-            pipeline = read_pipeline(program, read_topology(program.main))
-            text = read_schedule(program.loop)
-            assert text is not None  # a plan has been scheduled
-            return simulate_pipeline(text, pipeline, program.num_microbatches)
+        return simulate_module(self.module)
 
     def timeline(self) -> Any:
         """The simulated step as `rich` text."""
@@ -217,7 +205,7 @@ class Plan:
         from shardopt.dialect.exported_form import read_exported
         from shardopt.ir.context import make_context
         from shardopt.ir.io import load_module
-        from shardopt.report.timeline import timeline_svg
+        from shardopt.report.timeline_svg import timeline_svg
 
         (folder / "ir").mkdir()
         (folder / "stages").mkdir()
@@ -252,6 +240,28 @@ class Plan:
             summary,
             PlanOptions(**{"cluster": summary.cluster, **described.options}),
         )
+
+
+def simulate_module(source: bytes | Path) -> SimulationResult:
+    """The step of a module behind the schedule phase, given as bytes or file. Raises UserError for another form."""
+    from shardopt.dialect.mpmd import read_topology
+    from shardopt.dialect.schedule import read_schedule
+    from shardopt.ir.context import make_context
+    from shardopt.ir.io import load_module
+    from shardopt.ir.pipeline_graph import read_pipeline, simulate_pipeline
+    from shardopt.ir.program import read_program
+
+    with make_context() as context:
+        module = load_module(source, context)
+        try:
+            program = read_program(module)
+            pipeline = read_pipeline(program, read_topology(program.main))
+        except ValueError as error:
+            raise UserError(f"expected a module behind the schedule phase: {error}") from error
+        text = read_schedule(program.loop)
+        if text is None:
+            raise UserError("expected a module behind the schedule phase, found no schedule on the loop")
+        return simulate_pipeline(text, pipeline, program.num_microbatches)
 
 
 def check_target(target: Path) -> None:

@@ -56,9 +56,10 @@ class ScheduleKind:
     """A schedule by name: the kinds of task that it lists for every stage, and the stages a mesh has (or `SEVERAL`).
 
     `in_flight(stages, microbatches)`, where it is known, is what counting on the task list would give.
-    `simulated_only` says why plans cannot run it (empty: they can). `streams` is the number of microbatches that one
-    number stands for, where several pipelines share the meshes; `mesh_multiple` must divide the number of meshes.
-    `graph` gives its tasks and what they wait for in a model that is a chain.
+    `simulated_only` says why plans cannot run it (empty: they can); `delayed`, of one with updates within a step, that
+    microbatches use the weights from before the last one (see `weight_versions`). `streams` is the number of
+    microbatches that one number stands for, where several pipelines share the meshes; `mesh_multiple` must divide the
+    number of meshes. `graph` gives its tasks and what they wait for in a model that is a chain.
     """
 
     name: str
@@ -67,6 +68,7 @@ class ScheduleKind:
     stages_per_mesh: int = 1
     in_flight: Callable[[int, int], tuple[int, ...]] | None = None
     simulated_only: str = ""
+    delayed: bool = False
     streams: int = 1
     mesh_multiple: int = 1
     graph: GraphBuilder = _chain
@@ -116,7 +118,7 @@ SCHEDULES: Mapping[str, ScheduleKind] = MappingProxyType(
                 graph=chimera_graph,
             ),
             ScheduleKind("pipedream", pipedream, simulated_only=_STALE),
-            ScheduleKind("pipedream-2bw", pipedream_2bw, simulated_only=_STALE),
+            ScheduleKind("pipedream-2bw", pipedream_2bw, simulated_only=_STALE, delayed=True),
             ScheduleKind("terapipe", terapipe, stages_per_mesh=SEVERAL, simulated_only=_TOKENS, graph=terapipe_graph),
         )
     }

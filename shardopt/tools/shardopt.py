@@ -16,6 +16,7 @@ from shardopt.solve.stages.baselines.registry import INTER_OP
 from shardopt.tools.common import EXIT_BUG, EXIT_USER_ERROR, ToolParser, console, report, run_tool
 from shardopt.tools.plan_file_command import add_plan_file_options, asked_options, run_plan_file_command
 from shardopt.tools.profile_command import add_profile
+from shardopt.tools.schedule_command import add_schedule
 from shardopt.tools.shard_command import add_shard
 from shardopt.tools.solve_command import add_solve
 from shardopt.tools.supervisor import Crash, Trace, supervised
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from shardopt.runtime.reference import Difference
 
 _PROG = "shardopt"
-# Commands that read a model, which C++ may not survive.
-_READING = ("plan", "shard")
+# Commands that read a module, which C++ may not survive, and the argument that names it.
+_READING = {"plan": "model", "shard": "model", "schedule": "schedule"}
 _OK, _ILL_CONDITIONED, _DIFFERS = "ok", "ill-conditioned", "DIFFERS"
 # Two orders of summation may differ by more than one change of the inputs does.
 _NOISE_FACTOR = 10
@@ -38,7 +39,7 @@ _NOISE_FACTOR = 10
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, 1 for a mistake of the user or a check that failed, 2 for a bug of ours.
 
-    Called without arguments, `plan` and `shard` treat the model in a child process: C++ may crash on a damaged file.
+    Called without arguments, commands that read a module do so in a child process: C++ may crash on a damaged file.
     """
     args = _parser().parse_args(argv)
 
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if argv is not None or args.command not in _READING:
         return work(Trace())
-    return supervised(work, lambda crash: _after_crash(crash, args.model))
+    return supervised(work, lambda crash: _after_crash(crash, getattr(args, _READING[args.command])))
 
 
 def _after_crash(crash: Crash, model: str) -> int:
@@ -66,6 +67,7 @@ def _parser() -> ToolParser:
     _add_plan(commands.add_parser("plan", help="choose stages, shardings, transfers and a schedule for a model"))
     add_shard(commands.add_parser("shard", help="choose the sharding of every value on one mesh"))
     add_profile(commands.add_parser("profile", help="measure the devices of this machine for the cost model"))
+    add_schedule(commands.add_parser("schedule", help="simulate a schedule; write it as CSV, trace or picture"))
     add_solve(commands.add_parser("solve", help="solve an assignment problem in the contest's JSON format"))
     _add_run(commands.add_parser("run", help="run a plan on this machine or on a Ray cluster"))
     return parser

@@ -6,7 +6,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from shardopt.report.timeline import KIND_STYLES, timeline_rows, timeline_svg, timeline_text
+from shardopt.report.timeline import KIND_STYLES, timeline_rows, timeline_text
+from shardopt.report.timeline_svg import timeline_svg
 from shardopt.schedule.graph import chain_graph
 from shardopt.schedule.schedules import build_schedule
 from shardopt.schedule.simulator import SimulationResult, simulate
