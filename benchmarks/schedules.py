@@ -15,12 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from shardopt.schedule.auto import auto_schedule
+from shardopt.schedule.exchange import validate
 from shardopt.schedule.graph import chain_graph
 from shardopt.schedule.list_scheduling import Workload
 from shardopt.schedule.schedules import SCHEDULES, ScheduleKind, build_schedule
 from shardopt.schedule.simulator import simulate
 from shardopt.schedule.tasks import TaskKind
-from shardopt.schedule.validate import validate
 
 _SECONDS = {TaskKind.FORWARD: 1.0, TaskKind.BACKWARD: 2.0, TaskKind.BACKWARD_INPUT: 1.0, TaskKind.BACKWARD_WEIGHT: 1.0}
 

@@ -3,7 +3,8 @@
 1. `@main` is walked in program order: calls become RUN on their mesh; a transfer becomes SEND where it stands and RECV
    before the first use of its result. Program order is one order in which everything can run, so nothing deadlocks.
 2. The microbatch loop is unrolled by its schedule, mesh by mesh (`loop.py`).
-3. FREE is added, and COPY where a donated buffer is still needed (`liveness.py`).
+3. SENDs are put in order where receivers would take them in another (`sends.py`).
+4. FREE is added, and COPY where a donated buffer is still needed (`liveness.py`).
 
 Tags and buffer ids are numbered in the order of emission, so both ends of a transfer agree and the program is the same
 in every run.
@@ -18,6 +19,7 @@ from shardopt.runtime.emitter import Emitter, MeshEmitter
 from shardopt.runtime.liveness import insert_frees
 from shardopt.runtime.loop import lower_loop
 from shardopt.runtime.program import Copy, MeshProgram, Program
+from shardopt.runtime.sends import order_sends
 
 
 def build_program(exported: ExportedProgram) -> Program:
@@ -61,8 +63,13 @@ def _finish(exported: ExportedProgram, emitter: Emitter, arguments: dict[str, li
             feedback=feedback,
             functions=tuple(emitter.functions[function] for function in part.functions),
         )
-        parts.append(insert_frees(program, part.instructions, part.buffers))
-    return Program(exported.arguments, exported.results, emitter.routes, tuple(parts))
+        parts.append(program)
+    lists = order_sends([part.instructions for part in emitter.meshes.values()])
+    finished = (
+        insert_frees(program, instructions, emitter.meshes[program.mesh.name].buffers)
+        for program, instructions in zip(parts, lists, strict=True)
+    )
+    return Program(exported.arguments, exported.results, emitter.routes, tuple(finished))
 
 
 def _feedback(

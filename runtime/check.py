@@ -19,6 +19,7 @@ from shardopt.runtime.program import (
     reads,
     writes,
 )
+from shardopt.runtime.sends import deadlock
 
 
 def check_program(program: Program) -> tuple[str, ...]:
@@ -26,7 +27,7 @@ def check_program(program: Program) -> tuple[str, ...]:
 
     Checked: buffers are defined once, before use, and not used after FREE or donation; functions get what they expect;
     kept buffers survive; nothing is left over; SEND and RECV pair up with equal routes; and the lists run to their ends
-    with asynchronous SENDs and blocking RECVs.
+    whether SENDs wait for their receivers or not.
     """
     faults = [fault for part in program.meshes for fault in _check_mesh(part, program)]
     faults.extend(_check_pairs(program))
@@ -130,23 +131,9 @@ def _check_pairs(program: Program) -> Iterator[str]:
 
 
 def _check_progress(program: Program) -> Iterator[str]:
-    """Run the lists against each other; whoever stops before a RECV that is never fed is part of a deadlock."""
-    position = {part.mesh.name: 0 for part in program.meshes}
-    sent: set[int] = set()
-    moved = True
-    while moved:
-        moved = False
-        for part in program.meshes:
-            start = position[part.mesh.name]
-            for instruction in part.instructions[start:]:
-                if isinstance(instruction, Recv) and instruction.tag not in sent:
-                    break
-                if isinstance(instruction, Send):
-                    sent.add(instruction.tag)
-                position[part.mesh.name] += 1
-                moved = True
-    for part in program.meshes:
-        stop = position[part.mesh.name]
-        if stop < len(part.instructions):
-            waiting = format_instruction(part.instructions[stop])
-            yield f"deadlock: mesh {part.mesh.name} waits for ever at instruction {stop} ({waiting})"
+    """Both ways in which a transport may treat sends."""
+    for rendezvous in (False, True):
+        circle = deadlock(program, rendezvous)
+        if circle:
+            yield f"deadlock{' where sends wait for their receivers' if rendezvous else ''}: {circle}"
+            return

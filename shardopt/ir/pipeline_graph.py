@@ -16,12 +16,12 @@ from shardopt.dialect.cluster import CLUSTER, read_cluster
 from shardopt.dialect.mpmd import KIND, RESHARDING, STAGE, parse_mesh_tensor
 from shardopt.ir.graph import read_tensor
 from shardopt.ir.program import Program
+from shardopt.schedule.exchange import validate
 from shardopt.schedule.graph import Edge, StageGraph
 from shardopt.schedule.list_scheduling import Workload
 from shardopt.schedule.schedules import ScheduleText, find_runnable, find_schedule
 from shardopt.schedule.simulator import SimulationResult, simulate
 from shardopt.schedule.tasks import Schedule, StageTask, TaskKind
-from shardopt.schedule.validate import validate
 
 COST = "shardopt.cost"
 _KINDS = {

@@ -7,8 +7,8 @@ one that was built from the durations, or read from a CSV file, is written with 
     mpmd.for (…) {iterations = 8 : ui32, shardopt.schedule = {name = "1f1b", makespan_seconds = 0.1 : f64,
                   bubble = 0.27 : f64, peak_bytes = array<i64: 4096, 2048>}} …
 
-1. extract the task graph; 2. choose, build or read the task lists, and refuse an order that the dataflow forbids;
-3. simulate; 4. write the attribute.
+1. extract the task graph; 2. choose, build or read the task lists, and refuse an order that the dataflow forbids, or in
+which meshes would wait for each other for ever, whether sends wait for their receivers or not; 3. simulate; 4. write the attribute.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from shardopt.ir.program import Program, read_program
 from shardopt.passes.base import Pass, PassContext, option
 from shardopt.schedule.auto import Chosen, auto_schedule, lower_bound_seconds
 from shardopt.schedule.csv_format import Imported, read_csv
+from shardopt.schedule.exchange import check_exchange
 from shardopt.schedule.schedules import AUTO, ScheduleText, usual_schedule
 from shardopt.schedule.simulator import SimulationResult
 
@@ -97,6 +98,12 @@ class SchedulePipeline(Pass):
         except (UserError, ValueError) as error:
             raise pm.error(module.operation, str(error)) from error
         write_schedule(program.loop, text, result)
+        reason = check_exchange(result.linked)
+        if reason:
+            said = (
+                f"sends go out in the order in which they are received, since as tasks end they could block: {reason}"
+            )
+            pm.remark("schedule", module.operation, said, category="passed")
         pm.statistic("makespan seconds", result.makespan_seconds)
         pm.statistic("bubble", result.bubble_fraction)
 

@@ -1,4 +1,4 @@
-"""Check that the loop carries a schedule that the dataflow and the memory of the devices allow.
+"""Check that the loop carries a schedule that the dataflow, the order of sends and the memory of the devices allow.
 
 Needs: shardopt-schedule-pipeline. Holds afterwards: what `dialect/scheduled_form.py` says; the module is
 unchanged. The first departure is the error, and its notes name up to four others.

@@ -63,11 +63,6 @@ class LinkedSchedule:
         return tuple(found)
 
 
-def validate(schedule: Schedule, graph: StageGraph) -> None:
-    """Raise ScheduleError, naming the tasks, unless `schedule` runs every task of `graph` without deadlock."""
-    link(schedule, graph)
-
-
 def link(schedule: Schedule, graph: StageGraph) -> LinkedSchedule:
     """Check `schedule` against `graph` and return both as integers; raises ScheduleError."""
     _check_tasks(schedule)
@@ -168,14 +163,20 @@ def _blocked_message(
     """Name the circle of waits: follow, from mesh to mesh, who waits for whom."""
     for mesh, (node, blocker) in sorted(blocked.items()):
         if mesh_of[blocker] == mesh:
-            return f"schedule '{schedule.name}': mesh {mesh} runs {nodes[node]} before {nodes[blocker]}, which it needs"
+            place = _place(schedule, mesh, nodes[node])
+            wrong = f"mesh {mesh} runs {nodes[node]} {place} before {nodes[blocker]}, which it needs"
+            return f"schedule '{schedule.name}': {wrong}"
     circle = [min(blocked)]
     while (following := mesh_of[blocked[circle[-1]][1]]) not in circle:
         circle.append(following)
     circle = circle[circle.index(following) :]
     waits = [
-        f"mesh {mesh} waits before {nodes[node]} for {nodes[blocker]}"
+        f"mesh {mesh} waits before {nodes[node]} {_place(schedule, mesh, nodes[node])} for {nodes[blocker]}"
         for mesh, (node, blocker) in ((mesh, blocked[mesh]) for mesh in circle[:_MAX_BLOCKED_SHOWN])
     ]
     more = f", and {len(circle) - len(waits)} more" if len(circle) > len(waits) else ""
     return f"schedule '{schedule.name}': deadlock: {', '.join(waits)}{more}"
+
+
+def _place(schedule: Schedule, mesh: int, task: Task) -> str:
+    return f"(task {schedule.tasks[mesh].index(task) + 1} of {len(schedule.tasks[mesh])})"

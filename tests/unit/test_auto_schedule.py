@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from shardopt.cost.errors import UserError
 from shardopt.schedule.auto import auto_schedule, lower_bound_seconds, run_workload
+from shardopt.schedule.exchange import validate
 from shardopt.schedule.graph import chain_graph
 from shardopt.schedule.list_scheduling import Workload, list_schedule, rules
 from shardopt.schedule.schedules import SCHEDULES, build_schedule
 from shardopt.schedule.tasks import Schedule, StageTask, Task, TaskKind
-from shardopt.schedule.validate import ScheduleError, validate
+from shardopt.schedule.validate import ScheduleError
 
 F, B, I, W = TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT
 

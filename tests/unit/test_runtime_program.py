@@ -359,7 +359,7 @@ MUTATIONS = [
     (edit(Free, buffers=(0,)), "%0 is gone"),
     (
         lambda instructions: instructions.insert(0, instructions.pop(first(instructions, Recv))),
-        "deadlock: mesh m0 waits",
+        "deadlock: mesh m0, instruction 0 (",
     ),
 ]
 

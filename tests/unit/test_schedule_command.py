@@ -97,4 +97,4 @@ def test_a_bad_cell_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "schedule 'tasks', line 2, column 2: '1X0' is not a task" in capsys.readouterr().err
     path.write_text("0F0,0B0\n1B0,1F0\n")
     assert run(str(path)) == 1
-    assert "schedule 'tasks': mesh 1 runs 1B0 before 1F0, which it needs" in capsys.readouterr().err
+    assert "schedule 'tasks': mesh 1 runs 1B0 (task 1 of 2) before 1F0, which it needs" in capsys.readouterr().err

@@ -1,0 +1,62 @@
+"""The order in which a mesh sends, and whether all meshes reach the ends of their lists.
+
+SEND goes out as soon as its value is there. Where that could block for ever if a send waited for its receiver to come
+to RECV, the sends of all meshes are put into the order of receipt (`shardopt.schedule.exchange`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardopt.runtime.program import Instruction, Program, Recv, Run, Send, format_instruction
+from shardopt.schedule.exchange import Do, Step, Steps, describe, in_order_of_receipt, run_exchange
+
+
+def order_sends(lists: Sequence[Sequence[Instruction]]) -> list[list[Instruction]]:
+    """The lists of all meshes, with SENDs moved back where their order needs it."""
+    steps = steps_of(lists)
+    if not run_exchange(steps, rendezvous=True).blocks:
+        return [list(own) for own in lists]
+    sends = {each.tag: each for own in lists for each in own if isinstance(each, Send)}
+    found = []
+    for own, ordered in zip(lists, in_order_of_receipt(steps), strict=True):
+        others = iter([each for each in own if not isinstance(each, Send)])
+        found.append([sends[value] if do is Do.SEND else next(others) for do, value in ordered])
+    return found
+
+
+def deadlock(program: Program, rendezvous: bool) -> str:
+    """The circle of waits in which the lists end, empty if all reach their ends. Instructions are counted from 0."""
+    lists = [part.instructions for part in program.meshes]
+    steps = steps_of(lists)
+    outcome = run_exchange(steps, rendezvous)
+    if not outcome.blocks:
+        return ""
+
+    def mesh_name(mesh: int, at: int) -> str:
+        part = program.meshes[mesh]
+        return f"mesh {part.mesh.name}, instruction {at} ({format_instruction(part.instructions[at])})"
+
+    return describe(steps, outcome, mesh_name, "#{}".format)
+
+
+def steps_of(lists: Sequence[Sequence[Instruction]]) -> Steps:
+    """One step for every instruction; a RUN that writes over a buffer waits until the buffer is sent."""
+    return tuple(tuple(_of_mesh(own)) for own in lists)
+
+
+def _of_mesh(instructions: Sequence[Instruction]) -> list[Step]:
+    sends: dict[int, int] = {}  # buffer -> how many sends of the mesh are through when its own are
+    found: list[Step] = []
+    count = 0
+    for each in instructions:
+        if isinstance(each, Send):
+            count += 1
+            sends[each.buffer] = count
+            found.append((Do.SEND, each.tag))
+        elif isinstance(each, Recv):
+            found.append((Do.RECV, each.tag))
+        else:
+            written = each.donated if isinstance(each, Run) else ()
+            found.append((Do.SENT, max((sends.get(buffer, 0) for buffer in written), default=0)))
+    return found

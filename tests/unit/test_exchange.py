@@ -1,0 +1,173 @@
+"""Sends and receives: what blocks under eager sends and under rendezvous is what blocks when everything is tried."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardopt.runtime.program import Free, Recv, Run, Send
+from shardopt.runtime.sends import order_sends, steps_of
+from shardopt.schedule.exchange import (
+    Do,
+    Steps,
+    check_exchange,
+    describe,
+    in_order_of_receipt,
+    messages_of,
+    run_exchange,
+    validate,
+)
+from shardopt.schedule.graph import chain_graph
+from shardopt.schedule.schedules import SCHEDULES, SEVERAL, ScheduleKind, build_schedule
+from shardopt.schedule.validate import ScheduleError, link
+
+
+def blocks_by_brute_force(steps: Steps, rendezvous: bool) -> bool:
+    """Every mesh is two programs, its list and the line of what it sends; whatever can move does, until nothing can."""
+    position = [0] * len(steps)
+    lines: list[list[int]] = [[] for _ in steps]
+    through = [0] * len(steps)
+    moved = True
+    while moved:
+        moved = False
+        for mesh, own in enumerate(steps):
+            if position[mesh] == len(own):
+                continue
+            do, value = own[position[mesh]]
+            sender = next((m for m, line in enumerate(lines) if value in line), None)
+            if do is Do.SEND:
+                lines[mesh].append(value)
+            elif do is Do.SENT:
+                if rendezvous and through[mesh] < value:
+                    continue
+            elif sender is None:
+                continue
+            elif rendezvous:
+                if lines[sender][through[sender]] != value:
+                    continue
+                through[sender] += 1
+            position[mesh] += 1
+            moved = True
+    return any(at < len(own) for at, own in zip(position, steps, strict=True))
+
+
+@st.composite
+def exchanges(draw: st.DrawFn) -> Steps:
+    """Messages between two to four meshes in any order, some of which must be sent before the mesh goes on."""
+    count = draw(st.integers(2, 4))
+    steps: list[list[tuple[Do, int]]] = [[] for _ in range(count)]
+    for message in range(draw(st.integers(1, 8))):
+        source, target = draw(st.permutations(range(count)))[:2]
+        for mesh, do in ((source, Do.SEND), (target, Do.RECV)):
+            steps[mesh].insert(draw(st.integers(0, len(steps[mesh]))), (do, message))
+    for own in steps:
+        if draw(st.booleans()):
+            place = draw(st.integers(0, len(own)))
+            own.insert(place, (Do.SENT, draw(st.integers(0, sum(do is Do.SEND for do, _ in own[:place])))))
+    return tuple(map(tuple, steps))
+
+
+@settings(deadline=None, max_examples=300)
+@given(steps=exchanges(), rendezvous=st.booleans())
+def test_blocked_exchanges_are_found(steps: Steps, rendezvous: bool) -> None:
+    outcome = run_exchange(steps, rendezvous)
+    assert outcome.blocks == blocks_by_brute_force(steps, rendezvous)
+    if outcome.blocks:
+        assert "mesh" in describe(steps, outcome, lambda mesh, at: f"mesh {mesh}", "#{}".format)
+
+
+@settings(deadline=None, max_examples=200)
+@given(steps=exchanges())
+def test_sends_in_order_of_receipt_never_block(steps: Steps) -> None:
+    free = tuple(tuple(step for step in own if step[0] is not Do.SENT) for own in steps)
+    ordered = in_order_of_receipt(free)
+    assert [sorted(own) for own in ordered] == [sorted(own) for own in free]
+    assert [[s for s in own if s[0] is Do.RECV] for own in ordered] == [
+        [s for s in own if s[0] is Do.RECV] for own in free
+    ]
+    assert blocks_by_brute_force(ordered, True) == blocks_by_brute_force(free, False)
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data(), kind=st.sampled_from([*SCHEDULES.values()]), microbatches=st.integers(1, 4))
+def test_corrupted_schedules_are_refused_exactly_when_they_block(
+    data: st.DataObject, kind: ScheduleKind, microbatches: int
+) -> None:
+    """Two tasks of a mesh change places, once or twice."""
+    meshes = 2 * kind.mesh_multiple
+    stages = meshes * (2 if kind.stages_per_mesh == SEVERAL else kind.stages_per_mesh)
+    schedule, graph = build_schedule(kind.name, stages, microbatches, meshes), kind.graph(stages, meshes, kind.kinds)
+    rows = [list(own) for own in schedule.tasks]
+    for _ in range(data.draw(st.integers(1, 2))):
+        own = data.draw(st.sampled_from(rows))
+        a, b = data.draw(st.integers(0, len(own) - 1)), data.draw(st.integers(0, len(own) - 1))
+        own[a], own[b] = own[b], own[a]
+    corrupted = replace(schedule, tasks=tuple(map(tuple, rows)))
+    needs = {(edge.dst, edge.src) for edge in graph.edges}
+    done: set[object] = set()
+    lists = [list(own) for own in rows]
+    moved = True
+    while moved:
+        moved = False
+        for own in lists:
+            while own and all(
+                (source, own[0].microbatch) in done for target, source in needs if target == own[0].stage_task
+            ):
+                done.add((own[0].stage_task, own[0].microbatch))
+                own.pop(0)
+                moved = True
+    if any(lists):
+        with pytest.raises(ScheduleError, match=r"mesh \d+ .*\(task \d+ of \d+\)"):
+            validate(corrupted, graph)
+        return
+    reason = validate(corrupted, graph)
+    assert bool(reason) == blocks_by_brute_force(messages_of(link(corrupted, graph)).steps, True)
+
+
+def test_only_dualpipe_needs_the_order_of_receipt() -> None:
+    for kind in SCHEDULES.values():
+        stages = 4 * (2 if kind.stages_per_mesh == SEVERAL else kind.stages_per_mesh)
+        reason = validate(build_schedule(kind.name, stages, 16, 4), kind.graph(stages, 4, kind.kinds))
+        if kind.name == "dualpipe-v":
+            assert reason == "mesh 1 waits for 7I0 for 6I0, sent behind 0F6 for 1F6"
+        else:
+            assert reason == ""
+
+
+def test_a_circle_names_what_is_held_back() -> None:
+    """Mesh 0 sends 0 and then 1, mesh 1 takes them the other way round."""
+    steps = (((Do.SEND, 0), (Do.SEND, 1)), ((Do.RECV, 1), (Do.RECV, 0)))
+    assert not run_exchange(steps, rendezvous=False).blocks
+    outcome = run_exchange(steps, rendezvous=True)
+    said = describe(steps, outcome, lambda mesh, at: f"mesh {mesh}", "#{}".format)
+    assert said == "mesh 1 waits for #1, sent behind #0"
+    assert in_order_of_receipt(steps)[0] == ((Do.SEND, 1), (Do.SEND, 0))
+
+
+def test_checks_take_linked_schedules() -> None:
+    assert check_exchange(link(build_schedule("1f1b", 3, 4), chain_graph(3))) == ""
+
+
+def test_sends_of_the_runtime_are_moved_back_and_nothing_else() -> None:
+    """m0 makes buffers 1 and 2 and sends them; m1 takes the second first."""
+    make = [Run(f"f{k}", (), (k,), (), "") for k in (1, 2)]
+    send = [Send(tag, tag + 1, "m1", 0) for tag in (0, 1)]
+    take = [Recv(tag, tag + 1, "m0", 0) for tag in (1, 0)]
+    free = Free((1,))
+    ordered = order_sends([[make[0], send[0], make[1], send[1], free], take])
+    assert ordered == [[make[0], make[1], send[1], send[0], free], take]
+    in_order = [[make[0], send[0], make[1], send[1], free], take[::-1]]
+    assert order_sends(in_order) == in_order
+
+
+def test_a_run_waits_for_what_it_overwrites() -> None:
+    """m0 donates what it has sent, and only then sends what m1 takes first."""
+    first = [Send(0, 1, "m1", 0), Run("f", (1,), (2,), (1,), ""), Send(1, 2, "m1", 0)]
+    steps = steps_of([first, [Recv(1, 2, "m0", 0), Recv(0, 1, "m0", 0)]])
+    assert steps[0] == ((Do.SEND, 0), (Do.SENT, 1), (Do.SEND, 1))
+    assert not run_exchange(steps, rendezvous=False).blocks
+    said = describe(steps, run_exchange(steps, rendezvous=True), lambda mesh, at: f"mesh {mesh}", "#{}".format)
+    assert said == "mesh 0 waits until #0 is sent; mesh 1 waits for #1"
