@@ -74,7 +74,7 @@ def held_by_definition(problem: IntraOpProblem, plan: IntraOpPlan) -> list[int]:
         for at in range(first, last + 1):
             held[at] += local_bytes(graph, plan.mesh, tensor, plan.shardings[tensor])
     nothing: frozenset[int] = frozenset()
-    for copy in find_copies(graph, plan.mesh, plan.strategies, plan.shardings, nothing, plan.fresh, order):
+    for copy in find_copies(graph, plan.mesh, plan.strategies, plan.shardings, nothing, plan.fresh, enumerate(order)):
         for at in range(copy.start, copy.stop):
             held[at] += copy.bytes
     return held

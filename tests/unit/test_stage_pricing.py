@@ -21,6 +21,7 @@ from shardopt.solve.sharding.strategies_tables import StrategyTables
 from shardopt.solve.stages.candidates import CandidateProblem, candidate_mesh
 from shardopt.solve.stages.pricing.bounds import Rooflines, relaxed_layer
 from shardopt.solve.stages.pricing.lazy_prices import LazyPrices
+from shardopt.solve.stages.pricing.part_facts import PartFacts
 from shardopt.solve.stages.pricing.prices import OptimalSharder, memory_of
 from shardopt.solve.stages.pricing.stage_part import cut_part
 from shardopt.solve.stages.stage_dp import solve_stages
@@ -93,7 +94,7 @@ def test_bytes_are_weights_sums_and_what_the_backward_needs() -> None:
     found = []
     for start, end in ((1, 2), (2, 3)):
         part = cut_part(step, start, end)
-        found.append(memory_of(part, tables, OptimalSharder().shard(part, tables)))
+        found.append(memory_of(PartFacts(part), tables, OptimalSharder().shard(part, PartFacts(part), tables)))
     inner, last = found
     assert inner.activation_bytes == 2 * BYTES, "what the layer gets and what it makes"
     assert last.activation_bytes == 0, "the last stage holds nothing between forward and backward"
@@ -105,7 +106,7 @@ def test_a_price_is_what_the_plan_of_its_choices_costs(start: int, end: int) -> 
     part, where = cut_part(chain(), start, end), cluster()
     for option in stage_options(where):
         tables = StrategyTables(candidate_mesh(option, range(option.num_devices)), where)
-        found = OptimalSharder().shard(part, tables)
+        found = OptimalSharder().shard(part, PartFacts(part), tables)
         whole = IntraOpTables(part.graph, tables.mesh, where, linear=part.linear, strategies=tables)
         plan = whole.problem(tied=part.tied).decode(Solution(found.choice, 0.0, 0.0, 0.0, "feasible"))
         assert sum(found.fragment_seconds) == pytest.approx(plan.summary().seconds, rel=0.02)
@@ -121,7 +122,8 @@ def test_bounds_never_exceed_prices(depth: int) -> None:
         tables, roof = StrategyTables(mesh, where), roofs.seconds(mesh, where)
         for start in range(depth):
             for end in range(start + 1, depth + 1):
-                price = sum(OptimalSharder().shard(cut_part(step, start, end), tables).fragment_seconds)
+                part = cut_part(step, start, end)
+                price = sum(OptimalSharder().shard(part, PartFacts(part), tables).fragment_seconds)
                 layers = [relaxed_layer(step, k, end == depth).seconds(tables) for k in range(start, end)]
                 assert sum(layers) <= price * (1 + 1e-9)
                 assert roof[start:end].sum() <= price * (1 + 1e-9)

@@ -68,7 +68,9 @@ def _holders(graph: MeshGraph, problem: IntraOpProblem, plan: IntraOpPlan, at: i
     """The largest of what is held at a position, and how much more there is."""
     ops, mesh = plan.graph, plan.mesh
     lives, scratch = with_gaps(ops, mesh, problem.lifetimes, plan.shardings, plan.rematerialized)
-    copies = find_copies(ops, mesh, plan.strategies, plan.shardings, plan.made_anywhere, plan.fresh, problem.order)
+    copies = find_copies(
+        ops, mesh, plan.strategies, plan.shardings, plan.made_anywhere, plan.fresh, enumerate(problem.order)
+    )
     held = [
         (
             live.count * local_bytes(ops, mesh, live.tensor, plan.shardings[live.tensor]),

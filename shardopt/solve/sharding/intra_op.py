@@ -284,7 +284,7 @@ class IntraOpProblem:
     ) -> np.ndarray:
         graph, mesh = self.tables.graph, self.tables.mesh
         lives, needed = with_gaps(graph, mesh, self.lifetimes, shardings, rematerialized)
-        copies = find_copies(graph, mesh, strategies, shardings, self.made_anywhere, fresh, self.order)
+        copies = find_copies(graph, mesh, strategies, shardings, self.made_anywhere, fresh, enumerate(self.order))
         return live_bytes(graph, mesh, lives, shardings, (*copies, *needed), len(self.order))
 
     def _of_first_readers(self, strategies: Mapping[int, Strategy]) -> dict[int, Sharding]:

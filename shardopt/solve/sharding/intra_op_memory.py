@@ -17,7 +17,7 @@ fragment, and kept from the first to the last of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -223,13 +223,14 @@ def find_copies(
     shardings: Mapping[int, Sharding],
     made_anywhere: Set[int],
     fresh: FreshCopies,
-    order: Sequence[int],
+    positions: Iterable[tuple[int, int]],
 ) -> tuple[Copy, ...]:
-    """What the operations, which run in `order`, need beside the values themselves."""
+    """What operations need beside the values themselves. `positions` are (position, operation), in the order in which
+    they run; those left out need nothing."""
     found: dict[tuple[int, Sharding, tuple[int, int], int], Copy] = {}
     number: dict[tuple[int, Sharding, tuple[int, int]], int] = {}
     whole: list[Copy] = []
-    for position, index in enumerate(order):
+    for position, index in positions:
         op, strategy = graph.ops[index], strategies[index]
         for tensor, wanted in zip(op.operands, strategy.operands, strict=True):
             if tensor in made_anywhere or shardings[tensor] == wanted:

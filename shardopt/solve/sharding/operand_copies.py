@@ -52,7 +52,7 @@ def _later_readers(problem: IntraOpProblem, plan: IntraOpPlan, limit: int) -> Fr
 
 def _copies(problem: IntraOpProblem, plan: IntraOpPlan) -> tuple[Copy, ...]:
     return find_copies(
-        plan.graph, plan.mesh, plan.strategies, plan.shardings, plan.made_anywhere, plan.fresh, problem.order
+        plan.graph, plan.mesh, plan.strategies, plan.shardings, plan.made_anywhere, plan.fresh, enumerate(problem.order)
     )
 
 

@@ -16,7 +16,7 @@ from shardopt.solve.presets.presets import restrict
 from shardopt.solve.sharding.intra_op import IntraOpTables
 from shardopt.solve.sharding.strategies_tables import StrategyTables
 from shardopt.solve.stages.pricing.class_problem import WORK, ClassProblem
-from shardopt.solve.stages.pricing.classes import single_classes
+from shardopt.solve.stages.pricing.part_facts import PartFacts
 from shardopt.solve.stages.pricing.prices import GAP, Sharding
 from shardopt.solve.stages.pricing.stage_part import StagePart
 from shardopt.solve.stages.step_graph import StepGraph
@@ -57,7 +57,7 @@ class PresetSharder:
         roles = self.roles.of_part(part)
         return f"{self.method} {sorted(roles.state)} {sorted(roles.batch.items())} {sorted(roles.received.items())}"
 
-    def shard(self, part: StagePart, tables: StrategyTables) -> Sharding:
+    def shard(self, part: StagePart, facts: PartFacts, tables: StrategyTables) -> Sharding:
         """Raises UserError where the preset does not apply."""
         whole = IntraOpTables(part.graph, tables.mesh, tables.cluster, linear=part.linear, strategies=tables)
         found = restrict(self.method, whole, self.roles.of_part(part))
@@ -65,5 +65,5 @@ class PresetSharder:
         solution = improve(problem, (0,) * problem.num_nodes, gap_tolerance=GAP, work=WORK)
         if not solution.choice:
             return Sharding((), ())
-        seconds = ClassProblem(single_classes(part), tables).seconds(solution.choice)
+        seconds = ClassProblem(facts.singles, tables).seconds(solution.choice)
         return Sharding(tuple(seconds.tolist()), solution.choice)

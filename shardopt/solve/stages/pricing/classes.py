@@ -105,7 +105,7 @@ def places(graph: OpGraph, inputs: Sequence[int]) -> dict[int, tuple[int, int]]:
 def find_classes(part: StagePart, view: PartView | None = None, most: int = MOST_CLASSES) -> Classes:
     """The classes of a part, at most `most`, as far as operations of different kinds allow."""
     classes = single_classes(part, view)
-    kinds = _kinds(part, classes.view, classes.inputs)
+    kinds = node_kinds(part, classes.view, classes.inputs)
     ties = _ties(part, places(part.graph, classes.inputs))
     return replace(classes, of_node=_refine(kinds, classes.reads, ties, most))
 
@@ -139,7 +139,7 @@ def _ties(part: StagePart, place: dict[int, tuple[int, int]]) -> np.ndarray:
     return np.array(rows, dtype=np.int64).reshape(-1, 4)
 
 
-def _kinds(part: StagePart, view: PartView, inputs: Sequence[int]) -> np.ndarray:
+def node_kinds(part: StagePart, view: PartView, inputs: Sequence[int]) -> np.ndarray:
     """Equal numbers for nodes that have equal strategies and stand in one fragment."""
     graph, number = part.graph, dict[object, int]()
     rules: dict[FactorRule | None, int] = {}

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardopt.solve.assignment.problem import Problem, Solution
+from shardopt.solve.assignment.problem import Problem
 from shardopt.solve.assignment.sharding_ilp import improve
-from shardopt.solve.sharding.intra_op import IntraOpTables
-from shardopt.solve.sharding.intra_op_memory import Lifetime, local_bytes
 from shardopt.solve.sharding.strategies_tables import StrategyTables
 from shardopt.solve.stages.pricing.class_problem import WORK, ClassProblem
-from shardopt.solve.stages.pricing.classes import find_classes, places
+from shardopt.solve.stages.pricing.held_bytes import ShardedPart
+from shardopt.solve.stages.pricing.part_facts import PartFacts
 from shardopt.solve.stages.pricing.prices import GAP, Sharding
 from shardopt.solve.stages.pricing.stage_part import StagePart
 
@@ -38,17 +37,15 @@ class LeanSharder:
     def content(self, part: StagePart) -> str:
         return f"ilp {GAP} with {self.byte_seconds!r} seconds a byte, {self.in_flight} in flight"
 
-    def shard(self, part: StagePart, tables: StrategyTables) -> Sharding:
-        classes = find_classes(part)
+    def shard(self, part: StagePart, facts: PartFacts, tables: StrategyTables) -> Sharding:
+        classes = facts.classes
         priced = ClassProblem(classes, tables)
         costs = [np.array(cost, dtype=float) for cost in priced.problem.costs]
-        place = places(part.graph, classes.inputs)
-        for live in self._at_peak(part, tables):
-            if live.tensor in place:
-                node, k = place[live.tensor]
-                c = int(classes.of_node[node])
-                held = tables.local_bytes(part.graph.tensors[live.tensor], priced.result(c, k))
-                costs[c] += self.byte_seconds * live.count * held
+        for tensor, count in self._at_peak(facts, tables):
+            node, k = facts.place[tensor]
+            c = int(classes.of_node[node])
+            held = tables.local_bytes(facts.part.graph.tensors[tensor], priced.result(c, k))
+            costs[c] += self.byte_seconds * count * held
         problem = Problem(tuple(costs), priced.problem.edges)
         start = tuple(int(self.plain.choice[node]) for node in classes.members.tolist())
         solution = improve(problem, start, gap_tolerance=GAP, work=WORK)
@@ -56,15 +53,10 @@ class LeanSharder:
             return Sharding((), ())
         return Sharding(tuple(priced.seconds(solution.choice).tolist()), priced.spread(solution.choice))
 
-    def _at_peak(self, part: StagePart, tables: StrategyTables) -> tuple[Lifetime, ...]:
-        """What a device holds at the position where the shortest sharding holds most."""
-        whole = IntraOpTables(part.graph, tables.mesh, tables.cluster, linear=part.linear, strategies=tables)
-        problem = whole.problem(tied=part.tied, residency=part.residency(self.in_flight))
-        plan = problem.decode(Solution(self.plain.choice, 0.0, 0.0, 0.0, "feasible"))
-        change = np.zeros(len(problem.order) + 1, dtype=np.int64)
-        for live in problem.lifetimes:
-            size = live.count * local_bytes(part.graph, tables.mesh, live.tensor, plan.shardings[live.tensor])
-            change[live.start] += size
-            change[live.stop] -= size
-        peak = int(np.cumsum(change[:-1]).argmax()) if len(problem.order) else 0
-        return tuple(live for live in problem.lifetimes if live.start <= peak < live.stop)
+    def _at_peak(self, facts: PartFacts, tables: StrategyTables) -> list[tuple[int, int]]:
+        """What a device holds at the position where the shortest sharding, without copies of operands, holds most:
+        tensors, and of how many microbatches."""
+        live_bytes = ShardedPart(facts, tables, self.plain.choice).live_bytes(copies=False, in_flight=self.in_flight)
+        peak = int(live_bytes.argmax()) if live_bytes.size else 0
+        lives = [*((live, 1) for live in facts.lifetimes), *((live, self.in_flight - 1) for live in facts.further)]
+        return [(live.tensor, count) for live, count in lives if count and live.start <= peak < live.stop]

@@ -19,6 +19,7 @@ from shardopt.cost.mesh import Mesh
 from shardopt.cost.spans import timed
 from shardopt.solve.sharding.strategies_tables import StrategyTables
 from shardopt.solve.stages.pricing.bounds import RelaxedLayer
+from shardopt.solve.stages.pricing.part_facts import PartFacts
 from shardopt.solve.stages.pricing.prices import Memory, Sharder, Sharding, memory_of
 from shardopt.solve.stages.pricing.stage_part import StagePart
 
@@ -42,6 +43,7 @@ class Pricer:
     cluster: Cluster
     counts: PricerCounts = field(default_factory=PricerCounts)
     _tables: dict[Mesh, StrategyTables] = field(default_factory=dict)
+    _facts: dict[str, PartFacts] = field(default_factory=dict)
     _known: dict[tuple[str, str, Mesh], object] = field(default_factory=dict)
 
     @timed("stage prices: bounds")
@@ -59,7 +61,7 @@ class Pricer:
         def compute() -> Sharding:
             self.counts.solves += 1
             try:
-                return sharder.shard(part, self._tables_of(mesh))
+                return sharder.shard(part, self._facts_of(part), self._tables_of(mesh))
             except UserError as error:
                 return Sharding((), (), str(error))
 
@@ -69,9 +71,12 @@ class Pricer:
     def memory(self, part: StagePart, mesh: Mesh, sharder: Sharder) -> Memory:
         def compute() -> Memory:
             self.counts.accounts += 1
-            return memory_of(part, self._tables_of(mesh), self.sharding(part, mesh, sharder))
+            return memory_of(self._facts_of(part), self._tables_of(mesh), self.sharding(part, mesh, sharder))
 
         return self._remember(f"memory {sharder.content(part)}", part.key, mesh, compute, lambda row: Memory(*row))
+
+    def _facts_of(self, part: StagePart) -> PartFacts:
+        return self._facts.setdefault(part.key, PartFacts(part))
 
     def _tables_of(self, mesh: Mesh) -> StrategyTables:
         if mesh not in self._tables:

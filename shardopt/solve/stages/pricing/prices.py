@@ -10,12 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from shardopt.solve.assignment.problem import Solution
-from shardopt.solve.sharding.intra_op import IntraOpTables
-from shardopt.solve.sharding.intra_op_memory import local_bytes
 from shardopt.solve.sharding.strategies_tables import StrategyTables
 from shardopt.solve.stages.pricing.class_problem import ClassProblem
-from shardopt.solve.stages.pricing.classes import find_classes
+from shardopt.solve.stages.pricing.held_bytes import ShardedPart
+from shardopt.solve.stages.pricing.part_facts import PartFacts
 from shardopt.solve.stages.pricing.stage_part import StagePart
 
 # Prices are this close to the optimum of what they are the price of; differences below it are noise of the cost model.
@@ -46,8 +44,8 @@ class Sharder(Protocol):
     def content(self, part: StagePart) -> str:
         """What the sharding depends on beside the graph of the part and the mesh."""
 
-    def shard(self, part: StagePart, tables: StrategyTables) -> Sharding:
-        """Raises UserError where the method does not apply to the part."""
+    def shard(self, part: StagePart, facts: PartFacts, tables: StrategyTables) -> Sharding:
+        """`facts` may be those of an equal part. Raises UserError where the method does not apply to the part."""
 
 
 @dataclass(frozen=True)
@@ -59,21 +57,16 @@ class OptimalSharder:
     def content(self, part: StagePart) -> str:
         return f"ilp {self.gap_tolerance}"
 
-    def shard(self, part: StagePart, tables: StrategyTables) -> Sharding:
-        problem = ClassProblem(find_classes(part), tables)
+    def shard(self, part: StagePart, facts: PartFacts, tables: StrategyTables) -> Sharding:
+        problem = ClassProblem(facts.classes, tables)
         solution = problem.solve(self.gap_tolerance)
         if not solution.choice:
             return Sharding((), ())
         return Sharding(tuple(problem.seconds(solution.choice).tolist()), problem.spread(solution.choice))
 
 
-def memory_of(part: StagePart, tables: StrategyTables, sharding: Sharding) -> Memory:
+def memory_of(facts: PartFacts, tables: StrategyTables, sharding: Sharding) -> Memory:
     """What a device of the mesh of `tables` holds of a part that is sharded so."""
-    graph, mesh = part.graph, tables.mesh
-    whole = IntraOpTables(graph, mesh, tables.cluster, linear=part.linear, strategies=tables)
-    problem = whole.problem(tied=part.tied, residency=part.residency(1))
-    plan = problem.decode(Solution(sharding.choice, 0.0, 0.0, 0.0, "feasible"))
-    # One microbatch more is held in further lifetimes at the end.
-    more = problem.with_residency(part.residency(2)).lifetimes[len(problem.lifetimes) :]
-    each = sum(live.count * local_bytes(graph, mesh, live.tensor, plan.shardings[live.tensor]) for live in more)
-    return Memory(max(plan.peak_bytes - each, 0), each)
+    sharded = ShardedPart(facts, tables, sharding.choice)
+    each = sum(live.count * sharded.bytes_of(live.tensor) for live in facts.further)
+    return Memory(max(int(sharded.live_bytes(copies=True).max(initial=0)) - each, 0), each)

@@ -1,0 +1,120 @@
+"""What a device holds of a stage whose sharding is known: the accounting of `shardopt.solve.sharding.intra_op_memory`,
+for parts in which many operations are alike.
+
+Nodes of one kind with one choice have the same shardings, so these are looked at once for each such pair; only the
+operations that need copies of their operands are walked through one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from shardopt.cost.mesh import Sharding
+from shardopt.solve.sharding.intra_op_memory import Copy, find_copies
+from shardopt.solve.sharding.strategies import Strategy
+from shardopt.solve.sharding.strategies_tables import StrategyTables
+from shardopt.solve.stages.pricing.part_facts import PartFacts
+
+
+@dataclass(frozen=True, eq=False)
+class ShardedPart:
+    """`choice` is the strategy of every operation, then the sharding of every input."""
+
+    facts: PartFacts
+    tables: StrategyTables
+    choice: tuple[int, ...]
+
+    def live_bytes(self, copies: bool, in_flight: int = 1) -> np.ndarray:
+        """Bytes that a device holds while each operation runs, with or without the copies of operands: int64
+        `[positions]`."""
+        change = np.zeros(len(self.facts.execution.order) + 1, dtype=np.int64)
+        lives = [(live, 1) for live in self.facts.lifetimes]
+        if in_flight > 1:
+            lives += [(live, in_flight - 1) for live in self.facts.further]
+        held = [(live.start, live.stop, count * self.bytes_of(live.tensor)) for live, count in lives]
+        held += [(copy.start, copy.stop, copy.bytes) for copy in self._copies] if copies else []
+        start, stop, size = np.array(held, dtype=np.int64).reshape(-1, 3).T
+        np.add.at(change, start, size)
+        np.subtract.at(change, stop, size)
+        return np.cumsum(change[:-1])
+
+    def bytes_of(self, tensor: int) -> int:
+        """Bytes of a device."""
+        if tensor in self.facts.first_readers:
+            node, operand = self.facts.first_readers[tensor]
+            tiles = prod(self._strategy(node).operands[operand].tile_counts(self.tables.mesh))
+        else:
+            node, k = self.facts.place[tensor]
+            tiles = self._tiles[int(self._pair_of[node])][k]
+        return self.facts.part.graph.tensors[tensor].size_bytes // tiles
+
+    @cached_property
+    def _pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """The first node of each pair of a kind and a choice, and the pair of each node."""
+        choice = np.array(self.choice, dtype=np.int64)
+        keys = self.facts.kinds * (choice.max(initial=0) + 1) + choice
+        return np.unique(keys, return_index=True, return_inverse=True)[1:]
+
+    @property
+    def _pair_of(self) -> np.ndarray:
+        return self._pairs[1]
+
+    @cached_property
+    def _strategies(self) -> tuple[Strategy | Sharding, ...]:
+        """Of each pair: the strategy of an operation, or the sharding of an input."""
+        part, inputs = self.facts.part, self.facts.singles.inputs
+        graph, found = part.graph, list[Strategy | Sharding]()
+        for node in self._pairs[0].tolist():
+            if node < len(graph.ops):
+                of = self.tables.of(graph.ops[node], graph.tensors, part.linear[node], part.accesses[node])
+                found.append(of.strategies[self.choice[node]])
+            else:
+                column = self.tables.choices(graph.tensors[inputs[node - len(graph.ops)]].shape)
+                found.append(column.shardings[self.choice[node]])
+        return tuple(found)
+
+    def _strategy(self, op: int) -> Strategy:
+        found = self._strategies[int(self._pair_of[op])]
+        assert isinstance(found, Strategy)
+        return found
+
+    @cached_property
+    def _shardings(self) -> tuple[tuple[Sharding, ...], ...]:
+        """Of each pair, of all its results."""
+        return tuple((each,) if isinstance(each, Sharding) else each.results for each in self._strategies)
+
+    @cached_property
+    def _tiles(self) -> tuple[tuple[int, ...], ...]:
+        mesh = self.tables.mesh
+        return tuple(tuple(prod(sharding.tile_counts(mesh)) for sharding in each) for each in self._shardings)
+
+    @cached_property
+    def _copies(self) -> tuple[Copy, ...]:
+        graph, ops = self.facts.part.graph, sorted(self._resharding_ops())
+        read = dict.fromkeys(t for op in ops for t in graph.ops[op].operands if t not in self.facts.part.free)
+        made = dict.fromkeys(tensor for op in ops for tensor in graph.ops[op].results)
+        shardings = {}
+        for tensor in (*read, *made):
+            node, k = self.facts.place[tensor]
+            shardings[tensor] = self._shardings[int(self._pair_of[node])][k]
+        strategies = {op: self._strategy(op) for op in ops}
+        order = sorted((int(self.facts.position[op]), op) for op in ops)
+        return find_copies(graph, self.tables.mesh, strategies, shardings, self.facts.part.free, frozenset(), order)
+
+    def _resharding_ops(self) -> set[int]:
+        """Operations that want an operand in another sharding than its own, or scatter a result."""
+        reads, pair = self.facts.singles.reads, self._pair_of
+        rows = np.stack([pair[reads.source], reads.result, pair[reads.target], reads.operand])
+        keys = np.ravel_multi_index(tuple(rows), tuple(rows.max(axis=1, initial=0) + 1))
+        first, row = np.unique(keys, return_index=True, return_inverse=True)[1:]
+        differs = np.zeros(len(first), dtype=bool)
+        for number, (source, k, target, operand) in enumerate(rows[:, first].T.tolist()):
+            reader = self._strategies[target]
+            assert isinstance(reader, Strategy)
+            differs[number] = self._shardings[source][k] != reader.operands[operand]
+        scatters = [isinstance(each, Strategy) and each.unscattered != each.results for each in self._strategies]
+        return {*reads.target[differs[row]].tolist(), *np.flatnonzero(np.array(scatters)[pair]).tolist()}

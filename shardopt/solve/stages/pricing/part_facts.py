@@ -1,0 +1,82 @@
+"""What is the same about a part of a step on every mesh: its classes, the order in which it runs, what is held when.
+
+Parts that are equal (`StagePart.key`) have equal facts wherever they stand in the model, so that these are found once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from shardopt.solve.sharding.execution_order import ExecutionOrder, execution_order
+from shardopt.solve.sharding.intra_op import find_made_anywhere
+from shardopt.solve.sharding.intra_op_memory import Lifetime, Lifetimes
+from shardopt.solve.stages.pricing.classes import Classes, find_classes, node_kinds, places, single_classes
+from shardopt.solve.stages.pricing.stage_part import StagePart
+
+
+@dataclass(frozen=True, eq=False)
+class PartFacts:
+    """`part` stands for all that are equal to it, apart from what they are copies of."""
+
+    part: StagePart
+
+    @cached_property
+    def classes(self) -> Classes:
+        return find_classes(self.part)
+
+    @cached_property
+    def singles(self) -> Classes:
+        """Every node as a class of its own."""
+        return single_classes(self.part)
+
+    @cached_property
+    def kinds(self) -> np.ndarray:
+        """Equal numbers for nodes with equal strategies: int64 `[nodes]`."""
+        return node_kinds(self.part, self.singles.view, self.singles.inputs)
+
+    @cached_property
+    def execution(self) -> ExecutionOrder:
+        return execution_order(self.part.graph, find_made_anywhere(self.part.graph), self.part.fusion)
+
+    @cached_property
+    def position(self) -> np.ndarray:
+        """Where each operation stands in that order: int64 `[operations]`."""
+        found = np.empty(len(self.execution.order), dtype=np.int64)
+        found[np.array(self.execution.order, dtype=np.int64)] = np.arange(len(found))
+        return found
+
+    @cached_property
+    def place(self) -> dict[int, tuple[int, int]]:
+        """For each tensor the node that decides about it, and which of its results it is."""
+        return places(self.part.graph, self.singles.inputs)
+
+    @cached_property
+    def first_readers(self) -> dict[int, tuple[int, int]]:
+        """For each tensor that readers get as they want it, the first one and which of its operands it is."""
+        found: dict[int, tuple[int, int]] = {}
+        for node, op in enumerate(self.part.graph.ops):
+            for position, tensor in enumerate(op.operands):
+                if tensor in self.part.free:
+                    found.setdefault(tensor, (node, position))
+        return found
+
+    @cached_property
+    def lifetimes(self) -> tuple[Lifetime, ...]:
+        """With one microbatch in flight."""
+        return self._lifetimes(1)
+
+    @cached_property
+    def further(self) -> tuple[Lifetime, ...]:
+        """What is held once more for every further microbatch in flight."""
+        return self._lifetimes(2)[len(self.lifetimes) :]
+
+    def _lifetimes(self, in_flight: int) -> tuple[Lifetime, ...]:
+        part, aliases = self.part, dict[int, int]()
+        for a, b in part.tied:
+            if a != b and a in self.place and b in self.place:
+                aliases.setdefault(b, a)
+        execution, inputs = self.execution, self.singles.inputs
+        return Lifetimes(part.graph, execution, execution.order, inputs, aliases, part.residency(in_flight)).all()
