@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shardopt.caching.store import default_store, using
+from shardopt.frontend.collection import rare_collection
 from shardopt.frontend.given_plan import check_model
 from shardopt.frontend.plan import Plan, PlanOptions, option_text
 from shardopt.frontend.plan_cache import get_plan, plan_key, put_plan
@@ -53,7 +54,7 @@ def make_plan(
             said.append(diagnostic)
             report(diagnostic)
 
-        with using(store):
+        with using(store), rare_collection():
             plan = _run_phases(source, name, options, explain, on_phase, on_result, keep)
         if store is not None and key is not None:
             put_plan(store, key, plan, said)

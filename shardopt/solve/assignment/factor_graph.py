@@ -64,9 +64,10 @@ class FactorGraph:
     first change (OrderedDict: popping the front of a plain dict rescans what was popped before).
     """
 
-    def __init__(self, problem: Problem, deadline: float | None = None) -> None:
+    def __init__(self, problem: Problem, deadline: float | None = None, store: TableStore | None = None) -> None:
         self.deadline = deadline
-        self.store = TableStore()
+        self.store = TableStore() if store is None else store
+        self.store.begin()
         self.costs: list[np.ndarray] = list(problem.costs)
         self.tables: list[dict[int, np.ndarray]] = [{} for _ in problem.costs]
         self.alive: list[bool] = [True] * problem.num_nodes

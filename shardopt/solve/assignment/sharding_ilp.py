@@ -16,6 +16,7 @@ from shardopt.solve.assignment.components import split_components
 from shardopt.solve.assignment.marginal_ilp import OPTIMAL_GAP
 from shardopt.solve.assignment.presolve import Presolved, presolve
 from shardopt.solve.assignment.problem import Problem, Solution, Statistic, Status, evaluate, relative_gap
+from shardopt.solve.assignment.table_store import TableStore
 
 __all__ = ["Progress", "improve", "solve"]
 
@@ -63,12 +64,14 @@ def improve(
     gap_tolerance: float = 0.0,
     work: int | None = None,
     progress: Progress | None = None,
+    store: TableStore | None = None,
 ) -> Solution:
     """Search from `choice` for a better assignment, without integer programs: quick and local, with a bound.
 
     The answer is never worse than `choice` if that is allowed. Budgets and statuses are those of `solve`.
+    `store` is shared by problems with many equal tables, to presolve them faster.
     """
-    run = _Run(problem, time_limit_seconds, gap_tolerance, choice, progress, work, only_local=True)
+    run = _Run(problem, time_limit_seconds, gap_tolerance, choice, progress, work, only_local=True, store=store)
     return run.complete(None)
 
 
@@ -83,6 +86,7 @@ class _Run:
     progress: Progress | None
     work: int | None = None
     only_local: bool = False
+    store: TableStore | None = None
     presolve_seconds: float = 0.0
     start_cost: float = inf
 
@@ -141,7 +145,7 @@ class _Run:
 
     def _presolve(self, problem: Problem) -> Presolved:
         begin = monotonic()
-        reduced = presolve(problem, self.components.deadline)
+        reduced = presolve(problem, self.components.deadline, self.store)
         self.presolve_seconds += monotonic() - begin
         return reduced
 

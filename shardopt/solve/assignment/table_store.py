@@ -6,7 +6,7 @@ each operation on tables (transpose, analyse, min-plus product) runs once for ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TypeVar
@@ -42,13 +42,19 @@ class Analysis:
 
 
 class TableStore:
-    """Owns the tables of one presolve. Arrays given out are shared: never write to them."""
+    """Owns the tables of one presolve, or of several whose problems share tables. Arrays given out are shared: never
+    write to them."""
 
     def __init__(self) -> None:
+        self._charged: set[int] = set()  # tables whose regret this presolve has asked for
         self._canonical: dict[tuple[object, ...], np.ndarray] = {}
         self._held_bytes = 0
         self._ids: set[int] = set()  # of arrays in _canonical, which live as long as the store: an id stays theirs
         self._memo: dict[tuple[object, ...], object] = {}
+
+    def begin(self) -> None:
+        """The next presolve counts its work as if it were the first: what it does must not depend on earlier ones."""
+        self._charged = set()
 
     def intern(self, array: np.ndarray) -> np.ndarray:
         """The one array equal to this one."""
@@ -79,9 +85,13 @@ class TableStore:
         of the table (strategies with one sharding of the value) have one row number: `[d, d]` and `row[k]`."""
         return self._remember("regret", (table,), lambda: self._regret(table))
 
+    def charge(self, tables: Iterable[np.ndarray]) -> None:
+        """Count what `regret` takes for these as done."""
+        self._charged.update(id(table) for table in tables if id(table) in self._ids)
+
     def regret_work(self, table: np.ndarray) -> int:
-        """What `regret` will take, in entries: nothing if it is known."""
-        if ("regret", id(table)) in self._memo:
+        """What `regret` takes, in entries: nothing if this presolve has been charged for it."""
+        if id(table) in self._charged:
             return 0
         core, _ = self._core(table)
         return int(core.size * len(core))

@@ -20,6 +20,7 @@ from shardopt.cost.compute import memory_seconds
 from shardopt.cost.graph import Op, Tensor
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.resharding_costs import ReshardingCosts
+from shardopt.solve.assignment.table_store import TableStore
 from shardopt.solve.sharding.kernel_bytes import Accesses
 from shardopt.solve.sharding.linear import CLOSED, Linear
 from shardopt.solve.sharding.strategies import Strategy, all_shardings, marker_strategy, op_strategies
@@ -56,6 +57,7 @@ class StrategyTables:
         self.device = cluster.group_of(mesh).device
         self._resharding_costs = ReshardingCosts(cluster, mesh)
         self._memo: dict[Hashable, object] = {}
+        self.store = TableStore()  # what presolve learns of these tables, which many problems of one mesh share
 
     def of(
         self, op: Op, tensors: Sequence[Tensor], linear: Linear = CLOSED, accesses: Accesses | None = None

@@ -62,7 +62,7 @@ class PresetSharder:
         whole = IntraOpTables(part.graph, tables.mesh, tables.cluster, linear=part.linear, strategies=tables)
         found = restrict(self.method, whole, self.roles.of_part(part))
         problem = whole.problem(fixed=found.fixed, allowed=found.allowed, tied=part.tied).problem
-        solution = improve(problem, (0,) * problem.num_nodes, gap_tolerance=GAP, work=WORK)
+        solution = improve(problem, (0,) * problem.num_nodes, gap_tolerance=GAP, work=WORK, store=tables.store)
         if not solution.choice:
             return Sharding((), ())
         seconds = ClassProblem(facts.singles, tables).seconds(solution.choice)

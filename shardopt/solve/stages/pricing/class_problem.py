@@ -89,7 +89,7 @@ class ClassProblem:
     def solve(self, gap_tolerance: float, start: Sequence[int] | None = None) -> Solution:
         """The first strategy of every class, which runs it in full everywhere, is as good a beginning as any."""
         begin = (0,) * self.problem.num_nodes if start is None else start
-        return improve(self.problem, begin, gap_tolerance=gap_tolerance, work=WORK)
+        return improve(self.problem, begin, gap_tolerance=gap_tolerance, work=WORK, store=self.tables.store)
 
     def spread(self, choice: Sequence[int]) -> tuple[int, ...]:
         """The choice of every operation, then of every input."""

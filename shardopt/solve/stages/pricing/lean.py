@@ -48,7 +48,7 @@ class LeanSharder:
             costs[c] += self.byte_seconds * count * held
         problem = Problem(tuple(costs), priced.problem.edges)
         start = tuple(int(self.plain.choice[node]) for node in classes.members.tolist())
-        solution = improve(problem, start, gap_tolerance=GAP, work=WORK)
+        solution = improve(problem, start, gap_tolerance=GAP, work=WORK, store=tables.store)
         if not solution.choice:
             return Sharding((), ())
         return Sharding(tuple(priced.seconds(solution.choice).tolist()), priced.spread(solution.choice))
