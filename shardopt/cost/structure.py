@@ -94,8 +94,9 @@ def _canonical(graph: OpGraph, chosen: Sequence[int]) -> tuple[int, ...]:
             walk.visit(index)
     walk.follow()
     for index in chosen:  # what does not touch the others at all
-        walk.visit(index)
-        walk.follow()
+        if index not in walk.order:
+            walk.visit(index)
+            walk.follow()
     rank = {index: number for number, index in enumerate(walk.order)}
     first: dict[int, int] = {}
     for index in chosen:
@@ -135,13 +136,12 @@ class _Walk:
 
     def follow(self) -> None:
         """Everything that reads what has been visited, and so on."""
-        known = list(self.tensors)
-        while self.followed < len(known):
-            for reader in self.readers.get(known[self.followed], ()):
-                self.visit(reader)
-            self.followed += 1
-            if self.followed == len(known):
-                known = list(self.tensors)
+        while self.followed < len(self.tensors):
+            for tensor in list(self.tensors)[self.followed :]:
+                for reader in self.readers.get(tensor, ()):
+                    if reader not in self.order:
+                        self.visit(reader)
+                self.followed += 1
 
 
 class _Numbers:

@@ -116,10 +116,10 @@ def test_a_price_is_what_the_plan_of_its_choices_costs(start: int, end: int) -> 
 @pytest.mark.parametrize("depth", [2, 4])
 def test_bounds_never_exceed_prices(depth: int) -> None:
     step, where = chain(depth), cluster()
-    roofs = Rooflines(step)
+    roofs = Rooflines(step, where)
     for option in stage_options(where):
         mesh = candidate_mesh(option, range(option.num_devices))
-        tables, roof = StrategyTables(mesh, where), roofs.seconds(mesh, where)
+        tables, roof = StrategyTables(mesh, where), roofs.seconds(mesh)
         for start in range(depth):
             for end in range(start + 1, depth + 1):
                 part = cut_part(step, start, end)

@@ -95,6 +95,9 @@ def presolve(problem: Problem, deadline: float | None = None, store: TableStore 
                 break
     except Infeasible as error:
         return Presolved(None, (), np.inf, (), problem.num_nodes, smallest_peak, str(error))
+    finally:
+        if store is not None:
+            store.end()
     return _package(graph, problem.num_nodes, smallest_peak)
 
 

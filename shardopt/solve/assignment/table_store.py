@@ -19,6 +19,8 @@ _T = TypeVar("_T")
 # this: where they are not equal, keeping them alive for the memo only costs memory.
 _SMALL_BYTES = 1 << 14
 _MAX_HELD_BYTES = 1 << 28
+# What may stay for the next presolve that shares the store; there is one for each mesh that stages are priced on.
+_MAX_KEPT_BYTES = 1 << 26
 
 # A table counts as r(s) + q(t) if it differs from that by a few units in the last place of its largest entry.
 _SEPARABLE_TOLERANCE = 8 * float(np.finfo(np.float64).eps)
@@ -55,6 +57,11 @@ class TableStore:
     def begin(self) -> None:
         """The next presolve counts its work as if it were the first: what it does must not depend on earlier ones."""
         self._charged = set()
+
+    def end(self) -> None:
+        """Nobody holds tables of the presolve that ends, so that what takes too much room may be forgotten."""
+        if self._held_bytes > _MAX_KEPT_BYTES:
+            self._canonical, self._held_bytes, self._ids, self._memo = {}, 0, set(), {}
 
     def intern(self, array: np.ndarray) -> np.ndarray:
         """The one array equal to this one."""

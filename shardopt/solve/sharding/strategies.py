@@ -84,23 +84,29 @@ def op_strategies(
     )
 
 
-def least_compute_seconds(
-    op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], mesh: Mesh, cluster: Cluster
-) -> float:
-    """No strategy computes one execution of `op` faster than this: every axis that can split anything does, and all
-    that it reads and writes stays inside of kernels."""
-    factors, moving = shardable_factors(op), {window.factor for window in op.windows}
-    sizes = (mesh.axis_size(axis) for axis in live_axes(mesh))
-    shards = prod(
-        size
-        for size in sizes
-        if op.rule and any(factor in moving or op.rule.sizes[factor] % size == 0 for factor in factors)
-    )
-    tensors = (*operands, *results)
-    accesses = (0,) * len(tensors)
-    device = cluster.group_of(mesh).device
-    pricer = _Pricer(op, tuple(operands), tuple(results), mesh, cluster, device, accesses)
-    return pricer.share_seconds(shards, [tensor.size_bytes / shards for tensor in tensors])
+class LeastCompute:
+    """No strategy of `op` computes one execution faster than `seconds`: every axis that can split anything does, and
+    all that it reads and writes stays inside of kernels."""
+
+    def __init__(self, op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], cluster: Cluster) -> None:
+        moving = {window.factor for window in op.windows}
+        # What may be split: 0 for a factor along which data moves, which any axis can split.
+        self._extents = {
+            0 if factor in moving else op.rule.sizes[factor] for factor in shardable_factors(op) if op.rule is not None
+        }
+        self._op, self._operands, self._results, self._cluster = op, tuple(operands), tuple(results), cluster
+        self._known: dict[tuple[int, int], float] = {}
+
+    def seconds(self, mesh: Mesh) -> float:
+        sizes = [size for _, size in mesh.axes if size > 1]
+        shards = prod([size for size in sizes if any(extent % size == 0 for extent in self._extents)])
+        key = (self._cluster.group_index(mesh.devices[0]), shards)
+        if key not in self._known:
+            tensors, device = (*self._operands, *self._results), self._cluster.group_of(mesh).device
+            accesses = (0,) * len(tensors)
+            pricer = _Pricer(self._op, self._operands, self._results, mesh, self._cluster, device, accesses)
+            self._known[key] = pricer.share_seconds(shards, [tensor.size_bytes / shards for tensor in tensors])
+        return self._known[key]
 
 
 def is_made_anywhere(op: Op, operands: Sequence[Tensor]) -> bool:

@@ -18,13 +18,13 @@ from hashlib import sha256
 import numpy as np
 
 from shardopt.cost.cluster import Cluster
-from shardopt.cost.graph import SHARED, Op, Tensor
+from shardopt.cost.graph import SHARED, FactorRule
 from shardopt.cost.mesh import Mesh
 from shardopt.solve.sharding.execution_order import execution_order
 from shardopt.solve.sharding.fusion import fuse
 from shardopt.solve.sharding.intra_op import find_made_anywhere
 from shardopt.solve.sharding.intra_op_memory import Lifetimes
-from shardopt.solve.sharding.strategies import least_compute_seconds
+from shardopt.solve.sharding.strategies import LeastCompute
 from shardopt.solve.sharding.strategies_tables import StrategyTables
 from shardopt.solve.stages.pricing.class_problem import ClassProblem
 from shardopt.solve.stages.pricing.classes import Classes, PartView, find_classes
@@ -81,26 +81,30 @@ def relaxed_layer(step: StepGraph, layer: int, last: bool) -> RelaxedLayer:
 class Rooflines:
     """Seconds of the layers of a step if nothing were ever communicated."""
 
-    def __init__(self, step: StepGraph) -> None:
+    def __init__(self, step: StepGraph, cluster: Cluster) -> None:
         graph, number = step.graph, dict[tuple[object, ...], int]()
-        self._kinds: list[tuple[Op, tuple[Tensor, ...], tuple[Tensor, ...]]] = []
+        self._kinds: list[LeastCompute] = []
+        rules: dict[FactorRule | None, int] = {}
+        of_rule = {
+            id(rule): rules.setdefault(rule, len(rules)) for rule in {id(op.rule): op.rule for op in graph.ops}.values()
+        }
         rows = []
         for op, layer in zip(graph.ops, step.op_layer, strict=True):
             if layer == SHARED:
                 continue
             operands, results = (tuple(graph.tensors[t] for t in some) for some in (op.operands, op.results))
-            key = (op.name, id(op.rule), op.reducer, op.weighted_flops, operands, results)
+            key = (op.name, of_rule[id(op.rule)], op.windows, op.reducer, op.weighted_flops, operands, results)
             kind = number.setdefault(key, len(number))
             if kind == len(self._kinds):
-                self._kinds.append((op, operands, results))
+                self._kinds.append(LeastCompute(op, operands, results, cluster))
             rows.append((kind, layer, op.repeat))
         table = np.array(rows, dtype=np.int64).reshape(-1, 3)
         self._times = np.zeros((len(number), step.num_layers))  # how often operations of a kind run in each layer
         np.add.at(self._times, (table[:, 0], table[:, 1]), table[:, 2])
 
-    def seconds(self, mesh: Mesh, cluster: Cluster) -> np.ndarray:
+    def seconds(self, mesh: Mesh) -> np.ndarray:
         """`[layers]`, of all microbatches of a step."""
-        each = [least_compute_seconds(*kind, mesh, cluster) for kind in self._kinds]
+        each = [kind.seconds(mesh) for kind in self._kinds]
         return np.array(each) @ self._times
 
 

@@ -133,14 +133,14 @@ class PriceArrays:
 
     def _roofs(self) -> list[np.ndarray]:
         """Seconds of every layer on each option with nothing communicated, of a step."""
+        keys = [
+            (option.recompute == "none", mesh) for option, mesh in zip(self.problem.options, self.meshes, strict=True)
+        ]
         of_step = {
-            again: Rooflines(self._step(again)) for again in {option.recompute for option in self.problem.options}
+            plain: Rooflines(self._step("none" if plain else "layer"), self.problem.cluster)
+            for plain in {plain for plain, _ in keys}
         }
-        known: dict[tuple[Recompute, Mesh], np.ndarray] = {}
-        for option, mesh in zip(self.problem.options, self.meshes, strict=True):
-            if (option.recompute, mesh) not in known:
-                known[option.recompute, mesh] = of_step[option.recompute].seconds(mesh, self.problem.cluster)
-        keys = zip((option.recompute for option in self.problem.options), self.meshes, strict=True)
+        known = {(plain, mesh): of_step[plain].seconds(mesh) for plain, mesh in dict.fromkeys(keys)}
         return [known[key] for key in keys]
 
     def _kept_bytes(self, recompute: Recompute) -> np.ndarray:
