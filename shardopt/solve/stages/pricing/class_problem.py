@@ -86,10 +86,10 @@ class ClassProblem:
         )
         return [Edge(a, b, table) for a, b, table in tables if table.any()]
 
-    def solve(self, gap_tolerance: float, start: Sequence[int] | None = None) -> Solution:
+    def solve(self, gap_tolerance: float, work: int = WORK) -> Solution:
         """The first strategy of every class, which runs it in full everywhere, is as good a beginning as any."""
-        begin = (0,) * self.problem.num_nodes if start is None else start
-        return improve(self.problem, begin, gap_tolerance=gap_tolerance, work=WORK, store=self.tables.store)
+        begin = (0,) * self.problem.num_nodes
+        return improve(self.problem, begin, gap_tolerance=gap_tolerance, work=work, store=self.tables.store)
 
     def spread(self, choice: Sequence[int]) -> tuple[int, ...]:
         """The choice of every operation, then of every input."""
