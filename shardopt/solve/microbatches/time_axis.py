@@ -5,7 +5,7 @@ carries the batch. `analyse` walks the ops once in program order, with their sha
 of four kinds:
 
 * CONST: does not depend on the batch; it may still have the batch's extent (a mask, random bits) and is then sliced;
-* BATCHED: one dimension carries the batch (its `Split`);
+* BATCHED: one dimension carries the batch (its `Split`); an op without a cut is to run on the full batch all the same;
 * PARTIAL: a contraction over the batch; every microbatch contributes one term, combined by `reducer`;
 * WHOLE: depends on the complete batch, so it exists only after the loop.
 
@@ -147,7 +147,8 @@ class _Walk:
         except CouplingError as error:
             if not light:
                 self.couplings[index] = error
-            self._set(op, State(Kind.WHOLE, light=light))
+            split = self._sliced_again(op, operands) if light else None
+            self._set(op, State(Kind.BATCHED if split else Kind.WHOLE, split, light=light))
 
     def _set(self, op: Op, state: State) -> None:
         for result in op.results:
@@ -215,6 +216,15 @@ class _Walk:
             self._check_reduction(index, op)
             self._set(op, State(Kind.PARTIAL, reducer=op.reducer or "", light=light))
         self.cuts[index] = cut
+
+    def _sliced_again(self, op: Op, operands: list[State]) -> Split | None:
+        """Where rows that a light op has mixed (shuffled, sorted, summed up to each) are rows again: on the full batch
+        before the loop it is exact, and so are slices of its results."""
+        batched, split = next((t, s.split) for t, s in zip(op.operands, operands, strict=True) if s.split is not None)
+        rows = self.graph.tensors[batched].shape[split.dim]
+        shapes = [self.graph.tensors[result].shape for result in op.results]
+        found = all(split.dim < len(shape) and shape[split.dim] == rows for shape in shapes)
+        return split if found and split.extent % self.batch.num_microbatches == 0 else None
 
     def _use_accumulated(self, index: int, op: Op, operands: list[State]) -> None:
         """Accumulated operands of a batched op are light, or stand for the batch in every microbatch, or an error."""

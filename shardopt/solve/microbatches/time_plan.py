@@ -133,7 +133,7 @@ class _Placement:
         state = self.axis.op_state(op)
         if state.kind in (Kind.CONST, Kind.WHOLE):
             self._visit_unbatched(index, op)
-        elif state.kind is Kind.BATCHED or not state.light:
+        elif not state.light or (state.kind is Kind.BATCHED and self.axis.cuts[index] is not None):
             self._visit_batched(index, op)
         else:
             self._keep_before_loop(op)
@@ -209,7 +209,7 @@ class _Placement:
         self.accumulators[tensor] = Accumulator(View(tensor, state.split), state.reducer)
 
     def _keep_before_loop(self, op: Op) -> None:
-        """A reduction of batch inputs alone is computed on the full batch, exactly, and the body captures it."""
+        """What mixes batch inputs alone is computed on the full batch, exactly, and the body captures or slices it."""
         for result in op.results:
             for view in self.wanted[result].body:
                 self._provide(view)
