@@ -20,6 +20,8 @@ from shardopt.runtime.xla import XlaMesh
 
 # Nudged runs behind `conditioning`: one draw may miss the direction in which an output is sensitive.
 _TRIALS = 8
+# Two orders of summation may differ by more than one change of the inputs does.
+_NOISE_FACTOR = 10
 _ONE_DEVICE = Mesh("reference", (("device", 1),), (0,))
 
 
@@ -104,6 +106,12 @@ def conditioning(function: Reference, inputs: Sequence[np.ndarray], reference: S
             max(old, row.max_rel if row.unmatched == 0 else np.inf) for old, row in zip(floors, rows, strict=True)
         ]
     return floors
+
+
+def is_noise(row: Difference, floor: float, tolerance: float) -> bool:
+    """Whether a difference beyond the tolerance is of the order of `floor`, what the last bit of the inputs changes
+    (`conditioning`), and so tells nothing about the run."""
+    return tolerance < floor and row.max_rel <= _NOISE_FACTOR * floor
 
 
 def _nudge(value: np.ndarray, generator: np.random.Generator) -> np.ndarray:

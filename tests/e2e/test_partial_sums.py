@@ -177,6 +177,29 @@ def test_zero_scatters_accumulated_gradients_onto_the_optimizer_state(preset: st
     run_and_compare(plan, model)
 
 
+@pytest.mark.parametrize(
+    ("preset", "schedule", "gathered"), [("data", "1f1b", {}), ("zero2", "zero-bubble", {"all_gather": 2})]
+)
+def test_stages_sum_their_gradients_once_a_step(
+    preset: str, schedule: str, gathered: dict[str, int], cluster: Path
+) -> None:
+    """Two stages, each on two devices that split the batch: nothing is exchanged in the loop, forward or backward.
+    Behind it each stage sums up the gradients of its two layers, the last one the loss, too; ZeRO gathers new weights.
+    """
+    model = mlp(256, 32, 4)
+    options = {"stages": 2, "submesh": "1x2", "logical_shape": "1x2", "layers": 2, "intra_op": preset}
+    plan = plan_of(model, cluster, microbatches=4, schedule=schedule, **options)
+    found = traffic_of(plan)
+    updates = {name: dict(found.pop(name)) for name in ("stage0_update", "stage1_update")}
+    assert {"stage0_fwd", "stage1_fwd"} < found.keys()
+    assert not any(found.values())
+    assert updates == {
+        "stage0_update": {"all_reduce": 4, **gathered},
+        "stage1_update": {"all_reduce": 5, **gathered},
+    }
+    run_and_compare(plan, model)
+
+
 @cache
 def projections(batch: int = 8, hidden: int = 64) -> Model:
     """Three projections of one value, each followed by a nonlinearity and a product, whose results are added."""
