@@ -3,8 +3,8 @@
     python -m benchmarks.check_models FOLDER [--match '*_tiny.train'] [--microbatches 1,2,4] [--stages 2]
 
 A model is `NAME.mlirbc`; `index.json` beside it may list `{"name": …, "batch_args": [numbers]}`, otherwise the batch is
-found by the planner. `--batch-args NAME=I:D,J:D` overrides one model. Inputs are `in0`, `in1`, … of `NAME.npz` if there
-is one, else random.
+found by the planner. `--batch-args NAME=I:D,J:D` overrides one model. Inputs are `in0`, `in1`, … of `NAME.npz` as
+far as there are such, else random.
 
 A model that mixes rows of the batch and is refused for it is run a second time, with batch-coupling=per-microbatch and
 the rows of the first microbatch repeated in all others: statistics of a microbatch are then those of the batch, and so
@@ -42,6 +42,7 @@ from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions, symbol_name
 from shardopt.runtime.driver import open_run, prepare
 from shardopt.runtime.inputs import random_inputs
+from shardopt.runtime.program import Program
 from shardopt.runtime.reference import Difference, Reference, compare, conditioning, is_noise
 
 _COUPLED = "batch-coupling=per-microbatch"
@@ -74,13 +75,15 @@ class Model:
         with make_context() as context:
             return Reference(load_module(self.path, context))
 
-    def given_inputs(self) -> list[np.ndarray] | None:
+    def inputs(self, program: Program, seed: int) -> list[np.ndarray]:
+        """Those of the file of arrays, random ones where it has none."""
+        found = random_inputs(program, seed)
         file = self.path.with_suffix(".npz")
-        if not file.is_file():
-            return None
-        with np.load(file) as arrays:
-            count = sum(name.startswith("in") for name in arrays.files)
-            return [arrays[f"in{number}"] for number in range(count)]
+        if file.is_file():
+            with np.load(file) as arrays:
+                stored = (arrays.get(f"in{k}", value) for k, value in enumerate(found))
+                return [array.astype(value.dtype) for array, value in zip(stored, found, strict=True)]
+        return found
 
     def repeat_rows(self, inputs: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
         """The inputs with the first of `count` microbatches in the place of all."""
@@ -137,7 +140,7 @@ def _run(
     """Inputs, outputs, and the seconds for compiling and for the step."""
     with make_context() as context:
         program = prepare(load_module(plan.module, context))
-    inputs = model.given_inputs() or random_inputs(program, args.seed)
+    inputs = model.inputs(program, args.seed)
     if coupled:
         inputs = model.repeat_rows(inputs, count)
     opening = perf_counter()

@@ -27,7 +27,7 @@ from shardopt.cost.errors import UserError
 from shardopt.cost.graph import SHARED
 from shardopt.cost.plan_file import load_plan_file
 from shardopt.dialect.attributes import entries, i64
-from shardopt.dialect.donation import argument_attributes
+from shardopt.dialect.donation import argument_attributes, read_donation
 from shardopt.dialect.mpmd import LAYER
 from shardopt.ir.graph import GraphReader
 from shardopt.ir.program import Program, read_program
@@ -42,17 +42,22 @@ def _gradients(program: Program) -> dict[int, list[int]]:
     """loop result -> arguments of `@microbatch` (a weight, its casts) whose gradient it accumulates.
 
     A result of `@main` that is computed, through values with as many elements, from an argument the body reads and
-    from loop results is that argument's update. Values of other sizes (norms, schedules) tell nothing.
+    from loop results is that argument's update. Values of other sizes (norms, schedules) tell nothing. The body of a
+    step in mixed precision reads a copy in half precision, which is made anew from an argument in full precision:
+    there the result tells by the argument that it replaces.
     """
     captured_from: dict[ir.Value, list[int]] = {}
     for k, value in program.captured.items():
         captured_from.setdefault(_source(value, program), []).append(k)
     found: dict[int, list[int]] = {}
-    for returned in program.returned:
+    replaced = {result: program.main_block.arguments[a] for a, result in read_donation(program.main).items()}
+    for k, returned in enumerate(program.returned):
         arguments, loop_results = _same_size_origins(returned, program)
         weights = [captured_from[a] for a in arguments if a in captured_from]
+        if not weights and replaced.get(k) in captured_from:
+            weights = [captured_from[replaced[k]]]
         if len(weights) == 1 and prod(ir.RankedTensorType(returned.type).shape) > 1:
-            found.update((k, weights[0]) for k in loop_results)
+            found.update((number, weights[0]) for number in loop_results)
     return found
 
 

@@ -221,3 +221,34 @@ def test_both_sides_of_a_skip_connection_keep_their_order() -> None:
     found = clustered("unet", 3)
     order = [f"down{k}" for k in range(3)] + [f"up{k}" for k in reversed(range(3))]
     assert [found.layer_of(name) for name in order] == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("adam", [False, True])
+def test_a_copy_in_half_precision_is_where_the_parameter_is(adam: bool) -> None:
+    """The body reads the copy, which no update reads: it is made anew from the parameter in full precision."""
+
+    def step(state: Any, x: jax.Array, y: jax.Array) -> Any:
+        half = jnp.float16
+
+        def loss(copies: list[jax.Array]) -> jax.Array:
+            h = x.astype(half)
+            for w in copies:
+                h = jnp.tanh(h @ w)
+            return jnp.mean((h.astype(jnp.float32) - y) ** 2)
+
+        grads = [grad.astype(jnp.float32) for grad in jax.grad(loss)(state["copy"])]
+        first = [0.9 * m + 0.1 * grad for m, grad in zip(state["first"], grads, strict=True)]
+        main = [w - 0.1 * (m if adam else g) for w, m, g in zip(state["main"], first, grads, strict=True)]
+        return {"copy": [w.astype(half) for w in main], "first": first, "main": main}
+
+    main = list(weights("a", "b", "c", "d").values())
+    state = {"copy": [w.astype(jnp.float16) for w in main], "first": [jnp.zeros_like(w) for w in main], "main": main}
+    lowered = jax.jit(step, donate_argnums=0).lower(state, jnp.zeros((ROWS, WIDTH)), jnp.zeros((ROWS, WIDTH)))
+    module = ir.Module.parse(lowered.as_text(), make_context())
+    with module.context:
+        run_pipeline(
+            module,
+            "builtin.module(shardopt-import,shardopt-microbatch{num-microbatches=2},shardopt-cluster{layers=4})",
+        )
+    layers = [ir.IntegerAttr(each[LAYER]).value for each in argument_attributes(read_program(module).main)]
+    assert layers[:12] == [0, 1, 2, 3] * 3
