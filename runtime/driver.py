@@ -52,15 +52,23 @@ def prepare(module: ir.Module) -> Program:
     return program
 
 
-def open_run(program: Program, backend: str = "local", *, checked_steps: int = 1, quick_compile: bool = False) -> Run:
+def open_run(
+    program: Program,
+    backend: str = "local",
+    *,
+    checked_steps: int = 1,
+    quick_compile: bool = False,
+    track_bytes: bool = False,
+) -> Run:
     """Start the workers and compile. `local` is threads of this process, `ray` is actors, one a mesh.
 
     `checked_steps` first steps verify every executable's inputs. `quick_compile` trades speed of the code for less
-    compile time. Raises UserError for an unknown backend, MeshError if a mesh cannot start.
+    compile time. `track_bytes` counts live arrays after every instruction (`Run.live_bytes`), which makes steps slow.
+    Raises UserError for an unknown backend, MeshError if a mesh cannot start.
     """
     if backend not in BACKENDS:
         raise UserError(f"unknown backend '{backend}': known backends are {', '.join(BACKENDS)}")
-    options = {"checked_steps": checked_steps, "quick_compile": quick_compile}
+    options = {"checked_steps": checked_steps, "quick_compile": quick_compile, "track_bytes": track_bytes}
     if backend == "ray":
         from shardopt.runtime.ray_backend import RayBackend
 
@@ -105,6 +113,10 @@ class Run:
             )
         home = self._result_home[number]
         return self._call("fetch", {home: (number,)})[home]
+
+    def live_bytes(self) -> dict[str, tuple[int, ...]]:
+        """By mesh, the bytes that a device held after each instruction of the last step. Needs `track_bytes`."""
+        return self._call("live_bytes", {part.mesh.name: () for part in self.program.meshes})
 
     def close(self) -> None:
         self._backend.close()

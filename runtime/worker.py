@@ -45,7 +45,8 @@ class MeshError(Exception):
 
 
 class Worker:
-    """`checked_steps` is the number of steps in which every input of every RUN is compared with what is expected."""
+    """`checked_steps` is the number of steps in which every input of every RUN is compared with what is expected. With
+    `track_bytes`, what is alive is counted after every instruction."""
 
     def __init__(
         self,
@@ -55,8 +56,10 @@ class Worker:
         *,
         checked_steps: int = 1,
         quick_compile: bool = False,
+        track_bytes: bool = False,
     ) -> None:
         self.program = program
+        self._live_bytes: list[int] | None = [] if track_bytes else None
         self._routes = routes
         self._transport = transport
         self._checked_steps = checked_steps
@@ -87,6 +90,8 @@ class Worker:
         """Run the list once, with some arguments replaced first. Raises MeshError, or Cancelled."""
         self.load(values)
         self._outputs.clear()
+        if self._live_bytes is not None:
+            self._live_bytes.clear()
         self._checking = self._step < self._checked_steps
         for position, action in enumerate(self._actions):
             try:
@@ -95,6 +100,15 @@ class Worker:
                 raise
             except Exception as error:
                 raise self._error(position, error) from error
+            if self._live_bytes is not None:
+                self._sender.submit(int).result()  # behind all that is being sent, whose arrays are gone then
+                self._live_bytes.append(self._xla.live_bytes())
+
+    def live_bytes(self) -> tuple[int, ...]:
+        """Bytes that a device of the mesh held after each instruction of the last step, and at its end."""
+        if self._live_bytes is None:
+            raise MeshError(self.program.mesh.name, "", "live bytes are counted only where the run was opened to do so")
+        return tuple(self._live_bytes)
 
     def fetch(self, number: int) -> np.ndarray:
         """A result of the last step as one numpy array."""
@@ -205,6 +219,8 @@ class Worker:
         def deliver(array: DeviceArray, step: int) -> None:
             try:
                 pieces = source.cut(self._xla.shards(array))
+                if self._live_bytes is not None:  # what is under way belongs to the transport, not to this mesh
+                    pieces = [piece.copy() for piece in pieces]
                 self._transport.send(send.target, step, send.tag, pieces)
             except Exception as error:
                 failure = self._error(position, error)

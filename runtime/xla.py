@@ -14,6 +14,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 # The client prints one line per device; errors still come through.
@@ -136,6 +137,13 @@ class XlaMesh:
         While a view lives, donating the array copies it silently: drop views early.
         """
         return [np.asarray(shard) for shard in array._arrays]
+
+    def live_bytes(self) -> int:
+        """Bytes that a device of the mesh holds in arrays that are alive, whoever keeps them."""
+        arrays = self._devices[0].client.live_arrays()
+        # Views of single shards are arrays, too, with another kind of sharding.
+        own = [array for array in arrays if isinstance(array.sharding, NamedSharding) and not array.is_deleted()]
+        return sum(prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize for array in own)
 
     def fault_of(self, array: DeviceArray, spec: TensorSpec) -> str | None:
         """Why an executable must not be given `array` where it expects `spec`, or None."""

@@ -15,10 +15,12 @@ from shardopt.cost.sharing import Sharing, sharing_of
 from shardopt.dialect.cluster import CLUSTER, read_cluster
 from shardopt.dialect.mpmd import KIND, RESHARDING, STAGE, parse_mesh_tensor
 from shardopt.ir.graph import read_tensor
+from shardopt.ir.pipeline_memory import fixed_bytes, held_values, local_bytes
 from shardopt.ir.program import Program
 from shardopt.schedule.exchange import validate
 from shardopt.schedule.graph import Edge, StageGraph
 from shardopt.schedule.list_scheduling import Workload
+from shardopt.schedule.memory import Held
 from shardopt.schedule.schedules import ScheduleText, find_runnable, find_schedule
 from shardopt.schedule.simulator import SimulationResult, simulate
 from shardopt.schedule.tasks import Schedule, StageTask, TaskKind
@@ -39,7 +41,7 @@ class PipelineGraph:
 
     `edge_links` are the network cards that the transfers of each edge use: number 2h is what host h sends through,
     2h + 1 what it receives through. `fixed_bytes[m]` is what a device of mesh m holds all step long: arguments of the
-    step, what the loop captures, and accumulators.
+    step, what lives across the loop, and accumulators; `held` is what it holds for each microbatch.
     """
 
     graph: StageGraph
@@ -51,6 +53,7 @@ class PipelineGraph:
     stage_to_mesh: tuple[int, ...]
     edge_links: tuple[tuple[int, ...], ...] = ()
     sharing: Sharing | None = None
+    held: tuple[Held, ...] = ()
 
     @property
     def num_meshes(self) -> int:
@@ -71,17 +74,6 @@ def _stage_of(op: ir.Operation) -> int:
 
 def _mesh_of(op: ir.Operation) -> str:
     return ir.StringAttr(op.attributes["mesh_name"]).value
-
-
-def local_bytes(type_: ir.Type, meshes: dict[str, Mesh]) -> int:
-    """Bytes one device holds of a mesh tensor (all of it where there is no sharding yet)."""
-    value = parse_mesh_tensor(type_)
-    size = read_tensor(value.tensor).size_bytes
-    if value.sharding is None:
-        return size
-    for count in value.sharding.tile_counts(meshes[value.mesh]):
-        size //= count
-    return size
 
 
 def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
@@ -117,19 +109,17 @@ def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
     homes = {_stage_of(op): _mesh_of(op) for op in program.body_ops if op.name != "mpmd.transfer"}
     numbers = {mesh.name: number for number, mesh in enumerate(meshes)}
     graph = StageGraph(tuple(seconds), tuple(Edge(a, b, size) for (a, b), (size, _, _) in edges.items()))
-    fixed = {mesh.name: 0 for mesh in meshes}
-    for value in dict.fromkeys((*program.main_block.arguments, *program.captured.values(), *program.loop.results)):
-        fixed[parse_mesh_tensor(value.type).mesh] += local_bytes(value.type, by_name)
     return PipelineGraph(
         graph,
         seconds,
         tuple(delay for _, delay, _ in edges.values()),
         kept,
-        tuple(fixed.values()),
+        fixed_bytes(program, by_name),
         num_stages,
         tuple(numbers[homes[stage]] if stage in homes else min(stage, len(meshes) - 1) for stage in range(num_stages)),
         tuple(tuple(sorted(cards)) for _, _, cards in edges.values()),
         sharing_of(cluster, [mesh.devices for mesh in meshes]) if cluster is not None else None,
+        held_values(program, by_name, task_of),
     )
 
 
@@ -145,6 +135,7 @@ def simulate_pipeline(text: ScheduleText, pipeline: PipelineGraph, num_microbatc
         pipeline.fixed_bytes,
         pipeline.edge_links,
         pipeline.sharing,
+        held=pipeline.held,
     )
 
 
@@ -159,6 +150,7 @@ def workload(pipeline: PipelineGraph, num_microbatches: int) -> Workload:
         pipeline.activation_bytes,
         edge_links=pipeline.edge_links,
         sharing=pipeline.sharing,
+        held=pipeline.held,
     )
 
 

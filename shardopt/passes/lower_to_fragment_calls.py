@@ -13,7 +13,6 @@ Fragments with equal bodies share one callee.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from jaxlib.mlir import ir
@@ -23,9 +22,10 @@ from jaxlib.mlir.dialects import mpmd
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.attributes import i32
 from shardopt.dialect.choices import drop_choices
-from shardopt.dialect.donation import ALIASING_OUTPUT, read_donation
+from shardopt.dialect.donation import ALIASING_OUTPUT
 from shardopt.dialect.mpmd import KIND, STAGE, mesh_shape_attr, parse_mesh_tensor, read_topology
 from shardopt.dialect.sharding import to_mhlo
+from shardopt.ir.buffer_reuse import reused_buffers
 from shardopt.ir.outlining import clone_into
 from shardopt.ir.pipeline_graph import COST
 from shardopt.ir.program import Program, body_of, read_program
@@ -40,44 +40,6 @@ def _function_name(fragment: ir.Operation) -> str:
     return f"stage{stage}_{kind}"
 
 
-def _dying_inputs(fragment: ir.Operation, owned: set[ir.Value], last_use: dict[ir.Value, ir.Operation]) -> list[int]:
-    """Operands whose buffer nobody reads afterwards: owned by the step and used last, and once, by this fragment."""
-    operands = list(fragment.operands)
-    return [k for k, v in enumerate(operands) if v in owned and last_use.get(v) == fragment and operands.count(v) == 1]
-
-
-def _aliases(fragment: ir.Operation, dying: Sequence[int]) -> dict[int, int]:
-    """input -> result of the same tensor type and sharding that takes over its buffer; each result once.
-
-    Arguments of the function (accumulators, donated state) come first, so that what lives on stays in its buffer.
-    """
-    free = list(range(len(fragment.results)))
-    found = {}
-    for k in sorted(dying, key=lambda k: not isinstance(fragment.operands[k], ir.BlockArgument)):
-        match = next((r for r in free if fragment.results[r].type == fragment.operands[k].type), None)
-        if match is not None:
-            free.remove(match)
-            found[k] = match
-    return found
-
-
-def _uses(block: ir.Block) -> Iterator[tuple[ir.Value, ir.Operation]]:
-    for op in block.operations:
-        for value in op.operation.operands:
-            yield value, op.operation
-        if op.operation.name == "mpmd.for":
-            for region in op.operation.regions:
-                yield from ((value, op.operation) for inner in region.blocks for value, _ in _uses(inner))
-
-
-def _owned(program: Program, block: ir.Block) -> set[ir.Value]:
-    """Values of a block whose buffers the step may reuse: everything it computes, accumulators, donated arguments."""
-    computed = {result for op in body_of(block) for result in op.results}
-    if block == program.main_block:
-        return computed | {block.arguments[k] for k in read_donation(program.main)}
-    return computed | {block.arguments[argument] for argument, _ in program.carried}
-
-
 @dataclass
 class _Lowering:
     module: ir.Module
@@ -86,17 +48,10 @@ class _Lowering:
     names: set[str] = field(default_factory=set)
 
     def lower_block(self, program: Program, block: ir.Block) -> None:
-        last_use = dict(_uses(block))
-        owned = _owned(program, block)
-        for op in body_of(block):
+        for op, reused in reused_buffers(program, block):
             if op.name == "mpmd.fragment":
-                aliases = _aliases(op, _dying_inputs(op, owned, last_use))
-                replaced = self._call(op, self._function(op, aliases))
+                replaced = self._call(op, self._function(op, reused))
                 for old, new in zip(op.results, replaced.results, strict=True):
-                    if old in owned:
-                        owned.add(new)
-                    if old in last_use:
-                        last_use[new] = last_use[old]
                     old.replace_all_uses_with(new)
                 op.erase()
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from shardopt.cost.sharing import Sharing
 from shardopt.schedule.graph import StageGraph
+from shardopt.schedule.memory import Held
 from shardopt.schedule.tasks import ONCE, Schedule, StageTask, Task, TaskKind
 
 _FORWARD, _INPUT, _WEIGHT, _BACKWARD = (
@@ -29,7 +30,7 @@ class Workload:
 
     `transfer_seconds` has one entry for each edge of `graph`; `activation_bytes` says what a task allocates until its
     last reader of the same stage has run; `memory_bytes` what activations may take, by mesh (None: no limit).
-    `edge_links` and `sharing` are those of `simulate`; the list scheduler does not see them.
+    `edge_links`, `sharing` and `held` are those of `simulate`; the list scheduler does not see them.
     """
 
     graph: StageGraph
@@ -41,6 +42,7 @@ class Workload:
     memory_bytes: tuple[int, ...] | None = None
     edge_links: tuple[tuple[int, ...], ...] = ()
     sharing: Sharing | None = None
+    held: tuple[Held, ...] | None = None
 
     @property
     def num_meshes(self) -> int:

@@ -6,12 +6,13 @@ only when the profile is drawn over seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
 
-from shardopt.schedule.tasks import ONCE, StageTask, Task
+from shardopt.schedule.graph import StageGraph
+from shardopt.schedule.tasks import ONCE, StageTask, Task, TaskKind
 from shardopt.schedule.validate import LinkedSchedule
 
 
@@ -46,47 +47,65 @@ def peak_in_flight(tasks: Sequence[Task]) -> int:
     return peak
 
 
-def release_nodes(linked: LinkedSchedule) -> list[int]:
-    """For each node the one after which what it allocated is free.
+@dataclass(frozen=True)
+class Held:
+    """`bytes` that a device of a mesh holds for each microbatch, from the start of the first of `tasks`, which are all
+    of that mesh, to the end of the last. Where `taken_over`, only to its start: what it makes takes the memory."""
 
-    A task's activations live until the last task of the same stage and microbatch that reads them according to the
-    graph, or until its own end if there is none. The readers are direct ones: a backward-weight task keeps alive what
-    it has an edge from.
-    """
-    edges = linked.graph.edges
-    stays = [edge.src.stage == edge.dst.stage and not edge.dst.kind.runs_once for edge in edges]
-    releases = list(range(len(linked.nodes)))
-    for node, sources in enumerate(linked.predecessors):
-        for source, edge in sources:
-            if stays[edge] and node > releases[source]:
-                releases[source] = node
-    return releases
+    tasks: tuple[StageTask, ...]
+    bytes: int
+    taken_over: bool = False
+
+
+def held_for_readers(activation_bytes: Mapping[StageTask, int], graph: StageGraph) -> tuple[Held, ...]:
+    """What each task allocates lives until the last task of the same stage and microbatch that reads it according to
+    the graph, or until its own end if there is none. The readers are direct ones: a backward-weight task keeps alive
+    what it has an edge from."""
+    readers: dict[StageTask, list[StageTask]] = {}
+    for edge in graph.edges:
+        if edge.src.stage == edge.dst.stage and not edge.dst.kind.runs_once:
+            readers.setdefault(edge.src, []).append(edge.dst)
+    return tuple(Held((task, *readers.get(task, ())), size) for task, size in activation_bytes.items() if size)
 
 
 def memory_profiles(
     linked: LinkedSchedule,
-    activation_bytes: Mapping[StageTask, int],
+    held: Sequence[Held],
     fixed_bytes: Sequence[int],
     start_seconds: Sequence[Sequence[float]],
     end_seconds: Sequence[Sequence[float]],
 ) -> Iterator[MemoryProfile]:
-    """Bytes over time of each mesh: its `fixed_bytes`, plus `activation_bytes` of each task from its start to its
-    release.
-
-    Kinds without an entry in `activation_bytes` allocate nothing. Values in transit between meshes are not counted.
-    """
-    if not any(activation_bytes.values()):
+    """Bytes over time of each mesh: its `fixed_bytes`, and what is `held` for every microbatch."""
+    if not held:
         yield from (MemoryProfile((0.0,), (fixed,)) for fixed in fixed_bytes)
         return
-    sizes = {(task.kind, task.stage): size for task, size in activation_bytes.items()}
-    allocated = np.array([sizes.get((task.kind, task.stage), 0) for task in linked.nodes], dtype=np.int64)
+    nodes = _nodes_of({task for each in held for task in each.tasks}, linked)
+    allocated = np.zeros(len(linked.nodes), dtype=np.int64)
     released = np.zeros(len(linked.nodes), dtype=np.int64)
-    np.add.at(released, np.array(release_nodes(linked), dtype=np.int64), allocated)
+    for each in held:
+        of_tasks = np.array([nodes[task] for task in each.tasks if nodes[task]])
+        if of_tasks.size:
+            allocated[of_tasks.min(axis=0)] += each.bytes  # no node twice: each is of another microbatch
+            last = of_tasks.max(axis=0)
+            if each.taken_over:
+                allocated[last] -= each.bytes
+            else:
+                released[last] += each.bytes
     position = 0
     for mesh, tasks in enumerate(linked.schedule.tasks):
         own = slice(position, position + len(tasks))
         position += len(tasks)
         yield _profile(allocated[own], released[own], fixed_bytes[mesh], start_seconds[mesh], end_seconds[mesh])
+
+
+def _nodes_of(tasks: Set[StageTask], linked: LinkedSchedule) -> dict[StageTask, list[int]]:
+    """The nodes of some tasks by microbatch; none of tasks that the schedule does not list."""
+    found: dict[tuple[TaskKind, int], list[tuple[int, int]]] = {(task.kind, task.stage): [] for task in tasks}
+    for node, task in enumerate(linked.nodes):
+        own = found.get((task.kind, task.stage))
+        if own is not None:
+            own.append((task.microbatch, node))
+    return {task: [node for _, node in sorted(found[task.kind, task.stage])] for task in tasks}
 
 
 def _profile(

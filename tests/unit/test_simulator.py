@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from shardopt.schedule.events import Costs, Times
 from shardopt.schedule.graph import Edge, StageGraph, chain_graph
+from shardopt.schedule.memory import Held
 from shardopt.schedule.schedules import SCHEDULES, SEVERAL, build_schedule
 from shardopt.schedule.simulator import SimulationResult, simulate
 from shardopt.schedule.tasks import Schedule, StageTask, Task, TaskKind
@@ -178,6 +179,15 @@ class TestMemory:
         memory = simulate(build_schedule("1f1b", 1, 2), graph, durations(graph), None, activations).memory[0]
         assert memory.seconds == (0.0, 0.0, 1.0, 1.0, 3.0, 3.0, 4.0, 4.0, 6.0)
         assert memory.bytes == (0, 10, 10, 13, 0, 10, 10, 13, 0)
+
+    def test_values_live_from_the_first_of_their_tasks_to_the_last(self) -> None:
+        """5 are received for B and read until W; 3 made by F lie where B writes its own 3, which W reads."""
+        graph = chain_graph(1, (F, I, W))
+        schedule = Schedule("split", 1, (0,), (tuple(map(Task.parse, ("0F0", "0I0", "0W0"))),))
+        forward, inputs, weights = (StageTask(kind, 0) for kind in (F, I, W))
+        held = [Held((inputs, weights), 5), Held((forward, inputs), 3, taken_over=True), Held((inputs, weights), 3)]
+        memory = simulate(schedule, graph, durations(graph), fixed_bytes=(1,), held=held).memory[0]
+        assert memory.bytes == (1, 4, 4, 9, 9, 9, 1)
 
     def test_weight_half_keeps_activations_alive(self) -> None:
         graph = chain_graph(1, (F, I, W))

@@ -1,0 +1,56 @@
+"""One model under every schedule, with real weights: the same parameters, and as much memory as was predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from benchmarks.live_bytes import SCHEDULES, Measured, gpt, measure, plan_for, reference_steps
+from shardopt.runtime.reference import compare
+from tests.e2e.models import mlp
+
+STEPS = 5
+TOLERANCE = 1e-5
+Model = Callable[[], tuple[bytes, list[np.ndarray]]]
+MODELS: dict[str, Model] = {"mlp": lambda: mlp(8, 16, 4), "gpt": lambda: gpt(8, 16)}
+# Their stages are fragments of the same operations, which are summed up in the same order.
+WHOLE_BACKWARDS = ("gpipe", "1f1b", "eager-1f1b", "interleaved:2")
+
+
+# All of them with the small model; with the other one those whose stages lie, or are cut, in different ways.
+FEW = ("1f1b", "interleaved:2", "dualpipe-v")
+
+
+@pytest.fixture(scope="module", params=["mlp", pytest.param("gpt", marks=pytest.mark.slow)])
+def model(request: pytest.FixtureRequest) -> tuple[bytes, list[np.ndarray]]:
+    return MODELS[request.param]()
+
+
+@pytest.fixture(scope="module")
+def found(model: tuple[bytes, list[np.ndarray]]) -> dict[str, Measured]:
+    artifact, inputs = model
+    names = SCHEDULES if artifact == MODELS["mlp"]()[0] else FEW
+    return {name: measure(plan_for(artifact, name, 4), inputs, STEPS) for name in names}
+
+
+def test_parameters_after_five_steps_are_those_of_one_device(
+    model: tuple[bytes, list[np.ndarray]], found: dict[str, Measured]
+) -> None:
+    expected = reference_steps(*model, STEPS)
+    for name, each in found.items():
+        assert [row for row in compare(list(each.outputs), expected) if not row.within(TOLERANCE)] == [], name
+
+
+def test_schedules_of_whole_backwards_agree_in_every_bit(found: dict[str, Measured]) -> None:
+    for name in found.keys() & set(WHOLE_BACKWARDS):
+        pairs = zip(found[name].outputs, found["1f1b"].outputs, strict=True)
+        assert all(np.array_equal(a, b) for a, b in pairs), name
+
+
+def test_live_bytes_are_those_of_the_simulator(found: dict[str, Measured]) -> None:
+    for name, each in found.items():
+        assert each.schedule == name
+        assert len(each.meshes) == SCHEDULES[name]
+        assert [mesh for mesh in each.meshes if not 0.95 < mesh.ratio < 1.05] == [], name
