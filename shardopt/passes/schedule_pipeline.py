@@ -8,8 +8,8 @@ one that was built from the durations, or read from a CSV file, is written with 
                   bubble = 0.27 : f64, peak_bytes = array<i64: 4096, 2048>}} …
 
 1. extract the task graph; 2. choose, build or read the task lists, and refuse an order that the dataflow forbids, or in
-which meshes would wait for each other for ever, whether sends wait for their receivers or not; 3. simulate; 4. write the
-attribute.
+which meshes would wait for each other for ever, whether sends wait for their receivers or not; 3. simulate; 4. write
+the attribute.
 """
 
 from __future__ import annotations
