@@ -19,11 +19,11 @@ from shardopt.ir.pipeline_memory import fixed_bytes, held_values, local_bytes
 from shardopt.ir.program import Program
 from shardopt.schedule.exchange import validate
 from shardopt.schedule.graph import Edge, StageGraph
-from shardopt.schedule.list_scheduling import Workload
 from shardopt.schedule.memory import Held
 from shardopt.schedule.schedules import ScheduleText, find_runnable, find_schedule
 from shardopt.schedule.simulator import SimulationResult, simulate
 from shardopt.schedule.tasks import Schedule, StageTask, TaskKind
+from shardopt.schedule.workload import Workload
 
 COST = "shardopt.cost"
 _KINDS = {

@@ -26,7 +26,8 @@ from shardopt.dialect.schedule import write_schedule
 from shardopt.ir.pipeline_graph import PipelineGraph, read_pipeline, simulate_pipeline, workload
 from shardopt.ir.program import Program, read_program
 from shardopt.passes.base import Pass, PassContext, option
-from shardopt.schedule.auto import Chosen, auto_schedule, lower_bound_seconds
+from shardopt.schedule.auto import Chosen, auto_schedule
+from shardopt.schedule.bounds import one_machine_bound_seconds
 from shardopt.schedule.csv_format import Imported, read_csv
 from shardopt.schedule.exchange import check_exchange
 from shardopt.schedule.schedules import AUTO, ScheduleText, usual_schedule
@@ -60,7 +61,7 @@ def _chosen(program: Program, pipeline: PipelineGraph) -> tuple[ScheduleText, Si
     result = simulate_pipeline(text, pipeline, program.num_microbatches)
     enough = (1 - _WORTH_WHILE) * result.makespan_seconds
     tasks = len(pipeline.graph.tasks) * program.num_microbatches
-    if tasks > _MOST_TASKS or lower_bound_seconds(work) >= enough:
+    if tasks > _MOST_TASKS or one_machine_bound_seconds(work) >= enough:
         return text, result
     held = (profile.peak_bytes - fixed for profile, fixed in zip(result.memory, pipeline.fixed_bytes, strict=True))
     found = auto_schedule(replace(work, memory_bytes=tuple(held)))

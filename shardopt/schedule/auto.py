@@ -1,6 +1,6 @@
 """The shortest schedule for given durations: those of the list scheduler and the named ones that fit, simulated.
 
-Nothing is proven beyond `lower_bound_seconds`; in exchange it takes part in no contest that a named schedule wins.
+Nothing is proven beyond `bounds.py`; in exchange it takes part in no contest that a named schedule wins.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from shardopt.cost.errors import UserError
-from shardopt.schedule.graph import StageGraph
-from shardopt.schedule.list_scheduling import Workload, list_schedule, rules
+from shardopt.schedule.list_scheduling import list_schedule, rules
 from shardopt.schedule.schedules import AUTO, SCHEDULES, build_schedule
 from shardopt.schedule.simulator import SimulationResult, simulate
-from shardopt.schedule.tasks import Schedule, StageTask
+from shardopt.schedule.tasks import Schedule
+from shardopt.schedule.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -77,46 +77,3 @@ def _fits(result: SimulationResult, work: Workload) -> bool:
     if work.memory_bytes is None:
         return True
     return all(own.peak_bytes <= limit for own, limit in zip(result.memory, work.memory_bytes, strict=True))
-
-
-def lower_bound_seconds(work: Workload) -> float:
-    """No schedule is shorter: the busiest mesh with the shortest way to its first and from its last task, and the
-    longest chain of tasks and transfers of one microbatch."""
-    into: dict[StageTask, list[tuple[StageTask, float]]] = {task: [] for task in work.graph.tasks}
-    out: dict[StageTask, list[tuple[StageTask, float]]] = {task: [] for task in work.graph.tasks}
-    for edge, delay in zip(work.graph.edges, work.transfer_seconds, strict=True):
-        into[edge.dst].append((edge.src, delay))
-        out[edge.src].append((edge.dst, delay))
-    order = _program_order(work.graph)
-    head: dict[StageTask, float] = {}
-    for task in order:
-        head[task] = max(
-            (head[source] + work.task_seconds[source] + delay for source, delay in into[task]), default=0.0
-        )
-    tail: dict[StageTask, float] = {}
-    for task in reversed(order):
-        tail[task] = max((delay + work.task_seconds[target] + tail[target] for target, delay in out[task]), default=0.0)
-    longest = max((head[task] + work.task_seconds[task] + tail[task] for task in order), default=0.0)
-    busiest = 0.0
-    for mesh in range(work.num_meshes):
-        own = [task for task in order if work.stage_to_mesh[task.stage] == mesh]
-        if own:
-            times = (1 if task.kind.runs_once else work.num_microbatches for task in own)
-            busy = sum(count * work.task_seconds[task] for count, task in zip(times, own, strict=True))
-            busiest = max(busiest, min(head[task] for task in own) + busy + min(tail[task] for task in own))
-    return max(longest, busiest)
-
-
-def _program_order(graph: StageGraph) -> list[StageTask]:
-    """The tasks with every source before its readers."""
-    waits = dict.fromkeys(graph.tasks, 0)
-    for edge in graph.edges:
-        waits[edge.dst] += 1
-    ready = [task for task in graph.tasks if not waits[task]]
-    for task in ready:
-        for edge in graph.edges:
-            if edge.src == task:
-                waits[edge.dst] -= 1
-                if not waits[edge.dst]:
-                    ready.append(edge.dst)
-    return ready

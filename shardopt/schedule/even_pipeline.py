@@ -15,11 +15,11 @@ from shardopt.cost.errors import UserError
 from shardopt.schedule.auto import auto_schedule
 from shardopt.schedule.builders.pipedream import weight_versions
 from shardopt.schedule.graph import StageGraph, chain_graph
-from shardopt.schedule.list_scheduling import Workload
 from shardopt.schedule.schedules import AUTO, SEVERAL, ScheduleKind, build_schedule, find_schedule
 from shardopt.schedule.simulator import SimulationResult, simulate
 from shardopt.schedule.tasks import Schedule, TaskKind
 from shardopt.schedule.token_slices import token_slices
+from shardopt.schedule.workload import Workload
 
 _WORK = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT)
 

@@ -1,20 +1,22 @@
 """A schedule built from durations: whenever a mesh is free it takes the most urgent task that can run.
 
-What is urgent is a *rule*: the order of the kinds, and how many microbatches a stage may run ahead. No rule wins
-everywhere, so several are tried and the simulator decides; the best of the named schedules takes part as well.
+What is urgent is a *rule*: the order of the kinds and how many microbatches a stage may run ahead, or the longest way
+that is left to the end of the step. A patient rule leaves a mesh idle for something more urgent that is about to
+arrive. A rule may also build the schedule from its end, as the drain is harder than the fill where backwards are split.
+No rule wins everywhere, so several are tried and the simulator decides; the best named schedule takes part as well.
 Tasks of one kind and stage run in ascending microbatches, as in every schedule here, so sums have the same order.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from shardopt.cost.sharing import Sharing
-from shardopt.schedule.graph import StageGraph
-from shardopt.schedule.memory import Held
-from shardopt.schedule.tasks import ONCE, Schedule, StageTask, Task, TaskKind
+from shardopt.schedule.bounds import longest_ways
+from shardopt.schedule.graph import Edge, StageGraph
+from shardopt.schedule.tasks import ONCE, Schedule, Task, TaskKind
+from shardopt.schedule.workload import Workload
 
 _FORWARD, _INPUT, _WEIGHT, _BACKWARD = (
     TaskKind.FORWARD,
@@ -25,44 +27,27 @@ _FORWARD, _INPUT, _WEIGHT, _BACKWARD = (
 
 
 @dataclass(frozen=True)
-class Workload:
-    """What is to be scheduled: the tasks of `graph` for every microbatch, stage s on mesh `stage_to_mesh[s]`.
-
-    `transfer_seconds` has one entry for each edge of `graph`; `activation_bytes` says what a task allocates until its
-    last reader of the same stage has run; `memory_bytes` what activations may take, by mesh (None: no limit).
-    `edge_links`, `sharing` and `held` are those of `simulate`; the list scheduler does not see them.
-    """
-
-    graph: StageGraph
-    stage_to_mesh: tuple[int, ...]
-    num_microbatches: int
-    task_seconds: Mapping[StageTask, float]
-    transfer_seconds: tuple[float, ...]
-    activation_bytes: Mapping[StageTask, int] = field(default_factory=dict)
-    memory_bytes: tuple[int, ...] | None = None
-    edge_links: tuple[tuple[int, ...], ...] = ()
-    sharing: Sharing | None = None
-    held: tuple[Held, ...] | None = None
-
-    @property
-    def num_meshes(self) -> int:
-        return 1 + max(self.stage_to_mesh)
-
-
-@dataclass(frozen=True)
 class Rule:
     """`kinds`: the most urgent kind first; kinds that are missing come last. `ahead`: how many microbatches stage s may
     have in flight, `base + slope · (stages behind s)`, at least 1; None for any number. `deepest_first`: among
-    stages of one mesh the one that is furthest along the pipeline."""
+    stages of one mesh the one that is furthest along the pipeline. `by_tail`: instead of all this, the longest way to
+    the end of the step. `patience`: the share of a task's seconds that a mesh waits for a more urgent one instead.
+    `from_end`: the order is built backwards, without regard to memory."""
 
     kinds: tuple[TaskKind, ...]
     base: float = 1.0
     slope: float | None = 1.0
     deepest_first: bool = True
+    by_tail: bool = False
+    patience: float = 0.0
+    from_end: bool = False
 
     def __str__(self) -> str:
+        patient = f" patience {self.patience:g}" if self.patience else ""
+        if self.by_tail:
+            return f"longest way {'from the start' if self.from_end else 'to the end'}{patient}"
         ahead = "any" if self.slope is None else f"{self.base:g}+{self.slope:g}s"
-        return f"{''.join(self.kinds)} ahead {ahead}{'' if self.deepest_first else ' first stage first'}"
+        return f"{''.join(self.kinds)} ahead {ahead}{'' if self.deepest_first else ' first stage first'}{patient}"
 
     def limit(self, stages_behind: int) -> float:
         return float("inf") if self.slope is None else max(1.0, self.base + self.slope * stages_behind)
@@ -77,18 +62,49 @@ def rules(several_stages: bool = True) -> Iterator[Rule]:
         for slope in (1.0, 1.5, 2.0, 3.0, None):
             for deepest_first in (True, False) if several_stages else (True,):
                 yield Rule(kinds, 1.0, slope, deepest_first)
+    yield Rule(backward_first, slope=None, patience=0.6)
+    for patience in (0.0, 0.3):
+        yield Rule(backward_first, slope=None, by_tail=True, patience=patience)
+    for patience in (0.3, 0.6):
+        yield Rule(backward_first, slope=None, by_tail=True, patience=patience, from_end=True)
 
 
 def list_schedule(work: Workload, rule: Rule, name: str = "auto") -> Schedule | None:
     """The schedule that `rule` makes, or None if it runs into a dead end (all memory taken by what cannot proceed)."""
-    return _Run(work, rule).schedule(name)
+    if not rule.from_end:
+        return _Run(work, rule).schedule(name)
+    found = _Run(_reversed(work), rule).schedule(name)
+    return None if found is None else _read_backwards(found, work)
+
+
+def _reversed(work: Workload) -> Workload:
+    """The loop with every edge turned round, without a memory limit."""
+    looped = {task for task in work.graph.tasks if not task.kind.runs_once}
+    kept = [
+        (Edge(edge.dst, edge.src), seconds)
+        for edge, seconds in zip(work.graph.edges, work.transfer_seconds, strict=True)
+        if edge.src in looped and edge.dst in looped
+    ]
+    tasks = tuple(task for task in reversed(work.graph.tasks) if task in looped)
+    graph = StageGraph(tasks, tuple(edge for edge, _ in kept))
+    return replace(work, graph=graph, transfer_seconds=tuple(seconds for _, seconds in kept), memory_bytes=None)
+
+
+def _read_backwards(schedule: Schedule, work: Workload) -> Schedule:
+    """The last task comes first, and the last microbatch too; updates behind everything else."""
+    last = schedule.num_microbatches - 1
+    rows = [[Task(task.kind, task.stage, last - task.microbatch) for task in own[::-1]] for own in schedule.tasks]
+    for task in work.graph.tasks:
+        if task.kind.runs_once:
+            rows[work.stage_to_mesh[task.stage]].append(Task(task.kind, task.stage, ONCE))
+    return replace(schedule, tasks=tuple(map(tuple, rows)))
 
 
 class _Run:
     """One event-driven run over numbers: task k of `tasks` for microbatch i."""
 
     def __init__(self, work: Workload, rule: Rule) -> None:
-        self.work = work
+        self.work, self.rule = work, rule
         self.tasks = tuple(task for task in work.graph.tasks if not task.kind.runs_once)
         number = {task: k for k, task in enumerate(self.tasks)}
         self.seconds = [work.task_seconds[task] for task in self.tasks]
@@ -116,6 +132,8 @@ class _Run:
         last_stage = max((task.stage for task in self.tasks), default=0)
         self.most = [rule.limit(last_stage - task.stage) for task in self.tasks]
         self.last_of_stage = self._last_tasks()
+        self.expected: dict[tuple[int, int], float] = {}  # when what waits for one running task alone can start
+        self.tails = self._tails() if rule.by_tail else []
 
     def _orders(self, rule: Rule) -> list[list[int]]:
         """For each mesh its tasks by urgency."""
@@ -127,6 +145,11 @@ class _Run:
         for own in orders:
             own.sort(key=lambda k: (urgency.get(self.tasks[k].kind, len(urgency)), sign * self.tasks[k].stage, k))
         return orders
+
+    def _tails(self) -> list[list[float]]:
+        """For each task and microbatch the longest way to the end of the step, behind the microbatches after it."""
+        ways, count = longest_ways(self.work), self.work.num_microbatches
+        return [[ways.tail[task] + (count - 1 - i) * ways.behind[task] for i in range(count)] for task in self.tasks]
 
     def _last_tasks(self) -> list[int]:
         """For each task the one of its stage that ends a microbatch there: what it counts as in flight until then."""
@@ -170,16 +193,39 @@ class _Run:
         return Schedule(name, self.work.num_microbatches, self.work.stage_to_mesh, tuple(map(tuple, rows)))
 
     def _choose(self, mesh: int, now: float, held: int) -> int | None:
-        for k in self.order[mesh]:
+        """The most urgent task that can run, or None to wait."""
+        best, best_urgency = -1, 0.0
+        coming: list[tuple[float, float]] = []  # urgency and time of what is about to be ready
+        for rank, k in enumerate(self.order[mesh]):
             i = self.next[k]
-            if i == self.work.num_microbatches or self.waits[k][i] or self.ready[k][i] > now:
+            if i == self.work.num_microbatches:
                 continue
-            if self.limit is not None and self.bytes[k] and held + self.bytes[k] > self.limit[mesh]:
-                continue
-            if self.tasks[k].kind is _FORWARD and i - self.next[self.last_of_stage[k]] >= self.most[k]:
-                continue
-            return k
-        return None
+            urgency = -self.tails[k][i] if self.tails else float(rank)
+            if self.waits[k][i] or self.ready[k][i] > now:
+                if self.rule.patience:
+                    coming.append((urgency, self.expected.get((k, i), 0.0)))
+            elif (best < 0 or urgency < best_urgency) and self._may_run(k, i, mesh, held):
+                best, best_urgency = k, urgency
+        if best < 0:
+            return None
+        limit = now + self.rule.patience * self.seconds[best]
+        if any(urgency < best_urgency and now < time < limit for urgency, time in coming):
+            return None
+        if self.rule.patience:
+            self._expect(best, now)
+        return best
+
+    def _may_run(self, k: int, i: int, mesh: int, held: int) -> bool:
+        if self.limit is not None and self.bytes[k] and held + self.bytes[k] > self.limit[mesh]:
+            return False
+        return self.tasks[k].kind is not _FORWARD or i - self.next[self.last_of_stage[k]] < self.most[k]
+
+    def _expect(self, k: int, now: float) -> None:
+        """Note what can start when task k, which starts now, is through."""
+        i, end = self.next[k], now + self.seconds[k]
+        for target, delay in self.successors[k]:
+            if self.waits[target][i] == 1:
+                self.expected[target, i] = max(self.ready[target][i], end + delay)
 
     def _finish(
         self, now: float, k: int, i: int, held: list[int], events: list[tuple[float, int, int, int, int]]
