@@ -1,0 +1,147 @@
+"""Steps cut into microbatches and run as two stages: they compute what one device does from the whole batch."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from shardopt.frontend.plan import PlanOptions
+from shardopt.frontend.planning import make_plan
+from shardopt.ir.context import make_context
+from shardopt.ir.io import load_module
+from shardopt.runtime.driver import open_run, prepare
+from shardopt.runtime.reference import compare, run_reference
+from tests.e2e.models import export_step
+
+Model = tuple[bytes, list[np.ndarray]]
+
+ROWS, WIDTH = 8, 16
+
+
+def normal(seed: int, *shape: int) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape) * 0.3
+
+
+def layers(params: Any, x: jax.Array) -> jax.Array:
+    for weight, bias in params:
+        x = x + jnp.tanh(x @ weight + bias)
+    return x
+
+
+@cache
+def double() -> Model:
+    """All in double precision: Adam, clipping by the global norm, weights of examples, an output for each of them."""
+    with jax.enable_x64(True):
+        optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(0.01))
+
+        def loss(params: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
+            losses = jnp.sum((layers(params, batch["x"]) - batch["y"]) ** 2, axis=-1)
+            return jnp.average(losses, weights=batch["weight"]), losses
+
+        def step(params: Any, memory: Any, batch: Any) -> Any:
+            (value, losses), grads = jax.value_and_grad(loss, has_aux=True)(params, batch)
+            updates, memory = optimizer.update(grads, memory, params)
+            return optax.apply_updates(params, updates), memory, value, losses
+
+        params = [(jnp.asarray(normal(k, WIDTH, WIDTH)), jnp.zeros(WIDTH)) for k in range(2)]
+        batch = {"x": normal(4, ROWS, WIDTH), "y": normal(5, ROWS, WIDTH), "weight": normal(6, ROWS) ** 2}
+        return export_step(step, (params, optimizer.init(params)), (batch,))
+
+
+@cache
+def random_bits() -> Model:
+    """Dropout by the generator of the hardware (`rng_bit_generator`) and by threefry, and dynamic loss scaling."""
+
+    def loss(params: Any, x: jax.Array, scale: jax.Array, keys: Any) -> jax.Array:
+        for k, (weight, bias) in enumerate(params):
+            key = jax.random.fold_in(keys[k % 2], k)
+            x = x + jnp.tanh(x @ weight + bias) * jax.random.bernoulli(key, 0.8, x.shape)
+        return jnp.mean(x**2) * scale
+
+    def step(state: Any, batch: jax.Array, rbg: jax.Array, threefry: jax.Array) -> Any:
+        params, scale = state
+        keys = (jax.random.wrap_key_data(rbg, impl="rbg"), jax.random.wrap_key_data(threefry))
+        value, grads = jax.value_and_grad(loss)(params, batch, scale, keys)
+        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(grad)) for grad in jax.tree.leaves(grads)]))
+        params = jax.tree.map(lambda p, grad: jnp.where(finite, p - 0.1 * grad / scale, p), params, grads)
+        return (params, jnp.where(finite, 2 * scale, scale / 2)), value, finite
+
+    params = [(normal(k, WIDTH, WIDTH).astype(np.float32), np.zeros(WIDTH, np.float32)) for k in range(2)]
+    state = params, np.float32(64)
+    keys = np.asarray([1, 2, 3, 4], np.uint32), np.asarray([5, 6], np.uint32)
+    return export_step(step, (state,), (normal(5, ROWS, WIDTH).astype(np.float32), *keys))
+
+
+@cache
+def evaluation() -> Model:
+    """No gradients: logits of each example, the loss, and a count of right answers."""
+
+    def step(params: Any, batch: Any) -> Any:
+        logits = layers(params, batch["x"])
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+        return logits, losses.mean(), jnp.sum(jnp.argmax(logits, -1) == batch["label"])
+
+    params = [(normal(k, WIDTH, WIDTH).astype(np.float32), np.zeros(WIDTH, np.float32)) for k in range(2)]
+    labels = np.arange(ROWS, dtype=np.int32)
+    return export_step(step, (), (params, {"x": normal(5, ROWS, WIDTH).astype(np.float32), "label": labels}))
+
+
+@cache
+def normalized() -> Model:
+    """Batch normalization with running statistics, of a batch whose quarters are equal."""
+
+    def step(state: Any, batch: jax.Array) -> Any:
+        def loss(params: Any) -> Any:
+            x, found = batch, []
+            for weight, scale in params:
+                x = x @ weight
+                found.append((x.mean(0), x.var(0)))
+                x = jnp.tanh((x - found[-1][0]) * jax.lax.rsqrt(found[-1][1] + 1e-2) * scale)
+            return jnp.mean((x - batch) ** 2), found
+
+        params, running = state
+        (value, found), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        running = jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, running, found)
+        return (jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), running), value
+
+    params = [(normal(k, WIDTH, WIDTH).astype(np.float32), np.ones(WIDTH, np.float32)) for k in range(2)]
+    running = [(np.ones(WIDTH, np.float32), np.ones(WIDTH, np.float32)) for _ in params]
+    rows = np.tile(normal(5, ROWS // 2, WIDTH).astype(np.float32), (4, 1))
+    return export_step(step, ((params, running),), (rows,))
+
+
+CASES = {
+    "double": (double, 1e-10, {"batch_args": "batch"}),
+    "random-bits": (random_bits, 1e-5, {"batch_args": "batch"}),
+    "evaluation": (evaluation, 1e-5, {"batch_args": "batch", "schedule": "inference"}),
+    "normalized": (normalized, 1e-5, {"batch_coupling": "per-microbatch"}),
+}
+FAST = {("double", 4), ("random-bits", 2), ("evaluation", 2)}
+
+
+@pytest.mark.parametrize(
+    ("name", "microbatches"),
+    [
+        pytest.param(name, count, marks=[] if (name, count) in FAST else [pytest.mark.slow])
+        for name in CASES
+        for count in (1, 2, 4)
+    ],
+)
+def test_the_step_is_that_of_one_device(name: str, microbatches: int) -> None:
+    model, tolerance, options = CASES[name]
+    artifact, inputs = model()
+    given: dict[str, Any] = {"microbatches": microbatches, "stages": 2, "submesh": "1x2", **options}
+    plan = make_plan(artifact, PlanOptions("cpu-test:1x4", **given), cache=False)
+    with make_context() as context:
+        program = prepare(load_module(plan.module, context))
+        reference = run_reference(load_module(artifact, context), inputs)
+    with open_run(program, quick_compile=True) as run:
+        run.load(inputs)
+        rows = compare(list(run.step()), reference)
+    assert [row for row in rows if not row.within(tolerance)] == []
