@@ -12,6 +12,7 @@ from jaxlib.mlir import ir
 from loop_expansion import evaluate, expand_loop
 
 from shardopt.ir.context import make_context
+from shardopt.ir.io import module_bytecode
 from shardopt.ir.native import run_native
 from shardopt.ir.program import Program, read_program
 from shardopt.passes.base import PassContext
@@ -56,10 +57,11 @@ def check(
     """The step cut into each number of microbatches gives the same results; returns the last program."""
     flat = [np.asarray(leaf) for leaf in jax.tree.leaves(arguments)]
     original = lower(step, *arguments)
+    imported = module_bytecode(original)
     with original.context:
         expected = evaluate(original, flat)
     for count in counts:
-        module = lower(step, *arguments)
+        module = ir.Module.parse(imported, make_context())
         program = split(module, count, **options)
         text = str(module)
         with module.context:
