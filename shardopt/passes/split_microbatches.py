@@ -81,6 +81,9 @@ def _batch(main: ir.Operation, reader: StepReader, chosen: Sequence[BatchArgumen
 def _explain(error: CouplingError, reader: StepReader, pm: PassContext) -> PassFailure:
     op = reader.handles[error.op]
     message = f"cannot cut the step into microbatches: '{op.name}' {error}"
+    if error.origin is None and error.reader is not None:
+        user = reader.handles[error.reader]
+        return pm.error(op, f"{message}, and '{user.name}' needs what it makes", [(user, "needed here")])
     if error.origin is None:
         return pm.error(op, message)
     origin = reader.handles[error.origin]

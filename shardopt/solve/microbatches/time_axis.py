@@ -53,12 +53,14 @@ class State:
 
 
 class CouplingError(UserError):
-    """`op` (index) mixes microbatches; `origin` is the op that made the accumulated value it needs, or None."""
+    """`op` (index) mixes microbatches; `origin` is the op that made the accumulated value it needs, or None; `reader`
+    an op of the model that needs what it makes, where one is known."""
 
     def __init__(self, message: str, op: int, origin: int | None = None) -> None:
         super().__init__(message)
         self.op = op
         self.origin = origin
+        self.reader: int | None = None
 
 
 @dataclass(frozen=True)
@@ -309,6 +311,9 @@ class _Walk:
             if index in self.couplings:
                 causes.add(index)
             if causes and op.name in HEAVY:
-                raise self.couplings[min(causes)]
+                error = self.couplings[min(causes)]
+                readers = self.consumers[op.results[0]] if index == error.op else (index,)
+                error.reader = min(readers, default=None)
+                raise error
             if causes:
                 cause.update((result, min(causes)) for result in op.results)

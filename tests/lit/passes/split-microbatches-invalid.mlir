@@ -29,7 +29,8 @@ func.func @main(%w: tensor<2x2xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<4
 //--- pairs.mlir
 func.func @main(%w: tensor<2x2xf32> {tf.aliasing_output = 0 : i32}, %x: tensor<4x2xf32>) -> tensor<2x2xf32> {
   %h = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<4x2xf32>, tensor<2x2xf32>) -> tensor<4x2xf32>
-  // CHECK: pairs.mlir:[[@LINE+1]]:8: error: cannot cut the step into microbatches: 'stablehlo.dot_general' pairs every row of the batch with every other row
+  // CHECK: pairs.mlir:[[@LINE+2]]:8: error: cannot cut the step into microbatches: 'stablehlo.dot_general' pairs every row of the batch with every other row, and 'stablehlo.dot_general' needs what it makes
+  // CHECK: pairs.mlir:[[@LINE+2]]:8: note: needed here
   %s = stablehlo.dot_general %h, %h, contracting_dims = [1] x [1] : (tensor<4x2xf32>, tensor<4x2xf32>) -> tensor<4x4xf32>
   %d = stablehlo.dot_general %s, %h, contracting_dims = [1] x [0] : (tensor<4x4xf32>, tensor<4x2xf32>) -> tensor<4x2xf32>
   %g = stablehlo.dot_general %x, %d, contracting_dims = [0] x [0] : (tensor<4x2xf32>, tensor<4x2xf32>) -> tensor<2x2xf32>
