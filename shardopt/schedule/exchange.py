@@ -53,70 +53,52 @@ class Outcome:
 
 def run_exchange(steps: Steps, rendezvous: bool) -> Outcome:
     """Run the meshes against each other, in O(steps)."""
-    return _Run(steps, rendezvous).outcome()
-
-
-class _Run:
-    def __init__(self, steps: Steps, rendezvous: bool) -> None:
-        self.steps, self.rendezvous = steps, rendezvous
-        self.sender = {value: mesh for mesh, own in enumerate(steps) for do, value in own if do is Do.SEND}
-        self.position = [0] * len(steps)
-        self.queue: list[list[int]] = [[] for _ in steps]  # messages of each mesh in the order of its sends
-        self.through = [0] * len(steps)  # how many of them have arrived
-        self.sent: set[int] = set()
-        self.waiting: dict[int, int] = {}  # message -> the mesh that stands at its RECV
-        self.received: list[int] = []
-        self.runnable = deque(range(len(steps)))
-
-    def outcome(self) -> Outcome:
-        while self.runnable:
-            self._advance(self.runnable.popleft())
-        stopped = {mesh: at for mesh, at in enumerate(self.position) if at < len(self.steps[mesh])}
-        holding = {
-            mesh: queue[self.through[mesh]]
-            for mesh, queue in enumerate(self.queue)
-            if self.rendezvous and self.through[mesh] < len(queue)
-        }
-        return Outcome(stopped, tuple(self.received), holding)
-
-    def _advance(self, mesh: int) -> None:
-        own = self.steps[mesh]
-        while self.position[mesh] < len(own):
-            do, value = own[self.position[mesh]]
-            if do is Do.SEND:
-                self._send(mesh, value)
-            elif do is Do.RECV:
-                if not self._receive(value):
-                    self.waiting[value] = mesh
-                    return
-            elif self.rendezvous and self.through[mesh] < value:
-                return  # woken when a send is through
-            self.position[mesh] += 1
-
-    def _send(self, mesh: int, message: int) -> None:
-        self.queue[mesh].append(message)
-        self.sent.add(message)
-        if not self.rendezvous or len(self.queue[mesh]) == self.through[mesh] + 1:
-            self._wake(message)
-
-    def _receive(self, message: int) -> bool:
-        if message not in self.sent:
-            return False
-        source = self.sender[message]
-        queue = self.queue[source]
-        if self.rendezvous:
-            if queue[self.through[source]] != message:
-                return False
-            self.through[source] += 1
-            self.runnable.append(source)
-            if self.through[source] < len(queue):
-                self._wake(queue[self.through[source]])
-        self.received.append(message)
-        return True
-
-    def _wake(self, message: int) -> None:
-        if message in self.waiting:
-            self.runnable.append(self.waiting.pop(message))
+    send, recv = Do.SEND, Do.RECV
+    sender = {value: mesh for mesh, own in enumerate(steps) for do, value in own if do is send}
+    position = [0] * len(steps)
+    queues: list[list[int]] = [[] for _ in steps]  # messages of each mesh in the order of its sends
+    through = [0] * len(steps)  # how many of them have arrived
+    sent: set[int] = set()
+    waiting: dict[int, int] = {}  # message -> the mesh that stands at its RECV
+    settling: set[int] = set()  # meshes that stand at a SENT
+    received: list[int] = []
+    runnable = deque(range(len(steps)))
+    while runnable:
+        mesh = runnable.popleft()
+        own, at = steps[mesh], position[mesh]
+        while at < len(own):
+            do, value = own[at]
+            if do is send:
+                queue = queues[mesh]
+                queue.append(value)
+                sent.add(value)
+                if value in waiting and (not rendezvous or len(queue) == through[mesh] + 1):
+                    runnable.append(waiting.pop(value))
+            elif do is recv:
+                source = sender[value]
+                queue = queues[source]
+                if value not in sent or (rendezvous and queue[through[source]] != value):
+                    waiting[value] = mesh
+                    break
+                through[source] += 1
+                received.append(value)
+                if rendezvous:
+                    if source in settling:
+                        settling.remove(source)
+                        runnable.append(source)
+                    following = queue[through[source]] if through[source] < len(queue) else -1
+                    if following in waiting:
+                        runnable.append(waiting.pop(following))
+            elif rendezvous and through[mesh] < value:
+                settling.add(mesh)
+                break
+            at += 1
+        position[mesh] = at
+    stopped = {mesh: at for mesh, at in enumerate(position) if at < len(steps[mesh])}
+    holding = {
+        mesh: queue[through[mesh]] for mesh, queue in enumerate(queues) if rendezvous and through[mesh] < len(queue)
+    }
+    return Outcome(stopped, tuple(received), holding)
 
 
 def in_order_of_receipt(steps: Steps) -> Steps:
@@ -131,8 +113,11 @@ def in_order_of_receipt(steps: Steps) -> Steps:
     return tuple(tuple(_postponed(own, rank)) for own in steps)
 
 
-def _postponed(own: Sequence[Step], rank: dict[int, int]) -> list[Step]:
-    wanted = sorted((value for do, value in own if do is Do.SEND), key=rank.__getitem__)
+def _postponed(own: tuple[Step, ...], rank: dict[int, int]) -> Sequence[Step]:
+    sends = [value for do, value in own if do is Do.SEND]
+    wanted = sorted(sends, key=rank.__getitem__)
+    if wanted == sends:
+        return own
     made: set[int] = set()
     found: list[Step] = []
     following = 0
@@ -166,21 +151,25 @@ class Messages:
 
 
 def messages_of(linked: LinkedSchedule) -> Messages:
-    mesh_of = linked.mesh_of
+    homes, edges = linked.schedule.stage_to_mesh, linked.graph.edges
+    crosses = [homes[edge.src.stage] != homes[edge.dst.stage] for edge in edges]
     ends: list[tuple[int, int]] = []
-    arriving: list[list[int]] = [[] for _ in mesh_of]
-    leaving: list[list[tuple[int, int]]] = [[] for _ in mesh_of]  # (edge, message)
+    arriving: dict[int, list[Step]] = {}
+    leaving: dict[int, list[tuple[int, Step]]] = {}  # with their edges
+    send, recv = Do.SEND, Do.RECV
     for node, sources in enumerate(linked.predecessors):
         for source, edge in sources:
-            if mesh_of[source] != mesh_of[node]:
-                arriving[node].append(len(ends))
-                leaving[source].append((edge, len(ends)))
+            if crosses[edge]:
+                number = len(ends)
+                arriving.setdefault(node, []).append((recv, number))
+                leaving.setdefault(source, []).append((edge, (send, number)))
                 ends.append((source, node))
     steps: list[list[Step]] = [[] for _ in linked.schedule.tasks]
-    for node, mesh in enumerate(mesh_of):
-        own = steps[mesh]
-        own.extend((Do.RECV, message) for message in arriving[node])
-        own.extend((Do.SEND, message) for _, message in sorted(leaving[node]))
+    for node, mesh in enumerate(linked.mesh_of):
+        if node in arriving:
+            steps[mesh] += arriving[node]
+        if node in leaving:
+            steps[mesh] += [step for _, step in sorted(leaving[node])]
     return Messages(tuple(map(tuple, steps)), tuple(ends))
 
 
@@ -189,25 +178,28 @@ def describe(steps: Steps, outcome: Outcome, mesh_name: Callable[[int, int], str
     what a message is."""
     receiver = {value: mesh for mesh, own in enumerate(steps) for do, value in own if do is Do.RECV}
     sender = {value: mesh for mesh, own in enumerate(steps) for do, value in own if do is Do.SEND}
-    said: dict[int, tuple[str, int]] = {}
-    for mesh, at in outcome.stopped.items():
+
+    def wait(mesh: int) -> tuple[str, int]:
+        """What a mesh waits for, and the mesh that it waits for."""
+        at = outcome.stopped[mesh]
         do, value = steps[mesh][at]
-        held = outcome.holding.get(mesh if do is Do.SENT else sender[value])
-        if do is Do.SENT and held is not None:
-            said[mesh] = (f"{mesh_name(mesh, at)} waits until {name(held)} is sent", receiver[held])
-            continue
+        if do is Do.SENT:
+            held = outcome.holding[mesh]
+            return f"{mesh_name(mesh, at)} waits until {name(held)} is sent", receiver[held]
         source, text = sender[value], f"{mesh_name(mesh, at)} waits for {name(value)}"
-        sent_before = (Do.SEND, value) in steps[source][: outcome.stopped.get(source, len(steps[source]))]
-        if held is not None and sent_before:
-            said[mesh] = (f"{text}, sent behind {name(held)}", receiver[held])
-        else:
-            said[mesh] = (text, source)
-    circle = [min(said)]
-    while (following := said[circle[-1]][1]) not in circle:
-        circle.append(following)
-    circle = circle[circle.index(following) :]
+        reached = outcome.stopped.get(source, len(steps[source]))
+        if source in outcome.holding and (Do.SEND, value) in steps[source][:reached]:
+            return f"{text}, sent behind {name(outcome.holding[source])}", receiver[outcome.holding[source]]
+        return text, source
+
+    said: dict[int, tuple[str, int]] = {}
+    mesh = min(outcome.stopped)
+    while mesh not in said:
+        said[mesh] = wait(mesh)
+        mesh = said[mesh][1]
+    circle = list(said)[list(said).index(mesh) :]
     more = f", and {len(circle) - _MOST_SHOWN} more" if len(circle) > _MOST_SHOWN else ""
-    return "; ".join(said[mesh][0] for mesh in circle[:_MOST_SHOWN]) + more
+    return "; ".join(said[own][0] for own in circle[:_MOST_SHOWN]) + more
 
 
 def check_exchange(linked: LinkedSchedule) -> str:
