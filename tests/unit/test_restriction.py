@@ -13,8 +13,8 @@ from shardopt.cost.shardings import all_shardings
 from shardopt.solve.assignment import restriction
 from shardopt.solve.assignment.problem import Problem, evaluate
 from shardopt.solve.assignment.restriction import Mask, restrict, solve_in_steps
+from shardopt.solve.sharding.layouts import Column
 from shardopt.solve.sharding.simpler import simpler_masks
-from shardopt.solve.sharding.strategies_tables import Column
 
 NUM_PROBLEMS = 60
 

@@ -42,10 +42,11 @@ from shardopt.solve.sharding.intra_op_memory import (
 )
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan, find_communication
 from shardopt.solve.sharding.kernel_bytes import Accesses, kernel_accesses
+from shardopt.solve.sharding.layouts import Column
 from shardopt.solve.sharding.linear import CLOSED, Linear
 from shardopt.solve.sharding.simpler import NodeColumns, simpler_masks
 from shardopt.solve.sharding.strategies import Strategy, is_made_anywhere
-from shardopt.solve.sharding.strategies_tables import Column, OpStrategies, StrategyTables
+from shardopt.solve.sharding.strategies_tables import OpStrategies, StrategyTables
 
 Tied = Iterable[tuple[int, int]]
 

@@ -14,7 +14,7 @@ import numpy as np
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.shardings import live_axes
 from shardopt.solve.assignment.restriction import Mask
-from shardopt.solve.sharding.strategies_tables import Column
+from shardopt.solve.sharding.layouts import Column
 
 NodeColumns = tuple[Column, ...]  # of all tensors that a node decides about; equally long, unless there are none
 Keeps = Callable[[Sharding], bool]

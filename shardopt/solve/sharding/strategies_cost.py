@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from shardopt.cost.cluster import Cluster, Device
-from shardopt.cost.collectives import Step, steps_seconds
+from shardopt.cost.collectives import Step, collective_curve, steps_seconds
 from shardopt.cost.compute import memory_seconds, op_seconds, work_kind
+from shardopt.cost.curves import Curve
 from shardopt.cost.graph import Tensor
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.resharding_costs import ReshardingCosts
@@ -32,6 +33,24 @@ def compute_seconds(
 def communication_seconds(cluster: Cluster, mesh: Mesh, steps: Sequence[Step]) -> float:
     """Seconds of collectives, one after another."""
     return steps_seconds(cluster, mesh, steps) + _LAUNCH_SECONDS * len(steps)
+
+
+class CommunicationCosts:
+    """The collectives of one placed mesh that were asked for so far."""
+
+    def __init__(self, cluster: Cluster, mesh: Mesh) -> None:
+        self.cluster, self.mesh = cluster, mesh
+        self._curves: dict[tuple[str, tuple[str, ...]], Curve] = {}
+
+    def seconds(self, steps: Sequence[Step]) -> float:
+        """As `communication_seconds`."""
+        found = 0.0
+        for step in steps:
+            key = (step.kind, step.axes)
+            if key not in self._curves:
+                self._curves[key] = collective_curve(self.cluster, self.mesh, *key)
+            found += self._curves[key].at(step.bytes)
+        return found + _LAUNCH_SECONDS * len(steps)
 
 
 def resharding_table(

@@ -22,20 +22,12 @@ from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.resharding_costs import ReshardingCosts
 from shardopt.solve.assignment.table_store import TableStore
 from shardopt.solve.sharding.kernel_bytes import Accesses
+from shardopt.solve.sharding.layouts import Column, Layouts
 from shardopt.solve.sharding.linear import CLOSED, Linear
-from shardopt.solve.sharding.strategies import Strategy, all_shardings, marker_strategy, op_strategies
-from shardopt.solve.sharding.strategies_cost import resharding_table, written_seconds
+from shardopt.solve.sharding.strategies import Strategy, all_shardings, marker_strategy, priced
+from shardopt.solve.sharding.strategies_cost import CommunicationCosts, resharding_table, written_seconds
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, eq=False)
-class Column:
-    """The sharding of one tensor under each strategy of a node: `distinct[index[s]]`. One object for each content."""
-
-    shardings: tuple[Sharding, ...]
-    distinct: tuple[Sharding, ...]
-    index: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,11 +43,14 @@ class OpStrategies:
 class StrategyTables:
     """The tables of one placed mesh on one cluster. Arrays given out are shared: never write to them."""
 
-    def __init__(self, mesh: Mesh, cluster: Cluster) -> None:
+    def __init__(self, mesh: Mesh, cluster: Cluster, layouts: Layouts | None = None) -> None:
+        """`layouts` may be shared by tables of several meshes."""
         self.mesh = mesh
         self.cluster = cluster
         self.device = cluster.group_of(mesh).device
         self._resharding_costs = ReshardingCosts(cluster, mesh)
+        self._layouts = Layouts() if layouts is None else layouts
+        self._links = CommunicationCosts(cluster, mesh)
         self._memo: dict[Hashable, object] = {}
         self.store = TableStore()  # what presolve learns of these tables, which many problems of one mesh share
 
@@ -100,7 +95,7 @@ class StrategyTables:
 
     def column(self, shardings: tuple[Sharding, ...]) -> Column:
         """The one column with these entries."""
-        return self._remember(("column", shardings), lambda: _make_column(shardings))
+        return self._layouts.column(shardings)
 
     def resharding(
         self, tensor: Tensor, source: Column, target: Column, repeat: int, fused: bool = False
@@ -145,24 +140,16 @@ class StrategyTables:
         linear: Linear,
         accesses: Accesses | None,
     ) -> OpStrategies:
-        strategies = op_strategies(op, operands, results, self.mesh, self.cluster, linear, accesses)
-        return OpStrategies(
-            strategies,
-            np.array([strategy.seconds * op.repeat for strategy in strategies]),
-            tuple(self.column(tuple(s.operands[k] for s in strategies)) for k in range(len(operands))),
-            tuple(self.column(tuple(s.results[k] for s in strategies)) for k in range(len(results))),
-        )
+        layout = self._layouts.of(op, operands, results, self.mesh, linear)
+        strategies = priced(layout, op, operands, results, self._links, accesses)
+        seconds = np.array([strategy.seconds * op.repeat for strategy in strategies])
+        return OpStrategies(strategies, seconds, layout.operands, layout.results)
 
     def _remember(self, key: Hashable, build: Callable[[], _T]) -> _T:
-        # The memo keeps every column alive, so an id in a key names one column for the life of the tables.
+        # The layouts keep every column alive, so an id in a key names one column for the life of the tables.
         if key not in self._memo:
             self._memo[key] = build()
         return self._memo[key]  # type: ignore[return-value]
-
-
-def _make_column(shardings: tuple[Sharding, ...]) -> Column:
-    number = {sharding: n for n, sharding in enumerate(dict.fromkeys(shardings))}
-    return Column(shardings, tuple(number), np.array([number[sharding] for sharding in shardings]))
 
 
 def _equality(first: Column, second: Column) -> np.ndarray:

@@ -14,7 +14,8 @@ import numpy as np
 
 from shardopt.solve.assignment.problem import Edge, Problem, Solution
 from shardopt.solve.assignment.sharding_ilp import improve
-from shardopt.solve.sharding.strategies_tables import Column, OpStrategies, StrategyTables
+from shardopt.solve.sharding.layouts import Column
+from shardopt.solve.sharding.strategies_tables import OpStrategies, StrategyTables
 from shardopt.solve.stages.pricing.classes import Classes
 
 # Table entries that the solver may touch for one problem, about a fifth of a second; half of it is spent when layers

@@ -17,6 +17,7 @@ from shardopt.cost.cluster import Cluster
 from shardopt.cost.errors import UserError
 from shardopt.cost.mesh import Mesh
 from shardopt.cost.spans import timed
+from shardopt.solve.sharding.layouts import Layouts
 from shardopt.solve.sharding.strategies_tables import StrategyTables
 from shardopt.solve.stages.pricing.bounds import RelaxedLayer
 from shardopt.solve.stages.pricing.part_facts import PartFacts
@@ -42,6 +43,7 @@ class Pricer:
 
     cluster: Cluster
     counts: PricerCounts = field(default_factory=PricerCounts)
+    _layouts: Layouts = field(default_factory=Layouts)
     _tables: dict[Mesh, StrategyTables] = field(default_factory=dict)
     _facts: dict[str, PartFacts] = field(default_factory=dict)
     _known: dict[tuple[str, str, Mesh], object] = field(default_factory=dict)
@@ -80,7 +82,7 @@ class Pricer:
 
     def _tables_of(self, mesh: Mesh) -> StrategyTables:
         if mesh not in self._tables:
-            self._tables[mesh] = StrategyTables(mesh, self.cluster)
+            self._tables[mesh] = StrategyTables(mesh, self.cluster, self._layouts)
         return self._tables[mesh]
 
     def _remember(
