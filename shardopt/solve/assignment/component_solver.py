@@ -43,6 +43,7 @@ class ComponentSolver:
     deadline: float | None
     gap_tolerance: float
     only_local: bool = False
+    only_bound: bool = False
     counts: dict[str, int] = field(default_factory=dict)
 
     def solve(self, part: Problem, *, start: tuple[int, ...] | None, work: int, progress: Progress | None) -> Solution:
@@ -105,7 +106,13 @@ class ComponentSolver:
         from shardopt.solve.assignment.large_problem import solve_large
 
         found = solve_large(
-            part, work=work, deadline=self.deadline, gap_tolerance=self.gap_tolerance, start=start, progress=progress
+            part,
+            work=work,
+            deadline=self.deadline,
+            gap_tolerance=self.gap_tolerance,
+            start=start,
+            progress=progress,
+            only_bound=self.only_bound,
         )
         for name in ("ascent_steps", "starts", "work"):
             self._count(name, int(found.statistics[name]))

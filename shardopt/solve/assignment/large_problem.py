@@ -46,18 +46,20 @@ def solve_large(
     gap_tolerance: float = 0.0,
     start: tuple[int, ...] | None = None,
     progress: Callable[[float, float], None] | None = None,
+    only_bound: bool = False,
 ) -> Solution:
     """Solve a presolved problem as well as `work` allows.
 
     It must have neither self nor parallel edges, and each strategy an allowed partner on every edge of its node.
     The answer is never worse than `start`, if that keeps the limit. `deadline` is in seconds of `monotonic`.
+    With `only_bound` it ends when only assignments would become better.
     """
     run = _Run(problem, work, deadline, gap_tolerance, progress)
     if start is not None:
         run.search.offer(np.array(start, dtype=np.int64))
     if not run.late:
         run.settle()
-    for phase in (run.ascend, run.start_again, run.improve):
+    for phase in (run.ascend,) if only_bound else (run.ascend, run.start_again, run.improve):
         if not run.done:
             phase()
     return run.solution()

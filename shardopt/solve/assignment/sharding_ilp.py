@@ -65,13 +65,15 @@ def improve(
     work: int | None = None,
     progress: Progress | None = None,
     store: TableStore | None = None,
+    only_bound: bool = False,
 ) -> Solution:
     """Search from `choice` for a better assignment, without integer programs: quick and local, with a bound.
 
     The answer is never worse than `choice` if that is allowed. Budgets and statuses are those of `solve`.
-    `store` is shared by problems with many equal tables, to presolve them faster.
+    `store` is shared by problems with many equal tables, to presolve them faster. With `only_bound` the search ends
+    when nothing is left that might raise the bound.
     """
-    run = _Run(problem, time_limit_seconds, gap_tolerance, choice, progress, work, only_local=True, store=store)
+    run = _Run(problem, time_limit_seconds, gap_tolerance, choice, progress, work, only_local=True, store=store, only_bound=only_bound)
     return run.complete(None)
 
 
@@ -87,13 +89,14 @@ class _Run:
     work: int | None = None
     only_local: bool = False
     store: TableStore | None = None
+    only_bound: bool = False
     presolve_seconds: float = 0.0
     start_cost: float = inf
 
     def __post_init__(self) -> None:
         limit = self.time_limit_seconds
         deadline = None if limit is None else monotonic() + (1 - _RESERVE) * limit
-        self.components = ComponentSolver(deadline, self.gap_tolerance, self.only_local)
+        self.components = ComponentSolver(deadline, self.gap_tolerance, self.only_local, self.only_bound)
         self.budget = int(WORK_PER_SECOND * (DEFAULT_WORK_SECONDS if limit is None else limit))
         if self.work is not None:
             self.budget = self.work

@@ -22,6 +22,9 @@ _MAX_HELD_BYTES = 1 << 28
 # What may stay for the next presolve that shares the store; there is one for each mesh that stages are priced on.
 _MAX_KEPT_BYTES = 1 << 26
 
+# Entries of a difference of all pairs of rows that fit a processor's cache, and are then taken at once.
+_MAX_AT_ONCE = 1 << 16
+
 # A table counts as r(s) + q(t) if it differs from that by a few units in the last place of its largest entry.
 _SEPARABLE_TOLERANCE = 8 * float(np.finfo(np.float64).eps)
 
@@ -171,5 +174,7 @@ def _regret(table: np.ndarray) -> np.ndarray:
     """max over t of table[s2, t] - table[s, t], where t counts only if (s, t) is allowed; +inf if (s2, t) is not."""
     possible = table < np.inf
     allowed = np.where(possible, table, 0.0)
+    if table.size * len(table) <= _MAX_AT_ONCE:
+        return np.where(possible, table[:, None, :] - allowed, -np.inf).max(axis=2)
     most = [np.where(possible, row - allowed, -np.inf).max(axis=1) for row in table]
     return np.array(most)

@@ -56,7 +56,7 @@ class RelaxedLayer:
     def seconds(self, tables: StrategyTables) -> float:
         """What the layer adds at least to the seconds of a step on any stage with this mesh; inf if nothing can run
         it there."""
-        return ClassProblem(self.classes, tables).solve(GAP).bound
+        return ClassProblem(self.classes, tables).solve(GAP, only_bound=True).bound
 
 
 def relaxed_layer(step: StepGraph, layer: int, last: bool) -> RelaxedLayer:

@@ -87,10 +87,17 @@ class ClassProblem:
         )
         return [Edge(a, b, table) for a, b, table in tables if table.any()]
 
-    def solve(self, gap_tolerance: float, work: int = WORK) -> Solution:
+    def solve(self, gap_tolerance: float, only_bound: bool = False) -> Solution:
         """The first strategy of every class, which runs it in full everywhere, is as good a beginning as any."""
         begin = (0,) * self.problem.num_nodes
-        return improve(self.problem, begin, gap_tolerance=gap_tolerance, work=work, store=self.tables.store)
+        return improve(
+            self.problem,
+            begin,
+            gap_tolerance=gap_tolerance,
+            work=WORK,
+            store=self.tables.store,
+            only_bound=only_bound,
+        )
 
     def spread(self, choice: Sequence[int]) -> tuple[int, ...]:
         """The choice of every operation, then of every input."""
