@@ -73,7 +73,17 @@ def improve(
     `store` is shared by problems with many equal tables, to presolve them faster. With `only_bound` the search ends
     when nothing is left that might raise the bound.
     """
-    run = _Run(problem, time_limit_seconds, gap_tolerance, choice, progress, work, only_local=True, store=store, only_bound=only_bound)
+    run = _Run(
+        problem,
+        time_limit_seconds,
+        gap_tolerance,
+        choice,
+        progress,
+        work,
+        only_local=True,
+        store=store,
+        only_bound=only_bound,
+    )
     return run.complete(None)
 
 

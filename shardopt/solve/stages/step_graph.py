@@ -11,7 +11,7 @@ loop are where it is summed at the latest. The shard phase reads the same from t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -45,9 +45,17 @@ class StepGraph:
         if not 0 <= self.loop[0] <= self.loop[1] <= len(self.graph.ops):
             raise ValueError(f"expected a loop within 0 … {len(self.graph.ops)}, found {self.loop}")
 
-    @property
+    @cached_property
     def num_layers(self) -> int:
         return max(self.op_layer, default=0) + 1
+
+    @cached_property
+    def ops_of_layer(self) -> Mapping[int, tuple[int, ...]]:
+        """In program order."""
+        found: dict[int, list[int]] = {}
+        for op, layer in enumerate(self.op_layer):
+            found.setdefault(layer, []).append(op)
+        return {layer: tuple(ops) for layer, ops in found.items()}
 
     @cached_property
     def producers(self) -> tuple[int, ...]:
@@ -82,6 +90,14 @@ class StepGraph:
                 found.append(range(start, op + 1))
                 start = op + 1
         return tuple(found)
+
+    def units_of(self, ops: Collection[int]) -> list[range]:
+        """Those that begin with one of `ops`, in program order."""
+        return [self._unit_from[op] for op in sorted(ops) if op in self._unit_from]
+
+    @cached_property
+    def _unit_from(self) -> dict[int, range]:
+        return {unit[0]: unit for unit in self.units}
 
     @cached_property
     def reached(self) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ class Fragment:
 def fragments(step: StepGraph, start: int, end: int, turn: int) -> tuple[Fragment, ...]:
     """The fragments of layers [start, end), in the order in which they run; empty ones are left out. The backward is
     what depends on layers from `turn` on: those behind the stage."""
-    inside = [op for op, layer in enumerate(step.op_layer) if start <= layer < end]
+    inside = sorted(op for layer in range(start, end) for op in step.ops_of_layer.get(layer, ()))
     begin, stop = step.loop
     body = _kinds(step, [op for op in inside if begin <= op < stop], turn)
     parts: list[tuple[Kind, list[int]]] = [
@@ -69,8 +69,8 @@ def _postpone(step: StepGraph, kinds: dict[int, Kind]) -> None:
     """Turn forward into backward where only the backward reads the results and all that is read is kept for it."""
     returned = {after for _, after in step.carried}
     kept = {t for op, kind in kinds.items() if kind == "backward" for t in step.graph.ops[op].operands}
-    for unit in reversed(step.units):
-        if kinds.get(unit[0]) != "forward":
+    for unit in reversed(step.units_of(kinds)):
+        if kinds[unit[0]] != "forward":
             continue
         results = {result for op in unit for result in step.graph.ops[op].results}
         users = {user for result in results for user in step.consumers[result]} - set(unit)

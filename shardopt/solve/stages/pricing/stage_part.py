@@ -9,7 +9,7 @@ the content, and is the same in every process.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from hashlib import sha256
 from typing import NamedTuple
@@ -83,6 +83,15 @@ def cut_part(step: StepGraph, start: int, end: int, turn: int | None = None) -> 
 
 
 _IN_LOOP = ("forward", "backward")
+_FIELDS = tuple(f.name for f in fields(Op))
+_OPERANDS, _RESULTS, _GROUP = map(_FIELDS.index, ("operands", "results", "group"))
+
+
+def _copy_of(op: Op, operands: tuple[int, ...], results: tuple[int, ...], group: int) -> Op:
+    """As `dataclasses.replace`, which looks at every field of every operation again."""
+    values = [getattr(op, name) for name in _FIELDS]
+    values[_OPERANDS], values[_RESULTS], values[_GROUP] = operands, results, group
+    return Op(*values)
 
 
 class _Planned(NamedTuple):
@@ -194,7 +203,7 @@ class _Cutter:
             results = tuple(
                 self._made(group if r in made and r not in shared_by_all else None, r) for r in each.results
             )
-            self.ops.append(replace(each, operands=operands, results=results, group=group))
+            self.ops.append(_copy_of(each, operands, results, group))
             self.source_ops.append(op)
         for first, last in step.graph.loops:
             inner = [place[op] for op in range(first, last) if op in place]
@@ -226,14 +235,17 @@ class _Cutter:
         groups: tuple[int | None, ...] = (None, *range(len(kinds)))
         returned = (self.number.get((None, tensor)) for tensor in dict.fromkeys(step.graph.outputs))
         outputs = tuple(t for t in returned if t is not None and t in defined)
+        here = {source for _, source in self.number}
         tied = tuple(
             (self.number[group, a], self.number[group, b])
-            for a, b in step.tied
+            for a, b in ((a, b) for a, b in step.tied if a in here and b in here)
             for group in groups
             if (group, a) in self.number and (group, b) in self.number
         )
-        carried = frozenset(self.number[g, t] for t in step.graph.carried for g in groups if (g, t) in self.number)
-        literals = frozenset(self.number[g, t] for t in step.literals for g in groups if (g, t) in self.number)
+        carried, literals = (
+            frozenset(number for (_, source), number in self.number.items() if source in some)
+            for some in (step.graph.carried, step.literals)
+        )
         graph = OpGraph(tuple(self.tensors), tuple(self.ops), inputs, outputs, tuple(self.loops), carried)
         return StagePart(
             graph,
