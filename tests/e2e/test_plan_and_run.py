@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def run_plan(plan: Plan, inputs: list[np.ndarray], backend: str = "local") -> li
         return list(run.step())
 
 
+@cache
 def reference_of(name: str) -> list[np.ndarray]:
     artifact, inputs = MODELS[name]()
     with make_context() as context:
