@@ -1,4 +1,4 @@
-"""Write docs/passes.md, docs/dialect.md and the JSON schemas from the code: `python -m shardopt.tools.docs`.
+"""Write the pages, pictures and schemas that are made from the code: `python -m shardopt.tools.docs`.
 
 With `--check` nothing is written; the exit code is 1 if a page is not what would be written.
 """
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from shardopt.pipeline.phases import Phase
 
 ROOT = Path(__file__).parents[2]
+# The others look like one of these.
+_PICTURES = ("gpipe", "1f1b", "eager-1f1b", "interleaved", "zero-bubble", "dualpipe-v", "chimera", "terapipe")
 _COMMAND = "python -m shardopt.tools.docs"
 _LIT = "tests/lit/passes"
 
@@ -44,13 +46,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_tool(_COMMAND, lambda: _run(options))
 
 
+def schedule_pictures(folder: Path) -> dict[Path, str]:
+    """The timelines of docs/schedules.md."""
+    from shardopt.report.timeline_svg import timeline_svg
+    from shardopt.schedule.even_pipeline import EvenPipeline
+
+    pipeline = EvenPipeline(4, 8, activation_bytes=1 << 30)
+    return {folder / "schedules" / f"{name}.svg": timeline_svg(pipeline.simulate(name)) for name in _PICTURES}
+
+
 def _run(options: argparse.Namespace) -> None:
     folder = ROOT / "docs"
     if not folder.is_dir():
         raise UserError(f"expected a source tree with the directory '{folder}', found none")
-    pages = {folder / "passes.md": passes_page(), folder / "dialect.md": dialect_page(), **schemas()}
+    pages = {
+        folder / "passes.md": passes_page(),
+        folder / "dialect.md": dialect_page(),
+        **schemas(),
+        **schedule_pictures(folder),
+    }
     if not options.check:
         for path, text in pages.items():
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
         return
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]

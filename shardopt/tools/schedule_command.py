@@ -85,7 +85,15 @@ def _run(args: argparse.Namespace) -> None:
             raise UserError("one file holds one schedule: give a name instead of 'all'")
         console().print(_comparison(_pipeline(args)))
         return
+    from shardopt.schedule.exchange import check_exchange
+
     result = _result(args)
+    reason = check_exchange(result.linked)
+    if reason:
+        print(
+            f"note: sends go out in the order of receipt, since as tasks end they could block: {reason}",
+            file=sys.stderr,
+        )
     _write(args, result)
     if args.csv != _STDOUT:
         if args.timeline:

@@ -1,4 +1,4 @@
-"""The schedules that are lists of tasks only: Chimera, PipeDream, PipeDream-2BW and TeraPipe, and the cuts of tokens."""
+"""Schedules that are lists of tasks only: Chimera, PipeDream, PipeDream-2BW and TeraPipe, and the cuts of tokens."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_slices_are_the_best_of_all(seed: int, meshes: int, microbatches: int, c
 
 
 def test_unequal_slices_are_what_the_formula_says() -> None:
-    """Later slices attend to more, so they are shorter; the simulated forwards and backwards take the formula's time."""
+    """Later slices attend to more, so they are shorter; what is simulated takes no longer than the formula says."""
     length, context = np.arange(1, 33)[:, None], np.arange(32)[None]
     table = 0.5 + 0.1 * length + 0.01 * length * (context + length / 2)
     found = token_slices(table, 4, 2)
