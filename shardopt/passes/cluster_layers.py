@@ -30,8 +30,9 @@ from shardopt.dialect.attributes import entries, i64
 from shardopt.dialect.donation import argument_attributes, read_donation
 from shardopt.dialect.mpmd import LAYER
 from shardopt.ir.graph import GraphReader
+from shardopt.ir.loops import BRANCHES
 from shardopt.ir.program import Program, read_program
-from shardopt.ir.rewriting import defining
+from shardopt.ir.rewriting import defining, terminator
 from shardopt.passes.base import Pass, PassContext, option
 from shardopt.passes.given.layers import first_ops, write_layers
 from shardopt.solve.stages.layering import Layering, LayerProblem, assign_layers
@@ -87,11 +88,19 @@ def _same_size_origins(value: ir.Value, program: Program) -> tuple[list[ir.Value
         elif producer == program.loop:
             results.append(ir.OpResult(current).result_number)
         else:
-            for operand in producer.operands:
+            for operand in _operands(current, producer):
                 if operand not in seen and _elements(operand) == size:
                     seen[operand] = None
                     stack.append(operand)
     return arguments, sorted(results)
+
+
+def _operands(value: ir.Value, producer: ir.Operation) -> list[ir.Value]:
+    """What a value is computed from: of a conditional what its branches return for it."""
+    if producer.name not in BRANCHES:
+        return list(producer.operands)
+    number = ir.OpResult(value).result_number
+    return [terminator(region.blocks[0]).operands[number] for region in producer.regions]
 
 
 def _elements(value: ir.Value) -> int:

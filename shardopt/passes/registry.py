@@ -24,6 +24,7 @@ PASSES: dict[str, str] = {
         "inline-calls",
         "read-annotations",
         "unroll-loops",
+        "split-branches",
         "batch-gathers",
         "normalize",
         "verify-imported",

@@ -42,6 +42,7 @@ PHASES: tuple[Phase, ...] = (
             When("unroll", ("shardopt-unroll-loops",)),
             "func.func(chlo-legalize-to-stablehlo)",
             "canonicalize,cse,symbol-dce",  # folds the constants by which gathers are recognised
+            "shardopt-split-branches",  # behind symbol-dce and cse: fewer operations to copy
             "shardopt-batch-gathers",
             "shardopt-normalize",
             "canonicalize,cse",

@@ -36,9 +36,10 @@ def layers(params: Any, x: jax.Array) -> jax.Array:
 
 @cache
 def double() -> Model:
-    """All in double precision: Adam, clipping by the global norm, weights of examples, an output for each of them."""
+    """All in double precision: Adam, skipped by a conditional where a gradient is not finite, clipping by the global
+    norm, weights of examples, an output for each of them."""
     with jax.enable_x64(True):
-        optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(0.01))
+        optimizer = optax.apply_if_finite(optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(0.01)), 3)
 
         def loss(params: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
             losses = jnp.sum((layers(params, batch["x"]) - batch["y"]) ** 2, axis=-1)

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from jaxlib.mlir import ir
 
@@ -147,13 +148,18 @@ def clustered(model: str, layers: int, microbatches: int = 2) -> Clustered:
     text = jax.jit(step, donate_argnums=0, keep_unused=True).lower(state, *batch).as_text()
     names = [f"{kind}{name}" for kind in ("", "m:", "v:") for name in sorted(params)]
     module = ir.Module.parse(text, make_context())
+    return Clustered(cluster(module, microbatches, layers), names)
+
+
+def cluster(module: ir.Module, microbatches: int, layers: int) -> Program:
+    """No microbatches: a step that has no batch."""
     options = f"num-microbatches={microbatches}" if microbatches else "num-microbatches=1 batch-args=none"
     with module.context:
         run_pipeline(
             module,
             f"builtin.module(shardopt-import,shardopt-microbatch{{{options}}},shardopt-cluster{{layers={layers}}})",
         )
-    return Clustered(read_program(module), names)
+    return read_program(module)
 
 
 @pytest.mark.parametrize("microbatches", [2, 0])
@@ -245,10 +251,32 @@ def test_a_copy_in_half_precision_is_where_the_parameter_is(adam: bool) -> None:
     state = {"copy": [w.astype(jnp.float16) for w in main], "first": [jnp.zeros_like(w) for w in main], "main": main}
     lowered = jax.jit(step, donate_argnums=0).lower(state, jnp.zeros((ROWS, WIDTH)), jnp.zeros((ROWS, WIDTH)))
     module = ir.Module.parse(lowered.as_text(), make_context())
-    with module.context:
-        run_pipeline(
-            module,
-            "builtin.module(shardopt-import,shardopt-microbatch{num-microbatches=2},shardopt-cluster{layers=4})",
-        )
-    layers = [ir.IntegerAttr(each[LAYER]).value for each in argument_attributes(read_program(module).main)]
+    program = cluster(module, 2, 4)
+    layers = [ir.IntegerAttr(each[LAYER]).value for each in argument_attributes(program.main)]
     assert layers[:12] == [0, 1, 2, 3] * 3
+
+
+def test_an_update_that_may_be_skipped_is_where_the_parameter_is() -> None:
+    """The conditional around all updates becomes one for each parameter."""
+    optimizer = optax.apply_if_finite(optax.sgd(0.1, momentum=0.9), 3)
+
+    def step(params: Any, memory: Any, x: jax.Array, y: jax.Array) -> Any:
+        def loss(params: list[jax.Array]) -> jax.Array:
+            h = x
+            for w in params:
+                h = jnp.tanh(h @ w)
+            return jnp.mean((h - y) ** 2)
+
+        updates, memory = optimizer.update(jax.grad(loss)(params), memory, params)
+        return optax.apply_updates(params, updates), memory
+
+    params = list(weights("a", "b", "c", "d").values())
+    batch = (jnp.zeros((ROWS, WIDTH)), jnp.zeros((ROWS, WIDTH)))
+    lowered = jax.jit(step, donate_argnums=(0, 1)).lower(params, optimizer.init(params), *batch)
+    program = cluster(ir.Module.parse(lowered.as_text(), make_context()), 2, 4)
+    layers = [ir.IntegerAttr(each[LAYER]).value for each in argument_attributes(program.main)]
+    shapes = [shape_of(argument) for argument in program.main_block.arguments]
+    state = [layer for layer, shape in zip(layers, shapes, strict=True) if shape == (WIDTH, WIDTH)]
+    assert state == [0, 1, 2, 3] * 2, "parameters, momentum"
+    conditionals = [op for op in program.epilogue if op.name == "stablehlo.case" and shape_of(op.results[0])]
+    assert sorted(map(layer, conditionals)) == [0, 1, 2, 3]
