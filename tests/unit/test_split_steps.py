@@ -135,6 +135,17 @@ def test_an_evaluation_step() -> None:
     assert "dot_general" not in names(program.prologue) | names(program.epilogue)
 
 
+def test_one_argument_of_the_batch_is_enough() -> None:
+    """What meets its rows has to have rows: the inputs are sliced, too, and the model runs in the loop."""
+
+    def loss(params: Any, x: jax.Array, labels: jax.Array) -> jax.Array:
+        return optax.softmax_cross_entropy_with_integer_labels(mlp(params, x), labels).mean()
+
+    labels = jnp.asarray([0, 1, 1, 0], jnp.int32)
+    program = check(partial(sgd, loss), mlp_params(), normal(3, ROWS, 3), labels, counts=(2,), batch_args=("4",))
+    assert "dot_general" not in names(program.prologue) | names(program.epilogue)
+
+
 def dropout(params: Any, x: jax.Array, key: jax.Array) -> jax.Array:
     key = jax.random.wrap_key_data(key)
     hidden = jnp.tanh(x @ params["w1"] + params["b1"]) * jax.random.bernoulli(key, 0.5, (len(x), 5))
