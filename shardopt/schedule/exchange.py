@@ -135,17 +135,17 @@ def _postponed(own: tuple[Step, ...], rank: dict[int, int]) -> Sequence[Step]:
 @dataclass(frozen=True)
 class Messages:
     """The steps of a schedule: before a task what it needs from other meshes, after it what other meshes need of it,
-    both in the order of the graph's edges. `ends[k]` is (node that sends message k, node that receives it)."""
+    both in the order of the graph's edges. Message k is from node `sources[k]` for node `targets[k]`."""
 
     steps: Steps
-    ends: tuple[tuple[int, int], ...]
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
 
     def names(self, linked: LinkedSchedule) -> Callable[[int], str]:
         """What a message is for people: `0F3 for 1F3`."""
 
         def name(message: int) -> str:
-            source, target = self.ends[message]
-            return f"{linked.nodes[source]} for {linked.nodes[target]}"
+            return f"{linked.nodes[self.sources[message]]} for {linked.nodes[self.targets[message]]}"
 
         return name
 
@@ -153,24 +153,27 @@ class Messages:
 def messages_of(linked: LinkedSchedule) -> Messages:
     homes, edges = linked.schedule.stage_to_mesh, linked.graph.edges
     crosses = [homes[edge.src.stage] != homes[edge.dst.stage] for edge in edges]
-    ends: list[tuple[int, int]] = []
-    arriving: dict[int, list[Step]] = {}
-    leaving: dict[int, list[tuple[int, Step]]] = {}  # with their edges
-    send, recv = Do.SEND, Do.RECV
+    sources_of: list[int] = []  # by message
+    targets_of: list[int] = []
+    leaving: dict[int, list[tuple[int, int]]] = {}  # (edge, message) by node
     for node, sources in enumerate(linked.predecessors):
         for source, edge in sources:
             if crosses[edge]:
-                number = len(ends)
-                arriving.setdefault(node, []).append((recv, number))
-                leaving.setdefault(source, []).append((edge, (send, number)))
-                ends.append((source, node))
+                if source in leaving:
+                    leaving[source].append((edge, len(targets_of)))
+                else:
+                    leaving[source] = [(edge, len(targets_of))]
+                sources_of.append(source)
+                targets_of.append(node)
     steps: list[list[Step]] = [[] for _ in linked.schedule.tasks]
+    send, recv, message, count = Do.SEND, Do.RECV, 0, len(targets_of)
     for node, mesh in enumerate(linked.mesh_of):
-        if node in arriving:
-            steps[mesh] += arriving[node]
-        if node in leaving:
-            steps[mesh] += [step for _, step in sorted(leaving[node])]
-    return Messages(tuple(map(tuple, steps)), tuple(ends))
+        while message < count and targets_of[message] == node:
+            steps[mesh].append((recv, message))
+            message += 1
+        for _, own in sorted(leaving.get(node, ())):
+            steps[mesh].append((send, own))
+    return Messages(tuple(map(tuple, steps)), tuple(sources_of), tuple(targets_of))
 
 
 def describe(steps: Steps, outcome: Outcome, mesh_name: Callable[[int, int], str], name: Callable[[int], str]) -> str:
