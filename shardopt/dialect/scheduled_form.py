@@ -19,7 +19,7 @@ from shardopt.dialect.cluster import read_cluster
 from shardopt.dialect.imported_form import Violation
 from shardopt.dialect.mpmd import SCHEDULE, read_topology
 from shardopt.dialect.schedule import read_schedule
-from shardopt.ir.pipeline_graph import read_pipeline, valid_schedule
+from shardopt.ir.pipeline_graph import read_pipeline, simulate_pipeline
 from shardopt.ir.program import Program, read_program
 from shardopt.schedule.schedules import ScheduleText
 
@@ -47,8 +47,9 @@ def violations(module: ir.Module) -> Iterator[Violation]:
     schedule = ir.DictAttr(program.loop.attributes[SCHEDULE])
     text = read_schedule(program.loop)
     assert text is not None  # else malformed
-    yield from _of_order(program, meshes, text)
-    yield from _of_memory(program, meshes, cluster, tuple(ir.DenseI64ArrayAttr(schedule["peak_bytes"])))
+    written = tuple(ir.DenseI64ArrayAttr(schedule["peak_bytes"]))
+    yield from _of_memory(program, meshes, cluster, written)
+    yield from _of_order(program, meshes, text, written)
 
 
 def _malformed(loop: ir.Operation) -> str:
@@ -61,12 +62,23 @@ def _malformed(loop: ir.Operation) -> str:
     return f"expected {', '.join(_KEYS)} in '{SCHEDULE}', found no valid {', '.join(wrong)}" if wrong else ""
 
 
-def _of_order(program: Program, meshes: Sequence[Mesh], text: ScheduleText) -> Iterator[Violation]:
+def _of_order(
+    program: Program, meshes: Sequence[Mesh], text: ScheduleText, written: tuple[int, ...]
+) -> Iterator[Violation]:
+    """What the order forbids, and whether it holds what is written of it: that follows from the lists alone."""
     try:
         pipeline = read_pipeline(program, tuple(meshes))
-        valid_schedule(text, pipeline, program.num_microbatches)
+        result = simulate_pipeline(text, pipeline, program.num_microbatches)
     except (UserError, ValueError) as error:
         yield Violation(program.loop, str(error))
+        return
+    for mesh, profile, peak in zip(meshes, result.memory, written, strict=False):
+        if profile.peak_bytes != peak:
+            yield Violation(
+                program.loop,
+                f"expected a peak of {profile.peak_bytes} bytes on mesh '{mesh.name}', "
+                f"which its tasks hold, found {peak}",
+            )
 
 
 def _of_memory(

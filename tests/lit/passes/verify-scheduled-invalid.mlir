@@ -7,12 +7,14 @@
 // RUN: not shardopt-opt %t.name --shardopt-verify-scheduled 2>&1 | FileCheck %s --check-prefix=NAME
 // RUN: sed -e 's/name = "1f1b"/name = "inference"/' %S/Inputs/two-stages.mlir > %t.order
 // RUN: not shardopt-opt %t.order --shardopt-verify-scheduled 2>&1 | FileCheck %s --check-prefix=ORDER
-// RUN: sed -e 's/array<i64: 160, 128>/array<i64: 160, 1001>/' %S/Inputs/two-stages.mlir > %t.memory
+// RUN: sed -e 's/array<i64: 192, 192>/array<i64: 192, 1001>/' %S/Inputs/two-stages.mlir > %t.memory
 // RUN: not shardopt-opt %t.memory --shardopt-verify-scheduled 2>&1 | FileCheck %s --check-prefix=MEMORY
-// RUN: sed -e 's/array<i64: 160, 128>/array<i64: 160>/' %S/Inputs/two-stages.mlir > %t.meshes
+// RUN: sed -e 's/array<i64: 192, 192>/array<i64: 192>/' %S/Inputs/two-stages.mlir > %t.meshes
 // RUN: not shardopt-opt %t.meshes --shardopt-verify-scheduled 2>&1 | FileCheck %s --check-prefix=MESHES
 // RUN: sed -e 's/shardopt.cluster = /shardopt.klaster = /' %S/Inputs/two-stages.mlir > %t.cluster
 // RUN: not shardopt-opt %t.cluster --shardopt-verify-scheduled 2>&1 | FileCheck %s --check-prefix=CLUSTER
+// RUN: sed -e 's/array<i64: 192, 192>/array<i64: 192, 191>/' %S/Inputs/two-stages.mlir > %t.peak
+// RUN: not shardopt-opt %t.peak --shardopt-verify-scheduled 2>&1 | FileCheck %s --check-prefix=PEAK
 
 // NONE: error: expected attribute 'shardopt.schedule' on the microbatch loop, found none
 // KEYS: error: expected name, makespan_seconds, bubble, peak_bytes in 'shardopt.schedule', found no valid bubble, peak_bytes
@@ -21,3 +23,4 @@
 // MEMORY: error: expected at most 1000 bytes on a device of cluster test:1x4, found a peak of 1001 bytes on mesh 'm1'
 // MESHES: error: expected peak_bytes of 2 meshes, found 1
 // CLUSTER: error: expected attribute 'shardopt.cluster' on the module (written by the stage phase), found none
+// PEAK: error: expected a peak of 192 bytes on mesh 'm1', which its tasks hold, found 191

@@ -20,7 +20,7 @@ module attributes {shardopt.cluster = {
       mpmd.return %z : tensor<4x4xf32>
     } : () -> !b
     %r:2 = mpmd.for (%z0, %z1) {iterations = 2 : ui32, shardopt.schedule = {
-        name = "1f1b", makespan_seconds = 13.5 : f64, bubble = 0.48 : f64, peak_bytes = array<i64: 160, 128>}}
+        name = "1f1b", makespan_seconds = 13.5 : f64, bubble = 0.48 : f64, peak_bytes = array<i64: 192, 192>}}
         (%g0: !a, %g1: !b, %i: !index) {
       %n:2 = mpmd.call @microbatch(%w0, %w1, %x, %g0, %g1, %i) {call_counter = 0 : ui32} : (!a, !b, !a, !a, !b, !index) -> (!a, !b)
       mpmd.return %n#0, %n#1 : !a, !b
