@@ -21,10 +21,12 @@ from rich.console import Console
 from rich.table import Table
 
 from examples.gpt import Config, init_params, loss_fn
+from shardopt.dialect.schedule import read_peaks
 from shardopt.frontend.plan import Plan, PlanOptions
 from shardopt.frontend.planning import make_plan
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
+from shardopt.ir.program import read_program
 from shardopt.runtime.driver import open_run, prepare
 from shardopt.runtime.reference import Reference, compare
 
@@ -93,16 +95,16 @@ def plan_for(artifact: bytes, schedule: str, microbatches: int, devices_per_mesh
 def measure(plan: Plan, inputs: Sequence[np.ndarray], steps: int) -> Measured:
     """Run some steps, with the first inputs and the state that comes of them."""
     with make_context() as context:
-        program = prepare(load_module(plan.module, context))
-    simulated = plan.simulate()
+        module = load_module(plan.module, context)
+        peaks, program = read_peaks(read_program(module).loop), prepare(module)
     with open_run(program, quick_compile=True, track_bytes=True) as run:
         run.load(inputs)
         for _ in range(steps):
             outputs = run.step()
         found, live = tuple(outputs), run.live_bytes()
     meshes = tuple(
-        MeshBytes(part.mesh.name, profile.peak_bytes, max(live[part.mesh.name]))
-        for part, profile in zip(program.meshes, simulated.memory, strict=True)
+        MeshBytes(part.mesh.name, peak, max(live[part.mesh.name]))
+        for part, peak in zip(program.meshes, peaks, strict=True)
     )
     return Measured(plan.summary.schedule, meshes, found)
 

@@ -7,6 +7,8 @@ mpmd.for (…) {shardopt.schedule = {name = "auto", tasks = ["0F0 0F1 0B0 0B1", 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jaxlib.mlir import ir
 
 from shardopt.dialect.attributes import f64
@@ -17,7 +19,8 @@ from shardopt.schedule.simulator import SimulationResult
 _TASKS = "tasks"
 
 
-def write_schedule(loop: ir.Operation, text: ScheduleText, result: SimulationResult) -> None:
+def write_schedule(loop: ir.Operation, text: ScheduleText, result: SimulationResult, peak_bytes: Sequence[int]) -> None:
+    """`peak_bytes` is the most that a device of each mesh holds in the whole step."""
     lists = {_TASKS: ir.ArrayAttr.get([ir.StringAttr.get(row) for row in text.rows])} if text.rows else {}
     loop.attributes[SCHEDULE] = ir.DictAttr.get(
         {
@@ -25,9 +28,14 @@ def write_schedule(loop: ir.Operation, text: ScheduleText, result: SimulationRes
             **lists,
             "makespan_seconds": f64(result.makespan_seconds),
             "bubble": f64(result.bubble_fraction),
-            "peak_bytes": ir.DenseI64ArrayAttr.get([profile.peak_bytes for profile in result.memory]),
+            "peak_bytes": ir.DenseI64ArrayAttr.get(list(peak_bytes)),
         }
     )
+
+
+def read_peaks(loop: ir.Operation) -> tuple[int, ...]:
+    """Bytes of a device of each mesh, from a loop with a schedule."""
+    return tuple(ir.DenseI64ArrayAttr(ir.DictAttr(loop.attributes[SCHEDULE])["peak_bytes"]))
 
 
 def read_schedule(loop: ir.Operation) -> ScheduleText | None:

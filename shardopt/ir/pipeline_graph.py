@@ -15,7 +15,7 @@ from shardopt.cost.sharing import Sharing, sharing_of
 from shardopt.dialect.cluster import CLUSTER, read_cluster
 from shardopt.dialect.mpmd import KIND, RESHARDING, STAGE, parse_mesh_tensor
 from shardopt.ir.graph import read_tensor
-from shardopt.ir.pipeline_memory import fixed_bytes, held_values, local_bytes
+from shardopt.ir.pipeline_memory import held_values, local_bytes, step_bytes
 from shardopt.ir.program import Program
 from shardopt.schedule.exchange import validate
 from shardopt.schedule.graph import Edge, StageGraph
@@ -41,7 +41,8 @@ class PipelineGraph:
 
     `edge_links` are the network cards that the transfers of each edge use: number 2h is what host h sends through,
     2h + 1 what it receives through. `fixed_bytes[m]` is what a device of mesh m holds all step long: arguments of the
-    step, what lives across the loop, and accumulators; `held` is what it holds for each microbatch.
+    step, what lives across the loop, and accumulators; `held` is what it holds for each microbatch, `around_bytes[m]`
+    the most that it holds before and behind the loop.
     """
 
     graph: StageGraph
@@ -54,6 +55,7 @@ class PipelineGraph:
     edge_links: tuple[tuple[int, ...], ...] = ()
     sharing: Sharing | None = None
     held: tuple[Held, ...] = ()
+    around_bytes: tuple[int, ...] = ()
 
     @property
     def num_meshes(self) -> int:
@@ -109,17 +111,19 @@ def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
     homes = {_stage_of(op): _mesh_of(op) for op in program.body_ops if op.name != "mpmd.transfer"}
     numbers = {mesh.name: number for number, mesh in enumerate(meshes)}
     graph = StageGraph(tuple(seconds), tuple(Edge(a, b, size) for (a, b), (size, _, _) in edges.items()))
+    around = step_bytes(program, by_name)
     return PipelineGraph(
         graph,
         seconds,
         tuple(delay for _, delay, _ in edges.values()),
         kept,
-        fixed_bytes(program, by_name),
+        around.in_loop,
         num_stages,
         tuple(numbers[homes[stage]] if stage in homes else min(stage, len(meshes) - 1) for stage in range(num_stages)),
         tuple(tuple(sorted(cards)) for _, _, cards in edges.values()),
         sharing_of(cluster, [mesh.devices for mesh in meshes]) if cluster is not None else None,
         held_values(program, by_name, task_of),
+        around.around,
     )
 
 
@@ -137,6 +141,11 @@ def simulate_pipeline(text: ScheduleText, pipeline: PipelineGraph, num_microbatc
         pipeline.sharing,
         held=pipeline.held,
     )
+
+
+def peak_bytes(pipeline: PipelineGraph, result: SimulationResult) -> tuple[int, ...]:
+    """The most that a device of each mesh holds in a step."""
+    return tuple(max(own.peak_bytes, most) for own, most in zip(result.memory, pipeline.around_bytes, strict=True))
 
 
 def workload(pipeline: PipelineGraph, num_microbatches: int) -> Workload:

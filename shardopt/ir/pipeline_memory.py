@@ -7,15 +7,18 @@ in it. What a fragment needs for a time is no array of the runtime and not count
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from jaxlib.mlir import ir
 
 from shardopt.cost.mesh import Mesh
+from shardopt.dialect.donation import read_donation
 from shardopt.dialect.mpmd import parse_mesh_tensor
 from shardopt.ir.buffer_reuse import reused_buffers
 from shardopt.ir.graph import read_tensor
-from shardopt.ir.program import Program
+from shardopt.ir.program import Program, body_of
+from shardopt.ir.rewriting import defining
 from shardopt.schedule.memory import Held
 from shardopt.schedule.tasks import StageTask
 
@@ -31,15 +34,65 @@ def local_bytes(type_: ir.Type, meshes: Mapping[str, Mesh]) -> int:
     return size
 
 
-def fixed_bytes(program: Program, meshes: Mapping[str, Mesh]) -> tuple[int, ...]:
-    """Of each mesh: arguments of the step, what is made before the loop and read in or behind it, and accumulators."""
-    later = {value for op in program.epilogue for value in op.operands} | set(program.returned)
-    across = (result for op in program.prologue for result in op.results if result in later)
-    fixed = dict.fromkeys(meshes, 0)
-    arguments = program.main_block.arguments
-    for value in dict.fromkeys((*arguments, *program.captured.values(), *across, *program.loop.results)):
-        fixed[parse_mesh_tensor(value.type).mesh] += local_bytes(value.type, meshes)
-    return tuple(fixed.values())
+@dataclass(frozen=True)
+class StepBytes:
+    """Of each mesh: what a device holds all through the loop beside what it holds for microbatches (arguments, values
+    that live across the loop or are read in it, accumulators), and the most that it holds before and behind the loop.
+    """
+
+    in_loop: tuple[int, ...]
+    around: tuple[int, ...]
+
+
+def step_bytes(program: Program, meshes: Mapping[str, Mesh]) -> StepBytes:
+    """A walk over `@main`. Results and arguments that nobody donates stay, other values until their last reader; the
+    accumulators that a loop returns take the places of what it began with."""
+    ops, captured = body_of(program.main_block), tuple(program.captured.values())
+    reads = [tuple(dict.fromkeys((*op.operands, *(captured if op == program.loop else ())))) for op in ops]
+    first: dict[ir.Value, int] = {}
+    last: dict[ir.Value, int] = {}
+    for position, values in enumerate(reads):
+        for value in values:
+            first.setdefault(value, position)
+            last[value] = position
+    arguments, donated = list(program.main_block.arguments), read_donation(program.main)
+    stay = {*program.returned, *(value for k, value in enumerate(arguments) if k not in donated)}
+    level = _Level(meshes)
+    level.change(arguments)
+    in_loop = peak = level.bytes
+    reused = iter(reused_buffers(program, program.main_block))
+    for position, op in enumerate(ops):
+        dying = {value for value in reads[position] if last[value] == position and value not in stay}
+        if op.name == "mpmd.transfer":
+            made, over = [], set[ir.Value]()
+        elif op == program.loop:
+            made, over = list(op.results), dying.intersection(op.operands)
+        else:
+            made, over = list(op.results), {op.operands[k] for k in next(reused)[1]} & dying
+        # What was sent arrives before the first that reads it.
+        arrived = [v for v in reads[position] if first[v] == position and defining(v, "mpmd.transfer") is not None]
+        level.change([*arrived, *made])
+        level.change(over, -1)
+        peak = tuple(map(max, peak, level.bytes))
+        in_loop = level.bytes if op == program.loop else in_loop
+        level.change([*(dying - over), *(v for v in made if v not in last and v not in stay)], -1)
+    level.change([v for v in dict.fromkeys(program.returned) if v not in first and defining(v, "mpmd.transfer")])
+    return StepBytes(in_loop, tuple(map(max, peak, level.bytes)))
+
+
+class _Level:
+    """Bytes that a device of each mesh holds."""
+
+    def __init__(self, meshes: Mapping[str, Mesh]) -> None:
+        self._meshes, self._held = meshes, dict.fromkeys(meshes, 0)
+
+    @property
+    def bytes(self) -> tuple[int, ...]:
+        return tuple(self._held.values())
+
+    def change(self, values: Iterable[ir.Value], sign: int = 1) -> None:
+        for value in values:
+            self._held[parse_mesh_tensor(value.type).mesh] += sign * local_bytes(value.type, self._meshes)
 
 
 def held_values(

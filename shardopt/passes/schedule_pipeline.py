@@ -23,7 +23,7 @@ from shardopt.cost.errors import UserError
 from shardopt.dialect.mpmd import read_topology
 from shardopt.dialect.prediction import read_prediction
 from shardopt.dialect.schedule import write_schedule
-from shardopt.ir.pipeline_graph import PipelineGraph, read_pipeline, simulate_pipeline, workload
+from shardopt.ir.pipeline_graph import PipelineGraph, peak_bytes, read_pipeline, simulate_pipeline, workload
 from shardopt.ir.program import Program, read_program
 from shardopt.passes.base import Pass, PassContext, option
 from shardopt.schedule.auto import Chosen, auto_schedule
@@ -99,7 +99,7 @@ class SchedulePipeline(Pass):
                 result = simulate_pipeline(text, pipeline, program.num_microbatches)
         except (UserError, ValueError) as error:
             raise pm.error(module.operation, str(error)) from error
-        write_schedule(program.loop, text, result)
+        write_schedule(program.loop, text, result, peak_bytes(pipeline, result))
         reason = check_exchange(result.linked)
         if reason:
             said = (

@@ -23,6 +23,7 @@ from shardopt.dialect.mpmd import (
     parse_mesh_tensor,
     read_topology,
 )
+from shardopt.dialect.schedule import read_peaks
 from shardopt.dialect.sharded_form import read_cost
 from shardopt.ir.program import Program, body_of, read_program
 from shardopt.ir.rewriting import defining
@@ -87,7 +88,7 @@ def summarize(module: ir.Module) -> PlanSummary:
     meshes = read_topology(program.main)
     schedule = ir.DictAttr(program.loop.attributes[SCHEDULE])
     cluster = read_cluster(module)
-    peaks = list(ir.DenseI64ArrayAttr(schedule["peak_bytes"]))
+    peaks = read_peaks(program.loop)
     homes = _homes(program, [mesh.name for mesh in meshes])
     firsts = {meshes[home].name: stage for stage, home in reversed([*enumerate(homes)])}
     return PlanSummary(

@@ -19,7 +19,7 @@ from shardopt.ir.io import load_module
 from shardopt.pipeline.manager import Result
 from shardopt.runtime.driver import open_run, prepare
 from shardopt.runtime.reference import compare, run_reference
-from tests.e2e.models import MODELS, batch_args
+from tests.e2e.models import MODELS, batch_args, mlp
 from tests.e2e.test_host_groups import deep_mlp
 
 TOLERANCE = 1e-4
@@ -63,6 +63,38 @@ def test_a_plan_is_applied_again_without_search(name: str, options: dict[str, An
     assert {key: statistics[key] for key in SEARCHED} == dict.fromkeys(SEARCHED, 0)
     assert again.module == plan.module
     assert values_of(again) == values_of(plan)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved:2", "dualpipe-v"])
+def test_stages_that_share_a_mesh_are_applied_again(schedule: str, tmp_path: Path) -> None:
+    model = mlp(8, 16, 4)[0]
+    asked = PlanOptions("cpu-test:1x2", microbatches=2, stages=4, layers=4, schedule=schedule)
+    plan = make_plan(model, asked, cache=False)
+    written = values_of(plan)
+    assert [stage["shardings"] is not None for stage in written["stages"]] == [True, True, False, False]
+    again, statistics = applied(model, tmp_path, written)
+    assert {key: statistics[key] for key in SEARCHED} == dict.fromkeys(SEARCHED, 0)
+    assert again.module == plan.module
+    written["stages"][2]["shardings"] = {}
+    mesh = {"interleaved:2": ("m0", 0), "dualpipe-v": ("m1", 1)}[schedule]
+    said = f"expected the shardings of mesh '{mesh[0]}' in its first stage, stages.{mesh[1]}"
+    with pytest.raises(UserError, match=said):
+        applied(model, tmp_path, written)
+
+
+@pytest.mark.parametrize(("homes", "schedule"), [((0, 1, 0, 1), "interleaved"), ((0, 1, 1, 0), "auto")])
+def test_stages_laid_on_meshes_by_hand_run(homes: tuple[int, ...], schedule: str, tmp_path: Path) -> None:
+    """Also as no schedule by name lays them: the tasks are then listed by their durations."""
+    model, inputs = mlp(8, 16, 4)
+    way = {"submesh": "1x1", "logical_shape": "1x1"}
+    stages = [{"layers": [k, k], "devices": [home], **way} for k, home in enumerate(homes)]
+    options = {"cluster": "cpu-test:1x2", "microbatches": 2}
+    document = {"version": 2, "options": options, "layers": {"count": 4}, "stages": stages}
+    plan, statistics = applied(model, tmp_path, document)
+    assert statistics["stage candidates"] == 0
+    assert plan.summary.schedule == schedule
+    assert [row.devices for row in plan.summary.stages] == [(home,) for home in homes]
+    assert outputs_agree(plan, inputs, model)
 
 
 def outputs_agree(plan: Plan, inputs: list[np.ndarray], model: bytes) -> bool:

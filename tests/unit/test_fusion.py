@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardopt.cost.graph import Op, OpGraph, Tensor
-from shardopt.solve.sharding.fusion import fuse
+from shardopt.solve.sharding.execution_order import _Scheduler, execution_order
+from shardopt.solve.sharding.fusion import Fusion, fuse
 from shardopt.solve.sharding.kernel_bytes import accessed_bytes, kernel_accesses
 
 VECTOR = Tensor((64,), "f32", 4)
@@ -50,6 +51,15 @@ def test_a_cheap_operation_runs_in_every_kernel_that_reads_it() -> None:
 def test_an_expensive_operation_runs_once() -> None:
     graph = graph_of(("exponential", (0,)), ("abs", (1,)), ("cosine", (1,)), outputs=(2, 3))
     assert kernel_accesses(graph, fuse(graph, frozenset())) == ((1, 1), (1, 1), (1, 1))
+
+
+def test_what_reads_a_loop_runs_behind_it_whichever_of_its_results_is_fused() -> None:
+    loop = Op("while", (0,), (1, 2), None)
+    ops = (loop, Op("cosine", (2,), (3,), None), Op("sine", (3,), (4,), None))
+    graph = OpGraph((VECTOR,) * 5, ops, (0,), (4,))
+    fusion = Fusion(frozenset({1}), ((0,), (), (1,), (2,), ()))
+    assert execution_order(graph, frozenset(), fusion).order == (0, 1, 2)
+    assert _Scheduler(graph, fusion).listed([0, 1, 2]) == [0, 1, 2]
 
 
 def test_a_sum_that_many_kernels_read_is_written() -> None:

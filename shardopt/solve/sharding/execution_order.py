@@ -91,7 +91,7 @@ class _Scheduler:
 
     def is_kernel(self, op: int) -> bool:
         results = self.graph.ops[op].results
-        return not results or results[0] not in self.fused
+        return not results or any(result not in self.fused for result in results)
 
     def placed(self, kernels: Sequence[int]) -> list[int]:
         """The kernels of one fragment in the given order, fused operations before the first that needs them."""
