@@ -7,7 +7,7 @@ not: four devices of one CPU run four times as fast alone, four GPUs no faster.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardopt.cost.cluster import Cluster
@@ -21,18 +21,11 @@ class Sharing:
     hosts: tuple[tuple[tuple[int, int], ...], ...]
     profiles: tuple[Profile | None, ...]
 
-    def speeds(self, busy: Iterable[int]) -> dict[int, float]:
-        """The speed of each mesh of `busy` while these are at work, relative to a host that is all at work. The host
-        on which a mesh is slowest decides."""
-        meshes = tuple(busy)
-        load: Counter[int] = Counter()
-        for mesh in meshes:
-            load.update(dict(self.hosts[mesh]))
-        found = {}
-        for mesh in meshes:
-            profile = self.profiles[mesh]
-            found[mesh] = min(profile.speed(load[host]) for host, _ in self.hosts[mesh]) if profile else 1.0
-        return found
+    def speed(self, mesh: int, load: Mapping[int, int]) -> float:
+        """The speed of a mesh while so many devices of each host are at work, relative to hosts that are all at work.
+        The host on which it is slowest decides."""
+        profile = self.profiles[mesh]
+        return min(profile.speed(load[host]) for host, _ in self.hosts[mesh]) if profile else 1.0
 
 
 def sharing_of(cluster: Cluster, meshes: Sequence[Sequence[int]]) -> Sharing | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import accumulate
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from shardopt.cost.cluster import Cluster, Device, Link
 from shardopt.cost.profile import Profile
 from shardopt.cost.sharing import Sharing, most_speed, sharing_of
+from shardopt.schedule.clocks import SharedClock
 from shardopt.schedule.graph import chain_graph
 from shardopt.schedule.schedules import build_schedule
 from shardopt.schedule.simulator import SimulationResult, simulate
@@ -31,6 +33,13 @@ def meshes(*sizes: int) -> list[range]:
     return [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
 
+def speeds(sharing: Sharing, busy: list[int]) -> dict[int, float]:
+    load: Counter[int] = Counter()
+    for mesh in busy:
+        load.update(dict(sharing.hosts[mesh]))
+    return {mesh: sharing.speed(mesh, load) for mesh in busy}
+
+
 def run(schedule: str, stages: int, microbatches: int, sharing: Sharing | None) -> SimulationResult:
     graph = chain_graph(stages)
     seconds = {task: 2.0 if task.kind is TaskKind.BACKWARD else 1.0 for task in graph.tasks}
@@ -40,12 +49,12 @@ def run(schedule: str, stages: int, microbatches: int, sharing: Sharing | None) 
 def test_speeds_follow_the_devices_at_work() -> None:
     sharing = sharing_of(cluster(CORES, hosts=2), meshes(1, 1, 2, 4))
     assert sharing is not None
-    assert sharing.speeds([0]) == {0: 4.0}
-    assert sharing.speeds([0, 2, 3]) == {0: 1.5, 2: 1.5, 3: 1.0}  # the last is a host of its own
+    assert speeds(sharing, [0]) == {0: 4.0}
+    assert speeds(sharing, [0, 2, 3]) == {0: 1.5, 2: 1.5, 3: 1.0}  # the last is a host of its own
     both = sharing_of(cluster(CORES, hosts=2), [(0, 4, 5), (1, 2)])
     assert both is not None
-    assert both.speeds([0]) == {0: 2.0}  # the busier of its hosts
-    assert both.speeds([0, 1]) == {0: 1.5, 1: 1.5}
+    assert speeds(both, [0]) == {0: 2.0}  # the busier of its hosts
+    assert speeds(both, [0, 1]) == {0: 1.5, 1: 1.5}
 
 
 def test_what_a_stage_may_gain() -> None:
@@ -85,3 +94,41 @@ def test_shared_cores_do_the_sum_of_the_work(schedule: str, stages: int, microba
     assert alone.makespan_seconds == pytest.approx(plain.makespan_seconds)
     for found, expected in zip(alone.start_seconds, plain.start_seconds, strict=True):
         assert found == pytest.approx(expected)
+
+
+def by_small_steps(work: list[tuple[int, float, float]], sharing: Sharing) -> dict[int, float]:
+    """The ends of tasks given as (mesh, start, seconds), one a mesh: advance to whatever starts or ends next."""
+    now, ends = 0.0, {}
+    left = {mesh: seconds for mesh, _, seconds in work}
+    start = {mesh: begin for mesh, begin, _ in work}
+    while left:
+        speed = speeds(sharing, [mesh for mesh in left if start[mesh] <= now])
+        coming = [start[mesh] - now for mesh in left if start[mesh] > now]
+        step = min([left[mesh] / each for mesh, each in speed.items()] + coming)
+        for mesh, each in speed.items():
+            left[mesh] -= step * each
+        now += step
+        for mesh in [mesh for mesh in speed if left[mesh] <= 1e-9]:
+            ends[mesh] = now
+            del left[mesh]
+    return ends
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    tasks=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 6)), min_size=1, max_size=4),
+    wide=st.booleans(),
+)
+def test_the_clock_is_that_of_small_steps(tasks: list[tuple[int, int]], wide: bool) -> None:
+    """Up to four meshes on two hosts, one of which may have devices on both."""
+    devices = [(0, 4) if wide else (0,), (1,), (2, 3), (5, 6)]
+    sharing = sharing_of(cluster(CORES, hosts=2), devices)
+    assert sharing is not None
+    clock = SharedClock(sharing)
+    work = [(mesh, float(start), float(seconds)) for mesh, (start, seconds) in enumerate(tasks)]
+    for mesh, start, seconds in work:
+        clock.push(mesh, mesh, start, seconds)
+    found = {}
+    while (ended := clock.pop()) is not None:
+        found[ended[1]] = ended[0]
+    assert found == pytest.approx(by_small_steps(work, sharing))
