@@ -19,7 +19,7 @@ from shardopt.dialect.cluster import read_cluster
 from shardopt.dialect.imported_form import Violation
 from shardopt.dialect.mpmd import SCHEDULE, read_topology
 from shardopt.dialect.schedule import read_schedule
-from shardopt.ir.pipeline_graph import read_pipeline, simulate_pipeline
+from shardopt.ir.pipeline_graph import peak_bytes, read_pipeline, simulate_pipeline
 from shardopt.ir.program import Program, read_program
 from shardopt.schedule.schedules import ScheduleText
 
@@ -72,22 +72,21 @@ def _of_order(
     except (UserError, ValueError) as error:
         yield Violation(program.loop, str(error))
         return
-    for mesh, profile, peak in zip(meshes, result.memory, written, strict=False):
-        if profile.peak_bytes != peak:
+    for mesh, held, peak in zip(meshes, peak_bytes(pipeline, result), written, strict=False):
+        if held != peak:
             yield Violation(
                 program.loop,
-                f"expected a peak of {profile.peak_bytes} bytes on mesh '{mesh.name}', "
-                f"which its tasks hold, found {peak}",
+                f"expected a peak of {held} bytes on mesh '{mesh.name}', which its tasks hold, found {peak}",
             )
 
 
 def _of_memory(
-    program: Program, meshes: Sequence[Mesh], cluster: Cluster, peak_bytes: tuple[int, ...]
+    program: Program, meshes: Sequence[Mesh], cluster: Cluster, written: tuple[int, ...]
 ) -> Iterator[Violation]:
-    if len(peak_bytes) != len(meshes):
-        yield Violation(program.loop, f"expected peak_bytes of {len(meshes)} meshes, found {len(peak_bytes)}")
+    if len(written) != len(meshes):
+        yield Violation(program.loop, f"expected peak_bytes of {len(meshes)} meshes, found {len(written)}")
         return
-    for mesh, peak in zip(meshes, peak_bytes, strict=True):
+    for mesh, peak in zip(meshes, written, strict=True):
         limit = cluster.group_of(mesh).device.memory_bytes
         if peak > limit:
             yield Violation(
