@@ -19,15 +19,13 @@ fragment.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 from jaxlib.mlir import ir
 
 from shardopt.cost.cluster import Cluster
-from shardopt.cost.cluster_file import load_cluster
 from shardopt.cost.errors import UserError
 from shardopt.cost.memory_limit import check_memory_options, memory_limit
 from shardopt.cost.plan_file import load_plan_file
@@ -40,9 +38,10 @@ from shardopt.ir.program import Program, read_program
 from shardopt.ir.stage_order import out_of_order
 from shardopt.ir.staging import outline_stages
 from shardopt.passes.base import Pass, PassContext, option
-from shardopt.passes.stages.placing import homes_of, place_stages
+from shardopt.passes.stages.open_options import open_options, with_recomputation
+from shardopt.passes.stages.placing import cluster_for, place_stages, usual_for
 from shardopt.passes.stages.read_step import check_clustered, read_step
-from shardopt.schedule.schedules import AUTO, ScheduleKind, find_runnable, searched_schedules, usual_schedule
+from shardopt.schedule.schedules import AUTO, ScheduleKind, find_runnable, searched_schedules
 from shardopt.solve.stages.baselines.planner import Planner, Request
 from shardopt.solve.stages.baselines.registry import find_planner
 from shardopt.solve.stages.candidates import CandidateProblem
@@ -57,14 +56,17 @@ from shardopt.solve.stages.plan_search import PlanSearch, search_plans
 from shardopt.solve.stages.pricing.lazy_prices import LazyPrices
 from shardopt.solve.stages.pricing.recomputation import can_recompute
 from shardopt.solve.stages.shared_meshes import sharing_planner
-from shardopt.solve.stages.stage_problem import Recompute, StageOption, stage_options
+from shardopt.solve.stages.stage_problem import RECOMPUTE, Recompute
 
 
 def _extract(program: Program, cluster: Cluster, planner: Planner, options: OutlineStages) -> CandidateProblem:
     step, roles = read_step(program, options.batch_args)
     given = options.given.stages
-    allowed = with_given_ways(planner.options(_allowed_options(cluster, options)), given)
-    allowed = _with_recomputation(allowed, can_recompute(step), options)
+    found = open_options(cluster, options.submesh, options.logical_shape, options.intra_op)
+    modes: tuple[Recompute, ...] = RECOMPUTE if options.recompute == "auto" else (options.recompute,)
+    # What loops would compute again cannot be priced.
+    modes = modes if can_recompute(step) else ("none",)
+    allowed = with_recomputation(with_given_ways(planner.options(found), given), modes)
     if not allowed:
         raise UserError(f"inter-op={options.inter_op} has no use for any submesh that the other options allow")
     limits = [memory_limit(group.device, options.memory_fraction, options.memory_budget) for group in cluster.groups]
@@ -82,33 +84,6 @@ def _extract(program: Program, cluster: Cluster, planner: Planner, options: Outl
     )
 
 
-def _allowed_options(cluster: Cluster, options: OutlineStages) -> tuple[StageOption, ...]:
-    """All submeshes in all logical shapes, as far as `submesh` and `logical-shape` leave them open."""
-    allowed = [
-        replace(option, method=options.intra_op)
-        for option in stage_options(cluster)
-        if options.submesh in ("", str(option.submesh))
-        and options.logical_shape in ("", "x".join(map(str, option.logical_shape)))
-    ]
-    if not allowed:
-        wanted = " as ".join(part for part in (options.submesh, options.logical_shape) if part)
-        known = ", ".join(str(option) for option in stage_options(cluster))
-        raise UserError(f"cluster {cluster} has no submesh {wanted}; it has {known}")
-    return tuple(allowed)
-
-
-def _with_recomputation(
-    allowed: Sequence[StageOption], can_recompute: bool, options: OutlineStages
-) -> tuple[StageOption, ...]:
-    """Each option with every way to recompute that is asked for; what loops would compute again cannot be priced."""
-    modes: tuple[Recompute, ...] = ("none", "layer", "full") if options.recompute == "auto" else (options.recompute,)
-    if not can_recompute:
-        modes = ("none",)
-    given = [option for option in allowed if option.recompute != "none"]  # by a plan file
-    plain = [option for option in allowed if option.recompute == "none"]
-    return tuple(dict.fromkeys((*(replace(option, recompute=mode) for mode in modes for option in plain), *given)))
-
-
 def _solve(problem: CandidateProblem, planner: Planner, options: OutlineStages, pm: PassContext) -> PlanSearch:
     prices, transfers = LazyPrices(problem), problem.transfers()
     trains = transfers.goes_back or problem.num_layers == 1
@@ -124,13 +99,6 @@ def _solve(problem: CandidateProblem, planner: Planner, options: OutlineStages, 
         pm.statistic("stages priced", prices.num_priced)
         pm.statistic("sharding problems solved", counts.solves)
         pm.statistic("prices from the cache", counts.from_store)
-
-
-def _explain(module: ir.Module, search: PlanSearch, pm: PassContext) -> None:
-    """The best step of each schedule."""
-    steps = ", ".join(f"{each.schedule} {each.step_seconds:.3g} s" for each in search.best_by_schedule)
-    pm.remark("schedule", module.operation, f"schedule {search.best.schedule}: steps are {steps}", category="passed")
-    pm.statistic("plans simulated", len(search.simulated))
 
 
 @dataclass(frozen=True)
@@ -207,7 +175,7 @@ class OutlineStages(Pass):
             if self.schedule != AUTO:
                 find_runnable(self.schedule)
             program = read_program(module)
-            cluster = with_profile(self._required_cluster(), self.profile)
+            cluster = with_profile(cluster_for(self.cluster, self.given), self.profile)
             chosen = self._given(program, cluster, pm) or self._planned(program, cluster, pm)
             placement = place_stages(
                 chosen.stages, chosen.schedule, self.given.stages, cluster, program.num_microbatches, self.recompute
@@ -243,12 +211,9 @@ class OutlineStages(Pass):
         pm.statistic("stage candidates", 0)
         pm.statistic("sharding problems solved", 0)
         predicted = self.given.own_prediction()
-        prediction = None if predicted is None else Prediction(**predicted)
-        if prediction is not None:
-            return _Chosen(stages, prediction.schedule, prediction)
-        named = [stage.devices for stage in self.given.stages if stage.devices is not None]
-        usual = usual_schedule(homes_of(named)) if named else "1f1b"
-        return _Chosen(stages, self.kind.name if self.schedule != AUTO else usual or "gpipe", None)
+        if predicted is not None:
+            return _Chosen(stages, predicted["schedule"], Prediction(**predicted))
+        return _Chosen(stages, usual_for(self.given.stages) if self.schedule == AUTO else self.kind.name, None)
 
     def _planned(self, program: Program, cluster: Cluster, pm: PassContext) -> _Chosen:
         planner = find_planner(self.inter_op)
@@ -261,7 +226,10 @@ class OutlineStages(Pass):
         problem = _extract(program, cluster, planner, self)
         search = _solve(problem, planner, self, pm)
         best = search.best
-        _explain(program.module, search, pm)
+        steps = ", ".join(f"{each.schedule} {each.step_seconds:.3g} s" for each in search.best_by_schedule)
+        said = f"schedule {best.schedule}: steps are {steps}"
+        pm.remark("schedule", program.module.operation, said, category="passed")
+        pm.statistic("plans simulated", len(search.simulated))
         stages = tuple((start, end, problem.options[way]) for start, end, way in best.plan.stages)
         prediction = Prediction(best.schedule, best.step_seconds, best.plan.seconds, search.formula_bound)
         return _Chosen(stages, best.schedule, prediction)
@@ -274,10 +242,3 @@ class OutlineStages(Pass):
     def request(self, planner: Planner) -> Request:
         """What the planner is asked for. Raises UserError."""
         return planner.request(self.inter_op, Request(self.num_stages or None, self.mcmc_seed, self.mcmc_proposals))
-
-    def _required_cluster(self) -> Cluster:
-        if self.cluster:
-            return load_cluster(self.cluster)
-        if self.given.cluster is None:
-            raise UserError("expected option cluster=<file or preset[:HxD]>, found none")
-        return self.given.cluster

@@ -6,14 +6,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardopt.cost.cluster import Cluster
+from shardopt.cost.cluster_file import load_cluster
 from shardopt.cost.errors import UserError
-from shardopt.cost.plan_parts import GivenStage
+from shardopt.cost.plan_parts import GivenStage, PlanFile
 from shardopt.ir.staging import StagePlacement
-from shardopt.schedule.schedules import find_schedule, in_flight, stage_homes
+from shardopt.schedule.schedules import find_schedule, in_flight, stage_homes, usual_schedule
 from shardopt.solve.stages.candidates import candidate_mesh
 from shardopt.solve.stages.given_stages import Cut, given_devices
 from shardopt.solve.stages.rerank import place_meshes
 from shardopt.solve.stages.stage_problem import StageOption
+
+
+def cluster_for(named: str, given: PlanFile) -> Cluster:
+    """The cluster of an option, else that of a plan file. Raises UserError where neither says one."""
+    if named:
+        return load_cluster(named)
+    if given.cluster is None:
+        raise UserError("expected option cluster=<file or preset[:HxD]>, found none")
+    return given.cluster
 
 
 def place_stages(
@@ -44,6 +54,13 @@ def place_stages(
     modes = tuple(own or default or way.recompute for own, way in zip(asked, ways, strict=True))
     held = _in_flight(schedule, homes, num_microbatches)
     return StagePlacement(stage_of_layer, meshes, held, modes, tuple(way.method for way in ways))
+
+
+def usual_for(given: Sequence[GivenStage]) -> str:
+    """The schedule of stages from a plan file where nobody asks for one; GPipe's, which holds all microbatches, where
+    none by name lays stages on meshes so: their tasks are listed later."""
+    named = [stage.devices for stage in given if stage.devices is not None]
+    return (usual_schedule(homes_of(named)) or "gpipe") if named else "1f1b"
 
 
 def homes_of(devices: Sequence[Sequence[int]]) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from shardopt.cost.topology import logical_shapes, submeshes
 Stages = tuple[tuple[int, int, int], ...]  # (first layer, layer after the last, option) in pipeline order
 InFlight = Callable[[int, int, int], float]  # (stage from the end, 1 = last; number of stages; microbatches) -> count
 Recompute = Literal["none", "layer", "full"]
+RECOMPUTE: tuple[Recompute, ...] = ("none", "layer", "full")
 
 
 @dataclass(frozen=True)
