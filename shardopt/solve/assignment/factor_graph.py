@@ -76,6 +76,7 @@ class FactorGraph:
         self.log: list[Rule] = []
         self.changed_edges: OrderedDict[tuple[int, int], None] = OrderedDict()
         self.changed_nodes: OrderedDict[int, None] = OrderedDict.fromkeys(range(problem.num_nodes))
+        self._looked_at: dict[int, tuple[np.ndarray, tuple[np.ndarray, ...]]] = {}
         for node, cost in enumerate(self.costs):
             if not len(cost):
                 raise Infeasible(f"node {node} has no strategies")
@@ -112,6 +113,16 @@ class FactorGraph:
         position = np.where(keep, np.cumsum(keep) - 1, -1)
         self.log.append(Rule(node, (node,), strategies, position if instead is None else position[instead]))
         self.changed_nodes[node] = None
+
+    def remember(self, node: int, tables: tuple[np.ndarray, ...]) -> None:
+        """Nothing is dominated at a node with its costs and these tables."""
+        self._looked_at[node] = self.costs[node], tables
+
+    def has_changed(self, node: int, tables: tuple[np.ndarray, ...]) -> bool:
+        """Whether something may be dominated at a node with its costs and these tables; always where memory counts."""
+        cost, before = self._looked_at.get(node, (None, ()))
+        same = cost is self.costs[node] and len(before) == len(tables)
+        return self.uses_memory(node) or not (same and all(a is b for a, b in zip(before, tables, strict=True)))
 
     def link(self, u: int, v: int, table: np.ndarray) -> None:
         """Add an edge, summing it with the one that may be there."""

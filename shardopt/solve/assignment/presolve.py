@@ -221,7 +221,9 @@ def _drop_dominated(graph: FactorGraph) -> None:
     for node in graph.nodes:
         if graph.late:
             return
-        tables = graph.tables[node].values()
+        tables = tuple(graph.tables[node].values())
+        if not graph.has_changed(node, tables):
+            continue
         segments = graph.memory.segments[node] if graph.memory is not None else {}
         if len(graph.costs[node]) ** 2 * (len(tables) + len(segments) + 1) > _MAX_DOMINANCE_WORK:
             continue
@@ -235,9 +237,11 @@ def _drop_dominated(graph: FactorGraph) -> None:
             instead = _dominators(graph, node)
         else:
             find = partial(_dominators, graph, node)
-            instead = graph.store.dominators(graph.costs[node], tuple(tables), find)
+            instead = graph.store.dominators(graph.costs[node], tables, find)
         kept = instead == np.arange(len(instead))
-        if not kept.all():
+        if kept.all():
+            graph.remember(node, tables)
+        else:
             graph.restrict(node, kept, "unreachable: a dominating strategy always stays", instead)
 
 
