@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from shardopt.cost.op_flops import Work
@@ -32,6 +33,15 @@ class FactorRule:
     need_replication: frozenset[int] = frozenset()
     permutation: frozenset[int] = frozenset()
     blocked: frozenset[int] = frozenset()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Rules are parts of keys over and over again."""
+        sets = (self.reduction, self.need_replication, self.permutation, self.blocked)
+        return hash((self.sizes, self.operands, self.results, *sets))
 
 
 @dataclass(frozen=True)

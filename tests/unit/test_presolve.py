@@ -21,6 +21,22 @@ def best_choice(problem: Problem) -> tuple[int, ...] | None:
     return min(((found.objective, choice) for found, choice in allowed if found.feasible), default=(inf, None))[1]
 
 
+def residual(problem: Problem, store: TableStore | None) -> tuple[object, ...]:
+    found = presolve(problem, store=store)
+    left = found.problem
+    arrays = () if left is None else (*left.costs, *(edge.cost for edge in left.edges))
+    return found.nodes, found.constant, len(found.log), [array.tolist() for array in arrays]
+
+
+def test_what_a_store_has_seen_changes_nothing() -> None:
+    """Problems in any order, some of them twice, come out as with a store of their own."""
+    problems = [random_problem(seed, memory=False) for seed in range(300)]
+    alone = [residual(problem, None) for problem in problems]
+    store = TableStore()
+    for number in (*range(300), *reversed(range(0, 300, 3))):
+        assert residual(problems[number], store) == alone[number]
+
+
 @pytest.mark.parametrize("memory", [False, True])
 def test_optimum_is_preserved_and_restored(memory: bool) -> None:
     for seed in range(5000, 5000 + NUM_PROBLEMS):

@@ -17,9 +17,11 @@ from shardopt.cost.cluster_file import load_cluster
 from shardopt.cost.transfers import messages_seconds
 from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.sharding.intra_op import IntraOpTables
+from shardopt.solve.sharding.intra_op_memory import live_bytes
 from shardopt.solve.sharding.strategies_tables import StrategyTables
 from shardopt.solve.stages.candidates import CandidateProblem, candidate_mesh
 from shardopt.solve.stages.pricing.bounds import Rooflines, relaxed_layer
+from shardopt.solve.stages.pricing.held_bytes import ShardedPart
 from shardopt.solve.stages.pricing.lazy_prices import LazyPrices
 from shardopt.solve.stages.pricing.part_facts import PartFacts
 from shardopt.solve.stages.pricing.prices import OptimalSharder, memory_of
@@ -113,6 +115,28 @@ def test_a_price_is_what_the_plan_of_its_choices_costs(start: int, end: int) -> 
         assert sum(found.fragment_seconds) >= plan.summary().seconds * (1 - 1e-9)
 
 
+@pytest.mark.parametrize(("start", "end"), [(0, 1), (1, 3), (0, 4)])
+def test_bytes_are_those_of_the_plan_of_a_choice(start: int, end: int) -> None:
+    """With copies of operands, and without them for several microbatches in flight, whatever is chosen."""
+    part, where = cut_part(chain(), start, end), cluster()
+    facts, random = PartFacts(part), np.random.default_rng(end)
+    for option in stage_options(where):
+        tables = StrategyTables(candidate_mesh(option, range(option.num_devices)), where)
+        whole = IntraOpTables(part.graph, tables.mesh, where, linear=part.linear, strategies=tables)
+        problem = whole.problem(tied=part.tied, residency=part.residency(1))
+        for _ in range(5):
+            choice = tuple(int(random.integers(len(cost))) for cost in problem.problem.costs)
+            try:
+                plan = problem.decode(Solution(choice, 0.0, 0.0, 0.0, "feasible"))
+            except ValueError:  # a value cannot become partial
+                continue
+            sharded = ShardedPart(facts, tables, choice)
+            assert sharded.live_bytes(copies=True).tolist() == plan.live_bytes.tolist()
+            lives = problem.with_residency(part.residency(3)).lifetimes
+            held = live_bytes(part.graph, tables.mesh, lives, plan.shardings, (), len(problem.order))
+            assert sharded.live_bytes(copies=False, in_flight=3).tolist() == held.tolist()
+
+
 @pytest.mark.parametrize("depth", [2, 4])
 def test_bounds_never_exceed_prices(depth: int) -> None:
     step, where = chain(depth), cluster()
@@ -198,6 +222,7 @@ from hashlib import sha256
 from pathlib import Path
 from test_stage_pricing import one_f_one_b_in_flight, problem
 from shardopt.caching.store import Store, using
+from shardopt.solve.stages.pricing.held_bytes import ShardedPart
 from shardopt.solve.stages.pricing.lazy_prices import LazyPrices
 remarks = []
 with using(Store(Path(sys.argv[1]), remarks.append)):

@@ -11,6 +11,7 @@ from shardopt.cost.collectives import ALL_REDUCE, REDUCE_SCATTER, all_reduce_sec
 from shardopt.cost.graph import FactorRule, Op
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.solve.sharding.factors import shardable_factors
+from shardopt.solve.sharding.layouts import Layouts
 from shardopt.solve.sharding.linear import CLOSED, Linear
 from shardopt.solve.sharding.strategies import (
     Strategy,
@@ -221,6 +222,25 @@ def test_resharding_that_costs_nothing_has_no_table() -> None:
     tables = StrategyTables(MESH, CLUSTER)
     scalar = tables.choices(())
     assert tables.resharding(f32(), scalar, scalar, 1) is None
+
+
+@pytest.mark.parametrize("extents", [(8, 4, 16), (6, 4, 2), (12, 8, 3), (4, 1, 2)])
+def test_meshes_share_layouts_only_where_they_divide_alike(extents: tuple[int, int, int]) -> None:
+    """Whichever mesh asks first."""
+    rows, inner, columns = extents
+    op, tensors = matmul(rows, inner, columns, (0, 1), 2), (f32(rows, inner), f32(inner, columns), f32(rows, columns))
+    shapes = [(2, 4), (4, 2), (2, 2), (2, 3), (8, 1), (1, 8), (3, 2)]
+    meshes = [Mesh("m", (("x", x), ("y", y)), tuple(range(x * y))) for x, y in shapes]
+    for order in (meshes, meshes[::-1]):
+        layouts = Layouts()
+        for mesh in order:
+            own, shared = (
+                StrategyTables(mesh, CLUSTER).of(op, tensors),
+                StrategyTables(mesh, CLUSTER, layouts).of(op, tensors),
+            )
+            assert shared.strategies == own.strategies
+            for mine, other in zip((*own.operands, *own.results), (*shared.operands, *shared.results), strict=True):
+                assert mine.shardings == other.shardings
 
 
 JOIN = Linear(((0, 1),), open=True, sums=True)

@@ -59,7 +59,10 @@ def solve_large(
         run.search.offer(np.array(start, dtype=np.int64))
     if not run.late:
         run.settle()
-    for phase in (run.ascend,) if only_bound else (run.ascend, run.start_again, run.improve):
+    phases: tuple[Callable[[], None], ...] = (run.ascend, run.start_again, run.improve)
+    if only_bound:  # without prices that move, more sweeps than it takes to settle say little
+        phases = phases[: bool(len(run.flat.capacity))]
+    for phase in phases:
         if not run.done:
             phase()
     return run.solution()

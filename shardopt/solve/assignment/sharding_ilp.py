@@ -71,7 +71,7 @@ def improve(
 
     The answer is never worse than `choice` if that is allowed. Budgets and statuses are those of `solve`.
     `store` is shared by problems with many equal tables, to presolve them faster. With `only_bound` the search ends
-    when nothing is left that might raise the bound.
+    when little is left that might raise the bound.
     """
     run = _Run(
         problem,

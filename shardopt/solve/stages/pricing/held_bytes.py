@@ -49,26 +49,27 @@ class ShardedPart:
             tiles = prod(self._strategy(node).operands[operand].tile_counts(self.tables.mesh))
         else:
             node, k = self.facts.place[tensor]
-            tiles = self._tiles[int(self._pair_of[node])][k]
+            tiles = self._tiles[self._pair_of[node]][k]
         return self.facts.part.graph.tensors[tensor].size_bytes // tiles
 
     @cached_property
-    def _pairs(self) -> tuple[np.ndarray, np.ndarray]:
+    def _pairs(self) -> tuple[list[int], np.ndarray]:
         """The first node of each pair of a kind and a choice, and the pair of each node."""
         choice = np.array(self.choice, dtype=np.int64)
         keys = self.facts.kinds * (choice.max(initial=0) + 1) + choice
-        return np.unique(keys, return_index=True, return_inverse=True)[1:]
+        first, pair = np.unique(keys, return_index=True, return_inverse=True)[1:]
+        return first.tolist(), pair
 
-    @property
-    def _pair_of(self) -> np.ndarray:
-        return self._pairs[1]
+    @cached_property
+    def _pair_of(self) -> list[int]:
+        return self._pairs[1].tolist()
 
     @cached_property
     def _strategies(self) -> tuple[Strategy | Sharding, ...]:
         """Of each pair: the strategy of an operation, or the sharding of an input."""
         part, inputs = self.facts.part, self.facts.singles.inputs
         graph, found = part.graph, list[Strategy | Sharding]()
-        for node in self._pairs[0].tolist():
+        for node in self._pairs[0]:
             if node < len(graph.ops):
                 of = self.tables.of(graph.ops[node], graph.tensors, part.linear[node], part.accesses[node])
                 found.append(of.strategies[self.choice[node]])
@@ -78,7 +79,7 @@ class ShardedPart:
         return tuple(found)
 
     def _strategy(self, op: int) -> Strategy:
-        found = self._strategies[int(self._pair_of[op])]
+        found = self._strategies[self._pair_of[op]]
         assert isinstance(found, Strategy)
         return found
 
@@ -100,14 +101,14 @@ class ShardedPart:
         shardings = {}
         for tensor in (*read, *made):
             node, k = self.facts.place[tensor]
-            shardings[tensor] = self._shardings[int(self._pair_of[node])][k]
+            shardings[tensor] = self._shardings[self._pair_of[node]][k]
         strategies = {op: self._strategy(op) for op in ops}
         order = sorted((int(self.facts.position[op]), op) for op in ops)
         return find_copies(graph, self.tables.mesh, strategies, shardings, self.facts.part.free, frozenset(), order)
 
     def _resharding_ops(self) -> set[int]:
         """Operations that want an operand in another sharding than its own, or scatter a result."""
-        reads, pair = self.facts.singles.reads, self._pair_of
+        reads, pair = self.facts.singles.reads, self._pairs[1]
         rows = np.stack([pair[reads.source], reads.result, pair[reads.target], reads.operand])
         keys = np.ravel_multi_index(tuple(rows), tuple(rows.max(axis=1, initial=0) + 1))
         first, row = np.unique(keys, return_index=True, return_inverse=True)[1:]
