@@ -15,11 +15,12 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from hashlib import sha256
+from operator import attrgetter
 
 from shardopt.cost.graph import Op, OpGraph
 
 # Whatever else is known about an operation is part of its kind.
-_OF_KIND = tuple(f.name for f in fields(Op) if f.name not in ("operands", "results", "rule", "group", "block"))
+_OF_KIND = attrgetter(*(f.name for f in fields(Op) if f.name not in ("operands", "results", "rule", "group", "block")))
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def _kind(op: Op, rules: dict[int, str]) -> tuple[Hashable, ...]:
     rule = rules.get(id(op.rule))
     if rule is None:
         rule = rules[id(op.rule)] = _rule(op)
-    return rule, *(getattr(op, name) for name in _OF_KIND)
+    return rule, *_OF_KIND(op)
 
 
 def _rule(op: Op) -> str:

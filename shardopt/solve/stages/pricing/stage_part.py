@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from functools import cached_property
 from hashlib import sha256
+from operator import attrgetter
 from typing import NamedTuple
 
 from shardopt.cost.graph import SHARED, Op, OpGraph, Tensor
@@ -84,12 +85,13 @@ def cut_part(step: StepGraph, start: int, end: int, turn: int | None = None) -> 
 
 _IN_LOOP = ("forward", "backward")
 _FIELDS = tuple(f.name for f in fields(Op))
+_VALUES = attrgetter(*_FIELDS)
 _OPERANDS, _RESULTS, _GROUP = map(_FIELDS.index, ("operands", "results", "group"))
 
 
 def _copy_of(op: Op, operands: tuple[int, ...], results: tuple[int, ...], group: int) -> Op:
     """As `dataclasses.replace`, which looks at every field of every operation again."""
-    values = [getattr(op, name) for name in _FIELDS]
+    values = list(_VALUES(op))
     values[_OPERANDS], values[_RESULTS], values[_GROUP] = operands, results, group
     return Op(*values)
 
