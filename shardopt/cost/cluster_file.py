@@ -120,6 +120,11 @@ class _Description:
 DESCRIPTION = _Description()
 
 
+# The planner looks at every number of hosts, and at the devices of each: beyond this it runs out of memory before it
+# finds a plan.
+MOST_DEVICES = 4096
+
+
 def presets() -> tuple[str, ...]:
     """Names of the built-in clusters, sorted."""
     folder = resources.files("shardopt.cost") / "presets"
@@ -135,8 +140,14 @@ def load_cluster(spec: str) -> Cluster:
     name, _, shape = spec.rpartition(":")
     parts = spec.split("+")
     if len(parts) == 1 or is_file(spec) or (is_file(name) and "+" not in shape):
-        return _load_one(spec)
-    return _combine(spec, [_load_one(part.strip()) for part in parts])
+        return _checked(_load_one(spec))
+    return _checked(_combine(spec, [_load_one(part.strip()) for part in parts]))
+
+
+def _checked(cluster: Cluster) -> Cluster:
+    if cluster.num_devices > MOST_DEVICES:
+        raise UserError(f"cluster '{cluster.name}': expected at most {MOST_DEVICES} devices, got {cluster.num_devices}")
+    return cluster
 
 
 def is_file(name: str) -> bool:

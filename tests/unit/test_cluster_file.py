@@ -105,6 +105,8 @@ def test_bad_fields_name_file_and_path(tmp_path: Path, path: str, value: object,
         ("zzz:2x2", "unknown cluster preset 'zzz' (known: a100-80g, cpu-test, h100-sxm, p3.16xlarge, tpu-v5e)"),
         ("no/such.yaml", "no/such.yaml: cannot read the cluster file: No such file or directory"),
         ("cpu-test:2y2", "cluster 'cpu-test:2y2': expected HOSTSxDEVICES after ':', such as '2x8', got '2y2'"),
+        ("cpu-test:1000x8", "cluster 'cpu-test': expected at most 4096 devices, got 8000"),
+        ("cpu-test:256x8+cpu-test:257x8", "cluster 'cpu-test+cpu-test': expected at most 4096 devices, got 4104"),
         ("cpu-test:0x2", "cluster 'cpu-test:0x2': expected HOSTSxDEVICES after ':', such as '2x8', got '0x2'"),
     ],
 )
