@@ -215,8 +215,8 @@ def main() -> int:
     given = dict(item.split("=", 1) for item in args.batch_args)
     console = Console(width=None if sys.stdout.isatty() else 180)
     outcomes = []
-    for name, found in listed_models(args.folder, args.match):
-        model = Model(args.folder / f"{name}.mlirbc", given.get(name, found))
+    for name, listed in listed_models(args.folder, args.match):
+        model = Model(args.folder / f"{name}.mlirbc", given.get(name, listed))
         for count in map(int, args.microbatches.split(",")):
             options = PlanOptions(
                 args.cluster,
@@ -228,7 +228,9 @@ def main() -> int:
                 schedule=args.schedule,
             )
             outcomes.append(_outcome(model, options, args))
-            console.print(f"{name} {count}: {outcomes[-1].verdict}", highlight=False)
+            found = outcomes[-1]
+            worst = f" {found.worst:.1e}" if found.worst == found.worst else ""
+            console.print(f"{name} {count}: {found.verdict}{worst}", highlight=False)
     console.print(_table(outcomes))
     return int(any(row.verdict == "WRONG" for row in outcomes))
 
