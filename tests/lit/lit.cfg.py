@@ -24,8 +24,11 @@ def whole_word(tool: str) -> str:
     return rf"(?<![\w/.-]){re.escape(tool)}(?![\w/.-])"
 
 
-# This interpreter's code, wherever a `shardopt-opt` of another environment may stand on PATH.
+# This interpreter's code, wherever a `shardopt-opt` of another environment may stand on PATH; with a socket, in a
+# process that has imported it (`warm_server.py`).
+warm = os.environ.get("SHARDOPT_LIT_SOCKET")
+client = f"{sys.executable} -S -I {Path(__file__).parent / 'warm_client.py'} {warm}"
 config.substitutions += [  # noqa: F821
-    (whole_word("shardopt-opt"), f"{sys.executable} -m shardopt.tools.opt"),
-    (whole_word("shardopt"), f"{sys.executable} -m shardopt.tools.shardopt"),
+    (whole_word("shardopt-opt"), f"{client} shardopt-opt" if warm else f"{sys.executable} -m shardopt.tools.opt"),
+    (whole_word("shardopt"), f"{client} shardopt" if warm else f"{sys.executable} -m shardopt.tools.shardopt"),
 ]

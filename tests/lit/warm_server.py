@@ -1,0 +1,71 @@
+"""Runs the tools for lit in forks of one process that has imported them: most tests take less time than the imports.
+
+    python warm_server.py SOCKET     # until standard input ends; `warm_client.py` asks for the runs
+
+A fork gets the folder, the environment, the arguments and the open streams of its client, and answers with its exit
+code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+
+TOOLS = {"shardopt-opt": "shardopt.tools.opt", "shardopt": "shardopt.tools.shardopt"}
+# What nearly every run imports late. Not what a few need: a fork pays for the size of its parent.
+LATE = ("shardopt.tools.opt_driver", "shardopt.ir.context", "shardopt.pipeline.manager", "numpy")
+
+
+def main() -> int:
+    for name in (*TOOLS.values(), *LATE):
+        importlib.import_module(name)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(sys.argv[1])
+        server.listen(16)
+        print("ready", flush=True)
+        while server in select.select([server, 0], [], [])[0]:
+            client, _ = server.accept()
+            if os.fork() == 0:
+                server.close()
+                _serve(client)
+            client.close()
+    return 0
+
+
+def _serve(client: socket.socket) -> None:
+    """In the fork: become the client, run the tool, answer."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    header, streams, *_ = socket.recv_fds(client, 8, 3)
+    left, parts = int.from_bytes(header, "big"), []
+    while left:
+        parts.append(client.recv(left))
+        left -= len(parts[-1])
+    tool, folder, count, *rest = b"".join(parts).decode(errors="surrogateescape").split("\0")
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(folder)
+    arguments, environment = rest[: int(count)], rest[int(count) :]
+    os.environ.clear()
+    os.environ.update(pair.split("=", 1) for pair in environment)
+    sys.argv = [tool, *arguments]
+    try:
+        code = importlib.import_module(TOOLS[tool]).main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    client.sendall(bytes([code]))
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
