@@ -57,8 +57,8 @@ class ReshardingCosts:
             self._chain_of[rows[row], columns[column]] = self._chain(sources[row], targets[column])
         chains = self._chain_of[at]
         seconds, steps = self._price(size_bytes)
-        missing = chains == _NONE
-        return ChainTable(np.where(missing, np.inf, seconds[chains]), np.where(missing, 0, steps[chains]))
+        chains = np.where(chains == _NONE, len(seconds), chains)
+        return ChainTable(np.append(seconds, np.inf)[chains], np.append(steps, 0)[chains])
 
     def _chain(self, source: Sharding, target: Sharding) -> int:
         """The number of the chain; equal chains have one."""

@@ -155,6 +155,12 @@ def test_a_table_forbids_what_no_chain_does() -> None:
             assert seconds[i, j] == np.inf
 
 
+def test_a_table_may_forbid_everything() -> None:
+    open_sum = Sharding(((), ()), ("y",))
+    chains = ReshardingCosts(CLUSTER, OBLONG).table((WHOLE,), (open_sum,), 64)
+    assert chains.seconds.tolist() == [[np.inf]] and chains.steps.tolist() == [[0]]
+
+
 @pytest.mark.parametrize("mesh", [SQUARE, OBLONG])
 def test_the_sum_over_open_axes_stays_the_value(mesh: Mesh) -> None:
     """Each state of a chain, filled as its collective fills it, adds up to the tensor that the first state held."""
