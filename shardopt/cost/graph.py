@@ -123,14 +123,22 @@ class OpGraph:
 
     def producers(self) -> tuple[int, ...]:
         """For each tensor, the op that defines it, or -1."""
+        return self._producers
+
+    def consumers(self) -> tuple[tuple[int, ...], ...]:
+        """For each tensor, the ops that read it, in program order, each once."""
+        return self._consumers
+
+    @cached_property
+    def _producers(self) -> tuple[int, ...]:
         found = [-1] * len(self.tensors)
         for index, op in enumerate(self.ops):
             for result in op.results:
                 found[result] = index
         return tuple(found)
 
-    def consumers(self) -> tuple[tuple[int, ...], ...]:
-        """For each tensor, the ops that read it, in program order, each once."""
+    @cached_property
+    def _consumers(self) -> tuple[tuple[int, ...], ...]:
         found: list[list[int]] = [[] for _ in self.tensors]
         for index, op in enumerate(self.ops):
             for operand in dict.fromkeys(op.operands):
