@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 test: lint test-fast
-	$(BIN)/pytest -q -m slow
+	$(BIN)/pytest -q -m slow -n 2
 
 test-fast: $(STAMP)
 	$(BIN)/pytest -q -m 'not slow' -n 2

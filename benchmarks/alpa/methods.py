@@ -37,5 +37,6 @@ def options(case: Case, method: str, microbatches: int | None = None, layers: in
 
 
 def _layers(case: Case, method: str) -> int:
-    """Stages of one device each need a layer for each device, and equally many of them."""
-    return case.devices * -(-case.layers // case.devices) if method == "inter-only" else case.layers
+    """Stages of one device each get equally many layers, and two at least: Alpa recomputes block by block, and with one
+    layer a stage all of it would be computed again at once."""
+    return case.devices * max(-(-case.layers // case.devices), 2) if method == "inter-only" else case.layers
