@@ -121,6 +121,20 @@ def test_an_accumulator_is_one_buffer_from_before_the_loop_to_its_last_reader() 
     assert (problem.decode(problem.solve()).live_bytes // BYTES).tolist() == [2, 2, 3, 3]
 
 
+def test_an_accumulator_that_begins_with_a_constant_is_held_like_any_other() -> None:
+    """The constant alone would be made by its reader; here the sum takes its place in every microbatch."""
+    ops = (
+        elementwise("constant", SQUARE, (), 1),
+        Op(**{**vars(elementwise("power", SQUARE, (1, 0), 2)), "group": 1, "repeat": 4}),
+        Op(**{**vars(matmul(8, 8, 8, (0, 0), 3)), "group": 1, "repeat": 4}),
+        Op(**{**vars(matmul(8, 8, 8, (2, 0), 4)), "group": 2}),
+    )
+    graph = OpGraph((f32(*SQUARE),) * 5, ops, (0,), (4,))
+    problem = IntraOpTables(graph, ONE, CLUSTER).problem(tied=((1, 2),), residency=Residency(Loop(1, 3)))
+    held = (problem.decode(problem.solve()).live_bytes // BYTES).tolist()
+    assert held[-3:] == [2, 3, 3]
+
+
 def with_residuals() -> OpGraph:
     """z = x w, y = z ^ z, then h = y w, g = h h, and late a = g y and b = a z: y can be made again from z."""
     ops = (

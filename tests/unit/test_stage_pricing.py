@@ -154,7 +154,7 @@ def test_bounds_never_exceed_prices(depth: int) -> None:
 
 
 @pytest.mark.parametrize("num_stages", [None, 1, 2, 3])
-@pytest.mark.parametrize("limit", [None, 24 * BYTES, 16 * BYTES])
+@pytest.mark.parametrize("limit", [None, 24 * BYTES, 17 * BYTES])
 def test_lazy_and_eager_prices_give_one_plan(num_stages: int | None, limit: int | None) -> None:
     given = replace(problem(4, num_stages), memory_limit_bytes=(limit,))
     _, everything = exact(given)

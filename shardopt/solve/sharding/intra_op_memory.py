@@ -143,10 +143,12 @@ class Lifetimes:
             root = self._root(tensor)
             if root != tensor and root in spans:
                 spans[root] = min(spans[root][0], spans[tensor][0]), max(spans[root][1], spans[tensor][1])
+        # Zeros that an accumulator begins with are somebody's memory, although a constant alone would be fused.
+        free = self.free - {root for tensor in spans if (root := self._root(tensor)) != tensor}
         held = [
             Lifetime(tensor, start, stop)
             for tensor, (start, stop) in spans.items()
-            if tensor not in self.free and ((root := self._root(tensor)) == tensor or root not in spans)
+            if tensor not in free and ((root := self._root(tensor)) == tensor or root not in spans)
         ]
         return (*self._in_place(held), *self._in_flight(held))
 
