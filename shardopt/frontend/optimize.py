@@ -63,7 +63,8 @@ def optimize(
     delta          by which fraction a layer may exceed its equal share of the FLOPs
     submesh        allow only submeshes of this shape, HOSTSxDEVICES
     logical_shape  allow only this logical shape of a submesh, such as "2x2"
-    schedule       "auto" (the one with the shortest predicted step), "1f1b", "gpipe", "eager-1f1b" or "inference"
+    schedule       "auto" (the one with the shortest predicted step), a name such as "1f1b", "zero-bubble" or
+                   "interleaved:2", or a CSV file (docs/schedules.md)
     intra_op       how shardings are chosen: "ilp", or a baseline such as "data" or "zero3" (see docs/intra-op.md)
     inter_op       how stages are chosen: "dp", or a baseline such as "megatron" (see docs/baselines.md)
     mcmc_seed      of the random walk of inter_op="mcmc", and `mcmc_proposals`, its steps

@@ -60,11 +60,23 @@ class TestMakespan:
         assert run(name, 4, 8, chunks).makespan_seconds == seconds
 
     @pytest.mark.parametrize("meshes", [2, 4, 8, 16])
-    def test_formulas_of_bubbles(self, meshes: int) -> None:
+    def test_formulas_of_bubbles_and_memory(self, meshes: int) -> None:
         for microbatches in range(meshes, 8 * meshes + 1, meshes):
-            for chunks in (1, 2, 4):
+            bubble = (meshes - 1) / (meshes - 1 + microbatches)
+            for name, held in (
+                ("gpipe", [microbatches] * meshes),
+                ("1f1b", range(meshes, 0, -1)),
+                ("eager-1f1b", [min(2 * left - 1, microbatches) for left in range(meshes, 0, -1)]),
+            ):
+                result = run(name, meshes, microbatches)
+                assert result.bubble_fraction == pytest.approx(bubble)
+                assert result.peak_in_flight == tuple(held)
+            for chunks in (2, 4):
+                result = run("interleaved", meshes, microbatches, chunks)
                 bubble = (meshes - 1) / (meshes - 1 + chunks * microbatches)
-                assert run("interleaved", meshes, microbatches, chunks).bubble_fraction == pytest.approx(bubble)
+                assert result.bubble_fraction == pytest.approx(bubble)
+                most = (2 * left + (chunks - 1) * meshes + 1 for left in reversed(range(meshes)))
+                assert result.peak_in_flight == tuple(min(count, chunks * microbatches) for count in most)
             result = run("zero-bubble", meshes, microbatches)
             assert result.makespan_seconds == 3 * microbatches + meshes - 1
             assert result.peak_in_flight == (meshes,) * meshes

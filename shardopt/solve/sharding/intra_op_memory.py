@@ -139,16 +139,16 @@ class Lifetimes:
         spans = {tensor: self._of_input(tensor) for tensor in self.inputs}
         for position, op in enumerate(self.order):
             spans.update((tensor, self._of_result(tensor, position)) for tensor in self.graph.ops[op].results)
-        for tensor in spans:
-            root = self._root(tensor)
+        roots = {tensor: self._root(tensor) for tensor in spans}
+        for tensor, root in roots.items():
             if root != tensor and root in spans:
                 spans[root] = min(spans[root][0], spans[tensor][0]), max(spans[root][1], spans[tensor][1])
         # Zeros that an accumulator begins with are somebody's memory, although a constant alone would be fused.
-        free = self.free - {root for tensor in spans if (root := self._root(tensor)) != tensor}
+        free = self.free - {root for tensor, root in roots.items() if root != tensor}
         held = [
-            Lifetime(tensor, start, stop)
-            for tensor, (start, stop) in spans.items()
-            if tensor not in free and ((root := self._root(tensor)) == tensor or root not in spans)
+            Lifetime(tensor, *span)
+            for tensor, span in spans.items()
+            if tensor not in free and (roots[tensor] == tensor or roots[tensor] not in spans)
         ]
         return (*self._in_place(held), *self._in_flight(held))
 

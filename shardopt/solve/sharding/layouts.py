@@ -162,8 +162,13 @@ def _replicated(tensor: Tensor) -> Sharding:
 
 
 def _sharding(mapping: tuple[tuple[int, ...], ...], split: Split, rule: FactorRule, mesh: Mesh) -> Sharding | None:
-    dims = [_dim_axes(factors, split, rule, mesh) for factors in mapping]
-    return None if None in dims else Sharding(tuple(dims))  # type: ignore[arg-type]
+    dims: list[Axes] = []
+    for factors in mapping:
+        axes = _dim_axes(factors, split, rule, mesh)
+        if axes is None:
+            return None
+        dims.append(axes)
+    return Sharding(tuple(dims))
 
 
 def _dim_axes(factors: Sequence[int], split: Split, rule: FactorRule, mesh: Mesh) -> Axes | None:
