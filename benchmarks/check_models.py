@@ -42,7 +42,7 @@ from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions, symbol_name
 from shardopt.runtime.driver import open_run, prepare
 from shardopt.runtime.inputs import random_inputs
-from shardopt.runtime.program import Program
+from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.reference import Difference, Reference, compare, conditioning, is_noise
 
 _COUPLED = "batch-coupling=per-microbatch"

@@ -30,7 +30,7 @@ from shardopt.ir.user_constraints import read_demands
 from shardopt.passes.sharding.roles import find_roles
 from shardopt.passes.sharding.writing import write_plans
 from shardopt.pipeline.manager import run_pipeline
-from shardopt.runtime.xla import XlaMesh
+from shardopt.runtime.devices.xla import XlaMesh
 from shardopt.solve.assignment.problem import Solution, evaluate
 from shardopt.solve.presets.presets import Restriction, Roles, restrict
 from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables

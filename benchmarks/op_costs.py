@@ -34,7 +34,7 @@ from shardopt.ir.io import load_module
 from shardopt.ir.mesh_graphs import read_plain
 from shardopt.ir.rewriting import functions
 from shardopt.pipeline.manager import run_pipeline
-from shardopt.runtime.xla_costs import optimized_costs, unoptimized_costs
+from shardopt.runtime.devices.xla_costs import optimized_costs, unoptimized_costs
 from shardopt.solve.sharding.intra_op import IntraOpTables
 from shardopt.solve.sharding.kernel_bytes import accessed_bytes, kernel_accesses
 

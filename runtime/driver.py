@@ -24,9 +24,9 @@ from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.dialect.exported_form import read_exported
 from shardopt.dialect.exported_verify import verify_exported
 from shardopt.ir.diagnostics import DiagnosedError, diagnostic
-from shardopt.runtime.build import build_program
-from shardopt.runtime.check import check_program
-from shardopt.runtime.program import Program
+from shardopt.runtime.program.build import build_program
+from shardopt.runtime.program.check import check_program
+from shardopt.runtime.program.instructions import Program
 
 BACKENDS = ("local", "ray")
 
@@ -70,10 +70,10 @@ def open_run(
         raise UserError(f"unknown backend '{backend}': known backends are {', '.join(BACKENDS)}")
     options = {"checked_steps": checked_steps, "quick_compile": quick_compile, "track_bytes": track_bytes}
     if backend == "ray":
-        from shardopt.runtime.ray_backend import RayBackend
+        from shardopt.runtime.backends.ray_actors import RayBackend
 
         return Run(program, RayBackend(program, **options))
-    from shardopt.runtime.local import LocalBackend
+    from shardopt.runtime.backends.local import LocalBackend
 
     return Run(program, LocalBackend(program, **options))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardopt.dialect.dtypes import numpy_dtype
-from shardopt.runtime.program import Program
+from shardopt.runtime.program.instructions import Program
 
 # Floats small and positive: valid for weights and for second moments of an optimizer alike.
 _SCALE = 0.1

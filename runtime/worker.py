@@ -12,36 +12,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-from shardopt.runtime.mailbox import Cancelled, Transport
-from shardopt.runtime.program import (
-    Copy,
-    Free,
-    Instruction,
-    MeshProgram,
-    Recv,
-    Reshard,
-    Route,
-    Run,
-    Send,
-    format_instruction,
-)
-from shardopt.runtime.tiles import RouteSource, RouteTarget, Tiling
-from shardopt.runtime.xla import DeviceArray, Token, XlaMesh
+from shardopt.runtime.devices.tiles import RouteSource, RouteTarget, Tiling
+from shardopt.runtime.devices.xla import DeviceArray, Token, XlaMesh
+from shardopt.runtime.errors import MeshError
+from shardopt.runtime.program.instructions import Copy, Free, Instruction, MeshProgram, Recv, Reshard, Route, Run, Send
+from shardopt.runtime.program.text import format_instruction
+from shardopt.runtime.transports.mailbox import Cancelled, Transport
 
 # XLA's CPU collectives deadlock when executions run ahead without bound: the threads of a later one starve an earlier.
 MAX_RUNS_IN_FLIGHT = 2
-
-
-class MeshError(Exception):
-    """Something failed on one mesh; the message names the mesh, and the instruction when there is one."""
-
-    def __init__(self, mesh: str, where: str, cause: str) -> None:
-        super().__init__(mesh, where, cause)  # all arguments, so that it survives pickling
-        self.mesh = mesh
-
-    def __str__(self) -> str:
-        mesh, where, cause = self.args
-        return f"mesh '{mesh}'{', ' if where else ''}{where}: {cause}"
 
 
 class Worker:

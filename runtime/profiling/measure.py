@@ -14,11 +14,11 @@ from shardopt.cost.collectives import COLLECTIVES
 from shardopt.cost.curves import rising
 from shardopt.cost.profile import Measurement, Profile
 from shardopt.cost.progress import progress
+from shardopt.runtime.devices.xla import Replicas, compiled_text
 from shardopt.runtime.profiling.chains import COMPUTE, Chain
 from shardopt.runtime.profiling.collective_chains import SCATTERING, collective
 from shardopt.runtime.profiling.messages import measure_call, measure_message
 from shardopt.runtime.profiling.slopes import Effort, MergedError, Slope, bytecode_of, measure_chain
-from shardopt.runtime.xla import Replicas, compiled_text
 
 # What each kind of work is sized by, from small to large: edges of matrices, batches, image edges, elements, rows.
 _SIZES = {

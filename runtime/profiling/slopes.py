@@ -13,8 +13,8 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.dtypes import numpy_dtype, numpy_name
 from shardopt.ir.context import make_context
+from shardopt.runtime.devices.xla import Replicas
 from shardopt.runtime.profiling.chains import Chain
-from shardopt.runtime.xla import Replicas
 
 SHORT, LONG, LONGEST = 1, 5, 41
 # Below this difference between the two programs the clock and the threads decide: a longer one is taken.

@@ -10,7 +10,7 @@ from jaxlib.mlir import ir
 
 from shardopt.ir.context import make_context
 from shardopt.runtime.driver import prepare
-from shardopt.runtime.program import Program
+from shardopt.runtime.program.instructions import Program
 
 TEXT = (Path(__file__).parent / "exported_example.mlir").read_text()
 MICROBATCHES = 4

@@ -21,8 +21,8 @@ from shardopt.ir.rewriting import functions, operations
 from shardopt.passes.base import PassContext, PassFailure
 from shardopt.passes.shard_stages import ShardStages
 from shardopt.pipeline.manager import run_pipeline
+from shardopt.runtime.devices.xla import XlaMesh
 from shardopt.runtime.reference import compare, run_reference
-from shardopt.runtime.xla import XlaMesh
 from shardopt.solve.sharding.budget import fit
 from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables
 from tests.e2e.models import MODELS, mlp

@@ -22,9 +22,9 @@ from shardopt.ir.mesh_graphs import MeshGraph, read_plain
 from shardopt.ir.rewriting import functions
 from shardopt.ir.shardy import to_shardy
 from shardopt.passes.sharding.writing import write_plans
+from shardopt.runtime.devices.tiles import Tiling
+from shardopt.runtime.devices.xla import Executable, XlaMesh
 from shardopt.runtime.reference import compare, run_reference
-from shardopt.runtime.tiles import Tiling
-from shardopt.runtime.xla import Executable, XlaMesh
 from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.sharding.intra_op import IntraOpTables
 from tests.e2e.test_sharding_against_xla import SLOW, bytecode_of, stage_function

@@ -32,9 +32,9 @@ from shardopt.ir.shardy import to_shardy
 from shardopt.passes.base import PassContext
 from shardopt.passes.shard_stages import ShardStages
 from shardopt.pipeline.manager import run_pipeline
+from shardopt.runtime.devices.xla import XlaMesh
 from shardopt.runtime.driver import open_run, prepare
 from shardopt.runtime.reference import compare, run_reference
-from shardopt.runtime.xla import XlaMesh
 from tests.e2e.models import export_step
 from tests.e2e.test_sharding_against_xla import (
     FAST,

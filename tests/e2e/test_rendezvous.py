@@ -9,12 +9,13 @@ from shardopt.frontend.plan import PlanOptions
 from shardopt.frontend.planning import make_plan
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
-from shardopt.runtime import build, local
+from shardopt.runtime.backends import local
 from shardopt.runtime.driver import open_run, prepare
-from shardopt.runtime.mailbox import Mailbox, Payload
-from shardopt.runtime.program import Program
+from shardopt.runtime.program import build
+from shardopt.runtime.program.instructions import Program
+from shardopt.runtime.program.sends import deadlock
 from shardopt.runtime.reference import Reference, compare
-from shardopt.runtime.sends import deadlock
+from shardopt.runtime.transports.mailbox import Mailbox, Payload
 from tests.e2e.models import mlp
 
 STEPS = 3

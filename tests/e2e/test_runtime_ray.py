@@ -10,9 +10,9 @@ import pytest
 from exported_model import TEXT, example, expected_step, inputs, load
 
 from shardopt.runtime.driver import Run, open_run
-from shardopt.runtime.program import Program
+from shardopt.runtime.errors import MeshError
+from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.reference import compare
-from shardopt.runtime.worker import MeshError
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -29,9 +29,9 @@ from shardopt.ir.shardy import to_shardy
 from shardopt.passes.base import PassContext
 from shardopt.passes.shard_stages import ShardStages
 from shardopt.pipeline.manager import run_pipeline
+from shardopt.runtime.devices.tiles import Tiling
+from shardopt.runtime.devices.xla import XlaMesh
 from shardopt.runtime.reference import compare, run_reference
-from shardopt.runtime.tiles import Tiling
-from shardopt.runtime.xla import XlaMesh
 from shardopt.solve.sharding.strategies import all_shardings
 from tests.e2e.models import MODELS, mlp
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from shardopt.cost.op_bytes import touched_bytes
 from shardopt.cost.op_flops import TRANSCENDENTAL_FLOPS
 from shardopt.ir.loops import UNKNOWN_TRIPS
-from shardopt.runtime.xla_costs import XlaCosts, unoptimized_costs
+from shardopt.runtime.devices.xla_costs import XlaCosts, unoptimized_costs
 from tests.unit.op_examples import EXAMPLES, Example
 from tests.unit.operations_page import graph_of
 from tests.unit.work_examples import MORE

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardopt.runtime.program import Free, Recv, Run, Send
-from shardopt.runtime.sends import order_sends, steps_of
+from shardopt.runtime.program.instructions import Free, Recv, Run, Send
+from shardopt.runtime.program.sends import order_sends, steps_of
 from shardopt.schedule.exchange import (
     Do,
     Steps,

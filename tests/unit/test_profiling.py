@@ -12,12 +12,12 @@ import pytest
 from shardopt.cost.collectives import COLLECTIVES
 from shardopt.cost.profile import COMPUTE_KINDS, DISPATCH, SEND, Measurement
 from shardopt.cost.profile_file import load_profile
+from shardopt.runtime.devices.xla import Replicas, accelerators, host_devices
 from shardopt.runtime.profiling.chains import COMPUTE, Chain, elementwise, matmul
 from shardopt.runtime.profiling.collective_chains import collective
 from shardopt.runtime.profiling.measure import Request, measure_profile
 from shardopt.runtime.profiling.messages import measure_message
 from shardopt.runtime.profiling.slopes import Effort, MergedError, bytecode_of, measure_chain, slope_of
-from shardopt.runtime.xla import Replicas, accelerators, host_devices
 from shardopt.tools.shardopt import main
 
 LEAST = Effort(fewest=1, most=1, seconds=0.0)

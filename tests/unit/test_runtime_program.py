@@ -35,13 +35,14 @@ from shardopt.dialect.exported_program import (
 from shardopt.dialect.exported_verify import verify_exported
 from shardopt.dialect.reshard_steps import default_steps, find_plan_fault, tiles_by_device
 from shardopt.ir.context import make_context
-from shardopt.runtime.build import build_program
-from shardopt.runtime.check import check_program
-from shardopt.runtime.mailbox import Cancelled, Mailbox
-from shardopt.runtime.program import Copy, Free, Instruction, Program, Recv, Reshard, Run, Send, format_program
-from shardopt.runtime.routes import make_route
-from shardopt.runtime.sockets import SocketTransport
-from shardopt.runtime.tiles import RouteSource, RouteTarget, Tiling
+from shardopt.runtime.devices.tiles import RouteSource, RouteTarget, Tiling
+from shardopt.runtime.program.build import build_program
+from shardopt.runtime.program.check import check_program
+from shardopt.runtime.program.instructions import Copy, Free, Instruction, Program, Recv, Reshard, Run, Send
+from shardopt.runtime.program.routes import make_route
+from shardopt.runtime.program.text import format_program
+from shardopt.runtime.transports.mailbox import Cancelled, Mailbox
+from shardopt.runtime.transports.sockets import SocketTransport
 from shardopt.schedule.schedules import ScheduleText
 from shardopt.solve.resharding.transfers import plan_resharding
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from shardopt.runtime.mailbox import Mailbox
+from shardopt.runtime.transports.mailbox import Mailbox
 
 Address = tuple[str, int]
 

@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardopt.cost.errors import UserError
-from shardopt.runtime.local import first_failure
-from shardopt.runtime.mailbox import Cancelled, Mailbox
-from shardopt.runtime.program import MeshProgram, Program, Route, Send
-from shardopt.runtime.sockets import Address, SocketTransport
-from shardopt.runtime.worker import MeshError, Worker
+from shardopt.runtime.backends.local import first_failure
+from shardopt.runtime.errors import MeshError
+from shardopt.runtime.program.instructions import MeshProgram, Program, Route, Send
+from shardopt.runtime.transports.mailbox import Cancelled, Mailbox
+from shardopt.runtime.transports.sockets import Address, SocketTransport
+from shardopt.runtime.worker import Worker
 
 _CONTROL = "control"  # concurrency group whose calls are answered while a step runs
 _GRACE_SECONDS = 10.0  # for workers that were told to stop: they leave their RECV at once, a running RUN must end

@@ -11,7 +11,7 @@ from shardopt.cost.mesh import Mesh
 from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.dialect.exported_program import Box, TensorSpec
 from shardopt.dialect.reshard_steps import tiles_by_device
-from shardopt.runtime.program import Route
+from shardopt.runtime.program.instructions import Route
 
 Slices = tuple[slice, ...]
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from shardopt.runtime.mailbox import Cancelled, Mailbox
-from shardopt.runtime.program import Program
-from shardopt.runtime.worker import MeshError, Worker
+from shardopt.runtime.errors import MeshError
+from shardopt.runtime.program.instructions import Program
+from shardopt.runtime.transports.mailbox import Cancelled, Mailbox
+from shardopt.runtime.worker import Worker
 
 
 class LocalTransport:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardopt.dialect.exported_program import TensorSpec
-from shardopt.runtime.program import Copy, Free, Instruction, MeshProgram, Run, reads, writes
+from shardopt.runtime.program.instructions import Copy, Free, Instruction, MeshProgram, Run, reads, writes
 
 
 def insert_frees(program: MeshProgram, emitted: Sequence[Instruction], buffers: list[TensorSpec]) -> MeshProgram:

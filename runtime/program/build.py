@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from shardopt.dialect.exported_program import Call, ExportedProgram, Loop, TensorSpec, Transfer
-from shardopt.runtime.emitter import Emitter, MeshEmitter
-from shardopt.runtime.liveness import insert_frees
-from shardopt.runtime.loop import lower_loop
-from shardopt.runtime.program import Copy, MeshProgram, Program
-from shardopt.runtime.sends import order_sends
+from shardopt.runtime.program.emitter import Emitter, MeshEmitter
+from shardopt.runtime.program.instructions import Copy, MeshProgram, Program
+from shardopt.runtime.program.liveness import insert_frees
+from shardopt.runtime.program.loop import lower_loop
+from shardopt.runtime.program.sends import order_sends
 
 
 def build_program(exported: ExportedProgram) -> Program:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from shardopt.runtime.program import (
+from shardopt.runtime.program.instructions import (
     Copy,
     Free,
     Instruction,
@@ -15,11 +15,11 @@ from shardopt.runtime.program import (
     Reshard,
     Run,
     Send,
-    format_instruction,
     reads,
     writes,
 )
-from shardopt.runtime.sends import deadlock
+from shardopt.runtime.program.sends import deadlock
+from shardopt.runtime.program.text import format_instruction
 
 
 def check_program(program: Program) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardopt.runtime.program import Instruction, Program, Recv, Run, Send, format_instruction
+from shardopt.runtime.program.instructions import Instruction, Program, Recv, Run, Send
+from shardopt.runtime.program.text import format_instruction
 from shardopt.schedule.exchange import Do, Step, Steps, describe, in_order_of_receipt, run_exchange
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from shardopt.cost.errors import UserError
 from shardopt.dialect.exported_program import Call, Loop, TensorSpec, Transfer
-from shardopt.runtime.emitter import Emitter
+from shardopt.runtime.program.emitter import Emitter
 from shardopt.schedule.tasks import TaskKind
 
 Group = tuple[int, str]  # stage and kind

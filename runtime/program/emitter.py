@@ -6,8 +6,8 @@ from collections.abc import Hashable
 
 from shardopt.cost.mesh import Mesh
 from shardopt.dialect.exported_program import Call, ExportedProgram, MeshValue, TensorSpec, Transfer
-from shardopt.runtime.program import Instruction, Recv, Reshard, Route, Run, Send
-from shardopt.runtime.routes import make_route
+from shardopt.runtime.program.instructions import Instruction, Recv, Reshard, Route, Run, Send
+from shardopt.runtime.program.routes import make_route
 
 
 class MeshEmitter:

@@ -1,0 +1,84 @@
+"""A program as text, one instruction a line, for people and for FileCheck."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardopt.dialect.exported_program import TensorSpec
+from shardopt.dialect.reshard_steps import format_box
+from shardopt.runtime.program.instructions import (
+    Copy,
+    Instruction,
+    MeshProgram,
+    Program,
+    Recv,
+    Reshard,
+    Route,
+    Run,
+    Send,
+    writes,
+)
+
+
+def format_program(program: Program) -> str:
+    """The program as text, one instruction a line, for people and for FileCheck."""
+    lines: list[str] = []
+    for number, route in enumerate(program.routes):
+        lines.extend(_format_route(number, route))
+    for part in program.meshes:
+        lines.extend(_format_mesh(part, program))
+    return "\n".join(lines) + "\n"
+
+
+def _format_route(number: int, route: Route) -> Iterator[str]:
+    yield f"route {number}: {route.source} -> {route.target}"
+    for index, piece in enumerate(route.pieces):
+        yield f"  piece {index} = shard {piece.shard} {format_box(piece.box)}"
+    for place in route.placements:
+        yield f"  piece {place.piece} -> shard {place.shard} {format_box(place.box)}"
+    for move in route.exchanges:
+        yield (
+            f"  shard {move.source_shard} {format_box(move.source_box)} -> "
+            f"shard {move.target_shard} {format_box(move.target_box)}"
+        )
+
+
+def _format_mesh(part: MeshProgram, program: Program) -> Iterator[str]:
+    yield f"mesh {part.mesh} devices {list(part.mesh.devices)}"
+    for number, buffer in part.arguments:
+        keeping = "state" if buffer in part.state_buffers else "kept"
+        yield f"  %{buffer} = argument {number} '{program.arguments[number].name}' {part.buffers[buffer]} ({keeping})"
+    for microbatch, buffer in part.indices:
+        yield f"  %{buffer} = index {microbatch}"
+    for instruction in part.instructions:
+        yield "  " + format_instruction(instruction, part.buffers)
+    for number, buffer in part.results:
+        yield f"  result {number} '{program.results[number].name}' = %{buffer}"
+    for buffer, target in part.feedback:
+        yield f"  next %{target} = %{buffer}"
+
+
+def format_instruction(instruction: Instruction, buffers: tuple[TensorSpec, ...] = ()) -> str:
+    """One line; with `buffers`, defined buffers are followed by what they hold."""
+    defined = ", ".join(_define(buffer, buffers) for buffer in writes(instruction))
+    match instruction:
+        case Run(function=function, inputs=inputs, donated=donated, label=label):
+            tail = f" donates {_names(donated)}" if donated else ""
+            return f"{defined}{' = ' if defined else ''}RUN @{function}({_names(inputs)}){tail} // {label}"
+        case Send(tag=tag, buffer=buffer, target=target, route=route):
+            return f"SEND #{tag} %{buffer} to {target} route {route}"
+        case Recv(tag=tag, source=source, route=route):
+            return f"{defined} = RECV #{tag} from {source} route {route}"
+        case Reshard(input=buffer, route=route):
+            return f"{defined} = RESHARD %{buffer} route {route}"
+        case Copy(input=buffer):
+            return f"{defined} = COPY %{buffer}"
+    return f"FREE {_names(instruction.buffers)}"
+
+
+def _define(buffer: int, buffers: tuple[TensorSpec, ...]) -> str:
+    return f"%{buffer}: {buffers[buffer]}" if buffers else f"%{buffer}"
+
+
+def _names(buffers: tuple[int, ...]) -> str:
+    return ", ".join(f"%{buffer}" for buffer in buffers)
