@@ -1,0 +1,49 @@
+"""What the closures of one worker share: its buffers and executables, and how it reaches the other meshes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shardopt.runtime.actions.sender import Sender
+from shardopt.runtime.devices.tiles import Tiling
+from shardopt.runtime.devices.xla import DeviceArray, Executable, Token, XlaMesh
+from shardopt.runtime.errors import MeshError
+from shardopt.runtime.program.instructions import MeshProgram, Route
+from shardopt.runtime.program.text import format_instruction
+from shardopt.runtime.transports.mailbox import Transport
+
+Action = Callable[[], None]
+
+
+@dataclass
+class Context:
+    """`buffers[b]` is the array of buffer b, None where there is none. `step` counts the steps that are done;
+    `checking` is on while the inputs of every RUN are compared with what is expected. With `copy_pieces`, what is sent
+    is copied first, so that a message under way keeps no array of the mesh alive."""
+
+    program: MeshProgram
+    routes: Sequence[Route]
+    transport: Transport
+    devices: XlaMesh
+    executables: Mapping[str, Executable]
+    sender: Sender
+    copy_pieces: bool = False
+    step: int = 0
+    checking: bool = False
+    buffers: list[DeviceArray | None] = field(default_factory=list)
+    in_flight: deque[Token] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.buffers = [None] * len(self.program.buffers)
+
+    def tiling(self, buffer: int) -> Tiling:
+        return Tiling(self.program.mesh, self.program.buffers[buffer])
+
+    def error(self, position: int, error: BaseException) -> MeshError:
+        """What is raised when the instruction at `position`, or the end of the step behind the last one, fails."""
+        where = "end of step"
+        if position < len(self.program.instructions):
+            where = f"instruction {position} ({format_instruction(self.program.instructions[position])})"
+        return MeshError(self.program.mesh.name, where, f"{type(error).__name__}: {error}")

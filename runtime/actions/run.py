@@ -1,0 +1,43 @@
+"""RUN: an executable is only dispatched; what it returns is still being computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardopt.runtime.actions.context import Action, Context
+from shardopt.runtime.devices.xla import DeviceArray
+from shardopt.runtime.program.instructions import Run, Send
+
+# XLA's CPU collectives deadlock when executions run ahead without bound: the threads of a later one starve an earlier.
+MAX_RUNS_IN_FLIGHT = 2
+
+
+def run_action(context: Context, position: int, run: Run) -> Action:
+    executable, buffers, in_flight = context.executables[run.function], context.buffers, context.in_flight
+    sent = frozenset(each.buffer for each in context.program.instructions if isinstance(each, Send))
+    awaited = sent.intersection(run.donated)
+
+    def action() -> None:
+        if awaited:
+            context.sender.wait_for(awaited)
+        inputs = [buffers[buffer] for buffer in run.inputs]
+        if context.checking:
+            _check_inputs(context, run, inputs)
+        while len(in_flight) >= MAX_RUNS_IN_FLIGHT:
+            in_flight.popleft().block_until_ready()
+        outputs, token = executable(inputs)
+        in_flight.append(token)
+        for buffer in run.donated:
+            buffers[buffer] = None
+        for buffer, array in zip(run.outputs, outputs, strict=True):
+            buffers[buffer] = array
+
+    return action
+
+
+def _check_inputs(context: Context, run: Run, inputs: Sequence[DeviceArray | None]) -> None:
+    for buffer, array in zip(run.inputs, inputs, strict=True):
+        expected = context.program.buffers[buffer]
+        fault = "nothing is there" if array is None else context.devices.fault_of(array, expected)
+        if fault is not None:
+            raise ValueError(f"input %{buffer}: {fault}")

@@ -1,0 +1,26 @@
+"""From instructions to closures: what can be worked out before the first step is, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shardopt.runtime.actions.context import Action, Context
+from shardopt.runtime.actions.memory import copy_action, free_action
+from shardopt.runtime.actions.messages import recv_action, reshard_action, send_action
+from shardopt.runtime.actions.run import run_action
+from shardopt.runtime.program.instructions import Copy, Free, Recv, Reshard, Run, Send
+
+# One maker for every kind of instruction: (context, position in the list, instruction) -> what a step calls.
+_MAKERS: dict[type, Callable[..., Action]] = {
+    Run: run_action,
+    Send: send_action,
+    Recv: recv_action,
+    Reshard: reshard_action,
+    Copy: copy_action,
+    Free: free_action,
+}
+
+
+def make_actions(context: Context) -> list[Action]:
+    """One closure an instruction, in list order."""
+    return [_MAKERS[type(each)](context, position, each) for position, each in enumerate(context.program.instructions)]
