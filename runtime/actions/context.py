@@ -19,9 +19,10 @@ Action = Callable[[], None]
 
 @dataclass
 class Context:
-    """`buffers[b]` is the array of buffer b, None where there is none. `step` counts the steps that are done;
-    `checking` is on while the inputs of every RUN are compared with what is expected. With `copy_pieces`, what is sent
-    is copied first, so that a message under way keeps no array of the mesh alive."""
+    """`buffers[b]` is the array of buffer b (shards on the host while it waits to be completed), None where there is
+    none. `step` counts the steps that are done; `checking` is on while the inputs of every RUN are compared with what
+    is expected. With `copy_pieces`, what is sent is copied first, so that a message under way keeps no array of the
+    mesh alive."""
 
     program: MeshProgram
     routes: Sequence[Route]

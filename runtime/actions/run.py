@@ -14,7 +14,9 @@ MAX_RUNS_IN_FLIGHT = 2
 
 def run_action(context: Context, position: int, run: Run) -> Action:
     executable, buffers, in_flight = context.executables[run.function], context.buffers, context.in_flight
-    sent = frozenset(each.buffer for each in context.program.instructions if isinstance(each, Send))
+    sent = frozenset(
+        buffer for each in context.program.instructions if isinstance(each, Send) for buffer in each.buffers
+    )
     awaited = sent.intersection(run.donated)
 
     def action() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 
@@ -11,15 +11,15 @@ class Sender:
 
     def __init__(self, mesh: str) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"send-{mesh}")
-        self._sends: list[tuple[int, Future[None]]] = []  # buffer, and what reads it
+        self._sends: list[tuple[frozenset[int], Future[None]]] = []  # buffers, and what reads them
 
-    def submit(self, buffer: int, send: Callable[[], None]) -> None:
-        self._sends.append((buffer, self._thread.submit(send)))
+    def submit(self, buffers: Iterable[int], send: Callable[[], None]) -> None:
+        self._sends.append((frozenset(buffers), self._thread.submit(send)))
 
     def wait_for(self, buffers: frozenset[int]) -> None:
         """A buffer must have been read before an executable may write over it. Raises what a send of one raised."""
-        for buffer, future in self._sends:
-            if buffer in buffers:
+        for read, future in self._sends:
+            if not buffers.isdisjoint(read):
                 future.result()
 
     def drain(self) -> None:

@@ -6,15 +6,17 @@ from collections.abc import Callable
 
 from shardopt.runtime.actions.context import Action, Context
 from shardopt.runtime.actions.memory import copy_action, free_action
-from shardopt.runtime.actions.messages import recv_action, reshard_action, send_action
+from shardopt.runtime.actions.messages import complete_action, recv_action, reshard_action, send_action
 from shardopt.runtime.actions.run import run_action
-from shardopt.runtime.program.instructions import Copy, Free, Recv, Reshard, Run, Send
+from shardopt.runtime.program.instructions import Allgather, Broadcast, Copy, Free, Recv, Reshard, Run, Send
 
 # One maker for every kind of instruction: (context, position in the list, instruction) -> what a step calls.
 _MAKERS: dict[type, Callable[..., Action]] = {
     Run: run_action,
     Send: send_action,
     Recv: recv_action,
+    Allgather: complete_action,
+    Broadcast: complete_action,
     Reshard: reshard_action,
     Copy: copy_action,
     Free: free_action,

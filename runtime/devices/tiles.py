@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -57,7 +58,7 @@ class RouteSource:
 
 
 class RouteTarget:
-    """Puts pieces together to the receiver's shards, then lets the shards exchange boxes."""
+    """Lands pieces in the receiver's shards, and lets these exchange boxes."""
 
     def __init__(self, route: Route, mesh: Mesh) -> None:
         tiling = Tiling(mesh, route.target)
@@ -69,23 +70,36 @@ class RouteTarget:
         ]
         self._piece_shapes = [tuple(limit - start for start, limit in piece.box) for piece in route.pieces]
 
-    def decode(self, data: bytearray) -> list[np.ndarray]:
-        """The pieces in a message of raw bytes, as views of it. Raises ValueError when the length is wrong."""
-        pieces, offset = [], 0
-        for shape in self._piece_shapes:
-            count = prod(shape)
-            flat = np.frombuffer(data, np.uint8, count * self._dtype.itemsize, offset)
-            pieces.append(flat.view(self._dtype).reshape(shape))
-            offset += count * self._dtype.itemsize
-        if offset != len(data):
-            raise ValueError(f"expected a message of {offset} bytes, found {len(data)}")
-        return pieces
+    @property
+    def is_complete(self) -> bool:
+        """Whether the pieces alone fill the shards."""
+        return not self._moves
 
-    def assemble(self, pieces: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def piece_types(self) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Shape and element type of every piece, in order."""
+        return [(shape, self._dtype) for shape in self._piece_shapes]
+
+    def land(self, pieces: Sequence[np.ndarray]) -> list[np.ndarray]:
         """New memory for every shard: devices take it over without another copy."""
         shards = [np.empty(self._shape, self._dtype) for _ in range(self._size)]
         for piece, shard, slices in self._places:
             shards[shard][slices] = pieces[piece]
+        return shards
+
+    def exchange(self, shards: Sequence[np.ndarray]) -> None:
+        """Complete what has landed, in place."""
         for source, source_slices, target, target_slices in self._moves:
             shards[target][target_slices] = shards[source][source_slices]
-        return shards
+
+
+def decode(data: bytearray, targets: Sequence[RouteTarget]) -> list[np.ndarray]:
+    """The pieces of all targets in a message of bytes, as views of it. Raises ValueError when the length is wrong."""
+    pieces, offset = [], 0
+    for shape, dtype in (type_ for target in targets for type_ in target.piece_types()):
+        count = prod(shape) * dtype.itemsize
+        if offset + count <= len(data):
+            pieces.append(np.frombuffer(data, np.uint8, count, offset).view(dtype).reshape(shape))
+        offset += count
+    if offset != len(data):
+        raise ValueError(f"expected a message of {offset} bytes, found {len(data)}")
+    return pieces

@@ -57,8 +57,8 @@ def _ping_pong(count: int, devices: int, rounds: int) -> Program:
     on_a: list[Instruction] = []
     on_b: list[Instruction] = []
     for k in range(rounds):
-        on_a += [Send(2 * k, k, "b", 0), Recv(2 * k + 1, k + 1, "b", 1)]
-        on_b += [Recv(2 * k, k, "a", 0), Send(2 * k + 1, k, "a", 1)]
+        on_a += [Send(2 * k, (k,), "b", (0,)), Recv(2 * k + 1, (k + 1,), "b", (1,))]
+        on_b += [Recv(2 * k, (k,), "a", (0,)), Send(2 * k + 1, (k,), "a", (1,))]
     value = MeshValue("a", spec)
     return Program(
         (Argument("value", value, None),),

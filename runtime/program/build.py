@@ -3,8 +3,9 @@
 1. `@main` is walked in program order: calls become RUN on their mesh; a transfer becomes SEND where it stands and RECV
    before the first use of its result. Program order is one order in which everything can run, so nothing deadlocks.
 2. The microbatch loop is unrolled by its schedule, mesh by mesh (`loop.py`).
-3. SENDs are put in order where receivers would take them in another (`sends.py`).
-4. FREE is added, and COPY where a donated buffer is still needed (`liveness.py`).
+3. Transfers at the same place are combined to one message (`combine.py`).
+4. SENDs are put in order where receivers would take them in another (`sends.py`).
+5. FREE is added, and COPY where a donated buffer is still needed (`liveness.py`).
 
 Tags and buffer ids are numbered in the order of emission, so both ends of a transfer agree and the program is the same
 in every run.
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from shardopt.dialect.exported_program import Call, ExportedProgram, Loop, TensorSpec, Transfer
+from shardopt.runtime.program.combine import combine_transfers
 from shardopt.runtime.program.emitter import Emitter, MeshEmitter
 from shardopt.runtime.program.instructions import Copy, MeshProgram, Program
 from shardopt.runtime.program.liveness import insert_frees
@@ -64,7 +66,7 @@ def _finish(exported: ExportedProgram, emitter: Emitter, arguments: dict[str, li
             functions=tuple(emitter.functions[function] for function in part.functions),
         )
         parts.append(program)
-    lists = order_sends([part.instructions for part in emitter.meshes.values()])
+    lists = order_sends(combine_transfers([part.instructions for part in emitter.meshes.values()]))
     finished = (
         insert_frees(program, instructions, emitter.meshes[program.mesh.name].buffers)
         for program, instructions in zip(parts, lists, strict=True)

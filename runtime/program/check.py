@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from shardopt.runtime.program.instructions import (
+    Allgather,
+    Broadcast,
     Copy,
     Free,
     Instruction,
@@ -38,6 +40,7 @@ def _check_mesh(part: MeshProgram, program: Program) -> Iterator[str]:
     where = f"mesh {part.mesh.name}"
     live = {buffer for _, buffer in (*part.arguments, *part.indices)}
     defined = set(live)
+    landed: dict[int, int] = {}  # buffers that wait to be completed, and the routes that they came by
     for position, instruction in enumerate(part.instructions):
         at = f"{where}, instruction {position} ({format_instruction(instruction)})"
         for buffer in (*reads(instruction), *(instruction.buffers if isinstance(instruction, Free) else ())):
@@ -50,6 +53,7 @@ def _check_mesh(part: MeshProgram, program: Program) -> Iterator[str]:
         for buffer in sorted(set(consumed) & part.kept_buffers):
             yield f"{at}: consumes %{buffer}, which the next step needs"
         yield from (f"{at}: {fault}" for fault in _check_types(instruction, part, program))
+        yield from (f"{at}: {fault}" for fault in _check_completion(instruction, landed, program))
         live.difference_update(consumed)
         live.update(writes(instruction))
         defined.update(writes(instruction))
@@ -59,6 +63,30 @@ def _check_mesh(part: MeshProgram, program: Program) -> Iterator[str]:
     for buffer in sorted(live - set(needed) - part.kept_buffers):
         yield f"{where}: %{buffer} is never freed"
     yield from _check_feedback(part, where)
+
+
+def _check_completion(instruction: Instruction, landed: dict[int, int], program: Program) -> Iterator[str]:
+    """What has landed is completed once, by its own route, before anything else touches it; keeps `landed` up."""
+    if isinstance(instruction, Allgather | Broadcast):
+        buffer, route = instruction.buffer, instruction.route
+        if landed.pop(buffer, None) != route or type(instruction) is not program.routes[route].completion:
+            yield f"%{buffer} has nothing to complete by route {route} in this way"
+        return
+    freed = instruction.buffers if isinstance(instruction, Free) else ()
+    for buffer in sorted({*reads(instruction), *freed} & landed.keys()):
+        yield f"%{buffer} has landed by route {landed[buffer]}, but is not complete"
+    for buffer, route in _landings(instruction):
+        if program.routes[route].exchanges:
+            landed[buffer] = route
+
+
+def _landings(instruction: Instruction) -> tuple[tuple[int, int], ...]:
+    match instruction:
+        case Recv(buffers=buffers, routes=routes):
+            return tuple(zip(buffers, routes, strict=False))
+        case Reshard(output=buffer, route=route):
+            return ((buffer, route),)
+    return ()
 
 
 def _consumed(instruction: Instruction) -> tuple[int, ...]:
@@ -95,9 +123,14 @@ def _check_types(instruction: Instruction, part: MeshProgram, program: Program) 
             for buffer in sorted(set(donated)):
                 if inputs.count(buffer) > 1:
                     yield f"%{buffer} is donated and passed twice"
-        case Send(buffer=buffer, route=route):
-            pairs = [(buffer, program.routes[route].source)]
-        case Recv(buffer=buffer, route=route):
+        case Send(buffers=buffers, routes=routes) | Recv(buffers=buffers, routes=routes):
+            if len(buffers) != len(routes) or not buffers:
+                yield f"{len(buffers)} buffers travel by {len(routes)} routes"
+                return
+            ends = [program.routes[route] for route in routes]
+            specs = [route.source if isinstance(instruction, Send) else route.target for route in ends]
+            pairs = [*zip(buffers, specs, strict=True)]
+        case Allgather(buffer=buffer, route=route) | Broadcast(buffer=buffer, route=route):
             pairs = [(buffer, program.routes[route].target)]
         case Reshard(input=source, output=target, route=route):
             pairs = [(source, program.routes[route].source), (target, program.routes[route].target)]
@@ -126,8 +159,9 @@ def _check_pairs(program: Program) -> Iterator[str]:
         (source, send), (target, recv) = sent[0], received[0]
         if (send.target, recv.source) != (target, source):
             yield f"tag #{tag}: {source} sends to {send.target}, but {target} receives from {recv.source}"
-        if send.route != recv.route:
-            yield f"tag #{tag}: {source} sends by route {send.route}, {target} receives by route {recv.route}"
+        if send.routes != recv.routes:
+            sent_by, taken_by = (", ".join(map(str, each.routes)) for each in (send, recv))
+            yield f"tag #{tag}: {source} sends by route {sent_by}, {target} receives by route {taken_by}"
 
 
 def _check_progress(program: Program) -> Iterator[str]:

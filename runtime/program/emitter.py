@@ -6,7 +6,16 @@ from collections.abc import Hashable
 
 from shardopt.cost.mesh import Mesh
 from shardopt.dialect.exported_program import Call, ExportedProgram, MeshValue, TensorSpec, Transfer
-from shardopt.runtime.program.instructions import Instruction, Recv, Reshard, Route, Run, Send
+from shardopt.runtime.program.instructions import (
+    Allgather,
+    Broadcast,
+    Instruction,
+    Recv,
+    Reshard,
+    Route,
+    Run,
+    Send,
+)
 from shardopt.runtime.program.routes import make_route
 
 
@@ -37,6 +46,8 @@ class Emitter:
         self.meshes = {mesh.name: MeshEmitter(mesh) for mesh in exported.meshes}
         self.functions = {function.name: function for function in exported.functions}
         self._routes: dict[Route, int] = {}
+        self._route_of: dict[int, int] = {}  # by the identity of the transfer, which lives as long as `exported`
+        self._completions: list[type[Allgather | Broadcast] | None] = []  # by route
         self._tags: dict[Hashable, int] = {}
         self._buffers: dict[Hashable, int] = {}
         self._pending: dict[Hashable, tuple[MeshEmitter, Recv]] = {}
@@ -53,6 +64,7 @@ class Emitter:
         if key in self._pending:
             emitter, recv = self._pending.pop(key)
             emitter.instructions.append(recv)
+            self._complete(emitter, recv.buffers[0], recv.routes[0])
         return self._buffers[key]
 
     def knows(self, key: Hashable) -> bool:
@@ -78,8 +90,9 @@ class Emitter:
         route = self._route(op, source[1], target[1])
         if sender is receiver:
             self.bind(target[0], sender.define(target[1].spec))
-            return sender.instructions.append(Reshard(buffer, self._buffers[target[0]], route))
-        sender.instructions.append(Send(self._tag(key), buffer, receiver.mesh.name, route))
+            sender.instructions.append(Reshard(self._tag(key), buffer, self._buffers[target[0]], route))
+            return self._complete(sender, self._buffers[target[0]], route)
+        sender.instructions.append(Send(self._tag(key), (buffer,), receiver.mesh.name, (route,)))
 
     def expect(self, op: Transfer, key: Hashable, source: MeshValue, target: tuple[Hashable, MeshValue]) -> None:
         """The target's half: RECV stands before the first use. Nothing to do for a transfer inside a mesh."""
@@ -87,12 +100,25 @@ class Emitter:
             return
         receiver = self.meshes[target[1].mesh]
         self.bind(target[0], receiver.define(target[1].spec))
-        recv = Recv(self._tag(key), self._buffers[target[0]], source.mesh, self._route(op, source, target[1]))
+        route = self._route(op, source, target[1])
+        recv = Recv(self._tag(key), (self._buffers[target[0]],), source.mesh, (route,))
         self._pending[target[0]] = (receiver, recv)
+
+    def _complete(self, emitter: MeshEmitter, buffer: int, route: int) -> None:
+        completion = self._completions[route]
+        if completion is not None:
+            tag = self._tag((emitter.mesh.name, buffer, completion.__name__))
+            emitter.instructions.append(completion(tag, buffer, route))
 
     def _tag(self, key: Hashable) -> int:
         return self._tags.setdefault(key, len(self._tags))
 
     def _route(self, op: Transfer, source: MeshValue, target: MeshValue) -> int:
-        ends = [(self.meshes[value.mesh].mesh, value.spec) for value in (source, target)]
-        return self._routes.setdefault(make_route(ends[0], ends[1], op.steps), len(self._routes))
+        if id(op) not in self._route_of:
+            ends = [(self.meshes[value.mesh].mesh, value.spec) for value in (source, target)]
+            route = make_route(ends[0], ends[1], op.steps)
+            if route not in self._routes:
+                self._routes[route] = len(self._routes)
+                self._completions.append(route.completion)
+            self._route_of[id(op)] = self._routes[route]
+        return self._route_of[id(op)]

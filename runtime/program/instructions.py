@@ -1,7 +1,9 @@
 """The runtime's program: for every mesh a static list of instructions over numbered buffers, made once before the run.
 
 A worker executes its list from top to bottom in every step. SEND never waits; RECV waits for the SEND of the same tag.
-Buffers hold distributed arrays; each id is defined once per step, by an argument, an index constant, or an instruction.
+Where the plan of a transfer has steps inside its destination, RECV (or RESHARD) only lands pieces in the shards, and
+one ALLGATHER or BROADCAST completes them; until then nothing else may touch the buffer. Buffers hold distributed
+arrays; each id is defined once per step, by an argument, an index constant, or an instruction.
 Nothing here knows MLIR, JAX or Ray, so a program can be sent anywhere.
 """
 
@@ -33,7 +35,10 @@ class Placement:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Inside the target, after all pieces have landed: box of one shard's tile to box of another's, in list order."""
+    """Inside the target, after all pieces have landed: box of one shard's tile to box of another's, in list order.
+
+    A box may be passed on by a shard that received it earlier in the list.
+    """
 
     source_shard: int
     source_box: Box
@@ -51,6 +56,37 @@ class Route:
     placements: tuple[Placement, ...]
     exchanges: tuple[Exchange, ...]
 
+    @property
+    def completion(self) -> type[Allgather | Broadcast] | None:
+        """What must follow RECV or RESHARD: nothing; BROADCAST if all shards that exchange with each other get what
+        they miss from one of them, directly or in a chain; else ALLGATHER."""
+        if not self.exchanges:
+            return None
+        return Broadcast if _has_one_giver_each(self.exchanges) else Allgather
+
+
+def _has_one_giver_each(exchanges: tuple[Exchange, ...]) -> bool:
+    """Shards that are linked by exchanges form a group; a giver is one that hands out what nobody gave it before."""
+    leader: dict[int, int] = {}
+
+    def group(shard: int) -> int:
+        while leader.setdefault(shard, shard) != shard:
+            shard = leader[shard]
+        return shard
+
+    given: dict[int, set[Box]] = {}
+    givers: set[int] = set()
+    for move in exchanges:
+        leader[group(move.source_shard)] = group(move.target_shard)
+        if not any(_within(move.source_box, box) for box in given.get(move.source_shard, ())):
+            givers.add(move.source_shard)
+        given.setdefault(move.target_shard, set()).add(move.target_box)
+    return len({group(shard) for shard in givers}) == len(givers)
+
+
+def _within(box: Box, other: Box) -> bool:
+    return all(low <= start and limit <= high for (start, limit), (low, high) in zip(box, other, strict=True))
+
 
 @dataclass(frozen=True)
 class Run:
@@ -65,24 +101,48 @@ class Run:
 
 @dataclass(frozen=True)
 class Send:
+    """One message with the pieces of all `buffers`, in order; buffer k travels by `routes[k]`."""
+
     tag: int
-    buffer: int
+    buffers: tuple[int, ...]
     target: str
-    route: int
+    routes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Recv:
+    """Takes the message of SEND `tag` and lands its pieces in new `buffers`."""
+
+    tag: int
+    buffers: tuple[int, ...]
+    source: str
+    routes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Allgather:
+    """Completes a buffer that has landed: shards exchange what each of them got. `tag` is no message between meshes,
+    it names what travels between the hosts of this one."""
+
     tag: int
     buffer: int
-    source: str
+    route: int
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """Completes a buffer that has landed: one shard's part goes to all others that need it; `tag` as in ALLGATHER."""
+
+    tag: int
+    buffer: int
     route: int
 
 
 @dataclass(frozen=True)
 class Reshard:
-    """A transfer that stays on the mesh and changes the sharding."""
+    """A transfer that stays on the mesh and changes the sharding; `tag` as in ALLGATHER."""
 
+    tag: int
     input: int
     output: int
     route: int
@@ -101,17 +161,15 @@ class Free:
     buffers: tuple[int, ...]
 
 
-Instruction: TypeAlias = Run | Send | Recv | Reshard | Copy | Free
+Instruction: TypeAlias = Run | Send | Recv | Allgather | Broadcast | Reshard | Copy | Free
 
 
 def reads(instruction: Instruction) -> tuple[int, ...]:
-    """The buffers an instruction reads (donated ones included); FREE reads none."""
+    """The buffers an instruction reads (donated ones and completed ones included); FREE reads none."""
     match instruction:
-        case Run(inputs=inputs):
-            return inputs
-        case Send(buffer=buffer):
-            return (buffer,)
-        case Reshard(input=buffer) | Copy(input=buffer):
+        case Run(inputs=buffers) | Send(buffers=buffers):
+            return buffers
+        case Allgather(buffer=buffer) | Broadcast(buffer=buffer) | Reshard(input=buffer) | Copy(input=buffer):
             return (buffer,)
     return ()
 
@@ -119,10 +177,8 @@ def reads(instruction: Instruction) -> tuple[int, ...]:
 def writes(instruction: Instruction) -> tuple[int, ...]:
     """The buffers an instruction defines."""
     match instruction:
-        case Run(outputs=outputs):
-            return outputs
-        case Recv(buffer=buffer):
-            return (buffer,)
+        case Run(outputs=buffers) | Recv(buffers=buffers):
+            return buffers
         case Reshard(output=buffer) | Copy(output=buffer):
             return (buffer,)
     return ()

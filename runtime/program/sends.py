@@ -53,7 +53,7 @@ def _of_mesh(instructions: Sequence[Instruction]) -> list[Step]:
     for each in instructions:
         if isinstance(each, Send):
             count += 1
-            sends[each.buffer] = count
+            sends.update((buffer, count) for buffer in each.buffers)
             found.append((Do.SEND, each.tag))
         elif isinstance(each, Recv):
             found.append((Do.RECV, each.tag))

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from shardopt.dialect.exported_program import TensorSpec
 from shardopt.dialect.reshard_steps import format_box
 from shardopt.runtime.program.instructions import (
+    Allgather,
+    Broadcast,
     Copy,
     Instruction,
     MeshProgram,
@@ -65,12 +67,16 @@ def format_instruction(instruction: Instruction, buffers: tuple[TensorSpec, ...]
         case Run(function=function, inputs=inputs, donated=donated, label=label):
             tail = f" donates {_names(donated)}" if donated else ""
             return f"{defined}{' = ' if defined else ''}RUN @{function}({_names(inputs)}){tail} // {label}"
-        case Send(tag=tag, buffer=buffer, target=target, route=route):
-            return f"SEND #{tag} %{buffer} to {target} route {route}"
-        case Recv(tag=tag, source=source, route=route):
-            return f"{defined} = RECV #{tag} from {source} route {route}"
-        case Reshard(input=buffer, route=route):
-            return f"{defined} = RESHARD %{buffer} route {route}"
+        case Send(tag=tag, buffers=sent, target=target, routes=routes):
+            return f"SEND #{tag} {_names(sent)} to {target} {_routes(routes)}"
+        case Recv(tag=tag, source=source, routes=routes):
+            return f"{defined} = RECV #{tag} from {source} {_routes(routes)}"
+        case Allgather(tag=tag, buffer=buffer, route=route):
+            return f"ALLGATHER #{tag} %{buffer} route {route}"
+        case Broadcast(tag=tag, buffer=buffer, route=route):
+            return f"BROADCAST #{tag} %{buffer} route {route}"
+        case Reshard(tag=tag, input=buffer, route=route):
+            return f"{defined} = RESHARD #{tag} %{buffer} route {route}"
         case Copy(input=buffer):
             return f"{defined} = COPY %{buffer}"
     return f"FREE {_names(instruction.buffers)}"
@@ -82,3 +88,7 @@ def _define(buffer: int, buffers: tuple[TensorSpec, ...]) -> str:
 
 def _names(buffers: tuple[int, ...]) -> str:
     return ", ".join(f"%{buffer}" for buffer in buffers)
+
+
+def _routes(routes: tuple[int, ...]) -> str:
+    return f"route{'s' if len(routes) > 1 else ''} {', '.join(map(str, routes))}"

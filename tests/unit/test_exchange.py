@@ -154,8 +154,8 @@ def test_checks_take_linked_schedules() -> None:
 def test_sends_of_the_runtime_are_moved_back_and_nothing_else() -> None:
     """m0 makes buffers 1 and 2 and sends them; m1 takes the second first."""
     make = [Run(f"f{k}", (), (k,), (), "") for k in (1, 2)]
-    send = [Send(tag, tag + 1, "m1", 0) for tag in (0, 1)]
-    take = [Recv(tag, tag + 1, "m0", 0) for tag in (1, 0)]
+    send = [Send(tag, (tag + 1,), "m1", (0,)) for tag in (0, 1)]
+    take = [Recv(tag, (tag + 1,), "m0", (0,)) for tag in (1, 0)]
     free = Free((1,))
     ordered = order_sends([[make[0], send[0], make[1], send[1], free], take])
     assert ordered == [[make[0], make[1], send[1], send[0], free], take]
@@ -165,8 +165,8 @@ def test_sends_of_the_runtime_are_moved_back_and_nothing_else() -> None:
 
 def test_a_run_waits_for_what_it_overwrites() -> None:
     """m0 donates what it has sent, and only then sends what m1 takes first."""
-    first = [Send(0, 1, "m1", 0), Run("f", (1,), (2,), (1,), ""), Send(1, 2, "m1", 0)]
-    steps = steps_of([first, [Recv(1, 2, "m0", 0), Recv(0, 1, "m0", 0)]])
+    first = [Send(0, (1,), "m1", (0,)), Run("f", (1,), (2,), (1,), ""), Send(1, (2,), "m1", (0,))]
+    steps = steps_of([first, [Recv(1, (2,), "m0", (0,)), Recv(0, (1,), "m0", (0,))]])
     assert steps[0] == ((Do.SEND, 0), (Do.SENT, 1), (Do.SEND, 1))
     assert not run_exchange(steps, rendezvous=False).blocks
     said = describe(steps, run_exchange(steps, rendezvous=True), lambda mesh, at: f"mesh {mesh}", "#{}".format)
