@@ -7,12 +7,14 @@
         loss = outputs[-1]
 
 Arguments that a result replaces (donated ones) are state: they stay on the workers and are fed back from step to step.
-The others keep their value until `step({number: array})` gives a new one.
+The others keep their value until `step({number: array})` gives a new one. State need not come from here: `create` and
+`initialize` make it where it lives, `restore` reads it from a checkpoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, overload
 
@@ -22,11 +24,16 @@ from jaxlib.mlir import ir
 from shardopt.cost.errors import UserError
 from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.dialect.exported_form import read_exported
+from shardopt.dialect.exported_program import Box
 from shardopt.dialect.exported_verify import verify_exported
 from shardopt.ir.diagnostics import DiagnosedError, diagnostic
 from shardopt.runtime.program.build import build_program
 from shardopt.runtime.program.check import check_program
 from shardopt.runtime.program.instructions import Program
+from shardopt.runtime.state.fillings import Filling
+from shardopt.runtime.state.ownership import state_arguments
+from shardopt.runtime.state.periodic import CheckpointOptions, PeriodicCheckpoints
+from shardopt.runtime.state.run_state import RunState, ShardMaker
 
 BACKENDS = ("local", "ray")
 
@@ -59,34 +66,49 @@ def open_run(
     checked_steps: int = 1,
     quick_compile: bool = False,
     track_bytes: bool = False,
+    checkpoints: CheckpointOptions | None = None,
 ) -> Run:
     """Start the workers and compile. `local` is threads of this process, `ray` is actors, one a mesh.
 
     `checked_steps` first steps verify every executable's inputs. `quick_compile` trades speed of the code for less
     compile time. `track_bytes` counts live arrays after every instruction (`Run.live_bytes`), which makes steps slow.
-    Raises UserError for an unknown backend, MeshError if a mesh cannot start.
+    With `checkpoints`, the state is written every so many steps (docs/checkpoints.md).
+    Raises UserError for an unknown backend or a folder that another run writes to, MeshError if a mesh cannot start.
     """
     if backend not in BACKENDS:
         raise UserError(f"unknown backend '{backend}': known backends are {', '.join(BACKENDS)}")
     options = {"checked_steps": checked_steps, "quick_compile": quick_compile, "track_bytes": track_bytes}
+    periodic = None if checkpoints is None else PeriodicCheckpoints(checkpoints)
+    try:
+        return Run(program, _start(program, backend, options), periodic)
+    except BaseException:
+        if periodic is not None:
+            periodic.close()
+        raise
+
+
+def _start(program: Program, backend: str, options: Mapping[str, Any]) -> Backend:
     if backend == "ray":
         from shardopt.runtime.backends.ray_actors import RayBackend
 
-        return Run(program, RayBackend(program, **options))
+        return RayBackend(program, **options)
     from shardopt.runtime.backends.local import LocalBackend
 
-    return Run(program, LocalBackend(program, **options))
+    return LocalBackend(program, **options)
 
 
 class Run:
     """A running program; a context manager. After any MeshError only `close` makes sense."""
 
-    def __init__(self, program: Program, backend: Backend) -> None:
+    def __init__(self, program: Program, backend: Backend, checkpoints: PeriodicCheckpoints | None = None) -> None:
         self.program = program
         self._backend = backend
+        self._checkpoints = checkpoints
+        self._state = RunState(program, {part.mesh.name: (part.mesh.name,) for part in program.meshes}, self._on_state)
         self._argument_home = {number: part.mesh.name for part in program.meshes for number, _ in part.arguments}
         self._result_home = {number: part.mesh.name for part in program.meshes for number, _ in part.results}
-        self._loaded = False
+        self._missing = set(range(len(program.arguments)))  # arguments that have no value yet
+        self._has_results = False
         self._failure: BaseException | None = None
         self.steps_done = 0
 
@@ -95,24 +117,71 @@ class Run:
         if len(inputs) != len(self.program.arguments):
             raise UserError(f"expected {len(self.program.arguments)} inputs, found {len(inputs)}")
         self._call("load", self._by_mesh(dict(enumerate(inputs))))
-        self._loaded = True
+        self._missing.clear()
+
+    def create(self, values: Mapping[int, Filling | ShardMaker]) -> None:
+        """Make arguments shard by shard, none of them whole: a `Filling` is computed by the workers, a callback gives
+        the elements of a global index, as of `jax.make_array_from_callback`. Raises UserError, MeshError."""
+        for number in values:
+            self._home(number)
+        fillings = {number: value for number, value in values.items() if isinstance(value, Filling)}
+        self._state.fill(fillings)
+        self._state.make({number: value for number, value in values.items() if not isinstance(value, Filling)})
+        self._missing -= values.keys()
+
+    def initialize(self, module: ir.Module, numbers: Sequence[int], arguments: Sequence[np.ndarray] = ()) -> None:
+        """Run `@main(*arguments)` of a StableHLO module on the workers, partitioned by what its results become: result
+        k is argument `numbers[k]` of the program. Raises UserError, MeshError."""
+        for number in numbers:
+            self._home(number)
+        self._state.initialize(module, numbers, arguments)
+        self._missing -= set(numbers)
+
+    def restore(self, path: Path, numbers: Sequence[int] | None = None) -> None:
+        """Go on from a checkpoint, or from the newest in a folder of them, of this plan or another one of the model.
+
+        By default all state is read, and `steps_done` becomes the checkpoint's; `numbers` are only read (weights of an
+        evaluation step, say). Raises UserError, with nothing changed unless a file is damaged; MeshError.
+        """
+        step = self._state.restore(path, numbers)
+        if numbers is None:
+            self.steps_done = step
+        self._missing -= set(state_arguments(self.program) if numbers is None else numbers)
+
+    def save(self, path: Path) -> None:
+        """Write the state to a new folder, from which `restore` reads. Raises UserError, MeshError."""
+        self._need_arguments()
+        self._state.save(path, self.steps_done)
 
     def step(self, inputs: Mapping[int, np.ndarray] | None = None) -> Outputs:
         """Run one step and wait for it; `inputs` replaces arguments by number first. Raises UserError, MeshError."""
-        if not self._loaded:
-            raise UserError("expected load() with all inputs before the first step")
-        self._call("step", self._by_mesh(inputs or {}))
+        parts = self._by_mesh(inputs or {})
+        self._missing -= (inputs or {}).keys()
+        self._need_arguments()
+        if self._checkpoints is not None:
+            self._checkpoints.before_step(self.steps_done)
+        self._call("step", parts)
         self.steps_done += 1
+        self._has_results = True
+        if self._checkpoints is not None:
+            self._checkpoints.after_step(self.steps_done, self._state.save_into)
         return Outputs(self)
 
     def fetch(self, number: int) -> np.ndarray:
         """Result `number` of the last step. State results stay readable until the next step."""
-        if self.steps_done == 0 or number not in self._result_home:
+        if not self._has_results or number not in self._result_home:
             raise UserError(
                 f"result {number} does not exist: {len(self._result_home)} results, {self.steps_done} steps"
             )
         home = self._result_home[number]
         return self._call("fetch", {home: (number,)})[home]
+
+    def argument(self, number: int, box: Box | None = None) -> np.ndarray:
+        """What an argument holds now, or a global box of it: of state, what the last step made of it."""
+        self._home(number)
+        if number in self._missing:
+            raise UserError(f"argument {number} has no value yet")
+        return self._state.read(number, box)
 
     def live_bytes(self) -> dict[str, tuple[int, ...]]:
         """By mesh, the bytes that a device held after each instruction of the last step. Needs `track_bytes`."""
@@ -120,6 +189,8 @@ class Run:
 
     def close(self) -> None:
         self._backend.close()
+        if self._checkpoints is not None:
+            self._checkpoints.close()
 
     def __enter__(self) -> Run:
         return self
@@ -128,6 +199,17 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _need_arguments(self) -> None:
+        if self._missing:
+            names = ", ".join(f"{k} '{self.program.arguments[k].name}'" for k in sorted(self._missing)[:3])
+            raise UserError(
+                f"expected load() with all inputs before the first step: {len(self._missing)} arguments have no value "
+                f"({names}{', …' if len(self._missing) > 3 else ''})"
+            )
+
+    def _on_state(self, method: str, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+        return self._call("on_state", {name: (method, *values) for name, values in arguments.items()})
 
     def _by_mesh(self, values: Mapping[int, np.ndarray]) -> dict[str, tuple[Any, ...]]:
         """One dictionary per mesh, empty ones included: every worker gets one message."""

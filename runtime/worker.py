@@ -7,6 +7,7 @@ over calls. RUN only dispatches; reading results for SEND happens on a thread of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from shardopt.runtime.actions.table import make_actions
 from shardopt.runtime.devices.xla import DeviceArray, XlaMesh
 from shardopt.runtime.errors import MeshError
 from shardopt.runtime.program.instructions import MeshProgram, Route
+from shardopt.runtime.state.worker_state import WorkerState
 from shardopt.runtime.transports.mailbox import Cancelled, Transport
 
 
@@ -54,6 +56,7 @@ class Worker:
         self._context.executables = {
             each.name: devices.compile(each, quick=quick_compile) for each in program.functions
         }
+        self._state = WorkerState(self._context)
         self._outputs: dict[int, DeviceArray] = {}
         self._live_bytes = LiveBytes(self._context) if track_bytes else None
         self._observers: list[Observer] = [self._live_bytes] if self._live_bytes else []
@@ -100,13 +103,9 @@ class Worker:
             raise MeshError(self.program.mesh.name, "", f"result {number} does not exist before the first step")
         return self._whole(dict(self.program.results)[number], self._outputs[number])
 
-    def argument(self, number: int) -> np.ndarray:
-        """What an argument holds now, between steps: for state, what the last step made of it."""
-        buffer = dict(self.program.arguments)[number]
-        array = self._context.buffers[buffer]
-        if array is None:
-            raise MeshError(self.program.mesh.name, "", f"argument {number} was never loaded")
-        return self._whole(buffer, array)
+    def on_state(self, method: str, *arguments: Any) -> Any:
+        """Call a method of `WorkerState`, between steps."""
+        return getattr(self._state, method)(*arguments)
 
     def cancel(self, reason: str) -> None:
         """Wake the worker out of a RECV; may be called from any thread."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from shardopt.cost.errors import UserError
 from shardopt.runtime.errors import MeshError
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.transports.mailbox import Cancelled, Mailbox
@@ -79,7 +80,7 @@ def first_failure(errors: Mapping[str, BaseException | None]) -> BaseException:
     """The failure that is a cause: in order of the meshes, the first that is no mere cancellation."""
     found = [(name, error) for name, error in errors.items() if error is not None]
     for name, error in found:
-        if isinstance(error, MeshError):
+        if isinstance(error, MeshError | UserError):
             return error
         if not isinstance(error, Cancelled):
             failure = MeshError(name, "", f"{type(error).__name__}: {error}")

@@ -1,0 +1,105 @@
+"""Writing shards to a worker's file of a checkpoint, and reading any box of an array back from such files."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from math import prod
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from shardopt.cost.errors import UserError
+from shardopt.dialect.dtypes import numpy_dtype
+from shardopt.dialect.exported_program import Box
+from shardopt.dialect.reshard_steps import intersect
+from shardopt.runtime.state.manifest import BLOCK_BYTES, StoredArray, StoredShard, shard_bytes
+
+_ALIGNMENT = 64  # shards start where a memory map of the file would give aligned arrays
+
+
+class ShardWriter:
+    """A new file of shards; a context manager. What it holds is on the disk when the block ends without an error."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._name = name
+        self._file = (folder / name).open("xb")
+
+    def add(self, box: Box, shard: np.ndarray) -> StoredShard:
+        """Append the shard's bytes. Raises OSError."""
+        data = np.ascontiguousarray(shard).reshape(-1).view(np.uint8).data
+        offset = self._file.tell()
+        if data:  # nothing may start behind the end of the file
+            offset = self._file.seek(-(-offset // _ALIGNMENT) * _ALIGNMENT)
+        blocks = [data[start : start + BLOCK_BYTES] for start in range(0, len(data), BLOCK_BYTES)]
+        for block in blocks:
+            self._file.write(block)
+        return StoredShard(box, self._name, offset, tuple(zlib.crc32(block) for block in blocks))
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with self._file:
+            if error is None:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+
+
+def read_box(folder: Path, array: StoredArray, box: Box) -> np.ndarray:
+    """The elements of a global box, in new memory; reads only rows of shards that meet it.
+
+    Raises UserError that names the file and the array when bytes are missing or do not have their checksum.
+    """
+    found = np.empty([limit - start for start, limit in box], numpy_dtype(array.dtype))
+    for shard in array.shards:
+        common = intersect(shard.box, box)
+        if common is None:
+            continue
+        rows = _read_rows(folder, array, shard, common)
+        into = tuple(slice(low - start, high - start) for (low, high), (start, _) in zip(common, box, strict=True))
+        found[into] = rows
+    return found
+
+
+def _read_rows(folder: Path, array: StoredArray, shard: StoredShard, box: Box) -> np.ndarray:
+    """`box` of one shard, which holds it: the rows of the first dimension are read and checked, the rest cut out."""
+    dtype = numpy_dtype(array.dtype)
+    extents = [limit - start for start, limit in shard.box]
+    if not box:
+        return np.frombuffer(_read(folder, array, shard, 0, dtype.itemsize), dtype).reshape(())
+    row = prod(extents[1:]) * dtype.itemsize
+    first, last = (bound - shard.box[0][0] for bound in box[0])
+    data = _read(folder, array, shard, first * row, last * row)
+    rows = np.frombuffer(data, np.uint8).view(dtype).reshape(last - first, *extents[1:])
+    rest = (slice(low - start, high - start) for (low, high), (start, _) in zip(box[1:], shard.box[1:], strict=True))
+    return rows[(slice(None), *rest)]
+
+
+def _read(folder: Path, array: StoredArray, shard: StoredShard, begin: int, end: int) -> memoryview:
+    """Bytes `begin` to `end` of a shard; every block they touch is read and compared with its checksum."""
+    size = shard_bytes(shard.box, array.dtype)
+    first, last = begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)
+    data = bytearray(min(last * BLOCK_BYTES, size) - first * BLOCK_BYTES)
+    view, path = memoryview(data), folder / shard.file
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(shard.offset + first * BLOCK_BYTES)
+            filled = 0
+            while filled < len(data) and (count := file.readinto(view[filled:])):
+                filled += count
+    except OSError as error:
+        raise UserError(f"checkpoint '{path}': cannot read '{array.name}': {error.strerror or error}") from error
+    if filled < len(data):
+        raise UserError(f"checkpoint '{path}': '{array.name}' ends {len(data) - filled} bytes too early")
+    for block in range(first, last):
+        start = (block - first) * BLOCK_BYTES
+        if zlib.crc32(view[start : start + BLOCK_BYTES]) != shard.checksums[block]:
+            raise UserError(
+                f"checkpoint '{path}': '{array.name}' is damaged at byte {shard.offset + block * BLOCK_BYTES}: "
+                "the data do not have their checksum"
+            )
+    return view[begin - first * BLOCK_BYTES : end - first * BLOCK_BYTES]

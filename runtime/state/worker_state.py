@@ -1,0 +1,112 @@
+"""What a worker does with state between steps: make it, write it, read it back, show parts of it.
+
+Whatever crosses to the driver is plain: numbers, strings, arrays, and tuples of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardopt.dialect.exported_program import Box, StageFunction
+from shardopt.dialect.reshard_steps import intersect, tiles_by_device
+from shardopt.runtime.actions.context import Context
+from shardopt.runtime.state.fillings import Filling, fill
+from shardopt.runtime.state.manifest import read_manifest
+from shardopt.runtime.state.ownership import owned_boxes
+from shardopt.runtime.state.shard_files import ShardWriter, read_box
+
+Shards = tuple[tuple[Box, str, int, tuple[int, ...]], ...]  # fields of StoredShard
+
+
+class WorkerState:
+    """The arguments of one worker, by their numbers in the program."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._buffers = dict(context.program.arguments)
+
+    def save(self, folder: str, file: str, numbers: Sequence[int]) -> dict[int, Shards]:
+        """Write the shards that this worker owns to a new file; what was written, by argument. Raises OSError."""
+        written: dict[int, Shards] = {}
+        with ShardWriter(Path(folder), file) as writer:
+            for number in numbers:
+                added = [writer.add(box, shard) for box, shard in self._owned(number)]
+                written[number] = tuple((each.box, each.file, each.offset, each.checksums) for each in added)
+        return written
+
+    def restore(self, folder: str, keys: Mapping[int, str]) -> None:
+        """Read this worker's shards of arguments, by their names in the checkpoint. Raises UserError for damage."""
+        stored = {array.name: array for array in read_manifest(Path(folder)).arrays}
+        for number, key in keys.items():
+            self._make(number, partial(read_box, Path(folder), stored[key]))
+
+    def fill(self, fillings: Mapping[int, tuple[str, str, float, float, int]]) -> None:
+        """Compute this worker's shards of arguments from a name and the fields of a `Filling` each."""
+        for number, (name, kind, a, b, seed) in fillings.items():
+            spec = self._context.program.buffers[self._buffers[number]]
+            self._make(number, partial(fill, Filling(kind, a, b, seed), name, spec))
+
+    def put(self, tiles: Mapping[int, Sequence[tuple[Box, np.ndarray]]]) -> None:
+        """Take this worker's shards from the tiles given, each box once."""
+        for number, boxes in tiles.items():
+            known = {_as_box(box): tile for box, tile in boxes}
+            self._make(number, known.__getitem__)
+
+    def initialize(self, function: StageFunction, arguments: Sequence[np.ndarray], numbers: Sequence[int]) -> None:
+        """Compile and run a function whose results become arguments of the program."""
+        devices = self._context.devices
+        executable = devices.compile(function)
+        inputs = [
+            devices.put(spec, [np.array(value, order="C") for _ in range(len(self._tiles(self._buffers[numbers[0]])))])
+            for spec, value in zip(function.arguments, arguments, strict=True)
+        ]
+        outputs, token = executable(inputs)
+        token.block_until_ready()
+        for number, array in zip(numbers, outputs, strict=True):
+            self._context.buffers[self._buffers[number]] = array
+
+    def pieces(self, number: int, box: Box) -> tuple[tuple[Box, np.ndarray], ...]:
+        """The parts of a global box that this worker owns, in memory of their own."""
+        found = []
+        for tile, shard in self._owned(number):
+            common = intersect(tile, _as_box(box))
+            if common is not None:
+                bounds = zip(common, tile, strict=True)
+                cut: Any = (..., *(slice(low - start, high - start) for (low, high), (start, _) in bounds))
+                found.append((common, shard[cut].copy()))  # the ellipsis keeps a scalar an array
+        return tuple(found)
+
+    def _owned(self, number: int) -> list[tuple[Box, np.ndarray]]:
+        """(box, view of the shard) for the tiles that this worker writes; drop the views before the next step."""
+        buffer = self._buffers[number]
+        array = self._context.buffers[buffer]
+        if array is None:
+            raise ValueError(f"argument {number} has no value yet")
+        mesh, spec = self._context.program.mesh, self._context.program.buffers[buffer]
+        shards = self._context.devices.shards(array)
+        return [(box, shards[position]) for position, box in owned_boxes(mesh, spec, number)]
+
+    def _tiles(self, buffer: int) -> list[Box]:
+        """The tile of every device of this worker, in mesh order."""
+        return list(tiles_by_device(self._context.program.mesh, self._context.program.buffers[buffer]).values())
+
+    def _make(self, number: int, tile: Callable[[Box], np.ndarray]) -> None:
+        """Each distinct tile is made once, and copied for every device that holds it."""
+        buffer = self._buffers[number]
+        made: dict[Box, np.ndarray] = {}
+        shards = []
+        for box in self._tiles(buffer):
+            if box not in made:
+                made[box] = tile(box)
+            shards.append(np.array(made[box], order="C", copy=True))  # devices take the memory over
+        self._context.buffers[buffer] = self._context.devices.put(self._context.program.buffers[buffer], shards)
+
+
+def _as_box(box: Sequence[Sequence[int]]) -> Box:
+    """A box that may have become lists on its way."""
+    return tuple((start, limit) for start, limit in box)

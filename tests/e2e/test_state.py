@@ -1,0 +1,179 @@
+"""State on the workers: made there, shown, saved, and read back on another plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from exported_model import example, expected_step, inputs, load
+from jax import export
+
+from shardopt.cost.errors import UserError
+from shardopt.ir.context import make_context
+from shardopt.ir.io import load_module
+from shardopt.runtime.driver import Run, open_run
+from shardopt.runtime.program.instructions import Program
+from shardopt.runtime.state.fillings import fill, normal, uniform
+from shardopt.runtime.state.periodic import CheckpointOptions
+
+
+def start(program: Program, checkpoints: CheckpointOptions | None = None) -> Run:
+    return open_run(program, checked_steps=100, quick_compile=True, checkpoints=checkpoints)
+
+
+def decay(name: str, shape: str, sharding: str) -> str:
+    """A function that halves an array."""
+    text = f"""
+func.func private @{name}(%w: tensor<{shape}> {{mhlo.sharding = "{sharding}", tf.aliasing_output = 0 : i32}})
+    -> (tensor<{shape}> {{mhlo.sharding = "{sharding}"}}) attributes {{mesh_shape = #sdy.mesh<["x"=2, "y"=2]>}} {{
+  %c = stablehlo.constant {{mhlo.sharding = "{sharding}"}} dense<0.5> : tensor<{shape}>
+  %r = stablehlo.multiply %w, %c {{mhlo.sharding = "{sharding}"}} : tensor<{shape}>
+  return %r : tensor<{shape}>
+}}
+"""
+    return text
+
+
+W0 = '!mpmd.mesh_tensor<"all", tensor<8x8xf32>, sharding=<@all, [{"y", "x"}, {}]>>'
+W1 = '!mpmd.mesh_tensor<"all", tensor<8x4xf32>, sharding=<@all, [{}, {"x"}]>>'
+CALL = 'mpmd.fragment_call<mesh="all", origin=["all"]>'
+OF_UPDATE = '{shardopt.kind = "update", shardopt.stage = 0 : i64}'
+# The weights of the example on one mesh of four devices, in another order, with other shardings.
+OTHER = f"""
+func.func public @main(%w1: {W1} {{tf.aliasing_output = 0 : i32, jax.arg_info = "w1"}},
+                       %w0: {W0} {{tf.aliasing_output = 1 : i32, jax.arg_info = "w0"}}) -> ({W1}, {W0})
+    attributes {{topology = #mpmd.topology<<"all" : <["x"=2, "y"=2]>>>}} {{
+  %r1 = {CALL} @halve_w1(%w1) {OF_UPDATE} : ({W1}) -> {W1}
+  %r0 = {CALL} @halve_w0(%w0) {OF_UPDATE} : ({W0}) -> {W0}
+  return %r1, %r0 : {W1}, {W0}
+}}
+{decay("halve_w1", "8x4xf32", "{devices=[1,2,2]<=[4] last_tile_dim_replicate}")}
+{decay("halve_w0", "8x8xf32", "{devices=[4,1]<=[2,2]T(1,0)}")}
+"""
+
+
+def test_state_goes_on_on_another_plan_and_back(tmp_path: Path) -> None:
+    w0, w1, x, t = inputs()
+    with start(example()) as run:
+        run.load([w0, w1, x, t])
+        run.step()
+        run.save(tmp_path / "one")
+        first = [run.argument(0), run.argument(1)]
+        with pytest.raises(UserError, match="one' exists already: checkpoints are never overwritten"):
+            run.save(tmp_path / "one")
+    with start(load(OTHER)) as run:
+        run.restore(tmp_path / "one")
+        assert run.steps_done == 1
+        np.testing.assert_array_equal(run.argument(1), first[0])
+        np.testing.assert_array_equal(run.argument(0), first[1])
+        np.testing.assert_array_equal(run.argument(1, ((3, 6), (1, 2))), first[0][3:6, 1:2])
+        run.step()
+        run.save(tmp_path / "two")
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "two").glob("*.bin")}
+    assert sizes == {"all.bin": w0.nbytes + w1.nbytes}  # replicas once
+    with start(example()) as run:
+        run.load([w0, w1, x, t])
+        run.restore(tmp_path / "two")
+        assert run.steps_done == 2
+        outputs = run.step()
+        for output, wanted in zip(outputs, expected_step(first[0] / 2, first[1] / 2, x, t), strict=True):
+            np.testing.assert_allclose(output, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_what_a_checkpoint_lacks_is_named_before_anything_changes(tmp_path: Path) -> None:
+    with start(example()) as run:
+        run.load(inputs())
+        run.save(tmp_path / "one")
+        before = run.argument(0)
+        with pytest.raises(UserError, match=r"one' has no array 'x', which argument 2 needs"):
+            run.restore(tmp_path / "one", [2])
+        np.testing.assert_array_equal(run.argument(0), before)
+        with pytest.raises(UserError, match="two' holds no complete checkpoint"):
+            run.restore(tmp_path / "two")
+    narrow = load(OTHER.replace("xf32>", "xbf16>"))
+    wrong = pytest.raises(UserError, match=r"expected bfloat16\[8, 4\] for 'w1', found float32\[8, 4\]")
+    with start(narrow) as run, wrong:
+        run.restore(tmp_path / "one")
+
+
+def test_a_damaged_file_is_one_error_that_names_file_and_argument(tmp_path: Path) -> None:
+    with start(example()) as run:
+        run.load(inputs())
+        run.save(tmp_path / "one")
+        path = tmp_path / "one" / "m1.bin"
+        data = bytearray(path.read_bytes())
+        data[5] ^= 4
+        path.write_bytes(data)
+        with pytest.raises(UserError, match=r"one/m1\.bin': 'w1' is damaged at byte 0"):
+            run.restore(tmp_path / "one")
+
+
+def test_checkpoints_are_written_as_often_as_asked(tmp_path: Path) -> None:
+    w0, w1, x, t = inputs()
+    options = CheckpointOptions(tmp_path, every=2, keep=2)
+    with start(example(), options) as run:
+        run.load([w0, w1, x, t])
+        states = {}
+        for step in range(1, 8):
+            run.step()
+            states[step] = run.argument(0)
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-000000000004", "step-000000000006"]
+    with start(example(), options) as run:
+        run.load([w0, w1, x, t])
+        with pytest.raises(UserError, match=r"holds a checkpoint of step 6, this run is at step 0: resume from it"):
+            run.step()
+        run.restore(tmp_path)
+        run.step()
+        np.testing.assert_array_equal(run.argument(0), states[7])
+        run.step()
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-000000000006", "step-000000000008"]
+
+
+def test_arguments_are_made_where_they_live() -> None:
+    _, w1, _, t = inputs()
+    asked: list[tuple[slice, ...]] = []
+
+    def tile(index: tuple[slice, ...]) -> np.ndarray:
+        asked.append(index)
+        return w1[index]
+
+    with start(example()) as run:
+        with pytest.raises(UserError, match=r"4 arguments have no value \(0 'w0', 1 'w1', 2 'x', …\)"):
+            run.step()
+        run.create({0: normal(0, 0.3, 1), 1: tile, 2: uniform(-1, 1, 2)})
+        assert asked == [(slice(0, 4), slice(0, 4)), (slice(4, 8), slice(0, 4))]
+        with pytest.raises(UserError, match="argument 3 has no value yet"):
+            run.argument(3)
+        for number, filling in ((0, normal(0, 0.3, 1)), (2, uniform(-1, 1, 2))):
+            argument = run.program.arguments[number]
+            box = tuple((0, extent) for extent in argument.value.spec.shape)
+            made = fill(filling, argument.name, argument.value.spec, box)
+            np.testing.assert_array_equal(run.argument(number), made)
+        np.testing.assert_array_equal(run.argument(1), w1)
+        run.step({3: t})
+        with pytest.raises(UserError, match=r"callback of argument 1 'w1': expected float32\[4, 4\] for \[0:4, 0:4\]"):
+            run.create({1: lambda index: w1})
+
+
+def test_an_init_function_is_computed_in_shards() -> None:
+    def init(key: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+        first, second = jax.random.split(key)
+        return jax.random.normal(second, (8, 4)) * scale, jnp.tanh(jax.random.uniform(first, (8, 8)))
+
+    key, scale = np.array([0, 7], np.uint32), np.float32(0.1)
+    expected = jax.jit(init)(key, scale)
+    exported = export.export(jax.jit(init), platforms=("cpu",))(key, scale)
+    with start(example()) as run, make_context() as context:
+        module = load_module(exported.mlir_module_serialized, context)
+        wrong = r"init function: expected float32\[8, 8\] for argument 'w0', found float32\[8, 4\]"
+        with pytest.raises(UserError, match=wrong):
+            run.initialize(module, [0, 1], [key, scale])
+        with pytest.raises(UserError, match="init function: expected 1 results, one a state argument, found 2"):
+            run.initialize(module, [0], [key, scale])
+        run.initialize(module, [1, 0], [key, scale])
+        np.testing.assert_allclose(run.argument(1), expected[0], rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(run.argument(0), expected[1], rtol=1e-6, atol=1e-7)
+        run.step(dict(enumerate(inputs()[2:], start=2)))
