@@ -18,6 +18,7 @@ from shardopt.solve.assignment.enumeration import enumerate_all, is_tiny
 from shardopt.solve.assignment.marginal_ilp import solve_marginal
 from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage, evaluate
 from shardopt.solve.assignment.sharding_ilp import solve
+from shardopt.solve.assignment.table_store import TableStore
 
 
 def check_optimal(problem: Problem, solution: Solution) -> None:
@@ -40,6 +41,21 @@ def test_solve_agrees_with_brute_force(block: int) -> None:
     for seed in range(block, NUM_PROBLEMS, 6):
         problem = random_problem(seed)
         check_optimal(problem, solve(problem))
+
+
+def test_what_is_known_of_the_optimum_without_memory_saves_time_only() -> None:
+    """With one store for all, and without looking for an optimum that is known not to fit."""
+    store, tried = TableStore(), 0
+    for seed in range(NUM_PROBLEMS):
+        problem = random_problem(seed, memory=True)
+        free = solve(problem.without_memory(), store=store)
+        if free.choice and not evaluate(problem, free.choice).feasible:
+            found = solve(problem, store=store, does_not_fit=True)
+            assert (found.status, found.objective) == ("optimal", pytest.approx(brute_force(problem))) or (
+                found.status == "infeasible" and brute_force(problem) == inf
+            )
+            tried += 1
+    assert tried > 30
 
 
 def test_marginal_ilp_alone_agrees_with_brute_force() -> None:

@@ -16,6 +16,7 @@ from time import monotonic
 from shardopt.solve.assignment.problem import Problem, Solution, evaluate
 from shardopt.solve.assignment.sharding_ilp import DEFAULT_WORK_SECONDS, WORK_PER_SECOND, improve, solve
 from shardopt.solve.assignment.symmetry import tie_repeated
+from shardopt.solve.assignment.table_store import TableStore
 
 # Table entries of a problem that is solved at once, without a detour: what presolve leaves of it takes a second or two.
 _MAX_DIRECT_ENTRIES = 1_000_000
@@ -32,6 +33,7 @@ def solve_repeated(
     gap_tolerance: float = 0.0,
     start: Sequence[int] | None = None,
     work: int | None = None,
+    store: TableStore | None = None,
 ) -> Solution:
     """Least cost within memory, as `sharding_ilp.solve` with the same limits; no worse than `start`, if
     that is allowed.
@@ -41,7 +43,7 @@ def solve_repeated(
     """
     tied = tie_repeated(problem) if table_entries(problem) > _MAX_DIRECT_ENTRIES else None
     if tied is None:
-        return _solve_memory_last(problem, time_limit_seconds, gap_tolerance, start, work)
+        return _solve_memory_last(problem, time_limit_seconds, gap_tolerance, start, work, store)
     begin = monotonic()
     if work is None:
         work = int(WORK_PER_SECOND * (DEFAULT_WORK_SECONDS if time_limit_seconds is None else time_limit_seconds))
@@ -53,11 +55,12 @@ def solve_repeated(
         time_limit_seconds=time_limit_seconds,
         gap_tolerance=gap_tolerance,
         work=int(_TIED_SHARE * work),
+        store=store,
     )
     spread = tied.spread(first.choice) if first.choice else None
     start = cheapest(problem, spread, start)
     left = None if time_limit_seconds is None else max(time_limit_seconds - (monotonic() - begin), 0.0)
-    freed = _solve_memory_last(problem, left, gap_tolerance, start, work)
+    freed = _solve_memory_last(problem, left, gap_tolerance, start, work, store)
     statistics = dict(freed.statistics) | {"tied_rounds": tied.rounds, "tied_nodes": tied.problem.num_nodes}
     if spread is not None:
         statistics |= {
@@ -83,9 +86,12 @@ def _solve_memory_last(
     gap_tolerance: float,
     start: Sequence[int] | None = None,
     work: int | None = None,
+    store: TableStore | None = None,
 ) -> Solution:
     """Most stages fit without looking at memory, which is far cheaper to solve."""
-    run = partial(solve, time_limit_seconds=time_limit_seconds, gap_tolerance=gap_tolerance, start=start, work=work)
+    run = partial(
+        solve, time_limit_seconds=time_limit_seconds, gap_tolerance=gap_tolerance, start=start, work=work, store=store
+    )
     relaxed = run(problem.without_memory())
     if not problem.has_memory or not relaxed.choice or evaluate(problem, relaxed.choice).feasible:
         return relaxed

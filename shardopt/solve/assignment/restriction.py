@@ -18,6 +18,7 @@ import numpy as np
 from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage, evaluate
 from shardopt.solve.assignment.repeated_layers import cheapest, solve_repeated, table_entries
 from shardopt.solve.assignment.sharding_ilp import DEFAULT_WORK_SECONDS, WORK_PER_SECOND, improve
+from shardopt.solve.assignment.table_store import TableStore
 
 # For all restrictions together: of the work, and of the time, which loading the kernels takes its part of. Most are
 # proven with a hundredth of the work.
@@ -93,6 +94,7 @@ def solve_in_steps(
     time_limit_seconds: float | None = None,
     gap_tolerance: float = 0.0,
     start: Sequence[int] | None = None,
+    store: TableStore | None = None,
 ) -> Solution:
     """Least cost within memory, as `solve_repeated` with the same limits; no worse than `start`, if that is allowed,
     nor than what was found for any of the masks.
@@ -105,12 +107,15 @@ def solve_in_steps(
     if table_entries(problem) > _MAX_DIRECT_ENTRIES:
         until = None if time_limit_seconds is None else begin + _TIME_SHARE * time_limit_seconds
         for mask in masks:
-            part = _solve_part(problem, mask, until, gap_tolerance, best, int(_WORK_SHARE * work / len(masks)))
+            share = int(_WORK_SHARE * work / len(masks))
+            part = _solve_part(problem, mask, until, gap_tolerance, best, share, store)
             if part:
                 found[f"restricted_{mask.name}"] = evaluate(problem, part).objective
                 best = cheapest(problem, part, best)
     left = None if time_limit_seconds is None else max(begin + time_limit_seconds - monotonic(), 0.0)
-    solution = solve_repeated(problem, time_limit_seconds=left, gap_tolerance=gap_tolerance, start=best, work=work)
+    solution = solve_repeated(
+        problem, time_limit_seconds=left, gap_tolerance=gap_tolerance, start=best, work=work, store=store
+    )
     statistics = dict(solution.statistics) | found
     return Solution(solution.choice, solution.objective, solution.bound, solution.gap, solution.status, statistics)
 
@@ -122,6 +127,7 @@ def _solve_part(
     gap_tolerance: float,
     start: Sequence[int] | None,
     work: int,
+    store: TableStore | None,
 ) -> tuple[int, ...]:
     """The best assignment that was found with what the mask allows; empty if there is none."""
     left = None if until is None else max(until - monotonic(), 0.0)
@@ -131,7 +137,7 @@ def _solve_part(
     begin = None if start is None else restricted.project(start)
     # Without integer programs: where the clock cuts one short, the answer depends on the load of the machine.
     choice = begin or (0,) * problem.num_nodes
-    run = partial(improve, choice=choice, time_limit_seconds=left, gap_tolerance=gap_tolerance, work=work)
+    run = partial(improve, choice=choice, time_limit_seconds=left, gap_tolerance=gap_tolerance, work=work, store=store)
     solution = run(restricted.problem.without_memory())
     if solution.choice and not evaluate(restricted.problem, solution.choice).feasible:
         solution = run(restricted.problem)

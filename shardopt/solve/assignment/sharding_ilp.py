@@ -36,6 +36,8 @@ def solve(
     start: Sequence[int] | None = None,
     work: int | None = None,
     progress: Progress | None = None,
+    store: TableStore | None = None,
+    does_not_fit: bool = False,
 ) -> Solution:
     """Assign every node its strategy at least total cost within the memory limit.
 
@@ -47,10 +49,14 @@ def solve(
     components are proven, and large ones get a fixed budget of `work`, in table entries. With one, the budget follows
     from the limit unless it is given;
     `statistics["time_limit_struck"]` is 1 when the clock ended the search rather than the budget. Unless it struck,
-    equal arguments give equal choices. Raises ValueError for a `start` of the wrong shape.
+    equal arguments give equal choices.
+
+    `store` is shared by problems with many equal tables, to presolve them faster. Who knows that the optimum without
+    memory exceeds the limit says `does_not_fit`, and it is not sought.
+    Raises ValueError for a `start` of the wrong shape.
     """
-    run = _Run(problem, time_limit_seconds, gap_tolerance, start, progress, work)
-    relaxed = run.without_memory() if problem.has_memory else None
+    run = _Run(problem, time_limit_seconds, gap_tolerance, start, progress, work, store=store)
+    relaxed = run.without_memory() if problem.has_memory and not does_not_fit else None
     if relaxed is not None and (relaxed.status == "infeasible" or evaluate(problem, relaxed.choice).feasible):
         return relaxed
     return run.complete(relaxed)

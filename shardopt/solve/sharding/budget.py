@@ -98,7 +98,15 @@ class _Search:
             start = greedy_start(model, problem, copies, shardings)
             self._offer(model, problem, start, number)
             left = None if deadline is None else max(deadline - monotonic(), 1.0)
-            solution = solve(problem, time_limit_seconds=left, gap_tolerance=self.gap_tolerance, start=start, work=work)
+            solution = solve(
+                problem,
+                time_limit_seconds=left,
+                gap_tolerance=self.gap_tolerance,
+                start=start,
+                work=work,
+                store=self.problem.tables.strategies.store,
+                does_not_fit=True,
+            )
             late = deadline is not None and monotonic() > deadline
             self.struck |= late or bool(solution.statistics.get("time_limit_struck"))
             if inner == self.limit:

@@ -228,7 +228,12 @@ class IntraOpProblem:
             start = (0,) * self.problem.num_nodes  # the first strategy and the first sharding of each are whole
         masks = simpler_masks(self.tables.mesh, self._shardings_of_nodes)
         return solve_in_steps(
-            self.problem, masks, time_limit_seconds=time_limit_seconds, gap_tolerance=gap_tolerance, start=start
+            self.problem,
+            masks,
+            time_limit_seconds=time_limit_seconds,
+            gap_tolerance=gap_tolerance,
+            start=start,
+            store=self.tables.strategies.store,
         )
 
     @property
