@@ -66,18 +66,25 @@ def open_run(
     checked_steps: int = 1,
     quick_compile: bool = False,
     track_bytes: bool = False,
+    compile_cache: bool = True,
     checkpoints: CheckpointOptions | None = None,
 ) -> Run:
     """Start the workers and compile. `local` is threads of this process, `ray` is actors, one a mesh.
 
     `checked_steps` first steps verify every executable's inputs. `quick_compile` trades speed of the code for less
     compile time. `track_bytes` counts live arrays after every instruction (`Run.live_bytes`), which makes steps slow.
+    `compile_cache` keeps executables on disk, in the folder that SHARDOPT_CACHE names, unless that says `off`.
     With `checkpoints`, the state is written every so many steps (docs/checkpoints.md).
     Raises UserError for an unknown backend or a folder that another run writes to, MeshError if a mesh cannot start.
     """
     if backend not in BACKENDS:
         raise UserError(f"unknown backend '{backend}': known backends are {', '.join(BACKENDS)}")
-    options = {"checked_steps": checked_steps, "quick_compile": quick_compile, "track_bytes": track_bytes}
+    options = {
+        "checked_steps": checked_steps,
+        "quick_compile": quick_compile,
+        "track_bytes": track_bytes,
+        "compile_cache": compile_cache,
+    }
     periodic = None if checkpoints is None else PeriodicCheckpoints(checkpoints)
     try:
         return Run(program, _start(program, backend, options), periodic)

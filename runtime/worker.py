@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from shardopt.caching.store import default_store
 from shardopt.runtime.actions.context import Context
 from shardopt.runtime.actions.observers import LiveBytes, Observer
 from shardopt.runtime.actions.sender import Sender
@@ -24,7 +25,8 @@ from shardopt.runtime.transports.mailbox import Cancelled, Transport
 
 class Worker:
     """`checked_steps` is the number of steps in which every input of every RUN is compared with what is expected. With
-    `track_bytes`, what is alive is counted after every instruction.
+    `track_bytes`, what is alive is counted after every instruction. With `compile_cache`, executables are kept in the
+    user's cache folder (`SHARDOPT_CACHE`).
 
     `position` tells any thread that asks where the worker stands: (step, number of the instruction it is at).
     """
@@ -38,6 +40,7 @@ class Worker:
         checked_steps: int = 1,
         quick_compile: bool = False,
         track_bytes: bool = False,
+        compile_cache: bool = True,
     ) -> None:
         self.program = program
         self.position = (0, 0)
@@ -53,9 +56,8 @@ class Worker:
             copy_pieces=track_bytes,  # what is under way belongs to the transport, not to this mesh
         )
         devices = self._context.devices
-        self._context.executables = {
-            each.name: devices.compile(each, quick=quick_compile) for each in program.functions
-        }
+        store = default_store() if compile_cache else None
+        self._context.executables = devices.compile_all(program.functions, quick=quick_compile, store=store)
         self._state = WorkerState(self._context)
         self._outputs: dict[int, DeviceArray] = {}
         self._live_bytes = LiveBytes(self._context) if track_bytes else None

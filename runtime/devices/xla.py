@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
@@ -28,10 +28,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxlib import _jax, lapack
 from jaxlib import xla_client as xc
 
+from shardopt.caching.store import Store
 from shardopt.cost.mesh import Mesh
 from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.dialect.exported_program import StageFunction, TensorSpec
 from shardopt.dialect.sharding import to_mhlo
+from shardopt.runtime.devices.executables import compiled_in_parallel, load_or_compile
 
 _GSPMD_PARTIAL = b"last_tile_dims={unreduced"
 
@@ -49,12 +51,19 @@ class _Layout:
 
 
 class Executable:
-    """A compiled stage function. Calling it returns at once, with arrays that are still being computed."""
+    """A compiled stage function. Calling it returns at once, with arrays that are still being computed.
+
+    `temporary_bytes` is what a device holds beside arguments and results while it runs.
+    """
 
     def __init__(self, name: str, loaded: Any, wraps: Sequence[Any]) -> None:
         self.name = name
         self._loaded = loaded
         self._wraps = wraps
+
+    @property
+    def temporary_bytes(self) -> int:
+        return int(self._loaded.get_compiled_memory_stats().temp_size_in_bytes)
 
     def __call__(self, inputs: Sequence[DeviceArray]) -> tuple[list[DeviceArray], Token]:
         results = self._loaded.execute_sharded(inputs, with_tokens=True)
@@ -78,8 +87,21 @@ class XlaMesh:
     def _jax_mesh(self) -> JaxMesh:
         return JaxMesh(np.array(self._devices).reshape(self.mesh.shape), self.mesh.axis_names)
 
-    def compile(self, function: StageFunction, *, quick: bool = False) -> Executable:
-        """Compile for all devices of the mesh. `quick` halves compile time and makes slower code (for tests).
+    def compile_all(
+        self, functions: Sequence[StageFunction], *, quick: bool = False, store: Store | None = None
+    ) -> dict[str, Executable]:
+        """All functions by name, compiled on several threads; those with the same bytecode once. See `compile`."""
+        first = {each.bytecode: each for each in reversed(functions)}
+        _ = self._devices  # made once, before the threads ask for them
+        made = compiled_in_parallel(partial(self.compile, quick=quick, store=store), first.values())
+        if store is not None:
+            store.trim()
+        found = dict(zip(first, made, strict=True))
+        return {each.name: found[each.bytecode] for each in functions}
+
+    def compile(self, function: StageFunction, *, quick: bool = False, store: Store | None = None) -> Executable:
+        """Compile for all devices of the mesh, or take what `store` has. `quick` halves compile time and makes slower
+        code (for tests).
 
         Raises ValueError if XLA changed the sharding of an argument or result: the caller would misread its shards.
         """
@@ -99,8 +121,7 @@ class XlaMesh:
         if quick:
             build.debug_options.xla_backend_optimization_level = 0
             build.debug_options.xla_llvm_disable_expensive_passes = True
-        client = self._devices[0].client
-        loaded = client.compile_and_load(function.bytecode, xc.DeviceList(tuple(self._devices)), options)
+        loaded = load_or_compile(self._devices, function.bytecode, options, store)
         self._check_shardings(function, "argument", loaded.get_parameter_shardings(), function.arguments)
         self._check_shardings(function, "result", loaded.get_output_shardings(), function.results)
         return Executable(function.name, loaded, [self._layout(spec).wrap for spec in function.results])

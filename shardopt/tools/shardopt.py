@@ -213,6 +213,12 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="compare the first step with one device")
     parser.add_argument("--tolerance", type=float, default=1e-4, help="largest relative difference (default 1e-4)")
     parser.add_argument("--quick-compile", action="store_true", help="less optimisation, less compile time")
+    parser.add_argument(
+        "--no-compile-cache",
+        dest="compile_cache",
+        action="store_false",
+        help="compile everything, keep nothing on disk",
+    )
     parser.set_defaults(run=_run)
 
 
@@ -229,7 +235,7 @@ def _run(args: argparse.Namespace) -> None:
     inputs = random_inputs(program, args.seed)
     if args.inputs is not None:
         _read_inputs(args.inputs, inputs)
-    with open_run(program, args.backend, quick_compile=args.quick_compile) as run:
+    with open_run(program, args.backend, quick_compile=args.quick_compile, compile_cache=args.compile_cache) as run:
         run.load(inputs)
         for step in range(args.steps):
             outputs = _timed_step(run, step)

@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "passes": {"ir", "dialect", "cost", "solve", "schedule", "caching"},
     "pipeline": {"passes", "ir", "cost"},
     "report": {"dialect", "ir", "schedule", "cost"},
-    "runtime": {"dialect", "ir", "schedule", "cost"},
+    "runtime": {"dialect", "ir", "schedule", "cost", "caching"},
     "frontend": {"pipeline", "passes", "dialect", "ir", "cost", "solve", "schedule", "report", "runtime", "caching"},
     "tools": {"frontend", "pipeline", "passes", "dialect", "ir", "cost", "solve", "schedule", "report", "runtime"},
 }

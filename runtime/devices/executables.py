@@ -1,0 +1,105 @@
+"""Compiling on several threads, and executables on disk.
+
+XLA compiles without Python's lock, so that functions are compiled at the same time, as many in a process as it has
+cores. What it made is kept in the store (`shardopt.caching`, entries of kind "executables") under the hash of all that
+decides: the module's bytecode, the compile options with the device assignment, flags, versions, and the machine's
+instruction set. An entry that XLA does not take back is dropped and made again. Reading an entry runs machine code from
+it: the folder must be the user's own, as it is by default.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jaxlib
+from jaxlib import xla_client as xc
+
+from shardopt.caching.store import Store
+
+KIND = "executables"
+_CPUINFO = Path("/proc/cpuinfo")
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+_cores = os.cpu_count() or 1
+_making: dict[str, threading.Lock] = {}  # by key
+_making_guard = threading.Lock()
+_slots = threading.BoundedSemaphore(_cores)  # of all meshes of this process together
+
+
+def compiled_in_parallel(work: Callable[[_T], _R], items: Iterable[_T]) -> list[_R]:
+    """`work` on every item, in order; raises the first failure in that order."""
+
+    def with_slot(item: _T) -> _R:
+        with _slots:
+            return work(item)
+
+    with ThreadPoolExecutor(_cores, thread_name_prefix="compile") as threads:
+        return list(threads.map(with_slot, items))
+
+
+def load_or_compile(devices: list[Any], bytecode: bytes, options: Any, store: Store | None) -> Any:
+    """A loaded executable for `devices`, from the store if it has one. Executables over several processes are not kept:
+    each process would have to find its part of the same one."""
+    client, listed = devices[0].client, xc.DeviceList(tuple(devices))
+    if any(device.process_index != client.process_index() for device in devices):
+        store = None
+    if store is None:
+        return client.compile_and_load(bytecode, listed, options)
+    key = _key(devices, bytecode, options)
+    with _making_guard:
+        making = _making.setdefault(key, threading.Lock())
+    with making:  # another mesh may be about to make the same
+        return _take_or_make(client, listed, bytecode, options, store, key)
+
+
+def _take_or_make(client: Any, listed: Any, bytecode: bytes, options: Any, store: Store, key: str) -> Any:
+    kept = store.get(KIND, key)
+    if kept is not None:
+        try:
+            return client.deserialize_executable(kept, listed, options)
+        except Exception as error:  # whatever XLA says about it
+            store.drop(KIND, key, f"the compiled executable {key[:12]} cannot be loaded and is made again: {error}")
+    loaded = client.compile_and_load(bytecode, listed, options)
+    store.put(KIND, key, bytes(client.serialize_executable(loaded)))
+    return loaded
+
+
+def _key(devices: list[Any], bytecode: bytes, options: Any) -> str:
+    """Of everything that decides about the machine code."""
+    client = devices[0].client
+    digest = sha256()
+    for part in (
+        jaxlib.__version__,
+        client.platform,
+        client.platform_version,
+        ",".join(device.device_kind for device in devices),
+        _instruction_set(),
+        os.environ.get("XLA_FLAGS", ""),
+        options.SerializeAsString(),
+        bytecode,
+    ):
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+@cache
+def _instruction_set() -> str:
+    """What the host's processor can do: the CPU compiler uses all of it, and code for another one may not run here."""
+    known = f"{platform.system()} {platform.machine()} {platform.processor()}"
+    if not _CPUINFO.is_file():
+        return known
+    lines = _CPUINFO.read_text(errors="replace").splitlines()
+    told = [line for line in lines if line.startswith(("flags", "Features", "model name"))]
+    return f"{known} {sorted(set(told))}"
