@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from shardopt.runtime.actions.sender import Sender
 from shardopt.runtime.devices.tiles import Tiling
 from shardopt.runtime.devices.xla import DeviceArray, Executable, Token, XlaMesh
 from shardopt.runtime.errors import MeshError
-from shardopt.runtime.program.instructions import MeshProgram, Route
+from shardopt.runtime.program.instructions import MeshProgram, Route, Run, Send
 from shardopt.runtime.program.text import format_instruction
 from shardopt.runtime.transports.mailbox import Transport
 
@@ -38,6 +39,19 @@ class Context:
 
     def __post_init__(self) -> None:
         self.buffers = [None] * len(self.program.buffers)
+
+    @cached_property
+    def sent(self) -> frozenset[int]:
+        """Buffers that are sent."""
+        return frozenset(
+            buffer for each in self.program.instructions if isinstance(each, Send) for buffer in each.buffers
+        )
+
+    @cached_property
+    def overwritten(self) -> frozenset[int]:
+        """Buffers of which some RUN takes the memory for its results, in this step or, as state, in the next."""
+        donated = {buffer for each in self.program.instructions if isinstance(each, Run) for buffer in each.donated}
+        return frozenset(donated.union(buffer for buffer, _ in self.program.feedback))
 
     def tiling(self, buffer: int) -> Tiling:
         return Tiling(self.program.mesh, self.program.buffers[buffer])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from shardopt.runtime.actions.context import Action, Context
 from shardopt.runtime.devices.xla import DeviceArray
-from shardopt.runtime.program.instructions import Run, Send
+from shardopt.runtime.program.instructions import Run
 
 # XLA's CPU collectives deadlock when executions run ahead without bound: the threads of a later one starve an earlier.
 MAX_RUNS_IN_FLIGHT = 2
@@ -14,10 +14,7 @@ MAX_RUNS_IN_FLIGHT = 2
 
 def run_action(context: Context, position: int, run: Run) -> Action:
     executable, buffers, in_flight = context.executables[run.function], context.buffers, context.in_flight
-    sent = frozenset(
-        buffer for each in context.program.instructions if isinstance(each, Send) for buffer in each.buffers
-    )
-    awaited = sent.intersection(run.donated)
+    awaited = context.sent.intersection(run.donated)
 
     def action() -> None:
         if awaited:

@@ -16,14 +16,15 @@ from shardopt.runtime.worker import Worker
 
 
 class LocalTransport:
-    """Puts the pieces, views and all, straight into the receiver's mailbox."""
+    """Writes the pieces into the receiver's shards, or makes them its shards where they may stay as they are."""
 
-    def __init__(self, mailbox: Mailbox, peers: Mapping[str, Mailbox]) -> None:
+    def __init__(self, name: str, mailbox: Mailbox, peers: Mapping[str, Mailbox]) -> None:
         self.mailbox = mailbox
+        self._name = name
         self._peers = peers
 
-    def send(self, target: str, step: int, tag: int, pieces: Sequence[np.ndarray]) -> None:
-        self._peers[target].put(step, tag, pieces)
+    def send(self, target: str, step: int, tag: int, pieces: Sequence[np.ndarray], *, keep: bool = False) -> None:
+        self._peers[target].deliver(self._name, step, tag, pieces, keep=keep)
 
     def close(self) -> None:
         """Nothing to close."""
@@ -38,7 +39,11 @@ class LocalBackend:
         self._threads = {name: ThreadPoolExecutor(1, thread_name_prefix=f"mesh-{name}") for name in mailboxes}
         futures = {
             part.mesh.name: self._threads[part.mesh.name].submit(
-                Worker, part, program.routes, LocalTransport(mailboxes[part.mesh.name], mailboxes), **options
+                Worker,
+                part,
+                program.routes,
+                LocalTransport(part.mesh.name, mailboxes[part.mesh.name], mailboxes),
+                **options,
             )
             for part in program.meshes
         }

@@ -26,11 +26,11 @@ _GRACE_SECONDS = 10.0  # for workers that were told to stop: they leave their RE
 class MeshActor:
     """What runs in the actor's process: a worker, and the socket its messages arrive on."""
 
-    def __init__(self, token: bytes) -> None:
+    def __init__(self, token: bytes, name: str) -> None:
         import ray
 
         self._mailbox = Mailbox()
-        self._transport = SocketTransport(self._mailbox, ray.util.get_node_ip_address(), token)
+        self._transport = SocketTransport(self._mailbox, ray.util.get_node_ip_address(), token, name)
         self._worker: Worker | None = None
 
     def address(self) -> Address:
@@ -73,7 +73,7 @@ class RayBackend:
         # No CPU is reserved: a mesh of CPU devices shares the machine, and meshes may outnumber cores.
         actor = self._ray.remote(num_cpus=0, concurrency_groups={_CONTROL: 1})(MeshActor)
         token = secrets.token_bytes(32)
-        self._actors = {part.mesh.name: actor.remote(token) for part in program.meshes}
+        self._actors = {part.mesh.name: actor.remote(token, part.mesh.name) for part in program.meshes}
         addresses = self._gather({name: actor.address.remote() for name, actor in self._actors.items()})
         routes = self._ray.put(program.routes)
         self._gather(

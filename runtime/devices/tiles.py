@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
-from typing import Any
+from itertools import accumulate
+from typing import Any, cast
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.dialect.exported_program import Box, TensorSpec
 from shardopt.dialect.reshard_steps import tiles_by_device
 from shardopt.runtime.program.instructions import Route
+from shardopt.runtime.transports.buffers import BufferPool
+from shardopt.runtime.transports.landing import Landing, Place, Shards
 
 Slices = tuple[slice, ...]
 
@@ -50,7 +52,7 @@ class RouteSource:
 
     def __init__(self, route: Route) -> None:
         # The ellipsis keeps a scalar's piece an array.
-        self._cuts = [(piece.shard, (..., *box_slices(piece.box))) for piece in route.pieces]
+        self._cuts: list[tuple[int, Any]] = [(piece.shard, (..., *box_slices(piece.box))) for piece in route.pieces]
 
     def cut(self, shards: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Views, in the order of the route's pieces."""
@@ -58,48 +60,46 @@ class RouteSource:
 
 
 class RouteTarget:
-    """Lands pieces in the receiver's shards, and lets these exchange boxes."""
+    """Where pieces land in the receiver's shards, and the boxes that these exchange afterwards."""
 
     def __init__(self, route: Route, mesh: Mesh) -> None:
         tiling = Tiling(mesh, route.target)
-        self._dtype, self._shape, self._size = tiling.dtype, tiling.local_shape, mesh.size
-        self._places = [(place.piece, place.shard, box_slices(place.box)) for place in route.placements]
+        self.shards = ((tiling.local_shape, tiling.dtype),) * mesh.size
+        self._places: list[list[Place]] = [[] for _ in route.pieces]
+        for place in route.placements:
+            self._places[place.piece].append(Place(place.shard, box_slices(place.box)))
         self._moves = [
-            (move.source_shard, box_slices(move.source_box), move.target_shard, box_slices(move.target_box))
+            (
+                Place(move.source_shard, box_slices(move.source_box)),
+                Place(move.target_shard, box_slices(move.target_box)),
+            )
             for move in route.exchanges
         ]
-        self._piece_shapes = [tuple(limit - start for start, limit in piece.box) for piece in route.pieces]
+        self._lands_everywhere = len({place.shard for place in route.placements}) == mesh.size
 
     @property
     def is_complete(self) -> bool:
         """Whether the pieces alone fill the shards."""
         return not self._moves
 
-    def piece_types(self) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
-        """Shape and element type of every piece, in order."""
-        return [(shape, self._dtype) for shape in self._piece_shapes]
+    def places(self, first_shard: int) -> list[tuple[Place, ...]]:
+        """Those of each piece, where the shards are numbered from `first_shard`."""
+        return [tuple(Place(first_shard + each.shard, each.slices) for each in piece) for piece in self._places]
 
-    def land(self, pieces: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """New memory for every shard: devices take it over without another copy."""
-        shards = [np.empty(self._shape, self._dtype) for _ in range(self._size)]
-        for piece, shard, slices in self._places:
-            shards[shard][slices] = pieces[piece]
-        return shards
-
-    def exchange(self, shards: Sequence[np.ndarray]) -> None:
-        """Complete what has landed, in place."""
-        for source, source_slices, target, target_slices in self._moves:
-            shards[target][target_slices] = shards[source][source_slices]
+    def exchange(self, shards: Sequence[np.ndarray | None], pool: BufferPool) -> Sequence[np.ndarray]:
+        """Complete what has landed. Shards become one memory where they are replicas: devices write to none of them."""
+        if self.is_complete and self._lands_everywhere:
+            return cast(Sequence[np.ndarray], shards)
+        completed = Shards(self.shards, pool, shards)
+        for source, target in self._moves:
+            completed.copy(source, target)
+        return completed.all()
 
 
-def decode(data: bytearray, targets: Sequence[RouteTarget]) -> list[np.ndarray]:
-    """The pieces of all targets in a message of bytes, as views of it. Raises ValueError when the length is wrong."""
-    pieces, offset = [], 0
-    for shape, dtype in (type_ for target in targets for type_ in target.piece_types()):
-        count = prod(shape) * dtype.itemsize
-        if offset + count <= len(data):
-            pieces.append(np.frombuffer(data, np.uint8, count, offset).view(dtype).reshape(shape))
-        offset += count
-    if offset != len(data):
-        raise ValueError(f"expected a message of {offset} bytes, found {len(data)}")
-    return pieces
+def landing_of(targets: Sequence[RouteTarget], source: str) -> Landing:
+    """Of a message from worker `source` with the pieces of several values."""
+    firsts = accumulate((len(target.shards) for target in targets[:-1]), initial=0)
+    return Landing(
+        shards=tuple(shard for target in targets for shard in target.shards),
+        pieces={source: [each for target, first in zip(targets, firsts, strict=True) for each in target.places(first)]},
+    )

@@ -8,7 +8,10 @@ from typing import Protocol
 
 import numpy as np
 
-Payload = Sequence[np.ndarray] | bytearray  # pieces in route order, or their bytes one after the other
+from shardopt.runtime.transports.buffers import BufferPool
+from shardopt.runtime.transports.landing import Arrival, Landing
+
+Payload = Sequence[np.ndarray | None]  # the receiver's shards, in the order of its landing; None: no piece is for it
 
 
 class Cancelled(Exception):
@@ -16,23 +19,60 @@ class Cancelled(Exception):
 
 
 class Transport(Protocol):
-    """How one mesh reaches the others."""
+    """How one worker reaches the others."""
 
     mailbox: Mailbox
 
-    def send(self, target: str, step: int, tag: int, pieces: Sequence[np.ndarray]) -> None:
-        """Deliver the pieces to the mailbox of mesh `target`; they may be views of device memory."""
+    def send(self, target: str, step: int, tag: int, pieces: Sequence[np.ndarray], *, keep: bool = False) -> None:
+        """Deliver the pieces, which may be views of device memory, to the mailbox of worker `target`. With `keep`,
+        nobody writes to them ever again, and a receiver in the same process may hold on to them."""
 
     def close(self) -> None: ...
 
 
 class Mailbox:
-    """Messages by (step, tag). Any thread may put; the worker's thread takes."""
+    """Messages by (step, tag). Any thread may deliver; the worker's thread takes.
+
+    What the list of the worker receives is told beforehand, by tag, so that bytes can be written where they belong
+    while the worker is still busy with something else.
+    """
 
     def __init__(self) -> None:
+        self.pool = BufferPool()
+        self._landings: dict[int, Landing] = {}
+        self._arrivals: dict[tuple[int, int], Arrival] = {}
         self._messages: dict[tuple[int, int], Payload] = {}
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
+
+    def expect(self, tag: int, landing: Landing) -> None:
+        """In every step, a message of this tag lands like this."""
+        with self._changed:
+            self._landings[tag] = landing
+            self._changed.notify_all()
+
+    def open(self, source: str, step: int, tag: int) -> Arrival:
+        """Where the part of `source` of a message is to be written. Raises LookupError when nobody wants it."""
+        with self._changed:
+            landing = self._landings.get(tag)
+            if landing is None or source not in landing.pieces:
+                raise LookupError(f"worker '{source}' sent message {tag} of step {step}, which nobody expects")
+            arrival = self._arrivals.get((step, tag))
+            if arrival is None:
+                arrival = self._arrivals[step, tag] = Arrival(landing, self.pool)
+            return arrival
+
+    def close(self, source: str, step: int, tag: int) -> None:
+        """The part of `source` is all there; the message can be taken when those of all others are."""
+        shards = self._arrivals[step, tag].finish(source)
+        if shards is not None:
+            del self._arrivals[step, tag]
+            self.put(step, tag, shards)
+
+    def deliver(self, source: str, step: int, tag: int, pieces: Sequence[np.ndarray], *, keep: bool = False) -> None:
+        """A part that is in the memory of this process; see `Transport.send`."""
+        self.open(source, step, tag).adopt(source, pieces, keep=keep)
+        self.close(source, step, tag)
 
     def put(self, step: int, tag: int, payload: Payload) -> None:
         with self._changed:

@@ -1,7 +1,10 @@
-"""Messages between processes over TCP: one connection per ordered pair of meshes, raw bytes behind a fixed header.
+"""Messages between processes: one connection per ordered pair of workers, raw bytes behind a fixed header.
 
-Both ends prove that they know the run's token before any data flows: each answers the other's random challenge with an
-HMAC. The sender connects; the receiver has a thread per connection that reads into new memory and fills the mailbox.
+Workers on one host meet at a Unix socket, which moves bytes twice as fast as TCP does; the address says which of the
+two it can be. Both ends prove that they know the run's token before any data flows: each answers the other's random
+challenge with an HMAC. The sender connects and says who it is; the receiver has a thread per connection, which reads
+into the memory that will be the shards, and fills the mailbox. Messages of a connection are numbered: one that is
+missing is noticed by the next.
 """
 
 from __future__ import annotations
@@ -11,71 +14,98 @@ import hmac
 import secrets
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from shardopt.runtime.transports.mailbox import Mailbox
+from shardopt.runtime.transports.vectors import receive_arrays, receive_exactly, send_arrays
 
-Address = tuple[str, int]
-
-_HEADER = struct.Struct("<QQQ")  # step, tag, bytes that follow
+_HEADER = struct.Struct("<QQQQ")  # number on this connection, step, tag, bytes that follow
+_NAME = struct.Struct("<H")  # bytes of the sender's name
 _CHALLENGE_BYTES = 32
 _HANDSHAKE_TIMEOUT_SECONDS = 20.0
 _SENDER, _RECEIVER = b"sender", b"receiver"  # keep one side's answer from being played back by the other
+_SOCKET_BYTES = 1 << 20  # the system's buffers: enough to keep a link of 40 Gbit/s at 0.2 ms busy, and still cached
+
+
+class Address(NamedTuple):
+    """Where a worker listens: TCP at `host` and `port`, and a Unix socket of the name `near` for those in the same
+    network namespace ("" if there is none)."""
+
+    host: str
+    port: int
+    near: str = ""
 
 
 class SocketTransport:
-    """Listens on `host` (port chosen by the system) for the meshes that send here, and connects to those sent to."""
+    """The worker `name` listens on `host` (port chosen by the system) for those that send here, and connects to those
+    that it sends to. A worker with `unix` off is met by TCP only."""
 
-    def __init__(self, mailbox: Mailbox, host: str, token: bytes) -> None:
+    def __init__(self, mailbox: Mailbox, host: str, token: bytes, name: str = "", *, unix: bool = True) -> None:
         self.mailbox = mailbox
         self._token = token
-        self._peers: dict[str, socket.socket] = {}
+        self._name = name.encode()
+        self._peers: dict[str, _Connection] = {}
         self._accepted: list[socket.socket] = []
         self._closed = False
-        self._listener = socket.create_server((host, 0))
-        threading.Thread(target=self._accept, name="accept", daemon=True).start()
-
-    @property
-    def address(self) -> Address:
-        host, port = self._listener.getsockname()[:2]
-        return host, port
+        listener = socket.create_server((host, 0))
+        name_near, near = _listen_near() if unix else ("", None)
+        self._listeners = [each for each in (listener, near) if each is not None]
+        self.address = Address(host, listener.getsockname()[1], name_near)
+        for each in self._listeners:
+            threading.Thread(target=self._accept, args=(each,), name="accept", daemon=True).start()
 
     def connect(self, peers: Mapping[str, Address]) -> None:
-        """Open a connection to every mesh this one sends to. Raises OSError, PermissionError on a foreign listener."""
+        """Connect to every worker this one sends to. Raises OSError, PermissionError on a foreign listener."""
         for name, address in peers.items():
-            connection = socket.create_connection(address, timeout=_HANDSHAKE_TIMEOUT_SECONDS)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            challenge = _receive(connection, _CHALLENGE_BYTES)
+            connection = self._reach(Address(*address))
+            challenge = receive_exactly(connection, _CHALLENGE_BYTES)
             own = secrets.token_bytes(_CHALLENGE_BYTES)
-            connection.sendall(self._answer(_SENDER, challenge) + own)
-            if not hmac.compare_digest(_receive(connection, _CHALLENGE_BYTES), self._answer(_RECEIVER, own)):
+            who = _NAME.pack(len(self._name)) + self._name
+            connection.sendall(who + self._answer(_SENDER, challenge + self._name) + own)
+            if not hmac.compare_digest(receive_exactly(connection, _CHALLENGE_BYTES), self._answer(_RECEIVER, own)):
                 connection.close()
                 raise PermissionError(f"the listener for mesh '{name}' does not know this run's token")
             connection.settimeout(None)
-            self._peers[name] = connection
+            self._peers[name] = _Connection(connection)
 
-    def send(self, target: str, step: int, tag: int, pieces: Sequence[np.ndarray]) -> None:
-        """Write the message; returns when the system has taken all of it. Used by one thread only."""
-        flat = [np.ascontiguousarray(piece).reshape(-1).view(np.uint8) for piece in pieces]
-        connection = self._peers[target]
-        connection.sendall(_HEADER.pack(step, tag, sum(part.nbytes for part in flat)))
-        for part in flat:
-            connection.sendall(part.data)
+    def send(self, target: str, step: int, tag: int, pieces: Sequence[np.ndarray], *, keep: bool = False) -> None:
+        """Write the message; returns when the system has taken all of it. One thread at a time for each target."""
+        peer = self._peers[target]
+        header = _HEADER.pack(peer.sent, step, tag, sum(piece.nbytes for piece in pieces))
+        peer.sent += 1
+        send_arrays(peer.socket, header, pieces)
 
     def close(self) -> None:
         self._closed = True
-        for connection in (self._listener, *self._peers.values(), *self._accepted):
+        for connection in (*self._listeners, *(peer.socket for peer in self._peers.values()), *self._accepted):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)  # wakes the thread that is blocked on it
             connection.close()
 
-    def _accept(self) -> None:
+    def _reach(self, address: Address) -> socket.socket:
+        """A connection to the Unix socket if the peer has the host's own address, by TCP otherwise."""
+        if address.host == self.address.host and address.near and self.address.near:
+            near = socket.socket(socket.AF_UNIX)
+            near.settimeout(_HANDSHAKE_TIMEOUT_SECONDS)
+            _tune(near)
+            try:
+                near.connect(f"\0{address.near}")
+                return near
+            except OSError:  # one address, two namespaces: behind a translation of addresses
+                near.close()
+        connection = socket.create_connection((address.host, address.port), timeout=_HANDSHAKE_TIMEOUT_SECONDS)
+        _tune(connection)
+        return connection
+
+    def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                connection, _ = self._listener.accept()
+                connection, _ = listener.accept()
             except OSError:  # closed
                 return
             self._accepted.append(connection)
@@ -84,45 +114,75 @@ class SocketTransport:
     def _serve(self, connection: socket.socket) -> None:
         """Check the peer, then turn its bytes into messages until it closes."""
         try:
-            if not self._admit(connection):
-                return
-            while True:
-                step, tag, size = _HEADER.unpack(_receive(connection, _HEADER.size))
-                self.mailbox.put(step, tag, _receive(connection, size))
+            source = self._admit(connection)
+            number = 0
+            while source is not None:
+                self._receive(connection, source, number)
+                number += 1
         except EOFError:
             return  # the peer closed between or inside messages: whoever waits for it is told by the driver
-        except OSError as error:
+        except Exception as error:
             if not self._closed:
                 self.mailbox.cancel(error)
         finally:
             connection.close()
 
-    def _admit(self, connection: socket.socket) -> bool:
+    def _receive(self, connection: socket.socket, source: str, expected: int) -> None:
+        number, step, tag, size = _HEADER.unpack(receive_exactly(connection, _HEADER.size))
+        if number != expected:
+            lost = f"message {expected} from worker '{source}' was lost"
+            raise ConnectionError(f"{lost}: found number {number} (tag {tag}, step {step}) instead")
+        arrival = self.mailbox.open(source, step, tag)
+        windows = arrival.windows(source)
+        wanted = sum(window.nbytes for window in windows)
+        if wanted != size:
+            raise ValueError(f"message {tag} of worker '{source}': expected {wanted} bytes, found {size}")
+        receive_arrays(connection, windows)
+        self.mailbox.close(source, step, tag)
+
+    def _admit(self, connection: socket.socket) -> str | None:
+        """The name of a peer that knows the token, None for any other."""
+        _tune(connection)
         connection.settimeout(_HANDSHAKE_TIMEOUT_SECONDS)
         challenge = secrets.token_bytes(_CHALLENGE_BYTES)
         connection.sendall(challenge)
         try:
-            answer = _receive(connection, _CHALLENGE_BYTES)
-            peer_challenge = _receive(connection, _CHALLENGE_BYTES)
+            name = receive_exactly(connection, *_NAME.unpack(receive_exactly(connection, _NAME.size)))
+            answer = receive_exactly(connection, _CHALLENGE_BYTES)
+            peer_challenge = receive_exactly(connection, _CHALLENGE_BYTES)
         except TimeoutError:
-            return False
-        if not hmac.compare_digest(answer, self._answer(_SENDER, challenge)):
-            return False
+            return None
+        if not hmac.compare_digest(answer, self._answer(_SENDER, challenge + name)):
+            return None
         connection.sendall(self._answer(_RECEIVER, peer_challenge))
         connection.settimeout(None)
-        return True
+        return name.decode()
 
-    def _answer(self, role: bytes, challenge: bytes | bytearray) -> bytes:
-        return hmac.digest(self._token, role + bytes(challenge), "sha256")
+    def _answer(self, role: bytes, challenge: bytes) -> bytes:
+        return hmac.digest(self._token, role + challenge, "sha256")
 
 
-def _receive(connection: socket.socket, size: int) -> bytearray:
-    """Exactly `size` bytes; raises EOFError when the peer closes first."""
-    data = bytearray(size)
-    view = memoryview(data)
-    while view:
-        count = connection.recv_into(view)
-        if count == 0:
-            raise EOFError("the peer closed the connection")
-        view = view[count:]
-    return data
+class _Connection:
+    """What this worker sends to one other."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.sent = 0  # messages
+
+
+def _listen_near() -> tuple[str, socket.socket | None]:
+    """A Unix socket and its name, without a file that would outlive a killed process; nothing where none can be."""
+    if not sys.platform.startswith("linux"):
+        return "", None
+    name = f"shardopt-{secrets.token_hex(16)}"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"\0{name}")
+    listener.listen()
+    return name, listener
+
+
+def _tune(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BYTES)
+    if connection.family != socket.AF_UNIX:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -185,7 +185,7 @@ def test_failure_in_a_send_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -
         backend = run._backend
         assert isinstance(backend, LocalBackend)
 
-        def broken(*_: object) -> None:
+        def broken(*_: object, **__: object) -> None:
             raise ConnectionError("cut")
 
         monkeypatch.setattr(backend._workers["m1"]._transport, "send", broken)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -35,14 +33,14 @@ from shardopt.dialect.exported_program import (
 from shardopt.dialect.exported_verify import verify_exported
 from shardopt.dialect.reshard_steps import default_steps, find_plan_fault, tiles_by_device
 from shardopt.ir.context import make_context
-from shardopt.runtime.devices.tiles import RouteSource, RouteTarget, Tiling, decode
+from shardopt.runtime.devices.tiles import RouteSource, RouteTarget, Tiling, landing_of
 from shardopt.runtime.program.build import build_program
 from shardopt.runtime.program.check import check_program
 from shardopt.runtime.program.instructions import Copy, Free, Instruction, Program, Recv, Reshard, Run, Send
 from shardopt.runtime.program.routes import make_route
 from shardopt.runtime.program.text import format_program
-from shardopt.runtime.transports.mailbox import Cancelled, Mailbox
-from shardopt.runtime.transports.sockets import SocketTransport
+from shardopt.runtime.transports.buffers import BufferPool
+from shardopt.runtime.transports.landing import Arrival
 from shardopt.schedule.schedules import ScheduleText
 from shardopt.solve.resharding.transfers import plan_resharding
 
@@ -419,10 +417,10 @@ def test_every_plan_moves_the_tensor(
     route = make_route((source[0], source_spec), (target[0], target_spec), steps)
     into = RouteTarget(route, target[0])
     pieces = RouteSource(route).cut(shards)
-    data = bytearray(b"".join(piece.tobytes() for piece in pieces))
-    for arrived in (pieces, decode(data, [into])):
-        got = into.land(arrived)
-        into.exchange(got)
+    for keep in (False, True):
+        arrival = Arrival(landing_of([into], "a"), BufferPool())
+        arrival.adopt("a", pieces, keep=keep)
+        got = into.exchange(arrival.finish("a") or [], BufferPool())
         for shard, expected in zip(got, Tiling(target[0], target_spec).split(whole), strict=True):
             np.testing.assert_array_equal(shard, expected)
     np.testing.assert_array_equal(Tiling(target[0], target_spec).join(got), whole)
@@ -434,43 +432,3 @@ def test_a_box_for_two_devices_travels_once() -> None:
     steps = (ReshardStep(0, 0, 2, ((0, 4),)), ReshardStep(0, 0, 3, ((0, 4),)))
     route = make_route((MESHES[0], WHOLE), (MESHES[1], WHOLE), steps)
     assert (len(route.pieces), len(route.placements)) == (1, 2)
-
-
-def test_message_of_wrong_length_is_refused() -> None:
-    route = make_route((MESHES[0], WHOLE), (MESHES[1], WHOLE), default_steps((MESHES[0], WHOLE), (MESHES[1], WHOLE)))
-    with pytest.raises(ValueError, match=r"expected a message of 32 bytes, found 33"):
-        decode(bytearray(33), [RouteTarget(route, MESHES[1])])
-
-
-# Mailbox and sockets
-
-
-def test_cancel_wakes_a_waiting_take() -> None:
-    mailbox = Mailbox()
-    threading.Timer(0.05, mailbox.cancel, [Cancelled("gone")]).start()
-    with pytest.raises(Cancelled, match="gone"):
-        mailbox.take(0, 0)
-    mailbox.put(0, 1, bytearray(b"x"))
-    assert mailbox.take(0, 1) == b"x"
-
-
-def test_socket_carries_pieces_of_any_type() -> None:
-    sender, receiver = (SocketTransport(Mailbox(), "127.0.0.1", b"token") for _ in range(2))
-    try:
-        sender.connect({"b": receiver.address})
-        pieces = [np.array(3, ml_dtypes.bfloat16), np.arange(6, dtype=np.int16).reshape(2, 3).T]
-        sender.send("b", 5, 7, pieces)
-        assert receiver.mailbox.take(5, 7) == b"".join(piece.tobytes() for piece in pieces)
-    finally:
-        sender.close()
-        receiver.close()
-
-
-def test_sockets_refuse_a_foreign_token() -> None:
-    foreign, listener = (SocketTransport(Mailbox(), "127.0.0.1", token) for token in (b"one", b"two"))
-    try:
-        with pytest.raises((EOFError, PermissionError, ConnectionError)):
-            foreign.connect({"b": listener.address})
-    finally:
-        foreign.close()
-        listener.close()

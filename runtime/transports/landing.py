@@ -1,0 +1,128 @@
+"""Where the pieces of a message end up: in memory that will be a shard of the receiver, at once where that is possible.
+
+A piece is written to the first place that wants it; what other places want of it is copied from there. Pieces of one
+message may come from several workers, and one message may bring several values; `shards` are then those of all values,
+one value after the other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from shardopt.runtime.transports.buffers import BufferPool, is_aligned
+
+Slices = tuple[slice, ...]
+ShardType = tuple[tuple[int, ...], np.dtype[Any]]  # of one device's part of an array
+
+
+@dataclass(frozen=True)
+class Place:
+    """A box of shard number `shard`."""
+
+    shard: int
+    slices: Slices
+
+
+def fills(place: Place, shape: tuple[int, ...]) -> bool:
+    """Whether a box is all of its shard."""
+    return all(each.indices(size) == (0, size, 1) for each, size in zip(place.slices, shape, strict=True))
+
+
+@dataclass(frozen=True)
+class Landing:
+    """`shards` are shapes and element types; `pieces[source]` are the places of each piece of that worker's message, in
+    its order; every piece has one at least."""
+
+    shards: tuple[ShardType, ...]
+    pieces: Mapping[str, Sequence[tuple[Place, ...]]]
+
+    @cached_property
+    def whole(self) -> dict[str, list[bool]]:
+        """Which pieces fill all shards that want them."""
+        return {
+            source: [all(fills(place, self.shards[place.shard][0]) for place in each) for each in places]
+            for source, places in self.pieces.items()
+        }
+
+
+class Shards:
+    """Shards that are being filled, in memory that is taken when something is first written to it.
+
+    Shards that turn out to be replicas share memory: devices do not write to what they take over.
+    """
+
+    def __init__(
+        self, types: Sequence[ShardType], pool: BufferPool, given: Sequence[np.ndarray | None] | None = None
+    ) -> None:
+        self._types, self._pool = types, pool
+        self.found: list[np.ndarray | None] = [None] * len(types) if given is None else list(given)
+        self._lock = threading.Lock()
+
+    def view(self, place: Place) -> np.ndarray:
+        """Writable."""
+        box: Any = (..., *place.slices)  # the ellipsis keeps a scalar an array
+        return self._shard(place.shard)[box]
+
+    def share(self, place: Place, memory: np.ndarray) -> None:
+        """A whole shard that exists."""
+        self.found[place.shard] = memory
+
+    def copy(self, source: Place, target: Place) -> None:
+        memory = self.found[source.shard]
+        if memory is not None and self._fill(source) and self._fill(target):
+            self.share(target, memory)
+        else:
+            self.view(target)[...] = self.view(source)
+
+    def all(self) -> list[np.ndarray]:
+        """Nothing was written where there is nothing: a tile without elements, or the padding of one."""
+        return [self._shard(number) for number in range(len(self.found))]
+
+    def _shard(self, number: int) -> np.ndarray:
+        with self._lock:
+            shard = self.found[number]
+            if shard is None:
+                shard = self.found[number] = self._pool.take(*self._types[number])
+            return shard
+
+    def _fill(self, place: Place) -> bool:
+        return fills(place, self._types[place.shard][0])
+
+
+class Arrival:
+    """One message on its way in, or the messages of all sources. Each source's part is filled by one thread."""
+
+    def __init__(self, landing: Landing, pool: BufferPool) -> None:
+        self.landing = landing
+        self._shards = Shards(landing.shards, pool)
+        self._missing = set(landing.pieces)
+        self._lock = threading.Lock()
+
+    def windows(self, source: str) -> list[np.ndarray]:
+        """Writable views for the pieces of one source, in the order of its message."""
+        return [self._shards.view(places[0]) for places in self.landing.pieces[source]]
+
+    def adopt(self, source: str, pieces: Sequence[np.ndarray], *, keep: bool) -> None:
+        """Copy the pieces in. With `keep`, nobody will ever write to them, and they may become shards themselves."""
+        landing = self.landing
+        for piece, places, whole in zip(pieces, landing.pieces[source], landing.whole[source], strict=True):
+            if keep and whole and is_aligned(piece):
+                self._shards.share(places[0], piece)
+            else:
+                self._shards.view(places[0])[...] = piece
+
+    def finish(self, source: str) -> list[np.ndarray | None] | None:
+        """The part of one source is complete. When that was the last one: all shards, None for those that no piece is
+        for; nothing before."""
+        for places in self.landing.pieces[source]:
+            for place in places[1:]:
+                self._shards.copy(places[0], place)
+        with self._lock:
+            self._missing.discard(source)
+            return None if self._missing else self._shards.found

@@ -1,0 +1,116 @@
+"""Arrays through a stream socket: many pieces in one system call, none of them copied when that can be helped.
+
+What lies in one run of memory, or in long runs, goes straight to and from the system. Arrays of short runs pass through
+a small buffer, part by part, while it is in the cache.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+_RUN_BYTES = 1 << 14  # a shorter run costs more in bookkeeping than its copy takes
+_STAGE_BYTES = 1 << 19  # stays in the second-level cache
+_VECTORS = 512  # of at most 1024 that the system takes in one call
+
+
+def send_arrays(connection: socket.socket, header: bytes, arrays: Sequence[np.ndarray]) -> None:
+    """Write header and contents, in order. Returns when the system has taken all of it."""
+    vectors, staged = [memoryview(header)], 0
+    for part in _parts(arrays):
+        if not part.flags.c_contiguous:
+            part = np.ascontiguousarray(part)
+            staged += part.nbytes
+        vectors.append(_bytes(part))
+        if len(vectors) >= _VECTORS or staged >= _STAGE_BYTES:
+            _send_all(connection, vectors)
+            vectors, staged = [], 0
+    _send_all(connection, vectors)
+
+
+def receive_arrays(connection: socket.socket, arrays: Sequence[np.ndarray]) -> None:
+    """Fill the arrays, in order. Raises EOFError when the peer closes first."""
+    vectors: list[memoryview] = []
+    staged: list[tuple[np.ndarray, np.ndarray]] = []
+    for part in _parts(arrays):
+        if not part.flags.c_contiguous:
+            staged.append((part, np.empty(part.shape, part.dtype)))
+        vectors.append(_bytes(staged[-1][1] if staged and staged[-1][0] is part else part))
+        if len(vectors) >= _VECTORS or sum(each.nbytes for _, each in staged) >= _STAGE_BYTES:
+            _receive_all(connection, vectors, staged)
+    _receive_all(connection, vectors, staged)
+
+
+def receive_exactly(connection: socket.socket, size: int) -> bytes:
+    """Raises EOFError when the peer closes first."""
+    data = bytearray(size)
+    receive_vectors(connection, [memoryview(data)])
+    return bytes(data)
+
+
+def receive_vectors(connection: socket.socket, vectors: list[memoryview]) -> None:
+    while vectors:
+        # The system fills all of it before it returns: fewer turns at the interpreter's lock.
+        count = connection.recvmsg_into(vectors, 0, socket.MSG_WAITALL)[0]
+        if count == 0:
+            raise EOFError("the peer closed the connection")
+        _skip(vectors, count)
+
+
+def _receive_all(
+    connection: socket.socket, vectors: list[memoryview], staged: list[tuple[np.ndarray, np.ndarray]]
+) -> None:
+    receive_vectors(connection, vectors)
+    for part, stage in staged:
+        part[...] = stage
+    vectors.clear()
+    staged.clear()
+
+
+def _send_all(connection: socket.socket, vectors: list[memoryview]) -> None:
+    while vectors:
+        _skip(vectors, connection.sendmsg(vectors))
+
+
+def _skip(vectors: list[memoryview], count: int) -> None:
+    """Drop the first `count` bytes."""
+    whole = 0
+    while whole < len(vectors) and count >= vectors[whole].nbytes:
+        count -= vectors[whole].nbytes
+        whole += 1
+    del vectors[:whole]
+    if count:
+        vectors[0] = vectors[0][count:]
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    """The memory of a contiguous array; types that numpy only borrows have no buffer of their own."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _parts(arrays: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+    """The same contents in the same order, in contiguous parts, or strided ones that fit into the stage."""
+    for array in arrays:
+        if array.size:
+            yield from _split(array)
+
+
+def _split(array: np.ndarray) -> Iterator[np.ndarray]:
+    if array.flags.c_contiguous:
+        yield array
+        return
+    run, outer = array.itemsize, array.ndim
+    while outer and (array.strides[outer - 1] == run or array.shape[outer - 1] == 1):
+        run *= array.shape[outer - 1]
+        outer -= 1
+    if run >= _RUN_BYTES:
+        for index in np.ndindex(array.shape[:outer]):
+            yield array[index]
+    elif array.nbytes <= _STAGE_BYTES:
+        yield array
+    else:
+        rows = max(1, _STAGE_BYTES * len(array) // array.nbytes)
+        for start in range(0, len(array), rows):
+            yield from _split(array[0] if len(array) == 1 else array[start : start + rows])

@@ -1,0 +1,236 @@
+"""What carries messages: memory that comes back, pieces that land where they belong, sockets with and without files."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardopt.runtime.transports import sockets, vectors
+from shardopt.runtime.transports.buffers import ALIGNMENT, BufferPool, is_aligned
+from shardopt.runtime.transports.landing import Landing, Place
+from shardopt.runtime.transports.mailbox import Cancelled, Mailbox
+from shardopt.runtime.transports.sockets import Address, SocketTransport
+
+F32 = np.dtype(np.float32)
+MIB = 1 << 20
+
+
+def whole(*shapes: tuple[int, ...], dtype: np.dtype = F32, source: str = "a") -> Landing:
+    """Every piece is a shard of its own."""
+    places = [(Place(number, tuple(slice(0, size) for size in shape)),) for number, shape in enumerate(shapes)]
+    return Landing(tuple((shape, dtype) for shape in shapes), {source: places})
+
+
+# Memory
+
+
+def test_memory_comes_back_when_the_last_view_is_gone() -> None:
+    pool = BufferPool()
+    array = pool.take((MIB,), F32)
+    assert is_aligned(array) and array.flags.writeable
+    view, place = array[5:7], array.ctypes.data
+    del array
+    gc.collect()
+    other = pool.take((MIB,), F32)
+    assert other.ctypes.data != place, "the view still looks at it"
+    del view
+    gc.collect()
+    again = pool.take((2, MIB // 2), np.dtype(np.int32))
+    assert again.ctypes.data == place
+    assert (pool.used_bytes, pool.free_bytes) == (8 * MIB, 0)
+
+
+def test_pool_keeps_no_more_than_was_ever_in_use() -> None:
+    pool = BufferPool()
+    for count in range(1, 9):
+        pool.take((count * MIB,), np.dtype(np.uint8))
+    gc.collect()
+    pool.take((MIB,), np.dtype(np.uint8))
+    assert pool.free_bytes <= pool.peak_bytes <= 8 * MIB
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 5), (300, 400)])
+def test_small_and_large_memory_is_aligned(shape: tuple[int, ...]) -> None:
+    array = BufferPool().take(shape, np.dtype(ml_dtypes.bfloat16))
+    assert array.shape == shape and array.dtype == ml_dtypes.bfloat16
+    assert array.ctypes.data % ALIGNMENT == 0 or not array.size
+
+
+# Mailbox
+
+
+def test_cancel_wakes_a_waiting_take() -> None:
+    mailbox = Mailbox()
+    threading.Timer(0.05, mailbox.cancel, [Cancelled("gone")]).start()
+    with pytest.raises(Cancelled, match="gone"):
+        mailbox.take(0, 0)
+    mailbox.put(0, 1, [None])
+    assert mailbox.take(0, 1) == [None], "what has come can still be taken"
+
+
+def test_what_may_stay_is_not_copied() -> None:
+    mailbox = Mailbox()
+    mailbox.expect(7, whole((4, 64), (8,)))
+    pool = BufferPool()
+    pieces = [pool.take((4, 64), F32), pool.take((16,), F32)[1:9]]  # the second is not aligned
+    for piece in pieces:
+        piece[...] = 3
+    mailbox.deliver("a", 0, 7, pieces, keep=True)
+    first, second = mailbox.take(0, 7)
+    assert first is pieces[0] and second is not pieces[1]
+    np.testing.assert_array_equal(second, pieces[1])
+    mailbox.deliver("a", 1, 7, pieces)
+    assert mailbox.take(1, 7)[0] is not pieces[0]
+
+
+def test_replicas_of_what_stays_share_its_memory() -> None:
+    places = (Place(0, (slice(0, 4),)), Place(2, (slice(0, 4),)))
+    mailbox = Mailbox()
+    mailbox.expect(0, Landing((((4,), F32),) * 3, {"a": [places]}))
+    piece = BufferPool().take((4,), F32)
+    for keep in (True, False):
+        mailbox.deliver("a", 0, 0, [piece], keep=keep)
+        first, missing, second = mailbox.take(0, 0)
+        assert first is second and missing is None
+        assert (first is piece) == keep
+
+
+def test_a_message_in_parts_is_taken_when_all_are_there() -> None:
+    halves = {name: [(Place(0, (slice(2 * k, 2 * k + 2),)),)] for k, name in enumerate("ab")}
+    mailbox = Mailbox()
+    mailbox.expect(0, Landing((((4,), F32),), halves))
+    taken: list[object] = []
+    waiting = threading.Thread(target=lambda: taken.extend(mailbox.take(3, 0)))
+    waiting.start()
+    mailbox.deliver("b", 3, 0, [np.full(2, 2, F32)])
+    assert not taken
+    mailbox.deliver("a", 3, 0, [np.full(2, 1, F32)])
+    waiting.join(10)
+    np.testing.assert_array_equal(taken[0], [1, 1, 2, 2])
+
+
+def test_a_message_that_nobody_expects_is_refused() -> None:
+    mailbox = Mailbox()
+    mailbox.expect(0, whole((4,)))
+    for source, tag in (("a", 1), ("b", 0)):
+        with pytest.raises(LookupError, match=f"worker '{source}' sent message {tag} of step 5, which nobody expects"):
+            mailbox.deliver(source, 5, tag, [np.zeros(4, F32)])
+
+
+# Sockets
+
+
+@contextmanager
+def joined(*, unix: bool) -> Iterator[tuple[SocketTransport, SocketTransport]]:
+    """Worker a, which sends to worker b."""
+    sender, receiver = (SocketTransport(Mailbox(), "127.0.0.1", b"token", name, unix=unix) for name in "ab")
+    try:
+        sender.connect({"b": receiver.address})
+        yield sender, receiver
+    finally:
+        sender.close()
+        receiver.close()
+
+
+@pytest.mark.parametrize("unix", [True, False])
+def test_pieces_of_any_type_land_in_shards(unix: bool) -> None:
+    pieces = [np.array(3, ml_dtypes.bfloat16), np.arange(6, dtype=np.int16).reshape(2, 3).T, np.zeros((0, 2), F32)]
+    pieces += [np.arange(4 * 300 * 300, dtype=np.float32).reshape(4, 300, 300)[:, 1:, 7:]]
+    landing = Landing(
+        tuple((piece.shape, piece.dtype) for piece in pieces), whole(*(piece.shape for piece in pieces)).pieces
+    )
+    with joined(unix=unix) as (sender, receiver):
+        family = socket.AF_UNIX if unix else socket.AF_INET
+        assert sender._peers["b"].socket.family == family
+        receiver.mailbox.expect(7, landing)
+        for step in range(3):
+            sender.send("b", step, 7, pieces)
+        for step in range(3):
+            for piece, shard in zip(pieces, receiver.mailbox.take(step, 7), strict=True):
+                assert shard is not None and shard.dtype == piece.dtype
+                np.testing.assert_array_equal(shard, piece)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_boxes_come_through_in_any_boxes(data: st.DataObject) -> None:
+    """With short limits, so that every way of splitting is taken: long runs, staged parts, many vectors."""
+    shape = tuple(data.draw(st.lists(st.integers(1, 9), min_size=0, max_size=4)))
+    margins = [(data.draw(st.integers(0, 2)), data.draw(st.integers(0, 2))) for _ in shape]
+    box = (..., *(slice(low, low + size) for size, (low, _) in zip(shape, margins, strict=True)))
+    outer = tuple(size + low + high for size, (low, high) in zip(shape, margins, strict=True))
+    dtype = data.draw(st.sampled_from([np.int16, np.float64, ml_dtypes.float8_e4m3fn]))
+    source = np.arange(int(np.prod(outer))).astype(dtype).reshape(outer)[box]
+    near, far = socket.socketpair()
+    with near, far, pytest.MonkeyPatch.context() as limits:
+        limits.setattr(vectors, "_RUN_BYTES", 16)
+        limits.setattr(vectors, "_STAGE_BYTES", 64)
+        limits.setattr(vectors, "_VECTORS", 3)
+        writing = threading.Thread(target=vectors.send_arrays, args=(near, b"head", [source, source]))
+        writing.start()
+        assert vectors.receive_exactly(far, 4) == b"head"
+        targets: list[np.ndarray] = [np.zeros(outer, dtype)[box], np.zeros(shape, dtype)]
+        vectors.receive_arrays(far, targets)
+        writing.join(10)
+    for target in targets:
+        assert target.tobytes() == source.tobytes()
+
+
+def test_sockets_refuse_a_foreign_token() -> None:
+    foreign, listener = (SocketTransport(Mailbox(), "127.0.0.1", token) for token in (b"one", b"two"))
+    try:
+        with pytest.raises((EOFError, PermissionError, ConnectionError)):
+            foreign.connect({"b": listener.address})
+    finally:
+        foreign.close()
+        listener.close()
+
+
+def test_another_address_is_met_by_tcp() -> None:
+    """Two hosts made on one machine share its Unix sockets, but must use the link between them."""
+    near = SocketTransport(Mailbox(), "127.0.0.1", b"token", "a")
+    far = SocketTransport(Mailbox(), "127.0.0.2", b"token", "b")
+    try:
+        near.connect({"b": far.address, "c": Address("127.0.0.2", far.address.port, "")})
+        assert {near._peers[name].socket.family for name in "bc"} == {socket.AF_INET}
+    finally:
+        near.close()
+        far.close()
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ((1, 0, 7, 16), "message 0 from worker 'a' was lost: found number 1"),
+        ((0, 0, 7, 12), "message 7 of worker 'a': expected 16 bytes, found 12"),
+        ((0, 4, 8, 16), "worker 'a' sent message 8 of step 4, which nobody expects"),
+    ],
+)
+def test_a_wrong_message_fails_the_receiver(header: tuple[int, ...], said: str) -> None:
+    with joined(unix=True) as (sender, receiver):
+        receiver.mailbox.expect(7, whole((4,)))
+        sender._peers["b"].socket.sendall(struct.pack("<QQQQ", *header))
+        with pytest.raises(Exception, match=said):
+            receiver.mailbox.take(0, 7)
+
+
+def test_a_peer_that_says_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "_HANDSHAKE_TIMEOUT_SECONDS", 0.05)
+    listener = SocketTransport(Mailbox(), "127.0.0.1", b"token")
+    try:
+        with socket.create_connection(listener.address[:2]) as silent:
+            silent.settimeout(10)
+            assert len(vectors.receive_exactly(silent, 32)) == 32
+            assert silent.recv(1) == b"", "the listener hangs up"
+    finally:
+        listener.close()
