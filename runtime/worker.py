@@ -17,10 +17,10 @@ from shardopt.runtime.actions.observers import LiveBytes, Observer
 from shardopt.runtime.actions.sender import Sender
 from shardopt.runtime.actions.table import make_actions
 from shardopt.runtime.devices.xla import DeviceArray, XlaMesh
-from shardopt.runtime.errors import MeshError
+from shardopt.runtime.errors import Cancelled, MeshError
 from shardopt.runtime.program.instructions import MeshProgram, Route
 from shardopt.runtime.state.worker_state import WorkerState
-from shardopt.runtime.transports.mailbox import Cancelled, Transport
+from shardopt.runtime.transports.mailbox import Transport
 
 
 class Worker:
@@ -126,7 +126,7 @@ class Worker:
 
     def _drain(self) -> None:
         while self._context.in_flight:
-            self._context.in_flight.popleft().block_until_ready()
+            self._context.await_run()
         self._context.sender.drain()
 
     def _finish(self) -> None:

@@ -10,9 +10,9 @@ from functools import cached_property
 from shardopt.runtime.actions.sender import Sender
 from shardopt.runtime.devices.tiles import Tiling
 from shardopt.runtime.devices.xla import DeviceArray, Executable, Token, XlaMesh
-from shardopt.runtime.errors import MeshError
+from shardopt.runtime.errors import Kind, MeshError, kind_of, mesh_error
 from shardopt.runtime.program.instructions import MeshProgram, Route, Run, Send
-from shardopt.runtime.program.text import format_instruction
+from shardopt.runtime.program.text import place
 from shardopt.runtime.transports.mailbox import Transport
 
 Action = Callable[[], None]
@@ -35,7 +35,7 @@ class Context:
     step: int = 0
     checking: bool = False
     buffers: list[DeviceArray | None] = field(default_factory=list)
-    in_flight: deque[Token] = field(default_factory=deque)
+    in_flight: deque[tuple[int, Token]] = field(default_factory=deque)  # with the position of the RUN
 
     def __post_init__(self) -> None:
         self.buffers = [None] * len(self.program.buffers)
@@ -58,7 +58,23 @@ class Context:
 
     def error(self, position: int, error: BaseException) -> MeshError:
         """What is raised when the instruction at `position`, or the end of the step behind the last one, fails."""
-        where = "end of step"
-        if position < len(self.program.instructions):
-            where = f"instruction {position} ({format_instruction(self.program.instructions[position])})"
-        return MeshError(self.program.mesh.name, where, f"{type(error).__name__}: {error}")
+        if kind_of(error) is Kind.FAILED:
+            position = self._culprit(position)
+        return mesh_error(self.program.mesh.name, place(self.program, self.step, position), error)
+
+    def await_run(self) -> None:
+        """Wait for the oldest RUN under way. Raises MeshError when it has failed."""
+        position, token = self.in_flight.popleft()
+        try:
+            token.block_until_ready()
+        except Exception as error:
+            raise mesh_error(self.program.mesh.name, place(self.program, self.step, position), error) from error
+
+    def _culprit(self, position: int) -> int:
+        """The RUN under way that has failed, if there is one: whoever reads its results sees its error."""
+        for earlier, token in self.in_flight.copy():
+            try:
+                token.block_until_ready()
+            except Exception:
+                return earlier
+        return position

@@ -23,9 +23,9 @@ def run_action(context: Context, position: int, run: Run) -> Action:
         if context.checking:
             _check_inputs(context, run, inputs)
         while len(in_flight) >= MAX_RUNS_IN_FLIGHT:
-            in_flight.popleft().block_until_ready()
+            context.await_run()
         outputs, token = executable(inputs)
-        in_flight.append(token)
+        in_flight.append((position, token))
         for buffer in run.donated:
             buffers[buffer] = None
         for buffer, array in zip(run.outputs, outputs, strict=True):

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from shardopt.cost.errors import UserError
-from shardopt.runtime.errors import MeshError
+from shardopt.runtime.errors import first_failure
 from shardopt.runtime.program.instructions import Program
-from shardopt.runtime.transports.mailbox import Cancelled, Mailbox
+from shardopt.runtime.transports.mailbox import Mailbox
 from shardopt.runtime.worker import Worker
 
 
@@ -78,17 +77,5 @@ class LocalBackend:
         for worker in self._workers.values():
             worker.cancel(f"mesh '{failed[0]}' failed")
         wait(futures.values())
-        raise first_failure({name: future.exception() for name, future in futures.items()})
-
-
-def first_failure(errors: Mapping[str, BaseException | None]) -> BaseException:
-    """The failure that is a cause: in order of the meshes, the first that is no mere cancellation."""
-    found = [(name, error) for name, error in errors.items() if error is not None]
-    for name, error in found:
-        if isinstance(error, MeshError | UserError):
-            return error
-        if not isinstance(error, Cancelled):
-            failure = MeshError(name, "", f"{type(error).__name__}: {error}")
-            failure.__cause__ = error
-            return failure
-    return found[0][1]
+        errors = {name: future.exception() for name, future in futures.items()}
+        raise first_failure({name: error for name, error in errors.items() if error is not None})

@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardopt.cost.errors import UserError
-from shardopt.runtime.backends.local import first_failure
-from shardopt.runtime.errors import MeshError
+from shardopt.runtime.errors import Cancelled, Kind, MeshError, first_failure
 from shardopt.runtime.program.instructions import MeshProgram, Program, Route, Send
-from shardopt.runtime.transports.mailbox import Cancelled, Mailbox
+from shardopt.runtime.transports.mailbox import Mailbox
 from shardopt.runtime.transports.sockets import Address, SocketTransport
 from shardopt.runtime.worker import Worker
 
@@ -101,7 +100,7 @@ class RayBackend:
     def _gather(self, refs: Mapping[str, Any]) -> dict[str, Any]:
         names = {ref: name for name, ref in refs.items()}
         answers: dict[str, Any] = {}
-        errors: dict[str, BaseException | None] = {}
+        errors: dict[str, BaseException] = {}
         pending, deadline = list(names), None
         while pending:
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -135,4 +134,5 @@ def _cause(name: str, error: Any) -> BaseException:
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):
         return cause
-    return MeshError(name, "", f"its actor died ({type(error).__name__}: {str(error).strip().splitlines()[0]})")
+    first_line = str(error).strip().splitlines()[0]
+    return MeshError(name, "", f"its actor died ({type(error).__name__}: {first_line})", Kind.DIED)

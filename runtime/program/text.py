@@ -82,6 +82,13 @@ def format_instruction(instruction: Instruction, buffers: tuple[TensorSpec, ...]
     return f"FREE {_names(instruction.buffers)}"
 
 
+def place(part: MeshProgram, step: int, position: int) -> str:
+    """Where in a step a worker is, for messages; behind the last instruction it waits for what is under way."""
+    if position >= len(part.instructions):
+        return f"step {step}, end of step"
+    return f"step {step}, instruction {position} ({format_instruction(part.instructions[position])})"
+
+
 def _define(buffer: int, buffers: tuple[TensorSpec, ...]) -> str:
     return f"%{buffer}: {buffers[buffer]}" if buffers else f"%{buffer}"
 

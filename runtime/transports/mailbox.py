@@ -14,10 +14,6 @@ from shardopt.runtime.transports.landing import Arrival, Landing
 Payload = Sequence[np.ndarray | None]  # the receiver's shards, in the order of its landing; None: no piece is for it
 
 
-class Cancelled(Exception):
-    """This worker was stopped because of a failure somewhere else: the cause, not this, is to be reported."""
-
-
 class Transport(Protocol):
     """How one worker reaches the others."""
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardopt.runtime.errors import MessageLost, PeerGone
 from shardopt.runtime.transports.mailbox import Mailbox
 from shardopt.runtime.transports.vectors import receive_arrays, receive_exactly, send_arrays
 
@@ -113,17 +114,18 @@ class SocketTransport:
 
     def _serve(self, connection: socket.socket) -> None:
         """Check the peer, then turn its bytes into messages until it closes."""
+        source = None
         try:
             source = self._admit(connection)
             number = 0
             while source is not None:
                 self._receive(connection, source, number)
                 number += 1
-        except EOFError:
-            return  # the peer closed between or inside messages: whoever waits for it is told by the driver
         except Exception as error:
-            if not self._closed:
-                self.mailbox.cancel(error)
+            # Strangers harm nobody but themselves; what a worker of the run does wrong ends the run.
+            if source is not None and not self._closed:
+                gone = PeerGone(f"the connection from worker '{source}' was closed")
+                self.mailbox.cancel(gone if isinstance(error, EOFError | OSError) else error)
         finally:
             connection.close()
 
@@ -131,7 +133,7 @@ class SocketTransport:
         number, step, tag, size = _HEADER.unpack(receive_exactly(connection, _HEADER.size))
         if number != expected:
             lost = f"message {expected} from worker '{source}' was lost"
-            raise ConnectionError(f"{lost}: found number {number} (tag {tag}, step {step}) instead")
+            raise MessageLost(f"{lost}: found number {number} (tag {tag}, step {step}) instead")
         arrival = self.mailbox.open(source, step, tag)
         windows = arrival.windows(source)
         wanted = sum(window.nbytes for window in windows)

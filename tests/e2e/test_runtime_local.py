@@ -170,9 +170,8 @@ def test_failure_in_a_step_names_mesh_and_instruction(mesh: str) -> None:
             if getattr(each, "function", "") == name
         )
         backend._workers[mesh]._actions[run_instruction] = broken
-        with pytest.raises(
-            MeshError, match=rf"mesh '{mesh}', instruction {run_instruction} \(.*RUN @{name}.*OverflowError: too hot"
-        ):
+        where = rf"mesh '{mesh}', host 0, step 1, instruction {run_instruction} \(.*RUN @{name}"
+        with pytest.raises(MeshError, match=where + ".*OverflowError: too hot"):
             run.step()
         with pytest.raises(RuntimeError, match="can only be closed"):
             run.step()
@@ -189,7 +188,9 @@ def test_failure_in_a_send_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -
             raise ConnectionError("cut")
 
         monkeypatch.setattr(backend._workers["m1"]._transport, "send", broken)
-        with pytest.raises(MeshError, match=r"mesh 'm1', instruction \d+ \(SEND #2 .*ConnectionError: cut"):
+        with pytest.raises(
+            MeshError, match=r"mesh 'm1', host 0, step 0, instruction \d+ \(SEND #2 .*ConnectionError: cut"
+        ):
             run.step()
 
 

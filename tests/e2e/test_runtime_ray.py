@@ -60,13 +60,13 @@ def test_death_of_an_actor_is_one_error_that_names_the_mesh(cluster: None) -> No
         run.load(inputs())
         run.step()
         ray.kill(run._backend._actors["m1"])  # type: ignore[attr-defined]
-        with pytest.raises(MeshError, match="mesh 'm1': its actor died"):
+        with pytest.raises(MeshError, match="mesh 'm1', host 0: its actor died"):
             run.step()
         with pytest.raises(RuntimeError, match="can only be closed"):
             run.step()
 
 
 def test_failure_on_a_worker_keeps_its_message(cluster: None) -> None:
-    with start(example()) as run, pytest.raises(MeshError, match="mesh 'm0': result 0 does not exist before"):
+    with start(example()) as run, pytest.raises(MeshError, match="mesh 'm0', host 0: result 0 does not exist before"):
         run.steps_done = 1
         run.fetch(0)

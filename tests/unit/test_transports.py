@@ -15,10 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardopt.runtime.errors import Cancelled
 from shardopt.runtime.transports import sockets, vectors
 from shardopt.runtime.transports.buffers import ALIGNMENT, BufferPool, is_aligned
 from shardopt.runtime.transports.landing import Landing, Place
-from shardopt.runtime.transports.mailbox import Cancelled, Mailbox
+from shardopt.runtime.transports.mailbox import Mailbox
 from shardopt.runtime.transports.sockets import Address, SocketTransport
 
 F32 = np.dtype(np.float32)
