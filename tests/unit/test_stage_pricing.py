@@ -20,6 +20,7 @@ from shardopt.solve.sharding.intra_op import IntraOpTables
 from shardopt.solve.sharding.intra_op_memory import live_bytes
 from shardopt.solve.sharding.strategies_tables import StrategyTables
 from shardopt.solve.stages.candidates import CandidateProblem, candidate_mesh
+from shardopt.solve.stages.pricing import lazy_prices
 from shardopt.solve.stages.pricing.bounds import Rooflines, relaxed_layer
 from shardopt.solve.stages.pricing.held_bytes import ShardedPart
 from shardopt.solve.stages.pricing.lazy_prices import LazyPrices
@@ -27,7 +28,14 @@ from shardopt.solve.stages.pricing.part_facts import PartFacts
 from shardopt.solve.stages.pricing.prices import OptimalSharder, memory_of
 from shardopt.solve.stages.pricing.stage_part import cut_part
 from shardopt.solve.stages.stage_dp import solve_stages
-from shardopt.solve.stages.stage_problem import StageProblem, one_f_one_b_in_flight, stage_options
+from shardopt.solve.stages.stage_problem import (
+    StageProblem,
+    Stages,
+    StageSolution,
+    evaluate,
+    one_f_one_b_in_flight,
+    stage_options,
+)
 from shardopt.solve.stages.step_graph import StepGraph
 
 BYTES = 4 * WIDTH * WIDTH
@@ -170,6 +178,21 @@ def test_few_candidates_are_priced() -> None:
     lazy = LazyPrices(problem(6))
     lazy.best(one_f_one_b_in_flight, lambda stages, known: solve_stages(stages, None, known))
     assert lazy.num_priced < lazy.num_candidates / 2
+
+
+def test_a_search_that_ends_early_does_not_lose_to_one_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planner meets a pipeline of four, then one of three that looks shorter, and nothing more may be priced."""
+    _, everything = exact(problem())
+    whole, three, four = (solve_stages(everything, count) for count in (1, 3, 4))
+    assert whole.seconds < four.seconds
+    monkeypatch.setattr(lazy_prices, "MORE_SOLVES", 0)
+
+    def planner(stages: StageProblem, known: Stages | None) -> StageSolution:
+        return replace(evaluate(stages, (four if known is None else three).stages), seconds=0.5 * whole.seconds)
+
+    found = LazyPrices(problem(), gap_tolerance=0.0, most_solves=0).best(one_f_one_b_in_flight, planner)
+    assert found.stages == whole.stages
+    assert found.seconds == pytest.approx(whole.seconds, rel=0.005)
 
 
 def test_cut_costs_what_crosses_it(priced: tuple[LazyPrices, StageProblem]) -> None:

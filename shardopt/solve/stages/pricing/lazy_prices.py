@@ -4,7 +4,8 @@
 2. A planner, such as the stage DP, finds the best plan of these. What is not exact in it is priced, a level at a time,
    and the planner asked again: bounds that were too low drop out, and other plans come forward.
 3. A plan of exact prices is the best of all. So is, nearly, the best exact plan met on the way once the bounds leave
-   little room below it; when the budget of solves is spent, it is the answer with the gap that remains.
+   little room below it; when the budget of solves is spent, it is the answer with the gap that remains, unless one
+   stage on all devices is shorter.
 """
 
 from __future__ import annotations
@@ -100,15 +101,29 @@ class LazyPrices:
             pending = self._pending(found.stages)
             if not pending:
                 return replace(found, bound=bound)
-            if best is not None and (
-                best.seconds - bound <= self.gap_tolerance * best.seconds or self.counts.solves >= budget
-            ):
+            if best is not None and best.seconds - bound <= self.gap_tolerance * best.seconds:
                 return replace(best, status="feasible", bound=bound)
+            if best is not None and self.counts.solves >= budget:
+                return replace(self._or_one_stage(best, held), status="feasible", bound=bound)
             arrays.refine(pending)
             best = self._better(best, held, found.stages)
             if self.counts.solves >= next_guess and all(arrays.level[stage] >= LAYERS for stage in found.stages):
                 best = self._guess(best, held, planner)
                 next_guess = self.counts.solves + GUESS_EVERY
+
+    def _or_one_stage(self, best: StageSolution, held: InFlight) -> StageSolution:
+        """The plan, or a shorter one without a pipeline: there are few of those, and a search that was not finished
+        should not lose to them."""
+        layers = self.arrays.candidates.shape[1] - 1
+        for option in map(int, np.flatnonzero(self.arrays.candidates[0, layers])):
+            stages = ((0, layers, option),)
+            while pending := self._pending(stages):
+                given = self.arrays.stage_problem(held)
+                if not is_plan(given, stages) or evaluate(given, stages).seconds >= best.seconds:
+                    break
+                self.arrays.refine(pending)
+            best = self._better(best, held, stages) or best
+        return best
 
     def _guess(self, best: StageSolution | None, held: InFlight, planner: Planner) -> StageSolution | None:
         """A good plan where the bounds do not show one yet: the best under likely prices, made exact."""
