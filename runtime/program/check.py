@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from shardopt.runtime.program.check_routes import find_route_faults
 from shardopt.runtime.program.instructions import (
     Allgather,
     Broadcast,
@@ -22,16 +23,21 @@ from shardopt.runtime.program.instructions import (
 )
 from shardopt.runtime.program.sends import deadlock
 from shardopt.runtime.program.text import format_instruction
+from shardopt.runtime.program.wellformed import find_malformed
 
 
 def check_program(program: Program) -> tuple[str, ...]:
     """Every fault of the program, empty for a good one.
 
-    Checked: buffers are defined once, before use, and not used after FREE or donation; functions get what they expect;
-    kept buffers survive; nothing is left over; SEND and RECV pair up with equal routes; and the lists run to their ends
-    whether SENDs wait for their receivers or not.
+    Checked: numbers and names exist and fit the frame (`wellformed.py`); routes carry each element once
+    (`check_routes.py`); buffers are defined once, before use, completed where they have only landed, and not used after
+    FREE or donation; functions get what they expect; kept buffers survive; nothing is left over; SEND and RECV pair up
+    with equal routes; and the lists run to their ends whether SENDs wait for their receivers or not.
     """
-    faults = [fault for part in program.meshes for fault in _check_mesh(part, program)]
+    if malformed := tuple(find_malformed(program)):
+        return malformed
+    faults = list(find_route_faults(program))
+    faults.extend(fault for part in program.meshes for fault in _check_mesh(part, program))
     faults.extend(_check_pairs(program))
     return tuple(faults) or tuple(_check_progress(program))
 
@@ -60,6 +66,8 @@ def _check_mesh(part: MeshProgram, program: Program) -> Iterator[str]:
     needed = [buffer for _, buffer in part.results] + [buffer for buffer, _ in part.feedback]
     for buffer in sorted(set(needed) - live):
         yield f"{where}: result %{buffer} is {'gone' if buffer in defined else 'not defined'} at the end"
+    for buffer in sorted(landed):
+        yield f"{where}: %{buffer} has landed by route {landed[buffer]}, but is never completed"
     for buffer in sorted(live - set(needed) - part.kept_buffers):
         yield f"{where}: %{buffer} is never freed"
     yield from _check_feedback(part, where)
@@ -151,6 +159,15 @@ def _check_pairs(program: Program) -> Iterator[str]:
                 sends.setdefault(instruction.tag, []).append((part.mesh.name, instruction))
             elif isinstance(instruction, Recv):
                 recvs.setdefault(instruction.tag, []).append((part.mesh.name, instruction))
+    inside = Counter(
+        each.tag
+        for part in program.meshes
+        for each in part.instructions
+        if isinstance(each, Allgather | Broadcast | Reshard)
+    )
+    for tag, count in sorted(inside.items()):
+        if count > 1 or tag in sends or tag in recvs:
+            yield f"tag #{tag}: names more than one transfer"
     for tag in sorted({*sends, *recvs}):
         sent, received = sends.get(tag, []), recvs.get(tag, [])
         if (len(sent), len(received)) != (1, 1):

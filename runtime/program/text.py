@@ -89,6 +89,13 @@ def place(part: MeshProgram, step: int, position: int) -> str:
     return f"step {step}, instruction {position} ({format_instruction(part.instructions[position])})"
 
 
+def brief_instruction(instruction: Instruction) -> str:
+    """A few words: which function a RUN calls and what it is in the plan, without its buffers."""
+    if isinstance(instruction, Run):
+        return f"RUN @{instruction.function} // {instruction.label}"
+    return format_instruction(instruction)
+
+
 def _define(buffer: int, buffers: tuple[TensorSpec, ...]) -> str:
     return f"%{buffer}: {buffers[buffer]}" if buffers else f"%{buffer}"
 

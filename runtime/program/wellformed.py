@@ -1,0 +1,117 @@
+"""Whether the numbers and names in a program exist at all: the check before all others, which rely on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from shardopt.dialect.dtypes import numpy_dtype
+from shardopt.dialect.exported_program import TensorSpec
+from shardopt.runtime.program.instructions import (
+    Allgather,
+    Broadcast,
+    Free,
+    MeshProgram,
+    Program,
+    Recv,
+    Reshard,
+    Send,
+    reads,
+    writes,
+)
+from shardopt.runtime.program.text import brief_instruction
+
+
+def find_malformed(program: Program) -> Iterator[str]:
+    """Faults in the frame: meshes, buffers, arguments, results, functions, and what instructions refer to."""
+    names = [part.mesh.name for part in program.meshes]
+    yield from (f"mesh {name} stands in the program {count} times" for name, count in _repeated(names))
+    for part in program.meshes:
+        where = f"mesh {part.mesh.name}"
+        yield from (f"{where}: {fault}" for fault in _of_frame(part, program))
+        for number, spec in enumerate(part.buffers):
+            if fault := _of_spec(spec, part):
+                yield f"{where}: %{number}: {fault}"
+        for position, each in enumerate(part.instructions):
+            at = f"{where}, instruction {position} ({brief_instruction(each)})"
+            freed = each.buffers if isinstance(each, Free) else ()
+            for buffer in (*reads(each), *writes(each), *freed):
+                if not 0 <= buffer < len(part.buffers):
+                    yield f"{at}: %{buffer} does not exist"
+            yield from (f"{at}: {fault}" for fault in _of_references(each, program, names))
+    yield from _of_homes(program)
+
+
+def _of_frame(part: MeshProgram, program: Program) -> Iterator[str]:
+    numbers = [buffer for _, buffer in (*part.arguments, *part.indices)]
+    yield from (f"%{buffer} is defined {count} times" for buffer, count in _repeated(numbers))
+    named = [*numbers, *(buffer for _, buffer in part.results), *(buffer for pair in part.feedback for buffer in pair)]
+    missing = sorted({buffer for buffer in named if not 0 <= buffer < len(part.buffers)})
+    yield from (f"%{buffer} does not exist" for buffer in missing)
+    yield from (f"function @{name} is there {count} times" for name, count in _repeated(f.name for f in part.functions))
+    arguments = {buffer for _, buffer in part.arguments}
+    for _, target in part.feedback:
+        if target not in arguments:
+            yield f"%{target} is state, but no argument"
+    if missing:
+        return
+    for what, pairs, known in (
+        ("argument", part.arguments, program.arguments),
+        ("result", part.results, program.results),
+    ):
+        for number, buffer in pairs:
+            if not 0 <= number < len(known):
+                yield f"{what} {number} does not exist"
+            elif known[number].value.spec != part.buffers[buffer]:
+                yield f"{what} {number} is {known[number].value.spec}, but %{buffer} is {part.buffers[buffer]}"
+
+
+def _of_spec(spec: TensorSpec, part: MeshProgram) -> str:
+    try:
+        numpy_dtype(spec.dtype)
+        spec.sharding.tiles(part.mesh, spec.shape)
+    except (ValueError, TypeError) as error:
+        return str(error)
+    return ""
+
+
+def _of_references(instruction: object, program: Program, names: list[str]) -> Iterator[str]:
+    routes: tuple[int, ...] = ()
+    match instruction:
+        case Send(routes=routes, target=mesh) | Recv(routes=routes, source=mesh):
+            if len(program.meshes) > 1 and mesh not in names:
+                yield f"mesh {mesh} does not exist"
+        case Allgather(route=route) | Broadcast(route=route) | Reshard(route=route):
+            routes = (route,)
+    for route in routes:
+        if not 0 <= route < len(program.routes):
+            yield f"route {route} does not exist"
+
+
+def _of_homes(program: Program) -> Iterator[str]:
+    """Each argument and result has one home, the mesh of its value; state feeds the argument that its alias names."""
+    for what, listed, pairs in (
+        ("argument", program.arguments, [(part, part.arguments) for part in program.meshes]),
+        ("result", program.results, [(part, part.results) for part in program.meshes]),
+    ):
+        homes: dict[int, list[str]] = {}
+        for part, own in pairs:
+            for number, _ in own:
+                homes.setdefault(number, []).append(part.mesh.name)
+        for number, each in enumerate(listed):
+            found = homes.get(number, [])
+            if found != [each.value.mesh]:
+                yield f"{what} {number} '{each.name}': expected on mesh {each.value.mesh}, found on {', '.join(found)}"
+    for part in program.meshes:
+        results = dict(part.results)
+        feedback = {target: source for source, target in part.feedback}
+        for number, buffer in part.arguments:
+            if not 0 <= number < len(program.arguments):
+                continue
+            alias = program.arguments[number].alias
+            if (alias is None) != (buffer not in feedback) or (alias is not None and alias not in results):
+                yield f"mesh {part.mesh.name}: argument {number} is replaced by result {alias}, but not in the list"
+
+
+def _repeated(items: Iterable[object]) -> Iterator[tuple[object, int]]:
+    return ((item, count) for item, count in Counter(items).items() if count > 1)
