@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from shardopt.dialect.dtypes import numpy_dtype
-from shardopt.dialect.exported_program import TensorSpec
+from shardopt.dialect.exported_program import Argument, Result, TensorSpec
 from shardopt.runtime.program.instructions import (
     Allgather,
     Broadcast,
@@ -90,10 +90,13 @@ def _of_references(instruction: object, program: Program, names: list[str]) -> I
 
 def _of_homes(program: Program) -> Iterator[str]:
     """Each argument and result has one home, the mesh of its value; state feeds the argument that its alias names."""
-    for what, listed, pairs in (
+    rows: tuple[
+        tuple[str, tuple[Argument | Result, ...], list[tuple[MeshProgram, tuple[tuple[int, int], ...]]]], ...
+    ] = (
         ("argument", program.arguments, [(part, part.arguments) for part in program.meshes]),
         ("result", program.results, [(part, part.results) for part in program.meshes]),
-    ):
+    )
+    for what, listed, pairs in rows:
         homes: dict[int, list[str]] = {}
         for part, own in pairs:
             for number, _ in own:
