@@ -24,11 +24,13 @@ from jaxlib.mlir import ir
 from shardopt.cost.errors import UserError
 from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.dialect.exported_form import read_exported
-from shardopt.dialect.exported_program import Box
+from shardopt.dialect.exported_program import Box, TensorSpec
 from shardopt.dialect.exported_verify import verify_exported
 from shardopt.ir.diagnostics import DiagnosedError, diagnostic
+from shardopt.runtime.devices.tiles import Tiling
 from shardopt.runtime.program.build import build_program
 from shardopt.runtime.program.check import check_program
+from shardopt.runtime.program.hosts import Host, Hosts
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.state.fillings import Filling
 from shardopt.runtime.state.ownership import state_arguments
@@ -39,10 +41,12 @@ BACKENDS = ("local", "ray")
 
 
 class Backend(Protocol):
-    """Workers, one a mesh, wherever they are."""
+    """Workers, one a host of a mesh, wherever they are; they are called by the names of their hosts."""
+
+    hosts: Hosts
 
     def call(self, method: str, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-        """Call a `Worker` method on some meshes at once; their answers by mesh. Raises MeshError."""
+        """Call a `Worker` method on some workers at once; their answers by worker. Raises MeshError."""
 
     def close(self) -> None: ...
 
@@ -110,8 +114,12 @@ class Run:
     def __init__(self, program: Program, backend: Backend, checkpoints: PeriodicCheckpoints | None = None) -> None:
         self.program = program
         self._backend = backend
+        self._hosts = backend.hosts
+        self._meshes = {part.mesh.name: part.mesh for part in program.meshes}
+        self._tilings: dict[tuple[TensorSpec, Host], Tiling] = {}
         self._checkpoints = checkpoints
-        self._state = RunState(program, {part.mesh.name: (part.mesh.name,) for part in program.meshes}, self._on_state)
+        workers = {mesh: tuple(host.name for host in hosts) for mesh, hosts in backend.hosts.items()}
+        self._state = RunState(program, workers, self._on_state)
         self._argument_home = {number: part.mesh.name for part in program.meshes for number, _ in part.arguments}
         self._result_home = {number: part.mesh.name for part in program.meshes for number, _ in part.results}
         self._missing = set(range(len(program.arguments)))  # arguments that have no value yet
@@ -123,7 +131,7 @@ class Run:
         """Put all arguments on the workers. Raises UserError when number, shape or dtype is wrong."""
         if len(inputs) != len(self.program.arguments):
             raise UserError(f"expected {len(self.program.arguments)} inputs, found {len(inputs)}")
-        self._call("load", self._by_mesh(dict(enumerate(inputs))))
+        self._call("load", self._by_worker(dict(enumerate(inputs))))
         self._missing.clear()
 
     def create(self, values: Mapping[int, Filling | ShardMaker]) -> None:
@@ -162,7 +170,7 @@ class Run:
 
     def step(self, inputs: Mapping[int, np.ndarray] | None = None) -> Outputs:
         """Run one step and wait for it; `inputs` replaces arguments by number first. Raises UserError, MeshError."""
-        parts = self._by_mesh(inputs or {})
+        parts = self._by_worker(inputs or {})
         self._missing -= (inputs or {}).keys()
         self._need_arguments()
         if self._checkpoints is not None:
@@ -181,7 +189,12 @@ class Run:
                 f"result {number} does not exist: {len(self._result_home)} results, {self.steps_done} steps"
             )
         home = self._result_home[number]
-        return self._call("fetch", {home: (number,)})[home]
+        spec = self.program.results[number].value.spec
+        found = self._call("fetch", {host.name: (number,) for host in self._hosts[home]})
+        whole = np.empty(spec.shape, numpy_dtype(spec.dtype))
+        for host in self._hosts[home]:
+            self._tiling(spec, host).paste(found[host.name], whole)
+        return whole
 
     def argument(self, number: int, box: Box | None = None) -> np.ndarray:
         """What an argument holds now, or a global box of it: of state, what the last step made of it."""
@@ -191,8 +204,8 @@ class Run:
         return self._state.read(number, box)
 
     def live_bytes(self) -> dict[str, tuple[int, ...]]:
-        """By mesh, the bytes that a device held after each instruction of the last step. Needs `track_bytes`."""
-        return self._call("live_bytes", {part.mesh.name: () for part in self.program.meshes})
+        """By worker, the bytes that a device held after each instruction of the last step. Needs `track_bytes`."""
+        return self._call("live_bytes", {host.name: () for hosts in self._hosts.values() for host in hosts})
 
     def close(self) -> None:
         self._backend.close()
@@ -218,13 +231,22 @@ class Run:
     def _on_state(self, method: str, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
         return self._call("on_state", {name: (method, *values) for name, values in arguments.items()})
 
-    def _by_mesh(self, values: Mapping[int, np.ndarray]) -> dict[str, tuple[Any, ...]]:
-        """One dictionary per mesh, empty ones included: every worker gets one message."""
-        parts: dict[str, dict[int, np.ndarray]] = {part.mesh.name: {} for part in self.program.meshes}
+    def _by_worker(self, values: Mapping[int, np.ndarray]) -> dict[str, tuple[Any, ...]]:
+        """What each worker's devices need, empty ones included: every worker gets one message."""
+        parts: dict[str, dict[int, list[np.ndarray]]] = {
+            host.name: {} for hosts in self._hosts.values() for host in hosts
+        }
         for number, value in values.items():
             home = self._home(number)
-            parts[home][number] = self._checked(number, np.asarray(value))
+            whole = self._checked(number, np.asarray(value))
+            for host in self._hosts[home]:
+                parts[host.name][number] = self._tiling(self.program.arguments[number].value.spec, host).parts(whole)
         return {name: (part,) for name, part in parts.items()}
+
+    def _tiling(self, spec: TensorSpec, host: Host) -> Tiling:
+        if (spec, host) not in self._tilings:
+            self._tilings[spec, host] = Tiling(self._meshes[host.mesh], spec, host)
+        return self._tilings[spec, host]
 
     def _home(self, number: int) -> str:
         if number not in self._argument_home:

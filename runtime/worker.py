@@ -1,4 +1,5 @@
-"""A worker owns one mesh: its executables, its buffers, and the instruction list it runs in every step.
+"""A worker owns one mesh, or the part of it on one host: its executables, its buffers, and the instruction list it runs
+in every step.
 
 Everything that can be prepared is: each instruction becomes a closure once (`runtime/actions`), so a step is a loop
 over calls. RUN only dispatches; reading results for SEND happens on a thread of its own, which waits for them there.
@@ -16,11 +17,15 @@ from shardopt.runtime.actions.context import Context
 from shardopt.runtime.actions.observers import LiveBytes, Observer
 from shardopt.runtime.actions.sender import Sender
 from shardopt.runtime.actions.table import make_actions
+from shardopt.runtime.devices.clients import World, shared_devices
 from shardopt.runtime.devices.xla import DeviceArray, XlaMesh
 from shardopt.runtime.errors import Cancelled, MeshError
+from shardopt.runtime.program.hosts import Host, Hosts
 from shardopt.runtime.program.instructions import MeshProgram, Route
 from shardopt.runtime.state.worker_state import WorkerState
 from shardopt.runtime.transports.mailbox import Transport
+
+Parts = Sequence[np.ndarray]  # a host's tiles of a value, replicas once
 
 
 class Worker:
@@ -34,9 +39,12 @@ class Worker:
     def __init__(
         self,
         program: MeshProgram,
+        host: Host,
+        hosts: Hosts,
         routes: Sequence[Route],
         transport: Transport,
         *,
+        world: World | None = None,
         checked_steps: int = 1,
         quick_compile: bool = False,
         track_bytes: bool = False,
@@ -48,11 +56,13 @@ class Worker:
         self._checked_steps = checked_steps
         self._context = Context(
             program,
+            host,
+            hosts,
             routes,
             transport,
-            devices=XlaMesh(program.mesh),
+            devices=XlaMesh(program.mesh, None if world is None else shared_devices(world, host)),
             executables={},
-            sender=Sender(program.mesh.name),
+            sender=Sender(host.name),
             copy_pieces=track_bytes,  # what is under way belongs to the transport, not to this mesh
         )
         devices = self._context.devices
@@ -64,15 +74,15 @@ class Worker:
         self._observers: list[Observer] = [self._live_bytes] if self._live_bytes else []
         self._actions = [*make_actions(self._context), self._drain, self._finish]
         for microbatch, buffer in program.indices:
-            self._set(buffer, np.array(microbatch, self._context.tiling(buffer).dtype))
+            self._set(buffer, [np.array(microbatch, self._context.tiling(buffer).dtype)])
 
-    def load(self, values: Mapping[int, np.ndarray]) -> None:
-        """Put the given arguments, by number, on the devices."""
+    def load(self, values: Mapping[int, Parts]) -> None:
+        """Put the given arguments, by number, on the devices: this host's parts (`Tiling.parts`)."""
         buffers = dict(self.program.arguments)
-        for number, value in values.items():
-            self._set(buffers[number], value)
+        for number, parts in values.items():
+            self._set(buffers[number], parts)
 
-    def step(self, values: Mapping[int, np.ndarray]) -> None:
+    def step(self, values: Mapping[int, Parts]) -> None:
         """Run the list once, with some arguments replaced first. Raises MeshError, or Cancelled."""
         self.load(values)
         self._outputs.clear()
@@ -96,14 +106,15 @@ class Worker:
     def live_bytes(self) -> tuple[int, ...]:
         """Bytes that a device of the mesh held after each instruction of the last step, and at its end."""
         if self._live_bytes is None:
-            raise MeshError(self.program.mesh.name, "", "live bytes are counted only where the run was opened to do so")
+            raise MeshError(self._context.host.name, "", "live bytes are counted only in runs that were opened for it")
         return tuple(self._live_bytes.bytes)
 
-    def fetch(self, number: int) -> np.ndarray:
-        """A result of the last step as one numpy array."""
+    def fetch(self, number: int) -> list[np.ndarray]:
+        """The parts of a result of the last step that are for this host to give (`Tiling.owned`)."""
         if number not in self._outputs:
-            raise MeshError(self.program.mesh.name, "", f"result {number} does not exist before the first step")
-        return self._whole(dict(self.program.results)[number], self._outputs[number])
+            raise MeshError(self._context.host.name, "", f"result {number} does not exist before the first step")
+        tiling = self._context.tiling(dict(self.program.results)[number])
+        return tiling.owned(self._context.devices.shards(self._outputs[number]))
 
     def on_state(self, method: str, *arguments: Any) -> Any:
         """Call a method of `WorkerState`, between steps."""
@@ -117,12 +128,9 @@ class Worker:
         self._transport.close()  # first: it ends a SEND that is stuck
         self._context.sender.close()
 
-    def _set(self, buffer: int, value: np.ndarray) -> None:
-        shards = self._context.tiling(buffer).split(value)
+    def _set(self, buffer: int, parts: Parts) -> None:
+        shards = self._context.tiling(buffer).spread(parts)
         self._context.buffers[buffer] = self._context.devices.put(self.program.buffers[buffer], shards)
-
-    def _whole(self, buffer: int, array: DeviceArray) -> np.ndarray:
-        return self._context.tiling(buffer).join(self._context.devices.shards(array))
 
     def _drain(self) -> None:
         while self._context.in_flight:

@@ -11,7 +11,16 @@ from shardopt.runtime.actions.sender import Sender
 from shardopt.runtime.devices.tiles import Tiling
 from shardopt.runtime.devices.xla import DeviceArray, Executable, Token, XlaMesh
 from shardopt.runtime.errors import Kind, MeshError, kind_of, mesh_error
-from shardopt.runtime.program.instructions import MeshProgram, Route, Run, Send
+from shardopt.runtime.program.hosts import Host, Hosts
+from shardopt.runtime.program.instructions import (
+    Allgather,
+    Broadcast,
+    MeshProgram,
+    Reshard,
+    Route,
+    Run,
+    Send,
+)
 from shardopt.runtime.program.text import place
 from shardopt.runtime.transports.mailbox import Transport
 
@@ -26,6 +35,8 @@ class Context:
     mesh alive."""
 
     program: MeshProgram
+    host: Host  # the one this worker is; shards are those of its devices
+    hosts: Hosts  # of all meshes that messages go to or come from, and of its own
     routes: Sequence[Route]
     transport: Transport
     devices: XlaMesh
@@ -42,10 +53,15 @@ class Context:
 
     @cached_property
     def sent(self) -> frozenset[int]:
-        """Buffers that are sent."""
-        return frozenset(
-            buffer for each in self.program.instructions if isinstance(each, Send) for buffer in each.buffers
-        )
+        """Buffers that the thread of the sender reads."""
+        found: set[int] = set()
+        for each in self.program.instructions:
+            match each:
+                case Send(buffers=buffers):
+                    found.update(buffers)
+                case Reshard(input=buffer) | Allgather(buffer=buffer) | Broadcast(buffer=buffer):
+                    found.add(buffer)  # between the hosts of the mesh
+        return frozenset(found)
 
     @cached_property
     def overwritten(self) -> frozenset[int]:
@@ -54,13 +70,13 @@ class Context:
         return frozenset(donated.union(buffer for buffer, _ in self.program.feedback))
 
     def tiling(self, buffer: int) -> Tiling:
-        return Tiling(self.program.mesh, self.program.buffers[buffer])
+        return Tiling(self.program.mesh, self.program.buffers[buffer], self.host)
 
     def error(self, position: int, error: BaseException) -> MeshError:
         """What is raised when the instruction at `position`, or the end of the step behind the last one, fails."""
         if kind_of(error) is Kind.FAILED:
             position = self._culprit(position)
-        return mesh_error(self.program.mesh.name, place(self.program, self.step, position), error)
+        return mesh_error(self.host.name, place(self.program, self.step, position), error)
 
     def await_run(self) -> None:
         """Wait for the oldest RUN under way. Raises MeshError when it has failed."""
@@ -68,7 +84,7 @@ class Context:
         try:
             token.block_until_ready()
         except Exception as error:
-            raise mesh_error(self.program.mesh.name, place(self.program, self.step, position), error) from error
+            raise mesh_error(self.host.name, place(self.program, self.step, position), error) from error
 
     def _culprit(self, position: int) -> int:
         """The RUN under way that has failed, if there is one: whoever reads its results sees its error."""

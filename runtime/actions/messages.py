@@ -1,92 +1,149 @@
 """SEND, RECV and RESHARD: the pieces of a route leave the shards of one sharding and land in those of another, which
 ALLGATHER and BROADCAST complete.
 
-What has landed and is not complete is kept as one host array for each shard; devices take it over once it is.
+A mesh has one worker on each of its hosts; each of them sends what its own shards hold, to every host that needs some
+of it, and lands what its own shards need. What has landed and is not complete is kept as one host array for each shard;
+devices take it over once it is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from shardopt.runtime.actions.context import Action, Context
+from shardopt.runtime.devices.exchanges import Exchanges
 from shardopt.runtime.devices.tiles import RouteSource, RouteTarget, landing_of
 from shardopt.runtime.devices.xla import DeviceArray
-from shardopt.runtime.program.instructions import Allgather, Broadcast, Recv, Reshard, Send
-from shardopt.runtime.transports.landing import Arrival
+from shardopt.runtime.program.hosts import Host
+from shardopt.runtime.program.instructions import Allgather, Broadcast, Recv, Reshard, Route, Send
+from shardopt.runtime.transports.landing import Landing
 from shardopt.runtime.transports.mailbox import Payload
 
 
-def send_action(context: Context, position: int, send: Send) -> Action:
-    sources = [RouteSource(context.routes[route]) for route in send.routes]
-    # What a later RUN writes over may not be held on to: XLA would copy it there, for fear of who is looking.
-    keep = not context.copy_pieces and context.overwritten.isdisjoint(send.buffers)
+class _Outgoing:
+    """What this host sends to some hosts: a message to each that needs any of its pieces."""
 
-    def deliver(arrays: list[DeviceArray], step: int) -> None:
-        try:
-            pieces = [
-                piece
-                for source, array in zip(sources, arrays, strict=True)
-                for piece in source.cut(context.devices.shards(array))
-            ]
-            if context.copy_pieces:
+    def __init__(
+        self, context: Context, buffers: Sequence[int], routes: Sequence[Route], targets: Sequence[Host]
+    ) -> None:
+        self._context = context
+        # What a later RUN writes over may not be held on to: XLA would copy it there, for fear of who is looking.
+        self._keep = not context.copy_pieces and context.overwritten.isdisjoint(buffers)
+        found = {target.name: [RouteSource(route, context.host, target) for route in routes] for target in targets}
+        self._sources = {name: sources for name, sources in found.items() if any(each.size for each in sources)}
+
+    def __bool__(self) -> bool:
+        return bool(self._sources)
+
+    def send(self, arrays: Sequence[DeviceArray], step: int, tag: int) -> None:
+        shards = [self._context.devices.shards(array) for array in arrays]
+        for target, sources in self._sources.items():
+            pieces = [piece for source, own in zip(sources, shards, strict=True) for piece in source.cut(own)]
+            if self._context.copy_pieces:
                 pieces = [piece.copy() for piece in pieces]
-            context.transport.send(send.target, step, send.tag, pieces, keep=keep)
-        except Exception as error:
-            failure = context.error(position, error)
-            context.transport.mailbox.cancel(failure)  # what is lost here may be what the next RECV waits for
-            raise failure from error
+            self._context.transport.send(target, step, tag, pieces, keep=self._keep)
+
+
+class _Incoming:
+    """What this host receives of some routes from some hosts, as one message."""
+
+    def __init__(self, context: Context, routes: Sequence[Route], sources: Sequence[Host], tag: int) -> None:
+        self._context, self._tag = context, tag
+        self.targets = [RouteTarget(route, context.program.mesh, context.host) for route in routes]
+        self.landing: Landing = landing_of(self.targets, sources)
+        if self.landing.pieces:
+            context.transport.mailbox.expect(tag, self.landing)
+
+    def take(self) -> Payload:
+        if not self.landing.pieces:  # all comes by exchange
+            return [None] * len(self.landing.shards)
+        return self._context.transport.mailbox.take(self._context.step, self._tag)
+
+    def keep(self, buffers: Sequence[int]) -> None:
+        """Wait, and put what needs no completion on the devices at once."""
+        landed, context, size = self.take(), self._context, len(self._context.host.shards)
+        for number, (buffer, target) in enumerate(zip(buffers, self.targets, strict=True)):
+            shards = landed[number * size : (number + 1) * size]
+            if target.is_complete:
+                shards = target.all(shards, context.transport.mailbox.pool)
+                context.buffers[buffer] = context.devices.put(context.program.buffers[buffer], shards)
+            else:
+                context.buffers[buffer] = shards
+
+
+def send_action(context: Context, position: int, send: Send) -> Action:
+    routes = [context.routes[route] for route in send.routes]
+    outgoing = _Outgoing(context, send.buffers, routes, context.hosts[send.target])
 
     def action() -> None:
         arrays = [context.buffers[buffer] for buffer in send.buffers]
-        context.sender.submit(send.buffers, partial(deliver, arrays, context.step))
+        _submit(context, position, send.buffers, partial(outgoing.send, arrays, context.step, send.tag))
 
-    return action
+    return action if outgoing else _nothing
 
 
 def recv_action(context: Context, position: int, recv: Recv) -> Action:
-    targets = [RouteTarget(context.routes[route], context.program.mesh) for route in recv.routes]
-    mailbox, size = context.transport.mailbox, context.program.mesh.size
-    mailbox.expect(recv.tag, landing_of(targets, recv.source))
-
-    def action() -> None:
-        landed = mailbox.take(context.step, recv.tag)
-        for number, (buffer, target) in enumerate(zip(recv.buffers, targets, strict=True)):
-            _keep(context, buffer, target, landed[number * size : (number + 1) * size])
-
-    return action
+    routes = [context.routes[route] for route in recv.routes]
+    return partial(_Incoming(context, routes, context.hosts[recv.source], recv.tag).keep, recv.buffers)
 
 
 def reshard_action(context: Context, position: int, reshard: Reshard) -> Action:
-    route, own, pool = context.routes[reshard.route], context.program.mesh.name, context.transport.mailbox.pool
-    source, target = RouteSource(route), RouteTarget(route, context.program.mesh)
-    landing, keep = landing_of([target], own), reshard.input not in context.overwritten
+    """A message of the host to itself, and to the other hosts of the mesh."""
+    route, own, hosts = context.routes[reshard.route], context.host, context.hosts[context.host.mesh]
+    others = _Outgoing(context, (reshard.input,), [route], [host for host in hosts if host != own])
+    staying, keep = RouteSource(route, own, own), reshard.input not in context.overwritten
+    incoming, mailbox = _Incoming(context, [route], hosts, reshard.tag), context.transport.mailbox
 
     def action() -> None:
-        arrival = Arrival(landing, pool)
-        arrival.adopt(own, source.cut(context.devices.shards(context.buffers[reshard.input])), keep=keep)
-        landed = arrival.finish(own)
-        assert landed is not None, "there is one source"
-        _keep(context, reshard.output, target, landed)
+        array = context.buffers[reshard.input]
+        if others:
+            _submit(context, position, (reshard.input,), partial(others.send, [array], context.step, reshard.tag))
+        if staying.size:
+            pieces = staying.cut(context.devices.shards(array))
+            mailbox.deliver(own.name, context.step, reshard.tag, pieces, keep=keep)
+        incoming.keep((reshard.output,))
 
     return action
 
 
 def complete_action(context: Context, position: int, completion: Allgather | Broadcast) -> Action:
-    target = RouteTarget(context.routes[completion.route], context.program.mesh)
-    spec, pool = context.program.buffers[completion.buffer], context.transport.mailbox.pool
+    route, hosts, mailbox = (
+        context.routes[completion.route],
+        context.hosts[context.host.mesh],
+        context.transport.mailbox,
+    )
+    exchanges = Exchanges(route, context.program.mesh, hosts, context.host, completion.tag, mailbox)
+    spec = context.program.buffers[completion.buffer]
+
+    def give(worker: str, tag: int, pieces: list[np.ndarray]) -> None:
+        send = partial(context.transport.send, worker, context.step, tag, pieces)
+        _submit(context, position, (completion.buffer,), send)
 
     def action() -> None:
         landed: Any = context.buffers[completion.buffer]
-        context.buffers[completion.buffer] = context.devices.put(spec, target.exchange(landed, pool))
+        shards = exchanges.complete(context.step, landed, give)
+        context.buffers[completion.buffer] = context.devices.put(spec, shards)
 
     return action
 
 
-def _keep(context: Context, buffer: int, target: RouteTarget, landed: Payload) -> None:
-    """What needs no completion goes to the devices at once."""
-    if target.is_complete:
-        shards = target.exchange(landed, context.transport.mailbox.pool)
-        context.buffers[buffer] = context.devices.put(context.program.buffers[buffer], shards)
-    else:
-        context.buffers[buffer] = landed
+def _submit(context: Context, position: int, buffers: Sequence[int], send: Callable[[], None]) -> None:
+    """Send on the thread that does; a failure there is one of the instruction."""
+
+    def deliver() -> None:
+        try:
+            send()
+        except Exception as error:
+            failure = context.error(position, error)
+            context.transport.mailbox.cancel(failure)  # what is lost here may be what the next RECV waits for
+            raise failure from error
+
+    context.sender.submit(buffers, deliver)
+
+
+def _nothing() -> None:
+    """This host has nothing that the other mesh needs."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from shardopt.runtime.errors import first_failure
+from shardopt.runtime.program.hosts import Hosts, one_host_each
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.transports.mailbox import Mailbox
 from shardopt.runtime.worker import Worker
@@ -34,12 +35,15 @@ class LocalBackend:
 
     def __init__(self, program: Program, **options: Any) -> None:
         mailboxes = {part.mesh.name: Mailbox() for part in program.meshes}
+        self.hosts: Hosts = one_host_each(program)
         self._workers: dict[str, Worker] = {}
         self._threads = {name: ThreadPoolExecutor(1, thread_name_prefix=f"mesh-{name}") for name in mailboxes}
         futures = {
             part.mesh.name: self._threads[part.mesh.name].submit(
                 Worker,
                 part,
+                self.hosts[part.mesh.name][0],
+                self.hosts,
                 program.routes,
                 LocalTransport(part.mesh.name, mailboxes[part.mesh.name], mailboxes),
                 **options,

@@ -13,6 +13,7 @@ from typing import Any
 
 from shardopt.cost.errors import UserError
 from shardopt.runtime.errors import Cancelled, Kind, MeshError, first_failure
+from shardopt.runtime.program.hosts import Hosts, one_host_each
 from shardopt.runtime.program.instructions import MeshProgram, Program, Route, Send
 from shardopt.runtime.transports.mailbox import Mailbox
 from shardopt.runtime.transports.sockets import Address, SocketTransport
@@ -36,10 +37,15 @@ class MeshActor:
         return self._transport.address
 
     def start(
-        self, part: MeshProgram, routes: tuple[Route, ...], peers: dict[str, Address], options: dict[str, Any]
+        self,
+        part: MeshProgram,
+        hosts: Hosts,
+        routes: tuple[Route, ...],
+        peers: dict[str, Address],
+        options: dict[str, Any],
     ) -> None:
         self._transport.connect(peers)
-        self._worker = Worker(part, routes, self._transport, **options)
+        self._worker = Worker(part, hosts[part.mesh.name][0], hosts, routes, self._transport, **options)
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
         assert self._worker is not None, "start() comes first"
@@ -57,6 +63,7 @@ class RayBackend:
             import ray
         except ImportError as error:
             raise UserError("backend 'ray' needs the package ray: pip install 'shardopt[ray]'") from error
+        self.hosts: Hosts = one_host_each(program)
         self._ray: Any = ray
         self._owns_cluster = not ray.is_initialized()
         if self._owns_cluster:
@@ -78,7 +85,7 @@ class RayBackend:
         self._gather(
             {
                 part.mesh.name: self._actors[part.mesh.name].start.remote(
-                    part, routes, {name: addresses[name] for name in _targets(part)}, options
+                    part, self.hosts, routes, {name: addresses[name] for name in _targets(part)}, options
                 )
                 for part in program.meshes
             }

@@ -12,6 +12,8 @@ from shardopt.cost.mesh import Mesh
 from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.dialect.exported_program import Box, TensorSpec
 from shardopt.dialect.reshard_steps import tiles_by_device
+from shardopt.runtime.program.host_routes import pieces_between
+from shardopt.runtime.program.hosts import Host
 from shardopt.runtime.program.instructions import Route
 from shardopt.runtime.transports.buffers import BufferPool
 from shardopt.runtime.transports.landing import Landing, Place, Shards
@@ -24,35 +26,69 @@ def box_slices(box: Box) -> Slices:
 
 
 class Tiling:
-    """The tiles of one spec on one mesh, worked out once."""
+    """The tiles of one spec on one mesh, worked out once: those of `host`, or of all devices.
 
-    def __init__(self, mesh: Mesh, spec: TensorSpec) -> None:
+    Between driver and workers values travel as *parts*: a host's tiles, replicas once, in the order of its shards.
+    """
+
+    def __init__(self, mesh: Mesh, spec: TensorSpec, host: Host | None = None) -> None:
         self.spec = spec
         self.dtype = numpy_dtype(spec.dtype)
         self.local_shape = spec.sharding.local_shape(mesh, spec.shape)
-        self._slices = [box_slices(tile) for tile in tiles_by_device(mesh, spec).values()]
+        boxes = list(tiles_by_device(mesh, spec).values())
+        shards = range(mesh.size) if host is None else host.shards
+        first: dict[Box, int] = {}
+        for shard, box in enumerate(boxes):
+            first.setdefault(box, shard)
+        numbers: dict[Box, int] = {}
+        self._part = [numbers.setdefault(boxes[shard], len(numbers)) for shard in shards]
+        # The ellipsis keeps a scalar's part an array.
+        self._slices: list[Any] = [(..., *box_slices(box)) for box in numbers]
+        # Of equal tiles on several hosts, the first one is read.
+        self._owned = [(place, self._part[place]) for place, shard in enumerate(shards) if first[boxes[shard]] == shard]
+
+    def parts(self, whole: np.ndarray) -> list[np.ndarray]:
+        """Views of what the host needs."""
+        return [whole[slices] for slices in self._slices]
+
+    def spread(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The shard of each device, each in memory of its own."""
+        return [np.array(parts[part], order="C", copy=True) for part in self._part]
 
     def split(self, whole: np.ndarray) -> list[np.ndarray]:
         """The shard of each device, each in memory of its own."""
-        return [np.array(whole[slices], order="C", copy=True) for slices in self._slices]
+        return self.spread(self.parts(whole))
+
+    def owned(self, shards: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The parts that this host contributes to the whole: each tile of the mesh comes from one host."""
+        return [shards[place] for place, _ in self._owned]
+
+    def paste(self, owned: Sequence[np.ndarray], whole: np.ndarray) -> None:
+        """Write what `owned` returned into the whole array."""
+        for (_, part), tile in zip(self._owned, owned, strict=True):
+            whole[self._slices[part]] = tile
 
     def join(self, shards: Sequence[np.ndarray]) -> np.ndarray:
-        """The whole array; replicas are read once."""
+        """The whole array from the shards of all devices; replicas are read once."""
         whole = np.empty(self.spec.shape, self.dtype)
-        seen: set[str] = set()
-        for slices, shard in zip(self._slices, shards, strict=True):
-            if str(slices) not in seen:
-                seen.add(str(slices))
-                whole[slices] = shard
+        self.paste(self.owned(shards), whole)
         return whole
 
 
 class RouteSource:
-    """Cuts the pieces out of a sender's shards."""
+    """Cuts the pieces that one host has for another out of its shards."""
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, route: Route, host: Host, target: Host) -> None:
+        pieces = [route.pieces[number] for number in pieces_between(route, host, target)]
         # The ellipsis keeps a scalar's piece an array.
-        self._cuts: list[tuple[int, Any]] = [(piece.shard, (..., *box_slices(piece.box))) for piece in route.pieces]
+        self._cuts: list[tuple[int, Any]] = [
+            (host.shards.index(piece.shard), (..., *box_slices(piece.box))) for piece in pieces
+        ]
+
+    @property
+    def size(self) -> int:
+        """How many pieces there are."""
+        return len(self._cuts)
 
     def cut(self, shards: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Views, in the order of the route's pieces."""
@@ -60,46 +96,41 @@ class RouteSource:
 
 
 class RouteTarget:
-    """Where pieces land in the receiver's shards, and the boxes that these exchange afterwards."""
+    """Where the pieces of a route land in the shards of one host of the receiver."""
 
-    def __init__(self, route: Route, mesh: Mesh) -> None:
+    def __init__(self, route: Route, mesh: Mesh, host: Host) -> None:
         tiling = Tiling(mesh, route.target)
-        self.shards = ((tiling.local_shape, tiling.dtype),) * mesh.size
+        local = {shard: place for place, shard in enumerate(host.shards)}
+        self.shards = ((tiling.local_shape, tiling.dtype),) * len(local)
+        self.is_complete = not route.exchanges  # whether the pieces alone fill the shards
+        self._route, self._host = route, host
         self._places: list[list[Place]] = [[] for _ in route.pieces]
         for place in route.placements:
-            self._places[place.piece].append(Place(place.shard, box_slices(place.box)))
-        self._moves = [
-            (
-                Place(move.source_shard, box_slices(move.source_box)),
-                Place(move.target_shard, box_slices(move.target_box)),
-            )
-            for move in route.exchanges
+            if place.shard in local:
+                self._places[place.piece].append(Place(local[place.shard], box_slices(place.box)))
+        landed = {place.shard for places in self._places for place in places}
+        self._lands_everywhere = len(landed) == len(local)
+
+    def places(self, source: Host, first_shard: int) -> list[tuple[Place, ...]]:
+        """Those of each piece in the message of one host, where the shards are numbered from `first_shard`."""
+        return [
+            tuple(Place(first_shard + each.shard, each.slices) for each in self._places[number])
+            for number in pieces_between(self._route, source, self._host)
         ]
-        self._lands_everywhere = len({place.shard for place in route.placements}) == mesh.size
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the pieces alone fill the shards."""
-        return not self._moves
-
-    def places(self, first_shard: int) -> list[tuple[Place, ...]]:
-        """Those of each piece, where the shards are numbered from `first_shard`."""
-        return [tuple(Place(first_shard + each.shard, each.slices) for each in piece) for piece in self._places]
-
-    def exchange(self, shards: Sequence[np.ndarray | None], pool: BufferPool) -> Sequence[np.ndarray]:
-        """Complete what has landed. Shards become one memory where they are replicas: devices write to none of them."""
-        if self.is_complete and self._lands_everywhere:
-            return cast(Sequence[np.ndarray], shards)
-        completed = Shards(self.shards, pool, shards)
-        for source, target in self._moves:
-            completed.copy(source, target)
-        return completed.all()
+    def all(self, landed: Sequence[np.ndarray | None], pool: BufferPool) -> Sequence[np.ndarray]:
+        """The shards, with memory for those that no piece is for: tiles without elements, or padding of one."""
+        if self._lands_everywhere:
+            return cast(Sequence[np.ndarray], landed)
+        return Shards(self.shards, pool, landed).all()
 
 
-def landing_of(targets: Sequence[RouteTarget], source: str) -> Landing:
-    """Of a message from worker `source` with the pieces of several values."""
-    firsts = accumulate((len(target.shards) for target in targets[:-1]), initial=0)
-    return Landing(
-        shards=tuple(shard for target in targets for shard in target.shards),
-        pieces={source: [each for target, first in zip(targets, firsts, strict=True) for each in target.places(first)]},
-    )
+def landing_of(targets: Sequence[RouteTarget], sources: Sequence[Host]) -> Landing:
+    """Of a message from some hosts with the pieces of several values; hosts that have none are not in it."""
+    firsts = list(accumulate((len(target.shards) for target in targets[:-1]), initial=0))
+    pieces = {}
+    for source in sources:
+        found = [target.places(source, first) for target, first in zip(targets, firsts, strict=True)]
+        if any(found):
+            pieces[source.name] = [places for own in found for places in own]
+    return Landing(tuple(shard for target in targets for shard in target.shards), pieces)

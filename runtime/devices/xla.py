@@ -1,6 +1,7 @@
 """Everything the runtime asks of XLA, and the only file that touches private parts of jax and jaxlib.
 
-One `XlaMesh` is one independent CPU client with as many devices as the mesh; no default JAX backend is ever started.
+One `XlaMesh` is one independent CPU client with as many devices as the mesh, or this process's part of one that several
+processes make up (`clients.py`); no default JAX backend is ever started.
 Compile options and traps: stage functions are in Shardy's form, as GSPMD, which XLA takes for a module with
 `mhlo.sharding`, drops the sums of partial values; executables check neither number, shape,
 sharding nor liveness of their inputs (a mistake ends the process), so `fault_of` exists for a checked mode; arrays are
@@ -33,6 +34,7 @@ from shardopt.cost.mesh import Mesh
 from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.dialect.exported_program import StageFunction, TensorSpec
 from shardopt.dialect.sharding import to_mhlo
+from shardopt.runtime.devices.clients import Devices, own_devices
 from shardopt.runtime.devices.executables import compiled_in_parallel, load_or_compile
 
 _GSPMD_PARTIAL = b"last_tile_dims={unreduced"
@@ -72,16 +74,24 @@ class Executable:
 
 
 class XlaMesh:
-    """The devices of one mesh: compile for them, put arrays on them, read arrays back."""
+    """The devices of one mesh: compile for them, put arrays on them, read arrays back.
 
-    def __init__(self, mesh: Mesh) -> None:
+    Without `devices` they are those of a new client. Where some belong to other processes, `shards` are those of this
+    one, and all processes must call the same executables in the same order.
+    """
+
+    def __init__(self, mesh: Mesh, devices: Devices | None = None) -> None:
         self.mesh = mesh
+        self._given = devices
         self._layouts: dict[TensorSpec, _Layout] = {}
 
     @cached_property
+    def _found(self) -> Devices:
+        return self._given or own_devices(self.mesh.size)
+
+    @property
     def _devices(self) -> list[Any]:
-        client: Any = xc.make_cpu_client(num_devices=self.mesh.size)
-        return client.devices()
+        return self._found.all
 
     @cached_property
     def _jax_mesh(self) -> JaxMesh:
@@ -142,9 +152,9 @@ class XlaMesh:
                 )
 
     def put(self, spec: TensorSpec, shards: Sequence[np.ndarray]) -> DeviceArray:
-        """One array from the shards of all devices, in mesh order. The caller gives the memory away."""
+        """One array from the shards of all devices of this process, in mesh order. The caller gives the memory away."""
         layout = self._layout(spec)
-        return xc.batched_device_put(layout.aval, layout.sharding, shards, self._devices, enable_x64=True)
+        return xc.batched_device_put(layout.aval, layout.sharding, shards, self._found.own, enable_x64=True)
 
     def copy(self, array: DeviceArray) -> DeviceArray:
         """The same contents in buffers of their own."""
@@ -153,7 +163,7 @@ class XlaMesh:
         return xc.batched_copy_array_to_devices_with_sharding([array], [devices], [array.sharding], [always])[0]
 
     def shards(self, array: DeviceArray) -> list[np.ndarray]:
-        """Read-only views of every device's shard, in mesh order; waits until they are computed.
+        """Read-only views of the shards of this process's devices, in mesh order; waits until they are computed.
 
         While a view lives, donating the array copies it silently: drop views early.
         """

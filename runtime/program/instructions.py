@@ -217,9 +217,14 @@ class MeshProgram:
 
 @dataclass(frozen=True)
 class Program:
-    """A whole step: one list per mesh, in the order of the topology, and the routes they share."""
+    """A whole step: one list per mesh, in the order of the topology, and the routes they share.
+
+    `hosts` are the devices that share a host, where that is known: a mesh has a worker on each of its hosts. Devices
+    that are not listed share one.
+    """
 
     arguments: tuple[Argument, ...]
     results: tuple[Result, ...]
     routes: tuple[Route, ...]
     meshes: tuple[MeshProgram, ...]
+    hosts: tuple[tuple[int, ...], ...] = ()

@@ -62,7 +62,7 @@ class WorkerState:
         devices = self._context.devices
         executable = devices.compile(function)
         inputs = [
-            devices.put(spec, [np.array(value, order="C") for _ in range(len(self._tiles(self._buffers[numbers[0]])))])
+            devices.put(spec, [np.array(value, order="C") for _ in self._context.host.shards])
             for spec, value in zip(function.arguments, arguments, strict=True)
         ]
         outputs, token = executable(inputs)
@@ -88,12 +88,13 @@ class WorkerState:
         if array is None:
             raise ValueError(f"argument {number} has no value yet")
         mesh, spec = self._context.program.mesh, self._context.program.buffers[buffer]
-        shards = self._context.devices.shards(array)
-        return [(box, shards[position]) for position, box in owned_boxes(mesh, spec, number)]
+        shards = dict(zip(self._context.host.shards, self._context.devices.shards(array), strict=True))
+        return [(box, shards[place]) for place, box in owned_boxes(mesh, spec, number) if place in shards]
 
     def _tiles(self, buffer: int) -> list[Box]:
         """The tile of every device of this worker, in mesh order."""
-        return list(tiles_by_device(self._context.program.mesh, self._context.program.buffers[buffer]).values())
+        tiles = list(tiles_by_device(self._context.program.mesh, self._context.program.buffers[buffer]).values())
+        return [tiles[place] for place in self._context.host.shards]
 
     def _make(self, number: int, tile: Callable[[Box], np.ndarray]) -> None:
         """Each distinct tile is made once, and copied for every device that holds it."""

@@ -6,10 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jaxlib.mlir import ir
 
 from shardopt.cost.errors import UserError
@@ -24,25 +21,19 @@ from shardopt.dialect.exported_program import (
     Loop,
     LoopArgument,
     MeshValue,
-    ReshardStep,
     Result,
     StageFunction,
     TensorSpec,
     Transfer,
 )
 from shardopt.dialect.exported_verify import verify_exported
-from shardopt.dialect.reshard_steps import default_steps, find_plan_fault, tiles_by_device
+from shardopt.dialect.reshard_steps import default_steps
 from shardopt.ir.context import make_context
-from shardopt.runtime.devices.tiles import RouteSource, RouteTarget, Tiling, landing_of
 from shardopt.runtime.program.build import build_program
 from shardopt.runtime.program.check import check_program
 from shardopt.runtime.program.instructions import Copy, Free, Instruction, Program, Recv, Reshard, Run, Send
-from shardopt.runtime.program.routes import make_route
 from shardopt.runtime.program.text import format_program
-from shardopt.runtime.transports.buffers import BufferPool
-from shardopt.runtime.transports.landing import Arrival
 from shardopt.schedule.schedules import ScheduleText
-from shardopt.solve.resharding.transfers import plan_resharding
 
 EXAMPLE = (Path(__file__).parents[1] / "e2e" / "exported_example.mlir").read_text()
 
@@ -369,66 +360,3 @@ MUTATIONS = [
 def test_check_finds_a_mutation(change: Callable[[list[Instruction]], object], message: str) -> None:
     faults = check_program(mutate(build(), 0, change))
     assert any(message in fault for fault in faults), faults
-
-
-# Tiles
-
-MESH_SHAPES = st.lists(st.sampled_from([1, 2, 3]), min_size=1, max_size=2)
-
-
-@st.composite
-def ends(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[Mesh, Sharding], tuple[Mesh, Sharding]]:
-    """A shape every small sharding divides, and two random (mesh, sharding) on disjoint devices."""
-    rank = draw(st.integers(0, 3))
-    sides, first_device = [], 0
-    for name in ("a", "b"):
-        axes = tuple((f"x{number}", size) for number, size in enumerate(draw(MESH_SHAPES)))
-        size = int(np.prod([extent for _, extent in axes]))
-        dims: list[list[str]] = [[] for _ in range(rank)]
-        for axis, _ in draw(st.permutations(axes)):
-            where = draw(st.integers(-1, rank - 1)) if rank else -1
-            if where >= 0:
-                dims[where].append(axis)
-        devices = tuple(range(first_device, first_device + size))
-        sides.append((Mesh(name, axes, devices), Sharding(tuple(map(tuple, dims)))))
-        first_device += size
-    return (36,) * rank if rank < 3 else (36, 36, 36), sides[0], sides[1]
-
-
-@settings(max_examples=60, deadline=None)
-@given(ends(), st.sampled_from(["default", "send_recv", "local_allgather"]))
-def test_every_plan_moves_the_tensor(
-    case: tuple[tuple[int, ...], tuple[Mesh, Sharding], tuple[Mesh, Sharding]], strategy: str
-) -> None:
-    shape, source, target = case
-    source_spec, target_spec = (TensorSpec(shape, "int32", end[1]) for end in (source, target))
-    if strategy == "default":
-        steps = default_steps((source[0], source_spec), (target[0], target_spec))
-    else:
-        rows = plan_resharding(shape, 4, source, target, strategy).to_array().tolist()
-        limits = 3 + len(shape)
-        steps = tuple(
-            ReshardStep(row[0], row[1], row[2], tuple(zip(row[3:limits], row[limits:], strict=True))) for row in rows
-        )
-    held, wanted = tiles_by_device(source[0], source_spec), tiles_by_device(target[0], target_spec)
-    assert find_plan_fault(steps, held, wanted) is None
-    whole = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape)
-    shards = Tiling(source[0], source_spec).split(whole)
-    route = make_route((source[0], source_spec), (target[0], target_spec), steps)
-    into = RouteTarget(route, target[0])
-    pieces = RouteSource(route).cut(shards)
-    for keep in (False, True):
-        arrival = Arrival(landing_of([into], "a"), BufferPool())
-        arrival.adopt("a", pieces, keep=keep)
-        got = into.exchange(arrival.finish("a") or [], BufferPool())
-        for shard, expected in zip(got, Tiling(target[0], target_spec).split(whole), strict=True):
-            np.testing.assert_array_equal(shard, expected)
-    np.testing.assert_array_equal(Tiling(target[0], target_spec).join(got), whole)
-
-
-def test_a_box_for_two_devices_travels_once() -> None:
-    route = make_route((MESHES[0], WHOLE), (MESHES[1], SPLIT), default_steps((MESHES[0], WHOLE), (MESHES[1], SPLIT)))
-    assert len(route.pieces) == len(route.placements) == 2
-    steps = (ReshardStep(0, 0, 2, ((0, 4),)), ReshardStep(0, 0, 3, ((0, 4),)))
-    route = make_route((MESHES[0], WHOLE), (MESHES[1], WHOLE), steps)
-    assert (len(route.pieces), len(route.placements)) == (1, 2)

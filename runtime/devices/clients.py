@@ -1,0 +1,106 @@
+"""The devices that a worker's mesh consists of, in the order of the mesh: of a client of its own, or of one that the
+processes of all its hosts make up together.
+
+The processes of a mesh find each other through a coordination service, which the driver runs (`CoordinationService`),
+and exchange data by gloo. Such a service is told that its clients are *recoverable*: when one dies, the others get an
+error from the collective they are in within milliseconds, instead of being aborted by it some seconds later. A client
+that can no longer reach the service is aborted, so no worker outlives its driver. Who is gone or hangs is for the
+driver to find out, so the service itself never loses patience.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxlib import _jax
+from jaxlib import xla_client as xc
+
+from shardopt.runtime.program.hosts import Host
+
+_START_SECONDS = 120  # until all processes of a mesh must have come up
+_PATIENCE_SECONDS = 10**6
+_DEVICES_PER_PROCESS = 2048  # XLA numbers CPU device d of process p as 2048 p + d
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of one mesh: where the coordination service listens ("host:port" or "unix:path"), the address of
+    this process for the collectives of the others, and which devices of the mesh each process has."""
+
+    service: str
+    address: str
+    hosts: tuple[Host, ...]
+
+
+@dataclass(frozen=True)
+class Devices:
+    """`all` in the order of the mesh, and `own`, those of this process, in the same order."""
+
+    all: list[Any]
+    own: list[Any]
+
+
+class CoordinationService:
+    """Where the processes of a mesh meet; must live as long as they do."""
+
+    def __init__(self, address: str, processes: int) -> None:
+        self.address = address
+        self._service = _jax.get_distributed_runtime_service(
+            address,
+            processes,
+            heartbeat_timeout=_PATIENCE_SECONDS,
+            cluster_register_timeout=_START_SECONDS,
+            shutdown_timeout=1,
+            recoverable=True,
+        )
+
+    def close(self) -> None:
+        self._service.shutdown()
+
+
+def free_address(host: str) -> str:
+    """ "host:port" with a port that is free now."""
+    with socket.create_server((host, 0)) as server:
+        return f"{host}:{server.getsockname()[1]}"
+
+
+def own_devices(count: int) -> Devices:
+    """Host devices of a client of their own."""
+    client: Any = xc.make_cpu_client(num_devices=count)
+    devices = list(client.devices())
+    return Devices(devices, devices)
+
+
+def shared_devices(world: World, own: Host) -> Devices:
+    """Host devices of the client that this process makes up with those of the mesh's other hosts; waits for them."""
+    coordinator = _jax.get_distributed_runtime_client(
+        world.service,
+        own.number,
+        init_timeout=_START_SECONDS,
+        heartbeat_timeout=_PATIENCE_SECONDS,
+        shutdown_timeout=1,
+        shutdown_on_destruction=False,
+        use_compression=False,
+    )
+    coordinator.connect()
+    client: Any = xc.make_cpu_client(
+        distributed_client=coordinator,
+        node_id=own.number,
+        num_nodes=own.count,
+        collectives=_jax.make_gloo_tcp_collectives(coordinator, hostname=world.address),
+        num_devices=len(own.shards),
+    )
+    by_id = {device.id: device for device in client.devices()}
+    return Devices(_in_mesh_order(world.hosts, by_id), list(client.local_devices()))
+
+
+def _in_mesh_order(hosts: Sequence[Host], by_id: dict[int, Any]) -> list[Any]:
+    places = {
+        shard: by_id[host.number * _DEVICES_PER_PROCESS + number]
+        for host in hosts
+        for number, shard in enumerate(host.shards)
+    }
+    return [places[shard] for shard in sorted(places)]

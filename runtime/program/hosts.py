@@ -1,0 +1,57 @@
+"""Which devices of a mesh are in which process: the hosts of a mesh.
+
+All hosts of a mesh run the same instruction list, each on its own shards. `Host.name` is how workers are called: by
+their mesh, with the number of the host where it has several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shardopt.cost.errors import UserError
+from shardopt.cost.mesh import Mesh
+from shardopt.runtime.program.instructions import Program
+
+
+@dataclass(frozen=True)
+class Host:
+    """Host `number` of `count` of a mesh; `shards` are the places of its devices in the mesh, ascending."""
+
+    mesh: str
+    number: int
+    count: int
+    shards: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return self.mesh if self.count == 1 else f"{self.mesh}/{self.number}"
+
+
+Hosts = Mapping[str, tuple[Host, ...]]  # of every mesh, by its name
+
+
+def one_host_each(program: Program) -> dict[str, tuple[Host, ...]]:
+    """Every mesh in one process, wherever its devices would be."""
+    return {part.mesh.name: hosts_of_mesh(part.mesh, ()) for part in program.meshes}
+
+
+def hosts_of(program: Program, devices_per_host: int | None = None) -> dict[str, tuple[Host, ...]]:
+    """The hosts that the program names; with `devices_per_host`, hosts of so many devices each, in the order of their
+    numbers. Raises UserError when that is no positive number."""
+    groups = program.hosts
+    if devices_per_host is not None:
+        if devices_per_host < 1:
+            raise UserError(f"expected at least one device per host, found {devices_per_host}")
+        count = 1 + max(device for part in program.meshes for device in part.mesh.devices)
+        groups = tuple(tuple(range(first, first + devices_per_host)) for first in range(0, count, devices_per_host))
+    return {part.mesh.name: hosts_of_mesh(part.mesh, groups) for part in program.meshes}
+
+
+def hosts_of_mesh(mesh: Mesh, groups: Sequence[Sequence[int]]) -> tuple[Host, ...]:
+    """The hosts of a mesh, numbered in the order of their first shard. Devices in no group share one host."""
+    host_of = {device: number for number, devices in enumerate(groups) for device in devices}
+    shards: dict[int, list[int]] = {}
+    for place, device in enumerate(mesh.devices):
+        shards.setdefault(host_of.get(device, -1), []).append(place)
+    return tuple(Host(mesh.name, number, len(shards), tuple(own)) for number, own in enumerate(shards.values()))

@@ -1,0 +1,123 @@
+"""What travels between the hosts of two meshes: plans on random meshes, shardings and hosts, byte by byte."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.dialect.exported_program import ReshardStep, TensorSpec
+from shardopt.dialect.reshard_steps import default_steps, find_plan_fault, tiles_by_device
+from shardopt.runtime.devices.exchanges import Exchanges
+from shardopt.runtime.devices.tiles import RouteSource, RouteTarget, Tiling, landing_of
+from shardopt.runtime.program.hosts import Host, hosts_of_mesh
+from shardopt.runtime.program.instructions import Route
+from shardopt.runtime.program.routes import make_route
+from shardopt.runtime.transports.mailbox import Mailbox
+from shardopt.solve.resharding.transfers import plan_resharding
+
+MESHES = (Mesh("a", (("x", 2),), (0, 1)), Mesh("b", (("x", 2),), (2, 3)))
+WHOLE, SPLIT = TensorSpec((8,), "int32", Sharding(((),))), TensorSpec((8,), "int32", Sharding((("x",),)))
+
+MESH_SHAPES = st.lists(st.sampled_from([1, 2, 3]), min_size=1, max_size=2)
+
+
+@st.composite
+def ends(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[Mesh, Sharding], tuple[Mesh, Sharding]]:
+    """A shape every small sharding divides, and two random (mesh, sharding) on disjoint devices."""
+    rank = draw(st.integers(0, 3))
+    sides, first_device = [], 0
+    for name in ("a", "b"):
+        axes = tuple((f"x{number}", size) for number, size in enumerate(draw(MESH_SHAPES)))
+        size = int(np.prod([extent for _, extent in axes]))
+        dims: list[list[str]] = [[] for _ in range(rank)]
+        for axis, _ in draw(st.permutations(axes)):
+            where = draw(st.integers(-1, rank - 1)) if rank else -1
+            if where >= 0:
+                dims[where].append(axis)
+        devices = tuple(range(first_device, first_device + size))
+        sides.append((Mesh(name, axes, devices), Sharding(tuple(map(tuple, dims)))))
+        first_device += size
+    return (36,) * rank if rank < 3 else (36, 36, 36), sides[0], sides[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(ends(), st.sampled_from(["default", "send_recv", "local_allgather"]), st.data())
+def test_every_plan_moves_the_tensor(
+    case: tuple[tuple[int, ...], tuple[Mesh, Sharding], tuple[Mesh, Sharding]], strategy: str, data: st.DataObject
+) -> None:
+    """Wherever the hosts of both meshes are."""
+    shape, source, target = case
+    source_spec, target_spec = (TensorSpec(shape, "int32", end[1]) for end in (source, target))
+    if strategy == "default":
+        steps = default_steps((source[0], source_spec), (target[0], target_spec))
+    else:
+        rows = plan_resharding(shape, 4, source, target, strategy).to_array().tolist()
+        limits = 3 + len(shape)
+        steps = tuple(
+            ReshardStep(row[0], row[1], row[2], tuple(zip(row[3:limits], row[limits:], strict=True))) for row in rows
+        )
+    held, wanted = tiles_by_device(source[0], source_spec), tiles_by_device(target[0], target_spec)
+    assert find_plan_fault(steps, held, wanted) is None
+    whole = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape)
+    shards = Tiling(source[0], source_spec).split(whole)
+    route = make_route((source[0], source_spec), (target[0], target_spec), steps)
+    devices = source[0].size + target[0].size
+    homes = data.draw(st.lists(st.integers(0, 2), min_size=devices, max_size=devices))
+    groups = [[device for device, home in enumerate(homes) if home == host] for host in range(3)]
+    for keep in (False, True):
+        got = travel(route, shards, source[0], target[0], groups, keep)
+        for shard, expected in zip(got, Tiling(target[0], target_spec).split(whole), strict=True):
+            np.testing.assert_array_equal(shard, expected)
+    np.testing.assert_array_equal(Tiling(target[0], target_spec).join(got), whole)
+    for host in hosts_of_mesh(target[0], groups):
+        tiling = Tiling(target[0], target_spec, host)
+        for shard, mine in zip(host.shards, tiling.spread(tiling.parts(whole)), strict=True):
+            np.testing.assert_array_equal(got[shard], mine)
+
+
+def travel(
+    route: Route, shards: list[np.ndarray], source: Mesh, target: Mesh, groups: list[list[int]], keep: bool
+) -> list[np.ndarray]:
+    """The shards of the target, whose hosts get messages from those of the source and from each other."""
+    givers, takers = hosts_of_mesh(source, groups), hosts_of_mesh(target, groups)
+    boxes = {taker.name: Mailbox() for taker in takers}
+    into = {taker.name: RouteTarget(route, target, taker) for taker in takers}
+    landings = {name: landing_of([each], givers) for name, each in into.items()}
+    for name, landing in landings.items():
+        boxes[name].expect(0, landing)
+    for giver, taker in product(givers, takers):
+        cut = RouteSource(route, giver, taker)
+        assert bool(cut.size) == (giver.name in landings[taker.name].pieces)
+        if cut.size:
+            boxes[taker.name].deliver(giver.name, 0, 0, cut.cut([shards[k] for k in giver.shards]), keep=keep)
+    completions = {taker.name: Exchanges(route, target, takers, taker, 1, boxes[taker.name]) for taker in takers}
+
+    def finish(taker: Host) -> Sequence[np.ndarray]:
+        def give(worker: str, tag: int, pieces: list[np.ndarray]) -> None:
+            boxes[worker].deliver(taker.name, 0, tag, pieces)
+
+        name = taker.name
+        landed = boxes[name].take(0, 0) if landings[name].pieces else [None] * len(taker.shards)
+        if into[name].is_complete:
+            return into[name].all(landed, boxes[name].pool)
+        return completions[name].complete(0, landed, give)
+
+    with ThreadPoolExecutor(len(takers)) as threads:
+        finished = list(threads.map(finish, takers))
+    assert not any(box._messages or box._arrivals for box in boxes.values()), "something was sent and not received"
+    places = {k: own[place] for host, own in zip(takers, finished, strict=True) for place, k in enumerate(host.shards)}
+    return [places[shard] for shard in range(target.size)]
+
+
+def test_a_box_for_two_devices_travels_once() -> None:
+    route = make_route((MESHES[0], WHOLE), (MESHES[1], SPLIT), default_steps((MESHES[0], WHOLE), (MESHES[1], SPLIT)))
+    assert len(route.pieces) == len(route.placements) == 2
+    steps = (ReshardStep(0, 0, 2, ((0, 4),)), ReshardStep(0, 0, 3, ((0, 4),)))
+    route = make_route((MESHES[0], WHOLE), (MESHES[1], WHOLE), steps)
+    assert (len(route.pieces), len(route.placements)) == (1, 2)
