@@ -39,13 +39,22 @@ class _Outgoing:
     def __bool__(self) -> bool:
         return bool(self._sources)
 
-    def send(self, arrays: Sequence[DeviceArray], step: int, tag: int) -> None:
-        shards = [self._context.devices.shards(array) for array in arrays]
+    def submit(self, position: int, buffers: Sequence[int], tag: int) -> None:
+        """Send what the buffers hold now, on the threads that do."""
+        context = self._context
+        arrays = [context.buffers[buffer] for buffer in buffers]
         for target, sources in self._sources.items():
-            pieces = [piece for source, own in zip(sources, shards, strict=True) for piece in source.cut(own)]
-            if self._context.copy_pieces:
-                pieces = [piece.copy() for piece in pieces]
-            self._context.transport.send(target, step, tag, pieces, keep=self._keep)
+            send = partial(self._send, target, sources, arrays, context.step, tag)
+            _submit(context, position, target, buffers, send)
+
+    def _send(
+        self, target: str, sources: Sequence[RouteSource], arrays: Sequence[DeviceArray], step: int, tag: int
+    ) -> None:
+        shards = (self._context.devices.shards(array) for array in arrays)
+        pieces = [piece for source, own in zip(sources, shards, strict=True) for piece in source.cut(own)]
+        if self._context.copy_pieces:
+            pieces = [piece.copy() for piece in pieces]
+        self._context.transport.send(target, step, tag, pieces, keep=self._keep)
 
 
 class _Incoming:
@@ -78,12 +87,7 @@ class _Incoming:
 def send_action(context: Context, position: int, send: Send) -> Action:
     routes = [context.routes[route] for route in send.routes]
     outgoing = _Outgoing(context, send.buffers, routes, context.hosts[send.target])
-
-    def action() -> None:
-        arrays = [context.buffers[buffer] for buffer in send.buffers]
-        _submit(context, position, send.buffers, partial(outgoing.send, arrays, context.step, send.tag))
-
-    return action if outgoing else _nothing
+    return partial(outgoing.submit, position, send.buffers, send.tag) if outgoing else _nothing
 
 
 def recv_action(context: Context, position: int, recv: Recv) -> Action:
@@ -100,8 +104,7 @@ def reshard_action(context: Context, position: int, reshard: Reshard) -> Action:
 
     def action() -> None:
         array = context.buffers[reshard.input]
-        if others:
-            _submit(context, position, (reshard.input,), partial(others.send, [array], context.step, reshard.tag))
+        others.submit(position, (reshard.input,), reshard.tag)
         if staying.size:
             pieces = staying.cut(context.devices.shards(array))
             mailbox.deliver(own.name, context.step, reshard.tag, pieces, keep=keep)
@@ -121,7 +124,7 @@ def complete_action(context: Context, position: int, completion: Allgather | Bro
 
     def give(worker: str, tag: int, pieces: list[np.ndarray]) -> None:
         send = partial(context.transport.send, worker, context.step, tag, pieces)
-        _submit(context, position, (completion.buffer,), send)
+        _submit(context, position, worker, (completion.buffer,), send)
 
     def action() -> None:
         landed: Any = context.buffers[completion.buffer]
@@ -131,7 +134,7 @@ def complete_action(context: Context, position: int, completion: Allgather | Bro
     return action
 
 
-def _submit(context: Context, position: int, buffers: Sequence[int], send: Callable[[], None]) -> None:
+def _submit(context: Context, position: int, target: str, buffers: Sequence[int], send: Callable[[], None]) -> None:
     """Send on the thread that does; a failure there is one of the instruction."""
 
     def deliver() -> None:
@@ -142,7 +145,7 @@ def _submit(context: Context, position: int, buffers: Sequence[int], send: Calla
             context.transport.mailbox.cancel(failure)  # what is lost here may be what the next RECV waits for
             raise failure from error
 
-    context.sender.submit(buffers, deliver)
+    context.sender.submit(target, buffers, deliver)
 
 
 def _nothing() -> None:

@@ -1,36 +1,110 @@
-"""The thread of a worker on which results are awaited, read and sent while the worker itself goes on."""
+"""The threads of a worker on which results are awaited, read and sent while the worker itself goes on."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
+
+from shardopt.runtime.errors import Cancelled
+
+
+class _Send:
+    """One message under way. The lock is held until it is done with."""
+
+    __slots__ = ("_done", "_error", "_work", "buffers")
+
+    def __init__(self, buffers: Iterable[int], work: Callable[[], None]) -> None:
+        self.buffers = frozenset(buffers)
+        self._work: Callable[[], None] | None = work
+        self._error: BaseException | None = None
+        self._done = threading.Lock()
+        self._done.acquire()
+
+    def run(self) -> None:
+        assert self._work is not None
+        try:
+            self._work()
+        except BaseException as error:
+            self._error = error
+        self._work = None  # with it go the arrays that it read
+        self._done.release()
+
+    def drop(self) -> None:
+        self._error = Cancelled("the worker is closed")
+        self._work = None
+        self._done.release()
+
+    def settle(self) -> None:
+        with self._done:
+            return
+
+    def wait(self) -> None:
+        self.settle()
+        if self._error is not None:
+            raise self._error
+
+
+class _Lane:
+    """A thread, and what it has to do."""
+
+    def __init__(self, name: str) -> None:
+        self._sends: SimpleQueue[_Send | None] = SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, send: _Send) -> None:
+        self._sends.put(send)
+
+    def close(self) -> None:
+        self._closed = True
+        self._sends.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (send := self._sends.get()) is not None:
+            if self._closed:
+                send.drop()
+            else:
+                send.run()
+            del send  # or it would live until the next one comes
 
 
 class Sender:
-    """Sends run one after the other, in the order in which they are given."""
+    """Sends to one worker run one after the other, in the order in which they are given; those to another wait neither
+    for a slow receiver nor for an array that is not theirs."""
 
-    def __init__(self, mesh: str) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"send-{mesh}")
-        self._sends: list[tuple[frozenset[int], Future[None]]] = []  # buffers, and what reads them
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lanes: dict[str, _Lane] = {}
+        self._sends: list[_Send] = []
 
-    def submit(self, buffers: Iterable[int], send: Callable[[], None]) -> None:
-        self._sends.append((frozenset(buffers), self._thread.submit(send)))
+    def submit(self, target: str, buffers: Iterable[int], work: Callable[[], None]) -> None:
+        lane = self._lanes.get(target)
+        if lane is None:
+            lane = self._lanes[target] = _Lane(f"send-{self._name}-{target}")
+        send = _Send(buffers, work)
+        self._sends.append(send)
+        lane.put(send)
 
     def wait_for(self, buffers: frozenset[int]) -> None:
         """A buffer must have been read before an executable may write over it. Raises what a send of one raised."""
-        for read, future in self._sends:
-            if not buffers.isdisjoint(read):
-                future.result()
+        for send in self._sends:
+            if not buffers.isdisjoint(send.buffers):
+                send.wait()
 
     def drain(self) -> None:
         """Wait for all sends. Raises what the first one raised."""
-        for _, future in self._sends:
-            future.result()
-        self._sends.clear()
+        sends, self._sends = self._sends, []
+        for send in sends:
+            send.wait()
 
     def flush(self) -> None:
-        """Wait until the thread has come through all that it was given, whatever became of it."""
-        self._thread.submit(int).result()
+        """Wait until all sends are done with, whatever became of them."""
+        for send in self._sends:
+            send.settle()
 
     def close(self) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        for lane in self._lanes.values():
+            lane.close()
