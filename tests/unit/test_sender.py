@@ -1,4 +1,4 @@
-"""The threads that send: each target in order, none behind another, and a buffer is written to when it has been read."""
+"""The threads that send: each target in order, none behind another; what was read may then be written to."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""What the runtime itself costs; see `python -m benchmarks.runtime --help`."""

@@ -1,0 +1,99 @@
+"""A train step of a GPT on two meshes, against the times of its stage functions run one after the other by themselves.
+
+With one microbatch the stages wait for each other, so a step takes what its functions take, and what the runtime adds.
+Run on one core: two stages must not share more of the machine than one has to itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from statistics import median
+from time import perf_counter
+
+from benchmarks.predicted_steps import gpt_step
+from benchmarks.runtime.samples import seconds
+from examples.gpt import Config
+from shardopt.frontend.plan import PlanOptions
+from shardopt.frontend.planning import make_plan
+from shardopt.ir.context import make_context
+from shardopt.ir.io import load_module
+from shardopt.runtime.backends.local import LocalBackend
+from shardopt.runtime.driver import Run, open_run, prepare
+from shardopt.runtime.program.instructions import Recv
+from shardopt.runtime.program.instructions import Run as RunFunction
+from shardopt.runtime.worker import Worker
+
+
+def step_overheads(config: Config, batch: int, backends: tuple[str, ...], steps: int) -> list[dict[str, object]]:
+    """Medians of seconds, for each backend: of a step, of its functions alone, and of their ratio turn by turn."""
+    model, inputs = gpt_step(config, batch)
+    plan = make_plan(model, PlanOptions("cpu-test:1x2", stages=2, submesh="1x1", microbatches=1, recompute="none"))
+    with make_context() as context:
+        program = prepare(load_module(plan.module, context))
+    rows: list[dict[str, object]] = []
+    with ExitStack() as runs:
+        opened = {name: runs.enter_context(open_run(program, name)) for name in ("local", *backends)}
+        for run in opened.values():
+            run.load(inputs)
+            run.step()
+        samples: dict[str, list[tuple[float, float]]] = {name: [] for name in backends}
+        with alone(opened["local"]) as functions:
+            for _ in range(steps):
+                for name in backends:
+                    samples[name].append((seconds(opened[name].step), functions()))
+    for name, pairs in samples.items():
+        taken, own = zip(*pairs, strict=True)
+        overhead = median(step / sum for step, sum in pairs) - 1
+        best = min(taken) / min(own) - 1
+        rows.append(
+            {
+                "backend": name,
+                "step_seconds": median(taken),
+                "functions_seconds": median(own),
+                "overhead": overhead,
+                "overhead_of_best": best,
+                "turns": steps,
+            }
+        )
+    return rows
+
+
+@contextmanager
+def alone(run: Run) -> Iterator:  # type: ignore[type-arg]
+    """Seconds of all RUNs of a step, each of them waited for before anything else happens."""
+    assert isinstance(run._backend, LocalBackend)
+    workers = list(run._backend._workers.values())
+    yield lambda: sum(_in_turns(workers))
+
+
+def _in_turns(workers: list[Worker]) -> Iterator[float]:
+    """One list and the other, as far as each comes, on this thread."""
+    done = [0] * len(workers)
+    while any(at < len(worker._actions) for at, worker in zip(done, workers, strict=True)):
+        for number, worker in enumerate(workers):
+            while done[number] < len(worker._actions) and _can_go_on(worker, done[number]):
+                yield _timed(worker, done[number])
+                done[number] += 1
+
+
+def _can_go_on(worker: Worker, at: int) -> bool:
+    if at >= len(worker.program.instructions):
+        return True
+    instruction = worker.program.instructions[at]
+    context = worker._context
+    return not isinstance(instruction, Recv) or (context.step, instruction.tag) in context.transport.mailbox._messages
+
+
+def _timed(worker: Worker, at: int) -> float:
+    begin = perf_counter()
+    worker._actions[at]()
+    if at >= len(worker.program.instructions):
+        return 0.0
+    instruction = worker.program.instructions[at]
+    if not isinstance(instruction, RunFunction):
+        worker._context.sender.flush()
+        return 0.0
+    for buffer in instruction.outputs:
+        worker._context.buffers[buffer].block_until_ready()
+    return perf_counter() - begin

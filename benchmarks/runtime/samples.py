@@ -1,0 +1,57 @@
+"""Samples of two things that are measured in turns, so that what else the machine does strikes both."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Seconds of the runtime's way and of the plain one, turn by turn."""
+
+    name: str
+    bytes: int
+    runtime: tuple[float, ...]
+    plain: tuple[float, ...]
+
+    @property
+    def share(self) -> float:
+        """Of the plain one's speed, by medians."""
+        return median(self.plain) / median(self.runtime)
+
+    def record(self) -> dict[str, object]:
+        return {
+            "name": self.name,
+            "bytes": self.bytes,
+            "seconds": median(self.runtime),
+            "plain_seconds": median(self.plain),
+            "share": self.share,
+            "share_of_best": min(self.plain) / min(self.runtime),
+            "turns": len(self.runtime),
+        }
+
+
+def seconds(action: Callable[[], object]) -> float:
+    begin = perf_counter()
+    action()
+    return perf_counter() - begin
+
+
+def in_turns(
+    name: str, bytes: int, runtime: Callable[[], object], plain: Callable[[], object], turns: int, parts: int = 1
+) -> Pair:
+    """Seconds of one of so many equal `parts` of each action."""
+    for _ in range(2):
+        runtime()
+        plain()
+    samples = [(seconds(runtime) / parts, seconds(plain) / parts) for _ in range(turns)]
+    return Pair(name, bytes, *zip(*samples, strict=True))
+
+
+def load() -> float:
+    """How many processes wanted a core, on the average of the last minute."""
+    return os.getloadavg()[0]
