@@ -28,7 +28,8 @@ def box_slices(box: Box) -> Slices:
 class Tiling:
     """The tiles of one spec on one mesh, worked out once: those of `host`, or of all devices.
 
-    Between driver and workers values travel as *parts*: a host's tiles, replicas once, in the order of its shards.
+    Between driver and workers values travel as *parts*: a host's tiles, replicas once, in the order of its shards. All
+    shards have `local_shape`: where tiles are uneven a smaller one stands at the start of its shard, and zeros follow.
     """
 
     def __init__(self, mesh: Mesh, spec: TensorSpec, host: Host | None = None) -> None:
@@ -44,6 +45,7 @@ class Tiling:
         self._part = [numbers.setdefault(boxes[shard], len(numbers)) for shard in shards]
         # The ellipsis keeps a scalar's part an array.
         self._slices: list[Any] = [(..., *box_slices(box)) for box in numbers]
+        self._filled: list[Any] = [(..., *(slice(limit - start) for start, limit in box)) for box in numbers]
         # Of equal tiles on several hosts, the first one is read.
         self._owned = [(place, self._part[place]) for place, shard in enumerate(shards) if first[boxes[shard]] == shard]
 
@@ -53,7 +55,12 @@ class Tiling:
 
     def spread(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The shard of each device, each in memory of its own."""
-        return [np.array(parts[part], order="C", copy=True) for part in self._part]
+        return [self._shard(parts[part]) for part in self._part]
+
+    def _shard(self, part: np.ndarray) -> np.ndarray:
+        if part.shape == self.local_shape:
+            return np.array(part, order="C", copy=True)
+        return np.pad(part, [(0, extent - own) for extent, own in zip(self.local_shape, part.shape, strict=True)])
 
     def split(self, whole: np.ndarray) -> list[np.ndarray]:
         """The shard of each device, each in memory of its own."""
@@ -61,7 +68,7 @@ class Tiling:
 
     def owned(self, shards: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The parts that this host contributes to the whole: each tile of the mesh comes from one host."""
-        return [shards[place] for place, _ in self._owned]
+        return [shards[place][self._filled[part]] for place, part in self._owned]
 
     def paste(self, owned: Sequence[np.ndarray], whole: np.ndarray) -> None:
         """Write what `owned` returned into the whole array."""

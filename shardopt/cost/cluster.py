@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 
+import numpy as np
+
 from shardopt.cost.mesh import Mesh
 from shardopt.cost.profile import Profile
 
@@ -112,6 +114,17 @@ class Cluster:
     @cached_property
     def _first_hosts(self) -> tuple[int, ...]:
         return (0, *accumulate(group.hosts for group in self.groups))
+
+    @cached_property
+    def groups_of_devices(self) -> np.ndarray:
+        """The group of every device, int64 `[devices]`."""
+        return np.repeat(np.arange(len(self.groups)), [group.num_devices for group in self.groups])
+
+    @cached_property
+    def hosts_of_devices(self) -> np.ndarray:
+        """The host of every device, counted over all groups, int64 `[devices]`."""
+        widths = np.repeat([group.devices_per_host for group in self.groups], [group.hosts for group in self.groups])
+        return np.repeat(np.arange(len(widths)), widths)
 
     def group_index(self, device: int) -> int:
         """The group that a device of the cluster belongs to."""

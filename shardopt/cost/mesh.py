@@ -106,10 +106,18 @@ class Sharding:
         return tuple(prod(mesh.axis_size(axis) for axis in dim) for dim in self.dims)
 
     def check(self, mesh: Mesh, shape: tuple[int, ...]) -> None:
-        """Raise ValueError unless the sharding fits `shape` on `mesh`.
+        """Raise ValueError unless the sharding fits `shape` on `mesh` (`check_axes`) and divides it evenly, as values
+        between programs must be."""
+        self.check_axes(mesh, shape)
+        for dim, (extent, tiles) in enumerate(zip(shape, self.tile_counts(mesh), strict=True)):
+            if extent % tiles:
+                raise ValueError(
+                    f"sharding {self}: dimension {dim} of extent {extent} is not divisible into {tiles} tiles"
+                )
 
-        That is: known axes, each once, even division, and partial axes in the order of the mesh.
-        """
+    def check_axes(self, mesh: Mesh, shape: tuple[int, ...]) -> None:
+        """Raise ValueError unless rank and axes fit: known axes, each once, and partial axes in the order of the
+        mesh."""
         if len(shape) != self.rank:
             raise ValueError(f"sharding {self} has rank {self.rank}, the tensor has rank {len(shape)}")
         named = (*self.axes, *self.partial)
@@ -120,28 +128,32 @@ class Sharding:
             raise ValueError(f"sharding {self} uses an axis twice")
         if list(self.partial) != sorted(self.partial, key=mesh.axis_names.index):
             raise ValueError(f"sharding {self} names partial axes in another order than mesh {mesh}")
-        for dim, (extent, tiles) in enumerate(zip(shape, self.tile_counts(mesh), strict=True)):
-            if extent % tiles:
-                raise ValueError(
-                    f"sharding {self}: dimension {dim} of extent {extent} is not divisible into {tiles} tiles"
-                )
 
     def local_shape(self, mesh: Mesh, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(extent // tiles for extent, tiles in zip(shape, self.tile_counts(mesh), strict=True))
+        """The shape of every device's buffer. Where tiles are uneven it is that of the largest one, as in XLA: smaller
+        tiles stand at its start, and the rest is padding."""
+        return tuple(-(-extent // tiles) for extent, tiles in zip(shape, self.tile_counts(mesh), strict=True))
+
+    def tile_numbers(self, mesh: Mesh) -> np.ndarray:
+        """Which tile of each dimension a device holds: int64 `[devices, rank]`, in the order of `mesh.devices`."""
+        coords = dict(zip(mesh.axis_names, np.indices(mesh.shape).reshape(len(mesh.axes), -1), strict=True))
+        numbers = np.zeros((mesh.size, self.rank), dtype=np.int64)
+        for dim, axes in enumerate(self.dims):
+            for axis in axes:
+                numbers[:, dim] = numbers[:, dim] * mesh.axis_size(axis) + coords[axis]
+        return numbers
 
     def tiles(self, mesh: Mesh, shape: tuple[int, ...]) -> np.ndarray:
-        """The box each device holds: int64 `[devices, rank, 2]` of (start, limit), in the order of `mesh.devices`."""
-        self.check(mesh, shape)
-        coords = dict(zip(mesh.axis_names, np.indices(mesh.shape).reshape(len(mesh.axes), -1), strict=True))
-        boxes = np.zeros((mesh.size, self.rank, 2), dtype=np.int64)
-        for dim, axes in enumerate(self.dims):
-            index = np.zeros(mesh.size, dtype=np.int64)
-            for axis in axes:
-                index = index * mesh.axis_size(axis) + coords[axis]
-            extent = self.local_shape(mesh, shape)[dim]
-            boxes[:, dim, 0] = index * extent
-            boxes[:, dim, 1] = (index + 1) * extent
-        return boxes
+        """The box each device holds: int64 `[devices, rank, 2]` of (start, limit), in the order of `mesh.devices`.
+
+        Tiles that do not come out even are as XLA cuts them: all have the extent of `local_shape`, except that those at
+        the end stop where the tensor does, and may hold nothing.
+        """
+        self.check_axes(mesh, shape)
+        local = np.array(self.local_shape(mesh, shape), dtype=np.int64)
+        starts = self.tile_numbers(mesh) * local
+        boxes = np.stack([starts, starts + local], axis=-1)
+        return np.minimum(boxes, np.array(shape, dtype=np.int64)[:, None])
 
     def __iter__(self) -> Iterator[tuple[str, ...]]:
         return iter(self.dims)

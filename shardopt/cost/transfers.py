@@ -1,51 +1,139 @@
-"""Time of a set of point-to-point messages that start together: what a cross-mesh resharding costs."""
+"""Time of point-to-point messages: what a cross-mesh resharding costs.
+
+Inside a host every device has a link of its own; between hosts the messages of a host share its network card, each
+direction for itself, whether they go to a host of the same group or of another, and those inside a group share its
+fabric where it is narrower than the cards. Copies inside a device cost nothing. Where sending was measured for as many
+senders at once, that tells what a load takes.
+
+There are two figures for messages that start together. `messages_seconds` is what the busiest link needs: less is not
+possible, and it is what an estimate is made with as long as nobody has said who sends what. `Ordered` sends messages in
+the order in which they are given, one at a time over each link: what a plan is priced with. In a good order
+(`shardopt.solve.resharding.message_order`) the two agree.
+"""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
 
 from shardopt.cost.cluster import Cluster
 from shardopt.cost.curves import Curve
 from shardopt.cost.profile import INTER_HOST, INTRA_HOST, SEND
 
-_Load = Counter[tuple[str, int]]  # bytes by end: the link of a device or the card of a host, in one direction
+Message = tuple[int, int, int]  # source device, destination device, bytes
 
 
-def messages_seconds(cluster: Cluster, messages: Iterable[tuple[int, int, int]]) -> float:
-    """Seconds until all `(source device, destination device, bytes)` have arrived.
+def messages_seconds(cluster: Cluster, messages: Iterable[Message]) -> float:
+    """Seconds until all messages have arrived: the busiest link decides, and the longest latency counts once."""
+    return Links.of(cluster, messages).busiest_seconds
 
-    Inside a host every device has a link of its own; between hosts the messages of a host share its network card, each
-    direction for itself, whether they go to a host of the same group or of another, and those inside a group share its
-    fabric where it is narrower than the cards. The busiest link decides. Copies inside a device cost nothing. Where
-    sending was measured for as many senders at once, that tells what a load takes.
+
+def phases_seconds(cluster: Cluster, phases: Iterable[Sequence[Message]]) -> float:
+    """Seconds of phases, each of which starts when the one before has arrived; in the order given within each."""
+    return sum(Ordered(Links.of(cluster, phase)).seconds for phase in phases)
+
+
+def byte_seconds(cluster: Cluster, source: int, target: int) -> float:
+    """Seconds for each byte of a large message that is alone on its links."""
+    groups = cluster.group_index(source), cluster.group_index(target)
+    return _link_curve(cluster, *groups, cluster.host_of(source) == cluster.host_of(target), 1).slopes[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class Links:
+    """Messages between different devices, by the links that they use.
+
+    `numbers` are their places in the list given; `out` and `into` the links, numbered (cards of hosts first, then
+    devices; each has two directions); `seconds` how long one occupies its links; `shared` the seconds that a group's
+    fabric needs for all of them.
     """
-    loads: dict[tuple[int, int, bool], _Load] = {}
-    for source, target, size in messages:
-        if source == target:
-            continue
-        hosts = cluster.host_of(source), cluster.host_of(target)
-        inside = hosts[0] == hosts[1]
-        load = loads.setdefault((cluster.group_index(source), cluster.group_index(target), inside), Counter())
-        kind, (start, end) = ("device", (source, target)) if inside else ("card", hosts)
-        load.update({(f"{kind} out", start): size, (f"{kind} in", end): size})
-    latency, busy = 0.0, defaultdict[tuple[str, int], float](float)
-    for (first, second, inside), load in loads.items():
-        curve = _link_curve(cluster, first, second, inside, load)
-        latency = max(latency, curve.at(0.0))
-        for place, size in load.items():
-            busy[place] += curve.at(float(size)) - curve.at(0.0)
-        fabric = cluster.groups[first].fabric_bandwidth
-        if first == second and not inside and fabric is not None:
-            busy["fabric", first] = sum(size for (way, _), size in load.items() if way == "card out") / fabric
-    return latency + max(busy.values(), default=0.0)
+
+    numbers: np.ndarray
+    out: np.ndarray
+    into: np.ndarray
+    seconds: np.ndarray
+    latency: float
+    shared: float
+
+    @staticmethod
+    def of(cluster: Cluster, messages: Iterable[Message]) -> Links:
+        rows = np.array([*messages], dtype=np.int64).reshape(-1, 3)
+        numbers = np.flatnonzero(rows[:, 0] != rows[:, 1])
+        source, target, size = rows[numbers].T
+        hosts, groups = cluster.hosts_of_devices, cluster.groups_of_devices
+        inside = hosts[source] == hosts[target]
+        cards = int(hosts[-1]) + 1
+        out, into = (np.where(inside, cards + end, hosts[end]) for end in (source, target))
+        kind = (groups[source] * len(cluster.groups) + groups[target]) * 2 + inside
+        seconds, latency, shared = np.zeros(len(size)), 0.0, 0.0
+        for each in np.unique(kind).tolist():
+            own = kind == each
+            first, second = divmod(each // 2, len(cluster.groups))
+            curve = _link_curve(cluster, first, second, bool(each % 2), len(np.unique(out[own])))
+            latency = max(latency, curve.at(0.0))
+            seconds[own] = np.maximum(*(_shares(curve, link[own], size[own]) for link in (out, into)))
+            fabric = cluster.groups[first].fabric_bandwidth
+            if first == second and not each % 2 and fabric is not None:
+                shared = max(shared, float(size[own].sum()) / fabric)
+        return Links(numbers, out, into, seconds, latency, shared)
+
+    def reordered(self, order: Sequence[int]) -> Links:
+        """The same messages in another order."""
+        at = np.array(order, dtype=np.int64)
+        fields = (self.numbers[at], self.out[at], self.into[at], self.seconds[at])
+        return Links(*fields, self.latency, self.shared)
+
+    @cached_property
+    def busiest_seconds(self) -> float:
+        if not len(self.seconds):
+            return 0.0
+        busy = max(float(np.bincount(link, self.seconds).max()) for link in (self.out, self.into))
+        return self.latency + max(busy, self.shared)
 
 
-def _link_curve(cluster: Cluster, first: int, second: int, inside: bool, load: _Load) -> Curve:
+@dataclass(frozen=True, eq=False)
+class Ordered:
+    """Messages sent one after another over each link, a message as soon as both its links have done those before it."""
+
+    links: Links
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """Seconds, for each message of `links`."""
+        links = self.links
+        starts = np.zeros(len(links.seconds))
+        if all(len(np.unique(link)) == len(link) for link in (links.out, links.into)):
+            return starts  # no link has two
+        free_out: dict[int, float] = {}
+        free_in: dict[int, float] = {}
+        rows = zip(links.out.tolist(), links.into.tolist(), links.seconds.tolist(), strict=True)
+        for number, (out, into, seconds) in enumerate(rows):
+            start = max(free_out.get(out, 0.0), free_in.get(into, 0.0))
+            starts[number] = start
+            free_out[out] = free_in[into] = start + seconds
+        return starts
+
+    @property
+    def seconds(self) -> float:
+        if not len(self.links.seconds):
+            return 0.0
+        return self.links.latency + max(float((self.starts + self.links.seconds).max()), self.links.shared)
+
+
+def _shares(curve: Curve, link: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """What of the seconds of a link falls to each message: as much as it has of the link's bytes."""
+    load = np.bincount(link, size)
+    busy = (curve.at(load) - curve.at(0.0)) / np.maximum(load, 1.0)
+    return busy[link] * size
+
+
+def _link_curve(cluster: Cluster, first: int, second: int, inside: bool, senders: int) -> Curve:
     """Seconds by the bytes of the busiest link, inside a host, between hosts of a group, or between two groups."""
     group = cluster.groups[first]
     link = cluster.link_between(first, second) if first != second else group.intra_host if inside else group.inter_host
-    senders = sum(1 for way, _ in load if way.endswith("out"))
     profile = group.device.profile if first == second else None
     measured = profile.nearest(SEND, senders, INTRA_HOST if inside else INTER_HOST) if profile else None
     return measured or Curve.affine(link.latency_seconds, 1 / link.bandwidth_bytes_per_second)

@@ -30,7 +30,7 @@ def default_steps(source: tuple[Mesh, TensorSpec], target: tuple[Mesh, TensorSpe
 
 
 def tiles_by_device(mesh: Mesh, spec: TensorSpec) -> dict[int, Box]:
-    """The global box that each device of the mesh holds."""
+    """The global box that each device of the mesh holds; empty where uneven tiles leave a device nothing."""
     boxes = spec.sharding.tiles(mesh, spec.shape).tolist()
     return {
         device: tuple((start, limit) for start, limit in box) for device, box in zip(mesh.devices, boxes, strict=True)
@@ -46,12 +46,14 @@ def intersect(left: Box, right: Box) -> Box | None:
 def find_plan_fault(steps: tuple[ReshardStep, ...], held: dict[int, Box], wanted: dict[int, Box]) -> str | None:
     """Why a resharding plan is wrong, or None: every element of each wanted tile must arrive exactly once.
 
-    `held` and `wanted` give the tile of each source and target device. A device may pass on in a later phase only what
-    it received before.
+    `held` and `wanted` give the tile of each source and target device. What a device passes on in a later phase it must
+    have received in a phase before that.
     """
-    received: dict[int, list[Box]] = {device: [] for device in wanted}
+    received: dict[int, list[tuple[int, Box]]] = {device: [] for device in wanted}  # with the phase
     for step in sorted(steps, key=lambda step: step.phase):
         text = f"phase {step.phase}, device {step.source} to {step.target}, box {format_box(step.box)}"
+        if step.phase < 0:
+            return f"{text}: phases count from 0"
         if step.target not in wanted:
             return f"{text}: {step.target} is no device of the target mesh"
         if intersect(step.box, wanted[step.target]) != step.box:
@@ -61,13 +63,15 @@ def find_plan_fault(steps: tuple[ReshardStep, ...], held: dict[int, Box], wanted
                 return f"{text}: {step.source} is no device of the source mesh"
             if intersect(step.box, held[step.source]) != step.box:
                 return f"{text}: exceeds the source tile {format_box(held[step.source])}"
-        elif step.source not in wanted or not _covers(received[step.source], step.box):
-            return f"{text}: device {step.source} has not received that box"
-        if any(intersect(step.box, other) for other in received[step.target]):
+        else:
+            before = [box for phase, box in received.get(step.source, ()) if phase < step.phase]
+            if not _covers(before, step.box):
+                return f"{text}: device {step.source} has not received that box"
+        if any(intersect(step.box, other) for _, other in received[step.target]):
             return f"{text}: part of it arrives twice"
-        received[step.target].append(step.box)
+        received[step.target].append((step.phase, step.box))
     for device, tile in wanted.items():
-        if not _covers(received[device], tile):
+        if not _covers([box for _, box in received[device]], tile):
             return f"tile {format_box(tile)} of device {device} is not filled completely"
     return None
 

@@ -41,7 +41,7 @@ def violations(module: ir.Module) -> Iterator[Violation]:
         if key in arrived:
             yield Violation(op, f"expected one transfer of a value to mesh '{key[1]}', found a second one")
         arrived[key] = op
-        if op.operands[0] != index:
+        if index is None or op.operands[0] != index:
             yield from _of_plan(op, meshes)
 
 

@@ -192,7 +192,9 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "shardopt-insert-transfers",
         "Who sends which part to whom. A row of `steps` is (phase, source device, destination device, start of the box "
         "in each dimension, limit of the box in each dimension); phase 0 crosses meshes, later phases pass on inside "
-        "the destination. The microbatch index is known everywhere and has none.",
+        "the destination what arrived in phases before. Rows of a phase are in the order in which they are best sent. "
+        "`bytes` cross in phase 0; `seconds` are predicted for all phases, and for all values that travel in one "
+        "message with this one. The microbatch index is known everywhere and has none.",
     ),
     AttributeDoc(
         SCHEDULE,

@@ -8,12 +8,15 @@ Needs the sharded form. Afterwards a value goes to a mesh once, whatever the num
     %t = mpmd.transfer {shardopt.resharding = {strategy = "send_recv", steps = dense<…> : tensor<2x7xi64>,
                         bytes = 128 : i64, seconds = 1.0e-05 : f64}} %0 : …
 
-A row of `steps` is (phase, source device, destination device, start…, limit…); phase 0 crosses meshes, phase 1 stays
-inside the destination. The microbatch index is known on every mesh: its transfers carry no plan and move nothing.
+A row of `steps` is (phase, source device, destination device, start…, limit…); phase 0 crosses meshes, later phases
+stay inside the destination. Values that one fragment makes and that one mesh needs first in one fragment travel in one
+message: they are planned together, and `seconds` are those until all of them are there. The microbatch index is known
+on every mesh: its transfers carry no plan and move nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,16 +25,16 @@ from jaxlib.mlir import ir
 
 from shardopt.cost.cluster import Cluster
 from shardopt.cost.mesh import Mesh
-from shardopt.cost.transfers import messages_seconds
 from shardopt.dialect.attributes import f64, i64
 from shardopt.dialect.cluster import cluster_of
 from shardopt.dialect.mpmd import RESHARDING, parse_mesh_tensor, read_topology
 from shardopt.ir.graph import read_tensor
-from shardopt.ir.program import read_program
+from shardopt.ir.program import Program, read_program
 from shardopt.ir.rewriting import operations
 from shardopt.passes.base import Pass, PassContext, option
-from shardopt.solve.resharding.plan import ReshardingPlan, bytes_on_wire
-from shardopt.solve.resharding.transfers import plan_resharding
+from shardopt.solve.resharding.plan import ReshardingPlan, bytes_on_wire, plans_seconds
+from shardopt.solve.resharding.strategies import Resharding
+from shardopt.solve.resharding.transfers import plan_together
 
 
 def _merge_duplicates(module: ir.Module) -> int:
@@ -49,24 +52,54 @@ def _merge_duplicates(module: ir.Module) -> int:
     return removed
 
 
-def _plan_seconds(plan: ReshardingPlan, cluster: Cluster) -> float:
-    phases = (
-        [(s.src_device, s.dst_device, s.elements * plan.itemsize) for s in sends]
-        for sends in (plan.sends, plan.gathers)
-    )
-    return sum(messages_seconds(cluster, messages) for messages in phases)
+def _groups(program: Program) -> Iterator[list[ir.Operation]]:
+    """The transfers that travel together, in the order of their first members."""
+    number = program.index_argument
+    index = [] if number is None else [program.body_block.arguments[number]]
+    for block in (program.main_block, program.body_block):
+        maker: dict[ir.Value, int] = {}
+        first_reader: dict[ir.Value, int] = {}
+        transfers: list[ir.Operation] = []
+        for position, op in enumerate(view.operation for view in block.operations):
+            for value in op.operands:
+                first_reader.setdefault(value, position)
+            maker.update((result, position) for result in op.results)
+            if op.name == "mpmd.transfer" and op.operands[0] not in index:
+                transfers.append(op)
+        together: dict[tuple[int | str, ...], list[ir.Operation]] = {}
+        for op in transfers:
+            value, result = op.operands[0], op.results[0]
+            route = (parse_mesh_tensor(value.type).mesh, parse_mesh_tensor(result.type).mesh)
+            key = (*route, maker.get(value, -1), first_reader.get(result, -1))
+            together.setdefault(key, []).append(op)
+        yield from together.values()
 
 
-def _resharding_attr(plan: ReshardingPlan, cluster: Cluster) -> ir.DictAttr:
+def _resharding_attr(plan: ReshardingPlan, seconds: float) -> ir.DictAttr:
     steps = np.ascontiguousarray(plan.to_array(), dtype=np.int64)
     return ir.DictAttr.get(
         {
             "strategy": ir.StringAttr.get(plan.strategy),
             "steps": ir.DenseElementsAttr.get(steps),  # type: ignore[call-overload]
             "bytes": i64(bytes_on_wire(plan)),
-            "seconds": f64(_plan_seconds(plan, cluster)),
+            "seconds": f64(seconds),
         }
     )
+
+
+class _Planner:
+    """Plans groups of transfers; equal groups have one plan."""
+
+    def __init__(self, cluster: Cluster, strategy: str) -> None:
+        self._cluster, self._strategy = cluster, strategy
+        self._known: dict[tuple[Resharding, ...], tuple[tuple[ReshardingPlan, ...], float]] = {}
+
+    def plans(self, group: tuple[Resharding, ...]) -> tuple[tuple[ReshardingPlan, ...], float]:
+        """With the seconds until all are through."""
+        if group not in self._known:
+            plans = plan_together(group, self._cluster, self._strategy)
+            self._known[group] = plans, plans_seconds(self._cluster, plans)
+        return self._known[group]
 
 
 @dataclass(frozen=True)
@@ -76,7 +109,9 @@ class InsertTransfers(Pass):
     name = "shardopt-insert-transfers"
     summary = "plan the resharding of every value that crosses meshes"
 
-    strategy: Literal["auto", "send_recv", "local_allgather"] = option("auto", help="how tiles travel; auto = cheapest")
+    strategy: Literal["auto", "send_recv", "local_allgather", "broadcast"] = option(
+        "auto", help="how tiles travel; auto = cheapest"
+    )
     cluster: str = option("", help="cluster file or preset; default: the one the module carries")
     profile: str = option("", help="file of `shardopt profile`: what was measured overrides the formulas")
 
@@ -87,34 +122,39 @@ class InsertTransfers(Pass):
             meshes = {mesh.name: mesh for mesh in read_topology(program.main)}
         except ValueError as error:
             raise pm.error(module.operation, str(error)) from error
-        index = None if program.index_argument is None else program.body_block.arguments[program.index_argument]
+        _check_devices(program, [*meshes.values()], cluster, pm)
         pm.statistic("transfers merged", _merge_duplicates(module))
-        count = total = 0
-        for op in operations(module.operation, ("mpmd.transfer",)):
-            if index is not None and op.operands[0] == index:
-                continue
-            plan = self._plan(op, meshes, cluster, pm)
-            op.attributes[RESHARDING] = _resharding_attr(plan, cluster)
-            count, total = count + 1, total + bytes_on_wire(plan)
+        planner = _Planner(cluster, self.strategy)
+        count = messages = total = 0
+        for ops in _groups(program):
+            plans, seconds = planner.plans(tuple(_resharding(op, meshes, pm) for op in ops))
+            for op, plan in zip(ops, plans, strict=True):
+                op.attributes[RESHARDING] = _resharding_attr(plan, seconds)
+            count, messages, total = count + len(ops), messages + 1, total + sum(map(bytes_on_wire, plans))
         pm.statistic("transfers", count)
+        pm.statistic("messages", messages)
         pm.statistic("bytes on the wire", total)
 
-    def _plan(self, op: ir.Operation, meshes: dict[str, Mesh], cluster: Cluster, pm: PassContext) -> ReshardingPlan:
-        source, target = parse_mesh_tensor(op.operands[0].type), parse_mesh_tensor(op.results[0].type)
-        for end, tensor in (("source", source), ("destination", target)):
-            if tensor.sharding is None:
-                raise pm.error(
-                    op, f"expected a sharding on the {end} of the transfer (run the shard phase first), found none"
-                )
-            if tensor.mesh not in meshes:
-                raise pm.error(op, f"expected a mesh of the topology ({', '.join(meshes)}), found '{tensor.mesh}'")
-        assert source.sharding is not None and target.sharding is not None
-        info = read_tensor(source.tensor)
-        return plan_resharding(
-            info.shape,
-            info.itemsize,
-            (meshes[source.mesh], source.sharding),
-            (meshes[target.mesh], target.sharding),
-            self.strategy,
-            lambda plan: _plan_seconds(plan, cluster),
-        )
+
+def _check_devices(program: Program, meshes: Sequence[Mesh], cluster: Cluster, pm: PassContext) -> None:
+    last = cluster.num_devices - 1
+    for mesh in meshes:
+        device = max(mesh.devices)
+        if device > last:
+            message = f"expected devices 0 to {last} of cluster {cluster}, found device {device} in mesh '{mesh.name}'"
+            raise pm.error(program.main, message)
+
+
+def _resharding(op: ir.Operation, meshes: dict[str, Mesh], pm: PassContext) -> Resharding:
+    source, target = parse_mesh_tensor(op.operands[0].type), parse_mesh_tensor(op.results[0].type)
+    for end, tensor in (("source", source), ("destination", target)):
+        if tensor.sharding is None:
+            raise pm.error(
+                op, f"expected a sharding on the {end} of the transfer (run the shard phase first), found none"
+            )
+        if tensor.mesh not in meshes:
+            raise pm.error(op, f"expected a mesh of the topology ({', '.join(meshes)}), found '{tensor.mesh}'")
+    assert source.sharding is not None and target.sharding is not None
+    info = read_tensor(source.tensor)
+    ends = (meshes[source.mesh], source.sharding), (meshes[target.mesh], target.sharding)
+    return Resharding(info.shape, info.itemsize, *ends)

@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from shardopt.cost.cluster_file import load_cluster
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.exported_program import (
     Argument,
@@ -46,7 +47,8 @@ def gathered_steps(source: MeshValue, target: MeshValue) -> tuple[ReshardStep, .
     """A plan with steps inside the target where it has replicas."""
     by_name = {mesh.name: mesh for mesh in MESHES}
     ends = [(by_name[value.mesh], value.spec.sharding) for value in (source, target)]
-    rows = plan_resharding(SHAPE, 4, ends[0], ends[1], "local_allgather").to_array().tolist()
+    plan = plan_resharding(SHAPE, 4, ends[0], ends[1], load_cluster("cpu-test:3x2"), "local_allgather")
+    rows = plan.to_array().tolist()
     return tuple(ReshardStep(p, s, t, ((a, c), (b, d))) for p, s, t, a, b, c, d in rows)
 
 

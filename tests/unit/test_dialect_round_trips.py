@@ -67,10 +67,10 @@ def test_mesh_tensor(element: str, dims: tuple[tuple[str, ...], ...] | None) -> 
         assert (parsed.mesh, parsed.tensor, parsed.sharding) == ("m1", tensor, sharding)
 
 
-@pytest.mark.parametrize("strategy", ["send_recv", "local_allgather"])
+@pytest.mark.parametrize("strategy", ["send_recv", "local_allgather", "broadcast"])
 def test_resharding_steps(strategy: str) -> None:
     source, target = (LINE, Sharding((("x",), ()))), (GRID, Sharding((("y",), ())))
-    plan = plan_resharding((6, 4), 2, source, target, strategy)
+    plan = plan_resharding((6, 4), 2, source, target, load_cluster("cpu-test:2x8"), strategy)
     with make_context() as context, ir.Location.unknown(context):
         printed = str(ir.DenseElementsAttr.get(np.ascontiguousarray(plan.to_array())))
         steps = np.asarray(ir.DenseIntElementsAttr(ir.Attribute.parse(printed)))

@@ -34,3 +34,13 @@ def test_a_partial_value_has_the_tiles_of_the_reduced_one() -> None:
 def test_shardings_that_do_not_fit(sharding: Sharding, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         sharding.check(MESH, SHAPE)
+
+
+def test_uneven_tiles_are_those_of_xla() -> None:
+    """Equal extents, rounded up; the last tiles stop at the end of the tensor and may be empty."""
+    sharding = Sharding((("x", "y"), ("z",)))
+    assert sharding.local_shape(MESH, (5, 3)) == (2, 2)
+    rows = sharding.tiles(MESH, (5, 3))[:, 0].tolist()
+    columns = sharding.tiles(MESH, (5, 3))[:, 1].tolist()
+    assert rows == [[0, 2]] * 2 + [[2, 4]] * 2 + [[4, 5]] * 2 + [[5, 5]] * 2
+    assert columns == [[0, 2], [2, 3]] * 4

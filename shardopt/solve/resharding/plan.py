@@ -1,20 +1,25 @@
 """The plan of a cross-mesh resharding as a value, what it moves, and its form as one integer array.
 
-A plan has two phases. In the first, source devices send boxes of their tiles to destination devices; in the second,
-destination devices exchange boxes among themselves. Afterwards each destination device holds its whole tile and has
-received every element of it exactly once.
+In the first phase of a plan source devices send boxes of their tiles to destination devices; in each later one
+destination devices pass on boxes that arrived in phases before. Afterwards each destination device holds its whole tile
+and has received every element of it exactly once.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
-_SEND_PHASE, _GATHER_PHASE = 0, 1
+from shardopt.cost.cluster import Cluster
+from shardopt.cost.transfers import Message, phases_seconds
+
 _HEADER_COLUMNS = 3  # phase, source device, destination device
+
+Box = tuple[tuple[int, int], ...]  # (start, limit) of each dimension
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,10 @@ class TileSend:
     dst_device: int
     start: tuple[int, ...]
     limit: tuple[int, ...]
+
+    @staticmethod
+    def of(src_device: int, dst_device: int, box: Box) -> TileSend:
+        return TileSend(src_device, dst_device, tuple(start for start, _ in box), tuple(limit for _, limit in box))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -48,22 +57,35 @@ class TileSend:
 
 @dataclass(frozen=True)
 class ReshardingPlan:
-    """All `sends` (any order, source mesh to destination mesh), then all `gathers` (any order, inside the destination).
+    """`phases[0]` are the sends from source to destination mesh, `phases[p]` those inside the destination in phase p.
 
-    A gather only passes on boxes that its source device received in the first phase.
+    The order within a phase is the one in which messages are best sent. `itemsize` is bytes per element.
     """
 
     strategy: str
     rank: int
     itemsize: int
-    sends: tuple[TileSend, ...]
-    gathers: tuple[TileSend, ...] = ()
+    phases: tuple[tuple[TileSend, ...], ...]
+
+    @property
+    def sends(self) -> tuple[TileSend, ...]:
+        return self.phases[0] if self.phases else ()
+
+    @property
+    def passed_on(self) -> tuple[TileSend, ...]:
+        """All phases inside the destination."""
+        return tuple(send for phase in self.phases[1:] for send in phase)
+
+    def messages(self, phase: int) -> list[Message]:
+        """What one device sends another in a phase, as one message of so many bytes; none in phases that the plan does
+        not have."""
+        return merged(self.phases[phase], self.itemsize) if phase < len(self.phases) else []
 
     def to_array(self) -> np.ndarray:
-        """The messages as int64 `[messages, 3 + 2 * rank]`: phase (0 send, 1 gather), src, dst, starts, limits."""
+        """The messages as int64 `[messages, 3 + 2 * rank]`: phase, src, dst, starts, limits."""
         rows = [
             (phase, send.src_device, send.dst_device, *send.start, *send.limit)
-            for phase, sends in ((_SEND_PHASE, self.sends), (_GATHER_PHASE, self.gathers))
+            for phase, sends in enumerate(self.phases)
             for send in sends
         ]
         return np.array(rows, dtype=np.int64).reshape(len(rows), _HEADER_COLUMNS + 2 * self.rank)
@@ -76,24 +98,51 @@ class ReshardingPlan:
             raise ValueError(
                 f"a resharding plan is an integer array [n, 3 + 2 * rank], found {array.dtype}{array.shape}"
             )
-        unknown = set(array[:, 0].tolist()) - {_SEND_PHASE, _GATHER_PHASE}
-        if unknown:
-            raise ValueError(f"resharding plan: unknown phase {min(unknown)}, expected 0 (send) or 1 (gather)")
         rank = (columns - _HEADER_COLUMNS) // 2
-        phases: tuple[list[TileSend], list[TileSend]] = ([], [])
+        phases: dict[int, list[TileSend]] = {}
         for phase, src, dst, *box in array.tolist():
-            phases[phase].append(TileSend(src, dst, tuple(box[:rank]), tuple(box[rank:])))
-        return ReshardingPlan(strategy, rank, itemsize, tuple(phases[0]), tuple(phases[1]))
+            phases.setdefault(phase, []).append(TileSend(src, dst, tuple(box[:rank]), tuple(box[rank:])))
+        if min(phases, default=0) < 0:
+            raise ValueError(f"resharding plan: expected phases from 0 on, found {min(phases)}")
+        found = (tuple(phases.get(phase, ())) for phase in range(1 + max(phases, default=-1)))
+        return ReshardingPlan(strategy, rank, itemsize, tuple(found))
+
+
+def merged(sends: Iterable[TileSend], itemsize: int) -> list[Message]:
+    """One message for each pair of different devices, in the order of their first sends."""
+    found: Counter[tuple[int, int]] = Counter()
+    for send in sends:
+        if not send.is_local:
+            found[send.src_device, send.dst_device] += send.elements * itemsize
+    return [(*pair, size) for pair, size in found.items()]
+
+
+def plans_seconds(cluster: Cluster, plans: Iterable[ReshardingPlan]) -> float:
+    """Seconds until plans that start together are through, phase by phase: what they send on one route in one phase is
+    one message."""
+    plans = tuple(plans)
+    count = max((len(plan.phases) for plan in plans), default=0)
+    phases = (_joined([plan.messages(phase) for plan in plans]) for phase in range(count))
+    return phases_seconds(cluster, phases)
+
+
+def _joined(parts: list[list[Message]]) -> list[Message]:
+    if len(parts) == 1:
+        return parts[0]
+    found: Counter[tuple[int, int]] = Counter()
+    for source, target, size in (message for part in parts for message in part):
+        found[source, target] += size
+    return [(*pair, size) for pair, size in found.items()]
 
 
 def elements_on_wire(plan: ReshardingPlan) -> int:
-    """Elements that the sends move between different devices; copies inside a device and gathers do not count."""
+    """Elements that the sends move between different devices; copies inside a device and later phases do not count."""
     return _moved_elements(plan.sends)
 
 
-def elements_gathered(plan: ReshardingPlan) -> int:
-    """Elements that destination devices pass to each other in the second phase."""
-    return _moved_elements(plan.gathers)
+def elements_passed_on(plan: ReshardingPlan) -> int:
+    """Elements that destination devices pass to each other after the first phase."""
+    return _moved_elements(plan.passed_on)
 
 
 def bytes_on_wire(plan: ReshardingPlan) -> int:
@@ -103,6 +152,18 @@ def bytes_on_wire(plan: ReshardingPlan) -> int:
 def messages(plan: ReshardingPlan) -> int:
     """Number of sends between different devices."""
     return sum(not send.is_local for send in plan.sends)
+
+
+def elements_by_card(plan: ReshardingPlan, cluster: Cluster) -> dict[int, tuple[int, int]]:
+    """Elements that each host sends to other hosts and receives from them, in all phases."""
+    found: dict[int, tuple[int, int]] = {}
+    for send in (send for phase in plan.phases for send in phase):
+        ends = cluster.host_of(send.src_device), cluster.host_of(send.dst_device)
+        if ends[0] != ends[1]:
+            for host, moved in ((ends[0], (send.elements, 0)), (ends[1], (0, send.elements))):
+                out, into = found.get(host, (0, 0))
+                found[host] = (out + moved[0], into + moved[1])
+    return dict(sorted(found.items()))
 
 
 def _moved_elements(sends: Iterable[TileSend]) -> int:

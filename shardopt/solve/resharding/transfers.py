@@ -1,14 +1,20 @@
-"""Cross-mesh resharding: which device sends which box of a tensor to which device.
+"""Cross-mesh resharding: which device sends which box of a tensor to which device, and in which order.
 
 A destination tile overlaps some source tiles, and each overlap is a box that one holder of the source tile must send.
-Replicas leave a choice (Alpa, arXiv 2201.12023, section 6; load balance as in arXiv 2211.05322):
+The strategies (Alpa, arXiv 2201.12023, section 6; arXiv 2211.05322):
 
-* `send_recv`: every destination device gets its whole tile from the source mesh, each overlap from the least-loaded
-  replica. A tile with n destination replicas crosses n times.
+* `send_recv`: every destination device gets its whole tile from the source mesh. A tile with n replicas crosses n
+  times.
 * `local_allgather`: the replicas of a destination tile share the work. The tile is cut finer, each piece crosses once,
-  to one replica, and the replicas then exchange pieces over the fast links inside the destination. This holds wherever
-  the replicas stand, also on two hosts.
-* `auto`: the cheaper of the two under a cost function.
+  to one replica, and the replicas then gather the pieces, over the hosts first and then inside of each. Where the
+  replicas lie on several hosts, those of each host may also do so for themselves. (Alpa leaves this case to
+  `send_recv`, with up to as many times the traffic as a host has devices.)
+* `broadcast`: each overlap crosses once and is handed on in a chain through all replicas, in chunks, so that all links
+  of the chain work at once. Here too hosts may have chains of their own.
+* `auto`: the cheapest of these under the cluster's cost model.
+
+In all of them the senders are balanced over cards and links (`senders`), and messages are put in an order in which
+hosts do not wait for each other (`message_order`). Tensors that start together are planned together.
 
 An overlap that the destination device itself holds is a copy inside the device: it stands in the plan, so that the plan
 alone says how each tile is filled, but crosses no wire.
@@ -16,30 +22,29 @@ alone says how each tile is filled, but crosses no wire.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from itertools import product
-from math import gcd, prod
 from types import MappingProxyType
 
+from shardopt.cost.cluster import Cluster
 from shardopt.cost.errors import UserError
 from shardopt.cost.mesh import Mesh, Sharding
-from shardopt.solve.resharding.plan import ReshardingPlan, TileSend, elements_gathered, elements_on_wire, messages
-
-Box = tuple[tuple[int, int], ...]  # (start, limit) of each dimension
-Holders = Mapping[Box, tuple[int, ...]]  # each distinct tile and the devices that hold it, in mesh order
-PlanCost = Callable[[ReshardingPlan], float]
+from shardopt.cost.transfers import Links
+from shardopt.solve.resharding.message_order import best_order
+from shardopt.solve.resharding.plan import ReshardingPlan, TileSend, merged, messages, plans_seconds
+from shardopt.solve.resharding.senders import Fetch, choose_senders
+from shardopt.solve.resharding.strategies import Draft, Drafting, Resharding
 
 AUTO = "auto"
+_STRATEGIES: Mapping[str, Callable[[Drafting], Iterator[Draft]]] = MappingProxyType(
+    {
+        "send_recv": Drafting.send_recv,
+        "local_allgather": Drafting.local_allgather,
+        "broadcast": Drafting.broadcast,
+    }
+)
 
-# Links inside a mesh are roughly ten times as fast as a 100-400 Gbit/s link between hosts: a guess, for want of links.
-_GATHER_COST = 0.1
-
-
-def element_cost(plan: ReshardingPlan) -> float:
-    """The default cost, in elements: all that cross, and a tenth of those exchanged inside the destination."""
-    return elements_on_wire(plan) + _GATHER_COST * elements_gathered(plan)
+_Named = tuple[str, Draft]
 
 
 def plan_resharding(
@@ -47,98 +52,89 @@ def plan_resharding(
     itemsize: int,
     source: tuple[Mesh, Sharding],
     destination: tuple[Mesh, Sharding],
+    cluster: Cluster,
     strategy: str = AUTO,
-    cost: PlanCost = element_cost,
 ) -> ReshardingPlan:
-    """Plan how a tensor of `shape` gets from one mesh and sharding to another.
+    """Plan how a tensor of `shape` gets from one mesh and sharding to another; see `plan_together`."""
+    return plan_together((Resharding(shape, itemsize, source, destination),), cluster, strategy)[0]
 
-    `itemsize` is bytes per element; `cost` ranks the strategies for `auto` (then fewer messages, then `send_recv`).
-    Raises UserError for an unknown strategy, ValueError if a sharding does not fit (see `Sharding.check`).
+
+def plan_together(
+    reshardings: Sequence[Resharding], cluster: Cluster, strategy: str = AUTO
+) -> tuple[ReshardingPlan, ...]:
+    """One plan for each tensor, of tensors that start together.
+
+    `auto` takes the strategy, the same for all or for each the one that is best for it alone, with which all are
+    through first; then fewer messages, then the order of the list above. Raises UserError for an unknown strategy,
+    ValueError if rank or axes of a sharding do not fit.
     """
-    if strategy not in (AUTO, *_PLANNERS):
-        known = (AUTO, *_PLANNERS)
+    if strategy not in (AUTO, *_STRATEGIES):
+        known = (AUTO, *_STRATEGIES)
         close = get_close_matches(strategy, known, n=1)
         hint = f"did you mean '{close[0]}'? " if close else ""
         raise UserError(f"unknown resharding strategy '{strategy}': {hint}known strategies are {', '.join(known)}")
-    held, wanted = _holders(*source, shape), _holders(*destination, shape)
-    plans = []
-    for name in _PLANNERS if strategy == AUTO else (strategy,):
-        sends, gathers = _PLANNERS[name](held, wanted)
-        plans.append(ReshardingPlan(name, len(shape), itemsize, sends, gathers))
-    return min(plans, key=lambda plan: (cost(plan), messages(plan)))
+    names = (*_STRATEGIES,) if strategy == AUTO else (strategy,)
+    planning = _Planning(cluster)
+    alone = [[planning.best(each, [name]) for name in names] for each in reshardings]
+    ways: list[list[_Named]] = [[own[number] for own in alone] for number in range(len(names))]
+    if len(reshardings) > 1 and len(names) > 1:
+        pairs = zip(reshardings, alone, strict=True)
+        ways.append([planning.cheapest([each], [[way] for way in own])[0] for each, own in pairs])
+    return planning.plans(reshardings, planning.cheapest(reshardings, ways))
 
 
-def _holders(mesh: Mesh, sharding: Sharding, shape: tuple[int, ...]) -> Holders:
-    holders: dict[Box, list[int]] = {}
-    for device, bounds in zip(mesh.devices, sharding.tiles(mesh, shape).tolist(), strict=True):
-        if all(start < limit for start, limit in bounds):  # a tensor without elements needs no messages
-            holders.setdefault(tuple((start, limit) for start, limit in bounds), []).append(device)
-    return {box: tuple(devices) for box, devices in holders.items()}
+class _Planning:
+    """Drafts become plans here."""
 
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._balanced: tuple[list[Fetch], tuple[int, ...]] = [], ()  # fetches and their senders, of the last plans
 
-Phases = tuple[tuple[TileSend, ...], tuple[TileSend, ...]]  # sends, gathers
+    def best(self, resharding: Resharding, names: Sequence[str]) -> _Named:
+        """The best draft for one tensor alone."""
+        drafting = Drafting(self._cluster, resharding)
+        drafts: list[_Named] = []
+        for name in names:
+            for draft in _STRATEGIES[name](drafting):
+                if all(draft != other for _, other in drafts):
+                    drafts.append((name, draft))
+        return self.cheapest([resharding], [[draft] for draft in drafts])[0]
 
+    def cheapest(self, reshardings: Sequence[Resharding], ways: Sequence[list[_Named]]) -> list[_Named]:
+        """The first of the ways with which all are through earliest; seconds that differ by rounding are equal."""
+        if len(ways) == 1:
+            return ways[0]
 
-def _send_recv(held: Holders, wanted: Holders) -> Phases:
-    load: Counter[int] = Counter()
-    sends = (
-        send for tile, replicas in wanted.items() for device in replicas for send in _fetch(tile, device, held, load)
-    )
-    return tuple(sends), ()
+        def cost(way: list[_Named]) -> tuple[float, int]:
+            plans = self.plans(reshardings, way)
+            return float(f"{plans_seconds(self._cluster, plans):.9e}"), sum(map(messages, plans))
 
+        return min(ways, key=cost)
 
-def _local_allgather(held: Holders, wanted: Holders) -> Phases:
-    load: Counter[int] = Counter()
-    sends: list[TileSend] = []
-    gathers: list[TileSend] = []
-    for tile, replicas in wanted.items():
-        # Fewer pieces than replicas (extents without a common factor) leave the last replicas with gathers only.
-        owners = tuple(zip(_pieces(tile, len(replicas)), replicas, strict=False))
-        for piece, device in owners:
-            sends.extend(_fetch(piece, device, held, load))
-        # In round k replica i passes its piece to replica i + k, so each device sends and receives one at a time.
-        for distance in range(1, len(replicas)):
-            for index, (piece, device) in enumerate(owners):
-                gathers.append(_send(device, replicas[(index + distance) % len(replicas)], piece))
-    return tuple(sends), tuple(gathers)
+    def plans(self, reshardings: Sequence[Resharding], way: Sequence[_Named]) -> tuple[ReshardingPlan, ...]:
+        """The drafts with senders, in order."""
+        fetches = [fetch for _, draft in way for fetch in draft.fetches]
+        if fetches != self._balanced[0]:
+            self._balanced = fetches, choose_senders(self._cluster, fetches)
+        senders = iter(self._balanced[1])
+        sends = [[TileSend.of(next(senders), fetch.target, fetch.box) for fetch in draft.fetches] for _, draft in way]
+        rank = self._rank([merged(own, each.itemsize) for own, each in zip(sends, reshardings, strict=True)])
+        plans = []
+        for resharding, (name, draft), own in zip(reshardings, way, sends, strict=True):
+            phases: dict[int, list[TileSend]] = {}
+            for phase, send in draft.rounds:
+                phases.setdefault(phase, []).append(send)
+            first = tuple(sorted(own, key=lambda send: rank.get((send.src_device, send.dst_device), -1)))
+            later = (tuple(phases.get(phase, ())) for phase in range(1, 1 + max(phases, default=0)))
+            ordered = (first, *later) if first else ()
+            plans.append(ReshardingPlan(name, len(resharding.shape), resharding.itemsize, ordered))
+        return tuple(plans)
 
-
-_PLANNERS: Mapping[str, Callable[[Holders, Holders], Phases]] = MappingProxyType(
-    {"send_recv": _send_recv, "local_allgather": _local_allgather}
-)
-
-
-def _fetch(box: Box, device: int, held: Holders, load: Counter[int]) -> Iterator[TileSend]:
-    """Fill `box` on `device`: each overlap from the device itself if it can, else from the least-loaded holder.
-
-    `load` counts the elements each device has sent so far and is updated; ties go to the first holder in mesh order.
-    """
-    for tile, holders in held.items():
-        overlap = _intersect(box, tile)
-        if overlap is None:
-            continue
-        sender = device if device in holders else min(holders, key=lambda holder: load[holder])
-        if sender != device:
-            load[sender] += prod(limit - start for start, limit in overlap)
-        yield _send(sender, device, overlap)
-
-
-def _send(src_device: int, dst_device: int, box: Box) -> TileSend:
-    return TileSend(src_device, dst_device, tuple(start for start, _ in box), tuple(limit for _, limit in box))
-
-
-def _intersect(left: Box, right: Box) -> Box | None:
-    """The common box, or None if it is empty."""
-    common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(left, right, strict=True))
-    return common if all(start < limit for start, limit in common) else None
-
-
-def _pieces(box: Box, replicas: int) -> tuple[Box, ...]:
-    """Cut a box into equal pieces, at most one per replica: each dimension in turn gives the factor it shares."""
-    cuts, left = [], replicas
-    for start, limit in box:
-        parts = gcd(limit - start, left)
-        step = (limit - start) // parts
-        cuts.append([(start + index * step, start + (index + 1) * step) for index in range(parts)])
-        left //= parts
-    return tuple(product(*cuts))
+    def _rank(self, parts: Sequence[Sequence[tuple[int, int, int]]]) -> dict[tuple[int, int], int]:
+        """The place of each pair of devices in the order in which messages are best sent."""
+        sizes: dict[tuple[int, int], int] = {}
+        for source, target, size in (message for part in parts for message in part):
+            sizes[source, target] = sizes.get((source, target), 0) + size
+        pairs = [*sizes]
+        order = best_order(Links.of(self._cluster, [(*pair, sizes[pair]) for pair in pairs]))
+        return {pairs[number]: place for place, number in enumerate(order)}

@@ -8,7 +8,7 @@ spread evenly over them: less cannot cross, and how it really lies is decided by
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -25,6 +25,7 @@ class CutTransfers:
     cluster: Cluster
     forward_bytes: np.ndarray
     backward_bytes: np.ndarray
+    _known: dict[tuple[tuple[int, int, int], ...], float] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def goes_back(self) -> bool:
@@ -56,7 +57,11 @@ class CutTransfers:
         return (*sorted(2 * host for host in senders), *sorted(2 * host + 1 for host in receivers))
 
     def _seconds(self, messages: list[tuple[int, int, int]]) -> float:
-        return messages_seconds(self.cluster, [message for message in messages if message[2] > 0])
+        """Plans share most of their cuts, so each set of messages is priced once."""
+        sent = tuple(message for message in messages if message[2] > 0)
+        if sent not in self._known:
+            self._known[sent] = messages_seconds(self.cluster, sent)
+        return self._known[sent]
 
 
 def cut_transfers(graph: OpGraph, op_layer: Sequence[int], num_layers: int, cluster: Cluster) -> CutTransfers:

@@ -2,12 +2,13 @@
 // RUN: shardopt-opt %s --shardopt-insert-transfers="strategy=local_allgather" --shardopt-verify-transferred | FileCheck %s --check-prefix=GATHER
 // RUN: shardopt-opt %s --shardopt-insert-transfers="cluster=cpu-test:1x4" --shardopt-verify-transferred | FileCheck %s --check-prefix=CLUSTER
 
-// Rows on m0, replicas on m1: each device of m1 receives both halves. Two transfers of one value to one mesh become one.
+// Rows on m0, replicas on m1: each device of m1 receives both halves, one from each device of m0 at a time. Two transfers
+// of one value to one mesh become one.
 // CHECK-LABEL: func.func private @microbatch
 // CHECK: %[[H:.*]] = mpmd.fragment<mesh="m0"
 // CHECK: %[[ONE:.*]] = mpmd.transfer
 // CHECK-SAME: shardopt.resharding = {bytes = 128 : i64, seconds = 2.000000e+00 : f64
-// CHECK-SAME{LITERAL}: steps = dense<[[0, 0, 2, 0, 0, 2, 4], [0, 1, 2, 2, 0, 4, 4], [0, 0, 3, 0, 0, 2, 4], [0, 1, 3, 2, 0, 4, 4]]> : tensor<4x7xi64>
+// CHECK-SAME{LITERAL}: steps = dense<[[0, 0, 2, 0, 0, 2, 4], [0, 1, 3, 2, 0, 4, 4], [0, 1, 2, 2, 0, 4, 4], [0, 0, 3, 0, 0, 2, 4]]> : tensor<4x7xi64>
 // CHECK-SAME: strategy = "send_recv"}} %[[H]] :
 // CHECK-NOT: mpmd.transfer {{.*}}%[[H]] :
 // The index is known everywhere and needs no plan.

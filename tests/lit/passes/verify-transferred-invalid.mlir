@@ -13,6 +13,10 @@
 // RUN: not shardopt-opt %t.target --shardopt-verify-transferred 2>&1 | FileCheck %s --check-prefix=TARGET
 // RUN: sed -e 's/\[0, 3, 1, 2, 0, 4, 4\]/[1, 0, 1, 2, 0, 4, 4]/' %S/Inputs/two-stages.mlir > %t.phase
 // RUN: not shardopt-opt %t.phase --shardopt-verify-transferred 2>&1 | FileCheck %s --check-prefix=PHASE
+// RUN: sed -e 's/\[0, 3, 1, 2, 0, 4, 4\]/[-1, 3, 1, 2, 0, 4, 4]/' %S/Inputs/two-stages.mlir > %t.before
+// RUN: not shardopt-opt %t.before --shardopt-verify-transferred 2>&1 | FileCheck %s --check-prefix=BEFORE
+// RUN: sed -e 's/\[0, 0, 3, 0, 0, 2, 4\]/[1, 2, 3, 0, 0, 2, 4]/' -e 's/\[0, 0, 2, 0, 0, 2, 4\]/[1, 3, 2, 0, 0, 2, 4]/' %S/Inputs/two-stages.mlir > %t.same
+// RUN: not shardopt-opt %t.same --shardopt-verify-transferred 2>&1 | FileCheck %s --check-prefix=SAME
 // RUN: sed -e 's/\[0, 3, 1, 2, 0, 4, 4\]/[0, 3, 2, 2, 0, 4, 4]/' %S/Inputs/two-stages.mlir > %t.device
 // RUN: not shardopt-opt %t.device --shardopt-verify-transferred 2>&1 | FileCheck %s --check-prefix=DEVICE
 // RUN: sed -e 's/^    %i1 = /    %j1 = mpmd.transfer %i : (!index) -> !index1\n    %i1 = /' %S/Inputs/two-stages.mlir > %t.second
@@ -26,6 +30,8 @@
 // SOURCE: error: transfer from mesh 'm0' to mesh 'm1': phase 0, device 0 to 2, box [2:4, 0:4]: exceeds the source tile [0:2, 0:4]
 // TARGET: error: transfer from mesh 'm1' to mesh 'm0': phase 0, device 3 to 1, box [0:4, 0:4]: exceeds the target tile [2:4, 0:4]
 // PHASE: error: transfer from mesh 'm1' to mesh 'm0': phase 1, device 0 to 1, box [2:4, 0:4]: device 0 has not received that box
+// BEFORE: error: transfer from mesh 'm1' to mesh 'm0': phase -1, device 3 to 1, box [2:4, 0:4]: phases count from 0
+// SAME: error: transfer from mesh 'm0' to mesh 'm1': phase 1, device {{[23]}} to {{[23]}}, box [0:2, 0:4]: device {{[23]}} has not received that box
 // DEVICE: error: transfer from mesh 'm1' to mesh 'm0': phase 0, device 3 to 2, box [2:4, 0:4]: 2 is no device of the target mesh
 // SECOND: error: expected one transfer of a value to mesh 'm1', found a second one
 // SHARDING: error: transfer from mesh 'm0' to mesh 'm1': expected a sharding on the source, found !mpmd.mesh_tensor<"m0", tensor<4x4xf32>>

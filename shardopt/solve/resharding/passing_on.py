@@ -1,0 +1,51 @@
+"""How devices of the destination fill each other's tiles: all-gathers in rings, and chains.
+
+A round is a phase of the plan; rounds are counted from 1, for 0 is what crosses meshes. In a round each device sends to
+one other at most and receives from one other at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from shardopt.solve.resharding.plan import Box, TileSend
+
+Round = tuple[int, TileSend]
+Bundles = Sequence[Sequence[Box]]  # the boxes that each device starts with
+
+
+def all_gather(hosts: Sequence[Sequence[int]], bundles: Mapping[int, Sequence[Box]]) -> Iterator[Round]:
+    """Afterwards every device has the boxes of all. `hosts` are the devices of each host that take part.
+
+    Where hosts take part with equally many devices, the k-th of each first gather over the hosts, so that each box
+    goes through a network card once for each further host; then the devices of a host gather what came. Otherwise one
+    ring passes through all hosts.
+    """
+    if len({len(devices) for devices in hosts}) > 1:
+        devices = [device for host in hosts for device in host]
+        yield from _ring(devices, [bundles[device] for device in devices], 1)
+        return
+    rows = [*zip(*hosts, strict=True)]
+    for row in rows:
+        yield from _ring(row, [bundles[device] for device in row], 1)
+    arrived = [tuple(box for device in row for box in bundles[device]) for row in rows]
+    for host in hosts:
+        yield from _ring(host, arrived, len(hosts))
+
+
+def chain(devices: Sequence[int], chunks: Sequence[Box]) -> Iterator[Round]:
+    """The first device has all chunks and the last gets them through all between; a device passes on one chunk while
+    it receives the next."""
+    for hop, (giver, taker) in enumerate(pairwise(devices)):
+        for number, chunk in enumerate(chunks):
+            yield 1 + hop + number, TileSend.of(giver, taker, chunk)
+
+
+def _ring(devices: Sequence[int], bundles: Bundles, first: int) -> Iterator[Round]:
+    """In round k each device passes its successor what it got in the round before, at first its own."""
+    count = len(devices)
+    for distance in range(count - 1):
+        for place, device in enumerate(devices):
+            for box in bundles[(place - distance) % count]:
+                yield first + distance, TileSend.of(device, devices[(place + 1) % count], box)

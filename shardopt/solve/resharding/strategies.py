@@ -1,0 +1,166 @@
+"""The strategies: which boxes cross to which device of the destination, and what is passed on there.
+
+A strategy makes *drafts*. A draft says what each device fetches from the source mesh, not yet from whom, and what the
+destination devices then pass on. Devices that hold their whole tile already copy it and take no further part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from shardopt.cost.cluster import Cluster
+from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.solve.resharding.boxes import TileGrid, cut, volume
+from shardopt.solve.resharding.passing_on import Round, all_gather, chain
+from shardopt.solve.resharding.plan import Box
+from shardopt.solve.resharding.senders import Fetch
+
+# Rows that may follow the first phase of a plan. Pieces and chunks get larger where there would be more: a plan stands
+# in the IR, and a row takes about a microsecond to carry out.
+_MOST_ROWS = 1 << 16
+_CHUNKS = (1, 2, 4, 8, 16)  # of a chain; the time beyond that of its slowest link falls as 1 / chunks
+
+_T = TypeVar("_T")
+_Hosts = tuple[tuple[int, ...], ...]  # the devices of each host
+
+
+@dataclass(frozen=True)
+class Resharding:
+    """A tensor on its way: `itemsize` is bytes per element. The meshes may share devices, or be the same."""
+
+    shape: tuple[int, ...]
+    itemsize: int
+    source: tuple[Mesh, Sharding]
+    destination: tuple[Mesh, Sharding]
+
+
+class Draft(NamedTuple):
+    """What destination devices fetch, and what they pass on: (phase, send)."""
+
+    fetches: tuple[Fetch, ...]
+    rounds: tuple[Round, ...] = ()
+
+
+class _Tile(NamedTuple):
+    """A destination tile and the devices that must get it."""
+
+    box: Box
+    hosts: _Hosts
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        return tuple(device for host in self.hosts for device in host)
+
+
+class Drafting:
+    """The drafts of one resharding."""
+
+    def __init__(self, cluster: Cluster, resharding: Resharding) -> None:
+        self._cluster, self._itemsize = cluster, resharding.itemsize
+        self._source = TileGrid.of(*resharding.source, resharding.shape)
+        target = TileGrid.of(*resharding.destination, resharding.shape)
+        self._copies: list[Fetch] = []
+        self._tiles: list[_Tile] = []
+        for number, replicas in target.holders.items():
+            box = target.box(number)
+            first, *others = self._source.overlaps(box)
+            held = frozenset(() if others else first[1])
+            self._copies += [self._fetch(box, device, first[1]) for device in replicas if device in held]
+            hosts = self._by_host([device for device in replicas if device not in held])
+            if hosts:
+                self._tiles.append(_Tile(box, hosts))
+
+    def send_recv(self) -> Iterator[Draft]:
+        """Every device gets its whole tile from the source mesh."""
+        targets = ((tile.box, device) for tile in self._tiles for device in tile.devices)
+        yield self._draft([fetch for box, device in targets for fetch in self._fill(box, device)])
+
+    def local_allgather(self) -> Iterator[Draft]:
+        """The replicas of a tile share the work: each fetches a piece, then they gather."""
+        for tiles in self._scopes():
+            fetches: list[Fetch] = []
+            rounds: list[Round] = []
+            for tile in tiles:
+                pieces = self._pieces(tile, _MOST_ROWS // len(tiles))
+                fetches += [f for device, boxes in pieces.items() for box in boxes for f in self._fill(box, device)]
+                rounds += all_gather(tile.hosts, pieces)
+            yield self._draft(fetches, rounds)
+
+    def broadcast(self) -> Iterator[Draft]:
+        """Each overlap of two tiles crosses once, to the first device of a chain that visits each host once."""
+        for tiles in self._scopes():
+            fetches: list[Fetch] = []
+            chains: list[tuple[tuple[int, ...], Box]] = []
+            for tile in tiles:
+                for turn, (box, holders) in enumerate(self._source.overlaps(tile.box)):
+                    holding = [device for device in tile.devices if device in holders]
+                    order = self._chain_order(tile.hosts, holders, turn)
+                    fetches += [self._fetch(box, device, holders) for device in holding or order[:1]]
+                    chains.append(((*holding[:1], *order) if holding else order, box))
+            hops = sum(len(devices) - 1 for devices, _ in chains)
+            for chunks in _CHUNKS if hops else (1,):
+                if chunks == 1 or chunks * hops <= _MOST_ROWS:
+                    rounds = [each for devices, box in chains for each in chain(devices, cut(box, chunks))]
+                    yield self._draft(fetches, rounds)
+
+    def _scopes(self) -> Iterator[list[_Tile]]:
+        """All replicas of a tile together, so that it crosses once; and those of each host alone, so that nothing goes
+        from one host of the destination to another."""
+        yield self._tiles
+        if any(len(tile.hosts) > 1 for tile in self._tiles):
+            yield [_Tile(tile.box, (host,)) for tile in self._tiles for host in tile.hosts]
+
+    def _pieces(self, tile: _Tile, most_rows: int) -> dict[int, list[Box]]:
+        """The finer tiles, by the device that fetches each: along the tiles of the source where their number divides
+        that of the replicas, so that a device fetches from one tile, and if it can from itself."""
+        devices = tile.devices
+        count = max(1, min(len(devices), most_rows // len(devices)))
+        overlaps = [*self._source.overlaps(tile.box)]
+        parts = [(tile.box, frozenset[int]())]
+        if count % len(overlaps) == 0:
+            parts = [(box, frozenset(holders)) for box, holders in overlaps]
+        pieces = [(piece, held) for box, held in parts for piece in cut(box, count // len(parts))]
+        found: dict[int, list[Box]] = {device: [] for device in devices}
+        places = [devices[number * len(devices) // len(pieces)] for number in range(len(pieces))]
+        left = []
+        for place, (piece, held) in zip(places, pieces, strict=True):
+            own = [device for device in (place, *devices) if device in held and not found[device]]
+            if own:
+                found[own[0]].append(piece)
+            else:
+                left.append((place, piece))
+        for place, piece in left:
+            free = next(device for device in (place, *devices) if not found[device])
+            found[free].append(piece)
+        return found
+
+    def _chain_order(self, hosts: _Hosts, holders: Sequence[int], turn: int) -> tuple[int, ...]:
+        """The devices without the box: hosts that hold it first, else hosts in turn, and devices in turn."""
+        near = {self._cluster.host_of(device) for device in holders}
+        turned = _turned(hosts, turn)
+        turned = tuple(sorted(turned, key=lambda devices: self._cluster.host_of(devices[0]) not in near))
+        inside = (_turned(devices, turn // len(hosts)) for devices in turned)
+        return tuple(device for devices in inside for device in devices if device not in holders)
+
+    def _fill(self, box: Box, device: int) -> Iterator[Fetch]:
+        """What a device fetches to have a box: the part of each source tile from its holders."""
+        return (self._fetch(part, device, holders) for part, holders in self._source.overlaps(box))
+
+    def _fetch(self, box: Box, device: int, holders: tuple[int, ...]) -> Fetch:
+        return Fetch(box, volume(box) * self._itemsize, device, holders)
+
+    def _draft(self, fetches: Sequence[Fetch], rounds: Sequence[Round] = ()) -> Draft:
+        return Draft((*self._copies, *fetches), tuple(rounds))
+
+    def _by_host(self, devices: Sequence[int]) -> _Hosts:
+        found: dict[int, list[int]] = {}
+        for device in devices:
+            found.setdefault(self._cluster.host_of(device), []).append(device)
+        return tuple(map(tuple, found.values()))
+
+
+def _turned(items: tuple[_T, ...], by: int) -> tuple[_T, ...]:
+    by %= max(len(items), 1)
+    return items[by:] + items[:by]
