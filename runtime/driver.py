@@ -13,7 +13,10 @@ The others keep their value until `step({number: array})` gives a new one. State
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, overload
@@ -32,10 +35,14 @@ from shardopt.runtime.program.build import build_program
 from shardopt.runtime.program.check import check_program
 from shardopt.runtime.program.hosts import Host, Hosts
 from shardopt.runtime.program.instructions import Program
+from shardopt.runtime.program.memory import over_limit
 from shardopt.runtime.state.fillings import Filling
 from shardopt.runtime.state.ownership import state_arguments
 from shardopt.runtime.state.periodic import CheckpointOptions, PeriodicCheckpoints
 from shardopt.runtime.state.run_state import RunState, ShardMaker
+from shardopt.runtime.tracing.spans import Span, spans_of
+from shardopt.runtime.tracing.watchdog import Watchdog, report
+from shardopt.runtime.tracing.where import Standing
 
 BACKENDS = ("local", "ray")
 
@@ -44,6 +51,9 @@ class Backend(Protocol):
     """Workers, one a host of a mesh, wherever they are; they are called by the names of their hosts."""
 
     hosts: Hosts
+
+    def where(self) -> Mapping[str, Standing | None]:
+        """Where every worker stands, by name, while another call runs; None for one that does not answer."""
 
     def call(self, method: str, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
         """Call a `Worker` method on some workers at once; their answers by worker. Raises MeshError."""
@@ -71,6 +81,9 @@ def open_run(
     quick_compile: bool = False,
     track_bytes: bool = False,
     compile_cache: bool = True,
+    trace: bool = False,
+    memory_limit_bytes: int | None = None,
+    watchdog_seconds: float | None = None,
     checkpoints: CheckpointOptions | None = None,
 ) -> Run:
     """Start the workers and compile. `local` is threads of this process, `ray` is actors, one a mesh.
@@ -78,8 +91,12 @@ def open_run(
     `checked_steps` first steps verify every executable's inputs. `quick_compile` trades speed of the code for less
     compile time. `track_bytes` counts live arrays after every instruction (`Run.live_bytes`), which makes steps slow.
     `compile_cache` keeps executables on disk, in the folder that SHARDOPT_CACHE names, unless that says `off`.
+    `trace` keeps times of the newest steps (`Run.spans`). A program in which a device would hold more than
+    `memory_limit_bytes`, with the temporaries of its functions, is refused. With `watchdog_seconds`, it is said on
+    standard error where every worker stands whenever a step makes no progress for so long.
     With `checkpoints`, the state is written every so many steps (docs/checkpoints.md).
-    Raises UserError for an unknown backend or a folder that another run writes to, MeshError if a mesh cannot start.
+    Raises UserError for an unknown backend, too little memory, or a folder that another run writes to, MeshError if a
+    mesh cannot start.
     """
     if backend not in BACKENDS:
         raise UserError(f"unknown backend '{backend}': known backends are {', '.join(BACKENDS)}")
@@ -88,14 +105,28 @@ def open_run(
         "quick_compile": quick_compile,
         "track_bytes": track_bytes,
         "compile_cache": compile_cache,
+        "trace": trace,
     }
+    _check_memory(program, memory_limit_bytes, {})
     periodic = None if checkpoints is None else PeriodicCheckpoints(checkpoints)
     try:
-        return Run(program, _start(program, backend, options), periodic)
+        run = Run(program, _start(program, backend, options), periodic, watchdog_seconds)
     except BaseException:
         if periodic is not None:
             periodic.close()
         raise
+    if memory_limit_bytes is not None:
+        try:
+            _check_memory(program, memory_limit_bytes, run.temporary_bytes())
+        except BaseException:
+            run.close()
+            raise
+    return run
+
+
+def _check_memory(program: Program, limit: int | None, temporaries: Mapping[str, Mapping[str, int]]) -> None:
+    if limit is not None and (faults := over_limit(program, limit, temporaries)):
+        raise UserError("; ".join(faults))
 
 
 def _start(program: Program, backend: str, options: Mapping[str, Any]) -> Backend:
@@ -111,13 +142,22 @@ def _start(program: Program, backend: str, options: Mapping[str, Any]) -> Backen
 class Run:
     """A running program; a context manager. After any MeshError only `close` makes sense."""
 
-    def __init__(self, program: Program, backend: Backend, checkpoints: PeriodicCheckpoints | None = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        backend: Backend,
+        checkpoints: PeriodicCheckpoints | None = None,
+        watchdog_seconds: float | None = None,
+    ) -> None:
         self.program = program
         self._backend = backend
         self._hosts = backend.hosts
         self._meshes = {part.mesh.name: part.mesh for part in program.meshes}
         self._tilings: dict[tuple[TensorSpec, Host], Tiling] = {}
         self._checkpoints = checkpoints
+        self._watchdog = None
+        if watchdog_seconds is not None:
+            self._watchdog = Watchdog(watchdog_seconds, backend.where, partial(print, file=sys.stderr, flush=True))
         workers = {mesh: tuple(host.name for host in hosts) for mesh, hosts in backend.hosts.items()}
         self._state = RunState(program, workers, self._on_state)
         self._argument_home = {number: part.mesh.name for part in program.meshes for number, _ in part.arguments}
@@ -175,7 +215,8 @@ class Run:
         self._need_arguments()
         if self._checkpoints is not None:
             self._checkpoints.before_step(self.steps_done)
-        self._call("step", parts)
+        with nullcontext() if self._watchdog is None else self._watchdog.step():
+            self._call("step", parts)
         self.steps_done += 1
         self._has_results = True
         if self._checkpoints is not None:
@@ -205,9 +246,23 @@ class Run:
 
     def live_bytes(self) -> dict[str, tuple[int, ...]]:
         """By worker, the bytes that a device held after each instruction of the last step. Needs `track_bytes`."""
-        return self._call("live_bytes", {host.name: () for hosts in self._hosts.values() for host in hosts})
+        return self._everywhere("live_bytes")
+
+    def temporary_bytes(self) -> dict[str, dict[str, int]]:
+        """By mesh and function, what a device holds beside arguments and results while the function runs."""
+        return {worker.partition("/")[0]: found for worker, found in self._everywhere("temporary_bytes").items()}
+
+    def spans(self) -> tuple[Span, ...]:
+        """What happened when in the newest steps, on all workers. Needs `trace`."""
+        return spans_of(self.program, self._everywhere("trace"))
+
+    def where(self) -> str:
+        """Where every worker stands, a line each; may be called from another thread while a step runs."""
+        return report(self._backend.where())
 
     def close(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.close()
         self._backend.close()
         if self._checkpoints is not None:
             self._checkpoints.close()
@@ -262,6 +317,9 @@ class Run:
                 f"found {value.dtype}{list(value.shape)}"
             )
         return value
+
+    def _everywhere(self, method: str) -> dict[str, Any]:
+        return self._call(method, {host.name: () for hosts in self._hosts.values() for host in hosts})
 
     def _call(self, method: str, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
         if self._failure is not None:

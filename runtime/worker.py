@@ -8,6 +8,7 @@ over calls. RUN only dispatches; reading results for SEND happens on a thread of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from shardopt.runtime.errors import Cancelled, MeshError
 from shardopt.runtime.program.hosts import Host, Hosts
 from shardopt.runtime.program.instructions import MeshProgram, Route
 from shardopt.runtime.state.worker_state import WorkerState
+from shardopt.runtime.tracing.recorder import Recorder
+from shardopt.runtime.tracing.where import Standing, standing
 from shardopt.runtime.transports.mailbox import Transport
 
 Parts = Sequence[np.ndarray]  # a host's tiles of a value, replicas once
@@ -31,7 +34,7 @@ Parts = Sequence[np.ndarray]  # a host's tiles of a value, replicas once
 class Worker:
     """`checked_steps` is the number of steps in which every input of every RUN is compared with what is expected. With
     `track_bytes`, what is alive is counted after every instruction. With `compile_cache`, executables are kept in the
-    user's cache folder (`SHARDOPT_CACHE`).
+    user's cache folder (`SHARDOPT_CACHE`). With `trace`, times of the newest steps are kept (`Recorder`).
 
     `position` tells any thread that asks where the worker stands: (step, number of the instruction it is at).
     """
@@ -49,9 +52,11 @@ class Worker:
         quick_compile: bool = False,
         track_bytes: bool = False,
         compile_cache: bool = True,
+        trace: bool = False,
     ) -> None:
         self.program = program
         self.position = (0, 0)
+        self._busy, self._since = False, monotonic()
         self._transport = transport
         self._checked_steps = checked_steps
         self._context = Context(
@@ -71,7 +76,8 @@ class Worker:
         self._state = WorkerState(self._context)
         self._outputs: dict[int, DeviceArray] = {}
         self._live_bytes = LiveBytes(self._context) if track_bytes else None
-        self._observers: list[Observer] = [self._live_bytes] if self._live_bytes else []
+        self._recorder = self._context.recorder = Recorder(self._context) if trace else None
+        self._observers: list[Observer] = [each for each in (self._live_bytes, self._recorder) if each is not None]
         self._actions = [*make_actions(self._context), self._drain, self._finish]
         for microbatch, buffer in program.indices:
             self._set(buffer, [np.array(microbatch, self._context.tiling(buffer).dtype)])
@@ -86,12 +92,12 @@ class Worker:
         """Run the list once, with some arguments replaced first. Raises MeshError, or Cancelled."""
         self.load(values)
         self._outputs.clear()
-        step = self._context.step
+        step, self._busy = self._context.step, True
         self._context.checking = step < self._checked_steps
         for observer in self._observers:
             observer.begin_step(step)
         for position, action in enumerate(self._actions):
-            self.position = (step, position)
+            self.position, self._since = (step, position), monotonic()
             for observer in self._observers:
                 observer.begin(position)
             try:
@@ -102,12 +108,27 @@ class Worker:
                 raise self._context.error(position, error) from error
             for observer in self._observers:
                 observer.end(position)
+        self._busy, self._since = False, monotonic()
 
     def live_bytes(self) -> tuple[int, ...]:
         """Bytes that a device of the mesh held after each instruction of the last step, and at its end."""
         if self._live_bytes is None:
             raise MeshError(self._context.host.name, "", "live bytes are counted only in runs that were opened for it")
         return tuple(self._live_bytes.bytes)
+
+    def where(self) -> Standing:
+        """Where the worker stands; may be called from any thread."""
+        return standing(self._context, self.position[1], self._since, self._busy)
+
+    def trace(self) -> dict[str, Any]:
+        """What `Recorder.trace` gives, between steps."""
+        if self._recorder is None:
+            raise MeshError(self._context.host.name, "", "times are kept only in runs that were opened for it")
+        return self._recorder.trace()
+
+    def temporary_bytes(self) -> dict[str, int]:
+        """By function, what a device holds beside arguments and results while it runs."""
+        return {name: executable.temporary_bytes for name, executable in self._context.executables.items()}
 
     def fetch(self, number: int) -> list[np.ndarray]:
         """The parts of a result of the last step that are for this host to give (`Tiling.owned`)."""
@@ -127,6 +148,8 @@ class Worker:
     def close(self) -> None:
         self._transport.close()  # first: it ends a SEND that is stuck
         self._context.sender.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     def _set(self, buffer: int, parts: Parts) -> None:
         shards = self._context.tiling(buffer).spread(parts)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from shardopt.runtime.actions.sender import Sender
 from shardopt.runtime.devices.tiles import Tiling
@@ -23,6 +24,9 @@ from shardopt.runtime.program.instructions import (
 )
 from shardopt.runtime.program.text import place
 from shardopt.runtime.transports.mailbox import Transport
+
+if TYPE_CHECKING:
+    from shardopt.runtime.tracing.recorder import Recorder
 
 Action = Callable[[], None]
 
@@ -46,6 +50,7 @@ class Context:
     step: int = 0
     checking: bool = False
     buffers: list[DeviceArray | None] = field(default_factory=list)
+    recorder: Recorder | None = None
     in_flight: deque[tuple[int, Token]] = field(default_factory=deque)  # with the position of the RUN
 
     def __post_init__(self) -> None:

@@ -50,11 +50,16 @@ class _Outgoing:
     def _send(
         self, target: str, sources: Sequence[RouteSource], arrays: Sequence[DeviceArray], step: int, tag: int
     ) -> None:
-        shards = (self._context.devices.shards(array) for array in arrays)
+        shards = [self._context.devices.shards(array) for array in arrays]
+        recorder = self._context.recorder
+        if recorder is not None:
+            recorder.ready()
         pieces = [piece for source, own in zip(sources, shards, strict=True) for piece in source.cut(own)]
         if self._context.copy_pieces:
             pieces = [piece.copy() for piece in pieces]
         self._context.transport.send(target, step, tag, pieces, keep=self._keep)
+        if recorder is not None:
+            recorder.gave(pieces)
 
 
 class _Incoming:
@@ -70,7 +75,10 @@ class _Incoming:
     def take(self) -> Payload:
         if not self.landing.pieces:  # all comes by exchange
             return [None] * len(self.landing.shards)
-        return self._context.transport.mailbox.take(self._context.step, self._tag)
+        payload = self._context.transport.mailbox.take(self._context.step, self._tag)
+        if self._context.recorder is not None:
+            self._context.recorder.waited()
+        return payload
 
     def keep(self, buffers: Sequence[int]) -> None:
         """Wait, and put what needs no completion on the devices at once."""
@@ -138,8 +146,12 @@ def _submit(context: Context, position: int, target: str, buffers: Sequence[int]
     """Send on the thread that does; a failure there is one of the instruction."""
 
     def deliver() -> None:
+        recorder = context.recorder
         try:
-            send()
+            if recorder is None:
+                return send()
+            with recorder.transmitting(position):
+                send()
         except Exception as error:
             failure = context.error(position, error)
             context.transport.mailbox.cancel(failure)  # what is lost here may be what the next RECV waits for

@@ -35,6 +35,10 @@ class _Send:
         self._work = None
         self._done.release()
 
+    @property
+    def is_done(self) -> bool:
+        return not self._done.locked()
+
     def settle(self) -> None:
         with self._done:
             return
@@ -93,6 +97,11 @@ class Sender:
         for send in self._sends:
             if not buffers.isdisjoint(send.buffers):
                 send.wait()
+
+    @property
+    def pending(self) -> int:
+        """Sends that are not through; any thread may ask."""
+        return sum(not send.is_done for send in self._sends.copy())
 
     def drain(self) -> None:
         """Wait for all sends. Raises what the first one raised."""

@@ -11,6 +11,7 @@ import numpy as np
 from shardopt.runtime.errors import first_failure
 from shardopt.runtime.program.hosts import Hosts, one_host_each
 from shardopt.runtime.program.instructions import Program
+from shardopt.runtime.tracing.where import Standing
 from shardopt.runtime.transports.mailbox import Mailbox
 from shardopt.runtime.worker import Worker
 
@@ -64,6 +65,9 @@ class LocalBackend:
                 for name, values in arguments.items()
             }
         )
+
+    def where(self) -> dict[str, Standing | None]:
+        return {name: worker.where() for name, worker in self._workers.items()}
 
     def close(self) -> None:
         for worker in self._workers.values():

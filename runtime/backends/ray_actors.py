@@ -15,11 +15,13 @@ from shardopt.cost.errors import UserError
 from shardopt.runtime.errors import Cancelled, Kind, MeshError, first_failure
 from shardopt.runtime.program.hosts import Hosts, one_host_each
 from shardopt.runtime.program.instructions import MeshProgram, Program, Route, Send
+from shardopt.runtime.tracing.where import Standing
 from shardopt.runtime.transports.mailbox import Mailbox
 from shardopt.runtime.transports.sockets import Address, SocketTransport
 from shardopt.runtime.worker import Worker
 
 _CONTROL = "control"  # concurrency group whose calls are answered while a step runs
+_ANSWER_SECONDS = 2.0  # for workers that are asked where they stand
 _GRACE_SECONDS = 10.0  # for workers that were told to stop: they leave their RECV at once, a running RUN must end
 
 
@@ -50,6 +52,10 @@ class MeshActor:
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
         assert self._worker is not None, "start() comes first"
         return getattr(self._worker, method)(*arguments)
+
+    def where(self) -> Standing:
+        assert self._worker is not None, "start() comes first"
+        return self._worker.where()
 
     def cancel(self, reason: str) -> None:
         self._mailbox.cancel(Cancelled(reason))
@@ -96,6 +102,18 @@ class RayBackend:
         return self._gather(
             {name: self._actors[name].call.remote(method, values) for name, values in arguments.items()}
         )
+
+    def where(self) -> dict[str, Standing | None]:
+        refs = {name: actor.where.options(concurrency_group=_CONTROL).remote() for name, actor in self._actors.items()}
+        self._ray.wait(list(refs.values()), num_returns=len(refs), timeout=_ANSWER_SECONDS)
+        return {name: self._answer(ref) for name, ref in refs.items()}
+
+    def _answer(self, ref: Any) -> Standing | None:
+        try:
+            found: Standing = self._ray.get(ref, timeout=0)
+        except self._ray.exceptions.RayError:  # not there in time, or the actor is gone
+            return None
+        return found
 
     def close(self) -> None:
         for actor in self._actors.values():

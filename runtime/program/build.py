@@ -19,6 +19,7 @@ from shardopt.dialect.exported_program import Call, ExportedProgram, Loop, Tenso
 from shardopt.runtime.program.combine import combine_transfers
 from shardopt.runtime.program.emitter import Emitter, MeshEmitter
 from shardopt.runtime.program.instructions import Copy, MeshProgram, Program
+from shardopt.runtime.program.labels import label_of
 from shardopt.runtime.program.liveness import insert_frees
 from shardopt.runtime.program.loop import lower_loop
 from shardopt.runtime.program.sends import order_sends
@@ -37,7 +38,7 @@ def build_program(exported: ExportedProgram) -> Program:
         if isinstance(op, Call):
             inputs = tuple(emitter.use(value) for value in op.inputs)
             outputs: list[tuple[Hashable, TensorSpec]] = [(value, values[value].spec) for value in op.outputs]
-            emitter.call(op, inputs, outputs, f"{op.kind} stage {op.stage}")
+            emitter.call(op, inputs, outputs, label_of(op.kind, op.stage))
         elif isinstance(op, Transfer):
             source, target = values[op.input], (op.output, values[op.output])
             emitter.transfer(op, position, (op.input, source), target)

@@ -15,17 +15,10 @@ from dataclasses import dataclass
 from shardopt.cost.errors import UserError
 from shardopt.dialect.exported_program import Call, Loop, TensorSpec, Transfer
 from shardopt.runtime.program.emitter import Emitter
-from shardopt.schedule.tasks import TaskKind
+from shardopt.runtime.program.labels import KIND_OF_TASK, label_of
 
 Group = tuple[int, str]  # stage and kind
 Task = tuple[Group, int]  # and microbatch
-
-_KIND_OF_TASK = {
-    TaskKind.FORWARD: "fwd",
-    TaskKind.BACKWARD: "bwd",
-    TaskKind.BACKWARD_INPUT: "bwd_input",
-    TaskKind.BACKWARD_WEIGHT: "bwd_weight",
-}
 
 
 def lower_loop(emitter: Emitter, loop: Loop, position: int) -> None:
@@ -56,7 +49,7 @@ def mesh_tasks(loop: Loop, meshes: tuple[str, ...]) -> dict[str, list[Task]]:
     rows: dict[str, int] = {}
     for row, listed in enumerate(schedule.tasks):
         for task in listed:
-            group = (task.stage, _KIND_OF_TASK.get(task.kind, ""))
+            group = (task.stage, KIND_OF_TASK.get(task.kind, ""))
             if group not in homes:
                 continue
             if rows.setdefault(homes[group], row) != row:
@@ -177,7 +170,7 @@ class _LoopLowering:
         outputs: list[tuple[Hashable, TensorSpec]] = [
             (self._key(value, microbatch), specs[value].spec) for value in op.outputs
         ]
-        self.emitter.call(op, inputs, outputs, f"{op.kind} stage {op.stage} microbatch {microbatch}")
+        self.emitter.call(op, inputs, outputs, label_of(op.kind, op.stage, microbatch))
         for value in op.outputs:
             for number in self.writes.get(value, ()):
                 self.last_write[number] = self._key(value, microbatch)

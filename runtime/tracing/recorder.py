@@ -1,0 +1,97 @@
+"""What a worker writes down while it runs, to be looked at afterwards: when each instruction began, waited and ended.
+
+The list is appended to by several threads: the worker's own, those that send, and one that waits for what RUN has
+dispatched. An event is one tuple, and nothing is worked out before somebody asks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from time import perf_counter_ns, time_ns
+from typing import Any
+
+import numpy as np
+
+from shardopt.runtime.actions.context import Context
+from shardopt.runtime.program.instructions import Run
+
+# What an event is about: the instruction on the worker's thread, the execution that a RUN dispatched, the sending that
+# a SEND asked for.
+DO, EXECUTE, TRANSMIT = 0, 1, 2
+
+# step, position, DO | EXECUTE | TRANSMIT, begin, end of waiting, end (ns of the worker's clock), bytes
+Event = tuple[int, int, int, int, int, int, int]
+
+_MOST_STEPS = 32  # that are kept, the newest
+
+
+class Recorder:
+    """An observer, and the `recorder` of the context, to which messages tell when they waited. All that is sent in a
+    step is through before the step ends."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._runs = frozenset(k for k, each in enumerate(context.program.instructions) if isinstance(each, Run))
+        self._steps: dict[int, list[Event]] = {}
+        self._events: list[Event] = []
+        self._step = self._began = self._waited = 0
+        self._sending = threading.local()  # there are several threads that send
+        self._free_from = 0  # when the newest execution that is known to have ended did
+        self._executions = ThreadPoolExecutor(1, thread_name_prefix=f"trace-{context.program.mesh.name}")
+
+    def begin_step(self, step: int) -> None:
+        self._step, self._events = step, []
+        self._steps[step] = self._events
+        while len(self._steps) > _MOST_STEPS:
+            del self._steps[min(self._steps)]
+
+    def begin(self, position: int) -> None:
+        self._waited = 0
+        self._began = perf_counter_ns()
+
+    def waited(self) -> None:
+        """What the instruction waited for is there."""
+        self._waited = perf_counter_ns()
+
+    def end(self, position: int) -> None:
+        began, now = self._began, perf_counter_ns()
+        self._events.append((self._step, position, DO, began, self._waited or began, now, 0))
+        if position in self._runs:
+            _, token = self._context.in_flight[-1]
+            self._executions.submit(self._await, self._events, self._step, position, began, token)
+
+    @contextmanager
+    def transmitting(self, position: int) -> Iterator[None]:
+        """Around all that the thread that sends does for an instruction."""
+        own, began = self._sending, perf_counter_ns()
+        own.ready, own.bytes = began, 0
+        yield
+        self._events.append((self._step, position, TRANSMIT, began, own.ready, perf_counter_ns(), own.bytes))
+
+    def ready(self) -> None:
+        """The values that are to be sent are there."""
+        self._sending.ready = perf_counter_ns()
+
+    def gave(self, pieces: Sequence[np.ndarray]) -> None:
+        """The transport has these pieces."""
+        self._sending.bytes += sum(piece.nbytes for piece in pieces)
+
+    def trace(self) -> dict[str, Any]:
+        """Plain values: the clock's offset to the time of day in ns, and the events of the newest steps."""
+        self._executions.submit(int).result()
+        events = [list(event) for own in self._steps.values() for event in own]
+        return {"offset_ns": time_ns() - perf_counter_ns(), "events": events}
+
+    def close(self) -> None:
+        self._executions.shutdown(wait=False, cancel_futures=True)
+
+    def _await(self, events: list[Event], step: int, position: int, began: int, token: Any) -> None:
+        """Executions of a mesh run one after the other: one begins when it was dispatched and the one before ended."""
+        with suppress(Exception):  # the worker reports what failed
+            token.block_until_ready()
+            now = perf_counter_ns()
+            events.append((step, position, EXECUTE, began, max(began, self._free_from), now, 0))
+            self._free_from = now

@@ -1,0 +1,118 @@
+"""The events of all workers on one clock, with what the program says about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+from shardopt.dialect.dtypes import numpy_dtype
+from shardopt.runtime.program.instructions import (
+    Allgather,
+    Broadcast,
+    Copy,
+    Instruction,
+    MeshProgram,
+    Program,
+    Recv,
+    Reshard,
+    Route,
+    Run,
+    Send,
+)
+from shardopt.runtime.program.labels import task_of
+from shardopt.runtime.program.text import brief_instruction
+from shardopt.runtime.tracing.recorder import DO, EXECUTE, TRANSMIT
+from shardopt.schedule.tasks import Task
+
+Row = Literal["compute", "send", "receive", "worker"]
+
+
+@dataclass(frozen=True)
+class Span:
+    """One instruction of one step on one worker; seconds from the first event of the trace.
+
+    It waits from `start` to `ready` (for its values, for a message, for the device), then works until `end`.
+    `row` is where it is drawn: the execution of a RUN, the sending of a SEND, RECV and what completes it, and, as
+    "worker", every instruction as the worker's own thread goes through it.
+    """
+
+    worker: str
+    step: int
+    position: int
+    row: Row
+    text: str
+    start_seconds: float
+    ready_seconds: float
+    end_seconds: float
+    bytes: int
+    tag: int | None
+    task: Task | None
+
+
+def route_bytes(route: Route) -> int:
+    """What travels by a route, each piece once."""
+    elements = sum(prod(limit - start for start, limit in piece.box) for piece in route.pieces)
+    return elements * numpy_dtype(route.source.dtype).itemsize
+
+
+def spans_of(program: Program, traces: Mapping[str, Mapping[str, Any]]) -> tuple[Span, ...]:
+    """`traces` are those of `Recorder`, by worker: the name of a mesh, or of a host of one, `mesh/0`."""
+    parts = {part.mesh.name: part for part in program.meshes}
+    rows = [
+        (worker, [value + (trace["offset_ns"] if 3 <= k <= 5 else 0) for k, value in enumerate(event)])
+        for worker, trace in traces.items()
+        for event in trace["events"]
+    ]
+    zero = min((event[3] for _, event in rows), default=0)
+    found = (_span(program, parts[worker.partition("/")[0]], worker, event, zero) for worker, event in rows)
+    return tuple(sorted(found, key=lambda span: (span.start_seconds, span.worker, span.position, span.row)))
+
+
+def _span(program: Program, part: MeshProgram, worker: str, event: list[int], zero: int) -> Span:
+    step, position, what, began, ready, ended, bytes_ = event
+    each = part.instructions[position] if position < len(part.instructions) else None
+    bytes_ = bytes_ or _received(program, each)
+    start, arrived, end = ((moment - zero) * 1e-9 for moment in (began, ready, ended))
+    return Span(
+        worker,
+        step,
+        position,
+        _row(what, each),
+        "end of step" if each is None else brief_instruction(each),
+        start,
+        arrived,
+        end,
+        bytes_,
+        each.tag if isinstance(each, Send | Recv) else None,
+        task_of(each.label) if isinstance(each, Run) and what == EXECUTE else None,
+    )
+
+
+def _row(what: int, each: Instruction | None) -> Row:
+    if what == EXECUTE:
+        return "compute"
+    if what == TRANSMIT:
+        return "send"
+    assert what == DO
+    return "receive" if isinstance(each, Recv | Allgather | Broadcast | Reshard | Copy) else "worker"
+
+
+def _received(program: Program, each: Instruction | None) -> int:
+    match each:
+        case Recv(routes=routes):
+            return sum(route_bytes(program.routes[route]) for route in routes)
+        case Reshard(route=route):
+            return route_bytes(program.routes[route])
+    return 0
+
+
+def task_times(spans: Iterable[Span], step: int) -> dict[Task, tuple[float, float]]:
+    """Start and end of every task of a step: of the first of its executions, and of the last."""
+    found: dict[Task, tuple[float, float]] = {}
+    for span in spans:
+        if span.task is not None and span.step == step:
+            start, end = found.get(span.task, (span.ready_seconds, span.end_seconds))
+            found[span.task] = (min(start, span.ready_seconds), max(end, span.end_seconds))
+    return found
