@@ -208,7 +208,7 @@ def main() -> int:
     parser.add_argument("--intra-op", default="ilp")
     parser.add_argument("--schedule", default="1f1b")
     parser.add_argument("--batch-args", action="append", default=[], metavar="NAME=I,J:D")
-    parser.add_argument("--backend", choices=("local", "ray"), default="local")
+    parser.add_argument("--backend", choices=("local", "process", "ray"), default="local")
     parser.add_argument("--tolerance", type=float, default=1e-4)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

@@ -1,6 +1,6 @@
 """The demo: a GPT train step, planned for 4 devices and run as a pipeline, beside plain JAX on one device.
 
-    python -m examples.gpt_demo [--output out/demo] [--backend local|ray|both]
+    python -m examples.gpt_demo [--output out/demo] [--backend local|process|ray|both]
 
 1. Export the train step of `examples/gpt.py` with `jax.export`.
 2. Plan it for 2 stages of 2 devices, 4 microbatches, 1F1B; print the plan and its timeline.
@@ -56,7 +56,7 @@ def _distributed(plan: Any, inputs: list[np.ndarray], backend: str) -> list[floa
 def main() -> int:
     parser = argparse.ArgumentParser(description="Plan and run a small GPT train step.")
     parser.add_argument("--output", type=Path, default=Path("out/demo"), help="folder of the plan and its IR")
-    parser.add_argument("--backend", choices=("local", "ray", "both"), default="both")
+    parser.add_argument("--backend", choices=("local", "process", "ray", "both"), default="both")
     args = parser.parse_args()
     console = Console() if sys.stdout.isatty() else Console(width=180)
 

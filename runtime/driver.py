@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from shardopt.cost.errors import UserError
+from shardopt.dialect.cluster import CLUSTER, read_cluster
 from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.dialect.exported_form import read_exported
 from shardopt.dialect.exported_program import Box, TensorSpec
@@ -33,7 +35,7 @@ from shardopt.ir.diagnostics import DiagnosedError, diagnostic
 from shardopt.runtime.devices.tiles import Tiling
 from shardopt.runtime.program.build import build_program
 from shardopt.runtime.program.check import check_program
-from shardopt.runtime.program.hosts import Host, Hosts
+from shardopt.runtime.program.hosts import Host, Hosts, hosts_of
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.program.memory import over_limit
 from shardopt.runtime.state.fillings import Filling
@@ -44,7 +46,7 @@ from shardopt.runtime.tracing.spans import Span, spans_of
 from shardopt.runtime.tracing.watchdog import Watchdog, report
 from shardopt.runtime.tracing.where import Standing
 
-BACKENDS = ("local", "ray")
+BACKENDS = ("local", "process", "ray")
 
 
 class Backend(Protocol):
@@ -66,11 +68,25 @@ def prepare(module: ir.Module) -> Program:
     faults = verify_exported(module)
     if faults:
         raise DiagnosedError(*(diagnostic("error", where, message) for where, message in faults))
-    program = build_program(read_exported(module))
+    program = replace(build_program(read_exported(module)), hosts=_cluster_hosts(module))
     problems = check_program(program)
     if problems:
         raise UserError("the module cannot be executed: " + "; ".join(problems))
     return program
+
+
+def _cluster_hosts(module: ir.Module) -> tuple[tuple[int, ...], ...]:
+    """The devices of every host of the cluster that the module carries; nothing for a module made without one."""
+    if CLUSTER not in module.operation.attributes:
+        return ()
+    try:
+        cluster = read_cluster(module)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    hosts: dict[int, list[int]] = {}
+    for device in range(cluster.num_devices):
+        hosts.setdefault(cluster.host_of(device), []).append(device)
+    return tuple(tuple(devices) for devices in hosts.values())
 
 
 def open_run(
@@ -84,9 +100,12 @@ def open_run(
     trace: bool = False,
     memory_limit_bytes: int | None = None,
     watchdog_seconds: float | None = None,
+    devices_per_host: int | None = None,
     checkpoints: CheckpointOptions | None = None,
 ) -> Run:
-    """Start the workers and compile. `local` is threads of this process, `ray` is actors, one a mesh.
+    """Start the workers and compile. `local` is threads of this process, one a mesh; `process` is processes, and `ray`
+    is actors, one a host of a mesh: the hosts of the cluster that the module was planned for, or ones of
+    `devices_per_host` devices.
 
     `checked_steps` first steps verify every executable's inputs. `quick_compile` trades speed of the code for less
     compile time. `track_bytes` counts live arrays after every instruction (`Run.live_bytes`), which makes steps slow.
@@ -110,7 +129,7 @@ def open_run(
     _check_memory(program, memory_limit_bytes, {})
     periodic = None if checkpoints is None else PeriodicCheckpoints(checkpoints)
     try:
-        run = Run(program, _start(program, backend, options), periodic, watchdog_seconds)
+        run = Run(program, _start(program, backend, devices_per_host, options), periodic, watchdog_seconds)
     except BaseException:
         if periodic is not None:
             periodic.close()
@@ -129,11 +148,15 @@ def _check_memory(program: Program, limit: int | None, temporaries: Mapping[str,
         raise UserError("; ".join(faults))
 
 
-def _start(program: Program, backend: str, options: Mapping[str, Any]) -> Backend:
+def _start(program: Program, backend: str, devices_per_host: int | None, options: Mapping[str, Any]) -> Backend:
     if backend == "ray":
         from shardopt.runtime.backends.ray_actors import RayBackend
 
-        return RayBackend(program, **options)
+        return RayBackend(program, hosts_of(program, devices_per_host), **options)
+    if backend == "process":
+        from shardopt.runtime.backends.process import ProcessBackend
+
+        return ProcessBackend(program, hosts_of(program, devices_per_host), **options)
     from shardopt.runtime.backends.local import LocalBackend
 
     return LocalBackend(program, **options)

@@ -7,7 +7,7 @@ over calls. RUN only dispatches; reading results for SEND happens on a thread of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableSequence, Sequence
 from time import monotonic
 from typing import Any
 
@@ -29,6 +29,8 @@ from shardopt.runtime.tracing.where import Standing, standing
 from shardopt.runtime.transports.mailbox import Transport
 
 Parts = Sequence[np.ndarray]  # a host's tiles of a value, replicas once
+Position = MutableSequence[int] | memoryview  # of one integer: the step, and behind it the instruction
+_POSITION_BITS = 32
 
 
 class Worker:
@@ -36,7 +38,8 @@ class Worker:
     `track_bytes`, what is alive is counted after every instruction. With `compile_cache`, executables are kept in the
     user's cache folder (`SHARDOPT_CACHE`). With `trace`, times of the newest steps are kept (`Recorder`).
 
-    `position` tells any thread that asks where the worker stands: (step, number of the instruction it is at).
+    With a `world`, the mesh has more hosts; `position` is one integer of memory, maybe shared with another process,
+    in which the worker notes where it stands (`unpack_position`).
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Worker:
         transport: Transport,
         *,
         world: World | None = None,
+        position: Position | None = None,
         checked_steps: int = 1,
         quick_compile: bool = False,
         track_bytes: bool = False,
@@ -55,7 +59,7 @@ class Worker:
         trace: bool = False,
     ) -> None:
         self.program = program
-        self.position = (0, 0)
+        self._position: Position = [0] if position is None else position
         self._busy, self._since = False, monotonic()
         self._transport = transport
         self._checked_steps = checked_steps
@@ -96,8 +100,9 @@ class Worker:
         self._context.checking = step < self._checked_steps
         for observer in self._observers:
             observer.begin_step(step)
+        here, first = self._position, step << _POSITION_BITS
         for position, action in enumerate(self._actions):
-            self.position, self._since = (step, position), monotonic()
+            here[0], self._since = first + position, monotonic()
             for observer in self._observers:
                 observer.begin(position)
             try:
@@ -118,7 +123,7 @@ class Worker:
 
     def where(self) -> Standing:
         """Where the worker stands; may be called from any thread."""
-        return standing(self._context, self.position[1], self._since, self._busy)
+        return standing(self._context, unpack_position(self._position[0])[1], self._since, self._busy)
 
     def trace(self) -> dict[str, Any]:
         """What `Recorder.trace` gives, between steps."""
@@ -171,3 +176,8 @@ class Worker:
         for target, array in state:
             buffers[target] = array
         self._context.step += 1
+
+
+def unpack_position(packed: int) -> tuple[int, int]:
+    """(step, instruction)."""
+    return packed >> _POSITION_BITS, packed & ((1 << _POSITION_BITS) - 1)

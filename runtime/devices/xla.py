@@ -11,15 +11,11 @@ every one of some devices, host or accelerator, and is for measurements.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import prod
 from typing import Any
-
-# The client prints one line per device; errors still come through.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 from jax._src import core

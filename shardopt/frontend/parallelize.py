@@ -80,7 +80,7 @@ def parallelize(
     donate_argnums,  arguments that the step consumes and replaces, as of `jax.jit`: its state. The arrays that are
     donate_argnames  passed stay valid.
     microbatches     into how many parts the batch is cut; None tries several and takes the best
-    backend          "local" (threads of this process) or "ray" (actors)
+    backend          "local" (threads of this process), "process" (processes) or "ray" (actors)
     lazy_state       return state as `StateArray`, which is fetched only when looked at; by default every result is a
                      `jax.Array`, so each step downloads the state
     quick_compile    less optimisation, less compile time

@@ -206,7 +206,12 @@ def _plan(args: argparse.Namespace, options: PlanOptions) -> None:
 def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.description = "Run a plan directory; state is fed back from step to step."
     parser.add_argument("plan", type=Path, metavar="PLAN", help="directory written by `shardopt plan -o`")
-    parser.add_argument("--backend", default="local", choices=("local", "ray"), help="threads here, or Ray actors")
+    parser.add_argument(
+        "--backend",
+        default="local",
+        choices=("local", "process", "ray"),
+        help="threads or processes here, or Ray actors",
+    )
     parser.add_argument("--steps", type=_count, default=1, metavar="N")
     parser.add_argument("--inputs", type=Path, metavar="F.npz", help="arrays in0, in1, …; others are random")
     parser.add_argument("--seed", type=int, default=0, help="of random inputs")

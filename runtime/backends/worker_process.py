@@ -1,0 +1,63 @@
+"""The program that a worker of the backend `process` is: `python -m shardopt.runtime.backends.worker_process`.
+
+It is given two open files: a connection to its driver, and a few bytes of shared memory for the position. Commands
+arrive as frames (number, urgent, method, arguments) and are answered by (number, whether it went well, answer); urgent
+ones at once, by the thread that reads, the others one after the other on the main thread. A connection that ends is the
+end of the process: no worker outlives its driver.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import queue
+import socket
+import sys
+import threading
+from typing import Any
+
+from shardopt.runtime.backends.frames import receive_frame, send_frame
+from shardopt.runtime.backends.remote_worker import RemoteWorker
+
+
+class _Server:
+    def __init__(self, connection: socket.socket, worker: RemoteWorker) -> None:
+        self._connection = connection
+        self._worker = worker
+        self._commands: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._writing = threading.Lock()
+
+    def run(self) -> None:
+        """Until the driver closes the connection, which ends the process wherever it is."""
+        threading.Thread(target=self._read, name="commands", daemon=True).start()
+        while True:
+            self._answer(*self._commands.get())
+
+    def _read(self) -> None:
+        try:
+            while True:
+                number, urgent, method, arguments = receive_frame(self._connection)
+                if urgent:
+                    self._answer(number, method, arguments)
+                else:
+                    self._commands.put((number, method, arguments))
+        finally:
+            os._exit(0)  # the main thread may be anywhere
+
+    def _answer(self, number: int, method: str, arguments: tuple[Any, ...]) -> None:
+        try:
+            answer = (number, True, self._worker.call(method, arguments))
+        except Exception as error:  # whatever `call` raises can be sent
+            answer = (number, False, error)
+        with self._writing:
+            send_frame(self._connection, answer)
+
+
+def main(arguments: list[str]) -> None:
+    connection, memory = (int(each) for each in arguments)
+    position = memoryview(mmap.mmap(memory, mmap.PAGESIZE)).cast("q")
+    _Server(socket.socket(fileno=connection), RemoteWorker(position)).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
