@@ -32,6 +32,7 @@ from shardopt.dialect.exported_form import read_exported
 from shardopt.dialect.exported_program import Box, TensorSpec
 from shardopt.dialect.exported_verify import verify_exported
 from shardopt.ir.diagnostics import DiagnosedError, diagnostic
+from shardopt.runtime.devices.gpus import chosen_platform
 from shardopt.runtime.devices.tiles import Tiling
 from shardopt.runtime.program.build import build_program
 from shardopt.runtime.program.check import check_program
@@ -93,6 +94,7 @@ def open_run(
     program: Program,
     backend: str = "local",
     *,
+    platform: str = "auto",
     checked_steps: int = 1,
     quick_compile: bool = False,
     track_bytes: bool = False,
@@ -107,6 +109,7 @@ def open_run(
     is actors, one a host of a mesh: the hosts of the cluster that the module was planned for, or ones of
     `devices_per_host` devices.
 
+    `platform` is "cpu", "gpu", or "auto": GPUs if this process sees as many as the program has devices.
     `checked_steps` first steps verify every executable's inputs. `quick_compile` trades speed of the code for less
     compile time. `track_bytes` counts live arrays after every instruction (`Run.live_bytes`), which makes steps slow.
     `compile_cache` keeps executables on disk, in the folder that SHARDOPT_CACHE names, unless that says `off`.
@@ -120,6 +123,9 @@ def open_run(
     if backend not in BACKENDS:
         raise UserError(f"unknown backend '{backend}': known backends are {', '.join(BACKENDS)}")
     options = {
+        "platform": chosen_platform(
+            platform, 1 + max(device for part in program.meshes for device in part.mesh.devices)
+        ),
         "checked_steps": checked_steps,
         "quick_compile": quick_compile,
         "track_bytes": track_bytes,

@@ -18,7 +18,8 @@ from shardopt.runtime.actions.context import Context
 from shardopt.runtime.actions.observers import LiveBytes, Observer
 from shardopt.runtime.actions.sender import Sender
 from shardopt.runtime.actions.table import make_actions
-from shardopt.runtime.devices.clients import World, shared_devices
+from shardopt.runtime.devices.clients import Devices, World, shared_devices
+from shardopt.runtime.devices.gpus import mesh_gpus
 from shardopt.runtime.devices.xla import DeviceArray, XlaMesh
 from shardopt.runtime.errors import Cancelled, MeshError
 from shardopt.runtime.program.hosts import Host, Hosts
@@ -36,7 +37,8 @@ _POSITION_BITS = 32
 class Worker:
     """`checked_steps` is the number of steps in which every input of every RUN is compared with what is expected. With
     `track_bytes`, what is alive is counted after every instruction. With `compile_cache`, executables are kept in the
-    user's cache folder (`SHARDOPT_CACHE`). With `trace`, times of the newest steps are kept (`Recorder`).
+    user's cache folder (`SHARDOPT_CACHE`). `platform` is "cpu" or "gpu"; GPUs are taken by the numbers of the mesh's
+    devices. With `trace`, times of the newest steps are kept (`Recorder`).
 
     With a `world`, the mesh has more hosts; `position` is one integer of memory, maybe shared with another process,
     in which the worker notes where it stands (`unpack_position`).
@@ -52,6 +54,7 @@ class Worker:
         *,
         world: World | None = None,
         position: Position | None = None,
+        platform: str = "cpu",
         checked_steps: int = 1,
         quick_compile: bool = False,
         track_bytes: bool = False,
@@ -69,7 +72,7 @@ class Worker:
             hosts,
             routes,
             transport,
-            devices=XlaMesh(program.mesh, None if world is None else shared_devices(world, host)),
+            devices=XlaMesh(program.mesh, _devices(program, host, world, platform)),
             executables={},
             sender=Sender(host.name),
             copy_pieces=track_bytes,  # what is under way belongs to the transport, not to this mesh
@@ -181,3 +184,12 @@ class Worker:
 def unpack_position(packed: int) -> tuple[int, int]:
     """(step, instruction)."""
     return packed >> _POSITION_BITS, packed & ((1 << _POSITION_BITS) - 1)
+
+
+def _devices(program: MeshProgram, host: Host, world: World | None, platform: str) -> Devices | None:
+    """None for host devices of a client of their own."""
+    if world is not None:
+        return shared_devices(world, host)
+    if platform == "gpu":
+        return mesh_gpus(program.mesh.name, [program.mesh.devices[shard] for shard in host.shards])
+    return None

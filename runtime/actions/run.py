@@ -8,12 +8,10 @@ from shardopt.runtime.actions.context import Action, Context
 from shardopt.runtime.devices.xla import DeviceArray
 from shardopt.runtime.program.instructions import Run
 
-# XLA's CPU collectives deadlock when executions run ahead without bound: the threads of a later one starve an earlier.
-MAX_RUNS_IN_FLIGHT = 2
-
 
 def run_action(context: Context, position: int, run: Run) -> Action:
     executable, buffers, in_flight = context.executables[run.function], context.buffers, context.in_flight
+    most = context.devices.runs_in_flight
     awaited = context.sent.intersection(run.donated)
 
     def action() -> None:
@@ -22,7 +20,7 @@ def run_action(context: Context, position: int, run: Run) -> Action:
         inputs = [buffers[buffer] for buffer in run.inputs]
         if context.checking:
             _check_inputs(context, run, inputs)
-        while len(in_flight) >= MAX_RUNS_IN_FLIGHT:
+        while len(in_flight) >= most:
             context.await_run()
         outputs, token = executable(inputs)
         in_flight.append((position, token))

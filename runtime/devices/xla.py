@@ -1,7 +1,8 @@
 """Everything the runtime asks of XLA, and the only file that touches private parts of jax and jaxlib.
 
 One `XlaMesh` is one independent CPU client with as many devices as the mesh, or this process's part of one that several
-processes make up (`clients.py`); no default JAX backend is ever started.
+processes make up (`clients.py`), or GPUs of the process's one client for them (`gpus.py`); without GPUs, no default JAX
+backend is ever started.
 Compile options and traps: stage functions are in Shardy's form, as GSPMD, which XLA takes for a module with
 `mhlo.sharding`, drops the sums of partial values; executables check neither number, shape,
 sharding nor liveness of their inputs (a mistake ends the process), so `fault_of` exists for a checked mode; arrays are
@@ -34,6 +35,11 @@ from shardopt.runtime.devices.clients import Devices, own_devices
 from shardopt.runtime.devices.executables import compiled_in_parallel, load_or_compile
 
 _GSPMD_PARTIAL = b"last_tile_dims={unreduced"
+
+# XLA's CPU collectives deadlock when executions run ahead without bound: the threads of a later one starve an earlier.
+_HOST_RUNS = 2
+# The queues of a GPU keep what it is given in order; bounded, as each execution under way holds its temporaries.
+_GPU_RUNS = 32
 
 DeviceArray = Any  # a jax.Array over the devices of one mesh
 Token = Any  # has block_until_ready(); raises what the execution raised
@@ -88,6 +94,11 @@ class XlaMesh:
     @property
     def _devices(self) -> list[Any]:
         return self._found.all
+
+    @property
+    def runs_in_flight(self) -> int:
+        """How many RUNs may be dispatched before the first of them is done."""
+        return _HOST_RUNS if self._devices[0].platform == "cpu" else _GPU_RUNS
 
     @cached_property
     def _jax_mesh(self) -> JaxMesh:
@@ -168,9 +179,12 @@ class XlaMesh:
     def live_bytes(self) -> int:
         """Bytes that a device of the mesh holds in arrays that are alive, whoever keeps them."""
         arrays = self._devices[0].client.live_arrays()
-        # Views of single shards are arrays, too, with another kind of sharding.
-        own = [array for array in arrays if isinstance(array.sharding, NamedSharding) and not array.is_deleted()]
+        # Views of single shards are arrays, too, with another kind of sharding; GPUs of other meshes share the client.
+        own = [array for array in arrays if self._is_own(array.sharding) and not array.is_deleted()]
         return sum(prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize for array in own)
+
+    def _is_own(self, sharding: Any) -> bool:
+        return isinstance(sharding, NamedSharding) and sharding.mesh.devices.flat[0] == self._devices[0]
 
     def fault_of(self, array: DeviceArray, spec: TensorSpec) -> str | None:
         """Why an executable must not be given `array` where it expects `spec`, or None."""

@@ -1,0 +1,48 @@
+"""GPUs as the devices of a mesh. They belong to JAX's default GPU backend, the one client that a process can have on
+them; several meshes of a process share it, each on devices of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+from shardopt.cost.errors import UserError
+from shardopt.runtime.devices.clients import Devices
+
+PLATFORMS = ("auto", "cpu", "gpu")
+_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin", "jax_rocm7_plugin", "jax_rocm60_plugin")
+
+
+def chosen_platform(platform: str, devices: int) -> str:
+    """What "auto" stands for: GPUs if this process sees as many as the program has devices. Raises UserError for a name
+    that is none."""
+    if platform not in PLATFORMS:
+        raise UserError(f"unknown platform '{platform}': known platforms are {', '.join(PLATFORMS)}")
+    if platform != "auto":
+        return platform
+    return "gpu" if len(visible_gpus()) >= devices else "cpu"
+
+
+def mesh_gpus(name: str, ordinals: Sequence[int]) -> Devices:
+    """The GPUs with these numbers on this machine. Raises UserError when one of them is not there."""
+    found = {device.local_hardware_id: device for device in visible_gpus()}
+    missing = sorted(set(ordinals) - set(found))
+    if missing:
+        raise UserError(f"mesh '{name}' needs GPU {missing[0]}, found {len(found)} GPUs")
+    devices = [found[ordinal] for ordinal in ordinals]
+    return Devices(devices, devices)
+
+
+@cache
+def visible_gpus() -> tuple[Any, ...]:
+    """Without a plugin for GPUs, JAX is not even asked: it would start a backend of its own on the host."""
+    if not any(find_spec(plugin) for plugin in _PLUGINS):
+        return ()
+    import jax
+
+    try:
+        return tuple(jax.local_devices(backend="gpu"))
+    except RuntimeError:  # a plugin, but no driver or no device
+        return ()
