@@ -48,6 +48,7 @@ from shardopt.runtime.tracing.watchdog import Watchdog, report
 from shardopt.runtime.tracing.where import Standing
 
 BACKENDS = ("local", "process", "ray")
+TRANSPORTS = {"local": ("auto",), "process": ("auto", "sockets"), "ray": ("auto", "sockets", "ray")}
 
 
 class Backend(Protocol):
@@ -95,6 +96,7 @@ def open_run(
     backend: str = "local",
     *,
     platform: str = "auto",
+    transport: str = "auto",
     checked_steps: int = 1,
     quick_compile: bool = False,
     track_bytes: bool = False,
@@ -110,6 +112,8 @@ def open_run(
     `devices_per_host` devices.
 
     `platform` is "cpu", "gpu", or "auto": GPUs if this process sees as many as the program has devices.
+    `transport` is how workers in different processes exchange messages: "sockets", which is what "auto" means, or, with
+    the backend `ray`, through its objects ("ray"), where sockets cannot be opened.
     `checked_steps` first steps verify every executable's inputs. `quick_compile` trades speed of the code for less
     compile time. `track_bytes` counts live arrays after every instruction (`Run.live_bytes`), which makes steps slow.
     `compile_cache` keeps executables on disk, in the folder that SHARDOPT_CACHE names, unless that says `off`.
@@ -122,6 +126,10 @@ def open_run(
     """
     if backend not in BACKENDS:
         raise UserError(f"unknown backend '{backend}': known backends are {', '.join(BACKENDS)}")
+    if transport not in TRANSPORTS[backend]:
+        raise UserError(
+            f"backend '{backend}' knows the transports {', '.join(TRANSPORTS[backend])}, found '{transport}'"
+        )
     options = {
         "platform": chosen_platform(
             platform, 1 + max(device for part in program.meshes for device in part.mesh.devices)
@@ -135,7 +143,7 @@ def open_run(
     _check_memory(program, memory_limit_bytes, {})
     periodic = None if checkpoints is None else PeriodicCheckpoints(checkpoints)
     try:
-        run = Run(program, _start(program, backend, devices_per_host, options), periodic, watchdog_seconds)
+        run = Run(program, _start(program, backend, transport, devices_per_host, options), periodic, watchdog_seconds)
     except BaseException:
         if periodic is not None:
             periodic.close()
@@ -154,11 +162,13 @@ def _check_memory(program: Program, limit: int | None, temporaries: Mapping[str,
         raise UserError("; ".join(faults))
 
 
-def _start(program: Program, backend: str, devices_per_host: int | None, options: Mapping[str, Any]) -> Backend:
+def _start(
+    program: Program, backend: str, transport: str, devices_per_host: int | None, options: Mapping[str, Any]
+) -> Backend:
     if backend == "ray":
         from shardopt.runtime.backends.ray_actors import RayBackend
 
-        return RayBackend(program, hosts_of(program, devices_per_host), **options)
+        return RayBackend(program, hosts_of(program, devices_per_host), transport, **options)
     if backend == "process":
         from shardopt.runtime.backends.process import ProcessBackend
 

@@ -1,7 +1,8 @@
 """The Ray backend: one actor, and so one process, for each host of a mesh; messages go over sockets between the actors.
 
 Ray carries only commands: one call per worker and step. Arrays travel through `sockets.py`, which is several times
-faster than Ray's object store for what passes between stages. Ray is imported only when a backend is made.
+faster than Ray's object store for what passes between stages; with the transport "ray" they go through the store, which
+works where workers cannot reach each other's sockets. Ray is imported only when a backend is made.
 
 Each worker has a bundle of a placement group, with the GPUs of its devices if they are GPUs. The workers of one host of
 the plan share a node where the cluster has several, and hosts of one mesh are on different ones.
@@ -19,6 +20,7 @@ from shardopt.runtime.devices.clients import free_address
 from shardopt.runtime.errors import Kind, MeshError
 from shardopt.runtime.program.hosts import Host, Hosts
 from shardopt.runtime.program.instructions import Program
+from shardopt.runtime.transports.ray_objects import RECEIVE
 
 _CONTROL = "control"  # concurrency group whose calls are answered while a step runs
 
@@ -38,6 +40,12 @@ class WorkerActor:
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
         return self._worker.call(method, arguments)
 
+    def use_objects(self, actors: dict[str, Any]) -> None:
+        self._objects = self._worker.use_objects(actors)
+
+    def receive(self, source: str, number: int, step: int, tag: int, data: Any) -> None:
+        self._objects.receive(source, number, step, tag, data)
+
     def control(self, method: str, arguments: tuple[Any, ...]) -> Any:
         return self._worker.call(method, arguments)
 
@@ -45,8 +53,9 @@ class WorkerActor:
 class RayBackend(RemoteBackend):
     """Starts a Ray cluster on this machine unless the process is connected to one already."""
 
-    def __init__(self, program: Program, hosts: Hosts, **options: Any) -> None:
+    def __init__(self, program: Program, hosts: Hosts, transport: str = "auto", **options: Any) -> None:
         super().__init__(program, hosts)
+        self._transport = transport
         try:
             import ray
         except ImportError as error:
@@ -65,7 +74,7 @@ class RayBackend(RemoteBackend):
 
     def _make_actors(self) -> None:
         # No CPU is reserved: a mesh of CPU devices shares the machine, and meshes may outnumber cores.
-        actor = self._ray.remote(num_cpus=0, concurrency_groups={_CONTROL: 1})(WorkerActor)
+        actor = self._ray.remote(num_cpus=0, concurrency_groups={_CONTROL: 1, RECEIVE: 1})(WorkerActor)
         self._actors = {host.name: actor.remote() for host in self._all_hosts()}
         self._addresses = self._gather(
             {name: self._future(name, each.address.remote()) for name, each in self._actors.items()}
@@ -77,6 +86,11 @@ class RayBackend(RemoteBackend):
     def control(self, worker: str, method: str, *arguments: Any) -> Future[Any]:
         call = self._actors[worker].control.options(concurrency_group=_CONTROL)
         return self._future(worker, call.remote(method, arguments))
+
+    def link_workers(self) -> None:
+        if self._transport == "ray":
+            refs = {name: actor.use_objects.remote(self._actors) for name, actor in self._actors.items()}
+            self._gather({name: self._future(name, ref) for name, ref in refs.items()})
 
     def own_address(self, worker: Host) -> str:
         return str(self._addresses[worker.name])

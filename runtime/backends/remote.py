@@ -69,6 +69,7 @@ class RemoteBackend(ABC):
                 for host in self._all_hosts()
             }
         )
+        self.link_workers()
         services = {mesh: self._serve(mesh, len(hosts)) for mesh, hosts in self.hosts.items() if len(hosts) > 1}
         shards = {mesh: tuple(host.shards for host in hosts) for mesh, hosts in self.hosts.items()}
         started = {}
@@ -80,6 +81,10 @@ class RemoteBackend(ABC):
                 arguments = (text, host.number, shards, peers, services.get(mesh), dict(options))
                 started[host.name] = self.submit(host.name, "start", *arguments)
         self._gather(started)
+
+    def link_workers(self) -> None:
+        """Called when all workers listen, before they connect: for those that reach each other in another way."""
+        return
 
     def close_services(self) -> None:
         """After all workers are gone: those that are left would abort."""

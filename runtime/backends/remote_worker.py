@@ -11,6 +11,7 @@ from shardopt.runtime.errors import Cancelled, mesh_error
 from shardopt.runtime.program.hosts import Host
 from shardopt.runtime.program.json_form import program_from_json
 from shardopt.runtime.transports.mailbox import Mailbox
+from shardopt.runtime.transports.ray_objects import RayObjectTransport
 from shardopt.runtime.transports.sockets import Address, SocketTransport
 from shardopt.runtime.worker import Position, Worker
 
@@ -22,15 +23,23 @@ class RemoteWorker:
         self._mailbox = Mailbox()
         self._position = position
         self._name = ""
-        self._transport: SocketTransport | None = None
+        self._transport: SocketTransport | RayObjectTransport | None = None
+        self._address = ""
         self._worker: Worker | None = None
 
     def listen(self, name: str, address: str, token: bytes) -> tuple[str, int, str]:
         """Be the worker `name`; where others can reach it."""
-        self._name = name
+        self._name, self._address = name, address
         self._transport = SocketTransport(self._mailbox, address, token, name)
         host, port, near = self._transport.address
         return host, port, near
+
+    def use_objects(self, actors: Mapping[str, Any]) -> RayObjectTransport:
+        """Exchange messages with these actors of Ray instead."""
+        assert self._transport is not None, "listen() comes first"
+        self._transport.close()
+        self._transport = RayObjectTransport(self._name, self._mailbox, actors)
+        return self._transport
 
     def start(
         self,
@@ -51,7 +60,7 @@ class RemoteWorker:
             for mesh, each in shards.items()
         }
         own = hosts[part.mesh.name]
-        world = None if service is None else World(service, self._transport.address.host, own)
+        world = None if service is None else World(service, self._address, own)
         self._transport.connect({name: Address(*address) for name, address in peers.items()})
         self._worker = Worker(
             part, own[number], hosts, read.routes, self._transport, world=world, position=self._position, **options

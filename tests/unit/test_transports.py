@@ -20,6 +20,7 @@ from shardopt.runtime.transports import sockets, vectors
 from shardopt.runtime.transports.buffers import ALIGNMENT, BufferPool, is_aligned
 from shardopt.runtime.transports.landing import Landing, Place
 from shardopt.runtime.transports.mailbox import Mailbox
+from shardopt.runtime.transports.ray_objects import RayObjectTransport, packed
 from shardopt.runtime.transports.sockets import Address, SocketTransport
 
 F32 = np.dtype(np.float32)
@@ -235,3 +236,30 @@ def test_a_peer_that_says_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> No
             assert silent.recv(1) == b"", "the listener hangs up"
     finally:
         listener.close()
+
+
+# Objects of Ray: what the actors do with them, without Ray
+
+
+def test_objects_carry_all_pieces_in_order() -> None:
+    pieces = [np.arange(6, dtype=np.int16).reshape(2, 3).T, np.array(3, ml_dtypes.bfloat16), np.zeros((0, 2), F32)]
+    receiver = RayObjectTransport("b", Mailbox(), {})
+    shapes = whole(*(piece.shape for piece in pieces)).pieces
+    receiver.mailbox.expect(7, Landing(tuple((piece.shape, piece.dtype) for piece in pieces), shapes))
+    data = packed(pieces)
+    data.flags.writeable = False  # as Ray gives it
+    receiver.receive("a", 0, 5, 7, data)
+    for piece, shard in zip(pieces, receiver.mailbox.take(5, 7), strict=True):
+        assert shard is not None and shard.flags.writeable
+        np.testing.assert_array_equal(shard, piece)
+
+
+@pytest.mark.parametrize(
+    ("number", "bytes", "said"), [(1, 16, "message 0 from worker 'a' was lost"), (0, 15, "expected a message of 16")]
+)
+def test_a_wrong_object_fails_the_receiver(number: int, bytes: int, said: str) -> None:
+    receiver = RayObjectTransport("b", Mailbox(), {})
+    receiver.mailbox.expect(7, whole((4,)))
+    receiver.receive("a", number, 0, 7, np.zeros(bytes, np.uint8))
+    with pytest.raises(Exception, match=said):
+        receiver.mailbox.take(0, 7)
