@@ -56,14 +56,14 @@ def route_fault(route: Route, source: Mesh, target: Mesh) -> str | None:
                 f"piece {place.piece} is another part of the tensor in shard {place.shard} than in shard {piece.shard}"
             )
         steps.append(ReshardStep(0, giver, taker, box))
-    for move in route.exchanges:
+    for phase, move in enumerate(route.exchanges, 1):  # each may pass on what came before it in the list
         if not (0 <= move.source_shard < target.size and 0 <= move.target_shard < target.size):
             return f"shard {move.source_shard} gives to shard {move.target_shard}, which do not both exist"
         giver, taker = target.devices[move.source_shard], target.devices[move.target_shard]
         box = _global(move.target_box, wanted[taker])
         if box is None or _global(move.source_box, wanted[giver]) != box:
             return f"shard {move.source_shard} gives shard {move.target_shard} another part of the tensor than it takes"
-        steps.append(ReshardStep(1, giver, taker, box))
+        steps.append(ReshardStep(phase, giver, taker, box))
     if len(placed) < len(route.pieces):
         return f"{len(route.pieces) - len(placed)} pieces travel, but land nowhere"
     return find_plan_fault(tuple(steps), held, wanted)

@@ -11,7 +11,7 @@ from typing import Any
 
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.program.memory import mesh_memory
-from shardopt.runtime.tracing.spans import Span
+from shardopt.runtime.tracing.spans import OWN_THREAD, Span
 
 _MICROSECONDS = 1e6  # the unit of `ts` and `dur`
 _ROWS = ("compute", "send", "receive", "worker")
@@ -75,7 +75,7 @@ def _memory(pids: dict[str, int], program: Program, spans: Sequence[Span]) -> It
     after = {part.mesh.name: mesh_memory(part).after for part in program.meshes}
     for span in spans:
         held = after[span.worker.partition("/")[0]]
-        if span.row not in ("worker", "receive") or span.position >= len(held):
+        if span.row not in OWN_THREAD or span.position >= len(held):
             continue
         yield {
             "name": "bytes of a device",

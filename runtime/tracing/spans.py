@@ -22,9 +22,13 @@ from shardopt.runtime.program.instructions import (
     Send,
 )
 from shardopt.runtime.program.labels import task_of
+from shardopt.runtime.program.memory import mesh_memory
 from shardopt.runtime.program.text import brief_instruction
 from shardopt.runtime.tracing.recorder import DO, EXECUTE, TRANSMIT
 from shardopt.schedule.tasks import Task
+
+# The rows that between them show every instruction of the worker's own thread once.
+OWN_THREAD = ("worker", "receive")
 
 Row = Literal["compute", "send", "receive", "worker"]
 
@@ -116,3 +120,14 @@ def task_times(spans: Iterable[Span], step: int) -> dict[Task, tuple[float, floa
             start, end = found.get(span.task, (span.ready_seconds, span.end_seconds))
             found[span.task] = (min(start, span.ready_seconds), max(end, span.end_seconds))
     return found
+
+
+def memory_over_time(program: Program, spans: Iterable[Span], step: int) -> dict[str, tuple[tuple[float, int], ...]]:
+    """By mesh, when in a step its first worker was done with an instruction, and what a device held then."""
+    held = {part.mesh.name: mesh_memory(part).after for part in program.meshes}
+    found: dict[str, list[tuple[float, int]]] = {name: [] for name in held}
+    for span in spans:
+        mesh, _, host = span.worker.partition("/")
+        if span.step == step and span.row in OWN_THREAD and host in ("", "0") and span.position < len(held[mesh]):
+            found[mesh].append((span.end_seconds, held[mesh][span.position]))
+    return {name: tuple(sorted(points)) for name, points in found.items()}

@@ -13,6 +13,7 @@ from shardopt.report.units import bytes_text
 from shardopt.schedule.simulator import SimulationResult, TaskSpan
 
 _MARGIN_LEFT, _MARGIN_RIGHT, _MARGIN_TOP, _MARGIN_BOTTOM = 70, 200, 56, 70
+MARGINS = _MARGIN_LEFT + _MARGIN_RIGHT  # of the width of a picture, beside its time axis
 _ROW_HEIGHT, _ROW_GAP = 30, 6
 _MEMORY_HEIGHT, _MEMORY_GAP, _MEMORY_COLOUR = 18, 3, "#AA3377"
 _PALEST = 0.55  # opacity of the last of several stages of a mesh
@@ -22,15 +23,18 @@ _IDLE_FILL = 'fill="#000000" fill-opacity="0.06"'
 _MIN_STROKED_WIDTH = 4  # narrower boxes would be all border
 
 
-def timeline_svg(result: SimulationResult, width: int = 1100) -> str:
-    """The picture as a standalone SVG document, `width` pixels wide; every box has a tooltip with its times."""
+def timeline_svg(result: SimulationResult, width: int = 1100, heading: str = "") -> str:
+    """The picture as a standalone SVG document, `width` pixels wide; every box has a tooltip with its times.
+
+    `heading` stands before its title.
+    """
     plot = max(width - _MARGIN_LEFT - _MARGIN_RIGHT, 100)
     bottom = _row_top(result, result.schedule.num_meshes)
     height = bottom + _MARGIN_BOTTOM
     total = plot + _MARGIN_LEFT + _MARGIN_RIGHT
     body = [
         f'<rect width="{total}" height="{height}" fill="#FFFFFF"/>',
-        _label(_MARGIN_LEFT, 26, summary(result), size=14, weight="bold"),
+        _label(_MARGIN_LEFT, 26, heading + summary(result), size=14, weight="bold"),
         *_svg_axis(result, plot, bottom),
         *_svg_rows(result, plot),
         *(_svg_box(result, span, plot) for span in result.spans()),
@@ -41,7 +45,7 @@ def timeline_svg(result: SimulationResult, width: int = 1100) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="{height}" viewBox="0 0 {total} {height}" '
         f'font-family="Helvetica, Arial, DejaVu Sans, sans-serif">'
     )
-    return "\n".join([head, f"<title>{escape(summary(result))}</title>", *body, "</svg>\n"])
+    return "\n".join([head, f"<title>{escape(heading + summary(result))}</title>", *body, "</svg>\n"])
 
 
 def _svg_axis(result: SimulationResult, plot: int, bottom: int) -> list[str]:

@@ -92,3 +92,10 @@ def report_user_error(name: str, error: UserError) -> None:
 
     for diagnostic in diagnostics:
         print(render(diagnostic), file=sys.stderr)
+
+
+def count(text: str) -> int:
+    """A positive integer on the command line."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive integer, found '{text}'")
+    return int(text)

@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import argparse
 import sys
-import zipfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from shardopt.cost.errors import UserError
 from shardopt.solve.stages.baselines.registry import INTER_OP
-from shardopt.tools.common import EXIT_BUG, EXIT_USER_ERROR, ToolParser, console, report, run_tool
+from shardopt.tools.common import EXIT_BUG, EXIT_USER_ERROR, ToolParser, console, count, report, run_tool
 from shardopt.tools.plan_file_command import add_plan_file_options, asked_options, run_plan_file_command
 from shardopt.tools.profile_command import add_profile
+from shardopt.tools.program_command import add_program
+from shardopt.tools.run_command import add_run
 from shardopt.tools.schedule_command import add_schedule
 from shardopt.tools.shard_command import add_shard
 from shardopt.tools.solve_command import add_solve
 from shardopt.tools.supervisor import Crash, Trace, supervised
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from shardopt.frontend.plan import Plan, PlanOptions
-    from shardopt.runtime.driver import Run
-    from shardopt.runtime.reference import Difference
+    from shardopt.frontend.plan import PlanOptions
 
 _PROG = "shardopt"
 # Commands that read a module, which C++ may not survive, and the argument that names it.
-_READING = {"plan": "model", "shard": "model", "schedule": "schedule"}
-_OK, _ILL_CONDITIONED, _DIFFERS = "ok", "ill-conditioned", "DIFFERS"
+_READING = {"plan": "model", "shard": "model", "schedule": "schedule", "program": "program"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,7 +62,8 @@ def _parser() -> ToolParser:
     add_profile(commands.add_parser("profile", help="measure the devices of this machine for the cost model"))
     add_schedule(commands.add_parser("schedule", help="simulate a schedule; write it as CSV, trace or picture"))
     add_solve(commands.add_parser("solve", help="solve an assignment problem in the contest's JSON format"))
-    _add_run(commands.add_parser("run", help="run a plan on this machine or on a Ray cluster"))
+    add_run(commands.add_parser("run", help="run a plan on this machine or on a Ray cluster"))
+    add_program(commands.add_parser("program", help="show the instructions that a plan runs"))
     return parser
 
 
@@ -125,7 +121,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         "--inter-op", default="dp", choices=INTER_OP, help="how stages are chosen: the stage DP, or a baseline"
     )
     parser.add_argument("--mcmc-seed", type=int, default=0, help="of the random walk of --inter-op mcmc")
-    parser.add_argument("--mcmc-proposals", type=_count, default=10000, metavar="N", help="steps of that walk")
+    parser.add_argument("--mcmc-proposals", type=count, default=10000, metavar="N", help="steps of that walk")
     parser.add_argument("--no-unroll", dest="unroll", action="store_false", help="keep loops over layers rolled")
     parser.add_argument("--no-cache", dest="cache", action="store_false", help="use and keep nothing in the cache")
     parser.add_argument("--timing", action="store_true", help="report where the time went")
@@ -135,18 +131,12 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=partial(_plan_or_file, parser))
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive integer, found '{text}'")
-    return int(text)
-
-
 def _count_auto_or_search(text: str) -> int | str | None:
     return text if text == "search" else _count_or_auto(text)
 
 
 def _count_or_auto(text: str) -> int | None:
-    return None if text == "auto" else _count(text)
+    return None if text == "auto" else count(text)
 
 
 def _plan_or_file(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int | None:
@@ -198,141 +188,6 @@ def _plan(args: argparse.Namespace, options: PlanOptions) -> None:
         console().print(plan.table())
     if args.timing:
         print(timings.report(), file=sys.stderr)
-
-
-# ---- run ----
-
-
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Run a plan directory; state is fed back from step to step."
-    parser.add_argument("plan", type=Path, metavar="PLAN", help="directory written by `shardopt plan -o`")
-    parser.add_argument(
-        "--backend",
-        default="local",
-        choices=("local", "process", "ray"),
-        help="threads or processes here, or Ray actors",
-    )
-    parser.add_argument("--steps", type=_count, default=1, metavar="N")
-    parser.add_argument("--inputs", type=Path, metavar="F.npz", help="arrays in0, in1, …; others are random")
-    parser.add_argument("--seed", type=int, default=0, help="of random inputs")
-    parser.add_argument("--check", action="store_true", help="compare the first step with one device")
-    parser.add_argument("--tolerance", type=float, default=1e-4, help="largest relative difference (default 1e-4)")
-    parser.add_argument("--quick-compile", action="store_true", help="less optimisation, less compile time")
-    parser.add_argument(
-        "--no-compile-cache",
-        dest="compile_cache",
-        action="store_false",
-        help="compile everything, keep nothing on disk",
-    )
-    parser.set_defaults(run=_run)
-
-
-def _run(args: argparse.Namespace) -> None:
-    from shardopt.frontend.plan import Plan
-    from shardopt.ir.context import make_context
-    from shardopt.ir.io import load_module
-    from shardopt.runtime.driver import open_run, prepare
-    from shardopt.runtime.inputs import random_inputs
-
-    plan = Plan.load(args.plan)
-    with make_context() as context:
-        program = prepare(load_module(plan.module, context, name=str(args.plan / "module.mlirbc")))
-    inputs = random_inputs(program, args.seed)
-    if args.inputs is not None:
-        _read_inputs(args.inputs, inputs)
-    with open_run(program, args.backend, quick_compile=args.quick_compile, compile_cache=args.compile_cache) as run:
-        run.load(inputs)
-        for step in range(args.steps):
-            outputs = _timed_step(run, step)
-            if step == 0 and args.check:
-                _check(plan, inputs, list(outputs), args.tolerance)
-
-
-def _timed_step(run: Run, step: int) -> Any:
-    from time import perf_counter
-
-    begin = perf_counter()
-    outputs = run.step()
-    seconds = perf_counter() - begin
-    scalars = [f"{outputs[k]:.6g}" for k in _float_scalars(run)]
-    print(f"step {step}: {seconds:.3f} s" + (f"  scalars: {', '.join(scalars)}" if scalars else ""))
-    return outputs
-
-
-def _float_scalars(run: Run) -> list[int]:
-    """Results that are floating-point scalars: losses and metrics."""
-    specs = [result.value.spec for result in run.program.results]
-    return [k for k, spec in enumerate(specs) if spec.shape == () and "float" in spec.dtype]
-
-
-def _read_inputs(path: Path, inputs: list[np.ndarray]) -> None:
-    """Replace inputs by the arrays `in<k>` of an .npz. Floats are widened, raw bytes reinterpreted (bfloat16)."""
-    import numpy as np
-
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            given = {name: stored[name] for name in stored.files}
-    except OSError as error:
-        raise UserError(f"cannot read '{path}': {error.strerror or error}") from error
-    except (ValueError, zipfile.BadZipFile) as error:
-        raise UserError(f"'{path}' is not an .npz file of plain arrays: {error}") from error
-    known = {f"in{k}": k for k in range(len(inputs))}
-    for name in sorted(given.keys() & known.keys()):
-        inputs[known[name]] = _as_dtype(given[name], inputs[known[name]].dtype)
-    missing = len(known) - len(given.keys() & known.keys())
-    if missing:
-        print(f"note: {missing} of {len(known)} inputs are not in '{path}' and are random", file=sys.stderr)
-
-
-def _as_dtype(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    import numpy as np
-
-    if array.dtype.kind == "V" and array.itemsize == dtype.itemsize:
-        return array.view(dtype)
-    return array.astype(dtype) if array.dtype != dtype and np.can_cast(array.dtype, dtype, "safe") else array
-
-
-def _check(plan: Plan, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], tolerance: float) -> None:
-    """Print every output against one device. Raises UserError when one differs that is not ill-conditioned."""
-    from shardopt.ir.context import make_context
-    from shardopt.ir.io import load_module
-    from shardopt.runtime.reference import Reference, compare, conditioning
-
-    with make_context() as context:
-        function = Reference(load_module(plan.original, context, name="original.mlirbc"))
-    reference = function(inputs)
-    rows = compare(outputs, reference)
-    passed = all(row.within(tolerance) for row in rows)
-    floors = [0.0] * len(rows) if passed else conditioning(function, inputs, reference)
-    verdicts = [_verdict(row, floor, tolerance) for row, floor in zip(rows, floors, strict=True)]
-    console().print(_difference_table(rows, verdicts))
-    differing = [row.name for row, verdict in zip(rows, verdicts, strict=True) if verdict == _DIFFERS]
-    if differing:
-        names = ", ".join(differing)
-        raise UserError(f"{len(differing)} of {len(rows)} outputs differ by more than {tolerance:g}: {names}")
-    print(f"check passed: {verdicts.count(_OK)} of {len(rows)} outputs within {tolerance:g} of one device")
-    if unstable := verdicts.count(_ILL_CONDITIONED):
-        print(f"{unstable} ill-conditioned: the last bit of the inputs changes them by more than the tolerance")
-
-
-def _verdict(row: Difference, floor: float, tolerance: float) -> str:
-    from shardopt.runtime.reference import is_noise
-
-    if row.within(tolerance):
-        return _OK
-    return _ILL_CONDITIONED if is_noise(row, floor, tolerance) else _DIFFERS
-
-
-def _difference_table(rows: Sequence[Difference], verdicts: Sequence[str]) -> Any:
-    from rich.table import Table
-
-    table = Table("output", "type", title="against one device")
-    for name in ("max abs", "max rel", "unmatched", ""):
-        table.add_column(name, justify="right")
-    for row, verdict in zip(rows, verdicts, strict=True):
-        type_ = f"{row.dtype}{list(row.shape)}"
-        table.add_row(row.name, type_, f"{row.max_abs:.3g}", f"{row.max_rel:.3g}", str(row.unmatched), verdict)
-    return table
 
 
 if __name__ == "__main__":

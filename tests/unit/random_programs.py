@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
@@ -40,14 +41,20 @@ from shardopt.solve.resharding.transfers import plan_resharding
 
 SHAPE = (4, 4)
 SHARDINGS = tuple(Sharding(dims) for dims in (((), ()), (("x",), ()), ((), ("x",))))
-MESHES = tuple(Mesh(f"m{number}", (("x", 2),), (2 * number, 2 * number + 1)) for number in range(3))
+MESHES = (
+    Mesh("m0", (("x", 2),), (0, 1)),
+    Mesh("m1", (("x", 2),), (2, 3)),
+    Mesh("m2", (("x", 2), ("y", 2)), (4, 5, 6, 7)),
+)
+CLUSTER = load_cluster("cpu-test:2x4")
 
 
-def gathered_steps(source: MeshValue, target: MeshValue) -> tuple[ReshardStep, ...]:
+@cache
+def planned_steps(source: MeshValue, target: MeshValue, strategy: str) -> tuple[ReshardStep, ...]:
     """A plan with steps inside the target where it has replicas."""
     by_name = {mesh.name: mesh for mesh in MESHES}
     ends = [(by_name[value.mesh], value.spec.sharding) for value in (source, target)]
-    plan = plan_resharding(SHAPE, 4, ends[0], ends[1], load_cluster("cpu-test:3x2"), "local_allgather")
+    plan = plan_resharding(SHAPE, 4, ends[0], ends[1], CLUSTER, strategy)
     rows = plan.to_array().tolist()
     return tuple(ReshardStep(p, s, t, ((a, c), (b, d))) for p, s, t, a, b, c, d in rows)
 
@@ -71,7 +78,7 @@ def exported_programs(draw: st.DrawFn) -> ExportedProgram:
             ends = [(by_name[value.mesh], value.spec) for value in (source, target)]
             steps = default_steps(ends[0], ends[1])
             if steps and draw(st.booleans()):
-                steps = gathered_steps(source, target)
+                steps = planned_steps(source, target, draw(st.sampled_from(["local_allgather", "broadcast"])))
             ops.append(Transfer(chosen, len(values), steps))
             values.append(target)
             continue
@@ -98,6 +105,27 @@ def exported_programs(draw: st.DrawFn) -> ExportedProgram:
         tuple(Result(f"r{k}", values[v]) for k, v in enumerate(results_)),
         Body(tuple(values), tuple(ops), tuple(results_)),
         tuple(functions),
+    )
+
+
+def program_of_all_kinds() -> ExportedProgram:
+    """One small program with every kind of instruction."""
+    split, whole = (TensorSpec(SHAPE, "float32", SHARDINGS[k]) for k in (1, 0))
+    values = [MeshValue("m0", split), MeshValue("m2", whole), MeshValue("m0", whole), MeshValue("m1", whole)]
+    values += [MeshValue("m0", split), MeshValue("m0", split)]
+    ops: tuple[Call | Transfer, ...] = (
+        Transfer(0, 1, planned_steps(values[0], values[1], "local_allgather")),
+        Transfer(0, 2, default_steps((MESHES[0], split), (MESHES[0], whole))),
+        Transfer(2, 3, planned_steps(values[2], values[3], "broadcast")),
+        Call("m0", "f", "fwd", 0, (0,), (4,)),
+        Call("m0", "f", "fwd", 0, (0,), (5,)),
+    )
+    return ExportedProgram(
+        MESHES,
+        (Argument("a", values[0], None),),
+        tuple(Result(f"r{v}", values[v]) for v in (1, 3, 5)),
+        Body(tuple(values), ops, (1, 3, 5)),
+        (StageFunction("f", b"", (split,), (split,), (0,)),),
     )
 
 
@@ -214,27 +242,31 @@ KINDS = (*KEEPING, "buffer", "fewer", "tag", "route", "mesh", "function", "compl
 
 
 @st.composite
-def mutations(draw: st.DrawFn, program: Program) -> tuple[str, Program]:
-    """The program with one instruction changed, and how."""
-    mesh = draw(st.sampled_from([k for k, part in enumerate(program.meshes) if part.instructions] or [0]))
+def mutations(draw: st.DrawFn, program: Program, kind: str) -> Program:
+    """The program with one instruction changed; the program itself where it has none of that kind."""
+    choices = [
+        (mesh, position)
+        for mesh, part in enumerate(program.meshes)
+        for position, each in enumerate(part.instructions)
+        if _applies(kind, each)
+    ]
+    if not choices:
+        return program
+    mesh, position = draw(st.sampled_from(choices))
     part = program.meshes[mesh]
-    listed = list(part.instructions)
-    kind = draw(st.sampled_from([kind for kind in KINDS if any(_applies(kind, each) for each in listed)] or KINDS))
-    if listed:
-        position = draw(st.sampled_from([k for k, each in enumerate(listed) if _applies(kind, each)]))
-        each = listed[position]
-        if kind == "delete":
-            del listed[position]
-        elif kind == "duplicate":
-            listed.insert(position, each)
-        elif kind in ("swap", "move"):
-            del listed[position]
-            listed.insert(position + 1 if kind == "swap" else draw(st.integers(0, len(listed))), each)
-        else:
-            listed[position] = _changed(draw, kind, each, program, part)
+    listed, each = list(part.instructions), part.instructions[position]
+    if kind == "delete":
+        del listed[position]
+    elif kind == "duplicate":
+        listed.insert(position, each)
+    elif kind in ("swap", "move"):
+        del listed[position]
+        listed.insert(position + 1 if kind == "swap" else draw(st.integers(0, len(listed))), each)
+    else:
+        listed[position] = _changed(draw, kind, each, program, part)
     parts = list(program.meshes)
     parts[mesh] = replace(part, instructions=tuple(listed))
-    return kind, replace(program, meshes=tuple(parts))
+    return replace(program, meshes=tuple(parts))
 
 
 def _applies(kind: str, each: Instruction) -> bool:

@@ -1,0 +1,131 @@
+"""`shardopt run`: run a plan, step by step, and look at it while and after it runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from shardopt.cost.errors import UserError
+from shardopt.cost.sizes import parse_bytes
+from shardopt.tools.common import count
+from shardopt.tools.run_check import check
+from shardopt.tools.run_inputs import read_inputs, read_program
+from shardopt.tools.run_views import add_views, show_views, wants_trace
+
+if TYPE_CHECKING:
+    from shardopt.runtime.driver import Run
+
+_WATCHDOG_SECONDS = 60.0
+_STEPS_WITH_PROGRESS = 2
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Run a plan directory, or an exported module; state is fed back from step to step."
+    parser.add_argument(
+        "plan", type=Path, metavar="PLAN", help="directory written by `shardopt plan -o`, or file of an exported module"
+    )
+    parser.add_argument(
+        "--backend",
+        default="local",
+        choices=("local", "process", "ray"),
+        help="threads or processes here, or Ray actors",
+    )
+    parser.add_argument("--steps", type=count, default=1, metavar="N")
+    parser.add_argument("--inputs", type=Path, metavar="F.npz", help="arrays in0, in1, …; others are random")
+    parser.add_argument("--seed", type=int, default=0, help="of random inputs")
+    parser.add_argument("--check", action="store_true", help="compare the first step with one device")
+    parser.add_argument("--tolerance", type=float, default=1e-4, help="largest relative difference (default 1e-4)")
+    parser.add_argument("--quick-compile", action="store_true", help="less optimisation, less compile time")
+    parser.add_argument(
+        "--no-compile-cache",
+        dest="compile_cache",
+        action="store_false",
+        help="compile everything, keep nothing on disk",
+    )
+    parser.add_argument(
+        "--memory-limit", type=_bytes, metavar="BYTES", help="refuse what a device would not hold, such as 512MiB"
+    )
+    parser.add_argument(
+        "--watchdog",
+        type=float,
+        default=_WATCHDOG_SECONDS,
+        metavar="SECONDS",
+        help="say where every worker stands after so long without progress (default 60; 0 for never)",
+    )
+    add_views(parser)
+    parser.set_defaults(run=_run)
+
+
+def _bytes(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _run(args: argparse.Namespace) -> None:
+    from shardopt.runtime.driver import open_run
+    from shardopt.runtime.inputs import random_inputs
+
+    program, plan = read_program(args.plan)
+    if plan is None and (args.check or args.timeline or args.timeline_svg):
+        raise UserError(f"'{args.plan}' is a module: what it came from, and what it was to take, only a plan tells")
+    inputs = random_inputs(program, args.seed)
+    if args.inputs is not None:
+        read_inputs(args.inputs, inputs)
+    options: dict[str, Any] = {
+        "quick_compile": args.quick_compile,
+        "compile_cache": args.compile_cache,
+        "trace": wants_trace(args),
+        "memory_limit_bytes": args.memory_limit,
+        "watchdog_seconds": args.watchdog or None,
+    }
+    with open_run(program, args.backend, **options) as run, _progress(args.steps) as advance:
+        run.load(inputs)
+        for step in range(args.steps):
+            outputs = _timed_step(run, step)
+            advance()
+            if step == 0 and args.check:
+                assert plan is not None, "checked before"
+                check(plan, inputs, list(outputs), args.tolerance)
+        show_views(args, plan, run)
+
+
+def _timed_step(run: Run, step: int) -> Any:
+    begin = perf_counter()
+    outputs = run.step()
+    seconds = perf_counter() - begin
+    scalars = [f"{outputs[k]:.6g}" for k in _float_scalars(run)]
+    print(f"step {step}: {seconds:.3f} s" + (f"  scalars: {', '.join(scalars)}" if scalars else ""))
+    return outputs
+
+
+def _float_scalars(run: Run) -> list[int]:
+    """Results that are floating-point scalars: losses and metrics."""
+    specs = [result.value.spec for result in run.program.results]
+    return [k for k, spec in enumerate(specs) if spec.shape == () and "float" in spec.dtype]
+
+
+@contextmanager
+def _progress(steps: int) -> Iterator[Any]:
+    """A bar on standard error, for people: steps done, seconds a step, time left."""
+    if steps < _STEPS_WITH_PROGRESS or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[pace]}"))
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+        task, begin = bar.add_task("", total=steps, pace=""), perf_counter()
+
+        def advance() -> None:
+            done = bar.tasks[0].completed + 1
+            bar.update(task, advance=1, pace=f"{(perf_counter() - begin) / done:.3g} s a step")
+
+        yield advance

@@ -1,0 +1,65 @@
+"""What `shardopt run` shows of a run afterwards: its trace, and the measured step beside the simulated one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardopt.tools.common import console
+
+if TYPE_CHECKING:
+    from shardopt.frontend.plan import Plan
+    from shardopt.runtime.driver import Run
+    from shardopt.runtime.tracing.spans import Span
+    from shardopt.schedule.simulator import SimulationResult
+
+
+def add_views(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write the newest steps as a Chrome trace")
+    parser.add_argument("--timeline", action="store_true", help="print the measured step beside the simulated one")
+    parser.add_argument("--timeline-svg", type=Path, metavar="FILE", help="draw both, one above the other")
+
+
+def wants_trace(args: argparse.Namespace) -> bool:
+    return bool(args.trace or args.timeline or args.timeline_svg)
+
+
+def show_views(args: argparse.Namespace, plan: Plan | None, run: Run) -> None:
+    """Write and print what was asked for. Raises UserError when a file cannot be written."""
+    if not wants_trace(args):
+        return
+    from shardopt.ir.io import write_output
+    from shardopt.runtime.tracing.chrome import run_trace
+
+    spans = run.spans()
+    if args.trace is not None:
+        write_output((json.dumps(run_trace(run.program, spans)) + "\n").encode(), str(args.trace))
+    if plan is None or not (args.timeline or args.timeline_svg):
+        return
+    from shardopt.report.measured_timeline import comparison_svg, comparison_table
+
+    simulated = plan.simulate()
+    measured = _measured(simulated, run, spans)
+    if args.timeline:
+        console().print(comparison_table(simulated, measured))
+    if args.timeline_svg is not None:
+        write_output(comparison_svg(simulated, measured).encode(), str(args.timeline_svg))
+
+
+def _measured(simulated: SimulationResult, run: Run, spans: tuple[Span, ...]) -> SimulationResult:
+    """The step of median length, without the first one if there are others: it warms up."""
+    from shardopt.report.measured_timeline import length_of, measured_result, start_of
+    from shardopt.runtime.tracing.spans import memory_over_time, task_times
+    from shardopt.schedule.memory import MemoryProfile
+
+    steps = sorted({span.step for span in spans})
+    times = {step: task_times(spans, step) for step in steps[min(1, len(steps) - 1) :]}
+    step = sorted(times, key=lambda step: length_of(times[step]))[len(times) // 2]
+    zero, points = start_of(times[step]), memory_over_time(run.program, spans, step)
+    memory = []
+    for part in run.program.meshes:
+        own = [(max(seconds - zero, 0.0), bytes_) for seconds, bytes_ in points[part.mesh.name]] or [(0.0, 0)]
+        memory.append(MemoryProfile(tuple(s for s, _ in own), tuple(b for _, b in own)))
+    return measured_result(simulated, times[step], memory)
