@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 
 def add_views(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="write the newest steps as a Chrome trace")
+    parser.add_argument(
+        "--trace", dest="trace_file", type=Path, metavar="FILE", help="write the newest steps as a Chrome trace"
+    )
     parser.add_argument("--timeline", action="store_true", help="print the measured step beside the simulated one")
     parser.add_argument("--timeline-svg", type=Path, metavar="FILE", help="draw both, one above the other")
 
 
 def wants_trace(args: argparse.Namespace) -> bool:
-    return bool(args.trace or args.timeline or args.timeline_svg)
+    return bool(args.trace_file or args.timeline or args.timeline_svg)
 
 
 def show_views(args: argparse.Namespace, plan: Plan | None, run: Run) -> None:
@@ -34,8 +36,8 @@ def show_views(args: argparse.Namespace, plan: Plan | None, run: Run) -> None:
     from shardopt.runtime.tracing.chrome import run_trace
 
     spans = run.spans()
-    if args.trace is not None:
-        write_output((json.dumps(run_trace(run.program, spans)) + "\n").encode(), str(args.trace))
+    if args.trace_file is not None:
+        write_output((json.dumps(run_trace(run.program, spans)) + "\n").encode(), str(args.trace_file))
     if plan is None or not (args.timeline or args.timeline_svg):
         return
     from shardopt.report.measured_timeline import comparison_svg, comparison_table
