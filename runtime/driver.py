@@ -34,6 +34,8 @@ from shardopt.dialect.exported_verify import verify_exported
 from shardopt.ir.diagnostics import DiagnosedError, diagnostic
 from shardopt.runtime.devices.gpus import chosen_platform
 from shardopt.runtime.devices.tiles import Tiling
+from shardopt.runtime.faults import Fault, fault_fields
+from shardopt.runtime.health.monitor import DEFAULT_LIMITS, Limits
 from shardopt.runtime.program.build import build_program
 from shardopt.runtime.program.check import check_program
 from shardopt.runtime.program.hosts import Host, Hosts, hosts_of
@@ -106,6 +108,8 @@ def open_run(
     watchdog_seconds: float | None = None,
     devices_per_host: int | None = None,
     checkpoints: CheckpointOptions | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    faults: Sequence[Fault] = (),
 ) -> Run:
     """Start the workers and compile. `local` is threads of this process, one a mesh; `process` is processes, and `ray`
     is actors, one a host of a mesh: the hosts of the cluster that the module was planned for, or ones of
@@ -120,7 +124,8 @@ def open_run(
     `trace` keeps times of the newest steps (`Run.spans`). A program in which a device would hold more than
     `memory_limit_bytes`, with the temporaries of its functions, is refused. With `watchdog_seconds`, it is said on
     standard error where every worker stands whenever a step makes no progress for so long.
-    With `checkpoints`, the state is written every so many steps (docs/checkpoints.md).
+    With `checkpoints`, the state is written every so many steps (docs/checkpoints.md). `limits` say when a run that
+    does not get on is given up. `faults` make things go wrong, for tests.
     Raises UserError for an unknown backend, too little memory, or a folder that another run writes to, MeshError if a
     mesh cannot start.
     """
@@ -139,6 +144,8 @@ def open_run(
         "track_bytes": track_bytes,
         "compile_cache": compile_cache,
         "trace": trace,
+        "limits": limits,
+        "faults": fault_fields(faults, backend),
     }
     _check_memory(program, memory_limit_bytes, {})
     periodic = None if checkpoints is None else PeriodicCheckpoints(checkpoints)

@@ -22,6 +22,7 @@ from shardopt.runtime.devices.clients import Devices, World, shared_devices
 from shardopt.runtime.devices.gpus import mesh_gpus
 from shardopt.runtime.devices.xla import DeviceArray, XlaMesh
 from shardopt.runtime.errors import Cancelled, MeshError
+from shardopt.runtime.faults import FaultFields, FaultyTransport, injections
 from shardopt.runtime.program.hosts import Host, Hosts
 from shardopt.runtime.program.instructions import MeshProgram, Route
 from shardopt.runtime.state.worker_state import WorkerState
@@ -41,7 +42,7 @@ class Worker:
     devices. With `trace`, times of the newest steps are kept (`Recorder`).
 
     With a `world`, the mesh has more hosts; `position` is one integer of memory, maybe shared with another process,
-    in which the worker notes where it stands (`unpack_position`).
+    in which the worker notes where it stands (`unpack_position`). `faults` are made to happen.
     """
 
     def __init__(
@@ -60,11 +61,13 @@ class Worker:
         track_bytes: bool = False,
         compile_cache: bool = True,
         trace: bool = False,
+        faults: Sequence[FaultFields] = (),
     ) -> None:
         self.program = program
         self._position: Position = [0] if position is None else position
         self._busy, self._since = False, monotonic()
-        self._transport = transport
+        faulty = FaultyTransport(transport) if faults else None
+        self._transport = transport = faulty or transport
         self._checked_steps = checked_steps
         self._context = Context(
             program,
@@ -85,6 +88,7 @@ class Worker:
         self._live_bytes = LiveBytes(self._context) if track_bytes else None
         self._recorder = self._context.recorder = Recorder(self._context) if trace else None
         self._observers: list[Observer] = [each for each in (self._live_bytes, self._recorder) if each is not None]
+        self._observers += injections(faults, host.mesh, host.number, faulty) if faulty else []
         self._actions = [*make_actions(self._context), self._drain, self._finish]
         for microbatch, buffer in program.indices:
             self._set(buffer, [np.array(microbatch, self._context.tiling(buffer).dtype)])
@@ -106,9 +110,9 @@ class Worker:
         here, first = self._position, step << _POSITION_BITS
         for position, action in enumerate(self._actions):
             here[0], self._since = first + position, monotonic()
-            for observer in self._observers:
-                observer.begin(position)
             try:
+                for observer in self._observers:
+                    observer.begin(position)
                 action()
             except (Cancelled, MeshError):
                 raise

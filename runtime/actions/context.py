@@ -49,6 +49,7 @@ class Context:
     copy_pieces: bool = False
     step: int = 0
     checking: bool = False
+    waiting: bool = False  # for a message
     buffers: list[DeviceArray | None] = field(default_factory=list)
     recorder: Recorder | None = None
     in_flight: deque[tuple[int, Token]] = field(default_factory=deque)  # with the position of the RUN

@@ -75,9 +75,12 @@ class _Incoming:
     def take(self) -> Payload:
         if not self.landing.pieces:  # all comes by exchange
             return [None] * len(self.landing.shards)
-        payload = self._context.transport.mailbox.take(self._context.step, self._tag)
-        if self._context.recorder is not None:
-            self._context.recorder.waited()
+        context = self._context
+        context.waiting = True
+        payload = context.transport.mailbox.take(context.step, self._tag)
+        context.waiting = False
+        if context.recorder is not None:
+            context.recorder.waited()
         return payload
 
     def keep(self, buffers: Sequence[int]) -> None:

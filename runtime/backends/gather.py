@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
 from time import monotonic
 from typing import Any
 
-from shardopt.runtime.errors import first_failure
+from shardopt.runtime.errors import MeshError, first_failure
 
-_GRACE_SECONDS = 10.0  # for workers that were told to stop: they leave their RECV at once, a running RUN must end
+GRACE_SECONDS = 10.0  # for workers that were told to stop: they leave their RECV at once, a running RUN must end
+_POLL_SECONDS = 0.25
+
+# What is wrong though nobody has failed, given the workers that have not answered.
+Check = Callable[[Sequence[str]], MeshError | None]
 
 
-def gather(futures: Mapping[str, Future[Any]], cancel_all: Callable[[str], None]) -> dict[str, Any]:
+def gather(
+    futures: Mapping[str, Future[Any]], cancel_all: Callable[[str], None], check: Check | None = None
+) -> dict[str, Any]:
     """The answers by worker. At the first failure all workers are told to stop; what they answer within a grace period
     tells the cause from its consequences. Raises it."""
-    wait(futures.values(), return_when=FIRST_EXCEPTION)
     errors: dict[str, BaseException] = {}
-    _collect(futures, errors)
+    while not errors:
+        wait(futures.values(), None if check is None else _POLL_SECONDS, FIRST_EXCEPTION)
+        _collect(futures, errors)
+        busy = [name for name, future in futures.items() if not future.done()]
+        if not busy:
+            break
+        error = None if check is None or errors else check(busy)
+        if error is not None:
+            errors[error.worker] = error
     if not errors:
         return {name: future.result() for name, future in futures.items()}
     cancel_all(f"worker '{next(iter(errors))}' failed")
-    deadline = monotonic() + _GRACE_SECONDS
-    while (pending := [future for future in futures.values() if not future.done()]) and monotonic() < deadline:
-        wait(pending, timeout=max(0.0, deadline - monotonic()), return_when=FIRST_COMPLETED)
+    deadline = monotonic() + GRACE_SECONDS
+    while pending := [future for name, future in futures.items() if name not in errors and not future.done()]:
+        seconds = deadline - monotonic()
+        if seconds <= 0:
+            break
+        wait(pending, seconds, FIRST_COMPLETED)
         _collect(futures, errors)  # in the order of their arrival
     _collect(futures, errors)
     raise first_failure(errors)

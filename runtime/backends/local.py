@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 
-from shardopt.runtime.errors import first_failure
+from shardopt.runtime.backends.gather import GRACE_SECONDS, gather
+from shardopt.runtime.backends.thread import WorkerThread
+from shardopt.runtime.errors import Kind, MeshError
+from shardopt.runtime.health.monitor import DEFAULT_LIMITS, Limits
+from shardopt.runtime.health.watch import Watch
 from shardopt.runtime.program.hosts import Hosts, one_host_each
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.tracing.where import Standing
@@ -34,11 +38,13 @@ class LocalTransport:
 class LocalBackend:
     """Workers as objects, each used by one thread only."""
 
-    def __init__(self, program: Program, **options: Any) -> None:
+    def __init__(self, program: Program, limits: Limits = DEFAULT_LIMITS, **options: Any) -> None:
         mailboxes = {part.mesh.name: Mailbox() for part in program.meshes}
         self.hosts: Hosts = one_host_each(program)
         self._workers: dict[str, Worker] = {}
-        self._threads = {name: ThreadPoolExecutor(1, thread_name_prefix=f"mesh-{name}") for name in mailboxes}
+        self._stuck: set[str] = set()  # nobody waits for them
+        self._watch = Watch(program, self.hosts, limits, self._ask, lambda worker: None)
+        self._threads = {name: WorkerThread(f"mesh-{name}") for name in mailboxes}
         futures = {
             part.mesh.name: self._threads[part.mesh.name].submit(
                 Worker,
@@ -52,19 +58,24 @@ class LocalBackend:
             for part in program.meshes
         }
         try:
-            self._workers = self._gather(futures)
+            self._workers = gather(futures, self._cancel_all)
         except BaseException:
             self.close()
             raise
 
     def call(self, method: str, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
         """Call a method of some workers at once; their answers by mesh. Raises the first failure as MeshError."""
-        return self._gather(
-            {
-                name: self._threads[name].submit(getattr(self._workers[name], method), *values)
-                for name, values in arguments.items()
-            }
-        )
+        self._watch.begin(stepping=method == "step")
+        futures = {
+            name: self._threads[name].submit(getattr(self._workers[name], method), *values)
+            for name, values in arguments.items()
+        }
+        try:
+            return gather(futures, self._cancel_all, self._watch.check)
+        except MeshError as error:
+            if error.kind is Kind.STUCK:
+                self._stuck.add(error.worker)
+            raise
 
     def where(self) -> dict[str, Standing | None]:
         return {name: worker.where() for name, worker in self._workers.items()}
@@ -72,18 +83,16 @@ class LocalBackend:
     def close(self) -> None:
         for worker in self._workers.values():
             worker.cancel("the run is closed")
-        for thread in self._threads.values():
-            thread.shutdown(wait=True, cancel_futures=True)
-        for worker in self._workers.values():
-            worker.close()
+        ended = [thread.close(0 if name in self._stuck else GRACE_SECONDS) for name, thread in self._threads.items()]
+        if all(ended):  # a thread that never ends keeps what it uses
+            for worker in self._workers.values():
+                worker.close()
 
-    def _gather(self, futures: Mapping[str, Future[Any]]) -> dict[str, Any]:
-        wait(futures.values(), return_when=FIRST_EXCEPTION)
-        failed = [name for name, future in futures.items() if future.done() and future.exception() is not None]
-        if not failed:
-            return {name: future.result() for name, future in futures.items()}
+    def _cancel_all(self, reason: str) -> None:
         for worker in self._workers.values():
-            worker.cancel(f"mesh '{failed[0]}' failed")
-        wait(futures.values())
-        errors = {name: future.exception() for name, future in futures.items()}
-        raise first_failure({name: error for name, error in errors.items() if error is not None})
+            worker.cancel(reason)
+
+    def _ask(self, worker: str) -> Future[Standing]:
+        answer: Future[Standing] = Future()
+        answer.set_result(self._workers[worker].where())
+        return answer

@@ -25,6 +25,7 @@ from typing import Any
 from shardopt.runtime.backends.frames import receive_frame, send_frame
 from shardopt.runtime.backends.remote import RemoteBackend
 from shardopt.runtime.errors import Kind, MeshError
+from shardopt.runtime.health.monitor import DEFAULT_LIMITS, Limits
 from shardopt.runtime.program.hosts import Host, Hosts
 from shardopt.runtime.program.instructions import MeshProgram, Program
 from shardopt.runtime.program.text import place
@@ -39,8 +40,8 @@ _LAST_WORDS = 2000  # bytes of its log that are looked at when a worker has died
 class ProcessBackend(RemoteBackend):
     """`devices_per_host` and the program say which meshes have several hosts; all of them are on this machine."""
 
-    def __init__(self, program: Program, hosts: Hosts, **options: Any) -> None:
-        super().__init__(program, hosts)
+    def __init__(self, program: Program, hosts: Hosts, limits: Limits = DEFAULT_LIMITS, **options: Any) -> None:
+        super().__init__(program, hosts, limits)
         self._folder = tempfile.TemporaryDirectory(prefix="shardopt-")  # for its owner only
         self._processes: dict[str, WorkerProcess] = {}
         self._selector = selectors.DefaultSelector()
@@ -63,6 +64,9 @@ class ProcessBackend(RemoteBackend):
 
     def control(self, worker: str, method: str, *arguments: Any) -> Future[Any]:
         return self._processes[worker].send(True, method, arguments)
+
+    def position(self, worker: str) -> tuple[int, int]:
+        return self._processes[worker].position
 
     def own_address(self, worker: Host) -> str:
         return _LOOPBACK

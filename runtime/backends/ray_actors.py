@@ -10,7 +10,11 @@ the plan share a node where the cluster has several, and hosts of one mesh are o
 
 from __future__ import annotations
 
+import mmap
+import sys
+import tempfile
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 from shardopt.cost.errors import UserError
@@ -18,18 +22,22 @@ from shardopt.runtime.backends.remote import RemoteBackend
 from shardopt.runtime.backends.remote_worker import RemoteWorker
 from shardopt.runtime.devices.clients import free_address
 from shardopt.runtime.errors import Kind, MeshError
+from shardopt.runtime.health.monitor import DEFAULT_LIMITS, Limits
 from shardopt.runtime.program.hosts import Host, Hosts
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.transports.ray_objects import RECEIVE
+from shardopt.runtime.worker import unpack_position
 
+_UNKNOWN = -1  # position of a worker that has not noted any here
 _CONTROL = "control"  # concurrency group whose calls are answered while a step runs
 
 
 class WorkerActor:
     """What runs in the actor's process."""
 
-    def __init__(self) -> None:
-        self._worker = RemoteWorker()
+    def __init__(self, position: str) -> None:
+        """`position` is a file in which the driver looks for it, if it is on this machine."""
+        self._worker = RemoteWorker(_shared_number(Path(position)) if Path(position).is_file() else None)
 
     def address(self) -> str:
         """Of the node."""
@@ -53,8 +61,15 @@ class WorkerActor:
 class RayBackend(RemoteBackend):
     """Starts a Ray cluster on this machine unless the process is connected to one already."""
 
-    def __init__(self, program: Program, hosts: Hosts, transport: str = "auto", **options: Any) -> None:
-        super().__init__(program, hosts)
+    def __init__(
+        self,
+        program: Program,
+        hosts: Hosts,
+        transport: str = "auto",
+        limits: Limits = DEFAULT_LIMITS,
+        **options: Any,
+    ) -> None:
+        super().__init__(program, hosts, limits)
         self._transport = transport
         try:
             import ray
@@ -65,6 +80,7 @@ class RayBackend(RemoteBackend):
         if self._owns_cluster:
             ray.init(address="local", include_dashboard=False, log_to_driver=False)
         self._actors: dict[str, Any] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="shardopt-")  # for its owner only
         try:
             self._make_actors()
             self.start_workers(options)
@@ -75,7 +91,8 @@ class RayBackend(RemoteBackend):
     def _make_actors(self) -> None:
         # No CPU is reserved: a mesh of CPU devices shares the machine, and meshes may outnumber cores.
         actor = self._ray.remote(num_cpus=0, concurrency_groups={_CONTROL: 1, RECEIVE: 1})(WorkerActor)
-        self._actors = {host.name: actor.remote() for host in self._all_hosts()}
+        self._positions = {host.name: self._position_file(k) for k, host in enumerate(self._all_hosts())}
+        self._actors = {name: actor.remote(str(file)) for name, file in self._positions.items()}
         self._addresses = self._gather(
             {name: self._future(name, each.address.remote()) for name, each in self._actors.items()}
         )
@@ -92,6 +109,15 @@ class RayBackend(RemoteBackend):
             refs = {name: actor.use_objects.remote(self._actors) for name, actor in self._actors.items()}
             self._gather({name: self._future(name, ref) for name, ref in refs.items()})
 
+    def position(self, worker: str) -> tuple[int, int] | None:
+        number = int.from_bytes(self._positions[worker].read_bytes(), sys.byteorder, signed=True)
+        return None if number == _UNKNOWN else unpack_position(number)
+
+    def _position_file(self, number: int) -> Path:
+        file = Path(self._folder.name) / str(number)
+        file.write_bytes(_UNKNOWN.to_bytes(8, sys.byteorder, signed=True))
+        return file
+
     def own_address(self, worker: Host) -> str:
         return str(self._addresses[worker.name])
 
@@ -103,6 +129,7 @@ class RayBackend(RemoteBackend):
             self._ray.kill(actor)
         self._actors = {}
         self.close_services()
+        self._folder.cleanup()
         if self._owns_cluster and self._ray.is_initialized():
             self._ray.shutdown()
 
@@ -115,16 +142,22 @@ class RayBackend(RemoteBackend):
             if error is None:
                 found.set_result(answer.result())
             else:
-                found.set_exception(_cause(worker, error))
+                found.set_exception(self._cause(worker, error))
 
         ref.future().add_done_callback(done)
         return found
 
+    def _cause(self, worker: str, error: BaseException) -> BaseException:
+        """What the worker raised, or that its process is gone."""
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, BaseException):
+            return cause
+        first_line = str(error).strip().splitlines()[0]
+        text = f"its actor died ({type(error).__name__}: {first_line})"
+        return MeshError(worker, self._watch.place(worker), text, Kind.DIED)
 
-def _cause(worker: str, error: BaseException) -> BaseException:
-    """What the worker raised, or that its process is gone."""
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, BaseException):
-        return cause
-    first_line = str(error).strip().splitlines()[0]
-    return MeshError(worker, "", f"its actor died ({type(error).__name__}: {first_line})", Kind.DIED)
+
+def _shared_number(file: Path) -> memoryview:
+    """The one integer of a file."""
+    with file.open("r+b") as opened:
+        return memoryview(mmap.mmap(opened.fileno(), 8)).cast("q")

@@ -16,6 +16,8 @@ from typing import Any
 
 from shardopt.runtime.backends.gather import gather
 from shardopt.runtime.devices.clients import CoordinationService
+from shardopt.runtime.health.monitor import Limits
+from shardopt.runtime.health.watch import Watch
 from shardopt.runtime.program.hosts import Host, Hosts
 from shardopt.runtime.program.instructions import MeshProgram, Program, Send
 from shardopt.runtime.program.json_form import only_mesh, program_to_json
@@ -27,8 +29,9 @@ _ANSWER_SECONDS = 2.0  # for workers that are asked where they stand
 class RemoteBackend(ABC):
     """One worker for each of `hosts`."""
 
-    def __init__(self, program: Program, hosts: Hosts) -> None:
+    def __init__(self, program: Program, hosts: Hosts, limits: Limits) -> None:
         self.hosts = hosts
+        self._watch = Watch(program, hosts, limits, lambda worker: self.control(worker, "where"), self.position)
         self.program = program
         self._services: list[CoordinationService] = []
 
@@ -41,6 +44,10 @@ class RemoteBackend(ABC):
         """Call one that may be called from any thread, at once, whatever the worker is doing."""
 
     @abstractmethod
+    def position(self, worker: str) -> tuple[int, int] | None:
+        """Where the worker stands, or stood when it died: (step, instruction); None where that cannot be seen."""
+
+    @abstractmethod
     def own_address(self, worker: Host) -> str:
         """The address of the machine that the worker is on, as the others reach it."""
 
@@ -50,7 +57,9 @@ class RemoteBackend(ABC):
 
     def call(self, method: str, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
         """Call a `Worker` method on some workers at once; their answers by worker. Raises the first failure."""
-        return self._gather({name: self.submit(name, method, *values) for name, values in arguments.items()})
+        self._watch.begin(stepping=method == "step")
+        futures = {name: self.submit(name, method, *values) for name, values in arguments.items()}
+        return gather(futures, self._cancel_all, self._watch.check)
 
     def where(self) -> dict[str, Standing | None]:
         """Where every worker stands, None for one that does not answer."""

@@ -10,7 +10,8 @@ from shardopt.runtime.actions.context import Context
 from shardopt.runtime.program.instructions import Allgather, Broadcast, Instruction, Recv, Reshard, Run
 from shardopt.runtime.program.text import brief_instruction, place
 
-# Plain values, so that they pass over any connection: "busy", "step", "position", "place", "seconds", "waits", "doing".
+# Plain values, so that they pass over any connection: "busy", "step", "position", "place", "seconds", "waits" and
+# "doing" as text, "waiting" (for a message), "pending" (messages to send).
 Standing = Mapping[str, Any]
 
 
@@ -27,6 +28,8 @@ def standing(context: Context, position: int, since: float, busy: bool) -> Stand
         "place": place(program, context.step, position),
         "seconds": monotonic() - since,
         "waits": _waits_for(at, bool(under_way), context.sender.pending) if busy else "the next step",
+        "waiting": context.waiting,
+        "pending": context.sender.pending,
         "doing": [*under_way, *([f"{context.sender.pending} messages to send"] if context.sender.pending else [])],
     }
 

@@ -81,6 +81,12 @@ class SocketTransport:
         peer.sent += 1
         send_arrays(peer.socket, header, pieces)
 
+    def cut(self) -> None:
+        """Break the connection to the first of the workers that this one sends to."""
+        for peer in self._peers.values():
+            peer.socket.shutdown(socket.SHUT_RDWR)
+            return
+
     def close(self) -> None:
         self._closed = True
         for connection in (*self._listeners, *(peer.socket for peer in self._peers.values()), *self._accepted):

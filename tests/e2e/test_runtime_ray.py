@@ -60,7 +60,7 @@ def test_death_of_an_actor_is_one_error_that_names_the_mesh(cluster: None) -> No
         run.load(inputs())
         run.step()
         ray.kill(run._backend._actors["m1"])  # type: ignore[attr-defined]
-        with pytest.raises(MeshError, match="mesh 'm1', host 0: its actor died"):
+        with pytest.raises(MeshError, match="mesh 'm1', host 0, step 0, end of step: its actor died"):
             run.step()
         with pytest.raises(RuntimeError, match="can only be closed"):
             run.step()

@@ -1,0 +1,78 @@
+"""What a backend asks while it waits for its workers: is anything wrong though nobody says so?
+
+Every worker is asked again and again where it stands, on the connection that its commands come on; the answers are its
+signs of life, and what the monitor judges by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from time import monotonic
+
+from shardopt.runtime.errors import Kind, MeshError
+from shardopt.runtime.health.monitor import Limits, Monitor, Status
+from shardopt.runtime.program.hosts import Hosts
+from shardopt.runtime.program.instructions import Program
+from shardopt.runtime.tracing.where import Standing
+
+
+class Watch:
+    """`ask` has a worker tell where it stands; `position` is what is known of that without its help: (step, position),
+    or None."""
+
+    def __init__(
+        self,
+        program: Program,
+        hosts: Hosts,
+        limits: Limits,
+        ask: Callable[[str], Future[Standing]],
+        position: Callable[[str], tuple[int, int] | None],
+    ) -> None:
+        self._limits, self._ask, self._position = limits, ask, position
+        self._monitor = Monitor(program, {mesh: [host.name for host in own] for mesh, own in hosts.items()}, limits)
+        self._names = [host.name for own in hosts.values() for host in own]
+        self._asked: dict[str, Future[Standing]] = {}
+        self._heard: dict[str, float] = {}
+        self._stepping = False
+
+    def begin(self, *, stepping: bool) -> None:
+        """A call to the workers begins; only steps make progress that can be seen."""
+        self._stepping = stepping
+        self._heard = dict.fromkeys(self._names, monotonic())
+        self._monitor.begin(monotonic())
+
+    def check(self, busy: Sequence[str]) -> MeshError | None:
+        """What is wrong with the call that the busy workers are in, if anything is."""
+        statuses = self._listen()
+        error = self._monitor.observe(statuses, busy, monotonic()) if self._stepping else None
+        return self._silent(busy) or error
+
+    def place(self, worker: str) -> str:
+        """Where in a step a worker is that can say nothing any more; "" outside of steps."""
+        return self._monitor.place(worker, self._position(worker)) if self._stepping else ""
+
+    def _listen(self) -> dict[str, Status]:
+        """The answers that have come, and new questions to those who gave them."""
+        statuses = {}
+        for name in self._names:
+            if name in self._asked and self._asked[name].done():
+                answer = self._asked.pop(name)
+                if answer.exception() is None:  # who is gone says so in the call that it is in
+                    self._heard[name] = monotonic()
+                    at = answer.result()
+                    statuses[name] = Status(at["step"], at["position"], at["waiting"], at["pending"])
+            if name not in self._asked:
+                self._asked[name] = self._ask(name)
+        return statuses
+
+    def _silent(self, busy: Sequence[str]) -> MeshError | None:
+        """A worker that was not heard of for too long."""
+        limit = self._limits.silence_seconds
+        for worker in busy:
+            seconds = monotonic() - self._heard[worker]
+            if seconds > limit:
+                cause = f"no sign of life for {seconds:.1f} s (limit silence_seconds={limit:g})"
+                text = f"{cause}: its process is stopped, or cannot be reached"
+                return MeshError(worker, self.place(worker), text, Kind.STUCK)
+        return None
