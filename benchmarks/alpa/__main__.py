@@ -76,7 +76,14 @@ def run(case: Case, method: str, limit: float, finish: bool, microbatches: int |
     except (IndexError, ValueError):
         last = (done.stderr.strip().splitlines() or ["nothing said"])[-1]
         found = {"error": f"ended with {done.returncode}: {last}", "crash": True}
-    return {**found, "wall_seconds": round(perf_counter() - begin, 1)}
+    return {**found, "wall_seconds": round(perf_counter() - begin, 1), "revision": _revision()}
+
+
+def _revision() -> str:
+    """The commit of this checkout, "" outside of one."""
+    folder = Path(__file__).parent
+    asked = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=folder, capture_output=True, text=True)
+    return asked.stdout.strip()
 
 
 def _read(path: Path | None) -> Results:
