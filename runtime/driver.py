@@ -107,13 +107,15 @@ def open_run(
     memory_limit_bytes: int | None = None,
     watchdog_seconds: float | None = None,
     devices_per_host: int | None = None,
+    ray_address: str | None = None,
     checkpoints: CheckpointOptions | None = None,
     limits: Limits = DEFAULT_LIMITS,
     faults: Sequence[Fault] = (),
 ) -> Run:
     """Start the workers and compile. `local` is threads of this process, one a mesh; `process` is processes, and `ray`
     is actors, one a host of a mesh: the hosts of the cluster that the module was planned for, or ones of
-    `devices_per_host` devices.
+    `devices_per_host` devices. The cluster of Ray is the one that this process is connected to, else that at
+    `ray_address` or RAY_ADDRESS, else a new one on this machine.
 
     `platform` is "cpu", "gpu", or "auto": GPUs if this process sees as many as the program has devices.
     `transport` is how workers in different processes exchange messages: "sockets", which is what "auto" means, or, with
@@ -150,7 +152,8 @@ def open_run(
     _check_memory(program, memory_limit_bytes, {})
     periodic = None if checkpoints is None else PeriodicCheckpoints(checkpoints)
     try:
-        run = Run(program, _start(program, backend, transport, devices_per_host, options), periodic, watchdog_seconds)
+        started = _start(program, backend, transport, devices_per_host, ray_address, options)
+        run = Run(program, started, periodic, watchdog_seconds)
     except BaseException:
         if periodic is not None:
             periodic.close()
@@ -170,12 +173,17 @@ def _check_memory(program: Program, limit: int | None, temporaries: Mapping[str,
 
 
 def _start(
-    program: Program, backend: str, transport: str, devices_per_host: int | None, options: Mapping[str, Any]
+    program: Program,
+    backend: str,
+    transport: str,
+    devices_per_host: int | None,
+    ray_address: str | None,
+    options: Mapping[str, Any],
 ) -> Backend:
     if backend == "ray":
         from shardopt.runtime.backends.ray_actors import RayBackend
 
-        return RayBackend(program, hosts_of(program, devices_per_host), transport, **options)
+        return RayBackend(program, hosts_of(program, devices_per_host), transport, address=ray_address, **options)
     if backend == "process":
         from shardopt.runtime.backends.process import ProcessBackend
 

@@ -39,7 +39,8 @@ class Worker:
     """`checked_steps` is the number of steps in which every input of every RUN is compared with what is expected. With
     `track_bytes`, what is alive is counted after every instruction. With `compile_cache`, executables are kept in the
     user's cache folder (`SHARDOPT_CACHE`). `platform` is "cpu" or "gpu"; GPUs are taken by the numbers of the mesh's
-    devices. With `trace`, times of the newest steps are kept (`Recorder`).
+    devices, or, with `own_gpus`, in order: the process sees those of its worker only. With `trace`, times of the newest
+    steps are kept (`Recorder`).
 
     With a `world`, the mesh has more hosts; `position` is one integer of memory, maybe shared with another process,
     in which the worker notes where it stands (`unpack_position`). `faults` are made to happen.
@@ -56,6 +57,7 @@ class Worker:
         world: World | None = None,
         position: Position | None = None,
         platform: str = "cpu",
+        own_gpus: bool = False,
         checked_steps: int = 1,
         quick_compile: bool = False,
         track_bytes: bool = False,
@@ -75,7 +77,7 @@ class Worker:
             hosts,
             routes,
             transport,
-            devices=XlaMesh(program.mesh, _devices(program, host, world, platform)),
+            devices=XlaMesh(program.mesh, _devices(program, host, world, platform, own_gpus)),
             executables={},
             sender=Sender(host.name),
             copy_pieces=track_bytes,  # what is under way belongs to the transport, not to this mesh
@@ -190,10 +192,11 @@ def unpack_position(packed: int) -> tuple[int, int]:
     return packed >> _POSITION_BITS, packed & ((1 << _POSITION_BITS) - 1)
 
 
-def _devices(program: MeshProgram, host: Host, world: World | None, platform: str) -> Devices | None:
+def _devices(program: MeshProgram, host: Host, world: World | None, platform: str, own_gpus: bool) -> Devices | None:
     """None for host devices of a client of their own."""
     if world is not None:
         return shared_devices(world, host)
     if platform == "gpu":
-        return mesh_gpus(program.mesh.name, [program.mesh.devices[shard] for shard in host.shards])
+        numbers = [program.mesh.devices[shard] for shard in host.shards]
+        return mesh_gpus(program.mesh.name, range(len(numbers)) if own_gpus else numbers)
     return None

@@ -170,7 +170,8 @@ class WorkerProcess:
     def _words(self) -> str:
         """The last line that the process wrote."""
         lines = self._log.read_bytes()[-_LAST_WORDS:].decode(errors="replace").strip().splitlines()
-        return f"; it last said: {lines[-1]}" if lines else ""
+        said = [line for line in lines if not line.startswith("[Gloo]")]  # which tells that all is well
+        return f"; it last said: {said[-1]}" if said else ""
 
 
 def _command(files: Sequence[int]) -> list[str]:

@@ -4,13 +4,13 @@ Ray carries only commands: one call per worker and step. Arrays travel through `
 faster than Ray's object store for what passes between stages; with the transport "ray" they go through the store, which
 works where workers cannot reach each other's sockets. Ray is imported only when a backend is made.
 
-Each worker has a bundle of a placement group, with the GPUs of its devices if they are GPUs. The workers of one host of
-the plan share a node where the cluster has several, and hosts of one mesh are on different ones.
+Where the actors go in the cluster, `ray_placement.py` says.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import sys
 import tempfile
 from concurrent.futures import Future
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from shardopt.cost.errors import UserError
+from shardopt.runtime.backends.ray_placement import Placement
 from shardopt.runtime.backends.remote import RemoteBackend
 from shardopt.runtime.backends.remote_worker import RemoteWorker
 from shardopt.runtime.devices.clients import free_address
@@ -30,6 +31,7 @@ from shardopt.runtime.worker import unpack_position
 
 _UNKNOWN = -1  # position of a worker that has not noted any here
 _CONTROL = "control"  # concurrency group whose calls are answered while a step runs
+_NEW_CLUSTER = "local"
 
 
 class WorkerActor:
@@ -59,7 +61,8 @@ class WorkerActor:
 
 
 class RayBackend(RemoteBackend):
-    """Starts a Ray cluster on this machine unless the process is connected to one already."""
+    """Uses the Ray cluster that the process is connected to, else the one at `address` or RAY_ADDRESS, else starts one
+    on this machine, which ends with the run."""
 
     def __init__(
         self,
@@ -67,6 +70,8 @@ class RayBackend(RemoteBackend):
         hosts: Hosts,
         transport: str = "auto",
         limits: Limits = DEFAULT_LIMITS,
+        *,
+        address: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(program, hosts, limits)
@@ -76,23 +81,27 @@ class RayBackend(RemoteBackend):
         except ImportError as error:
             raise UserError("backend 'ray' needs the package ray: pip install 'shardopt[ray]'") from error
         self._ray: Any = ray
-        self._owns_cluster = not ray.is_initialized()
-        if self._owns_cluster:
-            ray.init(address="local", include_dashboard=False, log_to_driver=False)
+        self._connects = not ray.is_initialized()
+        if self._connects:
+            _connect(ray, address or os.environ.get("RAY_ADDRESS") or _NEW_CLUSTER)
+        self._placement: Placement | None = None
         self._actors: dict[str, Any] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="shardopt-")  # for its owner only
         try:
-            self._make_actors()
-            self.start_workers(options)
+            self._make_actors(str(options.get("platform", "cpu")))
+            self.start_workers({**options, "own_gpus": True})
         except BaseException:
             self.close()
             raise
 
-    def _make_actors(self) -> None:
-        # No CPU is reserved: a mesh of CPU devices shares the machine, and meshes may outnumber cores.
-        actor = self._ray.remote(num_cpus=0, concurrency_groups={_CONTROL: 1, RECEIVE: 1})(WorkerActor)
+    def _make_actors(self, platform: str) -> None:
+        self._placement = placement = Placement(self._ray, self._all_hosts(), gpus=platform == "gpu")
+        actor = self._ray.remote(concurrency_groups={_CONTROL: 1, RECEIVE: 1})(WorkerActor)
         self._positions = {host.name: self._position_file(k) for k, host in enumerate(self._all_hosts())}
-        self._actors = {name: actor.remote(str(file)) for name, file in self._positions.items()}
+        self._actors = {
+            host.name: actor.options(**placement.options(host)).remote(str(self._positions[host.name]))
+            for host in self._all_hosts()
+        }
         self._addresses = self._gather(
             {name: self._future(name, each.address.remote()) for name, each in self._actors.items()}
         )
@@ -130,7 +139,10 @@ class RayBackend(RemoteBackend):
         self._actors = {}
         self.close_services()
         self._folder.cleanup()
-        if self._owns_cluster and self._ray.is_initialized():
+        if self._placement is not None:
+            self._placement.remove()
+            self._placement = None
+        if self._connects and self._ray.is_initialized():
             self._ray.shutdown()
 
     def _future(self, worker: str, ref: Any) -> Future[Any]:
@@ -161,3 +173,12 @@ def _shared_number(file: Path) -> memoryview:
     """The one integer of a file."""
     with file.open("r+b") as opened:
         return memoryview(mmap.mmap(opened.fileno(), 8)).cast("q")
+
+
+def _connect(ray: Any, address: str) -> None:
+    # A new cluster has no use for a dashboard; an existing one has its own settings.
+    settings = {"include_dashboard": False} if address == _NEW_CLUSTER else {}
+    try:
+        ray.init(address=address, log_to_driver=False, **settings)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise UserError(f"no Ray cluster at '{address}': {str(error).strip().splitlines()[0]}") from error

@@ -16,12 +16,14 @@ from shardopt.runtime.program.instructions import Program
 
 @dataclass(frozen=True)
 class Host:
-    """Host `number` of `count` of a mesh; `shards` are the places of its devices in the mesh, ascending."""
+    """Host `number` of `count` of a mesh; `shards` are the places of its devices in the mesh, ascending. `machine` is
+    what parts of several meshes on one host have in common, None where that is not known."""
 
     mesh: str
     number: int
     count: int
     shards: tuple[int, ...]
+    machine: int | None = None
 
     @property
     def name(self) -> str:
@@ -51,7 +53,10 @@ def hosts_of(program: Program, devices_per_host: int | None = None) -> dict[str,
 def hosts_of_mesh(mesh: Mesh, groups: Sequence[Sequence[int]]) -> tuple[Host, ...]:
     """The hosts of a mesh, numbered in the order of their first shard. Devices in no group share one host."""
     host_of = {device: number for number, devices in enumerate(groups) for device in devices}
-    shards: dict[int, list[int]] = {}
+    shards: dict[int | None, list[int]] = {}
     for place, device in enumerate(mesh.devices):
-        shards.setdefault(host_of.get(device, -1), []).append(place)
-    return tuple(Host(mesh.name, number, len(shards), tuple(own)) for number, own in enumerate(shards.values()))
+        shards.setdefault(host_of.get(device), []).append(place)
+    return tuple(
+        Host(mesh.name, number, len(shards), tuple(own), machine)
+        for number, (machine, own) in enumerate(shards.items())
+    )
