@@ -119,7 +119,10 @@ class RayBackend(RemoteBackend):
             self._gather({name: self._future(name, ref) for name, ref in refs.items()})
 
     def position(self, worker: str) -> tuple[int, int] | None:
-        number = int.from_bytes(self._positions[worker].read_bytes(), sys.byteorder, signed=True)
+        try:
+            number = int.from_bytes(self._positions[worker].read_bytes(), sys.byteorder, signed=True)
+        except OSError:  # closed
+            return None
         return None if number == _UNKNOWN else unpack_position(number)
 
     def _position_file(self, number: int) -> Path:

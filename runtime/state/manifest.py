@@ -75,7 +75,7 @@ def manifest_text(manifest: Manifest) -> str:
         "block_bytes": BLOCK_BYTES,
         "arrays": [_array_json(array) for array in manifest.arrays],
     }
-    return json.dumps({**content, "crc32": _checksum(content)}, indent=1) + "\n"
+    return json.dumps({**content, "crc32": _checksum(content)}) + "\n"
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -79,7 +79,10 @@ class SocketTransport:
         peer = self._peers[target]
         header = _HEADER.pack(peer.sent, step, tag, sum(piece.nbytes for piece in pieces))
         peer.sent += 1
-        send_arrays(peer.socket, header, pieces)
+        try:
+            send_arrays(peer.socket, header, pieces)
+        except OSError as error:
+            raise PeerGone(f"the connection to worker '{target}' is broken ({error.strerror})") from error
 
     def cut(self) -> None:
         """Break the connection to the first of the workers that this one sends to."""

@@ -22,6 +22,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 EXIT_OK = 0
 EXIT_USER_ERROR = 1
 EXIT_BUG = 2
+EXIT_RUN_FAILED = 3  # a worker was lost, or failed: nobody's mistake, and worth another try
 
 
 # A file or a pipe has no width, and a table cut at 80 columns would lose figures.

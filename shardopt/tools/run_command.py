@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from shardopt.cost.errors import UserError
 from shardopt.cost.sizes import parse_bytes
-from shardopt.tools.common import count
+from shardopt.tools.common import EXIT_OK, EXIT_RUN_FAILED, count
 from shardopt.tools.run_check import check
+from shardopt.tools.run_checkpoints import add_checkpoints, checkpoint_options, tell_restart
 from shardopt.tools.run_inputs import read_inputs, read_program
 from shardopt.tools.run_views import add_views, show_views, wants_trace
 
 if TYPE_CHECKING:
-    from shardopt.runtime.driver import Run
+    from shardopt.runtime.driver import Outputs, Run
 
 _WATCHDOG_SECONDS = 60.0
 _STEPS_WITH_PROGRESS = 2
@@ -57,6 +58,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="say where every worker stands after so long without progress (default 60; 0 for never)",
     )
+    add_checkpoints(parser)
     add_views(parser)
     parser.set_defaults(run=_run)
 
@@ -68,9 +70,22 @@ def _bytes(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _run(args: argparse.Namespace) -> None:
+def _run(args: argparse.Namespace) -> int:
+    """The exit code: 0, or 3 when a mesh has failed."""
+    from shardopt.runtime.errors import MeshError
+
+    try:
+        _run_plan(args)
+    except MeshError as error:
+        print(f"shardopt: error: {error}", file=sys.stderr)
+        return EXIT_RUN_FAILED
+    return EXIT_OK
+
+
+def _run_plan(args: argparse.Namespace) -> None:
     from shardopt.runtime.driver import open_run
     from shardopt.runtime.inputs import random_inputs
+    from shardopt.runtime.restart import run_steps
 
     program, plan = read_program(args.plan)
     if plan is None and (args.check or args.timeline or args.timeline_svg):
@@ -84,25 +99,33 @@ def _run(args: argparse.Namespace) -> None:
         "trace": wants_trace(args),
         "memory_limit_bytes": args.memory_limit,
         "watchdog_seconds": args.watchdog or None,
+        "checkpoints": checkpoint_options(args),
     }
-    with open_run(program, args.backend, **options) as run, _progress(args.steps) as advance:
-        run.load(inputs)
-        for step in range(args.steps):
-            outputs = _timed_step(run, step)
+    with _progress(args.steps) as advance:
+
+        def after(run: Run, step: int, outputs: Outputs) -> None:
+            _print_step(run, step, outputs)
             advance()
             if step == 0 and args.check:
                 assert plan is not None, "checked before"
                 check(plan, inputs, list(outputs), args.tolerance)
-        show_views(args, plan, run)
+
+        run_steps(
+            lambda attempt: open_run(program, args.backend, **options),
+            lambda run: run.load(inputs),
+            args.steps,
+            after=after,
+            finish=lambda run: show_views(args, plan, run),
+            checkpoints=args.checkpoint_dir,
+            resume=args.resume,
+            restarts=args.restarts,
+            notice=tell_restart,
+        )
 
 
-def _timed_step(run: Run, step: int) -> Any:
-    begin = perf_counter()
-    outputs = run.step()
-    seconds = perf_counter() - begin
+def _print_step(run: Run, step: int, outputs: Outputs) -> None:
     scalars = [f"{outputs[k]:.6g}" for k in _float_scalars(run)]
-    print(f"step {step}: {seconds:.3f} s" + (f"  scalars: {', '.join(scalars)}" if scalars else ""))
-    return outputs
+    print(f"step {step}: {run.step_seconds:.3f} s" + (f"  scalars: {', '.join(scalars)}" if scalars else ""))
 
 
 def _float_scalars(run: Run) -> list[int]:

@@ -30,7 +30,7 @@ _READING = {"plan": "model", "shard": "model", "schedule": "schedule", "program"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0, 1 for a mistake of the user or a check that failed, 2 for a bug of ours.
+    """Exit code 0, 1 for a mistake of the user or a check that failed, 2 for a bug of ours, 3 for a run that failed.
 
     Called without arguments, commands that read a module do so in a child process: C++ may crash on a damaged file.
     """

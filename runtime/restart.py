@@ -1,0 +1,52 @@
+"""A run of many steps that starts again, from its last checkpoint, when a mesh fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from shardopt.runtime.driver import Outputs, Run
+from shardopt.runtime.errors import MeshError
+from shardopt.runtime.state.checkpoint_folder import newest
+
+
+def run_steps(
+    start: Callable[[int], Run],
+    begin: Callable[[Run], None],
+    steps: int,
+    *,
+    feed: Callable[[int], Mapping[int, np.ndarray]] = lambda step: {},
+    after: Callable[[Run, int, Outputs], None] = lambda run, step, outputs: None,
+    finish: Callable[[Run], None] = lambda run: None,
+    checkpoints: Path | None = None,
+    resume: bool = False,
+    restarts: int = 0,
+    notice: Callable[[MeshError, int], None] = lambda error, step: None,
+) -> None:
+    """Run until `steps` steps are done, and `finish`.
+
+    `start(k)` opens the run of attempt k (with the same folder of checkpoints); `begin` gives all arguments their first
+    values, of which the state is replaced by the newest checkpoint, in later attempts or with `resume`. Step s is given
+    `feed(s)` and its outputs go to `after`, which sees a step again when it is run again. `notice` hears of an error
+    that is followed by another attempt, and of the step that this one starts at. What `feed` gives may depend on
+    nothing but the step: then the state comes out as if nothing had happened, bit for bit.
+    Raises the MeshError of the last attempt, UserError.
+    """
+    for attempt in range(restarts + 1):
+        try:
+            with start(attempt) as run:
+                begin(run)
+                if checkpoints is not None and (resume or attempt) and newest(checkpoints) is not None:
+                    run.restore(checkpoints)
+                while run.steps_done < steps:
+                    step = run.steps_done
+                    after(run, step, run.step(feed(step)))
+                finish(run)
+            return
+        except MeshError as error:
+            if attempt == restarts:
+                raise
+            found = None if checkpoints is None else newest(checkpoints)
+            notice(error, 0 if found is None else int(found.name.removeprefix("step-")))

@@ -1,0 +1,50 @@
+"""`shardopt run --checkpoint-dir`: where a run leaves its state, and how it goes on from there."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardopt.cost.errors import UserError
+from shardopt.tools.common import count
+
+if TYPE_CHECKING:
+    from shardopt.runtime.errors import MeshError
+    from shardopt.runtime.state.periodic import CheckpointOptions
+
+
+def add_checkpoints(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--checkpoint-dir", type=Path, metavar="DIR", help="write the state there, and find it there")
+    parser.add_argument("--checkpoint-every", type=count, metavar="K", help="after every K steps (default 1)")
+    parser.add_argument("--keep-checkpoints", type=count, metavar="N", help="so many of the newest stay (default 3)")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, of any plan")
+    parser.add_argument(
+        "--restarts", type=_natural, default=0, metavar="R", help="start again so often when a mesh fails (default 0)"
+    )
+
+
+def checkpoint_options(args: argparse.Namespace) -> CheckpointOptions | None:
+    """Raises UserError for options that need others."""
+    from shardopt.runtime.state.periodic import CheckpointOptions
+
+    if args.checkpoint_dir is None:
+        for name in ("checkpoint_every", "keep_checkpoints", "resume"):
+            if getattr(args, name):
+                raise UserError(f"--{name.replace('_', '-')} needs --checkpoint-dir")
+        return None
+    if args.resume and args.check:
+        raise UserError("--check compares the first step, which a resumed run does not run: leave one of them out")
+    return CheckpointOptions(args.checkpoint_dir, args.checkpoint_every or 1, args.keep_checkpoints or 3)
+
+
+def tell_restart(error: MeshError, step: int) -> None:
+    print(f"warning: {error}", file=sys.stderr)
+    print(f"note: starting again from step {step}", file=sys.stderr)
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a number, found '{text}'")
+    return int(text)
