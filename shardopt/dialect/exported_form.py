@@ -8,6 +8,9 @@
     func.func private @microbatch(…)       fragment calls of kind fwd / bwd, and transfers
     func.func private @stage0_fwd(…)       plain StableHLO, global types, `mhlo.sharding` everywhere, `mesh_shape`
 
+A module of Shardy's own MPMD export is read, too: its functions have no `mhlo.sharding`, its calls no kind and stage
+(`shardopt.dialect.shardy_functions`).
+
 `read_exported` expects a module that `verify_exported` (in `shardopt.dialect.exported_verify`) accepts.
 """
 
@@ -40,12 +43,15 @@ from shardopt.dialect.exported_program import (
 from shardopt.dialect.mpmd import KIND, RESHARDING, STAGE, parse_mesh_tensor, read_topology
 from shardopt.dialect.reshard_steps import default_steps
 from shardopt.dialect.schedule import read_schedule
+from shardopt.dialect.shardy_functions import complete_module
 from shardopt.ir.shardy import to_shardy
 
 MAIN = "main"
 MHLO_SHARDING = "mhlo.sharding"
 MESH_SHAPE = "mesh_shape"
 
+FRAGMENT = "fragment"  # kind of a call that does not say
+_RESERVATIONS = ("reserved_hbm_bytes", "xla_tpu_user_reserved_hbm_bytes")  # for other compilers
 _MESH = "mesh"  # in stage modules: equal stages of two meshes are one function
 _STEP_COLUMNS = 3  # phase, source device, target device; then the starts, then the limits
 _NAME_ATTRIBUTES = ("jax.arg_info", "jax.result_info")
@@ -205,7 +211,7 @@ class _Reader:
             function = find_function(self.symbols, callee)
             self.functions[callee] = StageFunction(
                 callee,
-                standalone_bytecode(function, self.meshes[ir.StringAttr(op.attributes["mesh_name"]).value]),
+                self._bytecode(function, self.meshes[ir.StringAttr(op.attributes["mesh_name"]).value], specs),
                 specs[: len(inputs)],
                 specs[len(inputs) :],
                 donated_arguments(function),
@@ -213,11 +219,22 @@ class _Reader:
         return Call(
             mesh=ir.StringAttr(op.attributes["mesh_name"]).value,
             function=callee,
-            kind=ir.StringAttr(op.attributes[KIND]).value,
-            stage=int(ir.IntegerAttr(op.attributes[STAGE])),
+            kind=ir.StringAttr(op.attributes[KIND]).value if KIND in op.attributes else FRAGMENT,
+            stage=int(ir.IntegerAttr(op.attributes[STAGE])) if STAGE in op.attributes else self._place(op),
             inputs=inputs,
             outputs=outputs,
         )
+
+    def _place(self, op: ir.Operation) -> int:
+        """Calls without a stage are told apart by their mesh."""
+        return list(self.meshes).index(ir.StringAttr(op.attributes["mesh_name"]).value)
+
+    def _bytecode(self, function: ir.Operation, mesh: Mesh, specs: Sequence[TensorSpec]) -> bytes:
+        if is_annotated(function):
+            return standalone_bytecode(function, mesh)
+        shardings = [spec.sharding for spec in specs]
+        split = len(function_type(function).inputs)
+        return standalone_bytecode(function, mesh, (self.symbols, shardings[:split], shardings[split:]))
 
     def _read_transfer(
         self, op: ir.Operation, source: int, target: int, source_value: MeshValue, target_value: MeshValue
@@ -260,18 +277,36 @@ def _position(value: ir.Value, among: Sequence[ir.Value]) -> int:
     return next(number for number, other in enumerate(among) if other == value)
 
 
-def standalone_bytecode(function: ir.Operation, mesh: Mesh) -> bytes:
+def is_annotated(function: ir.Operation) -> bool:
+    """Whether the signature has `mhlo.sharding`s, as in our form; else it is taken for one of Shardy's."""
+    rows = (*attribute_dicts(function, "arg_attrs"), *attribute_dicts(function, "res_attrs"))
+    return not rows or any(MHLO_SHARDING in row for row in rows)
+
+
+def standalone_bytecode(
+    function: ir.Operation,
+    mesh: Mesh,
+    signature: tuple[ir.SymbolTable, Sequence[Sharding], Sequence[Sharding]] | None = None,
+) -> bytes:
     """MLIR bytecode of a module that holds `function` alone, as public `@main`, in the form of Shardy's partitioner for
-    a mesh of the shape of `mesh`; `function` itself stays as it is."""
+    a mesh of the shape of `mesh`; `function` itself stays as it is.
+
+    `signature` is for functions that are not annotated: where their module's symbols are, and the shardings of their
+    arguments and results.
+    """
     with function.context, function.location:
         module = ir.Module.create()
         module.operation.attributes["sym_name"] = function.attributes["sym_name"]
         clone = function.clone(ip=ir.InsertionPoint(module.body))
         clone.attributes["sym_name"] = ir.StringAttr.get(MAIN)
         clone.attributes["sym_visibility"] = ir.StringAttr.get("public")
-        if MESH_SHAPE in clone.attributes:
-            del clone.attributes[MESH_SHAPE]
-        to_shardy(module, replace(mesh, name=_MESH))
+        for name in (MESH_SHAPE, *_RESERVATIONS):
+            if name in clone.attributes:
+                del clone.attributes[name]
+        if signature is None:
+            to_shardy(module, replace(mesh, name=_MESH))
+        else:
+            complete_module(module, clone, signature[0], mesh, signature[1], signature[2])
         buffer = io.BytesIO()
         module.operation.write_bytecode(buffer)
         return buffer.getvalue()

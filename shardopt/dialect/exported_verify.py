@@ -23,6 +23,7 @@ from shardopt.dialect.exported_form import (
     entry_block,
     find_function,
     function_type,
+    is_annotated,
     mesh_value,
     read_steps,
 )
@@ -31,6 +32,7 @@ from shardopt.dialect.mpmd import BODY_KINDS, KIND, STAGE, mesh_shape_attr, pars
 from shardopt.dialect.reshard_steps import find_plan_fault, tiles_by_device
 from shardopt.dialect.schedule import read_schedule
 from shardopt.dialect.sharding import to_mhlo
+from shardopt.dialect.shardy_functions import stated_sharding
 from shardopt.ir.rewriting import terminator as end_of
 from shardopt.schedule.schedules import find_schedule
 
@@ -155,7 +157,7 @@ class _Verifier:
     def _verify_task(self, op: ir.Operation, mesh: str, *, in_body: bool) -> None:
         for key in (KIND, STAGE):
             if key not in op.attributes:
-                return self.report(op, f"expected attribute '{key}', found none")
+                return self.report(op, f"expected attribute '{key}', found none") if in_body else None
         kind, stage = ir.StringAttr(op.attributes[KIND]).value, int(ir.IntegerAttr(op.attributes[STAGE]))
         if in_body and kind not in BODY_KINDS:
             self.report(op, f"expected a kind of the microbatch body ({', '.join(BODY_KINDS)}), found '{kind}'")
@@ -169,8 +171,9 @@ class _Verifier:
         found = callee.attributes.get(MESH_SHAPE, None)
         if found != expected:
             self.report(op, f"function @{name}: expected mesh_shape {expected} of mesh '{mesh.name}', found {found}")
+        annotated = is_annotated(callee)
         calls = [inner.name for inner in _nested_ops(callee) if inner.name == "func.call"]
-        if calls:
+        if calls and annotated:
             self.report(op, f"function @{name}: expected plain StableHLO without calls, found '{calls[0]}'")
         for what, values, types, key in (
             ("argument", op.operands, function_type(callee).inputs, "arg_attrs"),
@@ -182,7 +185,7 @@ class _Verifier:
             rows = zip(values, types, attribute_dicts(callee, key), strict=True)
             for number, (value, type_, attributes) in enumerate(rows):
                 where = f"{what} {number} of @{name}"
-                self._verify_boundary(op, mesh, value.type, type_, attributes, where)
+                self._verify_boundary(op, mesh, value.type, type_, attributes, where, annotated)
 
     def _verify_boundary(
         self,
@@ -192,14 +195,23 @@ class _Verifier:
         inner: ir.Type,
         attributes: dict[str, ir.Attribute],
         where: str,
+        annotated: bool,
     ) -> None:
-        """One argument or result of a call: same mesh, same tensor type, same sharding on both sides."""
+        """One argument or result of a call: same mesh, same tensor type, same sharding on both sides.
+
+        Where the callee is not annotated the outer type decides, and what the callee states must be the same.
+        """
         value = mesh_value(outer)
         tensor = parse_mesh_tensor(outer).tensor
         if value.mesh != mesh.name:
             return self.report(op, f"{where}: expected a value of mesh '{mesh.name}', found one of '{value.mesh}'")
         if tensor != inner:
             return self.report(op, f"{where}: expected {inner}, found {tensor}")
+        if not annotated:
+            stated = stated_sharding(attributes)
+            if stated is not None and to_mhlo(stated, mesh) != to_mhlo(value.spec.sharding, mesh):
+                self.report(op, f"{where}: expected sdy.sharding {value.spec.sharding}, found {stated}")
+            return
         expected = to_mhlo(value.spec.sharding, mesh)
         found = f'"{ir.StringAttr(attributes[MHLO_SHARDING]).value}"' if MHLO_SHARDING in attributes else "none"
         if found != f'"{expected}"':

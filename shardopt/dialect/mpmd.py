@@ -62,7 +62,7 @@ def parse_mesh_tensor(type_: ir.Type) -> MeshTensor:
     match = _MESH_TENSOR.match(str(type_))
     if match is None:
         raise ValueError(f"expected an !mpmd.mesh_tensor type, found {type_}")
-    sharding = from_sdy(match["sharding"])[1] if match["sharding"] else None
+    sharding = from_sdy(match["sharding"], final=True)[1] if match["sharding"] else None
     return MeshTensor(match["mesh"], ir.RankedTensorType(ir.Type.parse(match["tensor"], type_.context)), sharding)
 
 

@@ -126,15 +126,16 @@ def to_sdy(sharding: Sharding, mesh_name: str) -> str:
 
 
 @lru_cache(maxsize=4096)  # few shardings stand on many values
-def from_sdy(text: str) -> tuple[str, Sharding]:
+def from_sdy(text: str, *, final: bool = False) -> tuple[str, Sharding]:
     """Read `<@m0, [{"x"}, {}], unreduced={"y"}>` into (mesh name, sharding).
 
-    Raises ValueError on open dimensions and sub-axes.
+    Raises ValueError on sub-axes, and on open dimensions (`{"x", ?}`) unless the sharding is `final`: after propagation
+    they are as they stand.
     """
     match = _SDY_SHARDING.search(text)
     if match is None:
         raise ValueError(f"expected a sharding of the form <@mesh, [{{\"axis\"}}, …]>, found '{text}'")
-    dims = tuple(_axes(body, text) for body in _SDY_DIM.findall(match["dims"]))
+    dims = tuple(_axes(body.replace("?", "") if final else body, text) for body in _SDY_DIM.findall(match["dims"]))
     return match["mesh"], Sharding(dims, _axes(match["partial"] or "", text))
 
 
