@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from shardopt.runtime.program.check_hosts import find_host_faults
 from shardopt.runtime.program.check_routes import find_route_faults
+from shardopt.runtime.program.hosts import hosts_of
 from shardopt.runtime.program.instructions import (
     Allgather,
     Broadcast,
@@ -32,14 +34,15 @@ def check_program(program: Program) -> tuple[str, ...]:
     Checked: numbers and names exist and fit the frame (`wellformed.py`); routes carry each element once
     (`check_routes.py`); buffers are defined once, before use, completed where they have only landed, and not used after
     FREE or donation; functions get what they expect; kept buffers survive; nothing is left over; SEND and RECV pair up
-    with equal routes; and the lists run to their ends whether SENDs wait for their receivers or not.
+    with equal routes; hosts of a mesh send what others expect (`check_hosts.py`); and the lists run to their ends
+    whether SENDs wait for their receivers or not.
     """
     if malformed := tuple(find_malformed(program)):
         return malformed
     faults = list(find_route_faults(program))
     faults.extend(fault for part in program.meshes for fault in _check_mesh(part, program))
     faults.extend(_check_pairs(program))
-    return tuple(faults) or tuple(_check_progress(program))
+    return tuple(faults) or (*find_host_faults(program, hosts_of(program)), *_check_progress(program))
 
 
 def _check_mesh(part: MeshProgram, program: Program) -> Iterator[str]:

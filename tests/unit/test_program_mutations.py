@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -19,7 +21,10 @@ from random_programs import (
 
 from shardopt.runtime.program.build import build_program
 from shardopt.runtime.program.check import check_program
-from shardopt.runtime.program.instructions import Instruction
+from shardopt.runtime.program.check_hosts import find_host_faults
+from shardopt.runtime.program.host_routes import Round, rounds_of
+from shardopt.runtime.program.hosts import Host, hosts_of
+from shardopt.runtime.program.instructions import Instruction, Route
 from shardopt.runtime.program.json_form import program_from_json, program_to_json
 
 QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -30,6 +35,8 @@ QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCh
 def test_random_programs_are_good_and_run(exported: object) -> None:
     program = build_program(exported)  # type: ignore[arg-type]
     assert check_program(program) == ()
+    for devices_per_host in (1, 2, 3):
+        assert list(find_host_faults(program, hosts_of(program, devices_per_host))) == []
     Interpreter(program).run()
     assert program_from_json(program_to_json(program)) == program
 
@@ -70,3 +77,24 @@ def test_the_small_program_has_every_kind_of_instruction() -> None:
     program = build_program(program_of_all_kinds())
     found = {type(each) for part in program.meshes for each in part.instructions}
     assert found == set(get_args(Instruction))
+
+
+def test_hosts_that_do_not_pair_up_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = build_program(program_of_all_kinds())
+    hosts = hosts_of(program, 2)
+    assert [len(own) for own in hosts.values()] == [1, 1, 2]
+    doubled = {**hosts, "m2": (hosts["m2"][0], replace(hosts["m2"][1], shards=hosts["m2"][0].shards))}
+    assert list(find_host_faults(program, doubled)) == [
+        "mesh m2: its hosts have the shards [0, 0, 1, 1], expected each of 4 once"
+    ]
+
+    def forgetful(route: Route, all_hosts: Sequence[Host], own: Host) -> tuple[Round, ...]:
+        found = rounds_of(route, all_hosts, own)
+        return tuple(replace(each, outgoing=()) for each in found) if own.number == 0 else found
+
+    monkeypatch.setattr("shardopt.runtime.program.check_hosts.rounds_of", forgetful)
+    faults = list(find_host_faults(program, hosts))
+    assert any("worker m2/1 takes other boxes of host 0 than that gives" in fault for fault in faults), faults
+    assert any("of host 0 does not fit where it lands in shard" in fault for fault in faults), faults
+    monkeypatch.setattr("shardopt.runtime.program.check_hosts.pieces_between", lambda *_: ())
+    assert any("is sent []" in fault for fault in find_host_faults(program, hosts))
