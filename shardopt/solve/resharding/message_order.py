@@ -12,6 +12,8 @@ from heapq import heapify, heappop, heappush
 
 from shardopt.cost.transfers import Links, Ordered
 
+_MOST_ALONE = 4096  # messages that are put in order one by one; time grows with the square of those of a link
+
 
 def best_order(links: Links) -> list[int]:
     """The numbers of messages in the order in which to send them: as they stand where the busiest link is then never
@@ -19,11 +21,24 @@ def best_order(links: Links) -> list[int]:
     plain = Ordered(links)
     if plain.seconds <= links.busiest_seconds * (1 + 1e-9):
         return links.numbers.tolist()
-    starts = _open_shop(links.out.tolist(), links.into.tolist(), links.seconds.tolist())
+    starts = _starts(links)
     order = sorted(range(len(starts)), key=starts.__getitem__)
     if Ordered(links.reordered(order)).seconds >= plain.seconds:
         return links.numbers.tolist()
     return links.numbers[order].tolist()
+
+
+def _starts(links: Links) -> list[float]:
+    """When each message starts; of many, those with the same links at once."""
+    rows = [*zip(links.out.tolist(), links.into.tolist(), links.seconds.tolist(), strict=True)]
+    if len(rows) <= _MOST_ALONE:
+        return _open_shop(*map(list, zip(*rows, strict=True)))
+    total: defaultdict[tuple[int, int], float] = defaultdict(float)
+    for out, into, seconds in rows:
+        total[out, into] += seconds
+    outs, intos = zip(*total, strict=True)
+    starts = dict(zip(total, _open_shop([*outs], [*intos], [*total.values()]), strict=True))
+    return [starts[out, into] for out, into, _ in rows]
 
 
 def _open_shop(out: list[int], into: list[int], seconds: list[float]) -> list[float]:

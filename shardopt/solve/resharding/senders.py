@@ -47,12 +47,13 @@ class _Option(NamedTuple):
 
 def choose_senders(cluster: Cluster, fetches: Sequence[Fetch]) -> tuple[int, ...]:
     """The device that sends each box; the target itself where it holds the box."""
+    wires = _Wires(cluster)
     hosts_of: dict[tuple[int, ...], dict[int, list[int]]] = {}
     options: list[tuple[_Option, ...]] = []
     for fetch in fetches:
         if fetch.holders not in hosts_of:
-            hosts_of[fetch.holders] = _by_host(cluster, fetch.holders)
-        options.append(tuple(_options(cluster, fetch, hosts_of[fetch.holders])))
+            hosts_of[fetch.holders] = wires.by_host(fetch.holders)
+        options.append(tuple(wires.options(fetch, hosts_of[fetch.holders])))
     chosen = _assign(options)
     sent: Counter[int] = Counter()
     senders = []
@@ -70,44 +71,55 @@ def choose_senders(cluster: Cluster, fetches: Sequence[Fetch]) -> tuple[int, ...
 
 def busiest_seconds(cluster: Cluster, fetches: Sequence[Fetch], senders: Sequence[int]) -> float:
     """What is minimised: the seconds of the busiest link."""
+    wires = _Wires(cluster)
     load: defaultdict[_Link, float] = defaultdict(float)
     for fetch, sender in zip(fetches, senders, strict=True):
         if sender != fetch.target:
-            option = _option(cluster, fetch, sender)
+            option = wires.option(fetch, sender)
             load[option.out] += option.seconds
             load[option.into] += option.seconds
     return max(load.values(), default=0.0)
 
 
-def _by_host(cluster: Cluster, devices: Sequence[int]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for device in devices:
-        found.setdefault(cluster.host_of(device), []).append(device)
-    return found
+class _Wires:
+    """The links between devices; the cluster is asked once for each kind of them."""
 
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._hosts, self._groups = cluster.hosts_of_devices.tolist(), cluster.groups_of_devices.tolist()
+        self._byte_seconds: dict[tuple[int, int, bool], float] = {}
 
-def _options(cluster: Cluster, fetch: Fetch, hosts: dict[int, list[int]]) -> Iterator[_Option]:
-    """None at all where the target holds the box. Of very many hosts those from the target's place on are taken, so
-    that different targets turn to different ones."""
-    home = cluster.host_of(fetch.target)
-    if fetch.target in hosts.get(home, ()):
-        return
-    for device in hosts.get(home, ()):
-        yield _option(cluster, fetch, device)
-    others = [host for host in hosts if host != home]
-    if len(others) > _MOST_HOSTS:
-        first = fetch.target % len(others)
-        others = (others[first:] + others[:first])[:_MOST_HOSTS]
-    for host in others:
-        yield _option(cluster, fetch, hosts[host][0])
+    def by_host(self, devices: Sequence[int]) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for device in devices:
+            found.setdefault(self._hosts[device], []).append(device)
+        return found
 
+    def options(self, fetch: Fetch, hosts: dict[int, list[int]]) -> Iterator[_Option]:
+        """None at all where the target holds the box. Of very many hosts those from the target's place on are taken,
+        so that different targets turn to different ones."""
+        home = self._hosts[fetch.target]
+        if fetch.target in hosts.get(home, ()):
+            return
+        for device in hosts.get(home, ()):
+            yield self.option(fetch, device)
+        others = [host for host in hosts if host != home]
+        if len(others) > _MOST_HOSTS:
+            first = fetch.target % len(others)
+            others = (others[first:] + others[:first])[:_MOST_HOSTS]
+        for host in others:
+            yield self.option(fetch, hosts[host][0])
 
-def _option(cluster: Cluster, fetch: Fetch, sender: int) -> _Option:
-    seconds = fetch.bytes * byte_seconds(cluster, sender, fetch.target)
-    hosts = cluster.host_of(sender), cluster.host_of(fetch.target)
-    if hosts[0] == hosts[1]:
-        return _Option(("device", sender), ("into device", fetch.target), seconds)
-    return _Option(("card", hosts[0]), ("into card", hosts[1]), seconds)
+    def option(self, fetch: Fetch, sender: int) -> _Option:
+        target = fetch.target
+        hosts = self._hosts[sender], self._hosts[target]
+        kind = (self._groups[sender], self._groups[target], hosts[0] == hosts[1])
+        if kind not in self._byte_seconds:
+            self._byte_seconds[kind] = byte_seconds(self._cluster, sender, target)
+        seconds = fetch.bytes * self._byte_seconds[kind]
+        if kind[2]:
+            return _Option(("device", sender), ("into device", target), seconds)
+        return _Option(("card", hosts[0]), ("into card", hosts[1]), seconds)
 
 
 # ---- the assignment ----

@@ -17,10 +17,12 @@ from shardopt.solve.resharding.passing_on import Round, all_gather, chain
 from shardopt.solve.resharding.plan import Box
 from shardopt.solve.resharding.senders import Fetch
 
-# Rows that may follow the first phase of a plan. Pieces and chunks get larger where there would be more: a plan stands
-# in the IR, and a row takes about a microsecond to carry out.
+# Rows that may follow the first phase of a plan: it stands in the IR, and a row takes about a microsecond to carry out.
+# Where there would be more, pieces get larger.
 _MOST_ROWS = 1 << 16
-_CHUNKS = (1, 2, 4, 8, 16)  # of a chain; the time beyond that of its slowest link falls as 1 / chunks
+# Chunks of a chain: the time beyond that of its slowest link falls as 1 / chunks, so that many rows gain little.
+_CHUNKS = (1, 2, 4, 8, 16)
+_MOST_CHUNKS = 1 << 13
 
 _T = TypeVar("_T")
 _Hosts = tuple[tuple[int, ...], ...]  # the devices of each host
@@ -72,6 +74,11 @@ class Drafting:
             if hosts:
                 self._tiles.append(_Tile(box, hosts))
 
+    @property
+    def has_replicas(self) -> bool:
+        """Whether a tile must get to several devices."""
+        return any(len(tile.devices) > 1 for tile in self._tiles)
+
     def send_recv(self) -> Iterator[Draft]:
         """Every device gets its whole tile from the source mesh."""
         targets = ((tile.box, device) for tile in self._tiles for device in tile.devices)
@@ -101,7 +108,7 @@ class Drafting:
                     chains.append(((*holding[:1], *order) if holding else order, box))
             hops = sum(len(devices) - 1 for devices, _ in chains)
             for chunks in _CHUNKS if hops else (1,):
-                if chunks == 1 or chunks * hops <= _MOST_ROWS:
+                if chunks == 1 or chunks * hops <= _MOST_CHUNKS:
                     rounds = [each for devices, box in chains for each in chain(devices, cut(box, chunks))]
                     yield self._draft(fetches, rounds)
 

@@ -75,7 +75,7 @@ def plan_together(
         raise UserError(f"unknown resharding strategy '{strategy}': {hint}known strategies are {', '.join(known)}")
     names = (*_STRATEGIES,) if strategy == AUTO else (strategy,)
     planning = _Planning(cluster)
-    alone = [[planning.best(each, [name]) for name in names] for each in reshardings]
+    alone = [planning.alone(each, names) for each in reshardings]
     ways: list[list[_Named]] = [[own[number] for own in alone] for number in range(len(names))]
     if len(reshardings) > 1 and len(names) > 1:
         pairs = zip(reshardings, alone, strict=True)
@@ -90,26 +90,31 @@ class _Planning:
         self._cluster = cluster
         self._balanced: tuple[list[Fetch], tuple[int, ...]] = [], ()  # fetches and their senders, of the last plans
 
-    def best(self, resharding: Resharding, names: Sequence[str]) -> _Named:
-        """The best draft for one tensor alone."""
+    def alone(self, resharding: Resharding, names: Sequence[str]) -> list[_Named]:
+        """The best draft of each strategy for one tensor alone."""
         drafting = Drafting(self._cluster, resharding)
-        drafts: list[_Named] = []
-        for name in names:
-            for draft in _STRATEGIES[name](drafting):
-                if all(draft != other for _, other in drafts):
-                    drafts.append((name, draft))
-        return self.cheapest([resharding], [[draft] for draft in drafts])[0]
+        if not drafting.has_replicas:  # then nothing can be passed on, and all strategies are one
+            draft = next(drafting.send_recv())
+            return [(name, draft) for name in names]
+        ways = [[[(name, draft)] for draft in _STRATEGIES[name](drafting)] for name in names]
+        return [self.cheapest([resharding], own)[0] for own in ways]
 
     def cheapest(self, reshardings: Sequence[Resharding], ways: Sequence[list[_Named]]) -> list[_Named]:
         """The first of the ways with which all are through earliest; seconds that differ by rounding are equal."""
-        if len(ways) == 1:
-            return ways[0]
+        drafts: list[list[Draft]] = []
+        different: list[list[_Named]] = []
+        for way in ways:
+            if (own := [draft for _, draft in way]) not in drafts:
+                drafts.append(own)
+                different.append(way)
+        if len(different) == 1:
+            return different[0]
 
         def cost(way: list[_Named]) -> tuple[float, int]:
             plans = self.plans(reshardings, way)
             return float(f"{plans_seconds(self._cluster, plans):.9e}"), sum(map(messages, plans))
 
-        return min(ways, key=cost)
+        return min(different, key=cost)
 
     def plans(self, reshardings: Sequence[Resharding], way: Sequence[_Named]) -> tuple[ReshardingPlan, ...]:
         """The drafts with senders, in order."""
