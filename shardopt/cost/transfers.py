@@ -31,6 +31,14 @@ def messages_seconds(cluster: Cluster, messages: Iterable[Message]) -> float:
     return Links.of(cluster, messages).busiest_seconds
 
 
+def even_messages(source: Sequence[int], target: Sequence[int], size: int) -> list[Message]:
+    """A value of so many bytes spread evenly over two meshes: less cannot cross, and how it really lies is decided by
+    the shard phase."""
+    count = min(len(source), len(target))
+    pairs = ((source[k * len(source) // count], target[k * len(target) // count]) for k in range(count))
+    return [(a, b, -(-size // count)) for a, b in pairs]
+
+
 def phases_seconds(cluster: Cluster, phases: Iterable[Sequence[Message]]) -> float:
     """Seconds of phases, each of which starts when the one before has arrived; in the order given within each."""
     return sum(Ordered(Links.of(cluster, phase)).seconds for phase in phases)

@@ -16,7 +16,7 @@ on every mesh: its transfers carry no plan and move nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +31,7 @@ from shardopt.dialect.mpmd import RESHARDING, parse_mesh_tensor, read_topology
 from shardopt.ir.graph import read_tensor
 from shardopt.ir.program import Program, read_program
 from shardopt.ir.rewriting import operations
+from shardopt.ir.transfer_groups import transfer_groups
 from shardopt.passes.base import Pass, PassContext, option
 from shardopt.solve.resharding.plan import ReshardingPlan, bytes_on_wire, plans_seconds
 from shardopt.solve.resharding.strategies import Resharding
@@ -50,29 +51,6 @@ def _merge_duplicates(module: ir.Module) -> int:
         else:
             first[key] = op
     return removed
-
-
-def _groups(program: Program) -> Iterator[list[ir.Operation]]:
-    """The transfers that travel together, in the order of their first members."""
-    number = program.index_argument
-    index = [] if number is None else [program.body_block.arguments[number]]
-    for block in (program.main_block, program.body_block):
-        maker: dict[ir.Value, int] = {}
-        first_reader: dict[ir.Value, int] = {}
-        transfers: list[ir.Operation] = []
-        for position, op in enumerate(view.operation for view in block.operations):
-            for value in op.operands:
-                first_reader.setdefault(value, position)
-            maker.update((result, position) for result in op.results)
-            if op.name == "mpmd.transfer" and op.operands[0] not in index:
-                transfers.append(op)
-        together: dict[tuple[int | str, ...], list[ir.Operation]] = {}
-        for op in transfers:
-            value, result = op.operands[0], op.results[0]
-            route = (parse_mesh_tensor(value.type).mesh, parse_mesh_tensor(result.type).mesh)
-            key = (*route, maker.get(value, -1), first_reader.get(result, -1))
-            together.setdefault(key, []).append(op)
-        yield from together.values()
 
 
 def _resharding_attr(plan: ReshardingPlan, seconds: float) -> ir.DictAttr:
@@ -126,14 +104,36 @@ class InsertTransfers(Pass):
         pm.statistic("transfers merged", _merge_duplicates(module))
         planner = _Planner(cluster, self.strategy)
         count = messages = total = 0
-        for ops in _groups(program):
-            plans, seconds = planner.plans(tuple(_resharding(op, meshes, pm) for op in ops))
+        for ops in transfer_groups(program):
+            plans, seconds = planner.plans(tuple(self._resharding(op, meshes, pm) for op in ops))
             for op, plan in zip(ops, plans, strict=True):
                 op.attributes[RESHARDING] = _resharding_attr(plan, seconds)
             count, messages, total = count + len(ops), messages + 1, total + sum(map(bytes_on_wire, plans))
         pm.statistic("transfers", count)
         pm.statistic("messages", messages)
         pm.statistic("bytes on the wire", total)
+
+    def _resharding(self, op: ir.Operation, meshes: dict[str, Mesh], pm: PassContext) -> Resharding:
+        try:
+            return read_resharding(op, meshes)
+        except ValueError as error:
+            raise pm.error(op, str(error)) from error
+
+
+def read_resharding(op: ir.Operation, meshes: Mapping[str, Mesh]) -> Resharding:
+    """What a transfer must do. Raises ValueError for an end without sharding or on an unknown mesh."""
+    source, target = parse_mesh_tensor(op.operands[0].type), parse_mesh_tensor(op.results[0].type)
+    for end, tensor in (("source", source), ("destination", target)):
+        if tensor.sharding is None:
+            raise ValueError(
+                f"expected a sharding on the {end} of the transfer (run the shard phase first), found none"
+            )
+        if tensor.mesh not in meshes:
+            raise ValueError(f"expected a mesh of the topology ({', '.join(meshes)}), found '{tensor.mesh}'")
+    assert source.sharding is not None and target.sharding is not None
+    info = read_tensor(source.tensor)
+    ends = (meshes[source.mesh], source.sharding), (meshes[target.mesh], target.sharding)
+    return Resharding(info.shape, info.itemsize, *ends)
 
 
 def _check_devices(program: Program, meshes: Sequence[Mesh], cluster: Cluster, pm: PassContext) -> None:
@@ -143,18 +143,3 @@ def _check_devices(program: Program, meshes: Sequence[Mesh], cluster: Cluster, p
         if device > last:
             message = f"expected devices 0 to {last} of cluster {cluster}, found device {device} in mesh '{mesh.name}'"
             raise pm.error(program.main, message)
-
-
-def _resharding(op: ir.Operation, meshes: dict[str, Mesh], pm: PassContext) -> Resharding:
-    source, target = parse_mesh_tensor(op.operands[0].type), parse_mesh_tensor(op.results[0].type)
-    for end, tensor in (("source", source), ("destination", target)):
-        if tensor.sharding is None:
-            raise pm.error(
-                op, f"expected a sharding on the {end} of the transfer (run the shard phase first), found none"
-            )
-        if tensor.mesh not in meshes:
-            raise pm.error(op, f"expected a mesh of the topology ({', '.join(meshes)}), found '{tensor.mesh}'")
-    assert source.sharding is not None and target.sharding is not None
-    info = read_tensor(source.tensor)
-    ends = (meshes[source.mesh], source.sharding), (meshes[target.mesh], target.sharding)
-    return Resharding(info.shape, info.itemsize, *ends)

@@ -113,10 +113,10 @@ class Drafting:
                     yield self._draft(fetches, rounds)
 
     def _scopes(self) -> Iterator[list[_Tile]]:
-        """All replicas of a tile together, so that it crosses once; and those of each host alone, so that nothing goes
-        from one host of the destination to another."""
+        """All replicas of a tile together, so that it crosses once; and, where hosts have several, those of each host
+        alone, so that nothing goes from one host of the destination to another."""
         yield self._tiles
-        if any(len(tile.hosts) > 1 for tile in self._tiles):
+        if any(1 < len(tile.hosts) < len(tile.devices) for tile in self._tiles):
             yield [_Tile(tile.box, (host,)) for tile in self._tiles for host in tile.hosts]
 
     def _pieces(self, tile: _Tile, most_rows: int) -> dict[int, list[Box]]:

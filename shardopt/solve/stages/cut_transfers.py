@@ -15,7 +15,7 @@ import numpy as np
 from shardopt.cost.cluster import Cluster
 from shardopt.cost.graph import OpGraph
 from shardopt.cost.topology import neighbours
-from shardopt.cost.transfers import messages_seconds
+from shardopt.cost.transfers import even_messages, messages_seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,10 +43,8 @@ class CutTransfers:
 
     def seconds(self, cut: int, source: Sequence[int], target: Sequence[int], forward: bool) -> float:
         """Seconds over one cut from the devices of a stage to those of the next, or of the one before."""
-        count = min(len(source), len(target))
-        size = -(-int((self.forward_bytes if forward else self.backward_bytes)[cut]) // count)
-        pairs = ((source[k * len(source) // count], target[k * len(target) // count]) for k in range(count))
-        return self._seconds([(a, b, size) for a, b in pairs])
+        size = int((self.forward_bytes if forward else self.backward_bytes)[cut])
+        return self._seconds(even_messages(source, target, size))
 
     def cards(self, source: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
         """The network cards between two stages: number 2h is what host h sends through, 2h + 1 what it receives
