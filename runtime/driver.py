@@ -51,7 +51,11 @@ from shardopt.runtime.tracing.watchdog import Watchdog, report
 from shardopt.runtime.tracing.where import Standing
 
 BACKENDS = ("local", "process", "ray")
-TRANSPORTS = {"local": ("auto",), "process": ("auto", "sockets"), "ray": ("auto", "sockets", "ray")}
+TRANSPORTS = {
+    "local": ("auto", "nccl"),
+    "process": ("auto", "sockets", "nccl"),
+    "ray": ("auto", "sockets", "ray", "nccl"),
+}
 
 
 class Backend(Protocol):
@@ -120,7 +124,8 @@ def open_run(
 
     `platform` is "cpu", "gpu", or "auto": GPUs if this process sees as many as the program has devices.
     `transport` is how workers in different processes exchange messages: "sockets", which is what "auto" means, or, with
-    the backend `ray`, through its objects ("ray"), where sockets cannot be opened.
+    the backend `ray`, through its objects ("ray"), where sockets cannot be opened. With "nccl", GPUs exchange them
+    directly.
     `checked_steps` first steps verify every executable's inputs. `quick_compile` trades speed of the code for less
     compile time. `track_bytes` counts live arrays after every instruction (`Run.live_bytes`), which makes steps slow.
     `compile_cache` keeps executables on disk, in the folder that SHARDOPT_CACHE names, unless that says `off`.
@@ -138,7 +143,10 @@ def open_run(
         raise UserError(
             f"backend '{backend}' knows the transports {', '.join(TRANSPORTS[backend])}, found '{transport}'"
         )
+    if transport == "nccl" and platform != "gpu":
+        raise UserError(f"transport 'nccl' needs platform 'gpu', found '{platform}'")
     options = {
+        "direct": transport == "nccl",
         "platform": chosen_platform(
             platform, 1 + max(device for part in program.meshes for device in part.mesh.devices)
         ),

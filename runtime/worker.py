@@ -15,6 +15,7 @@ import numpy as np
 
 from shardopt.caching.store import default_store
 from shardopt.runtime.actions.context import Context
+from shardopt.runtime.actions.direct import connect
 from shardopt.runtime.actions.observers import LiveBytes, Observer
 from shardopt.runtime.actions.sender import Sender
 from shardopt.runtime.actions.table import make_actions
@@ -39,8 +40,8 @@ class Worker:
     """`checked_steps` is the number of steps in which every input of every RUN is compared with what is expected. With
     `track_bytes`, what is alive is counted after every instruction. With `compile_cache`, executables are kept in the
     user's cache folder (`SHARDOPT_CACHE`). `platform` is "cpu" or "gpu"; GPUs are taken by the numbers of the mesh's
-    devices, or, with `own_gpus`, in order: the process sees those of its worker only. With `trace`, times of the newest
-    steps are kept (`Recorder`).
+    devices, or, with `own_gpus`, in order: the process sees those of its worker only. With `direct`, they exchange
+    messages by NCCL. With `trace`, times of the newest steps are kept (`Recorder`).
 
     With a `world`, the mesh has more hosts; `position` is one integer of memory, maybe shared with another process,
     in which the worker notes where it stands (`unpack_position`). `faults` are made to happen.
@@ -58,6 +59,7 @@ class Worker:
         position: Position | None = None,
         platform: str = "cpu",
         own_gpus: bool = False,
+        direct: bool = False,
         checked_steps: int = 1,
         quick_compile: bool = False,
         track_bytes: bool = False,
@@ -91,6 +93,8 @@ class Worker:
         self._recorder = self._context.recorder = Recorder(self._context) if trace else None
         self._observers: list[Observer] = [each for each in (self._live_bytes, self._recorder) if each is not None]
         self._observers += injections(faults, host.mesh, host.number, faulty) if faulty else []
+        if direct:
+            connect(self._context)
         self._actions = [*make_actions(self._context), self._drain, self._finish]
         for microbatch, buffer in program.indices:
             self._set(buffer, [np.array(microbatch, self._context.tiling(buffer).dtype)])
@@ -162,6 +166,8 @@ class Worker:
     def close(self) -> None:
         self._transport.close()  # first: it ends a SEND that is stuck
         self._context.sender.close()
+        if self._context.links is not None:
+            self._context.links.close()
         if self._recorder is not None:
             self._recorder.close()
 

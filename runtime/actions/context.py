@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shardopt.runtime.actions.sender import Sender
+from shardopt.runtime.devices.cuda import Cuda
 from shardopt.runtime.devices.tiles import Tiling
 from shardopt.runtime.devices.xla import DeviceArray, Executable, Token, XlaMesh
 from shardopt.runtime.errors import Kind, MeshError, kind_of, mesh_error
@@ -24,6 +25,7 @@ from shardopt.runtime.program.instructions import (
 )
 from shardopt.runtime.program.text import place
 from shardopt.runtime.transports.mailbox import Transport
+from shardopt.runtime.transports.nccl import NcclLinks
 
 if TYPE_CHECKING:
     from shardopt.runtime.tracing.recorder import Recorder
@@ -47,6 +49,8 @@ class Context:
     executables: Mapping[str, Executable]
     sender: Sender
     copy_pieces: bool = False
+    links: NcclLinks | None = None  # where messages go from GPU to GPU, between
+    cudas: Mapping[int, Cuda] = field(default_factory=dict)  # these, by shard
     step: int = 0
     checking: bool = False
     waiting: bool = False  # for a message

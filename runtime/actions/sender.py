@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from queue import SimpleQueue
+from typing import Protocol
 
 from shardopt.runtime.errors import Cancelled
 
@@ -49,6 +51,33 @@ class _Send:
             raise self._error
 
 
+class Waitable(Protocol):
+    """Something that reads buffers on a device."""
+
+    def wait(self) -> None: ...
+
+    @property
+    def is_done(self) -> bool: ...
+
+
+class _Reading:
+    """What no thread of the sender does, but must be waited for like what they do."""
+
+    def __init__(self, buffers: Iterable[int], reading: Waitable) -> None:
+        self.buffers, self._reading = frozenset(buffers), reading
+
+    @property
+    def is_done(self) -> bool:
+        return self._reading.is_done
+
+    def wait(self) -> None:
+        self._reading.wait()
+
+    def settle(self) -> None:
+        with suppress(Exception):
+            self.wait()
+
+
 class _Lane:
     """A thread, and what it has to do."""
 
@@ -82,7 +111,7 @@ class Sender:
     def __init__(self, name: str) -> None:
         self._name = name
         self._lanes: dict[str, _Lane] = {}
-        self._sends: list[_Send] = []
+        self._sends: list[_Send | _Reading] = []
 
     def submit(self, target: str, buffers: Iterable[int], work: Callable[[], None]) -> None:
         lane = self._lanes.get(target)
@@ -91,6 +120,10 @@ class Sender:
         send = _Send(buffers, work)
         self._sends.append(send)
         lane.put(send)
+
+    def track(self, buffers: Iterable[int], reading: Waitable) -> None:
+        """Wait for this, too, where the buffers count."""
+        self._sends.append(_Reading(buffers, reading))
 
     def wait_for(self, buffers: frozenset[int]) -> None:
         """A buffer must have been read before an executable may write over it. Raises what a send of one raised."""

@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardopt.runtime.actions.context import Action, Context
+from shardopt.runtime.actions.direct import direct_recv_action, direct_send_action, is_direct
 from shardopt.runtime.actions.memory import copy_action, free_action
 from shardopt.runtime.actions.messages import complete_action, recv_action, reshard_action, send_action
 from shardopt.runtime.actions.run import run_action
-from shardopt.runtime.program.instructions import Allgather, Broadcast, Copy, Free, Recv, Reshard, Run, Send
+from shardopt.runtime.program.instructions import (
+    Allgather,
+    Broadcast,
+    Copy,
+    Free,
+    Instruction,
+    Recv,
+    Reshard,
+    Run,
+    Send,
+)
 
 # One maker for every kind of instruction: (context, position in the list, instruction) -> what a step calls.
 _MAKERS: dict[type, Callable[..., Action]] = {
@@ -23,6 +34,16 @@ _MAKERS: dict[type, Callable[..., Action]] = {
 }
 
 
+# Of messages that go from GPU to GPU.
+_DIRECT_MAKERS: dict[type, Callable[..., Action]] = {Send: direct_send_action, Recv: direct_recv_action}
+
+
 def make_actions(context: Context) -> list[Action]:
     """One closure an instruction, in list order."""
-    return [_MAKERS[type(each)](context, position, each) for position, each in enumerate(context.program.instructions)]
+    return [_make(context, position, each) for position, each in enumerate(context.program.instructions)]
+
+
+def _make(context: Context, position: int, instruction: Instruction) -> Action:
+    if isinstance(instruction, Send | Recv) and is_direct(context, instruction):
+        return _DIRECT_MAKERS[type(instruction)](context, position, instruction)
+    return _MAKERS[type(instruction)](context, position, instruction)

@@ -12,7 +12,7 @@ every one of some devices, host or accelerator, and is for measurements.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import prod
@@ -162,6 +162,25 @@ class XlaMesh:
         """One array from the shards of all devices of this process, in mesh order. The caller gives the memory away."""
         layout = self._layout(spec)
         return xc.batched_device_put(layout.aval, layout.sharding, shards, self._found.own, enable_x64=True)
+
+    def adopt(self, spec: TensorSpec, give: Sequence[Callable[[int | None], Any]]) -> DeviceArray:
+        """One array from memory of this process's devices, in mesh order. `give` makes the capsule of a device's shard
+        for the stream that is to wait for its contents, or for none where the device has no streams."""
+        layout, shards = self._layout(spec), []
+        for device, make in zip(self._found.own, give, strict=True):
+            stream = device.get_stream_for_external_ready_events() if device.platform != "cpu" else None
+            shards.append(_jax.dlpack_managed_tensor_to_buffer(make(stream), device, stream))
+        return _jax.ArrayImpl(layout.aval, layout.sharding, shards, committed=True, _skip_checks=True)
+
+    def device_shards(self, array: DeviceArray) -> Sequence[Any]:
+        """The arrays of this process's devices, in mesh order, which may still be being computed."""
+        shards: Sequence[Any] = array._arrays
+        return shards
+
+    def ordinals(self) -> list[int]:
+        """The numbers of this process's devices on this machine, in mesh order."""
+        own = self._found.own
+        return [number if each.local_hardware_id is None else each.local_hardware_id for number, each in enumerate(own)]
 
     def copy(self, array: DeviceArray) -> DeviceArray:
         """The same contents in buffers of their own."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -39,6 +39,7 @@ class Mailbox:
         self._arrivals: dict[tuple[int, int], Arrival] = {}
         self._messages: dict[tuple[int, int], Payload] = {}
         self._failure: BaseException | None = None
+        self._on_cancel: list[Callable[[], None]] = []
         self._changed = threading.Condition()
 
     def expect(self, tag: int, landing: Landing) -> None:
@@ -87,5 +88,17 @@ class Mailbox:
     def cancel(self, failure: BaseException) -> None:
         """Make every present and later `take` of a message that is not there raise; the first failure stays."""
         with self._changed:
-            self._failure = self._failure or failure
+            first, self._failure = self._failure is None, self._failure or failure
             self._changed.notify_all()
+        if first:
+            for action in self._on_cancel:
+                action()
+
+    def on_cancel(self, action: Callable[[], None]) -> None:
+        """Also do this, once, on the thread that cancels: for what waits elsewhere than in `take`."""
+        self._on_cancel.append(action)
+
+    def check(self) -> None:
+        """Raises what `cancel` was given."""
+        if self._failure is not None:
+            raise self._failure

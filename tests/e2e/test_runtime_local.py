@@ -140,8 +140,10 @@ def test_wrong_inputs_are_refused() -> None:
             run.step({9: np.zeros(3)})
         with pytest.raises(UserError, match="result 0 does not exist"):
             run.fetch(0)
-    with pytest.raises(UserError, match="backend 'local' knows the transports auto, found 'ray'"):
+    with pytest.raises(UserError, match="backend 'local' knows the transports auto, nccl, found 'ray'"):
         open_run(example(), transport="ray")
+    with pytest.raises(UserError, match="transport 'nccl' needs platform 'gpu', found 'auto'"):
+        open_run(example(), transport="nccl")
     with pytest.raises(UserError, match="unknown backend 'mpi': known backends are local, process, ray"):
         open_run(example(), "mpi")
 

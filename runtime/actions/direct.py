@@ -1,0 +1,182 @@
+"""SEND and RECV from GPU to GPU: pieces are cut out of the shards of one and placed in those of the other without
+leaving the devices. Everything is only started here; nothing waits.
+
+A transfer that is completed by exchanges inside its destination goes over the ordinary transport instead: both ends can
+tell so from its route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from shardopt.runtime.actions.context import Action, Context
+from shardopt.runtime.devices.cuda import Cuda, Words, load_cupy
+from shardopt.runtime.devices.tiles import Tiling, box_slices
+from shardopt.runtime.program.host_routes import pieces_between
+from shardopt.runtime.program.hosts import Host, Hosts
+from shardopt.runtime.program.instructions import MeshProgram, Recv, Route, Send
+from shardopt.runtime.transports.nccl import End, Link, NcclLinks
+
+
+def connect(context: Context) -> None:
+    """Let the worker's GPUs exchange messages directly. Raises UserError where cupy or the driver is missing."""
+    cupy, own, in_flight = load_cupy(), context.host.shards, context.in_flight
+
+    def last_run() -> Any:
+        try:
+            return in_flight[-1][1]
+        except IndexError:  # all done
+            return None
+
+    context.cudas = {
+        shard: Cuda(cupy, ordinal, last_run) for shard, ordinal in zip(own, context.devices.ordinals(), strict=True)
+    }
+    links = links_of(context.program, context.host, context.hosts, context.routes)
+    context.links = NcclLinks(cupy.cuda.nccl, context.host.name, context.cudas, links, context.transport)
+
+
+def is_direct(context: Context, instruction: Send | Recv) -> bool:
+    """Whether a message goes from GPU to GPU."""
+    return context.links is not None and _all_land(context.routes, instruction)
+
+
+def _all_land(routes: Sequence[Route], instruction: Send | Recv) -> bool:
+    return not any(routes[route].exchanges for route in instruction.routes)
+
+
+def links_of(program: MeshProgram, host: Host, hosts: Hosts, routes: Sequence[Route]) -> set[Link]:
+    """All links that one worker needs, of both directions."""
+    found: set[Link] = set()
+    for each in program.instructions:
+        if not isinstance(each, Send | Recv) or not _all_land(routes, each):
+            continue
+        for route in each.routes:
+            if isinstance(each, Send):
+                pairs = [(host, target) for target in hosts[each.target]]
+            else:
+                pairs = [(source, host) for source in hosts[each.source]]
+            found.update(link for pair in pairs for _, link in _pieces(routes[route], *pair))
+    return found
+
+
+def _pieces(route: Route, source: Host, target: Host) -> list[tuple[int, Link]]:
+    """The pieces of a message, in order, and how each travels: to the first of its shards that is on the host."""
+    first: dict[int, int] = {}
+    for place in route.placements:
+        if place.shard in target.shards:
+            first.setdefault(place.piece, place.shard)
+    return [
+        (
+            number,
+            Link(
+                End(source.mesh, route.pieces[number].shard, source.name), End(target.mesh, first[number], target.name)
+            ),
+        )
+        for number in pieces_between(route, source, target)
+    ]
+
+
+def direct_send_action(context: Context, position: int, send: Send) -> Action:
+    messages: list[list[tuple[Link, int, int, Any]]] = []
+    for target in context.hosts[send.target]:
+        message = []
+        for value, route in enumerate(context.routes[number] for number in send.routes):
+            for number, link in _pieces(route, context.host, target):
+                piece = route.pieces[number]
+                slices = (..., *box_slices(piece.box))
+                message.append((link, value, context.host.shards.index(piece.shard), slices))
+        if message:
+            messages.append(message)
+
+    def action() -> None:
+        links, devices = _open(context), context.devices
+        shards = [devices.device_shards(context.buffers[buffer]) for buffer in send.buffers]
+        for message in messages:
+            parts = [(link, shards[value][shard], slices) for link, value, shard, slices in message]
+            context.sender.track(send.buffers, links.send(parts))
+
+    return action
+
+
+@dataclass(frozen=True)
+class _Arriving:
+    """A piece on its way: by which link, and to which boxes (number of the shard among all of the message, slices)."""
+
+    link: Link
+    places: tuple[tuple[int, Any], ...]
+
+
+def direct_recv_action(context: Context, position: int, recv: Recv) -> Action:
+    routes = [context.routes[route] for route in recv.routes]
+    tilings = [Tiling(context.program.mesh, route.target) for route in routes]
+    sources, size = context.hosts[recv.source], len(context.host.shards)
+    arriving = [
+        each
+        for source in sources
+        for value, route in enumerate(routes)
+        for each in _arriving(route, source, context.host, value * size)
+    ]
+
+    def action() -> None:
+        links = _open(context)
+        shards = [
+            context.cudas[shard].take(tiling.local_shape, tiling.dtype)
+            for tiling in tilings
+            for shard in context.host.shards
+        ]
+        events = _land(context, links, arriving, shards)
+        for value, (buffer, tiling) in enumerate(zip(recv.buffers, tilings, strict=True)):
+            give: list[Callable[[int | None], Any]] = []
+            for place, shard in enumerate(context.host.shards):
+                number = value * size + place
+                give.append(partial(context.cudas[shard].give, shards[number], tiling.dtype, events[number]))
+            context.buffers[buffer] = context.devices.adopt(tiling.spec, give)
+
+    return action
+
+
+def _arriving(route: Route, source: Host, own: Host, first_shard: int) -> list[_Arriving]:
+    places: dict[int, list[tuple[int, Any]]] = {}
+    for place in route.placements:
+        if place.shard in own.shards:
+            box = (..., *box_slices(place.box))
+            places.setdefault(place.piece, []).append((first_shard + own.shards.index(place.shard), box))
+    return [_Arriving(link, tuple(places[number])) for number, link in _pieces(route, source, own)]
+
+
+def _land(
+    context: Context, links: NcclLinks, arriving: Sequence[_Arriving], shards: Sequence[Words]
+) -> list[list[Any]]:
+    """Start all receipts. For every shard, the events after which it is complete."""
+    events: list[list[Any]] = [[] for _ in shards]
+    windows = [(each.link, shards[each.places[0][0]][each.places[0][1]]) for each in arriving]
+    for each, (_, words, event) in zip(arriving, links.receive(windows), strict=True):
+        first, *others = each.places
+        events[first[0]].append(event)
+        for number, slices in others:
+            shard = context.host.shards[number % len(context.host.shards)]
+            events[number].append(_pass_on(context.cudas[shard], links, words, event, shards[number][slices]))
+    return events
+
+
+def _pass_on(cuda: Cuda, links: NcclLinks, words: Words, event: Any, window: Words) -> Any:
+    """Copy a piece that has arrived to another GPU of the host; the event after which it is there."""
+    stream = links.copy_stream(cuda)
+    with cuda.here():
+        stream.wait_event(event)
+    whole = window if window.flags.c_contiguous else cuda.empty_like(window, stream)
+    cuda.fetch(whole, words, stream)
+    if whole is not window:
+        cuda.write(window, whole, stream)
+    done = cuda.event(stream)
+    links.keep([done], [words, whole])  # both were taken for other streams than the one that reads them
+    return done
+
+
+def _open(context: Context) -> NcclLinks:
+    assert context.links is not None, "this worker has GPUs and links"
+    context.links.open()
+    return context.links

@@ -1,0 +1,80 @@
+"""Whole steps whose messages go from device to device, on host devices and a stand-in for cupy and NCCL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from exported_model import TEXT, example, expected_step, inputs, load
+
+from shardopt.runtime.actions import direct
+from shardopt.runtime.backends.local import LocalBackend
+from shardopt.runtime.devices import dlpack
+from shardopt.runtime.devices.cuda import Cuda
+from shardopt.runtime.driver import Run
+from shardopt.runtime.errors import MeshError
+from shardopt.runtime.program.instructions import Program
+from shardopt.runtime.reference import compare
+from tests.unit.fake_cupy import Op, World, fake_cupy
+
+
+class HostCuda(Cuda):
+    """Shards of host devices have no streams: the stand-in's stream waits for them on the host."""
+
+    kind = dlpack.CPU
+
+    def view(self, shard: Any, stream: Any) -> Any:
+        stream.put(Op(shard.block_until_ready))
+        return self._words(shard.unsafe_buffer_pointer(), shard.shape, shard.dtype.itemsize, (shard, np.asarray(shard)))
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    found = World(0)
+    monkeypatch.setattr(direct, "load_cupy", lambda: fake_cupy(found))
+    monkeypatch.setattr(direct, "Cuda", HostCuda)
+    return found
+
+
+def start(program: Program) -> Run:
+    return Run(program, LocalBackend(program, direct=True, checked_steps=100, quick_compile=True))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_three_steps_match_numpy(world: World, schedule: str) -> None:
+    w0, w1, x, t = inputs()
+    with start(example(schedule)) as run:
+        run.load([w0, w1, x, t])
+        for _ in range(3):
+            outputs = run.step()
+            expected = expected_step(w0, w1, x, t)
+            assert all(row.within(1e-5) for row in compare(outputs, expected))
+            w0, w1 = expected[:2]
+    assert len(world.groups) == 3 * 2 * 8, "four microbatches, there and back, at both ends"
+
+
+def test_bfloat16_travels(world: World) -> None:
+    program = load(TEXT.replace("xf32>", "xbf16>").replace("tensor<f32>", "tensor<bf16>"))
+    narrow = [array.astype(ml_dtypes.bfloat16) for array in inputs()]
+    with start(program) as run:
+        run.load(narrow)
+        loss = run.step()[2]
+    assert float(loss) == pytest.approx(float(expected_step(*(a.astype(np.float32) for a in narrow))[2]), rel=0.1)
+    assert world.groups
+
+
+def test_a_failure_aborts_the_communicators(world: World) -> None:
+    with start(example()) as run:
+        run.load(inputs())
+        run.step()
+        workers = run._backend._workers  # type: ignore[attr-defined]
+
+        def broken() -> None:
+            raise OverflowError("too hot")
+
+        workers["m0"]._actions[0] = broken
+        with pytest.raises(MeshError, match="OverflowError: too hot"):
+            run.step()
+        assert all(each._context.links._failed for each in workers.values())
