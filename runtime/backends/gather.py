@@ -10,6 +10,7 @@ from typing import Any
 from shardopt.runtime.errors import MeshError, first_failure
 
 GRACE_SECONDS = 10.0  # for workers that were told to stop: they leave their RECV at once, a running RUN must end
+_PEER_SECONDS = 1.5  # for other hosts of a mesh that failed: they may be in a collective with it, for ever
 _POLL_SECONDS = 0.25
 
 # What is wrong though nobody has failed, given the workers that have not answered.
@@ -34,15 +35,30 @@ def gather(
     if not errors:
         return {name: future.result() for name, future in futures.items()}
     cancel_all(f"worker '{next(iter(errors))}' failed")
-    deadline = monotonic() + GRACE_SECONDS
-    while pending := [future for name, future in futures.items() if name not in errors and not future.done()]:
-        seconds = deadline - monotonic()
-        if seconds <= 0:
-            break
-        wait(pending, seconds, FIRST_COMPLETED)
+    began = monotonic()
+    while pending := _worth_waiting(futures, errors, monotonic() - began):
+        wait(pending, _POLL_SECONDS, FIRST_COMPLETED)
         _collect(futures, errors)  # in the order of their arrival
     _collect(futures, errors)
     raise first_failure(errors)
+
+
+def _worth_waiting(
+    futures: Mapping[str, Future[Any]], errors: Mapping[str, BaseException], seconds: float
+) -> list[Future[Any]]:
+    """What has no answer so many seconds after the first failure and may still tell something."""
+    failed = {_mesh_of(name) for name in errors}
+    return [
+        future
+        for name, future in futures.items()
+        if name not in errors
+        and not future.done()
+        and seconds < (_PEER_SECONDS if _mesh_of(name) in failed else GRACE_SECONDS)
+    ]
+
+
+def _mesh_of(worker: str) -> str:
+    return worker.partition("/")[0]
 
 
 def _collect(futures: Mapping[str, Future[Any]], errors: dict[str, BaseException]) -> None:

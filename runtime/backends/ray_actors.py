@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import socket
 import sys
 import tempfile
 from concurrent.futures import Future
@@ -32,6 +33,7 @@ from shardopt.runtime.worker import unpack_position
 _UNKNOWN = -1  # position of a worker that has not noted any here
 _CONTROL = "control"  # concurrency group whose calls are answered while a step runs
 _NEW_CLUSTER = "local"
+_CONNECT_SECONDS = 10.0
 
 
 class WorkerActor:
@@ -181,7 +183,10 @@ def _shared_number(file: Path) -> memoryview:
 def _connect(ray: Any, address: str) -> None:
     # A new cluster has no use for a dashboard; an existing one has its own settings.
     settings = {"include_dashboard": False} if address == _NEW_CLUSTER else {}
+    host, _, port = address.rpartition(":")
     try:
+        if port.isdecimal():  # Ray itself would try for minutes
+            socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
         ray.init(address=address, log_to_driver=False, **settings)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"no Ray cluster at '{address}': {str(error).strip().splitlines()[0]}") from error

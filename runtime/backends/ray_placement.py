@@ -20,8 +20,8 @@ _PATIENCE_SECONDS = 60.0
 class Placement:
     """A placement group for some workers; with `gpus`, of a GPU for each of their devices."""
 
-    def __init__(self, ray: Any, workers: Sequence[Host], *, gpus: bool) -> None:
-        """Raises UserError when the cluster has no room."""
+    def __init__(self, ray: Any, workers: Sequence[Host], *, gpus: bool, patience: float = _PATIENCE_SECONDS) -> None:
+        """Raises UserError when the cluster has no room for so many seconds."""
         from ray.util.placement_group import placement_group
 
         self._gpus = gpus
@@ -35,7 +35,7 @@ class Placement:
         nodes = sum(1 for node in ray.nodes() if node["Alive"])
         strategy = "STRICT_SPREAD" if len(bundles) <= nodes else "PACK"
         self._group = placement_group(bundles, strategy=strategy)
-        if not self._group.wait(_PATIENCE_SECONDS):
+        if not self._group.wait(patience):
             self.remove()
             raise UserError(
                 f"the Ray cluster has no room: expected {len(bundles)} bundles {bundles}, "

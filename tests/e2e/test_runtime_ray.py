@@ -1,38 +1,31 @@
-"""The Ray backend: the same numbers as numpy, and one clear error when a mesh fails or dies."""
+"""What only the Ray backend has: messages through its objects, actors that die, where its workers go."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
-import ml_dtypes
-import numpy as np
 import pytest
-from exported_model import TEXT, example, expected_step, inputs, load
+from exported_model import example, expected_step, inputs
 
+from shardopt.cost.errors import UserError
+from shardopt.runtime.backends.ray_actors import _connect
+from shardopt.runtime.backends.ray_placement import Placement
 from shardopt.runtime.driver import Run, open_run
 from shardopt.runtime.errors import MeshError
+from shardopt.runtime.program.hosts import hosts_of
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.reference import compare
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[None]:
-    ray = pytest.importorskip("ray")
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=2)
-    yield
-    ray.shutdown()
+def start(program: Program, transport: str = "auto", **options: Any) -> Run:
+    return open_run(program, "ray", transport=transport, checked_steps=100, quick_compile=True, **options)
 
 
-def start(program: Program, transport: str = "auto") -> Run:
-    return open_run(program, "ray", transport=transport, checked_steps=100, quick_compile=True)
-
-
-@pytest.mark.parametrize(("schedule", "transport"), [("1f1b", "sockets"), ("gpipe", "ray")])
-def test_steps_match_numpy(cluster: None, schedule: str, transport: str) -> None:
+def test_messages_through_objects(ray_cluster: None) -> None:
     w0, w1, x, t = inputs()
-    with start(example(schedule), transport) as run:
+    with start(example("gpipe"), "ray") as run:
         run.load([w0, w1, x, t])
         for _ in range(2):
             outputs = run.step()
@@ -41,19 +34,7 @@ def test_steps_match_numpy(cluster: None, schedule: str, transport: str) -> None
             w0, w1 = expected[:2]
 
 
-def test_bfloat16_travels(cluster: None) -> None:
-    program = load(TEXT.replace("xf32>", "xbf16>").replace("tensor<f32>", "tensor<bf16>"))
-    narrow = [array.astype(ml_dtypes.bfloat16) for array in inputs()]
-    with start(program, "ray") as run:
-        run.load(narrow)
-        outputs = run.step()
-        assert outputs[0].dtype == ml_dtypes.bfloat16
-        assert float(outputs[2]) == pytest.approx(
-            float(expected_step(*(a.astype(np.float32) for a in narrow))[2]), rel=0.1
-        )
-
-
-def test_death_of_an_actor_is_one_error_that_names_the_mesh(cluster: None) -> None:
+def test_death_of_an_actor_is_one_error_that_names_the_mesh(ray_cluster: None) -> None:
     import ray
 
     with start(example()) as run:
@@ -64,9 +45,31 @@ def test_death_of_an_actor_is_one_error_that_names_the_mesh(cluster: None) -> No
             run.step()
         with pytest.raises(RuntimeError, match="can only be closed"):
             run.step()
+    from ray.util import placement_group_table
+
+    assert all(group["state"] == "REMOVED" for group in placement_group_table().values())
 
 
-def test_failure_on_a_worker_keeps_its_message(cluster: None) -> None:
+def test_failure_on_a_worker_keeps_its_message(ray_cluster: None) -> None:
     with start(example()) as run, pytest.raises(MeshError, match="mesh 'm0', host 0: result 0 does not exist before"):
         run._has_results = True
         run.fetch(0)
+
+
+def test_hosts_of_the_plan_are_bundles(ray_cluster: None) -> None:
+    """Parts of both meshes on one host share a bundle; what the cluster cannot hold is said."""
+    import ray
+
+    program = example()
+    workers = [host for hosts in hosts_of(program, 4).values() for host in hosts]
+    placement = Placement(ray, workers, gpus=False)
+    strategies = [placement.options(worker)["scheduling_strategy"] for worker in workers]
+    assert [each.placement_group_bundle_index for each in strategies] == [0, 0]
+    placement.remove()
+    with pytest.raises(UserError, match=r"the Ray cluster has no room: expected 2 bundles .*'GPU': 2"):
+        Placement(ray, [host for hosts in hosts_of(program, 2).values() for host in hosts], gpus=True, patience=0.5)
+
+
+def test_a_cluster_that_is_not_there() -> None:
+    with pytest.raises(UserError, match=r"no Ray cluster at '127.0.0.1:1': .*Connection refused"):
+        _connect(None, "127.0.0.1:1")
