@@ -229,7 +229,7 @@ class Run:
         self._has_results = False
         self._failure: BaseException | None = None
         self.steps_done = 0
-        self.step_seconds = 0.0  # of the last step
+        self.step_seconds = 0.0  # of the last step, one that failed too
 
     def load(self, inputs: Sequence[np.ndarray]) -> None:
         """Put all arguments on the workers. Raises UserError when number, shape or dtype is wrong."""
@@ -280,9 +280,11 @@ class Run:
         if self._checkpoints is not None:
             self._checkpoints.before_step(self.steps_done)
         begin = perf_counter()
-        with nullcontext() if self._watchdog is None else self._watchdog.step():
-            self._call("step", parts)
-        self.step_seconds = perf_counter() - begin
+        try:
+            with nullcontext() if self._watchdog is None else self._watchdog.step():
+                self._call("step", parts)
+        finally:
+            self.step_seconds = perf_counter() - begin
         self.steps_done += 1
         self._has_results = True
         if self._checkpoints is not None:

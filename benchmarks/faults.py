@@ -1,0 +1,233 @@
+"""What a run does when something goes wrong: each fault, at a random instruction, in many trials.
+
+    python -m benchmarks.faults [--trials 10] [--seed 0] [--backends local,process,hosts,ray] [--kinds kill,stop]
+        [--failures failed.txt]
+
+A small MLP with momentum runs on three meshes of two devices, four steps, with a checkpoint after each. In one of the
+steps a fault of one kind happens when one worker comes to one instruction, all drawn at random. Seconds are counted
+from the beginning of the call of the step that ends in the error. The error must name a mesh, a host, and an
+instruction of their list (or the end of the step), and, where the fault is one that is seen on the worker that it
+happens to, those of the fault. Then the run starts again from its last checkpoint; its final state is compared, bit for
+bit, with that of a run without a fault.
+
+`hosts` are processes, two for each mesh, so that collectives cross processes. The limits for silence, for a message and
+for progress are 2, 2 and 4 seconds here, for the time of the trials; their defaults are longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import statistics
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from shardopt.runtime.driver import Run, open_run
+from shardopt.runtime.errors import MeshError
+from shardopt.runtime.faults import KINDS, OF_PROCESSES, Fault
+from shardopt.runtime.health.monitor import Limits
+from shardopt.runtime.inputs import random_inputs
+from shardopt.runtime.program.hosts import hosts_of, one_host_each
+from shardopt.runtime.program.instructions import Program, Send
+from shardopt.runtime.restart import run_steps
+from shardopt.runtime.state.periodic import CheckpointOptions
+
+_LIMITS = Limits(silence_seconds=2, message_seconds=2, progress_seconds=4)
+_STEPS = 4
+_ELSEWHERE = ("cut", "drop")  # seen by whoever waits for what does not come
+_PLACE = re.compile(r"step (\d+), (?:instruction (\d+) \(.+\)|end of step)")
+_BACKENDS: dict[str, dict[str, Any]] = {
+    "local": {"backend": "local"},
+    "process": {"backend": "process"},
+    "hosts": {"backend": "process", "devices_per_host": 1},
+    "ray": {"backend": "ray"},
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """`why` is empty if everything was as it should be."""
+
+    seconds: float
+    why: str
+
+
+@cache
+def program() -> Program:
+    """Six layers on three meshes of two devices, split within the layers."""
+    import jax
+    import jax.numpy as jnp
+
+    from shardopt.frontend.plan import PlanOptions
+    from shardopt.frontend.planning import make_plan
+    from shardopt.ir.context import make_context
+    from shardopt.ir.io import load_module
+    from shardopt.runtime.driver import prepare
+
+    def loss(params: Any, x: Any, y: Any) -> Any:
+        for weight in params:
+            x = jnp.tanh(x @ weight)
+        return jnp.mean((x - y) ** 2)
+
+    def step(params: Any, momentum: Any, x: Any, y: Any) -> Any:
+        value, grads = jax.value_and_grad(loss)(params, x, y)
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
+        return jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum), momentum, value
+
+    weights = tuple(jax.ShapeDtypeStruct((32, 32), jnp.float32) for _ in range(6))
+    batch = jax.ShapeDtypeStruct((16, 32), jnp.float32)
+    exported = jax.export.export(jax.jit(step, donate_argnums=(0, 1)))(weights, weights, batch, batch)
+    options = PlanOptions("cpu-test:1x6", microbatches=4, stages=3, submesh="1x2", logical_shape="1x2")
+    plan = make_plan(bytes(exported.mlir_module_serialized), options)
+    with make_context() as context:
+        return prepare(load_module(plan.module, context))
+
+
+def start(backend: str, faults: tuple[Fault, ...], folder: str) -> Run:
+    checkpoints = CheckpointOptions(Path(folder), every=1)
+    return open_run(program(), **_BACKENDS[backend], checkpoints=checkpoints, limits=_LIMITS, faults=faults)
+
+
+def feed(step: int) -> dict[int, Any]:
+    """A new batch for every step: the arguments that are no state."""
+    arguments = program().arguments
+    return {number: a for number, a in enumerate(random_inputs(program(), step)) if arguments[number].alias is None}
+
+
+def state(run: Run) -> bytes:
+    arguments = program().arguments
+    return b"".join(run.argument(number).tobytes() for number, a in enumerate(arguments) if a.alias is not None)
+
+
+@cache
+def undisturbed(backend: str) -> bytes:
+    with tempfile.TemporaryDirectory() as folder, start(backend, (), folder) as run:
+        run.load(random_inputs(program(), 0))
+        for step in range(_STEPS):
+            run.step(feed(step))
+        return state(run)
+
+
+def drawn(kind: str, backend: str, generator: random.Random) -> Fault:
+    """A fault of a kind. Connections and messages are hit where there is a message left to miss."""
+    hosts = hosts_of(program(), 1) if backend == "hosts" else one_host_each(program())
+    sends = {
+        part.mesh.name: [k for k, each in enumerate(part.instructions) if isinstance(each, Send)]
+        for part in program().meshes
+    }
+    part = generator.choice([part for part in program().meshes if kind not in _ELSEWHERE or sends[part.mesh.name]])
+    host = generator.choice(hosts[part.mesh.name])
+    last = sends[part.mesh.name][-1] if kind in _ELSEWHERE else len(part.instructions) - 1
+    step = generator.randrange(1, _STEPS - 1 if kind in _ELSEWHERE else _STEPS)  # so that somebody sees it
+    return Fault(kind, part.mesh.name, host.number, step, generator.randint(0, last))
+
+
+def run_trial(kind: str, backend: str, generator: random.Random) -> Trial:
+    fault = drawn(kind, backend, generator)
+    errors: list[MeshError] = []
+    states: list[bytes] = []
+    runs: list[Run] = []
+
+    def begin(run: Run) -> None:
+        runs.append(run)
+        run.load(random_inputs(program(), 0))
+
+    with tempfile.TemporaryDirectory() as folder:
+        run_steps(
+            lambda attempt: start(backend, () if attempt else (fault,), folder),
+            begin,
+            _STEPS,
+            feed=feed,
+            finish=lambda run: states.append(state(run)),
+            checkpoints=Path(folder),
+            restarts=1,
+            notice=lambda error, step: errors.append(error),
+        )
+    if not errors:
+        return Trial(0.0, f"{fault}: nothing was noticed")
+    problems = list(_problems(errors[0], fault))
+    if states != [undisturbed(backend)]:
+        problems.append("the state after the restart differs")
+    return Trial(runs[0].step_seconds, f"{fault}: {'; '.join(problems)}: {errors[0]}" if problems else "")
+
+
+def _problems(error: MeshError, fault: Fault) -> Iterator[str]:
+    place = _PLACE.fullmatch(error.where)
+    lists = {part.mesh.name: part.instructions for part in program().meshes}
+    if error.mesh not in lists or place is None:
+        yield "no mesh, host and instruction are named"
+    elif place[2] is not None and int(place[2]) >= len(lists[error.mesh]):
+        yield "there is no such instruction"
+    elif fault.kind not in _ELSEWHERE and (error.mesh, error.host) != (fault.mesh, fault.host):
+        yield "another worker is named"
+    elif fault.kind not in _ELSEWHERE and (int(place[1]), int(place[2] or -1)) != (fault.step, fault.position):
+        yield "another instruction is named"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=10, help="of each kind on each backend")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--backends", default=",".join(_BACKENDS))
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--failures", type=Path, help="write there what was not as it should be")
+    args = parser.parse_args()
+    table = Table("backend", "fault", "trials", "median s", "max s", "named as it should be, same state", box=None)
+    failures: list[str] = []
+    for backend in args.backends.split(","):
+        with _cluster(backend):
+            for kind in args.kinds.split(","):
+                if backend == "local" and kind in OF_PROCESSES:
+                    continue
+                generator = random.Random(f"{args.seed} {backend} {kind}")
+                trials = [run_trial(kind, backend, generator) for _ in range(args.trials)]
+                seconds = [trial.seconds for trial in trials]
+                bad = [f"{backend} {trial.why}" for trial in trials if trial.why]
+                failures += bad
+                good = f"{len(trials) - len(bad)} of {len(trials)}"
+                row = (
+                    backend,
+                    kind,
+                    str(len(trials)),
+                    f"{statistics.median(seconds):.2f}",
+                    f"{max(seconds):.2f}",
+                    good,
+                )
+                print(*row, sep="\t", flush=True)
+                table.add_row(*row)
+    Console(width=120).print(table)
+    for failure in failures:
+        print(failure)
+    if args.failures is not None:
+        args.failures.write_text("".join(f"{failure}\n" for failure in failures))
+
+
+class _cluster:
+    """One Ray cluster for all trials."""
+
+    def __init__(self, backend: str) -> None:
+        self._needed = backend == "ray"
+
+    def __enter__(self) -> None:
+        if self._needed:
+            import ray
+
+            ray.init(address="local", include_dashboard=False, log_to_driver=False)
+
+    def __exit__(self, *_: object) -> None:
+        if self._needed:
+            import ray
+
+            ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
