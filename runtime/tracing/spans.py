@@ -28,7 +28,7 @@ from shardopt.runtime.tracing.recorder import DO, EXECUTE, TRANSMIT
 from shardopt.schedule.tasks import Task
 
 # The rows that between them show every instruction of the worker's own thread once.
-OWN_THREAD = ("worker", "receive")
+OWN_THREAD = ("worker", "receive")  # and SENDs that devices do
 
 Row = Literal["compute", "send", "receive", "worker"]
 
@@ -69,12 +69,17 @@ def spans_of(program: Program, traces: Mapping[str, Mapping[str, Any]]) -> tuple
         for worker, trace in traces.items()
         for event in trace["events"]
     ]
+    sent = {(worker, event[0], event[1]) for worker, event in rows if event[2] == TRANSMIT}
     zero = min((event[3] for _, event in rows), default=0)
-    found = (_span(program, parts[worker.partition("/")[0]], worker, event, zero) for worker, event in rows)
+    found = (
+        _span(program, parts[worker.partition("/")[0]], worker, event, zero, (worker, event[0], event[1]) in sent)
+        for worker, event in rows
+    )
     return tuple(sorted(found, key=lambda span: (span.start_seconds, span.worker, span.position, span.row)))
 
 
-def _span(program: Program, part: MeshProgram, worker: str, event: list[int], zero: int) -> Span:
+def _span(program: Program, part: MeshProgram, worker: str, event: list[int], zero: int, apart: bool) -> Span:
+    """`apart`: another event tells of the sending, which was not done by the worker's own thread."""
     step, position, what, began, ready, ended, bytes_ = event
     each = part.instructions[position] if position < len(part.instructions) else None
     bytes_ = bytes_ or _received(program, each)
@@ -83,7 +88,7 @@ def _span(program: Program, part: MeshProgram, worker: str, event: list[int], ze
         worker,
         step,
         position,
-        _row(what, each),
+        _row(what, each, apart),
         "end of step" if each is None else brief_instruction(each),
         start,
         arrived,
@@ -94,12 +99,14 @@ def _span(program: Program, part: MeshProgram, worker: str, event: list[int], ze
     )
 
 
-def _row(what: int, each: Instruction | None) -> Row:
+def _row(what: int, each: Instruction | None, apart: bool) -> Row:
     if what == EXECUTE:
         return "compute"
     if what == TRANSMIT:
         return "send"
     assert what == DO
+    if isinstance(each, Send) and not apart:  # devices do it, in a stream of theirs
+        return "send"
     return "receive" if isinstance(each, Recv | Allgather | Broadcast | Reshard | Copy) else "worker"
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from exported_model import example, expected_step, inputs
+from test_trace_of_processes import check_spans
 
 from shardopt.cost.errors import UserError
 from shardopt.runtime.backends.ray_actors import _connect
@@ -73,3 +74,11 @@ def test_hosts_of_the_plan_are_bundles(ray_cluster: None) -> None:
 def test_a_cluster_that_is_not_there() -> None:
     with pytest.raises(UserError, match=r"no Ray cluster at '127.0.0.1:1': .*Connection refused"):
         _connect(None, "127.0.0.1:1")
+
+
+def test_actors_tell_times_and_where_they_stand(ray_cluster: None) -> None:
+    with open_run(example(), "ray", quick_compile=True, trace=True) as run:
+        run.load(inputs())
+        run.step()
+        check_spans(run)
+        assert all("idle for" in line for line in run.where().splitlines())
