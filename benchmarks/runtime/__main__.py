@@ -1,6 +1,6 @@
 """What the runtime itself costs: messages, instructions, empty steps, and a GPT's step beside its functions alone.
 
-    python -m benchmarks.runtime transfers instructions steps gpt --backends local,ray --output costs.json
+    python -m benchmarks.runtime transfers instructions steps looking gpt --backends local,ray --output costs.json
 
 Everything is measured in turns with the plain way to do the same, and medians are printed with the load of the machine:
 on a busy one, trust the ratios.
@@ -74,6 +74,12 @@ def _steps(args: argparse.Namespace) -> Rows:
     return [{"backend": name, **step_seconds(name, args.steps)} for name in args.backends.split(",")]
 
 
+def _looking(args: argparse.Namespace) -> Rows:
+    from benchmarks.runtime.looking import looking_seconds
+
+    return looking_seconds(args.steps)
+
+
 def _gpt(args: argparse.Namespace) -> Rows:
     from benchmarks.runtime.gpt import step_overheads
     from examples.gpt import Config
@@ -91,6 +97,7 @@ _PARTS: dict[str, Callable[[argparse.Namespace], Rows]] = {
     "transfers": _transfers,
     "instructions": _instructions,
     "steps": _steps,
+    "looking": _looking,
     "gpt": _gpt,
 }
 
