@@ -50,6 +50,16 @@ def byte_seconds(cluster: Cluster, source: int, target: int) -> float:
     return _link_curve(cluster, *groups, cluster.host_of(source) == cluster.host_of(target), 1).slopes[-1]
 
 
+def least_card_seconds(cluster: Cluster) -> float:
+    """Seconds for each byte through the fastest network card; 0 where sending was measured, which may be any curve."""
+    if any(group.device.profile is not None for group in cluster.groups):
+        return 0.0
+    groups = range(len(cluster.groups))
+    cards = [group.inter_host for group in cluster.groups]
+    links = [*cards, *(cluster.link_between(a, b) for a in groups for b in groups if a < b)]
+    return 1 / max(link.bandwidth_bytes_per_second for link in links)
+
+
 @dataclass(frozen=True, eq=False)
 class Links:
     """Messages between different devices, by the links that they use.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from shardopt.cost.errors import UserError
 from shardopt.tools.common import ToolParser, run_tool
+from shardopt.tools.doc_pictures import resharding_pictures
 
 if TYPE_CHECKING:
     from shardopt.passes.base import Pass
@@ -64,6 +65,7 @@ def _run(options: argparse.Namespace) -> None:
         folder / "dialect.md": dialect_page(),
         **schemas(),
         **schedule_pictures(folder),
+        **resharding_pictures(folder),
     }
     if not options.check:
         for path, text in pages.items():

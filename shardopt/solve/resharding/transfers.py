@@ -22,6 +22,7 @@ alone says how each tile is filled, but crosses no wire.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -29,7 +30,7 @@ from types import MappingProxyType
 from shardopt.cost.cluster import Cluster
 from shardopt.cost.errors import UserError
 from shardopt.cost.mesh import Mesh, Sharding
-from shardopt.cost.transfers import Links
+from shardopt.cost.transfers import Links, least_card_seconds
 from shardopt.solve.resharding.message_order import best_order
 from shardopt.solve.resharding.plan import ReshardingPlan, TileSend, merged, messages, plans_seconds
 from shardopt.solve.resharding.senders import Fetch, choose_senders
@@ -75,11 +76,11 @@ def plan_together(
         raise UserError(f"unknown resharding strategy '{strategy}': {hint}known strategies are {', '.join(known)}")
     names = (*_STRATEGIES,) if strategy == AUTO else (strategy,)
     planning = _Planning(cluster)
-    alone = [planning.alone(each, names) for each in reshardings]
-    ways: list[list[_Named]] = [[own[number] for own in alone] for number in range(len(names))]
-    if len(reshardings) > 1 and len(names) > 1:
-        pairs = zip(reshardings, alone, strict=True)
-        ways.append([planning.cheapest([each], [[way] for way in own])[0] for each, own in pairs])
+    drafts = [planning.drafts(each, names) for each in reshardings]
+    if len(reshardings) == 1:
+        return planning.plans(reshardings, planning.cheapest(reshardings, [[way] for way in drafts[0]]))
+    alone = [planning.best(each, own) for each, own in zip(reshardings, drafts, strict=True)]
+    ways = [[best[name] for best in alone] for name in dict.fromkeys((*names, AUTO))]
     return planning.plans(reshardings, planning.cheapest(reshardings, ways))
 
 
@@ -88,33 +89,57 @@ class _Planning:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._card_seconds = least_card_seconds(cluster)
         self._balanced: tuple[list[Fetch], tuple[int, ...]] = [], ()  # fetches and their senders, of the last plans
 
-    def alone(self, resharding: Resharding, names: Sequence[str]) -> list[_Named]:
-        """The best draft of each strategy for one tensor alone."""
+    def drafts(self, resharding: Resharding, names: Sequence[str]) -> list[_Named]:
+        """All drafts of all strategies, the same one once."""
         drafting = Drafting(self._cluster, resharding)
         if not drafting.has_replicas:  # then nothing can be passed on, and all strategies are one
-            draft = next(drafting.send_recv())
-            return [(name, draft) for name in names]
-        ways = [[[(name, draft)] for draft in _STRATEGIES[name](drafting)] for name in names]
-        return [self.cheapest([resharding], own)[0] for own in ways]
+            return [(name, draft) for name in names[:1] for draft in drafting.send_recv()]
+        return [(name, draft) for name in names for draft in _STRATEGIES[name](drafting)]
+
+    def best(self, resharding: Resharding, drafts: Sequence[_Named]) -> dict[str, _Named]:
+        """The best draft of each strategy for one tensor alone, and that of all; a strategy without drafts has that
+        one."""
+        names = dict.fromkeys(name for name, _ in drafts)
+        found = {n: self.cheapest([resharding], [[way] for way in drafts if way[0] == n])[0] for n in names}
+        best = self.cheapest([resharding], [[way] for way in found.values()])[0]
+        return {name: found.get(name, (name, best[1])) for name in _STRATEGIES} | {AUTO: best}
 
     def cheapest(self, reshardings: Sequence[Resharding], ways: Sequence[list[_Named]]) -> list[_Named]:
-        """The first of the ways with which all are through earliest; seconds that differ by rounding are equal."""
-        drafts: list[list[Draft]] = []
-        different: list[list[_Named]] = []
-        for way in ways:
-            if (own := [draft for _, draft in way]) not in drafts:
-                drafts.append(own)
-                different.append(way)
-        if len(different) == 1:
-            return different[0]
+        """The way with which all are through earliest, of several the one with fewest messages, and of those the first;
+        seconds that differ by rounding are equal.
 
-        def cost(way: list[_Named]) -> tuple[float, int]:
-            plans = self.plans(reshardings, way)
-            return float(f"{plans_seconds(self._cluster, plans):.9e}"), sum(map(messages, plans))
+        Ways that must take long because of what hosts receive come last, and are left out when they must take longer
+        than another one does.
+        """
+        if len(ways) == 1:
+            return ways[0]
+        least = [self._least_seconds(way) for way in ways]
+        best: tuple[float, int, int] | None = None
+        for number in sorted(range(len(ways)), key=least.__getitem__):
+            if best is not None and least[number] > best[0]:
+                break
+            plans = self.plans(reshardings, ways[number])
+            seconds = float(f"{plans_seconds(self._cluster, plans):.9e}")
+            cost = (seconds, sum(map(messages, plans)), number)
+            best = cost if best is None else min(best, cost)
+        assert best is not None
+        return ways[best[2]]
 
-        return min(different, key=cost)
+    def _least_seconds(self, way: Sequence[_Named]) -> float:
+        """Seconds that the busiest receiving card needs at best, whoever sends."""
+        hosts = self._cluster.hosts_of_devices
+        near: dict[tuple[int, ...], frozenset[int]] = {}
+        into: Counter[int] = Counter()
+        for fetch in (fetch for _, draft in way for fetch in draft.fetches):
+            if fetch.holders not in near:
+                near[fetch.holders] = frozenset(hosts[list(fetch.holders)].tolist())
+            home = int(hosts[fetch.target])
+            if home not in near[fetch.holders]:
+                into[home] += fetch.bytes
+        return max(into.values(), default=0) * self._card_seconds
 
     def plans(self, reshardings: Sequence[Resharding], way: Sequence[_Named]) -> tuple[ReshardingPlan, ...]:
         """The drafts with senders, in order."""
