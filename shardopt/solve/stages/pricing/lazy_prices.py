@@ -29,6 +29,9 @@ GAP = 0.005
 # other schedules, know most of them already and get a share of it.
 MOST_SOLVES, MORE_SOLVES = 250, 30
 
+# While the best plan may still be this far from the optimum, several times as many may be solved.
+WIDE_GAP, WIDE_GAP_FACTOR = 0.05, 4
+
 # Solves between two attempts at a good plan: most of them teach little about what prices will be.
 GUESS_EVERY = 5
 
@@ -101,10 +104,12 @@ class LazyPrices:
             pending = self._pending(found.stages)
             if not pending:
                 return replace(found, bound=bound)
-            if best is not None and best.seconds - bound <= self.gap_tolerance * best.seconds:
-                return replace(best, status="feasible", bound=bound)
-            if best is not None and self.counts.solves >= budget:
-                return replace(self._or_one_stage(best, held), status="feasible", bound=bound)
+            if best is not None:
+                gap = 1 - bound / best.seconds
+                if gap <= self.gap_tolerance:
+                    return replace(best, status="feasible", bound=bound)
+                if self.counts.solves >= budget * (WIDE_GAP_FACTOR if gap > WIDE_GAP else 1):
+                    return replace(self._or_one_stage(best, held), status="feasible", bound=bound)
             arrays.refine(pending)
             best = self._better(best, held, found.stages)
             if self.counts.solves >= next_guess and all(arrays.level[stage] >= LAYERS for stage in found.stages):
