@@ -1,6 +1,7 @@
 """What the runtime itself costs: messages, instructions, empty steps, and a GPT's step beside its functions alone.
 
-    python -m benchmarks.runtime transfers instructions steps looking gpt --backends local,ray --output costs.json
+    python -m benchmarks.runtime transfers instructions steps looking compiling gpt \
+        --backends local,ray --output costs.json
 
 Everything is measured in turns with the plain way to do the same, and medians are printed with the load of the machine:
 on a busy one, trust the ratios.
@@ -80,6 +81,13 @@ def _looking(args: argparse.Namespace) -> Rows:
     return looking_seconds(args.steps)
 
 
+def _compiling(args: argparse.Namespace) -> Rows:
+    from benchmarks.runtime.compiling import compile_seconds
+    from examples.gpt import Config
+
+    return compile_seconds(Config(args.layers, args.hidden, 4, 512, args.length), args.batch)
+
+
 def _gpt(args: argparse.Namespace) -> Rows:
     from benchmarks.runtime.gpt import step_overheads
     from examples.gpt import Config
@@ -98,6 +106,7 @@ _PARTS: dict[str, Callable[[argparse.Namespace], Rows]] = {
     "instructions": _instructions,
     "steps": _steps,
     "looking": _looking,
+    "compiling": _compiling,
     "gpt": _gpt,
 }
 
