@@ -6,13 +6,12 @@ Run on one core: two stages must not share more of the machine than one has to i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 
 from benchmarks.predicted_steps import gpt_step
-from benchmarks.runtime.samples import seconds
 from examples.gpt import Config
 from shardopt.frontend.plan import PlanOptions
 from shardopt.frontend.planning import make_plan
@@ -31,43 +30,59 @@ def step_overheads(config: Config, batch: int, backends: tuple[str, ...], steps:
     plan = make_plan(model, PlanOptions("cpu-test:1x2", stages=2, submesh="1x1", microbatches=1, recompute="none"))
     with make_context() as context:
         program = prepare(load_module(plan.module, context))
-    rows: list[dict[str, object]] = []
     with ExitStack() as runs:
         opened = {name: runs.enter_context(open_run(program, name)) for name in ("local", *backends)}
         for run in opened.values():
             run.load(inputs)
             run.step()
-        samples: dict[str, list[tuple[float, float]]] = {name: [] for name in backends}
+        samples: dict[str, list[tuple[Timed, Timed]]] = {name: [] for name in backends}
         with alone(opened["local"]) as functions:
             for _ in range(steps):
                 for name in backends:
-                    samples[name].append((seconds(opened[name].step), functions()))
-    for name, pairs in samples.items():
-        taken, own = zip(*pairs, strict=True)
-        overhead = median(step / sum for step, sum in pairs) - 1
-        best = min(taken) / min(own) - 1
-        rows.append(
-            {
-                "backend": name,
-                "step_seconds": median(taken),
-                "functions_seconds": median(own),
-                "overhead": overhead,
-                "overhead_of_best": best,
-                "turns": steps,
-            }
-        )
-    return rows
+                    samples[name].append((_step(opened[name]), functions()))
+    return [_row(name, each) for name, each in samples.items()]
+
+
+Timed = tuple[float, float]  # seconds, and of CPU time of this process
+
+
+def _step(run: Run) -> Timed:
+    begin, busy = perf_counter(), process_time()
+    run.step()
+    return perf_counter() - begin, process_time() - busy
+
+
+def _row(name: str, samples: list[tuple[Timed, Timed]]) -> dict[str, object]:
+    """CPU time is steadier where other programs run; it counts only what is in this process."""
+    step, functions = zip(*samples, strict=True)
+    row: dict[str, object] = {
+        "backend": name,
+        "step_seconds": median(taken for taken, _ in step),
+        "functions_seconds": median(taken for taken, _ in functions),
+        "overhead": median(one[0] / other[0] for one, other in samples) - 1,
+        "overhead_of_best": min(taken for taken, _ in step) / min(taken for taken, _ in functions) - 1,
+        "overhead_in_CPU_time": "",
+        "turns": len(samples),
+    }
+    if name == "local":
+        row["overhead_in_CPU_time"] = median(one[1] / other[1] for one, other in samples) - 1
+    return row
 
 
 @contextmanager
-def alone(run: Run) -> Iterator:  # type: ignore[type-arg]
-    """Seconds of all RUNs of a step, each of them waited for before anything else happens."""
+def alone(run: Run) -> Iterator[Callable[[], Timed]]:
+    """What times all RUNs of a step, each of them waited for before anything else happens."""
     assert isinstance(run._backend, LocalBackend)
     workers = list(run._backend._workers.values())
-    yield lambda: sum(_in_turns(workers))
+
+    def functions() -> Timed:
+        taken, busy = zip(*_in_turns(workers), strict=True)
+        return sum(taken), sum(busy)
+
+    yield functions
 
 
-def _in_turns(workers: list[Worker]) -> Iterator[float]:
+def _in_turns(workers: list[Worker]) -> Iterator[Timed]:
     """One list and the other, as far as each comes, on this thread."""
     done = [0] * len(workers)
     while any(at < len(worker._actions) for at, worker in zip(done, workers, strict=True)):
@@ -85,15 +100,15 @@ def _can_go_on(worker: Worker, at: int) -> bool:
     return not isinstance(instruction, Recv) or (context.step, instruction.tag) in context.transport.mailbox._messages
 
 
-def _timed(worker: Worker, at: int) -> float:
-    begin = perf_counter()
+def _timed(worker: Worker, at: int) -> Timed:
+    begin, busy = perf_counter(), process_time()
     worker._actions[at]()
     if at >= len(worker.program.instructions):
-        return 0.0
+        return 0.0, 0.0
     instruction = worker.program.instructions[at]
     if not isinstance(instruction, RunFunction):
         worker._context.sender.flush()
-        return 0.0
+        return 0.0, 0.0
     for buffer in instruction.outputs:
         worker._context.buffers[buffer].block_until_ready()
-    return perf_counter() - begin
+    return perf_counter() - begin, process_time() - busy
