@@ -1,7 +1,7 @@
 """What the runtime itself costs: messages, instructions, empty steps, and a GPT's step beside its functions alone.
 
-    python -m benchmarks.runtime transfers instructions steps looking compiling gpt \
-        --backends local,ray --output costs.json
+    python -m benchmarks.runtime --backends local,process,ray --output costs.json
+    python -m benchmarks.runtime transfers objects
 
 Everything is measured in turns with the plain way to do the same, and medians are printed with the load of the machine:
 on a busy one, trust the ratios.
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--output", type=Path, metavar="FILE", help="also write all figures as JSON")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write all figures as JSON")
     args = parser.parse_args(argv)
     unknown = sorted(set(args.parts) - set(_PARTS))
     if unknown:
@@ -61,6 +61,13 @@ def _transfers(args: argparse.Namespace) -> Rows:
             pairs += [transfers.sockets(bytes, burst, unix=unix) for burst in bursts]
         rows += [pair.record() for pair in pairs]
     return rows
+
+
+def _objects(args: argparse.Namespace) -> Rows:
+    from benchmarks.runtime.objects import objects
+    from benchmarks.runtime.transfers import SIZES
+
+    return [pair.record() for pair in objects([size for size in SIZES if size <= args.most_bytes])]
 
 
 def _instructions(args: argparse.Namespace) -> Rows:
@@ -103,6 +110,7 @@ def _gpt(args: argparse.Namespace) -> Rows:
 
 _PARTS: dict[str, Callable[[argparse.Namespace], Rows]] = {
     "transfers": _transfers,
+    "objects": _objects,
     "instructions": _instructions,
     "steps": _steps,
     "looking": _looking,
@@ -113,7 +121,7 @@ _PARTS: dict[str, Callable[[argparse.Namespace], Rows]] = {
 
 def _table(name: str, rows: Rows) -> Table:
     found = Table(title=f"{name} (load {load():.1f})")
-    for key in rows[0]:
+    for key in rows[0] if rows else ():
         found.add_column(key.replace("_", " "), justify="right" if not isinstance(rows[0][key], str) else "left")
     for row in rows:
         found.add_row(*(_cell(key, value) for key, value in row.items()))
@@ -123,7 +131,7 @@ def _table(name: str, rows: Rows) -> Table:
 def _cell(key: str, value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
-    if key.startswith("share"):
+    if key.startswith(("share", "GB")):
         return f"{value:.2f}"
     if key.startswith("overhead"):
         return f"{100 * value:.1f} %"

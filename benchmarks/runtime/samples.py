@@ -28,6 +28,7 @@ class Pair:
             "name": self.name,
             "bytes": self.bytes,
             "seconds": median(self.runtime),
+            "GB_per_second": self.bytes / median(self.runtime) / 1e9,
             "plain_seconds": median(self.plain),
             "share": self.share,
             "share_of_best": min(self.plain) / min(self.runtime),

@@ -80,7 +80,8 @@ def sockets(bytes: int, burst: int, *, unix: bool) -> Pair:
                 while view:
                     view = view[connection.recv_into(view) :]
 
-        pair = in_turns("Unix socket" if unix else "TCP", bytes, messages, plain, turns_of(bytes * burst), parts=burst)
+        name = f"{'Unix socket' if unix else 'TCP'}{f', {burst} at once' if burst > 1 else ''}"
+        pair = in_turns(name, bytes, messages, plain, turns_of(bytes * burst), parts=burst)
         asked[0] = 0
         transport.send("peer", step, _ASK, [asked])
         return pair

@@ -50,6 +50,16 @@ class Landing:
             for source, places in self.pieces.items()
         }
 
+    @cached_property
+    def piece_types(self) -> dict[str, list[ShardType]]:
+        """Shape and element type of every piece."""
+        return {source: [self._type(places[0]) for places in each] for source, each in self.pieces.items()}
+
+    def _type(self, place: Place) -> ShardType:
+        shape, dtype = self.shards[place.shard]
+        extents = (len(range(*each.indices(size))) for each, size in zip(place.slices, shape, strict=True))
+        return tuple(extents), dtype
+
 
 class Shards:
     """Shards that are being filled, in memory that is taken when something is first written to it.

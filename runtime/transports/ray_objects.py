@@ -1,13 +1,14 @@
 """Messages as objects of Ray, for clusters whose workers cannot open sockets to each other.
 
-Slower than sockets, for every message is copied into Ray's store and out of it, and a message needs a call. The bytes
-of all pieces are one object; the receiver's actor writes them into the shards, on a thread of its own.
+Slower than sockets, for every message is copied into Ray's store and needs a call. What has arrived in the store of the
+receiver's node is not copied again where it is a whole shard: the store keeps it for as long as an array looks at it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -40,11 +41,11 @@ class RayObjectTransport:
         number, self._sent[target] = self._sent[target], self._sent[target] + 1
         receive = self._actors[target].receive.options(concurrency_group=RECEIVE)
         try:
-            ray.get(receive.remote(self._name, number, step, tag, packed(pieces)))
+            ray.get(receive.remote(self._name, number, step, tag, as_bytes(pieces)))
         except ray.exceptions.RayActorError as error:
             raise PeerGone(f"worker '{target}' is gone ({type(error).__name__})") from error
 
-    def receive(self, source: str, number: int, step: int, tag: int, data: np.ndarray) -> None:
+    def receive(self, source: str, number: int, step: int, tag: int, data: Sequence[np.ndarray]) -> None:
         """Called in the process of the receiver. What is wrong with a message fails its worker, not the sender."""
         try:
             with self._lock:
@@ -52,31 +53,22 @@ class RayObjectTransport:
                 self._received[source] = number + 1
             if number != expected:
                 raise MessageLost(f"message {expected} from worker '{source}' was lost: found number {number} instead")
-            arrival = self.mailbox.open(source, step, tag)
-            unpack(data, arrival.windows(source))
-            self.mailbox.close(source, step, tag)
+            self.mailbox.deliver(source, step, tag, self._pieces(source, step, tag, data), keep=True)
         except Exception as error:
             self.mailbox.cancel(error)
 
     def close(self) -> None:
         """Ray ends the actors."""
 
+    def _pieces(self, source: str, step: int, tag: int, data: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Views of the bytes. Raises ValueError when their lengths are wrong."""
+        types = self.mailbox.open(source, step, tag).landing.piece_types[source]
+        wanted, found = [prod(shape) * dtype.itemsize for shape, dtype in types], [each.nbytes for each in data]
+        if wanted != found:
+            raise ValueError(f"message {tag} of worker '{source}': expected pieces of {wanted} bytes, found {found}")
+        return [each.view(dtype).reshape(shape) for each, (shape, dtype) in zip(data, types, strict=True)]
 
-def packed(pieces: Sequence[np.ndarray]) -> np.ndarray:
-    """The bytes of all pieces, one after the other."""
-    data, offset = np.empty(sum(piece.nbytes for piece in pieces), np.uint8), 0
-    for piece in pieces:
-        data[offset : offset + piece.nbytes].view(piece.dtype).reshape(piece.shape)[...] = piece
-        offset += piece.nbytes
-    return data
 
-
-def unpack(data: np.ndarray, windows: Sequence[np.ndarray]) -> None:
-    """Raises ValueError when the length is wrong."""
-    wanted, offset = sum(window.nbytes for window in windows), 0
-    if wanted != data.nbytes:
-        raise ValueError(f"expected a message of {wanted} bytes, found {data.nbytes}")
-    for window in windows:
-        part = data[offset : offset + window.nbytes]
-        window[...] = part.view(window.dtype).reshape(window.shape)
-        offset += window.nbytes
+def as_bytes(pieces: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Ray moves the memory of arrays as it is, if their types are numpy's own and they lie in one run."""
+    return [np.ascontiguousarray(piece).reshape(-1).view(np.uint8) for piece in pieces]

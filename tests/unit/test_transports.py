@@ -20,7 +20,7 @@ from shardopt.runtime.transports import sockets, vectors
 from shardopt.runtime.transports.buffers import ALIGNMENT, BufferPool, is_aligned
 from shardopt.runtime.transports.landing import Landing, Place
 from shardopt.runtime.transports.mailbox import Mailbox
-from shardopt.runtime.transports.ray_objects import RayObjectTransport, packed
+from shardopt.runtime.transports.ray_objects import RayObjectTransport, as_bytes
 from shardopt.runtime.transports.sockets import Address, SocketTransport
 
 F32 = np.dtype(np.float32)
@@ -246,20 +246,22 @@ def test_objects_carry_all_pieces_in_order() -> None:
     receiver = RayObjectTransport("b", Mailbox(), {})
     shapes = whole(*(piece.shape for piece in pieces)).pieces
     receiver.mailbox.expect(7, Landing(tuple((piece.shape, piece.dtype) for piece in pieces), shapes))
-    data = packed(pieces)
-    data.flags.writeable = False  # as Ray gives it
+    data = [each.copy() for each in as_bytes(pieces)]
+    for each in data:
+        each.flags.writeable = False  # as Ray gives it
     receiver.receive("a", 0, 5, 7, data)
     for piece, shard in zip(pieces, receiver.mailbox.take(5, 7), strict=True):
-        assert shard is not None and shard.flags.writeable
+        assert shard is not None
         np.testing.assert_array_equal(shard, piece)
 
 
 @pytest.mark.parametrize(
-    ("number", "bytes", "said"), [(1, 16, "message 0 from worker 'a' was lost"), (0, 15, "expected a message of 16")]
+    ("number", "bytes", "said"),
+    [(1, 16, "message 0 from worker 'a' was lost"), (0, 15, r"expected pieces of \[16\] bytes, found \[15\]")],
 )
 def test_a_wrong_object_fails_the_receiver(number: int, bytes: int, said: str) -> None:
     receiver = RayObjectTransport("b", Mailbox(), {})
     receiver.mailbox.expect(7, whole((4,)))
-    receiver.receive("a", number, 0, 7, np.zeros(bytes, np.uint8))
+    receiver.receive("a", number, 0, 7, [np.zeros(bytes, np.uint8)])
     with pytest.raises(Exception, match=said):
         receiver.mailbox.take(0, 7)
