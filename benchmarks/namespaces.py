@@ -1,0 +1,107 @@
+"""Two hosts on one machine: network namespaces, joined by a link of limited rate, with a node of Ray in each.
+
+Needs root, `ip` and `tc` of iproute2, and a kernel that lets both work; `why_not` says what is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from types import TracebackType
+
+BYTES_PER_SECOND = 125e6  # 1 Gbit/s
+_ADDRESSES = ("10.77.0.1", "10.77.0.2")
+_PORT = 6388
+_SHAPE = ("root", "tbf", "rate", "1gbit", "burst", "256kb", "latency", "50ms")
+_START_SECONDS = 120
+
+
+def why_not() -> str | None:
+    """Why there can be no such hosts here, None if there can."""
+    if os.name != "posix" or os.geteuid() != 0:
+        return "network namespaces need root"
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        return f"network namespaces need the command '{missing[0]}'"
+    if find_spec("ray") is None:
+        return "the hosts are nodes of Ray, which is not installed"
+    name = f"shardopt-try-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    if made.returncode:
+        return f"network namespaces cannot be made here: {made.stderr.strip()}"
+    subprocess.run(["ip", "netns", "delete", name], check=True)
+    return None
+
+
+class TwoHosts:
+    """A context manager. `address` is that of the Ray cluster; `run` runs a command on the first host."""
+
+    def __init__(self) -> None:
+        self.names = tuple(f"shardopt-{os.getpid()}-{number}" for number in range(2))
+        self.address = f"{_ADDRESSES[0]}:{_PORT}"
+        self._folder = tempfile.mkdtemp(prefix="so-")  # Ray has Unix sockets in it, whose paths must be short
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
+        self.environment: Mapping[str, str] = {**os.environ, **token, "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+    def __enter__(self) -> TwoHosts:
+        try:
+            self._connect()
+            common = ("--num-cpus=2", "--disable-usage-stats")
+            head = ("--head", f"--port={_PORT}", "--include-dashboard=false", f"--temp-dir={self._folder}")
+            for number, own in enumerate((head, (f"--address={self.address}",))):
+                where = f"--node-ip-address={_ADDRESSES[number]}"
+                self._ray(number, ("start", *own, where, *common))
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def run(self, command: Sequence[str], timeout: float) -> subprocess.CompletedProcess[str]:
+        """On the first host, with what both streams said."""
+        inside = ("ip", "netns", "exec", self.names[0], *command)
+        return subprocess.run(inside, env=self.environment, capture_output=True, text=True, timeout=timeout)
+
+    def close(self) -> None:
+        """End all that runs in the namespaces, which is what was started there and nothing else."""
+        for name in self.names:
+            listed = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
+            for process in listed.stdout.split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(process), signal.SIGKILL)
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _connect(self) -> None:
+        for name in self.names:
+            _ip("netns", "add", name)
+        first, second = self.names
+        _ip("link", "add", "so0", "netns", first, "type", "veth", "peer", "name", "so1", "netns", second)
+        for number, name in enumerate(self.names):
+            device = f"so{number}"
+            _ip("-n", name, "addr", "add", f"{_ADDRESSES[number]}/24", "dev", device)
+            for each in ("lo", device):
+                _ip("-n", name, "link", "set", each, "up")
+            subprocess.run(["tc", "-n", name, "qdisc", "add", "dev", device, *_SHAPE], check=True)
+
+    def _ray(self, host: int, arguments: Sequence[str]) -> None:
+        command = ("ip", "netns", "exec", self.names[host], sys.executable, "-m", "ray.scripts.scripts", *arguments)
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=_START_SECONDS)
+        if done.returncode:
+            raise RuntimeError(f"no node of Ray on host {host}: {done.stdout}{done.stderr}")
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)
