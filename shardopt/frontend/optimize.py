@@ -40,6 +40,7 @@ def optimize(
     constraints: str | os.PathLike[str] = "",
     memory_budget: int | str = "",
     recompute: str = "auto",
+    resharding: str = "auto",
     mcmc_seed: int = 0,
     mcmc_proposals: int = 10000,
     plan: str | os.PathLike[str] = "",
@@ -69,6 +70,7 @@ def optimize(
     inter_op       how stages are chosen: "dp", or a baseline such as "megatron" (see docs/baselines.md)
     mcmc_seed      of the random walk of inter_op="mcmc", and `mcmc_proposals`, its steps
     recompute      what stages compute again in their backward: "none", "layer", "full", or "auto"
+    resharding     how values travel between meshes: "auto", or one strategy for all (docs/resharding.md)
     unroll         turn loops over layers into straight code first, so that stages can cut between layers
     explain        an operation or value whose sharding remarks explain: "arg0", "dot_general:3", …
     annotations    shardings that the model asks for: "keep" obeys what fits, "require" all of them, "drop" none
@@ -99,6 +101,7 @@ def optimize(
         memory_budget=str(memory_budget),
         profile=os.fspath(profile),
         recompute=recompute,
+        resharding=resharding,
         mcmc_seed=mcmc_seed,
         mcmc_proposals=mcmc_proposals,
         plan=os.fspath(plan),

@@ -56,6 +56,7 @@ class PlanOptions:
     memory_budget: str = ""
     profile: str = ""
     recompute: str = "auto"
+    resharding: str = "auto"
     mcmc_seed: int = 0
     mcmc_proposals: int = 10000
     plan: str = ""
@@ -103,6 +104,7 @@ class PlanOptions:
                 "plan": self.plan or None,
                 "memory-budget": self.memory_budget or None,
             },
+            "transfer": {"strategy": None if self.resharding == "auto" else self.resharding},
             "schedule": {"schedule": self.schedule},
         }.get(phase, {})  # type: ignore[assignment]
         return " ".join(f"{key}={option_text(value)}" for key, value in values.items() if value is not None)

@@ -109,6 +109,12 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "none", "layer", "full"),
         help="what stages compute again in their backward pass instead of keeping it",
     )
+    parser.add_argument(
+        "--resharding",
+        default="auto",
+        choices=("auto", "send_recv", "local_allgather", "broadcast"),
+        help="how values travel between stages",
+    )
     parser.add_argument("--memory-budget", default="", metavar="BYTES", help="what a device may hold, such as 512MiB")
     parser.add_argument(
         "--explain", default="", metavar="WHAT", help="say why an operation or value is sharded as it is: argN, OP:N, …"

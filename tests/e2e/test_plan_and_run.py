@@ -58,6 +58,7 @@ def reference_of(name: str) -> list[np.ndarray]:
         ("gpt", {"inter_op": "equal-layer", "layers": 2}),
         ("gpt", {"inter_op": "equal-op", "layers": 2}),
         ("gpt", {"inter_op": "intra-only", "stages": None, "submesh": None}),
+        pytest.param("gpt", {"resharding": "broadcast"}, marks=pytest.mark.slow),
         ("scanned", {}),
         ("scanned", {"microbatches": 4, "intra_op": "data"}),
         ("scanned", {"stages": 4, "submesh": "1x1", "layers": 4, "microbatches": 4, "schedule": "zero-bubble"}),
