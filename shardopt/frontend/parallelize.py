@@ -31,6 +31,7 @@ from shardopt.frontend.plan import PlanOptions
 from shardopt.frontend.session import Session, StateArray
 from shardopt.passes.options import unknown_name
 from shardopt.runtime.driver import BACKENDS, open_run, prepare
+from shardopt.runtime.state.periodic import CheckpointOptions
 
 if TYPE_CHECKING:
     from shardopt.frontend.plan import Plan
@@ -60,6 +61,39 @@ class Planned:
     plan: Plan
 
 
+@dataclass(frozen=True)
+class StateOnWorkers:
+    """The state of a started function: its donated arguments, which never need to be whole in this process."""
+
+    _session: Session
+    _signature: Signature
+    _planned: Planned
+
+    def create(self, init: Callable[..., Any], *args: Any) -> Any:
+        """Have the workers compute `init(*args)`, which returns the donated arguments in their order, each worker its
+        own shards; the same tree, of `StateArray`s. Raises UserError, MeshError."""
+        return self._session.create(init, *args)
+
+    def load(self, path: str | os.PathLike[str]) -> tuple[Any, ...]:
+        """The donated arguments as a checkpoint has them, or the newest in a folder of any plan of this function, as
+        trees of `StateArray`s. Raises UserError, MeshError."""
+        leaves: list[Any] = [None] * len(self._signature.avals)
+        arrays = self._session.load(path)
+        kept = self._planned.exported.module_kept_var_idx
+        for number, array in zip(self._session.state_numbers, arrays, strict=True):
+            leaves[kept[number]] = array
+        args, kwargs = jax.tree.unflatten(self._signature.tree, leaves)
+        return tuple(each for each in (*args, *kwargs.values()) if jax.tree.leaves(each))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state to a new folder, each worker its own shards. Raises UserError, MeshError."""
+        self._session.save(path)
+
+    def fetch(self, tree: Any) -> Any:
+        """A tree of `StateArray`s as one of `jax.Array`s, which are whole. Raises UserError for those that are gone."""
+        return jax.tree.map(lambda leaf: leaf.value if isinstance(leaf, StateArray) else leaf, tree)
+
+
 def parallelize(
     fun: Callable[..., Any] | None = None,
     *,
@@ -71,6 +105,7 @@ def parallelize(
     backend: str = "local",
     lazy_state: bool = False,
     quick_compile: bool = False,
+    checkpoints: CheckpointOptions | None = None,
     **plan_options: Any,
 ) -> Any:
     """Decorate a function of arrays so that it is planned for `cluster` and runs on its workers.
@@ -84,6 +119,7 @@ def parallelize(
     lazy_state       return state as `StateArray`, which is fetched only when looked at; by default every result is a
                      `jax.Array`, so each step downloads the state
     quick_compile    less optimisation, less compile time
+    checkpoints      where and how often the state is written; `start(…).load(folder)` goes on from there
     plan_options     the other options of `shardopt.optimize`: stages, layers, submesh, schedule, intra_op, cache, …
 
     Raises UserError, here for wrong options and in calls for functions and arguments that cannot be planned.
@@ -102,7 +138,7 @@ def parallelize(
         jitted = fun
         if donate_argnums not in ((), []) or donate_argnames not in ((), []) or not hasattr(fun, "trace"):
             jitted = jax.jit(fun, donate_argnums=donate_argnums, donate_argnames=donate_argnames, keep_unused=True)
-        start = functools.partial(open_run, backend=backend, quick_compile=quick_compile)
+        start = functools.partial(open_run, backend=backend, quick_compile=quick_compile, checkpoints=checkpoints)
         return Parallelized(fun, jitted, options, _batch_dimensions(batch_argnums), start, lazy_state=lazy_state)
 
     return decorate if fun is None else decorate(fun)
@@ -150,6 +186,22 @@ class Parallelized:
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for such arguments, arrays or `jax.ShapeDtypeStruct`s, without running it. Raises UserError."""
         return self._plan(_signature(args, kwargs)[0]).plan
+
+    def start(self, *args: Any, **kwargs: Any) -> StateOnWorkers:
+        """Plan for such arguments, arrays or `jax.ShapeDtypeStruct`s, and start the workers without a step.
+
+        What is returned makes, saves and loads their state, which is then given to calls like arrays:
+
+            state = train_step.start(params_shapes, opt_shapes, tokens_shape)
+            params, opt = state.create(init, key)       # or state.load(path)
+            params, opt, loss = train_step(params, opt, tokens)
+            state.save(path)
+
+        Raises UserError, MeshError.
+        """
+        signature, _ = _signature(args, kwargs)
+        planned = self._plan(signature)
+        return StateOnWorkers(self._session(signature, planned), signature, planned)
 
     def close(self) -> None:
         """Stop the workers; a later call starts them again, from the arguments that it is given."""

@@ -7,7 +7,10 @@ again is not uploaded. Numpy arrays can change behind one identity, so they alwa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +19,9 @@ import numpy as np
 from shardopt.cost.errors import UserError
 from shardopt.frontend.spmd import like
 from shardopt.runtime.driver import Outputs, Run
+
+# What the workers run on, whatever devices JAX has found in this process.
+_PLATFORM = "cpu"
 
 # Values that cannot change: the same object means the same contents.
 _IMMUTABLE = (jax.Array, bool, int, float, complex, np.generic)
@@ -28,9 +34,9 @@ class StateArray:
     `numpy.asarray` give the same; other functions of JAX want an array proper.
     """
 
-    def __init__(self, outputs: Outputs, number: int, aval: jax.ShapeDtypeStruct) -> None:
-        self._outputs = outputs
-        self._number = number
+    def __init__(self, read: Callable[[], np.ndarray], aval: jax.ShapeDtypeStruct) -> None:
+        """`read` gives the value, or raises RuntimeError when it is gone."""
+        self._read = read
         self.aval = aval
         self._value: jax.Array | None = None
 
@@ -51,7 +57,7 @@ class StateArray:
         """The array itself. Raises UserError if it is gone: replaced by a later step, or closed."""
         if self._value is None:
             try:
-                found = self._outputs[self._number]
+                found = self._read()
             except RuntimeError as error:
                 raise UserError(
                     f"this state is no longer on the workers ({error}); look at it before the next step and before "
@@ -96,7 +102,7 @@ class Session:
         """
         changed = [number for number, leaf in enumerate(leaves) if not self._is_held(number, leaf)]
         values = {number: to_numpy(leaves[number], self._inputs[number]) for number in changed}
-        if self._run.steps_done == 0:
+        if not self._held:
             self._run.load([values[number] for number in range(len(leaves))])
             values = {}
         outputs = self._run.step(values)
@@ -104,8 +110,54 @@ class Session:
         self._held = dict(enumerate(leaves)) | {number: results[alias] for number, alias in self._state.items()}
         return results
 
+    def create(self, init: Callable[..., Any], *args: Any) -> Any:
+        """Have the workers compute the state: `init(*args)` returns what the donated arguments are to be, in any tree.
+
+        Each worker computes the shards that it holds, and nothing is made here. Returns the tree, of `StateArray`s.
+        Raises UserError when the leaves do not fit the state in number, shape or type; MeshError.
+        """
+        from shardopt.ir.context import make_context
+        from shardopt.ir.io import load_module
+
+        exported = jax.export.export(jax.jit(init), platforms=(_PLATFORM,))(*args)
+        leaves = jax.tree.leaves(args)
+        kept = exported.module_kept_var_idx
+        values = [to_numpy(leaves[number], exported.in_avals[number]) for number in kept]
+        with make_context() as context:
+            module = load_module(exported.mlir_module_serialized, context, name="init")
+            self._run.initialize(module, list(self._state), values)
+        return jax.tree.unflatten(exported.out_tree, self._hold_state())
+
+    @property
+    def state_numbers(self) -> tuple[int, ...]:
+        """The arguments that are state, in order."""
+        return tuple(self._state)
+
+    def load(self, path: str | os.PathLike[str]) -> list[StateArray]:
+        """The state of a checkpoint, or of the newest in a folder, of any plan of the model: what the donated arguments
+        are to be, leaf by leaf. Raises UserError, MeshError."""
+        self._run.restore(Path(path))
+        return self._hold_state()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state to a new folder. Raises UserError, MeshError."""
+        self._run.save(Path(path))
+
     def close(self) -> None:
         self._run.close()
+
+    def _hold_state(self) -> list[StateArray]:
+        """Handles of what the workers hold for the state now; they can be had until the next step."""
+        step = self._run.steps_done
+
+        def read(number: int) -> np.ndarray:
+            if self._run.steps_done != step:
+                raise RuntimeError(f"a step has replaced argument {number}")
+            return self._run.argument(number)
+
+        arrays = {number: StateArray(partial(read, number), self._inputs[number]) for number in self._state}
+        self._held |= arrays
+        return list(arrays.values())
 
     def _is_held(self, number: int, leaf: Any) -> bool:
         return isinstance(leaf, (*_IMMUTABLE, StateArray)) and self._held.get(number) is leaf
@@ -117,13 +169,13 @@ class Session:
         for number, aval in enumerate(self._outputs):
             if self._lazy_state and number in weak:
                 spec = jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak[number])
-                results.append(StateArray(outputs, number, spec))
+                results.append(StateArray(partial(outputs.__getitem__, number), spec))
             else:
                 results.append(like(outputs[number], aval, weak.get(number, aval.weak_type)))
         return results
 
 
-def to_numpy(leaf: Any, aval: jax.ShapeDtypeStruct) -> np.ndarray:
+def to_numpy(leaf: Any, aval: jax.ShapeDtypeStruct | jax.core.ShapedArray) -> np.ndarray:
     """The array that the module takes for an argument; typed keys become their raw data."""
     if isinstance(leaf, StateArray):
         leaf = leaf.value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 
 import shardopt
 from examples.gpt import init_params, make_train_step
+from shardopt.cost.errors import UserError
 from shardopt.frontend.session import StateArray
 from shardopt.runtime.driver import Run
 from tests.e2e.models import BATCH, GPT
@@ -212,3 +214,43 @@ def test_ray_workers_keep_the_state(mlp: Any, uploads: list[tuple[int, ...]]) ->
             params, expected = step(params, x, y)["params"], plain(expected, x, y)["params"]
         assert_same(params, expected)
     assert uploads == [(0, 1, 2, 3, 4), (), (), ()]
+
+
+def test_state_is_made_saved_and_loaded_without_being_here(
+    mlp: Any, uploads: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Between two sessions with different plans; only what the test looks at is ever whole in this process."""
+    whole, argument = [], Run.argument
+    monkeypatch.setattr(
+        Run, "argument", lambda run, number, box=None: whole.append(number) or argument(run, number, box)
+    )
+    params, x, y = mlp
+
+    def init(key: jax.Array, scale: float) -> Any:
+        return jax.tree.map(lambda leaf: scale * jax.random.normal(key, leaf.shape), params)
+
+    def step(params: Any, x: Any, y: Any) -> tuple[Any, Any]:
+        results = mlp_step(params, x, y)
+        return results["params"], results["loss"]
+
+    expected, _ = jax.jit(step)(jax.jit(init)(jax.random.key(3), 0.2), x, y)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (params, x, y))
+    with shardopt.parallelize(step, donate_argnums=0, lazy_state=True, **PIPELINE) as train:
+        session = train.start(*shapes)
+        made = session.create(init, jax.random.key(3), 0.2)
+        assert all(isinstance(leaf, StateArray) for leaf in jax.tree.leaves(made))
+        state, _ = train(made, x, y)
+        assert whole == [] and uploads == [(3, 4)]  # the batch alone
+        with pytest.raises(UserError, match="this state is no longer on the workers"):
+            session.fetch(made)
+        session.save(tmp_path / "after")
+        assert_same(session.fetch(state), expected)
+        with pytest.raises(UserError, match="init function: expected 3 results"):
+            session.create(lambda: jnp.zeros(3))
+    with shardopt.parallelize(step, donate_argnums=0, lazy_state=True, **OPTIONS) as train:
+        session = train.start(*shapes)
+        (loaded,) = session.load(tmp_path / "after")
+        assert_same(session.fetch(loaded), expected)
+        again, loss = train(loaded, x, y)
+        reference, reference_loss = jax.jit(step)(expected, x, y)
+        assert_same((session.fetch(again), loss), (reference, reference_loss))
