@@ -85,7 +85,8 @@ def _has_one_giver_each(exchanges: tuple[Exchange, ...]) -> bool:
 
 
 def _within(box: Box, other: Box) -> bool:
-    return all(low <= start and limit <= high for (start, limit), (low, high) in zip(box, other, strict=True))
+    pairs = zip(box, other, strict=False)
+    return len(box) == len(other) and all(low <= start and limit <= high for (start, limit), (low, high) in pairs)
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,9 @@ def _of_frame(part: MeshProgram, program: Program) -> Iterator[str]:
     missing = sorted({buffer for buffer in named if not 0 <= buffer < len(part.buffers)})
     yield from (f"%{buffer} does not exist" for buffer in missing)
     yield from (f"function @{name} is there {count} times" for name, count in _repeated(f.name for f in part.functions))
+    for function in part.functions:
+        if not set(function.donates) <= set(range(len(function.arguments))):
+            yield f"function @{function.name} consumes arguments {list(function.donates)}, which do not all exist"
     arguments = {buffer for _, buffer in part.arguments}
     for _, target in part.feedback:
         if target not in arguments:

@@ -7,9 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_programs import program_of_all_kinds
 from test_runtime_program import build, pipeline
 
 from shardopt.runtime.program.build import build_program
+from shardopt.runtime.program.check import check_program
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.program.json_form import only_mesh, program_from_json, program_to_json, readable_json
 
@@ -72,3 +76,31 @@ def test_what_does_not_fit_is_refused_with_its_place(put: Callable[[Any, Any], N
 def test_what_is_no_document_is_refused(text: str | bytes) -> None:
     with pytest.raises(ValueError, match="JSON"):
         program_from_json(text)
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The places of all lists and of all values in them."""
+    items = (
+        list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
+    )
+    return [path, *(leaf for key, item in items for leaf in leaves(item, (*path, key)))]
+
+
+DOCUMENT = program_to_json(build_program(program_of_all_kinds()))
+PLACES = [path for path in leaves(json.loads(DOCUMENT)) if path]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(PLACES), st.sampled_from([None, -1, 0, 1, 3, 10**12, 1.5, True, "", "m0", [], [0], [[0, 9]], {}])
+)
+def test_a_damaged_document_is_refused_or_checked(path: tuple[Any, ...], value: Any) -> None:
+    """Whatever stands in one place, reading ends in ValueError, or in a program of which the check finds what is
+    wrong without failing itself."""
+    document = json.loads(DOCUMENT)
+    at(*path)(document, value)
+    try:
+        program = program_from_json(json.dumps(document))
+    except ValueError:
+        return
+    assert all(isinstance(fault, str) for fault in check_program(program))
