@@ -39,9 +39,8 @@ def check_program(program: Program) -> tuple[str, ...]:
     """
     if malformed := tuple(find_malformed(program)):
         return malformed
-    if wrong := tuple(find_route_faults(program)):
-        return wrong
-    faults = [fault for part in program.meshes for fault in _check_mesh(part, program)]
+    faults = list(find_route_faults(program))
+    faults.extend(fault for part in program.meshes for fault in _check_mesh(part, program))
     faults.extend(_check_pairs(program))
     return tuple(faults) or (*find_host_faults(program, hosts_of(program)), *_check_progress(program))
 
