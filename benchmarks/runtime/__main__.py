@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, default=2, help="of the GPT")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--length", type=int, default=64)
-    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=14)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write all figures as JSON")
     args = parser.parse_args(argv)
     unknown = sorted(set(args.parts) - set(_PARTS))
