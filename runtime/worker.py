@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardopt.caching.store import default_store
+from shardopt.cost.errors import UserError
 from shardopt.runtime.actions.context import Context
 from shardopt.runtime.actions.direct import connect
 from shardopt.runtime.actions.observers import LiveBytes, Observer
@@ -199,7 +200,9 @@ def unpack_position(packed: int) -> tuple[int, int]:
 
 
 def _devices(program: MeshProgram, host: Host, world: World | None, platform: str, own_gpus: bool) -> Devices | None:
-    """None for host devices of a client of their own."""
+    """None for host devices of a client of their own. Raises UserError for GPUs of several hosts in one mesh."""
+    if world is not None and platform == "gpu":
+        raise UserError(f"mesh '{program.mesh.name}': expected GPUs of one host, found {host.count} hosts")
     if world is not None:
         return shared_devices(world, host)
     if platform == "gpu":

@@ -36,6 +36,18 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         choices=("local", "process", "ray"),
         help="threads or processes here, or Ray actors",
     )
+    parser.add_argument(
+        "--platform",
+        default="auto",
+        choices=("auto", "cpu", "gpu"),
+        help="devices of the meshes; auto: GPUs if this process sees enough of them",
+    )
+    parser.add_argument(
+        "--transport",
+        default="auto",
+        choices=("auto", "sockets", "ray", "nccl"),
+        help="of messages: sockets, Ray's objects, or from GPU to GPU",
+    )
     parser.add_argument("--steps", type=count, default=1, metavar="N")
     parser.add_argument("--inputs", type=Path, metavar="F.npz", help="arrays in0, in1, …; others are random")
     parser.add_argument("--seed", type=int, default=0, help="of random inputs")
@@ -94,6 +106,8 @@ def _run_plan(args: argparse.Namespace) -> None:
     if args.inputs is not None:
         read_inputs(args.inputs, inputs)
     options: dict[str, Any] = {
+        "platform": args.platform,
+        "transport": args.transport,
         "quick_compile": args.quick_compile,
         "compile_cache": args.compile_cache,
         "trace": wants_trace(args),
