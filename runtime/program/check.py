@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from shardopt.dialect.exported_program import StageFunction
 from shardopt.runtime.program.check_hosts import find_host_faults
 from shardopt.runtime.program.check_routes import find_route_faults
 from shardopt.runtime.program.hosts import hosts_of
@@ -50,19 +51,17 @@ def _check_mesh(part: MeshProgram, program: Program) -> Iterator[str]:
     live = {buffer for _, buffer in (*part.arguments, *part.indices)}
     defined = set(live)
     landed: dict[int, int] = {}  # buffers that wait to be completed, and the routes that they came by
+    kept = part.kept_buffers
+    functions = {function.name: function for function in part.functions}
     for position, instruction in enumerate(part.instructions):
-        at = f"{where}, instruction {position} ({format_instruction(instruction)})"
-        for buffer in (*reads(instruction), *(instruction.buffers if isinstance(instruction, Free) else ())):
-            if buffer not in live:
-                yield f"{at}: %{buffer} is {'gone' if buffer in defined else 'not defined'}"
-        for buffer in writes(instruction):
-            if buffer in defined:
-                yield f"{at}: %{buffer} is defined twice"
         consumed = _consumed(instruction)
-        for buffer in sorted(set(consumed) & part.kept_buffers):
-            yield f"{at}: consumes %{buffer}, which the next step needs"
-        yield from (f"{at}: {fault}" for fault in _check_types(instruction, part, program))
-        yield from (f"{at}: {fault}" for fault in _check_completion(instruction, landed, program))
+        faults = [*_check_buffers(instruction, live, defined)]
+        faults += [f"consumes %{buffer}, which the next step needs" for buffer in sorted(kept.intersection(consumed))]
+        faults += _check_types(instruction, part, program, functions)
+        faults += _check_completion(instruction, landed, program)
+        if faults:
+            at = f"{where}, instruction {position} ({format_instruction(instruction)})"
+            yield from (f"{at}: {fault}" for fault in faults)
         live.difference_update(consumed)
         live.update(writes(instruction))
         defined.update(writes(instruction))
@@ -71,9 +70,19 @@ def _check_mesh(part: MeshProgram, program: Program) -> Iterator[str]:
         yield f"{where}: result %{buffer} is {'gone' if buffer in defined else 'not defined'} at the end"
     for buffer in sorted(landed):
         yield f"{where}: %{buffer} has landed by route {landed[buffer]}, but is never completed"
-    for buffer in sorted(live - set(needed) - part.kept_buffers):
+    for buffer in sorted(live - set(needed) - kept):
         yield f"{where}: %{buffer} is never freed"
     yield from _check_feedback(part, where)
+
+
+def _check_buffers(instruction: Instruction, live: set[int], defined: set[int]) -> Iterator[str]:
+    freed = instruction.buffers if isinstance(instruction, Free) else ()
+    for buffer in (*reads(instruction), *freed):
+        if buffer not in live:
+            yield f"%{buffer} is {'gone' if buffer in defined else 'not defined'}"
+    for buffer in writes(instruction):
+        if buffer in defined:
+            yield f"%{buffer} is defined twice"
 
 
 def _check_completion(instruction: Instruction, landed: dict[int, int], program: Program) -> Iterator[str]:
@@ -116,12 +125,14 @@ def _check_feedback(part: MeshProgram, where: str) -> Iterator[str]:
             yield f"{where}: %{buffer} ({part.buffers[buffer]}) becomes %{target} ({part.buffers[target]})"
 
 
-def _check_types(instruction: Instruction, part: MeshProgram, program: Program) -> Iterator[str]:
+def _check_types(
+    instruction: Instruction, part: MeshProgram, program: Program, functions: Mapping[str, StageFunction]
+) -> Iterator[str]:
     """Buffers against the function's signature or the route's ends."""
     pairs: list[tuple[int, object]] = []
     match instruction:
         case Run(function=name, inputs=inputs, outputs=outputs, donated=donated):
-            function = next((function for function in part.functions if function.name == name), None)
+            function = functions.get(name)
             if function is None:
                 yield f"function @{name} is not in the program"
                 return

@@ -42,10 +42,11 @@ class MeshMemory:
 
 def buffer_bytes(part: MeshProgram) -> tuple[int, ...]:
     """Bytes of each buffer on one device."""
-    return tuple(
-        prod(spec.sharding.local_shape(part.mesh, spec.shape)) * numpy_dtype(spec.dtype).itemsize
-        for spec in part.buffers
-    )
+    size = {
+        spec: prod(spec.sharding.local_shape(part.mesh, spec.shape)) * numpy_dtype(spec.dtype).itemsize
+        for spec in dict.fromkeys(part.buffers)
+    }
+    return tuple(size[spec] for spec in part.buffers)
 
 
 def mesh_memory(part: MeshProgram, temporaries: Mapping[str, int] | None = None) -> MeshMemory:

@@ -103,7 +103,12 @@ class Reader:
             return self.read(others[0], value, where)
         _expect(isinstance(value, dict), "an object", value, where)
         by_name = {argument.__name__.upper(): argument for argument in others}
-        _expect(isinstance(value.get(_OP), str) and value[_OP] in by_name, f"an op of {', '.join(by_name)}", value.get(_OP), where)
+        _expect(
+            isinstance(value.get(_OP), str) and value[_OP] in by_name,
+            f"an op of {', '.join(by_name)}",
+            value.get(_OP),
+            where,
+        )
         return self._object(by_name[value[_OP]], {key: item for key, item in value.items() if key != _OP}, where)
 
     def _object(self, type_: Any, value: Any, where: str) -> Any:

@@ -29,16 +29,17 @@ def find_malformed(program: Program) -> Iterator[str]:
     for part in program.meshes:
         where = f"mesh {part.mesh.name}"
         yield from (f"{where}: {fault}" for fault in _of_frame(part, program))
-        for number, spec in enumerate(part.buffers):
-            if fault := _of_spec(spec, part):
-                yield f"{where}: %{number}: {fault}"
+        wrong = {spec: fault for spec in dict.fromkeys(part.buffers) if (fault := _of_spec(spec, part))}
+        yield from (f"{where}: %{number}: {wrong[spec]}" for number, spec in enumerate(part.buffers) if spec in wrong)
         for position, each in enumerate(part.instructions):
-            at = f"{where}, instruction {position} ({brief_instruction(each)})"
             freed = each.buffers if isinstance(each, Free) else ()
-            for buffer in (*reads(each), *writes(each), *freed):
-                if not 0 <= buffer < len(part.buffers):
-                    yield f"{at}: %{buffer} does not exist"
-            yield from (f"{at}: {fault}" for fault in _of_references(each, program, names))
+            missing = [
+                buffer for buffer in (*reads(each), *writes(each), *freed) if not 0 <= buffer < len(part.buffers)
+            ]
+            faults = [f"%{buffer} does not exist" for buffer in missing]
+            faults.extend(_of_references(each, program, names))
+            at = f"{where}, instruction {position} ({brief_instruction(each)})" if faults else ""
+            yield from (f"{at}: {fault}" for fault in faults)
     yield from _of_homes(program)
 
 
