@@ -3,12 +3,12 @@
     python -m benchmarks.faults [--trials 10] [--seed 0] [--backends local,process,hosts,ray] [--kinds kill,stop]
         [--failures failed.txt]
 
-A small MLP with momentum runs on three meshes of two devices, four steps, with a checkpoint after each. In one of the
-steps a fault of one kind happens when one worker comes to one instruction, all drawn at random. Seconds are counted
-from the beginning of the call of the step that ends in the error. The error must name a mesh, a host, and an
-instruction of their list (or the end of the step), and, where the fault is one that is seen on the worker that it
-happens to, those of the fault. Then the run starts again from its last checkpoint; its final state is compared, bit for
-bit, with that of a run without a fault.
+A small MLP with momentum runs on two meshes of two devices, with a checkpoint after each step. In one of the first
+steps of every attempt a fault of one kind happens when one worker comes to one instruction, all drawn at random.
+Seconds are counted from the beginning of the call of the step that ends in the error. The error must name a mesh, a
+host, and an instruction of their list (or the end of the step), and, where the fault is one that is seen on the worker
+that it happens to, those of the fault. Then the run starts again, with fresh workers, from its last checkpoint. The
+state that it has then, and in the end, is compared bit for bit with that of a run without faults after as many steps.
 
 `hosts` are processes, two for each mesh, so that collectives cross processes. The limits for silence, for a message and
 for progress are 2, 2 and 4 seconds here, for the time of the trials; their defaults are longer.
@@ -30,7 +30,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from shardopt.runtime.driver import Run, open_run
+from shardopt.runtime.driver import Outputs, Run, open_run
 from shardopt.runtime.errors import MeshError
 from shardopt.runtime.faults import KINDS, OF_PROCESSES, Fault
 from shardopt.runtime.health.monitor import Limits
@@ -41,7 +41,7 @@ from shardopt.runtime.restart import run_steps
 from shardopt.runtime.state.periodic import CheckpointOptions
 
 _LIMITS = Limits(silence_seconds=2, message_seconds=2, progress_seconds=4)
-_STEPS = 4
+_STEPS = 4  # an attempt is over then
 _ELSEWHERE = ("cut", "drop")  # seen by whoever waits for what does not come
 _PLACE = re.compile(r"step (\d+), (?:instruction (\d+) \(.+\)|end of step)")
 _BACKENDS: dict[str, dict[str, Any]] = {
@@ -62,7 +62,7 @@ class Trial:
 
 @cache
 def program() -> Program:
-    """Six layers on three meshes of two devices, split within the layers."""
+    """Four layers on two meshes of two devices, split within the layers."""
     import jax
     import jax.numpy as jnp
 
@@ -82,10 +82,10 @@ def program() -> Program:
         momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
         return jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum), momentum, value
 
-    weights = tuple(jax.ShapeDtypeStruct((32, 32), jnp.float32) for _ in range(6))
+    weights = tuple(jax.ShapeDtypeStruct((32, 32), jnp.float32) for _ in range(4))
     batch = jax.ShapeDtypeStruct((16, 32), jnp.float32)
     exported = jax.export.export(jax.jit(step, donate_argnums=(0, 1)))(weights, weights, batch, batch)
-    options = PlanOptions("cpu-test:1x6", microbatches=4, stages=3, submesh="1x2", logical_shape="1x2")
+    options = PlanOptions("cpu-test:1x4", microbatches=4, stages=2, submesh="1x2", logical_shape="1x2")
     plan = make_plan(bytes(exported.mlir_module_serialized), options)
     with make_context() as context:
         return prepare(load_module(plan.module, context))
@@ -108,12 +108,15 @@ def state(run: Run) -> bytes:
 
 
 @cache
-def undisturbed(backend: str) -> bytes:
-    with tempfile.TemporaryDirectory() as folder, start(backend, (), folder) as run:
+def undisturbed(backend: str, steps: int) -> list[bytes]:
+    """The state after 0, 1, … steps."""
+    with open_run(program(), **_BACKENDS[backend], limits=_LIMITS) as run:
         run.load(random_inputs(program(), 0))
-        for step in range(_STEPS):
+        states = [state(run)]
+        for step in range(steps):
             run.step(feed(step))
-        return state(run)
+            states.append(state(run))
+        return states
 
 
 def drawn(kind: str, backend: str, generator: random.Random) -> Fault:
@@ -130,33 +133,59 @@ def drawn(kind: str, backend: str, generator: random.Random) -> Fault:
     return Fault(kind, part.mesh.name, host.number, step, generator.randint(0, last))
 
 
-def run_trial(kind: str, backend: str, generator: random.Random) -> Trial:
-    fault = drawn(kind, backend, generator)
-    errors: list[MeshError] = []
-    states: list[bytes] = []
-    runs: list[Run] = []
+class Chain:
+    """One run in which a fault of the kind happens in every attempt but the last, `trials` in all."""
 
-    def begin(run: Run) -> None:
-        runs.append(run)
+    def __init__(self, kind: str, backend: str, trials: int, generator: random.Random) -> None:
+        self._backend = backend
+        self._faults = [drawn(kind, backend, generator) for _ in range(trials)]
+        self._steps = 1 + trials * _STEPS
+        self._expected = undisturbed(backend, self._steps)
+        self._run: Run | None = None
+        self._begun_at = 0
+        self.trials: list[Trial] = []
+
+    def run(self) -> list[Trial]:
+        with tempfile.TemporaryDirectory() as folder:
+            run_steps(
+                lambda attempt: start(self._backend, tuple(self._faults[attempt : attempt + 1]), folder),
+                self._begin,
+                self._steps,
+                feed=self._feed,
+                after=self._after,
+                finish=self._compare,
+                checkpoints=Path(folder),
+                restarts=len(self._faults),
+                notice=self._notice,
+            )
+        return self.trials
+
+    def _begin(self, run: Run) -> None:
+        self._run, self._begun_at = run, -1
         run.load(random_inputs(program(), 0))
 
-    with tempfile.TemporaryDirectory() as folder:
-        run_steps(
-            lambda attempt: start(backend, () if attempt else (fault,), folder),
-            begin,
-            _STEPS,
-            feed=feed,
-            finish=lambda run: states.append(state(run)),
-            checkpoints=Path(folder),
-            restarts=1,
-            notice=lambda error, step: errors.append(error),
-        )
-    if not errors:
-        return Trial(0.0, f"{fault}: nothing was noticed")
-    problems = list(_problems(errors[0], fault))
-    if states != [undisturbed(backend)]:
-        problems.append("the state after the restart differs")
-    return Trial(runs[0].step_seconds, f"{fault}: {'; '.join(problems)}: {errors[0]}" if problems else "")
+    def _feed(self, step: int) -> dict[int, Any]:
+        if self._begun_at < 0:
+            assert self._run is not None
+            self._begun_at = step
+            self._compare(self._run)
+        return feed(step)
+
+    def _after(self, run: Run, step: int, outputs: Outputs) -> None:
+        if len(self.trials) < len(self._faults) and step - self._begun_at >= _STEPS - 1:
+            raise MeshError("none", "", "nothing was noticed")
+
+    def _compare(self, run: Run) -> None:
+        """The state that this attempt starts with, which the one before left, or that the last attempt ends with."""
+        if self.trials and state(run) != self._expected[run.steps_done]:
+            last = self.trials[-1]
+            self.trials[-1] = Trial(last.seconds, f"{last.why} the state after the restart differs")
+
+    def _notice(self, error: MeshError, step: int) -> None:
+        assert self._run is not None
+        fault = self._faults[len(self.trials)]
+        problems = "; ".join(_problems(error, fault))
+        self.trials.append(Trial(self._run.step_seconds, f"{fault}: {problems}: {error}" if problems else ""))
 
 
 def _problems(error: MeshError, fault: Fault) -> Iterator[str]:
@@ -188,7 +217,7 @@ def main() -> None:
                 if backend == "local" and kind in OF_PROCESSES:
                     continue
                 generator = random.Random(f"{args.seed} {backend} {kind}")
-                trials = [run_trial(kind, backend, generator) for _ in range(args.trials)]
+                trials = Chain(kind, backend, args.trials, generator).run()
                 seconds = [trial.seconds for trial in trials]
                 bad = [f"{backend} {trial.why}" for trial in trials if trial.why]
                 failures += bad

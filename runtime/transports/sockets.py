@@ -5,6 +5,10 @@ two it can be. Both ends prove that they know the run's token before any data fl
 challenge with an HMAC. The sender connects and says who it is; the receiver has a thread per connection, which reads
 into the memory that will be the shards, and fills the mailbox. Messages of a connection are numbered: one that is
 missing is noticed by the next.
+
+Strangers may reach a TCP port. They get a challenge, a few bytes of memory and one deadline for all of their answer;
+so many of them at once and no more. Nothing that they send is allocated for, or read as anything but those bytes. What
+the run's own workers send lands only in memory that is there for it.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import struct
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from time import monotonic
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +34,9 @@ _HEADER = struct.Struct("<QQQQ")  # number on this connection, step, tag, bytes 
 _NAME = struct.Struct("<H")  # bytes of the sender's name
 _CHALLENGE_BYTES = 32
 _HANDSHAKE_TIMEOUT_SECONDS = 20.0
+_NAME_BYTES = 256  # at most
+_STRANGERS = 256  # connections at once that have not proved anything yet
+_EVERYWHERE = ("", "0.0.0.0", "::")
 _SENDER, _RECEIVER = b"sender", b"receiver"  # keep one side's answer from being played back by the other
 _SOCKET_BYTES = 1 << 20  # the system's buffers: enough to keep a link of 40 Gbit/s at 0.2 ms busy, and still cached
 
@@ -51,8 +59,11 @@ class SocketTransport:
         self._token = token
         self._name = name.encode()
         self._peers: dict[str, _Connection] = {}
-        self._accepted: list[socket.socket] = []
+        self._accepted: set[socket.socket] = set()
+        self._strangers = threading.Semaphore(_STRANGERS)
         self._closed = False
+        if host in _EVERYWHERE:
+            raise ValueError(f"expected the address of one of the cluster's networks to listen on, found '{host}'")
         listener = socket.create_server((host, 0))
         name_near, near = _listen_near() if unix else ("", None)
         self._listeners = [each for each in (listener, near) if each is not None]
@@ -118,14 +129,20 @@ class SocketTransport:
                 connection, _ = listener.accept()
             except OSError:  # closed
                 return
-            self._accepted.append(connection)
+            if not self._strangers.acquire(blocking=False):
+                connection.close()
+                continue
+            self._accepted.add(connection)
             threading.Thread(target=self._serve, args=(connection,), name="receive", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         """Check the peer, then turn its bytes into messages until it closes."""
         source = None
         try:
-            source = self._admit(connection)
+            try:
+                source = self._admit(connection)
+            finally:
+                self._strangers.release()
             number = 0
             while source is not None:
                 self._receive(connection, source, number)
@@ -136,6 +153,7 @@ class SocketTransport:
                 gone = PeerGone(f"the connection from worker '{source}' was closed")
                 self.mailbox.cancel(gone if isinstance(error, EOFError | OSError) else error)
         finally:
+            self._accepted.discard(connection)
             connection.close()
 
     def _receive(self, connection: socket.socket, source: str, expected: int) -> None:
@@ -154,13 +172,17 @@ class SocketTransport:
     def _admit(self, connection: socket.socket) -> str | None:
         """The name of a peer that knows the token, None for any other."""
         _tune(connection)
+        deadline = monotonic() + _HANDSHAKE_TIMEOUT_SECONDS
         connection.settimeout(_HANDSHAKE_TIMEOUT_SECONDS)
         challenge = secrets.token_bytes(_CHALLENGE_BYTES)
         connection.sendall(challenge)
         try:
-            name = receive_exactly(connection, *_NAME.unpack(receive_exactly(connection, _NAME.size)))
-            answer = receive_exactly(connection, _CHALLENGE_BYTES)
-            peer_challenge = receive_exactly(connection, _CHALLENGE_BYTES)
+            (size,) = _NAME.unpack(_receive_by(deadline, connection, _NAME.size))
+            if size > _NAME_BYTES:
+                return None
+            name = _receive_by(deadline, connection, size)
+            answer = _receive_by(deadline, connection, _CHALLENGE_BYTES)
+            peer_challenge = _receive_by(deadline, connection, _CHALLENGE_BYTES)
         except TimeoutError:
             return None
         if not hmac.compare_digest(answer, self._answer(_SENDER, challenge + name)):
@@ -171,6 +193,18 @@ class SocketTransport:
 
     def _answer(self, role: bytes, challenge: bytes) -> bytes:
         return hmac.digest(self._token, role + challenge, "sha256")
+
+
+def _receive_by(deadline: float, connection: socket.socket, size: int) -> bytes:
+    """Raises TimeoutError when the last byte has not come by then, however fast the others did; EOFError."""
+    data = b""
+    while len(data) < size:
+        connection.settimeout(max(deadline - monotonic(), 1e-3))
+        part = connection.recv(size - len(data))
+        if not part:
+            raise EOFError("the peer closed the connection")
+        data += part
+    return data
 
 
 class _Connection:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -236,6 +238,55 @@ def test_a_peer_that_says_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> No
             assert silent.recv(1) == b"", "the listener hangs up"
     finally:
         listener.close()
+
+
+def test_a_slow_stranger_is_left_and_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sends a byte now and then, and there may be as many like it as it wants."""
+    monkeypatch.setattr(sockets, "_HANDSHAKE_TIMEOUT_SECONDS", 0.4)
+    monkeypatch.setattr(sockets, "_STRANGERS", 3)
+    listener = SocketTransport(Mailbox(), "127.0.0.1", b"token", "b", unix=False)
+    strangers = [socket.create_connection(listener.address[:2]) for _ in range(3)]
+    try:
+        for stranger in strangers:
+            stranger.settimeout(10)
+            vectors.receive_exactly(stranger, 32)
+        with socket.create_connection(listener.address[:2]) as more:
+            assert more.recv(1) == b"", "so many at once and no more"
+        begin = time.monotonic()
+        with contextlib.suppress(OSError):
+            while time.monotonic() - begin < 5:
+                strangers[0].sendall(b"\0" if time.monotonic() - begin > 0.1 else b"")
+                time.sleep(0.02)
+        assert time.monotonic() - begin < 5, "each byte buys no more time"
+        sender = SocketTransport(Mailbox(), "127.0.0.1", b"token", "a", unix=False)
+        sender.connect({"b": listener.address})
+        assert len(listener._accepted) <= 1  # what is over leaves nothing
+        sender.close()
+    finally:
+        for stranger in strangers:
+            stranger.close()
+        listener.close()
+
+
+@pytest.mark.parametrize("said", [struct.pack("<H", 65535), b"GET / HTTP/1.1\r\n\r\n" + bytes(400), bytes(66)])
+def test_strangers_are_hung_up_on_and_do_no_harm(said: bytes) -> None:
+    listener = SocketTransport(Mailbox(), "127.0.0.1", b"token", "b", unix=False)
+    try:
+        with socket.create_connection(listener.address[:2]) as stranger:
+            stranger.settimeout(10)
+            vectors.receive_exactly(stranger, 32)
+            stranger.sendall(said)
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+        assert listener.mailbox._failure is None
+    finally:
+        listener.close()
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::"])
+def test_nobody_listens_on_all_addresses(host: str) -> None:
+    with pytest.raises(ValueError, match="expected the address of one of the cluster's networks"):
+        SocketTransport(Mailbox(), host, b"token")
 
 
 # Objects of Ray: what the actors do with them, without Ray
