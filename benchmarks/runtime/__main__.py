@@ -82,6 +82,12 @@ def _steps(args: argparse.Namespace) -> Rows:
     return [{"backend": name, **step_seconds(name, args.steps)} for name in args.backends.split(",")]
 
 
+def _starting(args: argparse.Namespace) -> Rows:
+    from benchmarks.runtime.starting import start_seconds
+
+    return start_seconds(tuple(args.backends.split(",")), args.steps)
+
+
 def _looking(args: argparse.Namespace) -> Rows:
     from benchmarks.runtime.looking import looking_seconds
 
@@ -113,6 +119,7 @@ _PARTS: dict[str, Callable[[argparse.Namespace], Rows]] = {
     "objects": _objects,
     "instructions": _instructions,
     "steps": _steps,
+    "starting": _starting,
     "looking": _looking,
     "compiling": _compiling,
     "gpt": _gpt,

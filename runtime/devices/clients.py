@@ -10,18 +10,20 @@ driver to find out, so the service itself never loses patience.
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxlib import _jax
+from jaxlib import _jax, utils
 from jaxlib import xla_client as xc
 
 from shardopt.runtime.program.hosts import Host
 
 _START_SECONDS = 120  # until all processes of a mesh must have come up
 _PATIENCE_SECONDS = 10**6
+_ERRORS_ONLY = 2
 _DEVICES_PER_PROCESS = 2048  # XLA numbers CPU device d of process p as 2048 p + d
 
 
@@ -48,14 +50,18 @@ class CoordinationService:
 
     def __init__(self, address: str, processes: int) -> None:
         self.address = address
-        self._service = _jax.get_distributed_runtime_service(
-            address,
-            processes,
-            heartbeat_timeout=_PATIENCE_SECONDS,
-            cluster_register_timeout=_START_SECONDS,
-            shutdown_timeout=1,
-            recoverable=True,
-        )
+        utils.absl_set_min_log_level(_ERRORS_ONLY)  # it warns of clients that are recoverable, of which nothing is bad
+        try:
+            self._service = _jax.get_distributed_runtime_service(
+                address,
+                processes,
+                heartbeat_timeout=_PATIENCE_SECONDS,
+                cluster_register_timeout=_START_SECONDS,
+                shutdown_timeout=1,
+                recoverable=True,
+            )
+        finally:
+            utils.absl_set_min_log_level(int(os.environ.get("TF_CPP_MIN_LOG_LEVEL", "0")))
 
     def close(self) -> None:
         self._service.shutdown()

@@ -48,6 +48,13 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "sockets", "ray", "nccl"),
         help="of messages: sockets, Ray's objects, or from GPU to GPU",
     )
+    parser.add_argument(
+        "--devices-per-host",
+        type=count,
+        metavar="N",
+        help="of processes and actors (default: the cluster of the plan)",
+    )
+    parser.add_argument("--ray-address", metavar="HOST:PORT", help="of a running Ray cluster (default: RAY_ADDRESS)")
     parser.add_argument("--steps", type=count, default=1, metavar="N")
     parser.add_argument("--inputs", type=Path, metavar="F.npz", help="arrays in0, in1, …; others are random")
     parser.add_argument("--seed", type=int, default=0, help="of random inputs")
@@ -113,6 +120,8 @@ def _run_plan(args: argparse.Namespace) -> None:
         "trace": wants_trace(args),
         "memory_limit_bytes": args.memory_limit,
         "watchdog_seconds": args.watchdog or None,
+        "devices_per_host": args.devices_per_host,
+        "ray_address": args.ray_address,
         "checkpoints": checkpoint_options(args),
     }
     with _progress(args.steps) as advance:

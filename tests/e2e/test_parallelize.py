@@ -204,12 +204,12 @@ def test_errors_name_the_argument(mlp: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.ray
-def test_ray_workers_keep_the_state(mlp: Any, uploads: list[tuple[int, ...]]) -> None:
+@pytest.mark.parametrize("backend", ["process", pytest.param("ray", marks=pytest.mark.ray)])
+def test_workers_elsewhere_keep_the_state(mlp: Any, uploads: list[tuple[int, ...]], backend: str) -> None:
     params, x, y = mlp
     plain = jax.jit(mlp_step)
     expected = params
-    with shardopt.parallelize(mlp_step, donate_argnums=0, backend="ray", **PIPELINE) as step:
+    with shardopt.parallelize(mlp_step, donate_argnums=0, backend=backend, **PIPELINE) as step:
         for _ in range(3):
             params, expected = step(params, x, y)["params"], plain(expected, x, y)["params"]
         assert_same(params, expected)
