@@ -16,7 +16,7 @@ from shardopt.tools.common import EXIT_OK, EXIT_RUN_FAILED, count
 from shardopt.tools.run_check import check
 from shardopt.tools.run_checkpoints import add_checkpoints, checkpoint_options, tell_restart
 from shardopt.tools.run_inputs import read_inputs, read_program
-from shardopt.tools.run_views import add_views, show_views, wants_trace
+from shardopt.tools.run_views import add_views, check_targets, show_views, wants_trace
 
 if TYPE_CHECKING:
     from shardopt.runtime.driver import Outputs, Run
@@ -106,6 +106,7 @@ def _run_plan(args: argparse.Namespace) -> None:
     from shardopt.runtime.inputs import random_inputs
     from shardopt.runtime.restart import run_steps
 
+    check_targets(args)
     program, plan = read_program(args.plan)
     if plan is None and (args.check or args.timeline or args.timeline_svg):
         raise UserError(f"'{args.plan}' is a module: what it came from, and what it was to take, only a plan tells")

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardopt.cost.errors import UserError
 from shardopt.tools.common import console
 
 if TYPE_CHECKING:
@@ -26,6 +27,13 @@ def add_views(parser: argparse.ArgumentParser) -> None:
 
 def wants_trace(args: argparse.Namespace) -> bool:
     return bool(args.trace_file or args.timeline or args.timeline_svg)
+
+
+def check_targets(args: argparse.Namespace) -> None:
+    """Raises UserError, before anything runs, where a file could not be written afterwards."""
+    for target in (args.trace_file, args.timeline_svg):
+        if target is not None and not target.parent.is_dir():
+            raise UserError(f"cannot write '{target}': there is no folder '{target.parent}'")
 
 
 def show_views(args: argparse.Namespace, plan: Plan | None, run: Run) -> None:
