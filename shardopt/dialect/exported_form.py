@@ -166,6 +166,7 @@ class _Reader:
         self.symbols = symbols
         self.meshes = meshes
         self.functions: dict[str, StageFunction] = {}
+        self._same: dict[object, bytes] = {}  # bytecode by text and shardings
 
     def value(self, type_: ir.Type) -> MeshValue:
         """The type as a value, without axes of size one: they split nothing, and equal tilings compare equal."""
@@ -234,7 +235,14 @@ class _Reader:
             return standalone_bytecode(function, mesh)
         shardings = [spec.sharding for spec in specs]
         split = len(function_type(function).inputs)
-        return standalone_bytecode(function, mesh, (self.symbols, shardings[:split], shardings[split:]))
+        # Ours share equal functions already; here those that differ in their names alone are compiled once, too.
+        name = ir.StringAttr(function.attributes["sym_name"]).value
+        text = str(function.get_asm(enable_debug_info=False)).replace(f"@{name}(", "@(", 1)
+        key = (text, mesh.axes, tuple(shardings))
+        if key not in self._same:
+            signature = (self.symbols, shardings[:split], shardings[split:])
+            self._same[key] = standalone_bytecode(function, mesh, signature)
+        return self._same[key]
 
     def _read_transfer(
         self, op: ir.Operation, source: int, target: int, source_value: MeshValue, target_value: MeshValue

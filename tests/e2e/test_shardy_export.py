@@ -65,6 +65,15 @@ def test_program_of_the_module() -> None:
     assert sum(isinstance(each, Send) for each in program.meshes[0].instructions) == 2
 
 
+def test_functions_that_differ_in_their_names_are_one_executable() -> None:
+    start = TEXT.index("  func.func @p0_f1_fwd.main")
+    end = TEXT.index("  func.func private @positive")
+    twin = TEXT[start:end].replace("p0_f1_fwd.main", "p5_f1_fwd.main")
+    text = (TEXT[:start] + twin + TEXT[start:]).replace("@p0_f1_fwd.main(%w1, %xb)", "@p5_f1_fwd.main(%w1, %xb)")
+    functions = {function.name: function.bytecode for function in program_of(text).meshes[0].functions}
+    assert functions["p5_f1_fwd.main"] == functions["p0_f1_fwd.main"] != functions["p2_f1_bwd.main"]
+
+
 FAULTS = [
     ('@p0_f1_fwd.main(%w: tensor<8x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>}',
      '@p0_f1_fwd.main(%w: tensor<8x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}',
