@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from shardopt.cost.cluster import Cluster, Device, Link
 from shardopt.cost.errors import UserError
 from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.cost.profile import Measurement, Profile
 from shardopt.cost.transfers import Links, Ordered
 from shardopt.solve.resharding.boxes import cut, volume
 from shardopt.solve.resharding.message_order import best_order
@@ -34,14 +36,32 @@ Side = tuple[Mesh, Sharding]
 STRATEGIES = ("send_recv", "local_allgather", "broadcast")
 
 
+DEVICE = Device("d", {"f32": 1.0}, 1, 1.0)
 FAST, SLOW = Link(1e-6, 1e9), Link(1e-5, 1e8)
 
 
 def cluster(hosts: int, devices: int, inside: Link = FAST, between: Link = SLOW) -> Cluster:
-    return Cluster.uniform("test", hosts, devices, Device("d", {"f32": 1.0}, 1, 1.0), inside, between, 0.0)
+    return Cluster.uniform("test", hosts, devices, DEVICE, inside, between, 0.0)
 
 
 ONE_HOST, HOSTS_OF_TWO, HOSTS_OF_FOUR = cluster(1, 24), cluster(12, 2), cluster(6, 4)
+# Two kinds of hosts, with a slow link between them; and links that were measured.
+TWO_GROUPS = replace(
+    HOSTS_OF_TWO,
+    groups=(
+        replace(HOSTS_OF_TWO.groups[0], name="a", hosts=4, fabric_bandwidth=1.5e8),
+        replace(HOSTS_OF_FOUR.groups[0], name="b", hosts=4, inter_host=FAST),
+    ),
+    between_groups=Link(1e-4, 5e7),
+)
+SENDS = tuple(
+    Measurement("send", (8.0, 64.0, 1e6), (1e-6 * k, 2e-6 * k, 1e-3 * k), "", k, place)
+    for k, place in ((1, "intra_host"), (4, "intra_host"), (2, "inter_host"))
+)
+MEASURED = replace(
+    HOSTS_OF_TWO,
+    groups=(replace(HOSTS_OF_TWO.groups[0], device=replace(DEVICE, profile=Profile("d", 2, SENDS, (1.0, 1.0)))),),
+)
 LEFT2, RIGHT2 = Mesh("left", (("x", 2),), (0, 1)), Mesh("right", (("x", 2),), (2, 3))
 LEFT4, RIGHT4 = Mesh("left", (("x", 1), ("y", 4)), (0, 1, 2, 3)), Mesh("right", (("x", 1), ("y", 4)), (4, 5, 6, 7))
 RIGHT8_AT_4 = Mesh("right", (("x", 2), ("y", 4)), tuple(range(4, 12)))
@@ -161,6 +181,11 @@ class TestStrategies:
         with pytest.raises(ValueError, match="names axis 'z'"):
             plan_resharding((4,), 4, (LEFT2, Sharding((("z",),))), (RIGHT2, Sharding.replicated(1)), ONE_HOST)
 
+    def test_terms_of_a_sum_are_refused(self) -> None:
+        ends = (LEFT2, Sharding(((),), ("x",))), (RIGHT2, Sharding.replicated(1))
+        with pytest.raises(ValueError, match="expected a value that is summed up, found sharding"):
+            plan_resharding((4,), 4, *ends, ONE_HOST)
+
     def test_tensors_that_travel_together_pay_latency_once(self) -> None:
         one = Resharding((64, 64), 4, (LEFT2, Sharding((("x",), ()))), (RIGHT2, Sharding((("x",), ()))))
         seconds = plans_seconds(HOSTS_OF_TWO, plan_together((one,), HOSTS_OF_TWO))
@@ -258,6 +283,8 @@ def test_pieces_make_up_the_box(shape: list[int], count: int) -> None:
 
 # ---- random plans, executed ----
 
+CLUSTERS = (ONE_HOST, HOSTS_OF_TWO, HOSTS_OF_FOUR, TWO_GROUPS, MEASURED)
+
 
 @st.composite
 def sides(draw: st.DrawFn, rank: int) -> Side:
@@ -314,7 +341,7 @@ def deliver(sends: tuple[TileSend, ...], sources: dict[int, np.ndarray], receive
 
 
 @settings(max_examples=100, deadline=None)
-@given(problem=problems(), hosts=st.sampled_from([ONE_HOST, HOSTS_OF_TWO, HOSTS_OF_FOUR]))
+@given(problem=problems(), hosts=st.sampled_from(CLUSTERS))
 def test_random_plans_fill_every_tile_exactly_once(problem: tuple[tuple[int, ...], Side, Side], hosts: Cluster) -> None:
     shape, source, destination = problem
     tensor = np.arange(prod(shape)).reshape(shape)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from shardopt.cost.cluster import Cluster, Device, Link
-from shardopt.cost.transfers import messages_seconds
+from shardopt.cost.transfers import Links, Ordered, even_messages, messages_seconds, phases_seconds
 
 # Two hosts of two devices; a byte takes 1 s inside a host and 10 s between hosts.
 CLUSTER = Cluster.uniform("test", 2, 2, Device("d", {"f32": 1.0}, 1, 1.0), Link(0.5, 1.0), Link(3.0, 0.1), 0.0)
@@ -62,3 +62,25 @@ def test_a_narrow_fabric_is_shared_by_the_hosts_of_a_group() -> None:
     narrow = replace(CLUSTER, groups=(replace(CLUSTER.groups[0], hosts=4, fabric_bandwidth=0.15),))
     assert messages_seconds(narrow, [(0, 2, 3), (4, 6, 3)]) == pytest.approx(3 + 6 / 0.15)
     assert messages_seconds(narrow, [(0, 2, 3)]) == pytest.approx(3 + 3 / 0.1)
+
+
+def test_messages_in_order() -> None:
+    """Each link carries one at a time: here the second waits for the card of host 0 and keeps the third waiting."""
+    hosts = replace(CLUSTER, groups=(replace(CLUSTER.groups[0], hosts=4),))
+    rows = [(0, 4, 4), (1, 6, 4), (2, 6, 4), (3, 3, 9), (2, 4, 4)]
+    ordered = Ordered(Links.of(hosts, rows))
+    assert ordered.links.numbers.tolist() == [0, 1, 2, 4]
+    assert ordered.starts == pytest.approx([0, 40, 80, 120])
+    assert ordered.seconds == pytest.approx(3 + 160)
+    assert messages_seconds(hosts, rows) == pytest.approx(3 + 80)
+    swapped = Ordered(ordered.links.reordered([0, 2, 1, 3]))
+    assert swapped.seconds == pytest.approx(3 + 80)
+
+
+def test_phases_follow_each_other() -> None:
+    assert phases_seconds(CLUSTER, [[(0, 2, 4)], [], [(2, 3, 4), (3, 2, 4)]]) == pytest.approx(3 + 40 + 0.5 + 4)
+
+
+def test_an_even_spread_takes_the_smaller_mesh_as_it_is() -> None:
+    assert even_messages((0, 1, 2, 3), (4, 5), 9) == [(0, 4, 5), (2, 5, 5)]
+    assert even_messages((4, 5), (0, 1, 2, 3), 8) == [(4, 0, 4), (5, 2, 4)]

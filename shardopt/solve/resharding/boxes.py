@@ -22,8 +22,11 @@ class TileGrid:
 
     @staticmethod
     def of(mesh: Mesh, sharding: Sharding, shape: tuple[int, ...]) -> TileGrid:
-        """Raises ValueError where rank or axes do not fit."""
+        """Raises ValueError where rank or axes do not fit, and for a value that is not summed up yet: its terms differ
+        from device to device."""
         sharding.check_axes(mesh, shape)
+        if sharding.partial:
+            raise ValueError(f"expected a value that is summed up, found sharding {sharding} on mesh {mesh}")
         extents = sharding.local_shape(mesh, shape)
         holders: dict[tuple[int, ...], list[int]] = {}
         numbers = sharding.tile_numbers(mesh).tolist()
