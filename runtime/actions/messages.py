@@ -153,7 +153,7 @@ def _submit(context: Context, position: int, target: str, buffers: Sequence[int]
         try:
             if recorder is None:
                 return send()
-            with recorder.transmitting(position):
+            with recorder.transmitting(position, target):
                 send()
         except Exception as error:
             failure = context.error(position, error)

@@ -54,20 +54,24 @@ def _boxes(pids: dict[str, int], spans: Sequence[Span]) -> Iterator[dict[str, An
 
 
 def _arrows(pids: dict[str, int], spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
+    """From each message to the RECVs of its tag on the worker that it is for; where devices send, to all of them."""
+    taken: dict[tuple[int, int], list[Span]] = {}
     for span in spans:
-        if span.tag is None or span.row not in ("send", "receive"):
+        if span.tag is not None and span.row == "receive":
+            taken.setdefault((span.step, span.tag), []).append(span)
+    number = 0
+    for span in spans:
+        if span.tag is None or span.row != "send":
             continue
-        sends = span.row == "send"
-        yield {
-            "name": f"message #{span.tag}",
-            "cat": "message",
-            "ph": "s" if sends else "f",
-            **({} if sends else {"bp": "e"}),
-            "id": f"{span.step}.{span.tag}",
-            "pid": pids[span.worker],
-            "tid": _ROWS.index(span.row),
-            "ts": (span.ready_seconds if sends else span.end_seconds) * _MICROSECONDS,
-        }
+        for target in taken.get((span.step, span.tag), ()):
+            if span.peer not in ("", target.worker):
+                continue
+            common = {"name": f"message #{span.tag}", "cat": "message", "id": number}
+            ends = (("s", span, span.ready_seconds), ("f", target, target.end_seconds))
+            for phase, end, seconds in ends:
+                at = {"pid": pids[end.worker], "tid": _ROWS.index(end.row), "ts": seconds * _MICROSECONDS}
+                yield {**common, "ph": phase, **({"bp": "e"} if phase == "f" else {}), **at}
+            number += 1
 
 
 def _memory(pids: dict[str, int], program: Program, spans: Sequence[Span]) -> Iterator[dict[str, Any]]:

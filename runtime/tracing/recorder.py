@@ -22,8 +22,9 @@ from shardopt.runtime.program.instructions import Run
 # a SEND asked for.
 DO, EXECUTE, TRANSMIT = 0, 1, 2
 
-# step, position, DO | EXECUTE | TRANSMIT, begin, end of waiting, end (ns of the worker's clock), bytes
-Event = tuple[int, int, int, int, int, int, int]
+# step, position, DO | EXECUTE | TRANSMIT, begin, end of waiting, end (ns of the worker's clock), bytes, and the worker
+# that a message is for
+Event = tuple[int, int, int, int, int, int, int, str]
 
 _MOST_STEPS = 32  # that are kept, the newest
 
@@ -58,18 +59,18 @@ class Recorder:
 
     def end(self, position: int) -> None:
         began, now = self._began, perf_counter_ns()
-        self._events.append((self._step, position, DO, began, self._waited or began, now, 0))
+        self._events.append((self._step, position, DO, began, self._waited or began, now, 0, ""))
         if position in self._runs:
             _, token = self._context.in_flight[-1]
             self._executions.submit(self._await, self._events, self._step, position, began, token)
 
     @contextmanager
-    def transmitting(self, position: int) -> Iterator[None]:
+    def transmitting(self, position: int, target: str) -> Iterator[None]:
         """Around all that the thread that sends does for an instruction."""
         own, began = self._sending, perf_counter_ns()
         own.ready, own.bytes = began, 0
         yield
-        self._events.append((self._step, position, TRANSMIT, began, own.ready, perf_counter_ns(), own.bytes))
+        self._events.append((self._step, position, TRANSMIT, began, own.ready, perf_counter_ns(), own.bytes, target))
 
     def ready(self) -> None:
         """The values that are to be sent are there."""
@@ -93,5 +94,5 @@ class Recorder:
         with suppress(Exception):  # the worker reports what failed
             token.block_until_ready()
             now = perf_counter_ns()
-            events.append((step, position, EXECUTE, began, max(began, self._free_from), now, 0))
+            events.append((step, position, EXECUTE, began, max(began, self._free_from), now, 0, ""))
             self._free_from = now

@@ -30,6 +30,8 @@ from shardopt.schedule.tasks import Task
 # The rows that between them show every instruction of the worker's own thread once.
 OWN_THREAD = ("worker", "receive")  # and SENDs that devices do
 
+_TIMES = (3, 4, 5)  # fields of an event that are moments of the worker's clock
+
 Row = Literal["compute", "send", "receive", "worker"]
 
 
@@ -51,6 +53,7 @@ class Span:
     ready_seconds: float
     end_seconds: float
     bytes: int
+    peer: str  # the worker that a message is for, where it was sent by a thread
     tag: int | None
     task: Task | None
 
@@ -65,7 +68,7 @@ def spans_of(program: Program, traces: Mapping[str, Mapping[str, Any]]) -> tuple
     """`traces` are those of `Recorder`, by worker: the name of a mesh, or of a host of one, `mesh/0`."""
     parts = {part.mesh.name: part for part in program.meshes}
     rows = [
-        (worker, [value + (trace["offset_ns"] if 3 <= k <= 5 else 0) for k, value in enumerate(event)])
+        (worker, [value + trace["offset_ns"] if k in _TIMES else value for k, value in enumerate(event)])
         for worker, trace in traces.items()
         for event in trace["events"]
     ]
@@ -78,9 +81,9 @@ def spans_of(program: Program, traces: Mapping[str, Mapping[str, Any]]) -> tuple
     return tuple(sorted(found, key=lambda span: (span.start_seconds, span.worker, span.position, span.row)))
 
 
-def _span(program: Program, part: MeshProgram, worker: str, event: list[int], zero: int, apart: bool) -> Span:
+def _span(program: Program, part: MeshProgram, worker: str, event: list[Any], zero: int, apart: bool) -> Span:
     """`apart`: another event tells of the sending, which was not done by the worker's own thread."""
-    step, position, what, began, ready, ended, bytes_ = event
+    step, position, what, began, ready, ended, bytes_, peer = event
     each = part.instructions[position] if position < len(part.instructions) else None
     bytes_ = bytes_ or _received(program, each)
     start, arrived, end = ((moment - zero) * 1e-9 for moment in (began, ready, ended))
@@ -94,6 +97,7 @@ def _span(program: Program, part: MeshProgram, worker: str, event: list[int], ze
         arrived,
         end,
         bytes_,
+        peer,
         each.tag if isinstance(each, Send | Recv) else None,
         task_of(each.label) if isinstance(each, Run) and what == EXECUTE else None,
     )

@@ -104,7 +104,9 @@ def test_chrome_trace(program: Program, spans: tuple[Span, ...]) -> None:
         *("mesh m0", "mesh m1", "compute", "send", "receive", "worker")
     }
     assert len(by_phase["X"]) == len(spans) and all(event["dur"] >= 0 for event in by_phase["X"])
-    assert sorted(event["id"] for event in by_phase["s"]) == sorted(event["id"] for event in by_phase["f"])
+    ids = [[event["id"] for event in by_phase[phase]] for phase in "sf"]
+    assert ids[0] == ids[1] == list(range(9 * STEPS)), "an arrow for each message"
+    assert all(start["ts"] <= end["ts"] for start, end in zip(by_phase["s"], by_phase["f"], strict=True))
     assert {event["args"]["bytes"] for event in by_phase["C"]} >= {
         mesh_memory(part).after[0] for part in program.meshes
     }
