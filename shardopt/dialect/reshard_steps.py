@@ -65,15 +65,20 @@ def find_plan_fault(steps: tuple[ReshardStep, ...], held: dict[int, Box], wanted
                 return f"{text}: exceeds the source tile {format_box(held[step.source])}"
         else:
             before = [box for phase, box in received.get(step.source, ()) if phase < step.phase]
-            if not _covers(before, step.box):
+            if step.box not in before and not _covers(before, step.box):
                 return f"{text}: device {step.source} has not received that box"
-        if any(intersect(step.box, other) for _, other in received[step.target]):
+        if any(_meet(step.box, other) for _, other in received[step.target]):
             return f"{text}: part of it arrives twice"
         received[step.target].append((step.phase, step.box))
     for device, tile in wanted.items():
         if not _covers([box for _, box in received[device]], tile):
             return f"tile {format_box(tile)} of device {device} is not filled completely"
     return None
+
+
+def _meet(left: Box, right: Box) -> bool:
+    """Whether boxes have an element in common; the boxes of a scalar do."""
+    return all(a < d and c < b for (a, b), (c, d) in zip(left, right, strict=True))
 
 
 def format_box(box: Box) -> str:
