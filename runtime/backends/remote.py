@@ -14,7 +14,6 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any
 
-from shardopt.cost.errors import UserError
 from shardopt.runtime.backends.gather import gather
 from shardopt.runtime.devices.clients import CoordinationService
 from shardopt.runtime.health.monitor import Limits
@@ -72,9 +71,6 @@ class RemoteBackend(ABC):
         }
 
     def start_workers(self, options: Mapping[str, Any]) -> None:
-        wide = [mesh for mesh, hosts in self.hosts.items() if len(hosts) > 1]
-        if wide and options.get("platform") == "gpu":
-            raise UserError(f"mesh '{wide[0]}' has several hosts: expected platform 'cpu' for such meshes, found 'gpu'")
         token = secrets.token_bytes(32)
         addresses = self._gather(
             {

@@ -22,14 +22,14 @@ class RemoteWorker:
     def __init__(self, position: Position | None = None) -> None:
         self._mailbox = Mailbox()
         self._position = position
-        self._name = ""
+        self.name = ""
         self._transport: SocketTransport | RayObjectTransport | None = None
         self._address = ""
         self._worker: Worker | None = None
 
     def listen(self, name: str, address: str, token: bytes) -> tuple[str, int, str]:
         """Be the worker `name`; where others can reach it."""
-        self._name, self._address = name, address
+        self.name, self._address = name, address
         self._transport = SocketTransport(self._mailbox, address, token, name)
         host, port, near = self._transport.address
         return host, port, near
@@ -38,7 +38,7 @@ class RemoteWorker:
         """Exchange messages with these actors of Ray instead."""
         assert self._transport is not None, "listen() comes first"
         self._transport.close()
-        self._transport = RayObjectTransport(self._name, self._mailbox, actors)
+        self._transport = RayObjectTransport(self.name, self._mailbox, actors)
         return self._transport
 
     def start(
@@ -76,7 +76,7 @@ class RemoteWorker:
                 type(error)(*error.args) if type(error) in (Cancelled, UserError) else UserError(str(error))
             ) from error
         except Exception as error:
-            raise mesh_error(self._name, "", error) from error
+            raise mesh_error(self.name, "", error) from error
 
     def cancel(self, reason: str) -> None:
         """Wake the worker out of what it waits for; may be called from any thread."""

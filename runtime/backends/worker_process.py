@@ -18,6 +18,7 @@ from typing import Any
 
 from shardopt.runtime.backends.frames import receive_frame, send_frame
 from shardopt.runtime.backends.remote_worker import RemoteWorker
+from shardopt.runtime.errors import MeshError
 
 
 class _Server:
@@ -50,7 +51,10 @@ class _Server:
         except Exception as error:  # whatever `call` raises can be sent
             answer = (number, False, error)
         with self._writing:
-            send_frame(self._connection, answer)
+            try:
+                send_frame(self._connection, answer)
+            except TypeError as error:  # nothing of it has been sent
+                send_frame(self._connection, (number, False, MeshError(self._worker.name, "", f"{method}: {error}")))
 
 
 def main(arguments: list[str]) -> None:

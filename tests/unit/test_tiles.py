@@ -7,17 +7,19 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardopt.cost.cluster_file import load_cluster
+from shardopt.cost.errors import UserError
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.exported_program import Box, ReshardStep, TensorSpec
 from shardopt.dialect.reshard_steps import default_steps, find_plan_fault, tiles_by_device
 from shardopt.runtime.devices.exchanges import Exchanges
 from shardopt.runtime.devices.tiles import RouteSource, RouteTarget, Tiling, box_slices, landing_of
-from shardopt.runtime.program.hosts import Host, hosts_of_mesh
-from shardopt.runtime.program.instructions import Route
+from shardopt.runtime.program.hosts import Host, hosts_of, hosts_of_mesh
+from shardopt.runtime.program.instructions import MeshProgram, Program, Route
 from shardopt.runtime.program.routes import make_route
 from shardopt.runtime.transports.mailbox import Mailbox
 from shardopt.solve.resharding.transfers import plan_resharding
@@ -137,3 +139,20 @@ def test_a_box_for_two_devices_travels_once() -> None:
     steps = (ReshardStep(0, 0, 2, ((0, 4),)), ReshardStep(0, 0, 3, ((0, 4),)))
     route = make_route((MESHES[0], WHOLE), (MESHES[1], WHOLE), steps)
     assert (len(route.pieces), len(route.placements)) == (1, 2)
+
+
+def test_hosts_of_a_mesh_have_the_devices_of_a_machine_each() -> None:
+    mesh = Mesh("m", (("x", 2), ("y", 2)), (0, 2, 1, 5))
+    assert hosts_of_mesh(mesh, ((0, 1), (2, 3))) == (
+        Host("m", 0, 3, (0, 2), 0),
+        Host("m", 1, 3, (1,), 1),
+        Host("m", 2, 3, (3,), None),
+    )
+    (alone,) = hosts_of_mesh(mesh, ())
+    assert (alone.name, alone.shards) == ("m", (0, 1, 2, 3))
+    part = MeshProgram(mesh, (), (), (), (), (), (), ())
+    program = Program((), (), (), (part,), ((0, 1, 2, 5),))
+    assert [host.name for host in hosts_of(program)["m"]] == ["m"]
+    assert [host.shards for host in hosts_of(program, 2)["m"]] == [(0, 2), (1,), (3,)]
+    with pytest.raises(UserError, match="expected at least one device per host, found 0"):
+        hosts_of(program, 0)
