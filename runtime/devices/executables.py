@@ -48,11 +48,9 @@ def compiled_in_parallel(work: Callable[[_T], _R], items: Iterable[_T]) -> list[
 
 
 def load_or_compile(devices: list[Any], bytecode: bytes, options: Any, store: Store | None) -> Any:
-    """A loaded executable for `devices`, from the store if it has one. Executables over several processes are not kept:
-    each process would have to find its part of the same one."""
+    """A loaded executable for `devices`, from the store if it has one. Where devices are spread over processes, each
+    keeps what it made: XLA compiles without the others, and who runs where is part of the key."""
     client, listed = devices[0].client, xc.DeviceList(tuple(devices))
-    if any(device.process_index != client.process_index() for device in devices):
-        store = None
     if store is None:
         return client.compile_and_load(bytecode, listed, options)
     key = _key(devices, bytecode, options)
@@ -83,6 +81,7 @@ def _key(devices: list[Any], bytecode: bytes, options: Any) -> str:
         client.platform,
         client.platform_version,
         ",".join(device.device_kind for device in devices),
+        f"process {client.process_index()}, devices {[(device.process_index, device.id) for device in devices]}",
         _instruction_set(),
         os.environ.get("XLA_FLAGS", ""),
         options.SerializeAsString(),
