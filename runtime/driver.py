@@ -33,10 +33,12 @@ from shardopt.dialect.exported_form import read_exported
 from shardopt.dialect.exported_program import Box, TensorSpec
 from shardopt.dialect.exported_verify import verify_exported
 from shardopt.ir.diagnostics import DiagnosedError, diagnostic
+from shardopt.runtime.attached import AttachedBackend, check_placement, shared_by_name, with_own_tags
 from shardopt.runtime.devices.gpus import chosen_platform
 from shardopt.runtime.devices.tiles import Tiling
 from shardopt.runtime.faults import Fault, fault_fields
 from shardopt.runtime.health.monitor import DEFAULT_LIMITS, Limits
+from shardopt.runtime.health.watch import Watch
 from shardopt.runtime.program.build import build_program
 from shardopt.runtime.program.check import check_program
 from shardopt.runtime.program.hosts import Host, Hosts, hosts_of
@@ -62,6 +64,7 @@ class Backend(Protocol):
     """Workers, one a host of a mesh, wherever they are; they are called by the names of their hosts."""
 
     hosts: Hosts
+    watch: Watch
 
     def where(self) -> Mapping[str, Standing | None]:
         """Where every worker stands, by name, while another call runs; None for one that does not answer."""
@@ -227,6 +230,7 @@ class Run:
         self._result_home = {number: part.mesh.name for part in program.meshes for number, _ in part.results}
         self._missing = set(range(len(program.arguments)))  # arguments that have no value yet
         self._has_results = False
+        self._num_attached = 0
         self._failure: BaseException | None = None
         self.steps_done = 0
         self.step_seconds = 0.0  # of the last step, one that failed too
@@ -311,6 +315,24 @@ class Run:
         if number in self._missing:
             raise UserError(f"argument {number} has no value yet")
         return self._state.read(number, box)
+
+    def attach(self, program: Program, shares: Mapping[int, int] | None = None, *, quick_compile: bool = False) -> Run:
+        """A second program on the same workers, such as an evaluation step, that reads arguments of this one where they
+        live: `shares[k]` is the argument of this program that its argument k is, by default the state of the same name.
+
+        The run that is returned is stepped like this one, and ends with it. Raises UserError, with the first argument
+        that the two do not place alike; MeshError.
+        """
+        shares = shared_by_name(self.program, program) if shares is None else shares
+        check_placement(self.program, program, shares)
+        self._num_attached += 1
+        name, program = f"attached {self._num_attached}", with_own_tags(program, self._num_attached)
+        self._backend.watch.add(name, program)
+        backend = AttachedBackend(program, name, self._backend, self._call)
+        backend.start(program, shares, {"quick_compile": quick_compile})
+        attached = Run(program, backend)
+        attached._missing -= shares.keys()
+        return attached
 
     def live_bytes(self) -> dict[str, tuple[int, ...]]:
         """By worker, the bytes that a device held after each instruction of the last step. Needs `track_bytes`."""

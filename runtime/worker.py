@@ -27,6 +27,7 @@ from shardopt.runtime.errors import Cancelled, MeshError
 from shardopt.runtime.faults import FaultFields, FaultyTransport, injections
 from shardopt.runtime.program.hosts import Host, Hosts
 from shardopt.runtime.program.instructions import MeshProgram, Route
+from shardopt.runtime.program.json_form import program_from_json
 from shardopt.runtime.state.worker_state import WorkerState
 from shardopt.runtime.tracing.recorder import Recorder
 from shardopt.runtime.tracing.where import Standing, standing
@@ -67,8 +68,11 @@ class Worker:
         compile_cache: bool = True,
         trace: bool = False,
         faults: Sequence[FaultFields] = (),
+        devices: XlaMesh | None = None,
     ) -> None:
         self.program = program
+        self._attached: dict[str, tuple[Worker, tuple[tuple[int, int], ...]]] = {}
+        self._active = self  # the program that runs, of this worker's or of those attached to it
         self._position: Position = [0] if position is None else position
         self._busy, self._since = False, monotonic()
         faulty = FaultyTransport(transport) if faults else None
@@ -80,12 +84,13 @@ class Worker:
             hosts,
             routes,
             transport,
-            devices=XlaMesh(program.mesh, _devices(program, host, world, platform, own_gpus)),
+            devices=devices or XlaMesh(program.mesh, _devices(program, host, world, platform, own_gpus)),
             executables={},
             sender=Sender(host.name),
             copy_pieces=track_bytes,  # what is under way belongs to the transport, not to this mesh
         )
         devices = self._context.devices
+        self._direct = direct
         store = default_store() if compile_cache else None
         self._context.executables = devices.compile_all(program.functions, quick=quick_compile, store=store)
         self._state = WorkerState(self._context)
@@ -137,6 +142,8 @@ class Worker:
 
     def where(self) -> Standing:
         """Where the worker stands; may be called from any thread."""
+        if self._active is not self:
+            return self._active.where()
         return standing(self._context, unpack_position(self._position[0])[1], self._since, self._busy)
 
     def trace(self) -> dict[str, Any]:
@@ -156,6 +163,38 @@ class Worker:
         tiling = self._context.tiling(dict(self.program.results)[number])
         return tiling.owned(self._context.devices.shards(self._outputs[number]))
 
+    def attach(self, name: str, program: str, shares: Mapping[int, int], options: Mapping[str, Any]) -> None:
+        """Get another program (JSON) ready on the same devices, which shares arguments with this one: its -> ours."""
+        read = program_from_json(program)
+        (part,) = read.meshes
+        own, context = dict(self.program.arguments), self._context
+        buffers = tuple((buffer, own[shares[number]]) for number, buffer in part.arguments if number in shares)
+        worker = Worker(
+            part,
+            context.host,
+            context.hosts,
+            read.routes,
+            self._transport,
+            position=self._position,
+            direct=self._direct,
+            devices=context.devices,
+            **options,
+        )
+        self._attached[name] = worker, buffers
+
+    def on_attached(self, name: str, method: str, *arguments: Any) -> Any:
+        """Call a method of an attached worker, which sees what the shared arguments are now."""
+        worker, buffers = self._attached[name]
+        for target, source in buffers:
+            worker._context.buffers[target] = self._context.buffers[source]
+        self._active = worker
+        try:
+            return getattr(worker, method)(*arguments)
+        finally:
+            self._active = self
+            for target, _ in buffers:  # the next step of this worker may consume them
+                worker._context.buffers[target] = None
+
     def on_state(self, method: str, *arguments: Any) -> Any:
         """Call a method of `WorkerState`, between steps."""
         return getattr(self._state, method)(*arguments)
@@ -165,6 +204,8 @@ class Worker:
         self._transport.mailbox.cancel(Cancelled(reason))
 
     def close(self) -> None:
+        for worker, _ in self._attached.values():
+            worker._context.sender.close()
         self._transport.close()  # first: it ends a SEND that is stuck
         self._context.sender.close()
         if self._context.links is not None:

@@ -43,7 +43,7 @@ class LocalBackend:
         self.hosts: Hosts = one_host_each(program)
         self._workers: dict[str, Worker] = {}
         self._stuck: set[str] = set()  # nobody waits for them
-        self._watch = Watch(program, self.hosts, limits, self._ask, lambda worker: None)
+        self.watch = Watch(program, self.hosts, limits, self._ask, lambda worker: None)
         self._threads = {name: WorkerThread(f"mesh-{name}") for name in mailboxes}
         futures = {
             part.mesh.name: self._threads[part.mesh.name].submit(
@@ -65,13 +65,13 @@ class LocalBackend:
 
     def call(self, method: str, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
         """Call a method of some workers at once; their answers by mesh. Raises the first failure as MeshError."""
-        self._watch.begin(stepping=method == "step")
+        self.watch.begin(method, arguments)
         futures = {
             name: self._threads[name].submit(getattr(self._workers[name], method), *values)
             for name, values in arguments.items()
         }
         try:
-            return gather(futures, self._cancel_all, self._watch.check)
+            return gather(futures, self._cancel_all, self.watch.check)
         except MeshError as error:
             if error.kind is Kind.STUCK:
                 self._stuck.add(error.worker)

@@ -171,7 +171,7 @@ class RayBackend(RemoteBackend):
             return cause
         first_line = str(error).strip().splitlines()[0]
         text = f"its actor died ({type(error).__name__}: {first_line})"
-        return MeshError(worker, self._watch.place(worker), text, Kind.DIED)
+        return MeshError(worker, self.watch.place(worker), text, Kind.DIED)
 
 
 def _shared_number(file: Path) -> memoryview:

@@ -31,7 +31,7 @@ class RemoteBackend(ABC):
 
     def __init__(self, program: Program, hosts: Hosts, limits: Limits) -> None:
         self.hosts = hosts
-        self._watch = Watch(program, hosts, limits, lambda worker: self.control(worker, "where"), self.position)
+        self.watch = Watch(program, hosts, limits, lambda worker: self.control(worker, "where"), self.position)
         self.program = program
         self._services: list[CoordinationService] = []
 
@@ -57,9 +57,9 @@ class RemoteBackend(ABC):
 
     def call(self, method: str, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
         """Call a `Worker` method on some workers at once; their answers by worker. Raises the first failure."""
-        self._watch.begin(stepping=method == "step")
+        self.watch.begin(method, arguments)
         futures = {name: self.submit(name, method, *values) for name, values in arguments.items()}
-        return gather(futures, self._cancel_all, self._watch.check)
+        return gather(futures, self._cancel_all, self.watch.check)
 
     def where(self) -> dict[str, Standing | None]:
         """Where every worker stands, None for one that does not answer."""

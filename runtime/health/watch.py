@@ -6,9 +6,10 @@ signs of life, and what the monitor judges by.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from time import monotonic
+from typing import Any
 
 from shardopt.runtime.errors import Kind, MeshError
 from shardopt.runtime.health.monitor import Limits, Monitor, Status
@@ -29,16 +30,25 @@ class Watch:
         ask: Callable[[str], Future[Standing]],
         position: Callable[[str], tuple[int, int] | None],
     ) -> None:
-        self._limits, self._ask, self._position = limits, ask, position
-        self._monitor = Monitor(program, {mesh: [host.name for host in own] for mesh, own in hosts.items()}, limits)
+        self._limits, self._ask, self._position, self._hosts = limits, ask, position, hosts
+        self._main = self._monitor = self._monitor_of(program)
+        self._attached: dict[str, Monitor] = {}
         self._names = [host.name for own in hosts.values() for host in own]
         self._asked: dict[str, Future[Standing]] = {}
         self._heard: dict[str, float] = {}
         self._stepping = False
 
-    def begin(self, *, stepping: bool) -> None:
+    def add(self, name: str, program: Program) -> None:
+        """Another program of the same workers, which `on_attached` runs."""
+        self._attached[name] = self._monitor_of(program)
+
+    def begin(self, method: str, arguments: Mapping[str, Sequence[Any]]) -> None:
         """A call to the workers begins; only steps make progress that can be seen."""
-        self._stepping = stepping
+        self._monitor = self._main
+        if method == "on_attached" and arguments:
+            name, method = next(iter(arguments.values()))[:2]
+            self._monitor = self._attached[name]
+        self._stepping = method == "step"
         self._heard = dict.fromkeys(self._names, monotonic())
         self._monitor.begin(monotonic())
 
@@ -51,6 +61,10 @@ class Watch:
     def place(self, worker: str) -> str:
         """Where in a step a worker is that can say nothing any more; "" outside of steps."""
         return self._monitor.place(worker, self._position(worker)) if self._stepping else ""
+
+    def _monitor_of(self, program: Program) -> Monitor:
+        hosts = {part.mesh.name: self._hosts[part.mesh.name] for part in program.meshes}
+        return Monitor(program, {mesh: [host.name for host in own] for mesh, own in hosts.items()}, self._limits)
 
     def _listen(self) -> dict[str, Status]:
         """The answers that have come, and new questions to those who gave them."""

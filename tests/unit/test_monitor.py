@@ -82,7 +82,7 @@ def test_silence_is_an_error_outside_of_steps_too(
 
     hosts = {mesh: (Host(mesh, 0, 1, (0, 1)),) for mesh in ("m0", "m1")}
     watch = Watch(example(), hosts, LIMITS, ask, lambda worker: known)
-    watch.begin(stepping=known is not None)
+    watch.begin("load" if known is None else "step", {})
     for now in (100.0, 102.0, 104.0):
         assert watch.check(["m0", "m1"]) is None
         for worker, question in questions:
