@@ -42,7 +42,7 @@ def follow(
     `microbatches` are by default as many as those of `plan`. Raises UserError where the function reads the weights in
     another order than the stages of `plan` have them, and where a sharding cannot be demanded.
     """
-    document = plan.to_json()
+    document: dict[str, Any] = plan.to_json()
     with make_context() as context:
         arguments = _arguments(load_module(plan.module, context))
     for number, other in shares.items():

@@ -106,7 +106,7 @@ def test_weights_are_evaluated_where_training_has_left_them(
         assert following.arguments[number].value == training.arguments[source].value
     with open_run(training, backend, quick_compile=True) as run:
         run.load([*weights, x, y])
-        with pytest.raises(UserError, match="the attached program has mesh m0.*, which the running one does not have"):
+        with pytest.raises(UserError, match=r"the attached program has mesh m0.*, which the running one does not have"):
             run.attach(alone, FOLLOWED)
         evaluation = run.attach(following, FOLLOWED, quick_compile=True)
         with pytest.raises(UserError, match="2 arguments have no value"):
