@@ -38,7 +38,9 @@ _NAME_BYTES = 256  # at most
 _STRANGERS = 256  # connections at once that have not proved anything yet
 _EVERYWHERE = ("", "0.0.0.0", "::")
 _SENDER, _RECEIVER = b"sender", b"receiver"  # keep one side's answer from being played back by the other
-_SOCKET_BYTES = 1 << 20  # the system's buffers: enough to keep a link of 40 Gbit/s at 0.2 ms busy, and still cached
+# The system's buffers between processes of one host: what they hold must still be in the cache when it is read. Those of
+# connections between hosts grow by themselves with the link, unless somebody sets them.
+_NEAR_BYTES = 1 << 18
 
 
 class Address(NamedTuple):
@@ -227,7 +229,8 @@ def _listen_near() -> tuple[str, socket.socket | None]:
 
 
 def _tune(connection: socket.socket) -> None:
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BYTES)
     if connection.family != socket.AF_UNIX:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if connection.family == socket.AF_UNIX or connection.getsockname()[0] == connection.getpeername()[0]:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _NEAR_BYTES)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _NEAR_BYTES)
