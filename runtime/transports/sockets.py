@@ -38,8 +38,8 @@ _NAME_BYTES = 256  # at most
 _STRANGERS = 256  # connections at once that have not proved anything yet
 _EVERYWHERE = ("", "0.0.0.0", "::")
 _SENDER, _RECEIVER = b"sender", b"receiver"  # keep one side's answer from being played back by the other
-# The system's buffers between processes of one host: what they hold must still be in the cache when it is read. Those of
-# connections between hosts grow by themselves with the link, unless somebody sets them.
+# The system's buffers between processes of one host: what they hold must still be in the cache when it is read. Those
+# of connections between hosts grow by themselves with the link, unless somebody sets them.
 _NEAR_BYTES = 1 << 18
 
 
