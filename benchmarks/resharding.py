@@ -2,10 +2,12 @@
 
     python -m benchmarks.resharding
     python -m benchmarks.resharding --large
+    python -m benchmarks.resharding --random
     python -m benchmarks.resharding --plans PLAN…
 
 The first counts the small cases and the public nine-case suite (`benchmarks.resharding_cases`) for every strategy. The
-second plans them for meshes of 64 to 2048 devices each. The third reads plan directories of `shardopt plan`, plans the
+second plans them for meshes of 64 to 2048 devices each. The third draws boxes and messages between hosts at random, and
+says what choosing senders and ordering messages is worth. The last reads plan directories of `shardopt plan`, plans the
 transfers of each once more, and sets their predicted seconds beside those with which the stages were chosen, when
 nobody knew yet how values would lie. Tables are Markdown; times are CPU seconds of this process.
 """
@@ -18,6 +20,8 @@ from pathlib import Path
 from time import process_time
 
 from benchmarks.resharding_cases import LARGE, SMALL, SUITE, Case, cluster_of
+from benchmarks.resharding_random import HEAD as RANDOM_HEAD
+from benchmarks.resharding_random import random_order, random_senders
 from shardopt.cost.cluster import Cluster
 from shardopt.cost.transfers import even_messages, messages_seconds
 from shardopt.solve.resharding.boxes import TileGrid, volume
@@ -40,12 +44,15 @@ _REPEAT = 3  # plans, of which the fastest counts
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--large", action="store_true", help="planning time for meshes of up to 2048 devices")
+    parser.add_argument("--random", action="store_true", help="balance and order of random messages")
     parser.add_argument("--plans", nargs="+", type=Path, metavar="PLAN", help="plan directories")
     args = parser.parse_args(argv)
     if args.plans:
         print(_table(_PLANS_HEAD, (row for plan in args.plans for row in plan_rows(plan))))
     elif args.large:
         print(_table(_LARGE_HEAD, map(large_row, LARGE)))
+    elif args.random:
+        print(_table(RANDOM_HEAD, (random_order(2000), random_senders(400))))
     else:
         print(_table(_SMALL_HEAD, (row for case in SMALL for row in small_rows(case))))
         print()
