@@ -51,15 +51,12 @@ class _Outgoing:
         self, target: str, sources: Sequence[RouteSource], arrays: Sequence[DeviceArray], step: int, tag: int
     ) -> None:
         shards = [self._context.devices.shards(array) for array in arrays]
-        recorder = self._context.recorder
-        if recorder is not None:
-            recorder.ready()
+        if self._context.recorder is not None:
+            self._context.recorder.ready()
         pieces = [piece for source, own in zip(sources, shards, strict=True) for piece in source.cut(own)]
         if self._context.copy_pieces:
             pieces = [piece.copy() for piece in pieces]
-        self._context.transport.send(target, step, tag, pieces, keep=self._keep)
-        if recorder is not None:
-            recorder.gave(pieces)
+        _give(self._context, target, step, tag, pieces, keep=self._keep)
 
 
 class _Incoming:
@@ -134,7 +131,7 @@ def complete_action(context: Context, position: int, completion: Allgather | Bro
     spec = context.program.buffers[completion.buffer]
 
     def give(worker: str, tag: int, pieces: list[np.ndarray]) -> None:
-        send = partial(context.transport.send, worker, context.step, tag, pieces)
+        send = partial(_give, context, worker, context.step, tag, pieces, keep=False)
         _submit(context, position, worker, (completion.buffer,), send)
 
     def action() -> None:
@@ -143,6 +140,12 @@ def complete_action(context: Context, position: int, completion: Allgather | Bro
         context.buffers[completion.buffer] = context.devices.put(spec, shards)
 
     return action
+
+
+def _give(context: Context, target: str, step: int, tag: int, pieces: list[np.ndarray], *, keep: bool) -> None:
+    context.transport.send(target, step, tag, pieces, keep=keep)
+    if context.recorder is not None:
+        context.recorder.gave(pieces)
 
 
 def _submit(context: Context, position: int, target: str, buffers: Sequence[int], send: Callable[[], None]) -> None:
