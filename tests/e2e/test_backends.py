@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ import wide_model
 from exported_model import TEXT, example, expected_step, inputs, load
 
 from shardopt.cost.errors import UserError
+from shardopt.ir.context import make_context
+from shardopt.ir.io import load_module
 from shardopt.runtime.driver import Run, open_run
 from shardopt.runtime.errors import MeshError
 from shardopt.runtime.faults import Fault
@@ -93,15 +97,25 @@ def test_bfloat16_and_another_schedule_between_hosts(start: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["local", "process", pytest.param("ray", marks=pytest.mark.ray)])
-def test_a_mesh_over_two_hosts(start: Any, backend: str) -> None:
+def test_a_mesh_over_two_hosts(start: Any, backend: str, tmp_path: Path) -> None:
+    """Values made on its hosts, steps, and a checkpoint that each of them writes its shards of."""
     program = load(wide_model.TEXT)
     w, k = wide_model.inputs()
-    with start((backend, wide_model.DEVICES_PER_HOST), program) as run:
+    exported = jax.export.export(jax.jit(lambda half: half + half), platforms=("cpu",))(w / 2)
+    with start((backend, wide_model.DEVICES_PER_HOST), program) as run, make_context() as context:
         names = [host.name for hosts in run._backend.hosts.values() for host in hosts]
         assert names == (["wide", "small"] if backend == "local" else ["wide/0", "wide/1", "small"])
-        run.load([w, k])
-        for _ in range(3):
+        run.initialize(load_module(exported.mlir_module_serialized, context), [0], [w / 2])
+        run.create({1: lambda index: k[index]})
+        np.testing.assert_array_equal(run.argument(0, ((2, 5), (1, 7))), w[2:5, 1:7])
+        for _ in range(2):
             outputs = run.step()
             expected = wide_model.expected_step(w, k)
             assert all(row.within(TOLERANCE) for row in compare(outputs, expected))
             w = expected[0]
+        run.save(tmp_path / "state")
+    with start(("local", None), program) as run:
+        run.restore(tmp_path / "state")
+        run.create({1: lambda index: k[index]})
+        rows = compare(run.step(), wide_model.expected_step(w, k))
+        assert run.steps_done == 3 and all(row.within(TOLERANCE) for row in rows)
