@@ -89,7 +89,7 @@ def _bound(fixed: _Loads, options: Sequence[tuple[Option, ...]]) -> float:
     """Seconds that no assignment of the boxes with a choice undercuts: what stands, the largest box, and all of them
     spread evenly over the links that could send them."""
     least = max(fixed.top(), max((min(o.seconds for o in own) for own in options), default=0.0))
-    links = {option.out for own in options for option in own}
+    links = dict.fromkeys(option.out for own in options for option in own)
     total = sum(min(option.seconds for option in own) for own in options) + sum(fixed.seconds[link] for link in links)
     return max(least, total / max(len(links), 1))
 
