@@ -1,8 +1,8 @@
 """SEND and RECV from GPU to GPU: pieces are cut out of the shards of one and placed in those of the other without
-leaving the devices. Everything is only started here; nothing waits.
+leaving the devices, and ALLGATHER and BROADCAST inside one host. Everything is only started here; nothing waits.
 
-A transfer that is completed by exchanges inside its destination goes over the ordinary transport instead: both ends can
-tell so from its route.
+A transfer that is completed by exchanges between the hosts of its destination goes over the ordinary transport instead:
+both ends can tell so from its route.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any
 from shardopt.runtime.actions.context import Action, Context
 from shardopt.runtime.devices.cuda import Cuda, Words, load_cupy
 from shardopt.runtime.devices.tiles import Tiling, box_slices
+from shardopt.runtime.devices.xla import DeviceArray
 from shardopt.runtime.program.host_routes import pieces_between
 from shardopt.runtime.program.hosts import Host, Hosts
-from shardopt.runtime.program.instructions import MeshProgram, Recv, Route, Send
+from shardopt.runtime.program.instructions import Allgather, Broadcast, Instruction, MeshProgram, Recv, Route, Send
 from shardopt.runtime.transports.nccl import End, Link, NcclLinks
 
 
@@ -38,20 +39,28 @@ def connect(context: Context) -> None:
     context.links = NcclLinks(cupy.cuda.nccl, context.host.name, context.cudas, links, context.transport)
 
 
-def is_direct(context: Context, instruction: Send | Recv) -> bool:
-    """Whether a message goes from GPU to GPU."""
-    return context.links is not None and _all_land(context.routes, instruction)
+def is_direct(context: Context, instruction: Instruction) -> bool:
+    """Whether a message goes from GPU to GPU, or what such a message has brought is to be completed."""
+    match instruction:
+        case Send() | Recv():
+            return context.links is not None and _stays(context.program, context.hosts, context.routes, instruction)
+        case Allgather(buffer=buffer) | Broadcast(buffer=buffer):
+            recvs = [each for each in context.program.instructions if isinstance(each, Recv) and buffer in each.buffers]
+            return any(is_direct(context, each) for each in recvs)
+    return False
 
 
-def _all_land(routes: Sequence[Route], instruction: Send | Recv) -> bool:
-    return not any(routes[route].exchanges for route in instruction.routes)
+def _stays(program: MeshProgram, hosts: Hosts, routes: Sequence[Route], instruction: Send | Recv) -> bool:
+    """Whether all can be done on the GPUs."""
+    target = instruction.target if isinstance(instruction, Send) else program.mesh.name
+    return len(hosts[target]) == 1 or not any(routes[route].exchanges for route in instruction.routes)
 
 
 def links_of(program: MeshProgram, host: Host, hosts: Hosts, routes: Sequence[Route]) -> set[Link]:
     """All links that one worker needs, of both directions."""
     found: set[Link] = set()
     for each in program.instructions:
-        if not isinstance(each, Send | Recv) or not _all_land(routes, each):
+        if not isinstance(each, Send | Recv) or not _stays(program, hosts, routes, each):
             continue
         for route in each.routes:
             if isinstance(each, Send):
@@ -109,6 +118,14 @@ class _Arriving:
     places: tuple[tuple[int, Any], ...]
 
 
+@dataclass(frozen=True)
+class _Landed:
+    """The shards of a value that is still to be completed, and the events after which each holds what has come."""
+
+    shards: list[Words]
+    events: list[list[Any]]
+
+
 def direct_recv_action(context: Context, position: int, recv: Recv) -> Action:
     routes = [context.routes[route] for route in recv.routes]
     tilings = [Tiling(context.program.mesh, route.target) for route in routes]
@@ -128,14 +145,51 @@ def direct_recv_action(context: Context, position: int, recv: Recv) -> Action:
             for shard in context.host.shards
         ]
         events = _land(context, links, arriving, shards)
-        for value, (buffer, tiling) in enumerate(zip(recv.buffers, tilings, strict=True)):
-            give: list[Callable[[int | None], Any]] = []
-            for place, shard in enumerate(context.host.shards):
-                number = value * size + place
-                give.append(partial(context.cudas[shard].give, shards[number], tiling.dtype, events[number]))
-            context.buffers[buffer] = context.devices.adopt(tiling.spec, give)
+        for value, (buffer, route, tiling) in enumerate(zip(recv.buffers, routes, tilings, strict=True)):
+            own = slice(value * size, (value + 1) * size)
+            landed = _Landed(shards[own], events[own])
+            context.buffers[buffer] = landed if route.exchanges else _adopted(context, tiling, landed)
 
     return action
+
+
+def direct_complete_action(context: Context, position: int, completion: Allgather | Broadcast) -> Action:
+    route, own = context.routes[completion.route], context.host.shards
+    tiling = Tiling(context.program.mesh, route.target)
+    moves = [
+        (
+            own.index(move.source_shard),
+            (..., *box_slices(move.source_box)),
+            own.index(move.target_shard),
+            (..., *box_slices(move.target_box)),
+        )
+        for move in route.exchanges
+    ]
+
+    def action() -> None:
+        links, landed = _open(context), context.buffers[completion.buffer]
+        assert isinstance(landed, _Landed), "a direct RECV comes first"
+        for source, source_box, target, target_box in moves:
+            giver, taker = context.cudas[own[source]], context.cudas[own[target]]
+            stream, box = links.copy_stream(giver), landed.shards[source][source_box]
+            with giver.here():
+                for event in landed.events[source]:
+                    stream.wait_event(event)
+            words = giver.compact(box, stream)
+            window = landed.shards[target][target_box]
+            landed.events[target].append(_pass_on(taker, links, words, giver.event(stream), window, box))
+        context.buffers[completion.buffer] = _adopted(context, tiling, landed)
+
+    return action
+
+
+def _adopted(context: Context, tiling: Tiling, landed: _Landed) -> DeviceArray:
+    own = [context.cudas[shard] for shard in context.host.shards]
+    give: list[Callable[[int | None], Any]] = [
+        partial(cuda.give, words, tiling.dtype, tuple(events))
+        for cuda, words, events in zip(own, landed.shards, landed.events, strict=True)
+    ]
+    return context.devices.adopt(tiling.spec, give)
 
 
 def _arriving(route: Route, source: Host, own: Host, first_shard: int) -> list[_Arriving]:
@@ -162,8 +216,9 @@ def _land(
     return events
 
 
-def _pass_on(cuda: Cuda, links: NcclLinks, words: Words, event: Any, window: Words) -> Any:
-    """Copy a piece that has arrived to another GPU of the host; the event after which it is there."""
+def _pass_on(cuda: Cuda, links: NcclLinks, words: Words, event: Any, window: Words, source: Words = None) -> Any:
+    """Copy words that are there after an event to another GPU of the host, whose event is returned. `source` is what
+    they were copied from."""
     stream = links.copy_stream(cuda)
     with cuda.here():
         stream.wait_event(event)
@@ -172,7 +227,7 @@ def _pass_on(cuda: Cuda, links: NcclLinks, words: Words, event: Any, window: Wor
     if whole is not window:
         cuda.write(window, whole, stream)
     done = cuda.event(stream)
-    links.keep([done], [words, whole])  # both were taken for other streams than the one that reads them
+    links.keep([done], [words, whole, source])  # or other streams would write to it while this one reads
     return done
 
 

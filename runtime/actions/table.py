@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardopt.runtime.actions.context import Action, Context
-from shardopt.runtime.actions.direct import direct_recv_action, direct_send_action, is_direct
+from shardopt.runtime.actions.direct import direct_complete_action, direct_recv_action, direct_send_action, is_direct
 from shardopt.runtime.actions.memory import copy_action, free_action
 from shardopt.runtime.actions.messages import complete_action, recv_action, reshard_action, send_action
 from shardopt.runtime.actions.run import run_action
@@ -35,7 +35,12 @@ _MAKERS: dict[type, Callable[..., Action]] = {
 
 
 # Of messages that go from GPU to GPU.
-_DIRECT_MAKERS: dict[type, Callable[..., Action]] = {Send: direct_send_action, Recv: direct_recv_action}
+_DIRECT_MAKERS: dict[type, Callable[..., Action]] = {
+    Send: direct_send_action,
+    Recv: direct_recv_action,
+    Allgather: direct_complete_action,
+    Broadcast: direct_complete_action,
+}
 
 
 def make_actions(context: Context) -> list[Action]:
@@ -44,6 +49,5 @@ def make_actions(context: Context) -> list[Action]:
 
 
 def _make(context: Context, position: int, instruction: Instruction) -> Action:
-    if isinstance(instruction, Send | Recv) and is_direct(context, instruction):
-        return _DIRECT_MAKERS[type(instruction)](context, position, instruction)
-    return _MAKERS[type(instruction)](context, position, instruction)
+    makers = _DIRECT_MAKERS if is_direct(context, instruction) else _MAKERS
+    return makers[type(instruction)](context, position, instruction)

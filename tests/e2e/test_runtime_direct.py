@@ -9,14 +9,19 @@ import numpy as np
 import pytest
 from exported_model import TEXT, example, expected_step, inputs, load
 
+from shardopt.cost.cluster_file import load_cluster
+from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.dialect.exported_program import Argument, MeshValue, ReshardStep, Result, TensorSpec
 from shardopt.runtime.actions import direct
 from shardopt.runtime.backends.local import LocalBackend
 from shardopt.runtime.devices import dlpack
 from shardopt.runtime.devices.cuda import Cuda
 from shardopt.runtime.driver import Run
 from shardopt.runtime.errors import MeshError
-from shardopt.runtime.program.instructions import Program
+from shardopt.runtime.program.instructions import Instruction, MeshProgram, Program, Recv, Send
+from shardopt.runtime.program.routes import make_route
 from shardopt.runtime.reference import compare
+from shardopt.solve.resharding.transfers import plan_resharding
 from tests.unit.fake_cupy import Op, World, fake_cupy
 
 
@@ -52,7 +57,7 @@ def test_three_steps_match_numpy(world: World, schedule: str) -> None:
             expected = expected_step(w0, w1, x, t)
             assert all(row.within(1e-5) for row in compare(outputs, expected))
             w0, w1 = expected[:2]
-    assert len(world.groups) == 3 * 2 * 8, "four microbatches, there and back, at both ends"
+    assert len(world.groups) == 3 * 2 * 9, "four microbatches, there and back, and what is broadcast, at both ends"
 
 
 def test_bfloat16_travels(world: World) -> None:
@@ -78,3 +83,35 @@ def test_a_failure_aborts_the_communicators(world: World) -> None:
         with pytest.raises(MeshError, match="OverflowError: too hot"):
             run.step()
         assert all(each._context.links._failed for each in workers.values())
+
+
+ROWS = (("x",), ())
+TARGETS = {"rows": ROWS, "columns": ((), ("x",)), "all": ((), ())}
+
+
+@pytest.mark.parametrize("strategy", ["send_recv", "local_allgather", "broadcast"])
+@pytest.mark.parametrize("target", ["rows", "columns", "all"])
+def test_every_plan_of_a_transfer_moves_the_value(world: World, strategy: str, target: str) -> None:
+    """Two devices to three, so that boxes are cut, not in one run of memory, and completed on the devices."""
+    shape = (12, 6)
+    a, b = Mesh("a", (("x", 2),), (0, 1)), Mesh("b", (("x", 3),), (3, 4, 5))
+    source, goal = (TensorSpec(shape, "bfloat16", Sharding(dims)) for dims in (ROWS, TARGETS[target]))
+    ends = (a, source.sharding), (b, goal.sharding)
+    rows = plan_resharding(shape, 2, *ends, load_cluster("cpu-test:2x3"), strategy).to_array().tolist()
+    steps = tuple(ReshardStep(*row[:3], tuple(zip(row[3:5], row[5:], strict=True))) for row in rows)
+    route = make_route((a, source), (b, goal), steps)
+    on_b: list[Instruction] = [Recv(0, (0,), "a", (0,))]
+    if route.completion is not None:
+        on_b.append(route.completion(1, 0, 0))
+    parts = (
+        MeshProgram(a, (source,), ((0, 0),), (), (Send(0, (0,), "b", (0,)),), (), (), ()),
+        MeshProgram(b, (goal,), (), (), tuple(on_b), ((0, 0),), (), ()),
+    )
+    argument, result = Argument("x", MeshValue("a", source), None), Result("y", MeshValue("b", goal))
+    program = Program((argument,), (result,), (route,), parts)
+    value = np.arange(72).reshape(shape).astype(ml_dtypes.bfloat16)
+    with start(program) as run:
+        for _ in range(2):
+            run.load([value])
+            np.testing.assert_array_equal(run.step()[0], value)
+    assert len(world.groups) == 2 * 2
