@@ -1,7 +1,8 @@
 """The order in which a mesh sends, and whether all meshes reach the ends of their lists.
 
 SEND goes out as soon as its value is there. Where that could block for ever if a send waited for its receiver to come
-to RECV, the sends of all meshes are put into the order of receipt (`shardopt.schedule.exchange`).
+to RECV, the sends of all meshes are put into the order of receipt (`shardopt.schedule.exchange`). Messages to different
+meshes do not wait for each other: a worker sends to each on a thread or a stream of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from shardopt.schedule.exchange import Do, Step, Steps, describe, in_order_of_re
 def order_sends(lists: Sequence[Sequence[Instruction]]) -> list[list[Instruction]]:
     """The lists of all meshes, with SENDs moved back where their order needs it."""
     steps = steps_of(lists)
-    if not run_exchange(steps, rendezvous=True).blocks:
+    if not run_exchange(steps, rendezvous=True, lanes=True).blocks:
         return [list(own) for own in lists]
     sends = {each.tag: each for own in lists for each in own if isinstance(each, Send)}
     found = []
@@ -30,7 +31,7 @@ def deadlock(program: Program, rendezvous: bool) -> str:
     """The circle of waits in which the lists end, empty if all reach their ends. Instructions are counted from 0."""
     lists = [part.instructions for part in program.meshes]
     steps = steps_of(lists)
-    outcome = run_exchange(steps, rendezvous)
+    outcome = run_exchange(steps, rendezvous, lanes=True)
     if not outcome.blocks:
         return ""
 

@@ -1,7 +1,8 @@
 """Whether meshes that send to each other reach the ends of their lists, however sends are carried out.
 
 A mesh works through its steps in order. What it sends goes out beside that, one message at a time, in the order of the
-SEND steps (a thread, or a stream of a device). Two ways of sending are told apart:
+SEND steps (a thread, or a stream of a device); or, with a lane for each receiver, one at a time to each of them. Two
+ways of sending are told apart:
 
 * eager: the message is on its way at once, and the receiver finds it when it comes to the RECV;
 * rendezvous: the message waits until its receiver has come to the RECV, and those behind it wait, too.
@@ -44,20 +45,26 @@ class Outcome:
 
     stopped: dict[int, int]
     received: tuple[int, ...]
-    holding: dict[int, int]  # mesh -> the message that its sends wait with
+    holding: dict[int, int]  # mesh -> the first of its messages that has not arrived
+    ahead: dict[int, int]  # a message that is sent and waits -> the one that its lane waits with
 
     @property
     def blocks(self) -> bool:
         return bool(self.stopped)
 
 
-def run_exchange(steps: Steps, rendezvous: bool) -> Outcome:
-    """Run the meshes against each other, in O(steps)."""
+def run_exchange(steps: Steps, rendezvous: bool, lanes: bool = False) -> Outcome:
+    """Run the meshes against each other, in O(steps). With `lanes`, a message waits only behind others for its
+    receiver."""
     send, recv = Do.SEND, Do.RECV
     sender = {value: mesh for mesh, own in enumerate(steps) for do, value in own if do is send}
+    lane = _lanes(steps, sender) if lanes else sender
     position = [0] * len(steps)
-    queues: list[list[int]] = [[] for _ in steps]  # messages of each mesh in the order of its sends
-    through = [0] * len(steps)  # how many of them have arrived
+    queues: dict[int, list[int]] = {number: [] for number in lane.values()}  # messages in the order of their sends
+    through = dict.fromkeys(queues, 0)  # how many of them have arrived
+    made: list[list[int]] = [[] for _ in steps]  # messages of each mesh in the order of its sends
+    first_left = [0] * len(steps)  # how many of them have arrived before the first that has not
+    arrived: set[int] = set()
     sent: set[int] = set()
     waiting: dict[int, int] = {}  # message -> the mesh that stands at its RECV
     settling: set[int] = set()  # meshes that stand at a SENT
@@ -69,36 +76,48 @@ def run_exchange(steps: Steps, rendezvous: bool) -> Outcome:
         while at < len(own):
             do, value = own[at]
             if do is send:
-                queue = queues[mesh]
+                queue = queues[lane[value]]
                 queue.append(value)
+                made[mesh].append(value)
                 sent.add(value)
-                if value in waiting and (not rendezvous or len(queue) == through[mesh] + 1):
+                if value in waiting and (not rendezvous or len(queue) == through[lane[value]] + 1):
                     runnable.append(waiting.pop(value))
             elif do is recv:
-                source = sender[value]
-                queue = queues[source]
-                if value not in sent or (rendezvous and queue[through[source]] != value):
+                source, own_lane = sender[value], lane[value]
+                queue = queues[own_lane]
+                if value not in sent or (rendezvous and queue[through[own_lane]] != value):
                     waiting[value] = mesh
                     break
-                through[source] += 1
+                through[own_lane] += 1
                 received.append(value)
                 if rendezvous:
+                    arrived.add(value)
+                    others = made[source]
+                    while first_left[source] < len(others) and others[first_left[source]] in arrived:
+                        first_left[source] += 1
                     if source in settling:
                         settling.remove(source)
                         runnable.append(source)
-                    following = queue[through[source]] if through[source] < len(queue) else -1
+                    following = queue[through[own_lane]] if through[own_lane] < len(queue) else -1
                     if following in waiting:
                         runnable.append(waiting.pop(following))
-            elif rendezvous and through[mesh] < value:
+            elif rendezvous and first_left[mesh] < value:
                 settling.add(mesh)
                 break
             at += 1
         position[mesh] = at
     stopped = {mesh: at for mesh, at in enumerate(position) if at < len(steps[mesh])}
-    holding = {
-        mesh: queue[through[mesh]] for mesh, queue in enumerate(queues) if rendezvous and through[mesh] < len(queue)
-    }
-    return Outcome(stopped, tuple(received), holding)
+    if not rendezvous:
+        return Outcome(stopped, tuple(received), {}, {})
+    holding = {mesh: own[first_left[mesh]] for mesh, own in enumerate(made) if first_left[mesh] < len(own)}
+    ahead = {value: own[through[at]] for at, own in queues.items() for value in own[through[at] :]}
+    return Outcome(stopped, tuple(received), holding, ahead)
+
+
+def _lanes(steps: Steps, sender: dict[int, int]) -> dict[int, int]:
+    """A number for each sender and receiver; what nobody receives has the lane of its sender alone."""
+    receiver = {value: mesh for mesh, own in enumerate(steps) for do, value in own if do is Do.RECV}
+    return {value: mesh + len(steps) * (1 + receiver.get(value, -1)) for value, mesh in sender.items()}
 
 
 def in_order_of_receipt(steps: Steps) -> Steps:
@@ -190,9 +209,8 @@ def describe(steps: Steps, outcome: Outcome, mesh_name: Callable[[int, int], str
             held = outcome.holding[mesh]
             return f"{mesh_name(mesh, at)} waits until {name(held)} is sent", receiver[held]
         source, text = sender[value], f"{mesh_name(mesh, at)} waits for {name(value)}"
-        reached = outcome.stopped.get(source, len(steps[source]))
-        if source in outcome.holding and (Do.SEND, value) in steps[source][:reached]:
-            return f"{text}, sent behind {name(outcome.holding[source])}", receiver[outcome.holding[source]]
+        if value in outcome.ahead:
+            return f"{text}, sent behind {name(outcome.ahead[value])}", receiver[outcome.ahead[value]]
         return text, source
 
     said: dict[int, tuple[str, int]] = {}

@@ -171,3 +171,29 @@ def test_a_run_waits_for_what_it_overwrites() -> None:
     assert not run_exchange(steps, rendezvous=False).blocks
     said = describe(steps, run_exchange(steps, rendezvous=True), lambda mesh, at: f"mesh {mesh}", "#{}".format)
     assert said == "mesh 0 waits until #0 is sent; mesh 1 waits for #1"
+
+
+def test_a_message_waits_only_for_its_own_receiver_where_there_are_lanes() -> None:
+    """0 sends to 2 first and then to 1; 2 wants what 1 makes of it before: one lane blocks, a lane each does not."""
+    send, recv = Do.SEND, Do.RECV
+    steps: Steps = (((send, 0), (send, 1)), ((recv, 1), (send, 2)), ((recv, 2), (recv, 0)))
+    assert run_exchange(steps, rendezvous=True).blocks
+    outcome = run_exchange(steps, rendezvous=True, lanes=True)
+    assert not outcome.blocks and outcome.received == (1, 2, 0)
+
+
+def test_messages_to_one_receiver_keep_their_order_with_lanes() -> None:
+    send, recv = Do.SEND, Do.RECV
+    steps: Steps = (((send, 0), (send, 1)), ((recv, 1), (recv, 0)))
+    outcome = run_exchange(steps, rendezvous=True, lanes=True)
+    assert outcome.stopped == {1: 0} and outcome.ahead == {0: 0, 1: 0}
+
+
+def test_what_is_written_over_waits_for_all_sends_before_it_with_lanes() -> None:
+    """The wait comes before the sends that others need to come to their RECVs: it blocks with lanes, too."""
+    send, recv, sent = Do.SEND, Do.RECV, Do.SENT
+    steps: Steps = (((send, 0), (sent, 1), (send, 1)), ((recv, 1), (recv, 0)))
+    outcome = run_exchange(steps, rendezvous=True, lanes=True)
+    assert outcome.stopped == {0: 1, 1: 0} and outcome.holding == {0: 0}
+    through: Steps = (((send, 0), (send, 1), (sent, 2)), ((recv, 0),), ((recv, 1),))
+    assert not run_exchange(through, rendezvous=True, lanes=True).blocks
