@@ -29,7 +29,7 @@ from shardopt.ir.rewriting import functions
 from shardopt.passes.base import PassContext
 from shardopt.passes.shard_stages import ShardStages
 from shardopt.pipeline.manager import run_pipeline
-from shardopt.runtime.devices.xla import compiled_bytes
+from shardopt.runtime.devices.compiled import compiled_bytes
 
 
 def main(argv: Sequence[str] | None = None) -> int:

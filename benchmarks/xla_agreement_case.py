@@ -40,7 +40,7 @@ from shardopt.ir.rewriting import functions, symbol_name
 from shardopt.passes.base import PassContext, option
 from shardopt.passes.shard_stages import ShardStages
 from shardopt.pipeline.manager import run_pipeline
-from shardopt.runtime.devices.xla import compiled_text
+from shardopt.runtime.devices.compiled import compiled_text
 from shardopt.solve.assignment.problem import Edge
 from shardopt.solve.sharding.intra_op import IntraOpProblem
 

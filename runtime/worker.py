@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 
 from shardopt.caching.store import default_store
-from shardopt.cost.errors import UserError
 from shardopt.runtime.actions.context import Context
 from shardopt.runtime.actions.direct import connect
 from shardopt.runtime.actions.observers import LiveBytes, Observer
 from shardopt.runtime.actions.sender import Sender
 from shardopt.runtime.actions.table import make_actions
-from shardopt.runtime.devices.clients import Devices, World, shared_devices
-from shardopt.runtime.devices.gpus import mesh_gpus
+from shardopt.runtime.devices.clients import World
+from shardopt.runtime.devices.gpus import devices_of
 from shardopt.runtime.devices.xla import DeviceArray, XlaMesh
 from shardopt.runtime.errors import Cancelled, MeshError
 from shardopt.runtime.faults import FaultFields, FaultyTransport, injections
@@ -84,7 +83,7 @@ class Worker:
             hosts,
             routes,
             transport,
-            devices=devices or XlaMesh(program.mesh, _devices(program, host, world, platform, own_gpus)),
+            devices=devices or XlaMesh(program.mesh, devices_of(program.mesh, host, world, platform, own_gpus)),
             executables={},
             sender=Sender(host.name),
             copy_pieces=track_bytes,  # what is under way belongs to the transport, not to this mesh
@@ -238,15 +237,3 @@ class Worker:
 def unpack_position(packed: int) -> tuple[int, int]:
     """(step, instruction)."""
     return packed >> _POSITION_BITS, packed & ((1 << _POSITION_BITS) - 1)
-
-
-def _devices(program: MeshProgram, host: Host, world: World | None, platform: str, own_gpus: bool) -> Devices | None:
-    """None for host devices of a client of their own. Raises UserError for GPUs of several hosts in one mesh."""
-    if world is not None and platform == "gpu":
-        raise UserError(f"mesh '{program.mesh.name}': expected GPUs of one host, found {host.count} hosts")
-    if world is not None:
-        return shared_devices(world, host)
-    if platform == "gpu":
-        numbers = [program.mesh.devices[shard] for shard in host.shards]
-        return mesh_gpus(program.mesh.name, range(len(numbers)) if own_gpus else numbers)
-    return None

@@ -9,7 +9,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from shardopt.cost.errors import UserError
-from shardopt.runtime.devices.clients import Devices
+from shardopt.cost.mesh import Mesh
+from shardopt.runtime.devices.clients import Devices, World, shared_devices
+from shardopt.runtime.program.hosts import Host
 
 PLATFORMS = ("auto", "cpu", "gpu")
 _PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin", "jax_rocm7_plugin", "jax_rocm60_plugin")
@@ -23,6 +25,19 @@ def chosen_platform(platform: str, devices: int) -> str:
     if platform != "auto":
         return platform
     return "gpu" if len(visible_gpus()) >= devices else "cpu"
+
+
+def devices_of(mesh: Mesh, host: Host, world: World | None, platform: str, own_gpus: bool) -> Devices | None:
+    """Those of a worker; None for host devices of a client of their own. With `own_gpus`, the process sees the GPUs of
+    this worker only. Raises UserError for GPUs of several hosts in one mesh."""
+    if world is not None and platform == "gpu":
+        raise UserError(f"mesh '{mesh.name}': expected GPUs of one host, found {host.count} hosts")
+    if world is not None:
+        return shared_devices(world, host)
+    if platform == "gpu":
+        numbers = [mesh.devices[shard] for shard in host.shards]
+        return mesh_gpus(mesh.name, range(len(numbers)) if own_gpus else numbers)
+    return None
 
 
 def mesh_gpus(name: str, ordinals: Sequence[int]) -> Devices:

@@ -1,4 +1,4 @@
-"""Everything the runtime asks of XLA, and the only file that touches private parts of jax and jaxlib.
+"""Meshes as XLA sees them. Only files of this folder touch private parts of jax and jaxlib.
 
 One `XlaMesh` is one independent CPU client with as many devices as the mesh, or this process's part of one that several
 processes make up (`clients.py`), or GPUs of the process's one client for them (`gpus.py`); without GPUs, no default JAX
@@ -6,8 +6,7 @@ backend is ever started.
 Compile options and traps: stage functions are in Shardy's form, as GSPMD, which XLA takes for a module with
 `mhlo.sharding`, drops the sums of partial values; executables check neither number, shape,
 sharding nor liveness of their inputs (a mistake ends the process), so `fault_of` exists for a checked mode; arrays are
-put from fresh memory only, because an aligned numpy array is aliased rather than copied. `Replicas` runs one program on
-every one of some devices, host or accelerator, and is for measurements.
+put from fresh memory only, because an aligned numpy array is aliased rather than copied.
 """
 
 from __future__ import annotations
@@ -134,7 +133,7 @@ class XlaMesh:
         build = options.executable_build_options
         build.use_spmd_partitioning = True
         build.use_shardy_partitioner = True
-        _keep_barriers(build, function.bytecode)
+        keep_barriers(build, function.bytecode)
         if quick:
             build.debug_options.xla_backend_optimization_level = 0
             build.debug_options.xla_llvm_disable_expensive_passes = True
@@ -223,88 +222,7 @@ class XlaMesh:
         return self._layouts[spec]
 
 
-class Replicas:
-    """Devices that all run one program, for measurements: no partitioning, collectives name replicas."""
-
-    def __init__(self, devices: Sequence[Any]) -> None:
-        self._devices = list(devices)
-        self._sharding = NamedSharding(JaxMesh(np.array(self._devices), ("replica",)), PartitionSpec("replica"))
-
-    def compile(self, bytecode: bytes, results: Sequence[tuple[tuple[int, ...], str]]) -> tuple[Executable, str]:
-        """The program and its optimized HLO. `results` are the shapes, of rank 1 at least, and MLIR element types."""
-        ids = [[device.id] for device in self._devices]
-        options = get_compile_options(num_replicas=len(ids), num_partitions=1, device_assignment=ids)
-        if self._devices[0].platform == "cpu":
-            _keep_barriers(options.executable_build_options, bytecode)
-        client = self._devices[0].client
-        loaded = client.compile_and_load(bytecode, xc.DeviceList(tuple(self._devices)), options)
-        wraps = [
-            _jax.array_result_handler(self._aval(*result), self._sharding, committed=True, _skip_checks=True)
-            for result in results
-        ]
-        return Executable("main", loaded, wraps), str(loaded.hlo_modules()[0].to_string())
-
-    def put(self, array: np.ndarray) -> DeviceArray:
-        """A copy on every device."""
-        aval = core.ShapedArray((array.shape[0] * len(self._devices), *array.shape[1:]), array.dtype)
-        copies = [np.array(array) for _ in self._devices]
-        return xc.batched_device_put(aval, self._sharding, copies, self._devices, enable_x64=True)
-
-    def _aval(self, shape: tuple[int, ...], dtype: str) -> Any:
-        return core.ShapedArray((shape[0] * len(self._devices), *shape[1:]), numpy_dtype(dtype))
-
-
-def host_devices(count: int) -> list[Any]:
-    """Devices of a new CPU client."""
-    client: Any = xc.make_cpu_client(num_devices=count)
-    return list(client.devices())
-
-
-def accelerators() -> list[Any]:
-    """The devices of JAX's default backend, unless that is the host."""
-    import jax
-
-    return [device for device in jax.local_devices() if device.platform != "cpu"]
-
-
-def compiled_text(bytecode: bytes, devices: int, *, shardy: bool) -> str:
-    """The optimized HLO of a module for so many host devices, as the partitioner Shardy or GSPMD makes it.
-
-    Compiled as fast as XLA can, and never run: for those who want to know what it would exchange.
-    """
-    return str(_compiled_for_host(bytecode, devices, shardy).hlo_modules()[0].to_string())
-
-
-def compiled_bytes(bytecode: bytes, devices: int, *, shardy: bool) -> int:
-    """Bytes that one of so many host devices holds while the compiled module runs: arguments, results, temporaries."""
-    stats = _compiled_for_host(bytecode, devices, shardy).get_compiled_memory_stats()
-    held = stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes
-    return int(held - stats.alias_size_in_bytes)
-
-
-def compiled_costs(bytecode: bytes) -> dict[str, float]:
-    """XLA's cost analysis of a module compiled for one host device; "flops", "bytes accessed", …, bodies once."""
-    return dict(_compiled_for_host(bytecode, 1, shardy=False).cost_analysis())
-
-
-def _compiled_for_host(bytecode: bytes, devices: int, shardy: bool) -> Any:
-    if b"lapack" in bytecode:
-        lapack._lapack.initialize()
-    client: Any = xc.make_cpu_client(num_devices=devices)
-    found = client.devices()
-    options = get_compile_options(
-        num_replicas=1, num_partitions=devices, device_assignment=[[device.id for device in found]]
-    )
-    build = options.executable_build_options
-    build.use_spmd_partitioning = True
-    build.use_shardy_partitioner = shardy
-    build.debug_options.xla_backend_optimization_level = 0
-    build.debug_options.xla_llvm_disable_expensive_passes = True
-    _keep_barriers(build, bytecode)
-    return client.compile_and_load(bytecode, xc.DeviceList(tuple(found)), options)
-
-
-def _keep_barriers(build: Any, bytecode: bytes) -> None:
+def keep_barriers(build: Any, bytecode: bytes) -> None:
     """The CPU compiler drops barriers before its last elimination of common subexpressions, which would merge what is
     computed again with the original."""
     if b"optimization_barrier" in bytecode:

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxlib import xla_client as xc
 
-from shardopt.runtime.devices.xla import compiled_costs
+from shardopt.runtime.devices.compiled import compiled_costs
 
 
 @dataclass(frozen=True)

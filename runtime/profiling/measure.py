@@ -14,7 +14,8 @@ from shardopt.cost.collectives import COLLECTIVES
 from shardopt.cost.curves import rising
 from shardopt.cost.profile import Measurement, Profile
 from shardopt.cost.progress import progress
-from shardopt.runtime.devices.xla import Replicas, compiled_text
+from shardopt.runtime.devices.compiled import compiled_text
+from shardopt.runtime.devices.replicas import Replicas
 from shardopt.runtime.profiling.chains import COMPUTE, Chain
 from shardopt.runtime.profiling.collective_chains import SCATTERING, collective
 from shardopt.runtime.profiling.messages import measure_call, measure_message

@@ -13,7 +13,7 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.dtypes import numpy_dtype, numpy_name
 from shardopt.ir.context import make_context
-from shardopt.runtime.devices.xla import Replicas
+from shardopt.runtime.devices.replicas import Replicas
 from shardopt.runtime.profiling.chains import Chain
 
 SHORT, LONG, LONGEST = 1, 5, 41

@@ -90,7 +90,7 @@ def _run(args: argparse.Namespace) -> None:
 
 def _devices(platform: str, count: int | None) -> list[Any]:
     """Raises UserError when there are too few."""
-    from shardopt.runtime.devices.xla import accelerators, host_devices
+    from shardopt.runtime.devices.replicas import accelerators, host_devices
 
     found = [] if platform == "cpu" else accelerators()
     if found or platform == "accelerator":

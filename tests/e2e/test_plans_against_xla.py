@@ -92,7 +92,7 @@ module attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
 
 PROGRAM = """
 import sys
-from shardopt.runtime.devices.xla import compiled_text
+from shardopt.runtime.devices.compiled import compiled_text
 from tests.e2e.test_plans_against_xla import WITHOUT_STOPS, exchanged
 exchanged("accumulated", "2x2")
 exchanged("mixture", "2x2", "random:3", "gspmd")

@@ -19,7 +19,7 @@ from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.program import read_program
 from shardopt.ir.rewriting import defining
-from shardopt.runtime.devices.xla import compiled_bytes
+from shardopt.runtime.devices.compiled import compiled_bytes
 from shardopt.runtime.reference import compare
 from tests.e2e.models import MODELS, export_step
 from tests.e2e.test_plan_and_run import TOLERANCE, plan_of, reference_of, run_plan

@@ -21,7 +21,7 @@ from shardopt.cost.traffic import Traffic, comparable, of_step
 from shardopt.dialect.sharding import to_mhlo
 from shardopt.ir.context import make_context
 from shardopt.ir.shardy import to_shardy
-from shardopt.runtime.devices.xla import compiled_text
+from shardopt.runtime.devices.compiled import compiled_text
 from shardopt.solve.sharding.strategies import all_shardings
 
 Pair = tuple[Sharding, Sharding]

@@ -18,7 +18,7 @@ from shardopt.cost.traffic import Traffic, comparable
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.pipeline.manager import run_pipeline
-from shardopt.runtime.devices.xla import compiled_text
+from shardopt.runtime.devices.compiled import compiled_text
 from tests.e2e.models import export_step, mlp
 
 Model = tuple[bytes, list[np.ndarray]]

@@ -15,7 +15,7 @@ from shardopt.frontend.planning import make_plan
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.runtime.devices.gpus import mesh_gpus, visible_gpus
-from shardopt.runtime.devices.xla import Replicas, accelerators
+from shardopt.runtime.devices.replicas import Replicas, accelerators
 from shardopt.runtime.driver import open_run, prepare
 from shardopt.runtime.profiling.chains import matmul
 from shardopt.runtime.profiling.slopes import Effort, measure_chain

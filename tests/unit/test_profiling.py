@@ -12,7 +12,7 @@ import pytest
 from shardopt.cost.collectives import COLLECTIVES
 from shardopt.cost.profile import COMPUTE_KINDS, DISPATCH, SEND, Measurement
 from shardopt.cost.profile_file import load_profile
-from shardopt.runtime.devices.xla import Replicas, accelerators, host_devices
+from shardopt.runtime.devices.replicas import Replicas, accelerators, host_devices
 from shardopt.runtime.profiling.chains import COMPUTE, Chain, elementwise, matmul
 from shardopt.runtime.profiling.collective_chains import collective
 from shardopt.runtime.profiling.measure import Request, measure_profile

@@ -1,0 +1,48 @@
+"""What XLA makes of a module for host devices, for those who want to know and not to run it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax.extend.backend import get_compile_options
+from jaxlib import lapack
+from jaxlib import xla_client as xc
+
+from shardopt.runtime.devices.xla import keep_barriers
+
+
+def compiled_text(bytecode: bytes, devices: int, *, shardy: bool) -> str:
+    """The optimized HLO of a module for so many host devices, as the partitioner Shardy or GSPMD makes it.
+
+    Compiled as fast as XLA can, and never run: for those who want to know what it would exchange.
+    """
+    return str(_compiled_for_host(bytecode, devices, shardy).hlo_modules()[0].to_string())
+
+
+def compiled_bytes(bytecode: bytes, devices: int, *, shardy: bool) -> int:
+    """Bytes that one of so many host devices holds while the compiled module runs: arguments, results, temporaries."""
+    stats = _compiled_for_host(bytecode, devices, shardy).get_compiled_memory_stats()
+    held = stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes
+    return int(held - stats.alias_size_in_bytes)
+
+
+def compiled_costs(bytecode: bytes) -> dict[str, float]:
+    """XLA's cost analysis of a module compiled for one host device; "flops", "bytes accessed", …, bodies once."""
+    return dict(_compiled_for_host(bytecode, 1, shardy=False).cost_analysis())
+
+
+def _compiled_for_host(bytecode: bytes, devices: int, shardy: bool) -> Any:
+    if b"lapack" in bytecode:
+        lapack._lapack.initialize()
+    client: Any = xc.make_cpu_client(num_devices=devices)
+    found = client.devices()
+    options = get_compile_options(
+        num_replicas=1, num_partitions=devices, device_assignment=[[device.id for device in found]]
+    )
+    build = options.executable_build_options
+    build.use_spmd_partitioning = True
+    build.use_shardy_partitioner = shardy
+    build.debug_options.xla_backend_optimization_level = 0
+    build.debug_options.xla_llvm_disable_expensive_passes = True
+    keep_barriers(build, bytecode)
+    return client.compile_and_load(bytecode, xc.DeviceList(tuple(found)), options)

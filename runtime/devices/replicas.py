@@ -1,0 +1,61 @@
+"""Devices that all run one program, host or accelerator, for measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax._src import core
+from jax.extend.backend import get_compile_options
+from jax.sharding import Mesh as JaxMesh
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxlib import _jax
+from jaxlib import xla_client as xc
+
+from shardopt.dialect.dtypes import numpy_dtype
+from shardopt.runtime.devices.xla import DeviceArray, Executable, keep_barriers
+
+
+class Replicas:
+    """Devices that all run one program, for measurements: no partitioning, collectives name replicas."""
+
+    def __init__(self, devices: Sequence[Any]) -> None:
+        self._devices = list(devices)
+        self._sharding = NamedSharding(JaxMesh(np.array(self._devices), ("replica",)), PartitionSpec("replica"))
+
+    def compile(self, bytecode: bytes, results: Sequence[tuple[tuple[int, ...], str]]) -> tuple[Executable, str]:
+        """The program and its optimized HLO. `results` are the shapes, of rank 1 at least, and MLIR element types."""
+        ids = [[device.id] for device in self._devices]
+        options = get_compile_options(num_replicas=len(ids), num_partitions=1, device_assignment=ids)
+        if self._devices[0].platform == "cpu":
+            keep_barriers(options.executable_build_options, bytecode)
+        client = self._devices[0].client
+        loaded = client.compile_and_load(bytecode, xc.DeviceList(tuple(self._devices)), options)
+        wraps = [
+            _jax.array_result_handler(self._aval(*result), self._sharding, committed=True, _skip_checks=True)
+            for result in results
+        ]
+        return Executable("main", loaded, wraps), str(loaded.hlo_modules()[0].to_string())
+
+    def put(self, array: np.ndarray) -> DeviceArray:
+        """A copy on every device."""
+        aval = core.ShapedArray((array.shape[0] * len(self._devices), *array.shape[1:]), array.dtype)
+        copies = [np.array(array) for _ in self._devices]
+        return xc.batched_device_put(aval, self._sharding, copies, self._devices, enable_x64=True)
+
+    def _aval(self, shape: tuple[int, ...], dtype: str) -> Any:
+        return core.ShapedArray((shape[0] * len(self._devices), *shape[1:]), numpy_dtype(dtype))
+
+
+def host_devices(count: int) -> list[Any]:
+    """Devices of a new CPU client."""
+    client: Any = xc.make_cpu_client(num_devices=count)
+    return list(client.devices())
+
+
+def accelerators() -> list[Any]:
+    """The devices of JAX's default backend, unless that is the host."""
+    import jax
+
+    return [device for device in jax.local_devices() if device.platform != "cpu"]
