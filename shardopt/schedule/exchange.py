@@ -60,10 +60,11 @@ def run_exchange(steps: Steps, rendezvous: bool, lanes: bool = False) -> Outcome
     sender = {value: mesh for mesh, own in enumerate(steps) for do, value in own if do is send}
     lane = _lanes(steps, sender) if lanes else sender
     position = [0] * len(steps)
-    queues: dict[int, list[int]] = {number: [] for number in lane.values()}  # messages in the order of their sends
-    through = dict.fromkeys(queues, 0)  # how many of them have arrived
-    made: list[list[int]] = [[] for _ in steps]  # messages of each mesh in the order of its sends
-    first_left = [0] * len(steps)  # how many of them have arrived before the first that has not
+    count = max(lane.values(), default=0) + 1 if lanes else len(steps)
+    queues: list[list[int]] = [[] for _ in range(count)]  # messages of each lane in the order of their sends
+    through = [0] * count  # how many of them have arrived
+    # The same of each mesh, and how many have arrived before the first that has not.
+    made, first_left = ([[] for _ in steps], [0] * len(steps)) if lanes else (queues, through)
     arrived: set[int] = set()
     sent: set[int] = set()
     waiting: dict[int, int] = {}  # message -> the mesh that stands at its RECV
@@ -76,29 +77,31 @@ def run_exchange(steps: Steps, rendezvous: bool, lanes: bool = False) -> Outcome
         while at < len(own):
             do, value = own[at]
             if do is send:
-                queue = queues[lane[value]]
+                at_lane = lane[value] if lanes else mesh
+                queue = queues[at_lane]
                 queue.append(value)
-                made[mesh].append(value)
+                if lanes:
+                    made[mesh].append(value)
                 sent.add(value)
-                if value in waiting and (not rendezvous or len(queue) == through[lane[value]] + 1):
+                if value in waiting and (not rendezvous or len(queue) == through[at_lane] + 1):
                     runnable.append(waiting.pop(value))
             elif do is recv:
-                source, own_lane = sender[value], lane[value]
-                queue = queues[own_lane]
-                if value not in sent or (rendezvous and queue[through[own_lane]] != value):
+                at_lane = lane[value]
+                queue = queues[at_lane]
+                if value not in sent or (rendezvous and queue[through[at_lane]] != value):
                     waiting[value] = mesh
                     break
-                through[own_lane] += 1
+                through[at_lane] += 1
                 received.append(value)
                 if rendezvous:
-                    arrived.add(value)
-                    others = made[source]
-                    while first_left[source] < len(others) and others[first_left[source]] in arrived:
-                        first_left[source] += 1
+                    source = sender[value]
+                    if lanes:
+                        arrived.add(value)
+                        _advance(made[source], first_left, source, arrived)
                     if source in settling:
                         settling.remove(source)
                         runnable.append(source)
-                    following = queue[through[own_lane]] if through[own_lane] < len(queue) else -1
+                    following = queue[through[at_lane]] if through[at_lane] < len(queue) else -1
                     if following in waiting:
                         runnable.append(waiting.pop(following))
             elif rendezvous and first_left[mesh] < value:
@@ -110,14 +113,20 @@ def run_exchange(steps: Steps, rendezvous: bool, lanes: bool = False) -> Outcome
     if not rendezvous:
         return Outcome(stopped, tuple(received), {}, {})
     holding = {mesh: own[first_left[mesh]] for mesh, own in enumerate(made) if first_left[mesh] < len(own)}
-    ahead = {value: own[through[at]] for at, own in queues.items() for value in own[through[at] :]}
+    ahead = {value: own[through[at]] for at, own in enumerate(queues) for value in own[through[at] :]}
     return Outcome(stopped, tuple(received), holding, ahead)
+
+
+def _advance(made: list[int], first_left: list[int], mesh: int, arrived: set[int]) -> None:
+    while first_left[mesh] < len(made) and made[first_left[mesh]] in arrived:
+        first_left[mesh] += 1
 
 
 def _lanes(steps: Steps, sender: dict[int, int]) -> dict[int, int]:
     """A number for each sender and receiver; what nobody receives has the lane of its sender alone."""
     receiver = {value: mesh for mesh, own in enumerate(steps) for do, value in own if do is Do.RECV}
-    return {value: mesh + len(steps) * (1 + receiver.get(value, -1)) for value, mesh in sender.items()}
+    numbers: dict[tuple[int, int], int] = {}
+    return {value: numbers.setdefault((mesh, receiver.get(value, -1)), len(numbers)) for value, mesh in sender.items()}
 
 
 def in_order_of_receipt(steps: Steps) -> Steps:
