@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import partial
 from time import perf_counter
 
@@ -10,8 +11,8 @@ import numpy as np
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.exported_program import Argument, MeshValue, Result, TensorSpec
 from shardopt.dialect.reshard_steps import default_steps
-from shardopt.runtime.backends.local import LocalBackend
 from shardopt.runtime.devices.replicas import Replicas
+from shardopt.runtime.driver import Run, open_run
 from shardopt.runtime.profiling.chains import calls
 from shardopt.runtime.profiling.slopes import LONG, SHORT, Effort, Slope, bytecode_of, slope_of
 from shardopt.runtime.program.instructions import Instruction, MeshProgram, Program, Recv, Send
@@ -25,21 +26,18 @@ def measure_message(bytes: int, devices: int, effort: Effort) -> Slope:
 
     A value goes back and forth between two meshes by the instructions, and the transport, of a plan.
     """
-    backends = [LocalBackend(_ping_pong(bytes // 4, devices, rounds), checked_steps=0) for rounds in (SHORT, LONG)]
-    try:
-        for backend in backends:
-            backend.call("load", {"a": ({0: np.zeros(bytes // 4 * devices, np.float32)},), "b": ({},)})
-        short, long = (partial(_step_seconds, backend) for backend in backends)
-        slope = slope_of(short, long, 2 * (LONG - SHORT), effort)
-    finally:
-        for backend in backends:
-            backend.close()
-    return slope
+    with ExitStack() as stack:
+        programs = (_ping_pong(bytes // 4, devices, rounds) for rounds in (SHORT, LONG))
+        runs = [stack.enter_context(open_run(program, platform="cpu", checked_steps=0)) for program in programs]
+        for run in runs:
+            run.load([np.zeros(bytes // 4 * devices, np.float32)])
+        short, long = (partial(_step_seconds, run) for run in runs)
+        return slope_of(short, long, 2 * (LONG - SHORT), effort)
 
 
-def _step_seconds(backend: LocalBackend) -> float:
+def _step_seconds(run: Run) -> float:
     begin = perf_counter()
-    backend.call("step", {"a": ({},), "b": ({},)})
+    run.step()
     return perf_counter() - begin
 
 
