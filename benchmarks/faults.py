@@ -30,6 +30,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.state_programs import mlp
 from shardopt.runtime.driver import Outputs, Run, open_run
 from shardopt.runtime.errors import MeshError
 from shardopt.runtime.faults import KINDS, OF_PROCESSES, Fault
@@ -60,35 +61,8 @@ class Trial:
     why: str
 
 
-@cache
 def program() -> Program:
-    """Four layers on two meshes of two devices, split within the layers."""
-    import jax
-    import jax.numpy as jnp
-
-    from shardopt.frontend.plan import PlanOptions
-    from shardopt.frontend.planning import make_plan
-    from shardopt.ir.context import make_context
-    from shardopt.ir.io import load_module
-    from shardopt.runtime.driver import prepare
-
-    def loss(params: Any, x: Any, y: Any) -> Any:
-        for weight in params:
-            x = jnp.tanh(x @ weight)
-        return jnp.mean((x - y) ** 2)
-
-    def step(params: Any, momentum: Any, x: Any, y: Any) -> Any:
-        value, grads = jax.value_and_grad(loss)(params, x, y)
-        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
-        return jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum), momentum, value
-
-    weights = tuple(jax.ShapeDtypeStruct((32, 32), jnp.float32) for _ in range(4))
-    batch = jax.ShapeDtypeStruct((16, 32), jnp.float32)
-    exported = jax.export.export(jax.jit(step, donate_argnums=(0, 1)))(weights, weights, batch, batch)
-    options = PlanOptions("cpu-test:1x4", microbatches=4, stages=2, submesh="1x2", logical_shape="1x2")
-    plan = make_plan(bytes(exported.mlir_module_serialized), options)
-    with make_context() as context:
-        return prepare(load_module(plan.module, context))
+    return mlp(width=32, stages=2, devices=2)
 
 
 def start(backend: str, faults: tuple[Fault, ...], folder: str) -> Run:
