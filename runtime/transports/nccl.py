@@ -208,6 +208,7 @@ class NcclLinks:
     def close(self) -> None:
         """After a failure nothing is left to end."""
         if not self._failed:
+            self.drain()
             for channel in self._channels.values():
                 channel.comm.destroy()
         self._channels = {}
