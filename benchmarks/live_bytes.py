@@ -5,8 +5,8 @@
 The same four stages of a small GPT, trained by SGD with momentum, run on one mesh each, or on two meshes with two
 stages each, on devices of the host. After every instruction of the last step the runtime counts the bytes of all live
 arrays of a device (weights, state, accumulators, activations, what was received); what is under way between meshes
-belongs to neither. Printed are the peaks of both, and how far the results of the last step are from those of one
-device.
+belongs to neither. Printed are the peaks of both, with what the instruction lists give between them, and how far the
+results of the last step are from those of one device.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.program import read_program
 from shardopt.runtime.driver import open_run, prepare
+from shardopt.runtime.program.memory import mesh_memory
 from shardopt.runtime.reference import Reference, compare
 
 # Four stages under each, on as many meshes.
@@ -37,10 +38,11 @@ _STAGES = 4
 
 @dataclass(frozen=True)
 class MeshBytes:
-    """Peaks of one device of a mesh."""
+    """Peaks of one device of a mesh: by the simulator, by the instruction list, and measured."""
 
     mesh: str
     predicted: int
+    of_program: int
     measured: int
 
     @property
@@ -103,7 +105,7 @@ def measure(plan: Plan, inputs: Sequence[np.ndarray], steps: int) -> Measured:
             outputs = run.step()
         found, live = tuple(outputs), run.live_bytes()
     meshes = tuple(
-        MeshBytes(part.mesh.name, peak, max(live[part.mesh.name]))
+        MeshBytes(part.mesh.name, peak, max(mesh_memory(part).after), max(live[part.mesh.name]))
         for part, peak in zip(program.meshes, peaks, strict=True)
     )
     return Measured(plan.summary.schedule, meshes, found)
@@ -125,7 +127,8 @@ def rows(artifact: bytes, inputs: Sequence[np.ndarray], microbatches: int, steps
         found = measure(plan_for(artifact, schedule, microbatches), inputs, steps)
         away = max(row.max_rel for row in compare(list(found.outputs), expected))
         for mesh in found.meshes:
-            yield schedule, mesh.mesh, f"{mesh.predicted}", f"{mesh.measured}", f"{mesh.ratio:.3f}", f"{away:.1e}"
+            peaks = (f"{each}" for each in (mesh.predicted, mesh.of_program, mesh.measured))
+            yield schedule, mesh.mesh, *peaks, f"{mesh.ratio:.3f}", f"{away:.1e}"
 
 
 def main() -> None:
@@ -136,7 +139,7 @@ def main() -> None:
     args = parser.parse_args()
     artifact, inputs = gpt(2 * args.microbatches, args.hidden)
     table = Table("schedule", "mesh", title=f"bytes of a device, {args.microbatches} microbatches")
-    for column in ("predicted peak", "measured peak", "ratio", "from one device"):
+    for column in ("predicted peak", "of the program", "measured peak", "ratio", "from one device"):
         table.add_column(column, justify="right")
     for row in rows(artifact, inputs, args.microbatches, args.steps):
         table.add_row(*row)
