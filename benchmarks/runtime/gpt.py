@@ -11,6 +11,8 @@ from contextlib import ExitStack, contextmanager
 from statistics import median
 from time import perf_counter, process_time
 
+import numpy as np
+
 from benchmarks.predicted_steps import gpt_step
 from benchmarks.runtime.samples import workers_cpu_seconds
 from examples.gpt import Config
@@ -20,7 +22,7 @@ from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.runtime.backends.local import LocalBackend
 from shardopt.runtime.driver import Run, open_run, prepare
-from shardopt.runtime.program.instructions import Recv
+from shardopt.runtime.program.instructions import Program, Recv
 from shardopt.runtime.program.instructions import Run as RunFunction
 from shardopt.runtime.worker import Worker
 
@@ -31,21 +33,25 @@ def step_overheads(config: Config, batch: int, backends: tuple[str, ...], steps:
     plan = make_plan(model, PlanOptions("cpu-test:1x2", stages=2, submesh="1x1", microbatches=1, recompute="none"))
     with make_context() as context:
         program = prepare(load_module(plan.module, context))
+    return [_overhead(program, inputs, name, steps) for name in backends]
+
+
+def _overhead(program: Program, inputs: list[np.ndarray], backend: str, steps: int) -> dict[str, object]:
+    """One backend at a time: the CPU time of all processes is that of its own ones."""
+    samples = []
     with ExitStack() as runs:
-        opened = {name: runs.enter_context(open_run(program, name)) for name in ("local", *backends)}
+        opened = {name: runs.enter_context(open_run(program, name)) for name in dict.fromkeys(("local", backend))}
         for run in opened.values():
             run.load(inputs)
             run.step()
-        samples: dict[str, list[tuple[Timed, Timed]]] = {name: [] for name in backends}
         with alone(opened["local"]) as functions:
             for _ in range(steps):
-                for name in backends:
-                    # Each of the two as it goes on: the second of a row, on caches that the first has filled.
-                    opened[name].step()
-                    step = _step(opened[name])
-                    functions()
-                    samples[name].append((step, functions()))
-    return [_row(name, each) for name, each in samples.items()]
+                # Each of the two as it goes on: the second of a row, on caches that the first has filled.
+                opened[backend].step()
+                step = _step(opened[backend])
+                functions()
+                samples.append((step, functions()))
+    return _row(backend, samples)
 
 
 Timed = tuple[float, float]  # seconds, and of CPU time
