@@ -3,8 +3,8 @@
     python -m benchmarks.checkpoints [--width 2048] [--backend process] [--repeat 3] [--folder DIR]
 
 The state is four square weights of float32 and their momentum, on two meshes of two devices; the other plan is one
-mesh of four. `plain` writes as many bytes to one file, and reads them, with an fsync as checkpoints have; its seconds are the
-least that the disk takes. Reading is from the system's cache in both cases. Seconds are medians.
+mesh of four. `plain` writes as many bytes to one file, and reads them, with an fsync as checkpoints have; its seconds
+are the least that the disk takes. Reading is from the system's cache in both cases. Seconds are medians.
 """
 
 from __future__ import annotations

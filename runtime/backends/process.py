@@ -181,6 +181,8 @@ def _command(files: Sequence[int]) -> list[str]:
 def _why(code: int) -> str:
     if code >= 0:
         return f"with exit code {code}"
+    if code == -signal.SIGKILL:
+        return "by signal SIGKILL, as the kernel sends it when memory runs out"
     try:
         return f"by signal {signal.Signals(-code).name}"
     except ValueError:

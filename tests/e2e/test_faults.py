@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -172,3 +175,17 @@ def test_the_last_error_is_raised_when_no_restarts_are_left() -> None:
             1,
             restarts=1,
         )
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_node_that_is_gone_is_one_error_soon() -> None:
+    pytest.importorskip("ray")
+    root = Path(__file__).parents[2]
+    command = [sys.executable, str(root / "tests" / "e2e" / "lost_node.py")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=root)
+    lines = [line for line in result.stdout.splitlines() if " mesh 'm" in line]
+    assert len(lines) == 1, result.stdout + result.stderr
+    seconds, error = lines[0].split(" ", 1)
+    assert re.match(r"mesh 'm\d', host 0, step \d+, (instruction \d+ \(|end of step)", error), error
+    assert "its actor died" in error and float(seconds) < 20

@@ -177,3 +177,33 @@ def test_an_init_function_is_computed_in_shards() -> None:
         np.testing.assert_allclose(run.argument(1), expected[0], rtol=1e-6, atol=1e-7)
         np.testing.assert_allclose(run.argument(0), expected[1], rtol=1e-6, atol=1e-7)
         run.step(dict(enumerate(inputs()[2:], start=2)))
+
+
+@pytest.mark.slow
+def test_state_of_meshes_with_several_hosts(tmp_path: Path) -> None:
+    """Each host makes, writes, reads and shows its own shards; the checkpoint fits threads as well."""
+
+    def init(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.random.normal(key, (8, 8)), jax.random.uniform(key, (8, 4))
+
+    key, w1 = np.array([0, 7], np.uint32), inputs()[1]
+    expected = jax.jit(init)(key)
+    exported = export.export(jax.jit(init), platforms=("cpu",))(key)
+    with open_run(example(), "process", quick_compile=True, devices_per_host=1) as run, make_context() as context:
+        run.initialize(load_module(exported.mlir_module_serialized, context), [0, 1], [key])
+        np.testing.assert_allclose(run.argument(0), expected[0], rtol=1e-6)
+        np.testing.assert_allclose(run.argument(1, ((3, 6), (1, 2))), expected[1][3:6, 1:2], rtol=1e-6)
+        run.create({1: lambda index: w1[index], 2: uniform(-1, 1, 2), 3: normal(0, 1, 3)})
+        run.save(tmp_path / "one")
+        files = {path.name: path.stat().st_size for path in (tmp_path / "one").glob("*.bin")}
+        assert files == {"m0.0.bin": 256, "m0.1.bin": 0, "m1.0.bin": 64, "m1.1.bin": 64}  # w0 has two equal copies
+        run.create({0: normal(0, 1, 9), 1: normal(0, 1, 9)})
+        run.restore(tmp_path / "one")
+        saved = [run.argument(number) for number in range(4)]
+    np.testing.assert_array_equal(saved[1], w1)
+    with start(example()) as run:
+        run.load([np.zeros_like(each) for each in saved])
+        run.create({2: uniform(-1, 1, 2), 3: normal(0, 1, 3)})
+        run.restore(tmp_path / "one")
+        for number, array in enumerate(saved):
+            np.testing.assert_array_equal(run.argument(number), array)
