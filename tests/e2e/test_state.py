@@ -15,9 +15,11 @@ from shardopt.cost.errors import UserError
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.runtime.driver import Run, open_run
+from shardopt.runtime.errors import MeshError
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.state.fillings import fill, normal, uniform
 from shardopt.runtime.state.periodic import CheckpointOptions
+from shardopt.tools.shardopt import main
 
 
 def start(program: Program, checkpoints: CheckpointOptions | None = None) -> Run:
@@ -207,3 +209,58 @@ def test_state_of_meshes_with_several_hosts(tmp_path: Path) -> None:
         run.restore(tmp_path / "one")
         for number, array in enumerate(saved):
             np.testing.assert_array_equal(run.argument(number), array)
+
+
+MODULE = Path(__file__).parent / "exported_example.mlir"
+
+
+def shardopt_run(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, list[str], list[str]]:
+    """Exit code, and the lines of both streams."""
+    code = main(["run", str(MODULE), "--quick-compile", *options])
+    out, err = capsys.readouterr()
+    return code, out.splitlines(), err.splitlines()
+
+
+def test_the_tool_resumes_and_calls_damage_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = ("--checkpoint-dir", str(tmp_path))
+    code, whole, _ = shardopt_run(capsys, "--steps", "4")
+    assert code == 0
+    assert shardopt_run(capsys, "--steps", "3", *folder, "--checkpoint-every", "3")[0] == 0
+    code, out, _ = shardopt_run(capsys, "--steps", "4", *folder, "--resume")
+    assert code == 0 and len(out) == 1 and out[0].split("scalars")[1] == whole[3].split("scalars")[1]
+    for name, said in (("m1.bin", "'w1' is damaged at byte 0"), ("manifest.json", "expected a manifest with")):
+        path = tmp_path / "step-000000000004" / name
+        path.write_bytes(b"[]" if name == "manifest.json" else bytes(path.stat().st_size))
+        code, out, err = shardopt_run(capsys, "--steps", "9", *folder, "--resume")
+        assert (code, out, len(err)) == (1, [], 1) and said in err[0] and str(path) in err[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--resume",), "--resume needs --checkpoint-dir"),
+        (("--checkpoint-every", "2"), "--checkpoint-every needs --checkpoint-dir"),
+        (("--checkpoint-dir", "/dev/null/x"), "cannot write checkpoints to '/dev/null/x': Not a directory"),
+    ],
+)
+def test_options_of_checkpoints_that_make_no_sense(
+    capsys: pytest.CaptureFixture[str], options: tuple[str, ...], said: str
+) -> None:
+    code, _, err = shardopt_run(capsys, *options)
+    assert code == 1 and err == [f"shardopt: error: {said}"]
+
+
+def test_a_run_that_fails_has_an_exit_code_of_its_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[int] = []
+
+    def broken(run: Run, inputs: object = None) -> None:
+        attempts.append(1)
+        raise MeshError("m1", "step 0, instruction 3 (FREE %1)", "its process ended")
+
+    monkeypatch.setattr(Run, "step", broken)
+    code, _, err = shardopt_run(capsys, "--restarts", "2")
+    error = "mesh 'm1', host 0, step 0, instruction 3 (FREE %1): its process ended"
+    assert code == 3 and len(attempts) == 3
+    assert err == [*[f"warning: {error}", "note: starting again from step 0"] * 2, f"shardopt: error: {error}"]
