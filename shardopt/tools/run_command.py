@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shardopt.runtime.driver import Outputs, Run
 
 _WATCHDOG_SECONDS = 60.0
+_PROGRESS_SECONDS = 600.0
 _STEPS_WITH_PROGRESS = 2
 
 
@@ -77,6 +78,13 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="say where every worker stands after so long without progress (default 60; 0 for never)",
     )
+    parser.add_argument(
+        "--progress-limit",
+        type=float,
+        default=_PROGRESS_SECONDS,
+        metavar="SECONDS",
+        help="give the run up after so long without progress (default 600)",
+    )
     add_checkpoints(parser)
     add_views(parser)
     parser.set_defaults(run=_run)
@@ -103,6 +111,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _run_plan(args: argparse.Namespace) -> None:
     from shardopt.runtime.driver import open_run
+    from shardopt.runtime.health.monitor import Limits
     from shardopt.runtime.inputs import random_inputs
     from shardopt.runtime.restart import run_steps
 
@@ -123,6 +132,7 @@ def _run_plan(args: argparse.Namespace) -> None:
         "watchdog_seconds": args.watchdog or None,
         "devices_per_host": args.devices_per_host,
         "ray_address": args.ray_address,
+        "limits": Limits(progress_seconds=args.progress_limit),
         "checkpoints": checkpoint_options(args),
     }
     with _progress(args.steps) as advance:
