@@ -21,8 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.state_programs import mlp
-from shardopt.runtime.driver import Run, open_run
+from shardopt.runtime.driver import open_run
 from shardopt.runtime.program.instructions import Program
+from shardopt.runtime.run import Run
 from shardopt.runtime.state.fillings import normal
 
 _BLOCK = 1 << 20

@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.state_programs import mlp
-from shardopt.runtime.driver import Outputs, Run, open_run
+from shardopt.runtime.driver import open_run
 from shardopt.runtime.errors import MeshError
 from shardopt.runtime.faults import KINDS, OF_PROCESSES, Fault
 from shardopt.runtime.health.monitor import Limits
@@ -39,6 +39,7 @@ from shardopt.runtime.inputs import random_inputs
 from shardopt.runtime.program.hosts import hosts_of, one_host_each
 from shardopt.runtime.program.instructions import Program, Send
 from shardopt.runtime.restart import run_steps
+from shardopt.runtime.run import Outputs, Run
 from shardopt.runtime.state.periodic import CheckpointOptions
 
 _LIMITS = Limits(silence_seconds=2, message_seconds=2, progress_seconds=4)

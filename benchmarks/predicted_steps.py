@@ -31,7 +31,8 @@ from shardopt.frontend.plan import PlanOptions
 from shardopt.frontend.planning import make_plan
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
-from shardopt.runtime.driver import Run, open_run, prepare
+from shardopt.runtime.driver import open_run, prepare
+from shardopt.runtime.run import Run
 
 # What a plan is told beside cluster and profile. Four devices; `stages` of "auto" is the planner's choice.
 CASES: dict[str, dict[str, Any]] = {

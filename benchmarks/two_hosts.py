@@ -28,10 +28,11 @@ from benchmarks.namespaces import BYTES_PER_SECOND, TwoHosts, why_not
 from shardopt.cost.cluster import Cluster, Device, Link
 from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.exported_program import Argument, MeshValue, ReshardStep, Result, TensorSpec
-from shardopt.runtime.driver import Run, open_run
+from shardopt.runtime.driver import open_run
 from shardopt.runtime.program.check import check_program
 from shardopt.runtime.program.instructions import Free, Instruction, MeshProgram, Program, Recv, Reshard, Route, Send
 from shardopt.runtime.program.routes import make_route
+from shardopt.runtime.run import Run
 from shardopt.solve.resharding.plan import bytes_on_wire, plans_seconds
 from shardopt.solve.resharding.transfers import plan_resharding
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from shardopt.runtime.driver import Outputs, Run
 from shardopt.runtime.errors import MeshError
+from shardopt.runtime.run import Outputs, Run
 from shardopt.runtime.state.checkpoint_folder import newest
 
 

@@ -21,9 +21,10 @@ from shardopt.frontend.planning import make_plan
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.runtime.backends.local import LocalBackend
-from shardopt.runtime.driver import Run, open_run, prepare
+from shardopt.runtime.driver import open_run, prepare
 from shardopt.runtime.program.instructions import Program, Recv
 from shardopt.runtime.program.instructions import Run as RunFunction
+from shardopt.runtime.run import Run
 from shardopt.runtime.worker import Worker
 
 

@@ -13,8 +13,9 @@ import numpy as np
 from benchmarks.runtime.programs import chain, every_instruction
 from benchmarks.runtime.samples import seconds
 from shardopt.runtime.backends.local import LocalBackend
-from shardopt.runtime.driver import Run, open_run
+from shardopt.runtime.driver import open_run
 from shardopt.runtime.program.instructions import Program
+from shardopt.runtime.run import Run
 
 _LINKS = (0, 100)
 _REPEATS = 50

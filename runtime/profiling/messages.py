@@ -12,11 +12,12 @@ from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.exported_program import Argument, MeshValue, Result, TensorSpec
 from shardopt.dialect.reshard_steps import default_steps
 from shardopt.runtime.devices.replicas import Replicas
-from shardopt.runtime.driver import Run, open_run
+from shardopt.runtime.driver import open_run
 from shardopt.runtime.profiling.chains import calls
 from shardopt.runtime.profiling.slopes import LONG, SHORT, Effort, Slope, bytecode_of, slope_of
 from shardopt.runtime.program.instructions import Instruction, MeshProgram, Program, Recv, Send
 from shardopt.runtime.program.routes import make_route
+from shardopt.runtime.run import Run
 
 _AXIS = "x"
 

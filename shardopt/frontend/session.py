@@ -18,7 +18,7 @@ import numpy as np
 
 from shardopt.cost.errors import UserError
 from shardopt.frontend.spmd import like
-from shardopt.runtime.driver import Outputs, Run
+from shardopt.runtime.run import Outputs, Run
 
 # What the workers run on, whatever devices JAX has found in this process.
 _PLATFORM = "cpu"

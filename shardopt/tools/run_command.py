@@ -19,7 +19,7 @@ from shardopt.tools.run_inputs import read_inputs, read_program
 from shardopt.tools.run_views import add_views, check_targets, show_views, wants_trace
 
 if TYPE_CHECKING:
-    from shardopt.runtime.driver import Outputs, Run
+    from shardopt.runtime.run import Outputs, Run
 
 _WATCHDOG_SECONDS = 60.0
 _PROGRESS_SECONDS = 600.0

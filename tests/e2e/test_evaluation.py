@@ -16,9 +16,10 @@ from shardopt.frontend.plan import Plan, PlanOptions
 from shardopt.frontend.planning import make_plan
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
-from shardopt.runtime.driver import Run, open_run, prepare
+from shardopt.runtime.driver import open_run, prepare
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.reference import Reference, compare
+from shardopt.runtime.run import Run
 from tests.e2e.models import export_step
 
 

@@ -13,12 +13,13 @@ import pytest
 from exported_model import TEXT, example, inputs, load
 
 from shardopt.cost.errors import UserError
-from shardopt.runtime.driver import Outputs, Run, open_run
+from shardopt.runtime.driver import open_run
 from shardopt.runtime.errors import Kind, MeshError
 from shardopt.runtime.faults import Fault
 from shardopt.runtime.health.monitor import Limits
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.restart import run_steps
+from shardopt.runtime.run import Outputs, Run
 from shardopt.runtime.state.periodic import CheckpointOptions
 
 LIMITS = Limits(silence_seconds=2, message_seconds=1, progress_seconds=3)

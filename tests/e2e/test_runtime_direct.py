@@ -16,11 +16,11 @@ from shardopt.runtime.actions import direct
 from shardopt.runtime.backends.local import LocalBackend
 from shardopt.runtime.devices import dlpack
 from shardopt.runtime.devices.cuda import Cuda
-from shardopt.runtime.driver import Run
 from shardopt.runtime.errors import MeshError
 from shardopt.runtime.program.instructions import Instruction, MeshProgram, Program, Recv, Send
 from shardopt.runtime.program.routes import make_route
 from shardopt.runtime.reference import compare
+from shardopt.runtime.run import Run
 from shardopt.solve.resharding.transfers import plan_resharding
 from tests.unit.fake_cupy import Op, World, fake_cupy
 

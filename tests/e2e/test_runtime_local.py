@@ -13,10 +13,11 @@ from jaxlib.mlir import ir
 from shardopt.cost.errors import UserError
 from shardopt.ir.context import make_context
 from shardopt.runtime.backends.local import LocalBackend
-from shardopt.runtime.driver import Run, open_run
+from shardopt.runtime.driver import open_run
 from shardopt.runtime.errors import MeshError
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.reference import compare, difference, run_reference
+from shardopt.runtime.run import Run
 
 TOLERANCE = 1e-5
 

@@ -11,11 +11,12 @@ from test_trace_of_processes import check_spans
 from shardopt.cost.errors import UserError
 from shardopt.runtime.backends.ray_actors import _connect
 from shardopt.runtime.backends.ray_placement import Placement
-from shardopt.runtime.driver import Run, open_run
+from shardopt.runtime.driver import open_run
 from shardopt.runtime.errors import MeshError
 from shardopt.runtime.program.hosts import hosts_of
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.reference import compare
+from shardopt.runtime.run import Run
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -14,9 +14,10 @@ from jax import export
 from shardopt.cost.errors import UserError
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
-from shardopt.runtime.driver import Run, open_run
+from shardopt.runtime.driver import open_run
 from shardopt.runtime.errors import MeshError
 from shardopt.runtime.program.instructions import Program
+from shardopt.runtime.run import Run
 from shardopt.runtime.state.fillings import fill, normal, uniform
 from shardopt.runtime.state.periodic import CheckpointOptions
 from shardopt.tools.shardopt import main

@@ -13,12 +13,13 @@ import pytest
 from test_runtime_program import build
 
 from shardopt.cost.errors import UserError
-from shardopt.runtime.driver import Run, open_run
+from shardopt.runtime.driver import open_run
 from shardopt.runtime.inputs import random_inputs
 from shardopt.runtime.program.instructions import Broadcast, Free, Program, Recv, Send
 from shardopt.runtime.program.instructions import Run as RunInstruction
 from shardopt.runtime.program.labels import label_of, task_of
 from shardopt.runtime.program.memory import mesh_memory, over_limit
+from shardopt.runtime.run import Run
 from shardopt.runtime.tracing.chrome import run_trace
 from shardopt.runtime.tracing.spans import Span, route_bytes, task_times
 from shardopt.runtime.tracing.watchdog import Watchdog
