@@ -15,6 +15,7 @@ from xml.sax.saxutils import escape
 from shardopt.cost.cluster import Cluster
 from shardopt.cost.transfers import Links, Message, Ordered
 from shardopt.dialect.exported_program import ReshardStep
+from shardopt.report.svg_text import svg_text
 from shardopt.report.units import bytes_text, seconds_text
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 110, 20, 44, 30
@@ -53,7 +54,7 @@ def resharding_svg(cluster: Cluster, phases: Sequence[Sequence[Message]], title:
     scale = (width - _LEFT - _RIGHT) / (seconds or 1.0)
     body = [
         f'<rect width="{width}" height="{height}" fill="#FFFFFF"/>',
-        _text(_LEFT, 22, f"{title}: {seconds_text(seconds)}", size=13, weight="bold"),
+        svg_text(_LEFT, 22, f"{title}: {seconds_text(seconds)}", size=13, weight="bold"),
         *_frames(cluster, rows, width),
         *(part for bar in bars for part in _bar_parts(bar, rows, scale)),
         *_phase_lines(ends, scale, height),
@@ -97,10 +98,10 @@ def _frames(cluster: Cluster, rows: dict[int, int], width: int) -> list[str]:
         host = cluster.host_of(device)
         frame = f'x="{_LEFT}" y="{y}" width="{width - _LEFT - _RIGHT}" height="{2 * _HALF}"'
         parts.append(f'<rect {frame} fill="#000000" fill-opacity="0.05"/>')
-        parts.append(_text(_LEFT - 8, y + _HALF + 4, f"device {device}", anchor="end"))
+        parts.append(svg_text(_LEFT - 8, y + _HALF + 4, f"device {device}", anchor="end"))
         if host not in named:
             named.add(host)
-            parts.append(_text(6, y + _HALF + 4, f"host {host}", colour="#555555"))
+            parts.append(svg_text(6, y + _HALF + 4, f"host {host}", colour="#555555"))
     return parts
 
 
@@ -114,7 +115,7 @@ def _bar_parts(bar: _Bar, rows: dict[int, int], scale: float) -> list[str]:
     for device, top, label in ((source, 0, f"→{target}"), (target, _HALF, f"{source}→")):
         y = rows[device] + top
         frame = f'x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_HALF}"'
-        text = _text(x + width / 2, y + 10, label, anchor="middle", colour="#FFFFFF", size=10)
+        text = svg_text(x + width / 2, y + 10, label, anchor="middle", colour="#FFFFFF", size=10)
         wide = width >= len(label) * _CHARACTER_WIDTH
         parts.append(f'<g>{tip}<rect {frame} fill="{colour}" stroke="#FFFFFF" stroke-width="0.5"/>{text * wide}</g>')
     return parts
@@ -127,22 +128,6 @@ def _phase_lines(ends: Sequence[float], scale: float, height: int) -> list[str]:
         line = f'd="M{x:.1f} {_TOP - 8}V{height - _BOTTOM + 6}"'
         parts.append(f'<path {line} stroke="#999999" stroke-dasharray="3 3"/>')
     for end in (ends[0], ends[-1]) if ends else ():
-        place = _text(_LEFT + end * scale, height - 8, seconds_text(end), anchor="end", colour="#555555")
+        place = svg_text(_LEFT + end * scale, height - 8, seconds_text(end), anchor="end", colour="#555555")
         parts.append(place)
     return parts
-
-
-def _text(
-    x: float,
-    y: float,
-    text: str,
-    *,
-    anchor: str = "start",
-    size: int = 11,
-    weight: str = "normal",
-    colour: str = "#222222",
-) -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" font-weight="{weight}" '
-        f'fill="{colour}">{escape(text)}</text>'
-    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from xml.sax.saxutils import escape
 
+from shardopt.report.svg_text import svg_text
 from shardopt.report.timeline import KIND_STYLES, full_label, kinds_of, row_note, summary, ticks, time_unit
 from shardopt.report.units import bytes_text
 from shardopt.schedule.simulator import SimulationResult, TaskSpan
@@ -34,7 +35,7 @@ def timeline_svg(result: SimulationResult, width: int = 1100, heading: str = "")
     total = plot + _MARGIN_LEFT + _MARGIN_RIGHT
     body = [
         f'<rect width="{total}" height="{height}" fill="#FFFFFF"/>',
-        _label(_MARGIN_LEFT, 26, heading + summary(result), size=14, weight="bold"),
+        svg_text(_MARGIN_LEFT, 26, heading + summary(result), size=14, weight="bold"),
         *_svg_axis(result, plot, bottom),
         *_svg_rows(result, plot),
         *(_svg_box(result, span, plot) for span in result.spans()),
@@ -55,8 +56,8 @@ def _svg_axis(result: SimulationResult, plot: int, bottom: int) -> list[str]:
     for tick in ticks(makespan, max(2, plot // 90)):
         x = _MARGIN_LEFT + plot * tick / (makespan or 1.0)
         lines.append(f'<path d="M{x:.1f} {_MARGIN_TOP - 6}V{bottom + 4}" stroke="#DDDDDD"/>')
-        lines.append(_label(x, bottom + 18, f"{tick:g}", anchor="middle", colour="#555555"))
-    lines.append(_label(_MARGIN_LEFT + plot + 30, bottom + 18, unit.name, colour="#555555"))
+        lines.append(svg_text(x, bottom + 18, f"{tick:g}", anchor="middle", colour="#555555"))
+    lines.append(svg_text(_MARGIN_LEFT + plot + 30, bottom + 18, unit.name, colour="#555555"))
     return lines
 
 
@@ -66,8 +67,8 @@ def _svg_rows(result: SimulationResult, plot: int) -> list[str]:
         y = _row_top(result, mesh)
         frame = f'x="{_MARGIN_LEFT}" y="{y}" width="{plot}" height="{_ROW_HEIGHT}"'
         lines.append(f"<rect {frame} {_IDLE_FILL}/>")
-        lines.append(_label(_MARGIN_LEFT - 10, y + 19, f"mesh {mesh}", anchor="end", size=12))
-        lines.append(_label(_MARGIN_LEFT + plot + 10, y + 19, row_note(result, mesh), colour="#555555"))
+        lines.append(svg_text(_MARGIN_LEFT - 10, y + 19, f"mesh {mesh}", anchor="end", size=12))
+        lines.append(svg_text(_MARGIN_LEFT + plot + 10, y + 19, row_note(result, mesh), colour="#555555"))
         if _shows_memory(result):
             lines.extend(_svg_memory(result, mesh, plot, y + _ROW_HEIGHT + _MEMORY_GAP))
     return lines
@@ -118,7 +119,7 @@ def _svg_box(result: SimulationResult, span: TaskSpan, plot: int) -> str:
     frame = f'x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_ROW_HEIGHT}" rx="2"'
     box = f'<rect {frame} fill="{style.colour}"{pale}{stroke}/>'
     if width >= len(label) * _CHARACTER_WIDTH + 4:
-        box += _label(x + width / 2, y + 19, label, anchor="middle", colour="#222222" if place else style.ink)
+        box += svg_text(x + width / 2, y + 19, label, anchor="middle", colour="#222222" if place else style.ink)
     return f"<g><title>{span.task} ({style.label}): {times}</title>{box}</g>"
 
 
@@ -127,31 +128,15 @@ def _svg_legend(result: SimulationResult, y: int) -> list[str]:
     for kind in kinds_of(result):
         style = KIND_STYLES[kind]
         lines.append(f'<rect x="{x}" y="{y - 10}" width="14" height="12" rx="2" fill="{style.colour}"/>')
-        lines.append(_label(x + 20, y, style.label))
+        lines.append(svg_text(x + 20, y, style.label))
         x += 44 + len(style.label) * _CHARACTER_WIDTH
     lines.append(f'<rect x="{x}" y="{y - 10}" width="14" height="12" {_IDLE_FILL}/>')
-    lines.append(_label(x + 20, y, "idle (bubble)"))
+    lines.append(svg_text(x + 20, y, "idle (bubble)"))
     if _shows_memory(result):
         x += 44 + len("idle (bubble)") * _CHARACTER_WIDTH
         lines.append(f'<rect x="{x}" y="{y - 10}" width="14" height="12" fill="{_MEMORY_COLOUR}" fill-opacity="0.3"/>')
-        lines.append(_label(x + 20, y, "memory"))
+        lines.append(svg_text(x + 20, y, "memory"))
     return lines
-
-
-def _label(
-    x: float,
-    y: float,
-    text: str,
-    *,
-    anchor: str = "start",
-    size: int = 11,
-    weight: str = "normal",
-    colour: str = "#222222",
-) -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" font-weight="{weight}" '
-        f'fill="{colour}">{escape(text)}</text>'
-    )
 
 
 def _shows_memory(result: SimulationResult) -> bool:
