@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -23,7 +24,7 @@ class MemoryProfile:
     seconds: tuple[float, ...]
     bytes: tuple[int, ...]
 
-    @property
+    @cached_property
     def peak_bytes(self) -> int:
         return max(self.bytes)
 
