@@ -23,7 +23,7 @@ from shardopt.runtime.run import Outputs, Run
 from shardopt.runtime.state.periodic import CheckpointOptions
 
 LIMITS = Limits(silence_seconds=2, message_seconds=1, progress_seconds=3)
-SOON = 8.0  # seconds: the longest limit, and a busy machine
+SOON = 60.0  # seconds: anything but a hang; how soon it is, benchmarks/faults.py measures
 BACKWARD = 7  # of m0: a RUN, with a RECV before it
 
 
@@ -79,7 +79,7 @@ def test_threads_that_fail_or_hang_are_noticed_and_left_behind(kind: str) -> Non
     with start([Fault(kind, "m1", 0, 1, 2)], "local") as run:
         error, _ = error_of(run)
     expected, words = FAULTS[kind]
-    assert error.kind is expected and words in str(error) and time.monotonic() - begin < SOON + 5
+    assert error.kind is expected and words in str(error) and time.monotonic() - begin < SOON
 
 
 def test_faults_that_would_hit_the_driver_are_refused() -> None:
@@ -189,4 +189,4 @@ def test_a_node_that_is_gone_is_one_error_soon() -> None:
     assert len(lines) == 1, result.stdout + result.stderr
     seconds, error = lines[0].split(" ", 1)
     assert re.match(r"mesh 'm\d', host 0, step \d+, (instruction \d+ \(|end of step)", error), error
-    assert "its actor died" in error and float(seconds) < 20
+    assert "its actor died" in error and float(seconds) < 60
