@@ -108,14 +108,19 @@ def injections(faults: Sequence[FaultFields], mesh: str, host: int, transport: F
 
 def _effects(transport: FaultyTransport) -> dict[str, Callable[[], None]]:
     return {
-        "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-        "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+        "kill": lambda: _signal(signal.SIGKILL),
+        "stop": lambda: _signal(signal.SIGSTOP),
         "cut": transport.cut,
         "memory": _exhaust_memory,
         "sleep": _sleep,
         "drop": transport.drop,
         "raise": _raise,
     }
+
+
+def _signal(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+    _sleep()  # another thread may have got it, and this one does not get on until it takes effect
 
 
 def _sleep() -> None:
