@@ -93,7 +93,8 @@ class Reader:
         if arguments[-1:] == (Ellipsis,):
             return tuple(self.read(arguments[0], item, f"{where}[{k}]") for k, item in enumerate(value))
         _expect(len(value) == len(arguments), f"{len(arguments)} items", value, where)
-        return tuple(self.read(a, item, f"{where}[{k}]") for k, (a, item) in enumerate(zip(arguments, value)))  # noqa: B905
+        pairs = zip(arguments, value, strict=True)
+        return tuple(self.read(type_, item, f"{where}[{k}]") for k, (type_, item) in enumerate(pairs))
 
     def _union(self, arguments: tuple[Any, ...], value: Any, where: str) -> Any:
         if value is None and NoneType in arguments:
