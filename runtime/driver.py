@@ -74,6 +74,7 @@ def open_run(
     backend: str = "local",
     *,
     platform: str = "auto",
+    share_gpus: bool = False,
     transport: str = "auto",
     checked_steps: int = 1,
     quick_compile: bool = False,
@@ -93,7 +94,8 @@ def open_run(
     `devices_per_host` devices. The cluster of Ray is the one that this process is connected to, else that at
     `ray_address` or RAY_ADDRESS, else a new one on this machine.
 
-    `platform` is "cpu", "gpu", or "auto": GPUs if this process sees as many as the program has devices.
+    `platform` is "cpu", "gpu", or "auto": GPUs if this process sees as many as the program has devices. With
+    `share_gpus`, fewer do: device d is GPU d modulo their number, so that a pipeline can be tried on one GPU.
     `transport` is how workers in different processes exchange messages: "sockets", which is what "auto" means, or, with
     the backend `ray`, through its objects ("ray"), where sockets cannot be opened. With "nccl", GPUs exchange them
     directly.
@@ -116,7 +118,10 @@ def open_run(
         )
     if transport == "nccl" and platform != "gpu":
         raise UserError(f"transport 'nccl' needs platform 'gpu', found '{platform}'")
+    if share_gpus and (platform != "gpu" or transport == "nccl" or backend != "local"):
+        raise UserError("GPUs are shared by meshes of one process: expected backend 'local', platform 'gpu', no NCCL")
     options = {
+        "share_gpus": share_gpus,
         "direct": transport == "nccl",
         "platform": chosen_platform(
             platform, 1 + max(device for part in program.meshes for device in part.mesh.devices)

@@ -41,8 +41,9 @@ class Worker:
     """`checked_steps` is the number of steps in which every input of every RUN is compared with what is expected. With
     `track_bytes`, what is alive is counted after every instruction. With `compile_cache`, executables are kept in the
     user's cache folder (`SHARDOPT_CACHE`). `platform` is "cpu" or "gpu"; GPUs are taken by the numbers of the mesh's
-    devices, or, with `own_gpus`, in order: the process sees those of its worker only. With `direct`, they exchange
-    messages by NCCL. With `trace`, times of the newest steps are kept (`Recorder`).
+    devices, or, with `own_gpus`, in order: the process sees those of its worker only; with `share_gpus`, meshes share
+    what GPUs there are. With `direct`, they exchange messages by NCCL. With `trace`, times of the newest steps are kept
+    (`Recorder`).
 
     With a `world`, the mesh has more hosts; `position` is one integer of memory, maybe shared with another process,
     in which the worker notes where it stands (`unpack_position`). `faults` are made to happen.
@@ -60,6 +61,7 @@ class Worker:
         position: Position | None = None,
         platform: str = "cpu",
         own_gpus: bool = False,
+        share_gpus: bool = False,
         direct: bool = False,
         checked_steps: int = 1,
         quick_compile: bool = False,
@@ -83,7 +85,11 @@ class Worker:
             hosts,
             routes,
             transport,
-            devices=devices or XlaMesh(program.mesh, devices_of(program.mesh, host, world, platform, own_gpus)),
+            devices=devices
+            or XlaMesh(
+                program.mesh,
+                devices_of(program.mesh, host, world, platform, own_gpus=own_gpus, share_gpus=share_gpus),
+            ),
             executables={},
             sender=Sender(host.name),
             copy_pieces=track_bytes,  # what is under way belongs to the transport, not to this mesh

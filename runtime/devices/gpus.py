@@ -27,15 +27,20 @@ def chosen_platform(platform: str, devices: int) -> str:
     return "gpu" if len(visible_gpus()) >= devices else "cpu"
 
 
-def devices_of(mesh: Mesh, host: Host, world: World | None, platform: str, own_gpus: bool) -> Devices | None:
+def devices_of(
+    mesh: Mesh, host: Host, world: World | None, platform: str, *, own_gpus: bool = False, share_gpus: bool = False
+) -> Devices | None:
     """Those of a worker; None for host devices of a client of their own. With `own_gpus`, the process sees the GPUs of
-    this worker only. Raises UserError for GPUs of several hosts in one mesh."""
+    this worker only; with `share_gpus`, meshes take turns on those that are there. Raises UserError for GPUs of several
+    hosts in one mesh."""
     if world is not None and platform == "gpu":
         raise UserError(f"mesh '{mesh.name}': expected GPUs of one host, found {host.count} hosts")
     if world is not None:
         return shared_devices(world, host)
     if platform == "gpu":
         numbers = [mesh.devices[shard] for shard in host.shards]
+        if share_gpus:
+            return mesh_gpus(mesh.name, shared_gpus(mesh.name, numbers, len(visible_gpus())))
         return mesh_gpus(mesh.name, range(len(numbers)) if own_gpus else numbers)
     return None
 
@@ -48,6 +53,15 @@ def mesh_gpus(name: str, ordinals: Sequence[int]) -> Devices:
         raise UserError(f"mesh '{name}' needs GPU {missing[0]}, found {len(found)} GPUs")
     devices = [found[ordinal] for ordinal in ordinals]
     return Devices(devices, devices)
+
+
+def shared_gpus(name: str, numbers: Sequence[int], gpus: int) -> list[int]:
+    """Which of so many GPUs the devices of a mesh are when there are fewer GPUs than devices: a plan is tried on a
+    machine that is smaller than the one it is for. Raises UserError where a mesh has more devices than there are GPUs:
+    XLA runs a program once on a device."""
+    if len(numbers) > gpus:
+        raise UserError(f"mesh '{name}' has {len(numbers)} devices, found {gpus} GPUs to share")
+    return [number % gpus for number in numbers]
 
 
 @cache

@@ -10,10 +10,10 @@ from jax._src import core
 from jax.extend.backend import get_compile_options
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxlib import _jax
 from jaxlib import xla_client as xc
 
 from shardopt.dialect.dtypes import numpy_dtype
+from shardopt.ir.jax_versions import result_handler
 from shardopt.runtime.devices.xla import DeviceArray, Executable, keep_barriers
 
 
@@ -32,10 +32,7 @@ class Replicas:
             keep_barriers(options.executable_build_options, bytecode)
         client = self._devices[0].client
         loaded = client.compile_and_load(bytecode, xc.DeviceList(tuple(self._devices)), options)
-        wraps = [
-            _jax.array_result_handler(self._aval(*result), self._sharding, committed=True, _skip_checks=True)
-            for result in results
-        ]
+        wraps = [result_handler(self._aval(*result), self._sharding) for result in results]
         return Executable("main", loaded, wraps), str(loaded.hlo_modules()[0].to_string())
 
     def put(self, array: np.ndarray) -> DeviceArray:

@@ -30,6 +30,7 @@ from shardopt.cost.mesh import Mesh
 from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.dialect.exported_program import StageFunction, TensorSpec
 from shardopt.dialect.sharding import to_mhlo
+from shardopt.ir.jax_versions import result_handler
 from shardopt.runtime.devices.clients import Devices, own_devices
 from shardopt.runtime.devices.executables import compiled_in_parallel, load_or_compile
 
@@ -217,7 +218,7 @@ class XlaMesh:
         if spec not in self._layouts:
             aval = core.ShapedArray(spec.shape, numpy_dtype(spec.dtype))
             sharding = NamedSharding(self._jax_mesh, PartitionSpec(*(dim or None for dim in spec.sharding.dims)))
-            wrap = _jax.array_result_handler(aval, sharding, committed=True, _skip_checks=True)
+            wrap = result_handler(aval, sharding)
             self._layouts[spec] = _Layout(aval, sharding, wrap)
         return self._layouts[spec]
 

@@ -26,6 +26,8 @@ ADD = """({
 # Products of this size, one a head and example, are what attention is made of.
 _SMALL = 64
 _CHANNELS, _IMAGES, _ROW = 32, 4, 256
+# How a product is spelt in compiled HLO: left as it is, or handed to a library or to Triton.
+_PRODUCTS = ("dot", "__cublas$gemm", "__cublas$lt$matmul", "__triton_gemm", "__triton_nested_gemm_fusion")
 # What is no work of its own in the entry computation of compiled HLO.
 _FREE = frozenset(
     ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "opt-barrier", "after-all", "partition-id")
@@ -104,7 +106,7 @@ def matmul(n: int, dtype: str) -> Chain:
             f"%y{step}",
         )
 
-    return Chain(kinds.MATMUL, dtype, 2.0 * n**3, ((n, n), (n, n)), link, ("dot", "__cublas$gemm", "__triton_gemm"))
+    return Chain(kinds.MATMUL, dtype, 2.0 * n**3, ((n, n), (n, n)), link, _PRODUCTS)
 
 
 def batch_matmul(batch: int, dtype: str) -> Chain:
@@ -116,8 +118,7 @@ def batch_matmul(batch: int, dtype: str) -> Chain:
         dims = "batching_dims = [0] x [0], contracting_dims = [2] x [1]"
         return f"%y{step} = stablehlo.dot_general {x}, %x1, {dims} : ({type_}, {type_}) -> {type_}", f"%y{step}"
 
-    opcodes = ("dot", "__cublas$gemm", "__triton_gemm")
-    return Chain(kinds.BATCH_MATMUL, dtype, 2.0 * batch * _SMALL**3, (shape, shape), link, opcodes)
+    return Chain(kinds.BATCH_MATMUL, dtype, 2.0 * batch * _SMALL**3, (shape, shape), link, _PRODUCTS)
 
 
 def convolution(extent: int, dtype: str) -> Chain:

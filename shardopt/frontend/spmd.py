@@ -25,6 +25,7 @@ from shardopt.cost.errors import UserError
 from shardopt.cost.mesh import Sharding, parse_mesh
 from shardopt.frontend.optimize import BatchArguments, batch_text, cluster_text, constraints_text
 from shardopt.frontend.plan import option_text
+from shardopt.ir.jax_versions import named_shardings_flag
 
 if TYPE_CHECKING:
     from shardopt.frontend.plan import Plan
@@ -74,7 +75,7 @@ def shard(
         exported,
         mlir_module_serialized=artifact,
         nr_devices=logical.size,
-        _has_named_shardings=True,
+        **named_shardings_flag(export.Exported),
         _in_named_shardings=tuple(_named(kept.get(k), abstract) for k in range(len(exported.in_avals))),
         _out_named_shardings=tuple(_named(sharding, abstract) for sharding in outputs),
         in_shardings_hlo=(None,) * len(exported.in_avals),

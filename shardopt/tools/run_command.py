@@ -44,6 +44,9 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         help="devices of the meshes; auto: GPUs if this process sees enough of them",
     )
     parser.add_argument(
+        "--share-gpus", action="store_true", help="meshes share the GPUs of this machine, where these are too few"
+    )
+    parser.add_argument(
         "--transport",
         default="auto",
         choices=("auto", "sockets", "ray", "nccl"),
@@ -124,6 +127,7 @@ def _run_plan(args: argparse.Namespace) -> None:
         read_inputs(args.inputs, inputs)
     options: dict[str, Any] = {
         "platform": args.platform,
+        "share_gpus": args.share_gpus,
         "transport": args.transport,
         "quick_compile": args.quick_compile,
         "compile_cache": args.compile_cache,

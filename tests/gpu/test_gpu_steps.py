@@ -26,7 +26,7 @@ CONFIG, BATCH = Config(layers=6, hidden=1024, heads=16, vocab=8192, length=512),
 
 
 def planned(model: object, stages: int) -> Program:
-    cluster = f"cpu-test:1x{stages}"
+    cluster = f"h100-sxm:1x{stages}"
     plan = make_plan(model, PlanOptions(cluster, stages=stages, submesh="1x1", microbatches=1, recompute="none"))
     with make_context() as context:
         return prepare(load_module(plan.module, context))
@@ -42,6 +42,17 @@ def test_steps_match_those_of_the_host() -> None:
             losses[platform] = [float(run.step()[-1]) for _ in range(5)]
     assert losses["gpu"] == pytest.approx(losses["cpu"], rel=2e-2)
     assert losses["gpu"][-1] < losses["gpu"][0]
+
+
+def test_two_stages_share_a_gpu() -> None:
+    """The numbers of a pipeline are those of one stage, whether GPUs are its own or not."""
+    model, inputs = gpt_step(Config(layers=2), 4)
+    losses = {}
+    for stages in (1, 2):
+        with open_run(planned(model, stages), platform="gpu", share_gpus=True, checked_steps=3) as run:
+            run.load(inputs)
+            losses[stages] = [float(run.step()[-1]) for _ in range(3)]
+    assert losses[2] == pytest.approx(losses[1], rel=1e-3)
 
 
 @pytest.mark.skipif(len(visible_gpus()) < 2, reason="no second GPU found")
