@@ -42,8 +42,9 @@ class Operation:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="operations whose name contains this")
+    parser.add_argument("--skip", default="", metavar="NAME", help="all operations of this name")
     args = parser.parse_args(argv)
-    chosen = [each for each in operations() if args.only in each.name]
+    chosen = [each for each in operations() if args.only in each.name and each.name != args.skip]
     for begin in range(0, len(chosen), _TOGETHER):
         for row in measured(chosen[begin : begin + _TOGETHER]):
             print(json.dumps(row), flush=True)

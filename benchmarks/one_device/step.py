@@ -34,6 +34,7 @@ from shardopt.ir.io import load_module
 from shardopt.runtime.devices.executables import load_or_compile
 
 _WARM_UP, _TRACED = 3, 3
+_BLOCK = 2**20  # random numbers that are drawn; larger arrays repeat them
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -121,7 +122,8 @@ def _random(generator: np.random.Generator, shape: tuple[int, ...], name: str) -
         return generator.integers(0, 100, shape).astype(dtype)
     if dtype.kind == "b":
         return np.ones(shape, dtype)
-    return (0.02 * np.abs(generator.standard_normal(shape, np.float32))).astype(dtype)  # variances have no sign
+    block = 0.02 * np.abs(generator.standard_normal(_BLOCK, np.float32))  # as variances have no sign
+    return np.resize(block.astype(dtype), shape)
 
 
 if __name__ == "__main__":

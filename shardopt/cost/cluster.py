@@ -23,14 +23,34 @@ DTYPE_FAMILIES = ("f64", "f32", "bf16", "f16", "f8", "i8")
 
 
 @dataclass(frozen=True)
+class KernelRates:
+    """How close kernels come to what the data sheet of a device says, as measured on such devices.
+
+    `products` is the share of `Device.peak_flops` that the largest matrix products reach, by dtype family (`f32` always
+    present), and `convolutions` the share of that which convolutions reach. `memory` is the share of
+    `Device.memory_bandwidth` that a large copy reaches. `least_seconds` pass from the start of one kernel to the start
+    of the next, however little it does. `merged` says whether the compiler makes one kernel of those over the same
+    elements (`shardopt.solve.sharding.merged_kernels`), as it does for GPUs.
+    """
+
+    products: Mapping[str, float] = field(hash=False)
+    convolutions: float
+    memory: float
+    least_seconds: float
+    merged: bool
+
+
+@dataclass(frozen=True)
 class Device:
-    """One accelerator: peak FLOP/s by dtype family (`f32` always present), memory in bytes and bytes/s, and what was
-    measured on such devices, if anything was (`with_profile`)."""
+    """One accelerator: peak FLOP/s by dtype family (`f32` always present), memory in bytes and bytes/s, how close
+    kernels come to these rates, if that is known, and what was measured on such devices, if anything was
+    (`with_profile`)."""
 
     name: str
     peak_flops: Mapping[str, float] = field(hash=False)  # a dict has no hash; equal devices still hash equally
     memory_bytes: int
     memory_bandwidth: float
+    kernels: KernelRates | None = None
     profile: Profile | None = None
 
 
@@ -110,6 +130,11 @@ class Cluster:
     def first_devices(self) -> tuple[int, ...]:
         """The first device of every group, and the number of all devices."""
         return (0, *accumulate(group.num_devices for group in self.groups))
+
+    @property
+    def merges_kernels(self) -> bool:
+        """Whether kernels are merged on the devices of all groups."""
+        return all(group.device.kernels is not None and group.device.kernels.merged for group in self.groups)
 
     @cached_property
     def _first_hosts(self) -> tuple[int, ...]:

@@ -17,10 +17,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from shardopt.cost.cluster import DTYPE_FAMILIES, Cluster, Device, GroupLink, HostGroup, Link
+from shardopt.cost.cluster import DTYPE_FAMILIES, Cluster, Device, GroupLink, HostGroup, KernelRates, Link
 from shardopt.cost.documents import parse_text, read_document, read_text
 from shardopt.cost.errors import UserError
-from shardopt.cost.readers import COUNT, NOT_NEGATIVE, POSITIVE, Schema, Text, suggestion
+from shardopt.cost.readers import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, Flag, Schema, Text, suggestion
 from shardopt.cost.records import Field, Items, Nullable, Record, Table
 
 LINK = Record(
@@ -28,6 +28,19 @@ LINK = Record(
     {
         "latency_seconds": Field(NOT_NEGATIVE, "seconds of an empty message"),
         "bandwidth_bytes_per_second": Field(POSITIVE, "bytes/s in one direction"),
+    },
+)
+KERNELS = Record(
+    KernelRates,
+    {
+        "products": Field(
+            Table(SHARE, DTYPE_FAMILIES, ("f32",)),
+            "share of peak_flops that the largest matrix products reach, by dtype",
+        ),
+        "convolutions": Field(SHARE, "share of what products reach that convolutions do"),
+        "memory": Field(SHARE, "share of memory_bandwidth that a large copy reaches"),
+        "least_seconds": Field(NOT_NEGATIVE, "seconds from the start of an empty kernel to that of the next"),
+        "merged": Field(Flag(), "whether the compiler makes one kernel of those over the same elements"),
     },
 )
 DEVICE = Record(
@@ -40,6 +53,9 @@ DEVICE = Record(
         ),
         "memory_bytes": Field(COUNT, "bytes that a program may use"),
         "memory_bandwidth": Field(POSITIVE, "bytes/s"),
+        "kernels": Field(
+            Nullable(KERNELS), "how close kernels come to these rates; left out: products to 60 %, memory to all", None
+        ),
     },
 )
 _GROUP_FIELDS = {

@@ -83,7 +83,7 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Number:
-    """A finite number, `at_least` or `above` a bound; an int if `whole`.
+    """A finite number, `at_least` or `above` a bound and `at_most` another; an int if `whole`.
 
     Texts of numbers count as numbers: YAML 1.1 reads `15.7e12` (no sign in the exponent) as a text.
     """
@@ -91,6 +91,7 @@ class Number:
     at_least: float | None = None
     above: float | None = None
     whole: bool = False
+    at_most: float | None = None
 
     def read(self, value: Any, path: str, mistakes: list[str]) -> float | int | None:
         try:
@@ -103,6 +104,8 @@ class Number:
             return wrong("a positive number" if self.above == 0 else f"more than {self.above}", value, path, mistakes)
         if self.at_least is not None and number < self.at_least:
             return wrong(f"a number of at least {self.at_least:g}", value, path, mistakes)
+        if self.at_most is not None and number > self.at_most:
+            return wrong(f"a number of at most {self.at_most:g}", value, path, mistakes)
         if not self.whole:
             return number
         return int(number) if number == int(number) else wrong("a whole number", value, path, mistakes)
@@ -113,12 +116,15 @@ class Number:
             kind["exclusiveMinimum"] = self.above
         if self.at_least is not None:
             kind["minimum"] = self.at_least
+        if self.at_most is not None:
+            kind["maximum"] = self.at_most
         return kind
 
 
 COUNT = Number(above=0, whole=True)
 POSITIVE = Number(above=0)
 NOT_NEGATIVE = Number(at_least=0)
+SHARE = Number(above=0, at_most=1)
 INDEX = Number(at_least=0, whole=True)
 
 

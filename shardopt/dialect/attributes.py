@@ -29,11 +29,13 @@ def entries(attributes: ir.DictAttr) -> dict[str, ir.Attribute]:
 
 
 def from_values(value: Any) -> ir.Attribute:
-    """Texts, integers, floats, lists and dictionaries of these as one attribute (i64, f64); attributes as they are."""
+    """Texts, booleans, integers, floats, lists and dictionaries of these as one attribute (i64, f64); attributes as they are."""
     if isinstance(value, ir.Attribute):
         return value
     if isinstance(value, str):
         return ir.StringAttr.get(value)
+    if isinstance(value, bool):  # before integers, which booleans are, too
+        return ir.BoolAttr.get(value)
     if isinstance(value, int):
         return i64(value)
     if isinstance(value, float):
@@ -47,6 +49,8 @@ def from_values(value: Any) -> ir.Attribute:
 
 def to_values(attribute: ir.Attribute) -> Any:
     """The other way; an attribute of another kind is its text."""
+    if isinstance(attribute, ir.BoolAttr):
+        return bool(attribute.value)
     if isinstance(attribute, ir.StringAttr | ir.IntegerAttr | ir.FloatAttr):
         return attribute.value
     if isinstance(attribute, ir.ArrayAttr):

@@ -19,7 +19,7 @@ fragment.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -61,6 +61,7 @@ from shardopt.solve.stages.stage_problem import RECOMPUTE, Recompute
 
 def _extract(program: Program, cluster: Cluster, planner: Planner, options: OutlineStages) -> CandidateProblem:
     step, roles = read_step(program, options.batch_args)
+    step = replace(step, merged_kernels=cluster.merges_kernels)
     given = options.given.stages
     found = open_options(cluster, options.submesh, options.logical_shape, options.intra_op)
     modes: tuple[Recompute, ...] = RECOMPUTE if options.recompute == "auto" else (options.recompute,)

@@ -107,7 +107,8 @@ class IntraOpTables:
         self.constraints = constraints
         self.strategies = strategies or StrategyTables(mesh, cluster)
         self.linear = linear
-        accesses = kernel_accesses(graph, self.fusion)
+        kernels = self.strategies.device.kernels
+        accesses = kernel_accesses(graph, self.fusion, kernels is not None and kernels.merged)
         self.ops: tuple[OpStrategies, ...] = tuple(map(self._strategies, graph.ops, linear or repeat(CLOSED), accesses))
 
     def _strategies(self, op: Op, linear: Linear, accesses: Accesses) -> OpStrategies:

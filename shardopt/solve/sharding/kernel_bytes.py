@@ -14,26 +14,37 @@ from collections.abc import Sequence
 from shardopt.cost.graph import OpGraph
 from shardopt.cost.op_bytes import touched
 from shardopt.solve.sharding.fusion import Fusion
+from shardopt.solve.sharding.merged_kernels import merged_kernels
 
 # For each tensor of an operation, operands first: in how many kernels the operation touches its memory.
 Accesses = tuple[int, ...]
 
 
-def kernel_accesses(graph: OpGraph, fusion: Fusion) -> tuple[Accesses, ...]:
-    """For each operation."""
-    fused = fusion.fused
+def kernel_accesses(graph: OpGraph, fusion: Fusion, merged: bool = False) -> tuple[Accesses, ...]:
+    """For each operation. With `merged`, kernels over the same elements become one, as on GPUs."""
+    fused, number = fusion.fused, merged_kernels(graph, fusion) if merged else tuple(range(len(graph.ops)))
+    producers, outputs = graph.producers(), set(graph.outputs)
     seen: list[set[int]] = [set() for _ in graph.tensors]
+
+    def leaves(tensor: int, kernel: int) -> bool:
+        """Whether the kernel that makes it writes it to memory."""
+        if tensor in fused:
+            return False
+        return not merged or tensor in outputs or {number[reader] for reader in fusion.readers[tensor]} != {kernel}
+
     found: list[Accesses] = []
     for index, op in enumerate(graph.ops):
         kernels = {index}
         if op.results and op.results[0] in fused:
             kernels = set(fusion.readers[op.results[0]])
+        kernels = {number[kernel] for kernel in kernels}
         reads = []
         for operand in op.operands:
-            fresh = set() if operand in fused else kernels - seen[operand]
+            own = {number[producers[operand]]} if producers[operand] >= 0 else set()
+            fresh = set() if operand in fused else kernels - own - seen[operand]
             seen[operand] |= fresh
             reads.append(len(fresh))
-        found.append((*reads, *(int(result not in fused) for result in op.results)))
+        found.append((*reads, *(int(leaves(result, number[index])) for result in op.results)))
     return tuple(found)
 
 
@@ -42,3 +53,11 @@ def accessed_bytes(name: str, num_operands: int, sizes: Sequence[float], accesse
     each."""
     rows = touched(name, num_operands, len(sizes) - num_operands)
     return sum(sizes[k] * share * count for (k, share), count in zip(rows, accesses, strict=True))
+
+
+def kernels_of(name: str, num_operands: int, num_results: int, accesses: Accesses | None) -> int:
+    """How many kernels end with an operation: one where it writes a result to memory, none where it is fused into what
+    reads it, or moves nothing at all. Without `accesses` it runs alone."""
+    written = [share for _, share in touched(name, num_operands, num_results)[num_operands:]]
+    counts = (1,) * num_results if accesses is None else accesses[num_operands:]
+    return int(any(share and count for share, count in zip(written, counts, strict=True)))

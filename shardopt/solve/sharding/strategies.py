@@ -23,7 +23,7 @@ from shardopt.cost.shardings import all_shardings as all_shardings
 from shardopt.cost.shardings import live_axes as live_axes
 from shardopt.cost.windows import exchanges, reach
 from shardopt.solve.sharding.factors import Axes, shardable_factors
-from shardopt.solve.sharding.kernel_bytes import Accesses, accessed_bytes
+from shardopt.solve.sharding.kernel_bytes import Accesses, accessed_bytes, kernels_of
 from shardopt.solve.sharding.layouts import Layout, Layouts, SplitLayout, tiles
 from shardopt.solve.sharding.linear import CLOSED, Linear
 from shardopt.solve.sharding.strategies_cost import CommunicationCosts, compute_seconds
@@ -175,7 +175,8 @@ class _Pricer:
         alone = accessed_bytes(self.op.name, count, sizes, (1,) * len(sizes))
         moved = alone if self.accesses is None else accessed_bytes(self.op.name, count, sizes, self.accesses)
         dtype = self.results[0].dtype if self.results else "f32"
-        return compute_seconds(self.device, self.op.name, work, alone, moved, dtype, self._is_batched)
+        kernels = kernels_of(self.op.name, count, len(self.results), self.accesses)
+        return compute_seconds(self.device, self.op.name, work, alone, moved, dtype, self._is_batched, kernels)
 
     @cached_property
     def _work(self) -> float:

@@ -19,15 +19,25 @@ _LAUNCH_SECONDS = 1e-6
 
 
 def compute_seconds(
-    device: Device, name: str, flops: float, alone_bytes: float, kernel_bytes: float, dtype: str, batched: bool = False
+    device: Device,
+    name: str,
+    flops: float,
+    alone_bytes: float,
+    kernel_bytes: float,
+    dtype: str,
+    batched: bool = False,
+    kernels: int = 1,
 ) -> float:
     """One device's share of an operation, as part of a larger program: no dispatch, and fused where XLA fuses.
 
     `alone_bytes` is what it would read and write in a kernel of its own, `kernel_bytes` what it adds to the kernels
-    that it is part of. `batched` tells a product of many small matrices from one of two.
+    that it is part of, `kernels` the number of kernels that end with it. `batched` tells a product of many small
+    matrices from one of two.
     """
     share = kernel_bytes / alone_bytes if alone_bytes else 0.0
-    return op_seconds(device, flops, alone_bytes, dtype, kind=work_kind(name, batched), in_memory=share)
+    return op_seconds(
+        device, flops, alone_bytes, dtype, kind=work_kind(name, batched), in_memory=share, kernels=kernels
+    )
 
 
 def communication_seconds(cluster: Cluster, mesh: Mesh, steps: Sequence[Step]) -> float:

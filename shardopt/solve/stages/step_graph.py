@@ -27,7 +27,8 @@ class StepGraph:
     `carried` are (before, after) of every accumulator; `tied` pairs, those of `carried` among them, end with equal
     shardings and lie in one buffer: also arguments and the results that replace them. `owner` is the layer whose stage
     holds an input; `literals` are constants whose elements differ. `late[i]`: operation i waits for a value that
-    depends on this layer, although it does not read it.
+    depends on this layer, although it does not read it. `merged_kernels` says whether the devices' compiler makes one
+    kernel of those over the same elements.
     """
 
     graph: OpGraph
@@ -38,6 +39,7 @@ class StepGraph:
     owner: Mapping[int, int] = field(default_factory=dict)
     literals: frozenset[int] = frozenset()
     late: Mapping[int, int] = field(default_factory=dict)
+    merged_kernels: bool = False
 
     def __post_init__(self) -> None:
         if len(self.op_layer) != len(self.graph.ops):

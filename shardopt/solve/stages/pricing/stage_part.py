@@ -45,6 +45,7 @@ class StagePart:
     loop: tuple[int, int]
     arrivals: Mapping[int, int]
     literals: frozenset[int]
+    merged_kernels: bool = False
 
     def residency(self, in_flight: int = 1) -> Residency:
         return Residency(Loop(*self.loop, in_flight), self.arrivals, self.literals)
@@ -57,7 +58,7 @@ class StagePart:
     @cached_property
     def accesses(self) -> tuple[Accesses, ...]:
         """For each operation in how many kernels it touches each of its tensors."""
-        return kernel_accesses(self.graph, self.fusion)
+        return kernel_accesses(self.graph, self.fusion, self.merged_kernels)
 
     @cached_property
     def fusion(self) -> Fusion:
@@ -72,9 +73,10 @@ class StagePart:
     def key(self) -> str:
         """The hash of all that prices depend on."""
         loose = (self.kinds, sorted(self.tied), sorted(self.sent), self.loop, sorted(self.arrivals.items()))
+        merged = ("merged kernels",) * self.merged_kernels
         structure = structure_of(self.graph)  # says nothing of the order, in which a sharding lists its choices
         digest = sha256(structure.digest)
-        digest.update(repr((structure.ops, structure.tensors, loose, sorted(self.literals))).encode())
+        digest.update(repr((structure.ops, structure.tensors, loose, sorted(self.literals), *merged)).encode())
         return digest.hexdigest()
 
 
@@ -259,6 +261,7 @@ class _Cutter:
             loop,
             {t: at for t, at in self.arrivals.items() if t not in defined},
             literals,
+            step.merged_kernels,
         )
 
     def _sent(self, defined: Set[int]) -> frozenset[int]:

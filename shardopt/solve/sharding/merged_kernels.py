@@ -1,0 +1,89 @@
+"""Kernels that a GPU compiler merges because they go over the same elements.
+
+    %max = reduce %s over rows              one kernel: reads %s once, keeps its rows on the chip, and writes only what
+    %e = exponential(%s - broadcast %max)   others read. Softmax and normalisations are chains of this kind, an update
+    %sum = reduce %e over rows              of an optimizer writes its moments and the weights, and a step of a random
+    %p = %e / broadcast %sum                generator all of its words.
+
+XLA fuses such chains into one kernel of several results, or into one that holds rows
+(xla/service/gpu/transforms/softmax_rewriter_triton.cc, multi_output_fusion.cc). Kernels are told apart by the operation
+that ends them, as in `shardopt.solve.sharding.kernel_bytes`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from math import prod
+
+from shardopt.cost.graph import Op, OpGraph
+from shardopt.solve.sharding.fusion import CHEAP, Fusion
+
+
+@dataclass
+class _Kernel:
+    """Operations that end kernels which became one, and what these read that none of them writes."""
+
+    members: set[int]
+    inputs: set[int] = field(default_factory=set)
+
+
+def merged_kernels(graph: OpGraph, fusion: Fusion) -> tuple[int, ...]:
+    """For each operation the number of the kernel that it would end, equal for those of one kernel.
+
+    A kernel takes in one that reads its results if both go over as many elements, in one fragment and as often, and if
+    all else that the reader reads was there before the first of them began: then no kernel waits for itself.
+    """
+    producers = graph.producers()
+    reads: list[set[int]] = [set() for _ in graph.ops]
+    for tensor, readers in enumerate(fusion.readers):
+        if tensor not in fusion.fused:
+            for reader in readers:
+                reads[reader].add(tensor)
+    kernels = {index: _Kernel({index}, reads[index]) for index in range(len(graph.ops))}
+    number = list(range(len(graph.ops)))
+    for index, op in enumerate(graph.ops):
+        size = _elements(graph, op)
+        if not size:
+            continue
+        makers = defaultdict(set)
+        for tensor in reads[index]:
+            maker = producers[tensor]
+            if maker >= 0 and _elements(graph, graph.ops[maker]) == size and _runs_like(graph.ops[maker], op):
+                makers[number[maker]].add(tensor)
+        for chosen in (tuple(makers), *((each,) for each in sorted(makers))):
+            whole = _union([kernels[index], *(kernels[each] for each in chosen)], producers)
+            if chosen and whole is not None:
+                kernels[index] = whole
+                for member in whole.members:
+                    number[member] = index
+                break
+    return tuple(number)
+
+
+def _union(kernels: list[_Kernel], producers: tuple[int, ...]) -> _Kernel | None:
+    """None where a part of the whole would have to wait for another."""
+    members = set().union(*(each.members for each in kernels))
+    inputs = {t for each in kernels for t in each.inputs if producers[t] not in members}
+    first = min(members)
+    return _Kernel(members, inputs) if all(producers[tensor] < first for tensor in inputs) else None
+
+
+def _elements(graph: OpGraph, op: Op) -> int:
+    """How many elements a kernel that ends with the operation goes over; 0 for one that is no loop over elements."""
+    if op.name == "reduce":
+        operand = graph.tensors[op.operands[0]].shape
+        inner = op.rule is not None and _reduces_rows(op)
+        return prod(operand) if inner else 0
+    return prod(graph.tensors[op.results[0]].shape) if op.name in CHEAP and op.results else 0
+
+
+def _reduces_rows(op: Op) -> bool:
+    """Whether the innermost dimensions are reduced, so that whole rows are near each other."""
+    assert op.rule is not None, "the caller looks"
+    reduced = [bool(set(dim) & op.rule.reduction) for dim in op.rule.operands[0]]
+    return bool(reduced) and reduced[-1] and sorted(reduced) == reduced
+
+
+def _runs_like(first: Op, second: Op) -> bool:
+    return (first.scope, first.repeat) == (second.scope, second.repeat)
