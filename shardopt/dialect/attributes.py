@@ -29,7 +29,8 @@ def entries(attributes: ir.DictAttr) -> dict[str, ir.Attribute]:
 
 
 def from_values(value: Any) -> ir.Attribute:
-    """Texts, booleans, integers, floats, lists and dictionaries of these as one attribute (i64, f64); attributes as they are."""
+    """Texts, booleans, numbers, lists and dictionaries of these as one attribute (i1, i64, f64); attributes as they
+    are."""
     if isinstance(value, ir.Attribute):
         return value
     if isinstance(value, str):
