@@ -33,7 +33,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from shardopt.cost.errors import UserError
 from shardopt.frontend.plan import Plan, PlanOptions
 from shardopt.frontend.planning import make_plan
 from shardopt.ir.batch_arguments import choose_batch_arguments
@@ -44,6 +43,7 @@ from shardopt.runtime.driver import open_run, prepare
 from shardopt.runtime.inputs import random_inputs
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.reference import Difference, Reference, compare, conditioning, is_noise
+from shardopt.support.errors import UserError
 
 _COUPLED = "batch-coupling=per-microbatch"
 

@@ -120,10 +120,10 @@ def _seeds() -> list[tuple[str, bytes]]:
     """(kind, content): the lit tests, those that parse in three encodings, and pipelines."""
     from jaxlib.mlir import ir
 
-    from shardopt.cost.errors import UserError
     from shardopt.ir.context import make_context
     from shardopt.ir.diagnostics import native_errors_raised
     from shardopt.ir.io import load_module, module_bytecode, portable_artifact
+    from shardopt.support.errors import UserError
 
     seeds = [(PIPELINE, text.encode()) for text in _pipelines()]
     for path in sorted((ROOT / "tests" / "lit").rglob("*.mlir")):

@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.intra_op_plans import SOLVER, Record, Task, measure
-from shardopt.cost.cluster import Cluster, Link
-from shardopt.cost.cluster_file import load_cluster
+from shardopt.hardware.cluster import Cluster, Link
+from shardopt.hardware.cluster_file import load_cluster
 from shardopt.solve.presets.presets import PRESETS
 
 MESHES = ("1x4", "2x4", "4x4", "2x2x2")

@@ -13,12 +13,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before jaxlib is imported
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.errors import UserError
-from shardopt.cost.hlo import module_traffic
-from shardopt.cost.mesh import Sharding, parse_mesh
 from shardopt.dialect.dtypes import numpy_name
 from shardopt.dialect.exported_program import StageFunction, TensorSpec
+from shardopt.hardware.cluster import Cluster
 from shardopt.ir.accumulators import add_sum_points, separate_accumulators
 from shardopt.ir.context import make_context
 from shardopt.ir.control_flow import mark_carried
@@ -27,6 +24,7 @@ from shardopt.ir.io import load_module
 from shardopt.ir.mesh_graphs import MeshGraph, read_plain
 from shardopt.ir.rewriting import functions, symbol_name
 from shardopt.ir.user_constraints import read_demands
+from shardopt.mesh.mesh import Sharding, parse_mesh
 from shardopt.passes.sharding.roles import find_roles
 from shardopt.passes.sharding.writing import write_plans
 from shardopt.pipeline.manager import run_pipeline
@@ -36,6 +34,8 @@ from shardopt.solve.presets.presets import Restriction, Roles, restrict
 from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
 from shardopt.solve.sharding.linear import find_linear
+from shardopt.support.errors import UserError
+from shardopt.xla_text.hlo import module_traffic
 
 SOLVER = "ilp"
 # Beyond this many operations or bytes of all values a module takes minutes to compile for host devices.

@@ -18,18 +18,18 @@ from pathlib import Path
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.cluster_file import load_cluster
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import parse_mesh
 from shardopt.dialect.cluster import write_cluster
 from shardopt.dialect.sharded_form import read_cost
+from shardopt.hardware.cluster_file import load_cluster
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions
+from shardopt.mesh.mesh import parse_mesh
 from shardopt.passes.base import PassContext
 from shardopt.passes.shard_stages import ShardStages
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.compiled import compiled_bytes
+from shardopt.support.errors import UserError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,13 +17,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.check_models import listed_models
-from shardopt.cost.errors import UserError
 from shardopt.frontend.plan import PlanOptions
 from shardopt.frontend.planning import make_plan
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.runtime.driver import prepare
 from shardopt.runtime.program.instructions import Program, Send
+from shardopt.support.errors import UserError
 
 
 def carried(program: Program) -> list[int]:

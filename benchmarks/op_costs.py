@@ -23,20 +23,20 @@ from pathlib import Path
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.cluster_file import load_cluster
-from shardopt.cost.errors import UserError
-from shardopt.cost.graph import OpGraph
-from shardopt.cost.mesh import Mesh
-from shardopt.cost.op_bytes import touched_bytes
+from shardopt.graph.op_bytes import touched_bytes
+from shardopt.graph.op_graph import OpGraph
+from shardopt.hardware.cluster_file import load_cluster
 from shardopt.ir.context import make_context
 from shardopt.ir.graph import sharding_rules
 from shardopt.ir.io import load_module
 from shardopt.ir.mesh_graphs import read_plain
 from shardopt.ir.rewriting import functions
+from shardopt.mesh.mesh import Mesh
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.xla_costs import optimized_costs, unoptimized_costs
 from shardopt.solve.sharding.intra_op import IntraOpTables
 from shardopt.solve.sharding.kernel_bytes import accessed_bytes, kernel_accesses
+from shardopt.support.errors import UserError
 
 _ENDINGS = (".mlir", ".mlirbc")
 _RATIOS = ("flops", "transcendentals", "compiled_flops", "bytes", "bytes_alone")

@@ -22,10 +22,10 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before jaxlib is imported
 
-from shardopt.cost.errors import UserError
 from shardopt.frontend.plan import Plan, PlanOptions
 from shardopt.frontend.planning import make_plan
 from shardopt.pipeline.manager import Result
+from shardopt.support.errors import UserError
 
 
 @dataclass

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.plan_runs import run_case
-from shardopt.cost.cluster_file import load_cluster
+from shardopt.hardware.cluster_file import load_cluster
 from shardopt.pipeline.phases import PHASE_NAMES
 
 # The schedule of the third run, whose stages are priced the same unless memory binds.

@@ -22,8 +22,8 @@ from time import process_time
 from benchmarks.resharding_cases import LARGE, SMALL, SUITE, Case, cluster_of
 from benchmarks.resharding_random import HEAD as RANDOM_HEAD
 from benchmarks.resharding_random import random_order, random_senders
-from shardopt.cost.cluster import Cluster
 from shardopt.cost.transfers import even_messages, messages_seconds
+from shardopt.hardware.cluster import Cluster
 from shardopt.solve.resharding.boxes import TileGrid, volume
 from shardopt.solve.resharding.plan import (
     ReshardingPlan,

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shardopt.cost.cluster import Cluster, Link
-from shardopt.cost.cluster_file import load_cluster
-from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.hardware.cluster import Cluster, Link
+from shardopt.hardware.cluster_file import load_cluster
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.resharding.strategies import Resharding
 
 Dims = tuple[tuple[str, ...], ...]

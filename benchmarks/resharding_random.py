@@ -6,8 +6,8 @@ from itertools import product
 
 import numpy as np
 
-from shardopt.cost.cluster_file import load_cluster
 from shardopt.cost.transfers import Links, Ordered
+from shardopt.hardware.cluster_file import load_cluster
 from shardopt.solve.resharding.message_order import best_order
 from shardopt.solve.resharding.senders import Fetch, busiest_seconds, choose_senders
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from shardopt.cost.cluster_file import load_cluster
+from shardopt.hardware.cluster_file import load_cluster
 from shardopt.solve.stages.best_plans import best_plans
 from shardopt.solve.stages.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import Recompute, StageProblem, gpipe_in_flight, stage_options

@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.namespaces import BYTES_PER_SECOND, TwoHosts, why_not
-from shardopt.cost.cluster import Cluster, Device, Link
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.exported_program import Argument, MeshValue, ReshardStep, Result, TensorSpec
+from shardopt.hardware.cluster import Cluster, Device, Link
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.program.check import check_program
 from shardopt.runtime.program.instructions import Free, Instruction, MeshProgram, Program, Recv, Reshard, Route, Send

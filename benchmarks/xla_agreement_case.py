@@ -26,23 +26,23 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # before jaxlib is imported:
 import numpy as np
 from jaxlib.mlir import ir
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.cluster_file import load_cluster
-from shardopt.cost.hlo import module_traffic
-from shardopt.cost.mesh import Mesh, parse_mesh
 from shardopt.cost.traffic import Traffic
 from shardopt.dialect.cluster import write_cluster
 from shardopt.dialect.sharded_form import read_cost
+from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.cluster_file import load_cluster
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.mesh_graphs import MeshGraph
 from shardopt.ir.rewriting import functions, symbol_name
+from shardopt.mesh.mesh import Mesh, parse_mesh
 from shardopt.passes.base import PassContext, option
 from shardopt.passes.shard_stages import ShardStages
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.compiled import compiled_text
 from shardopt.solve.assignment.problem import Edge
 from shardopt.solve.sharding.intra_op import IntraOpProblem
+from shardopt.xla_text.hlo import module_traffic
 
 FORMATS = ("sdy", "gspmd")
 RANDOM = "random:"

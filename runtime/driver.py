@@ -19,7 +19,6 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.errors import UserError
 from shardopt.dialect.cluster import CLUSTER, read_cluster
 from shardopt.dialect.exported_form import read_exported
 from shardopt.dialect.exported_verify import verify_exported
@@ -34,6 +33,7 @@ from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.program.memory import over_limit
 from shardopt.runtime.run import Backend, Run
 from shardopt.runtime.state.periodic import CheckpointOptions, PeriodicCheckpoints
+from shardopt.support.errors import UserError
 
 BACKENDS = ("local", "process", "ray")
 TRANSPORTS = {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shardopt.cost import profile as measured
-from shardopt.cost.cluster import Device, HostGroup
-from shardopt.cost.curves import Curve
+from shardopt.hardware import profile as measured
+from shardopt.hardware.cluster import Device, HostGroup
+from shardopt.hardware.curves import Curve
 
 # Large matrix products reach between half and three quarters of the data-sheet rate on GPUs and TPUs; small ones are
 # bound by memory or dispatch, which have terms of their own.

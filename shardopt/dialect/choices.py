@@ -13,8 +13,8 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.plan_parts import GivenShardings
 from shardopt.dialect.attributes import from_values, to_values
+from shardopt.planfile.parts import GivenShardings
 
 CHOICES = "shardopt.choices"
 

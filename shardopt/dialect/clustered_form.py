@@ -14,11 +14,11 @@ from collections.abc import Iterator
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.graph import SHARED
 from shardopt.dialect.attributes import entries
 from shardopt.dialect.donation import argument_attributes
 from shardopt.dialect.imported_form import Violation
 from shardopt.dialect.mpmd import LAYER
+from shardopt.graph.op_graph import SHARED
 from shardopt.ir.graph import free_values
 from shardopt.ir.program import Program, read_program
 from shardopt.ir.rewriting import defining

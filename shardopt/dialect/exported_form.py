@@ -23,7 +23,6 @@ from dataclasses import replace
 import numpy as np
 from jaxlib.mlir import ir
 
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR, read_donation
 from shardopt.dialect.dtypes import numpy_name
 from shardopt.dialect.exported_program import (
@@ -45,6 +44,7 @@ from shardopt.dialect.reshard_steps import default_steps
 from shardopt.dialect.schedule import read_schedule
 from shardopt.dialect.shardy_functions import complete_module
 from shardopt.ir.shardy import to_shardy
+from shardopt.mesh.mesh import Mesh, Sharding
 
 MAIN = "main"
 MHLO_SHARDING = "mhlo.sharding"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.dtypes import mlir_name
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.schedule.schedules import ScheduleText
 
 Box = tuple[tuple[int, int], ...]  # (start, limit) of each dimension

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Mesh
 from shardopt.dialect.donation import read_donation
 from shardopt.dialect.exported_form import (
     MAIN,
@@ -34,7 +32,9 @@ from shardopt.dialect.schedule import read_schedule
 from shardopt.dialect.sharding import to_mhlo
 from shardopt.dialect.shardy_functions import stated_sharding
 from shardopt.ir.rewriting import terminator as end_of
+from shardopt.mesh.mesh import Mesh
 from shardopt.schedule.schedules import find_schedule
+from shardopt.support.errors import UserError
 
 Problem = tuple[ir.Location, str]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.mesh import Mesh
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor
+from shardopt.hardware.cluster import Cluster
+from shardopt.mesh.mesh import Mesh
 
 
 def mesh_mistakes(meshes: Sequence[Mesh], cluster: Cluster) -> Iterator[str]:

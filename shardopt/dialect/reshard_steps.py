@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from shardopt.cost.mesh import Mesh
 from shardopt.dialect.exported_program import Box, ReshardStep, TensorSpec
+from shardopt.mesh.mesh import Mesh
 
 
 def default_steps(source: tuple[Mesh, TensorSpec], target: tuple[Mesh, TensorSpec]) -> tuple[ReshardStep, ...]:

@@ -12,16 +12,16 @@ from collections.abc import Iterator, Sequence
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Mesh
 from shardopt.dialect.cluster import read_cluster
 from shardopt.dialect.imported_form import Violation
 from shardopt.dialect.mpmd import SCHEDULE, read_topology
 from shardopt.dialect.schedule import read_schedule
+from shardopt.hardware.cluster import Cluster
 from shardopt.ir.pipeline_graph import peak_bytes, read_pipeline, simulate_pipeline
 from shardopt.ir.program import Program, read_program
+from shardopt.mesh.mesh import Mesh
 from shardopt.schedule.schedules import ScheduleText
+from shardopt.support.errors import UserError
 
 _KEYS = {
     "name": ir.StringAttr,

@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.mesh import Mesh
 from shardopt.cost.summary import CostSummary
 from shardopt.cost.traffic import Traffic
 from shardopt.dialect.attributes import f64, i64
@@ -28,6 +27,7 @@ from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor, read_topolo
 from shardopt.dialect.sharding import split_tuple
 from shardopt.dialect.shardy_form import mistakes, read_mesh
 from shardopt.ir.rewriting import functions, symbol_name, terminator
+from shardopt.mesh.mesh import Mesh
 
 COST = "shardopt.cost"
 MHLO_SHARDING = "mhlo.sharding"

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.sharding import from_sdy
 from shardopt.ir.control_flow import planned_operations
+from shardopt.mesh.mesh import Mesh, Sharding
 
 SDY_SHARDING = "sdy.sharding"
 CONSTRAINT = "sdy.sharding_constraint"

@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.mpmd import mesh_shape_attr
 from shardopt.dialect.sharding import from_sdy
 from shardopt.dialect.shardy_form import SDY_SHARDING
 from shardopt.ir.shardy import sharding_attribute
+from shardopt.mesh.mesh import Mesh, Sharding
 
 _MESH = "mesh"
 _MESH_OP = "sdy.mesh"

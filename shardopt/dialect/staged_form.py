@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.mesh import Mesh
 from shardopt.dialect.cluster import read_cluster
 from shardopt.dialect.imported_form import Violation
 from shardopt.dialect.mesh_checks import mesh_mistakes, value_mistake
@@ -34,6 +33,7 @@ from shardopt.dialect.mpmd import (
 )
 from shardopt.ir.program import Program, body_of, read_program
 from shardopt.ir.rewriting import symbol_name
+from shardopt.mesh.mesh import Mesh
 
 _FRAGMENT, _TRANSFER, _LOOP, _CALL = "mpmd.fragment", "mpmd.transfer", "mpmd.for", "mpmd.call"
 

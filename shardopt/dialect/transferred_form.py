@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.mesh import Mesh
 from shardopt.dialect.exported_form import mesh_value, read_steps
 from shardopt.dialect.imported_form import Violation
 from shardopt.dialect.mesh_checks import value_mistake
@@ -20,6 +19,7 @@ from shardopt.dialect.mpmd import RESHARDING, parse_mesh_tensor, read_topology
 from shardopt.dialect.reshard_steps import find_plan_fault, tiles_by_device
 from shardopt.ir.program import Program, read_program
 from shardopt.ir.rewriting import operations
+from shardopt.mesh.mesh import Mesh
 
 
 def violations(module: ir.Module) -> Iterator[Violation]:

@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.plan_parts import VERSION
 from shardopt.frontend.given_plan import options_after
 from shardopt.frontend.planning import make_plan
 from shardopt.frontend.sources import resolve_source, source_name
@@ -28,6 +26,8 @@ from shardopt.ir.io import load_module
 from shardopt.ir.program import read_program
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.pipeline.phases import phase_range
+from shardopt.planfile.parts import VERSION
+from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
     from shardopt.dialect.exported_program import Argument

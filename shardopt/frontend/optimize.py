@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from shardopt.cost.errors import UserError
 from shardopt.frontend.plan import InterOp, Plan, PlanOptions
 from shardopt.frontend.planning import make_plan
+from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
     from shardopt.ir.diagnostics import Handler

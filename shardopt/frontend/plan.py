@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from shardopt.cost.errors import UserError
+from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
     from shardopt.report.plan_summary import PlanSummary
@@ -203,11 +203,11 @@ class Plan:
         return target
 
     def _write(self, folder: Path) -> None:
-        from shardopt.cost.documents import json_text
         from shardopt.dialect.exported_form import read_exported
         from shardopt.ir.context import make_context
         from shardopt.ir.io import load_module
         from shardopt.report.timeline_svg import timeline_svg
+        from shardopt.support.documents import json_text
 
         (folder / "ir").mkdir()
         (folder / "stages").mkdir()
@@ -224,9 +224,9 @@ class Plan:
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
         """Read a plan directory. Raises UserError that names the missing or foreign file."""
-        from shardopt.cost.plan_file import load_plan_file
         from shardopt.ir.context import make_context
         from shardopt.ir.io import load_module
+        from shardopt.planfile.plan_file import load_plan_file
         from shardopt.report.plan_summary import summarize
 
         folder = Path(path)

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import TYPE_CHECKING
 
-from shardopt.cost.errors import UserError
 from shardopt.frontend.plan import PlanOptions
+from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
     from jaxlib.mlir import ir

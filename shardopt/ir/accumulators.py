@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.mesh import Sharding
 from shardopt.dialect.mpmd import mesh_tensor_type, parse_mesh_tensor
 from shardopt.ir.graph import GraphReader
 from shardopt.ir.rewriting import defining, functions, identity, terminator
+from shardopt.mesh.mesh import Sharding
 
 _SUM_POINT = "shardopt.sum_point"
 _FRAGMENT = "mpmd.fragment"

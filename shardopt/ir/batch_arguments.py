@@ -14,8 +14,8 @@ from functools import cached_property
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.graph import Tensor
 from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR, argument_attributes
+from shardopt.graph.op_graph import Tensor
 from shardopt.ir.diagnostics import DiagnosedError, diagnostic, position_of
 from shardopt.ir.graph import read_tensor
 from shardopt.ir.mesh_graphs import MeshGraph

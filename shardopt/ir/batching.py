@@ -14,7 +14,7 @@ from math import prod
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from shardopt.cost.microbatching import Splat, Split
+from shardopt.graph.microbatching import Splat, Split
 from shardopt.ir.graph import free_values
 from shardopt.ir.rewriting import shape_of
 

@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.mesh import Sharding
 from shardopt.ir.graph import MADE_ANYWHERE, GraphReader, free_values
 from shardopt.ir.loops import BRANCHES, CONTROL_FLOW, MAX_COUNTED, UNKNOWN_TRIPS, WHILE, trip_count
 from shardopt.ir.rewriting import defining, identity, operations, terminator
+from shardopt.mesh.mesh import Sharding
 
 # Operations that may write over an operand, and whose result has its sharding.
 _UPDATES = frozenset(

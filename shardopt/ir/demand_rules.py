@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.annotation import Annotation
-from shardopt.cost.mesh import Mesh, Sharding
-from shardopt.cost.shardings import shardings_that
 from shardopt.dialect.annotation import is_marker
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor
 from shardopt.ir.diagnostics import Located, position_of
 from shardopt.ir.rewriting import defining
+from shardopt.mesh.annotation import Annotation
+from shardopt.mesh.mesh import Mesh, Sharding
+from shardopt.mesh.shardings import shardings_that
 
 
 class DemandError(Exception):

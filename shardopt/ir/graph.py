@@ -1,4 +1,4 @@
-"""Read StableHLO out of the IR into `shardopt.cost.graph.OpGraph`: the only way planners see operations.
+"""Read StableHLO out of the IR into `shardopt.graph.op_graph.OpGraph`: the only way planners see operations.
 
 Sharding rules come from the native pass `sdy-populate-op-sharding-rules`. Operations it knows no rule for get one here
 where the meaning is plain (constants and iotas may be made in any sharding); `optimization_barrier` is transparent: its
@@ -16,10 +16,10 @@ from functools import cache
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import sdy
 
-from shardopt.cost.graph import MARKER, FactorRule, Op, OpGraph, Tensor
-from shardopt.cost.op_flops import Work
 from shardopt.dialect.annotation import is_marker
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor
+from shardopt.graph.op_flops import Work
+from shardopt.graph.op_graph import MARKER, FactorRule, Op, OpGraph, Tensor
 from shardopt.ir.loops import CONTROL_FLOW
 from shardopt.ir.op_work import read_work, work_of
 from shardopt.ir.rewriting import operations

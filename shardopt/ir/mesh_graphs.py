@@ -15,9 +15,6 @@ from functools import cached_property
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.graph import OpGraph
-from shardopt.cost.mesh import Mesh
-from shardopt.cost.residency import Loop, Residency
 from shardopt.dialect.donation import read_donation
 from shardopt.dialect.mpmd import (
     IN_FLIGHT,
@@ -27,9 +24,12 @@ from shardopt.dialect.mpmd import (
     read_methods,
     read_topology,
 )
+from shardopt.graph.op_graph import OpGraph
+from shardopt.graph.residency import Loop, Residency
 from shardopt.ir.control_flow import RegionReader
 from shardopt.ir.graph import read_tensor
 from shardopt.ir.rewriting import functions, symbol_name
+from shardopt.mesh.mesh import Mesh
 
 
 @dataclass(eq=False)

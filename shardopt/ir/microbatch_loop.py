@@ -12,9 +12,9 @@ from itertools import groupby
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, mpmd, stablehlo
 
-from shardopt.cost.graph import Op
-from shardopt.cost.microbatching import Accumulator, BodyOp, Splat, TimePlan, View
 from shardopt.dialect.microbatched_form import MICROBATCH
+from shardopt.graph.microbatching import Accumulator, BodyOp, Splat, TimePlan, View
+from shardopt.graph.op_graph import Op
 from shardopt.ir.batching import (
     Microbatch,
     blocks_type,

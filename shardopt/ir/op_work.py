@@ -9,7 +9,7 @@ from operator import add
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from shardopt.cost.op_flops import Shape, Work, op_work
+from shardopt.graph.op_flops import Shape, Work, op_work
 from shardopt.ir.loops import CONTROL_FLOW, MAX_COUNTED, UNKNOWN_TRIPS, WHILE, trip_count
 from shardopt.ir.rewriting import shape_of
 from shardopt.ir.windows import convolution_windows

@@ -7,16 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 from jaxlib.mlir import ir
 
-from shardopt.cost.cluster import Cluster
 from shardopt.cost.compute import dispatch_seconds
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Mesh
-from shardopt.cost.sharing import Sharing, sharing_of
 from shardopt.dialect.cluster import CLUSTER, read_cluster
 from shardopt.dialect.mpmd import KIND, RESHARDING, STAGE, parse_mesh_tensor
+from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.sharing import Sharing, sharing_of
 from shardopt.ir.graph import read_tensor
 from shardopt.ir.pipeline_memory import held_values, local_bytes, step_bytes
 from shardopt.ir.program import Program
+from shardopt.mesh.mesh import Mesh
 from shardopt.schedule.exchange import validate
 from shardopt.schedule.graph import Edge, StageGraph
 from shardopt.schedule.memory import Held
@@ -24,6 +23,7 @@ from shardopt.schedule.schedules import ScheduleText, find_runnable, find_schedu
 from shardopt.schedule.simulator import SimulationResult, simulate
 from shardopt.schedule.tasks import Schedule, StageTask, TaskKind
 from shardopt.schedule.workload import Workload
+from shardopt.support.errors import UserError
 
 COST = "shardopt.cost"
 _KINDS = {

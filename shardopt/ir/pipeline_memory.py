@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.mesh import Mesh
 from shardopt.dialect.donation import read_donation
 from shardopt.dialect.mpmd import parse_mesh_tensor
 from shardopt.ir.buffer_reuse import reused_buffers
 from shardopt.ir.graph import read_tensor
 from shardopt.ir.program import Program, body_of
 from shardopt.ir.rewriting import defining
+from shardopt.mesh.mesh import Mesh
 from shardopt.schedule.memory import Held
 from shardopt.schedule.tasks import StageTask
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.graph import SHARED
 from shardopt.dialect.mpmd import LAYER
+from shardopt.graph.op_graph import SHARED
 from shardopt.ir.outlining import clone_into, reads, replace_reads
 from shardopt.ir.program import Program
 from shardopt.ir.rewriting import defining

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence, Set
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.mesh import Sharding
 from shardopt.ir.graph import GraphReader
+from shardopt.mesh.mesh import Sharding
 
 
 def make_for_readers(

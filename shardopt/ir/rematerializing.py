@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.mesh import Sharding
 from shardopt.ir.graph import MADE_ANYWHERE, GraphReader
 from shardopt.ir.rewriting import defining, identity
+from shardopt.mesh.mesh import Sharding
 
 _BARRIER = "stablehlo.optimization_barrier"
 

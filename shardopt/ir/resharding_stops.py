@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence, Set
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.resharding_chain import resharding_stops
 from shardopt.ir.graph import GraphReader
 from shardopt.ir.rewriting import identity
+from shardopt.mesh.mesh import Mesh, Sharding
 
 
 def insert_scatters(

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.errors import UserError
 from shardopt.ir.diagnostics import position_of
 from shardopt.ir.mesh_graphs import MeshGraph
+from shardopt.support.errors import UserError
 
 _SIGNATURE = re.compile(r"(?P<which>arg|result)(?P<number>\d+)")
 _NAMED = re.compile(r"(?P<name>[a-z]\w*)(?::(?P<number>\d+))?")

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.attributes import entries, i32
 from shardopt.dialect.donation import argument_attributes
 from shardopt.dialect.mpmd import is_mesh_tensor, mesh_tensor_type, parse_mesh_tensor
 from shardopt.dialect.sharded_form import CONTROL_FLOW, MHLO_SHARDING, regions_of
 from shardopt.dialect.sharding import to_mhlo, tuple_to_mhlo
 from shardopt.ir.rewriting import terminator
+from shardopt.mesh.mesh import Mesh, Sharding
 
 NUM_PARTITIONS = "mhlo.num_partitions"
 NUM_REPLICAS = "mhlo.num_replicas"

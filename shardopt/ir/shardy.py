@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.annotation import is_marker
 from shardopt.dialect.sharded_form import MHLO_SHARDING, regions_of
 from shardopt.dialect.sharding import from_mhlo, split_tuple
 from shardopt.dialect.shardy_form import SDY_SHARDING, needs_no_constraint
 from shardopt.ir.rewriting import functions, symbol_name
+from shardopt.mesh.mesh import Mesh, Sharding
 
 _PARTITIONS = ("mhlo.num_partitions", "mhlo.num_replicas")
 

@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import sdy
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.attributes import entries, i32
 from shardopt.dialect.donation import argument_attributes
 from shardopt.ir.mesh_graphs import MeshGraph
 from shardopt.ir.rewriting import operations, symbol_name
 from shardopt.ir.shardy import SDY_SHARDING, sharding_attribute
+from shardopt.mesh.mesh import Mesh, Sharding
+from shardopt.support.errors import UserError
 
 _NUMBER = "shardopt.number"
 _PIPELINE = "builtin.module(sdy-propagation-pipeline)"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.graph import SHARED
 from shardopt.dialect.mpmd import LAYER
+from shardopt.graph.op_graph import SHARED
 from shardopt.ir.outlining import reads
 from shardopt.ir.program import Program
 from shardopt.ir.staging import StagePlacement

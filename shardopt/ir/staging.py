@@ -15,15 +15,15 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func as func_dialect
 from jaxlib.mlir.dialects import mpmd
 
-from shardopt.cost.graph import SHARED
-from shardopt.cost.mesh import Mesh
 from shardopt.dialect.attributes import entries, i32, u32
 from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR, argument_attributes, read_donation
 from shardopt.dialect.mpmd import IN_FLIGHT, LAYER, RECOMPUTE, write_methods, write_topology
+from shardopt.graph.op_graph import SHARED
 from shardopt.ir.outlining import Group, Outliner, Resolved, reads, resolve
 from shardopt.ir.program import Program, read_program
 from shardopt.ir.recomputation import recompute_forward
 from shardopt.ir.rewriting import defining, symbol_name
+from shardopt.mesh.mesh import Mesh
 
 
 @dataclass(frozen=True)

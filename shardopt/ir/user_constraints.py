@@ -15,10 +15,6 @@ from collections.abc import Mapping, Sequence
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.annotation import Annotation
-from shardopt.cost.constraint_file import Entry
-from shardopt.cost.mesh import Mesh, Sharding
-from shardopt.cost.shardings import shardings_that
 from shardopt.dialect.annotation import SHARDING, is_marker, read_annotation
 from shardopt.dialect.attributes import entries as dictionary
 from shardopt.dialect.donation import read_donation
@@ -29,6 +25,10 @@ from shardopt.ir.demand_rules import DemandError, Lost, Rule, agreement, choices
 from shardopt.ir.diagnostics import Located, position_of
 from shardopt.ir.graph import GraphReader
 from shardopt.ir.rewriting import functions, identity, operations, symbol_name, terminator
+from shardopt.mesh.annotation import Annotation
+from shardopt.mesh.mesh import Mesh, Sharding
+from shardopt.mesh.shardings import shardings_that
+from shardopt.planfile.constraint_file import Entry
 
 _RESULT_INFO = "jax.result_info"
 # Names listed when a pattern matches none of them.

@@ -12,7 +12,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
-from shardopt.cost.annotation import Annotation
+from shardopt.mesh.annotation import Annotation
 
 _DEVICES = re.compile(
     r"\{devices=\[(?P<tiles>[\d,]+)\](?:<=\[(?P<source>[\d,]+)\](?:T\((?P<perm>[\d,]+)\))?|(?P<list>[\d,]+))"

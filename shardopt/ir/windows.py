@@ -8,8 +8,8 @@ from dataclasses import replace
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from shardopt.cost.graph import FactorRule
-from shardopt.cost.windows import Window
+from shardopt.graph.op_graph import FactorRule
+from shardopt.graph.windows import Window
 from shardopt.ir.rewriting import shape_of
 
 

@@ -23,20 +23,20 @@ from typing import Literal
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.graph import SHARED
-from shardopt.cost.plan_file import load_plan_file
 from shardopt.dialect.attributes import entries, i64
 from shardopt.dialect.donation import argument_attributes, read_donation
 from shardopt.dialect.mpmd import LAYER
+from shardopt.graph.op_graph import SHARED
 from shardopt.ir.graph import GraphReader
 from shardopt.ir.loops import BRANCHES
 from shardopt.ir.program import Program, read_program
 from shardopt.ir.rewriting import defining, terminator
 from shardopt.passes.base import Pass, PassContext, option
 from shardopt.passes.given.layers import first_ops, write_layers
+from shardopt.planfile.plan_file import load_plan_file
 from shardopt.solve.stages.layering import Layering, LayerProblem, assign_layers
 from shardopt.solve.stages.ownership import Ownership, OwnershipProblem, assign_owners
+from shardopt.support.errors import UserError
 
 
 def _gradients(program: Program) -> dict[int, list[int]]:

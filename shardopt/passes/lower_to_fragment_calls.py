@@ -19,7 +19,6 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func as func_dialect
 from jaxlib.mlir.dialects import mpmd
 
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.attributes import i32
 from shardopt.dialect.choices import drop_choices
 from shardopt.dialect.donation import ALIASING_OUTPUT
@@ -30,6 +29,7 @@ from shardopt.ir.outlining import clone_into
 from shardopt.ir.pipeline_graph import COST
 from shardopt.ir.program import Program, body_of, read_program
 from shardopt.ir.rewriting import symbol_name, terminator
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.passes.base import Pass, PassContext
 
 _SHARDING = "mhlo.sharding"

@@ -25,15 +25,12 @@ from typing import Literal
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.errors import UserError
-from shardopt.cost.memory_limit import check_memory_options, memory_limit
-from shardopt.cost.plan_file import load_plan_file
-from shardopt.cost.plan_parts import VERSION, PlanFile
-from shardopt.cost.profile_file import with_profile
 from shardopt.dialect.cluster import write_cluster
 from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.prediction import Prediction, write_prediction
+from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.memory_limit import check_memory_options, memory_limit
+from shardopt.hardware.profile_file import with_profile
 from shardopt.ir.program import Program, read_program
 from shardopt.ir.stage_order import out_of_order
 from shardopt.ir.staging import outline_stages
@@ -41,6 +38,8 @@ from shardopt.passes.base import Pass, PassContext, option
 from shardopt.passes.stages.open_options import open_options, with_recomputation
 from shardopt.passes.stages.placing import cluster_for, place_stages, usual_for
 from shardopt.passes.stages.read_step import check_clustered, read_step
+from shardopt.planfile.parts import VERSION, PlanFile
+from shardopt.planfile.plan_file import load_plan_file
 from shardopt.schedule.schedules import AUTO, ScheduleKind, find_runnable, searched_schedules
 from shardopt.solve.stages.baselines.planner import Planner, Request
 from shardopt.solve.stages.baselines.registry import find_planner
@@ -57,6 +56,7 @@ from shardopt.solve.stages.pricing.lazy_prices import LazyPrices
 from shardopt.solve.stages.pricing.recomputation import can_recompute
 from shardopt.solve.stages.shared_meshes import sharing_planner
 from shardopt.solve.stages.stage_problem import RECOMPUTE, Recompute
+from shardopt.support.errors import UserError
 
 
 def _extract(program: Program, cluster: Cluster, planner: Planner, options: OutlineStages) -> CandidateProblem:

@@ -26,7 +26,6 @@ from typing import Literal
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.annotation import Annotation
 from shardopt.dialect.annotation import SHARDING, annotation_attr, is_marker
 from shardopt.dialect.attributes import entries
 from shardopt.ir.rewriting import functions, identity, op_name, operations, symbol_name
@@ -39,6 +38,7 @@ from shardopt.ir.user_shardings import (
     read_meshes,
     split_texts,
 )
+from shardopt.mesh.annotation import Annotation
 from shardopt.passes.base import Pass, PassContext, option
 
 _MHLO, _SHARDY = "mhlo.sharding", "sdy.sharding"

@@ -30,17 +30,10 @@ from typing import Literal
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.constraint_file import load_constraints
-from shardopt.cost.errors import UserError
-from shardopt.cost.memory_limit import check_memory_options, memory_limit
-from shardopt.cost.mesh import Mesh, parse_mesh
-from shardopt.cost.plan_file import load_plan_file
-from shardopt.cost.plan_parts import VERSION, PlanFile
-from shardopt.cost.progress import progress
-from shardopt.cost.spans import timed
 from shardopt.dialect.choices import write_choices
 from shardopt.dialect.cluster import cluster_of
+from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.memory_limit import check_memory_options, memory_limit
 from shardopt.ir.accumulators import add_sum_points, separate_accumulators
 from shardopt.ir.batch_arguments import batch_of, parse_batch_arguments
 from shardopt.ir.control_flow import mark_carried
@@ -51,6 +44,7 @@ from shardopt.ir.rewriting import functions, symbol_name
 from shardopt.ir.selection import Selected
 from shardopt.ir.shardy import to_shardy
 from shardopt.ir.user_constraints import Demands, read_demands
+from shardopt.mesh.mesh import Mesh, parse_mesh
 from shardopt.passes.base import Pass, PassContext, PassFailure, option
 from shardopt.passes.given.shardings import first_stage, fixed_of, given_of, recorded, restored
 from shardopt.passes.sharding.explanations import report_explanations, select_explained
@@ -60,12 +54,18 @@ from shardopt.passes.sharding.replication import report_replicated
 from shardopt.passes.sharding.roles import find_roles, received_batches
 from shardopt.passes.sharding.solving import MeshSolver, Solved
 from shardopt.passes.sharding.writing import write_plans
+from shardopt.planfile.constraint_file import load_constraints
+from shardopt.planfile.parts import VERSION, PlanFile
+from shardopt.planfile.plan_file import load_plan_file
 from shardopt.solve.presets.presets import restrict
 from shardopt.solve.sharding.budget import fit
 from shardopt.solve.sharding.constraints import Constraints
 from shardopt.solve.sharding.intra_op import ImpossibleSharding, IntraOpProblem, IntraOpTables
 from shardopt.solve.sharding.linear import find_linear
 from shardopt.solve.sharding.strategies_tables import StrategyTables
+from shardopt.support.errors import UserError
+from shardopt.support.progress import progress
+from shardopt.support.spans import timed
 
 
 @dataclass(frozen=True)

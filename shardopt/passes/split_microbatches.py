@@ -27,9 +27,9 @@ from typing import Literal
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.graph import OpGraph
-from shardopt.cost.microbatching import Split, TimePlan
 from shardopt.dialect.microbatched_form import MICROBATCH
+from shardopt.graph.microbatching import Split, TimePlan
+from shardopt.graph.op_graph import OpGraph
 from shardopt.ir.batch_arguments import (
     BatchArgument,
     called,

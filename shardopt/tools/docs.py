@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardopt.cost.errors import UserError
+from shardopt.support.errors import UserError
 from shardopt.tools.common import ToolParser, run_tool
 from shardopt.tools.doc_pictures import resharding_pictures
 
@@ -220,8 +220,8 @@ def _message_list(module: str) -> str:
 
 def schemas() -> dict[Path, str]:
     """The files of `shardopt/schemas`: what the readers of each format expect."""
-    from shardopt.cost.cluster_file import DESCRIPTION
-    from shardopt.cost.plan_readers import schema
+    from shardopt.hardware.cluster_file import DESCRIPTION
+    from shardopt.planfile.fields import schema
 
     found = {"cluster": DESCRIPTION.schema(), "plan": schema()}
     folder = ROOT / "shardopt" / "schemas"

@@ -14,7 +14,6 @@ from time import perf_counter
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.errors import UserError
 from shardopt.ir.context import make_context
 from shardopt.ir.diagnostics import Diagnostic
 from shardopt.ir.formats import STDIO, decoded, format_of
@@ -26,6 +25,7 @@ from shardopt.pipeline.parser import expanded, leaves
 from shardopt.pipeline.reproducer import Progress, Recipe, make_reproducer, part_of, reproducer_text
 from shardopt.pipeline.statistics import PassFigures, pass_figures, statistics_json, statistics_report, summed
 from shardopt.pipeline.timing import Timed, merged, timing_json, timing_report, timing_tree
+from shardopt.support.errors import UserError
 from shardopt.tools.common import EXIT_BUG, EXIT_OK, EXIT_USER_ERROR, report_bug
 from shardopt.tools.opt_options import NAME, PassFlag
 from shardopt.tools.opt_reporter import Reporter

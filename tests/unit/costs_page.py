@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardopt.cost.op_bytes import touched_bytes
-from shardopt.cost.op_flops import TRANSCENDENTAL_FLOPS
+from shardopt.graph.op_bytes import touched_bytes
+from shardopt.graph.op_flops import TRANSCENDENTAL_FLOPS
 from shardopt.ir.loops import UNKNOWN_TRIPS
 from shardopt.runtime.devices.xla_costs import XlaCosts, unoptimized_costs
 from tests.unit.op_examples import EXAMPLES, Example

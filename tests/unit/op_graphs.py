@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shardopt.cost.cluster import Cluster, Device, Link
-from shardopt.cost.graph import FactorRule, Op, OpGraph, Tensor
-from shardopt.cost.mesh import Mesh
+from shardopt.graph.op_graph import FactorRule, Op, OpGraph, Tensor
+from shardopt.hardware.cluster import Cluster, Device, Link
+from shardopt.mesh.mesh import Mesh
 
 # No latencies and slow devices: splitting always pays, so the choice is between ways to split.
 CLUSTER = Cluster.uniform("test", 1, 8, Device("d", {"f32": 1e9}, 1 << 30, 1e9), Link(0.0, 1e9), Link(0.0, 1e9), 0.0)

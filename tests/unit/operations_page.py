@@ -8,8 +8,8 @@ from string import ascii_lowercase
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.graph import FactorRule, Op, OpGraph
-from shardopt.cost.windows import fits
+from shardopt.graph.op_graph import FactorRule, Op, OpGraph
+from shardopt.graph.windows import fits
 from shardopt.ir.context import make_context
 from shardopt.ir.control_flow import RegionReader
 from shardopt.ir.graph import sharding_rules

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from shardopt.cost.cluster_file import load_cluster
+from shardopt.hardware.cluster_file import load_cluster
 from shardopt.solve.stages.baselines.planner import Planner
 from shardopt.solve.stages.stage_problem import (
     StageOption,

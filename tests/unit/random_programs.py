@@ -9,8 +9,6 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from shardopt.cost.cluster_file import load_cluster
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.exported_program import (
     Argument,
     Body,
@@ -24,6 +22,8 @@ from shardopt.dialect.exported_program import (
     Transfer,
 )
 from shardopt.dialect.reshard_steps import default_steps
+from shardopt.hardware.cluster_file import load_cluster
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.program.instructions import (
     Allgather,
     Broadcast,

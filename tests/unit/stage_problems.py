@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from shardopt.cost.cluster import Submesh
+from shardopt.hardware.cluster import Submesh
 from shardopt.solve.stages.stage_problem import (
     InFlight,
     StageOption,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from shardopt.cost.graph import FactorRule, Op, OpGraph, Tensor
+from shardopt.graph.op_graph import FactorRule, Op, OpGraph, Tensor
 from shardopt.solve.stages.layering import LayerProblem, assign_layers
 from shardopt.solve.stages.step_graph import StepGraph, sum_point
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from jaxlib import xla_client as xc
 from jaxlib.mlir import ir
 
-from shardopt.cost.annotation import Annotation
-from shardopt.cost.mesh import Mesh, Sharding
-from shardopt.cost.shardings import all_shardings, shardings_that
 from shardopt.dialect.annotation import annotation_attr, read_annotation
 from shardopt.dialect.sharding import to_mhlo, to_sdy
 from shardopt.ir.context import make_context
 from shardopt.ir.user_shardings import UnsupportedError, from_gspmd, from_shardy, read_meshes, split_texts
+from shardopt.mesh.annotation import Annotation
+from shardopt.mesh.mesh import Mesh, Sharding
+from shardopt.mesh.shardings import all_shardings, shardings_that
 
 SHAPE = (8, 16)
 

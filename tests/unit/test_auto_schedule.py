@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardopt.cost.errors import UserError
 from shardopt.schedule.auto import auto_schedule, run_workload
 from shardopt.schedule.bounds import lower_bound_seconds, one_machine_bound_seconds
 from shardopt.schedule.exchange import validate
@@ -20,6 +19,7 @@ from shardopt.schedule.schedules import SCHEDULES, build_schedule
 from shardopt.schedule.tasks import Schedule, StageTask, Task, TaskKind
 from shardopt.schedule.validate import ScheduleError
 from shardopt.schedule.workload import Workload
+from shardopt.support.errors import UserError
 
 F, B, I, W = TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from stage_problems import additive, all_plans, random_problem, row, step_seconds
 
-from shardopt.cost.cluster import Cluster, Submesh
-from shardopt.cost.cluster_file import load_cluster
-from shardopt.cost.errors import UserError
+from shardopt.hardware.cluster import Cluster, Submesh
+from shardopt.hardware.cluster_file import load_cluster
 from shardopt.schedule.graph import chain_graph
 from shardopt.schedule.schedules import build_schedule, searched_schedules
 from shardopt.schedule.simulator import simulate
@@ -31,6 +30,7 @@ from shardopt.solve.stages.stage_problem import (
     evaluate,
     is_plan,
 )
+from shardopt.support.errors import UserError
 
 DP = find_planner("dp")
 

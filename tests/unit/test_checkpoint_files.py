@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.dtypes import MLIR_NAMES, numpy_dtype
 from shardopt.dialect.exported_program import Box, TensorSpec
 from shardopt.dialect.reshard_steps import tiles_by_device
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.state.checkpoint_folder import CheckpointFolder, checkpoints, find_checkpoint
 from shardopt.runtime.state.fillings import Filling, fill, full, normal, uniform
 from shardopt.runtime.state.manifest import MANIFEST_NAME, Manifest, StoredArray, manifest_text, read_manifest
 from shardopt.runtime.state.ownership import owned_boxes
 from shardopt.runtime.state.shard_files import ShardWriter, read_box
+from shardopt.support.errors import UserError
 
 AXES = ("x", "y", "z")
 

@@ -15,10 +15,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardopt.cost.cluster import Cluster, Link
-from shardopt.cost.cluster_file import DESCRIPTION, describe, load_cluster, presets
-from shardopt.cost.documents import mistakes_of
-from shardopt.cost.errors import UserError
+from shardopt.hardware.cluster import Cluster, Link
+from shardopt.hardware.cluster_file import DESCRIPTION, describe, load_cluster, presets
+from shardopt.support.documents import mistakes_of
+from shardopt.support.errors import UserError
 
 GOOD = describe(load_cluster("cpu-test"))
 

@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pytest
 
-from shardopt.cost.cluster import Cluster, Device, Link
 from shardopt.cost.collectives import (
     Step,
     all_gather_seconds,
@@ -21,9 +20,10 @@ from shardopt.cost.collectives import (
     send_seconds,
     steps_seconds,
 )
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.resharding_chain import resharding_steps
 from shardopt.cost.resharding_costs import ReshardingCosts
+from shardopt.hardware.cluster import Cluster, Device, Link
+from shardopt.mesh.mesh import Mesh, Sharding
 
 LINK = Link(1.0, 10.0)
 CLUSTER = Cluster.uniform("c", 2, 4, Device("d", {"f32": 1.0}, 1, 1.0), Link(1.0, 100.0), Link(2.0, 8.0), 0.0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardopt.cost.cluster import Device
 from shardopt.cost.compute import EFFICIENCY, dtype_family, op_seconds, peak_flops
+from shardopt.hardware.cluster import Device
 
 DEVICE = Device("d", {"f32": 1e12, "bf16": 4e12}, 2**30, 1e11)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from shardopt.cost.annotation import Annotation
-from shardopt.cost.constraint_file import load_constraints, parse_constraints
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Mesh
+from shardopt.mesh.annotation import Annotation
+from shardopt.mesh.mesh import Mesh
+from shardopt.planfile.constraint_file import load_constraints, parse_constraints
+from shardopt.support.errors import UserError
 
 MESH = Mesh("m0", (("x", 2), ("y", 2)), (0, 1, 2, 3))
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardopt.cost.graph import MARKER, Op, OpGraph
-from shardopt.cost.mesh import Sharding
-from shardopt.cost.shardings import all_shardings
+from shardopt.graph.op_graph import MARKER, Op, OpGraph
+from shardopt.mesh.mesh import Sharding
+from shardopt.mesh.shardings import all_shardings
 from shardopt.solve.presets import presets as intra_op_presets
 from shardopt.solve.presets.presets import PRESETS, Restriction, Roles, restrict
 from shardopt.solve.sharding.constraints import Constraints

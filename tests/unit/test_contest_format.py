@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from shardopt.cost.errors import UserError
 from shardopt.solve.assignment.contest import format_solution, parse_contest, read_contest
 from shardopt.solve.assignment.problem import evaluate
 from shardopt.solve.assignment.sharding_ilp import solve
+from shardopt.support.errors import UserError
 
 # Node 1 would like strategy 0, which node 0 forbids beside its own cheap one; at time 3 nodes 1 and 2 must share 10.
 INSTANCE: dict[str, Any] = {

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from jaxlib.mlir import ir
 
-from shardopt.cost.cluster_file import load_cluster, presets
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.summary import CostSummary
 from shardopt.cost.traffic import Traffic
 from shardopt.dialect.attributes import entries
 from shardopt.dialect.cluster import read_cluster, write_cluster
 from shardopt.dialect.mpmd import mesh_tensor_type, parse_mesh_tensor, read_topology, write_topology
 from shardopt.dialect.sharded_form import read_cost, write_cost
+from shardopt.hardware.cluster_file import load_cluster, presets
 from shardopt.ir.context import make_context
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.resharding.plan import ReshardingPlan
 from shardopt.solve.resharding.transfers import plan_resharding
 

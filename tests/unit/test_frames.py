@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Sharding
 from shardopt.dialect.exported_program import StageFunction, TensorSpec
+from shardopt.mesh.mesh import Sharding
 from shardopt.runtime.backends import gather as gathering
 from shardopt.runtime.backends.frames import receive_frame, send_frame
 from shardopt.runtime.backends.gather import gather
 from shardopt.runtime.errors import Cancelled, Kind, MeshError
+from shardopt.support.errors import UserError
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5)
 VALUES = st.recursive(

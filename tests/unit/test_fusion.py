@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardopt.cost.graph import Op, OpGraph, Tensor
+from shardopt.graph.op_graph import Op, OpGraph, Tensor
 from shardopt.solve.sharding.execution_order import _Scheduler, execution_order
 from shardopt.solve.sharding.fusion import Fusion, fuse
 from shardopt.solve.sharding.kernel_bytes import accessed_bytes, kernel_accesses

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.cluster_file import load_cluster
-from shardopt.cost.errors import UserError
-from shardopt.cost.plan_parts import GivenStage
+from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.cluster_file import load_cluster
+from shardopt.planfile.parts import GivenStage
 from shardopt.solve.stages.given_stages import allows, allows_layers, given_devices, solve_given, wanted_by
 from shardopt.solve.stages.stage_problem import (
     StageProblem,
@@ -25,6 +24,7 @@ from shardopt.solve.stages.stage_problem import (
     stage_options,
     used_devices,
 )
+from shardopt.support.errors import UserError
 
 CLUSTERS = tuple(load_cluster(spec) for spec in ("cpu-test:1x2", "cpu-test:2x2", "cpu-test:1x2+cpu-test:1x1"))
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from jaxlib.mlir import ir
 
-from shardopt.cost.graph import FactorRule, Op, OpGraph, Tensor
-from shardopt.cost.mesh import Mesh
-from shardopt.cost.op_flops import Work
+from shardopt.graph.op_flops import Work
+from shardopt.graph.op_graph import FactorRule, Op, OpGraph, Tensor
 from shardopt.ir.context import make_context
 from shardopt.ir.control_flow import mark_carried
 from shardopt.ir.graph import GraphReader, free_values, read_tensor, sharding_rules
@@ -16,6 +15,7 @@ from shardopt.ir.mesh_graphs import read_plain
 from shardopt.ir.op_work import read_work
 from shardopt.ir.program import body_of
 from shardopt.ir.rewriting import functions, operations, terminator
+from shardopt.mesh.mesh import Mesh
 
 
 def read(text: str) -> OpGraph:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shardopt.cost.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, Step
-from shardopt.cost.hlo import HloCollective, module_traffic, parse_collectives
-from shardopt.cost.mesh import Mesh
 from shardopt.cost.traffic import Traffic, agree, compare, of_step, total
+from shardopt.mesh.mesh import Mesh
+from shardopt.xla_text.hlo import HloCollective, module_traffic, parse_collectives
 
 LINE = Mesh("m", (("x", 4),), (0, 1, 2, 3))
 GRID = Mesh("m", (("x", 2), ("y", 2)), (4, 5, 6, 7))  # groups in HLO are of logical numbers, not of these

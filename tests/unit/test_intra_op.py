@@ -8,16 +8,16 @@ from math import prod
 
 import pytest
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.graph import Op, OpGraph
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.resharding_chain import resharding_steps
+from shardopt.graph.op_graph import Op, OpGraph
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.assignment.problem import evaluate
 from shardopt.solve.presets.presets import Roles, restrict, split_greedily
 from shardopt.solve.sharding.intra_op import ImpossibleSharding, IntraOpProblem, IntraOpTables, build_problem
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
 from shardopt.solve.sharding.strategies import Strategy
 from shardopt.solve.sharding.strategies_cost import communication_seconds
+from shardopt.support.errors import UserError
 from tests.unit.op_graphs import CLUSTER, LINE, MESH, elementwise, f32, matmul, mlp, rule
 
 REPLICATED = Sharding.replicated(2)

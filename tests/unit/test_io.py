@@ -13,12 +13,12 @@ import pytest
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from shardopt.cost.errors import UserError
 from shardopt.ir.context import make_context
 from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, Position, in_binary_file, in_file, position_of, render
 from shardopt.ir.formats import exported_module, format_of
 from shardopt.ir.io import OutputForm, encode_module, load_module, module_bytecode, module_text, save_module
 from shardopt.ir.roundtrip import verify_roundtrip
+from shardopt.support.errors import UserError
 
 TEXT = """\
 module @step {

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from shardopt.cost.errors import UserError
 from shardopt.solve.stages.layer_dp import Value, auto_layers, equal_shares, evaluate, relaxed_delta, solve_layers
+from shardopt.support.errors import UserError
 
 
 def chain(sizes: list[int]) -> list[Value]:

@@ -7,9 +7,9 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from step_graphs import StepBuilder
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.graph import SHARED
+from shardopt.graph.op_graph import SHARED
 from shardopt.solve.stages.layering import Layering, LayerProblem, assign_layers
+from shardopt.support.errors import UserError
 
 
 def mlp(depth: int, trained: tuple[int, ...] | None = None) -> StepBuilder:

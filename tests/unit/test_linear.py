@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardopt.cost.graph import Op, OpGraph, Tensor
+from shardopt.graph.op_graph import Op, OpGraph, Tensor
 from shardopt.solve.sharding.linear import CLOSED, Linear, find_linear
 from tests.unit.op_graphs import elementwise, f32, matmul, rule
 

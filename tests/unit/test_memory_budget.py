@@ -10,10 +10,9 @@ from math import inf
 import numpy as np
 import pytest
 
-from shardopt.cost.graph import Op, OpGraph
-from shardopt.cost.mesh import Mesh, Sharding
-from shardopt.cost.residency import Loop, Residency
-from shardopt.cost.sizes import format_bytes, parse_bytes
+from shardopt.graph.op_graph import Op, OpGraph
+from shardopt.graph.residency import Loop, Residency
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.assignment.problem import Solution, evaluate
 from shardopt.solve.sharding.budget import fit
 from shardopt.solve.sharding.budget_model import BudgetModel
@@ -22,6 +21,7 @@ from shardopt.solve.sharding.intra_op_memory import find_copies, local_bytes
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
 from shardopt.solve.sharding.least_peak import find_least_peak
 from shardopt.solve.sharding.rematerialization import find_candidates
+from shardopt.support.sizes import format_bytes, parse_bytes
 from tests.unit.op_graphs import CLUSTER, LINE, elementwise, f32, matmul, mlp
 
 ONE = Mesh("m", (("x", 1),), (0,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.mesh.mesh import Mesh, Sharding
 
 MESH = Mesh("m", (("x", 2), ("y", 2), ("z", 2)), tuple(range(8)))
 SHAPE = (4, 6)

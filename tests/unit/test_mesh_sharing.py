@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from jaxlib.mlir import ir
 
-from shardopt.cost.graph import Op, OpGraph, Tensor
-from shardopt.cost.structure import structure_of
+from shardopt.graph.op_graph import Op, OpGraph, Tensor
+from shardopt.graph.structure import structure_of
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module, module_bytecode, module_text
 from shardopt.passes.sharding.solving import MeshSolver

@@ -6,8 +6,8 @@ from functools import cache
 
 import pytest
 
-from shardopt.cost.op_flops import Work, op_work
-from shardopt.cost.windows import Window, meetings
+from shardopt.graph.op_flops import Work, op_work
+from shardopt.graph.windows import Window, meetings
 from tests.unit.costs_page import DEPARTURES, PAGE, Count, counts, page
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardopt.cost.mesh import Mesh
-from shardopt.cost.windows import Window, exchanges, fits, halo, reach
+from shardopt.graph.windows import Window, exchanges, fits, halo, reach
+from shardopt.mesh.mesh import Mesh
 from shardopt.solve.sharding.factors import OPAQUE_OPS, WITHOUT_RULE, why_opaque
 from shardopt.solve.sharding.strategies import op_strategies
 from tests.unit.op_examples import EXAMPLES, Example

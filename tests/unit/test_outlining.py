@@ -9,13 +9,13 @@ import pytest
 from jaxlib.mlir import ir
 from program_evaluation import NAMES, evaluate, load_program, random_arguments
 
-from shardopt.cost.cluster_file import load_cluster
-from shardopt.cost.mesh import Mesh
 from shardopt.dialect import staged_form
 from shardopt.dialect.cluster import write_cluster
+from shardopt.hardware.cluster_file import load_cluster
 from shardopt.ir.native import verify
 from shardopt.ir.program import read_program
 from shardopt.ir.staging import StagePlacement, outline_stages
+from shardopt.mesh.mesh import Mesh
 from shardopt.passes.base import PassContext
 from shardopt.passes.cluster_layers import ClusterLayers
 

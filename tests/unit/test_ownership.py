@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from shardopt.cost.graph import SHARED, Op, OpGraph, Tensor
+from shardopt.graph.op_graph import SHARED, Op, OpGraph, Tensor
 from shardopt.solve.stages.ownership import SMALL_BYTES, Ownership, OwnershipProblem, assign_owners
 
 BIG, SCALAR = (64, 64), ()

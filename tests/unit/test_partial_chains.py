@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from shardopt.cost.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, PERMUTE, REDUCE_SCATTER, Step, steps_seconds
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.resharding_chain import resharding_steps, resharding_stops
 from shardopt.cost.resharding_costs import ReshardingCosts
+from shardopt.mesh.mesh import Mesh, Sharding
 from tests.unit.op_graphs import CLUSTER
 
 SQUARE = Mesh("m", (("x", 2), ("y", 2)), (0, 1, 2, 3))

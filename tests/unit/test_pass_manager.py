@@ -12,8 +12,6 @@ from types import ModuleType
 import pytest
 from jaxlib.mlir import ir
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.spans import timed
 from shardopt.ir.context import make_context
 from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, render
 from shardopt.ir.io import load_module
@@ -34,6 +32,8 @@ from shardopt.pipeline.statistics import (
     summed,
 )
 from shardopt.pipeline.timing import Timed, merged, timing_json, timing_list, timing_report, timing_tree
+from shardopt.support.errors import UserError
+from shardopt.support.spans import timed
 
 TEXT = """\
 func.func @main(%x: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jaxlib.mlir import ir
 
-from shardopt.cost.errors import UserError
 from shardopt.passes import registry
 from shardopt.passes.base import Pass, PassContext, option
 from shardopt.passes.options import OptionError, option_specs, split_options
@@ -28,6 +27,7 @@ from shardopt.pipeline.parser import (
     parse_pipeline,
 )
 from shardopt.pipeline.phases import Phase, When, expand_phase, phase_options, phase_range
+from shardopt.support.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardopt.cost.cluster import Cluster, Device, Link, Submesh
-from shardopt.cost.errors import UserError
-from shardopt.cost.placement import place
-from shardopt.cost.topology import submeshes
+from shardopt.hardware.cluster import Cluster, Device, Link, Submesh
+from shardopt.hardware.topology import submeshes
+from shardopt.solve.stages.placement import place
+from shardopt.support.errors import UserError
 
 
 def cluster(hosts: int, devices_per_host: int) -> Cluster:

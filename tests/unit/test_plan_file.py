@@ -15,18 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardopt.cost.documents import json_text
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Sharding
-from shardopt.cost.plan_file import load_plan_file, read_plan_file
-from shardopt.cost.plan_parts import layers_in, runs_of
-from shardopt.cost.plan_readers import schema
-from shardopt.cost.sharding_text import parse_sharding, sharding_text
 from shardopt.frontend.given_plan import options_after
 from shardopt.frontend.plan import Plan, PlanOptions
 from shardopt.frontend.plan_check import check_plan
 from shardopt.frontend.planning import make_plan
+from shardopt.mesh.mesh import Sharding
+from shardopt.mesh.sharding_text import parse_sharding, sharding_text
+from shardopt.planfile.fields import schema
+from shardopt.planfile.parts import layers_in, runs_of
+from shardopt.planfile.plan_file import load_plan_file, read_plan_file
 from shardopt.report.plan_diff import differences
+from shardopt.support.documents import json_text
+from shardopt.support.errors import UserError
 from shardopt.tools.shardopt import main
 
 MODEL = str(Path(__file__).parents[2] / "docs" / "tutorial" / "mlp.mlir")

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.intra_op import beaten, markdown, read_records
 from benchmarks.intra_op_plans import Record
-from shardopt.cost.graph import Op, OpGraph
-from shardopt.cost.mesh import Sharding
+from shardopt.graph.op_graph import Op, OpGraph
+from shardopt.mesh.mesh import Sharding
 from shardopt.solve.presets.presets import Roles, restrict
 from shardopt.solve.presets.shardy import nearest
 from shardopt.solve.sharding.intra_op import IntraOpTables

@@ -14,18 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxlib.mlir import ir
 
-from shardopt.cost.cluster import HostGroup
-from shardopt.cost.cluster_file import load_cluster
 from shardopt.cost.collectives import COLLECTIVES, collective_seconds
 from shardopt.cost.compute import dispatch_seconds, memory_seconds, op_seconds, work_kind
-from shardopt.cost.curves import Curve, CurveTable, rising
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Mesh
-from shardopt.cost.profile import COLLECTIVE_KINDS, INTER_HOST, Measurement, Profile
-from shardopt.cost.profile_file import load_profile, profile_json, profile_text, with_profile
 from shardopt.cost.transfers import messages_seconds
 from shardopt.dialect.cluster import read_cluster, write_cluster
+from shardopt.hardware.cluster import HostGroup
+from shardopt.hardware.cluster_file import load_cluster
+from shardopt.hardware.curves import Curve, CurveTable, rising
+from shardopt.hardware.profile import COLLECTIVE_KINDS, INTER_HOST, Measurement, Profile
+from shardopt.hardware.profile_file import load_profile, profile_json, profile_text, with_profile
 from shardopt.ir.context import make_context
+from shardopt.mesh.mesh import Mesh
+from shardopt.support.errors import UserError
 
 PROFILE = Profile(
     "cpu",

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from shardopt.cost.collectives import COLLECTIVES
-from shardopt.cost.profile import COMPUTE_KINDS, DISPATCH, SEND, Measurement
-from shardopt.cost.profile_file import load_profile
+from shardopt.hardware.profile import COMPUTE_KINDS, DISPATCH, SEND, Measurement
+from shardopt.hardware.profile_file import load_profile
 from shardopt.runtime.devices.replicas import Replicas, accelerators, host_devices
 from shardopt.runtime.profiling.chains import COMPUTE, Chain, elementwise, matmul
 from shardopt.runtime.profiling.collective_chains import collective

@@ -6,7 +6,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from shardopt.cost.progress import Progress, progress, watching
+from shardopt.support.progress import Progress, progress, watching
 from shardopt.tools.plan_progress import PlanProgress
 
 

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 import shardopt
-from shardopt.cost.mesh import parse_mesh
 from shardopt.frontend.optimize import batch_text, optimize
 from shardopt.frontend.parallelize import Parallelized, parallelize
 from shardopt.frontend.plan import PlanOptions
+from shardopt.mesh.mesh import parse_mesh
 
 
 def test_every_public_name_can_be_loaded_and_is_documented() -> None:

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardopt.cost.cluster import Cluster, Device, Link
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Mesh, Sharding
-from shardopt.cost.profile import Measurement, Profile
 from shardopt.cost.transfers import Links, Ordered
+from shardopt.hardware.cluster import Cluster, Device, Link
+from shardopt.hardware.profile import Measurement, Profile
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.resharding.boxes import cut, volume
 from shardopt.solve.resharding.message_order import best_order
 from shardopt.solve.resharding.plan import (
@@ -31,6 +30,7 @@ from shardopt.solve.resharding.plan import (
 from shardopt.solve.resharding.senders import Fetch, busiest_seconds, choose_senders
 from shardopt.solve.resharding.strategies import Resharding
 from shardopt.solve.resharding.transfers import plan_resharding, plan_together
+from shardopt.support.errors import UserError
 
 Side = tuple[Mesh, Sharding]
 STRATEGIES = ("send_recv", "local_allgather", "broadcast")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from assignment_problems import brute_force, grid, random_problem
 
-from shardopt.cost.mesh import Sharding, parse_mesh
-from shardopt.cost.shardings import all_shardings
+from shardopt.mesh.mesh import Sharding, parse_mesh
+from shardopt.mesh.shardings import all_shardings
 from shardopt.solve.assignment import restriction
 from shardopt.solve.assignment.problem import Problem, evaluate
 from shardopt.solve.assignment.restriction import Mask, restrict, solve_in_steps

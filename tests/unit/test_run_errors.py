@@ -7,7 +7,6 @@ import pickle
 
 import pytest
 
-from shardopt.cost.errors import UserError
 from shardopt.runtime.errors import (
     Cancelled,
     Kind,
@@ -18,6 +17,7 @@ from shardopt.runtime.errors import (
     kind_of,
     mesh_error,
 )
+from shardopt.support.errors import UserError
 
 CAUSES = {
     "m2": MeshError("m2", "step 1, instruction 4 (FREE %1)", "process 7 was killed (signal 9)", Kind.DIED),

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from jaxlib.mlir import ir
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.dtypes import MLIR_NAMES, mlir_name, numpy_dtype, numpy_name
 from shardopt.dialect.exported_form import read_exported
 from shardopt.dialect.exported_program import (
@@ -29,11 +27,13 @@ from shardopt.dialect.exported_program import (
 from shardopt.dialect.exported_verify import verify_exported
 from shardopt.dialect.reshard_steps import default_steps
 from shardopt.ir.context import make_context
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.program.build import build_program
 from shardopt.runtime.program.check import check_program
 from shardopt.runtime.program.instructions import Copy, Free, Instruction, Program, Recv, Reshard, Run, Send
 from shardopt.runtime.program.text import format_program
 from shardopt.schedule.schedules import ScheduleText
+from shardopt.support.errors import UserError
 
 EXAMPLE = (Path(__file__).parents[1] / "e2e" / "exported_example.mlir").read_text()
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardopt.cost.errors import UserError
 from shardopt.schedule.csv_format import read_csv, to_csv
 from shardopt.schedule.exchange import validate
 from shardopt.schedule.graph import Edge, StageGraph, chain_graph
@@ -24,6 +23,7 @@ from shardopt.schedule.schedules import (
 )
 from shardopt.schedule.tasks import ONCE, Schedule, StageTask, Task, TaskKind
 from shardopt.schedule.validate import ScheduleError, link
+from shardopt.support.errors import UserError
 
 F, B, I, W, U = TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT, TaskKind.UPDATE
 

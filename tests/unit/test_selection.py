@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import parse_mesh
 from shardopt.ir.context import make_context
 from shardopt.ir.graph import sharding_rules
 from shardopt.ir.io import load_module
 from shardopt.ir.mesh_graphs import read_plain
 from shardopt.ir.rewriting import functions
 from shardopt.ir.selection import select
+from shardopt.mesh.mesh import parse_mesh
+from shardopt.support.errors import UserError
 
 MODULE = """
 func.func public @main(%w: tensor<4x4xf32> loc("params['w']"), %x: tensor<4x4xf32> loc("batch")) -> tensor<4x4xf32> {

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from jaxlib import xla_client as xc
 from jaxlib.mlir import ir
 
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.mpmd import mesh_tensor_type, parse_mesh_tensor
 from shardopt.dialect.sharding import from_mhlo, from_sdy, split_tuple, to_mhlo, to_sdy, tuple_to_mhlo
 from shardopt.ir.context import make_context
+from shardopt.mesh.mesh import Mesh, Sharding
 
 MESH = Mesh("m", (("x", 2), ("y", 2)), (0, 1, 2, 3))
 

@@ -7,13 +7,13 @@ from itertools import permutations, product
 import pytest
 from jaxlib.mlir import ir
 
-from shardopt.cost.mesh import Mesh, Sharding, parse_mesh
 from shardopt.dialect.sharded_form import violations
 from shardopt.dialect.sharding import from_mhlo, to_mhlo
 from shardopt.dialect.shardy_form import signature_shardings
 from shardopt.ir.context import make_context
 from shardopt.ir.rewriting import functions
 from shardopt.ir.shardy import to_shardy
+from shardopt.mesh.mesh import Mesh, Sharding, parse_mesh
 
 ANNOTATED = """
 module attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {

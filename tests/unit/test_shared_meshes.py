@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from stage_problems import row
 
-from shardopt.cost.errors import UserError
 from shardopt.schedule.graph import chain_graph
 from shardopt.schedule.schedules import build_schedule, find_schedule, in_flight
 from shardopt.schedule.simulator import simulate
@@ -17,6 +16,7 @@ from shardopt.solve.stages.baselines.planner import Request
 from shardopt.solve.stages.baselines.registry import find_planner
 from shardopt.solve.stages.shared_meshes import mean_in_flight, sharing_planner, solve_sharing
 from shardopt.solve.stages.stage_problem import StageProblem, Stages, evaluate, is_plan
+from shardopt.support.errors import UserError
 
 
 def random_problem(seed: int, each: int) -> StageProblem:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardopt.cost.cluster import Cluster, Device, Link
-from shardopt.cost.profile import Profile
-from shardopt.cost.sharing import Sharing, most_speed, sharing_of
+from shardopt.hardware.cluster import Cluster, Device, Link
+from shardopt.hardware.profile import Profile
+from shardopt.hardware.sharing import Sharing, most_speed, sharing_of
 from shardopt.schedule.clocks import SharedClock
 from shardopt.schedule.graph import chain_graph
 from shardopt.schedule.schedules import build_schedule

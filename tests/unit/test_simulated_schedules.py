@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardopt.cost.errors import UserError
 from shardopt.schedule.builders.pipedream import weight_versions
 from shardopt.schedule.even_pipeline import EvenPipeline
 from shardopt.schedule.schedules import SCHEDULES, build_schedule, find_runnable, searched_schedules
 from shardopt.schedule.token_slices import token_slices
+from shardopt.support.errors import UserError
 
 
 @pytest.mark.parametrize("meshes", [2, 4, 8, 16])

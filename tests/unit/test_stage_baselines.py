@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_problems import Allowed, all_plans, fits, least, priced, problems
 
-from shardopt.cost.cluster_file import load_cluster
-from shardopt.cost.errors import UserError
 from shardopt.frontend.plan import InterOp
+from shardopt.hardware.cluster_file import load_cluster
 from shardopt.passes.outline_stages import OutlineStages
 from shardopt.passes.shard_stages import ShardStages
 from shardopt.solve.presets.presets import PRESETS
@@ -26,6 +25,7 @@ from shardopt.solve.stages.baselines.random_plans import RandomPlans
 from shardopt.solve.stages.baselines.registry import INTER_OP, PLANNER_NAMES, find_planner
 from shardopt.solve.stages.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import StageOption, StageProblem, Stages, evaluate, stage_options
+from shardopt.support.errors import UserError
 
 HOST = load_cluster("cpu-test:1x4")
 TWO_HOSTS = load_cluster("cpu-test:2x4")

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from stage_problems import additive, all_plans, brute_force, random_problem
 
-from shardopt.cost.cluster_file import load_cluster
-from shardopt.cost.errors import UserError
+from shardopt.hardware.cluster_file import load_cluster
 from shardopt.solve.stages.baselines.equal_layers import equal_layer_stages
 from shardopt.solve.stages.baselines.planner import Request
 from shardopt.solve.stages.stage_dp import solve_stages
@@ -26,6 +25,7 @@ from shardopt.solve.stages.stage_problem import (
     stage_memory_bytes,
     stage_options,
 )
+from shardopt.support.errors import UserError
 
 # ---- hand-computed ----
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from step_graphs import WIDTH, StepBuilder
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.cluster_file import load_cluster
 from shardopt.cost.transfers import messages_seconds
+from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.cluster_file import load_cluster
 from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.sharding.intra_op import IntraOpTables
 from shardopt.solve.sharding.intra_op_memory import live_bytes

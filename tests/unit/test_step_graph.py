@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from step_graphs import StepBuilder
 
-from shardopt.cost.graph import MARKER
+from shardopt.graph.op_graph import MARKER
 from shardopt.solve.stages.step_graph import StepGraph
 
 DEPTH = 2

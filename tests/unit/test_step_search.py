@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from shardopt.cost.errors import UserError
 from shardopt.dialect.prediction import read_prediction
 from shardopt.frontend.plan import Plan, PlanOptions
 from shardopt.frontend.planning import make_plan
@@ -24,6 +23,7 @@ from shardopt.ir.context import make_context
 from shardopt.ir.diagnostics import Diagnostic
 from shardopt.ir.io import load_module
 from shardopt.ir.program import read_program
+from shardopt.support.errors import UserError
 
 STEP = (Path(__file__).parent / "steps/two_products.mlir").read_bytes()
 OPTIONS = PlanOptions("cpu-test:1x2", microbatches=None, layers=2, stages=2)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from shardopt.cost.collectives import ALL_REDUCE, REDUCE_SCATTER, all_reduce_seconds, reduce_scatter_seconds
-from shardopt.cost.graph import FactorRule, Op
-from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.graph.op_graph import FactorRule, Op
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.sharding.factors import shardable_factors
 from shardopt.solve.sharding.layouts import Layouts
 from shardopt.solve.sharding.linear import CLOSED, Linear

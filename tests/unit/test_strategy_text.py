@@ -8,13 +8,13 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.plan_file import read_plan_file
-from shardopt.cost.plan_parts import GivenShardings
+from shardopt.planfile.parts import GivenShardings
+from shardopt.planfile.plan_file import read_plan_file
 from shardopt.solve.sharding.budget import fit
 from shardopt.solve.sharding.intra_op import IntraOpProblem, build_problem
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
 from shardopt.solve.sharding.strategy_text import StrategyTexts, fixed_inputs, record, restore
+from shardopt.support.errors import UserError
 from tests.unit.op_graphs import CLUSTER, LINE, mlp
 from tests.unit.test_memory_budget import ONE, PAIR, random_graph, with_residuals
 

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardopt.cost.cluster_file import load_cluster
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.exported_program import Box, ReshardStep, TensorSpec
 from shardopt.dialect.reshard_steps import default_steps, find_plan_fault, tiles_by_device
+from shardopt.hardware.cluster_file import load_cluster
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.devices.exchanges import Exchanges
 from shardopt.runtime.devices.tiles import RouteSource, RouteTarget, Tiling, box_slices, landing_of
 from shardopt.runtime.program.hosts import Host, hosts_of, hosts_of_mesh
@@ -23,6 +22,7 @@ from shardopt.runtime.program.instructions import MeshProgram, Program, Route
 from shardopt.runtime.program.routes import make_route
 from shardopt.runtime.transports.mailbox import Mailbox
 from shardopt.solve.resharding.transfers import plan_resharding
+from shardopt.support.errors import UserError
 
 MESHES = (Mesh("a", (("x", 2),), (0, 1)), Mesh("b", (("x", 2),), (2, 3)))
 WHOLE, SPLIT = TensorSpec((8,), "int32", Sharding(((),))), TensorSpec((8,), "int32", Sharding((("x",),)))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardopt.cost.graph import FactorRule, Op, OpGraph, Tensor
-from shardopt.cost.microbatching import Cut, Split
+from shardopt.graph.microbatching import Cut, Split
+from shardopt.graph.op_graph import FactorRule, Op, OpGraph, Tensor
 from shardopt.solve.microbatches.batch_factors import locate, split_of
 from shardopt.solve.microbatches.time_axis import Batch, CouplingError, Kind, TimeAxis, analyse
 from shardopt.solve.microbatches.time_plan import plan_loop

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from shardopt.cost.cluster import Cluster, Device, Link, Submesh
-from shardopt.cost.mesh import Mesh
-from shardopt.cost.topology import axis_link, group_placement, logical_shapes, neighbours, submeshes
 from shardopt.dialect.mesh_checks import mesh_mistakes
+from shardopt.hardware.cluster import Cluster, Device, Link, Submesh
+from shardopt.hardware.topology import axis_link, group_placement, logical_shapes, neighbours, submeshes
+from shardopt.mesh.mesh import Mesh
 
 
 def cluster(hosts: int, devices_per_host: int) -> Cluster:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from test_runtime_program import build
 
-from shardopt.cost.errors import UserError
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.inputs import random_inputs
 from shardopt.runtime.program.instructions import Broadcast, Free, Program, Recv, Send
@@ -25,6 +24,7 @@ from shardopt.runtime.tracing.spans import Span, route_bytes, task_times
 from shardopt.runtime.tracing.watchdog import Watchdog
 from shardopt.runtime.tracing.where import standing_text
 from shardopt.schedule.tasks import Task
+from shardopt.support.errors import UserError
 
 STEPS = 3
 

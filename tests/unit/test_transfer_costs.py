@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from shardopt.cost.cluster import Cluster, Device, Link
 from shardopt.cost.transfers import Links, Ordered, even_messages, messages_seconds, phases_seconds
+from shardopt.hardware.cluster import Cluster, Device, Link
 
 # Two hosts of two devices; a byte takes 1 s inside a host and 10 s between hosts.
 CLUSTER = Cluster.uniform("test", 2, 2, Device("d", {"f32": 1.0}, 1, 1.0), Link(0.5, 1.0), Link(3.0, 0.1), 0.0)

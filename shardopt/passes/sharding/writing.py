@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.mesh import Sharding
-from shardopt.cost.spans import timed
 from shardopt.dialect.sharded_form import write_cost
 from shardopt.ir.accumulators import drop_idle_sum_points
 from shardopt.ir.control_flow import pin_values
@@ -23,7 +21,9 @@ from shardopt.ir.sharding_writer import (
     retype,
     write_partitions,
 )
+from shardopt.mesh.mesh import Sharding
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
+from shardopt.support.spans import timed
 
 
 @timed("sharding program: write")

@@ -11,10 +11,9 @@ from dataclasses import replace
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.graph import SHARED
 from shardopt.dialect.donation import argument_attributes, read_donation
 from shardopt.dialect.mpmd import LAYER
+from shardopt.graph.op_graph import SHARED
 from shardopt.ir.batch_arguments import argument_name, batch_numbers
 from shardopt.ir.control_flow import RegionReader
 from shardopt.ir.graph import read_tensor, sharding_rules
@@ -22,6 +21,7 @@ from shardopt.ir.program import Program
 from shardopt.ir.rewriting import defining
 from shardopt.solve.presets.base import Roles
 from shardopt.solve.stages.step_graph import StepGraph, sum_point
+from shardopt.support.errors import UserError
 
 
 def read_step(program: Program, batch_args: Sequence[str] = ("auto",)) -> tuple[StepGraph, Roles]:

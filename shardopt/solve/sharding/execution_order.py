@@ -12,7 +12,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from shardopt.cost.graph import Op, OpGraph
+from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.solve.sharding.fusion import Fusion, fuse
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 
-from shardopt.cost.graph import Op, OpGraph
-from shardopt.cost.op_bytes import touched
+from shardopt.graph.op_bytes import touched
+from shardopt.graph.op_graph import Op, OpGraph
 
 # Not computed twice: fused only where there is one reader.
 _EXPENSIVE = frozenset(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import reduce
 from operator import or_
 
-from shardopt.cost.graph import OpGraph
+from shardopt.graph.op_graph import OpGraph
 
 # Operations that are not worth a copy in every stage.
 NEVER_SHARED = frozenset(

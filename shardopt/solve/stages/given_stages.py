@@ -17,9 +17,8 @@ from math import prod
 
 import numpy as np
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.errors import UserError
-from shardopt.cost.plan_parts import GivenStage
+from shardopt.hardware.cluster import Cluster
+from shardopt.planfile.parts import GivenStage
 from shardopt.solve.stages.baselines.planner import Planner
 from shardopt.solve.stages.stage_problem import (
     StageOption,
@@ -29,6 +28,7 @@ from shardopt.solve.stages.stage_problem import (
     evaluate,
     in_flight_counts,
 )
+from shardopt.support.errors import UserError
 
 Cut = tuple[int, int, StageOption]  # (first layer, layer after the last, option)
 

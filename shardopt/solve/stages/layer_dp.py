@@ -17,8 +17,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.spans import timed
+from shardopt.support.errors import UserError
+from shardopt.support.spans import timed
 
 DEFAULT_DELTA = 0.5  # Alpa's choice: uneven enough to cut between blocks, even enough to balance stages
 MAX_AUTO_LAYERS = 16  # the stage DP and the profiling of stage candidates grow with the square of the layers

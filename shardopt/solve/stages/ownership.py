@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from shardopt.cost.graph import SHARED, Op, OpGraph
+from shardopt.graph.op_graph import SHARED, Op, OpGraph
 
 # Cheaper to make again wherever they are read than to send, whatever their size, as long as what they read is small.
 _COPYABLE = frozenset({"constant", "iota", "broadcast_in_dim"})

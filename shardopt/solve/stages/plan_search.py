@@ -15,8 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.sharing import most_speed
+from shardopt.hardware.sharing import most_speed
 from shardopt.schedule.schedules import find_schedule, in_flight
 from shardopt.solve.stages.baselines.planner import Planner, Request
 from shardopt.solve.stages.best_plans import NEAR, best_plans
@@ -32,6 +31,7 @@ from shardopt.solve.stages.stage_problem import (
     evaluate,
     is_plan,
 )
+from shardopt.support.errors import UserError
 
 NUM_PLANS = 8  # plans of the DP that are simulated for each schedule
 ALIKE = 0.01  # steps that differ by less are alike: no cost model is that exact

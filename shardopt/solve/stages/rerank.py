@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from shardopt.cost.cluster import Cluster
 from shardopt.cost.compute import dispatch_seconds
-from shardopt.cost.placement import place
-from shardopt.cost.sharing import sharing_of
+from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.sharing import sharing_of
 from shardopt.schedule.bounds import lower_bound_seconds
 from shardopt.schedule.graph import StageGraph, chain_graph
 from shardopt.schedule.schedules import build_schedule, find_schedule, stage_homes
@@ -24,6 +23,7 @@ from shardopt.schedule.tasks import StageTask, TaskKind
 from shardopt.schedule.validate import LinkedSchedule, link
 from shardopt.schedule.workload import Workload
 from shardopt.solve.stages.cut_transfers import CutTransfers
+from shardopt.solve.stages.placement import place
 from shardopt.solve.stages.stage_problem import StageOption, StageProblem, StageSolution, stage_memory_bytes
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from shardopt.cost.errors import UserError
 from shardopt.schedule.schedules import ScheduleKind, in_flight, stage_homes
 from shardopt.solve.stages.baselines.planner import Planner, Request
 from shardopt.solve.stages.stage_dp import solve_stages
@@ -27,6 +26,7 @@ from shardopt.solve.stages.stage_problem import (
     evaluate,
     in_flight_counts,
 )
+from shardopt.support.errors import UserError
 
 
 def sharing_planner(planner: Planner, name: str, kind: ScheduleKind) -> Planner:

@@ -16,12 +16,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.spans import timed
 from shardopt.solve.stages.bottleneck_search import BottleneckSearch
 from shardopt.solve.stages.stage_infeasible import why_infeasible
 from shardopt.solve.stages.stage_problem import StageProblem, Stages, StageSolution, evaluate, is_plan
 from shardopt.solve.stages.stage_searches import SearchTables
+from shardopt.support.errors import UserError
+from shardopt.support.spans import timed
 
 
 @timed("stage DP: solve")

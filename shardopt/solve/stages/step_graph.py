@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from shardopt.cost.graph import MARKER, SHARED, FactorRule, Op, OpGraph
+from shardopt.graph.op_graph import MARKER, SHARED, FactorRule, Op, OpGraph
 from shardopt.solve.sharding.linear import Linear, find_linear
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
-from shardopt.cost.graph import SHARED
+from shardopt.graph.op_graph import SHARED
 from shardopt.solve.stages.step_graph import StepGraph
 
 Kind = Literal["before", "forward", "backward", "after"]

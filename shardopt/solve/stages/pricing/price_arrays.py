@@ -14,8 +14,8 @@ from functools import cached_property
 
 import numpy as np
 
-from shardopt.cost.graph import SHARED
-from shardopt.cost.mesh import Mesh
+from shardopt.graph.op_graph import SHARED
+from shardopt.mesh.mesh import Mesh
 from shardopt.solve.stages.candidates import CandidateProblem
 from shardopt.solve.stages.pricing.bounds import RelaxedLayer, Rooflines, kept_bytes, relaxed_layer
 from shardopt.solve.stages.pricing.lean import STRICTNESS, LeanSharder

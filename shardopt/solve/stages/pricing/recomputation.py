@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shardopt.cost.graph import SHARED, Op, OpGraph
+from shardopt.graph.op_graph import SHARED, Op, OpGraph
 from shardopt.solve.stages.step_graph import StepGraph
 
 # Its results differ from run to run.

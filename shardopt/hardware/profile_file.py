@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.errors import UserError
-from shardopt.cost.profile import INTRA_HOST, KINDS, PLACEMENTS, Measurement, Profile
+from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.profile import INTRA_HOST, KINDS, PLACEMENTS, Measurement, Profile
+from shardopt.support.errors import UserError
 
 FORMAT_VERSION = 1
 

@@ -17,11 +17,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from shardopt.cost.cluster import DTYPE_FAMILIES, Cluster, Device, GroupLink, HostGroup, Link
-from shardopt.cost.documents import parse_text, read_document, read_text
-from shardopt.cost.errors import UserError
-from shardopt.cost.readers import COUNT, NOT_NEGATIVE, POSITIVE, Schema, Text, suggestion
-from shardopt.cost.records import Field, Items, Nullable, Record, Table
+from shardopt.hardware.cluster import DTYPE_FAMILIES, Cluster, Device, GroupLink, HostGroup, Link
+from shardopt.support.documents import parse_text, read_document, read_text
+from shardopt.support.errors import UserError
+from shardopt.support.readers import COUNT, NOT_NEGATIVE, POSITIVE, Schema, Text, suggestion
+from shardopt.support.records import Field, Items, Nullable, Record, Table
 
 LINK = Record(
     Link,
@@ -126,7 +126,7 @@ MOST_DEVICES = 4096
 
 def presets() -> tuple[str, ...]:
     """Names of the built-in clusters, sorted."""
-    folder = resources.files("shardopt.cost") / "presets"
+    folder = resources.files("shardopt.hardware") / "presets"
     return tuple(sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")))
 
 
@@ -182,7 +182,7 @@ def _source(name: str) -> tuple[str, str]:
     if name not in presets():
         raise UserError(f"unknown cluster preset '{name}'{suggestion(name, presets())}")
     file = f"{name}.yaml"
-    return (resources.files("shardopt.cost") / "presets" / file).read_text(encoding="utf-8"), file
+    return (resources.files("shardopt.hardware") / "presets" / file).read_text(encoding="utf-8"), file
 
 
 def _combine(spec: str, parts: list[Cluster]) -> Cluster:

@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.mesh.mesh import Mesh, Sharding
 
 # Device ids that a message shows.
 _MAX_LISTED = 16

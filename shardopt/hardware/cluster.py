@@ -2,8 +2,8 @@
 
 A cluster is one or more *host groups*; a group is `hosts` equal machines of `devices_per_host` equal devices. Device
 ids run host by host and group by group, so a group's devices are contiguous. Descriptions are read by
-`shardopt.cost.cluster_file`; where a mesh lies and how fast its axes are, `shardopt.cost.topology` tells; where the
-stages of a pipeline go, `shardopt.cost.placement`.
+`shardopt.hardware.cluster_file`; where a mesh lies and how fast its axes are,
+`shardopt.hardware.topology` tells; where the stages of a pipeline go, `shardopt.solve.stages.placement`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from shardopt.cost.mesh import Mesh
-from shardopt.cost.profile import Profile
+from shardopt.hardware.profile import Profile
+from shardopt.mesh.mesh import Mesh
 
 DTYPE_FAMILIES = ("f64", "f32", "bf16", "f16", "f8", "i8")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardopt.cost.windows import Window, meetings
+from shardopt.graph.windows import Window, meetings
 
 Shape = Sequence[int]
 

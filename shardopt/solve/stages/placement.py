@@ -17,8 +17,8 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from shardopt.cost.cluster import Cluster, HostGroup, Submesh
-from shardopt.cost.errors import UserError
+from shardopt.hardware.cluster import Cluster, HostGroup, Submesh
+from shardopt.support.errors import UserError
 
 # After so many steps the search only goes on from the furthest node: the packing is then not proven to have the fewest
 # crossings. Pipelines of powers of two on 16 hosts of 8 take tens to hundreds of steps.

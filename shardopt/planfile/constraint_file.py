@@ -22,10 +22,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from shardopt.cost.annotation import Annotation
-from shardopt.cost.documents import parse_text
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Mesh
+from shardopt.mesh.annotation import Annotation
+from shardopt.mesh.mesh import Mesh
+from shardopt.support.documents import parse_text
+from shardopt.support.errors import UserError
 
 Dims = tuple[tuple[int, tuple[str, ...]], ...]
 

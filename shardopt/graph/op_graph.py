@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from shardopt.cost.op_flops import Work
-from shardopt.cost.windows import Window
+from shardopt.graph.op_flops import Work
+from shardopt.graph.windows import Window
 
 # The layer of an operation that belongs to none: whoever reads its result computes it again.
 SHARED = -1
@@ -65,7 +65,7 @@ class Op:
     combination is not a single op. `group` is free for the reader's caller (layer, stage or -1). `repeat` counts all
     executions in a step, `trips` those in one execution of the group: more than one inside a loop. `zero` is set for a
     constant of zeros. `windows` say what moves along the permutation factors of the rule, where that is known. `flops`
-    and `transcendentals` are the work of one execution (`shardopt.cost.op_flops`).
+    and `transcendentals` are the work of one execution (`shardopt.graph.op_flops`).
     """
 
     name: str

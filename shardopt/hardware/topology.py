@@ -8,8 +8,8 @@ from functools import cache
 
 import numpy as np
 
-from shardopt.cost.cluster import Cluster, HostGroup, Link, Submesh
-from shardopt.cost.mesh import Mesh
+from shardopt.hardware.cluster import Cluster, HostGroup, Link, Submesh
+from shardopt.mesh.mesh import Mesh
 
 
 def submeshes(cluster: Cluster) -> tuple[tuple[int, Submesh], ...]:

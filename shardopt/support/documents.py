@@ -1,6 +1,6 @@
 """Documents that people write: YAML and JSON texts, read into dataclasses by a description of their fields.
 
-    LINK = Record(Link, {"latency_seconds": Field(Number(at_least=0)), ...})      # shardopt.cost.records
+    LINK = Record(Link, {"latency_seconds": Field(Number(at_least=0)), ...})      # shardopt.support.records
     link = read_document(LINK, value, "link.yaml")                                # UserError with file and field
     schema = LINK.schema()
 
@@ -13,8 +13,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.readers import Reader
+from shardopt.support.errors import UserError
+from shardopt.support.readers import Reader
 
 
 def mistakes_of(reader: Reader, value: Any) -> tuple[Any, tuple[str, ...]]:

@@ -1,8 +1,8 @@
 """The plan file, `plan.json`: what was decided, so that it can be applied again, edited, or given by hand in parts.
 
 Every part may be missing, and what is missing is planned. `docs/plan-file.md` describes the fields; `schema()` of
-`shardopt.cost.plan_readers` is the JSON schema in `shardopt/schemas`. What the parts say of each other and of the
-cluster is checked by `shardopt.cost.plan_checks`.
+`shardopt.planfile.fields` is the JSON schema in `shardopt/schemas`. What the parts say of each other and of the
+cluster is checked by `shardopt.planfile.checks`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from shardopt.cost.documents import mistakes_of, parse_text, read_text
-from shardopt.cost.errors import UserError
-from shardopt.cost.plan_parts import VERSION, PlanFile
-from shardopt.cost.plan_readers import PLAN
+from shardopt.planfile.fields import PLAN
+from shardopt.planfile.parts import VERSION, PlanFile
+from shardopt.support.documents import mistakes_of, parse_text, read_text
+from shardopt.support.errors import UserError
 
 
 def read_plan_file(value: Any) -> tuple[PlanFile, tuple[str, ...]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
-from shardopt.cost.cluster import Cluster, Submesh
+from shardopt.hardware.cluster import Cluster, Submesh
 
 VERSION = 2
 PREDICTED_SECONDS = ("step_seconds", "formula_seconds", "formula_bound")

@@ -17,7 +17,7 @@ from functools import cached_property
 from hashlib import sha256
 from operator import attrgetter
 
-from shardopt.cost.graph import Op, OpGraph
+from shardopt.graph.op_graph import Op, OpGraph
 
 # Whatever else is known about an operation is part of its kind.
 _OF_KIND = attrgetter(*(f.name for f in fields(Op) if f.name not in ("operands", "results", "rule", "group", "block")))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from shardopt.cost.cluster import Cluster, HostGroup
-from shardopt.cost.mesh import AXIS_NAMES
-from shardopt.cost.plan_parts import GivenStage, PlanFile
-from shardopt.cost.sharding_text import parse_sharding
+from shardopt.hardware.cluster import Cluster, HostGroup
+from shardopt.mesh.mesh import AXIS_NAMES
+from shardopt.mesh.sharding_text import parse_sharding
+from shardopt.planfile.parts import GivenStage, PlanFile
 
 
 def plan_mistakes(plan: PlanFile, cluster: Cluster | None) -> Iterator[str]:

@@ -16,7 +16,7 @@ from math import prod
 
 import numpy as np
 
-from shardopt.cost.errors import UserError
+from shardopt.support.errors import UserError
 
 # The mesh of a module without stages (`jax.export` looks for a Shardy mesh of this very name), and its axes, slowest
 # first.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from shardopt.cost.mesh import Sharding
+from shardopt.mesh.mesh import Sharding
 
 _FORM = re.compile(r"\[(?P<dims>[^\[\]]*)\](?:\s*\+\s*\{(?P<partial>[^{}]*)\})?")
 _DIMS = re.compile(r"\s*(\{[^{}]*\}\s*(,\s*\{[^{}]*\}\s*)*)?")

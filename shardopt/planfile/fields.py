@@ -1,4 +1,4 @@
-"""The fields of a plan file: readers and JSON schema of `shardopt.cost.plan_file`."""
+"""The fields of a plan file: readers and JSON schema of `shardopt.planfile.plan_file`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from shardopt.cost.cluster_file import DESCRIPTION
-from shardopt.cost.plan_parts import (
+from shardopt.hardware.cluster_file import DESCRIPTION
+from shardopt.planfile.parts import (
     RECOMPUTE,
     VERSION,
     Again,
@@ -18,8 +18,8 @@ from shardopt.cost.plan_parts import (
     Model,
     PlanFile,
 )
-from shardopt.cost.readers import COUNT, INDEX, NOT_NEGATIVE, Number, Scalar, Schema, Text
-from shardopt.cost.records import Field, Items, Nullable, Record, Row, Table
+from shardopt.support.readers import COUNT, INDEX, NOT_NEGATIVE, Number, Scalar, Schema, Text
+from shardopt.support.records import Field, Items, Nullable, Record, Row, Table
 
 
 @dataclass(frozen=True)

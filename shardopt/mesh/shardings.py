@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import permutations, product
 from math import prod
 
-from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.mesh.mesh import Mesh, Sharding
 
 
 def live_axes(mesh: Mesh) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardopt.cost.readers import Reader, Schema, shown, suggestion, wrong
+from shardopt.support.readers import Reader, Schema, shown, suggestion, wrong
 
 REQUIRED = object()
 

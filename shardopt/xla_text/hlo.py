@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from shardopt.cost.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, PERMUTE, REDUCE_SCATTER
-from shardopt.cost.device_groups import axes_of_groups, axes_of_pairs, device_groups
-from shardopt.cost.mesh import Mesh
 from shardopt.cost.traffic import Traffic, total
+from shardopt.mesh.mesh import Mesh
+from shardopt.xla_text.device_groups import axes_of_groups, axes_of_pairs, device_groups
 
 _KINDS = {
     "all-gather": ALL_GATHER,

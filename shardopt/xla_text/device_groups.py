@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from shardopt.cost.mesh import Mesh
+from shardopt.mesh.mesh import Mesh
 
 # Axes of groups of devices that are no whole axes of the mesh.
 UNKNOWN_AXES = ("?",)

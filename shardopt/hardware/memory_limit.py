@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shardopt.cost.cluster import Device
-from shardopt.cost.sizes import parse_bytes
+from shardopt.hardware.cluster import Device
+from shardopt.support.sizes import parse_bytes
 
 
 def check_memory_options(fraction: float, budget: str) -> None:

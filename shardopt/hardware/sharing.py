@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.profile import Profile
+from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.profile import Profile
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from shardopt.cost.curves import Curve
+from shardopt.hardware.curves import Curve
 
 # Work on one device, by size; all devices of the host do the same meanwhile.
 MATMUL = "matmul"  # FLOPs of one product of two matrices
