@@ -33,9 +33,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from shardopt.extract.batch_arguments import choose_batch_arguments
 from shardopt.frontend.plan import Plan, PlanOptions
 from shardopt.frontend.planning import make_plan
-from shardopt.ir.batch_arguments import choose_batch_arguments
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions, symbol_name

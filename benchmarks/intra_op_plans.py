@@ -14,18 +14,18 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before jaxlib is imported
 from jaxlib.mlir import ir
 
 from shardopt.dialect.dtypes import numpy_name
-from shardopt.dialect.exported_program import StageFunction, TensorSpec
+from shardopt.extract.control_flow import mark_carried
+from shardopt.extract.mesh_graphs import MeshGraph, read_plain
+from shardopt.extract.op_graph import sharding_rules
+from shardopt.forms.exported_program import StageFunction, TensorSpec
 from shardopt.hardware.cluster import Cluster
-from shardopt.ir.accumulators import add_sum_points, separate_accumulators
 from shardopt.ir.context import make_context
-from shardopt.ir.control_flow import mark_carried
-from shardopt.ir.graph import sharding_rules
 from shardopt.ir.io import load_module
-from shardopt.ir.mesh_graphs import MeshGraph, read_plain
 from shardopt.ir.rewriting import functions, symbol_name
-from shardopt.ir.user_constraints import read_demands
 from shardopt.mesh.mesh import Sharding, parse_mesh
+from shardopt.passes.sharding.accumulators import add_sum_points, separate_accumulators
 from shardopt.passes.sharding.roles import find_roles
+from shardopt.passes.sharding.user_constraints import read_demands
 from shardopt.passes.sharding.writing import write_plans
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.xla import XlaMesh

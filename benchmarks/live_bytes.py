@@ -21,12 +21,12 @@ from rich.console import Console
 from rich.table import Table
 
 from examples.gpt import Config, init_params, loss_fn
+from shardopt.dialect.program import read_program
 from shardopt.dialect.schedule import read_peaks
 from shardopt.frontend.plan import Plan, PlanOptions
 from shardopt.frontend.planning import make_plan
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
-from shardopt.ir.program import read_program
 from shardopt.runtime.driver import open_run, prepare
 from shardopt.runtime.program.memory import mesh_memory
 from shardopt.runtime.reference import Reference, compare

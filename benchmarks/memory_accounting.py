@@ -19,7 +19,7 @@ from pathlib import Path
 from jaxlib.mlir import ir
 
 from shardopt.dialect.cluster import write_cluster
-from shardopt.dialect.sharded_form import read_cost
+from shardopt.forms.sharded_form import read_cost
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module

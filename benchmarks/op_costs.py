@@ -23,13 +23,13 @@ from pathlib import Path
 
 from jaxlib.mlir import ir
 
+from shardopt.extract.mesh_graphs import read_plain
+from shardopt.extract.op_graph import sharding_rules
 from shardopt.graph.op_bytes import touched_bytes
 from shardopt.graph.op_graph import OpGraph
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.ir.context import make_context
-from shardopt.ir.graph import sharding_rules
 from shardopt.ir.io import load_module
-from shardopt.ir.mesh_graphs import read_plain
 from shardopt.ir.rewriting import functions
 from shardopt.mesh.mesh import Mesh
 from shardopt.pipeline.manager import run_pipeline

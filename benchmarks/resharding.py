@@ -176,11 +176,11 @@ def read_groups(folder: Path) -> tuple[list[tuple[Resharding, ...]], Cluster]:
     """The reshardings that travel together, and the cluster they are planned for."""
     from shardopt.dialect.cluster import read_cluster
     from shardopt.dialect.mpmd import read_topology
+    from shardopt.dialect.program import read_program
+    from shardopt.extract.transfer_groups import transfer_groups
     from shardopt.frontend.plan import Plan
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module
-    from shardopt.ir.program import read_program
-    from shardopt.ir.transfer_groups import transfer_groups
     from shardopt.passes.insert_transfers import read_resharding
 
     with make_context() as context:

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.namespaces import BYTES_PER_SECOND, TwoHosts, why_not
-from shardopt.dialect.exported_program import Argument, MeshValue, ReshardStep, Result, TensorSpec
+from shardopt.forms.exported_program import Argument, MeshValue, ReshardStep, Result, TensorSpec
 from shardopt.hardware.cluster import Cluster, Device, Link
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.driver import open_run

@@ -28,12 +28,12 @@ from jaxlib.mlir import ir
 
 from shardopt.cost.traffic import Traffic
 from shardopt.dialect.cluster import write_cluster
-from shardopt.dialect.sharded_form import read_cost
+from shardopt.extract.mesh_graphs import MeshGraph
+from shardopt.forms.sharded_form import read_cost
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
-from shardopt.ir.mesh_graphs import MeshGraph
 from shardopt.ir.rewriting import functions, symbol_name
 from shardopt.mesh.mesh import Mesh, parse_mesh
 from shardopt.passes.base import PassContext, option

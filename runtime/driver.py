@@ -20,8 +20,8 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from shardopt.dialect.cluster import CLUSTER, read_cluster
-from shardopt.dialect.exported_form import read_exported
-from shardopt.dialect.exported_verify import verify_exported
+from shardopt.forms.exported_form import read_exported
+from shardopt.forms.exported_verify import verify_exported
 from shardopt.ir.diagnostics import DiagnosedError, diagnostic
 from shardopt.runtime.devices.gpus import chosen_platform
 from shardopt.runtime.faults import Fault, fault_fields

@@ -11,8 +11,8 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from shardopt.dialect.dtypes import numpy_dtype, numpy_name
-from shardopt.dialect.exported_form import MAIN, find_function, function_type, static_shape
-from shardopt.dialect.exported_program import StageFunction, TensorSpec
+from shardopt.forms.exported_form import MAIN, find_function, function_type, static_shape
+from shardopt.forms.exported_program import StageFunction, TensorSpec
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.devices.tiles import Tiling
 from shardopt.runtime.devices.xla import XlaMesh

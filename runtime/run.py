@@ -15,7 +15,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from shardopt.dialect.dtypes import numpy_dtype
-from shardopt.dialect.exported_program import Box, TensorSpec
+from shardopt.forms.exported_program import Box, TensorSpec
 from shardopt.runtime.attached import AttachedBackend, check_placement, shared_by_name, with_own_tags
 from shardopt.runtime.devices.tiles import Tiling
 from shardopt.runtime.health.watch import Watch

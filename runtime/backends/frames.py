@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from shardopt.dialect.exported_program import StageFunction, TensorSpec
+from shardopt.forms.exported_program import StageFunction, TensorSpec
 from shardopt.mesh.mesh import Sharding
 from shardopt.runtime.errors import Cancelled, MeshError
 from shardopt.runtime.transports.vectors import receive_arrays, receive_exactly, send_arrays

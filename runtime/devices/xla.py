@@ -27,8 +27,8 @@ from jaxlib import xla_client as xc
 
 from shardopt.caching.store import Store
 from shardopt.dialect.dtypes import numpy_dtype
-from shardopt.dialect.exported_program import StageFunction, TensorSpec
 from shardopt.dialect.sharding import to_mhlo
+from shardopt.forms.exported_program import StageFunction, TensorSpec
 from shardopt.ir.jax_versions import result_handler
 from shardopt.mesh.mesh import Mesh
 from shardopt.runtime.devices.clients import Devices, own_devices

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from shardopt.dialect.exported_program import Argument, Box, Result, StageFunction, TensorSpec
+from shardopt.forms.exported_program import Argument, Box, Result, StageFunction, TensorSpec
 from shardopt.mesh.mesh import Mesh
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from shardopt.dialect.exported_program import Call, Loop, TensorSpec, Transfer
+from shardopt.forms.exported_program import Call, Loop, TensorSpec, Transfer
 from shardopt.runtime.program.emitter import Emitter
 from shardopt.runtime.program.labels import KIND_OF_TASK, label_of
 from shardopt.support.errors import UserError

@@ -14,7 +14,7 @@ from math import prod, tau
 import numpy as np
 
 from shardopt.dialect.dtypes import numpy_dtype
-from shardopt.dialect.exported_program import Box, TensorSpec
+from shardopt.forms.exported_program import Box, TensorSpec
 from shardopt.support.errors import UserError
 
 _CHUNK_ELEMENTS = 1 << 18  # what is computed in double precision at once, beside the shard itself

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from jaxlib.mlir import ir
 
 from shardopt.dialect.dtypes import numpy_name
-from shardopt.dialect.exported_program import StageFunction, TensorSpec
 from shardopt.dialect.sharding import to_sdy
+from shardopt.forms.exported_program import StageFunction, TensorSpec
 from shardopt.ir.io import module_bytecode
 from shardopt.ir.native import run_native
 from shardopt.mesh.mesh import MESH_NAME, Mesh, Sharding

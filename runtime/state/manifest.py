@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from shardopt.dialect.dtypes import MLIR_NAMES, numpy_dtype
-from shardopt.dialect.exported_program import Box
+from shardopt.forms.exported_program import Box
 from shardopt.support.errors import UserError
 
 MANIFEST_NAME = "manifest.json"

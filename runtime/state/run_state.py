@@ -12,8 +12,8 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from shardopt.dialect.dtypes import numpy_dtype
-from shardopt.dialect.exported_program import Box
-from shardopt.dialect.reshard_steps import format_box, tiles_by_device
+from shardopt.forms.exported_program import Box
+from shardopt.forms.reshard_steps import format_box, tiles_by_device
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.state.checkpoint_folder import abandon, begin, commit, find_checkpoint
 from shardopt.runtime.state.fillings import Filling

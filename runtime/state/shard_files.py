@@ -11,8 +11,8 @@ from types import TracebackType
 import numpy as np
 
 from shardopt.dialect.dtypes import numpy_dtype
-from shardopt.dialect.exported_program import Box
-from shardopt.dialect.reshard_steps import intersect
+from shardopt.forms.exported_program import Box
+from shardopt.forms.reshard_steps import intersect
 from shardopt.runtime.state.manifest import BLOCK_BYTES, StoredArray, StoredShard, shard_bytes
 from shardopt.support.errors import UserError
 

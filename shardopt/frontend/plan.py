@@ -203,7 +203,7 @@ class Plan:
         return target
 
     def _write(self, folder: Path) -> None:
-        from shardopt.dialect.exported_form import read_exported
+        from shardopt.forms.exported_form import read_exported
         from shardopt.ir.context import make_context
         from shardopt.ir.io import load_module
         from shardopt.report.timeline_svg import timeline_svg
@@ -247,11 +247,11 @@ class Plan:
 def simulate_module(source: bytes | Path) -> SimulationResult:
     """The step of a module behind the schedule phase, given as bytes or file. Raises UserError for another form."""
     from shardopt.dialect.mpmd import read_topology
+    from shardopt.dialect.program import read_program
     from shardopt.dialect.schedule import read_schedule
+    from shardopt.extract.pipeline_graph import read_pipeline, simulate_pipeline
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module
-    from shardopt.ir.pipeline_graph import read_pipeline, simulate_pipeline
-    from shardopt.ir.program import read_program
 
     with make_context() as context:
         module = load_module(source, context)

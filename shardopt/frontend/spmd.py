@@ -156,7 +156,7 @@ def _run(
     """The sharded artifact, and the shardings of the module's arguments and results."""
     from jaxlib.mlir.dialects import stablehlo
 
-    from shardopt.dialect.shardy_form import signature_shardings
+    from shardopt.forms.shardy_form import signature_shardings
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module
     from shardopt.ir.native import verify

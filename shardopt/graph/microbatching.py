@@ -1,6 +1,7 @@
 """The vocabulary of microbatching: where tensors and ops carry the batch, and which op runs where.
 
-`shardopt.solve.microbatches.time_plan` decides, `shardopt.ir.microbatch_loop` writes what was decided into the IR.
+`shardopt.solve.microbatches.time_plan` decides, `shardopt.passes.microbatches.microbatch_loop` writes
+what was decided into the IR.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The op graph as integers: what planners see of a piece of StableHLO. `shardopt.ir.graph` reads it out of the IR."""
+"""The op graph as integers: what planners see of a piece of StableHLO.
+
+`shardopt.extract.op_graph` reads it out of the IR.
+"""
 
 from __future__ import annotations
 

@@ -26,10 +26,10 @@ from jaxlib.mlir import ir
 from shardopt.dialect.attributes import entries, i64
 from shardopt.dialect.donation import argument_attributes, read_donation
 from shardopt.dialect.mpmd import LAYER
+from shardopt.dialect.program import Program, read_program
+from shardopt.extract.op_graph import GraphReader
 from shardopt.graph.op_graph import SHARED
-from shardopt.ir.graph import GraphReader
 from shardopt.ir.loops import BRANCHES
-from shardopt.ir.program import Program, read_program
 from shardopt.ir.rewriting import defining, terminator
 from shardopt.passes.base import Pass, PassContext, option
 from shardopt.passes.given.layers import first_ops, write_layers

@@ -13,8 +13,8 @@ fragment.
 2. solve: price the candidates with the intra-operator solver, for each schedule the stage DP (Alpa §5.2)
    or a baseline; of the best plans the one whose simulated step is shortest.
    What a plan file (`plan=`) says of the stages is taken from there; if it leaves nothing open, nothing is priced.
-3. apply: place the stages on devices (`shardopt.passes.stages.placing`) and outline (`shardopt.ir.staging`). Under a
-   schedule such as interleaved 1F1B several stages share a mesh (`shardopt.solve.stages.shared_meshes`).
+3. apply: place the stages on devices (`shardopt.passes.stages.placing`) and outline (`shardopt.passes.stages.staging`).
+   Under a schedule such as interleaved 1F1B several stages share a mesh (`shardopt.solve.stages.shared_meshes`).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from jaxlib.mlir import ir
 from shardopt.dialect.cluster import write_cluster
 from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.prediction import Prediction, write_prediction
+from shardopt.dialect.program import Program, read_program
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.memory_limit import check_memory_options, memory_limit
 from shardopt.hardware.profile_file import with_profile
-from shardopt.ir.program import Program, read_program
-from shardopt.ir.stage_order import out_of_order
-from shardopt.ir.staging import outline_stages
 from shardopt.passes.base import Pass, PassContext, option
 from shardopt.passes.stages.open_options import open_options, with_recomputation
 from shardopt.passes.stages.placing import cluster_for, place_stages, usual_for
 from shardopt.passes.stages.read_step import check_clustered, read_step
+from shardopt.passes.stages.stage_order import out_of_order
+from shardopt.passes.stages.staging import outline_stages
 from shardopt.planfile.parts import VERSION, PlanFile
 from shardopt.planfile.plan_file import load_plan_file
 from shardopt.schedule.schedules import AUTO, ScheduleKind, find_runnable, searched_schedules

@@ -29,7 +29,9 @@ from jaxlib.mlir import ir
 from shardopt.dialect.annotation import SHARDING, annotation_attr, is_marker
 from shardopt.dialect.attributes import entries
 from shardopt.ir.rewriting import functions, identity, op_name, operations, symbol_name
-from shardopt.ir.user_shardings import (
+from shardopt.mesh.annotation import Annotation
+from shardopt.passes.base import Pass, PassContext, option
+from shardopt.passes.importing.user_shardings import (
     ManualError,
     UnsupportedError,
     from_gspmd,
@@ -38,8 +40,6 @@ from shardopt.ir.user_shardings import (
     read_meshes,
     split_texts,
 )
-from shardopt.mesh.annotation import Annotation
-from shardopt.passes.base import Pass, PassContext, option
 
 _MHLO, _SHARDY = "mhlo.sharding", "sdy.sharding"
 _CONSTRAINTS = ("sdy.sharding_constraint", "sdy.reshard")

@@ -21,9 +21,9 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.mpmd import read_topology
 from shardopt.dialect.prediction import read_prediction
+from shardopt.dialect.program import Program, read_program
 from shardopt.dialect.schedule import write_schedule
-from shardopt.ir.pipeline_graph import PipelineGraph, peak_bytes, read_pipeline, simulate_pipeline, workload
-from shardopt.ir.program import Program, read_program
+from shardopt.extract.pipeline_graph import PipelineGraph, peak_bytes, read_pipeline, simulate_pipeline, workload
 from shardopt.passes.base import Pass, PassContext, option
 from shardopt.schedule.auto import Chosen, auto_schedule
 from shardopt.schedule.bounds import one_machine_bound_seconds

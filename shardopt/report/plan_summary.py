@@ -21,10 +21,10 @@ from shardopt.dialect.mpmd import (
     parse_mesh_tensor,
     read_topology,
 )
+from shardopt.dialect.program import Program, body_of, read_program
 from shardopt.dialect.schedule import read_peaks
-from shardopt.dialect.sharded_form import read_cost
+from shardopt.forms.sharded_form import read_cost
 from shardopt.hardware.cluster import Cluster
-from shardopt.ir.program import Program, body_of, read_program
 from shardopt.ir.rewriting import defining
 from shardopt.mesh.mesh import Mesh
 from shardopt.report.units import bytes_text, seconds_text

@@ -7,10 +7,10 @@ import sys
 from dataclasses import dataclass, field
 
 from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, Severity, in_file, render
-from shardopt.ir.expectations import read_expectations, unmet
 from shardopt.ir.io import BUFFER_NAME
 from shardopt.support.errors import UserError
 from shardopt.tools.common import ANSWERS
+from shardopt.tools.expectations import read_expectations, unmet
 from shardopt.tools.opt_options import NAME
 
 

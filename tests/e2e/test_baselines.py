@@ -13,11 +13,11 @@ from typing import get_args, get_type_hints
 import pytest
 from jaxlib.mlir import ir
 
+from shardopt.extract.mesh_graphs import MeshGraph, read_plain
+from shardopt.extract.op_graph import sharding_rules
 from shardopt.hardware.cluster import Cluster
 from shardopt.ir.context import make_context
-from shardopt.ir.graph import sharding_rules
 from shardopt.ir.io import load_module
-from shardopt.ir.mesh_graphs import MeshGraph, read_plain
 from shardopt.ir.rewriting import functions
 from shardopt.mesh.mesh import Sharding, parse_mesh
 from shardopt.passes.shard_stages import ShardStages

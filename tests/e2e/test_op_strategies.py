@@ -13,12 +13,12 @@ from jaxlib.mlir import ir
 from shardopt.cost.traffic import Difference
 from shardopt.cost.traffic import compare as compare_traffic
 from shardopt.dialect.dtypes import numpy_dtype, numpy_name
-from shardopt.dialect.exported_program import StageFunction
+from shardopt.extract.mesh_graphs import MeshGraph, read_plain
+from shardopt.extract.op_graph import sharding_rules
+from shardopt.forms.exported_program import StageFunction
+from shardopt.forms.shardy import to_shardy
 from shardopt.ir.context import make_context
-from shardopt.ir.graph import sharding_rules
-from shardopt.ir.mesh_graphs import MeshGraph, read_plain
 from shardopt.ir.rewriting import functions
-from shardopt.ir.shardy import to_shardy
 from shardopt.mesh.mesh import Mesh
 from shardopt.passes.sharding.writing import write_plans
 from shardopt.runtime.devices.tiles import Tiling

@@ -17,16 +17,16 @@ import pytest
 from jaxlib.mlir import ir
 
 from shardopt.dialect.cluster import write_cluster
-from shardopt.dialect.exported_form import read_exported
-from shardopt.dialect.exported_program import StageFunction
-from shardopt.dialect.sharded_form import read_cost
+from shardopt.forms.exported_form import read_exported
+from shardopt.forms.exported_program import StageFunction
+from shardopt.forms.sharded_form import read_cost
+from shardopt.forms.shardy import to_shardy
 from shardopt.frontend.plan import Plan, PlanOptions
 from shardopt.frontend.planning import make_plan
 from shardopt.hardware.cluster import Cluster
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions, operations
-from shardopt.ir.shardy import to_shardy
 from shardopt.mesh.mesh import parse_mesh
 from shardopt.passes.base import PassContext
 from shardopt.passes.shard_stages import ShardStages

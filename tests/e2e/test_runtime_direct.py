@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from exported_model import TEXT, example, expected_step, inputs, load
 
-from shardopt.dialect.exported_program import Argument, MeshValue, ReshardStep, Result, TensorSpec
+from shardopt.forms.exported_program import Argument, MeshValue, ReshardStep, Result, TensorSpec
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.actions import direct

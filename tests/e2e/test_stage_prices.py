@@ -11,12 +11,12 @@ from jaxlib.mlir import ir
 
 from examples.gpt import Config, init_params, make_train_step
 from shardopt.dialect.prediction import read_prediction
+from shardopt.dialect.program import read_program
 from shardopt.frontend.plan import PlanOptions
 from shardopt.frontend.planning import make_plan
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
-from shardopt.ir.program import read_program
 from shardopt.ir.rewriting import functions, operations, symbol_name
 from shardopt.passes.stages.read_step import read_step
 from shardopt.pipeline.manager import run_pipeline

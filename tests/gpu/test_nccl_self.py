@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from shardopt.dialect.exported_program import TensorSpec
+from shardopt.forms.exported_program import TensorSpec
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.devices.cuda import Cuda, load_cupy
 from shardopt.runtime.devices.gpus import mesh_gpus

@@ -8,9 +8,9 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from shardopt.ir.batching import splat_constant
-from shardopt.ir.program import Program, body_of, read_program
+from shardopt.dialect.program import Program, body_of, read_program
 from shardopt.ir.rewriting import terminator
+from shardopt.passes.microbatches.batching import splat_constant
 
 
 def expand_loop(module: ir.Module) -> None:

@@ -8,13 +8,13 @@ from string import ascii_lowercase
 
 from jaxlib.mlir import ir
 
+from shardopt.dialect.program import body_of
+from shardopt.extract.control_flow import RegionReader
+from shardopt.extract.op_graph import sharding_rules
 from shardopt.graph.op_graph import FactorRule, Op, OpGraph
 from shardopt.graph.windows import fits
 from shardopt.ir.context import make_context
-from shardopt.ir.control_flow import RegionReader
-from shardopt.ir.graph import sharding_rules
 from shardopt.ir.loops import UNKNOWN_TRIPS
-from shardopt.ir.program import body_of
 from shardopt.ir.rewriting import functions
 from shardopt.solve.sharding.factors import OPAQUE_OPS, WITHOUT_RULE, shardable_factors, why_opaque
 from tests.unit.op_examples import EXAMPLES, Example

@@ -11,12 +11,12 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor
+from shardopt.dialect.program import body_of, read_program
+from shardopt.extract.op_graph import free_values
 from shardopt.ir.context import make_context
-from shardopt.ir.graph import free_values
 from shardopt.ir.io import load_module
-from shardopt.ir.outlining import clone_into
-from shardopt.ir.program import body_of, read_program
 from shardopt.ir.rewriting import terminator
+from shardopt.passes.stages.outlining import clone_into
 
 PROGRAMS = Path(__file__).parent / "programs"
 NAMES = tuple(sorted(path.stem for path in PROGRAMS.glob("*.mlir")))

@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from shardopt.dialect.exported_program import (
+from shardopt.forms.exported_program import (
     Argument,
     Body,
     Call,
@@ -21,7 +21,7 @@ from shardopt.dialect.exported_program import (
     TensorSpec,
     Transfer,
 )
-from shardopt.dialect.reshard_steps import default_steps
+from shardopt.forms.reshard_steps import default_steps
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.program.instructions import (

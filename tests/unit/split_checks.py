@@ -11,10 +11,10 @@ import numpy as np
 from jaxlib.mlir import ir
 from loop_expansion import evaluate, expand_loop
 
+from shardopt.dialect.program import Program, read_program
 from shardopt.ir.context import make_context
 from shardopt.ir.io import module_bytecode
 from shardopt.ir.native import run_native
-from shardopt.ir.program import Program, read_program
 from shardopt.passes.base import PassContext
 from shardopt.passes.split_microbatches import SplitMicrobatches
 from shardopt.passes.verify_microbatched import VerifyMicrobatched

@@ -15,10 +15,10 @@ from jaxlib.mlir import ir
 from shardopt.dialect.annotation import annotation_attr, read_annotation
 from shardopt.dialect.sharding import to_mhlo, to_sdy
 from shardopt.ir.context import make_context
-from shardopt.ir.user_shardings import UnsupportedError, from_gspmd, from_shardy, read_meshes, split_texts
 from shardopt.mesh.annotation import Annotation
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.mesh.shardings import all_shardings, shardings_that
+from shardopt.passes.importing.user_shardings import UnsupportedError, from_gspmd, from_shardy, read_meshes, split_texts
 
 SHAPE = (8, 16)
 

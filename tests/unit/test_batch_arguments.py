@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from jaxlib.mlir import ir
 
-from shardopt.ir.batch_arguments import choose_batch_arguments
+from shardopt.extract.batch_arguments import choose_batch_arguments
 from shardopt.ir.context import make_context
 from shardopt.ir.diagnostics import DiagnosedError
 from shardopt.ir.rewriting import functions

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardopt.dialect.dtypes import MLIR_NAMES, numpy_dtype
-from shardopt.dialect.exported_program import Box, TensorSpec
-from shardopt.dialect.reshard_steps import tiles_by_device
+from shardopt.forms.exported_program import Box, TensorSpec
+from shardopt.forms.reshard_steps import tiles_by_device
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.state.checkpoint_folder import CheckpointFolder, checkpoints, find_checkpoint
 from shardopt.runtime.state.fillings import Filling, fill, full, normal, uniform

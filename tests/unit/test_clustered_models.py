@@ -18,8 +18,8 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.donation import argument_attributes, read_donation
 from shardopt.dialect.mpmd import LAYER
+from shardopt.dialect.program import Program, read_program
 from shardopt.ir.context import make_context
-from shardopt.ir.program import Program, read_program
 from shardopt.ir.rewriting import defining, shape_of
 from shardopt.pipeline.manager import run_pipeline
 

@@ -13,7 +13,7 @@ from shardopt.cost.traffic import Traffic
 from shardopt.dialect.attributes import entries
 from shardopt.dialect.cluster import read_cluster, write_cluster
 from shardopt.dialect.mpmd import mesh_tensor_type, parse_mesh_tensor, read_topology, write_topology
-from shardopt.dialect.sharded_form import read_cost, write_cost
+from shardopt.forms.sharded_form import read_cost, write_cost
 from shardopt.hardware.cluster_file import load_cluster, presets
 from shardopt.ir.context import make_context
 from shardopt.mesh.mesh import Mesh, Sharding

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardopt.dialect.exported_program import StageFunction, TensorSpec
+from shardopt.forms.exported_program import StageFunction, TensorSpec
 from shardopt.mesh.mesh import Sharding
 from shardopt.runtime.backends import gather as gathering
 from shardopt.runtime.backends.frames import receive_frame, send_frame

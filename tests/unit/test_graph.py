@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from jaxlib.mlir import ir
 
+from shardopt.dialect.program import body_of
+from shardopt.extract.control_flow import mark_carried
+from shardopt.extract.mesh_graphs import read_plain
+from shardopt.extract.op_graph import GraphReader, free_values, read_tensor, sharding_rules
+from shardopt.extract.op_work import read_work
 from shardopt.graph.op_flops import Work
 from shardopt.graph.op_graph import FactorRule, Op, OpGraph, Tensor
 from shardopt.ir.context import make_context
-from shardopt.ir.control_flow import mark_carried
-from shardopt.ir.graph import GraphReader, free_values, read_tensor, sharding_rules
 from shardopt.ir.loops import UNKNOWN_TRIPS
-from shardopt.ir.mesh_graphs import read_plain
-from shardopt.ir.op_work import read_work
-from shardopt.ir.program import body_of
 from shardopt.ir.rewriting import functions, operations, terminator
 from shardopt.mesh.mesh import Mesh
 

@@ -12,12 +12,12 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from shardopt.ir.context import make_context
-from shardopt.ir.coordinates import coordinate_dim
 from shardopt.ir.loops import trip_count
 from shardopt.ir.native import run_native
 from shardopt.ir.rewriting import operations
 from shardopt.passes.base import Pass, PassContext, PassFailure
 from shardopt.passes.batch_gathers import BatchGathers
+from shardopt.passes.importing.coordinates import coordinate_dim
 from shardopt.passes.inline_calls import InlineCalls
 from shardopt.passes.normalize import Normalize
 from shardopt.passes.unroll_loops import UnrollLoops

@@ -17,8 +17,8 @@ from shardopt.ir.context import make_context
 from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, Position, in_binary_file, in_file, position_of, render
 from shardopt.ir.formats import exported_module, format_of
 from shardopt.ir.io import OutputForm, encode_module, load_module, module_bytecode, module_text, save_module
-from shardopt.ir.roundtrip import verify_roundtrip
 from shardopt.support.errors import UserError
+from shardopt.tools.roundtrip import verify_roundtrip
 
 TEXT = """\
 module @step {

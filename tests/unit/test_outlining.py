@@ -9,15 +9,15 @@ import pytest
 from jaxlib.mlir import ir
 from program_evaluation import NAMES, evaluate, load_program, random_arguments
 
-from shardopt.dialect import staged_form
 from shardopt.dialect.cluster import write_cluster
+from shardopt.dialect.program import read_program
+from shardopt.forms import staged_form
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.ir.native import verify
-from shardopt.ir.program import read_program
-from shardopt.ir.staging import StagePlacement, outline_stages
 from shardopt.mesh.mesh import Mesh
 from shardopt.passes.base import PassContext
 from shardopt.passes.cluster_layers import ClusterLayers
+from shardopt.passes.stages.staging import StagePlacement, outline_stages
 
 NUM_LAYERS = 3
 CUTS = ((0, 0, 0), (0, 0, 1), (0, 1, 1), (0, 1, 2))

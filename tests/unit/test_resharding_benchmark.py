@@ -9,7 +9,7 @@ import pytest
 from benchmarks.resharding import STRATEGIES, bound_seconds, planned, small_rows, suite_rows
 from benchmarks.resharding_cases import SMALL, SUITE, Case
 from shardopt.cost.transfers import phases_seconds
-from shardopt.dialect.exported_program import ReshardStep
+from shardopt.forms.exported_program import ReshardStep
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.report.resharding_svg import resharding_svg, step_phases
 from shardopt.solve.resharding.plan import elements_by_card, elements_on_wire, plans_seconds

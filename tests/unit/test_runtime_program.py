@@ -10,8 +10,8 @@ import pytest
 from jaxlib.mlir import ir
 
 from shardopt.dialect.dtypes import MLIR_NAMES, mlir_name, numpy_dtype, numpy_name
-from shardopt.dialect.exported_form import read_exported
-from shardopt.dialect.exported_program import (
+from shardopt.forms.exported_form import read_exported
+from shardopt.forms.exported_program import (
     Argument,
     Body,
     Call,
@@ -24,8 +24,8 @@ from shardopt.dialect.exported_program import (
     TensorSpec,
     Transfer,
 )
-from shardopt.dialect.exported_verify import verify_exported
-from shardopt.dialect.reshard_steps import default_steps
+from shardopt.forms.exported_verify import verify_exported
+from shardopt.forms.reshard_steps import default_steps
 from shardopt.ir.context import make_context
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.program.build import build_program

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from shardopt.extract.mesh_graphs import read_plain
+from shardopt.extract.op_graph import sharding_rules
 from shardopt.ir.context import make_context
-from shardopt.ir.graph import sharding_rules
 from shardopt.ir.io import load_module
-from shardopt.ir.mesh_graphs import read_plain
 from shardopt.ir.rewriting import functions
-from shardopt.ir.selection import select
 from shardopt.mesh.mesh import parse_mesh
+from shardopt.passes.sharding.selection import select
 from shardopt.support.errors import UserError
 
 MODULE = """

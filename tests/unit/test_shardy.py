@@ -7,12 +7,12 @@ from itertools import permutations, product
 import pytest
 from jaxlib.mlir import ir
 
-from shardopt.dialect.sharded_form import violations
 from shardopt.dialect.sharding import from_mhlo, to_mhlo
-from shardopt.dialect.shardy_form import signature_shardings
+from shardopt.forms.sharded_form import violations
+from shardopt.forms.shardy import to_shardy
+from shardopt.forms.shardy_form import signature_shardings
 from shardopt.ir.context import make_context
 from shardopt.ir.rewriting import functions
-from shardopt.ir.shardy import to_shardy
 from shardopt.mesh.mesh import Mesh, Sharding, parse_mesh
 
 ANNOTATED = """

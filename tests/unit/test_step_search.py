@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardopt.dialect.prediction import read_prediction
+from shardopt.dialect.program import read_program
 from shardopt.frontend.plan import Plan, PlanOptions
 from shardopt.frontend.planning import make_plan
 from shardopt.frontend.step_search import (
@@ -22,7 +23,6 @@ from shardopt.frontend.step_search import (
 from shardopt.ir.context import make_context
 from shardopt.ir.diagnostics import Diagnostic
 from shardopt.ir.io import load_module
-from shardopt.ir.program import read_program
 from shardopt.support.errors import UserError
 
 STEP = (Path(__file__).parent / "steps/two_products.mlir").read_bytes()

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardopt.dialect.exported_program import Box, ReshardStep, TensorSpec
-from shardopt.dialect.reshard_steps import default_steps, find_plan_fault, tiles_by_device
+from shardopt.forms.exported_program import Box, ReshardStep, TensorSpec
+from shardopt.forms.reshard_steps import default_steps, find_plan_fault, tiles_by_device
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.devices.exchanges import Exchanges

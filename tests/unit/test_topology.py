@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from shardopt.dialect.mesh_checks import mesh_mistakes
+from shardopt.forms.mesh_checks import mesh_mistakes
 from shardopt.hardware.cluster import Cluster, Device, Link, Submesh
 from shardopt.hardware.topology import axis_link, group_placement, logical_shapes, neighbours, submeshes
 from shardopt.mesh.mesh import Mesh

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.exported_form import read_exported
+from shardopt.dialect.program import read_program
+from shardopt.extract.transfer_groups import transfer_groups
+from shardopt.forms.exported_form import read_exported
 from shardopt.ir.context import make_context
-from shardopt.ir.program import read_program
-from shardopt.ir.transfer_groups import transfer_groups
 from shardopt.runtime.program.build import build_program
 from shardopt.runtime.program.instructions import Send
 

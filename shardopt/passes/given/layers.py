@@ -10,7 +10,7 @@ from jaxlib.mlir import ir
 from shardopt.dialect.attributes import entries, i64
 from shardopt.dialect.donation import argument_attributes
 from shardopt.dialect.mpmd import LAYER
-from shardopt.ir.program import Program
+from shardopt.dialect.program import Program
 from shardopt.planfile.parts import GivenLayers, Runs, layers_in
 from shardopt.support.errors import UserError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardopt.ir.mesh_graphs import MeshGraph
+from shardopt.extract.mesh_graphs import MeshGraph
 from shardopt.mesh.mesh import Sharding
 from shardopt.passes.sharding.solving import Solved
 from shardopt.planfile.parts import GivenShardings, PlanFile

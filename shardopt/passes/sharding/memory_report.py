@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from jaxlib.mlir import ir
 
-from shardopt.ir.mesh_graphs import MeshGraph
+from shardopt.extract.mesh_graphs import MeshGraph
 from shardopt.passes.base import PassContext, PassFailure
 from shardopt.solve.sharding.budget import Fit
 from shardopt.solve.sharding.intra_op import IntraOpProblem

@@ -13,10 +13,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from shardopt.extract.mesh_graphs import MeshGraph
 from shardopt.graph.structure import Structure, structure_of
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.topology import group_placement
-from shardopt.ir.mesh_graphs import MeshGraph
 from shardopt.mesh.mesh import Mesh
 from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.sharding.budget import Fit

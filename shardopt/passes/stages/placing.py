@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.cluster_file import load_cluster
-from shardopt.ir.staging import StagePlacement
+from shardopt.passes.stages.staging import StagePlacement
 from shardopt.planfile.parts import GivenStage, PlanFile
 from shardopt.schedule.schedules import find_schedule, in_flight, stage_homes, usual_schedule
 from shardopt.solve.stages.candidates import candidate_mesh

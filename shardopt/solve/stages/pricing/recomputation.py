@@ -1,4 +1,4 @@
-"""A step whose stages compute their forward again in the backward: what `shardopt.ir.recomputation` makes of the IR.
+"""A step whose stages compute their forward again in the backward, as `shardopt.passes.stages.recomputation` does.
 
 By *units*: a layer each, or all layers of a stage. The backward of a unit are its operations that depend on later
 units. What they read of the unit's forward is computed again from what enters the unit, right before it is needed.
