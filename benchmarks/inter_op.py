@@ -27,7 +27,7 @@ from benchmarks.plan_runs import run_case
 from shardopt.solve.stages.baselines.registry import INTER_OP
 
 _FIRST = "dp"
-# Plans whose predicted steps differ by less are alike to the planner (`shardopt.solve.stages.plan_search.ALIKE`), and
+# Plans whose predicted steps differ by less are alike to the planner (`ALIKE` in `plan_search.py`), and
 # the shard phase stops as close to the optimum as its own tolerance says.
 _TOLERANCE = 0.02
 

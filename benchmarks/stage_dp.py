@@ -18,8 +18,8 @@ from typing import TypeVar
 import numpy as np
 
 from shardopt.hardware.cluster_file import load_cluster
-from shardopt.solve.stages.best_plans import best_plans
-from shardopt.solve.stages.stage_dp import solve_stages
+from shardopt.solve.stages.dp.best_plans import best_plans
+from shardopt.solve.stages.dp.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import Recompute, StageProblem, gpipe_in_flight, stage_options
 
 Answer = TypeVar("Answer")

@@ -3,7 +3,7 @@
 A cluster is one or more *host groups*; a group is `hosts` equal machines of `devices_per_host` equal devices. Device
 ids run host by host and group by group, so a group's devices are contiguous. Descriptions are read by
 `shardopt.hardware.cluster_file`; where a mesh lies and how fast its axes are,
-`shardopt.hardware.topology` tells; where the stages of a pipeline go, `shardopt.solve.stages.placement`.
+`shardopt.hardware.topology` tells; where the stages of a pipeline go, `shardopt.solve.stages.search.placement`.
 """
 
 from __future__ import annotations

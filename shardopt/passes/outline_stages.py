@@ -14,7 +14,7 @@ fragment.
    or a baseline; of the best plans the one whose simulated step is shortest.
    What a plan file (`plan=`) says of the stages is taken from there; if it leaves nothing open, nothing is priced.
 3. apply: place the stages on devices (`shardopt.passes.stages.placing`) and outline (`shardopt.passes.stages.staging`).
-   Under a schedule such as interleaved 1F1B several stages share a mesh (`shardopt.solve.stages.shared_meshes`).
+   Under a schedule such as interleaved 1F1B several stages share a mesh (`shardopt.solve.stages.search.shared_meshes`).
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from shardopt.schedule.schedules import AUTO, ScheduleKind, find_runnable, searc
 from shardopt.solve.stages.baselines.planner import Planner, Request
 from shardopt.solve.stages.baselines.registry import find_planner
 from shardopt.solve.stages.candidates import CandidateProblem
-from shardopt.solve.stages.given_stages import (
+from shardopt.solve.stages.pricing.lazy_prices import LazyPrices
+from shardopt.solve.stages.pricing.recomputation import can_recompute
+from shardopt.solve.stages.search.given_stages import (
     Cut,
     fixed_stages,
     given_planner,
     wanted_by,
     with_given_ways,
 )
-from shardopt.solve.stages.plan_search import PlanSearch, search_plans
-from shardopt.solve.stages.pricing.lazy_prices import LazyPrices
-from shardopt.solve.stages.pricing.recomputation import can_recompute
-from shardopt.solve.stages.shared_meshes import sharing_planner
+from shardopt.solve.stages.search.plan_search import PlanSearch, search_plans
+from shardopt.solve.stages.search.shared_meshes import sharing_planner
 from shardopt.solve.stages.stage_problem import RECOMPUTE, Recompute
 from shardopt.support.errors import UserError
 

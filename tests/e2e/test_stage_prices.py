@@ -22,8 +22,8 @@ from shardopt.passes.stages.read_step import read_step
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.pipeline.phases import phase_range
 from shardopt.solve.stages.candidates import CandidateProblem
+from shardopt.solve.stages.dp.stage_dp import solve_stages
 from shardopt.solve.stages.pricing.lazy_prices import LazyPrices
-from shardopt.solve.stages.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import one_f_one_b_in_flight, stage_options
 from shardopt.support.errors import UserError
 from tests.e2e.models import MODELS, batch_args, export_step

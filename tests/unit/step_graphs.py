@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from shardopt.graph.op_graph import FactorRule, Op, OpGraph, Tensor
-from shardopt.solve.stages.layering import LayerProblem, assign_layers
+from shardopt.solve.stages.layers.layering import LayerProblem, assign_layers
 from shardopt.solve.stages.step_graph import StepGraph, sum_point
 
 WIDTH = 8

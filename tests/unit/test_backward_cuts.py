@@ -5,7 +5,7 @@ from itertools import product
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shardopt.solve.stages.backward_cuts import BackwardProblem, BackwardValue, place_backward
+from shardopt.solve.stages.layers.backward_cuts import BackwardProblem, BackwardValue, place_backward
 
 
 def crossing_bytes(problem: BackwardProblem, layer: tuple[int, ...]) -> int:

@@ -17,10 +17,10 @@ from shardopt.schedule.simulator import simulate
 from shardopt.schedule.tasks import TaskKind
 from shardopt.solve.stages.baselines.planner import Request
 from shardopt.solve.stages.baselines.registry import find_planner
-from shardopt.solve.stages.best_plans import NEAR, best_plans
 from shardopt.solve.stages.cut_transfers import CutTransfers
-from shardopt.solve.stages.plan_search import DpSolver, ExactPrices, schedule_in_flight, search_plans
-from shardopt.solve.stages.rerank import SimulatedPlan, simulate_plan
+from shardopt.solve.stages.dp.best_plans import NEAR, best_plans
+from shardopt.solve.stages.search.plan_search import DpSolver, ExactPrices, schedule_in_flight, search_plans
+from shardopt.solve.stages.search.rerank import SimulatedPlan, simulate_plan
 from shardopt.solve.stages.stage_problem import (
     InFlight,
     StageOption,

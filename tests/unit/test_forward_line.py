@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shardopt.solve.stages.blocks import Run, count_blocks, find_blocks
-from shardopt.solve.stages.forward_line import ForwardLine
-from shardopt.solve.stages.layer_dp import Value, solve_layers
+from shardopt.solve.stages.layers.blocks import Run, count_blocks, find_blocks
+from shardopt.solve.stages.layers.forward_line import ForwardLine
+from shardopt.solve.stages.layers.layer_dp import Value, solve_layers
 
 
 def runs_of(text: str) -> list[tuple[int, int, int]]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.planfile.parts import GivenStage
-from shardopt.solve.stages.given_stages import allows, allows_layers, given_devices, solve_given, wanted_by
+from shardopt.solve.stages.search.given_stages import allows, allows_layers, given_devices, solve_given, wanted_by
 from shardopt.solve.stages.stage_problem import (
     StageProblem,
     Stages,

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from shardopt.solve.stages.layer_dp import Value, auto_layers, equal_shares, evaluate, relaxed_delta, solve_layers
+from shardopt.solve.stages.layers.layer_dp import (
+    Value,
+    auto_layers,
+    equal_shares,
+    evaluate,
+    relaxed_delta,
+    solve_layers,
+)
 from shardopt.support.errors import UserError
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from step_graphs import StepBuilder
 
 from shardopt.graph.op_graph import SHARED
-from shardopt.solve.stages.layering import Layering, LayerProblem, assign_layers
+from shardopt.solve.stages.layers.layering import Layering, LayerProblem, assign_layers
 from shardopt.support.errors import UserError
 
 

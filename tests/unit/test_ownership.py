@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from shardopt.graph.op_graph import SHARED, Op, OpGraph, Tensor
-from shardopt.solve.stages.ownership import SMALL_BYTES, Ownership, OwnershipProblem, assign_owners
+from shardopt.solve.stages.layers.ownership import SMALL_BYTES, Ownership, OwnershipProblem, assign_owners
 
 BIG, SCALAR = (64, 64), ()
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shardopt.hardware.cluster import Cluster, Device, Link, Submesh
 from shardopt.hardware.topology import submeshes
-from shardopt.solve.stages.placement import place
+from shardopt.solve.stages.search.placement import place
 from shardopt.support.errors import UserError
 
 

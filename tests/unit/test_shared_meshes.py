@@ -14,7 +14,7 @@ from shardopt.schedule.schedules import build_schedule, find_schedule, in_flight
 from shardopt.schedule.simulator import simulate
 from shardopt.solve.stages.baselines.planner import Request
 from shardopt.solve.stages.baselines.registry import find_planner
-from shardopt.solve.stages.shared_meshes import mean_in_flight, sharing_planner, solve_sharing
+from shardopt.solve.stages.search.shared_meshes import mean_in_flight, sharing_planner, solve_sharing
 from shardopt.solve.stages.stage_problem import StageProblem, Stages, evaluate, is_plan
 from shardopt.support.errors import UserError
 

@@ -23,7 +23,7 @@ from shardopt.solve.stages.baselines.mcmc import Moves
 from shardopt.solve.stages.baselines.planner import Request
 from shardopt.solve.stages.baselines.random_plans import RandomPlans
 from shardopt.solve.stages.baselines.registry import INTER_OP, PLANNER_NAMES, find_planner
-from shardopt.solve.stages.stage_dp import solve_stages
+from shardopt.solve.stages.dp.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import StageOption, StageProblem, Stages, evaluate, stage_options
 from shardopt.support.errors import UserError
 

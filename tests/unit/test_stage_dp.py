@@ -14,7 +14,7 @@ from stage_problems import additive, all_plans, brute_force, random_problem
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.solve.stages.baselines.equal_layers import equal_layer_stages
 from shardopt.solve.stages.baselines.planner import Request
-from shardopt.solve.stages.stage_dp import solve_stages
+from shardopt.solve.stages.dp.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import (
     InFlight,
     StageProblem,

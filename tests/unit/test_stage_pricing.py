@@ -20,6 +20,7 @@ from shardopt.solve.sharding.intra_op import IntraOpTables
 from shardopt.solve.sharding.intra_op_memory import live_bytes
 from shardopt.solve.sharding.strategies_tables import StrategyTables
 from shardopt.solve.stages.candidates import CandidateProblem, candidate_mesh
+from shardopt.solve.stages.dp.stage_dp import solve_stages
 from shardopt.solve.stages.pricing import lazy_prices
 from shardopt.solve.stages.pricing.bounds import Rooflines, relaxed_layer
 from shardopt.solve.stages.pricing.held_bytes import ShardedPart
@@ -27,7 +28,6 @@ from shardopt.solve.stages.pricing.lazy_prices import LazyPrices
 from shardopt.solve.stages.pricing.part_facts import PartFacts
 from shardopt.solve.stages.pricing.prices import OptimalSharder, memory_of
 from shardopt.solve.stages.pricing.stage_part import cut_part
-from shardopt.solve.stages.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import (
     StageProblem,
     Stages,

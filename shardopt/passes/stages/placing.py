@@ -11,8 +11,8 @@ from shardopt.passes.stages.staging import StagePlacement
 from shardopt.planfile.parts import GivenStage, PlanFile
 from shardopt.schedule.schedules import find_schedule, in_flight, stage_homes, usual_schedule
 from shardopt.solve.stages.candidates import candidate_mesh
-from shardopt.solve.stages.given_stages import Cut, given_devices
-from shardopt.solve.stages.rerank import place_meshes
+from shardopt.solve.stages.search.given_stages import Cut, given_devices
+from shardopt.solve.stages.search.rerank import place_meshes
 from shardopt.solve.stages.stage_problem import StageOption
 from shardopt.support.errors import UserError
 

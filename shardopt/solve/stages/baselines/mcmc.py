@@ -27,7 +27,7 @@ from typing import TypeVar
 
 from shardopt.solve.stages.baselines.planner import Planner, Request
 from shardopt.solve.stages.baselines.random_plans import RandomPlans
-from shardopt.solve.stages.stage_infeasible import why_infeasible
+from shardopt.solve.stages.dp.infeasible import why_infeasible
 from shardopt.solve.stages.stage_problem import StageProblem, Stages, StageSolution, evaluate, in_flight_counts
 from shardopt.support.errors import UserError
 

@@ -22,8 +22,8 @@ from shardopt.solve.stages.pricing.lean import STRICTNESS, LeanSharder
 from shardopt.solve.stages.pricing.pricer import Pricer
 from shardopt.solve.stages.pricing.prices import Memory, OptimalSharder, Sharder, Sharding
 from shardopt.solve.stages.pricing.recomputation import recompute_forward
+from shardopt.solve.stages.pricing.stage_method import PresetSharder, StepRoles
 from shardopt.solve.stages.pricing.stage_part import StagePart, cut_part
-from shardopt.solve.stages.stage_method import PresetSharder, StepRoles
 from shardopt.solve.stages.stage_problem import InFlight, Recompute, StageProblem
 from shardopt.solve.stages.step_graph import StepGraph
 

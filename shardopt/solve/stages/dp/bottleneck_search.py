@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from shardopt.solve.stages.dp.recursion import Recursion, Station
+from shardopt.solve.stages.dp.searches import Search
 from shardopt.solve.stages.stage_problem import StageSolution
-from shardopt.solve.stages.stage_recursion import Recursion, Station
-from shardopt.solve.stages.stage_searches import Search
 
 ROUNDING = 1e-9  # sums of the same stages in another order differ by less than this share
 

@@ -19,7 +19,7 @@ import numpy as np
 from shardopt.solve.stages.stage_problem import StageProblem
 
 if TYPE_CHECKING:
-    from shardopt.solve.stages.stage_kernels import Sizes, States
+    from shardopt.solve.stages.dp.kernels import Sizes, States
 
 
 class Station(NamedTuple):
@@ -50,7 +50,7 @@ class Recursion:
 
     def solve(self, t_max: float, limit: float = np.inf) -> tuple[Station, ...] | None:
         """The stages of least sum without a station above `t_max`, or None if that sum exceeds `limit`."""
-        from shardopt.solve.stages.stage_kernels import trace
+        from shardopt.solve.stages.dp.kernels import trace
 
         best = self._sweep(t_max, limit)
         finals = best[list(self.answers), 0, -1] if best is not None else np.array([np.inf])
@@ -83,7 +83,7 @@ class Recursion:
         return low, float(self._before(self.candidates[-1])[0, -1]) if high >= 0 else np.inf
 
     def _sweep(self, t_max: float, limit: float) -> np.ndarray | None:
-        from shardopt.solve.stages.stage_kernels import sweep
+        from shardopt.solve.stages.dp.kernels import sweep
 
         layers, width = self.total.shape[1] - 1, self.sizes.full + 1
         rest = np.zeros((layers + 1, width))
@@ -99,7 +99,7 @@ class Recursion:
     def _before(self, t_max: float) -> np.ndarray:
         """`[L + 1, width]`: in row k the least sums of all layers but the last k on some devices; of a recursion that
         is relaxed itself."""
-        from shardopt.solve.stages.stage_kernels import sweep
+        from shardopt.solve.stages.dp.kernels import sweep
 
         layers, width = self.total.shape[1] - 1, self.sizes.full + 1
         best = np.empty((1, layers + 1, width))
@@ -124,7 +124,7 @@ def candidates_of(longest: np.ndarray) -> np.ndarray:
 
 def make_sizes(problem: StageProblem) -> tuple[Sizes, np.ndarray]:
     """The (host group, devices) of the options, and for each option which of them it has, int64 `[O]`."""
-    from shardopt.solve.stages.stage_kernels import Sizes
+    from shardopt.solve.stages.dp.kernels import Sizes
 
     strides = np.cumprod([1, *(count + 1 for count in problem.num_devices)])
     keys = [(option.group, option.num_devices) for option in problem.options]

@@ -5,7 +5,7 @@ Departures from the paper:
 
 1. Memory is fixed + in_flight · activations, with the in-flight count of the schedule at hand, not always 1F1B's.
 2. The transfer at a cut is one more station of the pipeline: it counts in the sum and in the maximum.
-3. t_max is searched by branch and bound instead of upwards (`shardopt.solve.stages.bottleneck_search`).
+3. t_max is searched by branch and bound instead of upwards (`shardopt.solve.stages.dp.bottleneck_search`).
 4. F drops the number of stages where memory does not depend on it, which is most of the time.
 5. Hosts may be of several groups; every group's devices are covered exactly.
 """
@@ -16,10 +16,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardopt.solve.stages.bottleneck_search import BottleneckSearch
-from shardopt.solve.stages.stage_infeasible import why_infeasible
+from shardopt.solve.stages.dp.bottleneck_search import BottleneckSearch
+from shardopt.solve.stages.dp.infeasible import why_infeasible
+from shardopt.solve.stages.dp.searches import SearchTables
 from shardopt.solve.stages.stage_problem import StageProblem, Stages, StageSolution, evaluate, is_plan
-from shardopt.solve.stages.stage_searches import SearchTables
 from shardopt.support.errors import UserError
 from shardopt.support.spans import timed
 

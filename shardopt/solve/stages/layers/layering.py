@@ -27,10 +27,10 @@ from itertools import pairwise
 import numpy as np
 
 from shardopt.graph.op_graph import SHARED, Op, OpGraph
-from shardopt.solve.stages.backward_cuts import BackwardProblem, BackwardValue, place_backward
-from shardopt.solve.stages.dependences import NEVER_SHARED, copyable_ops, reached
-from shardopt.solve.stages.forward_line import ForwardLine, join
-from shardopt.solve.stages.layer_dp import LayerSolution, Value, relaxed_delta
+from shardopt.solve.stages.layers.backward_cuts import BackwardProblem, BackwardValue, place_backward
+from shardopt.solve.stages.layers.dependences import NEVER_SHARED, copyable_ops, reached
+from shardopt.solve.stages.layers.forward_line import ForwardLine, join
+from shardopt.solve.stages.layers.layer_dp import LayerSolution, Value, relaxed_delta
 from shardopt.support.errors import UserError
 
 _UNKNOWN = -2

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from shardopt.solve.stages.dp.recursion import Recursion, Station, make_sizes
+from shardopt.solve.stages.dp.searches import CostTable, count_groups
 from shardopt.solve.stages.stage_problem import StageProblem, Stages, in_flight_counts
-from shardopt.solve.stages.stage_recursion import Recursion, Station, make_sizes
-from shardopt.solve.stages.stage_searches import CostTable, count_groups
 
 
 def why_infeasible(problem: StageProblem, num_stages: int | None) -> str:

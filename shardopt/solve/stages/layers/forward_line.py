@@ -1,10 +1,10 @@
 """The forward operations as a straight line, how many layers it is worth, and the ways of cutting it.
 
-* `dp`: the layer DP (`shardopt.solve.stages.layer_dp`), with no layer below the share 1 - delta of an equal one.
+* `dp`: the layer DP (`shardopt.solve.stages.layers.layer_dp`), with no layer below the share 1 - delta of an equal one.
 * `equal-op`: every layer has the same number of operators that do the work (matrix products, convolutions), as in the
   baseline "equal operator" of Alpa's §8.4.
-* `equal-layer`: every layer has the same number of the model's own blocks (`shardopt.solve.stages.blocks`), cut where
-  fewest bytes cross; where the model has too few, about the same FLOPs.
+* `equal-layer`: every layer has the same number of the model's own blocks (`shardopt.solve.stages.layers.blocks`), cut
+  where fewest bytes cross; where the model has too few, about the same FLOPs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from functools import cached_property
 
 import numpy as np
 
-from shardopt.solve.stages.blocks import Run, count_blocks, find_blocks
-from shardopt.solve.stages.layer_dp import (
+from shardopt.solve.stages.layers.blocks import Run, count_blocks, find_blocks
+from shardopt.solve.stages.layers.layer_dp import (
     MAX_AUTO_LAYERS,
     LayerSolution,
     Value,

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from shardopt.schedule.schedules import ScheduleKind, in_flight, stage_homes
 from shardopt.solve.stages.baselines.planner import Planner, Request
-from shardopt.solve.stages.stage_dp import solve_stages
+from shardopt.solve.stages.dp.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import (
     InFlight,
     StageOption,

@@ -18,11 +18,11 @@ import numpy as np
 from shardopt.hardware.sharing import most_speed
 from shardopt.schedule.schedules import find_schedule, in_flight
 from shardopt.solve.stages.baselines.planner import Planner, Request
-from shardopt.solve.stages.best_plans import NEAR, best_plans
 from shardopt.solve.stages.cut_transfers import CutTransfers
-from shardopt.solve.stages.rerank import SimulatedPlan, simulate_plan
-from shardopt.solve.stages.shared_meshes import mean_in_flight
-from shardopt.solve.stages.stage_dp import least_longest_stage, solve_stages
+from shardopt.solve.stages.dp.best_plans import NEAR, best_plans
+from shardopt.solve.stages.dp.stage_dp import least_longest_stage, solve_stages
+from shardopt.solve.stages.search.rerank import SimulatedPlan, simulate_plan
+from shardopt.solve.stages.search.shared_meshes import mean_in_flight
 from shardopt.solve.stages.stage_problem import (
     InFlight,
     StageProblem,

@@ -23,7 +23,7 @@ from shardopt.schedule.tasks import StageTask, TaskKind
 from shardopt.schedule.validate import LinkedSchedule, link
 from shardopt.schedule.workload import Workload
 from shardopt.solve.stages.cut_transfers import CutTransfers
-from shardopt.solve.stages.placement import place
+from shardopt.solve.stages.search.placement import place
 from shardopt.solve.stages.stage_problem import StageOption, StageProblem, StageSolution, stage_memory_bytes
 
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardopt.solve.stages.dp.recursion import Recursion, Station, candidates_of, make_sizes
 from shardopt.solve.stages.stage_problem import StageProblem, StageSolution, evaluate, in_flight_counts
-from shardopt.solve.stages.stage_recursion import Recursion, Station, candidates_of, make_sizes
 
 if TYPE_CHECKING:
-    from shardopt.solve.stages.stage_kernels import Sizes
+    from shardopt.solve.stages.dp.kernels import Sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +101,7 @@ class SearchTables:
         return self._tables[group]
 
     def _costs(self, levels: np.ndarray) -> np.ndarray:
-        from shardopt.solve.stages.stage_kernels import cheapest_by_size
+        from shardopt.solve.stages.dp.kernels import cheapest_by_size
 
         problem = self.problem
         held = np.array([option.held for option in problem.options], dtype=np.int64)
@@ -146,13 +146,13 @@ class CostTable:
     @cached_property
     def relaxed(self) -> Recursion:
         """The fewest microbatches in flight everywhere, and any number of stages."""
-        from shardopt.solve.stages.stage_kernels import States
+        from shardopt.solve.stages.dp.kernels import States
 
         anywhere = States(np.zeros(1, np.int64), True)
         return Recursion(self.total[:1], self.longest[:1], self.candidates, anywhere, self.sizes, (0,))
 
     def _recursion(self, level: np.ndarray, is_open: bool, answers: tuple[int, ...]) -> Recursion:
-        from shardopt.solve.stages.stage_kernels import States
+        from shardopt.solve.stages.dp.kernels import States
 
         states = States(level, is_open)
         return Recursion(self.total, self.longest, self.candidates, states, self.sizes, answers, self.relaxed)

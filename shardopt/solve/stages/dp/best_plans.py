@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from shardopt.solve.stages.bottleneck_search import BottleneckSearch
-from shardopt.solve.stages.stage_dp import solve_stages
+from shardopt.solve.stages.dp.bottleneck_search import BottleneckSearch
+from shardopt.solve.stages.dp.searches import SearchTables
+from shardopt.solve.stages.dp.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import StageProblem, Stages, StageSolution
-from shardopt.solve.stages.stage_searches import SearchTables
 from shardopt.support.spans import timed
 
 NEAR = 1.3  # plans longer than this multiple of the best are of no interest: the formula is hardly ever so far off
