@@ -28,7 +28,7 @@ from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.sharding.intra_op import IntraOpTables
 from shardopt.xla_text.hlo import module_traffic
 from tests.e2e.test_sharding_against_xla import SLOW, bytecode_of, stage_function
-from tests.unit.op_examples import ELEMENTWISE, EXAMPLES, Example
+from tests.unit.operations.op_examples import ELEMENTWISE, EXAMPLES, Example
 
 LINE = Mesh("mesh", (("x", 4),), (0, 1, 2, 3))
 GRID = Mesh("mesh", (("x", 2), ("y", 2)), (0, 1, 2, 3))

@@ -22,7 +22,7 @@ from shardopt.runtime.program.routes import make_route
 from shardopt.runtime.reference import compare
 from shardopt.runtime.run import Run
 from shardopt.solve.resharding.transfers import plan_resharding
-from tests.unit.fake_cupy import Op, World, fake_cupy
+from tests.unit.runtime.fake_cupy import Op, World, fake_cupy
 
 
 class HostCuda(Cuda):
