@@ -10,7 +10,7 @@ from math import log
 
 import pytest
 
-from benchmarks.op_costs import measure
+from benchmarks.cost.op_costs import measure
 from tests.e2e.models import convolution, gpt, mixture, mlp, transformer_layer
 
 MODELS = {

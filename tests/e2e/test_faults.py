@@ -23,7 +23,7 @@ from shardopt.runtime.state.periodic import CheckpointOptions
 from shardopt.support.errors import UserError
 
 LIMITS = Limits(silence_seconds=2, message_seconds=1, progress_seconds=3)
-SOON = 60.0  # seconds: anything but a hang; how soon it is, benchmarks/faults.py measures
+SOON = 60.0  # seconds: anything but a hang; how soon it is, benchmarks/runtime/faults.py measures
 BACKWARD = 7  # of m0: a RUN, with a RECV before it
 
 

@@ -3,7 +3,7 @@
 XLA fuses cheap operations into their readers (xla/service/instruction_fusion.cc), into several of them too, as long as
 that does not move more bytes than writing the value once (xla/backends/gpu/transforms/priority_fusion.cc). The rules
 here follow both closely enough to predict what is held in memory, and how many bytes are read and written; see
-benchmarks/memory_accounting.py and benchmarks/op_costs.py for how closely.
+benchmarks/cost/memory_accounting.py and benchmarks/cost/op_costs.py for how closely.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A short run of the fuzzer on every change; `python -m benchmarks.fuzz_opt` is the long one."""
+"""A short run of the fuzzer on every change; `python -m benchmarks.tools.fuzz_opt` is the long one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fuzz_opt import PIPELINE, main, make_inputs
+from benchmarks.tools.fuzz_opt import PIPELINE, main, make_inputs
 
 
 def test_inputs_are_the_same_for_the_same_seed() -> None:

@@ -1,4 +1,4 @@
-"""What `benchmarks.inter_op` makes of the figures of planners."""
+"""What `benchmarks.solve.inter_op` makes of the figures of planners."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.inter_op import shorter, stages, table
+from benchmarks.solve.inter_op import shorter, stages, table
 
 
 def planned(seconds: float) -> dict[str, Any]:

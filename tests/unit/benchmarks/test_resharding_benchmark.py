@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.resharding import STRATEGIES, bound_seconds, planned, small_rows, suite_rows
-from benchmarks.resharding_cases import SMALL, SUITE, Case
+from benchmarks.solve.resharding import STRATEGIES, bound_seconds, planned, small_rows, suite_rows
+from benchmarks.solve.resharding_cases import SMALL, SUITE, Case
 from shardopt.cost.transfers import phases_seconds
 from shardopt.forms.exported_program import ReshardStep
 from shardopt.hardware.cluster_file import load_cluster
@@ -42,7 +42,7 @@ def test_public_suite(case: Case) -> None:
 def test_the_page_shows_these_figures() -> None:
     rows = [row for case in SMALL for row in small_rows(case)] + [row for case in SUITE for row in suite_rows(case)]
     missing = [row for row in rows if f"| {' | '.join(row)} |" not in PAGE]
-    assert not missing, "run python -m benchmarks.resharding and put its tables into docs/resharding.md"
+    assert not missing, "run python -m benchmarks.solve.resharding and put its tables into docs/resharding.md"
 
 
 def test_picture() -> None:

@@ -61,7 +61,7 @@ DEPARTURES: dict[str, tuple[str, str]] = {
 }
 
 
-# From benchmarks/op_costs.py: modules, FLOPs of both, bytes of both, bytes if nothing were fused.
+# From benchmarks/cost/op_costs.py: modules, FLOPs of both, bytes of both, bytes if nothing were fused.
 _MEASURED = """| module | FLOPs, ours / XLA's | bytes, ours / XLA's | bytes if nothing is fused / XLA's |
 |---|---|---|---|
 | diffusers_unet | 1.00 | 0.72 | 3.34 |
@@ -108,7 +108,7 @@ to four times the bytes that the compiled program moves. So operations are price
 (`shardopt/solve/sharding/fusion.py`): a value is written once if it is written at all, and read once by every kernel
 that needs it, whatever number of its operations do. What can be fused into all of its readers is, unless that would
 move more bytes than writing it. A value that is exchanged on its way between operations that would be fused is written
-and read for that. `python -m benchmarks.op_costs FOLDER` compares this with the `bytes accessed` of
+and read for that. `python -m benchmarks.cost.op_costs FOLDER` compares this with the `bytes accessed` of
 modules that XLA has compiled for one host device:
 
 {measured}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.iopddl import evaluate
+from benchmarks.solve.iopddl import evaluate
 from shardopt.tools.shardopt import main
 
 # Five tensors in a chain and a shortcut: node 2 is cheap whole, but whole it does not fit beside node 3.

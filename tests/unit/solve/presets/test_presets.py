@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.intra_op import beaten, markdown, read_records
-from benchmarks.intra_op_plans import Record
+from benchmarks.solve.intra_op import beaten, markdown, read_records
+from benchmarks.solve.intra_op_plans import Record
 from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.mesh.mesh import Sharding
 from shardopt.solve.presets.presets import Roles, restrict

@@ -1,6 +1,6 @@
 """Transfers between two hosts with a link of 1 Gbit/s, through Ray, against the cost model.
 
-    python -m benchmarks.two_hosts [--megabytes 8,32] [--output two-hosts.json]
+    python -m benchmarks.runtime.two_hosts [--megabytes 8,32] [--output two-hosts.json]
 
 The hosts are network namespaces of this machine (`namespaces.py`), so root is needed. A value goes forth and back
 between two meshes of two devices, or changes its sharding inside a mesh that has two devices on each host, by the plan
@@ -24,7 +24,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.namespaces import BYTES_PER_SECOND, TwoHosts, why_not
+from benchmarks.runtime.namespaces import BYTES_PER_SECOND, TwoHosts, why_not
 from shardopt.forms.exported_program import Argument, MeshValue, ReshardStep, Result, TensorSpec
 from shardopt.hardware.cluster import Cluster, Device, Link
 from shardopt.mesh.mesh import Mesh, Sharding
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     reason = why_not()
     if reason is not None:
         parser.error(reason)
-    command = (sys.executable, "-m", "benchmarks.two_hosts", "--megabytes", args.megabytes, "--inside")
+    command = (sys.executable, "-m", "benchmarks.runtime.two_hosts", "--megabytes", args.megabytes, "--inside")
     with TwoHosts() as hosts:
         done = hosts.run((*command, hosts.address), timeout=900)
     if done.returncode:

@@ -1,6 +1,6 @@
 """One model on one mesh: what a plan exchanges, and what XLA exchanges when it compiles the module with the plan in it.
 
-    python -m benchmarks.xla_agreement_case MODEL.mlirbc 2x2 --formats sdy,gspmd --plan random:7
+    python -m benchmarks.cost.xla_agreement_case MODEL.mlirbc 2x2 --formats sdy,gspmd --plan random:7
 
 prints one line of JSON a format. XLA's warnings go to stderr, behind a line `compiling as FORMAT`. Plans: "ilp" or
 another preset of `shardopt.solve.presets.presets`, or "random:SEED", which takes any strategy of any operation that

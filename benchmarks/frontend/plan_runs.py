@@ -1,4 +1,4 @@
-"""Running `benchmarks.plan_case` in fresh processes, each with a time limit and a cache folder of its own."""
+"""Running `benchmarks.frontend.plan_case` in fresh processes, each with a time limit and a cache folder of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardopt.caching.store import CACHE_VARIABLE
 
 def run_case(model: Path, options: Mapping[str, Any], cache: Path | str, limit_seconds: float) -> dict[str, Any]:
     """What the case says; a process that dies or takes too long gives a `crash`."""
-    command = [sys.executable, "-m", "benchmarks.plan_case", str(model), json.dumps(dict(options))]
+    command = [sys.executable, "-m", "benchmarks.frontend.plan_case", str(model), json.dumps(dict(options))]
     environment = {**os.environ, CACHE_VARIABLE: str(cache)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:

@@ -1,6 +1,6 @@
 """Plan and run every model of a folder, and compare its outputs with one device: what works, what is refused, and why.
 
-    python -m benchmarks.check_models FOLDER [--match '*_tiny.train'] [--microbatches 1,2,4] [--stages 2]
+    python -m benchmarks.frontend.check_models FOLDER [--match '*_tiny.train'] [--microbatches 1,2,4] [--stages 2]
 
 A model is `NAME.mlirbc`; `index.json` beside it may list `{"name": …, "batch_args": [numbers]}`, otherwise the batch is
 found by the planner. `--batch-args NAME=I:D,J:D` overrides one model. Inputs are `in0`, `in1`, … of `NAME.npz` as

@@ -1,6 +1,6 @@
 """How long the sharding of a whole module takes, part by part, and how large its assignment problem is.
 
-    python -m benchmarks.intra_op_speed FOLDER [--models hf_gpt2_small.train,hf_resnet50.train] [--meshes 1x4,2x4]
+    python -m benchmarks.solve.intra_op_speed FOLDER [--models hf_gpt2_small.train,hf_resnet50.train] [--meshes 1x4,2x4]
         [--cluster a100-80g] [--time-limit 60] [--json results.json] [--markdown table.md]
 
 Each model `NAME.mlirbc` of the folder goes through `shardopt-intra` on each mesh, in a process of its own so that peak

@@ -1,7 +1,7 @@
 """Predicted against measured seconds of a step, for many plans of one model on host devices.
 
     shardopt profile -o profile.json
-    python -m benchmarks.predicted_steps profile.json --output steps.jsonl
+    python -m benchmarks.cost.predicted_steps profile.json --output steps.jsonl
 
 Plans the train step of `examples/gpt.py` in the ways of `CASES`, manual and searched, with the measured profile, runs
 every plan on the local backend, and prints both figures, their ratio and Spearman's rank correlation. Steps of all

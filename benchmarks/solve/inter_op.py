@@ -1,6 +1,6 @@
 """The stage DP and every baseline planner of stages: the predicted step of each, under one cost model.
 
-    python -m benchmarks.inter_op MODULE… --cluster p3.16xlarge:2x8 [--microbatches 16] [--layers 8]
+    python -m benchmarks.solve.inter_op MODULE… --cluster p3.16xlarge:2x8 [--microbatches 16] [--layers 8]
         [--planners dp,piper] [--json results.json]
 
 One row a module: the step that the simulator predicts for the plan of the stage DP, and that of each baseline relative
@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.plan_runs import run_case
+from benchmarks.frontend.plan_runs import run_case
 from shardopt.solve.stages.baselines.registry import INTER_OP
 
 _FIRST = "dp"

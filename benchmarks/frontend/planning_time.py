@@ -1,7 +1,7 @@
 """How long planning takes, and how that grows with the model: a table.
 
-    python -m benchmarks.planning_time gpt-350m gpt-1.3b gpt-39b              # models of benchmarks/alpa
-    python -m benchmarks.planning_time model.mlirbc --cluster a100-80g:4x8 --microbatches 8
+    python -m benchmarks.frontend.planning_time gpt-350m gpt-1.3b gpt-39b              # models of benchmarks/alpa
+    python -m benchmarks.frontend.planning_time model.mlirbc --cluster a100-80g:4x8 --microbatches 8
 
 Every run is a process of its own. Of each model there are three: with an empty cache (cold), the same again (warm: the
 whole plan is in the cache), and for another schedule (prices: those of the stages are in the cache, the plan is not).
@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.plan_runs import run_case
+from benchmarks.frontend.plan_runs import run_case
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.pipeline.phases import PHASE_NAMES
 

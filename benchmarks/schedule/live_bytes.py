@@ -1,6 +1,6 @@
 """What a device holds under every schedule: the simulator's peak against arrays that are alive when the plan runs.
 
-    python -m benchmarks.live_bytes [--microbatches 8] [--hidden 64] [--steps 5]
+    python -m benchmarks.schedule.live_bytes [--microbatches 8] [--hidden 64] [--steps 5]
 
 The same four stages of a small GPT, trained by SGD with momentum, run on one mesh each, or on two meshes with two
 stages each, on devices of the host. After every instruction of the last step the runtime counts the bytes of all live

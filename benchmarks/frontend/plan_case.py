@@ -1,6 +1,6 @@
 """Plan one module in a process of its own: a line of JSON on standard output.
 
-    python -m benchmarks.plan_case MODEL '{"cluster": "p3.16xlarge:2x8", "microbatches": 8}'
+    python -m benchmarks.frontend.plan_case MODEL '{"cluster": "p3.16xlarge:2x8", "microbatches": 8}'
 
 The options are those of `PlanOptions`. `seconds` are of the planning alone, `phases` those of each phase (none when the
 plan was found in the cache), `cpu_seconds` and `cpu_phases` the processor's share of them, which others on the machine

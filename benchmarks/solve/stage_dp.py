@@ -1,6 +1,6 @@
 """How long the stage DP takes, on random prices that look like those of a transformer.
 
-    python benchmarks/stage_dp.py [--quick]
+    python benchmarks/solve/stage_dp.py [--quick]
 
 Options are all submeshes of 8 hosts with 8 devices in all logical shapes, each in three ways to recompute. Tight memory
 makes the number of stages matter. Seconds are of the processor, the best of three calls; the first also loads compiled

@@ -1,6 +1,6 @@
 """Feed `shardopt-opt` mutated inputs: how many run, how many are refused, and that none crashes, hangs or is silent.
 
-    python -m benchmarks.fuzz_opt [--inputs 10000] [--seed 0] [--jobs 2] [--keep DIR]
+    python -m benchmarks.tools.fuzz_opt [--inputs 10000] [--seed 0] [--jobs 2] [--keep DIR]
 
 Seeds are the lit tests of this repository, as text, as MLIR bytecode and as portable artifacts, and the pipelines of
 all phases. Every input runs `shardopt-opt INPUT --shardopt-import`, or a valid module through a mutated pipeline, in a
@@ -28,7 +28,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_SECONDS = 60  # shardopt-opt itself gives up reading damaged bytecode after 30
 PIPELINE = "pipeline"
 _VALID_MODULE = ROOT / "docs" / "tutorial" / "mlp.mlir"

@@ -1,7 +1,7 @@
 """How long schedules take to build, to check and to simulate, and how good `auto` is.
 
-    python -m benchmarks.schedules [--repeat 5]
-    python -m benchmarks.schedules --auto [--seeds 5] [--meshes 2,4,8,16] [--rounds 1,2,4,8]
+    python -m benchmarks.schedule.schedules [--repeat 5]
+    python -m benchmarks.schedule.schedules --auto [--seeds 5] [--meshes 2,4,8,16] [--rounds 1,2,4,8]
 
 The first gives CPU seconds of this process, the least of several runs, for chains of stages with one stage or two
 stages a mesh. The second sets the makespan of `auto` against the best named schedule and against a lower bound that no

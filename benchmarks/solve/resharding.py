@@ -1,11 +1,11 @@
 """What reshardings between meshes move, how long they are predicted to take, and how long planning them takes.
 
-    python -m benchmarks.resharding
-    python -m benchmarks.resharding --large
-    python -m benchmarks.resharding --random
-    python -m benchmarks.resharding --plans PLAN…
+    python -m benchmarks.solve.resharding
+    python -m benchmarks.solve.resharding --large
+    python -m benchmarks.solve.resharding --random
+    python -m benchmarks.solve.resharding --plans PLAN…
 
-The first counts the small cases and the public nine-case suite (`benchmarks.resharding_cases`) for every strategy. The
+The first counts the small cases and the public nine-case suite (`resharding_cases.py`) for every strategy. The
 second plans them for meshes of 64 to 2048 devices each. The third draws boxes and messages between hosts at random, and
 says what choosing senders and ordering messages is worth. The last reads plan directories of `shardopt plan`, plans the
 transfers of each once more, and sets their predicted seconds beside those with which the stages were chosen, when
@@ -19,9 +19,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from time import process_time
 
-from benchmarks.resharding_cases import LARGE, SMALL, SUITE, Case, cluster_of
-from benchmarks.resharding_random import HEAD as RANDOM_HEAD
-from benchmarks.resharding_random import random_order, random_senders
+from benchmarks.solve.resharding_cases import LARGE, SMALL, SUITE, Case, cluster_of
+from benchmarks.solve.resharding_random import HEAD as RANDOM_HEAD
+from benchmarks.solve.resharding_random import random_order, random_senders
 from shardopt.cost.transfers import even_messages, messages_seconds
 from shardopt.hardware.cluster import Cluster
 from shardopt.solve.resharding.boxes import TileGrid, volume

@@ -1,6 +1,6 @@
 """Predicted peak memory against the compiled program, and what a budget changes.
 
-    python -m benchmarks.memory_accounting MODEL.mlirbc … --mesh 1 --mesh 2x2 --budget 0.8
+    python -m benchmarks.cost.memory_accounting MODEL.mlirbc … --mesh 1 --mesh 2x2 --budget 0.8
 
 Plans every model (StableHLO text, bytecode or artifact) for the mesh, once freely and once for each budget, a share of
 the free plan's predicted peak, and compiles it for host devices. One line of JSON each: predicted bytes, bytes of the

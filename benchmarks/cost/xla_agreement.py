@@ -1,6 +1,6 @@
 """Does XLA exchange what was planned? Every model of a folder: bytes by kind and mesh axis, predicted and compiled.
 
-    python -m benchmarks.xla_agreement FOLDER [--mesh 4] [--mesh 2x2] [--format sdy] [--plan ilp] [--plan random:1]
+    python -m benchmarks.cost.xla_agreement FOLDER [--mesh 4] [--mesh 2x2] [--format sdy] [--plan ilp] [--plan random:1]
         [--match '*_tiny*'] [--json FILE] [--markdown FILE]
 
 A model is `NAME.mlirbc`. Each is planned, annotated and compiled for host devices in a process of its own, which XLA
@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.intra_op import find_models
-from benchmarks.xla_agreement_case import FORMATS
+from benchmarks.cost.xla_agreement_case import FORMATS
+from benchmarks.solve.intra_op import find_models
 from shardopt.cost.traffic import Difference, Traffic, agree, compare
 
 REMATERIALIZATION = "Involuntary full rematerialization"
@@ -61,7 +61,7 @@ class Row:
 def measure(model: tuple[Path, tuple[str, ...]], mesh: str, plan: str, args: argparse.Namespace) -> Iterator[Row]:
     """One row for each format, from a process of its own."""
     path, batch = model
-    command = [sys.executable, "-m", "benchmarks.xla_agreement_case", str(path), mesh, "--plan", plan]
+    command = [sys.executable, "-m", "benchmarks.cost.xla_agreement_case", str(path), mesh, "--plan", plan]
     command += ["--formats", ",".join(args.format), "--batch-args=" + ",".join(batch)]
     command += ["--scale", str(args.scale), "--time-limit", str(args.solve_limit)]
     note = ""

@@ -1,7 +1,7 @@
 """The solver against every baseline: cost under one cost model, bytes exchanged, solve time and gap.
 
-    python -m benchmarks.intra_op FOLDER [--models '*_tiny*'] [--meshes 1x4,2x4] [--presets ilp,data] [--scale 1e4]
-        [--output results.jsonl] [--markdown table.md]
+    python -m benchmarks.solve.intra_op FOLDER [--models '*_tiny*'] [--meshes 1x4,2x4] [--presets ilp,data]
+        [--scale 1e4] [--output results.jsonl] [--markdown table.md]
 
 Each model `NAME.mlirbc` of the folder is planned on each mesh of as many hosts as its first axis says, so that this
 axis is the slow one. `index.json` beside the models may list `{"name": …, "batch_args": [numbers]}`. `--scale` divides
@@ -24,7 +24,7 @@ from types import MappingProxyType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.intra_op_plans import SOLVER, Record, Task, measure
+from benchmarks.solve.intra_op_plans import SOLVER, Record, Task, measure
 from shardopt.hardware.cluster import Cluster, Link
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.solve.presets.presets import PRESETS

@@ -1,6 +1,7 @@
 """Messages of planned models: transfers that a step makes, and the messages that carry them.
 
-    python -m benchmarks.messages FOLDER --match '*_tiny.train' [--cluster cpu-test:1x4] [--stages 4] [--microbatches 4]
+    python -m benchmarks.runtime.messages FOLDER --match '*_tiny.train' [--cluster cpu-test:1x4]
+        [--stages 4] [--microbatches 4]
 
 A model is `NAME.mlirbc`; it is planned with one layer and one mesh a stage, under 1F1B. Transfers between the same two
 meshes at the same place in both instruction lists travel as one message. Printed are transfers and messages of a whole
@@ -16,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.check_models import listed_models
+from benchmarks.frontend.check_models import listed_models
 from shardopt.frontend.plan import PlanOptions
 from shardopt.frontend.planning import make_plan
 from shardopt.ir.context import make_context

@@ -1,6 +1,6 @@
 """How long it takes to write a checkpoint, and to read it, on the same plan and on another.
 
-    python -m benchmarks.checkpoints [--width 2048] [--backend process] [--repeat 3] [--folder DIR]
+    python -m benchmarks.runtime.checkpoints [--width 2048] [--backend process] [--repeat 3] [--folder DIR]
 
 The state is four square weights of float32 and their momentum, on two meshes of two devices; the other plan is one
 mesh of four. `plain` writes as many bytes to one file, and reads them, with an fsync as checkpoints have; its seconds
@@ -20,7 +20,7 @@ from time import perf_counter
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.state_programs import mlp
+from benchmarks.runtime.state_programs import mlp
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.run import Run

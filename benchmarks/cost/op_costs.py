@@ -1,6 +1,6 @@
 """What operations cost, against XLA's cost analysis.
 
-    python -m benchmarks.op_costs FOLDER [--match tiny] [--worst 5]
+    python -m benchmarks.cost.op_costs FOLDER [--match tiny] [--worst 5]
 
 Takes every module of a folder (StableHLO text, bytecode or artifact), adds up what the planner counts for its
 operations on one device, and compiles it for one host device. One line of JSON each: FLOPs and transcendentals as a

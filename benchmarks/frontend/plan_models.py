@@ -1,6 +1,6 @@
 """Plan every module of a folder for several clusters: the stages chosen, or why not.
 
-    python -m benchmarks.plan_models FOLDER --cluster a100-80g:2x4 --cluster a100-80g:4x8 [--match '*.train']
+    python -m benchmarks.frontend.plan_models FOLDER --cluster a100-80g:2x4 --cluster a100-80g:4x8 [--match '*.train']
 
 A model is `NAME.mlirbc`; `index.json` beside it may list `{"name": …, "batch_args": [numbers]}`, otherwise the planner
 looks for the batch. The batch is cut into as many microbatches as `--microbatches` says, or into the largest divisor of
@@ -23,8 +23,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.check_models import listed_models
-from benchmarks.plan_runs import run_case
+from benchmarks.frontend.check_models import listed_models
+from benchmarks.frontend.plan_runs import run_case
 
 # Refusals that other options get past.
 _INDIVISIBLE = "divides into num-microbatches"

@@ -1,7 +1,7 @@
 """What a run does when something goes wrong: each fault, at a random instruction, in many trials.
 
-    python -m benchmarks.faults [--trials 10] [--seed 0] [--backends local,process,hosts,ray] [--kinds kill,stop]
-        [--failures failed.txt]
+    python -m benchmarks.runtime.faults [--trials 10] [--seed 0] [--backends local,process,hosts,ray]
+        [--kinds kill,stop] [--failures failed.txt]
 
 A small MLP with momentum runs on two meshes of two devices, with a checkpoint after each step. In one of the first
 steps of every attempt a fault of one kind happens when one worker comes to one instruction, all drawn at random.
@@ -30,7 +30,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.state_programs import mlp
+from benchmarks.runtime.state_programs import mlp
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.errors import MeshError
 from shardopt.runtime.faults import KINDS, OF_PROCESSES, Fault

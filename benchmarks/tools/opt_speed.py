@@ -1,6 +1,6 @@
 """How long `shardopt-opt` takes on a large module, beside what jaxlib alone needs to parse, verify and print it.
 
-    python -m benchmarks.opt_speed [--ops 50000] [--repeat 3]
+    python -m benchmarks.tools.opt_speed [--ops 50000] [--repeat 3]
 
 The module is a chain of blocks as exported train steps have them: calls of private functions, broadcasts of scalars,
 matrix products, reductions, reshapes that undo each other, dead code. Times are the best of the repeats.

@@ -1,6 +1,6 @@
 """`shardopt solve` on the public instances of the ASPLOS/EuroSys 2025 contest, within the contest's time limits.
 
-    python -m benchmarks.iopddl FOLDER [--instances A G M S] [--time-share 1.0]
+    python -m benchmarks.solve.iopddl FOLDER [--instances A G M S] [--time-share 1.0]
 
 FOLDER holds `asplos-2025-iopddl-A.json.gz` and so on, from github.com/google/iopddl. Each instance is solved in a
 process of its own, one after the other; the assignment it prints is evaluated here, on the original file, by code that
