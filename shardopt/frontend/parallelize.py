@@ -25,7 +25,8 @@ import jax
 from jax import export
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from shardopt.frontend.optimize import cluster_text, optimize
+from shardopt.frontend.arguments import cluster_text
+from shardopt.frontend.optimize import optimize
 from shardopt.frontend.plan import PlanOptions
 from shardopt.frontend.session import Session, StateArray
 from shardopt.passes.options import unknown_name

@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from shardopt.frontend.arguments import option_text
 from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
@@ -115,13 +116,6 @@ class PlanOptions:
 
         kind = SCHEDULES.get(self.schedule.partition(":")[0])
         return kind is not None and kind.splits_backward
-
-
-def option_text(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    text = str(value)
-    return text if text and not set(text) & set(' {}="') else '"' + text + '"'
 
 
 @dataclass(frozen=True)

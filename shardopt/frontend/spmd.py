@@ -21,8 +21,7 @@ from jax import export
 from jax._src.lax.lax import _convert_element_type
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from shardopt.frontend.optimize import BatchArguments, batch_text, cluster_text, constraints_text
-from shardopt.frontend.plan import option_text
+from shardopt.frontend.arguments import BatchArguments, batch_text, cluster_text, constraints_text, option_text
 from shardopt.ir.jax_versions import named_shardings_flag
 from shardopt.mesh.mesh import Sharding, parse_mesh
 from shardopt.support.errors import UserError

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 import shardopt
-from shardopt.frontend.optimize import batch_text, optimize
+from shardopt.frontend.arguments import batch_text
+from shardopt.frontend.optimize import optimize
 from shardopt.frontend.parallelize import Parallelized, parallelize
 from shardopt.frontend.plan import PlanOptions
 from shardopt.mesh.mesh import parse_mesh
