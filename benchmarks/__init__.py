@@ -1,0 +1,1 @@
+"""Programs that measure; each folder measures the package of the same name."""

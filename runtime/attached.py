@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from shardopt.cost.errors import UserError
 from shardopt.runtime.health.watch import Watch
 from shardopt.runtime.program.hosts import Hosts
 from shardopt.runtime.program.instructions import Instruction, MeshProgram, Program, Send
 from shardopt.runtime.program.json_form import only_mesh, program_to_json
 from shardopt.runtime.tracing.where import Standing
+from shardopt.support.errors import UserError
 
 # Tags of one program end below; those of the next begin there, so that messages of two steps never mix.
 TAGS_OF_A_PROGRAM = 1 << 20

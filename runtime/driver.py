@@ -19,10 +19,9 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.errors import UserError
 from shardopt.dialect.cluster import CLUSTER, read_cluster
-from shardopt.dialect.exported_form import read_exported
-from shardopt.dialect.exported_verify import verify_exported
+from shardopt.forms.exported_form import read_exported
+from shardopt.forms.exported_verify import verify_exported
 from shardopt.ir.diagnostics import DiagnosedError, diagnostic
 from shardopt.runtime.devices.gpus import chosen_platform
 from shardopt.runtime.faults import Fault, fault_fields
@@ -34,6 +33,7 @@ from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.program.memory import over_limit
 from shardopt.runtime.run import Backend, Run
 from shardopt.runtime.state.periodic import CheckpointOptions, PeriodicCheckpoints
+from shardopt.support.errors import UserError
 
 BACKENDS = ("local", "process", "ray")
 TRANSPORTS = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import IntEnum
 
-from shardopt.cost.errors import UserError
+from shardopt.support.errors import UserError
 
 
 class Kind(IntEnum):

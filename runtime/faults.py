@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from shardopt.cost.errors import UserError
 from shardopt.runtime.transports.mailbox import Transport
+from shardopt.support.errors import UserError
 
 FaultFields = tuple[str, str, int, int, int]
 OF_PROCESSES = ("kill", "stop", "cut", "memory")

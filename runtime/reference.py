@@ -10,13 +10,13 @@ import ml_dtypes
 import numpy as np
 from jaxlib.mlir import ir
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.dtypes import numpy_dtype, numpy_name
-from shardopt.dialect.exported_form import MAIN, find_function, function_type, static_shape
-from shardopt.dialect.exported_program import StageFunction, TensorSpec
+from shardopt.forms.exported_form import MAIN, find_function, function_type, static_shape
+from shardopt.forms.exported_program import StageFunction, TensorSpec
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.devices.tiles import Tiling
 from shardopt.runtime.devices.xla import XlaMesh
+from shardopt.support.errors import UserError
 
 # Nudged runs behind `conditioning`: one draw may miss the direction in which an output is sensitive.
 _TRIALS = 8

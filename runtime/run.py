@@ -14,9 +14,8 @@ from typing import Any, Protocol, overload
 import numpy as np
 from jaxlib.mlir import ir
 
-from shardopt.cost.errors import UserError
 from shardopt.dialect.dtypes import numpy_dtype
-from shardopt.dialect.exported_program import Box, TensorSpec
+from shardopt.forms.exported_program import Box, TensorSpec
 from shardopt.runtime.attached import AttachedBackend, check_placement, shared_by_name, with_own_tags
 from shardopt.runtime.devices.tiles import Tiling
 from shardopt.runtime.health.watch import Watch
@@ -29,6 +28,7 @@ from shardopt.runtime.state.run_state import RunState, ShardMaker
 from shardopt.runtime.tracing.spans import Span, spans_of
 from shardopt.runtime.tracing.watchdog import Watchdog, report
 from shardopt.runtime.tracing.where import Standing
+from shardopt.support.errors import UserError
 
 
 class Backend(Protocol):

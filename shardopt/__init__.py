@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 if TYPE_CHECKING:
-    from shardopt.cost.errors import UserError
     from shardopt.frontend.optimize import optimize
     from shardopt.frontend.parallelize import Parallelized, parallelize
     from shardopt.frontend.plan import Plan, PlanOptions
     from shardopt.frontend.spmd import input_shardings, shard
+    from shardopt.support.errors import UserError
 
 __version__ = "0.1.0"
 
@@ -41,7 +41,7 @@ _HOMES = {
     "Parallelized": "frontend.parallelize",
     "Plan": "frontend.plan",
     "PlanOptions": "frontend.plan",
-    "UserError": "cost.errors",
+    "UserError": "support.errors",
     "input_shardings": "frontend.spmd",
     "optimize": "frontend.optimize",
     "parallelize": "frontend.parallelize",

@@ -18,8 +18,8 @@ from time import perf_counter
 from benchmarks.alpa.methods import METHODS, options
 from benchmarks.alpa.models import bytecode
 from benchmarks.alpa.specs import CASES, Case, find_case
-from shardopt.cost.errors import UserError
 from shardopt.frontend.plan import PlanOptions
+from shardopt.support.errors import UserError
 
 _TO_STAGE = ("import", "microbatch", "cluster", "stage")
 _KEPT = ("stage candidates", "sharding problems solved", "stages", "predicted step seconds")

@@ -18,9 +18,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from shardopt.cost.errors import UserError
 from shardopt.frontend.plan import PlanOptions
 from shardopt.frontend.planning import make_plan
+from shardopt.support.errors import UserError
 
 _GIB = 2**30
 

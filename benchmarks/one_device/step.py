@@ -28,7 +28,7 @@ from benchmarks.one_device.kernels import kernels
 from shardopt.caching.store import default_store
 from shardopt.dialect.donation import read_donation
 from shardopt.dialect.dtypes import numpy_dtype, numpy_name
-from shardopt.dialect.exported_form import MAIN, find_function, function_type, static_shape
+from shardopt.forms.exported_form import MAIN, find_function, function_type, static_shape
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.runtime.devices.executables import load_or_compile

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter, process_time, sleep
 
-from benchmarks.predicted_steps import gpt_step
+from benchmarks.cost.predicted_steps import gpt_step
 from examples.gpt import Config
 from shardopt.caching.store import Store
 from shardopt.frontend.plan import PlanOptions

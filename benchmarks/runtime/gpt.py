@@ -13,7 +13,7 @@ from time import perf_counter, process_time
 
 import numpy as np
 
-from benchmarks.predicted_steps import gpt_step
+from benchmarks.cost.predicted_steps import gpt_step
 from benchmarks.runtime.samples import workers_cpu_seconds
 from examples.gpt import Config
 from shardopt.frontend.plan import PlanOptions

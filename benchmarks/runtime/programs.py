@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shardopt.cost.mesh import Mesh, Sharding
-from shardopt.dialect.exported_program import Argument, MeshValue, Result, StageFunction, TensorSpec
-from shardopt.dialect.reshard_steps import default_steps
+from shardopt.forms.exported_program import Argument, MeshValue, Result, StageFunction, TensorSpec
+from shardopt.forms.reshard_steps import default_steps
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.profiling.slopes import bytecode_of
 from shardopt.runtime.program.instructions import (
     Copy,

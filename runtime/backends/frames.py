@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Sharding
-from shardopt.dialect.exported_program import StageFunction, TensorSpec
+from shardopt.forms.exported_program import StageFunction, TensorSpec
+from shardopt.mesh.mesh import Sharding
 from shardopt.runtime.errors import Cancelled, MeshError
 from shardopt.runtime.transports.vectors import receive_arrays, receive_exactly, send_arrays
+from shardopt.support.errors import UserError
 
 _HEADER = struct.Struct("<Q")
 _DATACLASSES = {each.__name__: each for each in (StageFunction, TensorSpec, Sharding)}

@@ -18,7 +18,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from shardopt.cost.errors import UserError
 from shardopt.runtime.backends.ray_placement import Placement
 from shardopt.runtime.backends.remote import RemoteBackend
 from shardopt.runtime.backends.remote_worker import RemoteWorker
@@ -29,6 +28,7 @@ from shardopt.runtime.program.hosts import Host, Hosts
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.transports.ray_objects import RECEIVE
 from shardopt.runtime.worker import unpack_position
+from shardopt.support.errors import UserError
 
 _UNKNOWN = -1  # position of a worker that has not noted any here
 _CONTROL = "control"  # concurrency group whose calls are answered while a step runs

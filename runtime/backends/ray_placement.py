@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shardopt.cost.errors import UserError
 from shardopt.runtime.program.hosts import Host
+from shardopt.support.errors import UserError
 
 # CPU devices share their machine, and meshes may outnumber its cores; but a bundle must ask for something.
 _CPU_SHARE = 0.001

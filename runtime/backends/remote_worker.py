@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shardopt.cost.errors import UserError
 from shardopt.runtime.devices.clients import World
 from shardopt.runtime.errors import Cancelled, mesh_error
 from shardopt.runtime.program.hosts import Host
@@ -14,6 +13,7 @@ from shardopt.runtime.transports.mailbox import Mailbox
 from shardopt.runtime.transports.ray_objects import RayObjectTransport
 from shardopt.runtime.transports.sockets import Address, SocketTransport
 from shardopt.runtime.worker import Position, Worker
+from shardopt.support.errors import UserError
 
 
 class RemoteWorker:

@@ -1,0 +1,1 @@
+"""Meshes of real devices, as XLA, CUDA and numpy see them."""

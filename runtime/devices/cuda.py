@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from shardopt.cost.errors import UserError
 from shardopt.runtime.devices.dlpack import CUDA, capsule
+from shardopt.support.errors import UserError
 
 # Bytes are moved in words of the size of an element, whatever it means.
 _WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64", 16: "complex128"}

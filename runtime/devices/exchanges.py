@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from shardopt.cost.mesh import Mesh
-from shardopt.dialect.exported_program import Box
+from shardopt.forms.exported_program import Box
+from shardopt.mesh.mesh import Mesh
 from shardopt.runtime.devices.tiles import Tiling, box_slices
 from shardopt.runtime.program.host_routes import Round, rounds_of, wire_tag
 from shardopt.runtime.program.hosts import Host

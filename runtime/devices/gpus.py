@@ -8,10 +8,10 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Mesh
+from shardopt.mesh.mesh import Mesh
 from shardopt.runtime.devices.clients import Devices, World, shared_devices
 from shardopt.runtime.program.hosts import Host
+from shardopt.support.errors import UserError
 
 PLATFORMS = ("auto", "cpu", "gpu")
 _PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin", "jax_rocm7_plugin", "jax_rocm60_plugin")

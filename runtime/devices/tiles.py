@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from shardopt.cost.mesh import Mesh
 from shardopt.dialect.dtypes import numpy_dtype
-from shardopt.dialect.exported_program import Box, TensorSpec
-from shardopt.dialect.reshard_steps import tiles_by_device
+from shardopt.forms.exported_program import Box, TensorSpec
+from shardopt.forms.reshard_steps import tiles_by_device
+from shardopt.mesh.mesh import Mesh
 from shardopt.runtime.program.host_routes import pieces_between
 from shardopt.runtime.program.hosts import Host
 from shardopt.runtime.program.instructions import Route

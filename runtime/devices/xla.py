@@ -26,11 +26,11 @@ from jaxlib import _jax, lapack
 from jaxlib import xla_client as xc
 
 from shardopt.caching.store import Store
-from shardopt.cost.mesh import Mesh
 from shardopt.dialect.dtypes import numpy_dtype
-from shardopt.dialect.exported_program import StageFunction, TensorSpec
 from shardopt.dialect.sharding import to_mhlo
+from shardopt.forms.exported_program import StageFunction, TensorSpec
 from shardopt.ir.jax_versions import result_handler
+from shardopt.mesh.mesh import Mesh
 from shardopt.runtime.devices.clients import Devices, own_devices
 from shardopt.runtime.devices.executables import compiled_in_parallel, load_or_compile
 

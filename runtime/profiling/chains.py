@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
-from shardopt.cost import profile as kinds
+from shardopt.hardware import profile as kinds
 
 Shape = tuple[int, ...]
 # (number of the step, operand) -> (lines, result)

@@ -9,17 +9,17 @@ from functools import partial
 from math import exp, log
 from typing import Any
 
-from shardopt.cost import profile as kinds
 from shardopt.cost.collectives import COLLECTIVES
-from shardopt.cost.curves import rising
-from shardopt.cost.profile import Measurement, Profile
-from shardopt.cost.progress import progress
+from shardopt.hardware import profile as kinds
+from shardopt.hardware.curves import rising
+from shardopt.hardware.profile import Measurement, Profile
 from shardopt.runtime.devices.compiled import compiled_text
 from shardopt.runtime.devices.replicas import Replicas
 from shardopt.runtime.profiling.chains import COMPUTE, Chain
 from shardopt.runtime.profiling.collective_chains import SCATTERING, collective
 from shardopt.runtime.profiling.messages import measure_call, measure_message
 from shardopt.runtime.profiling.slopes import Effort, MergedError, Slope, bytecode_of, measure_chain
+from shardopt.support.progress import progress
 
 # What each kind of work is sized by, from small to large: edges of matrices, batches, image edges, elements, rows.
 _SIZES = {

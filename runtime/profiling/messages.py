@@ -8,9 +8,9 @@ from time import perf_counter
 
 import numpy as np
 
-from shardopt.cost.mesh import Mesh, Sharding
-from shardopt.dialect.exported_program import Argument, MeshValue, Result, TensorSpec
-from shardopt.dialect.reshard_steps import default_steps
+from shardopt.forms.exported_program import Argument, MeshValue, Result, TensorSpec
+from shardopt.forms.reshard_steps import default_steps
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.devices.replicas import Replicas
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.profiling.chains import calls

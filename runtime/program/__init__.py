@@ -1,0 +1,1 @@
+"""From an exported module to lists of instructions, and the checks of these."""

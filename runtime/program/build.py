@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from shardopt.dialect.exported_program import Call, ExportedProgram, Loop, TensorSpec, Transfer
+from shardopt.forms.exported_program import Call, ExportedProgram, Loop, TensorSpec, Transfer
 from shardopt.runtime.program.combine import combine_transfers
 from shardopt.runtime.program.emitter import Emitter, MeshEmitter
 from shardopt.runtime.program.instructions import Copy, MeshProgram, Program

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from shardopt.dialect.exported_program import StageFunction
+from shardopt.forms.exported_program import StageFunction
 from shardopt.runtime.program.check_hosts import find_host_faults
 from shardopt.runtime.program.check_routes import find_route_faults
 from shardopt.runtime.program.hosts import hosts_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from shardopt.dialect.exported_program import Box
+from shardopt.forms.exported_program import Box
 from shardopt.runtime.program.host_routes import Round, pieces_between, rounds_of
 from shardopt.runtime.program.hosts import Host, Hosts
 from shardopt.runtime.program.instructions import Program, Reshard, Route, Send

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardopt.cost.mesh import Mesh
-from shardopt.dialect.exported_program import Box, ReshardStep
-from shardopt.dialect.reshard_steps import find_plan_fault, tiles_by_device
+from shardopt.forms.exported_program import Box, ReshardStep
+from shardopt.forms.reshard_steps import find_plan_fault, tiles_by_device
+from shardopt.mesh.mesh import Mesh
 from shardopt.runtime.program.instructions import Program, Reshard, Route, Send
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from shardopt.cost.mesh import Mesh
-from shardopt.dialect.exported_program import Call, ExportedProgram, MeshValue, TensorSpec, Transfer
+from shardopt.forms.exported_program import Call, ExportedProgram, MeshValue, TensorSpec, Transfer
+from shardopt.mesh.mesh import Mesh
 from shardopt.runtime.program.instructions import (
     Allgather,
     Broadcast,

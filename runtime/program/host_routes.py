@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardopt.dialect.exported_program import Box
-from shardopt.dialect.reshard_steps import intersect
+from shardopt.forms.exported_program import Box
+from shardopt.forms.reshard_steps import intersect
 from shardopt.runtime.program.hosts import Host
 from shardopt.runtime.program.instructions import Exchange, Route
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Mesh
+from shardopt.mesh.mesh import Mesh
 from shardopt.runtime.program.instructions import Program
+from shardopt.support.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from shardopt.cost.mesh import Mesh
-from shardopt.dialect.exported_program import Argument, Box, Result, StageFunction, TensorSpec
+from shardopt.forms.exported_program import Argument, Box, Result, StageFunction, TensorSpec
+from shardopt.mesh.mesh import Mesh
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
-from shardopt.cost.documents import json_text
-from shardopt.dialect.exported_program import StageFunction, TensorSpec
+from shardopt.forms.exported_program import StageFunction, TensorSpec
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.program.plain import Reader, Writer
+from shardopt.support.documents import json_text
 
 FORMAT = "shardopt.program"
 VERSION = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardopt.dialect.exported_program import TensorSpec
+from shardopt.forms.exported_program import TensorSpec
 from shardopt.runtime.program.instructions import Copy, Free, Instruction, MeshProgram, Run, reads, writes
 
 

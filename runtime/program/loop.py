@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from shardopt.cost.errors import UserError
-from shardopt.dialect.exported_program import Call, Loop, TensorSpec, Transfer
+from shardopt.forms.exported_program import Call, Loop, TensorSpec, Transfer
 from shardopt.runtime.program.emitter import Emitter
 from shardopt.runtime.program.labels import KIND_OF_TASK, label_of
+from shardopt.support.errors import UserError
 
 Group = tuple[int, str]  # stage and kind
 Task = tuple[Group, int]  # and microbatch

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from shardopt.cost.sizes import format_bytes
 from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.runtime.program.instructions import Free, MeshProgram, Program, Run, reads, writes
 from shardopt.runtime.program.text import brief_instruction
+from shardopt.support.sizes import format_bytes
 
 _MOST_NAMED = 3  # of the largest buffers
 

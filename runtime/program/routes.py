@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shardopt.cost.mesh import Mesh
-from shardopt.dialect.exported_program import Box, ReshardStep, TensorSpec
-from shardopt.dialect.reshard_steps import tiles_by_device
+from shardopt.forms.exported_program import Box, ReshardStep, TensorSpec
+from shardopt.forms.reshard_steps import tiles_by_device
+from shardopt.mesh.mesh import Mesh
 from shardopt.runtime.program.instructions import Exchange, Piece, Placement, Route
 
 

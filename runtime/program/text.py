@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardopt.dialect.exported_program import TensorSpec
-from shardopt.dialect.reshard_steps import format_box
+from shardopt.forms.exported_program import TensorSpec
+from shardopt.forms.reshard_steps import format_box
 from shardopt.runtime.program.instructions import (
     Allgather,
     Broadcast,

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from shardopt.dialect.dtypes import numpy_dtype
-from shardopt.dialect.exported_program import Argument, Result, TensorSpec
+from shardopt.forms.exported_program import Argument, Result, TensorSpec
 from shardopt.runtime.program.instructions import (
     Allgather,
     Broadcast,

@@ -1,0 +1,1 @@
+"""State on the workers: made, kept, written to checkpoints, read back."""

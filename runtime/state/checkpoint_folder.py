@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from shardopt.cost.errors import UserError
 from shardopt.runtime.state.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -30,6 +29,7 @@ from shardopt.runtime.state.manifest import (
     read_manifest,
     shard_bytes,
 )
+from shardopt.support.errors import UserError
 
 _STEP_NAME = re.compile(r"step-(\d{12,})")
 _WRITING, _REMOVING = ".writing-", ".removing-"

@@ -13,9 +13,9 @@ from math import prod, tau
 
 import numpy as np
 
-from shardopt.cost.errors import UserError
 from shardopt.dialect.dtypes import numpy_dtype
-from shardopt.dialect.exported_program import Box, TensorSpec
+from shardopt.forms.exported_program import Box, TensorSpec
+from shardopt.support.errors import UserError
 
 _CHUNK_ELEMENTS = 1 << 18  # what is computed in double precision at once, beside the shard itself
 _INCREMENT, _FIRST, _SECOND = (np.uint64(each) for each in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))

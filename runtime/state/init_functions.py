@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import MESH_NAME, Mesh, Sharding
 from shardopt.dialect.dtypes import numpy_name
-from shardopt.dialect.exported_program import StageFunction, TensorSpec
 from shardopt.dialect.sharding import to_sdy
+from shardopt.forms.exported_program import StageFunction, TensorSpec
 from shardopt.ir.io import module_bytecode
 from shardopt.ir.native import run_native
+from shardopt.mesh.mesh import MESH_NAME, Mesh, Sharding
 from shardopt.runtime.program.instructions import Program
+from shardopt.support.errors import UserError
 
 _MAIN = "main"
 _SHARDING = "sdy.sharding"

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from shardopt.cost.errors import UserError
 from shardopt.dialect.dtypes import MLIR_NAMES, numpy_dtype
-from shardopt.dialect.exported_program import Box
+from shardopt.forms.exported_program import Box
+from shardopt.support.errors import UserError
 
 MANIFEST_NAME = "manifest.json"
 BLOCK_BYTES = 1 << 20  # a reader of a small box reads at most two of these too much; checksums stay one in a million

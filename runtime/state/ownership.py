@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Mesh
-from shardopt.dialect.exported_program import Argument, Box, TensorSpec
-from shardopt.dialect.reshard_steps import tiles_by_device
+from shardopt.forms.exported_program import Argument, Box, TensorSpec
+from shardopt.forms.reshard_steps import tiles_by_device
+from shardopt.mesh.mesh import Mesh
 from shardopt.runtime.program.instructions import Program
+from shardopt.support.errors import UserError
 
 
 def owned_boxes(mesh: Mesh, spec: TensorSpec, turn: int) -> tuple[tuple[int, Box], ...]:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardopt.cost.errors import UserError
 from shardopt.runtime.state.checkpoint_folder import CheckpointFolder, abandon, checkpoints
 from shardopt.runtime.state.manifest import Manifest
+from shardopt.support.errors import UserError
 
 
 @dataclass(frozen=True)

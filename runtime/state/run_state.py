@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from shardopt.cost.errors import UserError
 from shardopt.dialect.dtypes import numpy_dtype
-from shardopt.dialect.exported_program import Box
-from shardopt.dialect.reshard_steps import format_box, tiles_by_device
+from shardopt.forms.exported_program import Box
+from shardopt.forms.reshard_steps import format_box, tiles_by_device
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.state.checkpoint_folder import abandon, begin, commit, find_checkpoint
 from shardopt.runtime.state.fillings import Filling
 from shardopt.runtime.state.init_functions import split_init_function
 from shardopt.runtime.state.manifest import Manifest, StoredArray, StoredShard
 from shardopt.runtime.state.ownership import state_arguments, state_keys
+from shardopt.support.errors import UserError
 
 # Calls a method of `WorkerState` on some workers at once: (method, arguments by worker) -> answers by worker.
 Call = Callable[[str, Mapping[str, tuple[Any, ...]]], dict[str, Any]]

@@ -10,11 +10,11 @@ from types import TracebackType
 
 import numpy as np
 
-from shardopt.cost.errors import UserError
 from shardopt.dialect.dtypes import numpy_dtype
-from shardopt.dialect.exported_program import Box
-from shardopt.dialect.reshard_steps import intersect
+from shardopt.forms.exported_program import Box
+from shardopt.forms.reshard_steps import intersect
 from shardopt.runtime.state.manifest import BLOCK_BYTES, StoredArray, StoredShard, shard_bytes
+from shardopt.support.errors import UserError
 
 _ALIGNMENT = 64  # shards start where a memory map of the file would give aligned arrays
 

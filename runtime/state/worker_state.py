@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from shardopt.dialect.exported_program import Box, StageFunction
-from shardopt.dialect.reshard_steps import intersect, tiles_by_device
+from shardopt.forms.exported_program import Box, StageFunction
+from shardopt.forms.reshard_steps import intersect, tiles_by_device
 from shardopt.runtime.actions.context import Context
 from shardopt.runtime.state.fillings import Filling, fill
 from shardopt.runtime.state.manifest import read_manifest

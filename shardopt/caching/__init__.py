@@ -1,0 +1,1 @@
+"""Results on disk, found again by all that they depend on."""

@@ -1,0 +1,1 @@
+"""Seconds and bytes: of computing, of collectives, of messages."""

@@ -17,11 +17,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardopt.cost.cluster import Cluster, Link
-from shardopt.cost.curves import Amount, Curve
-from shardopt.cost.mesh import Mesh
-from shardopt.cost.profile import INTER_HOST, INTRA_HOST
-from shardopt.cost.topology import group_placement
+from shardopt.hardware.cluster import Cluster, Link
+from shardopt.hardware.curves import Amount, Curve
+from shardopt.hardware.profile import INTER_HOST, INTRA_HOST
+from shardopt.hardware.topology import group_placement
+from shardopt.mesh.mesh import Mesh
 
 ALL_GATHER = "all_gather"
 REDUCE_SCATTER = "reduce_scatter"

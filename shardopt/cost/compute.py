@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import hypot
 
-from shardopt.cost import profile as measured
-from shardopt.cost.cluster import Device, HostGroup
-from shardopt.cost.curves import Curve
+from shardopt.hardware import profile as measured
+from shardopt.hardware.cluster import Device, HostGroup
+from shardopt.hardware.curves import Curve
 
 # What is expected of large matrix products where a device's description says nothing of its kernels: they reach
 # between half and three quarters of the data-sheet rate on GPUs and TPUs; small ones are bound by memory or dispatch,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardopt.cost import profile as kinds
-from shardopt.cost.cluster import Cluster, HostGroup
 from shardopt.cost.collectives import collective_seconds
 from shardopt.cost.compute import dispatch_seconds, memory_seconds, op_seconds
-from shardopt.cost.mesh import Mesh
-from shardopt.cost.profile import INTER_HOST, Measurement
 from shardopt.cost.transfers import messages_seconds
+from shardopt.hardware import profile as kinds
+from shardopt.hardware.cluster import Cluster, HostGroup
+from shardopt.hardware.profile import INTER_HOST, Measurement
+from shardopt.mesh.mesh import Mesh
 
 _BY_FLOPS = (kinds.MATMUL, kinds.BATCH_MATMUL, kinds.CONVOLUTION, kinds.SCATTER)
 

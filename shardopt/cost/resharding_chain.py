@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from shardopt.cost.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, PERMUTE, REDUCE_SCATTER, Step
-from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.mesh.mesh import Mesh, Sharding
 
 Axes = tuple[str, ...]
 Dims = tuple[Axes, ...]

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardopt.cost.cluster import Cluster
 from shardopt.cost.collectives import collective_curve
-from shardopt.cost.curves import CurveTable
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.resharding_chain import can_reshard, resharding_steps
+from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.curves import CurveTable
+from shardopt.mesh.mesh import Mesh, Sharding
 
 _Step = tuple[str, tuple[str, ...], float]  # kind, axes, bytes as a share of those of the tensor
 _UNKNOWN, _NONE = -1, -2

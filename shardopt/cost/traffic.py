@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from shardopt.cost.collectives import ALL_REDUCE, ALL_TO_ALL, PERMUTE, REDUCE_SCATTER, Step
-from shardopt.cost.mesh import Mesh
+from shardopt.mesh.mesh import Mesh
 
 REDUCED = "reduced"
 # Bytes that may be missing or in excess without a verdict: a few scalars, such as a loss that is summed twice.

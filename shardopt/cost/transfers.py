@@ -19,9 +19,9 @@ from functools import cached_property
 
 import numpy as np
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.curves import Curve
-from shardopt.cost.profile import INTER_HOST, INTRA_HOST, SEND
+from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.curves import Curve
+from shardopt.hardware.profile import INTER_HOST, INTRA_HOST, SEND
 
 Message = tuple[int, int, int]  # source device, destination device, bytes
 

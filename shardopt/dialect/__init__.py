@@ -1,0 +1,1 @@
+"""What our IR says beside its operations: attributes and types, read and written."""

@@ -5,7 +5,7 @@
 
 A *marker* is the custom call `@Sharding`, which hands its operand on: it survives whatever treats it as an operation,
 and has the sharding that the annotation asks for whatever the operation before it makes. `devices` and `replicated`
-are written where they say something (see `shardopt.cost.annotation`).
+are written where they say something (see `shardopt.mesh.annotation`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Iterable
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.annotation import Annotation
 from shardopt.dialect.attributes import entries
+from shardopt.mesh.annotation import Annotation
 
 SHARDING = "shardopt.sharding"
 

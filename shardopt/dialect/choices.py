@@ -2,7 +2,7 @@
 
 shardopt.choices = {m0 = {inputs = {arg0 = "[{x}, {}]", …}, ops = ["dot_general [{x}, {}], [{}, {}] -> [{x}, {}]", …]}}
 
-Operations and tensors are numbered as `shardopt.ir.mesh_graphs` reads them before the pass changes the module.
+Operations and tensors are numbered as `shardopt.extract.mesh_graphs` reads them before the pass changes the module.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.plan_parts import GivenShardings
 from shardopt.dialect.attributes import from_values, to_values
+from shardopt.planfile.parts import GivenShardings
 
 CHOICES = "shardopt.choices"
 

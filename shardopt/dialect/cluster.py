@@ -12,12 +12,12 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.cluster_file import DESCRIPTION, describe, load_cluster
-from shardopt.cost.documents import mistakes_of
-from shardopt.cost.profile_file import with_profile
 from shardopt.dialect.attributes import from_values, to_values
 from shardopt.dialect.profile import profile_attr, profile_of
+from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.cluster_file import DESCRIPTION, describe, load_cluster
+from shardopt.hardware.profile_file import with_profile
+from shardopt.support.documents import mistakes_of
 
 CLUSTER = "shardopt.cluster"
 

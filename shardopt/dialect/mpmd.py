@@ -13,8 +13,8 @@ from math import prod
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import mpmd
 
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.sharding import from_sdy, to_sdy
+from shardopt.mesh.mesh import Mesh, Sharding
 
 TOPOLOGY = "topology"
 DEVICES = "shardopt.devices"

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.profile import Measurement, Profile
 from shardopt.dialect.attributes import i64
+from shardopt.hardware.profile import Measurement, Profile
 
 
 def profile_attr(profile: Profile) -> ir.DictAttr:

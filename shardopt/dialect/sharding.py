@@ -1,6 +1,6 @@
 """Codecs of one sharding: axis form <-> `mhlo.sharding` text, and axis form <-> Shardy's text inside types.
 
-The axis form (`shardopt.cost.mesh.Sharding`) is the only form that is computed with; these functions print and read it.
+The axis form (`shardopt.mesh.mesh.Sharding`) is the only form that is computed with; these functions print and read it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from math import prod
 
-from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.mesh.mesh import Mesh, Sharding
 
 _REPLICATED = "{replicated}"
 _TILED = re.compile(

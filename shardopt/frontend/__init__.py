@@ -1,0 +1,1 @@
+"""The Python API: models in, plans out."""

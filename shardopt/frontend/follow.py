@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.plan_parts import VERSION
+from shardopt.dialect.program import read_program
 from shardopt.frontend.given_plan import options_after
 from shardopt.frontend.planning import make_plan
 from shardopt.frontend.sources import resolve_source, source_name
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
-from shardopt.ir.program import read_program
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.pipeline.phases import phase_range
+from shardopt.planfile.parts import VERSION
+from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
-    from shardopt.dialect.exported_program import Argument
+    from shardopt.forms.exported_program import Argument
     from shardopt.frontend.plan import Plan, PlanOptions
 
 
@@ -85,7 +85,7 @@ def _planned(source: Any, document: Mapping[str, Any]) -> Plan:
 
 
 def _arguments(module: ir.Module) -> Sequence[Argument]:
-    from shardopt.dialect.exported_form import read_exported
+    from shardopt.forms.exported_form import read_exported
 
     return read_exported(module).arguments
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.plan_checks import plan_mistakes
-from shardopt.cost.plan_file import load_plan_file
-from shardopt.cost.plan_parts import PlanFile
-from shardopt.cost.readers import INDEX, NOT_NEGATIVE, Flag, Reader, Text, suggestion
-from shardopt.cost.records import Nullable
 from shardopt.frontend.plan import PlanOptions
+from shardopt.planfile.checks import plan_mistakes
+from shardopt.planfile.parts import PlanFile
+from shardopt.planfile.plan_file import load_plan_file
+from shardopt.support.errors import UserError
+from shardopt.support.readers import INDEX, NOT_NEGATIVE, Flag, Reader, Text, suggestion
+from shardopt.support.records import Nullable
 
 # What a file does not decide.
 _OF_THE_USER = ("plan",)

@@ -25,13 +25,14 @@ import jax
 from jax import export
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from shardopt.cost.errors import UserError
-from shardopt.frontend.optimize import cluster_text, optimize
+from shardopt.frontend.arguments import cluster_text
+from shardopt.frontend.optimize import optimize
 from shardopt.frontend.plan import PlanOptions
 from shardopt.frontend.session import Session, StateArray
 from shardopt.passes.options import unknown_name
 from shardopt.runtime.driver import BACKENDS, open_run, prepare
 from shardopt.runtime.state.periodic import CheckpointOptions
+from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
     from shardopt.frontend.plan import Plan

@@ -17,7 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from shardopt.cost.errors import UserError
+from shardopt.frontend.arguments import option_text
+from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
     from shardopt.report.plan_summary import PlanSummary
@@ -117,13 +118,6 @@ class PlanOptions:
         return kind is not None and kind.splits_backward
 
 
-def option_text(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    text = str(value)
-    return text if text and not set(text) & set(' {}="') else '"' + text + '"'
-
-
 @dataclass(frozen=True)
 class Plan:
     """A finished plan: the exported module and the original as MLIR bytecode.
@@ -203,11 +197,11 @@ class Plan:
         return target
 
     def _write(self, folder: Path) -> None:
-        from shardopt.cost.documents import json_text
-        from shardopt.dialect.exported_form import read_exported
+        from shardopt.forms.exported_form import read_exported
         from shardopt.ir.context import make_context
         from shardopt.ir.io import load_module
         from shardopt.report.timeline_svg import timeline_svg
+        from shardopt.support.documents import json_text
 
         (folder / "ir").mkdir()
         (folder / "stages").mkdir()
@@ -224,9 +218,9 @@ class Plan:
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
         """Read a plan directory. Raises UserError that names the missing or foreign file."""
-        from shardopt.cost.plan_file import load_plan_file
         from shardopt.ir.context import make_context
         from shardopt.ir.io import load_module
+        from shardopt.planfile.plan_file import load_plan_file
         from shardopt.report.plan_summary import summarize
 
         folder = Path(path)
@@ -247,11 +241,11 @@ class Plan:
 def simulate_module(source: bytes | Path) -> SimulationResult:
     """The step of a module behind the schedule phase, given as bytes or file. Raises UserError for another form."""
     from shardopt.dialect.mpmd import read_topology
+    from shardopt.dialect.program import read_program
     from shardopt.dialect.schedule import read_schedule
+    from shardopt.extract.pipeline_graph import read_pipeline, simulate_pipeline
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module
-    from shardopt.ir.pipeline_graph import read_pipeline, simulate_pipeline
-    from shardopt.ir.program import read_program
 
     with make_context() as context:
         module = load_module(source, context)

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardopt.caching.store import Store, key_of
-from shardopt.cost.cluster_file import is_file, load_cluster
-from shardopt.cost.errors import UserError
 from shardopt.frontend.plan import Plan, PlanOptions
 from shardopt.frontend.sources import source_bytes
+from shardopt.hardware.cluster_file import is_file, load_cluster
 from shardopt.pipeline.dumps import DUMP_VARIABLE
+from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
     from shardopt.ir.diagnostics import Diagnostic

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from shardopt.cost.cluster_file import load_cluster
-from shardopt.cost.errors import UserError
-from shardopt.cost.plan_checks import plan_mistakes
-from shardopt.cost.plan_file import load_values, read_plan_file
 from shardopt.frontend.given_plan import options_after, read_options
+from shardopt.hardware.cluster_file import load_cluster
+from shardopt.planfile.checks import plan_mistakes
+from shardopt.planfile.plan_file import load_values, read_plan_file
+from shardopt.support.errors import UserError
 
 
 def check_plan(path: str, model: str | None = None) -> tuple[str, ...]:

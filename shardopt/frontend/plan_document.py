@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.cluster_file import describe
-from shardopt.cost.plan_file import read_plan_file
-from shardopt.cost.plan_parts import PREDICTED_SECONDS, VERSION, runs_of
 from shardopt.dialect.choices import read_choices
 from shardopt.dialect.cluster import read_cluster
 from shardopt.dialect.donation import argument_attributes
 from shardopt.dialect.mpmd import LAYER, read_methods
 from shardopt.dialect.prediction import Prediction, read_prediction
+from shardopt.dialect.program import Program, read_program
 from shardopt.dialect.schedule import read_schedule
+from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.cluster_file import describe
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module, module_bytecode
 from shardopt.ir.native import run_native
-from shardopt.ir.program import Program, read_program
+from shardopt.planfile.parts import PREDICTED_SECONDS, VERSION, runs_of
+from shardopt.planfile.plan_file import read_plan_file
 
 if TYPE_CHECKING:
     from shardopt.frontend.plan import Plan

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shardopt.caching.store import default_store, using
+from shardopt.frontend.arguments import option_text
 from shardopt.frontend.collection import rare_collection
 from shardopt.frontend.given_plan import check_model
-from shardopt.frontend.plan import Plan, PlanOptions, option_text
+from shardopt.frontend.plan import Plan, PlanOptions
 from shardopt.frontend.plan_cache import get_plan, plan_key, put_plan
 from shardopt.frontend.sources import reported_in, resolve_source, source_name
 from shardopt.frontend.step_search import Attempt, RunPhase, best_choice, comparison, grow_layers, microbatch_choices

@@ -16,9 +16,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from shardopt.cost.errors import UserError
 from shardopt.frontend.spmd import like
 from shardopt.runtime.run import Outputs, Run
+from shardopt.support.errors import UserError
 
 # What the workers run on, whatever devices JAX has found in this process.
 _PLATFORM = "cpu"

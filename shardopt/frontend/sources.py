@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardopt.cost.errors import UserError
+from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
     from shardopt.ir.diagnostics import Diagnostic, Handler

@@ -21,11 +21,10 @@ from jax import export
 from jax._src.lax.lax import _convert_element_type
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Sharding, parse_mesh
-from shardopt.frontend.optimize import BatchArguments, batch_text, cluster_text, constraints_text
-from shardopt.frontend.plan import option_text
+from shardopt.frontend.arguments import BatchArguments, batch_text, cluster_text, constraints_text, option_text
 from shardopt.ir.jax_versions import named_shardings_flag
+from shardopt.mesh.mesh import Sharding, parse_mesh
+from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
     from shardopt.frontend.plan import Plan
@@ -156,7 +155,7 @@ def _run(
     """The sharded artifact, and the shardings of the module's arguments and results."""
     from jaxlib.mlir.dialects import stablehlo
 
-    from shardopt.dialect.shardy_form import signature_shardings
+    from shardopt.forms.shardy_form import signature_shardings
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module
     from shardopt.ir.native import verify

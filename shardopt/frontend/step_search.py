@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import TYPE_CHECKING
 
-from shardopt.cost.errors import UserError
 from shardopt.frontend.plan import PlanOptions
+from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
     from jaxlib.mlir import ir
@@ -68,7 +68,7 @@ class Attempt:
 def microbatch_choices(module: ir.Module, options: PlanOptions) -> tuple[Choice, ...]:
     """A choice for each number of microbatches worth trying, for the imported form. Raises UserError where the batch
     arguments cannot be told."""
-    from shardopt.ir.batch_arguments import choose_batch_arguments
+    from shardopt.extract.batch_arguments import choose_batch_arguments
     from shardopt.ir.rewriting import functions, shape_of, symbol_name
 
     main = next(function for function in functions(module) if symbol_name(function) == "main")
@@ -154,8 +154,8 @@ def _try(choice: Choice, module: ir.Module, run: RunPhase, best: Attempt | None 
 
 def _plan_stages(attempt: Attempt, run: RunPhase, faster_than: float | None) -> None:
     from shardopt.dialect.prediction import read_prediction
+    from shardopt.dialect.program import read_program
     from shardopt.ir.io import module_bytecode
-    from shardopt.ir.program import read_program
 
     for phase in PHASES:
         more = f" faster-than={faster_than!r}" if phase == "stage" and faster_than else ""

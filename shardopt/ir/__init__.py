@@ -1,0 +1,1 @@
+"""MLIR as it is handled: contexts, files, native passes, diagnostics, rewriting."""

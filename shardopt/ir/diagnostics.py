@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.errors import UserError
+from shardopt.support.errors import UserError
 
 Severity: TypeAlias = Literal["error", "warning", "remark", "note"]
 

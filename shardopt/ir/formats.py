@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from shardopt.cost.errors import UserError
+from shardopt.support.errors import UserError
 
 Format: TypeAlias = Literal["text", "bytecode", "portable", "exported", "unknown"]
 

@@ -19,11 +19,11 @@ from typing import Literal, TypeAlias
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from shardopt.cost.errors import UserError
 from shardopt.ir.diagnostics import DiagnosedError, Handler, in_binary_file, in_file, native_errors_raised
 from shardopt.ir.formats import STDIO, decoded, exported_module, format_of, read_source
 from shardopt.ir.native import verify
 from shardopt.ir.printing import PLAIN, PrintStyle
+from shardopt.support.errors import UserError
 
 OutputForm: TypeAlias = Literal["text", "bytecode", "portable"]
 

@@ -26,10 +26,10 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from shardopt.ir import shapes
-from shardopt.ir.coordinates import coordinate_dim
-from shardopt.ir.indexing import Indexing, component, join, read_indexing, write_indexing
 from shardopt.ir.rewriting import erase_dead, op_name, operations, replace_op, shape_of
 from shardopt.passes.base import Pass, PassContext
+from shardopt.passes.importing.coordinates import coordinate_dim
+from shardopt.passes.importing.indexing import Indexing, component, join, read_indexing, write_indexing
 
 
 def _batch_pairs(indexing: Indexing, operand: ir.Value, components: list[ir.Value]) -> dict[int, int]:

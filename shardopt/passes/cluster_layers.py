@@ -9,9 +9,9 @@ Needs the microbatched form. Afterwards every operation of `@microbatch` and of 
     %9 = stablehlo.dot_general %8, %3 …                     %9 = stablehlo.dot_general %8, %3 {shardopt.layer = 1}
 
 1. Find which loop results are gradients of which arguments (`_gradients`).
-2. Solve the layer DP on the body (`shardopt.solve.stages.layering`, Alpa §5.1).
+2. Solve the layer DP on the body (`shardopt.solve.stages.layers.layering`, Alpa §5.1).
    The forward operations at which layers begin, or the layers of all operations, may come from a plan file.
-3. Let the operations around the loop follow (`shardopt.solve.stages.ownership`).
+3. Let the operations around the loop follow (`shardopt.solve.stages.layers.ownership`).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from typing import Literal
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.graph import SHARED
-from shardopt.cost.plan_file import load_plan_file
 from shardopt.dialect.attributes import entries, i64
 from shardopt.dialect.donation import argument_attributes, read_donation
 from shardopt.dialect.mpmd import LAYER
-from shardopt.ir.graph import GraphReader
+from shardopt.dialect.program import Program, read_program
+from shardopt.extract.op_graph import GraphReader
+from shardopt.graph.op_graph import SHARED
 from shardopt.ir.loops import BRANCHES
-from shardopt.ir.program import Program, read_program
 from shardopt.ir.rewriting import defining, terminator
 from shardopt.passes.base import Pass, PassContext, option
 from shardopt.passes.given.layers import first_ops, write_layers
-from shardopt.solve.stages.layering import Layering, LayerProblem, assign_layers
-from shardopt.solve.stages.ownership import Ownership, OwnershipProblem, assign_owners
+from shardopt.planfile.plan_file import load_plan_file
+from shardopt.solve.stages.layers.layering import Layering, LayerProblem, assign_layers
+from shardopt.solve.stages.layers.ownership import Ownership, OwnershipProblem, assign_owners
+from shardopt.support.errors import UserError
 
 
 def _gradients(program: Program) -> dict[int, list[int]]:

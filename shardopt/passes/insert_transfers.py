@@ -23,15 +23,15 @@ from typing import Literal
 import numpy as np
 from jaxlib.mlir import ir
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.mesh import Mesh
 from shardopt.dialect.attributes import f64, i64
 from shardopt.dialect.cluster import cluster_of
 from shardopt.dialect.mpmd import RESHARDING, parse_mesh_tensor, read_topology
-from shardopt.ir.graph import read_tensor
-from shardopt.ir.program import Program, read_program
+from shardopt.dialect.program import Program, read_program
+from shardopt.extract.op_graph import read_tensor
+from shardopt.extract.transfer_groups import transfer_groups
+from shardopt.hardware.cluster import Cluster
 from shardopt.ir.rewriting import operations
-from shardopt.ir.transfer_groups import transfer_groups
+from shardopt.mesh.mesh import Mesh
 from shardopt.passes.base import Pass, PassContext, option
 from shardopt.solve.resharding.plan import ReshardingPlan, bytes_on_wire, plans_seconds
 from shardopt.solve.resharding.strategies import Resharding

@@ -19,18 +19,18 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func as func_dialect
 from jaxlib.mlir.dialects import mpmd
 
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.dialect.attributes import i32
 from shardopt.dialect.choices import drop_choices
 from shardopt.dialect.donation import ALIASING_OUTPUT
 from shardopt.dialect.mpmd import KIND, STAGE, mesh_shape_attr, parse_mesh_tensor, read_topology
+from shardopt.dialect.program import Program, body_of, read_program
 from shardopt.dialect.sharding import to_mhlo
-from shardopt.ir.buffer_reuse import reused_buffers
-from shardopt.ir.outlining import clone_into
-from shardopt.ir.pipeline_graph import COST
-from shardopt.ir.program import Program, body_of, read_program
+from shardopt.extract.buffer_reuse import reused_buffers
+from shardopt.extract.pipeline_graph import COST
 from shardopt.ir.rewriting import symbol_name, terminator
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.passes.base import Pass, PassContext
+from shardopt.passes.stages.outlining import clone_into
 
 _SHARDING = "mhlo.sharding"
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar
 
-from shardopt.cost.errors import UserError
+from shardopt.support.errors import UserError
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ fragment.
 2. solve: price the candidates with the intra-operator solver, for each schedule the stage DP (Alpa §5.2)
    or a baseline; of the best plans the one whose simulated step is shortest.
    What a plan file (`plan=`) says of the stages is taken from there; if it leaves nothing open, nothing is priced.
-3. apply: place the stages on devices (`shardopt.passes.stages.placing`) and outline (`shardopt.ir.staging`). Under a
-   schedule such as interleaved 1F1B several stages share a mesh (`shardopt.solve.stages.shared_meshes`).
+3. apply: place the stages on devices (`shardopt.passes.stages.placing`) and outline (`shardopt.passes.stages.staging`).
+   Under a schedule such as interleaved 1F1B several stages share a mesh (`shardopt.solve.stages.search.shared_meshes`).
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from typing import Literal
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.errors import UserError
-from shardopt.cost.memory_limit import check_memory_options, memory_limit
-from shardopt.cost.plan_file import load_plan_file
-from shardopt.cost.plan_parts import VERSION, PlanFile
-from shardopt.cost.profile_file import with_profile
 from shardopt.dialect.cluster import write_cluster
 from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.prediction import Prediction, write_prediction
-from shardopt.ir.program import Program, read_program
-from shardopt.ir.stage_order import out_of_order
-from shardopt.ir.staging import outline_stages
+from shardopt.dialect.program import Program, read_program
+from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.memory_limit import check_memory_options, memory_limit
+from shardopt.hardware.profile_file import with_profile
 from shardopt.passes.base import Pass, PassContext, option
 from shardopt.passes.stages.open_options import open_options, with_recomputation
 from shardopt.passes.stages.placing import cluster_for, place_stages, usual_for
 from shardopt.passes.stages.read_step import check_clustered, read_step
+from shardopt.passes.stages.stage_order import out_of_order
+from shardopt.passes.stages.staging import outline_stages
+from shardopt.planfile.parts import VERSION, PlanFile
+from shardopt.planfile.plan_file import load_plan_file
 from shardopt.schedule.schedules import AUTO, ScheduleKind, find_runnable, searched_schedules
 from shardopt.solve.stages.baselines.planner import Planner, Request
 from shardopt.solve.stages.baselines.registry import find_planner
 from shardopt.solve.stages.candidates import CandidateProblem
-from shardopt.solve.stages.given_stages import (
+from shardopt.solve.stages.pricing.lazy_prices import LazyPrices
+from shardopt.solve.stages.pricing.recomputation import can_recompute
+from shardopt.solve.stages.search.given_stages import (
     Cut,
     fixed_stages,
     given_planner,
     wanted_by,
     with_given_ways,
 )
-from shardopt.solve.stages.plan_search import PlanSearch, search_plans
-from shardopt.solve.stages.pricing.lazy_prices import LazyPrices
-from shardopt.solve.stages.pricing.recomputation import can_recompute
-from shardopt.solve.stages.shared_meshes import sharing_planner
+from shardopt.solve.stages.search.plan_search import PlanSearch, search_plans
+from shardopt.solve.stages.search.shared_meshes import sharing_planner
 from shardopt.solve.stages.stage_problem import RECOMPUTE, Recompute
+from shardopt.support.errors import UserError
 
 
 def _extract(program: Program, cluster: Cluster, planner: Planner, options: OutlineStages) -> CandidateProblem:

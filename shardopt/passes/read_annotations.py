@@ -26,11 +26,12 @@ from typing import Literal
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.annotation import Annotation
 from shardopt.dialect.annotation import SHARDING, annotation_attr, is_marker
 from shardopt.dialect.attributes import entries
 from shardopt.ir.rewriting import functions, identity, op_name, operations, symbol_name
-from shardopt.ir.user_shardings import (
+from shardopt.mesh.annotation import Annotation
+from shardopt.passes.base import Pass, PassContext, option
+from shardopt.passes.importing.user_shardings import (
     ManualError,
     UnsupportedError,
     from_gspmd,
@@ -39,7 +40,6 @@ from shardopt.ir.user_shardings import (
     read_meshes,
     split_texts,
 )
-from shardopt.passes.base import Pass, PassContext, option
 
 _MHLO, _SHARDY = "mhlo.sharding", "sdy.sharding"
 _CONSTRAINTS = ("sdy.sharding_constraint", "sdy.reshard")

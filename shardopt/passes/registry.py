@@ -6,7 +6,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from shardopt.cost.errors import UserError
+from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
     from shardopt.passes.base import Pass

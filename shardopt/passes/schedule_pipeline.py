@@ -19,12 +19,11 @@ from pathlib import Path
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.errors import UserError
 from shardopt.dialect.mpmd import read_topology
 from shardopt.dialect.prediction import read_prediction
+from shardopt.dialect.program import Program, read_program
 from shardopt.dialect.schedule import write_schedule
-from shardopt.ir.pipeline_graph import PipelineGraph, peak_bytes, read_pipeline, simulate_pipeline, workload
-from shardopt.ir.program import Program, read_program
+from shardopt.extract.pipeline_graph import PipelineGraph, peak_bytes, read_pipeline, simulate_pipeline, workload
 from shardopt.passes.base import Pass, PassContext, option
 from shardopt.schedule.auto import Chosen, auto_schedule
 from shardopt.schedule.bounds import one_machine_bound_seconds
@@ -32,6 +31,7 @@ from shardopt.schedule.csv_format import Imported, read_csv
 from shardopt.schedule.exchange import check_exchange
 from shardopt.schedule.schedules import AUTO, ScheduleText, usual_schedule
 from shardopt.schedule.simulator import SimulationResult
+from shardopt.support.errors import UserError
 
 # A schedule is worth the task lists in the IR when it saves more than this share of the step.
 _WORTH_WHILE = 1e-3

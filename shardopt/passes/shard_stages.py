@@ -13,13 +13,13 @@ plain module carries `mhlo.sharding` on the operations, arguments and results of
     } … -> !mpmd.mesh_tensor<"m0", tensor<8x4xf32>, sharding=<@m0, [{"x"}, {}]>>
 
 1. Read what the user demands: `shardopt.sharding` annotations and the file of the option `constraints`
-   (`shardopt.ir.user_constraints`).
-2. Extract one op graph a mesh, from all of its fragments (`shardopt.ir.mesh_graphs`); operations of the microbatch body
-   count once for each microbatch.
+   (`shardopt.passes.sharding.user_constraints`).
+2. Extract one op graph a mesh, from all of its fragments (`shardopt.extract.mesh_graphs`); operations of the
+   microbatch body count once for each microbatch.
 3. Solve the assignment of strategies on each (`shardopt.solve.sharding.intra_op`), once for meshes that look alike
    (`shardopt.passes.sharding.solving`); or take the strategies from a plan file (`plan=`).
-4. Write shardings and costs (`shardopt.ir.sharding_writer`); with `sharding-format=sdy` a plain module is brought into
-   Shardy's form (`shardopt.ir.shardy`).
+4. Write shardings and costs (`shardopt.passes.sharding.sharding_writer`); with `sharding-format=sdy` a plain
+   module is brought into Shardy's form (`shardopt.forms.shardy`).
 """
 
 from __future__ import annotations
@@ -30,42 +30,42 @@ from typing import Literal
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.constraint_file import load_constraints
-from shardopt.cost.errors import UserError
-from shardopt.cost.memory_limit import check_memory_options, memory_limit
-from shardopt.cost.mesh import Mesh, parse_mesh
-from shardopt.cost.plan_file import load_plan_file
-from shardopt.cost.plan_parts import VERSION, PlanFile
-from shardopt.cost.progress import progress
-from shardopt.cost.spans import timed
 from shardopt.dialect.choices import write_choices
 from shardopt.dialect.cluster import cluster_of
-from shardopt.ir.accumulators import add_sum_points, separate_accumulators
-from shardopt.ir.batch_arguments import batch_of, parse_batch_arguments
-from shardopt.ir.control_flow import mark_carried
-from shardopt.ir.demand_rules import DemandError
-from shardopt.ir.graph import find_unreadable, sharding_rules
-from shardopt.ir.mesh_graphs import MeshGraph, is_staged, read_plain, read_staged
+from shardopt.extract.batch_arguments import batch_of, parse_batch_arguments
+from shardopt.extract.control_flow import mark_carried
+from shardopt.extract.mesh_graphs import MeshGraph, is_staged, read_plain, read_staged
+from shardopt.extract.op_graph import find_unreadable, sharding_rules
+from shardopt.forms.shardy import to_shardy
+from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.memory_limit import check_memory_options, memory_limit
 from shardopt.ir.rewriting import functions, symbol_name
-from shardopt.ir.selection import Selected
-from shardopt.ir.shardy import to_shardy
-from shardopt.ir.user_constraints import Demands, read_demands
+from shardopt.mesh.mesh import Mesh, parse_mesh
 from shardopt.passes.base import Pass, PassContext, PassFailure, option
 from shardopt.passes.given.shardings import first_stage, fixed_of, given_of, recorded, restored
+from shardopt.passes.sharding.accumulators import add_sum_points, separate_accumulators
+from shardopt.passes.sharding.demand_rules import DemandError
 from shardopt.passes.sharding.explanations import report_explanations, select_explained
 from shardopt.passes.sharding.memory_report import report_rematerialized, too_small
 from shardopt.passes.sharding.remarks import report_lost, report_plan, report_strategies
 from shardopt.passes.sharding.replication import report_replicated
 from shardopt.passes.sharding.roles import find_roles, received_batches
+from shardopt.passes.sharding.selection import Selected
 from shardopt.passes.sharding.solving import MeshSolver, Solved
+from shardopt.passes.sharding.user_constraints import Demands, read_demands
 from shardopt.passes.sharding.writing import write_plans
+from shardopt.planfile.constraint_file import load_constraints
+from shardopt.planfile.parts import VERSION, PlanFile
+from shardopt.planfile.plan_file import load_plan_file
 from shardopt.solve.presets.presets import restrict
 from shardopt.solve.sharding.budget import fit
 from shardopt.solve.sharding.constraints import Constraints
 from shardopt.solve.sharding.intra_op import ImpossibleSharding, IntraOpProblem, IntraOpTables
 from shardopt.solve.sharding.linear import find_linear
 from shardopt.solve.sharding.strategies_tables import StrategyTables
+from shardopt.support.errors import UserError
+from shardopt.support.progress import progress
+from shardopt.support.spans import timed
 
 
 @dataclass(frozen=True)

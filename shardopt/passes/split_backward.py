@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 from jaxlib.mlir import ir
 
-from shardopt.ir.backward_split import split_backwards
-from shardopt.ir.program import read_program
+from shardopt.dialect.program import read_program
 from shardopt.passes.base import Pass, PassContext
+from shardopt.passes.stages.backward_split import split_backwards
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 from jaxlib.mlir import ir
 
-from shardopt.ir.branches import split_results
 from shardopt.ir.loops import BRANCHES
 from shardopt.ir.rewriting import has_user_attribute, operations
 from shardopt.passes.base import Pass, PassContext
+from shardopt.passes.importing.branches import split_results
 
 
 @dataclass(frozen=True)

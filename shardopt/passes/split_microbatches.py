@@ -13,7 +13,7 @@ users stand behind it; what the epilogue or a result reads of a batched value is
 1. Find the batch arguments: given by number or name, or those of a training step that are not donated state.
 2. Propagate the batch through the sharding rules (`shardopt.solve.microbatches.time_axis`).
 3. Place the ops on demand (`shardopt.solve.microbatches.time_plan`).
-4. Write the loop (`shardopt.ir.microbatch_loop`).
+4. Write the loop (`shardopt.passes.microbatches.microbatch_loop`).
 
 With `batch-args=none num-microbatches=1` all of the step but the updates of its state is the body of a loop of one
 iteration, whose results replace the accumulators: for steps without a batch dimension.
@@ -27,20 +27,20 @@ from typing import Literal
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.graph import OpGraph
-from shardopt.cost.microbatching import Split, TimePlan
-from shardopt.dialect.microbatched_form import MICROBATCH
-from shardopt.ir.batch_arguments import (
+from shardopt.extract.batch_arguments import (
     BatchArgument,
     called,
     choose_batch_arguments,
     element_type,
     parse_batch_arguments,
 )
-from shardopt.ir.graph import sharding_rules
-from shardopt.ir.microbatch_loop import LoopWriter, StepReader
+from shardopt.extract.op_graph import sharding_rules
+from shardopt.forms.microbatched_form import MICROBATCH
+from shardopt.graph.microbatching import Split, TimePlan
+from shardopt.graph.op_graph import OpGraph
 from shardopt.ir.rewriting import functions, shape_of, symbol_name
 from shardopt.passes.base import Pass, PassContext, PassFailure, option
+from shardopt.passes.microbatches.microbatch_loop import LoopWriter, StepReader
 from shardopt.solve.microbatches.time_axis import Batch, CouplingError, TimeAxis, analyse
 from shardopt.solve.microbatches.time_plan import plan_loop
 from shardopt.solve.microbatches.whole_step import plan_single

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.exported_verify import verify_exported
+from shardopt.forms.exported_verify import verify_exported
 from shardopt.passes.base import Pass, PassContext
 
 

@@ -11,7 +11,7 @@ from itertools import islice
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.imported_form import violations
+from shardopt.forms.imported_form import violations
 from shardopt.passes.base import Pass, PassContext
 
 # One cause (a missed inlining, a symbolic dimension) often repeats on thousands of operations.

@@ -11,7 +11,7 @@ from itertools import islice
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.microbatched_form import violations
+from shardopt.forms.microbatched_form import violations
 from shardopt.passes.base import Pass, PassContext
 
 # One cause often repeats on many operations.

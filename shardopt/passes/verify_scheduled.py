@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.scheduled_form import violations
+from shardopt.forms.scheduled_form import violations
 from shardopt.passes.base import Pass, PassContext
 
 

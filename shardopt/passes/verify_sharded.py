@@ -1,7 +1,7 @@
 """Check that every value inside a stage has a sharding that fits its shape and mesh; changes nothing.
 
 Runs after shard-stages, so that the later phases (transfers, export, the runtime) can rely on the form described in
-`shardopt.dialect.sharded_form`. The first departure in program order is the error; its notes name up to four others.
+`shardopt.forms.sharded_form`. The first departure in program order is the error; its notes name up to four others.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from itertools import islice
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.sharded_form import violations
+from shardopt.forms.sharded_form import violations
 from shardopt.passes.base import Pass, PassContext
 
 # One cause (a pass that forgot an operation) often repeats on thousands of values.

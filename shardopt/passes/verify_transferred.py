@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.transferred_form import violations
+from shardopt.forms.transferred_form import violations
 from shardopt.passes.base import Pass, PassContext
 
 

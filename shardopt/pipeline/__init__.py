@@ -1,0 +1,1 @@
+"""Phases and pipelines of passes, and what watches them run."""

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.errors import UserError
 from shardopt.ir.printing import PLAIN, PrintStyle
 from shardopt.pipeline.instrumentation import Instrumentation
 from shardopt.pipeline.parser import Leaf, PhaseStep, Pipeline, leaves, leaves_of
 from shardopt.pipeline.timing import timing_json, timing_tree
+from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
     from shardopt.pipeline.manager import Result

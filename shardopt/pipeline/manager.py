@@ -8,8 +8,6 @@ from time import perf_counter
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.spans import collecting
 from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, Handler, diagnostic
 from shardopt.ir.native import run_native, verify
 from shardopt.passes.base import PassContext
@@ -17,6 +15,8 @@ from shardopt.pipeline.dumps import dumps_from_environment
 from shardopt.pipeline.instrumentation import Instrumentation
 from shardopt.pipeline.parser import Leaf, PassStep, Pipeline, anchored, leaves, parse_pipeline
 from shardopt.pipeline.scope import ops_under
+from shardopt.support.errors import UserError
+from shardopt.support.spans import collecting
 
 
 class InvalidModuleError(Exception):

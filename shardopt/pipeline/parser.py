@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from shardopt.cost.errors import UserError
 from shardopt.ir.native import COMMON_NATIVE_PASSES, is_native_pass, native_pipeline_error
 from shardopt.passes.base import Pass
 from shardopt.passes.options import OptionError, balanced_end, split_options, unknown_name
 from shardopt.passes.registry import PASSES, PREFIX, pass_class
 from shardopt.pipeline.phases import PHASE_NAMES, expand_phase, find_phase
+from shardopt.support.errors import UserError
 
 ROOT_ANCHOR = "builtin.module"
 NAME = re.compile(r"[A-Za-z_][\w.$-]*")

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardopt.cost.errors import UserError
 from shardopt.passes.options import OptionError, OptionText, option_specs, split_options, unknown_name
 from shardopt.passes.registry import PASSES, PREFIX, pass_class
+from shardopt.support.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.errors import UserError
 from shardopt.ir.printing import PrintStyle
 from shardopt.pipeline.instrumentation import Instrumentation
 from shardopt.pipeline.parser import ROOT_ANCHOR, Leaf, Pipeline, anchored, leaves
+from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
     from shardopt.pipeline.manager import Result

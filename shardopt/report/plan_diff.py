@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from shardopt.cost.plan_parts import Runs, layers_in
+from shardopt.planfile.parts import Runs, layers_in
 from shardopt.report.units import bytes_text, seconds_text
 
 if TYPE_CHECKING:

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.cluster import Cluster
 from shardopt.cost.compute import dispatch_seconds
-from shardopt.cost.mesh import Mesh
 from shardopt.cost.traffic import Traffic, total
 from shardopt.dialect.cluster import read_cluster
 from shardopt.dialect.mpmd import (
@@ -23,10 +21,12 @@ from shardopt.dialect.mpmd import (
     parse_mesh_tensor,
     read_topology,
 )
+from shardopt.dialect.program import Program, body_of, read_program
 from shardopt.dialect.schedule import read_peaks
-from shardopt.dialect.sharded_form import read_cost
-from shardopt.ir.program import Program, body_of, read_program
+from shardopt.forms.sharded_form import read_cost
+from shardopt.hardware.cluster import Cluster
 from shardopt.ir.rewriting import defining
+from shardopt.mesh.mesh import Mesh
 from shardopt.report.units import bytes_text, seconds_text
 
 if TYPE_CHECKING:

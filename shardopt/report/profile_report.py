@@ -7,9 +7,9 @@ from math import ceil, floor, log10
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.profile import Measurement, Profile
 from shardopt.cost.profile_formulas import formula_seconds
+from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.profile import Measurement, Profile
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
-from shardopt.cost.cluster import Cluster
 from shardopt.cost.transfers import Links, Message, Ordered
-from shardopt.dialect.exported_program import ReshardStep
+from shardopt.forms.exported_program import ReshardStep
+from shardopt.hardware.cluster import Cluster
 from shardopt.report.svg_text import svg_text
 from shardopt.report.units import bytes_text, seconds_text
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.summary import CostSummary
 from shardopt.dialect.attributes import entries
 from shardopt.dialect.donation import read_donation
-from shardopt.dialect.sharded_form import MHLO_SHARDING, read_cost
 from shardopt.dialect.sharding import from_mhlo, from_sdy
-from shardopt.dialect.shardy_form import SDY_SHARDING
+from shardopt.extract.op_graph import read_tensor
+from shardopt.forms.sharded_form import MHLO_SHARDING, read_cost
+from shardopt.forms.shardy_form import SDY_SHARDING
 from shardopt.ir.diagnostics import position_of
-from shardopt.ir.graph import read_tensor
 from shardopt.ir.rewriting import functions, symbol_name
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.report.units import bytes_text, seconds_text
 
 if TYPE_CHECKING:

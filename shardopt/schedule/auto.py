@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from shardopt.cost.errors import UserError
 from shardopt.schedule.list_scheduling import list_schedule, rules
 from shardopt.schedule.schedules import AUTO, SCHEDULES, build_schedule
 from shardopt.schedule.simulator import SimulationResult, simulate
 from shardopt.schedule.tasks import Schedule
 from shardopt.schedule.workload import Workload
+from shardopt.support.errors import UserError
 
 
 @dataclass(frozen=True)

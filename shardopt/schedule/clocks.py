@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from shardopt.cost.sharing import Sharing
+from shardopt.hardware.sharing import Sharing
 
 
 class Clock(Protocol):

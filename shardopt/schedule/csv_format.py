@@ -17,8 +17,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from shardopt.cost.errors import UserError
 from shardopt.schedule.tasks import ONCE, Schedule, Task
+from shardopt.support.errors import UserError
 
 _TRANSFERS = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B)\d+", re.ASCII)
 _COLLECTIVES = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD)\d*", re.ASCII)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardopt.cost.errors import UserError
 from shardopt.schedule.auto import auto_schedule
 from shardopt.schedule.builders.pipedream import weight_versions
 from shardopt.schedule.graph import StageGraph, chain_graph
@@ -20,6 +19,7 @@ from shardopt.schedule.simulator import SimulationResult, simulate
 from shardopt.schedule.tasks import Schedule, TaskKind
 from shardopt.schedule.token_slices import token_slices
 from shardopt.schedule.workload import Workload
+from shardopt.support.errors import UserError
 
 _WORK = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT)
 

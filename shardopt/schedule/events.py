@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from shardopt.cost.sharing import Sharing
+from shardopt.hardware.sharing import Sharing
 from shardopt.schedule.clocks import Clock, FixedClock, SharedClock
 from shardopt.schedule.validate import LinkedSchedule
 

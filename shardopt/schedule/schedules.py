@@ -12,7 +12,6 @@ from difflib import get_close_matches
 from functools import lru_cache
 from types import MappingProxyType
 
-from shardopt.cost.errors import UserError
 from shardopt.schedule.builders.chimera import chimera, chimera_graph
 from shardopt.schedule.builders.dual_pipe import dual_pipe_v
 from shardopt.schedule.builders.flat import (
@@ -32,6 +31,7 @@ from shardopt.schedule.csv_format import from_rows
 from shardopt.schedule.graph import StageGraph, chain_graph
 from shardopt.schedule.memory import peak_in_flight
 from shardopt.schedule.tasks import Schedule, TaskKind
+from shardopt.support.errors import UserError
 
 ScheduleBuilder = Callable[[int, int, int], Schedule]  # stages, microbatches, meshes
 GraphBuilder = Callable[[int, int, tuple[TaskKind, ...]], StageGraph]  # stages, meshes, kinds

@@ -3,7 +3,7 @@
 Meshes run their lists in order, one task at a time. A task starts when its mesh is free and all its values have
 arrived; a transfer starts when its source task ends and every link that it uses is free, and overlaps with all compute.
 A link carries one transfer at a time, first come, first served. Meshes of one host may share what they compute with
-(`shardopt.cost.sharing`): a task is then faster while others rest. Tasks that the graph does not have take no time.
+(`shardopt.hardware.sharing`): a task is then faster while others rest. Tasks that the graph does not have take no time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from shardopt.cost.sharing import Sharing
+from shardopt.hardware.sharing import Sharing
 from shardopt.schedule.events import Costs, Times
 from shardopt.schedule.graph import StageGraph
 from shardopt.schedule.memory import Held, MemoryProfile, held_for_readers, memory_profiles, peak_in_flight

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from shardopt.cost.errors import UserError
+from shardopt.support.errors import UserError
 
 
 class TaskKind(StrEnum):

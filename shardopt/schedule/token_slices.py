@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from shardopt.cost.errors import UserError
+from shardopt.support.errors import UserError
 
 
 @dataclass(frozen=True)

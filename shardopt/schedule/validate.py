@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from shardopt.cost.errors import UserError
 from shardopt.schedule.graph import StageGraph
 from shardopt.schedule.tasks import ONCE, Schedule, StageTask, Task
+from shardopt.support.errors import UserError
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shardopt.cost.sharing import Sharing
+from shardopt.hardware.sharing import Sharing
 from shardopt.schedule.graph import StageGraph
 from shardopt.schedule.memory import Held
 from shardopt.schedule.tasks import StageTask

@@ -1,0 +1,1 @@
+"""Every decision as a function of integers and arrays, without MLIR."""

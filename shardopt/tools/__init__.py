@@ -1,0 +1,1 @@
+"""The commands `shardopt` and `shardopt-opt`."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 def resharding_pictures(folder: Path) -> dict[Path, str]:
     """Rows on the four devices of one host become replicas on two hosts: whole tiles sent, and pieces gathered."""
-    from shardopt.cost.cluster_file import load_cluster
-    from shardopt.cost.mesh import Mesh, Sharding
+    from shardopt.hardware.cluster_file import load_cluster
+    from shardopt.mesh.mesh import Mesh, Sharding
     from shardopt.report.resharding_svg import resharding_svg
     from shardopt.solve.resharding.transfers import plan_resharding
 

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardopt.cost.errors import UserError
+from shardopt.support.errors import UserError
 from shardopt.tools.common import ToolParser, run_tool
 from shardopt.tools.doc_pictures import resharding_pictures
 
@@ -30,11 +30,11 @@ _LIT = "tests/lit/passes"
 # Verifiers whose module is not called `<form>_form`, and checks that several verifiers share.
 _VERIFIERS = {"exported": "exported_verify"}
 _SHARED: tuple[tuple[str, str], ...] = (
-    ("The loop, in every form from `microbatched` on", "shardopt.ir.program"),
+    ("The loop, in every form from `microbatched` on", "shardopt.dialect.program"),
     ("The cluster of the module, from `staged` on", "shardopt.dialect.cluster"),
     ("Topologies and types, from `staged` on", "shardopt.dialect.mpmd"),
-    ("Meshes and the values on them, from `staged` on", "shardopt.dialect.mesh_checks"),
-    ("Resharding plans, from `transferred` on", "shardopt.dialect.reshard_steps"),
+    ("Meshes and the values on them, from `staged` on", "shardopt.forms.mesh_checks"),
+    ("Resharding plans, from `transferred` on", "shardopt.forms.reshard_steps"),
     ("The order of tasks, from `scheduled` on", "shardopt.schedule.validate"),
 )
 
@@ -168,7 +168,7 @@ def _tests(words: str) -> str:
 
 def dialect_page() -> str:
     """`docs/dialect.md`: every attribute of ours, then the forms with what their verifiers say."""
-    from shardopt.dialect.vocabulary import ATTRIBUTES, INPUT
+    from shardopt.forms.vocabulary import ATTRIBUTES, INPUT
     from shardopt.pipeline.phases import PHASES
 
     blocks = [
@@ -202,8 +202,8 @@ def _form_blocks(phase: Phase) -> list[str]:
     from shardopt.tools.doc_sources import docstring
 
     form = _form_of(phase)
-    head, body = docstring(import_module(f"shardopt.dialect.{form}_form"))
-    verifier = f"shardopt.dialect.{_VERIFIERS.get(form, f'{form}_form')}"
+    head, body = docstring(import_module(f"shardopt.forms.{form}_form"))
+    verifier = f"shardopt.forms.{_VERIFIERS.get(form, f'{form}_form')}"
     left = f"Left by phase [{phase.name}](passes.md#shardopt-{phase.name}); checked by "
     left += f"[shardopt-verify-{form}](passes.md#shardopt-verify-{form}):"
     return [f"### {form}", head, body, left, _message_list(verifier)]
@@ -220,8 +220,8 @@ def _message_list(module: str) -> str:
 
 def schemas() -> dict[Path, str]:
     """The files of `shardopt/schemas`: what the readers of each format expect."""
-    from shardopt.cost.cluster_file import DESCRIPTION
-    from shardopt.cost.plan_readers import schema
+    from shardopt.hardware.cluster_file import DESCRIPTION
+    from shardopt.planfile.fields import schema
 
     found = {"cluster": DESCRIPTION.schema(), "plan": schema()}
     folder = ROOT / "shardopt" / "schemas"

@@ -14,22 +14,22 @@ from time import perf_counter
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.errors import UserError
 from shardopt.ir.context import make_context
 from shardopt.ir.diagnostics import Diagnostic
 from shardopt.ir.formats import STDIO, decoded, format_of
 from shardopt.ir.io import encode_module, load_module, write_output
-from shardopt.ir.roundtrip import verify_roundtrip
-from shardopt.ir.splitting import near_misses, split_input
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.pipeline.parser import expanded, leaves
 from shardopt.pipeline.reproducer import Progress, Recipe, make_reproducer, part_of, reproducer_text
 from shardopt.pipeline.statistics import PassFigures, pass_figures, statistics_json, statistics_report, summed
 from shardopt.pipeline.timing import Timed, merged, timing_json, timing_report, timing_tree
+from shardopt.support.errors import UserError
 from shardopt.tools.common import EXIT_BUG, EXIT_OK, EXIT_USER_ERROR, report_bug
 from shardopt.tools.opt_options import NAME, PassFlag
 from shardopt.tools.opt_reporter import Reporter
 from shardopt.tools.opt_setup import Watchers, chosen_task, make_watchers, output_form, output_style
+from shardopt.tools.roundtrip import verify_roundtrip
+from shardopt.tools.splitting import near_misses, split_input
 from shardopt.tools.supervisor import Trace
 
 # MLIR says this about the recipe inside a reproducer, which is read here and not there.

@@ -6,11 +6,11 @@ import argparse
 import sys
 from dataclasses import dataclass, field
 
-from shardopt.cost.errors import UserError
 from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, Severity, in_file, render
-from shardopt.ir.expectations import read_expectations, unmet
 from shardopt.ir.io import BUFFER_NAME
+from shardopt.support.errors import UserError
 from shardopt.tools.common import ANSWERS
+from shardopt.tools.expectations import read_expectations, unmet
 from shardopt.tools.opt_options import NAME
 
 

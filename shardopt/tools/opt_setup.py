@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shardopt.cost.errors import UserError
 from shardopt.ir.formats import decoded
 from shardopt.ir.io import OutputForm
 from shardopt.ir.native import COMMON_NATIVE_PASSES, is_native_pass
@@ -22,6 +21,7 @@ from shardopt.pipeline.parser import ROOT_ANCHOR, NestStep, Pipeline, Step, leav
 from shardopt.pipeline.phases import PHASE_NAMES, PIPELINES, find_phase, phase_range
 from shardopt.pipeline.reproducer import Progress, read_recipe
 from shardopt.pipeline.statistics import OpCounter
+from shardopt.support.errors import UserError
 from shardopt.tools.opt_options import PassFlag, build_parser
 
 

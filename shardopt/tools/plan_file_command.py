@@ -7,7 +7,7 @@ import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from shardopt.cost.errors import UserError
+from shardopt.support.errors import UserError
 from shardopt.tools.common import EXIT_USER_ERROR, console
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _check(path: str, model: str | None) -> int:
 
 
 def _diff(first: str, second: str) -> int:
-    from shardopt.cost.plan_file import load_values
+    from shardopt.planfile.plan_file import load_values
     from shardopt.report.plan_diff import diff_table, differences
 
     found = differences(load_values(first), load_values(second))

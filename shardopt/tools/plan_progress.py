@@ -7,7 +7,7 @@ from rich.progress import BarColumn, Task, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from shardopt.cost.progress import Progress
+from shardopt.support.progress import Progress
 
 
 class _Clock(TimeElapsedColumn):

@@ -11,11 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from shardopt.cost.errors import UserError
+from shardopt.support.errors import UserError
 from shardopt.tools.common import console
 
 if TYPE_CHECKING:
-    from shardopt.cost.progress import Progress
+    from shardopt.support.progress import Progress
 
 _DTYPES = ("f64", "f32", "bf16", "f16")
 
@@ -52,7 +52,7 @@ def _dtypes(text: str) -> tuple[str, ...]:
 
 
 def _kinds(text: str) -> tuple[str, ...]:
-    from shardopt.cost.profile import KINDS  # here, as it needs numpy
+    from shardopt.hardware.profile import KINDS  # here, as it needs numpy
 
     found = tuple(text.split(","))
     if not set(found) <= set(KINDS):
@@ -61,11 +61,11 @@ def _kinds(text: str) -> tuple[str, ...]:
 
 
 def _run(args: argparse.Namespace) -> None:
-    from shardopt.cost.cluster_file import load_cluster
-    from shardopt.cost.profile_file import profile_text
-    from shardopt.cost.progress import watching
+    from shardopt.hardware.cluster_file import load_cluster
+    from shardopt.hardware.profile_file import profile_text
     from shardopt.report.profile_report import profile_svg, profile_table
     from shardopt.runtime.profiling.measure import Request, measure_profile
+    from shardopt.support.progress import watching
 
     for path in (args.output, args.svg):
         if path is not None and not path.parent.is_dir():

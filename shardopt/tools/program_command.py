@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardopt.cost.errors import UserError
+from shardopt.support.errors import UserError
 from shardopt.tools.common import console
 from shardopt.tools.run_inputs import read_program
 

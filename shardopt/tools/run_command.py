@@ -10,8 +10,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.sizes import parse_bytes
+from shardopt.support.errors import UserError
+from shardopt.support.sizes import parse_bytes
 from shardopt.tools.common import EXIT_OK, EXIT_RUN_FAILED, count
 from shardopt.tools.run_check import check
 from shardopt.tools.run_checkpoints import add_checkpoints, checkpoint_options, tell_restart

@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardopt.cost.errors import UserError
+from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardopt.cost.errors import UserError
+from shardopt.support.errors import UserError
 from shardopt.tools.common import console
 
 if TYPE_CHECKING:

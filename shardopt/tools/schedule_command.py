@@ -10,7 +10,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardopt.cost.errors import UserError
+from shardopt.support.errors import UserError
 from shardopt.tools.common import console
 
 if TYPE_CHECKING:
@@ -124,8 +124,8 @@ def _result(args: argparse.Namespace) -> SimulationResult:
 
 
 def _pipeline(args: argparse.Namespace) -> EvenPipeline:
-    from shardopt.cost.sizes import parse_bytes
     from shardopt.schedule.even_pipeline import EvenPipeline
+    from shardopt.support.sizes import parse_bytes
 
     try:
         activations = parse_bytes(args.activations)

@@ -12,10 +12,10 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from shardopt.cost.errors import UserError
 from shardopt.passes.options import OptionSpec
 from shardopt.passes.registry import PASSES
 from shardopt.pipeline.phases import When, find_phase
+from shardopt.support.errors import UserError
 from shardopt.tools.catalogue import pass_info
 from shardopt.tools.common import console, report
 

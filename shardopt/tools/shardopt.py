@@ -156,11 +156,11 @@ def _plan_or_file(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
 
 
 def _plan(args: argparse.Namespace, options: PlanOptions) -> None:
-    from shardopt.cost.documents import json_text
-    from shardopt.cost.progress import watching
     from shardopt.frontend.plan import check_target
     from shardopt.frontend.planning import make_plan
     from shardopt.pipeline.phases import PHASE_NAMES
+    from shardopt.support.documents import json_text
+    from shardopt.support.progress import watching
     from shardopt.tools.plan_progress import PlanProgress
     from shardopt.tools.plan_timings import PlanTimings
 

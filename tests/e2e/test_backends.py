@@ -13,7 +13,6 @@ import pytest
 import wide_model
 from exported_model import TEXT, example, expected_step, inputs, load
 
-from shardopt.cost.errors import UserError
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.runtime.driver import open_run
@@ -22,6 +21,7 @@ from shardopt.runtime.faults import Fault
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.reference import compare
 from shardopt.runtime.run import Run
+from shardopt.support.errors import UserError
 
 TOLERANCE = 1e-5
 _SLOW, _RAY = [pytest.mark.slow], [pytest.mark.slow, pytest.mark.ray]

@@ -13,14 +13,13 @@ from typing import get_args, get_type_hints
 import pytest
 from jaxlib.mlir import ir
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Sharding, parse_mesh
+from shardopt.extract.mesh_graphs import MeshGraph, read_plain
+from shardopt.extract.op_graph import sharding_rules
+from shardopt.hardware.cluster import Cluster
 from shardopt.ir.context import make_context
-from shardopt.ir.graph import sharding_rules
 from shardopt.ir.io import load_module
-from shardopt.ir.mesh_graphs import MeshGraph, read_plain
 from shardopt.ir.rewriting import functions
+from shardopt.mesh.mesh import Sharding, parse_mesh
 from shardopt.passes.shard_stages import ShardStages
 from shardopt.passes.sharding.roles import find_roles
 from shardopt.pipeline.manager import run_pipeline
@@ -29,6 +28,7 @@ from shardopt.solve.presets.flow import BatchFlow, follow_batch
 from shardopt.solve.presets.presets import PRESETS, Restriction, Roles, restrict
 from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
+from shardopt.support.errors import UserError
 from tests.e2e.baseline_models import BATCH, EXPERTS, HIDDEN, LAYERS, LENGTH, mixture, transformer
 from tests.e2e.models import MODELS
 from tests.e2e.test_sharding_against_xla import check_numbers, cluster_of_rate, compile_sharded

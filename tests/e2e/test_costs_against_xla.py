@@ -1,6 +1,6 @@
 """FLOPs and bytes of whole steps, against what XLA's cost analysis says of the compiled module.
 
-Of single operations see tests/unit/test_op_flops.py; of modules of public libraries docs/costs.md.
+Of single operations see tests/unit/operations/test_op_flops.py; of modules of public libraries docs/costs.md.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from math import log
 
 import pytest
 
-from benchmarks.op_costs import measure
+from benchmarks.cost.op_costs import measure
 from tests.e2e.models import convolution, gpt, mixture, mlp, transformer_layer
 
 MODELS = {

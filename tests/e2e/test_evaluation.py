@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardopt.cost.errors import UserError
 from shardopt.frontend.follow import follow
 from shardopt.frontend.plan import Plan, PlanOptions
 from shardopt.frontend.planning import make_plan
@@ -20,6 +19,7 @@ from shardopt.runtime.driver import open_run, prepare
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.reference import Reference, compare
 from shardopt.runtime.run import Run
+from shardopt.support.errors import UserError
 from tests.e2e.models import export_step
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from benchmarks.live_bytes import SCHEDULES, Measured, gpt, measure, plan_for, reference_steps
+from benchmarks.schedule.live_bytes import SCHEDULES, Measured, gpt, measure, plan_for, reference_steps
 from shardopt.runtime.reference import compare
 from tests.e2e.models import mlp
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from exported_model import TEXT, example, inputs, load
 
-from shardopt.cost.errors import UserError
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.errors import Kind, MeshError
 from shardopt.runtime.faults import Fault
@@ -21,9 +20,10 @@ from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.restart import run_steps
 from shardopt.runtime.run import Outputs, Run
 from shardopt.runtime.state.periodic import CheckpointOptions
+from shardopt.support.errors import UserError
 
 LIMITS = Limits(silence_seconds=2, message_seconds=1, progress_seconds=3)
-SOON = 60.0  # seconds: anything but a hang; how soon it is, benchmarks/faults.py measures
+SOON = 60.0  # seconds: anything but a hang; how soon it is, benchmarks/runtime/faults.py measures
 BACKWARD = 7  # of m0: a RUN, with a RECV before it
 
 

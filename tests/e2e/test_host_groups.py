@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from shardopt.cost.cluster_file import describe, load_cluster
 from shardopt.frontend.plan import PlanOptions
 from shardopt.frontend.planning import make_plan
+from shardopt.hardware.cluster_file import describe, load_cluster
 from shardopt.tools.shardopt import main
 from tests.e2e.models import export_step
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from shardopt.cost.errors import UserError
 from shardopt.frontend.plan import Plan, PlanOptions
 from shardopt.frontend.planning import make_plan
 from shardopt.ir.context import make_context
@@ -17,6 +16,7 @@ from shardopt.ir.io import load_module
 from shardopt.runtime.driver import open_run, prepare
 from shardopt.runtime.reference import compare, run_reference
 from shardopt.solve.stages.baselines.registry import INTER_OP
+from shardopt.support.errors import UserError
 from tests.e2e.baseline_models import mixture, transformer
 from tests.e2e.models import MODELS, batch_args
 

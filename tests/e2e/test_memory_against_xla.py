@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from jaxlib.mlir import ir
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.mesh import parse_mesh
 from shardopt.dialect.cluster import write_cluster
-from shardopt.dialect.sharded_form import read_cost
+from shardopt.extract.mesh_graphs import read_plain
+from shardopt.extract.op_graph import sharding_rules
+from shardopt.forms.sharded_form import read_cost
+from shardopt.hardware.cluster import Cluster
 from shardopt.ir.context import make_context
-from shardopt.ir.graph import sharding_rules
 from shardopt.ir.io import load_module
-from shardopt.ir.mesh_graphs import read_plain
 from shardopt.ir.rewriting import functions, operations
+from shardopt.mesh.mesh import parse_mesh
 from shardopt.passes.base import PassContext, PassFailure
 from shardopt.passes.shard_stages import ShardStages
 from shardopt.pipeline.manager import run_pipeline

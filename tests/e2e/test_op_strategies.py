@@ -10,25 +10,25 @@ import numpy as np
 import pytest
 from jaxlib.mlir import ir
 
-from shardopt.cost.hlo import module_traffic
-from shardopt.cost.mesh import Mesh
 from shardopt.cost.traffic import Difference
 from shardopt.cost.traffic import compare as compare_traffic
 from shardopt.dialect.dtypes import numpy_dtype, numpy_name
-from shardopt.dialect.exported_program import StageFunction
+from shardopt.extract.mesh_graphs import MeshGraph, read_plain
+from shardopt.extract.op_graph import sharding_rules
+from shardopt.forms.exported_program import StageFunction
+from shardopt.forms.shardy import to_shardy
 from shardopt.ir.context import make_context
-from shardopt.ir.graph import sharding_rules
-from shardopt.ir.mesh_graphs import MeshGraph, read_plain
 from shardopt.ir.rewriting import functions
-from shardopt.ir.shardy import to_shardy
+from shardopt.mesh.mesh import Mesh
 from shardopt.passes.sharding.writing import write_plans
 from shardopt.runtime.devices.tiles import Tiling
 from shardopt.runtime.devices.xla import Executable, XlaMesh
 from shardopt.runtime.reference import compare, run_reference
 from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.sharding.intra_op import IntraOpTables
+from shardopt.xla_text.hlo import module_traffic
 from tests.e2e.test_sharding_against_xla import SLOW, bytecode_of, stage_function
-from tests.unit.op_examples import ELEMENTWISE, EXAMPLES, Example
+from tests.unit.operations.op_examples import ELEMENTWISE, EXAMPLES, Example
 
 LINE = Mesh("mesh", (("x", 4),), (0, 1, 2, 3))
 GRID = Mesh("mesh", (("x", 2), ("y", 2)), (0, 1, 2, 3))

@@ -13,9 +13,9 @@ import pytest
 
 import shardopt
 from examples.gpt import init_params, make_train_step
-from shardopt.cost.errors import UserError
 from shardopt.frontend.session import StateArray
 from shardopt.runtime.run import Run
+from shardopt.support.errors import UserError
 from tests.e2e.models import BATCH, GPT
 
 OPTIONS: dict[str, Any] = {"cluster": "cpu-test:1x4", "quick_compile": True}

@@ -16,25 +16,25 @@ import numpy as np
 import pytest
 from jaxlib.mlir import ir
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.hlo import module_traffic
-from shardopt.cost.mesh import parse_mesh
 from shardopt.dialect.cluster import write_cluster
-from shardopt.dialect.exported_form import read_exported
-from shardopt.dialect.exported_program import StageFunction
-from shardopt.dialect.sharded_form import read_cost
+from shardopt.forms.exported_form import read_exported
+from shardopt.forms.exported_program import StageFunction
+from shardopt.forms.sharded_form import read_cost
+from shardopt.forms.shardy import to_shardy
 from shardopt.frontend.plan import Plan, PlanOptions
 from shardopt.frontend.planning import make_plan
+from shardopt.hardware.cluster import Cluster
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions, operations
-from shardopt.ir.shardy import to_shardy
+from shardopt.mesh.mesh import parse_mesh
 from shardopt.passes.base import PassContext
 from shardopt.passes.shard_stages import ShardStages
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.xla import XlaMesh
 from shardopt.runtime.driver import open_run, prepare
 from shardopt.runtime.reference import compare, run_reference
+from shardopt.xla_text.hlo import module_traffic
 from tests.e2e.models import export_step
 from tests.e2e.test_sharding_against_xla import (
     FAST,

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from shardopt.dialect.mpmd import read_topology
+from shardopt.dialect.program import read_program
+from shardopt.extract.pipeline_graph import read_pipeline
 from shardopt.frontend.plan import Plan, PlanOptions
 from shardopt.frontend.planning import make_plan
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
-from shardopt.ir.pipeline_graph import read_pipeline
-from shardopt.ir.program import read_program
 from shardopt.runtime.driver import open_run, prepare
 from shardopt.runtime.reference import compare, run_reference
 from tests.e2e.models import MODELS, batch_args

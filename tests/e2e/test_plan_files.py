@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardopt.cost.documents import json_text
-from shardopt.cost.errors import UserError
 from shardopt.frontend.given_plan import options_after
 from shardopt.frontend.plan import Plan, PlanOptions
 from shardopt.frontend.planning import make_plan
@@ -19,6 +17,8 @@ from shardopt.ir.io import load_module
 from shardopt.pipeline.manager import Result
 from shardopt.runtime.driver import open_run, prepare
 from shardopt.runtime.reference import compare, run_reference
+from shardopt.support.documents import json_text
+from shardopt.support.errors import UserError
 from tests.e2e.models import MODELS, batch_args, mlp
 from tests.e2e.test_host_groups import deep_mlp
 

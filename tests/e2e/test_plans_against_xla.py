@@ -12,8 +12,8 @@ import sys
 
 import pytest
 
-from benchmarks.xla_agreement import REMATERIALIZATION
-from benchmarks.xla_agreement_case import Case, check
+from benchmarks.cost.xla_agreement import REMATERIALIZATION
+from benchmarks.cost.xla_agreement_case import Case, check
 from shardopt.cost.traffic import Traffic, agree, comparable, compare
 from tests.e2e.models import accumulated, convolution, gpt, mixture, mlp, transformer_layer
 

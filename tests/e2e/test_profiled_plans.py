@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from shardopt.cost.cluster_file import load_cluster
-from shardopt.cost.profile import COLLECTIVE_KINDS, DISPATCH, SEND, Measurement, Profile
-from shardopt.cost.profile_file import load_profile, profile_text
 from shardopt.dialect.cluster import read_cluster
 from shardopt.frontend.plan import Plan, PlanOptions
 from shardopt.frontend.planning import make_plan
+from shardopt.hardware.cluster_file import load_cluster
+from shardopt.hardware.profile import COLLECTIVE_KINDS, DISPATCH, SEND, Measurement, Profile
+from shardopt.hardware.profile_file import load_profile, profile_text
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from jaxlib.mlir import ir
 
-from shardopt.cost.mesh import Mesh, parse_mesh
+from shardopt.extract.mesh_graphs import read_plain
+from shardopt.extract.op_graph import sharding_rules
+from shardopt.forms.shardy import to_shardy
 from shardopt.ir.context import make_context
-from shardopt.ir.graph import sharding_rules
 from shardopt.ir.io import load_module
-from shardopt.ir.mesh_graphs import read_plain
 from shardopt.ir.rewriting import functions
-from shardopt.ir.shardy import to_shardy
+from shardopt.mesh.mesh import Mesh, parse_mesh
 from shardopt.passes.sharding.writing import write_plans
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.reference import run_reference

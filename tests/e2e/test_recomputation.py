@@ -10,14 +10,14 @@ import pytest
 from jaxlib.mlir import ir
 
 from examples.gpt import Config, init_params, make_train_step
-from shardopt.dialect.exported_form import read_exported
 from shardopt.dialect.mpmd import KIND, RECOMPUTE
-from shardopt.dialect.sharded_form import read_cost
+from shardopt.dialect.program import read_program
+from shardopt.forms.exported_form import read_exported
+from shardopt.forms.sharded_form import read_cost
 from shardopt.frontend.plan import Plan, PlanOptions
 from shardopt.frontend.planning import make_plan
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
-from shardopt.ir.program import read_program
 from shardopt.ir.rewriting import defining
 from shardopt.runtime.devices.compiled import compiled_bytes
 from shardopt.runtime.reference import compare

@@ -14,15 +14,15 @@ from itertools import permutations
 import pytest
 from jaxlib.mlir import ir
 
-from shardopt.cost.hlo import HloCollective, parse_collectives
-from shardopt.cost.mesh import Mesh, Sharding, parse_mesh
 from shardopt.cost.resharding_chain import resharding_steps, resharding_stops
 from shardopt.cost.traffic import Traffic, comparable, of_step
 from shardopt.dialect.sharding import to_mhlo
+from shardopt.forms.shardy import to_shardy
 from shardopt.ir.context import make_context
-from shardopt.ir.shardy import to_shardy
+from shardopt.mesh.mesh import Mesh, Sharding, parse_mesh
 from shardopt.runtime.devices.compiled import compiled_text
 from shardopt.solve.sharding.strategies import all_shardings
+from shardopt.xla_text.hlo import HloCollective, parse_collectives
 
 Pair = tuple[Sharding, Sharding]
 

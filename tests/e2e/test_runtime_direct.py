@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from exported_model import TEXT, example, expected_step, inputs, load
 
-from shardopt.cost.cluster_file import load_cluster
-from shardopt.cost.mesh import Mesh, Sharding
-from shardopt.dialect.exported_program import Argument, MeshValue, ReshardStep, Result, TensorSpec
+from shardopt.forms.exported_program import Argument, MeshValue, ReshardStep, Result, TensorSpec
+from shardopt.hardware.cluster_file import load_cluster
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.actions import direct
 from shardopt.runtime.backends.local import LocalBackend
 from shardopt.runtime.devices import dlpack
@@ -22,7 +22,7 @@ from shardopt.runtime.program.routes import make_route
 from shardopt.runtime.reference import compare
 from shardopt.runtime.run import Run
 from shardopt.solve.resharding.transfers import plan_resharding
-from tests.unit.fake_cupy import Op, World, fake_cupy
+from tests.unit.runtime.fake_cupy import Op, World, fake_cupy
 
 
 class HostCuda(Cuda):

@@ -10,7 +10,6 @@ import pytest
 from exported_model import TEXT, example, expected_step, inputs, load
 from jaxlib.mlir import ir
 
-from shardopt.cost.errors import UserError
 from shardopt.ir.context import make_context
 from shardopt.runtime.backends.local import LocalBackend
 from shardopt.runtime.driver import open_run
@@ -18,6 +17,7 @@ from shardopt.runtime.errors import MeshError
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.reference import compare, difference, run_reference
 from shardopt.runtime.run import Run
+from shardopt.support.errors import UserError
 
 TOLERANCE = 1e-5
 

@@ -8,7 +8,6 @@ import pytest
 from exported_model import example, expected_step, inputs
 from test_trace_of_processes import check_spans
 
-from shardopt.cost.errors import UserError
 from shardopt.runtime.backends.ray_actors import _connect
 from shardopt.runtime.backends.ray_placement import Placement
 from shardopt.runtime.driver import open_run
@@ -17,6 +16,7 @@ from shardopt.runtime.program.hosts import hosts_of
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.reference import compare
 from shardopt.runtime.run import Run
+from shardopt.support.errors import UserError
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

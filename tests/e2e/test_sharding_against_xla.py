@@ -12,20 +12,19 @@ import numpy as np
 import pytest
 from jaxlib.mlir import ir
 
-from shardopt.cost.cluster import Cluster, Device, Link
-from shardopt.cost.hlo import module_traffic
-from shardopt.cost.mesh import Mesh, Sharding, parse_mesh
 from shardopt.cost.traffic import Difference, Traffic
 from shardopt.cost.traffic import compare as compare_traffic
 from shardopt.dialect.cluster import write_cluster
 from shardopt.dialect.dtypes import numpy_name
-from shardopt.dialect.exported_program import StageFunction, TensorSpec
-from shardopt.dialect.sharded_form import read_cost
 from shardopt.dialect.sharding import to_mhlo
+from shardopt.forms.exported_program import StageFunction, TensorSpec
+from shardopt.forms.sharded_form import read_cost
+from shardopt.forms.shardy import to_shardy
+from shardopt.hardware.cluster import Cluster, Device, Link
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions
-from shardopt.ir.shardy import to_shardy
+from shardopt.mesh.mesh import Mesh, Sharding, parse_mesh
 from shardopt.passes.base import PassContext
 from shardopt.passes.shard_stages import ShardStages
 from shardopt.pipeline.manager import run_pipeline
@@ -33,6 +32,7 @@ from shardopt.runtime.devices.tiles import Tiling
 from shardopt.runtime.devices.xla import XlaMesh
 from shardopt.runtime.reference import compare, run_reference
 from shardopt.solve.sharding.strategies import all_shardings
+from shardopt.xla_text.hlo import module_traffic
 from tests.e2e.models import MODELS, mlp
 
 

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardopt.cost.hlo import module_traffic
-from shardopt.cost.mesh import parse_mesh
 from shardopt.cost.traffic import Traffic, comparable
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
+from shardopt.mesh.mesh import parse_mesh
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.compiled import compiled_text
+from shardopt.xla_text.hlo import module_traffic
 from tests.e2e.models import export_step, mlp
 
 Model = tuple[bytes, list[np.ndarray]]

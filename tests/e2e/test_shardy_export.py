@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jaxlib.mlir import ir
 
-from shardopt.dialect.exported_verify import verify_exported
+from shardopt.forms.exported_verify import verify_exported
 from shardopt.ir.context import make_context
 from shardopt.runtime.driver import open_run, prepare
 from shardopt.runtime.inputs import random_inputs

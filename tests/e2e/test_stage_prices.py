@@ -10,22 +10,22 @@ import pytest
 from jaxlib.mlir import ir
 
 from examples.gpt import Config, init_params, make_train_step
-from shardopt.cost.cluster_file import load_cluster
-from shardopt.cost.errors import UserError
 from shardopt.dialect.prediction import read_prediction
+from shardopt.dialect.program import read_program
 from shardopt.frontend.plan import PlanOptions
 from shardopt.frontend.planning import make_plan
+from shardopt.hardware.cluster_file import load_cluster
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
-from shardopt.ir.program import read_program
 from shardopt.ir.rewriting import functions, operations, symbol_name
 from shardopt.passes.stages.read_step import read_step
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.pipeline.phases import phase_range
 from shardopt.solve.stages.candidates import CandidateProblem
+from shardopt.solve.stages.dp.stage_dp import solve_stages
 from shardopt.solve.stages.pricing.lazy_prices import LazyPrices
-from shardopt.solve.stages.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import one_f_one_b_in_flight, stage_options
+from shardopt.support.errors import UserError
 from tests.e2e.models import MODELS, batch_args, export_step
 
 MICROBATCHES = 4

@@ -11,7 +11,6 @@ import pytest
 from exported_model import example, expected_step, inputs, load
 from jax import export
 
-from shardopt.cost.errors import UserError
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.runtime.driver import open_run
@@ -20,6 +19,7 @@ from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.run import Run
 from shardopt.runtime.state.fillings import fill, normal, uniform
 from shardopt.runtime.state.periodic import CheckpointOptions
+from shardopt.support.errors import UserError
 from shardopt.tools.shardopt import main
 
 

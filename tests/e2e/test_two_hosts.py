@@ -1,6 +1,6 @@
 """Two hosts with a link of 1 Gbit/s between them, made of network namespaces: a run over Ray, a mesh on both of them.
 
-What transfers between them take is measured by `benchmarks/two_hosts.py`.
+What transfers between them take is measured by `benchmarks/runtime/two_hosts.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 import wide_model
 from exported_model import load
 
-from benchmarks.namespaces import TwoHosts, why_not
+from benchmarks.runtime.namespaces import TwoHosts, why_not
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.reference import compare
 

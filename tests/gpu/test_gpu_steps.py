@@ -8,7 +8,7 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-from benchmarks.predicted_steps import gpt_step
+from benchmarks.cost.predicted_steps import gpt_step
 from examples.gpt import Config, init_params, make_train_step
 from shardopt.frontend.plan import PlanOptions
 from shardopt.frontend.planning import make_plan

@@ -6,12 +6,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Mesh, Sharding
-from shardopt.dialect.exported_program import TensorSpec
+from shardopt.forms.exported_program import TensorSpec
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.devices.cuda import Cuda, load_cupy
 from shardopt.runtime.devices.gpus import mesh_gpus
 from shardopt.runtime.devices.xla import XlaMesh
+from shardopt.support.errors import UserError
 
 SHAPE = (64, 96)
 

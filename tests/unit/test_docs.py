@@ -11,7 +11,7 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.attributes import entries
 from shardopt.dialect.donation import argument_attributes
-from shardopt.dialect.vocabulary import ATTRIBUTES, INPUT
+from shardopt.forms.vocabulary import ATTRIBUTES, INPUT
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import operations

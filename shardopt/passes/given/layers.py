@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.plan_parts import GivenLayers, Runs, layers_in
 from shardopt.dialect.attributes import entries, i64
 from shardopt.dialect.donation import argument_attributes
 from shardopt.dialect.mpmd import LAYER
-from shardopt.ir.program import Program
+from shardopt.dialect.program import Program
+from shardopt.planfile.parts import GivenLayers, Runs, layers_in
+from shardopt.support.errors import UserError
 
 
 def write_layers(program: Program, given: GivenLayers) -> int:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Sharding
-from shardopt.cost.plan_parts import GivenShardings, PlanFile
-from shardopt.ir.mesh_graphs import MeshGraph
+from shardopt.extract.mesh_graphs import MeshGraph
+from shardopt.mesh.mesh import Sharding
 from shardopt.passes.sharding.solving import Solved
+from shardopt.planfile.parts import GivenShardings, PlanFile
 from shardopt.solve.sharding.budget import Fit
 from shardopt.solve.sharding.intra_op import IntraOpProblem
 from shardopt.solve.sharding.strategy_text import fixed_inputs, record, restore
+from shardopt.support.errors import UserError
 
 
 def first_stage(plan: PlanFile, graph: MeshGraph, number: int) -> int:

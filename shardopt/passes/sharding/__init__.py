@@ -1,0 +1,1 @@
+"""How shardings are asked for, demanded, explained and written."""

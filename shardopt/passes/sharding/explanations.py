@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardopt.cost.errors import UserError
-from shardopt.ir.mesh_graphs import MeshGraph
-from shardopt.ir.selection import Selected, select
+from shardopt.extract.mesh_graphs import MeshGraph
 from shardopt.passes.base import PassContext
+from shardopt.passes.sharding.selection import Selected, select
 from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.sharding.explain import describe, explain
 from shardopt.solve.sharding.intra_op import IntraOpProblem
+from shardopt.support.errors import UserError
 
 # Each takes a few solves; a pattern that matches more should be narrowed.
 _MAX_EXPLAINED = 4

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 from jaxlib.mlir import ir
 
-from shardopt.cost.sizes import format_bytes
-from shardopt.ir.mesh_graphs import MeshGraph
+from shardopt.extract.mesh_graphs import MeshGraph
 from shardopt.passes.base import PassContext, PassFailure
 from shardopt.solve.sharding.budget import Fit
 from shardopt.solve.sharding.intra_op import IntraOpProblem
 from shardopt.solve.sharding.intra_op_memory import find_copies, local_bytes, with_gaps
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
+from shardopt.support.sizes import format_bytes
 
 # Tensors named in the error about a budget that is too small.
 _MOST_HOLDERS = 5

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardopt.ir.demand_rules import Lost
-from shardopt.ir.mesh_graphs import MeshGraph
+from shardopt.extract.mesh_graphs import MeshGraph
 from shardopt.passes.base import PassContext
+from shardopt.passes.sharding.demand_rules import Lost
 from shardopt.passes.sharding.solving import Solved
 from shardopt.solve.assignment.repeated_layers import table_entries
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan

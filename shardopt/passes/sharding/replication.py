@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jaxlib.mlir import ir
 
+from shardopt.extract.mesh_graphs import MeshGraph
 from shardopt.ir.loops import UNKNOWN_TRIPS
-from shardopt.ir.mesh_graphs import MeshGraph
 from shardopt.passes.base import PassContext
 from shardopt.solve.sharding.factors import uneven_factor, why_opaque
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from shardopt.cost.mesh import Sharding
-from shardopt.ir.batch_arguments import batch_of
-from shardopt.ir.mesh_graphs import MeshGraph
-from shardopt.ir.shardy_propagation import propagate
+from shardopt.extract.batch_arguments import batch_of
+from shardopt.extract.mesh_graphs import MeshGraph
+from shardopt.mesh.mesh import Sharding
+from shardopt.passes.sharding.shardy_propagation import propagate
 from shardopt.solve.presets.data import data_parallel
 from shardopt.solve.presets.flow import follow_between
 from shardopt.solve.presets.presets import Roles

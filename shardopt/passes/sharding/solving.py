@@ -13,11 +13,11 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.mesh import Mesh
-from shardopt.cost.structure import Structure, structure_of
-from shardopt.cost.topology import group_placement
-from shardopt.ir.mesh_graphs import MeshGraph
+from shardopt.extract.mesh_graphs import MeshGraph
+from shardopt.graph.structure import Structure, structure_of
+from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.topology import group_placement
+from shardopt.mesh.mesh import Mesh
 from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.sharding.budget import Fit
 from shardopt.solve.sharding.constraints import Constraints

@@ -6,17 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.mesh import Sharding
-from shardopt.cost.spans import timed
-from shardopt.dialect.sharded_form import write_cost
-from shardopt.ir.accumulators import drop_idle_sum_points
-from shardopt.ir.control_flow import pin_values
-from shardopt.ir.mesh_graphs import MeshGraph, is_staged
-from shardopt.ir.remaking import make_for_readers
-from shardopt.ir.rematerializing import Rematerializer, later_readers
-from shardopt.ir.resharding_stops import insert_scatters, insert_stops
+from shardopt.extract.control_flow import pin_values
+from shardopt.extract.mesh_graphs import MeshGraph, is_staged
+from shardopt.forms.sharded_form import write_cost
 from shardopt.ir.rewriting import functions
-from shardopt.ir.sharding_writer import (
+from shardopt.mesh.mesh import Sharding
+from shardopt.passes.sharding.accumulators import drop_idle_sum_points
+from shardopt.passes.sharding.remaking import make_for_readers
+from shardopt.passes.sharding.rematerializing import Rematerializer, later_readers
+from shardopt.passes.sharding.resharding_stops import insert_scatters, insert_stops
+from shardopt.passes.sharding.sharding_writer import (
     annotate_block,
     annotate_signature,
     refresh_function_type,
@@ -24,6 +23,7 @@ from shardopt.ir.sharding_writer import (
     write_partitions,
 )
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
+from shardopt.support.spans import timed
 
 
 @timed("sharding program: write")

@@ -1,0 +1,1 @@
+"""How stages are read, placed, outlined and recomputed."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.errors import UserError
+from shardopt.hardware.cluster import Cluster
 from shardopt.solve.stages.stage_problem import Recompute, StageOption, stage_options
+from shardopt.support.errors import UserError
 
 
 def open_options(cluster: Cluster, submesh: str, logical_shape: str, method: str) -> tuple[StageOption, ...]:

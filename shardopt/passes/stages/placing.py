@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.cluster_file import load_cluster
-from shardopt.cost.errors import UserError
-from shardopt.cost.plan_parts import GivenStage, PlanFile
-from shardopt.ir.staging import StagePlacement
+from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.cluster_file import load_cluster
+from shardopt.passes.stages.staging import StagePlacement
+from shardopt.planfile.parts import GivenStage, PlanFile
 from shardopt.schedule.schedules import find_schedule, in_flight, stage_homes, usual_schedule
 from shardopt.solve.stages.candidates import candidate_mesh
-from shardopt.solve.stages.given_stages import Cut, given_devices
-from shardopt.solve.stages.rerank import place_meshes
+from shardopt.solve.stages.search.given_stages import Cut, given_devices
+from shardopt.solve.stages.search.rerank import place_meshes
 from shardopt.solve.stages.stage_problem import StageOption
+from shardopt.support.errors import UserError
 
 
 def cluster_for(named: str, given: PlanFile) -> Cluster:

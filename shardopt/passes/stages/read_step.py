@@ -1,7 +1,7 @@
 """Read the clustered form as one op graph of the whole step, with the layer of every operation.
 
 Values are followed through the loop and into the body of a microbatch: what the loop captures, carries and returns is
-one tensor on both sides, as in `shardopt.ir.mesh_graphs`, which reads the same of the staged form mesh by mesh.
+one tensor on both sides, as in `shardopt.extract.mesh_graphs`, which reads the same of the staged form mesh by mesh.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from dataclasses import replace
 
 from jaxlib.mlir import ir
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.graph import SHARED
 from shardopt.dialect.donation import argument_attributes, read_donation
 from shardopt.dialect.mpmd import LAYER
-from shardopt.ir.batch_arguments import argument_name, batch_numbers
-from shardopt.ir.control_flow import RegionReader
-from shardopt.ir.graph import read_tensor, sharding_rules
-from shardopt.ir.program import Program
+from shardopt.dialect.program import Program
+from shardopt.extract.batch_arguments import argument_name, batch_numbers
+from shardopt.extract.control_flow import RegionReader
+from shardopt.extract.op_graph import read_tensor, sharding_rules
+from shardopt.graph.op_graph import SHARED
 from shardopt.ir.rewriting import defining
 from shardopt.solve.presets.base import Roles
 from shardopt.solve.stages.step_graph import StepGraph, sum_point
+from shardopt.support.errors import UserError
 
 
 def read_step(program: Program, batch_args: Sequence[str] = ("auto",)) -> tuple[StepGraph, Roles]:
@@ -98,7 +98,7 @@ class _StepReader:
 
     def _starts(self) -> list[int]:
         """What accumulators begin with. Each that begins as a constant gets one of its own, as the shard phase does it
-        (`shardopt.ir.accumulators`)."""
+        (`shardopt.passes.sharding.accumulators`)."""
         program, reader = self.program, self.reader
         found = []
         for (argument, result), value in zip(program.carried, program.loop.operands, strict=False):

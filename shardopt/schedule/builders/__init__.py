@@ -1,0 +1,1 @@
+"""One function a schedule: the tasks of every mesh, in order."""

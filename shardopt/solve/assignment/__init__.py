@@ -1,0 +1,1 @@
+"""The solver below all others: nodes, edges and intervals, and no tensor."""

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from shardopt.cost.errors import UserError
 from shardopt.solve.assignment.problem import Edge, Problem, Usage
+from shardopt.support.errors import UserError
 
 # The format's sentinel for a forbidden strategy or pair.
 _FORBIDDEN = 10**18

@@ -20,11 +20,11 @@ from functools import partial
 
 import numpy as np
 
-from shardopt.cost.spans import timed
 from shardopt.solve.assignment.factor_graph import FactorGraph, Infeasible, Rule, project, replay
 from shardopt.solve.assignment.memory_profile import MemoryProfile
 from shardopt.solve.assignment.problem import Edge, Problem
 from shardopt.solve.assignment.table_store import TableStore
+from shardopt.support.spans import timed
 
 # Work caps, in table entries. Beyond them a step costs more than it can save in the solver that follows.
 _MAX_PRODUCT_WORK = 1 << 22  # p * s * q of one min-plus product

@@ -1,0 +1,1 @@
+"""Where the batch ends: what runs once a step, and what once a microbatch."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import gcd
 
-from shardopt.cost.graph import Op
-from shardopt.cost.microbatching import Cut, Split
+from shardopt.graph.microbatching import Cut, Split
+from shardopt.graph.op_graph import Op
 
 
 def locate(factors: tuple[int, ...], sizes: tuple[int, ...], split: Split) -> Cut | None:

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from enum import Enum
 from math import gcd
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.graph import Op, OpGraph
-from shardopt.cost.microbatching import Cut, Splat, Split
+from shardopt.graph.microbatching import Cut, Splat, Split
+from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.solve.microbatches.batch_factors import locate, moves_along, result_split
+from shardopt.support.errors import UserError
 
 # Ops whose cost makes a second, full-batch execution pointless: the microbatch body exists for them.
 HEAVY = frozenset({"dot_general", "convolution", "while", "case", "custom_call"})

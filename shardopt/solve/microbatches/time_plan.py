@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from shardopt.cost.graph import Op
-from shardopt.cost.microbatching import Accumulator, BodyOp, Cut, Split, TimePlan, View
+from shardopt.graph.microbatching import Accumulator, BodyOp, Cut, Split, TimePlan, View
+from shardopt.graph.op_graph import Op
 from shardopt.solve.microbatches.batch_factors import locate, moves_along, operand_split, result_split
 from shardopt.solve.microbatches.time_axis import HEAVY, CouplingError, Kind, TimeAxis, is_layout
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from math import prod
 
-from shardopt.cost.graph import OpGraph
-from shardopt.cost.microbatching import Accumulator, BodyOp, TimePlan, View
+from shardopt.graph.microbatching import Accumulator, BodyOp, TimePlan, View
+from shardopt.graph.op_graph import OpGraph
 from shardopt.solve.microbatches.time_axis import HEAVY
 
 # Their results have elements from everywhere in the operands, of whatever size these are.

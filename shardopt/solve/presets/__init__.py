@@ -1,0 +1,1 @@
+"""Known methods of sharding, as restrictions of the sharding problem."""

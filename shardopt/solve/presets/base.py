@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import prod
 
-from shardopt.cost.graph import FactorRule
-from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.graph.op_graph import FactorRule
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.sharding.intra_op import IntraOpTables
 from shardopt.solve.sharding.strategies import live_axes
 

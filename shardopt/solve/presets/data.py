@@ -17,9 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.graph import MARKER
-from shardopt.cost.mesh import Sharding
+from shardopt.graph.op_graph import MARKER
+from shardopt.mesh.mesh import Sharding
 from shardopt.solve.presets.base import (
     Axes,
     Restriction,
@@ -38,6 +37,7 @@ from shardopt.solve.presets.base import (
 from shardopt.solve.presets.flow import BatchFlow, follow_batch
 from shardopt.solve.sharding.intra_op import IntraOpTables
 from shardopt.solve.sharding.strategies import live_axes
+from shardopt.support.errors import UserError
 
 
 @dataclass(frozen=True, eq=False)

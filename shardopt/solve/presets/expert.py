@@ -17,9 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.graph import Op
-from shardopt.cost.mesh import Sharding
+from shardopt.graph.op_graph import Op
+from shardopt.mesh.mesh import Sharding
 from shardopt.solve.presets.base import Restriction, Roles, Split, replicated, scattered_or_open, split_further
 from shardopt.solve.presets.data import DataParallel, data_parallel, with_gradients
 from shardopt.solve.presets.flow import leading_factor
@@ -27,6 +26,7 @@ from shardopt.solve.presets.walk import AxisWalk
 from shardopt.solve.presets.weights import dim_of
 from shardopt.solve.sharding.intra_op import IntraOpTables
 from shardopt.solve.sharding.strategies import live_axes
+from shardopt.support.errors import UserError
 
 
 class ExpertWalk(AxisWalk):

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.graph import Op, OpGraph
+from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.solve.presets.base import Roles
 from shardopt.solve.sharding.factors import shardable_factors
+from shardopt.support.errors import UserError
 
 # What cuts the batch into microbatches: the value of one microbatch is behind these.
 _BATCH_CUTTING = frozenset({"dynamic_slice", "reshape", "transpose"})

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Sharding
+from shardopt.mesh.mesh import Sharding
 from shardopt.solve.presets import data, expert, shardy
 from shardopt.solve.presets import tensor as tensor_parallel
 from shardopt.solve.presets.base import Restriction, Roles, largest, replicated, split_greedily
 from shardopt.solve.sharding.intra_op import IntraOpTables
+from shardopt.support.errors import UserError
 
 __all__ = ["PRESETS", "Restriction", "Roles", "restrict", "split_greedily"]
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from math import prod
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.presets.base import Restriction, Roles, tiles
 from shardopt.solve.sharding.intra_op import IntraOpTables
+from shardopt.support.errors import UserError
 
 
 def shardy(tables: IntraOpTables, roles: Roles) -> Restriction:

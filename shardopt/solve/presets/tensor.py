@@ -13,15 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.graph import FactorRule, Op
-from shardopt.cost.mesh import Sharding
+from shardopt.graph.op_graph import FactorRule, Op
+from shardopt.mesh.mesh import Sharding
 from shardopt.solve.presets.base import Restriction, Roles, Split, scattering, split_further
 from shardopt.solve.presets.data import data_parallel
 from shardopt.solve.presets.flow import leading_factor
 from shardopt.solve.presets.walk import AxisWalk
 from shardopt.solve.sharding.intra_op import IntraOpTables
 from shardopt.solve.sharding.strategies import live_axes
+from shardopt.support.errors import UserError
 
 
 class MegatronWalk(AxisWalk):

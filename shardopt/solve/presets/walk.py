@@ -13,8 +13,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shardopt.cost.graph import FactorRule, Op
-from shardopt.cost.mesh import Sharding
+from shardopt.graph.op_graph import FactorRule, Op
+from shardopt.mesh.mesh import Sharding
 from shardopt.solve.presets.base import Axes, Dims, Split, dims_of, in_full, strategies_that_split, tiles
 from shardopt.solve.presets.data import DataParallel
 from shardopt.solve.presets.weights import WeightUses, dim_of, made_of

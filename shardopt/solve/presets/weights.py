@@ -6,7 +6,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from functools import cached_property
 
-from shardopt.cost.graph import Op, OpGraph
+from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.solve.presets.flow import BatchFlow, leading_factor
 from shardopt.solve.sharding.factors import shardable_factors
 

@@ -1,0 +1,1 @@
+"""Who sends what between two meshes, and in which order."""

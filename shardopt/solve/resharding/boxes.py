@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import gcd, prod
 
-from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.resharding.plan import Box
 
 

@@ -14,8 +14,8 @@ from math import prod
 
 import numpy as np
 
-from shardopt.cost.cluster import Cluster
 from shardopt.cost.transfers import Message, phases_seconds
+from shardopt.hardware.cluster import Cluster
 
 _HEADER_COLUMNS = 3  # phase, source device, destination device
 

@@ -11,8 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from shardopt.cost.cluster import Cluster
 from shardopt.cost.transfers import byte_seconds
+from shardopt.hardware.cluster import Cluster
 from shardopt.solve.resharding.link_balance import Link, Option, assign
 from shardopt.solve.resharding.plan import Box
 

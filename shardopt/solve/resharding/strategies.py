@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.mesh import Mesh, Sharding
+from shardopt.hardware.cluster import Cluster
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.resharding.boxes import TileGrid, cut, volume
 from shardopt.solve.resharding.passing_on import Round, all_gather, chain
 from shardopt.solve.resharding.plan import Box

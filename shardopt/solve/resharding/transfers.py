@@ -27,14 +27,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from types import MappingProxyType
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.transfers import Links, least_card_seconds
+from shardopt.hardware.cluster import Cluster
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.resharding.message_order import best_order
 from shardopt.solve.resharding.plan import ReshardingPlan, TileSend, merged, messages, plans_seconds
 from shardopt.solve.resharding.senders import Fetch, choose_senders
 from shardopt.solve.resharding.strategies import Draft, Drafting, Resharding
+from shardopt.support.errors import UserError
 
 AUTO = "auto"
 _STRATEGIES: Mapping[str, Callable[[Drafting], Iterator[Draft]]] = MappingProxyType(

@@ -1,0 +1,1 @@
+"""The sharding problem of one mesh: strategies, costs, memory."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardopt.cost.mesh import Sharding
+from shardopt.mesh.mesh import Sharding
 from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage
 from shardopt.solve.sharding.intra_op import IntraOpProblem
 from shardopt.solve.sharding.intra_op_memory import FreshCopies, Rematerialized

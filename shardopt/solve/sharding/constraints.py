@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shardopt.cost.mesh import Sharding
+from shardopt.mesh.mesh import Sharding
 from shardopt.solve.sharding.strategies import Strategy
 
 

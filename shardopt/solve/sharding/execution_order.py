@@ -3,7 +3,7 @@
 XLA fuses cheap operations into their readers (`shardopt.solve.sharding.fusion`) and then orders what is left by its own
 means, mostly to save memory (the update of a weight right behind its gradient, not at the end of the step). The rules
 here follow its list scheduler (xla/service/hlo_memory_scheduler.cc) closely enough to predict what is held when; see
-benchmarks/memory_accounting.py for how closely.
+benchmarks/cost/memory_accounting.py for how closely.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from shardopt.cost.graph import Op, OpGraph
+from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.solve.sharding.fusion import Fusion, fuse
 
 

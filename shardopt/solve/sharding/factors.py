@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from shardopt.cost.graph import FactorRule, Op
-from shardopt.cost.mesh import Mesh
-from shardopt.cost.windows import Window, fits
+from shardopt.graph.op_graph import FactorRule, Op
+from shardopt.graph.windows import Window, fits
+from shardopt.mesh.mesh import Mesh
 
 Axes = tuple[str, ...]
 Split = Mapping[int, Axes]  # the axes of each factor that is split, major to minor

@@ -3,7 +3,7 @@
 XLA fuses cheap operations into their readers (xla/service/instruction_fusion.cc), into several of them too, as long as
 that does not move more bytes than writing the value once (xla/backends/gpu/transforms/priority_fusion.cc). The rules
 here follow both closely enough to predict what is held in memory, and how many bytes are read and written; see
-benchmarks/memory_accounting.py and benchmarks/op_costs.py for how closely.
+benchmarks/cost/memory_accounting.py and benchmarks/cost/op_costs.py for how closely.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 
-from shardopt.cost.graph import Op, OpGraph
-from shardopt.cost.op_bytes import touched
+from shardopt.graph.op_bytes import touched
+from shardopt.graph.op_graph import Op, OpGraph
 
 # Not computed twice: fused only where there is one reader.
 _EXPENSIVE = frozenset(

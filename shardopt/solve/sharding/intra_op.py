@@ -18,12 +18,10 @@ from itertools import repeat
 
 import numpy as np
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.errors import UserError
-from shardopt.cost.graph import MARKER, Op, OpGraph
-from shardopt.cost.mesh import Mesh, Sharding
-from shardopt.cost.residency import Residency
-from shardopt.cost.spans import timed
+from shardopt.graph.op_graph import MARKER, Op, OpGraph
+from shardopt.graph.residency import Residency
+from shardopt.hardware.cluster import Cluster
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage
 from shardopt.solve.assignment.restriction import solve_in_steps
 from shardopt.solve.sharding.constraints import Constraints
@@ -47,6 +45,8 @@ from shardopt.solve.sharding.linear import CLOSED, Linear
 from shardopt.solve.sharding.simpler import NodeColumns, simpler_masks
 from shardopt.solve.sharding.strategies import Strategy, is_made_anywhere
 from shardopt.solve.sharding.strategies_tables import OpStrategies, StrategyTables
+from shardopt.support.errors import UserError
+from shardopt.support.spans import timed
 
 Tied = Iterable[tuple[int, int]]
 

@@ -23,10 +23,10 @@ from math import prod
 
 import numpy as np
 
-from shardopt.cost.graph import Op, OpGraph
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.resharding_chain import resharding_stops
-from shardopt.cost.residency import Residency
+from shardopt.graph.op_graph import Op, OpGraph
+from shardopt.graph.residency import Residency
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.sharding.execution_order import ExecutionOrder
 from shardopt.solve.sharding.strategies import Strategy
 

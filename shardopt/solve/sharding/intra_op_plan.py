@@ -8,13 +8,13 @@ from math import prod
 
 import numpy as np
 
-from shardopt.cost.cluster import Cluster
 from shardopt.cost.collectives import PERMUTE, Step
-from shardopt.cost.graph import OpGraph
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.resharding_chain import resharding_path
 from shardopt.cost.summary import CostSummary
 from shardopt.cost.traffic import of_step, total
+from shardopt.graph.op_graph import OpGraph
+from shardopt.hardware.cluster import Cluster
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.sharding.intra_op_memory import FreshCopies, Rematerialized
 from shardopt.solve.sharding.strategies import Strategy
 from shardopt.solve.sharding.strategies_cost import communication_seconds, written_seconds

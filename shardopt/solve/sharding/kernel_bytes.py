@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardopt.cost.graph import OpGraph
-from shardopt.cost.op_bytes import touched
+from shardopt.graph.op_bytes import touched
+from shardopt.graph.op_graph import OpGraph
 from shardopt.solve.sharding.fusion import Fusion
 from shardopt.solve.sharding.merged_kernels import merged_kernels
 

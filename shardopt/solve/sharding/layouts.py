@@ -13,9 +13,9 @@ from math import prod
 
 import numpy as np
 
-from shardopt.cost.graph import FactorRule, Op, Tensor
-from shardopt.cost.mesh import Mesh, Sharding
-from shardopt.cost.shardings import live_axes
+from shardopt.graph.op_graph import FactorRule, Op, Tensor
+from shardopt.mesh.mesh import Mesh, Sharding
+from shardopt.mesh.shardings import live_axes
 from shardopt.solve.sharding.factors import Axes, Split, is_feasible, shardable_factors
 from shardopt.solve.sharding.linear import Linear
 

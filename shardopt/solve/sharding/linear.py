@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
-from shardopt.cost.graph import MARKER, Op, OpGraph, Tensor
+from shardopt.graph.op_graph import MARKER, Op, OpGraph, Tensor
 
 Tied = Iterable[tuple[int, int]]
 

@@ -16,7 +16,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from math import prod
 
-from shardopt.cost.graph import Op, OpGraph
+from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.solve.sharding.fusion import CHEAP, Fusion
 
 

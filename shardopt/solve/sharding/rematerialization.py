@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from shardopt.cost.graph import Op
-from shardopt.cost.mesh import Sharding
+from shardopt.graph.op_graph import Op
+from shardopt.mesh.mesh import Sharding
 from shardopt.solve.sharding.fusion import CHEAP
 from shardopt.solve.sharding.intra_op import IntraOpProblem
 from shardopt.solve.sharding.intra_op_memory import Lifetime, Rematerialized, local_bytes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from shardopt.cost.graph import OpGraph
-from shardopt.cost.mesh import Mesh
+from shardopt.graph.op_graph import OpGraph
+from shardopt.mesh.mesh import Mesh
 from shardopt.solve.sharding.intra_op_memory import Rematerialized
 from shardopt.solve.sharding.intra_op_plan import Communication, IntraOpPlan
 
@@ -15,7 +15,7 @@ def renamed(
     plan: IntraOpPlan, graph: OpGraph, mesh: Mesh, tensors: Mapping[int, int], ops: Mapping[int, int]
 ) -> IntraOpPlan:
     """The plan for `graph` on `mesh`, where `tensors[t]` and `ops[k]` are what t and k are called there
-    (`shardopt.cost.structure`); axes of the mesh keep their names."""
+    (`shardopt.graph.structure`); axes of the mesh keep their names."""
 
     def again(value: Rematerialized) -> Rematerialized:
         return replace(

@@ -11,8 +11,8 @@ from functools import partial
 
 import numpy as np
 
-from shardopt.cost.mesh import Mesh, Sharding
-from shardopt.cost.shardings import live_axes
+from shardopt.mesh.mesh import Mesh, Sharding
+from shardopt.mesh.shardings import live_axes
 from shardopt.solve.assignment.restriction import Mask
 from shardopt.solve.sharding.layouts import Column
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from shardopt.cost.cluster import Cluster, Device
 from shardopt.cost.collectives import ALL_REDUCE, PERMUTE, REDUCE_SCATTER, Step
-from shardopt.cost.graph import MARKER, Op, Tensor
-from shardopt.cost.mesh import Mesh, Sharding
-from shardopt.cost.shardings import all_shardings as all_shardings
-from shardopt.cost.shardings import live_axes as live_axes
-from shardopt.cost.windows import exchanges, reach
+from shardopt.graph.op_graph import MARKER, Op, Tensor
+from shardopt.graph.windows import exchanges, reach
+from shardopt.hardware.cluster import Cluster, Device
+from shardopt.mesh.mesh import Mesh, Sharding
+from shardopt.mesh.shardings import all_shardings as all_shardings
+from shardopt.mesh.shardings import live_axes as live_axes
 from shardopt.solve.sharding.factors import Axes, shardable_factors
 from shardopt.solve.sharding.kernel_bytes import Accesses, accessed_bytes, kernels_of
 from shardopt.solve.sharding.layouts import Layout, Layouts, SplitLayout, tiles

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shardopt.cost.cluster import Cluster, Device
 from shardopt.cost.collectives import Step, collective_curve, steps_seconds
 from shardopt.cost.compute import memory_seconds, op_seconds, work_kind
-from shardopt.cost.curves import Curve
-from shardopt.cost.graph import Tensor
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.resharding_costs import ReshardingCosts
+from shardopt.graph.op_graph import Tensor
+from shardopt.hardware.cluster import Cluster, Device
+from shardopt.hardware.curves import Curve
+from shardopt.mesh.mesh import Mesh, Sharding
 
 # Starting one more collective. Ring formulas alone do not tell an all-reduce from a reduce-scatter and an all-gather.
 _LAUNCH_SECONDS = 1e-6

@@ -15,11 +15,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from shardopt.cost.cluster import Cluster
 from shardopt.cost.compute import memory_seconds
-from shardopt.cost.graph import Op, Tensor
-from shardopt.cost.mesh import Mesh, Sharding
 from shardopt.cost.resharding_costs import ReshardingCosts
+from shardopt.graph.op_graph import Op, Tensor
+from shardopt.hardware.cluster import Cluster
+from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.assignment.table_store import TableStore
 from shardopt.solve.sharding.kernel_bytes import Accesses
 from shardopt.solve.sharding.layouts import Column, Layouts

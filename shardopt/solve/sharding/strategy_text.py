@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.graph import OpGraph
-from shardopt.cost.mesh import Mesh, Sharding
-from shardopt.cost.plan_parts import Again, Fresh, GivenShardings
-from shardopt.cost.sharding_text import parse_sharding, sharding_text
+from shardopt.graph.op_graph import OpGraph
+from shardopt.mesh.mesh import Mesh, Sharding
+from shardopt.mesh.sharding_text import parse_sharding, sharding_text
+from shardopt.planfile.parts import Again, Fresh, GivenShardings
 from shardopt.solve.assignment.problem import Solution, evaluate
 from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables
 from shardopt.solve.sharding.intra_op_memory import Rematerialized
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
 from shardopt.solve.sharding.strategies import Strategy
+from shardopt.support.errors import UserError
 
 # Strategies named in the error about an unknown one.
 _MAX_LISTED = 6

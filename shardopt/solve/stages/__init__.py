@@ -1,0 +1,1 @@
+"""From a step to pipeline stages on submeshes."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.graph import SHARED
-from shardopt.cost.mesh import AXIS_NAMES, Mesh
+from shardopt.graph.op_graph import SHARED
+from shardopt.hardware.cluster import Cluster
+from shardopt.mesh.mesh import AXIS_NAMES, Mesh
 from shardopt.solve.presets.base import Roles
 from shardopt.solve.stages.cut_transfers import CutTransfers, cut_transfers
 from shardopt.solve.stages.stage_problem import StageOption

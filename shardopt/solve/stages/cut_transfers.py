@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.graph import OpGraph
-from shardopt.cost.topology import neighbours
 from shardopt.cost.transfers import even_messages, messages_seconds
+from shardopt.graph.op_graph import OpGraph
+from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.topology import neighbours
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from shardopt.cost.cluster import Cluster, Submesh
-from shardopt.cost.topology import logical_shapes, submeshes
+from shardopt.hardware.cluster import Cluster, Submesh
+from shardopt.hardware.topology import logical_shapes, submeshes
 
 Stages = tuple[tuple[int, int, int], ...]  # (first layer, layer after the last, option) in pipeline order
 InFlight = Callable[[int, int, int], float]  # (stage from the end, 1 = last; number of stages; microbatches) -> count

@@ -6,7 +6,7 @@
 Operations of the body have `repeat` = the number of microbatches. An accumulator may stay an unfinished sum over the
 whole loop, so that the collective of a gradient runs once a step and not in every microbatch; the sum points behind the
 loop are where it is summed at the latest. The shard phase reads the same from the staged form
-(`shardopt.ir.accumulators`), stage by stage.
+(`shardopt.passes.sharding.accumulators`), stage by stage.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from shardopt.cost.graph import MARKER, SHARED, FactorRule, Op, OpGraph
+from shardopt.graph.op_graph import MARKER, SHARED, FactorRule, Op, OpGraph
 from shardopt.solve.sharding.linear import Linear, find_linear
 
 

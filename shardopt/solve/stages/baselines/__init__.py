@@ -1,0 +1,1 @@
+"""Known planners of stages, to compare with the stage DP."""

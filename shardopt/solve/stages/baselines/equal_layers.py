@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from shardopt.cost.errors import UserError
 from shardopt.solve.stages.baselines.grid import data_or_tensor
 from shardopt.solve.stages.baselines.planner import Planner, Request, with_methods
 from shardopt.solve.stages.stage_problem import (
@@ -21,6 +20,7 @@ from shardopt.solve.stages.stage_problem import (
     evaluate,
     in_flight_counts,
 )
+from shardopt.support.errors import UserError
 
 
 def equal_layer_stages(problem: StageProblem, request: Request) -> StageSolution:

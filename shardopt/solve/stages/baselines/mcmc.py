@@ -25,11 +25,11 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TypeVar
 
-from shardopt.cost.errors import UserError
 from shardopt.solve.stages.baselines.planner import Planner, Request
 from shardopt.solve.stages.baselines.random_plans import RandomPlans
-from shardopt.solve.stages.stage_infeasible import why_infeasible
+from shardopt.solve.stages.dp.infeasible import why_infeasible
 from shardopt.solve.stages.stage_problem import StageProblem, Stages, StageSolution, evaluate, in_flight_counts
+from shardopt.support.errors import UserError
 
 # A plan that is a tenth slower than the present one is taken in one case of seven. Half of this finds the optimum of
 # small random problems somewhat sooner, twice as much comes nearer to that of large ones.

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from shardopt.cost.errors import UserError
 from shardopt.solve.stages.stage_problem import StageOption, StageProblem, StageSolution
+from shardopt.support.errors import UserError
 
 
 @dataclass(frozen=True)

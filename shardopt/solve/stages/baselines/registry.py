@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-from shardopt.cost.errors import UserError
+from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
     from shardopt.solve.stages.baselines.planner import Planner

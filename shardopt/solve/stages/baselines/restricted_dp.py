@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 from shardopt.solve.stages.baselines.grid import data_or_tensor, is_flat, is_hosts_by_devices
 from shardopt.solve.stages.baselines.planner import Planner, Request, with_methods
-from shardopt.solve.stages.stage_dp import solve_stages
+from shardopt.solve.stages.dp.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import StageOption, StageProblem, StageSolution
 
 # The stages of ZeRO, 0 first, without and with experts over the last axis.

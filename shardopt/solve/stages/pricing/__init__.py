@@ -1,0 +1,1 @@
+"""What a candidate stage costs on a submesh."""

@@ -17,9 +17,9 @@ from hashlib import sha256
 
 import numpy as np
 
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.graph import SHARED, FactorRule
-from shardopt.cost.mesh import Mesh
+from shardopt.graph.op_graph import SHARED, FactorRule
+from shardopt.hardware.cluster import Cluster
+from shardopt.mesh.mesh import Mesh
 from shardopt.solve.sharding.execution_order import execution_order
 from shardopt.solve.sharding.fusion import fuse
 from shardopt.solve.sharding.intra_op import find_made_anywhere

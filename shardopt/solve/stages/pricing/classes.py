@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from shardopt.cost.graph import FactorRule, OpGraph
+from shardopt.graph.op_graph import FactorRule, OpGraph
 from shardopt.solve.assignment.symmetry import mixed, numbered
 from shardopt.solve.sharding.kernel_bytes import Accesses
 from shardopt.solve.sharding.linear import Linear

@@ -1,4 +1,4 @@
-"""Which operations of a stage run together: the fragments that the stage phase will outline (`shardopt.ir.staging`).
+"""Which operations of a stage run together: the fragments that `shardopt.passes.stages.staging` will outline.
 
 Around the loop: what needs nothing of other stages' results there, then the rest. Inside: forward, then backward. An
 operation is backward when it depends on layers behind the stage, and also when only the backward reads it, from values
@@ -11,7 +11,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
-from shardopt.cost.graph import SHARED
+from shardopt.graph.op_graph import SHARED
 from shardopt.solve.stages.step_graph import StepGraph
 
 Kind = Literal["before", "forward", "backward", "after"]

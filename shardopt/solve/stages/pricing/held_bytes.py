@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from shardopt.cost.mesh import Sharding
+from shardopt.mesh.mesh import Sharding
 from shardopt.solve.sharding.intra_op_memory import Copy, find_copies
 from shardopt.solve.sharding.strategies import Strategy
 from shardopt.solve.sharding.strategies_tables import StrategyTables

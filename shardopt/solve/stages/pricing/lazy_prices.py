@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from shardopt.cost.errors import UserError
-from shardopt.cost.progress import progress
 from shardopt.solve.stages.candidates import CandidateProblem
 from shardopt.solve.stages.pricing.price_arrays import LAYERS, MEMORY, SECONDS, PriceArrays
 from shardopt.solve.stages.pricing.pricer import Pricer, PricerCounts
 from shardopt.solve.stages.stage_problem import InFlight, StageProblem, Stages, StageSolution, evaluate, is_plan
+from shardopt.support.errors import UserError
+from shardopt.support.progress import progress
 
 # A plan this close to the bound is good enough: prices are no closer to the optimum themselves.
 GAP = 0.005

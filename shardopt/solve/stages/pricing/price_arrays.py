@@ -14,16 +14,16 @@ from functools import cached_property
 
 import numpy as np
 
-from shardopt.cost.graph import SHARED
-from shardopt.cost.mesh import Mesh
+from shardopt.graph.op_graph import SHARED
+from shardopt.mesh.mesh import Mesh
 from shardopt.solve.stages.candidates import CandidateProblem
 from shardopt.solve.stages.pricing.bounds import RelaxedLayer, Rooflines, kept_bytes, relaxed_layer
 from shardopt.solve.stages.pricing.lean import STRICTNESS, LeanSharder
 from shardopt.solve.stages.pricing.pricer import Pricer
 from shardopt.solve.stages.pricing.prices import Memory, OptimalSharder, Sharder, Sharding
 from shardopt.solve.stages.pricing.recomputation import recompute_forward
+from shardopt.solve.stages.pricing.stage_method import PresetSharder, StepRoles
 from shardopt.solve.stages.pricing.stage_part import StagePart, cut_part
-from shardopt.solve.stages.stage_method import PresetSharder, StepRoles
 from shardopt.solve.stages.stage_problem import InFlight, Recompute, StageProblem
 from shardopt.solve.stages.step_graph import StepGraph
 

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from shardopt.caching.store import active_store, key_of
-from shardopt.cost.cluster import Cluster
-from shardopt.cost.errors import UserError
-from shardopt.cost.mesh import Mesh
-from shardopt.cost.spans import timed
+from shardopt.hardware.cluster import Cluster
+from shardopt.mesh.mesh import Mesh
 from shardopt.solve.sharding.layouts import Layouts
 from shardopt.solve.sharding.strategies_tables import StrategyTables
 from shardopt.solve.stages.pricing.bounds import RelaxedLayer
 from shardopt.solve.stages.pricing.part_facts import PartFacts
 from shardopt.solve.stages.pricing.prices import Memory, Sharder, Sharding, memory_of
 from shardopt.solve.stages.pricing.stage_part import StagePart
+from shardopt.support.errors import UserError
+from shardopt.support.spans import timed
 
 _T = TypeVar("_T")
 _KIND = "prices"

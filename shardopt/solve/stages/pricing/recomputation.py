@@ -1,4 +1,4 @@
-"""A step whose stages compute their forward again in the backward: what `shardopt.ir.recomputation` makes of the IR.
+"""A step whose stages compute their forward again in the backward, as `shardopt.passes.stages.recomputation` does.
 
 By *units*: a layer each, or all layers of a stage. The backward of a unit are its operations that depend on later
 units. What they read of the unit's forward is computed again from what enters the unit, right before it is needed.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shardopt.cost.graph import SHARED, Op, OpGraph
+from shardopt.graph.op_graph import SHARED, Op, OpGraph
 from shardopt.solve.stages.step_graph import StepGraph
 
 # Its results differ from run to run.

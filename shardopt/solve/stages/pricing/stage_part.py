@@ -15,9 +15,9 @@ from hashlib import sha256
 from operator import attrgetter
 from typing import NamedTuple
 
-from shardopt.cost.graph import SHARED, Op, OpGraph, Tensor
-from shardopt.cost.residency import Loop, Residency
-from shardopt.cost.structure import structure_of
+from shardopt.graph.op_graph import SHARED, Op, OpGraph, Tensor
+from shardopt.graph.residency import Loop, Residency
+from shardopt.graph.structure import structure_of
 from shardopt.solve.sharding.fusion import Fusion, fuse
 from shardopt.solve.sharding.intra_op import find_made_anywhere
 from shardopt.solve.sharding.kernel_bytes import Accesses, kernel_accesses

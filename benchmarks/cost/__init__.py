@@ -1,0 +1,1 @@
+"""Predicted costs, against XLA and against the clock."""

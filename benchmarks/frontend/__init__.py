@@ -1,0 +1,1 @@
+"""Whole plans: of many models, how good and how soon."""

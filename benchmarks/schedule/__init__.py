@@ -1,0 +1,1 @@
+"""Schedules: how long they take to make, and what they hold in memory."""

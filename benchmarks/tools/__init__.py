@@ -1,0 +1,1 @@
+"""The command line tools: speed, and inputs that should not break them."""

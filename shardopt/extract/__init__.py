@@ -1,0 +1,1 @@
+"""From IR to plain values: the op graphs and task graphs that solvers see."""

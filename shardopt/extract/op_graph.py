@@ -1,0 +1,290 @@
+"""Read StableHLO out of the IR into `shardopt.graph.op_graph.OpGraph`: the only way planners see operations.
+
+Sharding rules come from the native pass `sdy-populate-op-sharding-rules`. Operations it knows no rule for get one here
+where the meaning is plain (constants and iotas may be made in any sharding); `optimization_barrier` is transparent: its
+results are its operands. What is left has `rule=None` and is treated as opaque by every planner.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+
+from jaxlib.mlir import ir, passmanager
+from jaxlib.mlir.dialects import sdy
+
+from shardopt.dialect.annotation import is_marker
+from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor
+from shardopt.extract.op_work import read_work, work_of
+from shardopt.extract.windows import read_windows
+from shardopt.graph.op_flops import Work
+from shardopt.graph.op_graph import MARKER, FactorRule, Op, OpGraph, Tensor
+from shardopt.ir.loops import CONTROL_FLOW
+from shardopt.ir.rewriting import operations
+
+_RULE = "sdy.sharding_rule"
+_COMBINERS = {"stablehlo.dot_general": "add", "stablehlo.convolution": "add", "stablehlo.gather": "add"}
+_COMBINING_REGIONS = frozenset(
+    {"stablehlo.reduce", "stablehlo.scatter", "stablehlo.reduce_window", "stablehlo.select_and_scatter"}
+)
+MADE_ANYWHERE = frozenset({"stablehlo.constant", "stablehlo.iota"})
+# Custom calls that hand their operand on and only say something about it.
+_ANNOTATIONS = frozenset({"Sharding", "annotate_device_placement"})
+_BITS = {"i1": 8, "index": 64}
+
+
+@contextmanager
+def sharding_rules(module: ir.Module) -> Iterator[None]:
+    """Within the block every operation that Shardy knows carries its rule as an attribute; afterwards none does."""
+    passmanager.PassManager.parse("builtin.module(func.func(sdy-populate-op-sharding-rules))").run(module.operation)
+    try:
+        yield
+    finally:
+        module.operation.walk(_drop_rule)
+
+
+def _drop_rule(op: ir.Operation) -> ir.WalkResult:
+    if _RULE in op.attributes:
+        del op.attributes[_RULE]
+    return ir.WalkResult.ADVANCE
+
+
+def read_tensor(type_: ir.Type) -> Tensor:
+    """Raises ValueError for anything but a ranked tensor of static shape."""
+    if not isinstance(type_, ir.RankedTensorType) or not type_.has_static_shape:
+        raise ValueError(f"expected a ranked tensor of static shape, found {type_}")
+    return Tensor(tuple(type_.shape), *_element(str(type_.element_type), type_.element_type))
+
+
+def find_unreadable(root: ir.Operation) -> tuple[ir.Operation, ir.Type] | None:
+    """The first operation in `root` with a result or block argument that is no ranked tensor of static shape, and its
+    type; values on meshes count by the tensor they hold."""
+    seen: dict[ir.Type, bool] = {}
+    for op in operations(root, outer_first=True):
+        blocks = (block for region in op.regions for block in region.blocks)
+        for value in (*op.results, *(argument for block in blocks for argument in block.arguments)):
+            if value.type not in seen:
+                seen[value.type] = _is_readable(value.type)
+            if not seen[value.type]:
+                return op, value.type
+    return None
+
+
+def _is_readable(type_: ir.Type) -> bool:
+    tensor = parse_mesh_tensor(type_).tensor if is_mesh_tensor(type_) else type_
+    return isinstance(tensor, ir.RankedTensorType) and tensor.has_static_shape
+
+
+@cache
+def _element_bits(text: str) -> int:
+    if text in _BITS:
+        return _BITS[text]
+    if text.startswith("complex<"):
+        return 2 * _element_bits(text[8:-1])
+    digits = "".join(character for character in text.removeprefix("b").lstrip("fuisTF")[:2] if character.isdigit())
+    return max(8, int(digits or 8))
+
+
+def _element(text: str, _: ir.Type) -> tuple[str, int]:
+    return text, _element_bits(text) // 8
+
+
+def read_rule(op: ir.Operation) -> FactorRule | None:
+    """The rule of an operation inside `sharding_rules`, or None."""
+    if op.name == "stablehlo.custom_call":
+        return _custom_call_rule(op)
+    if _RULE in op.attributes:
+        return _parse_rule(str(op.attributes[_RULE]), op)
+    if op.name in MADE_ANYWHERE:
+        return _free_rule(tuple(ir.RankedTensorType(op.results[0].type).shape))
+    return None
+
+
+def _custom_call_rule(op: ir.Operation) -> FactorRule | None:
+    """The partitioner gathers the operands of all but a few targets, also where Shardy has a rule (`mhlo.topk`)."""
+    if ir.StringAttr(op.attributes["call_target_name"]).value in _ANNOTATIONS:
+        return identity_rule(tuple(ir.RankedTensorType(op.results[0].type).shape))
+    return None
+
+
+_RULES: dict[str, FactorRule] = {}
+
+
+def _parse_rule(text: str, op: ir.Operation) -> FactorRule:
+    found = _RULES.get(text)
+    if found is None:
+        attr = sdy.OpShardingRuleAttr(op.attributes[_RULE])
+        found = _RULES[text] = FactorRule(
+            sizes=tuple(attr.factor_sizes),
+            operands=tuple(_mapping(m) for m in attr.operand_mappings),
+            results=tuple(_mapping(m) for m in attr.result_mappings),
+            reduction=frozenset(attr.reduction_factors),
+            need_replication=frozenset(attr.need_replication_factors),
+            permutation=frozenset(attr.permutation_factors),
+            blocked=frozenset(attr.blocked_propagation_factors),
+        )
+    return found
+
+
+def _mapping(attr: ir.Attribute) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(sdy.DimMappingAttr(dim).factor_indices) for dim in sdy.TensorMappingAttr(attr).dim_mappings)
+
+
+@cache
+def identity_rule(shape: tuple[int, ...]) -> FactorRule:
+    """The rule of an op whose one result is its one operand."""
+    dims = tuple((dim,) for dim in range(len(shape)))
+    return FactorRule(shape, (dims,), (dims,))
+
+
+@cache
+def _free_rule(shape: tuple[int, ...]) -> FactorRule:
+    return FactorRule(shape, (), (tuple((dim,) for dim in range(len(shape))),))
+
+
+def read_reducer(op: ir.Operation) -> str | None:
+    """How contracted factors of `op` combine: the single StableHLO op of its region ("add", "maximum", …), or None.
+
+    A reduction that begins from anything but the neutral element has none: partial results would count it repeatedly.
+    """
+    if op.name in _COMBINERS:
+        return _COMBINERS[op.name]
+    if op.name not in _COMBINING_REGIONS:
+        return None
+    body = list(op.regions[-1].blocks[0].operations)
+    reducer = body[0].operation.name.removeprefix("stablehlo.") if len(body) == 2 else None
+    return reducer if op.name != "stablehlo.reduce" or reducer is None or _is_neutral(op.operands[1], reducer) else None
+
+
+def _is_neutral(value: ir.Value, reducer: str) -> bool:
+    """Whether a constant changes nothing when `reducer` combines it with any number of its type."""
+    op = None if isinstance(value, ir.BlockArgument) else ir.OpResult(value).owner.operation
+    if op is None or op.name != "stablehlo.constant":
+        return False
+    number = ir.DenseElementsAttr(op.attributes["value"]).get_splat_value()
+    if isinstance(number, ir.FloatAttr):
+        neutral = {"add": 0.0, "multiply": 1.0, "maximum": -math.inf, "minimum": math.inf}
+        return reducer in neutral and number.value == neutral[reducer]
+    if isinstance(number, ir.BoolAttr):
+        return number.value == {"and": True, "or": False}.get(reducer)
+    if not isinstance(number, ir.IntegerAttr):
+        return False
+    bits, signed = _integer(str(number.type))
+    lowest, highest = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+    full = -1 if signed else highest
+    integers = {"add": 0, "or": 0, "xor": 0, "multiply": 1, "maximum": lowest, "minimum": highest, "and": full}
+    # The bindings give some unsigned values as negative numbers.
+    return reducer in integers and (number.value - integers[reducer]) % (1 << bits) == 0
+
+
+def _integer(text: str) -> tuple[int, bool]:
+    """Bits of an integer type, and whether it is signed."""
+    return int(text.lstrip("usi")), not text.startswith("u")
+
+
+def free_values(op: ir.Operation) -> list[ir.Value]:
+    """Values defined outside `op` that its regions read, in order of first use."""
+    found: dict[ir.Value, None] = {}
+    for region in op.regions:
+        inside: set[ir.Value] = set()
+        for block in region.blocks:
+            _collect_free(block, inside, found)
+    return list(found)
+
+
+def _collect_free(block: ir.Block, inside: set[ir.Value], found: dict[ir.Value, None]) -> None:
+    inside.update(block.arguments)
+    for inner in block.operations:
+        found.update((operand, None) for operand in inner.operation.operands if operand not in inside)
+        for region in inner.operation.regions:
+            for nested in region.blocks:
+                _collect_free(nested, inside, found)
+        inside.update(inner.operation.results)
+
+
+def is_zero(op: ir.Operation) -> bool:
+    """Whether `op` is a constant of zeros."""
+    if op.name != "stablehlo.constant":
+        return False
+    attr = op.attributes["value"]
+    if not isinstance(attr, ir.DenseElementsAttr) or not attr.is_splat:
+        return False
+    element = attr.get_splat_value()
+    return isinstance(element, ir.IntegerAttr | ir.FloatAttr) and element.value == 0
+
+
+@dataclass
+class GraphReader:
+    """Collects ops of one or several blocks into one graph; values that are the same tensor share an index."""
+
+    tensors: list[Tensor] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+    handles: list[ir.Operation] = field(default_factory=list)
+    index: dict[ir.Value, int] = field(default_factory=dict)
+    loops: list[tuple[int, int]] = field(default_factory=list)
+    carried: set[int] = field(default_factory=set)
+    types: dict[ir.Type, Tensor] = field(default_factory=dict)
+    block: int = 0
+    trips: int = 1
+
+    def tensor(self, value: ir.Value) -> int:
+        """The index of a value; a value not seen before becomes a new tensor (an input until an op defines it)."""
+        if value not in self.index:
+            type_ = value.type
+            if type_ not in self.types:  # few of them, and reading one takes longer than all else about a value
+                self.types[type_] = read_tensor(type_)
+            self.index[value] = self.fresh(self.types[type_])
+        return self.index[value]
+
+    def fresh(self, tensor: Tensor) -> int:
+        self.tensors.append(tensor)
+        return len(self.tensors) - 1
+
+    def bind(self, value: ir.Value, tensor: int) -> None:
+        """Say that `value` is the tensor `tensor` (a block argument and what is passed to it, say)."""
+        self.index[value] = tensor
+
+    def add_ops(self, ops: Iterable[ir.Operation], *, group: int = -1, repeat: int = 1) -> None:
+        """Read operations in order; terminators must not be among them."""
+        for op in ops:
+            if op.name == "stablehlo.optimization_barrier":
+                for operand, result in zip(op.operands, op.results, strict=True):
+                    self.bind(result, self.tensor(operand))
+                continue
+            operands = tuple(map(self.tensor, op.operands))
+            captured = tuple(map(self.tensor, free_values(op))) if len(op.regions) else ()
+            results = tuple(map(self.tensor, op.results))
+            rule, work = read_rule(op), self._work(op, operands, results)
+            self.handles.append(op)
+            self.ops.append(
+                Op(
+                    MARKER if is_marker(op) else op.name.removeprefix("stablehlo."),
+                    (*operands, *captured),
+                    results,
+                    rule,
+                    read_reducer(op),
+                    work.flops,
+                    group,
+                    repeat * self.trips,
+                    self.block,
+                    self.trips,
+                    is_zero(op),
+                    read_windows(op, rule),
+                    work.transcendentals,
+                )
+            )
+
+    def _work(self, op: ir.Operation, operands: tuple[int, ...], results: tuple[int, ...]) -> Work:
+        if op.name in CONTROL_FLOW:
+            return read_work(op)
+        shapes = tuple(self.tensors[tensor].shape for tensor in (*operands, *results))
+        return work_of(op, shapes[: len(operands)], shapes[len(operands) :])
+
+    def graph(self, outputs: Iterable[int] = ()) -> OpGraph:
+        defined = {result for op in self.ops for result in op.results}
+        inputs = tuple(t for t in range(len(self.tensors)) if t not in defined)
+        loops, carried = tuple(self.loops), frozenset(self.carried)
+        return OpGraph(tuple(self.tensors), tuple(self.ops), inputs, tuple(outputs), loops, carried)

@@ -1,0 +1,223 @@
+"""Read a staged program as a task graph: which fragments exist, what flows between them, how long things take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from shardopt.cost.compute import dispatch_seconds
+from shardopt.dialect.cluster import CLUSTER, read_cluster
+from shardopt.dialect.mpmd import KIND, RESHARDING, STAGE, parse_mesh_tensor
+from shardopt.dialect.program import Program
+from shardopt.extract.op_graph import read_tensor
+from shardopt.extract.pipeline_memory import held_values, local_bytes, step_bytes
+from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.sharing import Sharing, sharing_of
+from shardopt.mesh.mesh import Mesh
+from shardopt.schedule.exchange import validate
+from shardopt.schedule.graph import Edge, StageGraph
+from shardopt.schedule.memory import Held
+from shardopt.schedule.schedules import ScheduleText, find_runnable, find_schedule
+from shardopt.schedule.simulator import SimulationResult, simulate
+from shardopt.schedule.tasks import Schedule, StageTask, TaskKind
+from shardopt.schedule.workload import Workload
+from shardopt.support.errors import UserError
+
+COST = "shardopt.cost"
+_KINDS = {
+    "fwd": TaskKind.FORWARD,
+    "bwd": TaskKind.BACKWARD,
+    "bwd_input": TaskKind.BACKWARD_INPUT,
+    "bwd_weight": TaskKind.BACKWARD_WEIGHT,
+}
+
+
+@dataclass(frozen=True)
+class PipelineGraph:
+    """The loop body as tasks: seconds of each, calls included, transfer seconds of each edge, bytes a device keeps from
+    a task on.
+
+    `edge_links` are the network cards that the transfers of each edge use: number 2h is what host h sends through,
+    2h + 1 what it receives through. `fixed_bytes[m]` is what a device of mesh m holds all step long: arguments of the
+    step, what lives across the loop, and accumulators; `held` is what it holds for each microbatch, `around_bytes[m]`
+    the most that it holds before and behind the loop.
+    """
+
+    graph: StageGraph
+    task_seconds: dict[StageTask, float]
+    transfer_seconds: tuple[float, ...]
+    activation_bytes: dict[StageTask, int]
+    fixed_bytes: tuple[int, ...]
+    num_stages: int
+    stage_to_mesh: tuple[int, ...]
+    edge_links: tuple[tuple[int, ...], ...] = ()
+    sharing: Sharing | None = None
+    held: tuple[Held, ...] = ()
+    around_bytes: tuple[int, ...] = ()
+
+    @property
+    def num_meshes(self) -> int:
+        return len(self.fixed_bytes)
+
+
+def task_of(op: ir.Operation) -> StageTask:
+    """The schedule task a body fragment belongs to. Raises ValueError for a kind that has no place in the loop."""
+    kind = ir.StringAttr(op.attributes[KIND]).value
+    if kind not in _KINDS:
+        raise ValueError(f"expected a fragment of kind {' or '.join(_KINDS)} in the loop body, found '{kind}'")
+    return StageTask(_KINDS[kind], _stage_of(op))
+
+
+def _stage_of(op: ir.Operation) -> int:
+    return ir.IntegerAttr(op.attributes["stage_id" if op.name == "mpmd.fragment" else STAGE]).value
+
+
+def _mesh_of(op: ir.Operation) -> str:
+    return ir.StringAttr(op.attributes["mesh_name"]).value
+
+
+def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
+    """Raises ValueError when a fragment has no predicted cost or no place in a schedule."""
+    by_name = {mesh.name: mesh for mesh in meshes}
+    cluster = read_cluster(program.module) if CLUSTER in program.module.operation.attributes else None
+    made_by: dict[ir.Value, tuple[StageTask, float, frozenset[int]]] = {}
+    seconds: dict[StageTask, float] = {}
+    edges: dict[tuple[StageTask, StageTask], tuple[int, float, frozenset[int]]] = {}
+    kept: dict[StageTask, int] = {}
+    stays: dict[ir.Value, None] = {}
+    for op in program.body_ops:
+        if op.name == "mpmd.transfer":
+            if op.operands[0] in made_by:
+                source, before, cards = made_by[op.operands[0]]
+                used = cards | _cards(op, cluster)
+                made_by[op.results[0]] = (source, before + _transfer_seconds(op), used)
+            continue
+        task = task_of(op)
+        seconds[task] = seconds.get(task, 0.0) + _fragment_seconds(op) + _call_seconds(op, by_name, cluster)
+        for value in op.operands:
+            if value not in made_by or made_by[value][0] == task:
+                continue
+            source, delay, cards = made_by[value]
+            size, longest, used = edges.get((source, task), (0, 0.0, frozenset[int]()))
+            moved = read_tensor(parse_mesh_tensor(value.type).tensor).size_bytes if source.stage != task.stage else 0
+            edges[source, task] = (size + moved, max(longest, delay), used | cards)
+            if source.stage == task.stage and value not in stays:
+                stays[value] = None
+                kept[source] = kept.get(source, 0) + local_bytes(value.type, by_name)
+        made_by.update((result, (task, 0.0, frozenset[int]())) for result in op.results)
+    num_stages = max((task.stage for task in seconds), default=0) + 1
+    homes = {_stage_of(op): _mesh_of(op) for op in program.body_ops if op.name != "mpmd.transfer"}
+    numbers = {mesh.name: number for number, mesh in enumerate(meshes)}
+    graph = StageGraph(tuple(seconds), tuple(Edge(a, b, size) for (a, b), (size, _, _) in edges.items()))
+    around = step_bytes(program, by_name)
+    return PipelineGraph(
+        graph,
+        seconds,
+        tuple(delay for _, delay, _ in edges.values()),
+        kept,
+        around.in_loop,
+        num_stages,
+        tuple(numbers[homes[stage]] if stage in homes else min(stage, len(meshes) - 1) for stage in range(num_stages)),
+        tuple(tuple(sorted(cards)) for _, _, cards in edges.values()),
+        sharing_of(cluster, [mesh.devices for mesh in meshes]) if cluster is not None else None,
+        held_values(program, by_name, task_of),
+        around.around,
+    )
+
+
+def simulate_pipeline(text: ScheduleText, pipeline: PipelineGraph, num_microbatches: int) -> SimulationResult:
+    """Build, validate and simulate a schedule. Raises UserError (unknown name, order against the dataflow)."""
+    schedule = valid_schedule(text, pipeline, num_microbatches)
+    return simulate(
+        schedule,
+        pipeline.graph,
+        pipeline.task_seconds,
+        pipeline.transfer_seconds,
+        pipeline.activation_bytes,
+        pipeline.fixed_bytes,
+        pipeline.edge_links,
+        pipeline.sharing,
+        held=pipeline.held,
+    )
+
+
+def peak_bytes(pipeline: PipelineGraph, result: SimulationResult) -> tuple[int, ...]:
+    """The most that a device of each mesh holds in a step."""
+    return tuple(max(own.peak_bytes, most) for own, most in zip(result.memory, pipeline.around_bytes, strict=True))
+
+
+def workload(pipeline: PipelineGraph, num_microbatches: int) -> Workload:
+    """The pipeline as the list scheduler wants it, without a memory limit."""
+    return Workload(
+        pipeline.graph,
+        pipeline.stage_to_mesh,
+        num_microbatches,
+        pipeline.task_seconds,
+        pipeline.transfer_seconds,
+        pipeline.activation_bytes,
+        edge_links=pipeline.edge_links,
+        sharing=pipeline.sharing,
+        held=pipeline.held,
+    )
+
+
+def valid_schedule(text: ScheduleText, pipeline: PipelineGraph, num_microbatches: int) -> Schedule:
+    """The schedule that `text` is for this pipeline. Raises UserError as `simulate_pipeline`."""
+    if not text.rows:
+        find_runnable(text.name)
+        _check_halves(text.name, pipeline.graph)
+    schedule = text.build(pipeline.num_stages, num_microbatches, pipeline.num_meshes)
+    if schedule.stage_to_mesh != pipeline.stage_to_mesh:
+        wanted, found = (", ".join(map(str, homes)) for homes in (schedule.stage_to_mesh, pipeline.stage_to_mesh))
+        raise UserError(f"schedule '{text.name}': expected the stages on meshes {wanted}, found them on {found}")
+    applied = next((task for own in schedule.tasks for task in own if task.kind is TaskKind.APPLY), None)
+    if applied is not None:
+        raise UserError(f"schedule '{text.name}': task {applied} changes weights within a step, which plans cannot run")
+    validate(schedule, pipeline.graph)
+    return schedule
+
+
+def _check_halves(name: str, graph: StageGraph) -> None:
+    """Raise UserError where a schedule splits backwards and the program does not, or the other way round."""
+    found = {task.kind for task in graph.tasks}
+    halves = {TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT}
+    wanted = halves.intersection(find_schedule(name).kinds)
+    if wanted and TaskKind.BACKWARD in found:
+        raise UserError(
+            f"schedule '{name}' orders the halves of a backward: expected fragments of kind bwd_input and bwd_weight "
+            f"(run shardopt-split-backward after the stage phase), found bwd"
+        )
+    if not wanted and found & halves:
+        raise UserError(f"schedule '{name}' orders whole backwards: expected fragments of kind bwd, found halves")
+
+
+def _fragment_seconds(op: ir.Operation) -> float:
+    if COST not in op.attributes:
+        raise ValueError(f"expected attribute '{COST}' on every fragment (written by the shard phase), found none")
+    return ir.FloatAttr(ir.DictAttr(op.attributes[COST])["seconds"]).value
+
+
+def _call_seconds(op: ir.Operation, meshes: dict[str, Mesh], cluster: Cluster | None) -> float:
+    """What the call of a fragment takes beside its work."""
+    if cluster is None:
+        return 0.0
+    mesh = meshes[ir.StringAttr(op.attributes["mesh_name"]).value]
+    return dispatch_seconds(cluster.group_of(mesh), mesh.size, len(op.operands) + len(op.results))
+
+
+def _cards(op: ir.Operation, cluster: Cluster | None) -> frozenset[int]:
+    """The network cards that a planned transfer between hosts uses, numbered as in `PipelineGraph`."""
+    if cluster is None or RESHARDING not in op.attributes:
+        return frozenset()
+    rows = np.array(ir.DenseIntElementsAttr(ir.DictAttr(op.attributes[RESHARDING])["steps"]))
+    pairs = {(cluster.host_of(int(source)), cluster.host_of(int(target))) for _, source, target, *_ in rows}
+    crossing = [(source, target) for source, target in pairs if source != target]
+    return frozenset({2 * source for source, _ in crossing} | {2 * target + 1 for _, target in crossing})
+
+
+def _transfer_seconds(op: ir.Operation) -> float:
+    if RESHARDING not in op.attributes:
+        return 0.0
+    return ir.FloatAttr(ir.DictAttr(op.attributes[RESHARDING])["seconds"]).value

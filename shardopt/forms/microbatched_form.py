@@ -1,0 +1,82 @@
+"""What a module looks like after the microbatch phase: prologue, a rolled loop over microbatches, epilogue.
+
+    func.func public @main(…) {
+      prologue
+      %r:k = mpmd.for (%init…) {iterations = B : ui32} (%acc…, %i : tensor<ui32>) {
+        %n:k = mpmd.call @microbatch(%captured…, %acc…, %i) {call_counter = 0 : ui32}
+        mpmd.return %n…
+      }
+      epilogue }
+    func.func private @microbatch(captured…, accumulators…, index) -> accumulators
+
+Types are plain tensors, equal for the k-th init, accumulator and result; every captured value is read by the body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jaxlib.mlir import ir
+
+from shardopt.dialect.program import Program, read_program
+from shardopt.forms.imported_form import MAIN, Violation
+from shardopt.ir.rewriting import functions, operations, symbol_name, terminator
+
+MICROBATCH = "microbatch"
+
+# The frame of the loop; each occurs once.
+_FRAME = frozenset({"mpmd.call", "mpmd.for", "mpmd.return"})
+_CALLS = frozenset({"func.call", "stablehlo.composite"})
+
+
+def violations(module: ir.Module) -> Iterator[Violation]:
+    """All departures from the form; one that hides the loop is reported alone."""
+    try:
+        program = read_program(module)
+    except ValueError as error:
+        yield Violation(module.operation, str(error))
+        return
+    yield from _of_call(program)
+    yield from _of_functions(program)
+    if len(program.call.operands) == len(program.body_block.arguments):
+        yield from _of_captures(program)
+    for op in operations(module.operation):
+        if op.name in _CALLS or (op.name.startswith("mpmd.") and op.name not in _FRAME):
+            yield Violation(op, f"expected StableHLO operations and one microbatch loop, found '{op.name}'")
+
+
+def _of_functions(program: Program) -> Iterator[Violation]:
+    name = symbol_name(program.body)
+    if name != MICROBATCH:
+        yield Violation(program.call, f"expected the loop to call '@{MICROBATCH}', found '@{name}'")
+    for function in functions(program.module):
+        if symbol_name(function) not in (MAIN, name):
+            found = symbol_name(function)
+            yield Violation(function, f"expected no functions but '@{MAIN}' and '@{MICROBATCH}', found '@{found}'")
+    attributes = program.body.attributes
+    if "sym_visibility" not in attributes or ir.StringAttr(attributes["sym_visibility"]).value != "private":
+        yield Violation(program.body, f"expected '@{name}' to be private, found it public")
+
+
+def _of_call(program: Program) -> Iterator[Violation]:
+    """The call hands on what the loop carries, and nothing but the call computes in the loop."""
+    carried = list(program.loop_block.arguments)
+    passed = list(program.call.operands)
+    index = carried[-1]
+    if str(index.type) != "tensor<ui32>":
+        yield Violation(program.loop, f"expected the loop to number microbatches in a tensor<ui32>, found {index.type}")
+    if passed[len(passed) - len(carried) :] != carried:
+        yield Violation(
+            program.call, f"expected the last {len(carried)} operands to be the accumulators and the index in order"
+        )
+    if list(terminator(program.loop_block).operands) != list(program.call.results):
+        yield Violation(terminator(program.loop_block), "expected the results of the call in order")
+    if "call_counter" not in program.call.attributes:
+        yield Violation(program.call, "expected attribute 'call_counter', found none")
+
+
+def _of_captures(program: Program) -> Iterator[Violation]:
+    for k in program.captured:
+        argument = program.body_block.arguments[k]
+        if not any(True for _ in argument.uses):
+            yield Violation(program.body, f"expected every captured value to be read, found argument {k} without use")

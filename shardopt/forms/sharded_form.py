@@ -1,0 +1,225 @@
+"""The sharded form: every value inside a stage has a sharding, and every fragment its predicted cost.
+
+    mpmd.fragment<mesh="m0", …> … {shardopt.cost = {
+        seconds = 1.0e-3 : f64, compute_seconds = …, communication_seconds = …, communication_bytes = 4096 : i64,
+        peak_bytes = 65536 : i64,
+        collectives = [{kind = "all_reduce", axes = ["x"], tensors = 2 : i64, bytes = 4096 : i64}]}} … {
+      stablehlo.add … {mhlo.sharding = "{devices=[2,1]<=[2]}"}
+    } … -> !mpmd.mesh_tensor<"m0", tensor<8x4xf32>, sharding=<@m0, [{"x"}, {}]>>
+
+Seconds, bytes and collectives of a fragment are of one execution.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import starmap
+from math import prod
+from typing import NamedTuple
+
+from jaxlib.mlir import ir
+
+from shardopt.cost.summary import CostSummary
+from shardopt.cost.traffic import Traffic
+from shardopt.dialect.attributes import f64, i64
+from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor, read_topology
+from shardopt.dialect.sharding import split_tuple
+from shardopt.forms.shardy_form import mistakes, read_mesh
+from shardopt.ir.rewriting import functions, symbol_name, terminator
+from shardopt.mesh.mesh import Mesh
+
+COST = "shardopt.cost"
+MHLO_SHARDING = "mhlo.sharding"
+REPLICATED = "{replicated}"
+PARTIAL = "{unreduced}"  # along all axes of the mesh
+
+# Operations that have no sharding of their own: what their regions hold and return has.
+CONTROL_FLOW = frozenset({"stablehlo.case", "stablehlo.if", "stablehlo.while"})
+
+_TILES = re.compile(
+    r"\{devices=\[(?P<tiles>[\d,]+)\](?:<=\[[\d,]+\](?:T\([\d,]+\))?|[\d,]+)"
+    r"(?P<last> last_tile_dim_replicate| last_tile_dims=\{unreduced(?:, replicated)?\})?\}"
+)
+
+
+def write_cost(fragment: ir.Operation, cost: CostSummary) -> None:
+    fragment.attributes[COST] = ir.DictAttr.get(
+        {
+            "seconds": f64(cost.seconds),
+            "compute_seconds": f64(cost.compute_seconds),
+            "communication_seconds": f64(cost.communication_seconds),
+            "communication_bytes": i64(cost.communication_bytes),
+            "peak_bytes": i64(cost.peak_bytes),
+            "collectives": ir.ArrayAttr.get([_write_traffic(item) for item in cost.traffic]),
+        }
+    )
+
+
+def read_cost(fragment: ir.Operation) -> CostSummary:
+    """Raises ValueError when the fragment carries none."""
+    if COST not in fragment.attributes:
+        raise ValueError(f"expected attribute '{COST}' on the fragment, found none")
+    attrs = ir.DictAttr(fragment.attributes[COST])
+    return CostSummary(
+        ir.FloatAttr(attrs["compute_seconds"]).value,
+        ir.FloatAttr(attrs["communication_seconds"]).value,
+        ir.IntegerAttr(attrs["peak_bytes"]).value,
+        tuple(_read_traffic(ir.DictAttr(row)) for row in ir.ArrayAttr(attrs["collectives"])),
+    )
+
+
+def _write_traffic(item: Traffic) -> ir.DictAttr:
+    axes = ir.ArrayAttr.get([ir.StringAttr.get(axis) for axis in item.axes])
+    kind = ir.StringAttr.get(item.kind)
+    return ir.DictAttr.get({"kind": kind, "axes": axes, "tensors": i64(item.tensors), "bytes": i64(item.bytes)})
+
+
+def _read_traffic(row: ir.DictAttr) -> Traffic:
+    return Traffic(
+        ir.StringAttr(row["kind"]).value,
+        tuple(ir.StringAttr(axis).value for axis in ir.ArrayAttr(row["axes"])),
+        ir.IntegerAttr(row["tensors"]).value,
+        ir.IntegerAttr(row["bytes"]).value,
+    )
+
+
+def regions_of(op: ir.Operation) -> list[ir.Block]:
+    """The blocks of a loop or branch, whose values have shardings; none for reducers and the like."""
+    return [region.blocks[0] for region in op.regions] if op.name in CONTROL_FLOW else []
+
+
+class Violation(NamedTuple):
+    """One departure from the form: the operation and what was expected of it."""
+
+    op: ir.Operation
+    message: str
+
+
+def violations(module: ir.Module) -> Iterator[Violation]:
+    """All departures from the sharded form in program order: of the staged form, or of a plain module
+    annotated in GSPMD's or in Shardy's way (`shardopt.forms.shardy_form`)."""
+    main = next((f for f in functions(module) if symbol_name(f) == "main"), None)
+    if main is None:
+        yield Violation(module.operation, "expected a function '@main', found none")
+    elif "topology" not in main.attributes:
+        mesh = read_mesh(module)
+        yield from _of_plain(module, main) if mesh is None else starmap(Violation, mistakes(main, mesh))
+    else:
+        meshes = {mesh.name: mesh for mesh in read_topology(main)}
+        for function in functions(module):
+            yield from _of_function(function, meshes)
+
+
+def _of_plain(module: ir.Module, main: ir.Operation) -> Iterator[Violation]:
+    """No mesh is written in a plain module, so only presence and the number of devices can be checked."""
+    if "mhlo.num_partitions" not in module.operation.attributes:
+        yield Violation(module.operation, "expected attribute 'mhlo.num_partitions' on the module, found none")
+        return
+    count = ir.IntegerAttr(module.operation.attributes["mhlo.num_partitions"]).value
+    for which, name in (("arg_attrs", "argument"), ("res_attrs", "result")):
+        rows = [ir.DictAttr(row) for row in ir.ArrayAttr(main.attributes[which])] if which in main.attributes else []
+        for number, row in enumerate(rows):
+            if MHLO_SHARDING not in row:
+                yield Violation(main, f"expected '{MHLO_SHARDING}' on {name} {number} of '@main', found none")
+    yield from _of_ops(main.regions[0].blocks[0], count)
+
+
+def _of_function(function: ir.Operation, meshes: dict[str, Mesh]) -> Iterator[Violation]:
+    block = function.regions[0].blocks[0]
+    for number, argument in enumerate(block.arguments):
+        for message in _of_type(argument.type, meshes):
+            yield Violation(function, f"argument {number} of '@{symbol_name(function)}': {message}")
+    if symbol_name(function) == "main":
+        yield from _of_ends(function, block)
+    yield from _of_block(block, meshes)
+
+
+def _of_ends(main: ir.Operation, block: ir.Block) -> Iterator[Violation]:
+    """A program takes and returns whole values, not terms of sums."""
+    for what, values in (("argument", block.arguments), ("result", terminator(block).operands)):
+        for number, value in enumerate(values):
+            if _is_partial(value):
+                message = f"{what} {number} of '@main': expected a value that is summed up, found {value.type}"
+                yield Violation(main, message)
+
+
+def _is_partial(value: ir.Value) -> bool:
+    sharding = parse_mesh_tensor(value.type).sharding if is_mesh_tensor(value.type) else None
+    return sharding is not None and bool(sharding.partial)
+
+
+def _of_block(block: ir.Block, meshes: dict[str, Mesh]) -> Iterator[Violation]:
+    for view in block.operations:
+        op = view.operation
+        for number, result in enumerate(op.results):
+            for message in _of_type(result.type, meshes):
+                yield Violation(op, f"result {number} of '{op.name}': {message}")
+        if op.name == "mpmd.fragment":
+            yield from _of_fragment(op, meshes)
+        elif op.name == "mpmd.transfer" and (_is_partial(op.operands[0]) or _is_partial(op.results[0])):
+            yield Violation(op, f"expected a transfer of a value that is summed up, found {op.operands[0].type}")
+        elif op.name == "mpmd.for":
+            yield from _of_block(op.regions[0].blocks[0], meshes)
+
+
+def _of_fragment(op: ir.Operation, meshes: dict[str, Mesh]) -> Iterator[Violation]:
+    mesh = meshes[ir.StringAttr(op.attributes["mesh_name"]).value]
+    if COST not in op.attributes:
+        yield Violation(op, f"expected attribute '{COST}' on the fragment, found none")
+    yield from _of_ops(op.regions[0].blocks[0], mesh.size)
+
+
+def _of_type(type_: ir.Type, meshes: dict[str, Mesh]) -> Iterator[str]:
+    if not is_mesh_tensor(type_):
+        return
+    parsed = parse_mesh_tensor(type_)
+    if parsed.mesh not in meshes:
+        yield f"expected a mesh of the topology ({', '.join(meshes)}), found '{parsed.mesh}'"
+    elif parsed.sharding is None:
+        yield f"expected a mesh tensor with a sharding, found {type_}"
+    else:
+        try:
+            parsed.sharding.check(meshes[parsed.mesh], tuple(parsed.tensor.shape))
+        except ValueError as error:
+            yield str(error)
+
+
+def _of_ops(block: ir.Block, devices: int) -> Iterator[Violation]:
+    for view in block.operations:
+        op = view.operation
+        for inner in regions_of(op):
+            yield from _of_ops(inner, devices)
+        if not len(op.results) or op.name in CONTROL_FLOW:
+            continue
+        if MHLO_SHARDING not in op.attributes:
+            yield Violation(op, f"expected attribute '{MHLO_SHARDING}' on '{op.name}', found none")
+            continue
+        texts = split_tuple(ir.StringAttr(op.attributes[MHLO_SHARDING]).value)
+        if len(texts) != len(op.results):
+            yield Violation(op, f"expected {len(op.results)} shardings on '{op.name}', found {len(texts)}")
+            continue
+        for text, result in zip(texts, op.results, strict=False):
+            message = _tile_mistake(text, tuple(ir.RankedTensorType(result.type).shape), devices)
+            if message:
+                yield Violation(op, f"'{op.name}': {message}")
+
+
+def _tile_mistake(text: str, shape: tuple[int, ...], devices: int) -> str:
+    """What is wrong with one sharding of a tensor on so many devices, or nothing."""
+    if text in (REPLICATED, PARTIAL):
+        return ""
+    match = _TILES.fullmatch(text)
+    if match is None:
+        return f"expected a sharding of the form {{replicated}} or {{devices=[…]<=[…]}}, found '{text}'"
+    tiles = [int(count) for count in match["tiles"].split(",")]
+    if prod(tiles) != devices:
+        return f"expected a sharding over {devices} devices, found {prod(tiles)} in '{text}'"
+    if match["last"]:
+        del tiles[-1 - match["last"].count(",") :]
+    if len(tiles) != len(shape):
+        return f"expected tile counts for rank {len(shape)}, found {len(tiles)} in '{text}'"
+    for dim, (extent, count) in enumerate(zip(shape, tiles, strict=True)):
+        if extent % count:
+            return f"expected dimension {dim} of extent {extent} to divide into {count} tiles in '{text}'"
+    return ""

@@ -1,0 +1,99 @@
+"""From `mhlo.sharding` annotations on a plain module to Shardy's form, which is what plain `jax.jit` partitions.
+
+    func.func public @main(%a: tensor<8x4xf32> {mhlo.sharding = "{devices=[2,1]<=[2]}"}) …
+      %0 = stablehlo.add %a, %a {mhlo.sharding = "{devices=[2,1]<=[2]}"} : tensor<8x4xf32>
+ =>
+    sdy.mesh @mesh = <["x"=2]>
+    func.func public @main(%a: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) …
+      %0 = stablehlo.add %a, %a : tensor<8x4xf32>
+      %1 = sdy.sharding_constraint %0 <@mesh, [{"x"}, {}]> : tensor<8x4xf32>
+
+Only constraints bind inside a function: XLA's import drops `sdy.sharding` on operations. With every value constrained
+Shardy emits the same collectives as GSPMD does from the annotations; with the signature alone it chooses others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import sdy
+
+from shardopt.dialect.annotation import is_marker
+from shardopt.dialect.sharding import from_mhlo, split_tuple
+from shardopt.forms.sharded_form import MHLO_SHARDING, regions_of
+from shardopt.forms.shardy_form import SDY_SHARDING, needs_no_constraint
+from shardopt.ir.rewriting import functions, symbol_name
+from shardopt.mesh.mesh import Mesh, Sharding
+
+_PARTITIONS = ("mhlo.num_partitions", "mhlo.num_replicas")
+
+
+def to_shardy(module: ir.Module, mesh: Mesh) -> None:
+    """Rewrite a plain annotated module in place.
+
+    `mesh` is the one that the annotations mean. Raises ValueError for a sharding that is none of its axis shardings.
+    """
+    main = next(function for function in functions(module) if symbol_name(function) == "main")
+    type_ = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+    with module.context, ir.Location.unknown():
+        axes = [sdy.MeshAxisAttr.get(name, size) for name, size in mesh.axes]
+        with ir.InsertionPoint.at_block_begin(module.body):
+            sdy.MeshOp(ir.StringAttr.get(mesh.name), sdy.MeshAttr.get(axes))
+        for name in _PARTITIONS:
+            if name in module.operation.attributes:
+                del module.operation.attributes[name]
+        for view in list(main.regions[0].blocks[0].operations):
+            _constrain(view.operation, mesh)
+        _signature(main, "arg_attrs", type_.inputs, mesh)
+        _signature(main, "res_attrs", type_.results, mesh)
+
+
+def sharding_attribute(sharding: Sharding, mesh: Mesh) -> sdy.TensorShardingAttr:
+    dims = [
+        sdy.DimensionShardingAttr.get([sdy.AxisRefAttr.get(axis) for axis in axes], is_closed=True)
+        for axes in sharding.dims
+    ]
+    partial = [sdy.AxisRefAttr.get(axis) for axis in sharding.partial]
+    return sdy.TensorShardingAttr.get(mesh.name, dims, unreduced_axes=partial)
+
+
+def _signature(main: ir.Operation, which: str, types: Sequence[ir.Type], mesh: Mesh) -> None:
+    """Replace the annotations of all arguments or of all results."""
+    if not len(types):
+        return
+    rows = []
+    for row, type_ in zip(ir.ArrayAttr(main.attributes[which]), types, strict=True):
+        named = ir.DictAttr(row)
+        attributes = {named[k].name: named[k].attr for k in range(len(named))}
+        text = ir.StringAttr(attributes.pop(MHLO_SHARDING)).value
+        sharding = from_mhlo(text, ir.RankedTensorType(type_).rank, mesh)
+        rows.append(ir.DictAttr.get({**attributes, SDY_SHARDING: sharding_attribute(sharding, mesh)}))
+    main.attributes[which] = ir.ArrayAttr.get(rows)
+
+
+def _constrain(op: ir.Operation, mesh: Mesh) -> None:
+    """Replace the annotation of an operation by a constraint on each of its results."""
+    for block in regions_of(op):
+        for view in list(block.operations):
+            _constrain(view.operation, mesh)
+    if MHLO_SHARDING not in op.attributes:
+        return
+    text = ir.StringAttr(op.attributes[MHLO_SHARDING]).value
+    del op.attributes[MHLO_SHARDING]
+    if is_marker(op):
+        _constraint(op, op.operands[0], op.results[0], text, mesh)
+        op.erase()
+    elif not needs_no_constraint(op):
+        texts = split_tuple(text)
+        for result, one in zip(op.results, texts, strict=True):
+            if isinstance(result.type, ir.RankedTensorType):
+                _constraint(op, result, result, one, mesh)
+
+
+def _constraint(op: ir.Operation, value: ir.Value, replaced: ir.Value, text: str, mesh: Mesh) -> None:
+    """Put `value`, constrained, behind `op` and in the place of `replaced`."""
+    sharding = from_mhlo(text, ir.RankedTensorType(value.type).rank, mesh)
+    with ir.InsertionPoint.after(op):
+        made = sdy.ShardingConstraintOp(value, sharding_attribute(sharding, mesh), loc=op.location)
+    replaced.replace_all_uses_except(made.result, made.operation)

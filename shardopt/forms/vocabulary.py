@@ -1,0 +1,223 @@
+"""What the attributes in our IR mean: the table behind `docs/dialect.md`.
+
+`tests/unit/test_docs.py` holds it against the IR of the tutorial: an attribute first appears after the phase that the
+table names, and on operations that the table names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardopt.dialect.annotation import SHARDING
+from shardopt.dialect.choices import CHOICES
+from shardopt.dialect.cluster import CLUSTER
+from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR
+from shardopt.dialect.mpmd import (
+    DEVICES,
+    IN_FLIGHT,
+    INTRA_OP,
+    KIND,
+    LAYER,
+    RECOMPUTE,
+    RESHARDING,
+    SCHEDULE,
+    STAGE,
+    TOPOLOGY,
+)
+from shardopt.dialect.prediction import PREDICTED
+from shardopt.forms.exported_form import MESH_SHAPE, MHLO_SHARDING
+from shardopt.forms.sharded_form import COST
+
+# Who writes what was in the model before the first pass.
+INPUT = "input"
+
+
+@dataclass(frozen=True)
+class AttributeDoc:
+    """One attribute. `form` is its value as printed; it parses as a builtin, mpmd or sdy attribute.
+
+    `on` names operations and, for attributes of arguments, the function that has them; `writer` is a pass, or `INPUT`.
+    """
+
+    name: str
+    on: tuple[str, ...]
+    form: str
+    writer: str
+    meaning: str
+
+
+ATTRIBUTES: tuple[AttributeDoc, ...] = (
+    AttributeDoc(
+        ALIASING_OUTPUT,
+        ("func.func",),
+        "0 : i32",
+        INPUT,
+        "On an argument of `@main`: the result that replaces it in the next step. A training step marks its state this "
+        "way, and the planner finds batch arguments by its absence. On an argument of a stage function "
+        "(`shardopt-lower-to-fragment-calls`): its buffer dies in the call, and this result takes it over.",
+    ),
+    AttributeDoc(
+        BUFFER_DONOR,
+        ("func.func",),
+        "true",
+        INPUT,
+        "On an argument of `@main`: its buffer is donated, and no result is named. Such arguments are paired with "
+        "results of equal type in order, as JAX pairs them; the stage phase writes the pairs as `tf.aliasing_output`.",
+    ),
+    AttributeDoc(
+        SHARDING,
+        ("stablehlo.custom_call", "func.func"),
+        '{axes = ["dp", "mp"], sizes = array<i64: 2, 4>, dims = [["dp"], []], open = array<i64: 1>}',
+        "shardopt-read-annotations",
+        "A sharding that the user asks for, on arguments and results of `@main` and on markers (`@Sharding` custom "
+        "calls): the axes and sizes of the user's own mesh, the axes of every dimension, and the dimensions that may "
+        "be split further. `replicated` are axes that split nothing, `devices` the device ids in row-major order of "
+        "the axes where they are not 0, 1, 2, … The shard phase obeys it and removes it.",
+    ),
+    AttributeDoc(
+        LAYER,
+        ("stablehlo.*", "func.func"),
+        "2 : i64",
+        "shardopt-cluster-layers",
+        "On every operation of the step and on arguments of `@main`: the layer it belongs to, from 0, the same for an "
+        "operation, its backward and the update of what it reads. -1 stands for operations that each reader repeats "
+        "for itself. The stage phase turns it into the `origin` of fragments and removes it.",
+    ),
+    AttributeDoc(
+        CLUSTER,
+        ("builtin.module",),
+        '{name = "cpu-test", hosts = 1 : i64, devices_per_host = 4 : i64, dispatch_seconds = 2.0e-05 : f64, '
+        'device = {name = "cpu", memory_bytes = 2147483648 : i64, memory_bandwidth = 1.0e+10 : f64, '
+        "peak_flops = {f32 = 5.0e+10 : f64}}, "
+        "intra_host = {latency_seconds = 5.0e-05 : f64, bandwidth_bytes_per_second = 2.0e+09 : f64}, "
+        "inter_host = {latency_seconds = 2.0e-04 : f64, bandwidth_bytes_per_second = 1.0e+09 : f64}}",
+        "shardopt-outline-stages",
+        "The cluster the plan is made for, so that later passes need no file. Rates are per second and per device.",
+    ),
+    AttributeDoc(
+        TOPOLOGY,
+        ("func.func",),
+        '#mpmd.topology<<"m0" : <["x"=1, "y"=2]>>, <"m1" : <["x"=1, "y"=2]>>>',
+        "shardopt-outline-stages",
+        "On `@main` and `@microbatch`: the meshes, in the order of their first stages, with the names and sizes of "
+        "their axes. An attribute of the mpmd dialect.",
+    ),
+    AttributeDoc(
+        DEVICES,
+        ("func.func",),
+        "[array<i64: 0, 1>, array<i64: 2, 3>]",
+        "shardopt-outline-stages",
+        "On `@main`: the device ids of the cluster behind every mesh of the topology, in row-major order of its axes.",
+    ),
+    AttributeDoc(
+        IN_FLIGHT,
+        ("mpmd.for",),
+        "array<i64: 2, 1>",
+        "shardopt-outline-stages",
+        "How many microbatches of every stage stand between their forward and their backward at once under the "
+        "schedule that the stages were planned for: what the forward keeps for the backward is held so many times.",
+    ),
+    AttributeDoc(
+        RECOMPUTE,
+        ("mpmd.for",),
+        '["layer", "none"]',
+        "shardopt-outline-stages",
+        "What every stage computes again in its backward pass instead of keeping it for each microbatch in flight: "
+        'nothing (`"none"`), the forward of each layer from what enters the layer (`"layer"`), or its whole forward '
+        'from what the stage receives (`"full"`). Absent where no stage recomputes.',
+    ),
+    AttributeDoc(
+        INTRA_OP,
+        ("mpmd.for",),
+        '["data", "megatron"]',
+        "shardopt-outline-stages",
+        'How the inside of every stage was planned to be sharded: by the solver (`"ilp"`) or as a known method does; '
+        "the shard phase obeys. Absent where the solver decides for all stages.",
+    ),
+    AttributeDoc(
+        PREDICTED,
+        ("mpmd.for",),
+        '{schedule = "1f1b", step_seconds = 1.61e-02 : f64, formula_seconds = 1.52e-02 : f64, '
+        "formula_bound = 1.49e-02 : f64}",
+        "shardopt-outline-stages",
+        "The schedule that the stages were planned for, and what was predicted when they were chosen: the seconds of a "
+        "step by the simulator, those by the formula of the stage DP, and a lower bound of the formula over all plans "
+        "(absent for a baseline). `shardopt-schedule-pipeline` takes this schedule, or a shorter one that holds no "
+        "more, unless it is told another.",
+    ),
+    AttributeDoc(
+        KIND,
+        ("mpmd.fragment", "mpmd.fragment_call"),
+        '"fwd"',
+        "shardopt-outline-stages",
+        "What a fragment does: `prologue` and `update` stand around the loop; in `@microbatch` stand `fwd` and `bwd`, "
+        "or `bwd_input` and `bwd_weight` for a backward in two halves (`shardopt-split-backward`). "
+        "With `stage_id` of the fragment it names the task that the schedule orders.",
+    ),
+    AttributeDoc(
+        MHLO_SHARDING,
+        ("stablehlo.*", "func.func"),
+        '"{devices=[1,2]<=[2]}"',
+        "shardopt-shard-stages",
+        "On every operation inside a fragment, and on arguments and results of stage functions: how its results lie "
+        "on the devices of the mesh, in the V2 text that XLA reads; several results share a tuple of texts. Values "
+        'between fragments say the same in their type: `!mpmd.mesh_tensor<"m0", tensor<8x4xf32>, '
+        'sharding=<@m0, [{}, {"y"}]>>`.',
+    ),
+    AttributeDoc(
+        COST,
+        ("mpmd.fragment", "mpmd.fragment_call"),
+        "{seconds = 1.5e-03 : f64, compute_seconds = 1.0e-03 : f64, communication_seconds = 5.0e-04 : f64, "
+        "communication_bytes = 131072 : i64, peak_bytes = 2752524 : i64, "
+        'collectives = [{kind = "all_reduce", axes = ["x"], tensors = 1 : i64, bytes = 131072 : i64}]}',
+        "shardopt-shard-stages",
+        "What one execution of the fragment, or of `@main` of a module without stages, is predicted to take. "
+        "`collectives` counts tensors and bytes by kind and mesh axes: the most that one device holds of each tensor, "
+        "which is the whole value for gathers and reductions and the device's share for all-to-all and permute; "
+        "`communication_bytes` is their sum. `peak_bytes` is the most one device holds.",
+    ),
+    AttributeDoc(
+        CHOICES,
+        ("func.func",),
+        '{m0 = {inputs = {arg0 = "[{}, {y}]"}, ops = ["tanh [{}, {y}] -> [{}, {y}]"]}}',
+        "shardopt-shard-stages",
+        "On `@main`, for the plan file: the shardings of what arrives at each mesh, and of operands and results of all "
+        "its operations in the order in which the shard phase reads them. The export phase removes it.",
+    ),
+    AttributeDoc(
+        RESHARDING,
+        ("mpmd.transfer",),
+        '{strategy = "send_recv", steps = dense<[[0, 0, 2, 0, 0, 128, 512]]> : tensor<1x7xi64>, bytes = 262144 : i64, '
+        "seconds = 1.81e-04 : f64}",
+        "shardopt-insert-transfers",
+        "Who sends which part to whom. A row of `steps` is (phase, source device, destination device, start of the box "
+        "in each dimension, limit of the box in each dimension); phase 0 crosses meshes, later phases pass on inside "
+        "the destination what arrived in phases before. Rows of a phase are in the order in which they are best sent. "
+        "`bytes` cross in phase 0; `seconds` are predicted for all phases, and for all values that travel in one "
+        "message with this one. The microbatch index is known everywhere and has none.",
+    ),
+    AttributeDoc(
+        SCHEDULE,
+        ("mpmd.for",),
+        '{name = "1f1b", makespan_seconds = 1.73e-02 : f64, bubble = 3.0e-01 : f64, '
+        "peak_bytes = array<i64: 2883584, 2097156>}",
+        "shardopt-schedule-pipeline",
+        "The order of tasks on every mesh, by name (an order that no name stands for is listed as `tasks`, a text for "
+        "each mesh), with what the simulator predicts for a step: its length, the share of mesh time in which no task "
+        "runs, and the peak memory of a device of each mesh.",
+    ),
+    AttributeDoc(
+        STAGE,
+        ("mpmd.fragment_call",),
+        "0 : i64",
+        "shardopt-lower-to-fragment-calls",
+        "The stage of a call; fragments have `stage_id` instead, which the operation for calls lacks.",
+    ),
+    AttributeDoc(
+        MESH_SHAPE,
+        ("func.func",),
+        '#sdy.mesh<["x"=1, "y"=2]>',
+        "shardopt-lower-to-fragment-calls",
+        "On a stage function: the mesh that its `mhlo.sharding` texts count devices on. An attribute of Shardy.",
+    ),
+)

@@ -1,0 +1,1 @@
+"""Op graphs as plain values, and what their operations compute: FLOPs, bytes, windows."""

@@ -1,0 +1,149 @@
+"""The op graph as integers: what planners see of a piece of StableHLO.
+
+`shardopt.extract.op_graph` reads it out of the IR.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from shardopt.graph.op_flops import Work
+from shardopt.graph.windows import Window
+
+# The layer of an operation that belongs to none: whoever reads its result computes it again.
+SHARED = -1
+
+# The name of operations that hand their operand on and say how it is to be sharded.
+MARKER = "sharding"
+
+
+@dataclass(frozen=True)
+class FactorRule:
+    """A Shardy sharding rule: every tensor dimension is a product of factors, shared between operands and results.
+
+    `operands[k][d]` are the factors of dimension d of operand k, major to minor; `sizes[f]` is the extent of factor f.
+    A factor is one of: pass-through, `reduction` (contracted: sharding it leaves a partial result), `need_replication`
+    (may not be sharded), `permutation` (data moves along it, e.g. a convolution's space), `blocked` (may be sharded
+    here but is not propagated).
+    """
+
+    sizes: tuple[int, ...]
+    operands: tuple[tuple[tuple[int, ...], ...], ...]
+    results: tuple[tuple[tuple[int, ...], ...], ...]
+    reduction: frozenset[int] = frozenset()
+    need_replication: frozenset[int] = frozenset()
+    permutation: frozenset[int] = frozenset()
+    blocked: frozenset[int] = frozenset()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Rules are parts of keys over and over again."""
+        sets = (self.reduction, self.need_replication, self.permutation, self.blocked)
+        return hash((self.sizes, self.operands, self.results, *sets))
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One value: global shape and element type (MLIR's spelling, `f32`, `ui32`, `i1`)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    itemsize: int
+
+    @property
+    def size_bytes(self) -> int:
+        return prod(self.shape) * self.itemsize
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation on tensors, given by their indices in `OpGraph.tensors`.
+
+    `reducer` says how contracted factors combine: "add", "maximum", "minimum", … ; None where nothing contracts or the
+    combination is not a single op. `group` is free for the reader's caller (layer, stage or -1). `repeat` counts all
+    executions in a step, `trips` those in one execution of the group: more than one inside a loop. `zero` is set for a
+    constant of zeros. `windows` say what moves along the permutation factors of the rule, where that is known. `flops`
+    and `transcendentals` are the work of one execution (`shardopt.graph.op_flops`).
+    """
+
+    name: str
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    rule: FactorRule | None
+    reducer: str | None = None
+    flops: float = 0.0
+    group: int = -1
+    repeat: int = 1
+    block: int = 0
+    trips: int = 1
+    zero: bool = False
+    windows: tuple[Window, ...] = ()
+    transcendentals: float = 0.0
+
+    @property
+    def weighted_flops(self) -> float:
+        """FLOPs that take as long as its FLOPs and transcendentals."""
+        return Work(self.flops, self.transcendentals).weighted_flops
+
+    @property
+    def scope(self) -> tuple[int, int]:
+        """Operations of one scope can share what is made in it; `block` tells regions of loops and branches apart."""
+        return self.group, self.block
+
+
+@dataclass(frozen=True)
+class OpGraph:
+    """Ops in program order; `inputs` are tensors no op defines, `outputs` those that leave the graph.
+
+    `loops` are ranges [start, stop) of ops that run again and again: what comes from before and is read in one lives
+    until its end. `carried` are tensors from before a loop that it replaces in every iteration.
+    """
+
+    tensors: tuple[Tensor, ...]
+    ops: tuple[Op, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    loops: tuple[tuple[int, int], ...] = ()
+    carried: frozenset[int] = frozenset()
+
+    def trips_of(self, op: int, tensor: int, producer: int) -> int:
+        """How often what `op` does to an operand has to run in one execution of its group: as often as the value
+        changes, for XLA moves out of a loop what is the same in every iteration. `producer` is -1 for an input."""
+        trips = self.ops[op].trips
+        if trips == 1:
+            return 1
+        around = sorted((loop for loop in self.loops if loop[0] <= op < loop[1]), key=lambda loop: (loop[0], -loop[1]))
+        inside = [loop for loop in around if loop[0] <= producer < loop[1]]
+        entered = around[len(inside) :]
+        changing = entered[: tensor in self.carried] or inside[-1:]
+        # What stands in a loop, and in none within it, runs once an iteration; the rest of it more often.
+        return min((each.trips for each in self.ops[slice(*changing[0])]), default=trips) if changing else 1
+
+    def producers(self) -> tuple[int, ...]:
+        """For each tensor, the op that defines it, or -1."""
+        return self._producers
+
+    def consumers(self) -> tuple[tuple[int, ...], ...]:
+        """For each tensor, the ops that read it, in program order, each once."""
+        return self._consumers
+
+    @cached_property
+    def _producers(self) -> tuple[int, ...]:
+        found = [-1] * len(self.tensors)
+        for index, op in enumerate(self.ops):
+            for result in op.results:
+                found[result] = index
+        return tuple(found)
+
+    @cached_property
+    def _consumers(self) -> tuple[tuple[int, ...], ...]:
+        found: list[list[int]] = [[] for _ in self.tensors]
+        for index, op in enumerate(self.ops):
+            for operand in dict.fromkeys(op.operands):
+                found[operand].append(index)
+        return tuple(map(tuple, found))

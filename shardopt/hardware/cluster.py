@@ -1,0 +1,201 @@
+"""Clusters as values: what a device and a link can do, and which devices share a host.
+
+A cluster is one or more *host groups*; a group is `hosts` equal machines of `devices_per_host` equal devices. Device
+ids run host by host and group by group, so a group's devices are contiguous. Descriptions are read by
+`shardopt.hardware.cluster_file`; where a mesh lies and how fast its axes are,
+`shardopt.hardware.topology` tells; where the stages of a pipeline go, `shardopt.solve.stages.search.placement`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+
+from shardopt.hardware.profile import Profile
+from shardopt.mesh.mesh import Mesh
+
+DTYPE_FAMILIES = ("f64", "f32", "bf16", "f16", "f8", "i8")
+
+
+@dataclass(frozen=True)
+class KernelRates:
+    """How close kernels come to what the data sheet of a device says, as measured on such devices.
+
+    `products` is the share of `Device.peak_flops` that the largest matrix products reach, by dtype family (`f32` always
+    present), and `convolutions` the share of that which convolutions reach. `memory` is the share of
+    `Device.memory_bandwidth` that a large copy reaches. `least_seconds` pass from the start of one kernel to the start
+    of the next, however little it does. `merged` says whether the compiler makes one kernel of those over the same
+    elements (`shardopt.solve.sharding.merged_kernels`), as it does for GPUs.
+    """
+
+    products: Mapping[str, float] = field(hash=False)
+    convolutions: float
+    memory: float
+    least_seconds: float
+    merged: bool
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator: peak FLOP/s by dtype family (`f32` always present), memory in bytes and bytes/s, how close
+    kernels come to these rates, if that is known, and what was measured on such devices, if anything was
+    (`with_profile`)."""
+
+    name: str
+    peak_flops: Mapping[str, float] = field(hash=False)  # a dict has no hash; equal devices still hash equally
+    memory_bytes: int
+    memory_bandwidth: float
+    kernels: KernelRates | None = None
+    profile: Profile | None = None
+
+
+@dataclass(frozen=True)
+class Link:
+    """Latency of one message and bandwidth in one direction."""
+
+    latency_seconds: float
+    bandwidth_bytes_per_second: float
+
+
+@dataclass(frozen=True)
+class HostGroup:
+    """Equal hosts of equal devices. `intra_host` is per device; `inter_host` is per host, shared by its devices.
+
+    `fabric_bandwidth`, bytes/s in one direction, bounds what all hosts of the group send to each other at once; None
+    where the network between them carries what their cards can send.
+    """
+
+    name: str
+    hosts: int
+    devices_per_host: int
+    device: Device
+    intra_host: Link
+    inter_host: Link
+    dispatch_seconds: float
+    fabric_bandwidth: float | None = None
+
+    @property
+    def num_devices(self) -> int:
+        return self.hosts * self.devices_per_host
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.hosts}x{self.devices_per_host}"
+
+
+@dataclass(frozen=True)
+class GroupLink:
+    """The link from a host of one group to a host of another, both ways. A host's messages share its network card."""
+
+    groups: tuple[str, str]
+    link: Link
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Host groups with the links between them.
+
+    Hosts of two groups talk over the link of `links` that names both groups, else over `between_groups`, else over the
+    worse of their groups' `inter_host` links, in latency and in bandwidth.
+    """
+
+    name: str
+    groups: tuple[HostGroup, ...]
+    between_groups: Link | None = None
+    links: tuple[GroupLink, ...] = ()
+
+    @staticmethod
+    def uniform(
+        name: str,
+        hosts: int,
+        devices_per_host: int,
+        device: Device,
+        intra_host: Link,
+        inter_host: Link,
+        dispatch_seconds: float,
+    ) -> Cluster:
+        """A cluster of one host group, which has its name."""
+        group = HostGroup(name, hosts, devices_per_host, device, intra_host, inter_host, dispatch_seconds)
+        return Cluster(name, (group,))
+
+    @property
+    def num_devices(self) -> int:
+        return self.first_devices[-1]
+
+    @cached_property
+    def first_devices(self) -> tuple[int, ...]:
+        """The first device of every group, and the number of all devices."""
+        return (0, *accumulate(group.num_devices for group in self.groups))
+
+    @property
+    def merges_kernels(self) -> bool:
+        """Whether kernels are merged on the devices of all groups."""
+        return all(group.device.kernels is not None and group.device.kernels.merged for group in self.groups)
+
+    @cached_property
+    def _first_hosts(self) -> tuple[int, ...]:
+        return (0, *accumulate(group.hosts for group in self.groups))
+
+    @cached_property
+    def groups_of_devices(self) -> np.ndarray:
+        """The group of every device, int64 `[devices]`."""
+        return np.repeat(np.arange(len(self.groups)), [group.num_devices for group in self.groups])
+
+    @cached_property
+    def hosts_of_devices(self) -> np.ndarray:
+        """The host of every device, counted over all groups, int64 `[devices]`."""
+        widths = np.repeat([group.devices_per_host for group in self.groups], [group.hosts for group in self.groups])
+        return np.repeat(np.arange(len(widths)), widths)
+
+    def group_index(self, device: int) -> int:
+        """The group that a device of the cluster belongs to."""
+        return min(bisect_right(self.first_devices, device), len(self.groups)) - 1
+
+    def host_of(self, device: int) -> int:
+        """The host of a device, counted over all groups."""
+        index = self.group_index(device)
+        return self._first_hosts[index] + (device - self.first_devices[index]) // self.groups[index].devices_per_host
+
+    def group_of(self, mesh: Mesh) -> HostGroup:
+        """The group that a mesh lies in. Raises ValueError for a mesh over devices of several groups."""
+        first, last = self.group_index(min(mesh.devices)), self.group_index(max(mesh.devices))
+        if first != last:
+            raise ValueError(
+                f"expected mesh '{mesh.name}' inside one host group of cluster {self}, "
+                f"found devices of '{self.groups[first].name}' and of '{self.groups[last].name}'"
+            )
+        return self.groups[first]
+
+    def link_between(self, first: int, second: int) -> Link:
+        """The link from a host of one group to a host of another."""
+        ends = self.groups[first], self.groups[second]
+        named = [link.link for link in self.links if set(link.groups) == {end.name for end in ends}]
+        if named or self.between_groups is not None:
+            return [*named, self.between_groups][0]  # type: ignore[return-value]
+        cards = [end.inter_host for end in ends]
+        return Link(
+            max(card.latency_seconds for card in cards),
+            min(card.bandwidth_bytes_per_second for card in cards),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.name}:" + "+".join(f"{group.hosts}x{group.devices_per_host}" for group in self.groups)
+
+
+@dataclass(frozen=True)
+class Submesh:
+    """A physical rectangle of devices of one group: part of one host (`hosts == 1`) or several whole hosts."""
+
+    hosts: int
+    devices_per_host: int
+
+    @property
+    def num_devices(self) -> int:
+        return self.hosts * self.devices_per_host
+
+    def __str__(self) -> str:
+        return f"{self.hosts}x{self.devices_per_host}"

@@ -1,0 +1,237 @@
+"""Descriptions of clusters: YAML and JSON files, presets, and combinations of them (`docs/cluster.md`).
+
+A file has the fields of one host group, or the fields of a cluster with a list of groups:
+
+    name: pool                                      name: mixed
+    hosts: 2                                        groups:
+    devices_per_host: 8                               - {name: old, hosts: 2, devices_per_host: 8, …}
+    device: {…}                                       - {name: new, hosts: 1, devices_per_host: 8, …}
+    …                                               between_groups: {…}
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from shardopt.hardware.cluster import DTYPE_FAMILIES, Cluster, Device, GroupLink, HostGroup, KernelRates, Link
+from shardopt.support.documents import parse_text, read_document, read_text
+from shardopt.support.errors import UserError
+from shardopt.support.readers import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, Flag, Schema, Text, suggestion
+from shardopt.support.records import Field, Items, Nullable, Record, Table
+
+LINK = Record(
+    Link,
+    {
+        "latency_seconds": Field(NOT_NEGATIVE, "seconds of an empty message"),
+        "bandwidth_bytes_per_second": Field(POSITIVE, "bytes/s in one direction"),
+    },
+)
+KERNELS = Record(
+    KernelRates,
+    {
+        "products": Field(
+            Table(SHARE, DTYPE_FAMILIES, ("f32",)),
+            "share of peak_flops that the largest matrix products reach, by dtype",
+        ),
+        "convolutions": Field(SHARE, "share of what products reach that convolutions do"),
+        "memory": Field(SHARE, "share of memory_bandwidth that a large copy reaches"),
+        "least_seconds": Field(NOT_NEGATIVE, "seconds from the start of an empty kernel to that of the next"),
+        "merged": Field(Flag(), "whether the compiler makes one kernel of those over the same elements"),
+    },
+)
+DEVICE = Record(
+    Device,
+    {
+        "name": Field(Text(), "what messages call it"),
+        "peak_flops": Field(
+            Table(POSITIVE, DTYPE_FAMILIES, ("f32",)),
+            "FLOP/s of dense matrix products by dtype; a dtype that is left out runs at the rate of the next wider one",
+        ),
+        "memory_bytes": Field(COUNT, "bytes that a program may use"),
+        "memory_bandwidth": Field(POSITIVE, "bytes/s"),
+        "kernels": Field(
+            Nullable(KERNELS), "how close kernels come to these rates; left out: products to 60 %, memory to all", None
+        ),
+    },
+)
+_GROUP_FIELDS = {
+    "name": Field(Text(), "what messages call it"),
+    "hosts": Field(COUNT, "number of machines"),
+    "devices_per_host": Field(COUNT, "devices of one machine"),
+    "device": Field(DEVICE, "what one device can do"),
+    "intra_host": Field(LINK, "between two devices of a host; every device has a link of its own"),
+    "inter_host": Field(LINK, "a host's network card, shared by its devices"),
+    "dispatch_seconds": Field(NOT_NEGATIVE, "seconds that the host takes to start one program"),
+    "fabric_bandwidth": Field(
+        Nullable(POSITIVE), "bytes/s that all hosts together can send each other; left out: what their cards can", None
+    ),
+}
+GROUP = Record(HostGroup, _GROUP_FIELDS)
+FLAT = Record(lambda **fields: Cluster(fields["name"], (HostGroup(**fields),)), _GROUP_FIELDS)
+
+
+def _group_mistake(cluster: Cluster) -> str:
+    names = [group.name for group in cluster.groups]
+    for name in names:
+        if names.count(name) > 1:
+            return f"field 'groups': expected unique names, got '{name}' twice"
+    pairs = [frozenset(link.groups) for link in cluster.links]
+    for number, link in enumerate(cluster.links):
+        path = f"links[{number}].groups"
+        for name in link.groups:
+            if name not in names:
+                return f"field '{path}': unknown group '{name}'{suggestion(name, names)}"
+        if link.groups[0] == link.groups[1]:
+            return f"field '{path}': expected two groups, got '{link.groups[0]}' twice (its hosts talk over inter_host)"
+        if pairs.index(pairs[number]) < number:
+            return f"field '{path}': expected one link for '{link.groups[0]}' and '{link.groups[1]}', got another"
+    return ""
+
+
+GROUPED = Record(
+    Cluster,
+    {
+        "name": Field(Text(), "what messages call it"),
+        "groups": Field(Items(GROUP, least=1), "the host groups, in the order of their device ids"),
+        "between_groups": Field(
+            Nullable(LINK), "between hosts of different groups; left out: the worse of the two inter_host links", None
+        ),
+        "links": Field(
+            Items(
+                Record(
+                    GroupLink,
+                    {
+                        "groups": Field(Items(Text(), 2, 2), "the names of two groups"),
+                        "link": Field(LINK, "between their hosts"),
+                    },
+                )
+            ),
+            "links of single pairs of groups, instead of between_groups",
+            (),
+        ),
+    },
+    _group_mistake,
+)
+
+
+class _Description:
+    """One of the two forms; the key `groups` tells which."""
+
+    def read(self, value: Any, path: str, mistakes: list[str]) -> Any:
+        form = GROUPED if isinstance(value, dict) and "groups" in value else FLAT
+        return form.read(value, path, mistakes)
+
+    def schema(self) -> Schema:
+        return {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "title": "shardopt cluster",
+            "oneOf": [FLAT.schema(), GROUPED.schema()],
+        }
+
+
+DESCRIPTION = _Description()
+
+
+# The planner looks at every number of hosts, and lists the devices of each: 8,000 of them took more than 8 GiB.
+MOST_DEVICES = 4096
+
+
+def presets() -> tuple[str, ...]:
+    """Names of the built-in clusters, sorted."""
+    folder = resources.files("shardopt.hardware") / "presets"
+    return tuple(sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")))
+
+
+def load_cluster(spec: str) -> Cluster:
+    """The cluster named by `spec`: the path of a YAML/JSON file or a preset, with an optional `:HxD` that overrides
+    hosts x devices per host (`p3.16xlarge:2x8`); or several of these joined by `+`, each one a host group.
+
+    Raises UserError with file and field path.
+    """
+    name, _, shape = spec.rpartition(":")
+    parts = spec.split("+")
+    if len(parts) == 1 or is_file(spec) or (is_file(name) and "+" not in shape):
+        return _checked(_load_one(spec))
+    return _checked(_combine(spec, [_load_one(part.strip()) for part in parts]))
+
+
+def _checked(cluster: Cluster) -> Cluster:
+    if cluster.num_devices > MOST_DEVICES:
+        raise UserError(f"cluster '{cluster.name}': expected at most {MOST_DEVICES} devices, got {cluster.num_devices}")
+    return cluster
+
+
+def is_file(name: str) -> bool:
+    """Whether `name` names a file; no error for what cannot be a name."""
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # too long, or with a zero byte
+        return False
+
+
+def _load_one(spec: str) -> Cluster:
+    name, colon, shape = spec.rpartition(":")
+    # A colon followed by a path separator belongs to a path such as `C:\clusters\a.yaml`.
+    if not colon or re.search(r"[/\\]", shape) or is_file(spec):
+        name, shape = spec, ""
+    text, file = _source(name)
+    cluster = read_document(DESCRIPTION, parse_text(text, file), file)
+    if name == spec:
+        return cluster
+    match = re.fullmatch(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})", shape)
+    if match is None:
+        raise UserError(f"cluster '{spec}': expected HOSTSxDEVICES after ':', such as '2x8', got '{shape}'")
+    if len(cluster.groups) > 1:
+        raise UserError(f"cluster '{spec}': expected no ':{shape}' for a description with several host groups")
+    group = replace(cluster.groups[0], hosts=int(match[1]), devices_per_host=int(match[2]))
+    return replace(cluster, groups=(group,))
+
+
+def _source(name: str) -> tuple[str, str]:
+    """Text of the description `name` (a path or a preset) and the file name to show in errors."""
+    if name.endswith((".yaml", ".yml", ".json")) or is_file(name):
+        return read_text(Path(name), "cluster file"), name
+    if name not in presets():
+        raise UserError(f"unknown cluster preset '{name}'{suggestion(name, presets())}")
+    file = f"{name}.yaml"
+    return (resources.files("shardopt.hardware") / "presets" / file).read_text(encoding="utf-8"), file
+
+
+def _combine(spec: str, parts: list[Cluster]) -> Cluster:
+    """One host group a part. A second group of a name is called `name-2`, and so on."""
+    groups: list[HostGroup] = []
+    for part in parts:
+        if len(part.groups) > 1:
+            raise UserError(f"cluster '{spec}': expected parts with one host group each, '{part.name}' has several")
+        group = part.groups[0]
+        earlier = sum(other.name == group.name or other.name.startswith(f"{group.name}-") for other in groups)
+        groups.append(replace(group, name=f"{group.name}-{earlier + 1}") if earlier else group)
+    return Cluster("+".join(part.name for part in parts), tuple(groups))
+
+
+def describe(cluster: Cluster) -> dict[str, Any]:
+    """What a file that describes the cluster would hold; read by `DESCRIPTION`, it gives an equal cluster, apart from
+    profiles, which have files of their own."""
+    groups = [_fields(group) for group in cluster.groups]
+    if len(groups) == 1 and groups[0]["name"] == cluster.name:
+        return groups[0]
+    links = [{"groups": list(link.groups), "link": asdict(link.link)} for link in cluster.links]
+    between = asdict(cluster.between_groups) if cluster.between_groups is not None else None
+    grouped = {"name": cluster.name, "groups": groups, "between_groups": between, "links": links or None}
+    return _without_none(grouped)
+
+
+def _fields(group: HostGroup) -> dict[str, Any]:
+    return _without_none(asdict(replace(group, device=replace(group.device, profile=None))))
+
+
+def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _without_none(value) if isinstance(value, dict) else value
+        for name, value in fields.items()
+        if value is not None
+    }

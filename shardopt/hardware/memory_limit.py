@@ -1,0 +1,20 @@
+"""What a device may hold, as the phases that plan for memory are told."""
+
+from __future__ import annotations
+
+from shardopt.hardware.cluster import Device
+from shardopt.support.sizes import parse_bytes
+
+
+def check_memory_options(fraction: float, budget: str) -> None:
+    """Raises ValueError that says what is expected."""
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"memory-fraction must lie between 0 and 1, found {fraction}")
+    if budget:
+        parse_bytes(budget)
+
+
+def memory_limit(device: Device, fraction: float, budget: str) -> int | None:
+    """Bytes: those of `budget` (such as 512MiB) if there is one, else a share of the device's; None where 0 is left,
+    which stands for no limit."""
+    return parse_bytes(budget) if budget else int(fraction * device.memory_bytes) or None

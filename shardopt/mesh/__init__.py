@@ -1,0 +1,1 @@
+"""Meshes and shardings as plain values, and how people write them."""

@@ -1,0 +1,164 @@
+"""Sharding annotations of users as `Annotation`s: GSPMD's texts (`mhlo.sharding`) and Shardy's attributes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from math import prod
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import sdy
+
+from shardopt.mesh.annotation import Annotation
+
+_DEVICES = re.compile(
+    r"\{devices=\[(?P<tiles>[\d,]+)\](?:<=\[(?P<source>[\d,]+)\](?:T\((?P<perm>[\d,]+)\))?|(?P<list>[\d,]+))"
+    r"(?: (?P<last>last_tile_dim_replicate|last_tile_dims=\{[\w, ]*\}))?\}"
+)
+_UNSPECIFIED = re.compile(r"unspecified_dims=\[([\d,]*)\]")
+
+
+class UnsupportedError(Exception):
+    """An annotation that is right and that the planner has no word for."""
+
+
+class ManualError(Exception):
+    """An annotation of code that is written for one device."""
+
+
+def from_gspmd(text: str, rank: int, backend_config: str = "") -> Annotation:
+    """One `mhlo.sharding` (not a tuple) of a tensor of this rank. Raises ValueError, UnsupportedError, ManualError."""
+    open_ = tuple(_numbers(match[1]) if (match := _UNSPECIFIED.search(backend_config)) and match[1] else ())
+    if "manual" in text:
+        raise ManualError(text)
+    if text in ("{replicated}", "{unknown}"):
+        return Annotation((), ((),) * rank, tuple(range(rank)) if text == "{unknown}" else open_)
+    match = _DEVICES.fullmatch(text)
+    if match is None:
+        if re.fullmatch(r"\{maximal device=\d+\}", text) or "shard_as" in text or "shard_like" in text:
+            raise UnsupportedError(text)
+        raise ValueError(f"expected a sharding such as {{devices=[2,1]<=[2]}}, found '{text}'")
+    last = match["last"] or ""
+    if "unreduced" in last:
+        raise UnsupportedError(text)
+    tiles, devices = _numbers(match["tiles"]), _devices(match)
+    extra = 1 if last == "last_tile_dim_replicate" else last.count(",") + 1 if last else 0
+    if len(tiles) != rank + extra or prod(tiles) != len(devices):
+        raise ValueError(f"expected tile counts for rank {rank} and {len(devices)} devices, found '{text}'")
+    axes = tuple((f"d{k}" if k < rank else f"r{k - rank}", size) for k, size in enumerate(tiles))
+    dims = tuple((f"d{k}",) if tiles[k] > 1 else () for k in range(rank))
+    in_order = devices == tuple(range(len(devices)))
+    kept = tuple(axis for axis in axes if axis[1] > 1) or axes[:1]  # a mesh of one device is not "no mesh"
+    return Annotation(kept, dims, open_, (), () if in_order else devices)
+
+
+def _devices(match: re.Match[str]) -> tuple[int, ...]:
+    """The device ids in row-major order of the tiles."""
+    if match["list"]:
+        return tuple(_numbers(match["list"]))
+    source = _numbers(match["source"])
+    perm = _numbers(match["perm"]) if match["perm"] else list(range(len(source)))
+    if sorted(perm) != list(range(len(source))):
+        raise ValueError(f"expected a permutation of {len(source)} dimensions, found T({match['perm']})")
+    return tuple(int(d) for d in np.arange(prod(source)).reshape(source).transpose(perm).ravel())
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",") if part]
+
+
+def split_texts(text: str) -> list[str]:
+    """`{{replicated}, {devices=…}}` -> its parts; a plain sharding is its own only part."""
+    if not text.startswith("{{"):
+        return [text] if text != "{}" else []
+    parts, depth, start = [], 0, 0
+    for at, character in enumerate(text):
+        if character == "{":
+            depth += 1
+            start = at if depth == 2 else start
+        elif character == "}":
+            if depth == 2:
+                parts.append(text[start : at + 1])
+            depth -= 1
+    return parts
+
+
+def read_meshes(module: ir.Module) -> dict[str, sdy.MeshAttr]:
+    """The `sdy.mesh` ops of a module by name."""
+    found = (op.operation for op in module.body.operations if op.operation.name == "sdy.mesh")
+    return {ir.StringAttr(op.attributes["sym_name"]).value: sdy.MeshAttr(op.attributes["mesh"]) for op in found}
+
+
+def from_shardy(attr: ir.Attribute, meshes: Mapping[str, sdy.MeshAttr]) -> Annotation:
+    """One `#sdy.sharding`. Axes that are named in parts are cut into those parts.
+
+    Raises ValueError for a mesh that is not there, UnsupportedError for unfinished sums and maximal meshes.
+    """
+    sharding = sdy.TensorShardingAttr(attr)
+    mesh = _mesh(sharding, meshes)
+    if len(sharding.unreduced_axes) or (len(mesh.device_ids) == 1 and not len(mesh.axes)):
+        raise UnsupportedError(str(attr))
+    dims = [sdy.DimensionShardingAttr(dim) for dim in sharding.dimension_shardings]
+    refs = [_ref(axis) for dim in dims for axis in dim.axes] + [_ref(axis) for axis in sharding.replicated_axes]
+    sizes = [(sdy.MeshAxisAttr(axis).name, sdy.MeshAxisAttr(axis).size) for axis in mesh.axes]
+    parts = {name: _parts(name, size, refs) for name, size in sizes}
+
+    def named(axes: Sequence[ir.Attribute]) -> tuple[str, ...]:
+        return tuple(part for axis in axes for part in _covered(_ref(axis), parts))
+
+    annotation = Annotation(
+        tuple((part, size) for name, _ in sizes for part, _, size in parts[name]),
+        tuple(named(list(dim.axes)) for dim in dims),
+        tuple(number for number, dim in enumerate(dims) if not dim.is_closed),
+        named(list(sharding.replicated_axes)),
+    )
+    return replace(annotation, devices=tuple(mesh.device_ids))
+
+
+def from_shardy_values(attr: ir.Attribute, meshes: Mapping[str, sdy.MeshAttr]) -> Iterator[Annotation]:
+    """Those of a `#sdy.sharding_per_value`."""
+    for sharding in sdy.TensorShardingPerValueAttr(attr).shardings:
+        yield from_shardy(sharding, meshes)
+
+
+def _mesh(sharding: sdy.TensorShardingAttr, meshes: Mapping[str, sdy.MeshAttr]) -> sdy.MeshAttr:
+    where = sharding.mesh_or_ref
+    if sdy.MeshAttr.isinstance(where):
+        return sdy.MeshAttr(where)
+    name = ir.FlatSymbolRefAttr(where).value
+    if name not in meshes:
+        raise ValueError(f"expected a mesh of the module ({', '.join(meshes) or 'none'}), found '@{name}'")
+    return meshes[name]
+
+
+Ref = tuple[str, int, int]  # an axis, what of it lies major to this part, the part's size (0: the whole axis)
+
+
+def _ref(attr: ir.Attribute) -> Ref:
+    axis = sdy.AxisRefAttr(attr)
+    if axis.sub_axis_info is None:
+        return axis.name, 1, 0
+    part = sdy.SubAxisInfoAttr(axis.sub_axis_info)
+    return axis.name, part.pre_size, part.size
+
+
+def _parts(name: str, size: int, refs: Sequence[Ref]) -> list[tuple[str, int, int]]:
+    """The pieces (name, pre-size, size) into which the named parts cut an axis."""
+    cuts = {1, size}
+    for axis, pre, extent in refs:
+        if axis == name and extent:
+            cuts |= {pre, pre * extent}
+    ordered = sorted(cuts)
+    if len(ordered) <= 2:
+        return [(name, 1, size)]
+    pieces = pairwise(ordered)
+    return [(f"{name}:({pre}){stop // pre}", pre, stop // pre) for pre, stop in pieces]
+
+
+def _covered(ref: Ref, parts: Mapping[str, list[tuple[str, int, int]]]) -> list[str]:
+    name, pre, size = ref
+    stop = pre * size if size else float("inf")
+    return [part for part, start, extent in parts[name] if pre <= start and start * extent <= stop]

@@ -1,0 +1,1 @@
+"""How the microbatch loop is written."""

@@ -1,0 +1,123 @@
+"""Values computed again, and copies of operands made again, behind barriers that keep the compiler from undoing it.
+
+    %y = stablehlo.tanh %z                         %y = stablehlo.tanh %z
+    %h = stablehlo.dot_general %y, %w              %h = stablehlo.dot_general %y, %w
+    …                                         =>   …
+    %g = stablehlo.multiply %y, %d                 %b:2 = stablehlo.optimization_barrier %z, %d
+                                                   %y2 = stablehlo.tanh %b#0
+                                                   %g = stablehlo.multiply %y2, %b#1
+
+Without the barrier common subexpressions would be merged again. A late operand of the reader goes through it as well:
+otherwise the copies could run right behind the originals, and save nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from jaxlib.mlir import ir
+
+from shardopt.extract.op_graph import MADE_ANYWHERE, GraphReader
+from shardopt.ir.rewriting import defining, identity
+from shardopt.mesh.mesh import Sharding
+
+_BARRIER = "stablehlo.optimization_barrier"
+
+
+class Rematerializer:
+    """Rewrites fragments; `shardings` of all values so far, to which those of new values are added."""
+
+    def __init__(self, reader: GraphReader, shardings: dict[ir.Value, Sharding]) -> None:
+        self.reader, self.shardings = reader, shardings
+        self.number = {handle: number for number, handle in enumerate(reader.handles)}
+
+    def compute_again(
+        self,
+        chain: Sequence[int],
+        readers: Sequence[int],
+        operands: Sequence[Sequence[Sharding]],
+        results: Sequence[Sharding],
+    ) -> None:
+        """Copy the operations `chain` before the first of `readers`, which then read the last copy's result.
+
+        `operands[k]` and `results[k]` are the shardings of the k-th copy.
+        """
+        first = self.reader.handles[min(readers)]
+        originals = [self.reader.handles[op] for op in chain]
+        value: ir.Value = originals[-1].results[0]
+        made = {original.results[0] for original in originals}
+        sources = [v for v in dict.fromkeys(v for op in originals for v in op.operands) if v not in made]
+        behind = self._barrier(sources, first, value)
+        copies: dict[ir.Value, ir.Value] = {}
+        for original, wanted, result in zip(originals, operands, results, strict=True):
+            copy = original.clone(ip=ir.InsertionPoint(first))
+            for position, operand in enumerate(list(copy.operands)):
+                given = copies.get(operand, behind.get(operand, operand))
+                copy.operands[position] = self._constrained(given, wanted[position], first)
+            self.shardings[copy.results[0]] = result
+            copies[original.results[0]] = copy.results[0]
+        for reader in readers:
+            _replace(self.reader.handles[reader], value, copies[value])
+
+    def read_again(self, tensor: int, readers: Sequence[int]) -> None:
+        """Let `readers`, in program order, have `tensor` through a barrier, so that they share no copy with others."""
+        first = self.reader.handles[readers[0]]
+        tensors = self.reader.ops[readers[0]].operands
+        for value in dict.fromkeys(v for v, t in zip(first.operands, tensors, strict=False) if t == tensor):
+            behind = self._barrier([value], first, value)
+            for reader in readers:
+                _replace(self.reader.handles[reader], value, behind[value])
+
+    def _barrier(self, values: Sequence[ir.Value], before: ir.Operation, dropped: ir.Value) -> dict[ir.Value, ir.Value]:
+        """value -> what it is behind a barrier that also waits for the latest other operand of `before`."""
+        anchor = self._anchor(before, {*values, dropped})
+        passed = [*values] if anchor is None else [*values, anchor]
+        if not passed:
+            return {}
+        barrier = ir.Operation.create(
+            _BARRIER, [v.type for v in passed], passed, loc=before.location, ip=ir.InsertionPoint(before)
+        )
+        for value, result in zip(passed, barrier.results, strict=True):
+            self.shardings[result] = self.shardings[value]
+        behind: dict[ir.Value, ir.Value] = dict(zip(passed, barrier.results, strict=True))
+        if anchor is not None:
+            _replace(before, anchor, behind.pop(anchor))
+        return behind
+
+    def _anchor(self, reader: ir.Operation, excluded: set[ir.Value]) -> ir.Value | None:
+        """The operand of `reader` that is computed last."""
+        found: tuple[int, ir.Value] | None = None
+        for value in reader.operands:
+            maker = defining(value)
+            if value in excluded or maker is None or maker.name in MADE_ANYWHERE:
+                continue
+            number = self.number.get(maker, -1)
+            if found is None or number > found[0]:
+                found = number, value
+        return None if found is None else found[1]
+
+    def _constrained(self, value: ir.Value, wanted: Sharding, before: ir.Operation) -> ir.Value:
+        if self.shardings[value] == wanted:
+            return value
+        stop = identity(value, before.location, ir.InsertionPoint(before)).result
+        self.shardings[stop] = wanted
+        return stop
+
+
+def _replace(op: ir.Operation, old: ir.Value, new: ir.Value) -> None:
+    for position, operand in enumerate(list(op.operands)):
+        if operand == old:
+            op.operands[position] = new
+
+
+def later_readers(
+    reader: GraphReader, wanted: Mapping[int, Sequence[Sharding]], tensor: int, sharding: Sharding, first: int
+) -> tuple[int, ...]:
+    """Operations of the scope of `first`, from there on, that want `tensor` in `sharding`."""
+    scope = reader.ops[first].scope
+    return tuple(
+        number
+        for number in range(first, len(reader.ops))
+        if reader.ops[number].scope == scope
+        and any(t == tensor and s == sharding for t, s in zip(reader.ops[number].operands, wanted[number], strict=True))
+    )

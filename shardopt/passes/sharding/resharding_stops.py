@@ -1,0 +1,72 @@
+"""Intermediate shardings where the way from producer to reader takes several collectives.
+
+    %1 = stablehlo.dot_general …  {mhlo.sharding = "{devices=[1,4]<=[4]}"}
+    %s = stablehlo.custom_call @Sharding(%1) {mhlo.sharding = "{devices=[1,2,2]<=[4] last_tile_dim_replicate}"}  (added)
+    %2 = stablehlo.add %s, %y  {mhlo.sharding = "{devices=[2,1,2]<=[4] last_tile_dim_replicate}"}
+
+XLA's partitioner looks for one step from producer to reader and otherwise gathers the whole tensor on every device
+("involuntary full rematerialization"); with the stops of the planned chain it takes the planned steps. In the same way
+a reduce-scatter is written as the reduced result and, behind it, the part that each device keeps: from the scattered
+result alone the partitioner may conclude that the operands should be resharded instead. An operation on partial
+operands is written as its partial result and, behind it, the sum: otherwise the partitioner would sum up each operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+
+from jaxlib.mlir import ir
+
+from shardopt.cost.resharding_chain import resharding_stops
+from shardopt.extract.op_graph import GraphReader
+from shardopt.ir.rewriting import identity
+from shardopt.mesh.mesh import Mesh, Sharding
+
+
+def insert_scatters(
+    reader: GraphReader, scattered: Mapping[int, tuple[Sharding, Sharding]]
+) -> dict[ir.Value, Sharding]:
+    """Put the part that each device keeps behind every operation of `scattered`: number -> (reduced, scattered).
+
+    Returns the shardings of the new values and those, now of the reduced form, of the operations' own results.
+    """
+    found: dict[ir.Value, Sharding] = {}
+    for number, (reduced, kept) in scattered.items():
+        handle = reader.handles[number]
+        result = handle.results[0]
+        stop = identity(result, handle.location, ir.InsertionPoint.after(handle))
+        result.replace_all_uses_except(stop.result, stop)
+        found[result], found[stop.result] = reduced, kept
+    return found
+
+
+def insert_stops(
+    reader: GraphReader,
+    mesh: Mesh,
+    shardings: Mapping[int, Sharding],
+    wanted: Mapping[int, Sequence[Sharding]],
+    skip: Set[int],
+) -> dict[ir.Value, Sharding]:
+    """Insert the stops before the first reader that needs them; the new values and their shardings.
+
+    `wanted[k]` are the operand shardings of operation k of the reader. Readers in one scope share the stops by which
+    their ways begin; in the fragment that makes them, tensors of `skip` are left alone.
+    """
+    home = {result: op.group for op in reader.ops for result in op.results}
+    added: dict[ir.Value, Sharding] = {}
+    after: dict[tuple[ir.Value, Sharding, tuple[int, int]], ir.Value] = {}
+    for number, (op, handle) in enumerate(zip(reader.ops, reader.handles, strict=True)):
+        # Values that regions capture stand behind the operands; what reads them is replicated.
+        for position, tensor in enumerate(op.operands[: len(handle.operands)]):
+            target = wanted[number][position]
+            if shardings[tensor] == target or (tensor in skip and home[tensor] == op.group):
+                continue
+            value = handle.operands[position]
+            for stop in (*resharding_stops(shardings[tensor], target, mesh), target):
+                key = (value, stop, op.scope)
+                if key not in after:
+                    after[key] = identity(value, handle.location, ir.InsertionPoint(handle)).result
+                    added[after[key]] = stop
+                value = after[key]
+            handle.operands[position] = value
+    return added

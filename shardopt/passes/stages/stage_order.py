@@ -1,0 +1,36 @@
+"""Whether stages that somebody gave by hand can be fragments: forwards by rising stage, then backwards by falling."""
+
+from __future__ import annotations
+
+from jaxlib.mlir import ir
+
+from shardopt.dialect.mpmd import LAYER
+from shardopt.dialect.program import Program
+from shardopt.graph.op_graph import SHARED
+from shardopt.passes.stages.outlining import reads
+from shardopt.passes.stages.staging import StagePlacement
+
+
+def out_of_order(program: Program, placement: StagePlacement) -> tuple[ir.Operation, str] | None:
+    """The first operation of the body that its stage cannot run in time, and what is wrong; None if all can.
+
+    What depends on a later stage is backward; it must not go on to a later stage again.
+    """
+    latest: dict[ir.Value, int] = {}
+    backward: dict[ir.Value, int] = {}
+    for op in program.body_ops:
+        stage = placement.stage(ir.IntegerAttr(op.attributes[LAYER]).value)
+        if stage == SHARED:
+            continue
+        values = reads(op)
+        for value in values:
+            if backward.get(value, stage) < stage:
+                return op, (
+                    f"expected '{op.name}' of stage {stage} to read backward values of stages from {stage} on, "
+                    f"found one of stage {backward[value]}"
+                )
+        reached = max((latest.get(value, SHARED) for value in values), default=SHARED)
+        latest.update((result, max(reached, stage)) for result in op.results)
+        if reached > stage:
+            backward.update((result, stage) for result in op.results)
+    return None

@@ -1,0 +1,1 @@
+"""Files that say what is decided already: plan files and constraints."""

@@ -1,0 +1,137 @@
+"""The fields of a plan file: readers and JSON schema of `shardopt.planfile.plan_file`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from shardopt.hardware.cluster_file import DESCRIPTION
+from shardopt.planfile.parts import (
+    RECOMPUTE,
+    VERSION,
+    Again,
+    Fresh,
+    GivenLayers,
+    GivenShardings,
+    GivenStage,
+    Model,
+    PlanFile,
+)
+from shardopt.support.readers import COUNT, INDEX, NOT_NEGATIVE, Number, Scalar, Schema, Text
+from shardopt.support.records import Field, Items, Nullable, Record, Row, Table
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """`HxD`, read into a pair."""
+
+    example: str
+
+    def read(self, value: Any, path: str, mistakes: list[str]) -> tuple[int, int] | None:
+        match = re.fullmatch(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})", value) if isinstance(value, str) else None
+        if match is None:
+            mistakes.append(f"field '{path}': expected sizes such as '{self.example}', got {value!r:.80}")
+            return None
+        return int(match[1]), int(match[2])
+
+    def schema(self) -> Schema:
+        return {"type": "string", "pattern": "^[1-9][0-9]{0,8}x[1-9][0-9]{0,8}$"}
+
+
+class _Version:
+    def read(self, value: Any, path: str, mistakes: list[str]) -> int | None:
+        if value != VERSION or isinstance(value, bool):
+            mistakes.append(f"expected field '{path}' to be {VERSION}, found {value!r:.80}")
+        return VERSION
+
+    def schema(self) -> Schema:
+        return {"const": VERSION}
+
+
+_PAIR = Items(INDEX, 2, 2)
+_RUNS = Items(Row((Number(at_least=-1, whole=True), COUNT)))
+_INDICES = Items(INDEX)
+
+_AGAIN = Record(
+    Again,
+    {
+        "tensor": Field(INDEX, "the value that is computed again"),
+        "chain": Field(_INDICES, "the operations that make it"),
+        "strategies": Field(Items(Text()), "their shardings"),
+        "readers": Field(_INDICES, "operations that read the new value"),
+        "gap": Field(_PAIR, "positions between which nobody holds it"),
+        "extended": Field(_INDICES, "operands that live longer for it"),
+        "scratch_bytes": Field(INDEX),
+        "seconds": Field(NOT_NEGATIVE),
+    },
+)
+_FRESH = Record(Fresh, {"tensor": Field(INDEX), "sharding": Field(Text()), "op": Field(INDEX)})
+_SHARDINGS = Record(
+    GivenShardings,
+    {
+        "inputs": Field(Table(Text()), "sharding of each argument (argN) and arriving value, such as [{x}, {}]", {}),
+        "ops": Field(Items(Text()), "operation, shardings of operands -> of results; none: the solver decides", ()),
+        "again": Field(Items(_AGAIN), "values that are computed again to save memory", ()),
+        "fresh": Field(Items(_FRESH), "copies that are made anew to save memory", ()),
+    },
+)
+_STAGE = Record(
+    GivenStage,
+    {
+        "layers": Field(Nullable(_PAIR), "first and last layer", None),
+        "group": Field(Nullable(Text()), "name of the host group", None),
+        "submesh": Field(Nullable(Sizes("1x4")), "hosts x devices per host", None),
+        "logical_shape": Field(Nullable(Sizes("2x2")), "sizes of the mesh axes x and y", None),
+        "devices": Field(Nullable(Items(INDEX, 1)), "device ids in row-major order of the axes", None),
+        "recompute": Field(Nullable(Text(choices=RECOMPUTE)), "what the backward computes again", None),
+        "intra_op": Field(Nullable(Text()), "how the stage is sharded: ilp, or a preset", None),
+        "shardings": Field(Nullable(_SHARDINGS), "of the values of the stage", None),
+        "predicted": Field(Nullable(Table(Scalar())), "figures of one step; for readers only", None),
+    },
+)
+_LAYERS = Record(
+    GivenLayers,
+    {
+        "count": Field(Nullable(COUNT), "number of layers", None),
+        "starts": Field(
+            Items(Text("an operation number or a pattern of locations")),
+            "forward operations that begin a layer, by number in the body or pattern of their location",
+            (),
+        ),
+        "body": Field(Nullable(_RUNS), "[layer, operations in a row] for the operations of a microbatch", None),
+        "prologue": Field(_RUNS, "the same for those before the loop", ()),
+        "epilogue": Field(_RUNS, "the same for those after the loop", ()),
+        "arguments": Field(_RUNS, "the same for the arguments of the model", ()),
+    },
+)
+PLAN = Record(
+    PlanFile,
+    {
+        "version": Field(_Version(), "of this format"),
+        "made_by": Field(Table(Text(may_be_empty=True)), "versions that made the plan; for readers only", {}),
+        "model": Field(
+            Nullable(
+                Record(
+                    Model,
+                    {
+                        "fingerprint": Field(Text(), "hash of the operations of the model"),
+                        "name": Field(Text(may_be_empty=True), "what messages called it", ""),
+                    },
+                )
+            ),
+            "the model that the plan was made for",
+            None,
+        ),
+        "options": Field(Table(Scalar()), "options of `shardopt plan`", {}),
+        "cluster": Field(Nullable(DESCRIPTION), "the cluster, as in a cluster file", None),
+        "layers": Field(Nullable(_LAYERS), "which operation belongs to which layer", None),
+        "stages": Field(Items(_STAGE), "the stages in pipeline order", ()),
+        "predicted": Field(Nullable(Table(Scalar())), "figures of one step; for readers only", None),
+    },
+)
+
+
+def schema() -> Schema:
+    """The JSON schema of a plan file."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "shardopt plan", **PLAN.schema()}

@@ -1,0 +1,38 @@
+"""The plan file, `plan.json`: what was decided, so that it can be applied again, edited, or given by hand in parts.
+
+Every part may be missing, and what is missing is planned. `docs/plan-file.md` describes the fields; `schema()` of
+`shardopt.planfile.fields` is the JSON schema in `shardopt/schemas`. What the parts say of each other and of the
+cluster is checked by `shardopt.planfile.checks`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from shardopt.planfile.fields import PLAN
+from shardopt.planfile.parts import VERSION, PlanFile
+from shardopt.support.documents import mistakes_of, parse_text, read_text
+from shardopt.support.errors import UserError
+
+
+def read_plan_file(value: Any) -> tuple[PlanFile, tuple[str, ...]]:
+    """The plan and what is wrong with the fields; where something is, the plan must not be used."""
+    version = value.get("version") if isinstance(value, dict) else None
+    if isinstance(value, dict) and version != VERSION:  # whatever else another version says means other things
+        return PlanFile(VERSION), (f"expected field 'version' to be {VERSION}, found {version!r:.80}",)
+    return mistakes_of(PLAN, value)
+
+
+def load_values(path: str) -> Any:
+    """The values of a plan file, or of `plan.json` in a plan directory. Raises UserError."""
+    file = Path(path) / "plan.json" if Path(path).is_dir() else Path(path)
+    return parse_text(read_text(file, "plan file"), str(file))
+
+
+def load_plan_file(path: str) -> PlanFile:
+    """Raises UserError with the file and the first mistake."""
+    plan, mistakes = read_plan_file(load_values(path))
+    if mistakes:
+        raise UserError(f"{path}: {mistakes[0]}")
+    return plan

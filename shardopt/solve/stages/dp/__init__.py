@@ -1,0 +1,1 @@
+"""The stage DP: from prices of candidate stages to the shortest plans."""

@@ -1,0 +1,123 @@
+"""Why there is no plan: the first thing missing, in this order: a cover of the devices, shardings, memory.
+
+The plan that lacks the fewest bytes is found by the recursion of the stage DP, with missing bytes in place of seconds
+and the least t_max with an answer: that is how much more memory a device would need.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardopt.solve.stages.dp.recursion import Recursion, Station, make_sizes
+from shardopt.solve.stages.dp.searches import CostTable, count_groups
+from shardopt.solve.stages.stage_problem import StageProblem, Stages, in_flight_counts
+
+
+def why_infeasible(problem: StageProblem, num_stages: int | None) -> str:
+    """What a problem without a plan lacks, for the user."""
+    stages = "" if num_stages is None else f"{num_stages} stage{'s' * (num_stages > 1)} of "
+    if _leanest(problem, num_stages, np.where(problem.ordered(), 0.0, np.inf)) is None:
+        return f"{stages}{problem.num_layers} layers cannot use exactly {_devices(problem)}"
+    shardable = np.where(problem.shardable(), 0.0, np.inf)
+    if _leanest(problem, num_stages, shardable) is None:
+        covered = [bool(np.isfinite(shardable[: k + 1, k + 1 :]).any()) for k in range(problem.num_layers)]
+        where = "" if all(covered) else f": layer {covered.index(False)} is in no feasible stage"
+        return f"no cut of {stages}{problem.num_layers} layers has a feasible sharding for every stage{where}"
+    plan = _leanest(problem, num_stages, shardable, with_memory=True)
+    if plan is None:
+        return f"no plan of {stages}{problem.num_layers} layers: all were priced for fewer microbatches in flight"
+    return f"no plan of {stages}{problem.num_layers} layers fits the memory of a device {_missing(problem, plan)}"
+
+
+def _missing(problem: StageProblem, plan: Stages) -> str:
+    """What each stage of the leanest plan needs and lacks, and how much memory it takes at least: exactly that much if
+    the bytes are exact and not lower bounds."""
+    held = in_flight_counts(problem, len(plan))[::-1]
+    over, most = [], 0.0
+    for number, ((start, end, option), count) in enumerate(zip(plan, held, strict=True)):
+        limit = problem.memory_bytes[problem.options[option].group]
+        need = _need_bytes(problem, count)[start, end, option]
+        if need > limit:
+            most = max(most, need - limit)
+            over.append(
+                f"stage {number} (layers {start}-{end - 1} on {problem.options[option]}, {count:g} in flight) needs "
+                f"{_size(need)} and lacks {_size(need - limit)}"
+            )
+    stages = f"{len(plan)} stage{'s' * (len(plan) > 1)}"
+    return (
+        f"({_sizes(problem, 0.0)}): in the leanest, with {stages}, {', '.join(over)}; "
+        f"less than {_sizes(problem, most)} is never enough"
+    )
+
+
+def _sizes(problem: StageProblem, more: float) -> str:
+    """The memory of the devices of every host group with so many more bytes."""
+    return " or ".join(dict.fromkeys(_size(limit + more) for limit in problem.memory_bytes))
+
+
+def _devices(problem: StageProblem) -> str:
+    """`8 devices with submeshes of 1, 2 devices`, for every host group."""
+    parts = []
+    for group, count in enumerate(problem.num_devices):
+        sizes = sorted({option.num_devices for option in problem.options if option.group == group})
+        where = f" of host group {group}" if len(problem.num_devices) > 1 else ""
+        parts.append(f"{count} devices{where} with submeshes of {', '.join(map(str, sizes)) or 'no'} devices")
+    return " and ".join(parts)
+
+
+def _size(count: float) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**20 else f"{count:.0f} bytes"
+
+
+def _need_bytes(problem: StageProblem, in_flight: float) -> np.ndarray:
+    """Bytes of a device with so many microbatches in flight, `[L + 1, L + 1, O]`."""
+    return problem.fixed_bytes + in_flight * problem.activation_bytes
+
+
+def _leanest(
+    problem: StageProblem, num_stages: int | None, allowed: np.ndarray, with_memory: bool = False
+) -> Stages | None:
+    """The plan of stages with `allowed` 0 (not inf) whose most demanding stage lacks the fewest bytes; any plan
+    without memory."""
+    sizes, size_of = make_sizes(problem)
+    plans = []
+    for held, counts in count_groups(problem, num_stages):
+        levels, level_of = np.unique(held, return_inverse=True)
+        lacking = [allowed + (_lack_bytes(problem, level) if with_memory else 0.0) for level in levels]
+        costs = np.stack([_least_by_size(lack, size_of, len(sizes.offset)) for lack in lacking])
+        for recursion in CostTable(costs, costs, level_of, sizes).recursions(counts, problem.most_stages):
+            most, answer = _least_maximum(recursion)
+            stages = []
+            for (start, end, size), level in zip(answer, level_of[: len(answer)][::-1], strict=True):
+                lack = np.where(size_of == size, lacking[level][start, end], np.inf)
+                stages.append((start, end, int(lack.argmin())))
+            if stages:
+                plans.append((most, tuple(stages)))
+    return min(plans, key=lambda plan: plan[0])[1] if plans else None
+
+
+def _lack_bytes(problem: StageProblem, in_flight: float) -> np.ndarray:
+    """How many bytes are missing, `[L + 1, L + 1, O]`; inf for what was priced for fewer microbatches in flight."""
+    held = np.array([option.held for option in problem.options])
+    lack = np.maximum(_need_bytes(problem, in_flight) - problem.limit_bytes(), 0.0)
+    return np.where(held > 0, np.where(in_flight <= held, 0.0, np.inf), lack)
+
+
+def _least_maximum(recursion: Recursion) -> tuple[float, tuple[Station, ...]]:
+    """The least t_max with an answer, and the answer; none if there is none."""
+    candidates = recursion.candidates
+    low, high = -1, len(candidates) - 1
+    answer = recursion.solve(candidates[high]) if high >= 0 else None
+    if answer is None:
+        return np.inf, ()
+    while high - low > 1:
+        middle = (low + high) // 2
+        tighter = recursion.solve(candidates[middle])
+        low, high = (middle, high) if tighter is None else (low, middle)
+        answer = tighter or answer
+    return float(candidates[high]), answer
+
+
+def _least_by_size(values: np.ndarray, size_of: np.ndarray, num_sizes: int) -> np.ndarray:
+    parts = [values[..., size_of == size].min(axis=-1, initial=np.inf) for size in range(num_sizes)]
+    return np.stack(parts, axis=-1)

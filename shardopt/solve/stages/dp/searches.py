@@ -1,0 +1,158 @@
+"""The recursions of a problem: which numbers of stages share one, and which stages fit at which place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardopt.solve.stages.dp.recursion import Recursion, Station, candidates_of, make_sizes
+from shardopt.solve.stages.stage_problem import StageProblem, StageSolution, evaluate, in_flight_counts
+
+if TYPE_CHECKING:
+    from shardopt.solve.stages.dp.kernels import Sizes
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """One recursion over the seconds of `problem`; `size_of` is the size of each option."""
+
+    problem: StageProblem
+    recursion: Recursion
+    size_of: np.ndarray
+
+    def plan(self, stations: tuple[Station, ...]) -> StageSolution | None:
+        """The plan with the cheapest option that fits for each station, the first of equals; None where none fits, as
+        may be for an answer of the relaxed recursion, or where the number of stages is not allowed."""
+        if not self.recursion.states.open and len(stations) not in self.recursion.answers:
+            return None
+        held = in_flight_counts(self.problem, len(stations))[::-1]
+        stages = []
+        for (start, end, size), count in zip(stations, held, strict=True):
+            fits = self.problem.fits(count, start, end) & (self.size_of == size)
+            if not fits.any():
+                return None
+            seconds = np.where(fits, self.problem.seconds[start, end], np.inf)
+            stages.append((start, end, int(seconds.argmin())))
+        return evaluate(self.problem, tuple(stages))
+
+
+def count_groups(problem: StageProblem, num_stages: int | None) -> Iterator[tuple[np.ndarray, tuple[int, ...]]]:
+    """(microbatches in flight by stage from the end, numbers of stages it holds for): one group for all numbers of
+    stages if a stage's count does not depend on how many stages come before it, as in 1F1B, else one for each."""
+    counts = (num_stages,) if num_stages is not None else tuple(range(1, problem.most_stages + 1))
+    held = {n: np.array(in_flight_counts(problem, n), dtype=float) for n in counts}
+    longest = held[counts[-1]]
+    if all(np.array_equal(held[n], longest[:n]) for n in counts):
+        yield longest, counts
+    else:
+        yield from ((held[n], (n,)) for n in counts)
+
+
+class SearchTables:
+    """All recursions of a problem, each table of costs made when it is first asked for."""
+
+    def __init__(self, problem: StageProblem, num_stages: int | None = None) -> None:
+        self.problem = problem
+        self.sizes, self.size_of = make_sizes(problem)
+        self._groups = tuple(count_groups(problem, num_stages))
+        self._tables: dict[int, CostTable] = {}
+
+    def fewest(self) -> Iterator[Search]:
+        """As few recursions as do for all numbers of stages."""
+        for group, (_, counts) in enumerate(self._groups):
+            for recursion in self._table(group).recursions(counts, self.problem.most_stages):
+                yield Search(self.problem, recursion, self.size_of)
+
+    def of_count(self, count: int) -> Search:
+        """The recursion of plans with exactly so many stages."""
+        group = next(index for index, (_, counts) in enumerate(self._groups) if count in counts)
+        return Search(self.problem, self._table(group).of_count(count), self.size_of)
+
+    def least_seconds(self, cutoff: float, parts: int = 6) -> dict[int, float]:
+        """A lower bound of the step for each number of stages, inf where it exceeds `cutoff`; 0 for numbers of stages
+        that share no table with others. The values of t_max are cut into `parts` intervals."""
+        if len(self._groups) > 1:
+            return {count: 0.0 for _, counts in self._groups for count in counts}
+        table, counts, repeats = self._table(0), self._groups[0][1], self.problem.num_microbatches - 1
+        low, floor = table.relaxed.low_end
+        high = len(table.candidates) - 1
+        if repeats:
+            high = min(high, int(np.searchsorted(table.candidates, (cutoff - floor) / repeats)))
+        recursion = table.each_count(counts)
+        bounds = np.full(len(counts), np.inf)
+        ends = np.unique(np.linspace(low, high, parts + 1).astype(int))
+        for before, last in pairwise(ends):  # t_max above candidate `before`, up to `last`
+            rest = repeats * float(table.candidates[before + 1])
+            np.minimum(bounds, recursion.least_sums(float(table.candidates[last]), cutoff - rest) + rest, out=bounds)
+        return dict(zip(counts, bounds.tolist(), strict=True))
+
+    def _table(self, group: int) -> CostTable:
+        """Costs of the stages that fit, by level."""
+        if group not in self._tables:
+            levels, level_of = np.unique(self._groups[group][0], return_inverse=True)  # 1F1B repeats its last count
+            costs = self._costs(levels)
+            both, longer = self.problem.cut_seconds()[:, :, None, None]
+            self._tables[group] = CostTable(costs + both, np.maximum(costs, longer), level_of, self.sizes)
+        return self._tables[group]
+
+    def _costs(self, levels: np.ndarray) -> np.ndarray:
+        from shardopt.solve.stages.dp.kernels import cheapest_by_size
+
+        problem = self.problem
+        held = np.array([option.held for option in problem.options], dtype=np.int64)
+        arrays = (problem.seconds, problem.fixed_bytes, problem.activation_bytes)
+        seconds, fixed, activation = (np.ascontiguousarray(each, dtype=float) for each in arrays)
+        costs = np.empty((len(levels), *problem.seconds.shape[:2], len(self.sizes.offset)))
+        cheapest_by_size(seconds, fixed, activation, held, problem.limit_bytes(), self.size_of, levels, costs)
+        return costs
+
+
+class CostTable:
+    """Costs by level, from which recursions are made; `level_of[s]` is the level of the s-th stage from the end."""
+
+    def __init__(self, total: np.ndarray, longest: np.ndarray, level_of: np.ndarray, sizes: Sizes) -> None:
+        self.total, self.longest, self.level_of, self.sizes = total, longest, level_of, sizes
+        self.candidates = candidates_of(longest)
+
+    def recursions(self, counts: tuple[int, ...], most_stages: int) -> Iterator[Recursion]:
+        """One recursion if all numbers of stages up to the most are allowed, else one for each."""
+        if len(counts) == most_stages:
+            yield self.any_count()
+        else:
+            yield from map(self.of_count, counts)
+
+    def of_count(self, count: int) -> Recursion:
+        """Exactly so many stages."""
+        return self._recursion(np.append(self.level_of[:count], 0), False, (count,))
+
+    def each_count(self, counts: tuple[int, ...]) -> Recursion:
+        """Any of these numbers of stages, kept apart."""
+        return self._recursion(np.append(self.level_of[: counts[-1]], 0), False, counts)
+
+    def any_count(self) -> Recursion:
+        """Any number of stages; those behind which all cost the same are one state."""
+        last = len(self.level_of) - 1
+        while last > 0 and np.array_equal(self.total[self.level_of[last - 1]], self.total[self.level_of[-1]]):
+            last -= 1
+        if last == 0:
+            return self.relaxed
+        return self._recursion(self.level_of[: last + 1], True, tuple(range(last + 1)))
+
+    @cached_property
+    def relaxed(self) -> Recursion:
+        """The fewest microbatches in flight everywhere, and any number of stages."""
+        from shardopt.solve.stages.dp.kernels import States
+
+        anywhere = States(np.zeros(1, np.int64), True)
+        return Recursion(self.total[:1], self.longest[:1], self.candidates, anywhere, self.sizes, (0,))
+
+    def _recursion(self, level: np.ndarray, is_open: bool, answers: tuple[int, ...]) -> Recursion:
+        from shardopt.solve.stages.dp.kernels import States
+
+        states = States(level, is_open)
+        return Recursion(self.total, self.longest, self.candidates, states, self.sizes, answers, self.relaxed)

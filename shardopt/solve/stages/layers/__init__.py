@@ -1,0 +1,1 @@
+"""Which layer every operation belongs to."""

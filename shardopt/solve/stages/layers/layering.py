@@ -1,0 +1,338 @@
+"""Which layer every operation of a microbatch belongs to, forward and backward alike, from the graph alone.
+
+Alpa (§5.1, eq. 6) clusters the forward graph before differentiation. We see the whole step, so first the forward part
+is found, then clustered by the layer DP, then the rest follows it:
+
+1. *Forward* are the operations every gradient depends on. Gradients need the loss, the loss needs the forward pass,
+   and a backward operation of layer k reaches only gradients of layers ≤ k: so the intersection of the gradients'
+   ancestors is the forward pass (with the head of the backward pass, which belongs to the last layer anyway). Where
+   only early weights are trained it has much of the backward pass, too; what leads to the loss or a metric has not.
+2. Forward operations are clustered in program order.
+3. A backward operation that reads a weight, or makes a term of its gradient, belongs to the layer of that use of the
+   weight. Between those, minimum cuts decide (`backward_cuts`). Backward dataflow never rises, as the
+   forward never falls.
+4. What no gradient needs (losses, metrics) follows its operands.
+
+Operations computed from nothing but constants and the microbatch index belong to no layer (`SHARED`): every stage makes
+its own copy. So do masks and the like, which several layers read and small inputs give.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from shardopt.graph.op_graph import SHARED, Op, OpGraph
+from shardopt.solve.stages.layers.backward_cuts import BackwardProblem, BackwardValue, place_backward
+from shardopt.solve.stages.layers.dependences import NEVER_SHARED, copyable_ops, reached
+from shardopt.solve.stages.layers.forward_line import ForwardLine, join
+from shardopt.solve.stages.layers.layer_dp import LayerSolution, Value, relaxed_delta
+from shardopt.support.errors import UserError
+
+_UNKNOWN = -2
+# Below this share of the FLOPs the intersection of ancestors is not a forward pass (there is no common loss).
+_MIN_FORWARD_SHARE = 0.1
+# A backward pass has twice the FLOPs of its forward pass; a smaller share shows only a part of the forward pass.
+_FORWARD_OF_BOTH = 0.3
+# Operators that do the work of a model; what blocks of it are recognised by.
+_OPERATORS = frozenset({"convolution", "custom_call", "dot", "dot_general", "while"})
+# What may stand between the contributions to a gradient and its accumulator.
+_SUMMING = frozenset({"add", "convert", "reshape", "transpose"})
+
+
+@dataclass(frozen=True)
+class LayerProblem:
+    """The body of a microbatch. `weight_of[t]`: output t accumulates the gradient of what these inputs (one weight, and
+    casts or transposes of it) show.
+
+    `free_inputs` (the microbatch index) tie nothing to a layer. `accumulators[t] = a`: output t continues input a.
+    `starts`, if there are any, are the operations at which layers begin, but for the first layer.
+    `num_layers=None` finds the number, but never fewer than `least_layers`; `method` is "dp" or a baseline,
+    "equal-op" or "equal-layer".
+    """
+
+    graph: OpGraph
+    weight_of: Mapping[int, tuple[int, ...]]
+    accumulators: Mapping[int, int]
+    free_inputs: frozenset[int]
+    num_layers: int | None = None
+    least_layers: int = 1
+    delta: float = 0.5
+    method: str = "dp"
+    starts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Layering:
+    """`layer[i]` of operation i (or `SHARED`); the forward set; the solution of the DP over the forward units."""
+
+    layer: tuple[int, ...]
+    is_forward: tuple[bool, ...]
+    solution: LayerSolution
+    num_layers: int
+
+
+def assign_layers(problem: LayerProblem) -> Layering:
+    """Solve a `LayerProblem`. Raises UserError when `num_layers` cannot be balanced within `delta`."""
+    return _Assignment(problem).run()
+
+
+class _Assignment:
+    """One run over one problem: the graph's indices and the layers found so far."""
+
+    def __init__(self, problem: LayerProblem) -> None:
+        self.problem = problem
+        self.graph = problem.graph
+        self.producers = problem.graph.producers()
+        self.consumers = problem.graph.consumers()
+        self.layer = [_UNKNOWN] * len(problem.graph.ops)
+        self.shared = copyable_ops(problem.graph, problem.free_inputs)
+        self.needed = reached(problem.graph, [*problem.weight_of])
+        self.forward = self._forward_ops()
+        self.summing = self._summing_ops()
+        self.contributions = dict(self._contributions())
+
+    def run(self) -> Layering:
+        solution = self._cluster_forward()
+        self._share_followers()
+        self._assign_backward()
+        self._assign_rest()
+        return Layering(tuple(self.layer), self.forward, solution, self.num_layers)
+
+    def _forward_ops(self) -> tuple[bool, ...]:
+        """Step 1; everything when the gradients have no common part."""
+        everything = tuple(not shared for shared in self.shared)
+        gradients = [*self.problem.weight_of]
+        if not gradients:
+            return everything
+        full = (1 << len(gradients)) - 1
+        common = tuple(bits == full and own for bits, own in zip(self.needed, everything, strict=True))
+        if self._flops(common) < _MIN_FORWARD_SHARE * self._flops(everything):
+            return everything
+        shown = reached(self.graph, [t for t in self.graph.outputs if t not in gradients])
+        forward = tuple(bits != 0 and own for bits, own in zip(shown, common, strict=True))
+        return forward if self._flops(forward) >= _FORWARD_OF_BOTH * self._flops(common) else common
+
+    def _flops(self, chosen: Sequence[bool]) -> float:
+        return sum(op.weighted_flops for op, inside in zip(self.graph.ops, chosen, strict=True) if inside)
+
+    def _summing_ops(self) -> frozenset[int]:
+        """Ops that combine with an accumulator, and those that only add up or reshape what is about to be combined.
+
+        The gradient of a tied weight is such a sum over several layers, and must not pull them together.
+        """
+        found: set[int] = set()
+        stack = [
+            index
+            for output, start in self.problem.accumulators.items()
+            if (index := self.producers[output]) >= 0
+            and not self.forward[index]
+            and self._ends_sum(index, output, start)
+        ]
+        while stack:
+            index = stack.pop()
+            found.add(index)
+            for operand in self.graph.ops[index].operands:
+                producer = self.producers[operand]
+                if (
+                    producer >= 0
+                    and not self.forward[producer]
+                    and not self.shared[producer]
+                    and self.graph.ops[producer].name in _SUMMING
+                    and len(self.consumers[operand]) == 1
+                ):
+                    stack.append(producer)
+        return frozenset(found)
+
+    def _ends_sum(self, index: int, output: int, accumulator: int) -> bool:
+        """Without a batch the only iteration replaces an accumulator instead of adding to it."""
+        op = self.graph.ops[index]
+        return accumulator in op.operands or (output in self.problem.weight_of and op.name in _SUMMING)
+
+    def _contributions(self) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """(tensor that goes into the sum of a gradient, the weight whose gradient it is)."""
+        for output, weight in self.problem.weight_of.items():
+            stack = [output]
+            while stack:
+                tensor = stack.pop()
+                if self.producers[tensor] in self.summing:
+                    stack.extend(self.graph.ops[self.producers[tensor]].operands)
+                elif self.producers[tensor] >= 0:
+                    yield tensor, weight
+
+    def _cluster_forward(self) -> LayerSolution:
+        """Step 2: the layer DP on units of consecutive forward operations."""
+        sources = self._sources()
+        ops = [index for index, inside in enumerate(self.forward) if inside and index not in sources]
+        flops = np.array([self.graph.ops[index].weighted_flops for index in ops], dtype=float)
+        units = np.arange(len(ops)) if self.problem.starts else join(flops)
+        unit_of = dict(zip(ops, units.tolist(), strict=True))
+        line = self._line(unit_of, flops)
+        solution = self._given(flops, ops) if self.problem.starts else self._solve(line)
+        self.num_layers = len(solution.boundaries) - 1
+        for index, unit in unit_of.items():
+            self.layer[index] = bisect_right(solution.boundaries, unit) - 1
+        for index, shared in enumerate(self.shared):
+            if shared:
+                self.layer[index] = SHARED
+        for index, inputs in reversed(sources.items()):
+            readers = {self.layer[c] for c in self._forward_consumers(index)}
+            needed, made = (
+                sum(self.graph.tensors[t].size_bytes for t in tensors)
+                for tensors in (inputs - self.problem.free_inputs, self.graph.ops[index].results)
+            )
+            copied = SHARED in readers or (len(readers) > 1 and needed <= made)
+            self.layer[index] = SHARED if copied else min(readers)
+        return solution
+
+    def _sources(self) -> dict[int, frozenset[int]]:
+        """Cheap forward ops that read only inputs (masks, slices of random bits, casts of weights) or each other, in
+        program order, and the inputs they come from.
+
+        Their place in program order says nothing: they belong to the first layer that reads them, or to none where
+        several do and the inputs are smaller than the result (an attention mask).
+        """
+        found: dict[int, frozenset[int]] = {}
+        for index, op in enumerate(self.graph.ops):
+            light = self.forward[index] and op.name not in NEVER_SHARED
+            made_by = [p for t in op.operands if (p := self.producers[t]) >= 0]
+            if light and all(self.shared[p] or p in found for p in made_by) and self._forward_consumers(index):
+                direct = frozenset(t for t in op.operands if self.producers[t] < 0)
+                found[index] = direct.union(*(found[p] for p in made_by if p in found))
+        return found
+
+    def _forward_consumers(self, index: int) -> list[int]:
+        return [c for r in self.graph.ops[index].results for c in self.consumers[r] if self.forward[c]]
+
+    def _line(self, unit_of: Mapping[int, int], flops: np.ndarray) -> ForwardLine:
+        """The forward operations, in program order, with their units and FLOPs."""
+        num_units = max(unit_of.values(), default=-1) + 1
+        units = np.fromiter(unit_of.values(), dtype=np.int64, count=len(unit_of))
+        ops, tensors = self.graph.ops, self.graph.tensors
+        workers = [index for index in unit_of if ops[index].name in _OPERATORS]
+        return ForwardLine(
+            np.bincount(units, weights=flops, minlength=num_units),
+            self._values(unit_of),
+            tuple(unit_of[index] for index in workers),
+            tuple((ops[k].name, *(tensors[t].shape for t in (*ops[k].operands, *ops[k].results))) for k in workers),
+            tuple(ops[index].weighted_flops for index in workers),
+        )
+
+    def _solve(self, line: ForwardLine) -> LayerSolution:
+        problem, delta = self.problem, self.problem.delta
+        count = problem.num_layers
+        if count is None:
+            count = max(problem.least_layers, line.best_count(delta))
+            delta = relaxed_delta(line.flops, count, delta)
+        return line.cut(count, delta, max(0.0, 1 - problem.delta), problem.method)
+
+    def _given(self, flops: np.ndarray, ops: Sequence[int]) -> LayerSolution:
+        """The layers that begin at the first forward operations at or behind `starts`."""
+        inner = [bisect_left(ops, start) for start in self.problem.starts]
+        boundaries = (0, *inner, len(ops))
+        if any(low >= high for low, high in pairwise(boundaries)):
+            raise UserError(
+                f"expected a forward operation in every layer, found layers that begin at {inner} of {len(ops)}"
+            )
+        sums = tuple(float(flops[low:high].sum()) for low, high in pairwise(boundaries))
+        return LayerSolution(boundaries, 0, 0, (0,) * len(sums), sums, "given")
+
+    def _values(self, unit_of: Mapping[int, int]) -> list[Value]:
+        """What forward units exchange: the values one of them makes and later ones read."""
+        found = []
+        for index, unit in unit_of.items():
+            for result in self.graph.ops[index].results:
+                readers = {unit_of[c] for c in self.consumers[result] if c in unit_of} - {unit}
+                if readers:
+                    found.append(Value(unit, self.graph.tensors[result].size_bytes, tuple(sorted(readers))))
+        return found
+
+    def _share_followers(self) -> None:
+        """What only shared values make, for the backward pass or a metric, is shared as well."""
+        for index, op in enumerate(self.graph.ops):
+            if self.layer[index] == _UNKNOWN and op.operands and op.name not in NEVER_SHARED:
+                made_by = [self.producers[t] for t in op.operands]
+                if all(p >= 0 and self.layer[p] == SHARED for p in made_by):
+                    self.layer[index] = SHARED
+
+    def _assign_backward(self) -> None:
+        """Step 3: anchors, then the cheapest cuts between them."""
+        ops = [
+            index
+            for index in range(len(self.graph.ops))
+            if self.layer[index] == _UNKNOWN and self.needed[index] and index not in self.summing
+        ]
+        number = {index: k for k, index in enumerate(ops)}
+        uses = self._forward_uses()
+        top = self.num_layers - 1
+        bounds = [self._anchors(self.graph.ops[index], uses) or (0, top) for index in ops]
+        values = tuple(self._backward_values(number))
+        least, most = tuple(low for low, _ in bounds), tuple(high for _, high in bounds)
+        for index, layer in zip(ops, place_backward(BackwardProblem(top + 1, least, most, values)), strict=True):
+            self.layer[index] = layer
+
+    def _anchors(self, op: Op, uses: Mapping[int, tuple[int, ...]]) -> tuple[int, int] | None:
+        """(least, most) layer of an operation that reads a weight or makes a term of its gradient, None for others."""
+        origin = [self._use_behind(op, r, uses) for r in op.results if r in self.contributions]
+        if origin:
+            return max(origin), max(origin)
+        read = [uses[t] for t in op.operands if t in uses]
+        return (max(layers[0] for layers in read), max(layers[-1] for layers in read)) if read else None
+
+    def _backward_values(self, number: Mapping[int, int]) -> Iterator[BackwardValue]:
+        """The values that backward operations read, of their own and of the forward pass."""
+        for tensor, consumers in enumerate(self.consumers):
+            readers = tuple(number[c] for c in consumers if c in number)
+            producer, size = self.producers[tensor], self.graph.tensors[tensor].size_bytes
+            if not readers or producer < 0:
+                continue
+            if producer in number:
+                yield BackwardValue(size, readers, number[producer])
+            elif self.forward[producer] and self.layer[producer] != SHARED:
+                home = self.layer[producer]
+                spread = max(home, *(self.layer[c] for c in consumers if self.forward[c]), home)
+                yield BackwardValue(size, readers, home=home, spread=spread)
+
+    def _forward_reads(self, op: Op) -> list[int]:
+        """Layers of the forward operations whose results `op` reads."""
+        return [self.layer[p] for t in op.operands if (p := self.producers[t]) >= 0 and self.forward[p]]
+
+    def _use_behind(self, op: Op, contribution: int, uses: Mapping[int, tuple[int, ...]]) -> int:
+        """The layer of the use of a weight that a contribution to its gradient comes from: where the forward reads the
+        weight together with a value that went into the contribution, else the first use not before those values."""
+        floor = max(self._forward_reads(op), default=0)
+        weight = self.contributions[contribution]
+        together = [
+            self.layer[c]
+            for t in op.operands
+            for c in self.consumers[t]
+            if self.forward[c] and t not in weight and any(w in self.graph.ops[c].operands for w in weight)
+        ]
+        return min(together or [k for w in weight for k in uses.get(w, ()) if k >= floor], default=floor)
+
+    def _forward_uses(self) -> dict[int, tuple[int, ...]]:
+        """For each input tensor the layers whose forward operations read it, ascending."""
+        uses: dict[int, set[int]] = {}
+        for index, inside in enumerate(self.forward):
+            if inside:
+                for operand in self.graph.ops[index].operands:
+                    if self.producers[operand] < 0 and operand not in self.problem.free_inputs:
+                        uses.setdefault(operand, set()).add(self.layer[index])
+        return {tensor: tuple(sorted(layers)) for tensor, layers in uses.items()}
+
+    def _assign_rest(self) -> None:
+        """Step 4 and the sums: after forward operands the latest layer, after backward ones the earliest."""
+        backward: set[int] = set()
+        for index, op in enumerate(self.graph.ops):
+            made_by = [p for t in op.operands if (p := self.producers[t]) >= 0 and self.layer[p] >= 0]
+            behind = [self.layer[p] for p in made_by if p in backward]
+            if self.layer[index] == _UNKNOWN or index in self.summing:
+                self.layer[index] = min(behind) if behind else max((self.layer[p] for p in made_by), default=0)
+            elif self.forward[index] or self.shared[index]:
+                continue
+            if behind or self.needed[index]:
+                backward.add(index)

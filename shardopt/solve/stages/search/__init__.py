@@ -1,0 +1,1 @@
+"""The searches around the stage DP: schedules, shared meshes, places, given stages."""

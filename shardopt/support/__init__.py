@@ -1,0 +1,1 @@
+"""What every layer may use: the error of users, readers of documents, progress, timings."""

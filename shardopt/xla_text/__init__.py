@@ -1,0 +1,1 @@
+"""What XLA made of a module, read from its HLO text."""

@@ -1,0 +1,217 @@
+"""Chains that take sums: against a search over every state with every move, and carried out on numpy arrays."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from shardopt.cost.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, PERMUTE, REDUCE_SCATTER, Step, steps_seconds
+from shardopt.cost.resharding_chain import resharding_steps, resharding_stops
+from shardopt.cost.resharding_costs import ReshardingCosts
+from shardopt.mesh.mesh import Mesh, Sharding
+from tests.unit.solve.sharding.op_graphs import CLUSTER
+
+SQUARE = Mesh("m", (("x", 2), ("y", 2)), (0, 1, 2, 3))
+OBLONG = Mesh("m", (("x", 2), ("y", 4)), tuple(range(8)))
+SHAPE = (8, 8)
+WHOLE, ROWS, OPEN = Sharding(((), ())), Sharding((("x",), ())), Sharding(((), ()), ("x", "y"))
+
+
+def canonical(mesh: Mesh) -> list[Sharding]:
+    """Every sharding of rank 2 with axes in mesh order, each axis on a dimension, on the sum, or on none."""
+    found = []
+    for places in itertools.product(range(4), repeat=len(mesh.axes)):
+        *dims, partial = (
+            tuple(a for a, p in zip(mesh.axis_names, places, strict=True) if p == where) for where in range(3)
+        )
+        found.append(Sharding(tuple(dims), partial))
+    return found
+
+
+def moves(state: Sharding, mesh: Mesh) -> Iterator[tuple[float, Sharding]]:
+    """(share of the local bytes that a device sends, state afterwards) of every single collective there is."""
+    for d, dim in enumerate(state.dims):
+        for cut in range(len(dim)):
+            n = tiles(dim[cut:], mesh)
+            yield n - 1, with_dims(state, {d: dim[:cut]})
+            for e in {0, 1} - {d}:
+                yield (n - 1) / n, with_dims(state, {d: dim[:cut], e: state.dims[e] + dim[cut:]})
+    for size in range(1, len(state.partial) + 1):
+        for axes in itertools.combinations(state.partial, size):
+            n = tiles(axes, mesh)
+            summed = Sharding(state.dims, tuple(a for a in state.partial if a not in axes))
+            yield 2 * (n - 1) / n, summed
+            for d, order in itertools.product((0, 1), itertools.permutations(axes)):
+                yield (n - 1) / n, with_dims(summed, {d: (*state.dims[d], *order)})
+    free = [axis for axis in mesh.axis_names if axis not in (*state.axes, *state.partial)]
+    for d, axis in itertools.product((0, 1), free):
+        yield 0, with_dims(state, {d: (*state.dims[d], axis)})
+    for dims in itertools.product(*(orders(mesh, state.partial),) * 2):
+        counts = [Sharding(tilings).tile_counts(mesh) for tilings in (dims, state.dims)]
+        if counts[0] == counts[1] and not set(dims[0]) & set(dims[1]):
+            yield 1, Sharding(dims, state.partial)
+
+
+def orders(mesh: Mesh, taken: tuple[str, ...]) -> list[tuple[str, ...]]:
+    axes = [axis for axis in mesh.axis_names if axis not in taken]
+    return [order for size in range(len(axes) + 1) for order in itertools.permutations(axes, size)]
+
+
+def tiles(axes: tuple[str, ...], mesh: Mesh) -> int:
+    return math.prod(mesh.axis_size(axis) for axis in axes)
+
+
+def with_dims(state: Sharding, change: dict[int, tuple[str, ...]]) -> Sharding:
+    return Sharding(tuple(change.get(d, dim) for d, dim in enumerate(state.dims)), state.partial)
+
+
+def least_bytes(src: Sharding, mesh: Mesh) -> dict[Sharding, float]:
+    """From one state to all that can be reached: shares of the tensor that a device sends."""
+    best: dict[Sharding, float] = {}
+    queue = [(0.0, 0, src)]
+    number = itertools.count(1)
+    while queue:
+        sent, _, state = heapq.heappop(queue)
+        if state in best:
+            continue
+        best[state] = sent
+        for share, after in moves(state, mesh):
+            heapq.heappush(queue, (sent + share / tiles(state.axes, mesh), next(number), after))
+    return best
+
+
+def sent_by(step: Step, mesh: Mesh) -> float:
+    n = tiles(step.axes, mesh)
+    share = {
+        ALL_GATHER: (n - 1) / n,
+        REDUCE_SCATTER: (n - 1) / n,
+        ALL_REDUCE: 2 * (n - 1) / n,
+        ALL_TO_ALL: (n - 1) / n**2,
+        PERMUTE: 1,
+    }
+    return step.bytes * share[step.kind]
+
+
+def sent(src: Sharding, dst: Sharding, mesh: Mesh) -> float:
+    return sum(sent_by(step, mesh) for step in resharding_steps(src, dst, mesh, SHAPE, 1))
+
+
+@pytest.mark.parametrize("mesh", [SQUARE, OBLONG])
+def test_a_chain_lies_between_every_trick_and_taking_the_sums_first(mesh: Mesh) -> None:
+    """The search leaves out detours that a partitioner would not take, such as cutting a tensor to sum less of it."""
+    for src in canonical(mesh):
+        best = least_bytes(src, mesh)
+        for dst in canonical(mesh):
+            if not set(dst.partial) <= set(src.partial):
+                assert dst not in best
+                with pytest.raises(ValueError, match="to stay open, found"):
+                    resharding_steps(src, dst, mesh, SHAPE, 1)
+                continue
+            summed, moved = Sharding(src.dims, dst.partial), Sharding(dst.dims, src.partial)
+            found = sent(src, dst, mesh)
+            assert found >= 64 * best[dst] - 1e-9
+            if not set(dst.axes) & set(src.partial):
+                assert found <= min(
+                    sent(src, summed, mesh) + sent(summed, dst, mesh), sent(src, moved, mesh) + sent(moved, dst, mesh)
+                )
+            if not src.axes and set(dst.axes) <= set(src.partial) and mesh.axis_names == src.partial:
+                assert found == pytest.approx(64 * best[dst])
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "expected"),
+    [
+        (OPEN, WHOLE, [(ALL_REDUCE, ("x", "y"))]),
+        (OPEN, Sharding((("x", "y"), ())), [(REDUCE_SCATTER, ("x", "y"))]),
+        (OPEN, Sharding((("x",), ()), ("y",)), [(REDUCE_SCATTER, ("x",))]),
+        (OPEN, Sharding((("x",), ("y",))), [(REDUCE_SCATTER, ("x",)), (REDUCE_SCATTER, ("y",))]),
+        # Scattering first makes the rest smaller.
+        (OPEN, ROWS, [(REDUCE_SCATTER, ("x",)), (ALL_REDUCE, ("y",))]),
+        # Terms are moved while they are small, or summed while they are small.
+        (Sharding((("x",), ()), ("y",)), Sharding(((), ("x",)), ("y",)), [(ALL_TO_ALL, ("x",))]),
+        (Sharding((("x",), ()), ("y",)), WHOLE, [(ALL_REDUCE, ("y",)), (ALL_GATHER, ("x",))]),
+    ],
+)
+def test_chains(src: Sharding, dst: Sharding, expected: list[tuple[str, tuple[str, ...]]]) -> None:
+    chain = resharding_steps(src, dst, SQUARE, SHAPE, 1)
+    assert [(step.kind, step.axes) for step in chain] == expected
+    assert len(resharding_stops(src, dst, SQUARE)) == len(chain) - 1
+
+
+def test_a_table_forbids_what_no_chain_does() -> None:
+    choices = canonical(OBLONG)
+    chains = ReshardingCosts(CLUSTER, OBLONG).table(choices, choices, math.prod(SHAPE) * 4)
+    seconds = chains.seconds
+    for (i, src), (j, dst) in itertools.product(enumerate(choices), repeat=2):
+        if set(dst.partial) <= set(src.partial):
+            chain = resharding_steps(src, dst, OBLONG, SHAPE, 4)
+            assert seconds[i, j] == pytest.approx(steps_seconds(CLUSTER, OBLONG, chain))
+        else:
+            assert seconds[i, j] == np.inf
+
+
+def test_a_table_may_forbid_everything() -> None:
+    open_sum = Sharding(((), ()), ("y",))
+    chains = ReshardingCosts(CLUSTER, OBLONG).table((WHOLE,), (open_sum,), 64)
+    assert chains.seconds.tolist() == [[np.inf]] and chains.steps.tolist() == [[0]]
+
+
+@pytest.mark.parametrize("mesh", [SQUARE, OBLONG])
+def test_the_sum_over_open_axes_stays_the_value(mesh: Mesh) -> None:
+    """Each state of a chain, filled as its collective fills it, adds up to the tensor that the first state held."""
+    rng = np.random.default_rng(0)
+    for src, dst in itertools.product(canonical(mesh), repeat=2):
+        if not set(dst.partial) <= set(src.partial):
+            continue
+        held = terms_of(rng.integers(0, 9, SHAPE), src, mesh, rng)
+        value = total(held, src, mesh)
+        states = [src, *resharding_stops(src, dst, mesh), dst]
+        for before, after in itertools.pairwise(states):
+            held = carry_out(held, before, after, mesh)
+            np.testing.assert_array_equal(total(held, after, mesh), value)
+
+
+def boxes(sharding: Sharding, mesh: Mesh) -> list[tuple[slice, ...]]:
+    return [tuple(slice(lo, hi) for lo, hi in box) for box in sharding.tiles(mesh, SHAPE).tolist()]
+
+
+def coordinates(mesh: Mesh, axes: tuple[str, ...]) -> list[tuple[int, ...]]:
+    found = dict(zip(mesh.axis_names, np.indices(mesh.shape).reshape(len(mesh.axes), -1).tolist(), strict=True))
+    return [tuple(found[axis][device] for axis in axes) for device in range(mesh.size)]
+
+
+def terms_of(value: np.ndarray, sharding: Sharding, mesh: Mesh, rng: np.random.Generator) -> list[np.ndarray]:
+    """For every device its part of a term of its own along the partial axes."""
+    terms = {where: rng.integers(-9, 9, SHAPE) for where in set(coordinates(mesh, sharding.partial))}
+    return [
+        terms[where][box] for where, box in zip(coordinates(mesh, sharding.partial), boxes(sharding, mesh), strict=True)
+    ]
+
+
+def total(held: list[np.ndarray], sharding: Sharding, mesh: Mesh) -> np.ndarray:
+    """The value, from one replica of each term and tile."""
+    found = np.zeros(SHAPE, dtype=np.int64)
+    seen = set()
+    for part, box, where in zip(held, boxes(sharding, mesh), coordinates(mesh, sharding.partial), strict=True):
+        key = (where, *((side.start, side.stop) for side in box))
+        if key not in seen:
+            seen.add(key)
+            found[box] += part
+    return found
+
+
+def carry_out(held: list[np.ndarray], before: Sharding, after: Sharding, mesh: Mesh) -> list[np.ndarray]:
+    """What a collective from `before` to `after` leaves: each device gets the part it wants of the terms it may see."""
+    summed = tuple(axis for axis in before.partial if axis not in after.partial)
+    keep = coordinates(mesh, after.partial)
+    whole = {
+        where: total([part if at == where else 0 * part for part, at in zip(held, keep, strict=True)], before, mesh)
+        for where in set(keep)
+    }
+    assert set(summed) | set(after.partial) == set(before.partial)
+    return [whole[where][box] for where, box in zip(keep, boxes(after, mesh), strict=True)]

@@ -1,0 +1,194 @@
+"""docs/costs.md, made from small examples of all operations and XLA's cost analysis.
+
+    python -m tests.unit.operations.costs_page
+
+`DEPARTURES` names every example whose FLOPs, transcendentals or bytes are not XLA's, with the reason; a test sees to it
+that no other differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardopt.graph.op_bytes import touched_bytes
+from shardopt.graph.op_flops import TRANSCENDENTAL_FLOPS
+from shardopt.ir.loops import UNKNOWN_TRIPS
+from shardopt.runtime.devices.xla_costs import XlaCosts, unoptimized_costs
+from tests.unit.operations.op_examples import EXAMPLES, Example
+from tests.unit.operations.operations_page import graph_of
+from tests.unit.operations.work_examples import MORE
+
+PAGE = Path(__file__).parents[3] / "docs" / "costs.md"
+
+_ONCE = "XLA counts the body of a loop once, we count it as often as it runs"
+_NORM = "XLA counts nothing, but expands it into so many operations before it runs"
+_TUPLE = "XLA adds the table of pointers of a tuple, 8 bytes for each result"
+_SCALAR = "XLA broadcasts a scalar operand by an operation of its own"
+_RENAMED = "free: the result is the operand under another name"
+_INDICES = "XLA counts the first of several scalar indices"
+_LAYOUT = "XLA has chosen a layout in which nothing moves; in general, and here, all is read and written"
+_UNKNOWN = "XLA does not know what a custom call does"
+_CAPTURED = "XLA hands what the regions read to them as copies and tuples"
+
+# Example or operation, and why it departs: (in FLOPs and transcendentals, in bytes); "" where it does not.
+DEPARTURES: dict[str, tuple[str, str]] = {
+    "batch_norm_grad": (_NORM, ""),
+    "batch_norm_inference": (_NORM, ""),
+    "batch_norm_training": (_NORM, _TUPLE),
+    "case": ("", _CAPTURED),
+    "clamp": ("", _SCALAR),
+    "constant": ("", "free: it is there before the program runs"),
+    "custom_call:annotation": (_UNKNOWN, _UNKNOWN),
+    "custom_call:top_k": ("", _TUPLE),
+    "dynamic_slice": ("", _INDICES),
+    "dynamic_slice:of a stack": ("", _INDICES),
+    "dynamic_update_slice": ("", _INDICES),
+    "dynamic_update_slice:into a stack": ("", _INDICES),
+    "iota": ("", "XLA makes a line and broadcasts it"),
+    "optimization_barrier": ("", _RENAMED),
+    "reduce:argmax": ("", f"{_TUPLE}, and broadcasts the line that an iota makes"),
+    "reshape:merge": ("", _RENAMED),
+    "reshape:split": ("", _RENAMED),
+    "reshape:tangled": ("", _RENAMED),
+    "rng_bit_generator:philox": ("", _TUPLE),
+    "rng_bit_generator:threefry": ("", _TUPLE),
+    "select:scalar predicate": ("", _SCALAR),
+    "sort": ("", _TUPLE),
+    "transpose": ("", _LAYOUT),
+    "while": (_ONCE, f"{_ONCE}; {_CAPTURED}"),
+}
+
+
+# From benchmarks/cost/op_costs.py: modules, FLOPs of both, bytes of both, bytes if nothing were fused.
+_MEASURED = """| module | FLOPs, ours / XLA's | bytes, ours / XLA's | bytes if nothing is fused / XLA's |
+|---|---|---|---|
+| diffusers_unet | 1.00 | 0.72 | 3.34 |
+| ed_mixtral | 1.00 | 0.68 | 2.62 |
+| hf_bert_base | 0.92 | 0.95 | 4.01 |
+| hf_gpt2_small, inference | 0.99 | 0.95 | 3.58 |
+| hf_gpt2_small | 0.96 | 0.91 | 3.53 |
+| hf_gptneo_presharded_gspmd | 1.00 | 0.82 | 2.76 |
+| hf_gptneo_presharded_shardy | 1.00 | 0.82 | 2.76 |
+| hf_resnet50 | 0.90 | 0.71 | 1.81 |
+| hf_t5_base | 0.93 | 0.99 | 3.57 |
+| hf_vit_base | 0.97 | 0.83 | 3.54 |
+| hk_lstm | 1.01 | 0.71 | 2.76 |
+| hk_transformer_scan | 1.00 | 0.71 | 2.81 |
+| jraph_gcn | 0.96 | 1.27 | 3.11 |
+| kh_gpt2 | 0.86 | 0.91 | 3.37 |
+| nnx_transformer | 0.95 | 0.79 | 3.15 |
+| optax_clip_adamw_gpt2 | 0.99 | 0.80 | 3.40 |
+| penzai_llama_unrolled | 0.99 | 0.79 | 2.75 |
+| pt_llama | 1.00 | 0.73 | 3.18 |
+| geometric mean of 18 | 0.97 | 0.83 | 3.07 |
+"""
+_HEAD = """# What operations cost
+
+Seconds of an operation on one device are `max(work / rate, bytes / memory bandwidth)`. Work and bytes of its share come
+from the shapes; rates, the device's and what a profile says about them are in the cluster file.
+
+## Work
+
+FLOPs are counted as XLA's cost analysis counts them; a multiply-add is two. Products with padding, or with the holes of
+a dilated convolution, are none. A region counts as often as it combines elements. Transcendental functions are counted
+apart; one takes as long as {weight:g} FLOPs. A loop counts as often as it runs: {trips} times where that depends on
+data. All branches of a `case` count as if they ran. Operations without FLOPs still take one for each element of the
+result, so that doing them on every device is not free.
+
+## Bytes
+
+An operation that runs alone reads its operands and writes its results. A `gather`, `slice` or `dynamic_slice` reads of
+its operand what ends up in the result; a `dynamic_update_slice` and a `scatter` write in place, and touch what comes
+in. Reshapes and constants are free.
+
+A compiler fuses operations, though, and a planner that charges every operand of every elementwise operation finds two
+to four times the bytes that the compiled program moves. So operations are priced by kernels
+(`shardopt/solve/sharding/fusion.py`): a value is written once if it is written at all, and read once by every kernel
+that needs it, whatever number of its operations do. What can be fused into all of its readers is, unless that would
+move more bytes than writing it. A value that is exchanged on its way between operations that would be fused is written
+and read for that. `python -m benchmarks.cost.op_costs FOLDER` compares this with the `bytes accessed` of
+modules that XLA has compiled for one host device:
+
+{measured}
+What is missing are copies into the layouts that XLA's CPU backend wants of products and convolutions, the buffers that
+loops carry, and the rewriting of pooling gradients as `reduce_window` and `scatter`.
+
+## Operations, one by one
+
+Made from the examples of tests/unit/operations/op_examples.py and tests/unit/operations/work_examples.py by
+`python -m tests.unit.operations.costs_page`; a test checks that it is up to date, and that nothing differs from
+XLA but what the second table names. Sums are over all operations of the example.
+
+| operation | FLOPs | transcendentals | bytes, alone |
+|---|---|---|---|
+"""
+_DEPARTURES = """
+## Where they are not XLA's
+
+| operation | | ours | XLA's | why |
+|---|---|---|---|---|
+"""
+
+
+@dataclass(frozen=True)
+class Count:
+    """What we count for all operations of an example, and what XLA does."""
+
+    example: Example
+    ours: XlaCosts
+    xla: XlaCosts
+
+    @property
+    def same_work(self) -> bool:
+        return (self.ours.flops, self.ours.transcendentals) == (self.xla.flops, self.xla.transcendentals)
+
+    @property
+    def same_bytes(self) -> bool:
+        return self.ours.bytes == self.xla.bytes
+
+
+def counts() -> Iterator[Count]:
+    for example in (*EXAMPLES, *MORE):
+        yield Count(example, _ours(example), unoptimized_costs(example.text))
+
+
+def _ours(example: Example) -> XlaCosts:
+    flops = transcendentals = moved = 0.0
+    graph = graph_of(example)
+    for op in graph.ops:
+        flops += op.flops * op.repeat
+        transcendentals += op.transcendentals * op.repeat
+        sizes = [[graph.tensors[tensor].size_bytes for tensor in side] for side in (op.operands, op.results)]
+        moved += touched_bytes(op.name, *sizes) * op.repeat
+    return XlaCosts(flops, transcendentals, moved)
+
+
+def page() -> str:
+    found = tuple(counts())
+    head = _HEAD.format(weight=TRANSCENDENTAL_FLOPS, trips=UNKNOWN_TRIPS, measured=_MEASURED)
+    return head + "".join(_rows(found)) + _DEPARTURES + "".join(_departures(found))
+
+
+def _rows(found: tuple[Count, ...]) -> Iterator[str]:
+    for count in found:
+        ours = count.ours
+        yield f"| {_name(count)} | {ours.flops:g} | {ours.transcendentals:g} | {ours.bytes:g} |\n"
+
+
+def _departures(found: tuple[Count, ...]) -> Iterator[str]:
+    for count in found:
+        in_work, in_bytes = DEPARTURES.get(count.example.name, ("", ""))
+        if in_work:
+            yield f"| {_name(count)} | FLOPs | {count.ours.flops:g} | {count.xla.flops:g} | {in_work} |\n"
+        if in_bytes:
+            yield f"| {_name(count)} | bytes | {count.ours.bytes:g} | {count.xla.bytes:g} | {in_bytes} |\n"
+
+
+def _name(count: Count) -> str:
+    return count.example.name.replace(":", ", ")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

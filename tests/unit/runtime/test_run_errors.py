@@ -1,0 +1,78 @@
+"""Which of the errors that come in together is reported, and in which words."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+
+import pytest
+
+from shardopt.runtime.errors import (
+    Cancelled,
+    Kind,
+    MeshError,
+    MessageLost,
+    PeerGone,
+    first_failure,
+    kind_of,
+    mesh_error,
+)
+from shardopt.support.errors import UserError
+
+CAUSES = {
+    "m2": MeshError("m2", "step 1, instruction 4 (FREE %1)", "process 7 was killed (signal 9)", Kind.DIED),
+    "m3/1": ValueError("too hot"),
+    "m4": MessageLost("message 3 was lost"),
+    "m5": MeshError("m5", "", "no sign of life", Kind.STUCK),
+    "m3/0": MeshError("m3/0", "", "process 8 aborted itself", Kind.ABORTED),
+    "m1": RuntimeError("Gloo all-reduce failed: Connection closed by peer"),
+    "m0": PeerGone("the connection from worker 'm2' was closed"),
+    "m6": Cancelled("mesh 'm2' failed"),
+}
+
+
+def test_causes_come_before_their_consequences_in_any_order_of_arrival() -> None:
+    for pair in itertools.permutations(CAUSES, 2):
+        found = first_failure({name: CAUSES[name] for name in pair})
+        assert isinstance(found, MeshError) and found.kind == min(kind_of(CAUSES[name]) for name in pair)
+        assert found.worker == min(pair, key=lambda name: kind_of(CAUSES[name]))
+    assert str(first_failure(CAUSES)) == (
+        "mesh 'm2', host 0, step 1, instruction 4 (FREE %1): process 7 was killed (signal 9)"
+    )
+
+
+def test_of_equal_kinds_the_first_to_arrive_counts() -> None:
+    errors = {"b": ValueError("late?"), "a": ValueError("no")}
+    assert str(first_failure(errors)) == "mesh 'b', host 0: ValueError: late?"
+
+
+def test_mistakes_of_the_user_stay_what_they_are() -> None:
+    mistake = UserError("damaged")
+    assert first_failure({"m0": CAUSES["m2"], "m1": mistake}) is mistake
+
+
+def test_an_error_names_mesh_and_host_and_survives_pickling() -> None:
+    error = mesh_error("m3/1", "step 2, end of step", KeyError("w"))
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error) == "mesh 'm3', host 1, step 2, end of step: KeyError: 'w'"
+    assert (again.mesh, again.host, again.kind) == ("m3", 1, Kind.FAILED)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (MemoryError(), "out of memory (MemoryError: no message)"),
+        (
+            RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\nmore"),
+            "out of memory (RuntimeError: RES",
+        ),
+        (RuntimeError("first\nsecond"), "RuntimeError: first"),
+    ],
+)
+def test_running_out_of_memory_is_called_that(error: BaseException, text: str) -> None:
+    found = mesh_error("m", "", error)
+    assert found.cause.startswith(text) and "\n" not in str(found) and found.kind is Kind.FAILED
+
+
+def test_broken_connections_are_consequences() -> None:
+    assert {kind_of(error) for error in (BrokenPipeError(), EOFError(), ConnectionResetError())} == {Kind.CUT}

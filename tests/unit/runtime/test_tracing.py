@@ -1,0 +1,189 @@
+"""What a run tells about itself: times of instructions, the trace, memory, and where workers stand."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from test_runtime_program import build
+
+from shardopt.runtime.driver import open_run
+from shardopt.runtime.inputs import random_inputs
+from shardopt.runtime.program.instructions import Broadcast, Free, Program, Recv, Send
+from shardopt.runtime.program.instructions import Run as RunInstruction
+from shardopt.runtime.program.labels import label_of, task_of
+from shardopt.runtime.program.memory import mesh_memory, over_limit
+from shardopt.runtime.run import Run
+from shardopt.runtime.tracing.chrome import run_trace
+from shardopt.runtime.tracing.spans import Span, route_bytes, task_times
+from shardopt.runtime.tracing.watchdog import Watchdog
+from shardopt.runtime.tracing.where import standing_text
+from shardopt.schedule.tasks import Task
+from shardopt.support.errors import UserError
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return build()
+
+
+@pytest.fixture(scope="module")
+def run(program: Program) -> Iterator[Run]:
+    with open_run(program, quick_compile=True, track_bytes=True, trace=True) as run:
+        run.load(random_inputs(program, 0))
+        for _ in range(STEPS):
+            run.step()
+        yield run
+
+
+@pytest.fixture(scope="module")
+def spans(run: Run) -> tuple[Span, ...]:
+    return run.spans()
+
+
+def test_every_instruction_of_every_step_has_its_spans(program: Program, spans: tuple[Span, ...]) -> None:
+    for part in program.meshes:
+        own = [span for span in spans if span.worker == part.mesh.name]
+        thread = [
+            (s.step, s.position) for s in own if s.row == "worker" or s.text.split(" = ")[-1].startswith(COMPLETES)
+        ]
+        positions = range(len(part.instructions) + 2)
+        assert sorted(thread) == [(step, position) for step in range(STEPS) for position in positions]
+        for row, kind in (("compute", RunInstruction), ("send", Send)):
+            listed = [k for k, each in enumerate(part.instructions) if isinstance(each, kind)]
+            assert sorted((s.step, s.position) for s in own if s.row == row) == [
+                (step, position) for step in range(STEPS) for position in listed
+            ]
+
+
+COMPLETES = ("RECV", "BROADCAST", "ALLGATHER", "RESHARD", "COPY")
+
+
+def test_times_are_in_order(program: Program, spans: tuple[Span, ...]) -> None:
+    assert all(0 <= s.start_seconds <= s.ready_seconds <= s.end_seconds for s in spans)
+    sends = {(s.step, s.tag): s for s in spans if s.row == "send"}
+    recvs = {(s.step, s.tag): s for s in spans if s.row == "receive" and s.tag is not None}
+    assert sends.keys() == recvs.keys() and len(sends) == 9 * STEPS
+    for key, send in sends.items():
+        assert send.ready_seconds <= recvs[key].end_seconds, "received after it was there"
+        assert send.bytes == recvs[key].bytes > 0
+    for part in program.meshes:
+        computed = sorted(
+            (s.ready_seconds, s.end_seconds) for s in spans if (s.worker, s.row) == (part.mesh.name, "compute")
+        )
+        assert all(before[1] <= after[0] + 1e-9 for before, after in pairwise(computed))
+
+
+def test_tasks_have_times(spans: tuple[Span, ...]) -> None:
+    times = task_times(spans, STEPS - 1)
+    expected = [f"{stage}{kind}{i}" for stage, kind in ((0, "F"), (0, "B"), (1, "F")) for i in range(4)]
+    assert sorted(map(str, times)) == sorted([*expected, "0U", "1U"])
+    assert times[Task.parse("0F0")][0] < times[Task.parse("1F0")][1] <= times[Task.parse("0B0")][1]
+
+
+def test_labels_name_tasks() -> None:
+    for text, label in (("0F3", "fwd stage 0 microbatch 3"), ("2W0", "bwd_weight stage 2 microbatch 0")):
+        task = Task.parse(text)
+        assert task_of(label) == task and label_of(label.split()[0], task.stage, task.microbatch) == label
+    assert task_of("update stage 1") == Task.parse("1U")
+    assert [task_of(label) for label in ("prologue stage 0", "fwd stage 0", "update stage 0 microbatch 1", "")] == [
+        None
+    ] * 4
+
+
+def test_chrome_trace(program: Program, spans: tuple[Span, ...]) -> None:
+    events = run_trace(program, spans)["traceEvents"]
+    by_phase = {phase: [event for event in events if event["ph"] == phase] for phase in "MXsfC"}
+    assert {event["args"]["name"] for event in by_phase["M"]} == {
+        *("mesh m0", "mesh m1", "compute", "send", "receive", "worker")
+    }
+    assert len(by_phase["X"]) == len(spans) and all(event["dur"] >= 0 for event in by_phase["X"])
+    ids = [[event["id"] for event in by_phase[phase]] for phase in "sf"]
+    assert ids[0] == ids[1] == list(range(9 * STEPS)), "an arrow for each message"
+    assert all(start["ts"] <= end["ts"] for start, end in zip(by_phase["s"], by_phase["f"], strict=True))
+    assert {event["args"]["bytes"] for event in by_phase["C"]} >= {
+        mesh_memory(part).after[0] for part in program.meshes
+    }
+
+
+def test_predicted_memory_is_what_lives_after_every_instruction(program: Program, run: Run) -> None:
+    live = run.live_bytes()
+    for part in program.meshes:
+        landed = {k for k, each in enumerate(part.instructions[1:]) if isinstance(each, Broadcast)}  # still on the host
+        pairs = enumerate(zip(mesh_memory(part).after, live[part.mesh.name][: len(part.instructions)], strict=True))
+        assert [k for k, (predicted, measured) in pairs if predicted != measured] == sorted(landed)
+
+
+def test_a_limit_of_memory_is_kept(program: Program, run: Run) -> None:
+    part = program.meshes[0]
+    peak, temporaries = mesh_memory(part).peak, run.temporary_bytes()
+    assert peak < mesh_memory(part, temporaries["m0"]).peak, "stage0_bwd has temporaries"
+    assert over_limit(program, peak) == ()
+    (fault,) = over_limit(program, peak - 1)
+    assert re.match(
+        r"mesh m0, instruction \d+ \(.*\): a device would hold \d+ bytes, the limit is \d+ bytes; the large", fault
+    )
+    assert f"%1 f32[16, 8] [{{}}, {{}}] ({16 * 8 * 4} bytes)" in fault
+    with pytest.raises(UserError, match="a device would hold"):
+        open_run(program, memory_limit_bytes=100)
+    with pytest.raises(UserError, match=r"instruction \d+ \(RUN @stage0_bwd"):
+        open_run(program, quick_compile=True, memory_limit_bytes=peak)
+
+
+def test_bytes_of_a_route_count_each_piece_once(program: Program) -> None:
+    assert [route_bytes(route) for route in program.routes] == [128, 128, 4]
+
+
+# Where workers stand
+
+
+def test_a_worker_that_waits_is_reported_and_not_ended(program: Program) -> None:
+    """m1 takes a while to begin: m0 waits for its message, and says so."""
+    said: list[str] = []
+    with open_run(program, quick_compile=True) as run:
+        run.load(random_inputs(program, 0))
+        expected = np.array(run.step()[2])
+        worker = run._backend._workers["m1"]  # type: ignore[attr-defined]
+        blocked, original = threading.Event(), worker._actions[0]
+        worker._actions[0] = lambda: (blocked.wait(10), original())
+        watchdog = Watchdog(0.1, run._backend.where, said.append)
+        step = threading.Thread(target=run.step)
+        with watchdog.step():
+            step.start()
+            deadline = time.monotonic() + 10
+            while len(said) < 2 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            here = run.where()
+            blocked.set()
+            step.join()
+        watchdog.close()
+        assert expected.shape == () and run.steps_done == 2
+    first = said[0].splitlines()
+    assert re.fullmatch(r"no progress for \d+ s:", first[0])
+    recv = next(k for k, each in enumerate(program.meshes[0].instructions) if isinstance(each, Recv))
+    for line in (first[1], here.splitlines()[0]):
+        assert line.startswith(f"mesh 'm0', host 0: step 1, instruction {recv} (%8 = RECV #2 from m1 route 1) for ")
+        assert "waits for message #2 from mesh 'm1'" in line
+    assert first[2].startswith("mesh 'm1', host 0: step 1, instruction 0 (")
+
+
+def test_standings_as_text() -> None:
+    assert standing_text("m0/1", None) == "mesh 'm0', host 1: does not answer"
+    idle = {"busy": False, "seconds": 1.25, "step": 4}
+    assert standing_text("m0", idle) == "mesh 'm0', host 0: idle for 1.2 s, 4 steps done"
+
+
+def test_times_are_kept_only_where_asked_for(program: Program) -> None:
+    with open_run(program, quick_compile=True) as run:
+        run.load(random_inputs(program, 0))
+        run.step()
+        assert not any(isinstance(each, Free) for part in program.meshes for each in part.instructions[:1])
+        with pytest.raises(Exception, match="times are kept only in runs that were opened for it"):
+            run.spans()

@@ -1,0 +1,289 @@
+"""The K best plans against brute force, their simulated steps, and the search over schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from stage_problems import additive, all_plans, random_problem, row, step_seconds
+
+from shardopt.hardware.cluster import Cluster, Submesh
+from shardopt.hardware.cluster_file import load_cluster
+from shardopt.schedule.graph import chain_graph
+from shardopt.schedule.schedules import build_schedule, searched_schedules
+from shardopt.schedule.simulator import simulate
+from shardopt.schedule.tasks import TaskKind
+from shardopt.solve.stages.baselines.planner import Request
+from shardopt.solve.stages.baselines.registry import find_planner
+from shardopt.solve.stages.cut_transfers import CutTransfers
+from shardopt.solve.stages.dp.best_plans import NEAR, best_plans
+from shardopt.solve.stages.search.plan_search import DpSolver, ExactPrices, schedule_in_flight, search_plans
+from shardopt.solve.stages.search.rerank import SimulatedPlan, simulate_plan
+from shardopt.solve.stages.stage_problem import (
+    InFlight,
+    StageOption,
+    StageProblem,
+    Stages,
+    StageSolution,
+    evaluate,
+    is_plan,
+)
+from shardopt.support.errors import UserError
+
+DP = find_planner("dp")
+
+
+def cluster(spec: str, call_seconds: float = 0.0) -> Cluster:
+    """A preset in which a call takes so long."""
+    found = load_cluster(spec)
+    return replace(found, groups=tuple(replace(group, dispatch_seconds=call_seconds) for group in found.groups))
+
+
+def transfers(problem: StageProblem, spec: str, forward: int = 0, backward: int = 0) -> CutTransfers:
+    ways = (np.full(problem.num_layers + 1, size, dtype=np.int64) for size in (forward, backward))
+    return CutTransfers(cluster(spec), *ways)
+
+
+# ---- the K best ----
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_the_best_of_each_number_of_stages_are_among_them(block: int) -> None:
+    """A thousand cases: the plans are valid and different, and the shortest best-of-its-number are all there."""
+    seen = 0
+    for seed in range(250 * block, 250 * (block + 1)):
+        problem, _ = random_problem(seed)
+        least: dict[int, float] = {}
+        for stages in all_plans(problem):
+            seconds = step_seconds(problem, stages)
+            least[len(stages)] = min(seconds, least.get(len(stages), np.inf))
+        least = {count: seconds for count, seconds in least.items() if np.isfinite(seconds)}
+        if not least:
+            continue
+        seen += 1
+        for k in (1, 3):
+            plans = best_plans(problem, k)
+            near = sorted(seconds for seconds in least.values() if seconds <= NEAR * min(least.values()))[:k]
+            found = [plan.seconds for plan in plans if plan.status == "optimal"]
+            assert found[: len(near)] == pytest.approx(near), f"seed {seed}"
+            assert len({plan.stages for plan in plans}) == len(plans) <= k
+            assert all(is_plan(problem, plan.stages) for plan in plans)
+            assert [plan.seconds for plan in plans] == sorted(plan.seconds for plan in plans)
+            for plan in plans:
+                assert plan.seconds >= least[len(plan.stages)] * (1 - 1e-12)
+    assert seen > 50
+
+
+def test_runners_up_fill_the_places_left() -> None:
+    problem = additive([1, 1, 1, 1], (1, 2, 4), 4, 8, 0.99)
+    plans = best_plans(problem, 3, num_stages=3)
+    assert {len(plan.stages) for plan in plans} == {3}
+    assert plans[0].status == "optimal"
+
+
+# ---- simulated ----
+
+
+def plan_of(problem: StageProblem, stages: Stages) -> StageSolution:
+    return evaluate(problem, stages)
+
+
+def simulated(problem: StageProblem, stages: Stages, schedule: str, cut: CutTransfers) -> SimulatedPlan:
+    found = simulate_plan(problem, plan_of(problem, stages), schedule, cut)
+    assert found is not None
+    return found
+
+
+def test_equal_stages_take_what_the_formula_says() -> None:
+    """Nothing to transfer, equal stages, and forward and backward in one proportion."""
+    problem = replace(additive([3] * 4, (1,), 4, 8, 0.0), forward_seconds=np.full((5, 5, 1), 1.0))
+    stages = tuple((k, k + 1, 0) for k in range(4))
+    found = simulated(problem, stages, "1f1b", transfers(problem, "cpu-test:1x4"))
+    assert found.step_seconds == pytest.approx(found.plan.seconds) == pytest.approx(4 * 3 + 7 * 3)
+
+
+def test_every_call_takes_its_time() -> None:
+    """Half a second a call: two for each microbatch of the first stage, one for the last, which is one fragment."""
+    problem = replace(additive([3] * 2, (1,), 2, 8, 0.0), forward_seconds=np.full((3, 3, 1), 1.0))
+    stages = ((0, 1, 0), (1, 2, 0))
+    cut = replace(transfers(problem, "cpu-test:1x2"), cluster=cluster("cpu-test:1x2", 0.5))
+    # The first stage is busy with 1.5 and 2.5 for each microbatch, and waits twice: 3.5 - 1.5 for the last in the
+    # beginning, and 1 at the end.
+    assert simulated(problem, stages, "1f1b", cut).step_seconds == pytest.approx(8 * (1.5 + 2.5) + 2 + 1)
+
+
+def test_the_simulator_is_asked_with_the_seconds_of_the_plan() -> None:
+    """By hand: stages of different lengths, activations of 1 MB and gradients of 2 MB between two hosts."""
+    problem = additive([3, 5, 4], (1,), 3, 6, 0.0)
+    problem = replace(problem, forward_seconds=np.minimum(problem.seconds, 1.5))
+    cut = transfers(problem, "cpu-test:3x1", 10**6, 2 * 10**6)
+    stages = ((0, 1, 0), (1, 2, 0), (2, 3, 0))
+    found = simulated(problem, stages, "1f1b", cut)
+    graph = chain_graph(3)
+    seconds = {task: 1.5 if task.kind == TaskKind.FORWARD else [1.5, 3.5, 2.5][task.stage] for task in graph.tasks}
+    link = cut.cluster.groups[0].inter_host
+    delays, cards = [], []
+    for edge in graph.edges:
+        a, b = edge.src.stage, edge.dst.stage
+        size = 0 if a == b else 10**6 * (1 if a < b else 2)
+        delays.append(link.latency_seconds + size / link.bandwidth_bytes_per_second if size else 0.0)
+        cards.append((2 * a, 2 * b + 1) if size else ())
+    expected = simulate(build_schedule("1f1b", 3, 6), graph, seconds, delays, edge_links=cards)
+    assert found.step_seconds == pytest.approx(expected.makespan_seconds)
+
+
+def test_neighbours_on_one_host_are_nearer_than_the_formula_fears() -> None:
+    """The stage DP prices a cut over the slowest link; placed, the two stages share a host."""
+    problem = additive([2, 2], (2,), 4, 4, 0.0)
+    cut = transfers(problem, "cpu-test:1x4", 10**6, 10**6)
+    far = transfers(problem, "cpu-test:2x2", 10**6, 10**6)
+    stages = ((0, 1, 0), (1, 2, 0))
+    near_seconds, far_seconds = (simulated(problem, stages, "1f1b", each).step_seconds for each in (cut, far))
+    assert near_seconds < far_seconds
+
+
+def test_what_cannot_be_shorter_is_not_simulated() -> None:
+    problem = additive([1, 1], (1,), 2, 4, 0.0)
+    cut = transfers(problem, "cpu-test:1x2")
+    plan = plan_of(problem, ((0, 1, 0), (1, 2, 0)))
+    assert simulate_plan(problem, plan, "1f1b", cut, best=4.0) is None
+    assert simulate_plan(problem, plan, "1f1b", cut, best=100.0) is not None
+
+
+# ---- the search over schedules ----
+
+
+class CountedPrices:
+    """Prices that are half the truth until somebody asks, and count what was asked for."""
+
+    def __init__(self, exact: StageProblem) -> None:
+        self.truth = exact
+        self.known = np.zeros(exact.seconds.shape, dtype=bool)
+
+    def problem(self, held: InFlight) -> StageProblem:
+        seconds = np.where(self.known, self.truth.seconds, self.truth.seconds / 2)
+        return replace(self.truth, seconds=seconds, in_flight=held)
+
+    def best(self, held: InFlight, solve: DpSolver) -> StageSolution:
+        known: Stages | None = None
+        while True:
+            found = solve(self.problem(held), known)
+            if all(self.known[stage] for stage in found.stages):
+                return found
+            (known,) = self.exact([found.stages])
+
+    def exact(self, plans: Sequence[Stages]) -> tuple[Stages, ...]:
+        for stage in (stage for plan in plans for stage in plan):
+            self.known[stage] = True
+        return tuple(plans)
+
+
+def test_lower_bounds_are_made_exact_where_it_matters() -> None:
+    """The plan is that of exact prices, and most stages are never priced."""
+    rng = np.random.default_rng(3)
+    problem = additive(list(rng.uniform(1, 2, 8)), (1, 2, 4, 8), 8, 16, 0.8)
+    problem = replace(problem, forward_seconds=problem.seconds / 3)
+    cut = transfers(problem, "cpu-test:1x8")
+    exact = search_plans(ExactPrices(problem), ("1f1b",), cut, DP, Request(), k=1)
+    prices = CountedPrices(problem)
+    lazy = search_plans(prices, ("1f1b",), cut, DP, Request(), k=1)
+    assert lazy.best.plan.seconds == pytest.approx(exact.best.plan.seconds)
+    assert prices.known.sum() < np.triu(np.ones((9, 9)), 1).sum() * 4 * 0.8
+
+
+def test_a_schedule_that_fits_is_found() -> None:
+    """Activations for two microbatches fit: GPipe has no plan, eager 1F1B none with a pipeline as fast."""
+    problem = additive([1, 1], (1, 2), 2, 8, 0.1)
+    problem = replace(
+        problem,
+        forward_seconds=problem.seconds / 3,
+        activation_bytes=np.ones_like(problem.seconds),
+        memory_bytes=(2.0,),
+    )
+    cut = transfers(problem, "cpu-test:1x2")
+    found = search_plans(ExactPrices(problem), searched_schedules(trains=True), cut, DP, Request())
+    assert (found.best.schedule, len(found.best.plan.stages)) == ("1f1b", 2)
+    with pytest.raises(UserError, match="in flight"):
+        search_plans(ExactPrices(problem), ("gpipe",), cut, DP, Request(num_stages=2))
+
+
+def test_eager_1f1b_hides_transfers_where_memory_allows() -> None:
+    """Transfers as long as a forward: 1F1B waits for them, eager 1F1B does not."""
+    problem = additive([3] * 4, (1,), 4, 16, 0.0)
+    problem = replace(problem, forward_seconds=problem.seconds / 3)
+    size = int(cluster("cpu-test:4x1").groups[0].inter_host.bandwidth_bytes_per_second)
+    cut = transfers(problem, "cpu-test:4x1", size, size)
+    found = search_plans(ExactPrices(problem), searched_schedules(trains=True), cut, DP, Request(num_stages=4))
+    assert found.best.schedule == "eager-1f1b"
+    steps = {each.schedule: each.step_seconds for each in found.best_by_schedule}
+    assert steps["eager-1f1b"] < steps["1f1b"]
+
+
+def test_alike_schedules_go_to_the_one_with_the_least_memory() -> None:
+    problem = additive([3, 3], (1,), 2, 8, 0.0)
+    problem = replace(problem, forward_seconds=problem.seconds / 3, activation_bytes=np.ones_like(problem.seconds))
+    problem = replace(problem, memory_bytes=(100.0,))
+    cut = transfers(problem, "cpu-test:1x2")
+    for order in (("gpipe", "1f1b", "eager-1f1b"), ("eager-1f1b", "gpipe", "1f1b")):
+        assert search_plans(ExactPrices(problem), order, cut, DP, Request()).best.schedule == "1f1b"
+
+
+def test_simulating_the_best_plans_pays() -> None:
+    """Problems small enough to simulate every plan: the plan found is near the best of all, and nearer than the optimum
+    of the formula."""
+    schedules = searched_schedules(trains=True)
+    behind, formula_behind = [], []
+    for seed in range(24):
+        problem, cut = uneven_problem(seed)
+        search = search_plans(ExactPrices(problem), schedules, cut, DP, Request())
+        least, of_formula = np.inf, np.inf
+        for schedule in schedules:
+            own = replace(problem, in_flight=schedule_in_flight(schedule))
+            plans = [evaluate(own, stages) for stages in all_plans(own)]
+            shortest = min((plan.seconds for plan in plans), default=np.inf)
+            for plan in plans:
+                step = simulated(own, plan.stages, schedule, cut).step_seconds
+                least = min(least, step)
+                of_formula = min(of_formula, step if plan.seconds == shortest else np.inf)
+        behind.append(search.simulated[0].step_seconds / least - 1)
+        formula_behind.append(of_formula / least - 1)
+    assert np.mean(behind) < 0.01
+    assert np.mean(behind) < np.mean(formula_behind) / 2
+
+
+def uneven_problem(seed: int) -> tuple[StageProblem, CutTransfers]:
+    """Three or four layers on two hosts with four devices, of which forwards take a quarter to a half; the last stage
+    has its backward in its forward. Devices scale badly, so that pipelines pay."""
+    rng = np.random.default_rng(seed)
+    layers, devices = int(rng.integers(3, 5)), np.array([1, 2, 4, 8])
+    prefix = np.concatenate(([0.0], rng.uniform(0.005, 0.015, layers).cumsum()))
+    span = np.abs(prefix[None, :] - prefix[:, None])[:, :, None] * np.ones(len(devices))
+    shape = span.shape
+    seconds = span / devices ** rng.uniform(0.5, 0.95) * rng.uniform(1, 1.2, shape)
+    forward = seconds * rng.uniform(0.25, 0.45, (layers + 1, 1, 1))
+    forward[:, layers] = seconds[:, layers]
+    options = (*row(1, 2, 4), StageOption(8, Submesh(2, 4), (2, 4)))
+    problem = additive([1] * layers, (1, 2, 4, 8), 8, int(rng.choice([4, 8])), 1.0)
+    cut = transfers(problem, "cpu-test:2x4", *(int(rng.choice([10**4, 10**6, 4 * 10**6])) for _ in range(2)))
+    return replace(
+        problem,
+        options=options,
+        seconds=seconds,
+        forward_seconds=forward,
+        fixed_bytes=span * 50,
+        activation_bytes=span * 20,
+        memory_bytes=(float(rng.choice([1e9, 4.0])),),
+        transfer_seconds=cut.slowest_seconds(),
+    ), cut
+
+
+def test_unknown_schedules_are_refused() -> None:
+    problem = additive([1, 1], (1,), 2, 4, 0.0)
+    with pytest.raises(UserError, match="unknown schedule"):
+        search_plans(ExactPrices(problem), ("1f2b",), transfers(problem, "cpu-test:1x2"), DP, Request())
+
+
+def test_in_flight_counts_from_the_end() -> None:
+    assert [schedule_in_flight("1f1b")(s, 4, 8) for s in (1, 2, 3, 4)] == [1, 2, 3, 4]

@@ -1,0 +1,106 @@
+"""Plans with several stages a mesh: against all cuts from the definition, and what cannot be laid so."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from stage_problems import row
+
+from shardopt.schedule.graph import chain_graph
+from shardopt.schedule.schedules import build_schedule, find_schedule, in_flight
+from shardopt.schedule.simulator import simulate
+from shardopt.solve.stages.baselines.planner import Request
+from shardopt.solve.stages.baselines.registry import find_planner
+from shardopt.solve.stages.search.shared_meshes import mean_in_flight, sharing_planner, solve_sharing
+from shardopt.solve.stages.stage_problem import StageProblem, Stages, evaluate, is_plan
+from shardopt.support.errors import UserError
+
+
+def random_problem(seed: int, each: int) -> StageProblem:
+    """Seconds, bytes and transfers at random; two options of each size, which recompute or not."""
+    rng = np.random.default_rng(seed)
+    layers, devices = int(rng.integers(each, 7)), int(rng.choice([2, 4]))
+    plain = row(1, 2, 4)[: 2 if devices == 2 else 3]
+    options = (*plain, *(replace(option, recompute="layer") for option in plain))
+    shape = (layers + 1, layers + 1, len(options))
+    return StageProblem(
+        layers,
+        options,
+        (devices,),
+        int(rng.integers(1, 9)),
+        rng.integers(1, 9, shape).astype(float),
+        np.zeros(shape),
+        rng.integers(0, 4, shape).astype(float),
+        rng.integers(0, 3, shape).astype(float),
+        (float(rng.choice([4.0, 8.0, 1e9])),),
+        rng.integers(0, 3, (2, layers + 1)).astype(float),
+        mean_in_flight(f"interleaved:{each}"),
+        each,
+    )
+
+
+def all_plans(problem: StageProblem) -> list[Stages]:
+    """Every cut into a multiple of v stages, each mesh of one size, that fits."""
+    found, each = [], problem.stages_per_mesh
+    for count in range(each, problem.num_layers + 1, each):
+        meshes = count // each
+        for cuts in itertools.combinations(range(1, problem.num_layers), count - 1):
+            pairs = list(itertools.pairwise((0, *cuts, problem.num_layers)))
+            for chosen in itertools.product(range(len(problem.options)), repeat=count):
+                stages = tuple((i, j, o) for (i, j), o in zip(pairs, chosen, strict=True))
+                sizes = {problem.options[o].num_devices for o in chosen}
+                if len(sizes) == 1 and meshes * sizes.pop() == problem.total_devices and is_plan(problem, stages):
+                    found.append(stages)
+    return found
+
+
+@pytest.mark.parametrize("each", [2, 3])
+@pytest.mark.parametrize("seed", range(12))
+def test_the_best_plan_of_all(seed: int, each: int) -> None:
+    problem = random_problem(seed, each)
+    plans = [evaluate(problem, stages).seconds for stages in all_plans(problem)]
+    if not plans:
+        with pytest.raises(UserError, match=f"no plan puts {each} stages on every mesh"):
+            solve_sharing(problem, Request())
+        return
+    found = solve_sharing(problem, Request())
+    assert found.seconds == pytest.approx(min(plans))
+    assert is_plan(problem, found.stages)
+
+
+@pytest.mark.parametrize(("each", "meshes", "microbatches"), [(2, 2, 4), (3, 4, 8), (4, 4, 16)])
+def test_the_formula_is_the_simulated_step_of_equal_stages(each: int, meshes: int, microbatches: int) -> None:
+    stages = each * meshes
+    seconds = np.broadcast_to(np.array(3.0), (stages + 1, stages + 1, 1)).copy()
+    zeros = np.zeros_like(seconds)
+    problem = StageProblem(
+        stages, row(1), (meshes,), microbatches, seconds, zeros, zeros, zeros, (1.0,), stages_per_mesh=each
+    )
+    formula = evaluate(problem, tuple((s, s + 1, 0) for s in range(stages))).seconds
+    graph = chain_graph(stages)
+    schedule = build_schedule(f"interleaved:{each}", stages, microbatches)
+    durations = {task: 1.0 if task.kind == "F" else 2.0 for task in graph.tasks}
+    assert simulate(schedule, graph, durations).makespan_seconds == pytest.approx(formula)
+
+
+def test_stages_of_a_mesh_hold_as_much_on_average() -> None:
+    counts = in_flight("dualpipe-v", 4, 8)
+    held = mean_in_flight("dualpipe-v")
+    assert [held(4 - stage, 4, 8) for stage in range(4)] == [
+        -(-(counts[stage] + counts[3 - stage]) // 2) for stage in range(4)
+    ]
+
+
+def test_what_cannot_be_laid_so_is_refused() -> None:
+    problem = random_problem(0, 2)
+    with pytest.raises(UserError, match="3 stages cannot be laid on meshes of 2 stages each"):
+        solve_sharing(problem, Request(3))
+    with pytest.raises(UserError, match="expected one host group"):
+        solve_sharing(replace(problem, num_devices=(2, 2), memory_bytes=(1.0, 1.0)), Request())
+    with pytest.raises(
+        UserError, match="'interleaved:2' puts several stages on a mesh: expected inter-op=dp, found megatron"
+    ):
+        sharing_planner(find_planner("megatron"), "megatron", find_schedule("interleaved:2"))

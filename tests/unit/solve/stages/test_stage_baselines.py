@@ -1,0 +1,309 @@
+"""Baseline planners: each against brute force over its own space, and none better than the stage DP."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+from typing import get_args, get_type_hints
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planner_problems import Allowed, all_plans, fits, least, priced, problems
+
+from shardopt.frontend.plan import InterOp
+from shardopt.hardware.cluster_file import load_cluster
+from shardopt.passes.outline_stages import OutlineStages
+from shardopt.passes.shard_stages import ShardStages
+from shardopt.solve.presets.presets import PRESETS
+from shardopt.solve.stages.baselines.mcmc import Moves
+from shardopt.solve.stages.baselines.planner import Request
+from shardopt.solve.stages.baselines.random_plans import RandomPlans
+from shardopt.solve.stages.baselines.registry import INTER_OP, PLANNER_NAMES, find_planner
+from shardopt.solve.stages.dp.stage_dp import solve_stages
+from shardopt.solve.stages.stage_problem import StageOption, StageProblem, Stages, evaluate, stage_options
+from shardopt.support.errors import UserError
+
+HOST = load_cluster("cpu-test:1x4")
+TWO_HOSTS = load_cluster("cpu-test:2x4")
+
+
+def test_names_are_the_same_everywhere() -> None:
+    passes = get_type_hints(OutlineStages)
+    assert set(get_args(passes["inter_op"])) == set(PLANNER_NAMES)
+    assert set(get_args(InterOp)) == set(INTER_OP)
+    methods = set(PRESETS) - {"shardy"}  # which reads a module, not a stage
+    assert set(get_args(passes["intra_op"])) == methods
+    assert set(get_args(get_type_hints(ShardStages)["intra_op"])) == {*PRESETS, "auto"}
+    for name in PLANNER_NAMES:
+        assert {option.method for option in find_planner(name).options(stage_options(TWO_HOSTS))} <= methods
+    with pytest.raises(UserError, match=r"unknown inter-op planner 'magic'; expected one of dp, .*mcmc"):
+        find_planner("magic")
+
+
+# ---- what a stage may be ----
+
+
+def spelled(name: str, options: tuple[StageOption, ...] | None = None) -> list[str]:
+    return [str(option) for option in find_planner(name).options(options or stage_options(TWO_HOSTS))]
+
+
+def test_options_of_each_planner() -> None:
+    everything = [str(option) for option in stage_options(TWO_HOSTS)]
+    assert spelled("dp") == spelled("mcmc") == spelled("intra-only") == spelled("equal-layer") == everything
+    assert spelled("inter-only") == ["1x1 as 1x1"]
+    assert spelled("pp-dp") == [
+        "1x1 as 1x1 by data",
+        "1x2 as 1x2 by data",
+        "1x4 as 1x4 by data",
+        "2x4 as 1x8 by data",
+        "2x4 as 2x4 by data",
+    ]
+    assert spelled("megatron") == spelled("piper")
+    assert spelled("piper") == [
+        "1x1 as 1x1 by data",
+        "1x2 as 1x2 by data",
+        "1x2 as 1x2 by megatron",
+        "1x4 as 1x4 by data",
+        "1x4 as 1x4 by megatron",
+        "1x4 as 2x2 by megatron",
+        "2x4 as 1x8 by data",  # eight-way tensor parallelism would leave the host
+        "2x4 as 2x4 by megatron",
+        "2x4 as 4x2 by megatron",
+    ]
+    [whole] = [option for option in stage_options(TWO_HOSTS) if option.logical_shape == (2, 4)]
+    assert spelled("deepspeed", (whole,)) == [
+        f"2x4 as 2x4 by {method}"
+        for method in ("data", "zero1", "zero2", "zero3", *(f"expert{zero}" for zero in ("", *ZEROS)))
+    ]
+
+
+def test_tensor_parallel_groups_do_not_straddle_hosts() -> None:
+    three = find_planner("piper").options(stage_options(load_cluster("cpu-test:3x4")))
+    shapes = {o.logical_shape for o in three if o.num_devices == 12 and o.method == "megatron"}
+    assert shapes == {(3, 4), (6, 2)}
+
+
+ZEROS = ("-zero1", "-zero2", "-zero3")
+
+
+@pytest.mark.parametrize("name", ["pp-dp", "megatron", "piper", "deepspeed"])
+def test_planners_that_choose_the_method_do_not_take_another(name: str) -> None:
+    given = [replace(option, method="zero3") for option in stage_options(HOST)]
+    with pytest.raises(UserError, match="expected intra-op=ilp, found zero3"):
+        find_planner(name).options(given)
+    assert {option.method for option in find_planner("mcmc").options(given)} == {"zero3"}
+
+
+@pytest.mark.parametrize("name", ["intra-only", "deepspeed"])
+def test_planners_of_one_stage_make_no_other_number(name: str) -> None:
+    planner = find_planner(name)
+    assert planner.request(name, Request()).num_stages == 1
+    with pytest.raises(UserError, match=f"inter-op={name} makes one stage of all layers, found num-stages=2"):
+        planner.request(name, Request(2))
+
+
+# ---- against brute force ----
+
+
+def even(problem: StageProblem, stages: Stages) -> bool:
+    spans = {(end - start, problem.options[option].num_devices) for start, end, option in stages}
+    return len(spans) == 1
+
+
+def alike(problem: StageProblem, stages: Stages) -> bool:
+    return even(problem, stages) and len({option for _, _, option in stages}) == 1
+
+
+def one_stage(problem: StageProblem, stages: Stages) -> bool:
+    return len(stages) == 1
+
+
+SPACES: dict[str, Allowed | None] = {
+    "dp": None,
+    "inter-only": None,
+    "intra-only": one_stage,
+    "pp-dp": None,
+    "megatron": alike,
+    "deepspeed": one_stage,
+    "piper": None,
+    "equal-layer": even,
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_agrees_with_brute_force_over_its_own_space(name: str, data: st.DataObject) -> None:
+    planner, allowed = find_planner(name), SPACES[name]
+    problem = data.draw(problems(planner))
+    expected = least(problem, allowed) if allowed else least(problem)
+    request = planner.request(name, Request())
+    if expected is None:
+        with pytest.raises(UserError, match=f"{problem.num_layers} layers"):
+            planner.solve(problem, request)
+        return
+    found = planner.solve(problem, request)
+    assert found.seconds == pytest.approx(expected)
+    assert found.stages in set(all_plans(problem))
+    assert fits(problem, found.stages)
+    assert allowed is None or allowed(problem, found.stages)
+
+
+def restricted(name: str, rng: np.random.Generator, layers: int, batches: int) -> tuple[StageProblem, StageProblem]:
+    """What the planner is given and what the stage DP is given: a method is one of the assignments of the solver."""
+    free = stage_options(TWO_HOSTS)
+    whole = priced(free, (8,), layers, batches, rng, tight=False)
+    chosen = find_planner(name).options(free)
+    of_free = [free.index(replace(option, method="ilp")) for option in chosen]
+    slower = rng.uniform(1, 2, (layers + 1, layers + 1, len(chosen)))
+    return (
+        replace(
+            whole,
+            options=chosen,
+            seconds=whole.seconds[..., of_free] * slower,
+            forward_seconds=whole.forward_seconds[..., of_free] * slower,
+            fixed_bytes=whole.fixed_bytes[..., of_free] * slower,
+            activation_bytes=whole.activation_bytes[..., of_free],
+        ),
+        whole,
+    )
+
+
+@pytest.mark.parametrize("name", PLANNER_NAMES)
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 8), st.integers(1, 8))
+def test_no_baseline_is_better_than_the_stage_dp(name: str, seed: int, layers: int, batches: int) -> None:
+    own, whole = restricted(name, np.random.default_rng(seed), layers, batches)
+    planner = find_planner(name)
+    try:
+        baseline = planner.solve(own, planner.request(name, Request(proposals=300)))
+    except UserError:
+        return
+    assert solve_stages(whole).seconds <= baseline.seconds * (1 + 1e-12)
+
+
+# ---- equal stages ----
+
+
+def test_equal_stages_by_hand() -> None:
+    """Stage seconds are layers / sqrt(devices): two stages of two devices, unless one stage is asked for."""
+    options = tuple(o for o in stage_options(HOST) if o.logical_shape[0] == 1)
+    problem = priced(options, (4,), 4, 8, np.random.default_rng(0), tight=False)
+    work = np.array([1.0, 2, 3, 4]).cumsum()
+    span = np.subtract.outer(np.concatenate(([0], work)), np.concatenate(([0], work))).T
+    seconds = span[:, :, None] / np.sqrt([o.num_devices for o in options])
+    problem = replace(problem, seconds=seconds, transfer_seconds=None)
+    planner = find_planner("equal-layer")
+    assert planner.solve(problem, Request(2)).stages == ((0, 2, 1), (2, 4, 1))
+    assert planner.solve(problem, Request()).stages == tuple((k, k + 1, 0) for k in range(4))
+    with pytest.raises(UserError, match="cannot be split evenly into 3 stages"):
+        planner.solve(problem, Request(3))
+
+
+# ---- the random walk ----
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(), st.integers(0, 5), st.integers(0, 100))
+def test_the_walk_gives_plans_that_fit_and_none_better_than_the_best(
+    problem: StageProblem, seed: int, proposals: int
+) -> None:
+    planner, expected = find_planner("mcmc"), least(problem)
+    request = Request(seed=seed, proposals=proposals)
+    try:
+        found = planner.solve(problem, request)
+    except UserError as error:
+        assert expected is None or "looked at fits the memory" in str(error)
+        return
+    assert expected is not None and expected <= found.seconds * (1 + 1e-12)
+    assert fits(problem, found.stages)
+    assert found == planner.solve(problem, request)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_walk_reaches_the_optimum_of_small_problems(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    cluster = load_cluster(("cpu-test:1x4", "cpu-test:2x2", "cpu-test:3x1")[seed % 3])
+    options = [replace(option, recompute=mode) for option in stage_options(cluster) for mode in ("none", "full")]
+    problem = priced(options, (cluster.num_devices,), 4, seed % 6 + 1, rng, tight=bool(seed % 2))
+    if least(problem) is None:  # without a limit there is always a plan here
+        problem = replace(problem, memory_bytes=(1e9,))
+    found = find_planner("mcmc").solve(problem, Request(seed=seed, proposals=2000))
+    assert found.seconds == pytest.approx(least(problem))
+
+
+def test_the_walk_nears_the_optimum_of_a_large_problem_and_keeps_to_a_number_of_stages() -> None:
+    options = stage_options(TWO_HOSTS)
+    problem = priced(options, (8,), 16, 8, np.random.default_rng(3), tight=False)
+    planner = find_planner("mcmc")
+    best = solve_stages(problem).seconds
+    few, many = (planner.solve(problem, Request(proposals=count)).seconds for count in (1, 5000))
+    assert best <= many < few
+    assert len(planner.solve(problem, Request(3, proposals=500)).stages) == 3
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(), st.integers(0, 1000), st.booleans())
+def test_proposals_keep_the_exact_cover(problem: StageProblem, seed: int, may_cut: bool) -> None:
+    plans, random = RandomPlans(problem, None), Random(seed)
+    known = set(all_plans(replace(problem, seconds=np.ones_like(problem.seconds))))
+    moves = Moves(problem, random, may_cut)
+    if not plans.any:
+        assert not list(all_plans(problem))
+        return
+    stages = plans.draw(random)
+    for _ in range(50):
+        proposed, _ = moves.propose(stages)
+        assert proposed in known
+        assert may_cut or len(proposed) == len(stages)
+        stages = proposed
+
+
+def test_plans_are_drawn_with_equal_probability() -> None:
+    problem = priced(stage_options(HOST), (4,), 4, 4, np.random.default_rng(1), tight=False)
+    plans, random = RandomPlans(problem, None), Random(0)
+    known = set(all_plans(problem))
+    assert plans.counts[-1, 0, 4] == len(known) >= 10
+    seen = Counter(plans.draw(random) for _ in range(200 * len(known)))
+    assert set(seen) == known
+    assert min(seen.values()) > 140 and max(seen.values()) < 260  # four standard deviations of 200 draws each
+    two = RandomPlans(problem, 2)
+    assert two.counts[-1, 0, 4] == sum(len(stages) == 2 for stages in known)
+    assert all(len(two.draw(random)) == 2 for _ in range(20))
+
+
+def test_moves_there_and_back_have_the_stated_ratio() -> None:
+    """Counted over many proposals between every two plans: the walk without energies would be uniform."""
+    problem = priced(stage_options(load_cluster("cpu-test:1x2")), (2,), 3, 2, np.random.default_rng(0), tight=False)
+    problem = replace(problem, seconds=np.ones_like(problem.seconds))
+    moves = Moves(problem, Random(0), may_cut=True)
+    count, known = 4000, sorted(all_plans(problem))
+    seen: Counter[tuple[Stages, Stages]] = Counter()
+    ratios: dict[tuple[Stages, Stages], float] = {}
+    for stages in known:
+        for _ in range(count):
+            proposed, ratio = moves.propose(stages)
+            seen[stages, proposed] += 1
+            ratios[stages, proposed] = ratio
+    pairs = [(a, b) for a, b in ratios if a < b]
+    assert len(pairs) >= 3
+    for a, b in pairs:
+        assert ratios[b, a] == -ratios[a, b]
+        assert seen[b, a] / seen[a, b] == pytest.approx(np.exp(ratios[a, b]), rel=0.25)
+
+
+def test_plans_of_two_host_groups() -> None:
+    """Groups of two and one device: the walk covers both exactly, as the stage DP does."""
+    small = stage_options(load_cluster("cpu-test:1x2"))
+    options = (*small, replace(small[0], group=1))
+    problem = priced(options, (2, 1), 3, 4, np.random.default_rng(5), tight=False)
+    problem = replace(problem, seconds=np.where(np.isfinite(problem.seconds), problem.seconds, 9.0))
+    found = find_planner("mcmc").solve(problem, Request(proposals=1000))
+    assert found.seconds == pytest.approx(solve_stages(problem).seconds)
+    assert {problem.options[o].group for _, _, o in found.stages} == {0, 1}
+    assert evaluate(problem, found.stages).seconds == found.seconds
+    assert all(before[1] == after[0] for before, after in pairwise(found.stages))

@@ -1,0 +1,278 @@
+"""Prices of candidate stages: which are found, which share a solution, what they hold, and the bounds below them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from step_graphs import WIDTH, StepBuilder
+
+from shardopt.cost.transfers import messages_seconds
+from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.cluster_file import load_cluster
+from shardopt.solve.assignment.problem import Solution
+from shardopt.solve.sharding.intra_op import IntraOpTables
+from shardopt.solve.sharding.intra_op_memory import live_bytes
+from shardopt.solve.sharding.strategies_tables import StrategyTables
+from shardopt.solve.stages.candidates import CandidateProblem, candidate_mesh
+from shardopt.solve.stages.dp.stage_dp import solve_stages
+from shardopt.solve.stages.pricing import lazy_prices
+from shardopt.solve.stages.pricing.bounds import Rooflines, relaxed_layer
+from shardopt.solve.stages.pricing.held_bytes import ShardedPart
+from shardopt.solve.stages.pricing.lazy_prices import LazyPrices
+from shardopt.solve.stages.pricing.part_facts import PartFacts
+from shardopt.solve.stages.pricing.prices import OptimalSharder, memory_of
+from shardopt.solve.stages.pricing.stage_part import cut_part
+from shardopt.solve.stages.stage_problem import (
+    StageProblem,
+    Stages,
+    StageSolution,
+    evaluate,
+    one_f_one_b_in_flight,
+    stage_options,
+)
+from shardopt.solve.stages.step_graph import StepGraph
+
+BYTES = 4 * WIDTH * WIDTH
+MICROBATCHES = 4
+
+
+def cluster(shape: str = "1x4") -> Cluster:
+    return load_cluster(f"cpu-test:{shape}")
+
+
+def chain(depth: int = 4, microbatches: int = MICROBATCHES) -> StepGraph:
+    """A chain of `depth` products, one a layer, with backward pass and update."""
+    builder = StepBuilder()
+    value = builder.tensor()
+    for _ in range(depth):
+        value = builder.node(value, builder.weight())
+    loss = builder.op("loss", "subtract", value, builder.tensor())
+    builder.accumulate("loss.acc", builder.op("metric", "multiply", loss, loss))
+    builder.backward(loss, builder.weights)
+    return builder.step(depth, microbatches)
+
+
+def problem(
+    depth: int = 4, num_stages: int | None = None, shape: str = "1x4", microbatches: int = MICROBATCHES
+) -> CandidateProblem:
+    where = cluster(shape)
+    return CandidateProblem(chain(depth, microbatches), depth, where, stage_options(where), microbatches, num_stages)
+
+
+def exact(given: CandidateProblem) -> tuple[LazyPrices, StageProblem]:
+    prices = LazyPrices(given)
+    prices.price_all()
+    return prices, prices.problem(one_f_one_b_in_flight)
+
+
+@pytest.fixture(scope="module")
+def priced() -> tuple[LazyPrices, StageProblem]:
+    return exact(problem())
+
+
+def test_every_candidate_of_some_cover_has_a_price(priced: tuple[LazyPrices, StageProblem]) -> None:
+    """Four layers on 1x4: the whole model only on all devices, a part only on fewer."""
+    prices, stages = priced
+    finite = np.isfinite(stages.seconds)
+    assert int(finite.sum()) == prices.num_candidates == prices.num_priced
+    for o, option in enumerate(stages.options):
+        assert finite[0, 4, o] == (option.num_devices == 4)
+        assert not finite[2, 2, o]
+        assert finite[0, 1, o] == (option.num_devices < 4)
+
+
+def test_equal_intervals_are_solved_once(priced: tuple[LazyPrices, StageProblem]) -> None:
+    """Layers 1 and 2 of the chain have equal operations and equal dataflow; the first and the last differ."""
+    _, stages = priced
+    assert cut_part(chain(), 1, 2).key == cut_part(chain(), 2, 3).key == cut_part(chain(5), 3, 4).key
+    assert len({cut_part(chain(), k, k + 1).key for k in range(4)}) == 3
+    np.testing.assert_array_equal(stages.seconds[1, 2], stages.seconds[2, 3])
+    np.testing.assert_array_equal(stages.fixed_bytes[1, 2], stages.fixed_bytes[2, 3])
+
+
+def test_bytes_are_weights_sums_and_what_the_backward_needs() -> None:
+    """On one device: a weight and the sum of its gradients, and what layer 1 of three keeps for its backward."""
+    step = chain(3)
+    one = stage_options(cluster("1x1"))[0]
+    tables = StrategyTables(candidate_mesh(one, (0,)), cluster("1x1"))
+    found = []
+    for start, end in ((1, 2), (2, 3)):
+        part = cut_part(step, start, end)
+        found.append(memory_of(PartFacts(part), tables, OptimalSharder().shard(part, PartFacts(part), tables)))
+    inner, last = found
+    assert inner.activation_bytes == 2 * BYTES, "what the layer gets and what it makes"
+    assert last.activation_bytes == 0, "the last stage holds nothing between forward and backward"
+    assert 2 * BYTES <= inner.fixed_bytes <= 6 * BYTES
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 1), (1, 3), (0, 4)])
+def test_a_price_is_what_the_plan_of_its_choices_costs(start: int, end: int) -> None:
+    part, where = cut_part(chain(), start, end), cluster()
+    for option in stage_options(where):
+        tables = StrategyTables(candidate_mesh(option, range(option.num_devices)), where)
+        found = OptimalSharder().shard(part, PartFacts(part), tables)
+        whole = IntraOpTables(part.graph, tables.mesh, where, linear=part.linear, strategies=tables)
+        plan = whole.problem(tied=part.tied).decode(Solution(found.choice, 0.0, 0.0, 0.0, "feasible"))
+        assert sum(found.fragment_seconds) == pytest.approx(plan.summary().seconds, rel=0.02)
+        assert sum(found.fragment_seconds) >= plan.summary().seconds * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 1), (1, 3), (0, 4)])
+def test_bytes_are_those_of_the_plan_of_a_choice(start: int, end: int) -> None:
+    """With copies of operands, and without them for several microbatches in flight, whatever is chosen."""
+    part, where = cut_part(chain(), start, end), cluster()
+    facts, random = PartFacts(part), np.random.default_rng(end)
+    for option in stage_options(where):
+        tables = StrategyTables(candidate_mesh(option, range(option.num_devices)), where)
+        whole = IntraOpTables(part.graph, tables.mesh, where, linear=part.linear, strategies=tables)
+        problem = whole.problem(tied=part.tied, residency=part.residency(1))
+        for _ in range(5):
+            choice = tuple(int(random.integers(len(cost))) for cost in problem.problem.costs)
+            try:
+                plan = problem.decode(Solution(choice, 0.0, 0.0, 0.0, "feasible"))
+            except ValueError:  # a value cannot become partial
+                continue
+            sharded = ShardedPart(facts, tables, choice)
+            assert sharded.live_bytes(copies=True).tolist() == plan.live_bytes.tolist()
+            lives = problem.with_residency(part.residency(3)).lifetimes
+            held = live_bytes(part.graph, tables.mesh, lives, plan.shardings, (), len(problem.order))
+            assert sharded.live_bytes(copies=False, in_flight=3).tolist() == held.tolist()
+
+
+@pytest.mark.parametrize("depth", [2, 4])
+def test_bounds_never_exceed_prices(depth: int) -> None:
+    step, where = chain(depth), cluster()
+    roofs = Rooflines(step, where)
+    for option in stage_options(where):
+        mesh = candidate_mesh(option, range(option.num_devices))
+        tables, roof = StrategyTables(mesh, where), roofs.seconds(mesh)
+        for start in range(depth):
+            for end in range(start + 1, depth + 1):
+                part = cut_part(step, start, end)
+                price = sum(OptimalSharder().shard(part, PartFacts(part), tables).fragment_seconds)
+                layers = [relaxed_layer(step, k, end == depth).seconds(tables) for k in range(start, end)]
+                assert sum(layers) <= price * (1 + 1e-9)
+                assert roof[start:end].sum() <= price * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("num_stages", [None, 1, 2, 3])
+@pytest.mark.parametrize("limit", [None, 24 * BYTES, 17 * BYTES])
+def test_lazy_and_eager_prices_give_one_plan(num_stages: int | None, limit: int | None) -> None:
+    given = replace(problem(4, num_stages), memory_limit_bytes=(limit,))
+    _, everything = exact(given)
+    eager = solve_stages(everything, num_stages)
+    lazy = LazyPrices(given, gap_tolerance=0.0)
+    found = lazy.best(one_f_one_b_in_flight, lambda stages, known: solve_stages(stages, num_stages, known))
+    assert found.seconds == pytest.approx(eager.seconds, rel=1e-9)
+    assert found.bound == pytest.approx(eager.seconds, rel=1e-9)
+    assert lazy.num_priced <= lazy.num_candidates
+
+
+def test_few_candidates_are_priced() -> None:
+    lazy = LazyPrices(problem(6))
+    lazy.best(one_f_one_b_in_flight, lambda stages, known: solve_stages(stages, None, known))
+    assert lazy.num_priced < lazy.num_candidates / 2
+
+
+def test_a_search_that_ends_early_does_not_lose_to_one_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planner meets a pipeline of four, then one of three that looks shorter, and nothing more may be priced."""
+    _, everything = exact(problem())
+    whole, three, four = (solve_stages(everything, count) for count in (1, 3, 4))
+    assert whole.seconds < four.seconds
+    monkeypatch.setattr(lazy_prices, "MORE_SOLVES", 0)
+
+    def planner(stages: StageProblem, known: Stages | None) -> StageSolution:
+        return replace(evaluate(stages, (four if known is None else three).stages), seconds=0.5 * whole.seconds)
+
+    found = LazyPrices(problem(), gap_tolerance=0.0, most_solves=0).best(one_f_one_b_in_flight, planner)
+    assert found.stages == whole.stages
+    assert found.seconds == pytest.approx(whole.seconds, rel=0.005)
+
+
+def test_cut_costs_what_crosses_it(priced: tuple[LazyPrices, StageProblem]) -> None:
+    """One activation forwards and one gradient back cross each cut, whatever the number of their readers."""
+    expected = messages_seconds(cluster(), [(0, 1, BYTES)])
+    found = priced[1].transfer_seconds
+    assert found is not None
+    assert found[:, 1:4] == pytest.approx(np.full((2, 3), expected))
+    assert not found[:, [0, 4]].any()
+
+
+def test_a_given_number_of_stages_prunes_candidates() -> None:
+    one, four = problem(num_stages=1).candidates(), problem(num_stages=4).candidates()
+    assert one[0, 4].any() and not one[0, 1:4].any()
+    assert not four[0, 2:].any(), "four stages of four layers have one each"
+
+
+def test_forward_is_what_needs_no_later_stage(priced: tuple[LazyPrices, StageProblem]) -> None:
+    """The last stage has its backward in the forward fragment; before it, one product of three is forward."""
+    _, stages = priced
+    last, inner = (slice(3, 4), 4, slice(0, 1)), (slice(1, 2), 2, slice(0, 1))
+    assert (stages.forward_seconds[last] > 0.5 * stages.seconds[last]).all()
+    assert np.all(stages.forward_seconds[inner] > 0)
+    assert np.all(stages.forward_seconds[inner] < stages.seconds[inner] / 2)
+
+
+def test_more_microbatches_share_the_sum() -> None:
+    seconds = {count: exact(problem(2, microbatches=count))[1].seconds for count in (1, 4, 64)}
+    finite = np.isfinite(seconds[1])
+    assert (seconds[4][finite] <= seconds[1][finite] * (1 + 1e-9)).all()
+    assert (seconds[64][finite] <= seconds[4][finite] * (1 + 1e-9)).all()
+    assert (seconds[64][finite] < 0.99 * seconds[1][finite]).any()
+
+
+def test_the_limit_of_memory_reaches_the_stages() -> None:
+    for limit, expected in ((1234, 1234.0), (None, np.inf)):
+        given = replace(problem(1), memory_limit_bytes=(limit,))
+        assert LazyPrices(given).problem(one_f_one_b_in_flight).memory_bytes == (expected,)
+
+
+def test_candidate_mesh() -> None:
+    option = next(option for option in stage_options(cluster()) if option.logical_shape == (2, 2))
+    assert candidate_mesh(option, range(4)).axes == (("x", 2), ("y", 2))
+    assert candidate_mesh(option, (4, 5, 6, 7), "m1").devices == (4, 5, 6, 7)
+
+
+_PRICES = """
+import sys
+from hashlib import sha256
+from pathlib import Path
+from test_stage_pricing import one_f_one_b_in_flight, problem
+from shardopt.caching.store import Store, using
+from shardopt.solve.stages.pricing.held_bytes import ShardedPart
+from shardopt.solve.stages.pricing.lazy_prices import LazyPrices
+remarks = []
+with using(Store(Path(sys.argv[1]), remarks.append)):
+    prices = LazyPrices(problem(2))
+    prices.price_all()
+    found = prices.problem(one_f_one_b_in_flight)
+arrays = (found.seconds, found.forward_seconds, found.fixed_bytes, found.activation_bytes)
+print(sha256(b"".join(array.tobytes() for array in arrays)).hexdigest())
+print(prices.counts.solves + prices.counts.accounts, prices.counts.from_store, len(remarks))
+"""
+
+
+def test_prices_from_disk_are_those_that_would_be_computed(tmp_path: Path) -> None:
+    """In two processes whose hashes differ; a damaged entry is made again, with a remark."""
+
+    def run(seed: str) -> tuple[str, list[int]]:
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parent)}
+        command = [sys.executable, "-c", _PRICES, str(tmp_path)]
+        text = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+        arrays, counts = text.splitlines()
+        return arrays, [int(count) for count in counts.split()]
+
+    first, (made, known, _) = run("1")
+    again, counts = run("2")
+    assert again == first and made > 0 and known == 0
+    assert counts == [0, made, 0]
+    entry = next(path for path in sorted(tmp_path.rglob("*")) if path.is_file())
+    entry.write_bytes(entry.read_bytes()[:-1])
+    repaired, counts = run("3")
+    assert repaired == first and counts == [1, made - 1, 1]
