@@ -22,14 +22,13 @@ test-fast: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@ln -sfn ../runtime shardopt/runtime  # where mypy looks for it: the mapping of pyproject.toml is for installers
 	$(BIN)/mypy
 
 docs: $(STAMP)
-	$(BIN)/python -m shardopt.tools.docs
+	$(BIN)/python -m scripts.docs
 
 docs-check: $(STAMP)
-	$(BIN)/python -m shardopt.tools.docs --check
+	$(BIN)/python -m scripts.docs --check
 
 demo: $(STAMP)
 	$(BIN)/python -m examples.gpt_demo
