@@ -33,7 +33,7 @@ from shardopt.tools.common import ToolParser, run_tool
 ROOT = Path(__file__).parents[1]
 # All that a build reads. It works on a copy: a build folder or a list of sources that an older build left
 # in the checkout would bring files into the archives that are no longer there.
-SOURCES = ("LICENSE", "README.md", "pyproject.toml", "runtime", "shardopt")
+SOURCES = ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "runtime", "shardopt")
 MODEL = ROOT / "docs" / "tutorial" / "mlp.mlir"
 
 _COMMAND = "python -m scripts.wheel_check"

@@ -61,7 +61,7 @@ def test_the_wheel_holds_all_files_of_the_repository(archives: tuple[Path, Path]
 def test_the_sdist_holds_all_files_of_the_repository(archives: tuple[Path, Path], sources: set[str]) -> None:
     names = [name for name in _of_sdist(archives[0]) if ".egg-info/" not in name and name not in _MADE]
     assert len(names) == len(set(names))
-    assert set(names) == sources | {"LICENSE", "README.md", "pyproject.toml"}
+    assert set(names) == sources | {"LICENSE", "MANIFEST.in", "README.md", "pyproject.toml"}
 
 
 def test_metadata_names_the_version_of_the_code(archives: tuple[Path, Path]) -> None:
