@@ -27,7 +27,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from shardopt.cost.errors import UserError
+from shardopt import UserError
 from shardopt.tools.common import ToolParser, run_tool
 
 ROOT = Path(__file__).parents[1]
