@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup test test-fast lint docs docs-check demo clean
+.PHONY: setup test test-fast lint wheel-check docs docs-check demo clean
 
 setup: $(STAMP)
 
@@ -13,7 +13,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-test: lint test-fast
+test: lint wheel-check test-fast
 	$(BIN)/pytest -q -m slow -n 2
 
 test-fast: $(STAMP)
@@ -22,14 +22,16 @@ test-fast: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@ln -sfn ../runtime shardopt/runtime  # where mypy looks for it: the mapping of pyproject.toml is for installers
 	$(BIN)/mypy
 
+wheel-check: $(STAMP)  # the wheel works without the checkout; PYTHON_UNDER_TEST=python3.13 tries another Python
+	$(BIN)/python -m scripts.wheel_check $(if $(PYTHON_UNDER_TEST),--python $(PYTHON_UNDER_TEST))
+
 docs: $(STAMP)
-	$(BIN)/python -m shardopt.tools.docs
+	$(BIN)/python -m scripts.docs
 
 docs-check: $(STAMP)
-	$(BIN)/python -m shardopt.tools.docs --check
+	$(BIN)/python -m scripts.docs --check
 
 demo: $(STAMP)
 	$(BIN)/python -m examples.gpt_demo

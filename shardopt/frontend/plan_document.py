@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxlib.mlir import ir
 
+from shardopt import __version__
 from shardopt.dialect.choices import read_choices
 from shardopt.dialect.cluster import read_cluster
 from shardopt.dialect.donation import argument_attributes
@@ -53,7 +54,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     options = {name: value for name, value in asdict(plan.options).items() if name not in _NOT_KEPT}
     document = {
         "version": VERSION,
-        "made_by": {name: version(name) for name in ("shardopt", "jaxlib")},
+        "made_by": {"shardopt": __version__, "jaxlib": version("jaxlib")},
         "model": {"fingerprint": fingerprint(plan.original)},
         "options": {**options, "microbatches": summary.num_microbatches, "schedule": schedule},
         "cluster": describe(cluster),

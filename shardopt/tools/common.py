@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
+from shardopt import __version__
 from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
@@ -58,6 +59,32 @@ class ToolParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USER_ERROR, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+class ShowVersion(argparse.Action):
+    """`--version`: what a report of a bug should name."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(version_line(parser.prog))
+        parser.exit()
+
+
+def version_line(tool: str) -> str:
+    """`shardopt 0.1.0 (jax 0.10.2, jaxlib 0.10.2, Python 3.11.7)`.
+
+    Our own version is that of the code which runs; the libraries are asked without loading them.
+    """
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    parts = []
+    for library in ("jax", "jaxlib"):
+        try:
+            parts.append(f"{library} {version(library)}")
+        except PackageNotFoundError:
+            parts.append(f"no {library}")
+    parts.append(f"Python {platform.python_version()}")
+    return f"{tool} {__version__} ({', '.join(parts)})"
 
 
 def run_tool(name: str, body: Callable[[], int | None]) -> int:

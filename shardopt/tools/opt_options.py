@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardopt.tools.common import ToolParser
+from shardopt.tools.common import ShowVersion, ToolParser
 
 NAME = "shardopt-opt"
 SPLIT_MARKER = "// -----"
@@ -42,6 +42,9 @@ def build_parser() -> ToolParser:
         "passes of jaxlib (cse, inline, sdy-*, stablehlo-*).",
     )
     parser.add_argument("-h", "--help", nargs=0, action=_Help, help="show options, phases and passes, and exit")
+    parser.add_argument(
+        "--version", nargs=0, action=ShowVersion, help="print the version, those of JAX and Python too, and exit"
+    )
     _add_input_and_output(parser)
     _add_pipeline(parser)
     _add_checking(parser)

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from shardopt import __version__
 from shardopt.support.errors import UserError
 from shardopt.tools.common import console
 
@@ -106,7 +107,7 @@ def _origin(devices: list[Any], request: Any, day: date | None) -> dict[str, str
         "date": (day or datetime.now(UTC).date()).isoformat(),
         "jax": version("jax"),
         "jaxlib": version("jaxlib"),
-        "shardopt": version("shardopt"),
+        "shardopt": __version__,
         "platform": str(devices[0].platform),
         "device_kind": str(devices[0].device_kind),
         "samples": f"{request.effort.fewest} to {request.effort.most}",

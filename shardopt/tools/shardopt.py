@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardopt.solve.stages.baselines.registry import INTER_OP
-from shardopt.tools.common import EXIT_BUG, EXIT_USER_ERROR, ToolParser, console, count, report, run_tool
+from shardopt.tools.common import (
+    EXIT_BUG,
+    EXIT_USER_ERROR,
+    ShowVersion,
+    ToolParser,
+    console,
+    count,
+    report,
+    run_tool,
+)
 from shardopt.tools.plan_file_command import add_plan_file_options, asked_options, run_plan_file_command
 from shardopt.tools.profile_command import add_profile
 from shardopt.tools.program_command import add_program
@@ -56,6 +65,9 @@ def _after_crash(crash: Crash, model: str) -> int:
 
 def _parser() -> ToolParser:
     parser = ToolParser(prog=_PROG, description="Automatic model parallelism for JAX: plan a model and run the plan.")
+    parser.add_argument(
+        "--version", nargs=0, action=ShowVersion, help="print the version, those of JAX and Python too, and exit"
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=ToolParser)
     _add_plan(commands.add_parser("plan", help="choose stages, shardings, transfers and a schedule for a model"))
     add_shard(commands.add_parser("shard", help="choose the sharding of every value on one mesh"))

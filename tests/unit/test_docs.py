@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from jaxlib.mlir import ir
 
+from scripts import docs
+from scripts.doc_sources import markdown
 from shardopt.dialect.attributes import entries
 from shardopt.dialect.donation import argument_attributes
 from shardopt.forms.vocabulary import ATTRIBUTES, INPUT
@@ -17,12 +19,10 @@ from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import operations
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.pipeline.phases import PHASES, phase_range
-from shardopt.tools import docs
-from shardopt.tools.doc_sources import markdown
 from shardopt.tools.opt_options import build_parser
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -38,7 +38,7 @@ def test_generated_pages_are_up_to_date() -> None:
 def test_a_stale_page_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(docs, "dialect_page", lambda: "other text")
     assert docs.main(["--check"]) == 1
-    assert "out of date: docs/dialect.md; run python -m shardopt.tools.docs" in capsys.readouterr().err
+    assert "out of date: docs/dialect.md; run python -m scripts.docs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -177,10 +177,11 @@ def test_json_is_the_plan(model: Path) -> None:
     assert sorted(d for stage in described["stages"] for d in stage["devices"]) == [0, 1]
 
 
-def test_help_loads_nothing_heavy() -> None:
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_loads_nothing_heavy(option: str) -> None:
     code = (
         "import sys\nfrom shardopt.tools.shardopt import main\n"
-        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        f"try:\n    main(['{option}'])\nexcept SystemExit:\n    pass\n"
         "loaded = {'jax', 'jaxlib', 'ortools', 'ray', 'numpy'} & sys.modules.keys()\nassert not loaded, loaded"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

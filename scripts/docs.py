@@ -1,4 +1,4 @@
-"""Write the pages, pictures and schemas that are made from the code: `python -m shardopt.tools.docs`.
+"""Write the pages, pictures and schemas that are made from the code: `python -m scripts.docs`.
 
 With `--check` nothing is written; the exit code is 1 if a page is not what would be written.
 """
@@ -13,18 +13,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scripts.doc_pictures import resharding_pictures
 from shardopt.support.errors import UserError
 from shardopt.tools.common import ToolParser, run_tool
-from shardopt.tools.doc_pictures import resharding_pictures
 
 if TYPE_CHECKING:
     from shardopt.passes.base import Pass
     from shardopt.pipeline.phases import Phase
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 # The others look like one of these.
 _PICTURES = ("gpipe", "1f1b", "eager-1f1b", "interleaved", "zero-bubble", "dualpipe-v", "chimera", "terapipe")
-_COMMAND = "python -m shardopt.tools.docs"
+_COMMAND = "python -m scripts.docs"
 _LIT = "tests/lit/passes"
 
 # Verifiers whose module is not called `<form>_form`, and checks that several verifiers share.
@@ -138,8 +138,8 @@ def _phase_blocks(phase: Phase) -> list[str]:
 
 
 def _pass_blocks(cls: type[Pass]) -> list[str]:
+    from scripts.doc_sources import docstring, first_arguments
     from shardopt.passes.options import option_specs
-    from shardopt.tools.doc_sources import docstring, first_arguments
 
     module = import_module(cls.__module__)
     head, body = docstring(module)
@@ -199,7 +199,7 @@ def dialect_page() -> str:
 
 
 def _form_blocks(phase: Phase) -> list[str]:
-    from shardopt.tools.doc_sources import docstring
+    from scripts.doc_sources import docstring
 
     form = _form_of(phase)
     head, body = docstring(import_module(f"shardopt.forms.{form}_form"))
@@ -210,7 +210,7 @@ def _form_blocks(phase: Phase) -> list[str]:
 
 
 def _message_list(module: str) -> str:
-    from shardopt.tools.doc_sources import messages
+    from scripts.doc_sources import messages
 
     return "\n".join(f"* `{text}`" for text in messages(module))
 
