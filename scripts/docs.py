@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scripts.doc_options import HEADER, keywords_module, option_rows
 from scripts.doc_pictures import resharding_pictures
 from shardopt.support.errors import UserError
 from shardopt.tools.common import ToolParser, run_tool
@@ -63,6 +64,8 @@ def _run(options: argparse.Namespace) -> None:
     pages = {
         folder / "passes.md": passes_page(),
         folder / "dialect.md": dialect_page(),
+        folder / "options.md": options_page(),
+        ROOT / "shardopt" / "options" / "keywords.py": keywords_module(),
         **schemas(),
         **schedule_pictures(folder),
         **resharding_pictures(folder),
@@ -213,6 +216,24 @@ def _message_list(module: str) -> str:
     from scripts.doc_sources import messages
 
     return "\n".join(f"* `{text}`" for text in messages(module))
+
+
+# ---- options ----
+
+
+def options_page() -> str:
+    """`docs/options.md`: the table of planning options."""
+    blocks = [
+        "# Options of planning",
+        _generated(),
+        "Each option is declared once, in `shardopt/options/plan_options.py`. It is a keyword argument of "
+        "`shardopt.optimize` and the functions named below, a flag of `shardopt plan`, a field of `PlanOptions`, an "
+        "option of the phases that it is handed to (`intra` is the [pipeline of one mesh](passes.md#shardopt-intra); a "
+        "name behind a phase is what the option is called there), and a field under `options` of a "
+        "[plan file](plan-file.md). Passes have further options, which [passes.md](passes.md) lists.",
+        _table(HEADER, option_rows()),
+    ]
+    return _page(blocks)
 
 
 # ---- schemas ----

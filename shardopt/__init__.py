@@ -19,8 +19,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 if TYPE_CHECKING:
     from shardopt.frontend.optimize import optimize
     from shardopt.frontend.parallelize import Parallelized, parallelize
-    from shardopt.frontend.plan import Plan, PlanOptions
+    from shardopt.frontend.plan import Plan
     from shardopt.frontend.spmd import input_shardings, shard
+    from shardopt.options.plan_options import PlanOptions
     from shardopt.support.errors import UserError
 
 __version__ = "0.1.0"
@@ -40,7 +41,7 @@ __all__ = [
 _HOMES = {
     "Parallelized": "frontend.parallelize",
     "Plan": "frontend.plan",
-    "PlanOptions": "frontend.plan",
+    "PlanOptions": "options.plan_options",
     "UserError": "support.errors",
     "input_shardings": "frontend.spmd",
     "optimize": "frontend.optimize",

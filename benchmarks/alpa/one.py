@@ -18,6 +18,7 @@ from time import perf_counter
 from benchmarks.alpa.methods import METHODS, options
 from benchmarks.alpa.models import bytecode
 from benchmarks.alpa.specs import CASES, Case, find_case
+from shardopt.frontend.phase_options import phase_text
 from shardopt.frontend.plan import PlanOptions
 from shardopt.support.errors import UserError
 
@@ -67,7 +68,7 @@ def _planned(source: bytes, chosen: PlanOptions, finish: bool, planning: dict[st
         module = load_module(source, context)
         for phase in PHASE_NAMES if finish else _TO_STAGE:
             begin = perf_counter()
-            result = run_pipeline(module, phase_range(phase, phase, chosen.for_phase(phase)))
+            result = run_pipeline(module, phase_range(phase, phase, phase_text(chosen, phase)))
             planning[phase] = round(perf_counter() - begin, 2)
             if phase == "import":
                 found["ops"] = sum(len(tuple(block)) for f in functions(module) for block in f.regions[0])

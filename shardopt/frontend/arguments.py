@@ -3,28 +3,60 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from shardopt.options.names import BatchArguments
+from shardopt.options.plan_options import PlanOptions
+from shardopt.options.table import Function, rows
+from shardopt.passes.options import unknown_name
 from shardopt.support.errors import UserError
 
-# Text as of the command line; numbers of flat arguments or names, split along dimension 0; or number or name ->
-# dimension.
-BatchArguments = str | Sequence[int | str] | Mapping[int, int] | Mapping[str, int] | Mapping[int | str, int]
+# Keywords that name a file, and what they are expected to be.
+_PATHS = {
+    "cluster": "a file or the name of a preset",
+    "constraints": "a file",
+    "profile": "a file",
+    "plan": "a file",
+}
 
 
-def cluster_text(cluster: str | os.PathLike[str]) -> str:
-    """The `cluster` of `PlanOptions`. Raises UserError."""
-    if not isinstance(cluster, str | os.PathLike):
-        raise UserError(f"expected cluster to be a file or the name of a preset, found {type(cluster).__name__}")
-    return os.fspath(cluster)
+def options_of(
+    function: Function,
+    cluster: str | os.PathLike[str],
+    keywords: Mapping[str, Any],
+    model: Any = None,
+) -> PlanOptions:
+    """The options that `function` was called with, in the form of the table. Raises UserError for
+    those that it does not take, and for values of other types than it takes."""
+    check_names(function, keywords)
+    values = {"cluster": cluster, **keywords}
+    if "batch_args" in values:
+        values["batch_args"] = batch_text(values["batch_args"], model)
+    if "memory_budget" in values:
+        values["memory_budget"] = str(values["memory_budget"])
+    values |= {name: path_text(name, values[name]) for name in _PATHS if name in values}
+    return PlanOptions(**values)
 
 
-def constraints_text(constraints: str | os.PathLike[str]) -> str:
-    """The `constraints` of `PlanOptions`. Raises UserError."""
-    if not isinstance(constraints, str | os.PathLike):
-        raise UserError(f"expected constraints to be a file, found {type(constraints).__name__}")
-    return os.fspath(constraints)
+def check_names(
+    function: Function,
+    keywords: Mapping[str, Any],
+    others: tuple[str, ...] = (),
+) -> None:
+    """Raises UserError for a keyword that is no option of `function`, nor one of the `others` that
+    it has."""
+    known = (*(row.field for row in rows(PlanOptions) if function in row.functions), *others)
+    for name in keywords:
+        if name not in known:
+            raise UserError(f"{function}: {unknown_name('option', name, known)}")
+
+
+def path_text(name: str, path: str | os.PathLike[str]) -> str:
+    """A keyword that names a file, as text. Raises UserError."""
+    if not isinstance(path, str | os.PathLike):
+        raise UserError(f"expected {name} to be {_PATHS[name]}, found {type(path).__name__}")
+    return os.fspath(path)
 
 
 def batch_text(batch_args: BatchArguments, model: Any = None) -> str:
@@ -64,10 +96,3 @@ def _dimensions(batch_args: BatchArguments) -> dict[int | str, int]:
 
 def _is_count(value: object) -> bool:
     return type(value) is int and value >= 0
-
-
-def option_text(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    text = str(value)
-    return text if text and not set(text) & set(' {}="') else '"' + text + '"'

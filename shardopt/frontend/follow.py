@@ -20,6 +20,7 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.program import read_program
 from shardopt.frontend.given_plan import options_after
+from shardopt.frontend.phase_options import phase_text
 from shardopt.frontend.planning import make_plan
 from shardopt.frontend.sources import resolve_source, source_name
 from shardopt.ir.context import make_context
@@ -31,7 +32,8 @@ from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
     from shardopt.forms.exported_program import Argument
-    from shardopt.frontend.plan import Plan, PlanOptions
+    from shardopt.frontend.plan import Plan
+    from shardopt.options.plan_options import PlanOptions
 
 
 def follow(
@@ -96,7 +98,7 @@ def _starts(source: Any, options: PlanOptions, homes: Mapping[int, int], stages:
     with make_context() as context:
         module = load_module(resolve_source(source), context, name=source_name(source))
         for phase in ("import", "microbatch"):
-            run_pipeline(module, phase_range(phase, phase, options.for_phase(phase)))
+            run_pipeline(module, phase_range(phase, phase, phase_text(options, phase)))
         program = read_program(module)
         readers = _first_readers(program, homes)
     starts: list[str] = []

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
-from shardopt.frontend.plan import PlanOptions
+from shardopt.options.plan_options import PlanOptions
 from shardopt.planfile.checks import plan_mistakes
-from shardopt.planfile.parts import PlanFile
+from shardopt.planfile.option_fields import read_options
 from shardopt.planfile.plan_file import load_plan_file
 from shardopt.support.errors import UserError
-from shardopt.support.readers import INDEX, NOT_NEGATIVE, Flag, Reader, Text, suggestion
-from shardopt.support.records import Nullable
-
-# What a file does not decide.
-_OF_THE_USER = ("plan",)
 
 
 def options_after(path: str, asked: Mapping[str, Any]) -> PlanOptions:
@@ -25,8 +18,8 @@ def options_after(path: str, asked: Mapping[str, Any]) -> PlanOptions:
     Raises UserError that names the field of the file.
     """
     plan = load_plan_file(path)
-    options, mistakes = read_options(plan)
-    mistakes = (*mistakes, *plan_mistakes(plan, plan.cluster))
+    options, wrong = read_options(plan)
+    mistakes = (*wrong, *plan_mistakes(plan, plan.cluster))
     if mistakes:
         raise UserError(f"{path}: {mistakes[0]}")
     if plan.cluster is not None:
@@ -35,29 +28,6 @@ def options_after(path: str, asked: Mapping[str, Any]) -> PlanOptions:
     if not options.get("cluster") and plan.cluster is None:
         raise UserError(f"{path}: expected field 'cluster' or 'options.cluster', or the option --cluster, found none")
     return PlanOptions(**{"cluster": "", **options, "plan": path})
-
-
-def read_options(plan: PlanFile) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The options of the file, and what is wrong with them."""
-    hints = get_type_hints(PlanOptions)
-    known = [option.name for option in fields(PlanOptions) if option.name not in _OF_THE_USER]
-    found: dict[str, Any] = {}
-    mistakes: list[str] = []
-    for name, value in plan.options.items():
-        if name not in known:
-            mistakes.append(f"unknown field 'options.{name}'{suggestion(name, known)}")
-        else:
-            found[name] = _reader(hints[name]).read(value, f"options.{name}", mistakes)
-    return found, tuple(mistakes)
-
-
-def _reader(hint: Any) -> Reader:
-    if get_origin(hint) is Literal:
-        return Text(choices=get_args(hint))
-    if get_origin(hint) in (Union, types.UnionType):
-        return Nullable(_reader(next(arm for arm in get_args(hint) if arm is not type(None))))
-    readers: dict[Any, Reader] = {bool: Flag(), int: INDEX, float: NOT_NEGATIVE, str: Text("a text", may_be_empty=True)}
-    return readers[hint]
 
 
 def check_model(path: str, model: bytes) -> None:

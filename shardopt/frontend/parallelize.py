@@ -17,20 +17,23 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import jax
 from jax import export
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from shardopt.frontend.arguments import cluster_text
+from shardopt.frontend.arguments import check_names, path_text
 from shardopt.frontend.optimize import optimize
-from shardopt.frontend.plan import PlanOptions
 from shardopt.frontend.session import Session, StateArray
+from shardopt.options.keywords import StepKeywords
+from shardopt.options.names import BackendName
+from shardopt.options.signatures import shows_options
 from shardopt.passes.options import unknown_name
-from shardopt.runtime.driver import BACKENDS, open_run, prepare
+from shardopt.runtime.driver import prepare, start_run
+from shardopt.runtime.options import BACKENDS, RunOptions
 from shardopt.runtime.state.periodic import CheckpointOptions
 from shardopt.support.errors import UserError
 
@@ -43,7 +46,25 @@ ArgumentNumbers: TypeAlias = "int | Sequence[int] | Mapping[int, int]"
 # What the workers run on, whatever devices JAX has found in this process.
 _PLATFORM = "cpu"
 
-_OWN_OPTIONS = ("cluster", "batch_args", "microbatches")
+
+class ParallelizeKeywords(StepKeywords, total=False):
+    """Options of planning, and of the run: fields of `RunOptions`."""
+
+    cache: bool
+    """Use plans, and prices of stages, that an earlier run has left, and keep new ones. Default: True."""
+
+    backend: BackendName
+    """Threads of this process (local), processes, or Ray's actors. Default: 'local'."""
+
+    quick_compile: bool
+    """Less optimisation, less compile time. Default: False."""
+
+    checkpoints: CheckpointOptions | None
+    """Where and how often the state is written; `start(…).load(folder)` goes on from there. Default: None."""
+
+
+# Of `ParallelizeKeywords`, what is said to the run.
+_OF_RUN = ("backend", "quick_compile", "checkpoints")
 
 
 @dataclass(frozen=True)
@@ -95,6 +116,7 @@ class StateOnWorkers:
         return jax.tree.map(lambda leaf: leaf.value if isinstance(leaf, StateArray) else leaf, tree)
 
 
+@shows_options("parallelize", has_others=True)
 def parallelize(
     fun: Callable[..., Any] | None = None,
     *,
@@ -102,12 +124,8 @@ def parallelize(
     batch_argnums: ArgumentNumbers | None = None,
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
-    microbatches: int | None = 1,
-    backend: str = "local",
     lazy_state: bool = False,
-    quick_compile: bool = False,
-    checkpoints: CheckpointOptions | None = None,
-    **plan_options: Any,
+    **options: Unpack[ParallelizeKeywords],
 ) -> Any:
     """Decorate a function of arrays so that it is planned for `cluster` and runs on its workers.
 
@@ -115,23 +133,21 @@ def parallelize(
                      planner looks for them: of a training step those that are not donated.
     donate_argnums,  arguments that the step consumes and replaces, as of `jax.jit`: its state. The arrays that are
     donate_argnames  passed stay valid.
-    microbatches     into how many parts the batch is cut; None tries several and takes the best
-    backend          "local" (threads of this process), "process" (processes) or "ray" (actors)
     lazy_state       return state as `StateArray`, which is fetched only when looked at; by default every result is a
                      `jax.Array`, so each step downloads the state
-    quick_compile    less optimisation, less compile time
-    checkpoints      where and how often the state is written; `start(…).load(folder)` goes on from there
-    plan_options     the other options of `shardopt.optimize`: stages, layers, submesh, schedule, intra_op, cache, …
+    options          backend: "local" (threads of this process, the default), "process" (processes) or "ray" (actors);
+                     quick_compile=True: less optimisation, less compile time; checkpoints: where and how often the
+                     state is written, from which `start(…).load(folder)` goes on; cache=False: as of
+                     `shardopt.optimize`; and options of planning (docs/options.md): microbatches, stages, schedule, …
 
     Raises UserError, here for wrong options and in calls for functions and arguments that cannot be planned.
     """
-    known = (*(field.name for field in fields(PlanOptions) if field.name not in _OWN_OPTIONS), "cache")
-    for name in plan_options:
-        if name not in known:
-            raise UserError(f"parallelize: {unknown_name('option', name, known)}")
-    if backend not in BACKENDS:
-        raise UserError(f"parallelize: {unknown_name('backend', backend, BACKENDS)}")
-    options = {"cluster": cluster_text(cluster), "microbatches": microbatches, **plan_options}
+    check_names("parallelize", options, ("cache", *_OF_RUN))
+    run_options = RunOptions(**{name: value for name, value in options.items() if name in _OF_RUN})  # type: ignore[arg-type]
+    if run_options.backend not in BACKENDS:
+        raise UserError(f"parallelize: {unknown_name('backend', run_options.backend, BACKENDS)}")
+    planning = {name: value for name, value in options.items() if name not in _OF_RUN}
+    planning["cluster"] = path_text("cluster", cluster)
 
     def decorate(fun: Callable[..., Any]) -> Parallelized:
         if not callable(fun):
@@ -139,8 +155,8 @@ def parallelize(
         jitted = fun
         if donate_argnums not in ((), []) or donate_argnames not in ((), []) or not hasattr(fun, "trace"):
             jitted = jax.jit(fun, donate_argnums=donate_argnums, donate_argnames=donate_argnames, keep_unused=True)
-        start = functools.partial(open_run, backend=backend, quick_compile=quick_compile, checkpoints=checkpoints)
-        return Parallelized(fun, jitted, options, _batch_dimensions(batch_argnums), start, lazy_state=lazy_state)
+        start = functools.partial(start_run, options=run_options)
+        return Parallelized(fun, jitted, planning, _batch_dimensions(batch_argnums), start, lazy_state=lazy_state)
 
     return decorate if fun is None else decorate(fun)
 

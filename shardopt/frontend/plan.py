@@ -15,107 +15,14 @@ import tempfile
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from shardopt.frontend.arguments import option_text
+from shardopt.options.plan_options import PlanOptions
 from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
     from shardopt.report.plan_summary import PlanSummary
     from shardopt.schedule.simulator import SimulationResult
-
-InterOp = Literal[
-    "dp", "equal-layer", "equal-op", "inter-only", "intra-only", "pp-dp", "megatron", "deepspeed", "piper", "mcmc"
-]
-
-
-@dataclass(frozen=True)
-class PlanOptions:
-    """What `shardopt plan` and `shardopt.optimize` can be told; `None` leaves the choice to the planner.
-
-    `batch_args` is "auto", "none", or "I,NAME:D" (arguments by number or name, with their batch dimension if not 0);
-    `batch_coupling="per-microbatch"` accepts statistics of a microbatch where the model takes those of the batch.
-    `annotations` is what becomes of the model's own shardings ("keep", "require", "drop"), `constraints` a file;
-    `profile` is a file of `shardopt profile`. `plan` is a plan file: what it decides is not planned again.
-    """
-
-    cluster: str
-    batch_args: str = "auto"
-    batch_coupling: str = "error"
-    microbatches: int | None = 1
-    layers: int | Literal["search"] | None = None
-    delta: float = 0.5
-    stages: int | None = None
-    submesh: str | None = None
-    logical_shape: str | None = None
-    schedule: str = "auto"
-    intra_op: str = "ilp"
-    inter_op: InterOp = "dp"
-    unroll: bool = True
-    annotations: str = "keep"
-    constraints: str = ""
-    memory_budget: str = ""
-    profile: str = ""
-    recompute: str = "auto"
-    resharding: str = "auto"
-    mcmc_seed: int = 0
-    mcmc_proposals: int = 10000
-    plan: str = ""
-
-    def for_phase(self, phase: str) -> str:
-        """The options of one phase, as pipeline text."""
-        least = self.stages or 1
-        asked = None if self.annotations == "keep" else self.annotations
-        values: dict[str, object] = {
-            "import": {"unroll": self.unroll or None, "annotations": asked},
-            "microbatch": {
-                "num-microbatches": self.microbatches,
-                "batch-args": self.batch_args,
-                "batch-coupling": self.batch_coupling,
-            },
-            "cluster": {
-                "layers": None if self.layers == "search" else self.layers,
-                "delta": self.delta,
-                "least-layers": least if least > 1 else None,
-                "method": "equal-op" if self.inter_op == "equal-op" else None,
-                "plan": self.plan or None,
-            },
-            "stage": {
-                "cluster": self.cluster or None,
-                "plan": self.plan or None,
-                "profile": self.profile or None,
-                "num-stages": self.stages,
-                "submesh": self.submesh,
-                "logical-shape": self.logical_shape,
-                "inter-op": "equal-layer" if self.inter_op == "equal-op" else self.inter_op,
-                "mcmc-seed": self.mcmc_seed or None,
-                "mcmc-proposals": self.mcmc_proposals if self.inter_op == "mcmc" else None,
-                "intra-op": None if self.intra_op == "ilp" else self.intra_op,
-                "batch-args": None if self.batch_args == "auto" else self.batch_args,
-                # An order from a file may keep all microbatches in flight, as GPipe does.
-                "schedule": "gpipe" if self.schedule.endswith(".csv") else self.schedule,
-                "split-backward": self._splits_backward() or None,
-                "recompute": None if self.recompute == "auto" else self.recompute,
-                "memory-budget": self.memory_budget or None,
-            },
-            "shard": {
-                "batch-args": None if self.batch_args == "auto" else self.batch_args,
-                "annotations": asked,
-                "constraints": self.constraints or None,
-                "plan": self.plan or None,
-                "memory-budget": self.memory_budget or None,
-            },
-            "transfer": {"strategy": None if self.resharding == "auto" else self.resharding},
-            "schedule": {"schedule": self.schedule},
-        }.get(phase, {})  # type: ignore[assignment]
-        return " ".join(f"{key}={option_text(value)}" for key, value in values.items() if value is not None)
-
-    def _splits_backward(self) -> bool:
-        """Whether the schedule orders the halves of backwards; the stage phase refuses unknown ones."""
-        from shardopt.schedule.schedules import SCHEDULES
-
-        kind = SCHEDULES.get(self.schedule.partition(":")[0])
-        return kind is not None and kind.splits_backward
 
 
 @dataclass(frozen=True)

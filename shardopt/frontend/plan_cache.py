@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardopt.caching.store import Store, key_of
-from shardopt.frontend.plan import Plan, PlanOptions
+from shardopt.frontend.plan import Plan
 from shardopt.frontend.sources import source_bytes
 from shardopt.hardware.cluster_file import is_file, load_cluster
+from shardopt.options.plan_options import PlanOptions
 from shardopt.pipeline.dumps import DUMP_VARIABLE
 from shardopt.support.errors import UserError
 
@@ -32,7 +33,7 @@ _MODULE, _ORIGINAL, _FORMS, _SAID = "module", "original", "forms/", "diagnostics
 _LEVEL = 1
 
 
-def plan_key(source: bytes | str | os.PathLike[str], name: str, options: PlanOptions, explain: str) -> str | None:
+def plan_key(source: bytes | str | os.PathLike[str], name: str, options: PlanOptions) -> str | None:
     """The key of a plan; None where it cannot be told before planning, or where somebody watches the phases."""
     if os.environ.get(DUMP_VARIABLE):
         return None
@@ -43,7 +44,7 @@ def plan_key(source: bytes | str | os.PathLike[str], name: str, options: PlanOpt
                 files += [field, path.read_bytes()]
     except (UserError, OSError):  # the phase that reads it will say so
         return None
-    asked = json.dumps({"options": asdict(options), "explain": explain, "name": name}, sort_keys=True)
+    asked = json.dumps({"options": asdict(options), "name": name}, sort_keys=True)
     return key_of("plan", source_bytes(source), asked, *files)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from shardopt.frontend.given_plan import options_after, read_options
+from shardopt.frontend.given_plan import options_after
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.planfile.checks import plan_mistakes
+from shardopt.planfile.option_fields import read_options
 from shardopt.planfile.plan_file import load_values, read_plan_file
 from shardopt.support.errors import UserError
 
@@ -18,11 +19,11 @@ def check_plan(path: str, model: str | None = None) -> tuple[str, ...]:
     plan, mistakes = read_plan_file(load_values(path))
     if mistakes:
         return mistakes
-    options, wrong = read_options(plan)
-    cluster = plan.cluster
-    if cluster is None and options.get("cluster"):
+    cluster, named = plan.cluster, plan.options.get("cluster")
+    _, wrong = read_options(plan)
+    if cluster is None and isinstance(named, str) and named:
         try:
-            cluster = load_cluster(options["cluster"])
+            cluster = load_cluster(named)
         except UserError as error:
             wrong = (*wrong, f"field 'options.cluster': {error}")
     found = (*wrong, *plan_mistakes(plan, cluster))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from hashlib import sha256
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,8 @@ from shardopt.hardware.cluster_file import describe
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module, module_bytecode
 from shardopt.ir.native import run_native
+from shardopt.options.plan_options import PlanOptions
+from shardopt.options.table import rows
 from shardopt.planfile.parts import PREDICTED_SECONDS, VERSION, runs_of
 from shardopt.planfile.plan_file import read_plan_file
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from shardopt.frontend.plan import Plan
     from shardopt.report.plan_summary import PlanSummary, StageRow
 
-# Options that say nothing about the plan, or that its other parts spell out.
-_NOT_KEPT = ("cluster", "plan")
 # Figures of a stage that its other fields do not hold.
 _PREDICTED = ("forward_seconds", "backward_seconds", "around_seconds", "peak_bytes", "collective_bytes", "sent_bytes")
 
@@ -51,12 +50,11 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         named = text is not None and not text.rows
     schedule = summary.schedule if named else plan.options.schedule
     rows = zip(summary.stages, methods, strict=True)
-    options = {name: value for name, value in asdict(plan.options).items() if name not in _NOT_KEPT}
     document = {
         "version": VERSION,
         "made_by": {"shardopt": __version__, "jaxlib": version("jaxlib")},
         "model": {"fingerprint": fingerprint(plan.original)},
-        "options": {**options, "microbatches": summary.num_microbatches, "schedule": schedule},
+        "options": {**kept_options(plan.options), "microbatches": summary.num_microbatches, "schedule": schedule},
         "cluster": describe(cluster),
         "layers": layers,
         # What stages of one mesh decide together stands in the first of them.
@@ -64,6 +62,16 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     }
     decisions = read_plan_file(document)[0].decisions()
     return {**document, "predicted": _predicted(summary, prediction, decisions)}
+
+
+def kept_options(options: PlanOptions) -> dict[str, Any]:
+    """The options that say something about the plan which its other parts do not spell out."""
+    kept = {}
+    for row in rows(type(options)):
+        value = getattr(options, row.field)
+        if row.in_file == "always" or (row.in_file == "changed" and value != row.default):
+            kept[row.field] = value
+    return kept
 
 
 def fingerprint(model: bytes) -> str:

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shardopt.caching.store import default_store, using
-from shardopt.frontend.arguments import option_text
 from shardopt.frontend.collection import rare_collection
 from shardopt.frontend.given_plan import check_model
-from shardopt.frontend.plan import Plan, PlanOptions
+from shardopt.frontend.phase_options import phase_text
+from shardopt.frontend.plan import Plan
 from shardopt.frontend.plan_cache import get_plan, plan_key, put_plan
 from shardopt.frontend.sources import reported_in, resolve_source, source_name
 from shardopt.frontend.step_search import Attempt, RunPhase, best_choice, comparison, grow_layers, microbatch_choices
+from shardopt.options.plan_options import PlanOptions
 
 if TYPE_CHECKING:
     from jaxlib.mlir import ir
@@ -26,7 +27,6 @@ def make_plan(
     source: Any,
     options: PlanOptions,
     *,
-    explain: str = "",
     cache: bool = True,
     on_phase: Callable[[str], None] | None = None,
     on_result: Callable[[Result], None] | None = None,
@@ -34,15 +34,15 @@ def make_plan(
 ) -> Plan:
     """Plan a model: a path, bytes (MLIR text, bytecode or portable artifact), a `jax.export.Exported`, a module.
 
-    `explain` names an operation or value whose sharding a remark is to explain; `cache=False` neither looks for plans
-    and prices of earlier runs nor keeps any. `on_phase(name)` is told when a phase begins, `on_result` what it did;
-    neither is when the plan was found in the cache. `handler` gets warnings and remarks. Raises UserError.
+    `cache=False` neither looks for plans and prices of earlier runs nor keeps any. `on_phase(name)`
+    is told when a phase begins, `on_result` what it did; neither is when the plan was found in the
+    cache. `handler` gets warnings and remarks. Raises UserError.
     """
     name = source_name(source)
     source = resolve_source(source)
     with reported_in(name, handler) as report:
         store = default_store(lambda message: report(_remark("cache", message))) if cache else None
-        key = None if store is None or options.plan else plan_key(source, name, options, explain)
+        key = None if store is None or options.plan else plan_key(source, name, options)
         if store is not None and key is not None and (found := get_plan(store, key, options)) is not None:
             plan, said = found
             for diagnostic in said:
@@ -56,7 +56,7 @@ def make_plan(
             report(diagnostic)
 
         with using(store), rare_collection():
-            plan = _run_phases(source, name, options, explain, on_phase, on_result, keep)
+            plan = _run_phases(source, name, options, on_phase, on_result, keep)
         if store is not None and key is not None:
             put_plan(store, key, plan, said)
         return plan
@@ -66,7 +66,6 @@ def _run_phases(
     source: bytes | str | os.PathLike[str],
     name: str,
     options: PlanOptions,
-    explain: str,
     on_phase: Callable[[str], None] | None,
     on_result: Callable[[Result], None] | None,
     handler: Handler,
@@ -80,9 +79,7 @@ def _run_phases(
     def run(module: ir.Module, phase: str, chosen: PlanOptions, report: Handler, more: str = "") -> None:
         if on_phase is not None:
             on_phase(phase)
-        text = chosen.for_phase(phase) + more
-        if explain and phase == "shard":
-            text += f" explain={option_text(explain)}"
+        text = phase_text(chosen, phase) + more
         result = run_pipeline(module, phase_range(phase, phase, text), handler=report)
         if on_result is not None:
             on_result(result)

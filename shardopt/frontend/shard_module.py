@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardopt.frontend.arguments import option_text
+from shardopt.frontend.phase_options import option_text
 from shardopt.frontend.sources import reported_in, resolve_source, source_name
 from shardopt.mesh.mesh import parse_mesh
 from shardopt.report.sharding_summary import ShardingSummary, signature_table, summarize_sharding, traffic_table

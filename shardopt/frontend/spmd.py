@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import jax
 import numpy as np
@@ -21,9 +21,13 @@ from jax import export
 from jax._src.lax.lax import _convert_element_type
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from shardopt.frontend.arguments import BatchArguments, batch_text, cluster_text, constraints_text, option_text
+from shardopt.frontend.arguments import options_of
+from shardopt.frontend.phase_options import INTRA, phase_text
 from shardopt.ir.jax_versions import named_shardings_flag
 from shardopt.mesh.mesh import Sharding, parse_mesh
+from shardopt.options.keywords import ShardKeywords
+from shardopt.options.signatures import shows_options
+from shardopt.options.table import rows
 from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,42 +35,29 @@ if TYPE_CHECKING:
     from shardopt.ir.diagnostics import Handler
 
 
+@shows_options("shard")
 def shard(
     exported: export.Exported,
     cluster: str | os.PathLike[str],
     mesh: str,
     *,
-    intra_op: str = "ilp",
-    batch_args: BatchArguments = "auto",
-    unroll: bool = True,
-    annotations: str = "keep",
-    constraints: str | os.PathLike[str] = "",
-    memory_budget: int | str = "",
     handler: Handler | None = None,
+    **options: Unpack[ShardKeywords],
 ) -> export.Exported:
     """Choose a sharding for every value of an exported function, for one logical mesh such as "2x2".
 
-    The result takes and returns the same arrays and is meant for as many devices as the mesh has. `intra_op` is "ilp"
-    or a baseline (see docs/intra-op.md); `batch_args`, as of `optimize`, matters to baselines that split the batch.
-    `annotations` and `constraints`, as of `optimize`, say what is demanded of the shardings: with "keep", what the
-    function was exported with (`in_shardings`, `with_sharding_constraint`) is obeyed as far as it fits the mesh.
-    `memory_budget` bounds what a device may hold, in bytes or as "512MiB".
+    The result takes and returns the same arrays and is meant for as many devices as the mesh has.
+    The `options` are those of docs/options.md that matter to one mesh: `batch_args` to methods that
+    split the batch; `annotations` and `constraints` say what is demanded of the shardings. With
+    annotations="keep", what the function was exported with (`in_shardings`,
+    `with_sharding_constraint`) is obeyed as far as it fits the mesh.
+
     `handler` gets warnings and remarks. The result has no VJP. Raises UserError.
     """
     logical = parse_mesh(mesh)
     _check(exported)
-    options = {
-        "mesh": mesh,
-        "cluster": cluster_text(cluster),
-        "intra-op": intra_op,
-        "batch-args": batch_text(batch_args, exported),
-        "unroll": unroll,
-        "annotations": annotations,
-        "constraints": constraints_text(constraints),
-        "memory-budget": memory_budget,
-        "sharding-format": "sdy",
-    }
-    text = " ".join(f"{name}={option_text(value)}" for name, value in options.items())
+    asked = phase_text(options_of("shard", cluster, options, exported), INTRA)
+    text = f"mesh={mesh} sharding-format=sdy {asked}"
     artifact, inputs, outputs = _run(exported, f"builtin.module(shardopt-intra{{{text}}})", handler)
     kept = dict(zip(exported.module_kept_var_idx, inputs, strict=True))
     abstract = AbstractMesh(logical.shape, logical.axis_names)
@@ -115,18 +106,8 @@ def exported_of(plan: Plan) -> export.Exported:
         )
     options = plan.options
     mesh = "x".join(map(str, summary.stages[0].logical_shape))
-    text = options.batch_args
-    return shard(
-        plan.source,
-        options.cluster,
-        mesh,
-        intra_op=options.intra_op,
-        batch_args=text,
-        unroll=options.unroll,
-        annotations=options.annotations,
-        constraints=options.constraints,
-        memory_budget=options.memory_budget,
-    )
+    taken = {row.field: getattr(options, row.field) for row in rows(type(options)) if "shard" in row.functions}
+    return shard(plan.source, options.cluster, mesh, **cast("ShardKeywords", taken))
 
 
 def like(value: np.ndarray, aval: Any, weak_type: bool) -> jax.Array:

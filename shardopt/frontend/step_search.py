@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import TYPE_CHECKING
 
-from shardopt.frontend.plan import PlanOptions
+from shardopt.options.plan_options import PlanOptions
 from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:

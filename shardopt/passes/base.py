@@ -24,9 +24,9 @@ from typing import ClassVar, TypeVar
 from jaxlib.mlir import ir
 
 from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, Handler, Located, RemarkCategory, Severity, diagnostic
-from shardopt.passes.options import OptionError, option, parse_options, print_options
+from shardopt.passes.options import OptionError, option, parse_options, plan_option, print_options
 
-__all__ = ["Pass", "PassContext", "PassFailure", "option"]
+__all__ = ["Pass", "PassContext", "PassFailure", "option", "plan_option"]
 
 P = TypeVar("P", bound="Pass")
 

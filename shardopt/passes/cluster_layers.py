@@ -31,7 +31,7 @@ from shardopt.extract.op_graph import GraphReader
 from shardopt.graph.op_graph import SHARED
 from shardopt.ir.loops import BRANCHES
 from shardopt.ir.rewriting import defining, terminator
-from shardopt.passes.base import Pass, PassContext, option
+from shardopt.passes.base import Pass, PassContext, option, plan_option
 from shardopt.passes.given.layers import first_ops, write_layers
 from shardopt.planfile.plan_file import load_plan_file
 from shardopt.solve.stages.layers.layering import Layering, LayerProblem, assign_layers
@@ -191,12 +191,11 @@ class ClusterLayers(Pass):
     name = "shardopt-cluster-layers"
     summary = "assign every operation, forward and backward alike, to a layer"
 
-    layers: int = option(0, help="number of layers; 0: one for each repeated block, or for equally many, up to 16")
+    layers: int = plan_option("layers")
     least_layers: int = option(1, help="when the number is found: at least this many (the number of stages, say)")
-    delta: float = option(0.5, help="a layer may exceed its equal share of the FLOPs by this fraction")
-    method: Literal["dp", "equal-op", "equal-layer"] = option("dp", help="the layer DP, or a baseline")
-
-    plan: str = option("", help="plan file: take the layers from there, as far as it has them (docs/plan-file.md)")
+    delta: float = plan_option("delta")
+    method: Literal["dp", "equal-op", "equal-layer"] = plan_option("inter_op", help="the layer DP, or a baseline")
+    plan: str = plan_option("plan")
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         try:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -32,7 +31,8 @@ from shardopt.extract.transfer_groups import transfer_groups
 from shardopt.hardware.cluster import Cluster
 from shardopt.ir.rewriting import operations
 from shardopt.mesh.mesh import Mesh
-from shardopt.passes.base import Pass, PassContext, option
+from shardopt.options.names import ReshardingStrategy
+from shardopt.passes.base import Pass, PassContext, plan_option
 from shardopt.solve.resharding.plan import ReshardingPlan, bytes_on_wire, plans_seconds
 from shardopt.solve.resharding.strategies import Resharding
 from shardopt.solve.resharding.transfers import plan_together
@@ -87,11 +87,9 @@ class InsertTransfers(Pass):
     name = "shardopt-insert-transfers"
     summary = "plan the resharding of every value that crosses meshes"
 
-    strategy: Literal["auto", "send_recv", "local_allgather", "broadcast"] = option(
-        "auto", help="how tiles travel; auto = cheapest"
-    )
-    cluster: str = option("", help="cluster file or preset; default: the one the module carries")
-    profile: str = option("", help="file of `shardopt profile`: what was measured overrides the formulas")
+    strategy: ReshardingStrategy = plan_option("resharding")
+    cluster: str = plan_option("cluster", help="cluster file or preset; default: the one the module carries")
+    profile: str = plan_option("profile")
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         try:

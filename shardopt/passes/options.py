@@ -1,8 +1,10 @@
 """Typed options as dataclass fields, and their text form `{num-stages=2 schedule=1f1b devices=0,1}`.
 
-A field `num_stages: int = option(1, help="…")` is the option `num-stages`. Supported types: int, float, bool, str,
-`Literal` of strings, `tuple[int | float | str, ...]`, and `T | None` with default None. Printing writes only values
-that differ from their default, and parsing the printed text gives an equal object.
+A field `num_stages: int = option(1, help="…")` is the option `num-stages`; `gap: float =
+plan_option("gap")` is one that all of planning has (`shardopt.options`). Supported types: int,
+float, bool, str, `Literal` of strings, `tuple[int | float | str, ...]`, and `T | None` with default
+None. Printing writes only values that differ from their default, and parsing the printed text gives
+an equal object.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar
 
+from shardopt.options.plan_options import PlanOptions
+from shardopt.options.table import row_of
 from shardopt.support.errors import UserError
 
 T = TypeVar("T")
@@ -35,6 +39,16 @@ class OptionError(UserError):
 def option(default: T, *, help: str) -> T:
     """A dataclass field that is an option of a pass, with its default and one line of help."""
     return dataclasses.field(default=default, metadata={"help": help})
+
+
+def plan_option(name: str, *, default: Any = None, help: str = "", table: type = PlanOptions) -> Any:
+    """A field that is an option of planning, too: its default and its help are those of the table.
+
+    `default` is for a pass that takes another one, or holds the same in another form; `help` for a
+    pass to which the option means less.
+    """
+    row = row_of(table, name)
+    return option(row.pass_default if default is None else default, help=help or row.pass_help)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
 
 from jaxlib.mlir import ir
 
@@ -32,7 +31,8 @@ from shardopt.dialect.program import Program, read_program
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.memory_limit import check_memory_options, memory_limit
 from shardopt.hardware.profile_file import with_profile
-from shardopt.passes.base import Pass, PassContext, option
+from shardopt.options.names import IntraOp, Recompute, RecomputeChoice, StagePlanner
+from shardopt.passes.base import Pass, PassContext, option, plan_option
 from shardopt.passes.stages.open_options import open_options, with_recomputation
 from shardopt.passes.stages.placing import cluster_for, place_stages, usual_for
 from shardopt.passes.stages.read_step import check_clustered, read_step
@@ -55,7 +55,7 @@ from shardopt.solve.stages.search.given_stages import (
 )
 from shardopt.solve.stages.search.plan_search import PlanSearch, search_plans
 from shardopt.solve.stages.search.shared_meshes import sharing_planner
-from shardopt.solve.stages.stage_problem import RECOMPUTE, Recompute
+from shardopt.solve.stages.stage_problem import RECOMPUTE
 from shardopt.support.errors import UserError
 
 
@@ -118,55 +118,24 @@ class OutlineStages(Pass):
     name = "shardopt-outline-stages"
     summary = "choose stages and submeshes, and outline the program onto them"
 
-    cluster: str = option("", help="cluster file, or a preset with an optional :HxD")
-    profile: str = option("", help="file of `shardopt profile`: what was measured overrides the formulas")
-    num_stages: int = option(0, help="number of pipeline stages; 0 lets the planner choose")
-    submesh: str = option("", help="HxD: allow only submeshes of this shape")
-    logical_shape: str = option("", help="RxC: allow only this logical shape")
-    inter_op: Literal[
-        "dp",
-        "equal-layer",
-        "inter-only",
-        "intra-only",
-        "pp-dp",
-        "megatron",
-        "deepspeed",
-        "piper",
-        "mcmc",
-    ] = option("dp", help="how stages are chosen: by the stage DP or a baseline (see docs/baselines.md)")
-    intra_op: Literal[
-        "ilp",
-        "data",
-        "zero1",
-        "zero2",
-        "zero3",
-        "mics",
-        "megatron",
-        "sequence",
-        "summa-2d",
-        "expert",
-        "expert-zero1",
-        "expert-zero2",
-        "expert-zero3",
-        "heuristic",
-        "replicate",
-    ] = option("ilp", help="how the inside of a stage is sharded: by the solver or a known method")
-    batch_args: tuple[str, ...] = option(
-        ("auto",),
-        help="batch arguments of @main: INDEX[:DIM], NAME[:DIM], auto or none; for methods that split the batch",
+    cluster: str = plan_option("cluster")
+    profile: str = plan_option("profile")
+    num_stages: int = plan_option("stages")
+    submesh: str = plan_option("submesh")
+    logical_shape: str = plan_option("logical_shape")
+    inter_op: StagePlanner = plan_option("inter_op")
+    intra_op: IntraOp = plan_option("intra_op")
+    batch_args: tuple[str, ...] = plan_option("batch_args", default=("auto",))
+    mcmc_seed: int = plan_option("mcmc_seed")
+    mcmc_proposals: int = plan_option("mcmc_proposals")
+    schedule: str = plan_option(
+        "schedule", help="schedule that the stages are planned for; auto: the one with the shortest step"
     )
-    mcmc_seed: int = option(0, help="of the random walk of inter-op=mcmc")
-    mcmc_proposals: int = option(10000, help="steps of that walk")
-    schedule: str = option(
-        "auto", help="schedule that the stages are planned for; auto: the one with the shortest step"
-    )
-    recompute: Literal["auto", "none", "layer", "full"] = option(
-        "auto", help="what stages compute again in their backward: nothing, each layer, or the whole forward"
-    )
-    memory_fraction: float = option(0.9, help="share of device memory that a stage may fill; 0 removes the limit")
-    memory_budget: str = option("", help="bytes that a stage may fill instead, such as 512MiB")
+    recompute: RecomputeChoice = plan_option("recompute")
+    memory_fraction: float = plan_option("memory_fraction")
+    memory_budget: str = plan_option("memory_budget")
     faster_than: float = option(0.0, help="seconds: give up early if no step can be shorter; 0 takes any step")
-    plan: str = option("", help="plan file: take the stages from there, as far as it has them (docs/plan-file.md)")
+    plan: str = plan_option("plan")
 
     def __post_init__(self) -> None:
         check_memory_options(self.memory_fraction, self.memory_budget)

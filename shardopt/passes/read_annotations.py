@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal
 
 from jaxlib.mlir import ir
 
@@ -30,7 +29,8 @@ from shardopt.dialect.annotation import SHARDING, annotation_attr, is_marker
 from shardopt.dialect.attributes import entries
 from shardopt.ir.rewriting import functions, identity, op_name, operations, symbol_name
 from shardopt.mesh.annotation import Annotation
-from shardopt.passes.base import Pass, PassContext, option
+from shardopt.options.names import Annotations
+from shardopt.passes.base import Pass, PassContext, plan_option
 from shardopt.passes.importing.user_shardings import (
     ManualError,
     UnsupportedError,
@@ -227,9 +227,7 @@ class ReadAnnotations(Pass):
     name = "shardopt-read-annotations"
     summary = "bring the user's sharding annotations into the form that the shard phase obeys"
 
-    annotations: Literal["keep", "require", "drop"] = option(
-        "keep", help="sharding annotations of the model: obey them where they can be, insist on all, or ignore them"
-    )
+    annotations: Annotations = plan_option("annotations")
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         main = next((f for f in functions(module) if symbol_name(f) == "main"), None)

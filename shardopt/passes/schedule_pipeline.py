@@ -24,7 +24,7 @@ from shardopt.dialect.prediction import read_prediction
 from shardopt.dialect.program import Program, read_program
 from shardopt.dialect.schedule import write_schedule
 from shardopt.extract.pipeline_graph import PipelineGraph, peak_bytes, read_pipeline, simulate_pipeline, workload
-from shardopt.passes.base import Pass, PassContext, option
+from shardopt.passes.base import Pass, PassContext, plan_option
 from shardopt.schedule.auto import Chosen, auto_schedule
 from shardopt.schedule.bounds import one_machine_bound_seconds
 from shardopt.schedule.csv_format import Imported, read_csv
@@ -82,8 +82,8 @@ class SchedulePipeline(Pass):
     name = "shardopt-schedule-pipeline"
     summary = "order the tasks of every mesh, check the order and simulate the step"
 
-    schedule: str = option(
-        "auto",
+    schedule: str = plan_option(
+        "schedule",
         help="a schedule's name, or a CSV file of tasks; auto: the one that the stages were planned for, or a shorter "
         "one within its memory",
     )

@@ -41,7 +41,8 @@ from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.memory_limit import check_memory_options, memory_limit
 from shardopt.ir.rewriting import functions, symbol_name
 from shardopt.mesh.mesh import Mesh, parse_mesh
-from shardopt.passes.base import Pass, PassContext, PassFailure, option
+from shardopt.options.names import Annotations, MeshIntraOp, PartialSums
+from shardopt.passes.base import Pass, PassContext, PassFailure, option, plan_option
 from shardopt.passes.given.shardings import first_stage, fixed_of, given_of, recorded, restored
 from shardopt.passes.sharding.accumulators import add_sum_points, separate_accumulators
 from shardopt.passes.sharding.demand_rules import DemandError
@@ -75,51 +76,28 @@ class ShardStages(Pass):
     name = "shardopt-shard-stages"
     summary = "choose a sharding for every value inside a stage"
 
-    cluster: str = option("", help="cluster file or preset; default: the cluster the stage phase planned for")
-    profile: str = option("", help="file of `shardopt profile`: what was measured overrides the formulas")
-    intra_op: Literal[
-        "auto",
-        "ilp",
-        "data",
-        "zero1",
-        "zero2",
-        "zero3",
-        "mics",
-        "megatron",
-        "sequence",
-        "summa-2d",
-        "expert",
-        "expert-zero1",
-        "expert-zero2",
-        "expert-zero3",
-        "heuristic",
-        "replicate",
-        "shardy",
-    ] = option(
-        "auto",
+    cluster: str = plan_option(
+        "cluster", help="cluster file or preset; default: the cluster the stage phase planned for"
+    )
+    profile: str = plan_option("profile")
+    intra_op: MeshIntraOp = plan_option(
+        "intra_op",
+        default="auto",
         help="how shardings are chosen: by the solver (ilp) or as a known method does (see docs/intra-op.md); auto: as "
         "the stage was planned, else by the solver",
     )
     mesh: str = option("", help="shape of the mesh for a module without stages, such as 2x2")
-    batch_args: tuple[str, ...] = option(
-        ("auto",),
-        help="batch arguments of @main: INDEX[:DIM], NAME[:DIM], auto or none; for presets that split the batch",
-    )
-    annotations: Literal["keep", "require", "drop"] = option(
-        "keep", help="sharding annotations of the model: obey them where they can be, insist on all, or ignore them"
-    )
-    constraints: str = option("", help="file of constraints on shardings, YAML or JSON")
+    batch_args: tuple[str, ...] = plan_option("batch_args", default=("auto",))
+    annotations: Annotations = plan_option("annotations")
+    constraints: str = plan_option("constraints")
     sharding_format: Literal["mhlo", "sdy"] = option("mhlo", help="form of the shardings of a module without stages")
-    memory_fraction: float = option(0.9, help="share of device memory that a stage may fill; 0 removes the limit")
-    explain: str = option("", help="an operation or value to explain: argN, resultN, OP, OP:N, or a location pattern")
-    memory_budget: str = option("", help="bytes that a stage may fill instead, such as 512MiB")
-    gap: float = option(0.001, help="stop within this share of the optimum; predictions are no better than that")
-    partial_sums: Literal["auto", "on", "off"] = option(
-        "auto",
-        help="whether sums over mesh axes may stay open; auto: in stages and in sdy format, as GSPMD cannot",
-    )
-    time_limit: float = option(60.0, help="seconds the solver may take for one mesh")
-    plan: str = option("", help="plan file: take the shardings from there, as far as it has them (docs/plan-file.md)")
+    memory_fraction: float = plan_option("memory_fraction")
+    explain: str = plan_option("explain")
+    memory_budget: str = plan_option("memory_budget")
+    gap: float = plan_option("gap")
+    partial_sums: PartialSums = plan_option("partial_sums")
+    time_limit: float = plan_option("time_limit")
+    plan: str = plan_option("plan")
 
     def __post_init__(self) -> None:
         check_memory_options(self.memory_fraction, self.memory_budget)

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from jaxlib.mlir import ir
 
@@ -39,7 +38,8 @@ from shardopt.forms.microbatched_form import MICROBATCH
 from shardopt.graph.microbatching import Split, TimePlan
 from shardopt.graph.op_graph import OpGraph
 from shardopt.ir.rewriting import functions, shape_of, symbol_name
-from shardopt.passes.base import Pass, PassContext, PassFailure, option
+from shardopt.options.names import BatchCoupling
+from shardopt.passes.base import Pass, PassContext, PassFailure, plan_option
 from shardopt.passes.microbatches.microbatch_loop import LoopWriter, StepReader
 from shardopt.solve.microbatches.time_axis import Batch, CouplingError, TimeAxis, analyse
 from shardopt.solve.microbatches.time_plan import plan_loop
@@ -96,15 +96,9 @@ class SplitMicrobatches(Pass):
     name = "shardopt-split-microbatches"
     summary = "cut a training step into prologue, microbatch loop and epilogue"
 
-    num_microbatches: int = option(1, help="number of equal parts of the batch")
-    batch_args: tuple[str, ...] = option(
-        ("auto",),
-        help="batch arguments of @main as INDEX[:DIM] or NAME[:DIM] (DIM 0 by default; NAME may have * in it), or "
-        "auto, or none",
-    )
-    batch_coupling: Literal["error", "per-microbatch"] = option(
-        "error", help="what to do when the model mixes rows of the batch, as batch normalization does"
-    )
+    num_microbatches: int = plan_option("microbatches")
+    batch_args: tuple[str, ...] = plan_option("batch_args", default=("auto",))
+    batch_coupling: BatchCoupling = plan_option("batch_coupling")
 
     def __post_init__(self) -> None:
         if self.num_microbatches < 1:

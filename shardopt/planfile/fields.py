@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardopt.hardware.cluster_file import DESCRIPTION
+from shardopt.options.plan_options import PlanOptions
+from shardopt.planfile.option_fields import Options
 from shardopt.planfile.parts import (
     RECOMPUTE,
     VERSION,
@@ -123,7 +125,7 @@ PLAN = Record(
             "the model that the plan was made for",
             None,
         ),
-        "options": Field(Table(Scalar()), "options of `shardopt plan`", {}),
+        "options": Field(Options(PlanOptions), "options of `shardopt plan`", {}),
         "cluster": Field(Nullable(DESCRIPTION), "the cluster, as in a cluster file", None),
         "layers": Field(Nullable(_LAYERS), "which operation belongs to which layer", None),
         "stages": Field(Items(_STAGE), "the stages in pipeline order", ()),

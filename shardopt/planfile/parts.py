@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import Any
+from typing import Any, get_args
 
 from shardopt.hardware.cluster import Cluster, Submesh
+from shardopt.options.names import Recompute
 
 VERSION = 2
 PREDICTED_SECONDS = ("step_seconds", "formula_seconds", "formula_bound")
-RECOMPUTE = ("none", "layer", "full")
+RECOMPUTE: tuple[str, ...] = get_args(Recompute)
 
 Runs = tuple[tuple[int, int], ...]  # (layer, how many operations in a row belong to it); layer -1: every reader's own
 

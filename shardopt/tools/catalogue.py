@@ -1,19 +1,21 @@
 """Passes and phases for `--help` and `--list-passes`, read from source text.
 
 Importing the passes would load jaxlib and numpy, half a second for a page of help. Their names, summaries and options
-are literals in a dataclass, so the syntax tree says the same; a class that is written otherwise is imported.
+are literals in a dataclass, or come from the table of planning, so the syntax tree says the same; a
+class that is written otherwise is imported.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from shardopt.passes.options import OptionSpec, option_specs
+from shardopt.options import names
+from shardopt.passes.options import OptionSpec, option, option_specs, plan_option
 from shardopt.passes.registry import PASSES, PREFIX, pass_class
 from shardopt.pipeline.phases import PHASES, PIPELINES, Phase
 
@@ -94,14 +96,18 @@ def _constants(body: list[ast.stmt]) -> dict[str, Any]:
 
 
 def _option(field: ast.AnnAssign, constants: dict[str, Any]) -> OptionSpec:
-    """`num_stages: int = option(0, help="…")`."""
+    """`num_stages: int = option(0, help="…")`, or `plan_option("stages")`."""
     call = field.value
     if not isinstance(call, ast.Call) or not isinstance(field.target, ast.Name):
         raise ValueError("expected a field with option(…)")
     given = call.args[0]
-    default = constants[given.id] if isinstance(given, ast.Name) else ast.literal_eval(given)
-    help_text = ast.literal_eval(next(keyword.value for keyword in call.keywords if keyword.arg == "help"))
-    # The annotation is an expression of builtin types and Literal; any other name raises NameError.
+    first = constants[given.id] if isinstance(given, ast.Name) else ast.literal_eval(given)
+    keywords = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
+    made = plan_option if ast.unparse(call.func) == "plan_option" else option
+    row: Field[Any] = made(first, **keywords)
+    # The annotation is an expression of builtin types, Literal, and names of the table; others
+    # raise NameError.
     expression = compile(ast.Expression(field.annotation), "<annotation>", "eval")
-    type_ = eval(expression, {"Literal": Literal})
-    return OptionSpec(field.target.id.replace("_", "-"), field.target.id, type_, default, help_text)
+    type_ = eval(expression, {**vars(names), "Literal": Literal})
+    name = field.target.id
+    return OptionSpec(name.replace("_", "-"), name, type_, row.default, row.metadata["help"])

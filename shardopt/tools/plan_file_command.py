@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from shardopt.options.plan_options import PlanOptions
+from shardopt.options.table import rows
 from shardopt.support.errors import UserError
 from shardopt.tools.common import EXIT_USER_ERROR, console
-
-if TYPE_CHECKING:
-    from shardopt.frontend.plan import PlanOptions
 
 _DIFFERENT = 1
 
 
 def add_plan_file_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--plan", default="", metavar="FILE", help="plan file: what it says is not planned again (docs/plan-file.md)"
-    )
     parser.add_argument("--check-plan", metavar="FILE", help="check a plan file, against MODEL if there is one")
     parser.add_argument("--diff", nargs=2, metavar=("A", "B"), help="compare two plan files or directories")
 
@@ -30,9 +25,8 @@ def asked_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
     Raises UserError without a cluster.
     """
     from shardopt.frontend.given_plan import options_after
-    from shardopt.frontend.plan import PlanOptions
 
-    given: dict[str, Any] = {option.name: getattr(args, option.name) for option in fields(PlanOptions)}
+    given: dict[str, Any] = {row.field: getattr(args, row.field) for row in rows(PlanOptions)}
     if args.plan:
         return options_after(
             args.plan, {name: value for name, value in given.items() if value != parser.get_default(name)}

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
+from shardopt.options.names import BackendName, PlatformName, TransportName
 from shardopt.support.errors import UserError
 from shardopt.support.sizes import parse_bytes
 from shardopt.tools.common import EXIT_OK, EXIT_RUN_FAILED, count
@@ -34,13 +35,13 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend",
         default="local",
-        choices=("local", "process", "ray"),
+        choices=get_args(BackendName),
         help="threads or processes here, or Ray actors",
     )
     parser.add_argument(
         "--platform",
         default="auto",
-        choices=("auto", "cpu", "gpu"),
+        choices=get_args(PlatformName),
         help="devices of the meshes; auto: GPUs if this process sees enough of them",
     )
     parser.add_argument(
@@ -49,7 +50,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--transport",
         default="auto",
-        choices=("auto", "sockets", "ray", "nccl"),
+        choices=get_args(TransportName),
         help="of messages: sockets, Ray's objects, or from GPU to GPU",
     )
     parser.add_argument(

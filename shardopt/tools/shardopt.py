@@ -10,17 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardopt.solve.stages.baselines.registry import INTER_OP
 from shardopt.tools.common import (
     EXIT_BUG,
     EXIT_USER_ERROR,
     ShowVersion,
     ToolParser,
     console,
-    count,
     report,
     run_tool,
 )
+from shardopt.tools.plan_arguments import add_plan_options
 from shardopt.tools.plan_file_command import add_plan_file_options, asked_options, run_plan_file_command
 from shardopt.tools.profile_command import add_profile
 from shardopt.tools.program_command import add_program
@@ -31,7 +30,7 @@ from shardopt.tools.solve_command import add_solve
 from shardopt.tools.supervisor import Crash, Trace, supervised
 
 if TYPE_CHECKING:
-    from shardopt.frontend.plan import PlanOptions
+    from shardopt.options.plan_options import PlanOptions
 
 _PROG = "shardopt"
 # Commands that read a module, which C++ may not survive, and the argument that names it.
@@ -85,76 +84,14 @@ def _parser() -> ToolParser:
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.description = "Plan MODEL (StableHLO text, MLIR bytecode or a portable artifact) for a cluster."
     parser.add_argument("model", nargs="?", metavar="MODEL", help="file, or - for standard input")
-    parser.add_argument(
-        "--cluster", default="", metavar="FILE|PRESET[:HxD]", help="what to plan for (default: that of the plan file)"
-    )
+    add_plan_options(parser)
     add_plan_file_options(parser)
-    parser.add_argument(
-        "--profile", default="", metavar="FILE", help="costs measured by `shardopt profile`, instead of formulas"
-    )
-    parser.add_argument(
-        "--batch-args", default="auto", metavar="I,NAME[:DIM]|auto|none", help="arguments that hold the batch"
-    )
-    parser.add_argument("--batch-coupling", default="error", choices=("error", "per-microbatch"))
-    parser.add_argument(
-        "--microbatches",
-        type=_count_or_auto,
-        default=1,
-        metavar="N|auto",
-        help="microbatches a step (default 1); auto takes the number with the shortest predicted step",
-    )
-    parser.add_argument(
-        "--layers",
-        type=_count_auto_or_search,
-        metavar="N|auto|search",
-        help="layers to cluster into; search takes more of them as long as that shortens the predicted step",
-    )
-    parser.add_argument("--delta", type=float, default=0.5, help="excess of FLOPs a layer may have (default 0.5)")
-    parser.add_argument("--stages", type=_count_or_auto, metavar="N|auto", help="pipeline stages")
-    parser.add_argument("--submesh", metavar="HxD", help="allow only submeshes of this shape")
-    parser.add_argument("--logical-shape", metavar="RxC", help="allow only this logical shape of submeshes")
-    parser.add_argument("--schedule", default="auto", help="auto, a name such as 1f1b or gpipe, or a CSV file")
-    parser.add_argument("--intra-op", default="ilp", help="ilp, or a baseline such as data, zero3 or megatron")
-    parser.add_argument(
-        "--recompute",
-        default="auto",
-        choices=("auto", "none", "layer", "full"),
-        help="what stages compute again in their backward pass instead of keeping it",
-    )
-    parser.add_argument(
-        "--resharding",
-        default="auto",
-        choices=("auto", "send_recv", "local_allgather", "broadcast"),
-        help="how values travel between stages",
-    )
-    parser.add_argument("--memory-budget", default="", metavar="BYTES", help="what a device may hold, such as 512MiB")
-    parser.add_argument(
-        "--explain", default="", metavar="WHAT", help="say why an operation or value is sharded as it is: argN, OP:N, …"
-    )
-    parser.add_argument(
-        "--annotations", default="keep", choices=("keep", "require", "drop"), help="shardings that the model asks for"
-    )
-    parser.add_argument("--constraints", default="", metavar="FILE", help="file of constraints on shardings")
-    parser.add_argument(
-        "--inter-op", default="dp", choices=INTER_OP, help="how stages are chosen: the stage DP, or a baseline"
-    )
-    parser.add_argument("--mcmc-seed", type=int, default=0, help="of the random walk of --inter-op mcmc")
-    parser.add_argument("--mcmc-proposals", type=count, default=10000, metavar="N", help="steps of that walk")
-    parser.add_argument("--no-unroll", dest="unroll", action="store_false", help="keep loops over layers rolled")
     parser.add_argument("--no-cache", dest="cache", action="store_false", help="use and keep nothing in the cache")
     parser.add_argument("--timing", action="store_true", help="report where the time went")
     parser.add_argument("-o", "--output", type=Path, metavar="PLAN", help="plan directory to write")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON instead of a table")
     parser.add_argument("--remarks", action="store_true", help="print remarks: what was decided, and what fell back")
     parser.set_defaults(run=partial(_plan_or_file, parser))
-
-
-def _count_auto_or_search(text: str) -> int | str | None:
-    return text if text == "search" else _count_or_auto(text)
-
-
-def _count_or_auto(text: str) -> int | None:
-    return None if text == "auto" else count(text)
 
 
 def _plan_or_file(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int | None:
@@ -191,7 +128,6 @@ def _plan(args: argparse.Namespace, options: PlanOptions) -> None:
         plan = make_plan(
             args.model,
             options,
-            explain=args.explain,
             cache=args.cache,
             on_phase=on_phase,
             on_result=timings.add,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shardopt.frontend.phase_options import phase_text
 from shardopt.frontend.plan import Plan
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module, module_text
@@ -25,5 +26,5 @@ def test_a_phase_alone_gives_the_bytes_of_the_pipeline(name: str, phase: str, pl
     before = PHASE_NAMES[PHASE_NAMES.index(phase) - 1]
     with make_context() as context:
         module = load_module(dumps[before].encode(), context)
-        run_pipeline(module, phase_range(phase, phase, plan.options.for_phase(phase)))
+        run_pipeline(module, phase_range(phase, phase, phase_text(plan.options, phase)))
         assert module_text(module) == dumps[phase]

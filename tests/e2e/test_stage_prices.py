@@ -12,6 +12,7 @@ from jaxlib.mlir import ir
 from examples.gpt import Config, init_params, make_train_step
 from shardopt.dialect.prediction import read_prediction
 from shardopt.dialect.program import read_program
+from shardopt.frontend.phase_options import phase_text
 from shardopt.frontend.plan import PlanOptions
 from shardopt.frontend.planning import make_plan
 from shardopt.hardware.cluster_file import load_cluster
@@ -52,7 +53,7 @@ def predicted_and_planned(artifact: bytes, given: PlanOptions) -> tuple[float, f
     dumps = dict(make_plan(artifact, given).phases)
     with make_context() as context:
         module = load_module(dumps["cluster"].encode(), context)
-        run_pipeline(module, phase_range("stage", "stage", given.for_phase("stage")))
+        run_pipeline(module, phase_range("stage", "stage", phase_text(given, "stage")))
         predicted = read_prediction(read_program(module).loop)
     planned = seconds_of_functions(dumps["shard"])
     assert predicted is not None

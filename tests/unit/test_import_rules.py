@@ -21,36 +21,49 @@ ROOT = Path(__file__).parents[2]
 ALLOWED: dict[str, set[str]] = {
     "support": set(),
     "caching": set(),
+    "options": set(),
     "mesh": {"support"},
     "graph": set(),
     "hardware": {"support", "mesh"},
-    "planfile": {"support", "mesh", "hardware"},
+    "planfile": {"support", "options", "mesh", "hardware"},
     "cost": {"mesh", "hardware"},
     "xla_text": {"mesh", "cost"},
     "schedule": {"support", "hardware"},
-    "solve": {"support", "caching", "mesh", "graph", "hardware", "planfile", "cost", "schedule"},
+    "solve": {"support", "options", "caching", "mesh", "graph", "hardware", "planfile", "cost", "schedule"},
     "ir": {"support"},
     "dialect": {"support", "mesh", "hardware", "planfile", "schedule", "ir"},
     "extract": {"support", "mesh", "graph", "hardware", "cost", "schedule", "ir", "dialect"},
     "forms": {"support", "mesh", "graph", "hardware", "cost", "schedule", "ir", "dialect", "extract"},
     "passes": {
-        *("support", "mesh", "graph", "hardware", "planfile", "cost", "schedule", "solve"),
+        *("support", "options", "mesh", "graph", "hardware", "planfile", "cost", "schedule", "solve"),
         *("ir", "dialect", "extract", "forms"),
     },
     "pipeline": {"support", "ir", "passes"},
     "report": {"mesh", "hardware", "planfile", "cost", "schedule", "ir", "dialect", "extract", "forms"},
-    "runtime": {"support", "caching", "mesh", "hardware", "cost", "schedule", "ir", "dialect", "forms"},
+    "runtime": {"support", "options", "caching", "mesh", "hardware", "cost", "schedule", "ir", "dialect", "forms"},
     "frontend": {
-        *("support", "caching", "mesh", "hardware", "planfile", "schedule"),
+        *("support", "options", "caching", "mesh", "hardware", "planfile", "schedule"),
         *("ir", "dialect", "extract", "forms", "passes", "pipeline", "report", "runtime"),
     },
     "tools": {
-        *("support", "mesh", "hardware", "planfile", "schedule", "solve"),
+        *("support", "options", "mesh", "hardware", "planfile", "schedule", "solve"),
         *("ir", "forms", "passes", "pipeline", "report", "runtime", "frontend"),
     },
 }
 # The layers that run without MLIR, JAX or Ray, and what stands for those.
-PURE = {"support", "caching", "mesh", "graph", "hardware", "planfile", "cost", "xla_text", "schedule", "solve"}
+PURE = {
+    "support",
+    "options",
+    "caching",
+    "mesh",
+    "graph",
+    "hardware",
+    "planfile",
+    "cost",
+    "xla_text",
+    "schedule",
+    "solve",
+}
 IMPURE_MODULES = {"jax", "jaxlib", "ray", "cupy"}
 # Modules too slow to load before they are needed, and the packages whose files may import them at the top.
 HEAVY = {"jax": {"runtime", "frontend"}, "ray": {"runtime"}, "cupy": {"runtime"}, "ortools": set(), "numba": {"solve"}}

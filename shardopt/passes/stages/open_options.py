@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardopt.hardware.cluster import Cluster
-from shardopt.solve.stages.stage_problem import Recompute, StageOption, stage_options
+from shardopt.options.names import Recompute
+from shardopt.solve.stages.stage_problem import StageOption, stage_options
 from shardopt.support.errors import UserError
 
 

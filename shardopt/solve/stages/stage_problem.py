@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import get_args
 
 import numpy as np
 
 from shardopt.hardware.cluster import Cluster, Submesh
 from shardopt.hardware.topology import logical_shapes, submeshes
+from shardopt.options.names import Recompute
 
 Stages = tuple[tuple[int, int, int], ...]  # (first layer, layer after the last, option) in pipeline order
 InFlight = Callable[[int, int, int], float]  # (stage from the end, 1 = last; number of stages; microbatches) -> count
-Recompute = Literal["none", "layer", "full"]
-RECOMPUTE: tuple[Recompute, ...] = ("none", "layer", "full")
+RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ def test_published_numbers_are_found_by_devices() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_a_set_of_options_that_the_phases_take(method: str) -> None:
+    from shardopt.frontend.phase_options import phase_text
     from shardopt.pipeline.phases import PHASE_NAMES, phase_range
 
     for case in CASES:
@@ -46,7 +47,7 @@ def test_every_method_is_a_set_of_options_that_the_phases_take(method: str) -> N
         assert chosen.cluster == case.cluster
         assert case.spec.batch % chosen.microbatches == 0
         for phase in PHASE_NAMES:
-            phase_range(phase, phase, chosen.for_phase(phase))
+            phase_range(phase, phase, phase_text(chosen, phase))
 
 
 def test_a_plan_is_measured_up_to_the_stage_phase() -> None:

@@ -95,10 +95,10 @@ def test_every_file_that_an_option_names_counts(
 ) -> None:
     named = replace(options, **{field: str(tmp_path / value)})  # type: ignore[arg-type]
     (tmp_path / file).parent.mkdir(exist_ok=True)
-    keys = {plan_key(MODEL, "m", named, "")}
+    keys = {plan_key(MODEL, "m", named)}
     for text in ("one", "two"):
         (tmp_path / file).write_text(text)
-        keys.add(plan_key(MODEL, "m", named, ""))
+        keys.add(plan_key(MODEL, "m", named))
     assert len(keys) == 3 and None not in keys
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, cast, get_args
 
+from shardopt.options.names import InterOp, StagePlanner
 from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
     from shardopt.solve.stages.baselines.planner import Planner
 
 _HOME = "shardopt.solve.stages.baselines"
-_PLANNERS = {
+_PLANNERS: Mapping[StagePlanner, tuple[str, str]] = {
     "dp": ("restricted_dp", "DP"),
     "inter-only": ("restricted_dp", "INTER_ONLY"),
     "intra-only": ("restricted_dp", "INTRA_ONLY"),
@@ -23,13 +25,12 @@ _PLANNERS = {
     "equal-layer": ("equal_layers", "EQUAL_LAYER"),
 }
 PLANNER_NAMES = tuple(_PLANNERS)
-# What a user may ask for: `equal-op` is `equal-layer` on layers of equally many operations.
-INTER_OP = (*PLANNER_NAMES, "equal-op")
+INTER_OP: tuple[str, ...] = get_args(InterOp)
 
 
 def find_planner(name: str) -> Planner:
     """Raises UserError for an unknown name."""
     if name not in _PLANNERS:
         raise UserError(f"unknown inter-op planner '{name}'; expected one of {', '.join(_PLANNERS)}")
-    module, attribute = _PLANNERS[name]
+    module, attribute = _PLANNERS[cast("StagePlanner", name)]
     return cast("Planner", getattr(import_module(f"{_HOME}.{module}"), attribute))

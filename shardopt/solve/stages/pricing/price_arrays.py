@@ -16,6 +16,7 @@ import numpy as np
 
 from shardopt.graph.op_graph import SHARED
 from shardopt.mesh.mesh import Mesh
+from shardopt.options.names import Recompute
 from shardopt.solve.stages.candidates import CandidateProblem
 from shardopt.solve.stages.pricing.bounds import RelaxedLayer, Rooflines, kept_bytes, relaxed_layer
 from shardopt.solve.stages.pricing.lean import STRICTNESS, LeanSharder
@@ -24,7 +25,7 @@ from shardopt.solve.stages.pricing.prices import Memory, OptimalSharder, Sharder
 from shardopt.solve.stages.pricing.recomputation import recompute_forward
 from shardopt.solve.stages.pricing.stage_method import PresetSharder, StepRoles
 from shardopt.solve.stages.pricing.stage_part import StagePart, cut_part
-from shardopt.solve.stages.stage_problem import InFlight, Recompute, StageProblem
+from shardopt.solve.stages.stage_problem import InFlight, StageProblem
 from shardopt.solve.stages.step_graph import StepGraph
 
 ROOFLINE, LAYERS, SECONDS, MEMORY = range(4)  # what is known of an entry

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_problems import Allowed, all_plans, fits, least, priced, problems
 
-from shardopt.frontend.plan import InterOp
 from shardopt.hardware.cluster_file import load_cluster
+from shardopt.options.names import InterOp
 from shardopt.passes.outline_stages import OutlineStages
 from shardopt.passes.shard_stages import ShardStages
 from shardopt.solve.presets.presets import PRESETS

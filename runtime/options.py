@@ -1,0 +1,109 @@
+"""What a run can be told: `RunOptions`, whose fields are keyword arguments of `open_run`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, get_args
+
+from shardopt.options.names import BackendName, PlatformName, TransportName
+from shardopt.runtime.health.monitor import DEFAULT_LIMITS, Limits
+
+if TYPE_CHECKING:
+    from shardopt.runtime.faults import Fault
+    from shardopt.runtime.state.periodic import CheckpointOptions
+
+A = TypeVar("A")
+O = TypeVar("O")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
+TRANSPORTS: Mapping[BackendName, tuple[TransportName, ...]] = {
+    "local": ("auto", "nccl"),
+    "process": ("auto", "sockets", "nccl"),
+    "ray": ("auto", "sockets", "ray", "nccl"),
+}
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Where and how a program runs: the keyword arguments of `open_run`."""
+
+    backend: BackendName = "local"
+    """`local` is threads of this process, one a mesh; `process` is processes, and `ray` is actors,
+    one a host of a mesh."""
+
+    _: KW_ONLY
+
+    platform: PlatformName = "auto"
+    """Devices of the meshes; "auto": GPUs if this process sees as many as the program has
+    devices."""
+
+    share_gpus: bool = False
+    """Run on fewer GPUs than the program has devices: device d is GPU d modulo their number, so
+    that a pipeline can be tried on one GPU."""
+
+    transport: TransportName = "auto"
+    """How workers in different processes exchange messages: "sockets", which is what "auto" means,
+    or, with the backend `ray`, through its objects ("ray"), where sockets cannot be opened. With
+    "nccl", GPUs exchange them directly."""
+
+    checked_steps: int = 1
+    """So many first steps verify every executable's inputs."""
+
+    quick_compile: bool = False
+    """Trade speed of the code for less compile time."""
+
+    track_bytes: bool = False
+    """Count live arrays after every instruction (`Run.live_bytes`), which makes steps slow."""
+
+    compile_cache: bool = True
+    """Keep executables on disk, in the folder that SHARDOPT_CACHE names, unless that says `off`."""
+
+    trace: bool = False
+    """Keep times of the newest steps (`Run.spans`)."""
+
+    memory_limit_bytes: int | None = None
+    """Refuse a program in which a device would hold more, with the temporaries of its functions."""
+
+    watchdog_seconds: float | None = None
+    """Say on standard error where every worker stands whenever a step makes no progress for so
+    long."""
+
+    devices_per_host: int | None = None
+    """Of processes and actors; by default the hosts are those of the cluster that the module was
+    planned for."""
+
+    ray_address: str | None = None
+    """Of the cluster of Ray, if this process is not connected to one; by default RAY_ADDRESS, else
+    a new one on this machine."""
+
+    checkpoints: CheckpointOptions | None = None
+    """Write the state every so many steps (docs/checkpoints.md)."""
+
+    limits: Limits = DEFAULT_LIMITS
+    """When a run that does not get on is given up."""
+
+    faults: Sequence[Fault] = ()
+    """What is made to go wrong, for tests."""
+
+
+def with_keywords(
+    options: Callable[P, O],
+    start: Callable[[A, O], R],
+) -> Callable[Concatenate[A, P], R]:
+    """`start(first, Options(…))` as `f(first, …)`: its keywords, types and defaults are those of
+    the options' class."""
+
+    @functools.wraps(start)
+    def call(first: A, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return start(first, options(*args, **kwargs))
+
+    plain = inspect.signature(start)
+    first = next(iter(plain.parameters.values())).replace(kind=inspect.Parameter.POSITIONAL_ONLY)
+    shown = plain.replace(parameters=[first, *inspect.signature(options).parameters.values()])
+    call.__signature__ = shown  # type: ignore[attr-defined]
+    return call

@@ -1,0 +1,81 @@
+"""From options of planning to options of phases: which phase is given what, as pipeline text.
+
+    PlanOptions("cpu-test:1x4", stages=2)     stage   cluster=cpu-test:1x4 num-stages=2
+                                              cluster least-layers=2
+                                              import  unroll=true
+
+The table of options says which phases take an option and what it is called there. Here stands what
+is more than that: values that a phase reads otherwise, and options of phases that follow from
+others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from shardopt.options.plan_options import PlanOptions
+from shardopt.options.table import Row, rows
+from shardopt.schedule.schedules import SCHEDULES
+
+# The pipeline of one mesh without stages, which takes options as a phase does.
+INTRA = "intra"
+
+# (phase, option) -> the value that the phase is given, where that is another one; None to leave it
+# out.
+_READ_AS: Mapping[tuple[str, str], Callable[[PlanOptions], object]] = {
+    # The search tries numbers of layers, beginning with the one that is found without any.
+    ("cluster", "layers"): lambda options: None if options.layers == "search" else options.layers,
+    # One baseline clusters by itself, and then plans its layers as another one does.
+    ("cluster", "inter_op"): lambda options: "equal-op" if options.inter_op == "equal-op" else None,
+    ("stage", "inter_op"): lambda options: "equal-layer" if options.inter_op == "equal-op" else options.inter_op,
+    ("stage", "mcmc_proposals"): lambda options: options.mcmc_proposals if options.inter_op == "mcmc" else None,
+    # An order from a file may keep all microbatches in flight, as GPipe does.
+    ("stage", "schedule"): lambda options: "gpipe" if options.schedule.endswith(".csv") else options.schedule,
+}
+
+
+def phase_text(options: PlanOptions, phase: str) -> str:
+    """The options of a phase, or of `shardopt-intra`, as pipeline text; what has its default is
+    left out."""
+    values = {**dict(_of_table(options, phase)), **_derived(options, phase)}
+    return " ".join(f"{name}={option_text(value)}" for name, value in values.items())
+
+
+def option_text(value: object) -> str:
+    """A value as it stands behind `name=` in pipeline text."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = str(value)
+    return text if text and not set(text) & set(' {}="') else '"' + text + '"'
+
+
+def _of_table(options: PlanOptions, phase: str) -> Iterator[tuple[str, object]]:
+    for row in rows(type(options)):
+        if phase not in row.phases:
+            continue
+        value: object = getattr(options, row.field)
+        if (phase, row.field) in _READ_AS:
+            value = _READ_AS[phase, row.field](options)
+        if value is not None and value != _default_of(row):
+            yield row.phases[phase] or row.name, value
+
+
+def _default_of(row: Row) -> Any:
+    """What a phase does where nothing is said; a switch is off."""
+    return False if row.base is bool else row.pass_default
+
+
+def _derived(options: PlanOptions, phase: str) -> dict[str, object]:
+    """Options of a phase that are none of planning."""
+    if phase == "cluster" and options.stages is not None and options.stages > 1:
+        return {"least-layers": options.stages}  # every stage has a layer
+    if phase == "stage" and _splits_backward(options.schedule):
+        return {"split-backward": True}
+    return {}
+
+
+def _splits_backward(schedule: str) -> bool:
+    """Whether the schedule orders the halves of backwards; the stage phase refuses unknown ones."""
+    kind = SCHEDULES.get(schedule.partition(":")[0])
+    return kind is not None and kind.splits_backward

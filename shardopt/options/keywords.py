@@ -1,0 +1,256 @@
+"""What functions take as `**options: Unpack[PlanKeywords]`, for type checkers and editors.
+
+Made from `shardopt.options.plan_options` by `python -m shardopt.tools.docs`; a test
+checks that it is up to date.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Literal, TypedDict
+
+from shardopt.options.names import (
+    Annotations,
+    BatchArguments,
+    BatchCoupling,
+    InterOp,
+    IntraOp,
+    MeshIntraOp,
+    PartialSums,
+    RecomputeChoice,
+    ReshardingStrategy,
+)
+
+
+class PlanKeywords(TypedDict, total=False):
+    """Options of `shardopt.optimize`."""
+
+    batch_args: BatchArguments
+    """Arguments of the model that hold the batch: INDEX[:DIM] or NAME[:DIM] (DIM 0 by default;
+    NAME may have * in it), or auto, or none. Default: 'auto'."""
+
+    batch_coupling: BatchCoupling
+    """What to do when the model mixes rows of the batch, as batch normalization does. Default:
+    'error'."""
+
+    microbatches: int | None
+    """Number of equal parts of the batch; None: the number with the shortest predicted step.
+    Default: 1."""
+
+    layers: int | Literal["search"] | None
+    """Number of layers to cluster into; None: one for each repeated block, or for equally many,
+    up to 16; search: more of them as long as that shortens the predicted step. Default: None."""
+
+    delta: float
+    """A layer may exceed its equal share of the FLOPs by this fraction. Default: 0.5."""
+
+    stages: int | None
+    """Number of pipeline stages; None: the planner chooses. Default: None."""
+
+    submesh: str | None
+    """Allow only submeshes of this shape, HOSTSxDEVICES. Default: None."""
+
+    logical_shape: str | None
+    """Allow only this logical shape of a submesh, such as 2x2. Default: None."""
+
+    schedule: str
+    """A schedule's name, such as 1f1b, zero-bubble or interleaved:2, or a CSV file of tasks
+    (docs/schedules.md); auto: the one with the shortest predicted step. Default: 'auto'."""
+
+    intra_op: IntraOp
+    """How shardings are chosen: by the solver (ilp), or by a known method (docs/intra-op.md).
+    Default: 'ilp'."""
+
+    inter_op: InterOp
+    """How stages are chosen: by the stage DP (dp), or a baseline (docs/baselines.md). Default:
+    'dp'."""
+
+    unroll: bool
+    """Turn loops over layers into straight code, so that stages can cut between layers. Default:
+    True."""
+
+    annotations: Annotations
+    """Sharding annotations of the model: obey what fits, insist on all, or ignore them. Default:
+    'keep'."""
+
+    constraints: str | os.PathLike[str]
+    """File of constraints on shardings, YAML or JSON (docs/constraints.md). Default: ''."""
+
+    memory_budget: int | str
+    """Bytes that a device may hold, such as 512MiB, instead of a share of its memory. Default:
+    ''."""
+
+    profile: str | os.PathLike[str]
+    """File of `shardopt profile`: measured costs override formulas (docs/profile.md). Default:
+    ''."""
+
+    recompute: RecomputeChoice
+    """What stages compute again in their backward: nothing, each layer, or all of it. Default:
+    'auto'."""
+
+    resharding: ReshardingStrategy
+    """How values travel between meshes (docs/resharding.md); auto: the cheapest for each.
+    Default: 'auto'."""
+
+    mcmc_seed: int
+    """Of the random walk of inter-op=mcmc. Default: 0."""
+
+    mcmc_proposals: int
+    """Steps of that walk. Default: 10000."""
+
+    plan: str | os.PathLike[str]
+    """Plan file: what it says is not planned again (docs/plan-file.md). Default: ''."""
+
+    memory_fraction: float
+    """Share of a device's memory that a stage may fill; 0 removes the limit. Default: 0.9."""
+
+    gap: float
+    """The solver of shardings stops within this share of the optimum. Default: 0.001."""
+
+    time_limit: float
+    """Seconds that the solver of shardings may take for one mesh. Default: 60.0."""
+
+    partial_sums: PartialSums
+    """Whether sums over mesh axes may stay open; auto: in stages and in the format sdy. Default:
+    'auto'."""
+
+    explain: str
+    """What a remark explains the sharding of: argN, resultN, OP, OP:N, or a location pattern.
+    Default: ''."""
+
+
+class ShardKeywords(TypedDict, total=False):
+    """Options of `shardopt.shard`."""
+
+    batch_args: BatchArguments
+    """Arguments of the model that hold the batch: INDEX[:DIM] or NAME[:DIM] (DIM 0 by default;
+    NAME may have * in it), or auto, or none. Default: 'auto'."""
+
+    intra_op: MeshIntraOp
+    """How shardings are chosen: by the solver (ilp), or by a known method (docs/intra-op.md).
+    Default: 'ilp'."""
+
+    unroll: bool
+    """Turn loops over layers into straight code, so that stages can cut between layers. Default:
+    True."""
+
+    annotations: Annotations
+    """Sharding annotations of the model: obey what fits, insist on all, or ignore them. Default:
+    'keep'."""
+
+    constraints: str | os.PathLike[str]
+    """File of constraints on shardings, YAML or JSON (docs/constraints.md). Default: ''."""
+
+    memory_budget: int | str
+    """Bytes that a device may hold, such as 512MiB, instead of a share of its memory. Default:
+    ''."""
+
+    profile: str | os.PathLike[str]
+    """File of `shardopt profile`: measured costs override formulas (docs/profile.md). Default:
+    ''."""
+
+    memory_fraction: float
+    """Share of a device's memory that a stage may fill; 0 removes the limit. Default: 0.9."""
+
+    gap: float
+    """The solver of shardings stops within this share of the optimum. Default: 0.001."""
+
+    time_limit: float
+    """Seconds that the solver of shardings may take for one mesh. Default: 60.0."""
+
+    partial_sums: PartialSums
+    """Whether sums over mesh axes may stay open; auto: in stages and in the format sdy. Default:
+    'auto'."""
+
+    explain: str
+    """What a remark explains the sharding of: argN, resultN, OP, OP:N, or a location pattern.
+    Default: ''."""
+
+
+class StepKeywords(TypedDict, total=False):
+    """Options of `shardopt.parallelize`."""
+
+    batch_coupling: BatchCoupling
+    """What to do when the model mixes rows of the batch, as batch normalization does. Default:
+    'error'."""
+
+    microbatches: int | None
+    """Number of equal parts of the batch; None: the number with the shortest predicted step.
+    Default: 1."""
+
+    layers: int | Literal["search"] | None
+    """Number of layers to cluster into; None: one for each repeated block, or for equally many,
+    up to 16; search: more of them as long as that shortens the predicted step. Default: None."""
+
+    delta: float
+    """A layer may exceed its equal share of the FLOPs by this fraction. Default: 0.5."""
+
+    stages: int | None
+    """Number of pipeline stages; None: the planner chooses. Default: None."""
+
+    submesh: str | None
+    """Allow only submeshes of this shape, HOSTSxDEVICES. Default: None."""
+
+    logical_shape: str | None
+    """Allow only this logical shape of a submesh, such as 2x2. Default: None."""
+
+    schedule: str
+    """A schedule's name, such as 1f1b, zero-bubble or interleaved:2, or a CSV file of tasks
+    (docs/schedules.md); auto: the one with the shortest predicted step. Default: 'auto'."""
+
+    intra_op: IntraOp
+    """How shardings are chosen: by the solver (ilp), or by a known method (docs/intra-op.md).
+    Default: 'ilp'."""
+
+    inter_op: InterOp
+    """How stages are chosen: by the stage DP (dp), or a baseline (docs/baselines.md). Default:
+    'dp'."""
+
+    unroll: bool
+    """Turn loops over layers into straight code, so that stages can cut between layers. Default:
+    True."""
+
+    annotations: Annotations
+    """Sharding annotations of the model: obey what fits, insist on all, or ignore them. Default:
+    'keep'."""
+
+    constraints: str | os.PathLike[str]
+    """File of constraints on shardings, YAML or JSON (docs/constraints.md). Default: ''."""
+
+    memory_budget: int | str
+    """Bytes that a device may hold, such as 512MiB, instead of a share of its memory. Default:
+    ''."""
+
+    profile: str | os.PathLike[str]
+    """File of `shardopt profile`: measured costs override formulas (docs/profile.md). Default:
+    ''."""
+
+    recompute: RecomputeChoice
+    """What stages compute again in their backward: nothing, each layer, or all of it. Default:
+    'auto'."""
+
+    resharding: ReshardingStrategy
+    """How values travel between meshes (docs/resharding.md); auto: the cheapest for each.
+    Default: 'auto'."""
+
+    mcmc_seed: int
+    """Of the random walk of inter-op=mcmc. Default: 0."""
+
+    mcmc_proposals: int
+    """Steps of that walk. Default: 10000."""
+
+    plan: str | os.PathLike[str]
+    """Plan file: what it says is not planned again (docs/plan-file.md). Default: ''."""
+
+    memory_fraction: float
+    """Share of a device's memory that a stage may fill; 0 removes the limit. Default: 0.9."""
+
+    gap: float
+    """The solver of shardings stops within this share of the optimum. Default: 0.001."""
+
+    time_limit: float
+    """Seconds that the solver of shardings may take for one mesh. Default: 60.0."""
+
+    partial_sums: PartialSums
+    """Whether sums over mesh axes may stay open; auto: in stages and in the format sdy. Default:
+    'auto'."""

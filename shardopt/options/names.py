@@ -1,0 +1,53 @@
+"""The names that options choose from, and what keyword arguments take: each list stands here and
+nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+BatchCoupling = Literal["error", "per-microbatch"]
+Annotations = Literal["keep", "require", "drop"]
+PartialSums = Literal["auto", "on", "off"]
+ReshardingStrategy = Literal["auto", "send_recv", "local_allgather", "broadcast"]
+
+# What a stage computes again in its backward; `auto` leaves the choice to the planner.
+Recompute = Literal["none", "layer", "full"]
+RecomputeChoice = Literal["auto", Recompute]
+
+# Planners of stages. `equal-op` is `equal-layer` on layers of equally many operations, so no
+# planner of its own.
+StagePlanner = Literal[
+    "dp", "equal-layer", "inter-only", "intra-only", "pp-dp", "megatron", "deepspeed", "piper", "mcmc"
+]
+InterOp = Literal[StagePlanner, "equal-op"]
+
+# How the values inside of a stage are sharded.
+IntraOp = Literal[
+    "ilp",
+    "data",
+    "zero1",
+    "zero2",
+    "zero3",
+    "mics",
+    "megatron",
+    "sequence",
+    "summa-2d",
+    "expert",
+    "expert-zero1",
+    "expert-zero2",
+    "expert-zero3",
+    "heuristic",
+    "replicate",
+]
+# The shard phase does as the stage was planned (auto); Shardy reads a module, not a stage.
+MeshIntraOp = Literal["auto", IntraOp, "shardy"]
+
+# Where programs run, and how their workers exchange messages.
+BackendName = Literal["local", "process", "ray"]
+PlatformName = Literal["auto", "cpu", "gpu"]
+TransportName = Literal["auto", "sockets", "ray", "nccl"]
+
+# Text as of the command line; numbers of flat arguments or names, split along dimension 0; or
+# number or name -> dimension.
+BatchArguments = str | Sequence[int | str] | Mapping[int, int] | Mapping[str, int] | Mapping[int | str, int]

@@ -1,0 +1,221 @@
+"""The table of what planning can be told: the one place where such an option is declared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from shardopt.options.names import (
+    Annotations,
+    BatchCoupling,
+    InterOp,
+    IntraOp,
+    PartialSums,
+    RecomputeChoice,
+    ReshardingStrategy,
+)
+from shardopt.options.table import Function, row
+
+_EVERYWHERE: tuple[Function, ...] = ("optimize", "shard", "parallelize")
+_PATH: Mapping[Function, str] = dict.fromkeys(_EVERYWHERE, "str | os.PathLike[str]")
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What `shardopt plan` and `shardopt.optimize` can be told; `None` leaves the choice to the
+    planner."""
+
+    cluster: str = row(
+        help="what to plan for: a cluster file, or a preset with an optional :HxD",
+        phases=("stage", "intra"),
+        functions=(),  # an argument that must be there
+        in_file="read",
+        note="with a plan file, by default the cluster of the file",
+        metavar="FILE|PRESET[:HxD]",
+    )
+    batch_args: str = row(
+        "auto",
+        help="arguments of the model that hold the batch: INDEX[:DIM] or NAME[:DIM] (DIM 0 by "
+        "default; NAME may have * in it), or auto, or none",
+        phases=("microbatch", "stage", "shard", "intra"),
+        functions=("optimize", "shard"),
+        metavar="I,NAME[:DIM]|auto|none",
+        accepts=dict.fromkeys(_EVERYWHERE, "BatchArguments"),
+    )
+    batch_coupling: BatchCoupling = row(
+        "error",
+        help="what to do when the model mixes rows of the batch, as batch normalization does",
+        phases=("microbatch",),
+    )
+    microbatches: int | None = row(
+        1,
+        help="number of equal parts of the batch",
+        phases={"microbatch": "num-microbatches"},
+        unset="the number with the shortest predicted step",
+        metavar="N|auto",
+        least=1,
+    )
+    layers: int | Literal["search"] | None = row(
+        None,
+        help="number of layers to cluster into",
+        phases=("cluster",),
+        unset="one for each repeated block, or for equally many, up to 16",
+        note="search: more of them as long as that shortens the predicted step",
+        metavar="N|auto|search",
+        least=1,
+    )
+    delta: float = row(
+        0.5,
+        help="a layer may exceed its equal share of the FLOPs by this fraction",
+        phases=("cluster",),
+        metavar="FRACTION",
+    )
+    stages: int | None = row(
+        None,
+        help="number of pipeline stages",
+        phases={"stage": "num-stages"},
+        unset="the planner chooses",
+        metavar="N|auto",
+        least=1,
+    )
+    submesh: str | None = row(
+        None,
+        help="allow only submeshes of this shape, HOSTSxDEVICES",
+        phases=("stage",),
+        metavar="HxD",
+    )
+    logical_shape: str | None = row(
+        None,
+        help="allow only this logical shape of a submesh, such as 2x2",
+        phases=("stage",),
+        metavar="RxC",
+    )
+    schedule: str = row(
+        "auto",
+        help="a schedule's name, such as 1f1b, zero-bubble or interleaved:2, or a CSV file of "
+        "tasks (docs/schedules.md); auto: the one with the shortest predicted step",
+        phases=("stage", "schedule"),
+        metavar="NAME|FILE",
+    )
+    intra_op: IntraOp = row(
+        "ilp",
+        help="how shardings are chosen: by the solver (ilp), or by a known method (docs/intra-op.md)",
+        phases=("stage", "intra"),
+        functions=_EVERYWHERE,
+        accepts={"shard": "MeshIntraOp"},
+    )
+    inter_op: InterOp = row(
+        "dp",
+        help="how stages are chosen: by the stage DP (dp), or a baseline (docs/baselines.md)",
+        phases={"cluster": "method", "stage": "inter-op"},
+    )
+    unroll: bool = row(
+        True,
+        help="turn loops over layers into straight code, so that stages can cut between layers",
+        phases=("import", "intra"),
+        functions=_EVERYWHERE,
+        off="keep loops over layers rolled",
+    )
+    annotations: Annotations = row(
+        "keep",
+        help="sharding annotations of the model: obey what fits, insist on all, or ignore them",
+        phases=("import", "shard", "intra"),
+        functions=_EVERYWHERE,
+    )
+    constraints: str = row(
+        "",
+        help="file of constraints on shardings, YAML or JSON (docs/constraints.md)",
+        phases=("shard", "intra"),
+        functions=_EVERYWHERE,
+        metavar="FILE",
+        accepts=_PATH,
+    )
+    memory_budget: str = row(
+        "",
+        help="bytes that a device may hold, such as 512MiB, instead of a share of its memory",
+        phases=("stage", "shard", "intra"),
+        functions=_EVERYWHERE,
+        metavar="BYTES",
+        accepts=dict.fromkeys(_EVERYWHERE, "int | str"),
+    )
+    profile: str = row(
+        "",
+        help="file of `shardopt profile`: measured costs override formulas (docs/profile.md)",
+        phases=("stage", "intra"),
+        functions=_EVERYWHERE,
+        metavar="FILE",
+        accepts=_PATH,
+    )
+    recompute: RecomputeChoice = row(
+        "auto",
+        help="what stages compute again in their backward: nothing, each layer, or all of it",
+        phases=("stage",),
+    )
+    resharding: ReshardingStrategy = row(
+        "auto",
+        help="how values travel between meshes (docs/resharding.md); auto: the cheapest for each",
+        phases={"transfer": "strategy"},
+    )
+    mcmc_seed: int = row(
+        0,
+        help="of the random walk of inter-op=mcmc",
+        phases=("stage",),
+        metavar="N",
+        least=0,
+    )
+    mcmc_proposals: int = row(
+        10000,
+        help="steps of that walk",
+        phases=("stage",),
+        metavar="N",
+        least=1,
+    )
+    plan: str = row(
+        "",
+        help="plan file: what it says is not planned again (docs/plan-file.md)",
+        phases=("cluster", "stage", "shard"),
+        in_file="no",
+        metavar="FILE",
+        accepts=_PATH,
+    )
+    memory_fraction: float = row(
+        0.9,
+        help="share of a device's memory that a stage may fill; 0 removes the limit",
+        phases=("stage", "shard", "intra"),
+        functions=_EVERYWHERE,
+        in_file="changed",
+        metavar="FRACTION",
+    )
+    # Predictions are no better than that: a smaller gap takes time and gains nothing.
+    gap: float = row(
+        0.001,
+        help="the solver of shardings stops within this share of the optimum",
+        phases=("shard", "intra"),
+        functions=_EVERYWHERE,
+        in_file="changed",
+        metavar="FRACTION",
+    )
+    time_limit: float = row(
+        60.0,
+        help="seconds that the solver of shardings may take for one mesh",
+        phases=("shard", "intra"),
+        functions=_EVERYWHERE,
+        in_file="changed",
+        metavar="SECONDS",
+    )
+    partial_sums: PartialSums = row(
+        "auto",
+        help="whether sums over mesh axes may stay open; auto: in stages and in the format sdy",
+        phases=("shard", "intra"),
+        functions=_EVERYWHERE,
+        in_file="changed",
+    )
+    explain: str = row(
+        "",
+        help="what a remark explains the sharding of: argN, resultN, OP, OP:N, or a location pattern",
+        phases=("shard", "intra"),
+        functions=("optimize", "shard"),
+        in_file="no",
+        metavar="WHAT",
+    )

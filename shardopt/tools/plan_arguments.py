@@ -1,0 +1,65 @@
+"""The options of planning on the command line, from their table."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from shardopt.options.plan_options import PlanOptions
+from shardopt.options.table import Row, rows
+from shardopt.tools.common import count
+
+# On the command line None, the planner's choice, is a word.
+_UNSET = "auto"
+
+
+def add_plan_options(parser: argparse.ArgumentParser, table: type = PlanOptions) -> None:
+    """Add a flag for every option, whose value is stored under the name of its field."""
+    for row in rows(table):
+        parser.add_argument(row.flag, dest=row.field, **_settings(row))
+
+
+def _settings(row: Row) -> dict[str, Any]:
+    if row.base is bool:
+        is_on = row.default is True
+        action, text = ("store_false", row.off) if is_on else ("store_true", row.help)
+        return {"action": action, "help": _escaped(text)}
+    settings: dict[str, Any] = {
+        "default": row.default if row.has_default else "",
+        "type": _parser(row),
+        "help": _escaped(_help(row)),
+        "metavar": row.metavar,
+    }
+    if row.base is str and row.choices:
+        settings["choices"] = row.choices
+    return settings
+
+
+def _help(row: Row) -> str:
+    text = row.described(_UNSET)
+    has_text = row.has_default and row.default not in (None, "")
+    return f"{text} (default {row.default})" if has_text else text
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%%")
+
+
+def _parser(row: Row) -> Callable[[str], Any]:
+    return partial(_number, row) if row.base is int else row.base
+
+
+def _number(row: Row, text: str) -> int | str | None:
+    """A whole number, a word that the option knows, or None. Raises argparse.ArgumentTypeError."""
+    if text in row.choices:
+        return text
+    if row.is_optional and text == _UNSET:
+        return None
+    if row.least == 1:
+        return count(text)
+    if not text.isdecimal():
+        least = row.least or 0
+        raise argparse.ArgumentTypeError(f"expected a number of at least {least}, found '{text}'")
+    return int(text)
