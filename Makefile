@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup test test-fast lint wheel-check docs docs-check demo clean
+.PHONY: setup test test-fast lint wheel-check docs docs-check site demo clean
 
 setup: $(STAMP)
 
@@ -32,6 +32,10 @@ docs: $(STAMP)
 
 docs-check: $(STAMP)
 	$(BIN)/python -m scripts.docs --check
+
+site: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 demo: $(STAMP)
 	$(BIN)/python -m examples.gpt_demo

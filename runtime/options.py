@@ -82,7 +82,7 @@ class RunOptions:
     a new one on this machine."""
 
     checkpoints: CheckpointOptions | None = None
-    """Write the state every so many steps (docs/checkpoints.md)."""
+    """Write the state every so many steps (docs/guide/checkpoints.md)."""
 
     limits: Limits = DEFAULT_LIMITS
     """When a run that does not get on is given up."""

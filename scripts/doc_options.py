@@ -1,4 +1,4 @@
-"""What is made from the table of planning options: `docs/options.md`, and the keyword arguments
+"""What is made from the table of planning options: `docs/reference/options.md`, and the keyword arguments
 that editors see."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def keywords_module(table: type = PlanOptions) -> str:
     lines = [
         '"""What functions take as `**options: Unpack[PlanKeywords]`, for type checkers and editors.',
         "",
-        "Made from `shardopt.options.plan_options` by `python -m shardopt.tools.docs`; a test",
+        "Made from `shardopt.options.plan_options` by `python -m scripts.docs`; a test",
         "checks that it is up to date.",
         '"""',
         "",

@@ -1,4 +1,4 @@
-"""The picture of docs/resharding.md: one transfer, planned in two ways."""
+"""The picture of docs/concepts/resharding.md: one transfer, planned in two ways."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def resharding_pictures(folder: Path) -> dict[Path, str]:
         plan = plan_resharding((8192, 4096), 2, source, target, cluster, strategy)
         phases = [plan.messages(phase) for phase in range(len(plan.phases))]
         title = f"{strategy}: bf16 8192×4096, rows on one host to replicas on two"
-        found[folder / "resharding" / f"{strategy}.svg"] = resharding_svg(cluster, phases, title)
+        found[folder / "concepts" / "resharding" / f"{strategy}.svg"] = resharding_svg(cluster, phases, title)
     return found

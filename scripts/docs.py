@@ -49,12 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def schedule_pictures(folder: Path) -> dict[Path, str]:
-    """The timelines of docs/schedules.md."""
+    """The timelines of docs/concepts/schedules.md."""
     from shardopt.report.timeline_svg import timeline_svg
     from shardopt.schedule.even_pipeline import EvenPipeline
 
     pipeline = EvenPipeline(4, 8, activation_bytes=1 << 30)
-    return {folder / "schedules" / f"{name}.svg": timeline_svg(pipeline.simulate(name)) for name in _PICTURES}
+    return {
+        folder / "concepts" / "schedules" / f"{name}.svg": timeline_svg(pipeline.simulate(name)) for name in _PICTURES
+    }
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -62,9 +64,9 @@ def _run(options: argparse.Namespace) -> None:
     if not folder.is_dir():
         raise UserError(f"expected a source tree with the directory '{folder}', found none")
     pages = {
-        folder / "passes.md": passes_page(),
-        folder / "dialect.md": dialect_page(),
-        folder / "options.md": options_page(),
+        folder / "reference" / "passes.md": passes_page(),
+        folder / "reference" / "dialect.md": dialect_page(),
+        folder / "reference" / "options.md": options_page(),
         ROOT / "shardopt" / "options" / "keywords.py": keywords_module(),
         **schemas(),
         **schedule_pictures(folder),
@@ -85,7 +87,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def passes_page() -> str:
-    """`docs/passes.md`: the phases in order with their steps and options, then every pass."""
+    """`docs/reference/passes.md`: the phases in order with their steps and options, then every pass."""
     from shardopt.passes.registry import PASSES, pass_class
     from shardopt.pipeline.phases import PHASES, PIPELINES
 
@@ -163,14 +165,14 @@ def _pass_blocks(cls: type[Pass]) -> list[str]:
 def _tests(words: str) -> str:
     """Links to the lit tests of a pass: `<verb>-<object>.mlir`, then those with further words."""
     paths = [ROOT / _LIT / f"{words}.mlir", *sorted((ROOT / _LIT).glob(f"{words}-*.mlir"))]
-    return ", ".join(f"[{path.stem}](../{_LIT}/{path.name})" for path in paths)
+    return ", ".join(f"[{path.stem}](../../{_LIT}/{path.name})" for path in paths)
 
 
 # ---- dialect ----
 
 
 def dialect_page() -> str:
-    """`docs/dialect.md`: every attribute of ours, then the forms with what their verifiers say."""
+    """`docs/reference/dialect.md`: every attribute of ours, then the forms with what their verifiers say."""
     from shardopt.forms.vocabulary import ATTRIBUTES, INPUT
     from shardopt.pipeline.phases import PHASES
 
@@ -222,7 +224,7 @@ def _message_list(module: str) -> str:
 
 
 def options_page() -> str:
-    """`docs/options.md`: the table of planning options."""
+    """`docs/reference/options.md`: the table of planning options."""
     blocks = [
         "# Options of planning",
         _generated(),
@@ -230,7 +232,7 @@ def options_page() -> str:
         "`shardopt.optimize` and the functions named below, a flag of `shardopt plan`, a field of `PlanOptions`, an "
         "option of the phases that it is handed to (`intra` is the [pipeline of one mesh](passes.md#shardopt-intra); a "
         "name behind a phase is what the option is called there), and a field under `options` of a "
-        "[plan file](plan-file.md). Passes have further options, which [passes.md](passes.md) lists.",
+        "[plan file](../guide/plan-file.md). Passes have further options, which [passes.md](passes.md) lists.",
         _table(HEADER, option_rows()),
     ]
     return _page(blocks)

@@ -2,7 +2,8 @@
 
 module attributes {shardopt.cluster = {name = "cpu-test", hosts = 1 : i64, devices_per_host = 4 : i64, …}}
 
-The attribute has the fields of a cluster file (`docs/cluster.md`), and is checked as one. Devices may have a `profile`.
+The attribute has the fields of a cluster file (`docs/guide/cluster.md`), and is checked as one. Devices may have
+a `profile`.
 """
 
 from __future__ import annotations

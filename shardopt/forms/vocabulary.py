@@ -1,4 +1,4 @@
-"""What the attributes in our IR mean: the table behind `docs/dialect.md`.
+"""What the attributes in our IR mean: the table behind `docs/reference/dialect.md`.
 
 `tests/unit/test_docs.py` holds it against the IR of the tutorial: an attribute first appears after the phase that the
 table names, and on operations that the table names.

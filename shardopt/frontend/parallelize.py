@@ -138,7 +138,7 @@ def parallelize(
     options          backend: "local" (threads of this process, the default), "process" (processes) or "ray" (actors);
                      quick_compile=True: less optimisation, less compile time; checkpoints: where and how often the
                      state is written, from which `start(…).load(folder)` goes on; cache=False: as of
-                     `shardopt.optimize`; and options of planning (docs/options.md): microbatches, stages, schedule, …
+                     `shardopt.optimize`; and options of planning (docs/reference/options.md), such as microbatches
 
     Raises UserError, here for wrong options and in calls for functions and arguments that cannot be planned.
     """

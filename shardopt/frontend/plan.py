@@ -1,6 +1,6 @@
 """A finished plan, how it was asked for, and the directory that keeps it.
 
-PLAN/plan.json             what was decided and predicted: a plan file (`docs/plan-file.md`)
+PLAN/plan.json             what was decided and predicted: a plan file (`docs/guide/plan-file.md`)
 PLAN/module.mlirbc         the exported module: the one thing the runtime executes
 PLAN/original.mlirbc       the model as it was read, for `shardopt run --check`
 PLAN/ir/1-import.mlir …    the IR after every phase

@@ -1,4 +1,4 @@
-"""What `plan.json` says: the plan as a plan file that gives the very same plan again (`docs/plan-file.md`)."""
+"""What `plan.json` says: the plan as a plan file that gives the very same plan again (`docs/guide/plan-file.md`)."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def shard(
     """Choose a sharding for every value of an exported function, for one logical mesh such as "2x2".
 
     The result takes and returns the same arrays and is meant for as many devices as the mesh has.
-    The `options` are those of docs/options.md that matter to one mesh: `batch_args` to methods that
+    The `options` are those of docs/reference/options.md that matter to one mesh: `batch_args` to methods that
     split the batch; `annotations` and `constraints` say what is demanded of the shardings. With
     annotations="keep", what the function was exported with (`in_shardings`,
     `with_sharding_constraint`) is obeyed as far as it fits the mesh.

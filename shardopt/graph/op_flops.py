@@ -1,7 +1,7 @@
 """FLOPs of StableHLO operations, counted as XLA's HloCostAnalysis counts them (xla/service/hlo_cost_analysis.cc).
 
 Counts are for the shapes given: pass global shapes for the whole operation, local shapes for one device's share.
-docs/costs.md lists them, and where they depart from XLA's; a test compares every operation with XLA.
+docs/reference/costs.md lists them, and where they depart from XLA's; a test compares every operation with XLA.
 """
 
 from __future__ import annotations

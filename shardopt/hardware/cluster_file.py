@@ -1,4 +1,4 @@
-"""Descriptions of clusters: YAML and JSON files, presets, and combinations of them (`docs/cluster.md`).
+"""Descriptions of clusters: YAML and JSON files, presets, and combinations of them (`docs/guide/cluster.md`).
 
 A file has the fields of one host group, or the fields of a cluster with a list of groups:
 

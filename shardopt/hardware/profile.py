@@ -1,7 +1,7 @@
 """What was measured on devices of one kind, as the cost model asks for it.
 
 A profile is a set of measurements, each a curve of seconds by size for one kind of work. Where there is a curve it
-takes the place of the formula; where there is none the formula stands. `docs/profile.md` has the kinds and the file.
+takes the place of the formula; where there is none the formula stands. `docs/guide/profile.md` has kinds and file.
 """
 
 from __future__ import annotations

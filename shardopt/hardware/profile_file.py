@@ -1,4 +1,4 @@
-"""The profile database as a JSON file. `docs/profile.md` describes every field."""
+"""The profile database as a JSON file. `docs/guide/profile.md` describes every field."""
 
 from __future__ import annotations
 

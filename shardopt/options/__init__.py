@@ -5,7 +5,7 @@ read from it.
     command line       `shardopt.tools.plan_arguments`    shardopt plan … --time-limit 5
     option of a pass   `shardopt.passes.options`          shardopt-shard-stages{time-limit=5}
     plan file          `shardopt.planfile.fields`       "options": {"time_limit": 5.0}
-    documentation      `docs/options.md`, generated
+    documentation      `docs/reference/options.md`, generated
 
 This package stands below all others: it imports none of them.
 """

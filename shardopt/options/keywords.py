@@ -1,6 +1,6 @@
 """What functions take as `**options: Unpack[PlanKeywords]`, for type checkers and editors.
 
-Made from `shardopt.options.plan_options` by `python -m shardopt.tools.docs`; a test
+Made from `shardopt.options.plan_options` by `python -m scripts.docs`; a test
 checks that it is up to date.
 """
 
@@ -55,15 +55,16 @@ class PlanKeywords(TypedDict, total=False):
 
     schedule: str
     """A schedule's name, such as 1f1b, zero-bubble or interleaved:2, or a CSV file of tasks
-    (docs/schedules.md); auto: the one with the shortest predicted step. Default: 'auto'."""
+    (docs/concepts/schedules.md); auto: the one with the shortest predicted step. Default:
+    'auto'."""
 
     intra_op: IntraOp
-    """How shardings are chosen: by the solver (ilp), or by a known method (docs/intra-op.md).
-    Default: 'ilp'."""
+    """How shardings are chosen: by the solver (ilp), or by a known method
+    (docs/concepts/intra-op.md). Default: 'ilp'."""
 
     inter_op: InterOp
-    """How stages are chosen: by the stage DP (dp), or a baseline (docs/baselines.md). Default:
-    'dp'."""
+    """How stages are chosen: by the stage DP (dp), or a baseline (docs/concepts/baselines.md).
+    Default: 'dp'."""
 
     unroll: bool
     """Turn loops over layers into straight code, so that stages can cut between layers. Default:
@@ -74,23 +75,23 @@ class PlanKeywords(TypedDict, total=False):
     'keep'."""
 
     constraints: str | os.PathLike[str]
-    """File of constraints on shardings, YAML or JSON (docs/constraints.md). Default: ''."""
+    """File of constraints on shardings, YAML or JSON (docs/guide/constraints.md). Default: ''."""
 
     memory_budget: int | str
     """Bytes that a device may hold, such as 512MiB, instead of a share of its memory. Default:
     ''."""
 
     profile: str | os.PathLike[str]
-    """File of `shardopt profile`: measured costs override formulas (docs/profile.md). Default:
-    ''."""
+    """File of `shardopt profile`: measured costs override formulas (docs/guide/profile.md).
+    Default: ''."""
 
     recompute: RecomputeChoice
     """What stages compute again in their backward: nothing, each layer, or all of it. Default:
     'auto'."""
 
     resharding: ReshardingStrategy
-    """How values travel between meshes (docs/resharding.md); auto: the cheapest for each.
-    Default: 'auto'."""
+    """How values travel between meshes (docs/concepts/resharding.md); auto: the cheapest for
+    each. Default: 'auto'."""
 
     mcmc_seed: int
     """Of the random walk of inter-op=mcmc. Default: 0."""
@@ -99,7 +100,7 @@ class PlanKeywords(TypedDict, total=False):
     """Steps of that walk. Default: 10000."""
 
     plan: str | os.PathLike[str]
-    """Plan file: what it says is not planned again (docs/plan-file.md). Default: ''."""
+    """Plan file: what it says is not planned again (docs/guide/plan-file.md). Default: ''."""
 
     memory_fraction: float
     """Share of a device's memory that a stage may fill; 0 removes the limit. Default: 0.9."""
@@ -127,8 +128,8 @@ class ShardKeywords(TypedDict, total=False):
     NAME may have * in it), or auto, or none. Default: 'auto'."""
 
     intra_op: MeshIntraOp
-    """How shardings are chosen: by the solver (ilp), or by a known method (docs/intra-op.md).
-    Default: 'ilp'."""
+    """How shardings are chosen: by the solver (ilp), or by a known method
+    (docs/concepts/intra-op.md). Default: 'ilp'."""
 
     unroll: bool
     """Turn loops over layers into straight code, so that stages can cut between layers. Default:
@@ -139,15 +140,15 @@ class ShardKeywords(TypedDict, total=False):
     'keep'."""
 
     constraints: str | os.PathLike[str]
-    """File of constraints on shardings, YAML or JSON (docs/constraints.md). Default: ''."""
+    """File of constraints on shardings, YAML or JSON (docs/guide/constraints.md). Default: ''."""
 
     memory_budget: int | str
     """Bytes that a device may hold, such as 512MiB, instead of a share of its memory. Default:
     ''."""
 
     profile: str | os.PathLike[str]
-    """File of `shardopt profile`: measured costs override formulas (docs/profile.md). Default:
-    ''."""
+    """File of `shardopt profile`: measured costs override formulas (docs/guide/profile.md).
+    Default: ''."""
 
     memory_fraction: float
     """Share of a device's memory that a stage may fill; 0 removes the limit. Default: 0.9."""
@@ -196,15 +197,16 @@ class StepKeywords(TypedDict, total=False):
 
     schedule: str
     """A schedule's name, such as 1f1b, zero-bubble or interleaved:2, or a CSV file of tasks
-    (docs/schedules.md); auto: the one with the shortest predicted step. Default: 'auto'."""
+    (docs/concepts/schedules.md); auto: the one with the shortest predicted step. Default:
+    'auto'."""
 
     intra_op: IntraOp
-    """How shardings are chosen: by the solver (ilp), or by a known method (docs/intra-op.md).
-    Default: 'ilp'."""
+    """How shardings are chosen: by the solver (ilp), or by a known method
+    (docs/concepts/intra-op.md). Default: 'ilp'."""
 
     inter_op: InterOp
-    """How stages are chosen: by the stage DP (dp), or a baseline (docs/baselines.md). Default:
-    'dp'."""
+    """How stages are chosen: by the stage DP (dp), or a baseline (docs/concepts/baselines.md).
+    Default: 'dp'."""
 
     unroll: bool
     """Turn loops over layers into straight code, so that stages can cut between layers. Default:
@@ -215,23 +217,23 @@ class StepKeywords(TypedDict, total=False):
     'keep'."""
 
     constraints: str | os.PathLike[str]
-    """File of constraints on shardings, YAML or JSON (docs/constraints.md). Default: ''."""
+    """File of constraints on shardings, YAML or JSON (docs/guide/constraints.md). Default: ''."""
 
     memory_budget: int | str
     """Bytes that a device may hold, such as 512MiB, instead of a share of its memory. Default:
     ''."""
 
     profile: str | os.PathLike[str]
-    """File of `shardopt profile`: measured costs override formulas (docs/profile.md). Default:
-    ''."""
+    """File of `shardopt profile`: measured costs override formulas (docs/guide/profile.md).
+    Default: ''."""
 
     recompute: RecomputeChoice
     """What stages compute again in their backward: nothing, each layer, or all of it. Default:
     'auto'."""
 
     resharding: ReshardingStrategy
-    """How values travel between meshes (docs/resharding.md); auto: the cheapest for each.
-    Default: 'auto'."""
+    """How values travel between meshes (docs/concepts/resharding.md); auto: the cheapest for
+    each. Default: 'auto'."""
 
     mcmc_seed: int
     """Of the random walk of inter-op=mcmc. Default: 0."""
@@ -240,7 +242,7 @@ class StepKeywords(TypedDict, total=False):
     """Steps of that walk. Default: 10000."""
 
     plan: str | os.PathLike[str]
-    """Plan file: what it says is not planned again (docs/plan-file.md). Default: ''."""
+    """Plan file: what it says is not planned again (docs/guide/plan-file.md). Default: ''."""
 
     memory_fraction: float
     """Share of a device's memory that a stage may fill; 0 removes the limit. Default: 0.9."""

@@ -94,20 +94,20 @@ class PlanOptions:
     schedule: str = row(
         "auto",
         help="a schedule's name, such as 1f1b, zero-bubble or interleaved:2, or a CSV file of "
-        "tasks (docs/schedules.md); auto: the one with the shortest predicted step",
+        "tasks (docs/concepts/schedules.md); auto: the one with the shortest predicted step",
         phases=("stage", "schedule"),
         metavar="NAME|FILE",
     )
     intra_op: IntraOp = row(
         "ilp",
-        help="how shardings are chosen: by the solver (ilp), or by a known method (docs/intra-op.md)",
+        help="how shardings are chosen: by the solver (ilp), or by a known method (docs/concepts/intra-op.md)",
         phases=("stage", "intra"),
         functions=_EVERYWHERE,
         accepts={"shard": "MeshIntraOp"},
     )
     inter_op: InterOp = row(
         "dp",
-        help="how stages are chosen: by the stage DP (dp), or a baseline (docs/baselines.md)",
+        help="how stages are chosen: by the stage DP (dp), or a baseline (docs/concepts/baselines.md)",
         phases={"cluster": "method", "stage": "inter-op"},
     )
     unroll: bool = row(
@@ -125,7 +125,7 @@ class PlanOptions:
     )
     constraints: str = row(
         "",
-        help="file of constraints on shardings, YAML or JSON (docs/constraints.md)",
+        help="file of constraints on shardings, YAML or JSON (docs/guide/constraints.md)",
         phases=("shard", "intra"),
         functions=_EVERYWHERE,
         metavar="FILE",
@@ -141,7 +141,7 @@ class PlanOptions:
     )
     profile: str = row(
         "",
-        help="file of `shardopt profile`: measured costs override formulas (docs/profile.md)",
+        help="file of `shardopt profile`: measured costs override formulas (docs/guide/profile.md)",
         phases=("stage", "intra"),
         functions=_EVERYWHERE,
         metavar="FILE",
@@ -154,7 +154,7 @@ class PlanOptions:
     )
     resharding: ReshardingStrategy = row(
         "auto",
-        help="how values travel between meshes (docs/resharding.md); auto: the cheapest for each",
+        help="how values travel between meshes (docs/concepts/resharding.md); auto: the cheapest for each",
         phases={"transfer": "strategy"},
     )
     mcmc_seed: int = row(
@@ -173,7 +173,7 @@ class PlanOptions:
     )
     plan: str = row(
         "",
-        help="plan file: what it says is not planned again (docs/plan-file.md)",
+        help="plan file: what it says is not planned again (docs/guide/plan-file.md)",
         phases=("cluster", "stage", "shard"),
         in_file="no",
         metavar="FILE",

@@ -1,6 +1,7 @@
 """Bring shape operations into the one form that sharding rules and the SPMD partitioner handle well.
 
 Needs: nothing; does more after canonicalize and cse. Holds afterwards:
+
 * no broadcast stretches a dimension of size 1: it would put the sharding on a hidden value of that size, which costs
   extra collectives or fails to compile;
 * no reshape or transpose that undoes another, no slice of a concatenate that one operand answers alone;

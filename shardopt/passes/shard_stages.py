@@ -83,8 +83,8 @@ class ShardStages(Pass):
     intra_op: MeshIntraOp = plan_option(
         "intra_op",
         default="auto",
-        help="how shardings are chosen: by the solver (ilp) or as a known method does (see docs/intra-op.md); auto: as "
-        "the stage was planned, else by the solver",
+        help="how shardings are chosen: by the solver (ilp) or as a known method does (see "
+        "docs/concepts/intra-op.md); auto: as the stage was planned, else by the solver",
     )
     mesh: str = option("", help="shape of the mesh for a module without stages, such as 2x2")
     batch_args: tuple[str, ...] = plan_option("batch_args", default=("auto",))

@@ -1,6 +1,6 @@
 """The plan file, `plan.json`: what was decided, so that it can be applied again, edited, or given by hand in parts.
 
-Every part may be missing, and what is missing is planned. `docs/plan-file.md` describes the fields; `schema()` of
+Every part may be missing, and what is missing is planned. `docs/guide/plan-file.md` describes the fields; `schema()` of
 `shardopt.planfile.fields` is the JSON schema in `shardopt/schemas`. What the parts say of each other and of the
 cluster is checked by `shardopt.planfile.checks`.
 """

@@ -1,6 +1,6 @@
 """FLOPs and bytes of whole steps, against what XLA's cost analysis says of the compiled module.
 
-Of single operations see tests/unit/operations/test_op_flops.py; of modules of public libraries docs/costs.md.
+Of single operations see tests/unit/operations/test_op_flops.py; of modules of public libraries docs/reference/costs.md.
 """
 
 from __future__ import annotations

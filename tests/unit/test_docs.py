@@ -22,7 +22,7 @@ from shardopt.pipeline.phases import PHASES, phase_range
 from shardopt.tools.opt_options import build_parser
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -38,10 +38,10 @@ def test_generated_pages_are_up_to_date() -> None:
 def test_a_stale_page_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(docs, "dialect_page", lambda: "other text")
     assert docs.main(["--check"]) == 1
-    assert "out of date: docs/dialect.md; run python -m scripts.docs" in capsys.readouterr().err
+    assert "out of date: docs/reference/dialect.md; run python -m scripts.docs" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     missing = []
     for target in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
@@ -60,14 +60,14 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_named_files_exist(page: Path) -> None:
     named = TABLE_PATH.findall(page.read_text(encoding="utf-8"))
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 def test_the_comparison_with_mlir_opt_has_every_flag_and_a_test_of_it() -> None:
-    text = (ROOT / "docs" / "mlir-opt.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "mlir-opt.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(-[^`]*)` .* \| `(tests/[^`]*)` \|$", text, re.MULTILINE))
     flags = {flag for flag in build_parser().option_strings if flag not in ("-h", "--help")}
     assert rows.keys() - {"--<pass>"} == flags

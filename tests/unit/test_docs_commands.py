@@ -1,4 +1,4 @@
-"""Runs every command in the documentation: blocks fenced with ```console in README.md and docs/*.md.
+"""Runs every command in the documentation: blocks fenced with ```console in README.md and docs/**/*.md.
 
     ```console
     $ shardopt-opt mlp.mlir --to=import -o imported.mlir
@@ -72,7 +72,7 @@ def matches(shown: tuple[str, ...], printed: tuple[str, ...]) -> bool:
 
 PAGES = {
     str(path.relative_to(ROOT)): found
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
     if (found := commands(path.read_text(encoding="utf-8")))
 }
 
@@ -106,7 +106,17 @@ def test_commands_of_a_page_print_what_it_shows(page: str, tmp_path: Path) -> No
 
 
 def test_every_page_that_shows_commands_is_run() -> None:
-    assert {"docs/tutorial.md", "docs/debugging.md"} <= PAGES.keys()
+    assert {"README.md", "docs/guide/tutorial.md", "docs/guide/debugging.md"} <= PAGES.keys()
+
+
+def test_readme_shows_no_command_that_is_not_run() -> None:
+    """Blocks that are not run hold targets of the Makefile, or no command at all."""
+    readme, makefile = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "Makefile"))
+    assert set(re.findall(r"^```(\w+)$", readme, re.MULTILINE)) == {"console"}
+    plain = "\n".join(re.findall(r"^```\n(.*?)^```$", BLOCK.sub("", readme), re.MULTILINE | re.DOTALL))
+    assert re.search(r"^(\$|shardopt |shardopt-opt |python |pip )", plain, re.MULTILINE) is None
+    targets = re.findall(r"^make ([\w-]+)", plain, re.MULTILINE) + re.findall(r"`make ([\w-]+)`", readme)
+    assert targets and [name for name in targets if f"\n{name}:" not in makefile] == []
 
 
 def test_blocks_are_read_as_commands_with_their_output() -> None:

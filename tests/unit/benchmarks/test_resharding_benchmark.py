@@ -14,7 +14,7 @@ from shardopt.hardware.cluster_file import load_cluster
 from shardopt.report.resharding_svg import resharding_svg, step_phases
 from shardopt.solve.resharding.plan import elements_by_card, elements_on_wire, plans_seconds
 
-PAGE = (Path(__file__).parents[3] / "docs" / "resharding.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "evidence" / "resharding.md").read_text()
 SIZE = 1024 * 1024 * 512
 # Copies of the tensor that `send_recv` sends: the devices that share each tile.
 COPIES = {"1": 4, "2": 4, "3": 4, "4": 1, "5": 4, "6": 4, "7": 8, "8": 8, "9": 4}
@@ -42,7 +42,7 @@ def test_public_suite(case: Case) -> None:
 def test_the_page_shows_these_figures() -> None:
     rows = [row for case in SMALL for row in small_rows(case)] + [row for case in SUITE for row in suite_rows(case)]
     missing = [row for row in rows if f"| {' | '.join(row)} |" not in PAGE]
-    assert not missing, "run python -m benchmarks.solve.resharding and put its tables into docs/resharding.md"
+    assert not missing, "run python -m benchmarks.solve.resharding and put its tables into docs/evidence/resharding.md"
 
 
 def test_picture() -> None:

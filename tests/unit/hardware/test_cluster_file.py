@@ -297,7 +297,7 @@ def test_yaml_numbers_without_exponent_sign(tmp_path: Path) -> None:
 
 
 def test_the_documentation_lists_the_presets_with_their_figures() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "guide" / "cluster.md").read_text()
     rows = []
     for name in presets():
         (group,) = load_cluster(name).groups

@@ -1,6 +1,5 @@
-"""docs/costs.md, made from small examples of all operations and XLA's cost analysis.
-
-    python -m tests.unit.operations.costs_page
+"""docs/reference/costs.md, made from small examples of all operations and XLA's cost analysis:
+`python -m tests.unit.operations.costs_page
 
 `DEPARTURES` names every example whose FLOPs, transcendentals or bytes are not XLA's, with the reason; a test sees to it
 that no other differs.
@@ -20,7 +19,7 @@ from tests.unit.operations.op_examples import EXAMPLES, Example
 from tests.unit.operations.operations_page import graph_of
 from tests.unit.operations.work_examples import MORE
 
-PAGE = Path(__file__).parents[3] / "docs" / "costs.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "costs.md"
 
 _ONCE = "XLA counts the body of a loop once, we count it as often as it runs"
 _NORM = "XLA counts nothing, but expands it into so many operations before it runs"
@@ -61,59 +60,40 @@ DEPARTURES: dict[str, tuple[str, str]] = {
 }
 
 
-# From benchmarks/cost/op_costs.py: modules, FLOPs of both, bytes of both, bytes if nothing were fused.
-_MEASURED = """| module | FLOPs, ours / XLA's | bytes, ours / XLA's | bytes if nothing is fused / XLA's |
-|---|---|---|---|
-| diffusers_unet | 1.00 | 0.72 | 3.34 |
-| ed_mixtral | 1.00 | 0.68 | 2.62 |
-| hf_bert_base | 0.92 | 0.95 | 4.01 |
-| hf_gpt2_small, inference | 0.99 | 0.95 | 3.58 |
-| hf_gpt2_small | 0.96 | 0.91 | 3.53 |
-| hf_gptneo_presharded_gspmd | 1.00 | 0.82 | 2.76 |
-| hf_gptneo_presharded_shardy | 1.00 | 0.82 | 2.76 |
-| hf_resnet50 | 0.90 | 0.71 | 1.81 |
-| hf_t5_base | 0.93 | 0.99 | 3.57 |
-| hf_vit_base | 0.97 | 0.83 | 3.54 |
-| hk_lstm | 1.01 | 0.71 | 2.76 |
-| hk_transformer_scan | 1.00 | 0.71 | 2.81 |
-| jraph_gcn | 0.96 | 1.27 | 3.11 |
-| kh_gpt2 | 0.86 | 0.91 | 3.37 |
-| nnx_transformer | 0.95 | 0.79 | 3.15 |
-| optax_clip_adamw_gpt2 | 0.99 | 0.80 | 3.40 |
-| penzai_llama_unrolled | 0.99 | 0.79 | 2.75 |
-| pt_llama | 1.00 | 0.73 | 3.18 |
-| geometric mean of 18 | 0.97 | 0.83 | 3.07 |
-"""
 _HEAD = """# What operations cost
 
-Seconds of an operation on one device are `max(work / rate, bytes / memory bandwidth)`. Work and bytes of its share come
-from the shapes; rates, the device's and what a profile says about them are in the cluster file.
+An operation takes `max(work / rate, bytes / memory bandwidth)` seconds on one device. Work and bytes of the
+device's share come from the shapes. Rates come from the cluster file, or from a profile.
 
 ## Work
 
-FLOPs are counted as XLA's cost analysis counts them; a multiply-add is two. Products with padding, or with the holes of
-a dilated convolution, are none. A region counts as often as it combines elements. Transcendental functions are counted
-apart; one takes as long as {weight:g} FLOPs. A loop counts as often as it runs: {trips} times where that depends on
-data. All branches of a `case` count as if they ran. Operations without FLOPs still take one for each element of the
-result, so that doing them on every device is not free.
+Work is FLOPs, counted as XLA's cost analysis counts them:
+
+* A multiply-add is two FLOPs. Products with padding, or with the holes of a dilated convolution, are none.
+* A region counts as often as it combines elements.
+* Transcendental functions are counted apart; one takes as long as {weight:g} FLOPs.
+* A loop counts as often as it runs, or {trips} times if that depends on data. All branches of a `case` count as
+  if they ran.
+* An operation without FLOPs still takes one for each element of the result. Otherwise doing it on every device
+  would be free.
 
 ## Bytes
 
-An operation that runs alone reads its operands and writes its results. A `gather`, `slice` or `dynamic_slice` reads of
-its operand what ends up in the result; a `dynamic_update_slice` and a `scatter` write in place, and touch what comes
-in. Reshapes and constants are free.
+An operation that runs alone reads its operands and writes its results. A `gather`, `slice` or `dynamic_slice`
+reads only the part of its operand that ends up in the result. A `dynamic_update_slice` and a `scatter` write in
+place, and touch only what comes in. Reshapes and constants are free.
 
-A compiler fuses operations, though, and a planner that charges every operand of every elementwise operation finds two
-to four times the bytes that the compiled program moves. So operations are priced by kernels
-(`shardopt/solve/sharding/fusion.py`): a value is written once if it is written at all, and read once by every kernel
-that needs it, whatever number of its operations do. What can be fused into all of its readers is, unless that would
-move more bytes than writing it. A value that is exchanged on its way between operations that would be fused is written
-and read for that. `python -m benchmarks.cost.op_costs FOLDER` compares this with the `bytes accessed` of
-modules that XLA has compiled for one host device:
+But a compiler fuses operations. A planner that charges every operand of every elementwise operation finds two to
+four times the bytes that the compiled program moves. So bytes are counted by kernels
+(`shardopt/solve/sharding/fusion.py`):
 
-{measured}
-What is missing are copies into the layouts that XLA's CPU backend wants of products and convolutions, the buffers that
-loops carry, and the rewriting of pooling gradients as `reduce_window` and `scatter`.
+* A value is written once, if it is written at all. Every kernel that needs it reads it once, whatever number of
+  the kernel's operations do.
+* An operation is fused into its readers if it can be fused into all of them, unless that would move more bytes
+  than writing its result.
+* A value that is resharded between operations that would be fused is written and read for that.
+
+How near this comes to compiled programs: [costs of operations, measured](../evidence/operation-costs.md).
 
 ## Operations, one by one
 
@@ -167,7 +147,7 @@ def _ours(example: Example) -> XlaCosts:
 
 def page() -> str:
     found = tuple(counts())
-    head = _HEAD.format(weight=TRANSCENDENTAL_FLOPS, trips=UNKNOWN_TRIPS, measured=_MEASURED)
+    head = _HEAD.format(weight=TRANSCENDENTAL_FLOPS, trips=UNKNOWN_TRIPS)
     return head + "".join(_rows(found)) + _DEPARTURES + "".join(_departures(found))
 
 

@@ -1,4 +1,4 @@
-"""docs/operations.md, made from the small examples of all operations.
+"""docs/reference/operations.md, made from small examples of all operations.
 
 Run by `python -m tests.unit.operations.operations_page`.
 """
@@ -22,7 +22,7 @@ from shardopt.ir.rewriting import functions
 from shardopt.solve.sharding.factors import OPAQUE_OPS, WITHOUT_RULE, shardable_factors, why_opaque
 from tests.unit.operations.op_examples import EXAMPLES, Example
 
-PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "operations.md"
 # Tiles of a dimension: a window that reaches over all of it cannot even be split in two.
 _FEW = 2
 _HEAD = """# Operations and how they are split

@@ -1,4 +1,4 @@
-"""FLOPs and bytes of every operation are those of XLA's cost analysis, or there is a reason; docs/costs.md says so."""
+"""FLOPs and bytes of every operation are those of XLA's cost analysis, or docs/reference/costs.md has a reason."""
 
 from __future__ import annotations
 

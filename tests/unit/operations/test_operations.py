@@ -1,4 +1,4 @@
-"""Every operation of real models has strategies or a reason for having one only, and a row in docs/operations.md."""
+"""Every operation of real models has strategies or a reason for having one only, and a row in its page."""
 
 from __future__ import annotations
 
