@@ -115,7 +115,13 @@ def _phase_row(phase: Phase) -> tuple[str, str, str]:
 
 def _form_of(phase: Phase) -> str:
     """The form a phase leaves, which its last step verifies."""
-    return str(phase.steps[-1]).removeprefix("shardopt-verify-")
+    return _forms_of(phase)[-1]
+
+
+def _forms_of(phase: Phase) -> list[str]:
+    """The forms that steps of a phase verify, in order."""
+    prefix = "shardopt-verify-"
+    return [str(step).removeprefix(prefix) for step in phase.steps if str(step).startswith(prefix)]
 
 
 def _phase_blocks(phase: Phase) -> list[str]:
@@ -192,24 +198,26 @@ def dialect_page() -> str:
         blocks += [f"### `{attribute.name}`", form, attribute.meaning, f"* On: {where}\n* First written by: {by}"]
     blocks.append("## Forms")
     blocks.append(
-        "Each phase leaves a form, which `shardopt-verify-<form>` checks before the next phase reads it. Under each "
+        "Each phase leaves a form, which `shardopt-verify-<form>` checks before the next phase reads it. One form "
+        "stands between the steps of a phase: decisions are attributes that later steps obey. Under each "
         "stand the errors that its verifier can report, with `…` for what is filled in: the list of what holds."
     )
     for phase in PHASES:
-        blocks += _form_blocks(phase)
+        for form in _forms_of(phase):
+            blocks += _form_blocks(phase, form)
     blocks.append("### Checks that several forms share")
     for title, module in _SHARED:
         blocks += [title + ":", _message_list(module)]
     return _page(blocks)
 
 
-def _form_blocks(phase: Phase) -> list[str]:
+def _form_blocks(phase: Phase, form: str) -> list[str]:
     from scripts.doc_sources import docstring
 
-    form = _form_of(phase)
     head, body = docstring(import_module(f"shardopt.forms.{form}_form"))
     verifier = f"shardopt.forms.{_VERIFIERS.get(form, f'{form}_form')}"
-    left = f"Left by phase [{phase.name}](passes.md#shardopt-{phase.name}); checked by "
+    where = "Left by" if form == _form_of(phase) else "Between the steps of"
+    left = f"{where} phase [{phase.name}](passes.md#shardopt-{phase.name}); checked by "
     left += f"[shardopt-verify-{form}](passes.md#shardopt-verify-{form}):"
     return [f"### {form}", head, body, left, _message_list(verifier)]
 

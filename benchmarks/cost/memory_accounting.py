@@ -25,8 +25,6 @@ from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions
 from shardopt.mesh.mesh import parse_mesh
-from shardopt.passes.base import PassContext
-from shardopt.passes.shard_stages import ShardStages
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.compiled import compiled_bytes
 from shardopt.support.errors import UserError
@@ -59,12 +57,12 @@ def measure(path: Path, mesh: str, cluster: str, budgets: Sequence[float]) -> It
 
 def planned(path: Path, mesh: str, cluster: str, budget: str) -> dict[str, object]:
     """Plan and compile one model. Raises UserError when the budget is too small."""
-    pm = PassContext()
     with make_context() as context, ir.Location.unknown():
         module = load_module(path, context)
         run_pipeline(module, "builtin.module(shardopt-import)")
         write_cluster(module, load_cluster(cluster))
-        ShardStages(mesh=mesh, memory_budget=budget).run(module, pm)
+        limit = f" memory-budget={budget}" if budget else ""
+        result = run_pipeline(module, f"builtin.module(shardopt-shard{{mesh={mesh}{limit}}})")
         [main_function] = functions(module)
         predicted = read_cost(main_function)
         buffer = io.BytesIO()
@@ -78,7 +76,7 @@ def planned(path: Path, mesh: str, cluster: str, budget: str) -> dict[str, objec
         "compiled_bytes": compiled,
         "ratio": round(predicted.peak_bytes / compiled, 3),
         "predicted_seconds": predicted.seconds,
-        "recomputed": pm.statistics.get("mesh: rematerialized values", 0),
+        "recomputed": result.statistics.get(("shardopt-choose-shardings", "mesh: rematerialized values"), 0),
     }
 
 

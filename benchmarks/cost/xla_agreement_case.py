@@ -37,7 +37,8 @@ from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions, symbol_name
 from shardopt.mesh.mesh import Mesh, parse_mesh
 from shardopt.passes.base import PassContext, option
-from shardopt.passes.shard_stages import ShardStages
+from shardopt.passes.choose_shardings import ChooseShardings
+from shardopt.passes.sharding.planning import Planner
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.compiled import compiled_text
 from shardopt.solve.assignment.problem import Edge
@@ -88,23 +89,29 @@ def slowed(spec: str, mesh: Mesh, scale: float) -> Cluster:
     return replace(cluster, groups=(group,))
 
 
-@dataclass(frozen=True)
-class ShardAtRandom(ShardStages):
-    """The pass with a plan that takes any strategy of any operation that the rules of the problem allow."""
+class RandomPlanner(Planner):
+    """Takes any strategy of any operation that the rules of the problem allow."""
 
+    def problem(self, graph: MeshGraph, *rest: Any) -> IntraOpProblem:
+        assert isinstance(self.options, ChooseAtRandom)
+        return _random(super().problem(graph, *rest), self.options.seed)
+
+
+@dataclass(frozen=True)
+class ChooseAtRandom(ChooseShardings):
+    """The pass with a plan that is drawn."""
+
+    planner = RandomPlanner
     seed: int = option(0, help="of the choices")
 
-    def _problem(self, graph: MeshGraph, *rest: Any) -> IntraOpProblem:
-        return _random(super()._problem(graph, *rest), self.seed)
 
-
-def make_pass(case: Case, form: str) -> ShardStages:
-    """The pass that plans a case and writes it in a format. GSPMD cannot leave sums open, Shardy can."""
+def make_pass(case: Case, form: str) -> ChooseShardings:
+    """The pass that plans a case for a format. GSPMD cannot leave sums open, Shardy can."""
     options = {"mesh": case.mesh, "sharding_format": "sdy" if form == "sdy" else "mhlo", "memory_fraction": 0.0}
     limits = {"time_limit": case.time_limit, "gap": case.gap, "batch_args": case.batch_args}
     if case.plan.startswith(RANDOM):
-        return ShardAtRandom(**options, **limits, seed=int(case.plan.removeprefix(RANDOM)))  # type: ignore[arg-type]
-    return ShardStages(**options, **limits, intra_op=case.plan)  # type: ignore[arg-type]
+        return ChooseAtRandom(**options, **limits, seed=int(case.plan.removeprefix(RANDOM)))  # type: ignore[arg-type]
+    return ChooseShardings(**options, **limits, intra_op=case.plan)  # type: ignore[arg-type]
 
 
 def _random(problem: IntraOpProblem, seed: int) -> IntraOpProblem:
@@ -136,7 +143,11 @@ def annotated(source: Path | bytes, case: Case, form: str) -> tuple[tuple[Traffi
         module = load_module(source, context)
         run_pipeline(module, f"builtin.module(shardopt-import{{unroll={str(case.unroll).lower()}}})")
         write_cluster(module, slowed(case.cluster, parse_mesh(case.mesh), case.scale))
+        run_pipeline(module, "builtin.module(shardopt-separate-accumulators,shardopt-mark-carried)")
         make_pass(case, form).run(module, PassContext())
+        form_option = "{sharding-format=sdy}" if form == "sdy" else ""
+        steps = f"shardopt-rematerialize,shardopt-insert-reshards,shardopt-annotate-shardings{form_option}"
+        run_pipeline(module, f"builtin.module({steps})")
         main = next(function for function in functions(module) if symbol_name(function) == "main")
         return read_cost(main).traffic, _bytecode(module)
 

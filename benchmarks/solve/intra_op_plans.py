@@ -258,6 +258,9 @@ def _compile(task: Task, plan: IntraOpPlan) -> str:
     """The HLO text of the module with the plan written into it. Reading twice numbers operations alike."""
     with _imported(task) as (module, graph), ir.Location.unknown(module.context):
         write_plans(module, _main(module), (graph,), (plan,))
+        run_pipeline(
+            module, "builtin.module(shardopt-rematerialize,shardopt-insert-reshards,shardopt-annotate-shardings)"
+        )
         buffer = io.BytesIO()
         module.operation.write_bytecode(buffer)
 

@@ -34,7 +34,7 @@ MODELS = (
 )
 MESHES = ("1x4", "2x4", "4x4", "2x2x2")
 PARTS = ("import", "read", "strategies", "build", "presolve", "solve", "write")
-_PASS = "shardopt-shard-stages"
+_PASS = "shardopt-choose-shardings"
 _SPAN = "sharding program: "
 
 

@@ -21,6 +21,7 @@ DEVICES = "shardopt.devices"
 KIND = "shardopt.kind"
 STAGE = "shardopt.stage"
 STAGE_ID = "stage_id"  # of `mpmd.fragment`
+SUM_POINT = "shardopt.sum_point"  # on the handle of an accumulator: where its sum may be closed at the latest
 LAYER = "shardopt.layer"
 SCHEDULE = "shardopt.schedule"
 RESHARDING = "shardopt.resharding"

@@ -46,27 +46,41 @@ def planned_operations(block: ir.Block) -> list[ir.Operation]:
     return found
 
 
-def mark_carried(root: ir.Operation) -> None:
-    """Insert the identities into all loops and branches inside of `root`."""
+def numbered_operations(block: ir.Block) -> list[ir.Operation]:
+    """The operations of a block that have a choice of shardings, in the order in which `RegionReader` numbers them:
+    instead of loops and branches those of their regions, and no barriers."""
+    *body, _ = (view.operation for view in block.operations)
+    found = []
+    for op in body:
+        if op.name in CONTROL_FLOW:
+            found += [inner for region in op.regions for inner in numbered_operations(region.blocks[0])]
+        elif op.name != "stablehlo.optimization_barrier":
+            found.append(op)
+    return found
+
+
+def mark_carried(root: ir.Operation) -> int:
+    """Insert the identities into all loops and branches inside of `root`; how many there are."""
+    count = 0
     for op in operations(root, CONTROL_FLOW):
         if op.name == WHILE:
-            _mark_loop(op)
+            count += _mark_loop(op)
         else:
-            for region in op.regions:
-                end = terminator(region.blocks[0])
-                for position in range(len(end.operands)):
-                    _mark(end, position)
+            ends = [terminator(region.blocks[0]) for region in op.regions]
+            count += sum(_mark(end, position) for end in ends for position in range(len(end.operands)))
+    return count
 
 
-def _mark_loop(loop: ir.Operation) -> None:
-    body = loop.regions[1].blocks[0]
+def _mark_loop(loop: ir.Operation) -> int:
+    body, count = loop.regions[1].blocks[0], 0
     end = terminator(body)
     for position, argument in enumerate(body.arguments):
         yielded = end.operands[position]
         if yielded != argument:
-            _mark(loop, position)
+            count += _mark(loop, position)
             if not _is_update(yielded, argument):
-                _mark(end, position)
+                count += _mark(end, position)
+    return count
 
 
 def _is_update(value: ir.Value, argument: ir.Value) -> bool:
@@ -76,11 +90,12 @@ def _is_update(value: ir.Value, argument: ir.Value) -> bool:
     return op is not None and op.name in _UPDATES and argument in list(op.operands)
 
 
-def _mark(op: ir.Operation, position: int) -> None:
-    """Put an identity in front of an operand."""
+def _mark(op: ir.Operation, position: int) -> bool:
+    """Put an identity in front of an operand, if it has a choice of shardings."""
     value = op.operands[position]
     if _is_tensor(value):
         op.operands[position] = identity(value, op.location, ir.InsertionPoint(op)).result
+    return _is_tensor(value)
 
 
 def _is_tensor(value: ir.Value) -> bool:

@@ -22,9 +22,13 @@ from shardopt.dialect.mpmd import (
     RESHARDING,
     SCHEDULE,
     STAGE,
+    SUM_POINT,
     TOPOLOGY,
 )
+from shardopt.dialect.plain_mesh import PLAIN_MESH
 from shardopt.dialect.prediction import PREDICTED
+from shardopt.dialect.rematerialization import REMATERIALIZE
+from shardopt.dialect.strategy import CLONE, STRATEGY
 from shardopt.forms.exported_form import MESH_SHAPE, MHLO_SHARDING
 from shardopt.forms.sharded_form import COST
 
@@ -155,10 +159,58 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "With `stage_id` of the fragment it names the task that the schedule orders.",
     ),
     AttributeDoc(
+        SUM_POINT,
+        ("stablehlo.custom_call",),
+        "unit",
+        "shardopt-separate-accumulators",
+        "On an identity (`@Sharding`) through which a fragment reads a result of the microbatch loop: where a sum that "
+        "stays open in the loop may be taken, once for all readers. `shardopt-insert-reshards` removes the attribute, "
+        "and the identity too where nothing is summed.",
+    ),
+    AttributeDoc(
+        STRATEGY,
+        ("stablehlo.*", "func.func"),
+        '"[{}, {x}], [{x}, {}] -> [{x}, {}] from [{}, {}]"',
+        "shardopt-choose-shardings",
+        "How an operation of a fragment is to be split: the shardings that it wants of its operands (and of what its "
+        "regions capture), and those of its results. `[{x}, {}]` splits rows along axis x, `[{}, {}] + {y}` are terms "
+        "of a sum along y. Behind `from` stands what the operation itself makes, where each device then keeps a part "
+        "of it or the terms are summed up. On the `@main` of a plain module: arguments and results. "
+        "`shardopt-insert-reshards` makes them agree, `shardopt-annotate-shardings` puts `mhlo.sharding` in its place.",
+    ),
+    AttributeDoc(
+        CLONE,
+        ("stablehlo.*",),
+        "unit",
+        "shardopt-choose-shardings",
+        "On an operation that is cheaper to run again than its result is to move (a constant, a broadcast scalar): "
+        "readers that want another sharding get a clone. `shardopt-insert-reshards` makes them and removes it.",
+    ),
+    AttributeDoc(
+        REMATERIALIZE,
+        ("mpmd.fragment", "func.func"),
+        '[{chain = array<i64: 3>, readers = array<i64: 7, 9>, strategies = ["[{x}] -> [{x}]"]}, '
+        "{operand = 1 : i64, readers = array<i64: 8>}]",
+        "shardopt-choose-shardings",
+        "What is computed again instead of kept: `readers` get the last value of copies of the operations `chain`, "
+        "which run with `strategies`. A row with an `operand` lets readers reshard that operand of the first of them "
+        "once more, instead of sharing a copy with earlier readers. Operations are numbered as they stand in the "
+        "fragment, those in loops and branches instead of these, without barriers. `shardopt-rematerialize` obeys and "
+        "removes it.",
+    ),
+    AttributeDoc(
+        PLAIN_MESH,
+        ("func.func",),
+        '#sdy.mesh<["x"=2, "y"=2]>',
+        "shardopt-choose-shardings",
+        "On the `@main` of a module without stages, until `shardopt-annotate-shardings`: the mesh that it is sharded "
+        "over. An attribute of Shardy.",
+    ),
+    AttributeDoc(
         MHLO_SHARDING,
         ("stablehlo.*", "func.func"),
         '"{devices=[1,2]<=[2]}"',
-        "shardopt-shard-stages",
+        "shardopt-annotate-shardings",
         "On every operation inside a fragment, and on arguments and results of stage functions: how its results lie "
         "on the devices of the mesh, in the V2 text that XLA reads; several results share a tuple of texts. Values "
         'between fragments say the same in their type: `!mpmd.mesh_tensor<"m0", tensor<8x4xf32>, '
@@ -166,11 +218,11 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
     ),
     AttributeDoc(
         COST,
-        ("mpmd.fragment", "mpmd.fragment_call"),
+        ("mpmd.fragment", "mpmd.fragment_call", "func.func"),
         "{seconds = 1.5e-03 : f64, compute_seconds = 1.0e-03 : f64, communication_seconds = 5.0e-04 : f64, "
         "communication_bytes = 131072 : i64, peak_bytes = 2752524 : i64, "
         'collectives = [{kind = "all_reduce", axes = ["x"], tensors = 1 : i64, bytes = 131072 : i64}]}',
-        "shardopt-shard-stages",
+        "shardopt-choose-shardings",
         "What one execution of the fragment, or of `@main` of a module without stages, is predicted to take. "
         "`collectives` counts tensors and bytes by kind and mesh axes: the most that one device holds of each tensor, "
         "which is the whole value for gathers and reductions and the device's share for all-to-all and permute; "
@@ -180,7 +232,7 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         CHOICES,
         ("func.func",),
         '{m0 = {inputs = {arg0 = "[{}, {y}]"}, ops = ["tanh [{}, {y}] -> [{}, {y}]"]}}',
-        "shardopt-shard-stages",
+        "shardopt-choose-shardings",
         "On `@main`, for the plan file: the shardings of what arrives at each mesh, and of operands and results of all "
         "its operations in the order in which the shard phase reads them. The export phase removes it.",
     ),

@@ -67,7 +67,16 @@ PHASES: tuple[Phase, ...] = (
     Phase(
         "shard",
         "choose a sharding for every value inside a fragment",
-        ("shardopt-shard-stages", "shardopt-verify-sharded"),
+        (
+            "shardopt-separate-accumulators",  # before shardings are chosen: each accumulator is to have its own
+            "shardopt-mark-carried",  # likewise: where values may be resharded has to be an operation
+            "shardopt-choose-shardings",
+            "shardopt-verify-chosen",  # the only steps behind it obey, and trust what they read
+            "shardopt-rematerialize",  # copies change who reads what, and so where values are resharded
+            "shardopt-insert-reshards",
+            "shardopt-annotate-shardings",  # last: nobody may insert a value without a sharding any more
+            "shardopt-verify-sharded",
+        ),
     ),
     Phase(
         "transfer",

@@ -20,7 +20,7 @@ from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions
 from shardopt.mesh.mesh import Sharding, parse_mesh
-from shardopt.passes.shard_stages import ShardStages
+from shardopt.passes.choose_shardings import ChooseShardings
 from shardopt.passes.sharding.roles import find_roles
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.solve.assignment.problem import Solution, evaluate
@@ -90,7 +90,7 @@ def planned(model: str, preset: str, mesh: str = "2x2") -> Planned:
 
 
 def test_the_pass_knows_every_preset() -> None:
-    assert set(get_args(get_type_hints(ShardStages)["intra_op"])) == {*PRESETS, "auto"}
+    assert set(get_args(get_type_hints(ChooseShardings)["intra_op"])) == {*PRESETS, "auto"}
 
 
 def test_inputs_are_told_apart_by_what_reads_them() -> None:

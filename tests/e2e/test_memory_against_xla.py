@@ -18,8 +18,7 @@ from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions, operations
 from shardopt.mesh.mesh import parse_mesh
-from shardopt.passes.base import PassContext, PassFailure
-from shardopt.passes.shard_stages import ShardStages
+from shardopt.passes.base import PassFailure
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.xla import XlaMesh
 from shardopt.runtime.reference import compare, run_reference
@@ -38,14 +37,13 @@ class Planned:
 
     def __init__(self, model: Model, mesh: str, budget: str = "", cluster: Cluster = SLOW) -> None:
         artifact, inputs = model
-        self.pm = PassContext()
         with make_context() as context, ir.Location.unknown():
             module = load_module(artifact, context)
             run_pipeline(module, "builtin.module(shardopt-import)")
             self.reference = run_reference(module, inputs)
             write_cluster(module, cluster)
-            ShardStages(mesh=mesh, memory_budget=budget).run(module, self.pm)
-            run_pipeline(module, "builtin.module(shardopt-verify-sharded)")
+            limit = f" memory-budget={budget}" if budget else ""
+            self.result = run_pipeline(module, f"builtin.module(shardopt-shard{{mesh={mesh}{limit}}})")
             self.barriers = len(operations(module.operation, ["stablehlo.optimization_barrier"]))
             function = stage_function(module, parse_mesh(mesh))
             [main] = functions(module)
@@ -96,8 +94,8 @@ def test_a_recomputed_transformer_gives_the_numbers_of_one_device() -> None:
     budget = int(0.91 * transformer().predicted)
     planned = Planned(MODELS["gpt"](), "1", str(budget))
     assert planned.predicted <= budget
-    assert planned.pm.statistics["mesh: rematerialized values"] > 0
-    assert any(remark.kind == "rematerialized" for remark in planned.pm.diagnostics)
+    assert planned.result.statistics["shardopt-choose-shardings", "mesh: rematerialized values"] > 0
+    assert any(remark.kind == "rematerialized" for remark in planned.result.diagnostics)
     planned.check_numbers()
 
 

@@ -21,6 +21,7 @@ from shardopt.ir.context import make_context
 from shardopt.ir.rewriting import functions
 from shardopt.mesh.mesh import Mesh
 from shardopt.passes.sharding.writing import write_plans
+from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.tiles import Tiling
 from shardopt.runtime.devices.xla import Executable, XlaMesh
 from shardopt.runtime.reference import compare, run_reference
@@ -87,6 +88,7 @@ class Harness:
             graph, tables = self._read(module)
             plan = tables.problem().decode(Solution(self._choice(tables, strategy), 0.0, 0.0, 0.0, "feasible"))
             write_plans(module, next(functions(module)), [graph], [plan])
+            run_pipeline(module, "builtin.module(shardopt-insert-reshards,shardopt-annotate-shardings)")
             function = stage_function(module, self.mesh)
             to_shardy(module, self.mesh)
             function = replace(function, bytecode=bytecode_of(module))

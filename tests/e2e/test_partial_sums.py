@@ -28,8 +28,6 @@ from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions, operations
 from shardopt.mesh.mesh import parse_mesh
-from shardopt.passes.base import PassContext
-from shardopt.passes.shard_stages import ShardStages
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.xla import XlaMesh
 from shardopt.runtime.driver import open_run, prepare
@@ -242,8 +240,7 @@ def compile_plain(model: Model, mesh: str, preset: str, cluster: Cluster) -> Com
         run_pipeline(module, "builtin.module(shardopt-import)")
         reference = run_reference(module, model[1])
         write_cluster(module, cluster)
-        ShardStages(mesh=mesh, intra_op=preset, partial_sums="on").run(module, PassContext())  # type: ignore[arg-type]
-        run_pipeline(module, "builtin.module(shardopt-verify-sharded)")
+        run_pipeline(module, f"builtin.module(shardopt-shard{{mesh={mesh} intra-op={preset} partial-sums=on}})")
         placed = parse_mesh(mesh)
         function = stage_function(module, placed)
         plan = read_cost(next(functions(module))).traffic

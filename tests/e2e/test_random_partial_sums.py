@@ -106,7 +106,8 @@ def compile_at_random(seed: int, mesh: Mesh) -> Compiled | None:
         if not any(sharding.partial for sharding in plan.shardings.values()):
             return None
         write_plans(module, main, [graph], [plan])
-        run_pipeline(module, "builtin.module(shardopt-verify-sharded)")
+        apply = "shardopt-verify-chosen,shardopt-rematerialize,shardopt-insert-reshards,shardopt-annotate-shardings"
+        run_pipeline(module, f"builtin.module({apply},shardopt-verify-sharded)")
         function = stage_function(module, mesh)
         to_shardy(module, mesh)
         buffer = io.BytesIO()

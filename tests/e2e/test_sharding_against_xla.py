@@ -25,8 +25,6 @@ from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions
 from shardopt.mesh.mesh import Mesh, Sharding, parse_mesh
-from shardopt.passes.base import PassContext
-from shardopt.passes.shard_stages import ShardStages
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.tiles import Tiling
 from shardopt.runtime.devices.xla import XlaMesh
@@ -99,8 +97,7 @@ def compile_sharded(
         run_pipeline(module, "builtin.module(shardopt-import)")
         reference = run_reference(module, inputs)
         write_cluster(module, cluster)
-        ShardStages(mesh=mesh, intra_op=preset).run(module, PassContext())  # type: ignore[arg-type]
-        run_pipeline(module, "builtin.module(shardopt-verify-sharded)")
+        run_pipeline(module, f"builtin.module(shardopt-shard{{mesh={mesh} intra-op={preset}}})")
         placed = parse_mesh(mesh)
         function = stage_function(module, placed)
         main = next(functions(module))

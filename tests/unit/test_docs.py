@@ -17,7 +17,9 @@ from shardopt.forms.vocabulary import ATTRIBUTES, INPUT
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import operations
+from shardopt.pipeline.instrumentation import Instrumentation
 from shardopt.pipeline.manager import run_pipeline
+from shardopt.pipeline.parser import Leaf
 from shardopt.pipeline.phases import PHASES, phase_range
 from shardopt.tools.opt_options import build_parser
 
@@ -28,6 +30,14 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 TABLE_PATH = re.compile(r"`((?:tests|docs|shardopt)/[\w./-]+)`")
 
+# The other way of donating, annotations, recomputation, methods: the tutorial uses none of them.
+UNUSED = (
+    "jax.buffer_donor",
+    "shardopt.sharding",
+    "shardopt.recompute",
+    "shardopt.intra_op",
+    "shardopt.rematerialize",
+)
 OPTIONS = "num-microbatches=4 layers=2 cluster=cpu-test:1x4 num-stages=2"
 
 
@@ -96,16 +106,31 @@ def _attributes(module: ir.Module) -> set[tuple[str, str]]:
     return found
 
 
+class _Attributes(Instrumentation):
+    """Collects the attributes after each step: some come and go within a phase."""
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[str, str]] = set()
+
+    def after(self, leaf: Leaf, module: ir.Module) -> None:
+        self.seen |= _attributes(module)
+
+
 @pytest.fixture(scope="module")
 def forms() -> dict[str, set[tuple[str, str]]]:
-    """phase (or "input") -> the attributes of the tutorial's module after it."""
+    """phase (or "input") -> the attributes of the tutorial's module after any of its steps."""
     with make_context() as context:
         module = load_module(str(ROOT / "docs" / "tutorial" / "mlp.mlir"), context)
         seen = {INPUT: _attributes(module)}
         for phase in PHASES:
             own = " ".join(text for text in OPTIONS.split() if text.partition("=")[0] in _options_of(phase.name))
-            run_pipeline(module, phase_range(phase.name, phase.name, own))
-            seen[phase.name] = _attributes(module)
+            steps = _Attributes()
+            run_pipeline(module, phase_range(phase.name, phase.name, own), instrumentation=[steps])
+            seen[phase.name] = steps.seen
+        plain = _Attributes()
+        module = load_module(str(ROOT / "docs" / "tutorial" / "mlp.mlir"), context)
+        run_pipeline(module, "builtin.module(shardopt-intra{mesh=2x2 cluster=cpu-test:1x4})", instrumentation=[plain])
+        seen["shard"] |= plain.seen
     return seen
 
 
@@ -118,8 +143,7 @@ def _options_of(phase: str) -> tuple[str, ...]:
 def test_attributes_stand_where_the_table_says(forms: dict[str, set[tuple[str, str]]]) -> None:
     phase_of = {str(step): phase.name for phase in PHASES for step in phase.steps} | {INPUT: INPUT}
     for attribute in ATTRIBUTES:
-        # the other way of donating, annotations, recomputation, methods: the tutorial uses none of them
-        if attribute.name in ("jax.buffer_donor", "shardopt.sharding", "shardopt.recompute", "shardopt.intra_op"):
+        if attribute.name in UNUSED:
             continue
         holders = {form: {op for op, name in seen if name == attribute.name} for form, seen in forms.items()}
         first = next(form for form, ops in holders.items() if ops)

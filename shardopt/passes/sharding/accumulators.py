@@ -13,22 +13,21 @@ its readers. `drop_idle_sum_points` takes out those where nothing happens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.mpmd import mesh_tensor_type, parse_mesh_tensor
+from shardopt.dialect.mpmd import SUM_POINT, mesh_tensor_type, parse_mesh_tensor
 from shardopt.extract.op_graph import GraphReader
-from shardopt.ir.rewriting import defining, functions, identity, terminator
+from shardopt.ir.rewriting import defining, identity, operations, terminator
 from shardopt.mesh.mesh import Sharding
 
-_SUM_POINT = "shardopt.sum_point"
 _FRAGMENT = "mpmd.fragment"
 
 
-def separate_accumulators(module: ir.Module) -> None:
-    """Give every value that a loop carries and that starts as a constant a constant of its own."""
+def separate_accumulators(module: ir.Module) -> int:
+    """Give every value that a loop carries and that starts as a constant a constant of its own; how many got one."""
     wanted: dict[ir.Operation, list[_Start]] = {}
     for loop in _loops(module):
         seen: set[ir.Value] = set()
@@ -42,10 +41,12 @@ def separate_accumulators(module: ir.Module) -> None:
         results = _return_copies(fragment, [start.constant for start in starts])
         for start, result in zip(starts, results, strict=True):
             start.loop.operands[start.position] = result
+    return sum(map(len, wanted.values()))
 
 
-def add_sum_points(module: ir.Module) -> None:
-    """Put a sum point on every result of a loop, in each fragment that reads it."""
+def add_sum_points(module: ir.Module) -> int:
+    """Put a sum point on every result of a loop, in each fragment that reads it; how many there are."""
+    count = 0
     for loop in _loops(module):
         for use in [use for result in loop.results for use in result.uses]:
             fragment = use.owner.operation
@@ -53,14 +54,16 @@ def add_sum_points(module: ir.Module) -> None:
                 argument = fragment.regions[0].blocks[0].arguments[use.operand_number]
                 if any(True for _ in argument.uses):
                     _add_sum_point(argument, fragment.location)
+                    count += 1
+    return count
 
 
 def drop_idle_sum_points(reader: GraphReader, shardings: Mapping[ir.Value, Sharding]) -> None:
     """Remove the sum points that end in the sharding that they start from."""
     for handle in reader.handles:
-        if _SUM_POINT not in handle.attributes:
+        if SUM_POINT not in handle.attributes:
             continue
-        del handle.attributes[_SUM_POINT]
+        del handle.attributes[SUM_POINT]
         if shardings[handle.operands[0]] == shardings[handle.results[0]]:
             handle.results[0].replace_all_uses_with(handle.operands[0])
             handle.erase()
@@ -74,11 +77,8 @@ class _Start(NamedTuple):
     constant: ir.Operation
 
 
-def _loops(module: ir.Module) -> Iterator[ir.Operation]:
-    for function in functions(module):
-        for view in function.regions[0].blocks[0].operations:
-            if view.operation.name == "mpmd.for":
-                yield view.operation
+def _loops(module: ir.Module) -> list[ir.Operation]:
+    return operations(module.operation, ("mpmd.for",))
 
 
 def _returned_constant(fragment: ir.Operation, number: int) -> ir.Operation | None:
@@ -120,5 +120,5 @@ def _return_copies(fragment: ir.Operation, constants: Sequence[ir.Operation]) ->
 def _add_sum_point(argument: ir.Value, location: ir.Location) -> None:
     block = ir.BlockArgument(argument).owner
     point = identity(argument, location, ir.InsertionPoint.at_block_begin(block))
-    point.attributes[_SUM_POINT] = ir.UnitAttr.get()
+    point.attributes[SUM_POINT] = ir.UnitAttr.get()
     argument.replace_all_uses_except(point.results[0], point)

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxlib.mlir import ir
 
+from shardopt.dialect.strategy import OpStrategy, read_strategy, write_strategy
 from shardopt.extract.op_graph import MADE_ANYWHERE, GraphReader
 from shardopt.ir.rewriting import defining, identity
 from shardopt.mesh.mesh import Sharding
@@ -25,22 +26,20 @@ _BARRIER = "stablehlo.optimization_barrier"
 
 
 class Rematerializer:
-    """Rewrites fragments; `shardings` of all values so far, to which those of new values are added."""
+    """Rewrites a fragment; `shardings` of all values so far, to which those of new values are added. New operations
+    get strategies, but for barriers, which have none."""
 
     def __init__(self, reader: GraphReader, shardings: dict[ir.Value, Sharding]) -> None:
         self.reader, self.shardings = reader, shardings
-        self.number = {handle: number for number, handle in enumerate(reader.handles)}
+        # The part that a device keeps of a sum is written behind the operation later, and has no number.
+        self.number = {
+            handle: number for number, handle in enumerate(reader.handles) if not read_strategy(handle).is_scattered
+        }
 
-    def compute_again(
-        self,
-        chain: Sequence[int],
-        readers: Sequence[int],
-        operands: Sequence[Sequence[Sharding]],
-        results: Sequence[Sharding],
-    ) -> None:
+    def compute_again(self, chain: Sequence[int], readers: Sequence[int], strategies: Sequence[OpStrategy]) -> None:
         """Copy the operations `chain` before the first of `readers`, which then read the last copy's result.
 
-        `operands[k]` and `results[k]` are the shardings of the k-th copy.
+        `strategies` are those of the copies.
         """
         first = self.reader.handles[min(readers)]
         originals = [self.reader.handles[op] for op in chain]
@@ -49,12 +48,13 @@ class Rematerializer:
         sources = [v for v in dict.fromkeys(v for op in originals for v in op.operands) if v not in made]
         behind = self._barrier(sources, first, value)
         copies: dict[ir.Value, ir.Value] = {}
-        for original, wanted, result in zip(originals, operands, results, strict=True):
+        for original, strategy in zip(originals, strategies, strict=True):
             copy = original.clone(ip=ir.InsertionPoint(first))
+            write_strategy(copy, strategy)
             for position, operand in enumerate(list(copy.operands)):
                 given = copies.get(operand, behind.get(operand, operand))
-                copy.operands[position] = self._constrained(given, wanted[position], first)
-            self.shardings[copy.results[0]] = result
+                copy.operands[position] = self._constrained(given, strategy.operands[position], copy)
+            self.shardings[copy.results[0]] = strategy.results[0]
             copies[original.results[0]] = copy.results[0]
         for reader in readers:
             _replace(self.reader.handles[reader], value, copies[value])
@@ -99,9 +99,10 @@ class Rematerializer:
     def _constrained(self, value: ir.Value, wanted: Sharding, before: ir.Operation) -> ir.Value:
         if self.shardings[value] == wanted:
             return value
-        stop = identity(value, before.location, ir.InsertionPoint(before)).result
-        self.shardings[stop] = wanted
-        return stop
+        stop = identity(value, before.location, ir.InsertionPoint(before))
+        write_strategy(stop, OpStrategy.plain([self.shardings[value]], [wanted]))
+        self.shardings[stop.result] = wanted
+        return stop.result
 
 
 def _replace(op: ir.Operation, old: ir.Value, new: ir.Value) -> None:

@@ -8,7 +8,10 @@
 
 // STEPS: shardopt-inline-calls  in shardopt-intra
 // STEPS: shardopt-verify-imported  in shardopt-intra
-// STEPS: shardopt-shard-stages
+// STEPS: shardopt-separate-accumulators  in shardopt-intra
+// STEPS: shardopt-choose-shardings
+// STEPS: shardopt-insert-reshards  in shardopt-intra
+// STEPS: shardopt-annotate-shardings  in shardopt-intra
 // STEPS: shardopt-verify-sharded  in shardopt-intra
 
 // LARGE: error: mesh 8 needs 8 devices

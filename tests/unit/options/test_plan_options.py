@@ -49,7 +49,7 @@ KEYWORDS: dict[Function, Any] = {
     "parallelize": keywords.StepKeywords,
 }
 # Options of a pass that mean the same and begin with another default: it asks the stage first.
-OTHER_DEFAULTS = {("shardopt-shard-stages", "intra-op")}
+OTHER_DEFAULTS = {("shardopt-choose-shardings", "intra-op")}
 
 by_row = pytest.mark.parametrize("option", ROWS, ids=lambda option: option.field)
 
@@ -256,7 +256,7 @@ LATE_TEXT = "{memory-fraction=0.5 gap=0.25 partial-sums=off time-limit=5.0}"
 def test_they_reach_the_pass_from_keywords() -> None:
     text = phase_text(options_of("optimize", "cpu-test:1x4", LATE), "shard")
     steps = str(parse_pipeline(f"builtin.module({expand_phase(find_phase('shard'), text)})"))
-    assert f"shardopt-shard-stages{LATE_TEXT}" in steps
+    assert f"shardopt-choose-shardings{LATE_TEXT}" in steps
 
 
 def test_they_reach_the_pass_from_the_command_line() -> None:

@@ -70,7 +70,7 @@ def sharded(staged: bytes, options: str) -> tuple[str, int]:
     with make_context() as context:
         module = load_module(staged, context)
         result = run_pipeline(module, phase_range("shard", "shard", options))
-        return module_text(module), int(result.statistics["shardopt-shard-stages", "meshes solved"])
+        return module_text(module), int(result.statistics["shardopt-choose-shardings", "meshes solved"])
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_the_written_module_is_the_sharded_one(model: str, tmp_path: Path, suffi
     [
         (("--mesh", "2x"), "expected the shape of a mesh"),
         (("--mesh", "4x4"), "needs 16 devices, cluster cpu-test:1x4 has 4"),
-        (("--mesh", "4", "--intra-op", "best"), "option 'intra-op' of shardopt-shard-stages expects"),
+        (("--mesh", "4", "--intra-op", "best"), "option 'intra-op' of shardopt-choose-shardings expects"),
         (("--mesh", "4", "--gap", "-1"), "gap must not be negative, found -1"),
         (("--mesh", "4", "-o", "no/such/folder/out.mlir"), "its folder does not exist"),
     ],

@@ -16,8 +16,8 @@ from planner_problems import Allowed, all_plans, fits, least, priced, problems
 
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.options.names import InterOp
+from shardopt.passes.choose_shardings import ChooseShardings
 from shardopt.passes.outline_stages import OutlineStages
-from shardopt.passes.shard_stages import ShardStages
 from shardopt.solve.presets.presets import PRESETS
 from shardopt.solve.stages.baselines.mcmc import Moves
 from shardopt.solve.stages.baselines.planner import Request
@@ -37,7 +37,7 @@ def test_names_are_the_same_everywhere() -> None:
     assert set(get_args(InterOp)) == set(INTER_OP)
     methods = set(PRESETS) - {"shardy"}  # which reads a module, not a stage
     assert set(get_args(passes["intra_op"])) == methods
-    assert set(get_args(get_type_hints(ShardStages)["intra_op"])) == {*PRESETS, "auto"}
+    assert set(get_args(get_type_hints(ChooseShardings)["intra_op"])) == {*PRESETS, "auto"}
     for name in PLANNER_NAMES:
         assert {option.method for option in find_planner(name).options(stage_options(TWO_HOSTS))} <= methods
     with pytest.raises(UserError, match=r"unknown inter-op planner 'magic'; expected one of dp, .*mcmc"):

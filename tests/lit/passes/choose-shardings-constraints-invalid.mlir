@@ -1,14 +1,14 @@
 // What a constraints file gets wrong, and what cannot be obeyed.
 // RUN: split-file %s %t
-// RUN: not shardopt-opt %t/model.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/field.yaml" 2>&1 | FileCheck %t/field.yaml
-// RUN: not shardopt-opt %t/model.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/match.yaml" 2>&1 | FileCheck %t/match.yaml
-// RUN: not shardopt-opt %t/model.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/rank.yaml" 2>&1 | FileCheck %t/rank.yaml
-// RUN: not shardopt-opt %t/model.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/fit.yaml" 2>&1 | FileCheck %t/fit.yaml
-// RUN: not shardopt-opt %t/model.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/axis.yaml" 2>&1 | FileCheck %t/axis.yaml
-// RUN: not shardopt-opt %t/model.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/same.yaml" 2>&1 | FileCheck %t/same.yaml
-// RUN: not shardopt-opt %t/model.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/annotation.yaml" 2>&1 | FileCheck %t/annotation.yaml
-// RUN: not shardopt-opt %t/model.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/donated.yaml" 2>&1 | FileCheck %t/donated.yaml
-// RUN: not shardopt-opt %t/model.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/no.yaml" 2>&1 | FileCheck %t/model.mlir
+// RUN: not shardopt-opt %t/model.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/field.yaml" 2>&1 | FileCheck %t/field.yaml
+// RUN: not shardopt-opt %t/model.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/match.yaml" 2>&1 | FileCheck %t/match.yaml
+// RUN: not shardopt-opt %t/model.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/rank.yaml" 2>&1 | FileCheck %t/rank.yaml
+// RUN: not shardopt-opt %t/model.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/fit.yaml" 2>&1 | FileCheck %t/fit.yaml
+// RUN: not shardopt-opt %t/model.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/axis.yaml" 2>&1 | FileCheck %t/axis.yaml
+// RUN: not shardopt-opt %t/model.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/same.yaml" 2>&1 | FileCheck %t/same.yaml
+// RUN: not shardopt-opt %t/model.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/annotation.yaml" 2>&1 | FileCheck %t/annotation.yaml
+// RUN: not shardopt-opt %t/model.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/donated.yaml" 2>&1 | FileCheck %t/donated.yaml
+// RUN: not shardopt-opt %t/model.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/no.yaml" 2>&1 | FileCheck %t/model.mlir
 
 //--- model.mlir
 // CHECK: no.yaml: cannot read the constraints file: No such file or directory

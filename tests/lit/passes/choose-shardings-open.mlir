@@ -1,11 +1,11 @@
-// RUN: shardopt-opt %s --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=4 partial-sums=on" --shardopt-verify-sharded 2>&1 | FileCheck %s
-// RUN: shardopt-opt %s --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=4 sharding-format=sdy" --shardopt-verify-sharded 2>&1 | FileCheck %s --check-prefix=SHARDY
-// RUN: shardopt-opt %s --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=4" --shardopt-verify-sharded 2>&1 | FileCheck %s --check-prefix=AUTO
+// RUN: shardopt-opt %s --shardopt-shard="cluster=cpu-test:1x4 mesh=4 partial-sums=on" 2>&1 | FileCheck %s
+// RUN: shardopt-opt %s --shardopt-shard="cluster=cpu-test:1x4 mesh=4 sharding-format=sdy" 2>&1 | FileCheck %s --check-prefix=SHARDY
+// RUN: shardopt-opt %s --shardopt-shard="cluster=cpu-test:1x4 mesh=4" 2>&1 | FileCheck %s --check-prefix=AUTO
 
 // Two products whose inner dimension is split are added before they are summed up over the devices. That is for Shardy
 // only, and off for a module that GSPMD is to read.
 
-// CHECK: shard-stages-open.mlir:[[@LINE+13]]:{{[0-9]+}}: warning: sums stay open: only for Shardy's partitioner, GSPMD would drop them without a word
+// CHECK: choose-shardings-open.mlir:[[@LINE+13]]:{{[0-9]+}}: warning: sums stay open: only for Shardy's partitioner, GSPMD would drop them without a word
 // CHECK-LABEL: func.func public @main
 // CHECK-COUNT-2: stablehlo.dot_general {{.*}}mhlo.sharding = "{unreduced}"
 // CHECK: %[[SUM:.*]] = stablehlo.add {{.*}}mhlo.sharding = "{unreduced}"

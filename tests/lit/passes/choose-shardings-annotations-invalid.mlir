@@ -1,9 +1,9 @@
 // RUN: split-file %s %t
-// RUN: not shardopt-opt %t/form.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=4" 2>&1 | FileCheck %t/form.mlir
-// RUN: not shardopt-opt %t/donated.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=4" 2>&1 | FileCheck %t/donated.mlir
-// RUN: not shardopt-opt %t/large.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=4" 2>&1 | FileCheck %t/large.mlir
-// RUN: not shardopt-opt %t/staged.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 sharding-format=sdy" 2>&1 | FileCheck %t/staged.mlir
-// RUN: not shardopt-opt %t/staged.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 annotations=all" 2>&1 | FileCheck %t/staged.mlir --check-prefix=OPTION
+// RUN: not shardopt-opt %t/form.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=4" 2>&1 | FileCheck %t/form.mlir
+// RUN: not shardopt-opt %t/donated.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=4" 2>&1 | FileCheck %t/donated.mlir
+// RUN: not shardopt-opt %t/large.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=4" 2>&1 | FileCheck %t/large.mlir
+// RUN: not shardopt-opt %t/staged.mlir --shardopt-shard="cluster=cpu-test:1x4 sharding-format=sdy" 2>&1 | FileCheck %t/staged.mlir
+// RUN: not shardopt-opt %t/staged.mlir --shardopt-shard="cluster=cpu-test:1x4 annotations=all" 2>&1 | FileCheck %t/staged.mlir --check-prefix=OPTION
 
 //--- form.mlir
 // CHECK: form.mlir:[[@LINE+2]]:8: error: expected 'shardopt.sharding' to be {axes = ["x"], sizes = array<i64: 2>, dims = {{\[}}["x"], []]} (and open, replicated, devices), found {axes = ["a"], dims = {{\[}}["b"]], sizes = array<i64: 4>}: expected axes of the mesh (a), found 'b'
@@ -32,7 +32,7 @@ func.func public @main(%x: tensor<4000000000xi8> {shardopt.sharding = {axes = []
 
 //--- staged.mlir
 // CHECK: error: expected sharding-format=mhlo for a module with stages, found sdy
-// OPTION: option 'annotations' of shardopt-shard-stages expects keep | require | drop, found 'all'
+// OPTION: option 'annotations' of shardopt-choose-shardings expects keep | require | drop, found 'all'
 func.func public @main(%x: !mpmd.mesh_tensor<"m0", tensor<8xf32>>) -> !mpmd.mesh_tensor<"m0", tensor<8xf32>> attributes {topology = #mpmd.topology<<"m0" : <["x"=2]>>>} {
   return %x : !mpmd.mesh_tensor<"m0", tensor<8xf32>>
 }

@@ -1,5 +1,5 @@
-// RUN: shardopt-opt %s --shardopt-shard-stages="cluster=cpu-test memory-fraction=0" --shardopt-verify-sharded | FileCheck %s
-// RUN: shardopt-opt %s --shardopt-shard-stages="cluster=cpu-test intra-op=replicate" --shardopt-verify-sharded | FileCheck %s --check-prefix=WHOLE
+// RUN: shardopt-opt %s --shardopt-shard="cluster=cpu-test memory-fraction=0" | FileCheck %s
+// RUN: shardopt-opt %s --shardopt-shard="cluster=cpu-test intra-op=replicate" | FileCheck %s --check-prefix=WHOLE
 
 // Two stages, a loop with an accumulator. Accumulators and donated arguments have one sharding before and after.
 

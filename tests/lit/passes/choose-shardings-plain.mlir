@@ -1,11 +1,11 @@
 // RUN: split-file %s %t
-// RUN: shardopt-opt %t/data.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=4 intra-op=data" --shardopt-verify-sharded | FileCheck %t/data.mlir
-// RUN: shardopt-opt %t/loop.mlir --shardopt-shard-stages="cluster=cpu-test mesh=2x2" --shardopt-verify-sharded | FileCheck %t/loop.mlir
-// RUN: shardopt-opt %t/unknown.mlir --shardopt-shard-stages="cluster=cpu-test mesh=2x2" --shardopt-verify-sharded --remarks 2>&1 | FileCheck %t/unknown.mlir
-// RUN: shardopt-opt %t/odd.mlir --shardopt-shard-stages="cluster=cpu-test mesh=2x2" --shardopt-verify-sharded --remarks 2>&1 | FileCheck %t/odd.mlir
-// RUN: shardopt-opt %t/zero.mlir --shardopt-shard-stages="cluster=cpu-test mesh=2x2" --shardopt-verify-sharded | FileCheck %t/zero.mlir
-// RUN: shardopt-opt %t/scatter.mlir --shardopt-shard-stages="cluster=cpu-test mesh=4 intra-op=heuristic" --shardopt-verify-sharded | FileCheck %t/scatter.mlir
-// RUN: shardopt-opt %t/constant.mlir --shardopt-shard-stages="cluster=cpu-test mesh=4 intra-op=heuristic" --shardopt-verify-sharded | FileCheck %t/constant.mlir
+// RUN: shardopt-opt %t/data.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=4 intra-op=data" | FileCheck %t/data.mlir
+// RUN: shardopt-opt %t/loop.mlir --shardopt-shard="cluster=cpu-test mesh=2x2" | FileCheck %t/loop.mlir
+// RUN: shardopt-opt %t/unknown.mlir --shardopt-shard="cluster=cpu-test mesh=2x2" --remarks 2>&1 | FileCheck %t/unknown.mlir
+// RUN: shardopt-opt %t/odd.mlir --shardopt-shard="cluster=cpu-test mesh=2x2" --remarks 2>&1 | FileCheck %t/odd.mlir
+// RUN: shardopt-opt %t/zero.mlir --shardopt-shard="cluster=cpu-test mesh=2x2" | FileCheck %t/zero.mlir
+// RUN: shardopt-opt %t/scatter.mlir --shardopt-shard="cluster=cpu-test mesh=4 intra-op=heuristic" | FileCheck %t/scatter.mlir
+// RUN: shardopt-opt %t/constant.mlir --shardopt-shard="cluster=cpu-test mesh=4 intra-op=heuristic" | FileCheck %t/constant.mlir
 
 // The weight is whole, the batch split along its rows, and the gradient reduced over the devices.
 //--- data.mlir

@@ -1,5 +1,12 @@
-// RUN: shardopt-opt %s --shardopt-shard-stages="cluster=cpu-test mesh=1" --shardopt-verify-sharded | FileCheck %s --check-prefix=FREE
-// RUN: shardopt-opt %s --shardopt-shard-stages="cluster=cpu-test mesh=1 memory-budget=1280KiB" --shardopt-verify-sharded --remarks 2>&1 | FileCheck %s
+// RUN: shardopt-opt %s --shardopt-shard="cluster=cpu-test mesh=1" | FileCheck %s --check-prefix=FREE
+// RUN: shardopt-opt %s --shardopt-shard="cluster=cpu-test mesh=1 memory-budget=1280KiB" --remarks 2>&1 | FileCheck %s
+// RUN: shardopt-opt %s --shardopt-choose-shardings="cluster=cpu-test mesh=1 memory-budget=1280KiB" --shardopt-verify-chosen | FileCheck %s --check-prefix=CHOSEN
+
+// The pass itself rewrites nothing: that the second operation runs again for the sixth is an attribute.
+// CHOSEN: func.func public @main
+// CHOSEN-SAME: shardopt.rematerialize = [{chain = array<i64: 1>, readers = array<i64: 5>, strategies = ["[{}, {}] -> [{}, {}]"]}]
+// CHOSEN-COUNT-1: stablehlo.tanh
+// CHOSEN-NOT: {{stablehlo.tanh|optimization_barrier}}
 
 // FREE-NOT: optimization_barrier
 

@@ -1,10 +1,10 @@
 // A constraints file, in YAML and in JSON: arguments by number, name and pattern, results, operations, forbidden axes.
 // RUN: split-file %s %t
-// RUN: shardopt-opt %t/model.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/all.yaml" --shardopt-verify-sharded | FileCheck %t/all.check
-// RUN: shardopt-opt %t/model.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/same.json" --shardopt-verify-sharded | FileCheck %t/all.check
-// RUN: shardopt-opt %t/model.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/forbid.yaml" --shardopt-verify-sharded | FileCheck %t/forbid.check
-// RUN: shardopt-opt %t/model.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=2x2 intra-op=data batch-args=0 constraints=%t/all.yaml" --shardopt-verify-sharded | FileCheck %t/all.check
-// RUN: shardopt-opt %t/model.mlir --shardopt-shard-stages="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/empty.yaml" --shardopt-verify-sharded
+// RUN: shardopt-opt %t/model.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/all.yaml" | FileCheck %t/all.check
+// RUN: shardopt-opt %t/model.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/same.json" | FileCheck %t/all.check
+// RUN: shardopt-opt %t/model.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/forbid.yaml" | FileCheck %t/forbid.check
+// RUN: shardopt-opt %t/model.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=2x2 intra-op=data batch-args=0 constraints=%t/all.yaml" | FileCheck %t/all.check
+// RUN: shardopt-opt %t/model.mlir --shardopt-shard="cluster=cpu-test:1x4 mesh=2x2 constraints=%t/empty.yaml"
 
 //--- model.mlir
 func.func public @main(%x: tensor<1024x512xf32> loc("x"), %w: tensor<512x512xf32> loc("params['dense']['kernel']"), %b: tensor<512xf32> loc("params['dense']['bias']")) -> (tensor<1024x512xf32> {jax.result_info = "loss"}, tensor<1024x512xf32>) {

@@ -4,10 +4,10 @@
 // RUN: shardopt-opt %t/values.mlir --pass-pipeline='builtin.module(shardopt-intra{cluster=cpu-test:1x8 mesh=2x2x2 annotations=require})' | FileCheck %t/values.mlir
 // RUN: shardopt-opt %t/values.mlir --pass-pipeline='builtin.module(shardopt-intra{cluster=cpu-test:1x8 mesh=4x2})' -o %t/other.mlir 2>&1 | FileCheck %t/values.mlir --check-prefix=OTHER
 // RUN: not shardopt-opt %t/values.mlir --pass-pipeline='builtin.module(shardopt-intra{cluster=cpu-test:1x8 mesh=4x2 annotations=require})' 2>&1 | FileCheck %t/values.mlir --check-prefix=REQUIRE
-// RUN: shardopt-opt %t/values.mlir --shardopt-import --shardopt-shard-stages="cluster=cpu-test:1x8 mesh=8 annotations=drop" | FileCheck %t/values.mlir --check-prefix=DROP
+// RUN: shardopt-opt %t/values.mlir --shardopt-import --shardopt-shard="cluster=cpu-test:1x8 mesh=8 annotations=drop" | FileCheck %t/values.mlir --check-prefix=DROP
 // RUN: shardopt-opt %t/order.mlir --pass-pipeline='builtin.module(shardopt-intra{cluster=cpu-test:1x4 mesh=2x2 annotations=require})' | FileCheck %t/order.mlir
 // RUN: shardopt-opt %t/loop.mlir --pass-pipeline='builtin.module(shardopt-intra{cluster=cpu-test:1x4 mesh=4 annotations=require})' | FileCheck %t/loop.mlir
-// RUN: shardopt-opt %t/stages.mlir --shardopt-shard-stages="cluster=cpu-test:1x4" --shardopt-verify-sharded 2>&1 | FileCheck %t/stages.mlir
+// RUN: shardopt-opt %t/stages.mlir --shardopt-shard="cluster=cpu-test:1x4" 2>&1 | FileCheck %t/stages.mlir
 
 // The same tiles, however the mesh is cut into axes. A matrix product of two whole matrices is none of the cheapest
 // ways to an odd sharding: the value is moved behind it.

@@ -1,17 +1,17 @@
 // RUN: split-file %s %t
-// RUN: not shardopt-opt %t/plain.mlir --shardopt-shard-stages=cluster=cpu-test 2>&1 | FileCheck %t/plain.mlir
-// RUN: not shardopt-opt %t/plain.mlir --shardopt-shard-stages="cluster=cpu-test mesh=2y2" 2>&1 | FileCheck %t/plain.mlir --check-prefix=SHAPE
-// RUN: not shardopt-opt %t/plain.mlir --shardopt-shard-stages="cluster=cpu-test mesh=4x4" 2>&1 | FileCheck %t/plain.mlir --check-prefix=COUNT
-// RUN: not shardopt-opt %t/plain.mlir --shardopt-shard-stages=mesh=4 2>&1 | FileCheck %t/plain.mlir --check-prefix=CLUSTER
-// RUN: not shardopt-opt %t/plain.mlir --shardopt-shard-stages="cluster=cpu-test mesh=4 intra-op=zero" 2>&1 | FileCheck %t/plain.mlir --check-prefix=PRESET
-// RUN: not shardopt-opt %t/plain.mlir --shardopt-shard-stages="cluster=cpu-test mesh=4 memory-fraction=2" 2>&1 | FileCheck %t/plain.mlir --check-prefix=FRACTION
-// RUN: not shardopt-opt %t/large.mlir --shardopt-shard-stages="cluster=cpu-test mesh=4" 2>&1 | FileCheck %t/large.mlir
-// RUN: not shardopt-opt %t/large.mlir --shardopt-shard-stages="cluster=cpu-test mesh=4 memory-budget=1.5GB" 2>&1 | FileCheck %t/large.mlir --check-prefix=BUDGET
-// RUN: not shardopt-opt %t/plain.mlir --shardopt-shard-stages="cluster=cpu-test mesh=4 memory-budget=lots" 2>&1 | FileCheck %t/plain.mlir --check-prefix=BYTES
-// RUN: not shardopt-opt %t/mesh.mlir --shardopt-shard-stages=cluster=cpu-test 2>&1 | FileCheck %t/mesh.mlir
-// RUN: not shardopt-opt %t/none.mlir --shardopt-shard-stages=cluster=cpu-test 2>&1 | FileCheck %t/none.mlir
-// RUN: not shardopt-opt %t/dynamic.mlir --shardopt-shard-stages="cluster=cpu-test mesh=4" 2>&1 | FileCheck %t/dynamic.mlir
-// RUN: not shardopt-opt %t/token.mlir --shardopt-shard-stages="cluster=cpu-test mesh=4" 2>&1 | FileCheck %t/token.mlir
+// RUN: not shardopt-opt %t/plain.mlir --shardopt-shard=cluster=cpu-test 2>&1 | FileCheck %t/plain.mlir
+// RUN: not shardopt-opt %t/plain.mlir --shardopt-shard="cluster=cpu-test mesh=2y2" 2>&1 | FileCheck %t/plain.mlir --check-prefix=SHAPE
+// RUN: not shardopt-opt %t/plain.mlir --shardopt-shard="cluster=cpu-test mesh=4x4" 2>&1 | FileCheck %t/plain.mlir --check-prefix=COUNT
+// RUN: not shardopt-opt %t/plain.mlir --shardopt-shard=mesh=4 2>&1 | FileCheck %t/plain.mlir --check-prefix=CLUSTER
+// RUN: not shardopt-opt %t/plain.mlir --shardopt-shard="cluster=cpu-test mesh=4 intra-op=zero" 2>&1 | FileCheck %t/plain.mlir --check-prefix=PRESET
+// RUN: not shardopt-opt %t/plain.mlir --shardopt-shard="cluster=cpu-test mesh=4 memory-fraction=2" 2>&1 | FileCheck %t/plain.mlir --check-prefix=FRACTION
+// RUN: not shardopt-opt %t/large.mlir --shardopt-shard="cluster=cpu-test mesh=4" 2>&1 | FileCheck %t/large.mlir
+// RUN: not shardopt-opt %t/large.mlir --shardopt-shard="cluster=cpu-test mesh=4 memory-budget=1.5GB" 2>&1 | FileCheck %t/large.mlir --check-prefix=BUDGET
+// RUN: not shardopt-opt %t/plain.mlir --shardopt-shard="cluster=cpu-test mesh=4 memory-budget=lots" 2>&1 | FileCheck %t/plain.mlir --check-prefix=BYTES
+// RUN: not shardopt-opt %t/mesh.mlir --shardopt-shard=cluster=cpu-test 2>&1 | FileCheck %t/mesh.mlir
+// RUN: not shardopt-opt %t/none.mlir --shardopt-shard=cluster=cpu-test 2>&1 | FileCheck %t/none.mlir
+// RUN: not shardopt-opt %t/dynamic.mlir --shardopt-shard="cluster=cpu-test mesh=4" 2>&1 | FileCheck %t/dynamic.mlir
+// RUN: not shardopt-opt %t/token.mlir --shardopt-shard="cluster=cpu-test mesh=4" 2>&1 | FileCheck %t/token.mlir
 
 //--- dynamic.mlir
 // CHECK: dynamic.mlir:[[@LINE+2]]:8: error: expected ranked tensors of static shape, found tensor<?xf32>
@@ -32,7 +32,7 @@ func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {
 // SHAPE: error: expected the shape of a mesh with one to three axes, such as '2x2', found '2y2'
 // COUNT: error: mesh 4x4 needs 16 devices, cluster cpu-test:1x4 has 4
 // CLUSTER: error: expected attribute 'shardopt.cluster' on the module
-// PRESET: option 'intra-op' of shardopt-shard-stages expects auto | ilp | data | {{.*}}, found 'zero'
+// PRESET: option 'intra-op' of shardopt-choose-shardings expects auto | ilp | data | {{.*}}, found 'zero'
 // BYTES: expected bytes such as 1073741824, 512MiB or 1.5GB, found 'lots'
 // FRACTION: memory-fraction must lie between 0 and 1, found 2.0
 func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {

@@ -1,0 +1,74 @@
+"""Say the sharding of every value in the words of the partitioner: `mhlo.sharding`, or Shardy's constraints.
+
+Needs the chosen form in which all operations agree (`shardopt-insert-reshards`). Afterwards the sharded form: every
+operation of a fragment carries `mhlo.sharding` and no `shardopt.strategy`. A plain module carries it on the arguments
+and results of `@main` too; with `sharding-format=sdy` it is in Shardy's form instead (`shardopt.forms.shardy`).
+
+    %1 = stablehlo.dot_general %a, %b … {shardopt.strategy = "[{x}, {}], [{}, {}] -> [{x}, {}]"}
+ =>
+    %1 = stablehlo.dot_general %a, %b … {mhlo.sharding = "{devices=[2,1]<=[2]}"}
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxlib.mlir import ir
+
+from shardopt.dialect.plain_mesh import PLAIN_MESH
+from shardopt.dialect.strategy import STRATEGY, read_strategy
+from shardopt.extract.chosen_plan import ChosenPart, read_parts
+from shardopt.extract.control_flow import numbered_operations
+from shardopt.forms.shardy import to_shardy
+from shardopt.passes.base import Pass, PassContext, option
+from shardopt.passes.sharding.sharding_writer import annotate_block, annotate_signature, write_partitions
+
+
+def _annotate(part: ChosenPart) -> None:
+    annotate_block(part.block, part.values(), part.mesh)
+    for op in numbered_operations(part.block):
+        del op.attributes[STRATEGY]
+
+
+def _is_plain(part: ChosenPart) -> bool:
+    return part.holder.name == "func.func"
+
+
+def _annotate_plain(module: ir.Module, part: ChosenPart) -> None:
+    """The signature of `@main`, and for how many devices the module is meant."""
+    main = part.holder
+    signature = read_strategy(main)
+    annotate_signature(main, signature.operands, signature.results, part.mesh)
+    write_partitions(module, part.mesh)
+    del main.attributes[STRATEGY], main.attributes[PLAIN_MESH]
+
+
+@dataclass(frozen=True)
+class AnnotateShardings(Pass):
+    """See the head of the file."""
+
+    name = "shardopt-annotate-shardings"
+    summary = "write the sharding of every value as the partitioner reads it"
+
+    sharding_format: Literal["mhlo", "sdy"] = option("mhlo", help="form of the shardings of a module without stages")
+
+    def run(self, module: ir.Module, pm: PassContext) -> None:
+        try:
+            parts = read_parts(module)
+        except ValueError as error:
+            raise pm.error(module.operation, str(error)) from error
+        for op, said in filter(None, (part.unsettled() for part in parts)):
+            raise pm.error(op, f"expected {said} (run shardopt-insert-reshards first)")
+        for part in parts:
+            _annotate(part)
+            if _is_plain(part):
+                self._finish_plain(module, part, pm)
+
+    def _finish_plain(self, module: ir.Module, part: ChosenPart, pm: PassContext) -> None:
+        _annotate_plain(module, part)
+        if self.sharding_format == "sdy":
+            to_shardy(module, part.mesh)
+        elif any(sharding.partial for sharding in part.shardings.values()):
+            said = "sums stay open: only for Shardy's partitioner, GSPMD would drop them without a word"
+            pm.warning(part.holder, said)

@@ -1,0 +1,140 @@
+"""Choose a sharding for every value inside a stage, and a strategy for every operation; change none of them.
+
+Needs the staged form, or a plain imported module and the option `mesh`; in both what loops carry is marked
+(`shardopt-mark-carried`). Afterwards the chosen form: decisions are attributes, which the next passes obey.
+
+    %f = mpmd.fragment<mesh="m0", …> (%x, %w) (%a: tensor<8x4xf32>, %b: tensor<4x4xf32>) {
+      %1 = stablehlo.dot_general %a, %b …
+    } … -> !mpmd.mesh_tensor<"m0", tensor<8x4xf32>>
+ =>
+    %f = mpmd.fragment<mesh="m0", …> (%x, %w) {shardopt.cost = {seconds = …, …}} (%a: …, %b: …) {
+      %1 = stablehlo.dot_general %a, %b … {shardopt.strategy = "[{x}, {}], [{}, {}] -> [{x}, {}]"}
+    } … -> !mpmd.mesh_tensor<"m0", tensor<8x4xf32>, sharding=<@m0, [{"x"}, {}]>>
+
+1. Read what the user demands: `shardopt.sharding` annotations and the file of the option `constraints`
+   (`shardopt.passes.sharding.user_constraints`). Annotations go; markers stand where values are to be resharded.
+2. Extract one op graph a mesh, from all of its fragments (`shardopt.extract.mesh_graphs`); operations of the microbatch
+   body count once for each microbatch.
+3. Solve the assignment of strategies on each (`shardopt.passes.sharding.planning`), once for meshes that look alike; or
+   take the strategies from a plan file (`plan=`).
+4. Write what was decided (`shardopt.passes.sharding.writing`): strategies, shardings in the types between fragments,
+   what is computed again, and costs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from jaxlib.mlir import ir
+
+from shardopt.dialect.choices import write_choices
+from shardopt.dialect.cluster import cluster_of
+from shardopt.extract.batch_arguments import parse_batch_arguments
+from shardopt.extract.chosen_plan import main_of
+from shardopt.extract.mesh_graphs import MeshGraph, is_staged, read_plain, read_staged
+from shardopt.extract.op_graph import find_unreadable, sharding_rules
+from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.memory_limit import check_memory_options
+from shardopt.mesh.mesh import Mesh, parse_mesh
+from shardopt.options.names import Annotations, MeshIntraOp, PartialSums
+from shardopt.passes.base import Pass, PassContext, PassFailure, option, plan_option
+from shardopt.passes.given.shardings import recorded
+from shardopt.passes.sharding.demand_rules import DemandError
+from shardopt.passes.sharding.demands import obeyed_demands
+from shardopt.passes.sharding.planning import Planner
+from shardopt.passes.sharding.replication import report_replicated
+from shardopt.passes.sharding.writing import write_plans
+from shardopt.support.errors import UserError
+from shardopt.support.spans import timed
+
+
+@dataclass(frozen=True)
+class ChooseShardings(Pass):
+    """See the head of the file."""
+
+    name = "shardopt-choose-shardings"
+    summary = "choose a sharding for every value inside a stage"
+
+    planner: ClassVar[type[Planner]] = Planner
+
+    cluster: str = plan_option(
+        "cluster", help="cluster file or preset; default: the cluster the stage phase planned for"
+    )
+    profile: str = plan_option("profile")
+    intra_op: MeshIntraOp = plan_option(
+        "intra_op",
+        default="auto",
+        help="how shardings are chosen: by the solver (ilp) or as a known method does (see "
+        "docs/concepts/intra-op.md); auto: as the stage was planned, else by the solver",
+    )
+    mesh: str = option("", help="shape of the mesh for a module without stages, such as 2x2")
+    batch_args: tuple[str, ...] = plan_option("batch_args", default=("auto",))
+    annotations: Annotations = plan_option("annotations")
+    constraints: str = plan_option("constraints")
+    sharding_format: Literal["mhlo", "sdy"] = option(
+        "mhlo", help="form of the shardings of a module without stages; sdy lets its sums stay open"
+    )
+    memory_fraction: float = plan_option("memory_fraction")
+    explain: str = plan_option("explain")
+    memory_budget: str = plan_option("memory_budget")
+    gap: float = plan_option("gap")
+    partial_sums: PartialSums = plan_option("partial_sums")
+    time_limit: float = plan_option("time_limit")
+    plan: str = plan_option("plan")
+
+    def __post_init__(self) -> None:
+        check_memory_options(self.memory_fraction, self.memory_budget)
+        if self.gap < 0:
+            raise ValueError(f"gap must not be negative, found {self.gap}")
+        if self.time_limit <= 0:
+            raise ValueError(f"time-limit must be positive, found {self.time_limit}")
+        parse_batch_arguments(self.batch_args)
+
+    def run(self, module: ir.Module, pm: PassContext) -> None:
+        try:
+            main = main_of(module)
+        except ValueError as error:
+            raise pm.error(module.operation, str(error)) from error
+        unreadable = find_unreadable(module.operation)
+        if unreadable is not None:
+            raise pm.error(unreadable[0], f"expected ranked tensors of static shape, found {unreadable[1]}")
+        try:
+            self._choose(module, main, pm)
+        except PassFailure:
+            raise
+        except DemandError as error:
+            raise pm.error(error.where, error.message, error.notes) from error
+        except (UserError, ValueError) as error:
+            raise pm.error(main, str(error)) from error
+
+    def _choose(self, module: ir.Module, main: ir.Operation, pm: PassContext) -> None:
+        cluster = cluster_of(module, self.cluster, self.profile)
+        mesh = None if is_staged(main) else self._mesh(cluster)
+        if mesh is None and self.sharding_format == "sdy":
+            raise UserError("expected sharding-format=mhlo for a module with stages, found sdy")
+        demands = obeyed_demands(module, main, mesh, self.constraints, self.annotations, pm)
+        graphs = self._extract(module, main, mesh)
+        solved = self.planner(self, cluster, demands, pm).plans(graphs)
+        if mesh is None:
+            pairs = zip(graphs, solved, strict=True)
+            write_choices(main, {graph.mesh.name: recorded(graph, each) for graph, each in pairs})
+        for graph in graphs:
+            report_replicated(graph, pm)
+        write_plans(module, main, graphs, [each.plan for each in solved if each.plan is not None])
+
+    def _extract(self, module: ir.Module, main: ir.Operation, mesh: Mesh | None) -> tuple[MeshGraph, ...]:
+        with timed("sharding program: read"), sharding_rules(module):
+            graphs = read_staged(module, main) if mesh is None else (read_plain(main, mesh),)
+        if self.intra_op == "auto":
+            return graphs
+        return tuple(replace(graph, method=self.intra_op) for graph in graphs)
+
+    def _mesh(self, cluster: Cluster) -> Mesh:
+        if not self.mesh:
+            raise UserError("expected a topology on '@main' or a mesh option such as '2x2', found none")
+        mesh = parse_mesh(self.mesh)
+        if mesh.size > cluster.num_devices:
+            raise UserError(f"mesh {self.mesh} needs {mesh.size} devices, cluster {cluster} has {cluster.num_devices}")
+        cluster.group_of(mesh)
+        return mesh

@@ -1,0 +1,52 @@
+// RUN: shardopt-opt %S/Inputs/chosen.mlir --shardopt-insert-reshards --shardopt-verify-chosen | FileCheck %s --check-prefix=STAGED
+// RUN: split-file %s %t
+// RUN: shardopt-opt %t/stops.mlir --shardopt-insert-reshards --shardopt-verify-chosen | FileCheck %t/stops.mlir
+// RUN: shardopt-opt %t/sums.mlir --shardopt-insert-reshards --shardopt-verify-chosen | FileCheck %t/sums.mlir
+
+// The reduced value stands in front of the part that is kept, the constant is there twice, and a stop brings rows where
+// columns are.
+// STAGED: %[[COLUMNS:.*]] = stablehlo.constant {shardopt.strategy = "-> [{}, {x}]"}
+// STAGED: %[[ROWS:.*]] = stablehlo.constant {shardopt.strategy = "-> [{x}, {}]"}
+// STAGED: %[[D:.*]] = stablehlo.dot_general {{.*}} {shardopt.strategy = "[{}, {x}], [{x}, {}] -> [{}, {}]"}
+// STAGED: %[[PART:.*]] = stablehlo.custom_call @Sharding(%[[D]]) {shardopt.strategy = "[{}, {}] -> [{x}, {}]"}
+// STAGED: %[[E:.*]] = stablehlo.add %[[PART]], %[[ROWS]]
+// STAGED: %[[G:.*]] = stablehlo.add %{{.*}}, %[[COLUMNS]]
+// STAGED: %[[STOP:.*]] = stablehlo.custom_call @Sharding(%[[G]]) {shardopt.strategy = "[{}, {x}] -> [{x}, {}]"}
+// STAGED: stablehlo.multiply %[[E]], %[[STOP]]
+
+// Two collectives on the way to the readers: two stops, which both share.
+//--- stops.mlir
+// CHECK: %[[T:.*]] = stablehlo.tanh %arg0 {shardopt.strategy = "[{x, y}, {}] -> [{x, y}, {}]"}
+// CHECK-NEXT: %[[ONE:.*]] = stablehlo.custom_call @Sharding(%[[T]])
+// CHECK-NEXT: %[[TWO:.*]] = stablehlo.custom_call @Sharding(%[[ONE]]) {{.*}} -> [{}, {x}]"}
+// CHECK-NEXT: %[[N:.*]] = stablehlo.negate %[[TWO]]
+// CHECK-NEXT: stablehlo.add %[[TWO]], %[[N]] {shardopt.strategy = "[{}, {x}], [{}, {x}] -> [{}, {x}]"}
+func.func public @main(%x: tensor<8x8xf32>) -> tensor<8x8xf32> attributes {shardopt.cost = {}, shardopt.mesh = #sdy.mesh<["x"=2, "y"=2]>, shardopt.strategy = "[{x, y}, {}] -> [{}, {x}]"} {
+  %0 = stablehlo.tanh %x {shardopt.strategy = "[{x, y}, {}] -> [{x, y}, {}]"} : tensor<8x8xf32>
+  %1 = stablehlo.negate %0 {shardopt.strategy = "[{}, {x}] -> [{}, {x}]"} : tensor<8x8xf32>
+  %2 = stablehlo.add %0, %1 {shardopt.strategy = "[{}, {x}], [{}, {x}] -> [{}, {x}]"} : tensor<8x8xf32>
+  return %2 : tensor<8x8xf32>
+}
+
+// Of two sum points the one that sums stays; what a loop carries is pinned on both sides of its regions.
+//--- sums.mlir
+// CHECK-NOT: shardopt.sum_point
+// CHECK: %[[SUM:.*]] = stablehlo.custom_call @Sharding(%{{.*}}) {shardopt.strategy = "[{}] + {x} -> [{}]"}
+// CHECK: stablehlo.while(%{{.*}} = %arg2, %{{.*}} = %[[SUM]])
+// CHECK: do
+// CHECK: %[[PIN:.*]] = stablehlo.custom_call @Sharding(%{{.*}}) {shardopt.strategy = "[{x}] -> [{x}]"}
+// CHECK: %[[A:.*]] = stablehlo.custom_call @Sharding(%{{.*}}) {shardopt.strategy = "[{}] -> [{}]"}
+// CHECK: stablehlo.custom_call @Sharding(%[[PIN]]) {shardopt.strategy = "[{x}] -> [{}]"}
+// CHECK: stablehlo.add
+func.func public @main(%s: tensor<8xf32>, %w: tensor<8xf32>, %p: tensor<i1>) -> tensor<8xf32> attributes {shardopt.cost = {}, shardopt.mesh = #sdy.mesh<["x"=2]>, shardopt.strategy = "[{}] + {x}, [{x}], [] -> [{}]"} {
+  %0 = stablehlo.custom_call @Sharding(%s) {shardopt.strategy = "[{}] + {x} -> [{}]", shardopt.sum_point} : (tensor<8xf32>) -> tensor<8xf32>
+  %1 = stablehlo.custom_call @Sharding(%w) {shardopt.strategy = "[{x}] -> [{x}]", shardopt.sum_point} : (tensor<8xf32>) -> tensor<8xf32>
+  %r:2 = stablehlo.while(%q = %p, %a = %0) : tensor<i1>, tensor<8xf32>
+  cond {
+    stablehlo.return %q : tensor<i1>
+  } do {
+    %2 = stablehlo.add %a, %1 {shardopt.strategy = "[{}], [{}] -> [{}]"} : tensor<8xf32>
+    stablehlo.return %q, %2 : tensor<i1>, tensor<8xf32>
+  }
+  return %r#1 : tensor<8xf32>
+}

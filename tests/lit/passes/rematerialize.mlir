@@ -1,0 +1,41 @@
+// RUN: split-file %s %t
+// RUN: shardopt-opt %t/again.mlir --shardopt-verify-chosen --shardopt-rematerialize --shardopt-verify-chosen | FileCheck %t/again.mlir
+// RUN: shardopt-opt %t/read.mlir --shardopt-verify-chosen --shardopt-rematerialize --shardopt-verify-chosen | FileCheck %t/read.mlir
+// RUN: shardopt-opt %S/Inputs/chosen.mlir --shardopt-rematerialize -o %t/same.mlir
+// RUN: shardopt-opt %S/Inputs/chosen.mlir | diff %t/same.mlir -
+
+// The hyperbolic tangent runs again before its last reader, behind a barrier that waits for the other operand of that
+// reader. Its copy wants its operand whole, which is split: an identity says where it is resharded.
+//--- again.mlir
+// CHECK-LABEL: func.func public @main
+// CHECK-NOT: shardopt.rematerialize
+func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> attributes {shardopt.cost = {}, shardopt.mesh = #sdy.mesh<["x"=2]>, shardopt.strategy = "[{x}] -> [{}]",
+    shardopt.rematerialize = [{chain = array<i64: 1>, readers = array<i64: 3>, strategies = ["[{}] -> [{}]"]}]} {
+  // CHECK: %[[Z:.*]] = stablehlo.negate %arg0
+  %z = stablehlo.negate %x {shardopt.strategy = "[{x}] -> [{x}]"} : tensor<8xf32>
+  // CHECK: %[[Y:.*]] = stablehlo.tanh %[[Z]] {shardopt.strategy = "[{x}] -> [{}]"}
+  %y = stablehlo.tanh %z {shardopt.strategy = "[{x}] -> [{}]"} : tensor<8xf32>
+  // CHECK: %[[H:.*]] = stablehlo.add %[[Y]], %[[Y]]
+  %h = stablehlo.add %y, %y {shardopt.strategy = "[{}], [{}] -> [{}]"} : tensor<8xf32>
+  // CHECK: %[[B:.*]]:2 = stablehlo.optimization_barrier %[[Z]], %[[H]]
+  // CHECK: %[[S:.*]] = stablehlo.custom_call @Sharding(%[[B]]#0) {shardopt.strategy = "[{x}] -> [{}]"}
+  // CHECK: %[[AGAIN:.*]] = stablehlo.tanh %[[S]] {shardopt.strategy = "[{}] -> [{}]"}
+  // CHECK: stablehlo.multiply %[[B]]#1, %[[AGAIN]]
+  %m = stablehlo.multiply %h, %y {shardopt.strategy = "[{}], [{}] -> [{}]"} : tensor<8xf32>
+  return %m : tensor<8xf32>
+}
+
+// The last two readers share a copy of the argument that the first has no part in.
+//--- read.mlir
+// CHECK-LABEL: func.func public @main
+// CHECK: %[[H:.*]] = stablehlo.tanh %arg0
+// CHECK: %[[B:.*]]:2 = stablehlo.optimization_barrier %arg0, %[[H]]
+// CHECK: %[[M:.*]] = stablehlo.multiply %[[B]]#1, %[[B]]#0
+// CHECK: stablehlo.add %[[B]]#0, %[[M]]
+func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> attributes {shardopt.cost = {}, shardopt.mesh = #sdy.mesh<["x"=2]>, shardopt.strategy = "[{x}] -> [{}]",
+    shardopt.rematerialize = [{operand = 1 : i64, readers = array<i64: 1, 2>}]} {
+  %h = stablehlo.tanh %x {shardopt.strategy = "[{}] -> [{}]"} : tensor<8xf32>
+  %m = stablehlo.multiply %h, %x {shardopt.strategy = "[{}], [{}] -> [{}]"} : tensor<8xf32>
+  %a = stablehlo.add %x, %m {shardopt.strategy = "[{}], [{}] -> [{}]"} : tensor<8xf32>
+  return %a : tensor<8xf32>
+}
