@@ -63,7 +63,10 @@ DEPARTURES: dict[str, tuple[str, str]] = {
 _HEAD = """# What operations cost
 
 An operation takes `max(work / rate, bytes / memory bandwidth)` seconds on one device. Work and bytes of the
-device's share come from the shapes. Rates come from the cluster file, or from a profile.
+device's share come from the shapes. Rates come from the cluster file, or from a profile. Where the cluster file
+describes the device's [kernels](../guide/cluster.md), a product takes the quadratic mean of both times instead, each
+kernel takes a least time, and kernels over the same elements are merged
+(`shardopt/solve/sharding/merged_kernels.py`).
 
 ## Work
 
