@@ -23,7 +23,7 @@ from shardopt.dialect.annotation import is_marker
 from shardopt.dialect.sharding import from_mhlo, split_tuple
 from shardopt.forms.sharded_form import MHLO_SHARDING, regions_of
 from shardopt.forms.shardy_form import SDY_SHARDING, needs_no_constraint
-from shardopt.ir.rewriting import functions, symbol_name
+from shardopt.ir.rewriting import defining, functions, symbol_name, terminator
 from shardopt.mesh.mesh import Mesh, Sharding
 
 _PARTITIONS = ("mhlo.num_partitions", "mhlo.num_replicas")
@@ -47,6 +47,7 @@ def to_shardy(module: ir.Module, mesh: Mesh) -> None:
             _constrain(view.operation, mesh)
         _signature(main, "arg_attrs", type_.inputs, mesh)
         _signature(main, "res_attrs", type_.results, mesh)
+        _open_sums(main)
 
 
 def sharding_attribute(sharding: Sharding, mesh: Mesh) -> sdy.TensorShardingAttr:
@@ -70,6 +71,19 @@ def _signature(main: ir.Operation, which: str, types: Sequence[ir.Type], mesh: M
         sharding = from_mhlo(text, ir.RankedTensorType(type_).rank, mesh)
         rows.append(ir.DictAttr.get({**attributes, SDY_SHARDING: sharding_attribute(sharding, mesh)}))
     main.attributes[which] = ir.ArrayAttr.get(rows)
+
+
+def _open_sums(main: ir.Operation) -> None:
+    """Say on each result that is an unfinished sum that it becomes one there: a constant of zeros lies on every device as
+    it is, and Shardy takes no such step by itself (since jaxlib 0.11)."""
+    end = terminator(main.regions[0].blocks[0])
+    for number, row in enumerate(ir.ArrayAttr(main.attributes["res_attrs"]) if len(end.operands) else ()):
+        sharding = sdy.TensorShardingAttr(ir.DictAttr(row)[SDY_SHARDING])
+        maker = defining(end.operands[number])
+        if len(sharding.unreduced_axes) and maker is not None and needs_no_constraint(maker):
+            with ir.InsertionPoint(end):
+                made = sdy.ShardingConstraintOp(end.operands[number], sharding, loc=maker.location)
+            end.operands[number] = made.result
 
 
 def _constrain(op: ir.Operation, mesh: Mesh) -> None:
