@@ -74,8 +74,8 @@ def _signature(main: ir.Operation, which: str, types: Sequence[ir.Type], mesh: M
 
 
 def _open_sums(main: ir.Operation) -> None:
-    """Say on each result that is an unfinished sum that it becomes one there: a constant of zeros lies on every device as
-    it is, and Shardy takes no such step by itself (since jaxlib 0.11)."""
+    """Say on each result that is an unfinished sum that it becomes one there: a constant of zeros lies on every device
+    as it is, and Shardy takes no such step by itself (since jaxlib 0.11)."""
     end = terminator(main.regions[0].blocks[0])
     for number, row in enumerate(ir.ArrayAttr(main.attributes["res_attrs"]) if len(end.operands) else ()):
         sharding = sdy.TensorShardingAttr(ir.DictAttr(row)[SDY_SHARDING])
