@@ -50,7 +50,7 @@ class Device:
     peak_flops: Mapping[str, float] = field(hash=False)  # a dict has no hash; equal devices still hash equally
     memory_bytes: int
     memory_bandwidth: float
-    kernels: KernelRates | None = None
+    kernels: KernelRates | None = field(default=None, repr=False)  # plan files hold hashes of the text without it
     profile: Profile | None = None
 
 

@@ -111,7 +111,9 @@ class PlanFile:
         """A hash of what the stage phase decides and builds on: layers, stages, options."""
         stages = [replace(stage, shardings=None, predicted=None) for stage in self.stages]
         options = sorted((name, self.options.get(name)) for name in ("microbatches", "schedule"))
-        return sha256(repr((self.layers, stages, options, self.cluster)).encode()).hexdigest()[:16]
+        groups = self.cluster.groups if self.cluster is not None else ()
+        kernels = [group.device.kernels for group in groups if group.device.kernels is not None]
+        return sha256(repr((self.layers, stages, options, self.cluster, *kernels)).encode()).hexdigest()[:16]
 
     def own_prediction(self) -> dict[str, Any] | None:
         """What the stage phase predicted of these very decisions: `schedule` and seconds; None after an edit."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -19,10 +20,12 @@ from shardopt.frontend.given_plan import options_after
 from shardopt.frontend.plan import Plan, PlanOptions
 from shardopt.frontend.plan_check import check_plan
 from shardopt.frontend.planning import make_plan
+from shardopt.hardware.cluster import Cluster
+from shardopt.hardware.cluster_file import load_cluster
 from shardopt.mesh.mesh import Sharding
 from shardopt.mesh.sharding_text import parse_sharding, sharding_text
 from shardopt.planfile.fields import schema
-from shardopt.planfile.parts import layers_in, runs_of
+from shardopt.planfile.parts import PlanFile, layers_in, runs_of
 from shardopt.planfile.plan_file import load_plan_file, read_plan_file
 from shardopt.report.plan_diff import differences
 from shardopt.support.documents import json_text
@@ -290,3 +293,14 @@ def test_text_that_is_no_json(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(UserError, match=r"plan\.json:1: not valid JSON"):
         load_plan_file(str(path))
+
+
+def test_what_kernels_reach_is_part_of_what_was_decided_on() -> None:
+    """A prediction made with other rates is not this plan's own; without rates the hash is that of older files."""
+    group = load_cluster("h100-sxm:1x2").groups[0]
+    assert group.device.kernels is not None
+    faster = replace(group.device.kernels, memory=1.0)
+    devices = [replace(group.device, kernels=kernels) for kernels in (None, group.device.kernels, faster)]
+    files = [PlanFile(2, cluster=Cluster("c", (replace(group, device=device),))) for device in devices]
+    assert len({file.decisions() for file in files}) == 3
+    assert "kernels" not in repr(files[0].cluster)
