@@ -1,4 +1,5 @@
-"""An extension of griffe: tables of plain text in our docstrings become definition lists of Markdown.
+"""An extension of griffe: tables of plain text in our docstrings become definition lists of
+Markdown.
 
 microbatches   into how many parts the batch is cut;     becomes     `microbatches`
                None tries several                                    :   into how many parts … several
@@ -29,7 +30,8 @@ def with_definition_lists(docstring: str) -> str:
 
 
 def _definitions(part: str) -> str | None:
-    """The definition list of a table; None for other text. All rows begin their text in the column of the first."""
+    """The definition list of a table; None for other text. All rows begin their text in the column
+    of the first."""
     lines = part.split("\n")
     first = _ROW.match(lines[0])
     if first is None or len(lines) < 2:
@@ -40,7 +42,9 @@ def _definitions(part: str) -> str | None:
     rows: list[tuple[str, list[str]]] = []
     for line in lines:
         name, text = line[:column].strip(), line[column:].strip()
-        if name and rows and rows[-1][0].endswith(","):  # two names of one text, one below the other
+        if (
+            name and rows and rows[-1][0].endswith(",")
+        ):  # two names of one text, one below the other
             rows[-1] = (f"{rows[-1][0]} {name}", [*rows[-1][1], text])
         elif name:
             rows.append((name, [text]))

@@ -1,8 +1,8 @@
-"""Hooks of mkdocs: links of pages to files outside docs/ (the lit tests of a pass, say) lead to copies in the site.
+"""Hooks of mkdocs: links of pages to files outside docs/ (the lit tests of a pass, say) lead to
+copies in the site.
 
-On GitHub and in an editor such a link leads to the file itself. The site has only what stands in docs/, so the file is
-added to it under `source/`, as text that a browser shows.
-"""
+On GitHub and in an editor such a link leads to the file itself. The site has only what stands in
+docs/, so the file is added to it under `source/`, as text that a browser shows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ _LINK = re.compile(r"(?<=\]\()(?:\.\./)+[^)\s#]+(?=\))")
 
 def on_files(files: Files, config: Any) -> Files:
     """Add every file of the repository outside docs/ that a page links to."""
-    outside = {path for page in files.documentation_pages() for path in _outside(page.src_uri, page.content_string)}
+    outside = {
+        path
+        for page in files.documentation_pages()
+        for path in _outside(page.src_uri, page.content_string)
+    }
     for path in sorted(outside):
         copy = File.generated(config, _copy_of(path), abs_src_path=str(ROOT / path))
         files.append(copy)
@@ -47,7 +51,8 @@ def _outside(page: str, markdown: str) -> Iterator[str]:
 
 
 def _path(page: str, target: str) -> str | None:
-    """The file that a link of a page of docs/ leads to, from the root of the source tree; None inside of docs/."""
+    """The file that a link of a page of docs/ leads to, from the root of the source tree; None
+    inside of docs/."""
     path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), target))
     return None if path.startswith("docs" + os.sep) or not (ROOT / path).is_file() else path
 

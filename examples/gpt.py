@@ -1,4 +1,5 @@
-"""A small GPT in plain JAX with an Adam train step from optax: nothing in it knows about shardopt."""
+"""A small GPT in plain JAX with an Adam train step from optax: nothing in it knows about
+shardopt."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class Config:
 
 
 def init_params(config: Config, key: jax.Array) -> Params:
-    """Weights as a tree; matrices are drawn from a normal distribution scaled by their input size."""
+    """Weights as a tree; matrices are drawn from a normal distribution scaled by their input
+    size."""
 
     def matrix(key: jax.Array, rows: int, columns: int) -> jax.Array:
         return jax.random.normal(key, (rows, columns)) / jnp.sqrt(rows)
@@ -79,11 +81,15 @@ def loss_fn(params: Params, tokens: jax.Array, config: Config) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
 
-def make_train_step(config: Config, learning_rate: float = 1e-3) -> tuple[optax.GradientTransformation, Any]:
+def make_train_step(
+    config: Config, learning_rate: float = 1e-3
+) -> tuple[optax.GradientTransformation, Any]:
     """The optimizer, and `train_step(params, opt_state, tokens) -> (params, opt_state, loss)`."""
     optimizer = optax.adam(learning_rate)
 
-    def train_step(params: Params, opt_state: Any, tokens: jax.Array) -> tuple[Params, Any, jax.Array]:
+    def train_step(
+        params: Params, opt_state: Any, tokens: jax.Array
+    ) -> tuple[Params, Any, jax.Array]:
         loss, grads = jax.value_and_grad(loss_fn)(params, tokens, config)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss

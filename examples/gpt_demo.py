@@ -1,4 +1,5 @@
-"""The demo: a GPT train step, planned for 4 devices and run as a pipeline, beside plain JAX on one device.
+"""The demo: a GPT train step, planned for 4 devices and run as a pipeline, beside plain JAX on one
+device.
 
     python -m examples.gpt_demo [--output out/demo] [--backend local|process|ray|both]
 
@@ -15,7 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's deprecation warnings; before jaxlib is imported
+os.environ.setdefault(
+    "TF_CPP_MIN_LOG_LEVEL", "2"
+)  # XLA's deprecation warnings; before jaxlib is imported
 
 import jax
 import numpy as np
@@ -55,7 +58,9 @@ def _distributed(plan: Any, inputs: list[np.ndarray], backend: str) -> list[floa
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Plan and run a small GPT train step.")
-    parser.add_argument("--output", type=Path, default=Path("out/demo"), help="folder of the plan and its IR")
+    parser.add_argument(
+        "--output", type=Path, default=Path("out/demo"), help="folder of the plan and its IR"
+    )
     parser.add_argument("--backend", choices=("local", "process", "ray", "both"), default="both")
     args = parser.parse_args()
     console = Console() if sys.stdout.isatty() else Console(width=180)
@@ -83,7 +88,9 @@ def main() -> int:
         table.add_row(str(k), *(f"{values[k]:.6f}" for values in losses.values()))
     console.print(table)
     worst = max(
-        abs(a - b) / abs(b) for values in losses.values() for a, b in zip(values, losses["one device"], strict=True)
+        abs(a - b) / abs(b)
+        for values in losses.values()
+        for a, b in zip(values, losses["one device"], strict=True)
     )
     console.print(f"largest relative difference: {worst:.2e} (allowed {TOLERANCE:g})")
     return 0 if worst <= TOLERANCE else 1

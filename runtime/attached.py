@@ -1,11 +1,12 @@
-"""A second program on the workers of a run: an evaluation step beside the training step, on the weights where they are.
+"""A second program on the workers of a run: an evaluation step beside the training step, on the
+weights where they are.
 
     evaluation = run.attach(program, {0: 0, 1: 1})     # its arguments 0 and 1 are those of the training step
     outputs = evaluation.step({2: x, 3: labels})
 
-Both programs must place what they share alike: on the same meshes, with the same shardings. Nothing is copied then: the
-arrays that the training step left are those that the evaluation step reads, and it must not consume them.
-"""
+Both programs must place what they share alike: on the same meshes, with the same shardings. Nothing
+is copied then: the arrays that the training step left are those that the evaluation step reads, and
+it must not consume them."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from shardopt.runtime.program.json_form import only_mesh, program_to_json
 from shardopt.runtime.tracing.where import Standing
 from shardopt.support.errors import UserError
 
-# Tags of one program end below; those of the next begin there, so that messages of two steps never mix.
+# Tags of one program end below; those of the next begin there, so that messages of two steps never
+# mix.
 TAGS_OF_A_PROGRAM = 1 << 20
 
 Call = Callable[[str, Mapping[str, tuple[Any, ...]]], dict[str, Any]]
@@ -33,11 +35,14 @@ def shared_by_name(main: Program, other: Program) -> dict[int, int]:
 
 
 def check_placement(main: Program, other: Program, shares: Mapping[int, int]) -> None:
-    """Raises UserError where the two programs do not place what they share alike, with what was expected and found."""
+    """Raises UserError where the two programs do not place what they share alike, with what was
+    expected and found."""
     meshes = {part.mesh.name: part for part in main.meshes}
     for part in other.meshes:
         if part.mesh.name not in meshes or meshes[part.mesh.name].mesh != part.mesh:
-            raise UserError(f"the attached program has mesh {part.mesh}, which the running one does not have")
+            raise UserError(
+                f"the attached program has mesh {part.mesh}, which the running one does not have"
+            )
         missing = _targets(part) - _targets(meshes[part.mesh.name])
         if missing:
             raise UserError(
@@ -46,16 +51,21 @@ def check_placement(main: Program, other: Program, shares: Mapping[int, int]) ->
             )
     for number, source in shares.items():
         if not (0 <= number < len(other.arguments) and 0 <= source < len(main.arguments)):
-            raise UserError(f"argument {number} cannot be argument {source}: there is no such argument")
+            raise UserError(
+                f"argument {number} cannot be argument {source}: there is no such argument"
+            )
         argument, value = other.arguments[number], main.arguments[source].value
         if argument.alias is not None:
             raise UserError(
-                f"argument '{argument.name}' of the attached program is consumed by it: it cannot be shared"
+                f"argument '{argument.name}' of the attached program is consumed by it: it cannot "
+                "be shared"
             )
         if argument.value != value:
             raise UserError(
-                f"argument '{argument.name}' of the attached program is {argument.value.spec} on mesh "
-                f"'{argument.value.mesh}', expected {value.spec} on mesh '{value.mesh}', where it lives"
+                f"argument '{argument.name}' of the attached program is {argument.value.spec} on "
+                "mesh "
+                f"'{argument.value.mesh}', expected {value.spec} on mesh '{value.mesh}', where it "
+                "lives"
             )
 
 
@@ -67,7 +77,9 @@ def with_own_tags(program: Program, number: int) -> Program:
         tag = getattr(instruction, "tag", None)
         return instruction if tag is None else replace(instruction, tag=first + tag)
 
-    parts = (replace(part, instructions=tuple(map(moved, part.instructions))) for part in program.meshes)
+    parts = (
+        replace(part, instructions=tuple(map(moved, part.instructions))) for part in program.meshes
+    )
     return replace(program, meshes=tuple(parts), hosts=())
 
 
@@ -76,20 +88,30 @@ class AttachedBackend:
 
     def __init__(self, program: Program, name: str, backend: Any, call: Call) -> None:
         """`call` is that of the run, which remembers failures."""
-        self.hosts: Hosts = {part.mesh.name: backend.hosts[part.mesh.name] for part in program.meshes}
+        self.hosts: Hosts = {
+            part.mesh.name: backend.hosts[part.mesh.name] for part in program.meshes
+        }
         self.watch: Watch = backend.watch
         self._name, self._backend, self._call = name, backend, call
 
-    def start(self, program: Program, shares: Mapping[int, int], options: Mapping[str, Any]) -> None:
+    def start(
+        self, program: Program, shares: Mapping[int, int], options: Mapping[str, Any]
+    ) -> None:
         calls: dict[str, tuple[Any, ...]] = {}
         for part in program.meshes:
             text = program_to_json(only_mesh(program, part.mesh.name))
             own = {number: shares[number] for number, _ in part.arguments if number in shares}
-            calls |= {host.name: (self._name, text, own, dict(options)) for host in self.hosts[part.mesh.name]}
+            calls |= {
+                host.name: (self._name, text, own, dict(options))
+                for host in self.hosts[part.mesh.name]
+            }
         self._call("attach", calls)
 
     def call(self, method: str, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-        return self._call("on_attached", {worker: (self._name, method, *each) for worker, each in arguments.items()})
+        return self._call(
+            "on_attached",
+            {worker: (self._name, method, *each) for worker, each in arguments.items()},
+        )
 
     def where(self) -> dict[str, Standing | None]:
         found: dict[str, Standing | None] = self._backend.where()

@@ -6,10 +6,10 @@
         outputs = run.step()                           # arrays are fetched when looked at
         loss = outputs[-1]
 
-Arguments that a result replaces (donated ones) are state: they stay on the workers and are fed back from step to step.
-The others keep their value until `step({number: array})` gives a new one. State need not come from here: `create` and
-`initialize` make it where it lives, `restore` reads it from a checkpoint.
-"""
+Arguments that a result replaces (donated ones) are state: they stay on the workers and are fed back
+from step to step. The others keep their value until `step({number: array})` gives a new one. State
+need not come from here: `create` and `initialize` make it where it lives, `restore` reads it from a
+checkpoint."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ from shardopt.support.errors import UserError
 
 
 def prepare(module: ir.Module) -> Program:
-    """The program of an exported module. Raises UserError with the places of all faults in the module."""
+    """The program of an exported module. Raises UserError with the places of all faults in the
+    module."""
     faults = verify_exported(module)
     if faults:
         raise DiagnosedError(*(diagnostic("error", where, message) for where, message in faults))
@@ -49,7 +50,8 @@ def prepare(module: ir.Module) -> Program:
 
 
 def _cluster_hosts(module: ir.Module) -> tuple[tuple[int, ...], ...]:
-    """The devices of every host of the cluster that the module carries; nothing for a module made without one."""
+    """The devices of every host of the cluster that the module carries; nothing for a module made
+    without one."""
     if CLUSTER not in module.operation.attributes:
         return ()
     try:
@@ -74,7 +76,8 @@ def start_run(program: Program, options: RunOptions) -> Run:
         "share_gpus": options.share_gpus,
         "direct": options.transport == "nccl",
         "platform": chosen_platform(
-            options.platform, 1 + max(device for part in program.meshes for device in part.mesh.devices)
+            options.platform,
+            1 + max(device for part in program.meshes for device in part.mesh.devices),
         ),
         "checked_steps": options.checked_steps,
         "quick_compile": options.quick_compile,
@@ -112,15 +115,21 @@ def _check_options(options: RunOptions) -> None:
         raise UserError(f"unknown backend '{backend}': known backends are {', '.join(BACKENDS)}")
     if transport not in TRANSPORTS[backend]:
         raise UserError(
-            f"backend '{backend}' knows the transports {', '.join(TRANSPORTS[backend])}, found '{transport}'"
+            f"backend '{backend}' knows the transports {', '.join(TRANSPORTS[backend])}, found "
+            f"'{transport}'"
         )
     if transport == "nccl" and platform != "gpu":
         raise UserError(f"transport 'nccl' needs platform 'gpu', found '{platform}'")
     if options.share_gpus and (platform != "gpu" or transport == "nccl" or backend != "local"):
-        raise UserError("GPUs are shared by meshes of one process: expected backend 'local', platform 'gpu', no NCCL")
+        raise UserError(
+            "GPUs are shared by meshes of one process: expected backend 'local', platform 'gpu', "
+            "no NCCL"
+        )
 
 
-def _check_memory(program: Program, limit: int | None, temporaries: Mapping[str, Mapping[str, int]]) -> None:
+def _check_memory(
+    program: Program, limit: int | None, temporaries: Mapping[str, Mapping[str, int]]
+) -> None:
     if limit is not None and (faults := over_limit(program, limit, temporaries)):
         raise UserError("; ".join(faults))
 
@@ -137,4 +146,6 @@ def _start(program: Program, options: RunOptions, worker_options: Mapping[str, A
         return ProcessBackend(program, hosts, **worker_options)
     from shardopt.runtime.backends.ray_actors import RayBackend
 
-    return RayBackend(program, hosts, options.transport, address=options.ray_address, **worker_options)
+    return RayBackend(
+        program, hosts, options.transport, address=options.ray_address, **worker_options
+    )

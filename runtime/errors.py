@@ -1,9 +1,8 @@
 """The one error of a run that fails, and how a cause is told from its consequences.
 
-One fault shows in many places: when a worker dies, its peers see cut connections, the other hosts of its mesh fail or
-abort in a collective, and everybody else is cancelled. Every error therefore has a kind, and of all that come in
-together the one of the first kind counts.
-"""
+One fault shows in many places: when a worker dies, its peers see cut connections, the other hosts
+of its mesh fail or abort in a collective, and everybody else is cancelled. Every error therefore
+has a kind, and of all that come in together the one of the first kind counts."""
 
 from __future__ import annotations
 
@@ -26,13 +25,16 @@ class Kind(IntEnum):
 
 
 class MeshError(Exception):
-    """Something failed on one host of one mesh; the message names both, and the instruction when there is one.
+    """Something failed on one host of one mesh; the message names both, and the instruction when
+    there is one.
 
     `worker` is the name of the mesh, or `mesh/host` where the mesh has several hosts.
     """
 
     def __init__(self, worker: str, where: str, cause: str, kind: Kind = Kind.FAILED) -> None:
-        super().__init__(worker, where, cause, int(kind))  # all arguments, so that it survives pickling
+        super().__init__(
+            worker, where, cause, int(kind)
+        )  # all arguments, so that it survives pickling
         self.worker = worker
         self.mesh, _, host = worker.partition("/")
         self.host = int(host or 0)
@@ -41,11 +43,15 @@ class MeshError(Exception):
         self.kind = Kind(kind)
 
     def __str__(self) -> str:
-        return f"mesh '{self.mesh}', host {self.host}{', ' if self.where else ''}{self.where}: {self.cause}"
+        return (
+            f"mesh '{self.mesh}', host {self.host}{', ' if self.where else ''}{self.where}: "
+            f"{self.cause}"
+        )
 
 
 class Cancelled(Exception):
-    """This worker was stopped because of a failure somewhere else: the cause, not this, is to be reported."""
+    """This worker was stopped because of a failure somewhere else: the cause, not this, is to be
+    reported."""
 
 
 class PeerGone(ConnectionError):
@@ -57,7 +63,13 @@ class MessageLost(Exception):
 
 
 # What errors of a collective say on those that are left when a host of the mesh is gone.
-_PEER_WORDS = ("gloo", "connection closed by peer", "connection reset", "broken pipe", "coordination service")
+_PEER_WORDS = (
+    "gloo",
+    "connection closed by peer",
+    "connection reset",
+    "broken pipe",
+    "coordination service",
+)
 _MEMORY_WORDS = ("resource_exhausted", "out of memory", "bad_alloc")
 
 
@@ -92,7 +104,8 @@ def mesh_error(worker: str, where: str, error: BaseException) -> MeshError:
 
 
 def first_failure(errors: Mapping[str, BaseException]) -> BaseException:
-    """Of the errors by worker, in order of their arrival, the first of the kind that is most of a cause.
+    """Of the errors by worker, in order of their arrival, the first of the kind that is most of a
+    cause.
 
     Mistakes of the user, which a worker may be the first to see, are handed on as they are.
     """

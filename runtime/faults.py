@@ -35,7 +35,8 @@ _CHUNK_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Fault:
-    """`position` is that of an instruction in the list of `mesh`; `host` counts the mesh's workers."""
+    """`position` is that of an instruction in the list of `mesh`; `host` counts the mesh's
+    workers."""
 
     kind: str
     mesh: str
@@ -52,7 +53,10 @@ def fault_fields(faults: Sequence[Fault], backend: str) -> tuple[FaultFields, ..
     """Faults as plain values. Raises UserError for one that would hit the driver as well."""
     for fault in faults:
         if backend == "local" and fault.kind in OF_PROCESSES:
-            raise UserError(f"fault '{fault.kind}' needs workers that are processes, backend 'local' has threads")
+            raise UserError(
+                f"fault '{fault.kind}' needs workers that are processes, backend 'local' has "
+                "threads"
+            )
     return tuple((each.kind, each.mesh, each.host, each.step, each.position) for each in faults)
 
 
@@ -64,7 +68,9 @@ class FaultyTransport:
         self._dropping = False
         self.mailbox = inner.mailbox
 
-    def send(self, target: str, step: int, tag: int, pieces: Sequence[np.ndarray], *, keep: bool = False) -> None:
+    def send(
+        self, target: str, step: int, tag: int, pieces: Sequence[np.ndarray], *, keep: bool = False
+    ) -> None:
         if self._dropping:
             self._dropping = False
             return
@@ -100,9 +106,15 @@ class Injection:
         """Only beginnings count."""
 
 
-def injections(faults: Sequence[FaultFields], mesh: str, host: int, transport: FaultyTransport) -> list[Injection]:
+def injections(
+    faults: Sequence[FaultFields], mesh: str, host: int, transport: FaultyTransport
+) -> list[Injection]:
     """The faults of one worker."""
-    own = (fault for fault in (Fault(*fields) for fields in faults) if (fault.mesh, fault.host) == (mesh, host))
+    own = (
+        fault
+        for fault in (Fault(*fields) for fields in faults)
+        if (fault.mesh, fault.host) == (mesh, host)
+    )
     return [Injection(fault, transport) for fault in own]
 
 

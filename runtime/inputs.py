@@ -12,11 +12,16 @@ _SCALE = 0.1
 
 
 def random_inputs(program: Program, seed: int) -> list[np.ndarray]:
-    """One array an argument: floats in [0, 0.1), integers 0 or 1 (token ids, labels and masks of any model)."""
+    """One array an argument: floats in [0, 0.1), integers 0 or 1 (token ids, labels and masks of
+    any model)."""
     generator = np.random.default_rng(seed)
     arrays = []
     for argument in program.arguments:
         shape, dtype = argument.value.spec.shape, numpy_dtype(argument.value.spec.dtype)
-        values = generator.integers(0, 2, shape) if dtype.kind in "biu" else _SCALE * generator.random(shape)
+        values = (
+            generator.integers(0, 2, shape)
+            if dtype.kind in "biu"
+            else _SCALE * generator.random(shape)
+        )
         arrays.append(np.asarray(values).astype(dtype))
     return arrays

@@ -1,4 +1,5 @@
-"""The check of a distributed run: the original module on one device, and the comparison of both sets of outputs."""
+"""The check of a distributed run: the original module on one device, and the comparison of both
+sets of outputs."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from shardopt.runtime.devices.tiles import Tiling
 from shardopt.runtime.devices.xla import XlaMesh
 from shardopt.support.errors import UserError
 
-# Nudged runs behind `conditioning`: one draw may miss the direction in which an output is sensitive.
+# Nudged runs behind `conditioning`: one draw may miss the direction in which an output is
+# sensitive.
 _TRIALS = 8
 # Two orders of summation may differ by more than one change of the inputs does.
 _NOISE_FACTOR = 10
@@ -46,7 +48,8 @@ class Difference:
 
 
 class Reference:
-    """The unpartitioned module's `@main` on one CPU device, compiled once; shardings in it have no effect."""
+    """The unpartitioned module's `@main` on one CPU device, compiled once; shardings in it have no
+    effect."""
 
     def __init__(self, module: ir.Module) -> None:
         """Raises UserError when the module has no `@main` of static shapes."""
@@ -62,7 +65,9 @@ class Reference:
         arrays = []
         for number, (value, spec) in enumerate(zip(inputs, specs, strict=True)):
             if (value.shape, value.dtype) != (spec.shape, numpy_dtype(spec.dtype)):
-                raise UserError(f"input {number}: expected {spec}, found {value.dtype}{list(value.shape)}")
+                raise UserError(
+                    f"input {number}: expected {spec}, found {value.dtype}{list(value.shape)}"
+                )
             arrays.append(self._device.put(spec, Tiling(_ONE_DEVICE, spec).split(value)))
         outputs, token = self._executable(arrays)
         token.block_until_ready()
@@ -92,25 +97,28 @@ def _spec(type_: ir.Type) -> TensorSpec:
     return TensorSpec(shape, numpy_name(str(type_.element_type)), Sharding.replicated(len(shape)))
 
 
-def conditioning(function: Reference, inputs: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> list[float]:
-    """Per output, the largest relative difference that the last place of the float inputs makes, over a few trials.
+def conditioning(
+    function: Reference, inputs: Sequence[np.ndarray], reference: Sequence[np.ndarray]
+) -> list[float]:
+    """Per output, the largest relative difference that the last place of the float inputs makes,
+    over a few trials.
 
-    An output that this already moves beyond a tolerance (Adam's update of a weight whose gradient is zero but for
-    rounding, say) cannot be checked to that tolerance on any two machines.
-    """
+    An output that this already moves beyond a tolerance (Adam's update of a weight whose gradient
+    is zero but for rounding, say) cannot be checked to that tolerance on any two machines."""
     floors = [0.0] * len(reference)
     for trial in range(_TRIALS):
         generator = np.random.default_rng(trial)
         rows = compare(function([_nudge(value, generator) for value in inputs]), reference)
         floors = [
-            max(old, row.max_rel if row.unmatched == 0 else np.inf) for old, row in zip(floors, rows, strict=True)
+            max(old, row.max_rel if row.unmatched == 0 else np.inf)
+            for old, row in zip(floors, rows, strict=True)
         ]
     return floors
 
 
 def is_noise(row: Difference, floor: float, tolerance: float) -> bool:
-    """Whether a difference beyond the tolerance is of the order of `floor`, what the last bit of the inputs changes
-    (`conditioning`), and so tells nothing about the run."""
+    """Whether a difference beyond the tolerance is of the order of `floor`, what the last bit of
+    the inputs changes (`conditioning`), and so tells nothing about the run."""
     return tolerance < floor and row.max_rel <= _NOISE_FACTOR * floor
 
 
@@ -124,7 +132,9 @@ def _nudge(value: np.ndarray, generator: np.random.Generator) -> np.ndarray:
 
 
 def compare(
-    outputs: Sequence[np.ndarray], reference: Sequence[np.ndarray], names: Sequence[str] | None = None
+    outputs: Sequence[np.ndarray],
+    reference: Sequence[np.ndarray],
+    names: Sequence[str] | None = None,
 ) -> list[Difference]:
     """One row per output. Raises ValueError when number, shapes or dtypes differ."""
     names = names or [f"result{number}" for number in range(len(outputs))]
@@ -132,10 +142,12 @@ def compare(
 
 
 def difference(name: str, output: np.ndarray, reference: np.ndarray) -> Difference:
-    """Floats and complex numbers are compared in double precision, integers and booleans exactly."""
+    """Floats and complex numbers are compared in double precision, integers and booleans
+    exactly."""
     if (output.shape, output.dtype) != (reference.shape, reference.dtype):
         raise ValueError(
-            f"{name}: expected {reference.dtype}{list(reference.shape)}, found {output.dtype}{list(output.shape)}"
+            f"{name}: expected {reference.dtype}{list(reference.shape)}, found "
+            f"{output.dtype}{list(output.shape)}"
         )
     wide = np.complex128 if output.dtype.kind == "c" else np.float64
     left, right = output.astype(wide), reference.astype(wide)
@@ -144,7 +156,9 @@ def difference(name: str, output: np.ndarray, reference: np.ndarray) -> Differen
         unmatched = output != reference
     else:
         unmatched = ~finite & (left != right) & ~(np.isnan(left) & np.isnan(right))
-    max_abs = float(np.max(np.abs(np.where(finite, left, 0) - np.where(finite, right, 0)), initial=0.0))
+    max_abs = float(
+        np.max(np.abs(np.where(finite, left, 0) - np.where(finite, right, 0)), initial=0.0)
+    )
     scale = float(np.max(np.abs(right[finite]), initial=0.0))
     return Difference(
         name,

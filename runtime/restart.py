@@ -27,18 +27,22 @@ def run_steps(
 ) -> None:
     """Run until `steps` steps are done, and `finish`.
 
-    `start(k)` opens the run of attempt k (with the same folder of checkpoints); `begin` gives all arguments their first
-    values, of which the state is replaced by the newest checkpoint, in later attempts or with `resume`. Step s is given
-    `feed(s)` and its outputs go to `after`, which sees a step again when it is run again. `notice` hears of an error
-    that is followed by another attempt, and of the step that this one starts at. What `feed` gives may depend on
-    nothing but the step: then the state comes out as if nothing had happened, bit for bit.
-    Raises the MeshError of the last attempt, UserError.
-    """
+    `start(k)` opens the run of attempt k (with the same folder of checkpoints); `begin` gives all
+    arguments their first values, of which the state is replaced by the newest checkpoint, in later
+    attempts or with `resume`. Step s is given `feed(s)` and its outputs go to `after`, which sees a
+    step again when it is run again. `notice` hears of an error that is followed by another attempt,
+    and of the step that this one starts at. What `feed` gives may depend on nothing but the step:
+    then the state comes out as if nothing had happened, bit for bit. Raises the MeshError of the
+    last attempt, UserError."""
     for attempt in range(restarts + 1):
         try:
             with start(attempt) as run:
                 begin(run)
-                if checkpoints is not None and (resume or attempt) and newest(checkpoints) is not None:
+                if (
+                    checkpoints is not None
+                    and (resume or attempt)
+                    and newest(checkpoints) is not None
+                ):
                     run.restore(checkpoints)
                 while run.steps_done < steps:
                     step = run.steps_done

@@ -16,7 +16,12 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.forms.exported_program import Box, TensorSpec
-from shardopt.runtime.attached import AttachedBackend, check_placement, shared_by_name, with_own_tags
+from shardopt.runtime.attached import (
+    AttachedBackend,
+    check_placement,
+    shared_by_name,
+    with_own_tags,
+)
 from shardopt.runtime.devices.tiles import Tiling
 from shardopt.runtime.health.watch import Watch
 from shardopt.runtime.program.hosts import Host, Hosts
@@ -32,16 +37,19 @@ from shardopt.support.errors import UserError
 
 
 class Backend(Protocol):
-    """Workers, one a host of a mesh, wherever they are; they are called by the names of their hosts."""
+    """Workers, one a host of a mesh, wherever they are; they are called by the names of their
+    hosts."""
 
     hosts: Hosts
     watch: Watch
 
     def where(self) -> Mapping[str, Standing | None]:
-        """Where every worker stands, by name, while another call runs; None for one that does not answer."""
+        """Where every worker stands, by name, while another call runs; None for one that does not
+        answer."""
 
     def call(self, method: str, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-        """Call a `Worker` method on some workers at once; their answers by worker. Raises MeshError."""
+        """Call a `Worker` method on some workers at once; their answers by worker. Raises
+        MeshError."""
 
     def close(self) -> None: ...
 
@@ -64,11 +72,19 @@ class Run:
         self._checkpoints = checkpoints
         self._watchdog = None
         if watchdog_seconds is not None:
-            self._watchdog = Watchdog(watchdog_seconds, backend.where, partial(print, file=sys.stderr, flush=True))
-        workers = {mesh: tuple(host.name for host in hosts) for mesh, hosts in backend.hosts.items()}
+            self._watchdog = Watchdog(
+                watchdog_seconds, backend.where, partial(print, file=sys.stderr, flush=True)
+            )
+        workers = {
+            mesh: tuple(host.name for host in hosts) for mesh, hosts in backend.hosts.items()
+        }
         self._state = RunState(program, workers, self._on_state)
-        self._argument_home = {number: part.mesh.name for part in program.meshes for number, _ in part.arguments}
-        self._result_home = {number: part.mesh.name for part in program.meshes for number, _ in part.results}
+        self._argument_home = {
+            number: part.mesh.name for part in program.meshes for number, _ in part.arguments
+        }
+        self._result_home = {
+            number: part.mesh.name for part in program.meshes for number, _ in part.results
+        }
         self._missing = set(range(len(program.arguments)))  # arguments that have no value yet
         self._has_results = False
         self._num_attached = 0
@@ -77,48 +93,58 @@ class Run:
         self.step_seconds = 0.0  # of the last step, one that failed too
 
     def load(self, inputs: Sequence[np.ndarray]) -> None:
-        """Put all arguments on the workers. Raises UserError when number, shape or dtype is wrong."""
+        """Put all arguments on the workers. Raises UserError when number, shape or dtype is
+        wrong."""
         if len(inputs) != len(self.program.arguments):
             raise UserError(f"expected {len(self.program.arguments)} inputs, found {len(inputs)}")
         self._call("load", self._by_worker(dict(enumerate(inputs))))
         self._missing.clear()
 
     def create(self, values: Mapping[int, Filling | ShardMaker]) -> None:
-        """Make arguments shard by shard, none of them whole: a `Filling` is computed by the workers, a callback gives
-        the elements of a global index, as of `jax.make_array_from_callback`. Raises UserError, MeshError."""
+        """Make arguments shard by shard, none of them whole: a `Filling` is computed by the
+        workers, a callback gives the elements of a global index, as of
+        `jax.make_array_from_callback`. Raises UserError, MeshError."""
         for number in values:
             self._home(number)
         fillings = {number: value for number, value in values.items() if isinstance(value, Filling)}
         self._state.fill(fillings)
-        self._state.make({number: value for number, value in values.items() if not isinstance(value, Filling)})
+        self._state.make(
+            {number: value for number, value in values.items() if not isinstance(value, Filling)}
+        )
         self._missing -= values.keys()
 
-    def initialize(self, module: ir.Module, numbers: Sequence[int], arguments: Sequence[np.ndarray] = ()) -> None:
-        """Run `@main(*arguments)` of a StableHLO module on the workers, partitioned by what its results become: result
-        k is argument `numbers[k]` of the program. Raises UserError, MeshError."""
+    def initialize(
+        self, module: ir.Module, numbers: Sequence[int], arguments: Sequence[np.ndarray] = ()
+    ) -> None:
+        """Run `@main(*arguments)` of a StableHLO module on the workers, partitioned by what its
+        results become: result k is argument `numbers[k]` of the program. Raises UserError,
+        MeshError."""
         for number in numbers:
             self._home(number)
         self._state.initialize(module, numbers, arguments)
         self._missing -= set(numbers)
 
     def restore(self, path: Path, numbers: Sequence[int] | None = None) -> None:
-        """Go on from a checkpoint, or from the newest in a folder of them, of this plan or another one of the model.
+        """Go on from a checkpoint, or from the newest in a folder of them, of this plan or another
+        one of the model.
 
-        By default all state is read, and `steps_done` becomes the checkpoint's; `numbers` are only read (weights of an
-        evaluation step, say). Raises UserError, with nothing changed unless a file is damaged; MeshError.
-        """
+        By default all state is read, and `steps_done` becomes the checkpoint's; `numbers` are only
+        read (weights of an evaluation step, say). Raises UserError, with nothing changed unless a
+        file is damaged; MeshError."""
         step = self._state.restore(path, numbers)
         if numbers is None:
             self.steps_done = step
         self._missing -= set(state_arguments(self.program) if numbers is None else numbers)
 
     def save(self, path: Path) -> None:
-        """Write the state to a new folder, from which `restore` reads. Raises UserError, MeshError."""
+        """Write the state to a new folder, from which `restore` reads. Raises UserError,
+        MeshError."""
         self._need_arguments()
         self._state.save(path, self.steps_done)
 
     def step(self, inputs: Mapping[int, np.ndarray] | None = None) -> Outputs:
-        """Run one step and wait for it; `inputs` replaces arguments by number first. Raises UserError, MeshError."""
+        """Run one step and wait for it; `inputs` replaces arguments by number first. Raises
+        UserError, MeshError."""
         parts = self._by_worker(inputs or {})
         self._missing -= (inputs or {}).keys()
         self._need_arguments()
@@ -140,7 +166,8 @@ class Run:
         """Result `number` of the last step. State results stay readable until the next step."""
         if not self._has_results or number not in self._result_home:
             raise UserError(
-                f"result {number} does not exist: {len(self._result_home)} results, {self.steps_done} steps"
+                f"result {number} does not exist: {len(self._result_home)} results, "
+                f"{self.steps_done} steps"
             )
         home = self._result_home[number]
         spec = self.program.results[number].value.spec
@@ -151,19 +178,26 @@ class Run:
         return whole
 
     def argument(self, number: int, box: Box | None = None) -> np.ndarray:
-        """What an argument holds now, or a global box of it: of state, what the last step made of it."""
+        """What an argument holds now, or a global box of it: of state, what the last step made of
+        it."""
         self._home(number)
         if number in self._missing:
             raise UserError(f"argument {number} has no value yet")
         return self._state.read(number, box)
 
-    def attach(self, program: Program, shares: Mapping[int, int] | None = None, *, quick_compile: bool = False) -> Run:
-        """A second program on the same workers, such as an evaluation step, that reads arguments of this one where they
-        live: `shares[k]` is the argument of this program that its argument k is, by default the state of the same name.
+    def attach(
+        self,
+        program: Program,
+        shares: Mapping[int, int] | None = None,
+        *,
+        quick_compile: bool = False,
+    ) -> Run:
+        """A second program on the same workers, such as an evaluation step, that reads arguments of
+        this one where they live: `shares[k]` is the argument of this program that its argument k
+        is, by default the state of the same name.
 
-        The run that is returned is stepped like this one, and ends with it. Raises UserError, with the first argument
-        that the two do not place alike; MeshError.
-        """
+        The run that is returned is stepped like this one, and ends with it. Raises UserError, with
+        the first argument that the two do not place alike; MeshError."""
         shares = shared_by_name(self.program, program) if shares is None else shares
         check_placement(self.program, program, shares)
         self._num_attached += 1
@@ -176,19 +210,25 @@ class Run:
         return attached
 
     def live_bytes(self) -> dict[str, tuple[int, ...]]:
-        """By worker, the bytes that a device held after each instruction of the last step. Needs `track_bytes`."""
+        """By worker, the bytes that a device held after each instruction of the last step. Needs
+        `track_bytes`."""
         return self._everywhere("live_bytes")
 
     def temporary_bytes(self) -> dict[str, dict[str, int]]:
-        """By mesh and function, what a device holds beside arguments and results while the function runs."""
-        return {worker.partition("/")[0]: found for worker, found in self._everywhere("temporary_bytes").items()}
+        """By mesh and function, what a device holds beside arguments and results while the function
+        runs."""
+        return {
+            worker.partition("/")[0]: found
+            for worker, found in self._everywhere("temporary_bytes").items()
+        }
 
     def spans(self) -> tuple[Span, ...]:
         """What happened when in the newest steps, on all workers. Needs `trace`."""
         return spans_of(self.program, self._everywhere("trace"))
 
     def where(self) -> str:
-        """Where every worker stands, a line each; may be called from another thread while a step runs."""
+        """Where every worker stands, a line each; may be called from another thread while a step
+        runs."""
         return report(self._backend.where())
 
     def close(self) -> None:
@@ -202,20 +242,28 @@ class Run:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 
     def _need_arguments(self) -> None:
         if self._missing:
-            names = ", ".join(f"{k} '{self.program.arguments[k].name}'" for k in sorted(self._missing)[:3])
+            names = ", ".join(
+                f"{k} '{self.program.arguments[k].name}'" for k in sorted(self._missing)[:3]
+            )
             raise UserError(
-                f"expected load() with all inputs before the first step: {len(self._missing)} arguments have no value "
+                f"expected load() with all inputs before the first step: {len(self._missing)} "
+                "arguments have no value "
                 f"({names}{', …' if len(self._missing) > 3 else ''})"
             )
 
     def _on_state(self, method: str, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-        return self._call("on_state", {name: (method, *values) for name, values in arguments.items()})
+        return self._call(
+            "on_state", {name: (method, *values) for name, values in arguments.items()}
+        )
 
     def _by_worker(self, values: Mapping[int, np.ndarray]) -> dict[str, tuple[Any, ...]]:
         """What each worker's devices need, empty ones included: every worker gets one message."""
@@ -226,7 +274,9 @@ class Run:
             home = self._home(number)
             whole = self._checked(number, np.asarray(value))
             for host in self._hosts[home]:
-                parts[host.name][number] = self._tiling(self.program.arguments[number].value.spec, host).parts(whole)
+                parts[host.name][number] = self._tiling(
+                    self.program.arguments[number].value.spec, host
+                ).parts(whole)
         return {name: (part,) for name, part in parts.items()}
 
     def _tiling(self, spec: TensorSpec, host: Host) -> Tiling:
@@ -236,7 +286,9 @@ class Run:
 
     def _home(self, number: int) -> str:
         if number not in self._argument_home:
-            raise UserError(f"argument {number} does not exist: the program has {len(self._argument_home)}")
+            raise UserError(
+                f"argument {number} does not exist: the program has {len(self._argument_home)}"
+            )
         return self._argument_home[number]
 
     def _checked(self, number: int, value: np.ndarray) -> np.ndarray:
@@ -250,11 +302,15 @@ class Run:
         return value
 
     def _everywhere(self, method: str) -> dict[str, Any]:
-        return self._call(method, {host.name: () for hosts in self._hosts.values() for host in hosts})
+        return self._call(
+            method, {host.name: () for hosts in self._hosts.values() for host in hosts}
+        )
 
     def _call(self, method: str, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
         if self._failure is not None:
-            raise RuntimeError("the run has failed before and can only be closed") from self._failure
+            raise RuntimeError(
+                "the run has failed before and can only be closed"
+            ) from self._failure
         try:
             return self._backend.call(method, arguments)
         except BaseException as error:
@@ -263,7 +319,8 @@ class Run:
 
 
 class Outputs(Sequence[np.ndarray]):
-    """The results of one step, fetched and remembered when looked at; unseen ones are gone after the next step."""
+    """The results of one step, fetched and remembered when looked at; unseen ones are gone after
+    the next step."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -283,6 +340,8 @@ class Outputs(Sequence[np.ndarray]):
         number = range(len(self))[index]
         if number not in self._fetched:
             if self._run.steps_done != self._step:
-                raise RuntimeError(f"result {number} of step {self._step} was not fetched before the next step")
+                raise RuntimeError(
+                    f"result {number} of step {self._step} was not fetched before the next step"
+                )
             self._fetched[number] = self._run.fetch(number)
         return self._fetched[number]

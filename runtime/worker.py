@@ -1,9 +1,9 @@
-"""A worker owns one mesh, or the part of it on one host: its executables, its buffers, and the instruction list it runs
-in every step.
+"""A worker owns one mesh, or the part of it on one host: its executables, its buffers, and the
+instruction list it runs in every step.
 
-Everything that can be prepared is: each instruction becomes a closure once (`runtime/actions`), so a step is a loop
-over calls. RUN only dispatches; reading results for SEND happens on a thread of its own, which waits for them there.
-"""
+Everything that can be prepared is: each instruction becomes a closure once (`runtime/actions`), so
+a step is a loop over calls. RUN only dispatches; reading results for SEND happens on a thread of
+its own, which waits for them there."""
 
 from __future__ import annotations
 
@@ -33,21 +33,24 @@ from shardopt.runtime.tracing.where import Standing, standing
 from shardopt.runtime.transports.mailbox import Transport
 
 Parts = Sequence[np.ndarray]  # a host's tiles of a value, replicas once
-Position = MutableSequence[int] | memoryview  # of one integer: the step, and behind it the instruction
+Position = (
+    MutableSequence[int] | memoryview
+)  # of one integer: the step, and behind it the instruction
 _POSITION_BITS = 32
 
 
 class Worker:
-    """`checked_steps` is the number of steps in which every input of every RUN is compared with what is expected. With
-    `track_bytes`, what is alive is counted after every instruction. With `compile_cache`, executables are kept in the
-    user's cache folder (`SHARDOPT_CACHE`). `platform` is "cpu" or "gpu"; GPUs are taken by the numbers of the mesh's
-    devices, or, with `own_gpus`, in order: the process sees those of its worker only; with `share_gpus`, meshes share
-    what GPUs there are. With `direct`, they exchange messages by NCCL. With `trace`, times of the newest steps are kept
-    (`Recorder`).
+    """`checked_steps` is the number of steps in which every input of every RUN is compared with
+    what is expected. With `track_bytes`, what is alive is counted after every instruction. With
+    `compile_cache`, executables are kept in the user's cache folder (`SHARDOPT_CACHE`). `platform`
+    is "cpu" or "gpu"; GPUs are taken by the numbers of the mesh's devices, or, with `own_gpus`, in
+    order: the process sees those of its worker only; with `share_gpus`, meshes share what GPUs
+    there are. With `direct`, they exchange messages by NCCL. With `trace`, times of the newest
+    steps are kept (`Recorder`).
 
-    With a `world`, the mesh has more hosts; `position` is one integer of memory, maybe shared with another process,
-    in which the worker notes where it stands (`unpack_position`). `faults` are made to happen.
-    """
+    With a `world`, the mesh has more hosts; `position` is one integer of memory, maybe shared with
+    another process, in which the worker notes where it stands (`unpack_position`). `faults` are
+    made to happen."""
 
     def __init__(
         self,
@@ -88,7 +91,9 @@ class Worker:
             devices=devices
             or XlaMesh(
                 program.mesh,
-                devices_of(program.mesh, host, world, platform, own_gpus=own_gpus, share_gpus=share_gpus),
+                devices_of(
+                    program.mesh, host, world, platform, own_gpus=own_gpus, share_gpus=share_gpus
+                ),
             ),
             executables={},
             sender=Sender(host.name),
@@ -97,12 +102,16 @@ class Worker:
         devices = self._context.devices
         self._direct = direct
         store = default_store() if compile_cache else None
-        self._context.executables = devices.compile_all(program.functions, quick=quick_compile, store=store)
+        self._context.executables = devices.compile_all(
+            program.functions, quick=quick_compile, store=store
+        )
         self._state = WorkerState(self._context)
         self._outputs: dict[int, DeviceArray] = {}
         self._live_bytes = LiveBytes(self._context) if track_bytes else None
         self._recorder = self._context.recorder = Recorder(self._context) if trace else None
-        self._observers: list[Observer] = [each for each in (self._live_bytes, self._recorder) if each is not None]
+        self._observers: list[Observer] = [
+            each for each in (self._live_bytes, self._recorder) if each is not None
+        ]
         self._observers += injections(faults, host.mesh, host.number, faulty) if faulty else []
         if direct:
             connect(self._context)
@@ -111,7 +120,8 @@ class Worker:
             self._set(buffer, [np.array(microbatch, self._context.tiling(buffer).dtype)])
 
     def load(self, values: Mapping[int, Parts]) -> None:
-        """Put the given arguments, by number, on the devices: this host's parts (`Tiling.parts`)."""
+        """Put the given arguments, by number, on the devices: this host's parts
+        (`Tiling.parts`)."""
         buffers = dict(self.program.arguments)
         for number, parts in values.items():
             self._set(buffers[number], parts)
@@ -140,40 +150,60 @@ class Worker:
         self._busy, self._since = False, monotonic()
 
     def live_bytes(self) -> tuple[int, ...]:
-        """Bytes that a device of the mesh held after each instruction of the last step, and at its end."""
+        """Bytes that a device of the mesh held after each instruction of the last step, and at its
+        end."""
         if self._live_bytes is None:
-            raise MeshError(self._context.host.name, "", "live bytes are counted only in runs that were opened for it")
+            raise MeshError(
+                self._context.host.name,
+                "",
+                "live bytes are counted only in runs that were opened for it",
+            )
         return tuple(self._live_bytes.bytes)
 
     def where(self) -> Standing:
         """Where the worker stands; may be called from any thread."""
         if self._active is not self:
             return self._active.where()
-        return standing(self._context, unpack_position(self._position[0])[1], self._since, self._busy)
+        return standing(
+            self._context, unpack_position(self._position[0])[1], self._since, self._busy
+        )
 
     def trace(self) -> dict[str, Any]:
         """What `Recorder.trace` gives, between steps."""
         if self._recorder is None:
-            raise MeshError(self._context.host.name, "", "times are kept only in runs that were opened for it")
+            raise MeshError(
+                self._context.host.name, "", "times are kept only in runs that were opened for it"
+            )
         return self._recorder.trace()
 
     def temporary_bytes(self) -> dict[str, int]:
         """By function, what a device holds beside arguments and results while it runs."""
-        return {name: executable.temporary_bytes for name, executable in self._context.executables.items()}
+        return {
+            name: executable.temporary_bytes
+            for name, executable in self._context.executables.items()
+        }
 
     def fetch(self, number: int) -> list[np.ndarray]:
-        """The parts of a result of the last step that are for this host to give (`Tiling.owned`)."""
+        """The parts of a result of the last step that are for this host to give
+        (`Tiling.owned`)."""
         if number not in self._outputs:
-            raise MeshError(self._context.host.name, "", f"result {number} does not exist before the first step")
+            raise MeshError(
+                self._context.host.name, "", f"result {number} does not exist before the first step"
+            )
         tiling = self._context.tiling(dict(self.program.results)[number])
         return tiling.owned(self._context.devices.shards(self._outputs[number]))
 
-    def attach(self, name: str, program: str, shares: Mapping[int, int], options: Mapping[str, Any]) -> None:
-        """Get another program (JSON) ready on the same devices, which shares arguments with this one: its -> ours."""
+    def attach(
+        self, name: str, program: str, shares: Mapping[int, int], options: Mapping[str, Any]
+    ) -> None:
+        """Get another program (JSON) ready on the same devices, which shares arguments with this
+        one: its -> ours."""
         read = program_from_json(program)
         (part,) = read.meshes
         own, context = dict(self.program.arguments), self._context
-        buffers = tuple((buffer, own[shares[number]]) for number, buffer in part.arguments if number in shares)
+        buffers = tuple(
+            (buffer, own[shares[number]]) for number, buffer in part.arguments if number in shares
+        )
         worker = Worker(
             part,
             context.host,
@@ -220,7 +250,9 @@ class Worker:
 
     def _set(self, buffer: int, parts: Parts) -> None:
         shards = self._context.tiling(buffer).spread(parts)
-        self._context.buffers[buffer] = self._context.devices.put(self.program.buffers[buffer], shards)
+        self._context.buffers[buffer] = self._context.devices.put(
+            self.program.buffers[buffer], shards
+        )
 
     def _drain(self) -> None:
         while self._context.in_flight:

@@ -1,5 +1,5 @@
-"""What is made from the table of planning options: `docs/reference/options.md`, and the keyword arguments
-that editors see."""
+"""What is made from the table of planning options: `docs/reference/options.md`, and the keyword
+arguments that editors see."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def keywords_module(table: type = PlanOptions) -> str:
     used = {_keyword_type(row, function) for row in rows(table) for function in row.functions}
     imported = sorted(used & set(_NAMES.values()))
     lines = [
-        '"""What functions take as `**options: Unpack[PlanKeywords]`, for type checkers and editors.',
+        '"""What functions take as `**options: Unpack[PlanKeywords]`, for type checkers and '
+        "editors.",
         "",
         "Made from `shardopt.options.plan_options` by `python -m scripts.docs`; a test",
         "checks that it is up to date.",
@@ -76,7 +77,9 @@ def _docstring(row: Row) -> list[str]:
 
 
 # What literals are called in the source; those that mean one thing only have no name.
-_NAMES: dict[Any, str] = {value: name for name, value in vars(names).items() if name[0].isupper() and get_args(value)}
+_NAMES: dict[Any, str] = {
+    value: name for name, value in vars(names).items() if name[0].isupper() and get_args(value)
+}
 
 
 def _keyword_type(row: Row, function: Function) -> str:

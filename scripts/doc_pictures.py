@@ -6,7 +6,8 @@ from pathlib import Path
 
 
 def resharding_pictures(folder: Path) -> dict[Path, str]:
-    """Rows on the four devices of one host become replicas on two hosts: whole tiles sent, and pieces gathered."""
+    """Rows on the four devices of one host become replicas on two hosts: whole tiles sent, and
+    pieces gathered."""
     from shardopt.hardware.cluster_file import load_cluster
     from shardopt.mesh.mesh import Mesh, Sharding
     from shardopt.report.resharding_svg import resharding_svg
@@ -20,5 +21,7 @@ def resharding_pictures(folder: Path) -> dict[Path, str]:
         plan = plan_resharding((8192, 4096), 2, source, target, cluster, strategy)
         phases = [plan.messages(phase) for phase in range(len(plan.phases))]
         title = f"{strategy}: bf16 8192×4096, rows on one host to replicas on two"
-        found[folder / "concepts" / "resharding" / f"{strategy}.svg"] = resharding_svg(cluster, phases, title)
+        found[folder / "concepts" / "resharding" / f"{strategy}.svg"] = resharding_svg(
+            cluster, phases, title
+        )
     return found

@@ -1,4 +1,5 @@
-"""What the generated pages take from source files: docstrings as Markdown, and strings that the code says to users."""
+"""What the generated pages take from source files: docstrings as Markdown, and strings that the
+code says to users."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from importlib import import_module
 from inspect import getdoc, getsource
 from types import ModuleType
 
-# A message has a verb and an object; shorter strings are names, and parts that messages are made of.
+# A message has a verb and an object; shorter strings are names, and parts that messages are made
+# of.
 _LEAST_WORDS = 5
 _REPORTING = ("Violation", "ValueError", "report")
 _ELIDED = "…"
@@ -22,7 +24,8 @@ def docstring(module: ModuleType) -> tuple[str, str]:
 
 
 def markdown(text: str) -> str:
-    """Prose as it is; every sketch of IR, which is indented by four blanks or more, becomes a fenced block."""
+    """Prose as it is; every sketch of IR, which is indented by four blanks or more, becomes a
+    fenced block."""
     lines: list[str] = []
     sketch: list[str] = []
     for line in [*text.splitlines(), "."]:
@@ -36,7 +39,8 @@ def markdown(text: str) -> str:
 
 
 def _in_sketch(line: str, inside: bool, above: list[str]) -> bool:
-    """A sketch starts behind a blank line, and may hold blank lines and the arrow between before and after."""
+    """A sketch starts behind a blank line, and may hold blank lines and the arrow between before
+    and after."""
     if inside and (not line.strip() or line.strip() == "=>"):
         return True
     return line.startswith("    ") and (inside or not above or not above[-1].strip())
@@ -57,7 +61,8 @@ def _tree(module: ModuleType) -> ast.Module:
 
 
 def first_arguments(module: ModuleType, method: str) -> tuple[str, ...]:
-    """The texts that a pass passes first to calls of `.method(…)`, in order: names of statistics, kinds of remarks.
+    """The texts that a pass passes first to calls of `.method(…)`, in order: names of statistics,
+    kinds of remarks.
 
     Its file is read, then the files of its folder whose functions it takes a `PassContext` to.
     """
@@ -83,14 +88,23 @@ def _helpers(module: ModuleType) -> Iterator[ModuleType]:
 
 
 def messages(module_name: str) -> tuple[str, ...]:
-    """The errors a file can report, in order, with `…` for what is filled in; without those that only pass one on."""
-    spoken = [text.removeprefix(f"{_ELIDED}: ") for text in _spoken(_tree(import_module(module_name)), reported=False)]
-    whole = [text for text in spoken if len(text.split()) >= _LEAST_WORDS and not text.endswith(f": {_ELIDED}")]
+    """The errors a file can report, in order, with `…` for what is filled in; without those that
+    only pass one on."""
+    spoken = [
+        text.removeprefix(f"{_ELIDED}: ")
+        for text in _spoken(_tree(import_module(module_name)), reported=False)
+    ]
+    whole = [
+        text
+        for text in spoken
+        if len(text.split()) >= _LEAST_WORDS and not text.endswith(f": {_ELIDED}")
+    ]
     return tuple(dict.fromkeys(whole))
 
 
 def _spoken(node: ast.AST, *, reported: bool) -> Iterator[str]:
-    """Strings handed to a reporting call, returned or yielded, and all others that say what was expected."""
+    """Strings handed to a reporting call, returned or yielded, and all others that say what was
+    expected."""
     text = _text(node, _ELIDED)
     if text is not None:
         if reported or text.removeprefix(f"{_ELIDED}: ").startswith("expected "):
@@ -98,7 +112,9 @@ def _spoken(node: ast.AST, *, reported: bool) -> Iterator[str]:
         return
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):  # a docstring
         return
-    inside = isinstance(node, (ast.Return, ast.Yield)) or (isinstance(node, ast.Call) and _callee(node) in _REPORTING)
+    inside = isinstance(node, (ast.Return, ast.Yield)) or (
+        isinstance(node, ast.Call) and _callee(node) in _REPORTING
+    )
     for child in ast.iter_child_nodes(node):
         yield from _spoken(child, reported=inside or (reported and isinstance(node, ast.IfExp)))
 
@@ -108,7 +124,8 @@ def _callee(call: ast.Call) -> str:
 
 
 def _text(node: ast.AST, hole: str) -> str | None:
-    """A string or f-string, with `hole` (which may show the expression) for each replaced part; None for the rest."""
+    """A string or f-string, with `hole` (which may show the expression) for each replaced part;
+    None for the rest."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if not isinstance(node, ast.JoinedStr):

@@ -24,7 +24,16 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 # The others look like one of these.
-_PICTURES = ("gpipe", "1f1b", "eager-1f1b", "interleaved", "zero-bubble", "dualpipe-v", "chimera", "terapipe")
+_PICTURES = (
+    "gpipe",
+    "1f1b",
+    "eager-1f1b",
+    "interleaved",
+    "zero-bubble",
+    "dualpipe-v",
+    "chimera",
+    "terapipe",
+)
 _COMMAND = "python -m scripts.docs"
 _LIT = "tests/lit/passes"
 
@@ -42,8 +51,12 @@ _SHARED: tuple[tuple[str, str], ...] = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, or 1 when `--check` finds a stale page."""
-    parser = ToolParser(prog=_COMMAND, description="Write the pages of docs/ that are made from the code.")
-    parser.add_argument("--check", action="store_true", help="write nothing, and fail if a page is out of date")
+    parser = ToolParser(
+        prog=_COMMAND, description="Write the pages of docs/ that are made from the code."
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing, and fail if a page is out of date"
+    )
     options = parser.parse_args(argv)
     return run_tool(_COMMAND, lambda: _run(options))
 
@@ -55,7 +68,8 @@ def schedule_pictures(folder: Path) -> dict[Path, str]:
 
     pipeline = EvenPipeline(4, 8, activation_bytes=1 << 30)
     return {
-        folder / "concepts" / "schedules" / f"{name}.svg": timeline_svg(pipeline.simulate(name)) for name in _PICTURES
+        folder / "concepts" / "schedules" / f"{name}.svg": timeline_svg(pipeline.simulate(name))
+        for name in _PICTURES
     }
 
 
@@ -77,7 +91,11 @@ def _run(options: argparse.Namespace) -> None:
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
         return
-    stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    stale = [
+        path
+        for path, text in pages.items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
     if stale:
         names = ", ".join(str(path.relative_to(ROOT)) for path in stale)
         raise UserError(f"out of date: {names}; run {_COMMAND}")
@@ -87,15 +105,18 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def passes_page() -> str:
-    """`docs/reference/passes.md`: the phases in order with their steps and options, then every pass."""
+    """`docs/reference/passes.md`: the phases in order with their steps and options, then every
+    pass."""
     from shardopt.passes.registry import PASSES, pass_class
     from shardopt.pipeline.phases import PHASES, PIPELINES
 
     blocks = [
         "# Phases and passes",
         _generated(),
-        'Each of these is a flag of `shardopt-opt` (`--shardopt-inline-calls`, `--shardopt-stage="num-stages=2"`) and '
-        "a step of a `--pass-pipeline`; phases are also the ends of `--from` and `--to`. Options are written as "
+        "Each of these is a flag of `shardopt-opt` (`--shardopt-inline-calls`, "
+        '`--shardopt-stage="num-stages=2"`) and '
+        "a step of a `--pass-pipeline`; phases are also the ends of `--from` and `--to`. Options "
+        "are written as "
         "`name=value` between braces or behind the flag. A phase takes the options of its passes.",
         "## Phases",
         _table(("phase", "", "form afterwards"), map(_phase_row, PHASES)),
@@ -139,7 +160,10 @@ def _phase_blocks(phase: Phase) -> list[str]:
             shown = f"[{name}](#{name})" if name in PASSES else f"`{name}`"
             steps.append(f"{shown} (with `{switch}=true`)" if switch else shown)
             specs = option_specs(pass_class(name)) if name in PASSES else ()
-            rows += [(f"`{s.name}`", s.type_text, f"`{s.default_text}`", s.help, f"[{name}](#{name})") for s in specs]
+            rows += [
+                (f"`{s.name}`", s.type_text, f"`{s.default_text}`", s.help, f"[{name}](#{name})")
+                for s in specs
+            ]
     blocks = [
         f"### {PREFIX}{phase.name}",
         _sentence(phase.summary),
@@ -157,7 +181,10 @@ def _pass_blocks(cls: type[Pass]) -> list[str]:
     blocks = [f"### {cls.name}", head, body]
     specs = option_specs(cls)
     if specs:
-        rows = [(f"`{spec.name}`", spec.type_text, f"`{spec.default_text}`", spec.help) for spec in specs]
+        rows = [
+            (f"`{spec.name}`", spec.type_text, f"`{spec.default_text}`", spec.help)
+            for spec in specs
+        ]
         blocks.append(_table(("option", "type", "default", ""), rows))
     facts = [f"Runs on: `{cls.anchor}`"]
     for what, method in (("Statistics", "statistic"), ("Remarks", "remark")):
@@ -178,15 +205,18 @@ def _tests(words: str) -> str:
 
 
 def dialect_page() -> str:
-    """`docs/reference/dialect.md`: every attribute of ours, then the forms with what their verifiers say."""
+    """`docs/reference/dialect.md`: every attribute of ours, then the forms with what their
+    verifiers say."""
     from shardopt.forms.vocabulary import ATTRIBUTES, INPUT
     from shardopt.pipeline.phases import PHASES
 
     blocks = [
         "# What the IR says",
         _generated(),
-        "The IR is StableHLO inside operations of the `mpmd` dialect, both registered by the stock `jaxlib`. What a "
-        "pass decides stands in the attributes below, so any pass can run alone on text. All values are builtin, "
+        "The IR is StableHLO inside operations of the `mpmd` dialect, both registered by the stock "
+        "`jaxlib`. What a "
+        "pass decides stands in the attributes below, so any pass can run alone on text. All "
+        "values are builtin, "
         "`mpmd` or `sdy` attributes: they survive bytecode and other tools.",
         "## Attributes",
     ]
@@ -195,12 +225,20 @@ def dialect_page() -> str:
         by = "the model as it is read" if writer == INPUT else f"[{writer}](passes.md#{writer})"
         where = ", ".join(f"`{name}`" for name in attribute.on)
         form = f"```mlir\n{attribute.name} = {attribute.form}\n```"
-        blocks += [f"### `{attribute.name}`", form, attribute.meaning, f"* On: {where}\n* First written by: {by}"]
+        blocks += [
+            f"### `{attribute.name}`",
+            form,
+            attribute.meaning,
+            f"* On: {where}\n* First written by: {by}",
+        ]
     blocks.append("## Forms")
     blocks.append(
-        "Each phase leaves a form, which `shardopt-verify-<form>` checks before the next phase reads it. One form "
-        "stands between the steps of a phase: decisions are attributes that later steps obey. Under each "
-        "stand the errors that its verifier can report, with `…` for what is filled in: the list of what holds."
+        "Each phase leaves a form, which `shardopt-verify-<form>` checks before the next phase "
+        "reads it. One form "
+        "stands between the steps of a phase: decisions are attributes that later steps obey. "
+        "Under each "
+        "stand the errors that its verifier can report, with `…` for what is filled in: the list "
+        "of what holds."
     )
     for phase in PHASES:
         for form in _forms_of(phase):
@@ -236,11 +274,15 @@ def options_page() -> str:
     blocks = [
         "# Options of planning",
         _generated(),
-        "Each option is declared once, in `shardopt/options/plan_options.py`. It is a keyword argument of "
-        "`shardopt.optimize` and the functions named below, a flag of `shardopt plan`, a field of `PlanOptions`, an "
-        "option of the phases that it is handed to (`intra` is the [pipeline of one mesh](passes.md#shardopt-intra); a "
+        "Each option is declared once, in `shardopt/options/plan_options.py`. It is a keyword "
+        "argument of "
+        "`shardopt.optimize` and the functions named below, a flag of `shardopt plan`, a field of "
+        "`PlanOptions`, an "
+        "option of the phases that it is handed to (`intra` is the [pipeline of one "
+        "mesh](passes.md#shardopt-intra); a "
         "name behind a phase is what the option is called there), and a field under `options` of a "
-        "[plan file](../guide/plan-file.md). Passes have further options, which [passes.md](passes.md) lists.",
+        "[plan file](../guide/plan-file.md). Passes have further options, which "
+        "[passes.md](passes.md) lists.",
         _table(HEADER, option_rows()),
     ]
     return _page(blocks)
@@ -256,14 +298,20 @@ def schemas() -> dict[Path, str]:
 
     found = {"cluster": DESCRIPTION.schema(), "plan": schema()}
     folder = ROOT / "shardopt" / "schemas"
-    return {folder / f"{name}.schema.json": json.dumps(values, indent=2) + "\n" for name, values in found.items()}
+    return {
+        folder / f"{name}.schema.json": json.dumps(values, indent=2) + "\n"
+        for name, values in found.items()
+    }
 
 
 # ---- Markdown ----
 
 
 def _generated() -> str:
-    return f"Made from the code by `{_COMMAND}`; a test checks that it is up to date. Edit the code, not this page."
+    return (
+        f"Made from the code by `{_COMMAND}`; a test checks that it is up to date. Edit the "
+        "code, not this page."
+    )
 
 
 def _sentence(text: str) -> str:
@@ -273,7 +321,9 @@ def _sentence(text: str) -> str:
 def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     header = tuple(header)
     lines = [header, ("---",) * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
+    )
 
 
 def _page(blocks: Iterable[str]) -> str:

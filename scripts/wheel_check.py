@@ -1,12 +1,14 @@
-"""Build sdist and wheel, install the wheel away from the source, and use it: `python -m scripts.wheel_check`.
+"""Build sdist and wheel, install the wheel away from the source, and use it: `python -m
+scripts.wheel_check`.
 
-The environment is fresh and knows nothing of the checkout. It holds the wheel, and what the wheel says
-it depends on:
+The environment is fresh and knows nothing of the checkout. It holds the wheel, and what the wheel
+says it depends on:
 
-* by default links to the installed dependencies of the environment that runs this, each found through
-  the metadata of the one that needs it. So a dependency that is used but not declared is missing, no
-  gigabyte is copied, and nothing is downloaded;
-* with `--python PYTHON`, an environment of that interpreter, with the dependencies that pip installs.
+* by default links to the installed dependencies of the environment that runs this, each found
+  through the metadata of the one that needs it. So a dependency that is used but not declared is
+  missing, no gigabyte is copied, and nothing is downloaded;
+* with `--python PYTHON`, an environment of that interpreter, with the dependencies that pip
+  installs.
 
 In it every module is imported, and both tools plan, run and check a small model in an empty folder.
 """
@@ -31,8 +33,8 @@ from shardopt import UserError
 from shardopt.tools.common import ToolParser, run_tool
 
 ROOT = Path(__file__).parents[1]
-# All that a build reads. It works on a copy: a build folder or a list of sources that an older build left
-# in the checkout would bring files into the archives that are no longer there.
+# All that a build reads. It works on a copy: a build folder or a list of sources that an older
+# build left in the checkout would bring files into the archives that are no longer there.
 SOURCES = ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "runtime", "shardopt")
 MODEL = ROOT / "docs" / "tutorial" / "mlp.mlir"
 
@@ -47,7 +49,8 @@ _USES = (
     f"shardopt-opt {MODEL.name} --to=cluster --phase-options=num-microbatches=4 -o clustered.mlir",
     "shardopt-opt --version",
 )
-# Imports every module of the installed package, and says where from; {optional} may be missing, no other.
+# Imports every module of the installed package, and says where from; {optional} may be missing, no
+# other.
 _IMPORT_ALL = """
 import pkgutil, sys, importlib.metadata, shardopt
 
@@ -73,9 +76,13 @@ print(count, "modules")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, or 1 with the output of the first command that failed."""
-    parser = ToolParser(prog=_COMMAND, description="Check that the wheel works without the checkout.")
+    parser = ToolParser(
+        prog=_COMMAND, description="Check that the wheel works without the checkout."
+    )
     parser.add_argument(
-        "--python", metavar="PYTHON", help="check with this interpreter, and the dependencies that pip installs for it"
+        "--python",
+        metavar="PYTHON",
+        help="check with this interpreter, and the dependencies that pip installs for it",
     )
     options = parser.parse_args(argv)
     return run_tool(_COMMAND, lambda: check(options.python))
@@ -84,7 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def check(python: str | None) -> None:
     """Build, install and use the wheel; raises UserError with the output of what failed."""
     with tempfile.TemporaryDirectory(prefix="shardopt-wheel-") as name:
-        # Where temporary folders are reached through a link, modules are compared by their real place.
+        # Where temporary folders are reached through a link, modules are compared by their real
+        # place.
         folder = Path(name).resolve()
         sdist, wheel = build(folder)
         print(f"{sdist.name} and {wheel.name} are built")
@@ -100,7 +108,8 @@ def check(python: str | None) -> None:
 
 
 def build(folder: Path) -> tuple[Path, Path]:
-    """The sdist of this checkout, and the wheel made from that sdist alone, in a new folder of `folder`."""
+    """The sdist of this checkout, and the wheel made from that sdist alone, in a new folder of
+    `folder`."""
     source, target = folder / "source", folder / "dist"
     source.mkdir()
     ignore = shutil.ignore_patterns("__pycache__")
@@ -111,7 +120,10 @@ def build(folder: Path) -> tuple[Path, Path]:
         else:
             shutil.copy(path, source / name)
     # The backend is that of this environment: a build of its own would download it each time.
-    _run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(target), str(source)], folder)
+    _run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(target), str(source)],
+        folder,
+    )
     [sdist], [wheel] = target.glob("*.tar.gz"), target.glob("*.whl")
     return sdist, wheel
 
@@ -141,7 +153,15 @@ def _make_environment(environment: Path, python: str) -> None:
 
 def _pip(environment: Path, *arguments: str) -> None:
     python = str(environment / "bin" / "python")
-    command = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "install"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "--disable-pip-version-check",
+        "install",
+    ]
     _run([*command, "--quiet", *arguments], environment.parent)
 
 
@@ -169,7 +189,8 @@ def _dependencies(root: Distribution) -> Iterable[Distribution]:
 
 
 def _link(dependency: Distribution, site: Path) -> None:
-    """Link the files and folders that `dependency` has at the top of its own environment into `site`."""
+    """Link the files and folders that `dependency` has at the top of its own environment into
+    `site`."""
     tops = {file.parts[0] for file in dependency.files or ()} - {"..", "__pycache__"}
     for top in sorted(tops):
         # Some share a folder, and the link leads to the files of all of them.
@@ -195,7 +216,11 @@ def use(environment: Path, folder: Path) -> None:
 
 def _variables(environment: Path, folder: Path) -> dict[str, str]:
     """The variables of this process, but for those through which Python would find the checkout."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("PYTHON", "VIRTUAL_ENV"))
+    }
     path = os.pathsep.join([str(environment / "bin"), os.environ.get("PATH", "")])
     return {**kept, "PATH": path, "SHARDOPT_CACHE": str(folder / "cache"), "NO_COLOR": "1"}
 
@@ -211,7 +236,13 @@ def _shown(text: str, command: Sequence[str], place: Path, variables: dict[str, 
 def _run(command: Sequence[str], place: Path, variables: dict[str, str] | None = None) -> str:
     """The output of `command` (stdout and stderr together); raises UserError if it fails."""
     run = subprocess.run(
-        command, cwd=place, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        command,
+        cwd=place,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
     )
     if run.returncode:
         raise UserError(f"exit code {run.returncode} of '{shlex.join(command)}':\n{run.stdout}")

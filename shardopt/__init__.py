@@ -13,7 +13,8 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# XLA's clients print a line per device and per process; errors still come through. Read when jaxlib is loaded.
+# XLA's clients print a line per device and per process; errors still come through. Read when jaxlib
+# is loaded.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 if TYPE_CHECKING:

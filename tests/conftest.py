@@ -1,4 +1,5 @@
-"""What holds for all tests: they see neither the cache of the user who runs them nor that of another test."""
+"""What holds for all tests: they see neither the cache of the user who runs them nor that of
+another test."""
 
 from __future__ import annotations
 

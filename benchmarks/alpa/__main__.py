@@ -1,11 +1,12 @@
-"""Predicted throughput of Alpa's models on its cluster, method by method, beside what its authors measured.
+"""Predicted throughput of Alpa's models on its cluster, method by method, beside what its authors
+measured.
 
-    python -m benchmarks.alpa [--models gpt,moe,wresnet] [--gpus 1,4,8] [--methods shardopt,intra-only]
-                              [--limit 600] [-o results.json] [--finish]
+    python -m benchmarks.alpa [--models gpt,moe,wresnet] [--gpus 1,4,8] [--methods
+                              shardopt,intra-only] [--limit 600] [-o results.json] [--finish]
 
-Each plan is made by a process of its own (`benchmarks.alpa.one`) with a time limit. Results that stand in the file
-already are kept: `--again` plans them anew. The table goes to standard output, `--svg` draws it.
-"""
+Each plan is made by a process of its own (`benchmarks.alpa.one`) with a time limit. Results that
+stand in the file already are kept: `--again` plans them anew. The table goes to standard output,
+`--svg` draws it."""
 
 from __future__ import annotations
 
@@ -27,15 +28,27 @@ Results = dict[str, dict[str, object]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(FAMILIES), help="families, or names such as gpt-39b")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--models", default=",".join(FAMILIES), help="families, or names such as gpt-39b"
+    )
     parser.add_argument("--gpus", default="1,2,4,8,16,32,64")
     parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--microbatches", type=int, help="instead of the number of the authors' plan")
+    parser.add_argument(
+        "--microbatches", type=int, help="instead of the number of the authors' plan"
+    )
     parser.add_argument("--limit", type=float, default=600.0, help="seconds that a plan may take")
-    parser.add_argument("--finish", action="store_true", help="run all phases and simulate the step")
-    parser.add_argument("--again", action="store_true", help="plan what is in the file already, too")
-    parser.add_argument("-o", "--output", type=Path, help="JSON file of results to read and to write")
+    parser.add_argument(
+        "--finish", action="store_true", help="run all phases and simulate the step"
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="plan what is in the file already, too"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, help="JSON file of results to read and to write"
+    )
     parser.add_argument("--svg", type=Path, help="picture to draw")
     args = parser.parse_args(argv)
     results = _read(args.output)
@@ -46,7 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             print(f"{key} …", file=sys.stderr, flush=True)
             found = run(case, method, args.limit, args.finish, args.microbatches)
-            results = {**results, **_read(args.output), key: found}  # another process may have added to the file
+            results = {
+                **results,
+                **_read(args.output),
+                key: found,
+            }  # another process may have added to the file
             _write(args.output, results)
     print(tables(results))
     if args.svg is not None:
@@ -56,18 +73,33 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _chosen(models: str, gpus: str) -> list[Case]:
     wanted, devices = models.split(","), [int(number) for number in gpus.split(",")]
-    return [case for case in CASES if {case.name, case.family} & set(wanted) and case.devices in devices]
+    return [
+        case for case in CASES if {case.name, case.family} & set(wanted) and case.devices in devices
+    ]
 
 
-def run(case: Case, method: str, limit: float, finish: bool, microbatches: int | None) -> dict[str, object]:
+def run(
+    case: Case, method: str, limit: float, finish: bool, microbatches: int | None
+) -> dict[str, object]:
     """What `benchmarks.alpa.one` says, or how it ended instead; always with the wall time."""
-    command = [sys.executable, "-m", "benchmarks.alpa.one", case.name, method, *(["--finish"] if finish else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.alpa.one",
+        case.name,
+        method,
+        *(["--finish"] if finish else []),
+    ]
     if microbatches:
         command += ["--microbatches", str(microbatches)]
     begin = perf_counter()
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=limit, env={**os.environ, "PYTHONHASHSEED": "0"}
+            command,
+            capture_output=True,
+            text=True,
+            timeout=limit,
+            env={**os.environ, "PYTHONHASHSEED": "0"},
         )
     except subprocess.TimeoutExpired:
         return {"error": f"not planned within {limit:g} s", "timeout": True}
@@ -82,7 +114,9 @@ def run(case: Case, method: str, limit: float, finish: bool, microbatches: int |
 def _revision() -> str:
     """The commit of this checkout, "" outside of one."""
     folder = Path(__file__).parent
-    asked = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=folder, capture_output=True, text=True)
+    asked = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=folder, capture_output=True, text=True
+    )
     return asked.stdout.strip()
 
 

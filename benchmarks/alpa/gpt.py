@@ -1,8 +1,8 @@
-"""GPT-3 as in the paper: normalisation before each part, learned positions, GELU, a feed forward four times as wide.
+"""GPT-3 as in the paper: normalisation before each part, learned positions, GELU, a feed forward
+four times as wide.
 
-Not as there: the artifact's blocks come from BERT and normalise after each part, without a causal mask. FLOPs and sizes
-are the same.
-"""
+Not as there: the artifact's blocks come from BERT and normalise after each part, without a causal
+mask. FLOPs and sizes are the same."""
 
 from __future__ import annotations
 

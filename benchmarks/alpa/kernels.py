@@ -1,7 +1,8 @@
-"""Operations that training systems run as one kernel: the backward pass keeps the input and computes the rest again.
+"""Operations that training systems run as one kernel: the backward pass keeps the input and
+computes the rest again.
 
-Sums are taken in float32 whatever the type of the values. Without these, differentiation would hold several float32
-copies of every activation, which neither the paper's system nor Megatron-LM does.
+Sums are taken in float32 whatever the type of the values. Without these, differentiation would hold
+several float32 copies of every activation, which neither the paper's system nor Megatron-LM does.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ def _normalized(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 @jax.custom_vjp
 def layer_norm(x: jax.Array, gain: jax.Array, bias: jax.Array) -> jax.Array:
-    """`x` `[..., hidden]` with mean 0 and variance 1 along the last dimension, times `gain`, plus `bias`."""
+    """`x` `[..., hidden]` with mean 0 and variance 1 along the last dimension, times `gain`, plus
+    `bias`."""
     unit, _ = _normalized(x)
     return (unit * gain.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
 
 
-def _layer_norm_forward(x: jax.Array, gain: jax.Array, bias: jax.Array) -> tuple[jax.Array, Residuals]:
+def _layer_norm_forward(
+    x: jax.Array, gain: jax.Array, bias: jax.Array
+) -> tuple[jax.Array, Residuals]:
     return layer_norm(x, gain, bias), (x, gain)
 
 

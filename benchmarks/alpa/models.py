@@ -1,10 +1,10 @@
-"""A model of the paper as a StableHLO module: one whole training step, without any weight in memory.
+"""A model of the paper as a StableHLO module: one whole training step, without any weight in
+memory.
 
     python -m benchmarks.alpa.models gpt-39b -o gpt39b.mlirbc
 
-Text if the name ends in `.mlir`, MLIR bytecode otherwise. The state comes first and is donated; the batch comes last.
-`--list` names the models.
-"""
+Text if the name ends in `.mlir`, MLIR bytecode otherwise. The state comes first and is donated; the
+batch comes last. `--list` names the models."""
 
 from __future__ import annotations
 
@@ -30,11 +30,15 @@ def build(spec: Spec) -> Model:
     from benchmarks.alpa.transformer import token_batch
 
     if isinstance(spec, GptSpec):
-        return Model(gpt.weights(spec), token_batch(spec.batch, spec.sequence), gpt.loss, adamw(), mixed=True)
+        return Model(
+            gpt.weights(spec), token_batch(spec.batch, spec.sequence), gpt.loss, adamw(), mixed=True
+        )
     if isinstance(spec, MoeSpec):
         inputs, loss = token_batch(spec.batch, spec.sequence), partial(moe.loss, spec=spec)
         return Model(moe.weights(spec), inputs, loss, adafactor(), mixed=True)
-    return Model(wresnet.weights(spec), wresnet.image_batch(spec), wresnet.loss, momentum(), mixed=False)
+    return Model(
+        wresnet.weights(spec), wresnet.image_batch(spec), wresnet.loss, momentum(), mixed=False
+    )
 
 
 def bytecode(spec: Spec, text: bool = False, float32: bool = False) -> bytes:
@@ -58,12 +62,20 @@ def bytecode(spec: Spec, text: bool = False, float32: bool = False) -> bytes:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", choices=[*(case.name for case in CASES), *TINY], metavar="MODEL")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "model", nargs="?", choices=[*(case.name for case in CASES), *TINY], metavar="MODEL"
+    )
     parser.add_argument("-o", "--output", type=Path, help="file to write")
     parser.add_argument("--batch", type=int, help="another global batch than the published one")
-    parser.add_argument("--float32", action="store_true", help="compute in float32 where the paper has float16")
-    parser.add_argument("--list", action="store_true", help="names of the models, with their parameters")
+    parser.add_argument(
+        "--float32", action="store_true", help="compute in float32 where the paper has float16"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="names of the models, with their parameters"
+    )
     args = parser.parse_args(argv)
     if args.list or args.model is None or args.output is None:
         for case in CASES:

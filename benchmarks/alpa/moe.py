@@ -1,9 +1,9 @@
-"""GShard's mixture of experts as in the paper: every even layer sends each token to two of its experts.
+"""GShard's mixture of experts as in the paper: every even layer sends each token to two of its
+experts.
 
-`group` tokens are routed together, of which an expert takes at most `capacity` (GShard, algorithm 1). Dispatch and
-combination are products with `[group, token, expert, slot]`. As in the artifact (`alpa/model/moe.py`) there is no
-auxiliary loss.
-"""
+`group` tokens are routed together, of which an expert takes at most `capacity` (GShard, algorithm
+1). Dispatch and combination are products with `[group, token, expert, slot]`. As in the artifact
+(`alpa/model/moe.py`) there is no auxiliary loss."""
 
 from __future__ import annotations
 
@@ -53,12 +53,15 @@ def loss(params: Tree, batch: Batch, spec: MoeSpec) -> jax.Array:
         x = x + attention(norm(x, block["norm1"]), block["attention"])
         y = norm(x, block["norm2"])
         sparse = "experts" in block
-        x = x + (mixture(y, block["experts"], spec) if sparse else feed_forward(y, block["feed_forward"]))
+        x = x + (
+            mixture(y, block["experts"], spec) if sparse else feed_forward(y, block["feed_forward"])
+        )
     return token_loss(x, params["ends"], batch["labels"])
 
 
 def mixture(x: jax.Array, weights: Tree, spec: MoeSpec) -> jax.Array:
-    """The experts' answer to `x` `[batch, sequence, hidden]`; tokens beyond an expert's capacity get none."""
+    """The experts' answer to `x` `[batch, sequence, hidden]`; tokens beyond an expert's capacity
+    get none."""
     grouped = x.reshape(-1, spec.group, spec.hidden)
     scores = jnp.einsum("gsm,me->gse", grouped, weights["gate"]).astype(jnp.float32)
     combine = routing(jax.nn.softmax(scores, axis=-1), spec.capacity, x.dtype)
@@ -70,10 +73,11 @@ def mixture(x: jax.Array, weights: Tree, spec: MoeSpec) -> jax.Array:
 
 
 def routing(shares: jax.Array, capacity: int, dtype: Any) -> jax.Array:
-    """Weights `[group, token, expert, slot]` of a token's two best experts, from `shares` `[group, token, expert]`.
+    """Weights `[group, token, expert, slot]` of a token's two best experts, from `shares` `[group,
+    token, expert]`.
 
-    A token's first expert comes before every token's second one when slots are given out, in the order of the tokens.
-    """
+    A token's first expert comes before every token's second one when slots are given out, in the
+    order of the tokens."""
     first = _best(shares)
     second = _best(jnp.where(first > 0, -1.0, shares))
     before = jnp.sum(first, axis=-2, keepdims=True)

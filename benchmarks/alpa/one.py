@@ -2,9 +2,8 @@
 
     python -m benchmarks.alpa.one gpt-1.3b shardopt [--microbatches 128] [--layers 6] [--finish]
 
-`seconds` is the predicted step: of the stage phase, or of the simulator when all phases run (`--finish`). `planning` is
-seconds by phase, `peak_bytes` the memory of this process.
-"""
+`seconds` is the predicted step: of the stage phase, or of the simulator when all phases run
+(`--finish`). `planning` is seconds by phase, `peak_bytes` the memory of this process."""
 
 from __future__ import annotations
 
@@ -27,12 +26,18 @@ _KEPT = ("stage candidates", "sharding problems solved", "stages", "predicted st
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", choices=[case.name for case in CASES], metavar="MODEL")
     parser.add_argument("method", choices=tuple(METHODS))
-    parser.add_argument("--microbatches", type=int, help="instead of the number of the authors' plan")
+    parser.add_argument(
+        "--microbatches", type=int, help="instead of the number of the authors' plan"
+    )
     parser.add_argument("--layers", type=int, help="instead of the number of the authors' plan")
-    parser.add_argument("--finish", action="store_true", help="run all phases and simulate the step")
+    parser.add_argument(
+        "--finish", action="store_true", help="run all phases and simulate the step"
+    )
     args = parser.parse_args(argv)
     case = find_case(args.model)
     chosen = options(case, args.method, args.microbatches, args.layers)
@@ -44,7 +49,10 @@ def measured(case: Case, chosen: PlanOptions, finish: bool) -> dict[str, object]
     """The prediction, or the reason why there is none, with the effort."""
     begin = perf_counter()
     source = bytecode(case.spec)
-    found: dict[str, object] = {"trace_seconds": round(perf_counter() - begin, 2), "microbatches": chosen.microbatches}
+    found: dict[str, object] = {
+        "trace_seconds": round(perf_counter() - begin, 2),
+        "microbatches": chosen.microbatches,
+    }
     planning: dict[str, float] = {}
     try:
         found.update(_planned(source, chosen, finish, planning))
@@ -54,7 +62,9 @@ def measured(case: Case, chosen: PlanOptions, finish: bool) -> dict[str, object]
     return {**found, "planning": planning, "peak_bytes": peak}
 
 
-def _planned(source: bytes, chosen: PlanOptions, finish: bool, planning: dict[str, float]) -> dict[str, object]:
+def _planned(
+    source: bytes, chosen: PlanOptions, finish: bool, planning: dict[str, float]
+) -> dict[str, object]:
     """Run the phases; `planning` gets the seconds of each as it ends. Raises UserError."""
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module
@@ -71,9 +81,15 @@ def _planned(source: bytes, chosen: PlanOptions, finish: bool, planning: dict[st
             result = run_pipeline(module, phase_range(phase, phase, phase_text(chosen, phase)))
             planning[phase] = round(perf_counter() - begin, 2)
             if phase == "import":
-                found["ops"] = sum(len(tuple(block)) for f in functions(module) for block in f.regions[0])
-            found.update({name: value for (_, name), value in result.statistics.items() if name in _KEPT})
-            cuts = [d.message for d in result.diagnostics if "layers" in d.message and phase == "stage"]
+                found["ops"] = sum(
+                    len(tuple(block)) for f in functions(module) for block in f.regions[0]
+                )
+            found.update(
+                {name: value for (_, name), value in result.statistics.items() if name in _KEPT}
+            )
+            cuts = [
+                d.message for d in result.diagnostics if "layers" in d.message and phase == "stage"
+            ]
             if cuts:
                 found["cuts"] = cuts
         found["seconds"] = found.get("predicted step seconds")

@@ -1,9 +1,10 @@
-"""What Alpa's authors measured: TFLOPS of a GPU, the bars of figures 8 (whole step) and 10 (inter-operator passes).
+"""What Alpa's authors measured: TFLOPS of a GPU, the bars of figures 8 (whole step) and 10
+(inter-operator passes).
 
-From the files of the artifact that the figures are drawn from (github.com/alpa-projects/alpa, osdi22_artifact):
-`results_e2e.tsv` and `results_inter_ablation.tsv`. -1 there, `OUT_OF_MEMORY` here, is a run that did not fit. GPT and
-MoE count the recomputed forward pass among the FLOPs, Wide-ResNet does not.
-"""
+From the files of the artifact that the figures are drawn from (github.com/alpa-projects/alpa,
+osdi22_artifact): `results_e2e.tsv` and `results_inter_ablation.tsv`. -1 there, `OUT_OF_MEMORY`
+here, is a run that did not fit. GPT and MoE count the recomputed forward pass among the FLOPs,
+Wide-ResNet does not."""
 
 from __future__ import annotations
 
@@ -45,4 +46,8 @@ def published(family: str, method: str, devices: int) -> float | None:
     if bars is not None:
         return bars[DEVICES.index(devices)]
     ablation = _ABLATION.get(family, {}).get(method)
-    return ablation[(8, 16, 32).index(devices)] if ablation is not None and devices in (8, 16, 32) else None
+    return (
+        ablation[(8, 16, 32).index(devices)]
+        if ablation is not None and devices in (8, 16, 32)
+        else None
+    )

@@ -13,14 +13,18 @@ _COLORS = ("#2b6cb0", "#dd6b20", "#38a169", "#805ad5", "#d53f8c", "#718096", "#b
 
 
 def tflops(case: Case, seconds: float) -> float:
-    """Of a device, as the artifact counts: GPT and MoE with the forward pass computed again, Wide-ResNet without."""
+    """Of a device, as the artifact counts: GPT and MoE with the forward pass computed again,
+    Wide-ResNet without."""
     return case.spec.flops(recompute=case.family != "wresnet") / seconds / case.devices / 1e12
 
 
 def tables(results: Mapping[str, Row]) -> str:
-    """One table a family: predicted TFLOPS of a device, the measured ones of the paper in parentheses."""
+    """One table a family: predicted TFLOPS of a device, the measured ones of the paper in
+    parentheses."""
     return "\n\n".join(
-        "\n".join(_table(family, results)) for family in ("gpt", "moe", "wresnet") if _methods(family, results)
+        "\n".join(_table(family, results))
+        for family in ("gpt", "moe", "wresnet")
+        if _methods(family, results)
     )
 
 
@@ -36,7 +40,11 @@ def _table(family: str, results: Mapping[str, Row]) -> Iterator[str]:
     for case in CASES:
         if case.family == family and any(best(case, m, results) for m in methods):
             cells = [_cell(case, method, results) for method in methods]
-            yield f"| {case.name} | {case.devices} | {case.microbatches} | " + " | ".join(cells) + " |"
+            yield (
+                f"| {case.name} | {case.devices} | {case.microbatches} | "
+                + " | ".join(cells)
+                + " |"
+            )
 
 
 def _cell(case: Case, method: str, results: Mapping[str, Row]) -> str:
@@ -48,7 +56,8 @@ def _cell(case: Case, method: str, results: Mapping[str, Row]) -> str:
 
 
 def best(case: Case, method: str, results: Mapping[str, Row]) -> Row | None:
-    """Of all numbers of microbatches that were tried, the fastest plan; else any failure; else None."""
+    """Of all numbers of microbatches that were tried, the fastest plan; else any failure; else
+    None."""
     key = f"{case.name}/{method}"
     rows = [row for name, row in results.items() if name == key or name.startswith(key + "/")]
     planned = [row for row in rows if row.get("seconds")]
@@ -70,7 +79,8 @@ def _said(case: Case, row: Row | None) -> str:
 
 
 def bars_svg(results: Mapping[str, Row]) -> str:
-    """Predicted bars, with the paper's measurement as a line across each; one row of groups a family."""
+    """Predicted bars, with the paper's measurement as a line across each; one row of groups a
+    family."""
     parts, top = [], 0
     for family in ("gpt", "moe", "wresnet"):
         methods = _methods(family, results)
@@ -78,21 +88,41 @@ def bars_svg(results: Mapping[str, Row]) -> str:
             parts += _panel(family, methods, results, top)
             top += 200
     body = "\n".join(parts)
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="760" height="{top}" font-family="sans-serif">'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="760" height="{top}" '
+        'font-family="sans-serif">'
+    )
     return f"{head}\n{body}\n</svg>\n"
 
 
 def _panel(family: str, methods: list[str], results: Mapping[str, Row], top: int) -> list[str]:
-    cases = [case for case in CASES if case.family == family and any(best(case, m, results) for m in methods)]
-    values = {(case.name, m): _height(case, best(case, m, results)) for case in cases for m in methods}
-    said = {(case.name, m): published(family, m, case.devices) or 0.0 for case in cases for m in methods}
+    cases = [
+        case
+        for case in CASES
+        if case.family == family and any(best(case, m, results) for m in methods)
+    ]
+    values = {
+        (case.name, m): _height(case, best(case, m, results)) for case in cases for m in methods
+    }
+    said = {
+        (case.name, m): published(family, m, case.devices) or 0.0 for case in cases for m in methods
+    }
     scale = 130 / max(*values.values(), *said.values(), 1e-9)
     base, group = top + 170, 720 // max(len(cases), 1)
     width = max(4, (group - 20) // len(methods))
-    parts = [_text(10, top + 16, f"{family}: TFLOPS of a GPU, predicted (bar) and measured in the paper (line)", 12)]
+    parts = [
+        _text(
+            10,
+            top + 16,
+            f"{family}: TFLOPS of a GPU, predicted (bar) and measured in the paper (line)",
+            12,
+        )
+    ]
     for number, method in enumerate(methods):
         x = 10 + 90 * number
-        parts.append(f'<rect x="{x}" y="{top + 22}" width="9" height="9" fill="{_COLORS[number]}"/>')
+        parts.append(
+            f'<rect x="{x}" y="{top + 22}" width="9" height="9" fill="{_COLORS[number]}"/>'
+        )
         parts.append(_text(x + 12, top + 30, method, 10))
     for place, case in enumerate(cases):
         left = 20 + place * group
@@ -107,7 +137,9 @@ def _panel(family: str, methods: list[str], results: Mapping[str, Row], top: int
 
 
 def _height(case: Case, row: Row | None) -> float:
-    return tflops(case, float(str(row["seconds"]))) if row is not None and row.get("seconds") else 0.0
+    return (
+        tflops(case, float(str(row["seconds"]))) if row is not None and row.get("seconds") else 0.0
+    )
 
 
 def _bar(x: float, y: float, width: float, height: float, color: str) -> str:

@@ -1,16 +1,21 @@
-"""Published sizes of the models of Alpa's evaluation, and the formulas by which it counts parameters and FLOPs.
+"""Published sizes of the models of Alpa's evaluation, and the formulas by which it counts
+parameters and FLOPs.
 
-The sizes stand in the paper's tables of model specifications (section 8.1 and its appendix) and, with all digits, in
-the artifact (github.com/alpa-projects/alpa, folder benchmark/alpa):
+The sizes stand in the paper's tables of model specifications (section 8.1 and its appendix) and,
+with all digits, in the artifact (github.com/alpa-projects/alpa, folder benchmark/alpa):
 
-* GPT-3: `suite_manual_gpt.py`, `gpt_specs`: sequence, hidden size, layers, heads, vocabulary. A step is 1024 sequences.
-* GShard MoE: `suite_manual_moe.py`, `moe_specs`: as GPT, with experts and tokens of a gating group (2048). The feed
-  forward part is eight times as wide as the model, every second layer has experts (`alpa/model/moe.py`).
-* Wide-ResNet: `suite_wresnet.py`, `wresnet_specs`: image size, layers, base channels, width factor; 1024 classes.
-* Devices of a model, images of a step and number of microbatches: the plans that the authors found for p3.16xlarge
-  (`suite_auto_gpt.py`, `suite_auto_moe.py`, `suite_wresnet.py`, each the table of solutions).
-* Formulas: `benchmark/alpa/util.py`. Wide-ResNet has none: the artifact counts the FLOPs of the compiled program.
-"""
+* GPT-3: `suite_manual_gpt.py`, `gpt_specs`: sequence, hidden size, layers, heads, vocabulary. A
+  step is 1024 sequences.
+* GShard MoE: `suite_manual_moe.py`, `moe_specs`: as GPT, with experts and tokens of a gating group
+  (2048). The feed forward part is eight times as wide as the model, every second layer has experts
+  (`alpa/model/moe.py`).
+* Wide-ResNet: `suite_wresnet.py`, `wresnet_specs`: image size, layers, base channels, width factor;
+  1024 classes.
+* Devices of a model, images of a step and number of microbatches: the plans that the authors found
+  for p3.16xlarge (`suite_auto_gpt.py`, `suite_auto_moe.py`, `suite_wresnet.py`, each the table of
+  solutions).
+* Formulas: `benchmark/alpa/util.py`. Wide-ResNet has none: the artifact counts the FLOPs of the
+compiled program."""
 
 from __future__ import annotations
 
@@ -19,7 +24,8 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class GptSpec:
-    """A decoder of `layers` blocks; `heads` divides `hidden`; `tied` shares the embedding with the last product."""
+    """A decoder of `layers` blocks; `heads` divides `hidden`; `tied` shares the embedding with the
+    last product."""
 
     hidden: int
     layers: int
@@ -31,20 +37,25 @@ class GptSpec:
 
     @property
     def parameters(self) -> int:
-        """The artifact's count: blocks and one embedding with a bias; no positions, no last normalisation."""
+        """The artifact's count: blocks and one embedding with a bias; no positions, no last
+        normalisation."""
         h = self.hidden
         return self.layers * (12 * h * h + 11 * h) + self.vocab * (h + 1)
 
     def flops(self, recompute: bool = False) -> float:
-        """FLOPs of a step by the artifact's formula: forward, backward (twice) and, if asked, forward again."""
+        """FLOPs of a step by the artifact's formula: forward, backward (twice) and, if asked,
+        forward again."""
         tokens, h = self.batch * self.sequence, self.hidden
-        blocks = (96 if recompute else 72) * tokens * h * h * self.layers * (1 + self.sequence / (6 * h))
+        blocks = (
+            (96 if recompute else 72) * tokens * h * h * self.layers * (1 + self.sequence / (6 * h))
+        )
         return blocks + 6 * tokens * h * self.vocab
 
 
 @dataclass(frozen=True)
 class MoeSpec:
-    """A decoder whose even layers have `experts`; `group` tokens are routed together; `width` is that of the FFN."""
+    """A decoder whose even layers have `experts`; `group` tokens are routed together; `width` is
+    that of the FFN."""
 
     hidden: int
     layers: int
@@ -58,7 +69,8 @@ class MoeSpec:
 
     @property
     def capacity(self) -> int:
-        """Tokens of a group that an expert takes: two of every token's experts, shared out evenly."""
+        """Tokens of a group that an expert takes: two of every token's experts, shared out
+        evenly."""
         return 2 * self.group // self.experts
 
     @property
@@ -71,19 +83,23 @@ class MoeSpec:
         return self.layers // 2 * pairs + self.vocab * (h + 1)
 
     def flops(self, recompute: bool = False) -> float:
-        """FLOPs of a step by the artifact's formula, which has gating, dispatch and combination in it."""
+        """FLOPs of a step by the artifact's formula, which has gating, dispatch and combination in
+        it."""
         tokens, h = self.batch * self.sequence, self.hidden
         attention = 8 * tokens * h * h + 4 * tokens * self.sequence * h
         dense = 4 * self.width * tokens * h * h
         experts = 8 * self.width * tokens * h * h
-        routing = 2 * tokens * h * self.experts + 4 * tokens * self.group + 8 * tokens * h * self.group
+        routing = (
+            2 * tokens * h * self.experts + 4 * tokens * self.group + 8 * tokens * h * self.group
+        )
         pairs = 2 * attention + dense + experts + routing
         return (4 if recompute else 3) * pairs * self.layers / 2 + 6 * tokens * h * self.vocab
 
 
 @dataclass(frozen=True)
 class ResnetSpec:
-    """A bottleneck ResNet of 50 or 101 layers; `width` multiplies the channels of its 3x3 convolutions."""
+    """A bottleneck ResNet of 50 or 101 layers; `width` multiplies the channels of its 3x3
+    convolutions."""
 
     layers: int
     channels: int
@@ -99,7 +115,8 @@ class ResnetSpec:
         return self.blocks or {50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}[self.layers]
 
     def flops(self, recompute: bool = False) -> float:
-        """FLOPs of convolutions and last product in a step: forward, backward (twice), forward again if asked.
+        """FLOPs of convolutions and last product in a step: forward, backward (twice), forward
+        again if asked.
 
         As XLA counts them, without what a window reads beyond the border.
         """
@@ -111,15 +128,20 @@ class ResnetSpec:
             products += side**2 * into * filters + filters * wide * _taps(side, 3, stride)
             side //= stride
             products += side**2 * (into * out + wide * out)
-            products += (count - 1) * (side**2 * (out * filters + wide * out) + filters * wide * _taps(side, 3, 1))
+            products += (count - 1) * (
+                side**2 * (out * filters + wide * out) + filters * wide * _taps(side, 3, 1)
+            )
             into = out
         return (4 if recompute else 3) * 2.0 * self.batch * (products + into * self.classes)
 
 
 def _taps(side: int, window: int, stride: int) -> int:
-    """Pixels that all windows of a convolution read of a square image, centred windows cut off at its border."""
+    """Pixels that all windows of a convolution read of a square image, centred windows cut off at
+    its border."""
     reach = window // 2
-    along = sum(min(side, middle + reach + 1) - max(0, middle - reach) for middle in range(0, side, stride))
+    along = sum(
+        min(side, middle + reach + 1) - max(0, middle - reach) for middle in range(0, side, stride)
+    )
     return along**2
 
 
@@ -128,7 +150,8 @@ Spec = GptSpec | MoeSpec | ResnetSpec
 
 @dataclass(frozen=True)
 class Case:
-    """A model on as many devices as in the paper; `layers` and `microbatches` are those of the authors' plan."""
+    """A model on as many devices as in the paper; `layers` and `microbatches` are those of the
+    authors' plan."""
 
     name: str
     spec: Spec
@@ -185,6 +208,7 @@ def find_case(name: str) -> Case:
 
 
 def find_spec(name: str, batch: int | None = None) -> Spec:
-    """Sizes of a published or a tiny model, with another batch if asked. Raises KeyError that lists the names."""
+    """Sizes of a published or a tiny model, with another batch if asked. Raises KeyError that lists
+    the names."""
     spec = TINY[name] if name in TINY else find_case(name).spec
     return spec if batch is None else replace(spec, batch=batch)

@@ -1,10 +1,10 @@
 """A training step of a model: loss, gradients and update, as one function of state and batch.
 
-Mixed precision: weights and optimizer state are float32, a step computes with float16 copies of the weights. The
-artifact (`alpa/model/model_util.py`) carries the copies from step to step, here a step begins by making them; either
-way they live as long as microbatches run. The loss is scaled, so that float16 gradients of a large batch do not vanish;
-the artifact leaves that out, which changes neither time nor memory.
-"""
+Mixed precision: weights and optimizer state are float32, a step computes with float16 copies of the
+weights. The artifact (`alpa/model/model_util.py`) carries the copies from step to step, here a step
+begins by making them; either way they live as long as microbatches run. The loss is scaled, so that
+float16 gradients of a large batch do not vanish; the artifact leaves that out, which changes
+neither time nor memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from benchmarks.alpa.optimizers import Optimizer
 from benchmarks.alpa.weights import abstract, draw, is_weight
 
-LOSS_SCALE = 1024.0  # a power of two changes no digit; much more overflows float16 where few tokens make a batch
+# a power of two changes no digit; much more overflows float16 where few tokens make a batch
+LOSS_SCALE = 1024.0
 
 Tree = Any
 Loss = Callable[[Tree, Tree], jax.Array]
@@ -26,7 +27,8 @@ Loss = Callable[[Tree, Tree], jax.Array]
 
 @dataclass(frozen=True)
 class Model:
-    """`weights` and `batch` describe the arguments of `loss(params, batch)`; `mixed` computes in float16."""
+    """`weights` and `batch` describe the arguments of `loss(params, batch)`; `mixed` computes in
+    float16."""
 
     weights: Tree
     batch: Tree

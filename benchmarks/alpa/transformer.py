@@ -75,7 +75,8 @@ def embed(weights: Tree, tokens: jax.Array) -> jax.Array:
 
 
 def token_loss(x: jax.Array, weights: Tree, labels: jax.Array) -> jax.Array:
-    """Mean cross entropy of the next token; the head is the embedding where it has no weight of its own."""
+    """Mean cross entropy of the next token; the head is the embedding where it has no weight of its
+    own."""
     x = norm(x, weights["norm"])
     if "head" in weights:
         logits = x @ weights["head"]

@@ -1,4 +1,5 @@
-"""Weights as descriptions: a tree of `Weight` becomes shapes without memory, or arrays for a small model."""
+"""Weights as descriptions: a tree of `Weight` becomes shapes without memory, or arrays for a small
+model."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ import jax.numpy as jnp
 
 @dataclass(frozen=True)
 class Weight:
-    """A tensor to be trained: drawn with deviation `scale`, or filled with `fill` where no scale is given."""
+    """A tensor to be trained: drawn with deviation `scale`, or filled with `fill` where no scale is
+    given."""
 
     shape: tuple[int, ...]
     scale: float | None = None
@@ -30,7 +32,9 @@ def is_weight(leaf: object) -> bool:
 
 def abstract(tree: Any, dtype: Any) -> Any:
     """The tree as `jax.ShapeDtypeStruct`."""
-    return jax.tree.map(lambda weight: jax.ShapeDtypeStruct(weight.shape, dtype), tree, is_leaf=is_weight)
+    return jax.tree.map(
+        lambda weight: jax.ShapeDtypeStruct(weight.shape, dtype), tree, is_leaf=is_weight
+    )
 
 
 def draw(tree: Any, seed: int = 0) -> Any:
@@ -39,7 +43,9 @@ def draw(tree: Any, seed: int = 0) -> Any:
     def make(path: Any, weight: Weight) -> jax.Array:
         if weight.scale is None:
             return jnp.full(weight.shape, weight.fill)
-        key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(jax.tree_util.keystr(path).encode()))
+        key = jax.random.fold_in(
+            jax.random.key(seed), zlib.crc32(jax.tree_util.keystr(path).encode())
+        )
         return weight.scale * jax.random.normal(key, weight.shape)
 
     return jax.tree_util.tree_map_with_path(make, tree, is_leaf=is_weight)

@@ -1,8 +1,8 @@
-"""Wide-ResNet as in the paper (`alpa/model/wide_resnet.py`): a bottleneck ResNet with wider 3x3 convolutions, float32.
+"""Wide-ResNet as in the paper (`alpa/model/wide_resnet.py`): a bottleneck ResNet with wider 3x3
+convolutions, float32.
 
-Means and variances of the batch normalisation are those of a microbatch when a step is cut, as in the artifact. Running
-averages of them, which only inference reads, are left out.
-"""
+Means and variances of the batch normalisation are those of a microbatch when a step is cut, as in
+the artifact. Running averages of them, which only inference reads, are left out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def weights(spec: ResnetSpec) -> Tree:
     blocks, into = [], channels
     for level, count in enumerate(spec.block_counts):
         for number in range(count):
-            blocks.append(_block_weights(into, channels * 2**level, spec.width, project=number == 0))
+            blocks.append(
+                _block_weights(into, channels * 2**level, spec.width, project=number == 0)
+            )
             into = _OUT * channels * 2**level
     return {
         "first": _conv_weight(7, 3, channels),
@@ -46,7 +48,11 @@ def _block_weights(into: int, filters: int, width: int, project: bool) -> Tree:
         "expand": _conv_weight(1, filters * width, out),
         "expand_norm": _norm_weights(out, gain=0.0),  # a block begins as the identity
     }
-    return {**found, "project": _conv_weight(1, into, out), "project_norm": _norm_weights(out)} if project else found
+    return (
+        {**found, "project": _conv_weight(1, into, out), "project_norm": _norm_weights(out)}
+        if project
+        else found
+    )
 
 
 def _conv_weight(size: int, into: int, out: int) -> Weight:
@@ -62,7 +68,8 @@ def loss(params: Tree, batch: Batch) -> jax.Array:
     x = jax.nn.relu(_batch_norm(x, params["first_norm"]))
     x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
     for block in params["blocks"]:
-        # A level begins with more channels than came in, and every level but the first with half the resolution.
+        # A level begins with more channels than came in, and every level but the first with half
+        # the resolution.
         deeper = "project" in block and block["reduce"].shape[2] != block["reduce"].shape[3]
         x = _bottleneck(x, block, 2 if deeper else 1)
     pooled = jnp.mean(x, axis=(1, 2))
@@ -83,7 +90,9 @@ def _conv(x: jax.Array, weight: jax.Array, stride: int = 1) -> jax.Array:
     size = weight.shape[0] // 2
     padding = ((size, size), (size, size))
     layout = ("NHWC", "HWIO", "NHWC")
-    return jax.lax.conv_general_dilated(x, weight, (stride, stride), padding, dimension_numbers=layout)
+    return jax.lax.conv_general_dilated(
+        x, weight, (stride, stride), padding, dimension_numbers=layout
+    )
 
 
 def _batch_norm(x: jax.Array, weights: Tree) -> jax.Array:

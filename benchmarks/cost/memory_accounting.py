@@ -2,10 +2,10 @@
 
     python -m benchmarks.cost.memory_accounting MODEL.mlirbc … --mesh 1 --mesh 2x2 --budget 0.8
 
-Plans every model (StableHLO text, bytecode or artifact) for the mesh, once freely and once for each budget, a share of
-the free plan's predicted peak, and compiles it for host devices. One line of JSON each: predicted bytes, bytes of the
-compiled program (arguments + results + temporaries - aliases), their ratio, predicted seconds, recomputed values.
-"""
+Plans every model (StableHLO text, bytecode or artifact) for the mesh, once freely and once for each
+budget, a share of the free plan's predicted peak, and compiles it for host devices. One line of
+JSON each: predicted bytes, bytes of the compiled program (arguments + results + temporaries -
+aliases), their ratio, predicted seconds, recomputed values."""
 
 from __future__ import annotations
 
@@ -31,11 +31,17 @@ from shardopt.support.errors import UserError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", nargs="+", type=Path, metavar="MODEL")
-    parser.add_argument("--mesh", action="append", help="shape of the mesh, 1 by default; may be repeated")
+    parser.add_argument(
+        "--mesh", action="append", help="shape of the mesh, 1 by default; may be repeated"
+    )
     parser.add_argument("--cluster", default="cpu-test:1x4", help="cluster file or preset")
-    parser.add_argument("--budget", action="append", type=float, default=[], help="share of the free peak")
+    parser.add_argument(
+        "--budget", action="append", type=float, default=[], help="share of the free peak"
+    )
     args = parser.parse_args(argv)
     for path in args.models:
         for mesh in args.mesh or ["1"]:
@@ -44,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(path: Path, mesh: str, cluster: str, budgets: Sequence[float]) -> Iterator[dict[str, object]]:
+def measure(
+    path: Path, mesh: str, cluster: str, budgets: Sequence[float]
+) -> Iterator[dict[str, object]]:
     free = planned(path, mesh, cluster, "")
     yield free
     for share in budgets:
@@ -76,7 +84,9 @@ def planned(path: Path, mesh: str, cluster: str, budget: str) -> dict[str, objec
         "compiled_bytes": compiled,
         "ratio": round(predicted.peak_bytes / compiled, 3),
         "predicted_seconds": predicted.seconds,
-        "recomputed": result.statistics.get(("shardopt-choose-shardings", "mesh: rematerialized values"), 0),
+        "recomputed": result.statistics.get(
+            ("shardopt-choose-shardings", "mesh: rematerialized values"), 0
+        ),
     }
 
 

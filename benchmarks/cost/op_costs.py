@@ -2,12 +2,12 @@
 
     python -m benchmarks.cost.op_costs FOLDER [--match tiny] [--worst 5]
 
-Takes every module of a folder (StableHLO text, bytecode or artifact), adds up what the planner counts for its
-operations on one device, and compiles it for one host device. One line of JSON each: FLOPs and transcendentals as a
-share of XLA's before and after optimization, bytes by kernels (as the planner prices them) and bytes of unfused
-operations as a share of the compiled module's, and the operations with the most bytes. Bodies of loops count once, as
-XLA counts them. The last line has geometric means.
-"""
+Takes every module of a folder (StableHLO text, bytecode or artifact), adds up what the planner
+counts for its operations on one device, and compiles it for one host device. One line of JSON each:
+FLOPs and transcendentals as a share of XLA's before and after optimization, bytes by kernels (as
+the planner prices them) and bytes of unfused operations as a share of the compiled module's, and
+the operations with the most bytes. Bodies of loops count once, as XLA counts them. The last line
+has geometric means."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ class Sums:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("--match", default="", help="only modules with this in their name")
     parser.add_argument("--worst", type=int, default=5, help="how many operations to name")
@@ -81,14 +83,20 @@ def measure(source: Path | bytes, worst: int) -> dict[str, object]:
         module.operation.write_bytecode(buffer)
         with sharding_rules(module):
             graph = read_plain(next(functions(module)), _MESH).graph
-    ours, before, after = count(graph), unoptimized_costs(buffer.getvalue()), optimized_costs(buffer.getvalue())
+    ours, before, after = (
+        count(graph),
+        unoptimized_costs(buffer.getvalue()),
+        optimized_costs(buffer.getvalue()),
+    )
     return {
         "flops": _ratio(ours.flops, before.flops),
         "transcendentals": _ratio(ours.transcendentals, before.transcendentals),
         "compiled_flops": _ratio(ours.flops, after.flops),
         "bytes": _ratio(sum(ours.by_op.values()), after.bytes),
         "bytes_alone": _ratio(ours.bytes_alone, after.bytes),
-        "worst": {name: round(size / after.bytes, 3) for name, size in ours.by_op.most_common(worst)},
+        "worst": {
+            name: round(size / after.bytes, 3) for name, size in ours.by_op.most_common(worst)
+        },
     }
 
 
@@ -98,11 +106,15 @@ def count(graph: OpGraph) -> Sums:
     flops = transcendentals = alone = 0.0
     by_op: Counter[str] = Counter()
     for op, accesses in zip(graph.ops, kernel_accesses(graph, fusion), strict=True):
-        operands, results = ([graph.tensors[t].size_bytes for t in side] for side in (op.operands, op.results))
+        operands, results = (
+            [graph.tensors[t].size_bytes for t in side] for side in (op.operands, op.results)
+        )
         flops += op.flops
         transcendentals += op.transcendentals
         alone += touched_bytes(op.name, operands, results)
-        by_op[op.name] += round(accessed_bytes(op.name, len(operands), (*operands, *results), accesses))
+        by_op[op.name] += round(
+            accessed_bytes(op.name, len(operands), (*operands, *results), accesses)
+        )
     return Sums(flops, transcendentals, alone, by_op)
 
 

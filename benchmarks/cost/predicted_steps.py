@@ -3,11 +3,11 @@
     shardopt profile -o profile.json
     python -m benchmarks.cost.predicted_steps profile.json --output steps.jsonl
 
-Plans the train step of `examples/gpt.py` in the ways of `CASES`, manual and searched, with the measured profile, runs
-every plan on the local backend, and prints both figures, their ratio and Spearman's rank correlation. Steps of all
-plans are taken in turns, so that what else the machine does strikes all of them; the smallest sample of each counts.
-The CPU time of a step (of all threads) is printed, too: where other programs run, it is the steadier of the two.
-"""
+Plans the train step of `examples/gpt.py` in the ways of `CASES`, manual and searched, with the
+measured profile, runs every plan on the local backend, and prints both figures, their ratio and
+Spearman's rank correlation. Steps of all plans are taken in turns, so that what else the machine
+does strikes all of them; the smallest sample of each counts. The CPU time of a step (of all
+threads) is printed, too: where other programs run, it is the steadier of the two."""
 
 from __future__ import annotations
 
@@ -34,13 +34,29 @@ from shardopt.ir.io import load_module
 from shardopt.runtime.driver import open_run, prepare
 from shardopt.runtime.run import Run
 
-# What a plan is told beside cluster and profile. Four devices; `stages` of "auto" is the planner's choice.
+# What a plan is told beside cluster and profile. Four devices; `stages` of "auto" is the planner's
+# choice.
 CASES: dict[str, dict[str, Any]] = {
     "data": {"stages": 1, "logical_shape": "1x4", "intra_op": "data"},
-    "data, 4 microbatches": {"stages": 1, "logical_shape": "1x4", "intra_op": "data", "microbatches": 4},
-    "zero2, 2 microbatches": {"stages": 1, "logical_shape": "1x4", "intra_op": "zero2", "microbatches": 2},
+    "data, 4 microbatches": {
+        "stages": 1,
+        "logical_shape": "1x4",
+        "intra_op": "data",
+        "microbatches": 4,
+    },
+    "zero2, 2 microbatches": {
+        "stages": 1,
+        "logical_shape": "1x4",
+        "intra_op": "zero2",
+        "microbatches": 2,
+    },
     "megatron": {"stages": 1, "logical_shape": "1x4", "intra_op": "megatron"},
-    "megatron, 4 microbatches": {"stages": 1, "logical_shape": "1x4", "intra_op": "megatron", "microbatches": 4},
+    "megatron, 4 microbatches": {
+        "stages": 1,
+        "logical_shape": "1x4",
+        "intra_op": "megatron",
+        "microbatches": 4,
+    },
     "ilp": {"stages": 1, "logical_shape": "1x4"},
     "ilp 2x2, 8 microbatches": {"stages": 1, "logical_shape": "2x2", "microbatches": 8},
     "replicate": {"stages": 1, "logical_shape": "1x4", "intra_op": "replicate"},
@@ -51,8 +67,18 @@ CASES: dict[str, dict[str, Any]] = {
         "microbatches": 2,
         "schedule": "gpipe",
     },
-    "2 stages, replicate": {"stages": 2, "submesh": "1x2", "intra_op": "replicate", "microbatches": 2},
-    "2 stages, megatron": {"stages": 2, "submesh": "1x2", "intra_op": "megatron", "microbatches": 4},
+    "2 stages, replicate": {
+        "stages": 2,
+        "submesh": "1x2",
+        "intra_op": "replicate",
+        "microbatches": 2,
+    },
+    "2 stages, megatron": {
+        "stages": 2,
+        "submesh": "1x2",
+        "intra_op": "megatron",
+        "microbatches": 4,
+    },
     "2 stages, ilp": {"stages": 2, "submesh": "1x2", "microbatches": 8},
     "4 stages, 1 microbatch": {"stages": 4, "submesh": "1x1"},
     "4 stages, gpipe": {"stages": 4, "submesh": "1x1", "microbatches": 4, "schedule": "gpipe"},
@@ -63,7 +89,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Row:
-    """One plan. Seconds of a step: predicted, and each that was measured; `cpu` are the seconds of all cores."""
+    """One plan. Seconds of a step: predicted, and each that was measured; `cpu` are the seconds of
+    all cores."""
 
     name: str
     predicted: float
@@ -77,17 +104,27 @@ class Row:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("profile", help="file of `shardopt profile` for four devices")
-    parser.add_argument("--cluster", default="cpu-test:1x4", help="cluster file or preset with four devices")
+    parser.add_argument(
+        "--cluster", default="cpu-test:1x4", help="cluster file or preset with four devices"
+    )
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--steps", type=int, default=10, help="measured steps of every plan")
-    parser.add_argument("--rounds", type=int, default=1, help="how often to take these steps, with a table each")
-    parser.add_argument("--only", action="append", metavar="TEXT", help="plans whose name contains this")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the rows as lines of JSON")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="how often to take these steps, with a table each"
+    )
+    parser.add_argument(
+        "--only", action="append", metavar="TEXT", help="plans whose name contains this"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="also write the rows as lines of JSON"
+    )
     args = parser.parse_args(argv)
     model, inputs = gpt_step(Config(args.layers, args.hidden, 4, 512, args.length), args.batch)
     rows = []
@@ -96,7 +133,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, options in CASES.items():
             if args.only and not any(text in name for text in args.only):
                 continue
-            row, run = _open(name, model, PlanOptions(args.cluster, profile=args.profile, **options))
+            row, run = _open(
+                name, model, PlanOptions(args.cluster, profile=args.profile, **options)
+            )
             run.load(inputs)
             run.step()  # compiles what is left, and is checked
             rows.append(row)
@@ -152,7 +191,16 @@ def table(rows: Sequence[Row]) -> Table:
         f"{with_step:.3f} with the step, {with_work:.3f} with its CPU time",
     )
     found.add_column("plan")
-    for name in ("stages", "predicted", "measured", "ratio", "median", "CPU time", "rank predicted", "rank measured"):
+    for name in (
+        "stages",
+        "predicted",
+        "measured",
+        "ratio",
+        "median",
+        "CPU time",
+        "rank predicted",
+        "rank measured",
+    ):
         found.add_column(name, justify="right")
     for row, first, second in zip(rows, ranks(predicted), ranks(measured), strict=True):
         found.add_row(
@@ -172,7 +220,8 @@ def table(rows: Sequence[Row]) -> Table:
 def ranks(values: Sequence[float]) -> list[float]:
     """1 for the smallest; equal values share the mean of their ranks."""
     return [
-        sum(other < value for other in values) + (1 + sum(other == value for other in values)) / 2 for value in values
+        sum(other < value for other in values) + (1 + sum(other == value for other in values)) / 2
+        for value in values
     ]
 
 

@@ -1,13 +1,13 @@
-"""Does XLA exchange what was planned? Every model of a folder: bytes by kind and mesh axis, predicted and compiled.
+"""Does XLA exchange what was planned? Every model of a folder: bytes by kind and mesh axis,
+predicted and compiled.
 
-    python -m benchmarks.cost.xla_agreement FOLDER [--mesh 4] [--mesh 2x2] [--format sdy] [--plan ilp] [--plan random:1]
-        [--match '*_tiny*'] [--json FILE] [--markdown FILE]
+    python -m benchmarks.cost.xla_agreement FOLDER [--mesh 4] [--mesh 2x2] [--format sdy] [--plan
+        ilp] [--plan random:1] [--match '*_tiny*'] [--json FILE] [--markdown FILE]
 
-A model is `NAME.mlirbc`. Each is planned, annotated and compiled for host devices in a process of its own, which XLA
-may end. A row agrees when the bytes of all kinds and axes together differ by at most `--tolerance` of the planned ones,
-and XLA logged no "involuntary full rematerialization". How the bytes are counted: `shardopt.cost.traffic`. Exit code 1
-if a row disagrees.
-"""
+A model is `NAME.mlirbc`. Each is planned, annotated and compiled for host devices in a process of
+its own, which XLA may end. A row agrees when the bytes of all kinds and axes together differ by at
+most `--tolerance` of the planned ones, and XLA logged no "involuntary full rematerialization". How
+the bytes are counted: `shardopt.cost.traffic`. Exit code 1 if a row disagrees."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ REMATERIALIZATION = "Involuntary full rematerialization"
 
 @dataclass(frozen=True)
 class Row:
-    """One model, mesh, plan and format. `verdict` is "agree", "DIFFER" or "failed", with the reason in `note`."""
+    """One model, mesh, plan and format. `verdict` is "agree", "DIFFER" or "failed", with the reason
+    in `note`."""
 
     model: str
     mesh: str
@@ -51,22 +52,42 @@ class Row:
     @property
     def ratio(self) -> float:
         """Compiled bytes over planned ones."""
-        return self.found_bytes / self.predicted_bytes if self.predicted_bytes else float(not self.found_bytes)
+        return (
+            self.found_bytes / self.predicted_bytes
+            if self.predicted_bytes
+            else float(not self.found_bytes)
+        )
 
     def to_json(self) -> dict[str, object]:
         totals = {"predicted_bytes": self.predicted_bytes, "found_bytes": self.found_bytes}
         return asdict(self) | totals
 
 
-def measure(model: tuple[Path, tuple[str, ...]], mesh: str, plan: str, args: argparse.Namespace) -> Iterator[Row]:
+def measure(
+    model: tuple[Path, tuple[str, ...]], mesh: str, plan: str, args: argparse.Namespace
+) -> Iterator[Row]:
     """One row for each format, from a process of its own."""
     path, batch = model
-    command = [sys.executable, "-m", "benchmarks.cost.xla_agreement_case", str(path), mesh, "--plan", plan]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.cost.xla_agreement_case",
+        str(path),
+        mesh,
+        "--plan",
+        plan,
+    ]
     command += ["--formats", ",".join(args.format), "--batch-args=" + ",".join(batch)]
     command += ["--scale", str(args.scale), "--time-limit", str(args.solve_limit)]
     note = ""
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=args.timeout, check=False)
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=args.timeout,
+            check=False,
+        )
         stdout, stderr, code = done.stdout, done.stderr, done.returncode
     except subprocess.TimeoutExpired as stopped:
         stdout, stderr, code = stopped.stdout or b"", stopped.stderr or b"", 0
@@ -75,9 +96,13 @@ def measure(model: tuple[Path, tuple[str, ...]], mesh: str, plan: str, args: arg
     records = {record["format"]: record for record in map(json.loads, stdout.decode().splitlines())}
     for name in args.format:
         if name in records:
-            yield _row((path.stem, mesh, plan, name), records[name], said.get(name, ""), args.tolerance)
+            yield _row(
+                (path.stem, mesh, plan, name), records[name], said.get(name, ""), args.tolerance
+            )
         else:
-            last = (stderr.decode(errors="replace").strip().splitlines() or [f"exit code {code}"])[-1]
+            last = (stderr.decode(errors="replace").strip().splitlines() or [f"exit code {code}"])[
+                -1
+            ]
             yield Row(path.stem, mesh, plan, name, "failed", note=note or last)
 
 
@@ -100,7 +125,10 @@ def _traffic(rows: Sequence[dict]) -> Iterator[Traffic]:
 
 def markdown(rows: Sequence[Row]) -> str:
     """The rows as a table for the documentation."""
-    lines = ["| model | mesh | plan | format | predicted | compiled | ratio | verdict | where they differ |"]
+    lines = [
+        "| model | mesh | plan | format | predicted | compiled | ratio | verdict | where they "
+        "differ |"
+    ]
     lines.append("|---|---|---|---|---:|---:|---:|---|---|")
     return "\n".join([*lines, *("| " + " | ".join(_cells(row)) + " |" for row in rows), ""])
 
@@ -114,15 +142,21 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Predicted against compiled collectives of every model of a folder.")
+    parser = argparse.ArgumentParser(
+        description="Predicted against compiled collectives of every model of a folder."
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--match", default="*_tiny*", help="pattern of model names")
     parser.add_argument("--mesh", action="append")
     parser.add_argument("--plan", action="append", help="a preset, or random:SEED; default: ilp")
     parser.add_argument("--format", action="append", choices=FORMATS)
-    parser.add_argument("--scale", type=float, default=1e3, help="how many times slower devices and links are")
+    parser.add_argument(
+        "--scale", type=float, default=1e3, help="how many times slower devices and links are"
+    )
     parser.add_argument("--solve-limit", type=float, default=60.0, help="seconds a solve")
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one model on one mesh")
+    parser.add_argument(
+        "--timeout", type=float, default=600.0, help="seconds for one model on one mesh"
+    )
     parser.add_argument("--tolerance", type=float, default=0.05)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)

@@ -1,11 +1,13 @@
-"""One model on one mesh: what a plan exchanges, and what XLA exchanges when it compiles the module with the plan in it.
+"""One model on one mesh: what a plan exchanges, and what XLA exchanges when it compiles the module
+with the plan in it.
 
-    python -m benchmarks.cost.xla_agreement_case MODEL.mlirbc 2x2 --formats sdy,gspmd --plan random:7
+    python -m benchmarks.cost.xla_agreement_case MODEL.mlirbc 2x2 --formats sdy,gspmd --plan
+    random:7
 
-prints one line of JSON a format. XLA's warnings go to stderr, behind a line `compiling as FORMAT`. Plans: "ilp" or
-another preset of `shardopt.solve.presets.presets`, or "random:SEED", which takes any strategy of any operation that
-the rules of the problem allow: what no solver would choose has to agree, too.
-"""
+prints one line of JSON a format. XLA's warnings go to stderr, behind a line `compiling as FORMAT`.
+Plans: "ilp" or another preset of `shardopt.solve.presets.presets`, or "random:SEED", which takes
+any strategy of any operation that the rules of the problem allow: what no solver would choose has
+to agree, too."""
 
 from __future__ import annotations
 
@@ -51,8 +53,8 @@ RANDOM = "random:"
 
 @dataclass(frozen=True)
 class Case:
-    """A module on a mesh with one plan. `scale` divides the rates of the cluster: small models are worth splitting on
-    slow devices only."""
+    """A module on a mesh with one plan. `scale` divides the rates of the cluster: small models are
+    worth splitting on slow devices only."""
 
     mesh: str
     plan: str = "ilp"
@@ -75,11 +77,16 @@ class Outcome:
 
 
 def slowed(spec: str, mesh: Mesh, scale: float) -> Cluster:
-    """One host with as many devices as the mesh, `scale` times slower than the cluster, without latencies."""
+    """One host with as many devices as the mesh, `scale` times slower than the cluster, without
+    latencies."""
     cluster = load_cluster(f"{spec}:1x{mesh.size}")
     group = cluster.groups[0]
     device, link = group.device, group.intra_host
-    link = replace(link, latency_seconds=0.0, bandwidth_bytes_per_second=link.bandwidth_bytes_per_second / scale)
+    link = replace(
+        link,
+        latency_seconds=0.0,
+        bandwidth_bytes_per_second=link.bandwidth_bytes_per_second / scale,
+    )
     slow = replace(
         device,
         peak_flops={dtype: rate / scale for dtype, rate in device.peak_flops.items()},
@@ -107,7 +114,11 @@ class ChooseAtRandom(ChooseShardings):
 
 def make_pass(case: Case, form: str) -> ChooseShardings:
     """The pass that plans a case for a format. GSPMD cannot leave sums open, Shardy can."""
-    options = {"mesh": case.mesh, "sharding_format": "sdy" if form == "sdy" else "mhlo", "memory_fraction": 0.0}
+    options = {
+        "mesh": case.mesh,
+        "sharding_format": "sdy" if form == "sdy" else "mhlo",
+        "memory_fraction": 0.0,
+    }
     limits = {"time_limit": case.time_limit, "gap": case.gap, "batch_args": case.batch_args}
     if case.plan.startswith(RANDOM):
         return ChooseAtRandom(**options, **limits, seed=int(case.plan.removeprefix(RANDOM)))  # type: ignore[arg-type]
@@ -115,19 +126,26 @@ def make_pass(case: Case, form: str) -> ChooseShardings:
 
 
 def _random(problem: IntraOpProblem, seed: int) -> IntraOpProblem:
-    """The problem with random costs of the nodes and none on the edges: all that is left of it is what is forbidden."""
+    """The problem with random costs of the nodes and none on the edges: all that is left of it is
+    what is forbidden."""
     rng = np.random.default_rng(seed)
-    costs = tuple(np.where(np.isfinite(cost), rng.random(cost.shape), np.inf) for cost in problem.problem.costs)
+    costs = tuple(
+        np.where(np.isfinite(cost), rng.random(cost.shape), np.inf)
+        for cost in problem.problem.costs
+    )
     edges = tuple(
         Edge(edge.u, edge.v, np.where(np.isfinite(edge.cost), 0.0, np.inf))
         for edge in problem.problem.edges
         if not np.isfinite(edge.cost).all()
     )
-    return replace(problem, problem=replace(problem.problem.without_memory(), costs=costs, edges=edges))
+    return replace(
+        problem, problem=replace(problem.problem.without_memory(), costs=costs, edges=edges)
+    )
 
 
 def check(source: Path | bytes, case: Case, formats: Sequence[str] = FORMATS) -> Iterator[Outcome]:
-    """Plan and compile the module in each format. Raises UserError for a module that cannot be planned."""
+    """Plan and compile the module in each format. Raises UserError for a module that cannot be
+    planned."""
     mesh = parse_mesh(case.mesh)
     for form in formats:
         predicted, bytecode = annotated(source, case, form)
@@ -141,7 +159,9 @@ def annotated(source: Path | bytes, case: Case, form: str) -> tuple[tuple[Traffi
     """What the plan of a module says it exchanges, and the module with the plan in it."""
     with make_context() as context, ir.Location.unknown(context):
         module = load_module(source, context)
-        run_pipeline(module, f"builtin.module(shardopt-import{{unroll={str(case.unroll).lower()}}})")
+        run_pipeline(
+            module, f"builtin.module(shardopt-import{{unroll={str(case.unroll).lower()}}})"
+        )
         write_cluster(module, slowed(case.cluster, parse_mesh(case.mesh), case.scale))
         run_pipeline(module, "builtin.module(shardopt-separate-accumulators,shardopt-mark-carried)")
         make_pass(case, form).run(module, PassContext())
@@ -153,8 +173,8 @@ def annotated(source: Path | bytes, case: Case, form: str) -> tuple[tuple[Traffi
 
 
 def _bytecode(module: ir.Module) -> bytes:
-    """The module with f16 for bf16, which the CPU backend would compute, and exchange, as f32: a matter of that backend
-    and not of the plan. Both have two bytes, and nobody runs the result."""
+    """The module with f16 for bf16, which the CPU backend would compute, and exchange, as f32: a
+    matter of that backend and not of the plan. Both have two bytes, and nobody runs the result."""
     text = module.operation.get_asm()
     if "bf16>" in text:
         module = ir.Module.parse(re.sub(r"(?<=[x<])bf16(?=>)", "f16", text), module.context)

@@ -1,18 +1,21 @@
-"""Plan and run every model of a folder, and compare its outputs with one device: what works, what is refused, and why.
+"""Plan and run every model of a folder, and compare its outputs with one device: what works, what
+is refused, and why.
 
-    python -m benchmarks.frontend.check_models FOLDER [--match '*_tiny.train'] [--microbatches 1,2,4] [--stages 2]
+    python -m benchmarks.frontend.check_models FOLDER [--match '*_tiny.train'] [--microbatches
+    1,2,4] [--stages 2]
 
-A model is `NAME.mlirbc`; `index.json` beside it may list `{"name": …, "batch_args": [numbers]}`, otherwise the batch is
-found by the planner. `--batch-args NAME=I:D,J:D` overrides one model. Inputs are `in0`, `in1`, … of `NAME.npz` as
-far as there are such, else random.
+A model is `NAME.mlirbc`; `index.json` beside it may list `{"name": …, "batch_args": [numbers]}`,
+otherwise the batch is found by the planner. `--batch-args NAME=I:D,J:D` overrides one model. Inputs
+are `in0`, `in1`, … of `NAME.npz` as far as there are such, else random.
 
-A model that mixes rows of the batch and is refused for it is run a second time, with batch-coupling=per-microbatch and
-the rows of the first microbatch repeated in all others: statistics of a microbatch are then those of the batch, and so
-must be the outputs. (Not so where the model draws random numbers for each row.)
+A model that mixes rows of the batch and is refused for it is run a second time, with
+batch-coupling=per-microbatch and the rows of the first microbatch repeated in all others:
+statistics of a microbatch are then those of the batch, and so must be the outputs. (Not so where
+the model draws random numbers for each row.)
 
-Exit code 1 if an output differs or anything but a diagnostic stops a model. Outputs that the last bit of the inputs
-changes by more than the tolerance, and that differ by no more than ten times that, are counted as noise.
-"""
+Exit code 1 if an output differs or anything but a diagnostic stops a model. Outputs that the last
+bit of the inputs changes by more than the tolerance, and that differ by no more than ten times
+that, are counted as noise."""
 
 from __future__ import annotations
 
@@ -50,8 +53,9 @@ _COUPLED = "batch-coupling=per-microbatch"
 
 @dataclass(frozen=True)
 class Outcome:
-    """A model and a number of microbatches: "ok", "coupled" (exact for equal microbatches), "refused" (a diagnostic) or
-    "WRONG"; `worst` is the largest relative difference of an output that is no noise."""
+    """A model and a number of microbatches: "ok", "coupled" (exact for equal microbatches),
+    "refused" (a diagnostic) or "WRONG"; `worst` is the largest relative difference of an output
+    that is no noise."""
 
     name: str
     count: int
@@ -65,7 +69,8 @@ class Outcome:
 
 
 class Model:
-    """One file, and what it computes on one device: compiled once for all numbers of microbatches."""
+    """One file, and what it computes on one device: compiled once for all numbers of
+    microbatches."""
 
     def __init__(self, path: Path, batch_args: str) -> None:
         self.path, self.batch_args = path, batch_args
@@ -82,14 +87,18 @@ class Model:
         if file.is_file():
             with np.load(file) as arrays:
                 stored = (arrays.get(f"in{k}", value) for k, value in enumerate(found))
-                return [array.astype(value.dtype) for array, value in zip(stored, found, strict=True)]
+                return [
+                    array.astype(value.dtype) for array, value in zip(stored, found, strict=True)
+                ]
         return found
 
     def repeat_rows(self, inputs: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
         """The inputs with the first of `count` microbatches in the place of all."""
         with make_context() as context:
             module = load_module(self.path, context)
-            main = next(function for function in functions(module) if symbol_name(function) == "main")
+            main = next(
+                function for function in functions(module) if symbol_name(function) == "main"
+            )
             chosen = choose_batch_arguments(main, self.batch_args.split(","), count)
         found = list(inputs)
         for batch in chosen:
@@ -101,7 +110,9 @@ class Model:
 def listed_models(folder: Path, pattern: str) -> Iterator[tuple[str, str]]:
     """(name, batch arguments) of the models whose name matches."""
     index = folder / "index.json"
-    listed = {entry["name"]: entry for entry in json.loads(index.read_text())} if index.is_file() else {}
+    listed = (
+        {entry["name"]: entry for entry in json.loads(index.read_text())} if index.is_file() else {}
+    )
     for path in sorted(folder.glob("*.mlirbc")):
         if fnmatch(path.stem, pattern):
             numbers = listed.get(path.stem, {}).get("batch_args")
@@ -114,7 +125,9 @@ def _check(model: Model, options: PlanOptions, args: argparse.Namespace) -> Outc
     begin = perf_counter()
     plan = make_plan(model.path, options)
     planned = perf_counter()
-    inputs, outputs, compiled, ran = _run(model, plan, count, args, coupled=options.batch_coupling != "error")
+    inputs, outputs, compiled, ran = _run(
+        model, plan, count, args, coupled=options.batch_coupling != "error"
+    )
     reference = model.reference(inputs)
     rows = compare(outputs, reference)
     beyond = [row for row in rows if not row.within(args.tolerance)]
@@ -127,7 +140,9 @@ def _check(model: Model, options: PlanOptions, args: argparse.Namespace) -> Outc
         "WRONG" if wrong else verdict,
         max((row.max_rel for row in counted), default=0.0),
         len(beyond) - len(wrong),
-        f"{len(wrong)} of {len(rows)} outputs: {', '.join(row.name for row in wrong[:4])}" if wrong else "",
+        f"{len(wrong)} of {len(rows)} outputs: {', '.join(row.name for row in wrong[:4])}"
+        if wrong
+        else "",
         planned - begin,
         compiled,
         ran,
@@ -191,9 +206,19 @@ def _text(error: UserError, path: Path) -> str:
 def _table(outcomes: Sequence[Outcome]) -> Table:
     table = Table("model", "B", "", "max rel", "noise", "plan s", "compile s", "step s", "why")
     for row in outcomes:
-        seconds = [f"{value:.2f}" for value in (row.plan_seconds, row.compile_seconds, row.step_seconds)]
-        ran = (f"{row.worst:.1e}", str(row.noise), *seconds) if row.worst == row.worst else ("",) * 5
-        table.add_row(row.name, str(row.count), row.verdict, *ran, row.detail.splitlines()[0] if row.detail else "")
+        seconds = [
+            f"{value:.2f}" for value in (row.plan_seconds, row.compile_seconds, row.step_seconds)
+        ]
+        ran = (
+            (f"{row.worst:.1e}", str(row.noise), *seconds) if row.worst == row.worst else ("",) * 5
+        )
+        table.add_row(
+            row.name,
+            str(row.count),
+            row.verdict,
+            *ran,
+            row.detail.splitlines()[0] if row.detail else "",
+        )
     return table
 
 

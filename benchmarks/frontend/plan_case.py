@@ -1,11 +1,12 @@
 """Plan one module in a process of its own: a line of JSON on standard output.
 
-    python -m benchmarks.frontend.plan_case MODEL '{"cluster": "p3.16xlarge:2x8", "microbatches": 8}'
+    python -m benchmarks.frontend.plan_case MODEL '{"cluster": "p3.16xlarge:2x8", "microbatches":
+    8}'
 
-The options are those of `PlanOptions`. `seconds` are of the planning alone, `phases` those of each phase (none when the
-plan was found in the cache), `cpu_seconds` and `cpu_phases` the processor's share of them, which others on the machine
-do not lengthen; `peak_bytes` is the memory of this process. A model that is refused has an `error`.
-"""
+The options are those of `PlanOptions`. `seconds` are of the planning alone, `phases` those of each
+phase (none when the plan was found in the cache), `cpu_seconds` and `cpu_phases` the processor's
+share of them, which others on the machine do not lengthen; `peak_bytes` is the memory of this
+process. A model that is refused has an `error`."""
 
 from __future__ import annotations
 
@@ -73,13 +74,19 @@ def _described(plan: Plan) -> dict[str, Any]:
 
     with make_context() as context:
         module = load_module(dict(plan.forms)["import"], context)
-        ops = sum(len(tuple(block)) for function in functions(module) for block in function.regions[0])
-    stages = [{"layers": len(row.layers), "shape": row.logical_shape} for row in plan.summary.stages]
+        ops = sum(
+            len(tuple(block)) for function in functions(module) for block in function.regions[0]
+        )
+    stages = [
+        {"layers": len(row.layers), "shape": row.logical_shape} for row in plan.summary.stages
+    ]
     return {"ops": ops, "stages": stages, "step_seconds": plan.summary.step_seconds}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("options", metavar="JSON", type=json.loads)
     args = parser.parse_args(argv)

@@ -1,13 +1,14 @@
 """Plan every module of a folder for several clusters: the stages chosen, or why not.
 
-    python -m benchmarks.frontend.plan_models FOLDER --cluster a100-80g:2x4 --cluster a100-80g:4x8 [--match '*.train']
+    python -m benchmarks.frontend.plan_models FOLDER --cluster a100-80g:2x4 --cluster a100-80g:4x8
+    [--match '*.train']
 
-A model is `NAME.mlirbc`; `index.json` beside it may list `{"name": …, "batch_args": [numbers]}`, otherwise the planner
-looks for the batch. The batch is cut into as many microbatches as `--microbatches` says, or into the largest divisor of
-its extent below that; one that is refused for a statistic over the whole batch is planned again with those of each
-microbatch (marked `*`), one that cannot be cut as a whole (its reason is listed below the table). Each run is a process
-of its own with an empty cache. Exit code 1 when one ends in anything but a plan or a diagnostic.
-"""
+A model is `NAME.mlirbc`; `index.json` beside it may list `{"name": …, "batch_args": [numbers]}`,
+otherwise the planner looks for the batch. The batch is cut into as many microbatches as
+`--microbatches` says, or into the largest divisor of its extent below that; one that is refused for
+a statistic over the whole batch is planned again with those of each microbatch (marked `*`), one
+that cannot be cut as a whole (its reason is listed below the table). Each run is a process of its
+own with an empty cache. Exit code 1 when one ends in anything but a plan or a diagnostic."""
 
 from __future__ import annotations
 
@@ -32,12 +33,18 @@ _COUPLED = "batch-coupling=per-microbatch lets"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--cluster", action="append", required=True, metavar="FILE|PRESET[:HxD]")
     parser.add_argument("--match", default="*.train")
-    parser.add_argument("--microbatches", type=int, default=8, help="at most so many microbatches (default 8)")
-    parser.add_argument("--batch-args", action="append", default=[], metavar="NAME=I:D,…", help="of one model")
+    parser.add_argument(
+        "--microbatches", type=int, default=8, help="at most so many microbatches (default 8)"
+    )
+    parser.add_argument(
+        "--batch-args", action="append", default=[], metavar="NAME=I:D,…", help="of one model"
+    )
     parser.add_argument("--layers", type=int)
     parser.add_argument("--limit", type=float, default=600.0, help="seconds that one run may take")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
@@ -56,13 +63,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     for row in rows:
         for reason in ("coupled", "uncut"):
             if reason in row:
-                console.print(f"{row['model']} on {row['cluster']}, {reason}: {row[reason]}", markup=False)
+                console.print(
+                    f"{row['model']} on {row['cluster']}, {reason}: {row[reason]}", markup=False
+                )
     return 1 if any("crash" in row for row in rows) else 0
 
 
 def _planned(args: argparse.Namespace, name: str, cluster: str, batch: str) -> dict[str, Any]:
     """With the most microbatches that the batch allows; a model without a batch has one."""
-    options = {"cluster": cluster, "layers": args.layers, "batch_args": batch, "batch_coupling": "error"}
+    options = {
+        "cluster": cluster,
+        "layers": args.layers,
+        "batch_args": batch,
+        "batch_coupling": "error",
+    }
     count = 1 if batch == "none" else args.microbatches
     reasons: dict[str, str] = {}
     while True:
@@ -88,19 +102,26 @@ def _outcome(row: dict[str, Any]) -> str:
     if "crash" in row:
         return f"CRASH: {row['crash'].strip().splitlines()[-1]}"
     if "error" in row:
-        return f"refused in {row['failed_in']} after {row['seconds']:.1f} s: {row['error'].splitlines()[0]}"
+        return (
+            f"refused in {row['failed_in']} after {row['seconds']:.1f} s: "
+            f"{row['error'].splitlines()[0]}"
+        )
     return f"{len(row['stages'])} stages in {row['seconds']:.1f} s: {_stages(row)}"
 
 
 def _stages(row: dict[str, Any]) -> str:
     """`2× 4 layers on 2x2, 1 layer on 1x4`: equal neighbours together."""
-    kinds = [f"{stage['layers']} on {'x'.join(map(str, stage['shape']))}" for stage in row["stages"]]
+    kinds = [
+        f"{stage['layers']} on {'x'.join(map(str, stage['shape']))}" for stage in row["stages"]
+    ]
     runs = [(kind, len(list(same))) for kind, same in groupby(kinds)]
     return ", ".join(f"{count}× {kind}" if count > 1 else kind for kind, count in runs)
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table("model", "cluster", title="layers on logical meshes by stage, or the reason for a refusal")
+    table = Table(
+        "model", "cluster", title="layers on logical meshes by stage, or the reason for a refusal"
+    )
     for name in ("ops", "B", "layers", "step", "seconds", "peak"):
         table.add_column(name, justify="right")
     table.add_column("stages, or why not")
@@ -108,7 +129,17 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
         if "stages" not in row:
             said = row.get("error", row.get("crash", "")).splitlines()
             seconds = f"{row['seconds']:.1f}" if "seconds" in row else ""
-            table.add_row(row["model"], row["cluster"], "", str(row["microbatches"]), "", "", seconds, "", said[0])
+            table.add_row(
+                row["model"],
+                row["cluster"],
+                "",
+                str(row["microbatches"]),
+                "",
+                "",
+                seconds,
+                "",
+                said[0],
+            )
             continue
         table.add_row(
             row["model"],

@@ -1,4 +1,5 @@
-"""Running `benchmarks.frontend.plan_case` in fresh processes, each with a time limit and a cache folder of its own."""
+"""Running `benchmarks.frontend.plan_case` in fresh processes, each with a time limit and a cache
+folder of its own."""
 
 from __future__ import annotations
 
@@ -14,11 +15,21 @@ from typing import Any
 from shardopt.caching.store import CACHE_VARIABLE
 
 
-def run_case(model: Path, options: Mapping[str, Any], cache: Path | str, limit_seconds: float) -> dict[str, Any]:
+def run_case(
+    model: Path, options: Mapping[str, Any], cache: Path | str, limit_seconds: float
+) -> dict[str, Any]:
     """What the case says; a process that dies or takes too long gives a `crash`."""
-    command = [sys.executable, "-m", "benchmarks.frontend.plan_case", str(model), json.dumps(dict(options))]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.frontend.plan_case",
+        str(model),
+        json.dumps(dict(options)),
+    ]
     environment = {**os.environ, CACHE_VARIABLE: str(cache)}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
     try:
         printed, said = process.communicate(timeout=limit_seconds)
     except subprocess.TimeoutExpired:
@@ -28,6 +39,10 @@ def run_case(model: Path, options: Mapping[str, Any], cache: Path | str, limit_s
     if process.returncode < 0:
         return {"crash": f"ended by {signal.Signals(-process.returncode).name}"}
     if process.returncode or not printed:
-        return {"crash": said.strip().splitlines()[-1] if said.strip() else f"exit code {process.returncode}"}
+        return {
+            "crash": said.strip().splitlines()[-1]
+            if said.strip()
+            else f"exit code {process.returncode}"
+        }
     found: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return found

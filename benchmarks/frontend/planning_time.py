@@ -3,10 +3,10 @@
     python -m benchmarks.frontend.planning_time gpt-350m gpt-1.3b gpt-39b              # models of benchmarks/alpa
     python -m benchmarks.frontend.planning_time model.mlirbc --cluster a100-80g:4x8 --microbatches 8
 
-Every run is a process of its own. Of each model there are three: with an empty cache (cold), the same again (warm: the
-whole plan is in the cache), and for another schedule (prices: those of the stages are in the cache, the plan is not).
-Peak memory is that of the cold run. `--json FILE` keeps everything that was measured.
-"""
+Every run is a process of its own. Of each model there are three: with an empty cache (cold), the
+same again (warm: the whole plan is in the cache), and for another schedule (prices: those of the
+stages are in the cache, the plan is not). Peak memory is that of the cold run. `--json FILE` keeps
+everything that was measured."""
 
 from __future__ import annotations
 
@@ -29,19 +29,31 @@ from shardopt.pipeline.phases import PHASE_NAMES
 
 # The schedule of the third run, whose stages are priced the same unless memory binds.
 _OTHER_SCHEDULE = "gpipe"
-_STATISTICS = {"candidates": "stage candidates", "priced": "stages priced", "solves": "sharding problems solved"}
+_STATISTICS = {
+    "candidates": "stage candidates",
+    "priced": "stages priced",
+    "solves": "sharding problems solved",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", metavar="MODEL", help="file, or the name of a model of benchmarks/alpa")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "models", nargs="+", metavar="MODEL", help="file, or the name of a model of benchmarks/alpa"
+    )
     parser.add_argument("--cluster", help="of files; models of benchmarks/alpa have theirs")
     parser.add_argument("--microbatches", type=int, default=8, help="of files")
     parser.add_argument("--layers", type=int, help="of files")
     parser.add_argument("--limit", type=float, default=1200.0, help="seconds that one run may take")
-    parser.add_argument("--only-cold", action="store_true", help="leave out the runs with a filled cache")
     parser.add_argument(
-        "--cpu", action="store_true", help="show seconds of the processor, for a machine that is shared"
+        "--only-cold", action="store_true", help="leave out the runs with a filled cache"
+    )
+    parser.add_argument(
+        "--cpu",
+        action="store_true",
+        help="show seconds of the processor, for a machine that is shared",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     args = parser.parse_args(argv)
@@ -53,7 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json is not None:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
     Console(width=200).print(_table(rows, "cpu_" if args.cpu else ""))
-    return 0 if all("crash" not in run for row in rows for run in row.values() if isinstance(run, dict)) else 1
+    return (
+        0
+        if all("crash" not in run for row in rows for run in row.values() if isinstance(run, dict))
+        else 1
+    )
 
 
 def _measured(name: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -68,16 +84,23 @@ def _measured(name: str, folder: Path, args: argparse.Namespace) -> dict[str, An
 
 
 def _case(name: str, folder: Path, args: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
-    """The file of a model, and its options; a model of benchmarks/alpa is traced in a process of its own."""
+    """The file of a model, and its options; a model of benchmarks/alpa is traced in a process of
+    its own."""
     if Path(name).is_file():
         if args.cluster is None:
             raise SystemExit(f"--cluster is needed for the file '{name}'")
-        return Path(name), {"cluster": args.cluster, "microbatches": args.microbatches, "layers": args.layers}
+        return Path(name), {
+            "cluster": args.cluster,
+            "microbatches": args.microbatches,
+            "layers": args.layers,
+        }
     from benchmarks.alpa.methods import options
     from benchmarks.alpa.specs import find_case
 
     path = folder / f"{name}.mlirbc"
-    subprocess.run([sys.executable, "-m", "benchmarks.alpa.models", name, "-o", str(path)], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.alpa.models", name, "-o", str(path)], check=True
+    )
     chosen = asdict(options(find_case(name), "shardopt"))
     return path, chosen
 
@@ -85,8 +108,22 @@ def _case(name: str, folder: Path, args: argparse.Namespace) -> tuple[Path, dict
 def _table(rows: Sequence[dict[str, Any]], clock: str) -> Table:
     """`clock` begins the names of the figures."""
     title = "seconds of the processor" if clock else "seconds"
-    table = Table("model", title=f"{title} of planning, by phase and in all", caption="peak: memory of the cold run")
-    for name in ("ops", "layers", "devices", *_STATISTICS, *PHASE_NAMES, "cold", "warm", "prices", "peak"):
+    table = Table(
+        "model",
+        title=f"{title} of planning, by phase and in all",
+        caption="peak: memory of the cold run",
+    )
+    for name in (
+        "ops",
+        "layers",
+        "devices",
+        *_STATISTICS,
+        *PHASE_NAMES,
+        "cold",
+        "warm",
+        "prices",
+        "peak",
+    ):
         table.add_column(name, justify="right")
     for row in rows:
         cold = row["cold"]
@@ -99,7 +136,10 @@ def _table(rows: Sequence[dict[str, Any]], clock: str) -> Table:
             str(cold["ops"]),
             str(int(statistics["layers"])),
             str(load_cluster(row["options"]["cluster"]).num_devices),
-            *(str(int(statistics[key])) if key in statistics else "–" for key in _STATISTICS.values()),
+            *(
+                str(int(statistics[key])) if key in statistics else "–"
+                for key in _STATISTICS.values()
+            ),
             *(f"{cold[f'{clock}phases'][phase]:.1f}" for phase in PHASE_NAMES),
             f"{cold[f'{clock}seconds']:.1f}",
             *(

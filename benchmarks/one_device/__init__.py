@@ -1,2 +1,2 @@
-"""What one accelerator takes for whole steps and for single operations, kept as files that predictions are held
-against where no accelerator is at hand."""
+"""What one accelerator takes for whole steps and for single operations, kept as files that
+predictions are held against where no accelerator is at hand."""

@@ -1,6 +1,7 @@
 """Predicted against measured steps and bytes of one device.
 
-    python -m benchmarks.one_device.compare FOLDER benchmarks/one_device/h100/steps.jsonl --cluster h100-sxm:1x1
+    python -m benchmarks.one_device.compare FOLDER benchmarks/one_device/h100/steps.jsonl --cluster
+    h100-sxm:1x1
 
 FOLDER holds the modules whose names the rows of `benchmarks.one_device.step` have.
 """
@@ -26,7 +27,9 @@ _GIB = 2**30
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("rows", type=Path, help="lines of benchmarks.one_device.step")
     parser.add_argument("--cluster", required=True, help="of one device")
@@ -34,18 +37,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="models whose name contains this")
     args = parser.parse_args(argv)
     rows = [json.loads(line) for line in args.rows.read_text().splitlines()]
-    table = Table(title=f"one device of {args.cluster}{' with ' + args.profile if args.profile else ''}")
+    table = Table(
+        title=f"one device of {args.cluster}{' with ' + args.profile if args.profile else ''}"
+    )
     table.add_column("model")
-    for name in ("predicted ms", "measured ms", "error %", "predicted GiB", "XLA's GiB", "error % "):
+    for name in (
+        "predicted ms",
+        "measured ms",
+        "error %",
+        "predicted GiB",
+        "XLA's GiB",
+        "error % ",
+    ):
         table.add_column(name, justify="right")
     errors: list[tuple[float, float]] = []
     for row in rows:
         if args.only not in row["model"]:
             continue
         try:
-            seconds, held = predicted((args.folder / f"{row['model']}.mlirbc").read_bytes(), args.cluster, args.profile)
+            seconds, held = predicted(
+                (args.folder / f"{row['model']}.mlirbc").read_bytes(), args.cluster, args.profile
+            )
         except UserError as error:
-            table.add_row(row["model"], "refused", f"{1e3 * row['step_seconds']['median']:.2f}", str(error)[:60])
+            table.add_row(
+                row["model"],
+                "refused",
+                f"{1e3 * row['step_seconds']['median']:.2f}",
+                str(error)[:60],
+            )
             continue
         measured, bytes_ = row["step_seconds"]["median"], compiled_bytes(row["bytes"])
         errors.append((seconds / measured - 1, held / bytes_ - 1))
@@ -62,7 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, values in zip(("steps", "bytes"), zip(*errors, strict=True), strict=True):
         sizes = [abs(value) for value in values]
         print(
-            f"{name}: absolute error in the median {100 * median(sizes):.1f} %, in the mean {100 * mean(sizes):.1f} %"
+            f"{name}: absolute error in the median {100 * median(sizes):.1f} %, in the mean "
+            f"{100 * mean(sizes):.1f} %"
         )
     return 0
 

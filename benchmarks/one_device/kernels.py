@@ -15,8 +15,8 @@ from jax.profiler import ProfileData
 
 @dataclass
 class Kernels:
-    """By (module, operation of its optimized HLO): seconds of all its kernels, and how many ran. `busy` is the seconds
-    in which any kernel ran, `span` those from the first to the last."""
+    """By (module, operation of its optimized HLO): seconds of all its kernels, and how many ran.
+    `busy` is the seconds in which any kernel ran, `span` those from the first to the last."""
 
     seconds: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     runs: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
@@ -44,7 +44,9 @@ def _read(data: ProfileData, found: Kernels) -> None:
         if not plane.name.startswith("/device:"):
             continue
         for line in plane.lines:
-            if not line.name.startswith("Stream"):  # the others are what the profiler derives from these
+            if not line.name.startswith(
+                "Stream"
+            ):  # the others are what the profiler derives from these
                 continue
             for event in line.events:
                 stats = dict(event.stats)

@@ -2,9 +2,9 @@
 
     python -m benchmarks.one_device.operations [--only dot] > h100.operations.jsonl
 
-An operation is a function under `jax.jit`; its seconds are those of the kernels that the profiler saw, the mean of some
-calls. Inputs are random. `flops` counts products only, `bytes` operands and results once.
-"""
+An operation is a function under `jax.jit`; its seconds are those of the kernels that the profiler
+saw, the mean of some calls. Inputs are random. `flops` counts products only, `bytes` operands and
+results once."""
 
 from __future__ import annotations
 
@@ -36,11 +36,15 @@ class Operation:
     flops: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.name} {self.dtype} " + " ".join("x".join(map(str, shape)) for shape in self.shapes)
+        return f"{self.name} {self.dtype} " + " ".join(
+            "x".join(map(str, shape)) for shape in self.shapes
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="", help="operations whose name contains this")
     parser.add_argument("--skip", default="", metavar="NAME", help="all operations of this name")
     args = parser.parse_args(argv)
@@ -52,8 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measured(chosen: Sequence[Operation]) -> Iterator[dict[str, Any]]:
-    """Compiled at the same time, run one after the other under one trace. What the compiler or the device refuses is
-    said on standard error."""
+    """Compiled at the same time, run one after the other under one trace. What the compiler or the
+    device refuses is said on standard error."""
     with ThreadPoolExecutor() as threads:
         compiled = list(threads.map(_compiled, range(len(chosen)), chosen))
     moved: dict[int, int] = {}
@@ -78,7 +82,8 @@ def measured(chosen: Sequence[Operation]) -> Iterator[dict[str, Any]]:
             "flops": operation.flops,
             "bytes": moved[number],
             "seconds": found.of_module(module) / _CALLS,
-            "kernels": sum(runs for (name, _), runs in found.runs.items() if name == module) / _CALLS,
+            "kernels": sum(runs for (name, _), runs in found.runs.items() if name == module)
+            / _CALLS,
         }
 
 
@@ -108,31 +113,62 @@ def operations() -> Iterator[Operation]:
 
 def _products() -> Iterator[Operation]:
     square = [(n, n, n) for n in (128, 256, 512, 1024, 2048, 4096, 8192, 16384)]
-    thin = [(8192, n, k) for n in (64, 256, 768, 1024, 2304, 3072, 4096, 5120) for k in (64, 768, 1024, 4096)]
+    thin = [
+        (8192, n, k)
+        for n in (64, 256, 768, 1024, 2304, 3072, 4096, 5120)
+        for k in (64, 768, 1024, 4096)
+    ]
     short = [(m, 4096, 4096) for m in (1, 16, 64, 128, 256, 512, 1024, 2048, 2176)]
-    deep = [(768, 3072, 8192), (1024, 1024, 8192), (1024, 4096, 16384), (50257, 768, 8192), (4096, 4096, 65536)]
+    deep = [
+        (768, 3072, 8192),
+        (1024, 1024, 8192),
+        (1024, 4096, 16384),
+        (50257, 768, 8192),
+        (4096, 4096, 65536),
+    ]
     wide = [(8192, 50257, 768), (8192, 51200, 1024), (8192, 32000, 4096), (4096, 30522, 768)]
     for dtype in ("bfloat16", "float16", "float32"):
         for m, n, k in (*square, *thin, *short, *deep, *wide):
             yield Operation("dot", dtype, ((m, k), (k, n)), jnp.matmul, 2.0 * m * n * k)
     for m, n, k in ((4096, 4096, 4096), (8192, 3072, 768)):
-        transposed = lambda a, b: jnp.einsum("km,kn->mn", a, b)  # noqa: E731
-        yield Operation("dot, weights' gradient", "bfloat16", ((k, m), (k, n)), transposed, 2.0 * m * n * k)
-    yield Operation("dot, highest", "float32", ((4096, 4096), (4096, 4096)), _highest, 2.0 * 4096**3)
+        yield Operation(
+            "dot, weights' gradient", "bfloat16", ((k, m), (k, n)), _transposed, 2.0 * m * n * k
+        )
+    yield Operation(
+        "dot, highest", "float32", ((4096, 4096), (4096, 4096)), _highest, 2.0 * 4096**3
+    )
 
 
 def _highest(a: Any, b: Any) -> Any:
     return jnp.matmul(a, b, precision="highest")
 
 
+def _transposed(a: Any, b: Any) -> Any:
+    return jnp.einsum("km,kn->mn", a, b)
+
+
+def _scores(q: Any, k: Any) -> Any:
+    return jnp.einsum("bqd,bkd->bqk", q, k)
+
+
+def _values(p: Any, v: Any) -> Any:
+    return jnp.einsum("bqk,bkd->bqd", p, v)
+
+
 def _batched() -> Iterator[Operation]:
-    scores = lambda q, k: jnp.einsum("bqd,bkd->bqk", q, k)  # noqa: E731
-    values = lambda p, v: jnp.einsum("bqk,bkd->bqd", p, v)  # noqa: E731
     for dtype in ("bfloat16", "float32"):
-        for batch, length, size in ((96, 512, 64), (96, 1024, 64), (128, 1024, 64), (64, 2048, 128), (16, 4096, 128)):
+        for batch, length, size in (
+            (96, 512, 64),
+            (96, 1024, 64),
+            (128, 1024, 64),
+            (64, 2048, 128),
+            (16, 4096, 128),
+        ):
             flops = 2.0 * batch * length * length * size
-            yield Operation("scores", dtype, ((batch, length, size),) * 2, scores, flops)
-            yield Operation("values", dtype, ((batch, length, length), (batch, length, size)), values, flops)
+            yield Operation("scores", dtype, ((batch, length, size),) * 2, _scores, flops)
+            yield Operation(
+                "values", dtype, ((batch, length, length), (batch, length, size)), _values, flops
+            )
 
 
 def _convolutions() -> Iterator[Operation]:
@@ -154,22 +190,31 @@ def _convolutions() -> Iterator[Operation]:
                 image = (32, size, size, inputs) if layout == "NHWC" else (32, inputs, size, size)
                 flops = 2.0 * 32 * (size // stride) ** 2 * kernel**2 * inputs * outputs
                 shapes = (image, (kernel, kernel, inputs, outputs))
-                yield Operation(f"convolution {layout}", dtype, shapes, _convolution(layout, stride), flops)
+                yield Operation(
+                    f"convolution {layout}", dtype, shapes, _convolution(layout, stride), flops
+                )
                 if layout == "NHWC":
-                    yield Operation("convolution, both", dtype, shapes, _gradients(stride), 3 * flops)
+                    yield Operation(
+                        "convolution, both", dtype, shapes, _gradients(stride), 3 * flops
+                    )
 
 
 def _convolution(layout: str, stride: int) -> Callable[..., Any]:
     def run(image: Any, weights: Any) -> Any:
         dims = (layout, "HWIO", layout)
-        return jax.lax.conv_general_dilated(image, weights, (stride, stride), "SAME", dimension_numbers=dims)
+        return jax.lax.conv_general_dilated(
+            image, weights, (stride, stride), "SAME", dimension_numbers=dims
+        )
 
     return run
 
 
 def _gradients(stride: int) -> Callable[..., Any]:
     """Forward, and the gradients of the image and of the weights."""
-    return jax.grad(lambda x, w: (_convolution("NHWC", stride)(x, w) ** 2).astype(jnp.float32).sum(), argnums=(0, 1))
+    return jax.grad(
+        lambda x, w: (_convolution("NHWC", stride)(x, w) ** 2).astype(jnp.float32).sum(),
+        argnums=(0, 1),
+    )
 
 
 def _memory_bound() -> Iterator[Operation]:
@@ -185,16 +230,27 @@ def _memory_bound() -> Iterator[Operation]:
             yield Operation("softmax", dtype, shapes, lambda x: jax.nn.softmax(x, -1))
             yield Operation("softmax, gradient", dtype, shapes, _softmax_gradient)
             yield Operation("norm", dtype, shapes, _norm)
-            yield Operation("norm, gradient", dtype, shapes, jax.grad(lambda x: (_norm(x) ** 3).sum()))
+            yield Operation(
+                "norm, gradient", dtype, shapes, jax.grad(lambda x: (_norm(x) ** 3).sum())
+            )
             yield Operation("gelu", dtype, shapes, jax.nn.gelu)
             yield Operation("transpose", dtype, shapes, lambda x: x.T)
-        for batch, length, heads, size in ((8, 1024, 12, 64), (8, 1024, 16, 64), (4, 2048, 16, 128), (8, 512, 12, 64)):
+        for batch, length, heads, size in (
+            (8, 1024, 12, 64),
+            (8, 1024, 16, 64),
+            (4, 2048, 16, 128),
+            (8, 512, 12, 64),
+        ):
             shapes = ((batch, length, heads, size),) * 3
             flops = 4.0 * batch * heads * length**2 * size
             yield Operation("attention", dtype, shapes, _attention, flops)
-            both = jax.grad(lambda *x: (_attention(*x) ** 2).astype(jnp.float32).sum(), argnums=(0, 1, 2))
+            both = jax.grad(
+                lambda *x: (_attention(*x) ** 2).astype(jnp.float32).sum(), argnums=(0, 1, 2)
+            )
             yield Operation("attention, both", dtype, shapes, both, 3 * flops)
-            yield Operation("transpose of heads", dtype, shapes[:1], lambda x: x.transpose(0, 2, 1, 3))
+            yield Operation(
+                "transpose of heads", dtype, shapes[:1], lambda x: x.transpose(0, 2, 1, 3)
+            )
     for size in (2**16, 2**20, 2**24, 2**27):
         yield Operation("adam", "float32", ((size,),) * 4, _adam)
     for rows, row in ((50257, 768), (51200, 4096), (32000, 1024)):
@@ -216,7 +272,9 @@ def _norm(x: Any) -> Any:
 def _attention(q: Any, k: Any, v: Any) -> Any:
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[-1] ** 0.5
     causal = jnp.tril(jnp.ones(scores.shape[-2:], bool))
-    weights = jax.nn.softmax(jnp.where(causal, scores, -1e4).astype(jnp.float32), axis=-1).astype(q.dtype)
+    weights = jax.nn.softmax(jnp.where(causal, scores, -1e4).astype(jnp.float32), axis=-1).astype(
+        q.dtype
+    )
     return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
 
 

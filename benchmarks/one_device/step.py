@@ -1,11 +1,11 @@
-"""Run a module's step on one accelerator as XLA compiles it, and write what it took: a line of JSON.
+"""Run a module's step on one accelerator as XLA compiles it, and write what it took: a line of
+JSON.
 
     python -m benchmarks.one_device.step hf_gpt2_small.train.mlirbc --steps 20 [--hlo FILE.gz]
 
-State is fed back by donation. `step_seconds` is the time of a step when each waits for the one before (median, and the
-smallest), `bytes` what the executable holds and what the allocator saw at most, `kernels` the seconds of every
-operation of the optimized module in one step.
-"""
+State is fed back by donation. `step_seconds` is the time of a step when each waits for the one
+before (median, and the smallest), `bytes` what the executable holds and what the allocator saw at
+most, `kernels` the seconds of every operation of the optimized module in one step."""
 
 from __future__ import annotations
 
@@ -38,15 +38,24 @@ _BLOCK = 2**20  # random numbers that are drawn; larger arrays repeat them
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("module", type=Path)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument(
-        "--compile-only", action="store_true", help="leave the executable in the cache (SHARDOPT_CACHE)"
+        "--compile-only",
+        action="store_true",
+        help="leave the executable in the cache (SHARDOPT_CACHE)",
     )
-    parser.add_argument("--hlo", type=Path, metavar="FILE.gz", help="also write the optimized module")
+    parser.add_argument(
+        "--hlo", type=Path, metavar="FILE.gz", help="also write the optimized module"
+    )
     args = parser.parse_args(argv)
-    print(json.dumps({"model": args.module.name.removesuffix(".mlirbc"), **measured(args)}), flush=True)
+    print(
+        json.dumps({"model": args.module.name.removesuffix(".mlirbc"), **measured(args)}),
+        flush=True,
+    )
     return 0
 
 
@@ -110,7 +119,9 @@ def _module(path: Path) -> tuple[bytes, list[tuple[tuple[int, ...], str]], dict[
     with make_context() as context:
         module = load_module(path, context)
         main_ = find_function(ir.SymbolTable(module.operation), MAIN)
-        types = [(static_shape(t), numpy_name(str(t.element_type))) for t in function_type(main_).inputs]
+        types = [
+            (static_shape(t), numpy_name(str(t.element_type))) for t in function_type(main_).inputs
+        ]
         buffer = io.BytesIO()
         module.operation.write_bytecode(buffer)
         return buffer.getvalue(), types, read_donation(main_)
@@ -122,7 +133,9 @@ def _random(generator: np.random.Generator, shape: tuple[int, ...], name: str) -
         return generator.integers(0, 100, shape).astype(dtype)
     if dtype.kind == "b":
         return np.ones(shape, dtype)
-    block = 0.02 * np.abs(generator.standard_normal(_BLOCK, np.float32))  # as variances have no sign
+    block = 0.02 * np.abs(
+        generator.standard_normal(_BLOCK, np.float32)
+    )  # as variances have no sign
     return np.resize(block.astype(dtype), shape)
 
 

@@ -1,11 +1,11 @@
-"""What the runtime itself costs: messages, instructions, empty steps, and a GPT's step beside its functions alone.
+"""What the runtime itself costs: messages, instructions, empty steps, and a GPT's step beside its
+functions alone.
 
     python -m benchmarks.runtime --backends local,process,ray --output costs.json
     python -m benchmarks.runtime transfers objects
 
-Everything is measured in turns with the plain way to do the same, and medians are printed with the load of the machine:
-on a busy one, trust the ratios.
-"""
+Everything is measured in turns with the plain way to do the same, and medians are printed with the
+load of the machine: on a busy one, trust the ratios."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ Rows = list[dict[str, Any]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(_PARTS)}; all if none is named")
     parser.add_argument("--backends", default="local", help="of the steps, separated by commas")
     parser.add_argument("--steps", type=int, default=30, help="measured steps of each kind")
@@ -35,7 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--batch", type=int, default=14)
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write all figures as JSON")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="also write all figures as JSON"
+    )
     args = parser.parse_args(argv)
     unknown = sorted(set(args.parts) - set(_PARTS))
     if unknown:
@@ -73,13 +77,18 @@ def _objects(args: argparse.Namespace) -> Rows:
 def _instructions(args: argparse.Namespace) -> Rows:
     from benchmarks.runtime.instructions import instruction_seconds
 
-    return [{"instruction": kind, "seconds": found} for kind, found in instruction_seconds(args.steps).items()]
+    return [
+        {"instruction": kind, "seconds": found}
+        for kind, found in instruction_seconds(args.steps).items()
+    ]
 
 
 def _steps(args: argparse.Namespace) -> Rows:
     from benchmarks.runtime.instructions import step_seconds
 
-    return [{"backend": name, **step_seconds(name, args.steps)} for name in args.backends.split(",")]
+    return [
+        {"backend": name, **step_seconds(name, args.steps)} for name in args.backends.split(",")
+    ]
 
 
 def _starting(args: argparse.Namespace) -> Rows:
@@ -129,7 +138,9 @@ _PARTS: dict[str, Callable[[argparse.Namespace], Rows]] = {
 def _table(name: str, rows: Rows) -> Table:
     found = Table(title=f"{name} (load {load():.1f})")
     for key in rows[0] if rows else ():
-        found.add_column(key.replace("_", " "), justify="right" if not isinstance(rows[0][key], str) else "left")
+        found.add_column(
+            key.replace("_", " "), justify="right" if not isinstance(rows[0][key], str) else "left"
+        )
     for row in rows:
         found.add_row(*(_cell(key, value) for key, value in row.items()))
     return found

@@ -1,11 +1,12 @@
 """How long it takes to write a checkpoint, and to read it, on the same plan and on another.
 
-    python -m benchmarks.runtime.checkpoints [--width 2048] [--backend process] [--repeat 3] [--folder DIR]
+    python -m benchmarks.runtime.checkpoints [--width 2048] [--backend process] [--repeat 3]
+    [--folder DIR]
 
-The state is four square weights of float32 and their momentum, on two meshes of two devices; the other plan is one
-mesh of four. `plain` writes as many bytes to one file, and reads them, with an fsync as checkpoints have; its seconds
-are the least that the disk takes. Reading is from the system's cache in both cases. Seconds are medians.
-"""
+The state is four square weights of float32 and their momentum, on two meshes of two devices; the
+other plan is one mesh of four. `plain` writes as many bytes to one file, and reads them, with an
+fsync as checkpoints have; its seconds are the least that the disk takes. Reading is from the
+system's cache in both cases. Seconds are medians."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ _BLOCK = 1 << 20
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--backend", default="process")
     parser.add_argument("--repeat", type=int, default=3)
@@ -59,7 +62,9 @@ def _measure(args: argparse.Namespace, folder: Path) -> None:
         "checkpoint read on another plan": elsewhere,
         "plain file read": plain_read,
     }
-    table = Table("", "seconds", "MiB/s", box=None, title=f"{bytes_ / 2**20:.1f} MiB, median of {args.repeat}")
+    table = Table(
+        "", "seconds", "MiB/s", box=None, title=f"{bytes_ / 2**20:.1f} MiB, median of {args.repeat}"
+    )
     for name, seconds in rows.items():
         table.add_row(name, f"{seconds:.3f}", f"{bytes_ / 2**20 / seconds:.0f}")
     Console(width=120).print(table)

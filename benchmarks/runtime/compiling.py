@@ -1,4 +1,5 @@
-"""Compiling the functions of a planned GPT: one after the other, on all cores, and from the disk."""
+"""Compiling the functions of a planned GPT: one after the other, on all cores, and from the
+disk."""
 
 from __future__ import annotations
 
@@ -24,10 +25,13 @@ _TICK_SECONDS = 1e-3
 
 
 def compile_seconds(config: Config, batch: int) -> list[dict[str, object]]:
-    """Wall and processor seconds of all meshes' functions; and the longest time for which another Python thread, which
-    wakes up every millisecond, was held up."""
+    """Wall and processor seconds of all meshes' functions; and the longest time for which another
+    Python thread, which wakes up every millisecond, was held up."""
     model, _ = gpt_step(config, batch)
-    plan = make_plan(model, PlanOptions("cpu-test:1x4", stages=2, submesh="1x2", microbatches=2, recompute="none"))
+    plan = make_plan(
+        model,
+        PlanOptions("cpu-test:1x4", stages=2, submesh="1x2", microbatches=2, recompute="none"),
+    )
     with make_context() as context:
         program = prepare(load_module(plan.module, context))
     meshes = [(XlaMesh(part.mesh), part.functions) for part in program.meshes]
@@ -55,7 +59,10 @@ def compile_seconds(config: Config, batch: int) -> list[dict[str, object]]:
             "the same, and kept": lambda: together(store),
             "from the disk": lambda: together(store),
         }
-        rows = [{"how": how, "functions": _count(program), **_measured(way)} for how, way in ways.items()]
+        rows = [
+            {"how": how, "functions": _count(program), **_measured(way)}
+            for how, way in ways.items()
+        ]
         kept = sum(path.stat().st_size for path in store.folder.rglob("*") if path.is_file())
         rows[-1]["kept_bytes"] = rows[-2]["kept_bytes"] = kept
         rows[0]["kept_bytes"] = rows[1]["kept_bytes"] = 0

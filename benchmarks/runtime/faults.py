@@ -1,18 +1,20 @@
 """What a run does when something goes wrong: each fault, at a random instruction, in many trials.
 
-    python -m benchmarks.runtime.faults [--trials 10] [--seed 0] [--backends local,process,hosts,ray]
-        [--kinds kill,stop] [--failures failed.txt]
+    python -m benchmarks.runtime.faults [--trials 10] [--seed 0] [--backends
+        local,process,hosts,ray] [--kinds kill,stop] [--failures failed.txt]
 
-A small MLP with momentum runs on two meshes of two devices, with a checkpoint after each step. In one of the first
-steps of every attempt a fault of one kind happens when one worker comes to one instruction, all drawn at random.
-Seconds are counted from the beginning of the call of the step that ends in the error. The error must name a mesh, a
-host, and an instruction of their list (or the end of the step), and, where the fault is one that is seen on the worker
-that it happens to, those of the fault. Then the run starts again, with fresh workers, from its last checkpoint. The
-state that it has then, and in the end, is compared bit for bit with that of a run without faults after as many steps.
+A small MLP with momentum runs on two meshes of two devices, with a checkpoint after each step. In
+one of the first steps of every attempt a fault of one kind happens when one worker comes to one
+instruction, all drawn at random. Seconds are counted from the beginning of the call of the step
+that ends in the error. The error must name a mesh, a host, and an instruction of their list (or the
+end of the step), and, where the fault is one that is seen on the worker that it happens to, those
+of the fault. Then the run starts again, with fresh workers, from its last checkpoint. The state
+that it has then, and in the end, is compared bit for bit with that of a run without faults after as
+many steps.
 
-`hosts` are processes, two for each mesh, so that collectives cross processes. The limits for silence, for a message and
-for progress are 2, 2 and 4 seconds here, for the time of the trials; their defaults are longer.
-"""
+`hosts` are processes, two for each mesh, so that collectives cross processes. The limits for
+silence, for a message and for progress are 2, 2 and 4 seconds here, for the time of the trials;
+their defaults are longer."""
 
 from __future__ import annotations
 
@@ -68,18 +70,26 @@ def program() -> Program:
 
 def start(backend: str, faults: tuple[Fault, ...], folder: str) -> Run:
     checkpoints = CheckpointOptions(Path(folder), every=1)
-    return open_run(program(), **_BACKENDS[backend], checkpoints=checkpoints, limits=_LIMITS, faults=faults)
+    return open_run(
+        program(), **_BACKENDS[backend], checkpoints=checkpoints, limits=_LIMITS, faults=faults
+    )
 
 
 def feed(step: int) -> dict[int, Any]:
     """A new batch for every step: the arguments that are no state."""
     arguments = program().arguments
-    return {number: a for number, a in enumerate(random_inputs(program(), step)) if arguments[number].alias is None}
+    return {
+        number: a
+        for number, a in enumerate(random_inputs(program(), step))
+        if arguments[number].alias is None
+    }
 
 
 def state(run: Run) -> bytes:
     arguments = program().arguments
-    return b"".join(run.argument(number).tobytes() for number, a in enumerate(arguments) if a.alias is not None)
+    return b"".join(
+        run.argument(number).tobytes() for number, a in enumerate(arguments) if a.alias is not None
+    )
 
 
 @cache
@@ -101,15 +111,20 @@ def drawn(kind: str, backend: str, generator: random.Random) -> Fault:
         part.mesh.name: [k for k, each in enumerate(part.instructions) if isinstance(each, Send)]
         for part in program().meshes
     }
-    part = generator.choice([part for part in program().meshes if kind not in _ELSEWHERE or sends[part.mesh.name]])
+    part = generator.choice(
+        [part for part in program().meshes if kind not in _ELSEWHERE or sends[part.mesh.name]]
+    )
     host = generator.choice(hosts[part.mesh.name])
     last = sends[part.mesh.name][-1] if kind in _ELSEWHERE else len(part.instructions) - 1
-    step = generator.randrange(1, _STEPS - 1 if kind in _ELSEWHERE else _STEPS)  # so that somebody sees it
+    step = generator.randrange(
+        1, _STEPS - 1 if kind in _ELSEWHERE else _STEPS
+    )  # so that somebody sees it
     return Fault(kind, part.mesh.name, host.number, step, generator.randint(0, last))
 
 
 class Chain:
-    """One run in which a fault of the kind happens in every attempt but the last, `trials` in all."""
+    """One run in which a fault of the kind happens in every attempt but the last, `trials` in
+    all."""
 
     def __init__(self, kind: str, backend: str, trials: int, generator: random.Random) -> None:
         self._backend = backend
@@ -123,7 +138,9 @@ class Chain:
     def run(self) -> list[Trial]:
         with tempfile.TemporaryDirectory() as folder:
             run_steps(
-                lambda attempt: start(self._backend, tuple(self._faults[attempt : attempt + 1]), folder),
+                lambda attempt: start(
+                    self._backend, tuple(self._faults[attempt : attempt + 1]), folder
+                ),
                 self._begin,
                 self._steps,
                 feed=self._feed,
@@ -151,7 +168,8 @@ class Chain:
             raise MeshError("none", "", "nothing was noticed")
 
     def _compare(self, run: Run) -> None:
-        """The state that this attempt starts with, which the one before left, or that the last attempt ends with."""
+        """The state that this attempt starts with, which the one before left, or that the last
+        attempt ends with."""
         if self.trials and state(run) != self._expected[run.steps_done]:
             last = self.trials[-1]
             self.trials[-1] = Trial(last.seconds, f"{last.why} the state after the restart differs")
@@ -160,7 +178,9 @@ class Chain:
         assert self._run is not None
         fault = self._faults[len(self.trials)]
         problems = "; ".join(_problems(error, fault))
-        self.trials.append(Trial(self._run.step_seconds, f"{fault}: {problems}: {error}" if problems else ""))
+        self.trials.append(
+            Trial(self._run.step_seconds, f"{fault}: {problems}: {error}" if problems else "")
+        )
 
 
 def _problems(error: MeshError, fault: Fault) -> Iterator[str]:
@@ -172,19 +192,32 @@ def _problems(error: MeshError, fault: Fault) -> Iterator[str]:
         yield "there is no such instruction"
     elif fault.kind not in _ELSEWHERE and (error.mesh, error.host) != (fault.mesh, fault.host):
         yield "another worker is named"
-    elif fault.kind not in _ELSEWHERE and (int(place[1]), int(place[2] or -1)) != (fault.step, fault.position):
+    elif fault.kind not in _ELSEWHERE and (int(place[1]), int(place[2] or -1)) != (
+        fault.step,
+        fault.position,
+    ):
         yield "another instruction is named"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trials", type=int, default=10, help="of each kind on each backend")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backends", default=",".join(_BACKENDS))
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--failures", type=Path, help="write there what was not as it should be")
     args = parser.parse_args()
-    table = Table("backend", "fault", "trials", "median s", "max s", "named as it should be, same state", box=None)
+    table = Table(
+        "backend",
+        "fault",
+        "trials",
+        "median s",
+        "max s",
+        "named as it should be, same state",
+        box=None,
+    )
     failures: list[str] = []
     for backend in args.backends.split(","):
         with _cluster(backend):

@@ -1,8 +1,9 @@
-"""A train step of a GPT on two meshes, against the times of its stage functions run one after the other by themselves.
+"""A train step of a GPT on two meshes, against the times of its stage functions run one after the
+other by themselves.
 
-With one microbatch the stages wait for each other, so a step takes what its functions take, and what the runtime adds.
-Run on one core: two stages must not share more of the machine than one has to itself.
-"""
+With one microbatch the stages wait for each other, so a step takes what its functions take, and
+what the runtime adds. Run on one core: two stages must not share more of the machine than one has
+to itself."""
 
 from __future__ import annotations
 
@@ -28,26 +29,38 @@ from shardopt.runtime.run import Run
 from shardopt.runtime.worker import Worker
 
 
-def step_overheads(config: Config, batch: int, backends: tuple[str, ...], steps: int) -> list[dict[str, object]]:
-    """Medians of seconds, for each backend: of a step, of its functions alone, and of their ratio turn by turn."""
+def step_overheads(
+    config: Config, batch: int, backends: tuple[str, ...], steps: int
+) -> list[dict[str, object]]:
+    """Medians of seconds, for each backend: of a step, of its functions alone, and of their ratio
+    turn by turn."""
     model, inputs = gpt_step(config, batch)
-    plan = make_plan(model, PlanOptions("cpu-test:1x2", stages=2, submesh="1x1", microbatches=1, recompute="none"))
+    plan = make_plan(
+        model,
+        PlanOptions("cpu-test:1x2", stages=2, submesh="1x1", microbatches=1, recompute="none"),
+    )
     with make_context() as context:
         program = prepare(load_module(plan.module, context))
     return [_overhead(program, inputs, name, steps) for name in backends]
 
 
-def _overhead(program: Program, inputs: list[np.ndarray], backend: str, steps: int) -> dict[str, object]:
+def _overhead(
+    program: Program, inputs: list[np.ndarray], backend: str, steps: int
+) -> dict[str, object]:
     """One backend at a time: the CPU time of all processes is that of its own ones."""
     samples = []
     with ExitStack() as runs:
-        opened = {name: runs.enter_context(open_run(program, name)) for name in dict.fromkeys(("local", backend))}
+        opened = {
+            name: runs.enter_context(open_run(program, name))
+            for name in dict.fromkeys(("local", backend))
+        }
         for run in opened.values():
             run.load(inputs)
             run.step()
         with alone(opened["local"]) as functions:
             for _ in range(steps):
-                # Each of the two as it goes on: the second of a row, on caches that the first has filled.
+                # Each of the two as it goes on: the second of a row, on caches that the first has
+                # filled.
                 opened[backend].step()
                 step = _step(opened[backend])
                 functions()
@@ -74,7 +87,8 @@ def _row(name: str, samples: list[tuple[Timed, Timed]]) -> dict[str, object]:
         "step_seconds": median(taken for taken, _ in step),
         "functions_seconds": median(taken for taken, _ in functions),
         "overhead": median(one[0] / other[0] for one, other in samples) - 1,
-        "overhead_of_best": min(taken for taken, _ in step) / min(taken for taken, _ in functions) - 1,
+        "overhead_of_best": min(taken for taken, _ in step) / min(taken for taken, _ in functions)
+        - 1,
         "overhead_in_CPU_time": median(one[1] / other[1] for one, other in samples) - 1,
         "turns": len(samples),
     }
@@ -108,7 +122,10 @@ def _can_go_on(worker: Worker, at: int) -> bool:
         return True
     instruction = worker.program.instructions[at]
     context = worker._context
-    return not isinstance(instruction, Recv) or (context.step, instruction.tag) in context.transport.mailbox._messages
+    return (
+        not isinstance(instruction, Recv)
+        or (context.step, instruction.tag) in context.transport.mailbox._messages
+    )
 
 
 def _timed(worker: Worker, at: int) -> Timed:

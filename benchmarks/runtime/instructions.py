@@ -1,4 +1,5 @@
-"""What a worker's thread spends on each kind of instruction, and a step on having instructions at all."""
+"""What a worker's thread spends on each kind of instruction, and a step on having instructions at
+all."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _REPEATS = 50
 
 
 def instruction_seconds(steps: int) -> dict[str, float]:
-    """Medians by kind, on the local backend. RUN counts until it is dispatched, RECV what has come already."""
+    """Medians by kind, on the local backend. RUN counts until it is dispatched, RECV what has come
+    already."""
     with _opened(every_instruction(_REPEATS), "local") as run:
         assert isinstance(run._backend, LocalBackend)
         samples: dict[str, list[float]] = defaultdict(list)

@@ -1,5 +1,5 @@
-"""What it costs to look at a run: the loop around instructions while nobody looks, and a step with and without times
-being kept."""
+"""What it costs to look at a run: the loop around instructions while nobody looks, and a step with
+and without times being kept."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ _NOTHING = 10_000  # instructions that do nothing
 
 
 def looking_seconds(steps: int) -> list[dict[str, object]]:
-    """Medians: of a step of 100 RUNs, 100 FREEs and one mesh, without and with times kept, and the cost of one RUN
-    being looked at; of an instruction that does nothing, in the worker's loop and in a bare one."""
+    """Medians: of a step of 100 RUNs, 100 FREEs and one mesh, without and with times kept, and the
+    cost of one RUN being looked at; of an instruction that does nothing, in the worker's loop and
+    in a bare one."""
     program = chain(_LINKS)
-    with open_run(program, checked_steps=0) as plain, open_run(program, checked_steps=0, trace=True) as traced:
+    with (
+        open_run(program, checked_steps=0) as plain,
+        open_run(program, checked_steps=0, trace=True) as traced,
+    ):
         for run in (plain, traced):
             run.load([np.ones(16, np.float32)])
             for _ in range(3):

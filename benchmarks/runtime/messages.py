@@ -3,10 +3,10 @@
     python -m benchmarks.runtime.messages FOLDER --match '*_tiny.train' [--cluster cpu-test:1x4]
         [--stages 4] [--microbatches 4]
 
-A model is `NAME.mlirbc`; it is planned with one layer and one mesh a stage, under 1F1B. Transfers between the same two
-meshes at the same place in both instruction lists travel as one message. Printed are transfers and messages of a whole
-step, and the most transfers that one message carries. Models that cannot be planned so are named with the reason.
-"""
+A model is `NAME.mlirbc`; it is planned with one layer and one mesh a stage, under 1F1B. Transfers
+between the same two meshes at the same place in both instruction lists travel as one message.
+Printed are transfers and messages of a whole step, and the most transfers that one message carries.
+Models that cannot be planned so are named with the reason."""
 
 from __future__ import annotations
 
@@ -29,7 +29,12 @@ from shardopt.support.errors import UserError
 
 def carried(program: Program) -> list[int]:
     """Of every message of a step, the number of transfers in it."""
-    return [len(each.buffers) for part in program.meshes for each in part.instructions if isinstance(each, Send)]
+    return [
+        len(each.buffers)
+        for part in program.meshes
+        for each in part.instructions
+        if isinstance(each, Send)
+    ]
 
 
 def planned(path: Path, args: argparse.Namespace) -> Program:
@@ -48,14 +53,18 @@ def planned(path: Path, args: argparse.Namespace) -> Program:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--match", default="*_tiny.train")
     parser.add_argument("--cluster", default="cpu-test:1x4")
     parser.add_argument("--stages", type=int, default=4)
     parser.add_argument("--microbatches", type=int, default=4)
     args = parser.parse_args(argv)
-    table = Table("model", title=f"a step of {args.stages} stages and {args.microbatches} microbatches")
+    table = Table(
+        "model", title=f"a step of {args.stages} stages and {args.microbatches} microbatches"
+    )
     for column in ("transfers", "messages", "most in one", "instructions"):
         table.add_column(column, justify="right")
     refused = []
@@ -67,7 +76,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             continue
         found = carried(program)
         count = sum(len(part.instructions) for part in program.meshes)
-        table.add_row(name, f"{sum(found)}", f"{len(found)}", f"{max(found, default=0)}", f"{count}")
+        table.add_row(
+            name, f"{sum(found)}", f"{len(found)}", f"{max(found, default=0)}", f"{count}"
+        )
     console = Console(width=160)
     console.print(table)
     for reason in refused:

@@ -1,7 +1,8 @@
-"""Two hosts on one machine: network namespaces, joined by a link of limited rate, with a node of Ray in each.
+"""Two hosts on one machine: network namespaces, joined by a link of limited rate, with a node of
+Ray in each.
 
-Needs root, `ip` and `tc` of iproute2, and a kernel that lets both work; `why_not` says what is missing.
-"""
+Needs root, `ip` and `tc` of iproute2, and a kernel that lets both work; `why_not` says what is
+missing."""
 
 from __future__ import annotations
 
@@ -42,12 +43,15 @@ def why_not() -> str | None:
 
 
 class TwoHosts:
-    """A context manager. `address` is that of the Ray cluster; `run` runs a command on the first host."""
+    """A context manager. `address` is that of the Ray cluster; `run` runs a command on the first
+    host."""
 
     def __init__(self) -> None:
         self.names = tuple(f"shardopt-{os.getpid()}-{number}" for number in range(2))
         self.address = f"{_ADDRESSES[0]}:{_PORT}"
-        self._folder = tempfile.mkdtemp(prefix="so-")  # Ray has Unix sockets in it, whose paths must be short
+        self._folder = tempfile.mkdtemp(
+            prefix="so-"
+        )  # Ray has Unix sockets in it, whose paths must be short
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
         self.environment: Mapping[str, str] = {**os.environ, **token, "TF_CPP_MIN_LOG_LEVEL": "2"}
 
@@ -55,7 +59,12 @@ class TwoHosts:
         try:
             self._connect()
             common = ("--num-cpus=2", "--disable-usage-stats")
-            head = ("--head", f"--port={_PORT}", "--include-dashboard=false", f"--temp-dir={self._folder}")
+            head = (
+                "--head",
+                f"--port={_PORT}",
+                "--include-dashboard=false",
+                f"--temp-dir={self._folder}",
+            )
             for number, own in enumerate((head, (f"--address={self.address}",))):
                 where = f"--node-ip-address={_ADDRESSES[number]}"
                 self._ray(number, ("start", *own, where, *common))
@@ -65,14 +74,19 @@ class TwoHosts:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 
     def run(self, command: Sequence[str], timeout: float) -> subprocess.CompletedProcess[str]:
         """On the first host, with what both streams said."""
         inside = ("ip", "netns", "exec", self.names[0], *command)
-        return subprocess.run(inside, env=self.environment, capture_output=True, text=True, timeout=timeout)
+        return subprocess.run(
+            inside, env=self.environment, capture_output=True, text=True, timeout=timeout
+        )
 
     def close(self) -> None:
         """End all that runs in the namespaces, which is what was started there and nothing else."""
@@ -88,7 +102,20 @@ class TwoHosts:
         for name in self.names:
             _ip("netns", "add", name)
         first, second = self.names
-        _ip("link", "add", "so0", "netns", first, "type", "veth", "peer", "name", "so1", "netns", second)
+        _ip(
+            "link",
+            "add",
+            "so0",
+            "netns",
+            first,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "so1",
+            "netns",
+            second,
+        )
         for number, name in enumerate(self.names):
             device = f"so{number}"
             _ip("-n", name, "addr", "add", f"{_ADDRESSES[number]}/24", "dev", device)
@@ -97,8 +124,19 @@ class TwoHosts:
             subprocess.run(["tc", "-n", name, "qdisc", "add", "dev", device, *_SHAPE], check=True)
 
     def _ray(self, host: int, arguments: Sequence[str]) -> None:
-        command = ("ip", "netns", "exec", self.names[host], sys.executable, "-m", "ray.scripts.scripts", *arguments)
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=_START_SECONDS)
+        command = (
+            "ip",
+            "netns",
+            "exec",
+            self.names[host],
+            sys.executable,
+            "-m",
+            "ray.scripts.scripts",
+            *arguments,
+        )
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=_START_SECONDS
+        )
         if done.returncode:
             raise RuntimeError(f"no node of Ray on host {host}: {done.stdout}{done.stderr}")
 

@@ -46,11 +46,15 @@ def chain(runs: int) -> Program:
 
 
 def every_instruction(repeats: int) -> Program:
-    """Each kind so often, on meshes of two devices. Mesh b asks for the last message first, so that the others have
-    come when it takes them."""
-    a, b = (Mesh(name, (("x", 2),), (2 * number, 2 * number + 1)) for number, name in enumerate("ab"))
+    """Each kind so often, on meshes of two devices. Mesh b asks for the last message first, so that
+    the others have come when it takes them."""
+    a, b = (
+        Mesh(name, (("x", 2),), (2 * number, 2 * number + 1)) for number, name in enumerate("ab")
+    )
     ends = ((a, _SPLIT), (b, _SPLIT)), ((a, _SPLIT), (a, _WHOLE))
-    routes = tuple(make_route(source, target, default_steps(source, target)) for source, target in ends)
+    routes = tuple(
+        make_route(source, target, default_steps(source, target)) for source, target in ends
+    )
     on_a: list[Instruction] = []
     for k in range(repeats):
         made, copied, whole = 3 * k + 1, 3 * k + 2, 3 * k + 3

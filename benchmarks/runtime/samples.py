@@ -1,4 +1,5 @@
-"""Samples of two things that are measured in turns, so that what else the machine does strikes both."""
+"""Samples of two things that are measured in turns, so that what else the machine does strikes
+both."""
 
 from __future__ import annotations
 
@@ -45,7 +46,12 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 def in_turns(
-    name: str, bytes: int, runtime: Callable[[], object], plain: Callable[[], object], turns: int, parts: int = 1
+    name: str,
+    bytes: int,
+    runtime: Callable[[], object],
+    plain: Callable[[], object],
+    turns: int,
+    parts: int = 1,
 ) -> Pair:
     """Seconds of one of so many equal `parts` of each action."""
     for _ in range(2):
@@ -56,7 +62,8 @@ def in_turns(
 
 
 def workers_cpu_seconds() -> float:
-    """CPU time so far of all threads of the processes that this one has started, and of theirs. Linux only."""
+    """CPU time so far of all threads of the processes that this one has started, and of theirs.
+    Linux only."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # gone by now

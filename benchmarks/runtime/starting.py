@@ -20,16 +20,19 @@ _LAYERS, _HIDDEN, _BATCH = 4, 64, 32
 
 
 def start_seconds(backends: tuple[str, ...], steps: int) -> list[dict[str, object]]:
-    """An MLP's train step on two meshes of two devices, with one host a mesh and with two; executables are not kept.
+    """An MLP's train step on two meshes of two devices, with one host a mesh and with two;
+    executables are not kept.
 
-    Seconds until the workers are ready (`open`), of loading and the first step, and the least of further steps.
-    """
+    Seconds until the workers are ready (`open`), of loading and the first step, and the least of
+    further steps."""
     program, inputs = _mlp()
     rows: list[dict[str, object]] = []
     for backend in backends:
         for devices_per_host in (None,) if backend == "local" else (None, 1):
             begin = perf_counter()
-            with open_run(program, backend, devices_per_host=devices_per_host, compile_cache=False) as run:
+            with open_run(
+                program, backend, devices_per_host=devices_per_host, compile_cache=False
+            ) as run:
                 opened = perf_counter()
                 run.load(inputs)
                 run.step()
@@ -70,4 +73,6 @@ def _mlp() -> tuple[Program, list[np.ndarray]]:
     with make_context() as context:
         program = prepare(load_module(plan.module, context))
     generator = np.random.default_rng(0)
-    return program, [0.1 * generator.random(each.shape, np.float32) for each in (*shapes, batch, batch)]
+    return program, [
+        0.1 * generator.random(each.shape, np.float32) for each in (*shapes, batch, batch)
+    ]

@@ -10,7 +10,8 @@ from shardopt.runtime.program.instructions import Program
 
 @cache
 def mlp(width: int, stages: int, devices: int) -> Program:
-    """Four square layers with momentum on `stages` meshes of `devices` devices, split within the layers."""
+    """Four square layers with momentum on `stages` meshes of `devices` devices, split within the
+    layers."""
     import jax
     import jax.numpy as jnp
 
@@ -32,7 +33,9 @@ def mlp(width: int, stages: int, devices: int) -> Program:
 
     weights = tuple(jax.ShapeDtypeStruct((width, width), jnp.float32) for _ in range(4))
     batch = jax.ShapeDtypeStruct((16, width), jnp.float32)
-    exported = jax.export.export(jax.jit(step, donate_argnums=(0, 1)))(weights, weights, batch, batch)
+    exported = jax.export.export(jax.jit(step, donate_argnums=(0, 1)))(
+        weights, weights, batch, batch
+    )
     options = PlanOptions(
         f"cpu-test:1x{stages * devices}",
         microbatches=4,

@@ -1,9 +1,10 @@
-"""Messages of one array, by every transport, beside a plain loop that does no more than move the same bytes.
+"""Messages of one array, by every transport, beside a plain loop that does no more than move the
+same bytes.
 
-Messages come through sockets in bursts that one small message asks for; the plain loop asks with one byte, sends with
-`sendall` and receives into memory that is always the same. A burst of one is how long a message takes, a longer one how
-many bytes come through. In memory, the plain way is one copy to memory that exists.
-"""
+Messages come through sockets in bursts that one small message asks for; the plain loop asks with
+one byte, sends with `sendall` and receives into memory that is always the same. A burst of one is
+how long a message takes, a longer one how many bytes come through. In memory, the plain way is one
+copy to memory that exists."""
 
 from __future__ import annotations
 
@@ -34,7 +35,10 @@ def turns_of(bytes: int) -> int:
 
 def whole(shape: tuple[int, ...], dtype: type, source: str) -> Landing:
     """One shard from one piece."""
-    return Landing(((shape, np.dtype(dtype)),), {source: [(Place(0, tuple(slice(0, size) for size in shape)),)]})
+    return Landing(
+        ((shape, np.dtype(dtype)),),
+        {source: [(Place(0, tuple(slice(0, size) for size in shape)),)]},
+    )
 
 
 def mailboxes(bytes: int) -> list[Pair]:
@@ -56,7 +60,8 @@ def mailboxes(bytes: int) -> list[Pair]:
 
     names = {"mailbox, one copy": False, "mailbox, handed over": True}
     return [
-        in_turns(name, bytes, lambda keep=keep: message(keep), plain, turns_of(bytes)) for name, keep in names.items()
+        in_turns(name, bytes, lambda keep=keep: message(keep), plain, turns_of(bytes))
+        for name, keep in names.items()
     ]
 
 
@@ -98,14 +103,20 @@ def _peer(bytes: int, unix: bool) -> Iterator[tuple[SocketTransport, socket.sock
     transport = SocketTransport(Mailbox(), "127.0.0.1", b"token", "here", unix=unix)
     for number in range(MOST):
         transport.mailbox.expect(_ANSWER + number, whole((bytes,), np.uint8, "peer"))
-    with socket.socket(socket.AF_UNIX) if unix else socket.create_server(("127.0.0.1", 0)) as listener:
+    with (
+        socket.socket(socket.AF_UNIX)
+        if unix
+        else socket.create_server(("127.0.0.1", 0)) as listener
+    ):
         if unix:
             listener.bind("")
             listener.listen()
         context = multiprocessing.get_context("spawn")
         near, far = context.Pipe()
         place = listener.getsockname()
-        peer = context.Process(target=_answer, args=(far, place, transport.address, bytes, unix), daemon=True)
+        peer = context.Process(
+            target=_answer, args=(far, place, transport.address, bytes, unix), daemon=True
+        )
         peer.start()
         connection, _ = listener.accept()
         _tune(connection)

@@ -2,11 +2,11 @@
 
     python -m benchmarks.runtime.two_hosts [--megabytes 8,32] [--output two-hosts.json]
 
-The hosts are network namespaces of this machine (`namespaces.py`), so root is needed. A value goes forth and back
-between two meshes of two devices, or changes its sharding inside a mesh that has two devices on each host, by the plan
-of the resharding; a round is timed as the difference between steps with more rounds and with fewer. What the model says
-comes from a cluster of the same link, 125 MB/s in each direction.
-"""
+The hosts are network namespaces of this machine (`namespaces.py`), so root is needed. A value goes
+forth and back between two meshes of two devices, or changes its sharding inside a mesh that has two
+devices on each host, by the plan of the resharding; a round is timed as the difference between
+steps with more rounds and with fewer. What the model says comes from a cluster of the same link,
+125 MB/s in each direction."""
 
 from __future__ import annotations
 
@@ -30,7 +30,16 @@ from shardopt.hardware.cluster import Cluster, Device, Link
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.program.check import check_program
-from shardopt.runtime.program.instructions import Free, Instruction, MeshProgram, Program, Recv, Reshard, Route, Send
+from shardopt.runtime.program.instructions import (
+    Free,
+    Instruction,
+    MeshProgram,
+    Program,
+    Recv,
+    Reshard,
+    Route,
+    Send,
+)
 from shardopt.runtime.program.routes import make_route
 from shardopt.runtime.run import Run
 from shardopt.solve.resharding.plan import bytes_on_wire, plans_seconds
@@ -40,8 +49,12 @@ HOSTS = ((0, 1), (2, 3))
 _ROUNDS = (1, 3)
 _SAMPLES = 5
 _DEVICE = Device("cpu", {"f32": 1e10}, 1 << 33, 1e10)
-CLUSTER = Cluster.uniform("two-hosts", 2, 2, _DEVICE, Link(2e-5, 2e9), Link(1e-4, BYTES_PER_SECOND), 2e-5)
-_FIRST, _SECOND = (Mesh(name, (("x", 2),), devices) for name, devices in zip("ab", HOSTS, strict=True))
+CLUSTER = Cluster.uniform(
+    "two-hosts", 2, 2, _DEVICE, Link(2e-5, 2e9), Link(1e-4, BYTES_PER_SECOND), 2e-5
+)
+_FIRST, _SECOND = (
+    Mesh(name, (("x", 2),), devices) for name, devices in zip("ab", HOSTS, strict=True)
+)
 _BOTH = Mesh("c", (("x", 4),), (0, 1, 2, 3))
 _ROWS, _COLUMNS, _WHOLE = Sharding((("x",), ())), Sharding(((), ("x",))), Sharding(((), ()))
 
@@ -64,19 +77,34 @@ CASES = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", default="8,32", help="of the whole value, separated by commas")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the figures as JSON")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--megabytes", default="8,32", help="of the whole value, separated by commas"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="also write the figures as JSON"
+    )
     parser.add_argument("--inside", metavar="ADDRESS", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     sizes = [int(size) for size in args.megabytes.split(",")]
     if args.inside:
-        print(json.dumps([measure(case, size << 20, args.inside) for case in CASES for size in sizes]))
+        print(
+            json.dumps([measure(case, size << 20, args.inside) for case in CASES for size in sizes])
+        )
         return 0
     reason = why_not()
     if reason is not None:
         parser.error(reason)
-    command = (sys.executable, "-m", "benchmarks.runtime.two_hosts", "--megabytes", args.megabytes, "--inside")
+    command = (
+        sys.executable,
+        "-m",
+        "benchmarks.runtime.two_hosts",
+        "--megabytes",
+        args.megabytes,
+        "--inside",
+    )
     with TwoHosts() as hosts:
         done = hosts.run((*command, hosts.address), timeout=900)
     if done.returncode:
@@ -90,12 +118,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(case: Case, bytes: int, address: str) -> dict[str, Any]:
-    """Seconds of one round, measured and by the model. Raises AssertionError when the value has changed on its way."""
+    """Seconds of one round, measured and by the model. Raises AssertionError when the value has
+    changed on its way."""
     side = int((bytes / 4) ** 0.5)
     shape = (side - side % 4, side - side % 4)
     ends = ((case.source, case.target), (case.target, case.source))
     plans = [plan_resharding(shape, 4, *pair, CLUSTER) for pair in ends]
-    routes = tuple(_route(plan.to_array(), shape, *pair) for plan, pair in zip(plans, ends, strict=True))
+    routes = tuple(
+        _route(plan.to_array(), shape, *pair) for plan, pair in zip(plans, ends, strict=True)
+    )
     value = np.random.default_rng(0).random(shape, np.float32)
     medians = []
     for rounds in _ROUNDS:
@@ -123,7 +154,10 @@ def _seconds(run: Run) -> float:
 
 
 def _route(
-    steps: np.ndarray, shape: tuple[int, ...], source: tuple[Mesh, Sharding], target: tuple[Mesh, Sharding]
+    steps: np.ndarray,
+    shape: tuple[int, ...],
+    source: tuple[Mesh, Sharding],
+    target: tuple[Mesh, Sharding],
 ) -> Route:
     ends = [(mesh, TensorSpec(shape, "float32", sharding)) for mesh, sharding in (source, target)]
     limits = 3 + len(shape)
@@ -170,7 +204,9 @@ def _program(case: Case, shape: tuple[int, ...], routes: tuple[Route, ...], roun
         )
         for mesh in meshes
     )
-    return Program((Argument("value", value, None),), (Result("value", value),), routes, parts, HOSTS)
+    return Program(
+        (Argument("value", value, None),), (Result("value", value),), routes, parts, HOSTS
+    )
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:

@@ -1,13 +1,14 @@
-"""What a device holds under every schedule: the simulator's peak against arrays that are alive when the plan runs.
+"""What a device holds under every schedule: the simulator's peak against arrays that are alive when
+the plan runs.
 
     python -m benchmarks.schedule.live_bytes [--microbatches 8] [--hidden 64] [--steps 5]
 
-The same four stages of a small GPT, trained by SGD with momentum, run on one mesh each, or on two meshes with two
-stages each, on devices of the host. After every instruction of the last step the runtime counts the bytes of all live
-arrays of a device (weights, state, accumulators, activations, what was received); what is under way between meshes
-belongs to neither. Printed are the peaks of both, with what the instruction lists give between them, and how far the
-results of the last step are from those of one device.
-"""
+The same four stages of a small GPT, trained by SGD with momentum, run on one mesh each, or on two
+meshes with two stages each, on devices of the host. After every instruction of the last step the
+runtime counts the bytes of all live arrays of a device (weights, state, accumulators, activations,
+what was received); what is under way between meshes belongs to neither. Printed are the peaks of
+both, with what the instruction lists give between them, and how far the results of the last step
+are from those of one device."""
 
 from __future__ import annotations
 
@@ -32,7 +33,14 @@ from shardopt.runtime.program.memory import mesh_memory
 from shardopt.runtime.reference import Reference, compare
 
 # Four stages under each, on as many meshes.
-SCHEDULES = {"gpipe": 4, "1f1b": 4, "eager-1f1b": 4, "zero-bubble": 4, "interleaved:2": 2, "dualpipe-v": 2}
+SCHEDULES = {
+    "gpipe": 4,
+    "1f1b": 4,
+    "eager-1f1b": 4,
+    "zero-bubble": 4,
+    "interleaved:2": 2,
+    "dualpipe-v": 2,
+}
 _STAGES = 4
 
 
@@ -60,8 +68,8 @@ class Measured:
 
 
 def gpt(batch: int, hidden: int) -> tuple[bytes, list[np.ndarray]]:
-    """The exported step of four blocks of the example GPT, and its inputs. With momentum, as Adam makes steps of equal
-    size of the smallest differences."""
+    """The exported step of four blocks of the example GPT, and its inputs. With momentum, as Adam
+    makes steps of equal size of the smallest differences."""
     import jax
     import jax.numpy as jnp
 
@@ -76,7 +84,9 @@ def gpt(batch: int, hidden: int) -> tuple[bytes, list[np.ndarray]]:
     tokens = jax.random.randint(jax.random.key(1), (batch, config.length + 1), 0, config.vocab)
     arguments = (params, jax.tree.map(jnp.zeros_like, params), tokens)
     exported = jax.export.export(jax.jit(step, donate_argnums=(0, 1)))(*arguments)
-    return bytes(exported.mlir_module_serialized), [np.asarray(leaf) for leaf in jax.tree.leaves(arguments)]
+    return bytes(exported.mlir_module_serialized), [
+        np.asarray(leaf) for leaf in jax.tree.leaves(arguments)
+    ]
 
 
 def plan_for(artifact: bytes, schedule: str, microbatches: int, devices_per_mesh: int = 1) -> Plan:
@@ -112,7 +122,8 @@ def measure(plan: Plan, inputs: Sequence[np.ndarray], steps: int) -> Measured:
 
 
 def reference_steps(artifact: bytes, inputs: Sequence[np.ndarray], steps: int) -> list[np.ndarray]:
-    """The results of the last of some steps on one device; results replace the first inputs, which are the state."""
+    """The results of the last of some steps on one device; results replace the first inputs, which
+    are the state."""
     with make_context() as context:
         step = Reference(load_module(artifact, context))
         outputs: list[np.ndarray] = []
@@ -121,7 +132,9 @@ def reference_steps(artifact: bytes, inputs: Sequence[np.ndarray], steps: int) -
         return outputs
 
 
-def rows(artifact: bytes, inputs: Sequence[np.ndarray], microbatches: int, steps: int) -> Iterator[tuple[str, ...]]:
+def rows(
+    artifact: bytes, inputs: Sequence[np.ndarray], microbatches: int, steps: int
+) -> Iterator[tuple[str, ...]]:
     expected = reference_steps(artifact, inputs, steps)
     for schedule in SCHEDULES:
         found = measure(plan_for(artifact, schedule, microbatches), inputs, steps)
@@ -132,7 +145,9 @@ def rows(artifact: bytes, inputs: Sequence[np.ndarray], microbatches: int, steps
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--steps", type=int, default=5)

@@ -1,13 +1,13 @@
 """How long schedules take to build, to check and to simulate, and how good `auto` is.
 
-    python -m benchmarks.schedule.schedules [--repeat 5]
-    python -m benchmarks.schedule.schedules --auto [--seeds 5] [--meshes 2,4,8,16] [--rounds 1,2,4,8]
+    python -m benchmarks.schedule.schedules [--repeat 5] python -m benchmarks.schedule.schedules
+    --auto [--seeds 5] [--meshes 2,4,8,16] [--rounds 1,2,4,8]
 
-The first gives CPU seconds of this process, the least of several runs, for chains of stages with one stage or two
-stages a mesh. The second sets the makespan of `auto` against the best named schedule and against a lower bound that no
-schedule undercuts, over random durations and transfers: forwards of 0.5 to 1.5 s, backwards of 1.5 to 2.5 times that,
-and transfers of 0, 0.1 or 0.5 s, with rounds · meshes microbatches; without a limit on memory, and within that of 1F1B.
-"""
+The first gives CPU seconds of this process, the least of several runs, for chains of stages with
+one stage or two stages a mesh. The second sets the makespan of `auto` against the best named
+schedule and against a lower bound that no schedule undercuts, over random durations and transfers:
+forwards of 0.5 to 1.5 s, backwards of 1.5 to 2.5 times that, and transfers of 0, 0.1 or 0.5 s, with
+rounds · meshes microbatches; without a limit on memory, and within that of 1F1B."""
 
 from __future__ import annotations
 
@@ -29,13 +29,20 @@ from shardopt.schedule.simulator import simulate
 from shardopt.schedule.tasks import StageTask, TaskKind
 from shardopt.schedule.workload import Workload
 
-_SECONDS = {TaskKind.FORWARD: 1.0, TaskKind.BACKWARD: 2.0, TaskKind.BACKWARD_INPUT: 1.0, TaskKind.BACKWARD_WEIGHT: 1.0}
+_SECONDS = {
+    TaskKind.FORWARD: 1.0,
+    TaskKind.BACKWARD: 2.0,
+    TaskKind.BACKWARD_INPUT: 1.0,
+    TaskKind.BACKWARD_WEIGHT: 1.0,
+}
 _WHOLE = (TaskKind.FORWARD, TaskKind.BACKWARD)
 _HALVES = (TaskKind.FORWARD, TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--auto", action="store_true")
     parser.add_argument("--seeds", type=int, default=5)
@@ -64,7 +71,9 @@ def _times(repeat: int) -> Table:
     return table
 
 
-def _measure(kind: ScheduleKind, meshes: int, microbatches: int, repeat: int, with_auto: bool) -> list[str]:
+def _measure(
+    kind: ScheduleKind, meshes: int, microbatches: int, repeat: int, with_auto: bool
+) -> list[str]:
     stages = meshes * (2 if kind.stages_per_mesh == SEVERAL else kind.stages_per_mesh)
     count = microbatches // kind.streams
     graph = kind.graph(stages, meshes, kind.kinds)
@@ -81,7 +90,9 @@ def _measure(kind: ScheduleKind, meshes: int, microbatches: int, repeat: int, wi
     ]
     found = [_least(job, repeat) for job in jobs]
     shown = with_auto and not kind.simulated_only
-    return [f"{value:.3f}" for value in found] + ([f"{_least(lambda: auto_schedule(work), 1):.2f}"] if shown else ["–"])
+    return [f"{value:.3f}" for value in found] + (
+        [f"{_least(lambda: auto_schedule(work), 1):.2f}"] if shown else ["–"]
+    )
 
 
 def _least(job: Callable[[], object], repeat: int) -> float:
@@ -104,13 +115,20 @@ def _auto(meshes: tuple[int, ...], rounds: tuple[int, ...], seeds: int) -> Table
     for kinds, label in ((_WHOLE, "whole"), (_HALVES, "halves")):
         for count in meshes:
             for each in rounds:
-                rows = [_ratios(random_workload(count, each * count, seed, kinds)) for seed in range(seeds)]
-                shown = [f"{max(own):.3f} ({sum(own) / len(own):.3f})" for own in zip(*rows, strict=True)]
+                rows = [
+                    _ratios(random_workload(count, each * count, seed, kinds))
+                    for seed in range(seeds)
+                ]
+                shown = [
+                    f"{max(own):.3f} ({sum(own) / len(own):.3f})" for own in zip(*rows, strict=True)
+                ]
                 table.add_row(label, str(count), str(each * count), *shown)
     return table
 
 
-def random_workload(meshes: int, microbatches: int, seed: int, kinds: tuple[TaskKind, ...]) -> Workload:
+def random_workload(
+    meshes: int, microbatches: int, seed: int, kinds: tuple[TaskKind, ...]
+) -> Workload:
     """See the head of the file; every forward keeps one byte."""
     rng = np.random.default_rng(seed)
     graph = chain_graph(meshes, kinds)
@@ -130,18 +148,24 @@ def random_workload(meshes: int, microbatches: int, seed: int, kinds: tuple[Task
 
 
 def _ratios(work: Workload) -> Iterator[float]:
-    """Against the best named schedule and the bound, first with any memory, then with that of 1F1B (which is the memory
-    of the zero-bubble schedule on every stage where backwards are split)."""
+    """Against the best named schedule and the bound, first with any memory, then with that of 1F1B
+    (which is the memory of the zero-bubble schedule on every stage where backwards are split)."""
     bound = one_machine_bound_seconds(work)
     meshes, halves = work.num_meshes, len({task.kind for task in work.graph.tasks}) == len(_HALVES)
-    some = tuple(min(meshes if halves else meshes - mesh, work.num_microbatches) for mesh in range(meshes))
+    some = tuple(
+        min(meshes if halves else meshes - mesh, work.num_microbatches) for mesh in range(meshes)
+    )
     for memory in (None, some):
         limited = replace(work, memory_bytes=memory)
         found = auto_schedule(limited).result.makespan_seconds
         named = []
         for kind in SCHEDULES.values():
-            if {task.kind for task in work.graph.tasks} == set(kind.kinds) and kind.suits(meshes, meshes):
-                result = run_workload(build_schedule(kind.name, meshes, work.num_microbatches), work)
+            if {task.kind for task in work.graph.tasks} == set(kind.kinds) and kind.suits(
+                meshes, meshes
+            ):
+                result = run_workload(
+                    build_schedule(kind.name, meshes, work.num_microbatches), work
+                )
                 peaks = [profile.peak_bytes for profile in result.memory]
                 fits = all(peak <= most for peak, most in zip(peaks, memory or peaks, strict=True))
                 if fits and not kind.simulated_only:

@@ -1,13 +1,14 @@
-"""The stage DP and every baseline planner of stages: the predicted step of each, under one cost model.
+"""The stage DP and every baseline planner of stages: the predicted step of each, under one cost
+model.
 
-    python -m benchmarks.solve.inter_op MODULE… --cluster p3.16xlarge:2x8 [--microbatches 16] [--layers 8]
-        [--planners dp,piper] [--json results.json]
+    python -m benchmarks.solve.inter_op MODULE… --cluster p3.16xlarge:2x8 [--microbatches 16]
+        [--layers 8] [--planners dp,piper] [--json results.json]
 
-One row a module: the step that the simulator predicts for the plan of the stage DP, and that of each baseline relative
-to it. A dash is a planner that has no plan; its reason stands below the table. The planners of a module share a cache,
-which is new for each module. A planner that ends in anything but a plan or a diagnostic gives exit code 2, one whose
-plan is shorter than that of the stage DP by more than the tolerance gives exit code 1.
-"""
+One row a module: the step that the simulator predicts for the plan of the stage DP, and that of
+each baseline relative to it. A dash is a planner that has no plan; its reason stands below the
+table. The planners of a module share a cache, which is new for each module. A planner that ends in
+anything but a plan or a diagnostic gives exit code 2, one whose plan is shorter than that of the
+stage DP by more than the tolerance gives exit code 1."""
 
 from __future__ import annotations
 
@@ -27,21 +28,25 @@ from benchmarks.frontend.plan_runs import run_case
 from shardopt.solve.stages.baselines.registry import INTER_OP
 
 _FIRST = "dp"
-# Plans whose predicted steps differ by less are alike to the planner (`ALIKE` in `plan_search.py`), and
-# the shard phase stops as close to the optimum as its own tolerance says.
+# Plans whose predicted steps differ by less are alike to the planner (`ALIKE` in `plan_search.py`),
+# and the shard phase stops as close to the optimum as its own tolerance says.
 _TOLERANCE = 0.02
 
 Row = Mapping[str, Any]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("modules", nargs="+", type=Path, metavar="MODULE")
     parser.add_argument("--cluster", required=True, metavar="FILE|PRESET[:HxD]")
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--batch-args", default="auto", metavar="I,J[:DIM]|auto")
     parser.add_argument("--layers", type=int)
-    parser.add_argument("--planners", default=",".join(INTER_OP), help="some of the values of inter-op")
+    parser.add_argument(
+        "--planners", default=",".join(INTER_OP), help="some of the values of inter-op"
+    )
     parser.add_argument("--limit", type=float, default=600.0, help="seconds that one plan may take")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     args = parser.parse_args(argv)
@@ -64,18 +69,26 @@ def main(argv: Sequence[str] | None = None) -> int:
             if "step_seconds" in row:
                 console.print(f"{name}, {planner}: {stages(row)}", markup=False)
             else:
-                console.print(f"{name}, {planner}: {row.get('error', row.get('crash'))}", markup=False)
+                console.print(
+                    f"{name}, {planner}: {row.get('error', row.get('crash'))}", markup=False
+                )
     if any("crash" in row for rows in found.values() for row in rows.values()):
         return 2
     return 1 if any(shorter(rows) for rows in found.values()) else 0
 
 
-def _planned(module: Path, planners: Sequence[str], options: Mapping[str, Any], limit: float) -> dict[str, Row]:
+def _planned(
+    module: Path, planners: Sequence[str], options: Mapping[str, Any], limit: float
+) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     with tempfile.TemporaryDirectory() as cache:
         for planner in planners:
             rows[planner] = run_case(module, {**options, "inter_op": planner}, cache, limit)
-            print(f"{module.name}, {planner}: {rows[planner].get('step_seconds', '–')}", file=sys.stderr, flush=True)
+            print(
+                f"{module.name}, {planner}: {rows[planner].get('step_seconds', '–')}",
+                file=sys.stderr,
+                flush=True,
+            )
     return rows
 
 
@@ -89,12 +102,17 @@ def shorter(rows: Mapping[str, Row]) -> tuple[str, ...]:
 
 def table(found: Mapping[str, Mapping[str, Row]], planners: Sequence[str]) -> Table:
     """Seconds of the stage DP, and the others relative to it."""
-    drawn = Table("module", title="predicted step: of the stage DP in seconds, of the others relative to it")
+    drawn = Table(
+        "module", title="predicted step: of the stage DP in seconds, of the others relative to it"
+    )
     for planner in planners:
         drawn.add_column(planner, justify="right")
     for name, rows in found.items():
         best = rows[_FIRST].get("step_seconds")
-        drawn.add_row(name, *(_cell(rows[planner], None if planner == _FIRST else best) for planner in planners))
+        drawn.add_row(
+            name,
+            *(_cell(rows[planner], None if planner == _FIRST else best) for planner in planners),
+        )
     return drawn
 
 
@@ -106,7 +124,10 @@ def _cell(row: Row, best: float | None) -> str:
 
 def stages(row: Row) -> str:
     """`2× 4 layers on 2x2, 1 layers on 1x4`: equal neighbours together."""
-    kinds = [f"{stage['layers']} layers on {'x'.join(map(str, stage['shape']))}" for stage in row["stages"]]
+    kinds = [
+        f"{stage['layers']} layers on {'x'.join(map(str, stage['shape']))}"
+        for stage in row["stages"]
+    ]
     runs = [(kind, len(list(same))) for kind, same in groupby(kinds)]
     return ", ".join(f"{count}× {kind}" if count > 1 else kind for kind, count in runs)
 

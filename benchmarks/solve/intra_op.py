@@ -1,14 +1,15 @@
-"""The solver against every baseline: cost under one cost model, bytes exchanged, solve time and gap.
+"""The solver against every baseline: cost under one cost model, bytes exchanged, solve time and
+gap.
 
-    python -m benchmarks.solve.intra_op FOLDER [--models '*_tiny*'] [--meshes 1x4,2x4] [--presets ilp,data]
-        [--scale 1e4] [--output results.jsonl] [--markdown table.md]
+    python -m benchmarks.solve.intra_op FOLDER [--models '*_tiny*'] [--meshes 1x4,2x4] [--presets
+        ilp,data] [--scale 1e4] [--output results.jsonl] [--markdown table.md]
 
-Each model `NAME.mlirbc` of the folder is planned on each mesh of as many hosts as its first axis says, so that this
-axis is the slow one. `index.json` beside the models may list `{"name": …, "batch_args": [numbers]}`. `--scale` divides
-the rates of devices and links (not the latencies) for models that are that much smaller than those one would
-distribute. `--batch-args NAME=I:D,J:D` overrides the batch of one model. Results are lines of JSON, written as they
-come; a run with the same output goes on where it stopped. 1 if a baseline is cheaper than the solver's plan.
-"""
+Each model `NAME.mlirbc` of the folder is planned on each mesh of as many hosts as its first axis
+says, so that this axis is the slow one. `index.json` beside the models may list `{"name": …,
+"batch_args": [numbers]}`. `--scale` divides the rates of devices and links (not the latencies) for
+models that are that much smaller than those one would distribute. `--batch-args NAME=I:D,J:D`
+overrides the batch of one model. Results are lines of JSON, written as they come; a run with the
+same output goes on where it stopped. 1 if a baseline is cheaper than the solver's plan."""
 
 from __future__ import annotations
 
@@ -63,9 +64,12 @@ def _slower(link: Link, scale: float) -> Link:
 def find_models(
     folder: Path, pattern: str, given: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """(file, batch arguments, `given` by name or as listed) of the models whose name matches, smallest first."""
+    """(file, batch arguments, `given` by name or as listed) of the models whose name matches,
+    smallest first."""
     index = folder / "index.json"
-    listed = {entry["name"]: entry for entry in json.loads(index.read_text())} if index.is_file() else {}
+    listed = (
+        {entry["name"]: entry for entry in json.loads(index.read_text())} if index.is_file() else {}
+    )
     for path in sorted(folder.glob("*.mlirbc"), key=lambda path: (path.stat().st_size, path.name)):
         if fnmatch(path.stem, pattern):
             numbers = listed.get(path.stem, {}).get("batch_args")
@@ -88,14 +92,23 @@ def read_records(path: Path | None) -> dict[tuple, Record]:
 def run(tasks: Sequence[Task], output: Path | None, console: Console) -> dict[tuple, Record]:
     """Measure what the output does not hold yet."""
     records = read_records(output)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("", total=sum(len(task.presets) for task in tasks))
         for task in tasks:
-            missing = [preset for preset in task.presets if task.record(preset, "").key not in records]
+            missing = [
+                preset for preset in task.presets if task.record(preset, "").key not in records
+            ]
             progress.advance(bar, len(task.presets) - len(missing))
 
-            def about_to(preset: str, what: str, name: str = f"{task.path.stem} {task.mesh}") -> None:
+            def about_to(
+                preset: str, what: str, name: str = f"{task.path.stem} {task.mesh}"
+            ) -> None:
                 progress.update(bar, description=f"{name} {preset}: {what}")
 
             for record in measure(replace(task, presets=missing), about_to) if missing else ():
@@ -117,7 +130,11 @@ def _append(output: Path | None, record: Record) -> None:
 def beaten(records: Iterable[Record]) -> Iterator[tuple[Record, Record]]:
     """(baseline, solver) where the baseline is cheaper."""
     records = list(records)
-    solved = {_place(record): record for record in records if record.preset == SOLVER and record.status != "refused"}
+    solved = {
+        _place(record): record
+        for record in records
+        if record.preset == SOLVER and record.status != "refused"
+    }
     for record in records:
         best = solved.get(_place(record))
         if best is not None and record.seconds < best.seconds * (1 - _ROUNDING):
@@ -129,13 +146,18 @@ def _place(record: Record) -> tuple[str, str, str, float]:
 
 
 def markdown(records: Iterable[Record], presets: Sequence[str]) -> str:
-    """For each mesh a table of models by presets: cost relative to the solver's plan, `–` where a preset refuses; and
-    where modules were compiled, the KiB that a device exchanges in a step, planned / compiled."""
+    """For each mesh a table of models by presets: cost relative to the solver's plan, `–` where a
+    preset refuses; and where modules were compiled, the KiB that a device exchanges in a step,
+    planned / compiled."""
     records = list(records)
     lines = []
     for mesh in dict.fromkeys(record.mesh for record in records):
         here = {(record.model, record.preset): record for record in records if record.mesh == mesh}
-        shown = [preset for preset in presets if preset != SOLVER and any(key[1] == preset for key in here)]
+        shown = [
+            preset
+            for preset in presets
+            if preset != SOLVER and any(key[1] == preset for key in here)
+        ]
         lines += [f"### {mesh}", "", *_rows(here, ["ilp", "gap", "solve", *shown], _costs)]
         if any(record.compiled_bytes >= 0 for record in here.values()):
             lines += [f"Exchanged on {mesh}, KiB:", "", *_rows(here, [SOLVER, *shown], _bytes)]
@@ -170,7 +192,9 @@ def _costs(here: Records, model: str, columns: Sequence[str]) -> list[str]:
 def _relative(record: Record | None, best: Record | None) -> str:
     if record is None or record.status == "refused":
         return "–"
-    return "?" if best is None or best.status == "refused" else f"{record.seconds / best.seconds:.3f}"
+    return (
+        "?" if best is None or best.status == "refused" else f"{record.seconds / best.seconds:.3f}"
+    )
 
 
 def _bytes(here: Records, model: str, columns: Sequence[str]) -> list[str]:
@@ -191,13 +215,19 @@ def main() -> int:
     parser.add_argument("--models", default="*_tiny*", help="pattern of model names")
     parser.add_argument("--meshes", default=",".join(MESHES))
     parser.add_argument("--presets", default=",".join(PRESETS))
-    parser.add_argument("--cluster", default="a100-80g", help="preset or file; hosts follow from the mesh")
-    parser.add_argument("--scale", type=float, default=1.0, help="how many times slower devices and links are")
+    parser.add_argument(
+        "--cluster", default="a100-80g", help="preset or file; hosts follow from the mesh"
+    )
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="how many times slower devices and links are"
+    )
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds a solve")
     parser.add_argument("--gap", type=float, default=0.001)
     parser.add_argument("--memory-fraction", type=float, default=0.9, help="0 removes the limit")
     parser.add_argument("--no-compile", action="store_true")
-    parser.add_argument("--partial-sums", action="store_true", help="values may stay unfinished sums; not compiled")
+    parser.add_argument(
+        "--partial-sums", action="store_true", help="values may stay unfinished sums; not compiled"
+    )
     parser.add_argument("--batch-args", action="append", default=[], metavar="NAME=I,J:D")
     parser.add_argument("--output", type=Path, help="lines of JSON, continued if the file exists")
     parser.add_argument("--markdown", type=Path, help="write the table here too")
@@ -219,7 +249,9 @@ def main() -> int:
             not (args.no_compile or args.partial_sums),
             args.partial_sums,
         )
-        for path, batch in find_models(args.folder, args.models, dict(item.split("=", 1) for item in args.batch_args))
+        for path, batch in find_models(
+            args.folder, args.models, dict(item.split("=", 1) for item in args.batch_args)
+        )
         for mesh in args.meshes.split(",")
     ]
     console = Console(width=None if sys.stdout.isatty() else 240)
@@ -230,7 +262,10 @@ def main() -> int:
     console.print(table, markup=False, highlight=False)
     cheaper = list(beaten(records))
     for record, best in cheaper:
-        console.print(f"CHEAPER: {record.model} {record.mesh} {record.preset}: {record.seconds} < {best.seconds}")
+        console.print(
+            f"CHEAPER: {record.model} {record.mesh} {record.preset}: {record.seconds} < "
+            f"{best.seconds}"
+        )
     return int(bool(cheaper))
 
 

@@ -1,4 +1,5 @@
-"""One model on one mesh: the plan of every preset under one cost model, and what XLA makes of it."""
+"""One model on one mesh: the plan of every preset under one cost model, and what XLA makes of
+it."""
 
 from __future__ import annotations
 
@@ -38,17 +39,19 @@ from shardopt.support.errors import UserError
 from shardopt.xla_text.hlo import module_traffic
 
 SOLVER = "ilp"
-# Beyond this many operations or bytes of all values a module takes minutes to compile for host devices.
+# Beyond this many operations or bytes of all values a module takes minutes to compile for host
+# devices.
 COMPILED_OPERATIONS = 6000
 COMPILED_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
 class Record:
-    """A line of the results. `seconds` is the solver's objective; `status` is that of its solution or "refused".
+    """A line of the results. `seconds` is the solver's objective; `status` is that of its solution
+    or "refused".
 
-    Bytes are those of one device and step. `compiled_bytes` is -1 where nothing was compiled; `note` says why.
-    """
+    Bytes are those of one device and step. `compiled_bytes` is -1 where nothing was compiled;
+    `note` says why."""
 
     model: str
     mesh: str
@@ -79,7 +82,8 @@ class Record:
 
 @dataclass(frozen=True)
 class Task:
-    """What is compared: a module with its batch arguments, a mesh as text, the presets, and the solver's limits."""
+    """What is compared: a module with its batch arguments, a mesh as text, the presets, and the
+    solver's limits."""
 
     path: Path
     batch_args: tuple[str, ...]
@@ -99,8 +103,9 @@ class Task:
 
 
 def measure(task: Task, about_to: Callable[[str, str], None]) -> Iterator[Record]:
-    """One record for each preset as it is known, the solver's own plan last; before a compilation, which may take the
-    process with it, a record without one. `about_to(preset, what)` is told what comes."""
+    """One record for each preset as it is known, the solver's own plan last; before a compilation,
+    which may take the process with it, a record without one. `about_to(preset, what)` is told what
+    comes."""
     about_to("", "reading")
     annotated = _annotated(task)
     with _imported(task) as (_, graph):
@@ -119,10 +124,16 @@ def measure(task: Task, about_to: Callable[[str, str], None]) -> Iterator[Record
             solution = problem.solve(task.time_limit, task.gap, start)
             plan = problem.decode(solution)
         except UserError as error:
-            yield task.record(preset, "refused", note=str(error), solve_seconds=perf_counter() - begin)
+            yield task.record(
+                preset, "refused", note=str(error), solve_seconds=perf_counter() - begin
+            )
             continue
         seconds, found = perf_counter() - begin, _on(free, solution)
-        note = f"the plan of {best[1]}" if start is not None and best is not None and found == best[0] else ""
+        note = (
+            f"the plan of {best[1]}"
+            if start is not None and best is not None and found == best[0]
+            else ""
+        )
         if found < (best[0] if best else float("inf")):
             best = (found, preset, solution)
         record = _solved(task, preset, solution, found, plan, seconds, note)
@@ -130,8 +141,8 @@ def measure(task: Task, about_to: Callable[[str, str], None]) -> Iterator[Record
 
 
 def _annotated(task: Task) -> dict[int, Sharding]:
-    """The user's shardings of arguments, by number, if they split any on this mesh. All plans are made without them;
-    only `shardy` starts from them."""
+    """The user's shardings of arguments, by number, if they split any on this mesh. All plans are
+    made without them; only `shardy` starts from them."""
     mesh = parse_mesh(task.mesh)
     with make_context() as context, ir.Location.unknown(context):
         module = load_module(task.path, context)
@@ -145,7 +156,11 @@ def _annotated(task: Task) -> dict[int, Sharding]:
 
 
 def _roles(
-    task: Task, preset: str, graph: MeshGraph, tables: IntraOpTables, annotated: Mapping[int, Sharding]
+    task: Task,
+    preset: str,
+    graph: MeshGraph,
+    tables: IntraOpTables,
+    annotated: Mapping[int, Sharding],
 ) -> Roles | UserError:
     """A preset may refuse the module already here; the others go on."""
     given = {graph.arguments[k]: sharding for k, sharding in annotated.items()}
@@ -161,24 +176,33 @@ def _raised(roles: Roles | UserError) -> Roles:
     return roles
 
 
-def _problem(task: Task, graph: MeshGraph, tables: IntraOpTables, restriction: Restriction) -> IntraOpProblem:
+def _problem(
+    task: Task, graph: MeshGraph, tables: IntraOpTables, restriction: Restriction
+) -> IntraOpProblem:
     return tables.problem(
         fixed=restriction.fixed,
         allowed=restriction.allowed,
         tied=graph.tied,
-        memory_limit_bytes=int(task.memory_fraction * task.cluster.groups[0].device.memory_bytes) or None,
+        memory_limit_bytes=int(task.memory_fraction * task.cluster.groups[0].device.memory_bytes)
+        or None,
         residency=graph.residency,
     )
 
 
 def _on(free: IntraOpProblem, solution: Solution) -> float:
-    """The objective on the problem without a preset, whose nodes and strategies are the same: a preset's plan is one of
-    its assignments."""
+    """The objective on the problem without a preset, whose nodes and strategies are the same: a
+    preset's plan is one of its assignments."""
     return evaluate(free.problem, solution.choice).objective
 
 
 def _solved(
-    task: Task, preset: str, solution: Solution, objective: float, plan: IntraOpPlan, seconds: float, note: str
+    task: Task,
+    preset: str,
+    solution: Solution,
+    objective: float,
+    plan: IntraOpPlan,
+    seconds: float,
+    note: str,
 ) -> Record:
     cost = plan.summary()
     return task.record(
@@ -197,7 +221,9 @@ def _solved(
     )
 
 
-def _compiled(task: Task, record: Record, plan: IntraOpPlan, about_to: Callable[[str, str], None]) -> Iterator[Record]:
+def _compiled(
+    task: Task, record: Record, plan: IntraOpPlan, about_to: Callable[[str, str], None]
+) -> Iterator[Record]:
     why_not = _why_not_compiled(task, plan)
     if why_not:
         yield Record(**{**record.as_dict(), "note": record.note or why_not})  # type: ignore[arg-type]
@@ -209,7 +235,10 @@ def _compiled(task: Task, record: Record, plan: IntraOpPlan, about_to: Callable[
     except Exception as error:  # the table must go on: what XLA refuses is one row
         yield Record(**{**record.as_dict(), "note": f"{type(error).__name__}: {error}"})  # type: ignore[arg-type]
         return
-    found = {"compiled_bytes": sum(t.bytes for t in traffic), "compiled_collectives": ", ".join(map(str, traffic))}
+    found = {
+        "compiled_bytes": sum(t.bytes for t in traffic),
+        "compiled_collectives": ", ".join(map(str, traffic)),
+    }
     yield Record(**{**record.as_dict(), **found})  # type: ignore[arg-type]
 
 
@@ -225,7 +254,8 @@ def _why_not_compiled(task: Task, plan: IntraOpPlan) -> str:
 
 
 class _imported:
-    """The module of a task after import, and its graph, without annotations; live inside the `with` block."""
+    """The module of a task after import, and its graph, without annotations; live inside the `with`
+    block."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -255,11 +285,13 @@ def _main(module: ir.Module) -> ir.Operation:
 
 
 def _compile(task: Task, plan: IntraOpPlan) -> str:
-    """The HLO text of the module with the plan written into it. Reading twice numbers operations alike."""
+    """The HLO text of the module with the plan written into it. Reading twice numbers operations
+    alike."""
     with _imported(task) as (module, graph), ir.Location.unknown(module.context):
         write_plans(module, _main(module), (graph,), (plan,))
         run_pipeline(
-            module, "builtin.module(shardopt-rematerialize,shardopt-insert-reshards,shardopt-annotate-shardings)"
+            module,
+            "builtin.module(shardopt-rematerialize,shardopt-insert-reshards,shardopt-annotate-shardings)",
         )
         buffer = io.BytesIO()
         module.operation.write_bytecode(buffer)
@@ -273,4 +305,6 @@ def _compile(task: Task, plan: IntraOpPlan) -> str:
 
     arguments, results = specs(tuple(graph.arguments.values())), specs(plan.graph.outputs)
     function = StageFunction("main", buffer.getvalue(), arguments, results, donates=())
-    return str(XlaMesh(plan.mesh).compile(function, quick=True)._loaded.hlo_modules()[0].to_string())
+    return str(
+        XlaMesh(plan.mesh).compile(function, quick=True)._loaded.hlo_modules()[0].to_string()
+    )

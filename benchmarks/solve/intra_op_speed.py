@@ -1,13 +1,15 @@
-"""How long the sharding of a whole module takes, part by part, and how large its assignment problem is.
+"""How long the sharding of a whole module takes, part by part, and how large its assignment problem
+is.
 
-    python -m benchmarks.solve.intra_op_speed FOLDER [--models hf_gpt2_small.train,hf_resnet50.train] [--meshes 1x4,2x4]
-        [--cluster a100-80g] [--time-limit 60] [--json results.json] [--markdown table.md]
+    python -m benchmarks.solve.intra_op_speed FOLDER [--models
+        hf_gpt2_small.train,hf_resnet50.train] [--meshes 1x4,2x4] [--cluster a100-80g] [--time-limit
+        60] [--json results.json] [--markdown table.md]
 
-Each model `NAME.mlirbc` of the folder goes through `shardopt-intra` on each mesh, in a process of its own so that peak
-memory and caches are those of one run. The cluster has as many hosts as the first axis of the mesh says. Seconds are
-wall time, with the CPU seconds of the whole beside them, which tell more on a busy machine. `presolve` is part of
-`solve`. `tied` is the objective with equal layers tied to one choice, in units of the final one.
-"""
+Each model `NAME.mlirbc` of the folder goes through `shardopt-intra` on each mesh, in a process of
+its own so that peak memory and caches are those of one run. The cluster has as many hosts as the
+first axis of the mesh says. Seconds are wall time, with the CPU seconds of the whole beside them,
+which tell more on a busy machine. `presolve` is part of `solve`. `tied` is the objective with equal
+layers tied to one choice, in units of the final one."""
 
 from __future__ import annotations
 
@@ -99,7 +101,20 @@ def measure(path: Path, mesh: str, cluster: str, time_limit: float) -> Row:
 
 def markdown(rows: Sequence[Row]) -> str:
     """A table with one line a model and mesh."""
-    head = ("model", "mesh", "nodes", "strategies", "entries", *PARTS, "all", "CPU", "objective", "tied", "gap", "MB")
+    head = (
+        "model",
+        "mesh",
+        "nodes",
+        "strategies",
+        "entries",
+        *PARTS,
+        "all",
+        "CPU",
+        "objective",
+        "tied",
+        "gap",
+        "MB",
+    )
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for row in rows:
         if row.error:
@@ -108,7 +123,12 @@ def markdown(rows: Sequence[Row]) -> str:
         tied = f"{row.tied_objective / row.objective:.4f}" if row.tied_objective else "–"
         cells = [row.model, row.mesh, f"{row.nodes}", f"{row.strategies}", f"{row.table_entries}"]
         cells += [f"{seconds:.1f}" for _, seconds in row.seconds]
-        cells += [f"{row.total_seconds:.1f}", f"{row.cpu_seconds:.1f}", f"{row.objective:.5g}", tied]
+        cells += [
+            f"{row.total_seconds:.1f}",
+            f"{row.cpu_seconds:.1f}",
+            f"{row.objective:.5g}",
+            tied,
+        ]
         cells += [f"{row.gap:.2%}", f"{row.peak_bytes / 1e6:.0f}"]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
@@ -131,7 +151,9 @@ def main() -> int:
             if not path.is_file():
                 parser.error(f"expected a file {path}, found none")
             with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
-                rows.append(fresh.submit(measure, path, mesh, args.cluster, args.time_limit).result())
+                rows.append(
+                    fresh.submit(measure, path, mesh, args.cluster, args.time_limit).result()
+                )
             console.print(markdown(rows[-1:]).splitlines()[-1], markup=False)
             if args.json:
                 args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")

@@ -1,12 +1,12 @@
-"""`shardopt solve` on the public instances of the ASPLOS/EuroSys 2025 contest, within the contest's time limits.
+"""`shardopt solve` on the public instances of the ASPLOS/EuroSys 2025 contest, within the contest's
+time limits.
 
     python -m benchmarks.solve.iopddl FOLDER [--instances A G M S] [--time-share 1.0]
 
-FOLDER holds `asplos-2025-iopddl-A.json.gz` and so on, from github.com/google/iopddl. Each instance is solved in a
-process of its own, one after the other; the assignment it prints is evaluated here, on the original file, by code that
-shares nothing with the solver. Prints a table in markdown. Exit code 1 if an assignment is not allowed or a limit not
-kept.
-"""
+FOLDER holds `asplos-2025-iopddl-A.json.gz` and so on, from github.com/google/iopddl. Each instance
+is solved in a process of its own, one after the other; the assignment it prints is evaluated here,
+on the original file, by code that shares nothing with the solver. Prints a table in markdown. Exit
+code 1 if an assignment is not allowed or a limit not kept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-# Seconds that the contest allowed (8 cores), and what its best team paid: github.com/google/iopddl, README.
+# Seconds that the contest allowed (8 cores), and what its best team paid: github.com/google/iopddl,
+# README.
 CONTEST = {
     "A": (60, 6_548_641_531),
     "G": (120, 217_039),
@@ -46,24 +47,41 @@ class Row:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--instances", nargs="+", default=list(CONTEST), choices=CONTEST)
-    parser.add_argument("--time-share", type=float, default=1.0, help="of the contest's time limits (default 1)")
+    parser.add_argument(
+        "--time-share", type=float, default=1.0, help="of the contest's time limits (default 1)"
+    )
     args = parser.parse_args()
     load = os.getloadavg()[0]
     rows = []
     for name in args.instances:
-        rows.append(measure(name, args.folder / f"asplos-2025-iopddl-{name}.json.gz", args.time_share))
+        rows.append(
+            measure(name, args.folder / f"asplos-2025-iopddl-{name}.json.gz", args.time_share)
+        )
         print(markdown(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
     print(markdown(rows))
-    print(f"\nload average {load:.1f} before, {os.getloadavg()[0]:.1f} after, on {os.cpu_count()} cores")
+    print(
+        f"\nload average {load:.1f} before, {os.getloadavg()[0]:.1f} after, on {os.cpu_count()} "
+        "cores"
+    )
     return 0 if all(row.cost is not None and row.seconds <= row.limit for row in rows) else 1
 
 
 def measure(name: str, path: Path, time_share: float) -> Row:
     limit = CONTEST[name][0] * time_share
-    command = [sys.executable, "-m", "shardopt.tools.shardopt", "solve", str(path), "--time-limit", str(limit)]
+    command = [
+        sys.executable,
+        "-m",
+        "shardopt.tools.shardopt",
+        "solve",
+        str(path),
+        "--time-limit",
+        str(limit),
+    ]
     begin = monotonic()
     with tempfile.TemporaryFile("w+") as output:
         child = subprocess.Popen(command, stdout=output)
@@ -74,8 +92,12 @@ def measure(name: str, path: Path, time_share: float) -> Row:
         text = output.read()
     cpu, peak = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
     if child.returncode:
-        return Row(name, limit, seconds, cpu, peak, None, float("nan"), f"exit code {child.returncode}")
-    cost, problem = evaluate(json.loads(gzip.decompress(path.read_bytes())), json.loads(text.splitlines()[-1]))
+        return Row(
+            name, limit, seconds, cpu, peak, None, float("nan"), f"exit code {child.returncode}"
+        )
+    cost, problem = evaluate(
+        json.loads(gzip.decompress(path.read_bytes())), json.loads(text.splitlines()[-1])
+    )
     bound, status = (_field(text, label) for label in ("bound", "status"))
     return Row(name, limit, seconds, cpu, peak, cost, float(bound), problem or status)
 
@@ -115,7 +137,8 @@ def _field(text: str, label: str) -> str:
 
 def markdown(rows: list[Row]) -> str:
     lines = [
-        "| instance | limit | wall | CPU | peak memory | cost | bound | gap | of the best team's | status |",
+        "| instance | limit | wall | CPU | peak memory | cost | bound | gap | of the best team's | "
+        "status |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -126,7 +149,8 @@ def markdown(rows: list[Row]) -> str:
             ratio = f"{row.cost / CONTEST[row.name][1]:.5f}"
         lines.append(
             f"| {row.name} | {row.limit:.0f} s | {row.seconds:.1f} s | {row.cpu_seconds:.1f} s "
-            f"| {row.peak_bytes / 2**30:.2f} GiB | {cost} | {row.bound:,.0f} | {gap} | {ratio} | {row.status} |"
+            f"| {row.peak_bytes / 2**30:.2f} GiB | {cost} | {row.bound:,.0f} | {gap} | {ratio} | "
+            f"{row.status} |"
         )
     return "\n".join(lines)
 

@@ -1,16 +1,17 @@
-"""What reshardings between meshes move, how long they are predicted to take, and how long planning them takes.
+"""What reshardings between meshes move, how long they are predicted to take, and how long planning
+them takes.
 
     python -m benchmarks.solve.resharding
     python -m benchmarks.solve.resharding --large
     python -m benchmarks.solve.resharding --random
     python -m benchmarks.solve.resharding --plans PLAN…
 
-The first counts the small cases and the public nine-case suite (`resharding_cases.py`) for every strategy. The
-second plans them for meshes of 64 to 2048 devices each. The third draws boxes and messages between hosts at random, and
-says what choosing senders and ordering messages is worth. The last reads plan directories of `shardopt plan`, plans the
-transfers of each once more, and sets their predicted seconds beside those with which the stages were chosen, when
-nobody knew yet how values would lie. Tables are Markdown; times are CPU seconds of this process.
-"""
+The first counts the small cases and the public nine-case suite (`resharding_cases.py`) for every
+strategy. The second plans them for meshes of 64 to 2048 devices each. The third draws boxes and
+messages between hosts at random, and says what choosing senders and ordering messages is worth. The
+last reads plan directories of `shardopt plan`, plans the transfers of each once more, and sets
+their predicted seconds beside those with which the stages were chosen, when nobody knew yet how
+values would lie. Tables are Markdown; times are CPU seconds of this process."""
 
 from __future__ import annotations
 
@@ -42,9 +43,15 @@ _REPEAT = 3  # plans, of which the fastest counts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--large", action="store_true", help="planning time for meshes of up to 2048 devices")
-    parser.add_argument("--random", action="store_true", help="balance and order of random messages")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--large", action="store_true", help="planning time for meshes of up to 2048 devices"
+    )
+    parser.add_argument(
+        "--random", action="store_true", help="balance and order of random messages"
+    )
     parser.add_argument("--plans", nargs="+", type=Path, metavar="PLAN", help="plan directories")
     args = parser.parse_args(argv)
     if args.plans:
@@ -92,11 +99,16 @@ _SUITE_HEAD = (
 
 
 def suite_rows(case: Case) -> Iterator[tuple[str, ...]]:
-    """Elements in Mi = 2^20; a host's elements are those through its network card, in all phases."""
+    """Elements in Mi = 2^20; a host's elements are those through its network card, in all
+    phases."""
     for strategy in STRATEGIES:
         plan, cluster = planned(case, strategy)
         cards = elements_by_card(plan, cluster).values()
-        counts = (elements_on_wire(plan), max(out for out, _ in cards), max(into for _, into in cards))
+        counts = (
+            elements_on_wire(plan),
+            max(out for out, _ in cards),
+            max(into for _, into in cards),
+        )
         seconds = plans_seconds(cluster, [plan])
         yield (
             f"{case.name}: {case}",
@@ -109,8 +121,8 @@ def suite_rows(case: Case) -> Iterator[tuple[str, ...]]:
 
 
 def bound_seconds(resharding: Resharding, cluster: Cluster) -> float:
-    """What no plan undercuts where no host has devices of both meshes: every element leaves the source once, and every
-    host of the destination receives each element that its devices need."""
+    """What no plan undercuts where no host has devices of both meshes: every element leaves the
+    source once, and every host of the destination receives each element that its devices need."""
     grid = TileGrid.of(*resharding.destination, resharding.shape)
     into: dict[int, int] = {}
     for number, devices in grid.holders.items():
@@ -135,7 +147,10 @@ def large_row(case: Case) -> tuple[str, ...]:
         spent.append(process_time() - begin)
     rows = sum(map(len, plan.phases))
     seconds = plans_seconds(cluster, [plan])
-    devices = f"{case.source_shape[0] * case.source_shape[1]} → {case.target_shape[0] * case.target_shape[1]}"
+    devices = (
+        f"{case.source_shape[0] * case.source_shape[1]} → "
+        f"{case.target_shape[0] * case.target_shape[1]}"
+    )
     figures = (str(rows), str(len(plan.phases)), f"{1e3 * seconds:.2f}", f"{min(spent):.3f}")
     return (f"{case.name}: {case}", devices, plan.strategy, *figures)
 
@@ -157,7 +172,8 @@ _PLANS_HEAD = (
 
 
 def plan_rows(folder: Path) -> Iterator[tuple[str, ...]]:
-    """The transfers of a step's microbatch and of what stands around the loop, as `insert-transfers` groups them."""
+    """The transfers of a step's microbatch and of what stands around the loop, as
+    `insert-transfers` groups them."""
     groups, cluster = read_groups(folder)
     begin = process_time()
     plans = [plan_together(group, cluster) for group in groups]
@@ -169,7 +185,13 @@ def plan_rows(folder: Path) -> Iterator[tuple[str, ...]]:
     wire = sum(elements_on_wire(plan) * plan.itemsize for plan in flat) / _MI
     times = (1e3 * each for each in (max(found), max(estimated), sum(found), sum(estimated)))
     counts = (len(flat), len(groups), rows)
-    yield (folder.name, *map(str, counts), f"{wire:.1f}", f"{1e3 * spent:.1f}", *(f"{each:.3f}" for each in times))
+    yield (
+        folder.name,
+        *map(str, counts),
+        f"{wire:.1f}",
+        f"{1e3 * spent:.1f}",
+        *(f"{each:.3f}" for each in times),
+    )
 
 
 def read_groups(folder: Path) -> tuple[list[tuple[Resharding, ...]], Cluster]:
@@ -187,7 +209,9 @@ def read_groups(folder: Path) -> tuple[list[tuple[Resharding, ...]], Cluster]:
         module = load_module(Plan.load(folder).module, context)
         program = read_program(module)
         meshes = {mesh.name: mesh for mesh in read_topology(program.main)}
-        groups = [tuple(read_resharding(op, meshes) for op in ops) for ops in transfer_groups(program)]
+        groups = [
+            tuple(read_resharding(op, meshes) for op in ops) for ops in transfer_groups(program)
+        ]
         return groups, read_cluster(module)
 
 

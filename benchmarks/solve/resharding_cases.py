@@ -1,9 +1,10 @@
-"""The reshardings that are measured: small ones counted by hand, and the public suite of the paper on resharding.
+"""The reshardings that are measured: small ones counted by hand, and the public suite of the paper
+on resharding.
 
-The suite is that of "On Optimizing the Communication of Model Parallelism" (arXiv 2211.05322, section 5.1.2), as its
-authors published it (alpa-projects/alpa, benchmark/alpa/resharding/suite.py; cases 7 and 8 are equal there): tensors of
-f32 between meshes of 1, 2 or 3 hosts with four V100s each.
-"""
+The suite is that of "On Optimizing the Communication of Model Parallelism" (arXiv 2211.05322,
+section 5.1.2), as its authors published it (alpa-projects/alpa, benchmark/alpa/resharding/suite.py;
+cases 7 and 8 are equal there): tensors of f32 between meshes of 1, 2 or 3 hosts with four V100s
+each."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _CUBE, _FLAT = (1024, 1024, 512), (3072, 1024, 170)
 
 @dataclass(frozen=True)
 class Case:
-    """A tensor from a mesh of `source_shape` devices to one of `target_shape`; the devices of the second follow."""
+    """A tensor from a mesh of `source_shape` devices to one of `target_shape`; the devices of the
+    second follow."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,8 +37,14 @@ class Case:
 
     @property
     def resharding(self) -> Resharding:
-        source, target = _mesh("source", self.source_shape, 0), self.source_shape[0] * self.source_shape[1]
-        ends = (source, Sharding(self.source_dims)), (_mesh("target", self.target_shape, target), self.target)
+        source, target = (
+            _mesh("source", self.source_shape, 0),
+            self.source_shape[0] * self.source_shape[1],
+        )
+        ends = (
+            (source, Sharding(self.source_dims)),
+            (_mesh("target", self.target_shape, target), self.target),
+        )
         return Resharding(self.shape, self.itemsize, *ends)
 
     @property
@@ -56,7 +64,9 @@ def _mesh(name: str, shape: tuple[int, int], first: int) -> Mesh:
 
 def _spec(dims: Dims) -> str:
     """As the papers write it: S with the mesh axes, or R, for each dimension."""
-    return "".join(f"S{''.join(str('xy'.index(axis)) for axis in axes)}" if axes else "R" for axes in dims)
+    return "".join(
+        f"S{''.join(str('xy'.index(axis)) for axis in axes)}" if axes else "R" for axes in dims
+    )
 
 
 SMALL = (
@@ -95,15 +105,25 @@ LARGE = tuple(
 
 
 def p3_cluster(hosts: int, devices: int = 4) -> Cluster:
-    """Hosts like those of the paper, AWS p3.8xlarge: half a p3.16xlarge, with 10 Gbit/s between hosts."""
+    """Hosts like those of the paper, AWS p3.8xlarge: half a p3.16xlarge, with 10 Gbit/s between
+    hosts."""
     cluster = load_cluster(f"p3.16xlarge:{hosts}x{devices}")
     (group,) = cluster.groups
     card = Link(group.inter_host.latency_seconds, 1.25e9)
-    return replace(cluster, name="p3.8xlarge", groups=(replace(group, name="p3.8xlarge", inter_host=card),))
+    return replace(
+        cluster, name="p3.8xlarge", groups=(replace(group, name="p3.8xlarge", inter_host=card),)
+    )
 
 
 def cluster_of(case: Case) -> Cluster:
-    """As many hosts as a case needs: of a row of its meshes each, or of eight devices where rows are longer."""
-    devices = case.source_shape[0] * case.source_shape[1] + case.target_shape[0] * case.target_shape[1]
+    """As many hosts as a case needs: of a row of its meshes each, or of eight devices where rows
+    are longer."""
+    devices = (
+        case.source_shape[0] * case.source_shape[1] + case.target_shape[0] * case.target_shape[1]
+    )
     width = case.source_shape[1]
-    return p3_cluster(devices // width, width) if width <= 4 else load_cluster(f"a100-80g:{devices // 8}x8")
+    return (
+        p3_cluster(devices // width, width)
+        if width <= 4
+        else load_cluster(f"a100-80g:{devices // 8}x8")
+    )

@@ -2,10 +2,10 @@
 
     python benchmarks/solve/stage_dp.py [--quick]
 
-Options are all submeshes of 8 hosts with 8 devices in all logical shapes, each in three ways to recompute. Tight memory
-makes the number of stages matter. Seconds are of the processor, the best of three calls; the first also loads compiled
-code. The last two columns start from the optimum, and look for eight plans.
-"""
+Options are all submeshes of 8 hosts with 8 devices in all logical shapes, each in three ways to
+recompute. Tight memory makes the number of stages matter. Seconds are of the processor, the best of
+three calls; the first also loads compiled code. The last two columns start from the optimum, and
+look for eight plans."""
 
 from __future__ import annotations
 
@@ -20,27 +20,42 @@ import numpy as np
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.solve.stages.dp.best_plans import best_plans
 from shardopt.solve.stages.dp.stage_dp import solve_stages
-from shardopt.solve.stages.stage_problem import Recompute, StageProblem, gpipe_in_flight, stage_options
+from shardopt.solve.stages.stage_problem import (
+    Recompute,
+    StageProblem,
+    gpipe_in_flight,
+    stage_options,
+)
 
 Answer = TypeVar("Answer")
 
 # How much slower a stage gets, and which share of its activations it keeps.
-WAYS: dict[Recompute, tuple[float, float]] = {"none": (1.0, 1.0), "layer": (1.25, 0.3), "full": (1.33, 0.05)}
+WAYS: dict[Recompute, tuple[float, float]] = {
+    "none": (1.0, 1.0),
+    "layer": (1.25, 0.3),
+    "full": (1.33, 0.05),
+}
 
 
 def random_problem(layers: int, microbatches: int, memory: float, groups: int = 1) -> StageProblem:
-    """Layers of about one second on one device, whose speed grows with the 0.8th power of the devices."""
+    """Layers of about one second on one device, whose speed grows with the 0.8th power of the
+    devices."""
     rng = np.random.default_rng(0)
     base = stage_options(load_cluster(f"p3.16xlarge:{8 // groups}x8"))
     options = tuple(
-        replace(option, group=group, recompute=way) for group in range(groups) for option in base for way in WAYS
+        replace(option, group=group, recompute=way)
+        for group in range(groups)
+        for option in base
+        for way in WAYS
     )
     devices = np.array([option.num_devices for option in options])
     slower, kept = (np.array([WAYS[option.recompute][k] for option in options]) for k in (0, 1))
     older = 1 + 0.5 * np.array([option.group for option in options])
     prefix = np.concatenate(([0.0], rng.uniform(0.5, 1.5, layers).cumsum()))
     span = (prefix[None, :] - prefix[:, None])[:, :, None]
-    noise = rng.uniform(1, 1.3, len(options)) * rng.uniform(1, 1.02, (layers + 1, layers + 1, len(options)))
+    noise = rng.uniform(1, 1.3, len(options)) * rng.uniform(
+        1, 1.02, (layers + 1, layers + 1, len(options))
+    )
     seconds = span / devices**0.8 * slower * older * noise
     return StageProblem(
         layers,
@@ -58,7 +73,10 @@ def random_problem(layers: int, microbatches: int, memory: float, groups: int = 
 
 def cases(quick: bool) -> dict[str, StageProblem]:
     if quick:
-        return {"16 layers": random_problem(16, 64, 1e9), "16 layers, tight": random_problem(16, 64, 1.5)}
+        return {
+            "16 layers": random_problem(16, 64, 1e9),
+            "16 layers, tight": random_problem(16, 64, 1.5),
+        }
     tight = random_problem(48, 64, 2.0)
     return {
         "16 layers": random_problem(16, 64, 1e9),
@@ -87,12 +105,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time the stage DP.")
     parser.add_argument("--quick", action="store_true", help="two small problems only")
     args = parser.parse_args()
-    print(f"{'problem':<40}{'options':>8}{'stages':>8}{'t_max':>7}{'solve':>10}{'again':>10}{'8 best':>10}")
+    print(
+        f"{'problem':<40}{'options':>8}{'stages':>8}{'t_max':>7}{'solve':>10}{'again':>10}{'8 best':>10}"
+    )
     for name, problem in cases(args.quick).items():
         seconds, plan = least_of(3, lambda problem=problem: solve_stages(problem))
-        again, _ = least_of(3, lambda problem=problem, plan=plan: solve_stages(problem, None, plan.stages))
+        again, _ = least_of(
+            3, lambda problem=problem, plan=plan: solve_stages(problem, None, plan.stages)
+        )
         best, _ = least_of(1, lambda problem=problem: best_plans(problem, 8))
-        print(f"{name:<40}{len(problem.options):>8}{len(plan.stages):>8}{plan.evaluations:>7}", end="")
+        print(
+            f"{name:<40}{len(problem.options):>8}{len(plan.stages):>8}{plan.evaluations:>7}", end=""
+        )
         print("".join(f"{each * 1e3:>7.0f} ms" for each in (seconds, again, best)))
 
 

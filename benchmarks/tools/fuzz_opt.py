@@ -1,12 +1,13 @@
-"""Feed `shardopt-opt` mutated inputs: how many run, how many are refused, and that none crashes, hangs or is silent.
+"""Feed `shardopt-opt` mutated inputs: how many run, how many are refused, and that none crashes,
+hangs or is silent.
 
     python -m benchmarks.tools.fuzz_opt [--inputs 10000] [--seed 0] [--jobs 2] [--keep DIR]
 
-Seeds are the lit tests of this repository, as text, as MLIR bytecode and as portable artifacts, and the pipelines of
-all phases. Every input runs `shardopt-opt INPUT --shardopt-import`, or a valid module through a mutated pipeline, in a
-process of its own (forked after the imports), because a fault in native code takes its process along. A refusal counts
-only with exit code 1 and a message that names the file or the pipeline.
-"""
+Seeds are the lit tests of this repository, as text, as MLIR bytecode and as portable artifacts, and
+the pipelines of all phases. Every input runs `shardopt-opt INPUT --shardopt-import`, or a valid
+module through a mutated pipeline, in a process of its own (forked after the imports), because a
+fault in native code takes its process along. A refusal counts only with exit code 1 and a message
+that names the file or the pipeline."""
 
 from __future__ import annotations
 
@@ -145,7 +146,8 @@ def _pipelines() -> list[str]:
         phase_range(options=options),
         *(f"builtin.module({expand_phase(phase)})" for phase in PHASES),
         "builtin.module(shardopt-import{unroll=true},func.func(canonicalize{max-iterations=3},cse))",
-        "shardopt-inline-calls,shardopt-unroll-loops{only=all max-iterations=4},symbol-dce,shardopt-normalize",
+        "shardopt-inline-calls,shardopt-unroll-loops{only=all "
+        "max-iterations=4},symbol-dce,shardopt-normalize",
     ]
 
 
@@ -253,7 +255,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if args.keep is not None:
                 args.keep.mkdir(parents=True, exist_ok=True)
                 (args.keep / f"{item.number}-{item.kind}.bin").write_bytes(item.data)
-                (args.keep / f"{item.number}-{item.kind}.txt").write_text(f"{verdict}\n{item.mutations}\n{text}")
+                (args.keep / f"{item.number}-{item.kind}.txt").write_text(
+                    f"{verdict}\n{item.mutations}\n{text}"
+                )
     _print(counts, Console(width=120))
     return int(bad > 0)
 

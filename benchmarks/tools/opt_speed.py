@@ -1,10 +1,11 @@
-"""How long `shardopt-opt` takes on a large module, beside what jaxlib alone needs to parse, verify and print it.
+"""How long `shardopt-opt` takes on a large module, beside what jaxlib alone needs to parse, verify
+and print it.
 
     python -m benchmarks.tools.opt_speed [--ops 50000] [--repeat 3]
 
-The module is a chain of blocks as exported train steps have them: calls of private functions, broadcasts of scalars,
-matrix products, reductions, reshapes that undo each other, dead code. Times are the best of the repeats.
-"""
+The module is a chain of blocks as exported train steps have them: calls of private functions,
+broadcasts of scalars, matrix products, reductions, reshapes that undo each other, dead code. Times
+are the best of the repeats."""
 
 from __future__ import annotations
 
@@ -50,8 +51,13 @@ _OPS_A_BLOCK = 12  # the reduction's body counts, too
 def make_module(num_ops: int) -> str:
     """Text of a module of about `num_ops` operations."""
     blocks = [_BLOCK.format(n=k + 1, p=k) for k in range(max(1, num_ops // _OPS_A_BLOCK))]
-    head = "func.func public @main(%h0: tensor<64x128xf32>, %w: tensor<128x128xf32>) -> tensor<64x128xf32> {"
-    return f"{_HELPERS}\n{head}{''.join(blocks)}\n  return %h{len(blocks)} : tensor<64x128xf32>\n}}\n"
+    head = (
+        "func.func public @main(%h0: tensor<64x128xf32>, %w: tensor<128x128xf32>) -> "
+        "tensor<64x128xf32> {"
+    )
+    return (
+        f"{_HELPERS}\n{head}{''.join(blocks)}\n  return %h{len(blocks)} : tensor<64x128xf32>\n}}\n"
+    )
 
 
 def _native(text: str) -> dict[str, float]:
@@ -79,7 +85,9 @@ def _ours(text: str) -> dict[str, float]:
         begin = perf_counter()
         module = load_module(text.encode(), context)
         times["read"] = perf_counter() - begin
-        for number, step in enumerate(run_pipeline(module, phase_range("import", "import")).steps, 1):
+        for number, step in enumerate(
+            run_pipeline(module, phase_range("import", "import")).steps, 1
+        ):
             times[f"{number:2} {step.leaf.name}"] = step.seconds
             times["verify each"] = times.get("verify each", 0.0) + step.verify_seconds
         begin = perf_counter()
@@ -101,7 +109,12 @@ def main() -> int:
     native = _least([_native(text) for _ in range(args.repeat)])
     ours = _least([_ours(text) for _ in range(args.repeat)])
     base = sum(native.values())
-    table = Table("step", "seconds", "of native", title=f"{args.ops} operations, {len(text) / 1e6:.1f} MB of text")
+    table = Table(
+        "step",
+        "seconds",
+        "of native",
+        title=f"{args.ops} operations, {len(text) / 1e6:.1f} MB of text",
+    )
     for name, seconds in [*((f"native {n}", s) for n, s in native.items()), *ours.items()]:
         table.add_row(name, f"{seconds:.3f}", f"{seconds / base:.2f}")
     table.add_row("all of ours", f"{sum(ours.values()):.3f}", f"{sum(ours.values()) / base:.2f}")

@@ -1,4 +1,5 @@
-"""What the closures of one worker share: its buffers and executables, and how it reaches the other meshes."""
+"""What the closures of one worker share: its buffers and executables, and how it reaches the other
+meshes."""
 
 from __future__ import annotations
 
@@ -35,10 +36,10 @@ Action = Callable[[], None]
 
 @dataclass
 class Context:
-    """`buffers[b]` is the array of buffer b (shards on the host while it waits to be completed), None where there is
-    none. `step` counts the steps that are done; `checking` is on while the inputs of every RUN are compared with what
-    is expected. With `copy_pieces`, what is sent is copied first, so that a message under way keeps no array of the
-    mesh alive."""
+    """`buffers[b]` is the array of buffer b (shards on the host while it waits to be completed),
+    None where there is none. `step` counts the steps that are done; `checking` is on while the
+    inputs of every RUN are compared with what is expected. With `copy_pieces`, what is sent is
+    copied first, so that a message under way keeps no array of the mesh alive."""
 
     program: MeshProgram
     host: Host  # the one this worker is; shards are those of its devices
@@ -56,7 +57,9 @@ class Context:
     waiting: bool = False  # for a message
     buffers: list[DeviceArray | None] = field(default_factory=list)
     recorder: Recorder | None = None
-    in_flight: deque[tuple[int, Token]] = field(default_factory=deque)  # with the position of the RUN
+    in_flight: deque[tuple[int, Token]] = field(
+        default_factory=deque
+    )  # with the position of the RUN
 
     def __post_init__(self) -> None:
         self.buffers = [None] * len(self.program.buffers)
@@ -75,15 +78,22 @@ class Context:
 
     @cached_property
     def overwritten(self) -> frozenset[int]:
-        """Buffers of which some RUN takes the memory for its results, in this step or, as state, in the next."""
-        donated = {buffer for each in self.program.instructions if isinstance(each, Run) for buffer in each.donated}
+        """Buffers of which some RUN takes the memory for its results, in this step or, as state, in
+        the next."""
+        donated = {
+            buffer
+            for each in self.program.instructions
+            if isinstance(each, Run)
+            for buffer in each.donated
+        }
         return frozenset(donated.union(buffer for buffer, _ in self.program.feedback))
 
     def tiling(self, buffer: int) -> Tiling:
         return Tiling(self.program.mesh, self.program.buffers[buffer], self.host)
 
     def error(self, position: int, error: BaseException) -> MeshError:
-        """What is raised when the instruction at `position`, or the end of the step behind the last one, fails."""
+        """What is raised when the instruction at `position`, or the end of the step behind the last
+        one, fails."""
         if kind_of(error) is Kind.FAILED:
             position = self._culprit(position)
         return mesh_error(self.host.name, place(self.program, self.step, position), error)
@@ -94,10 +104,13 @@ class Context:
         try:
             token.block_until_ready()
         except Exception as error:
-            raise mesh_error(self.host.name, place(self.program, self.step, position), error) from error
+            raise mesh_error(
+                self.host.name, place(self.program, self.step, position), error
+            ) from error
 
     def _culprit(self, position: int) -> int:
-        """The RUN under way that has failed, if there is one: whoever reads its results sees its error."""
+        """The RUN under way that has failed, if there is one: whoever reads its results sees its
+        error."""
         for earlier, token in self.in_flight.copy():
             try:
                 token.block_until_ready()

@@ -1,9 +1,9 @@
-"""SEND and RECV from GPU to GPU: pieces are cut out of the shards of one and placed in those of the other without
-leaving the devices, and ALLGATHER and BROADCAST inside one host. Everything is only started here; nothing waits.
+"""SEND and RECV from GPU to GPU: pieces are cut out of the shards of one and placed in those of the
+other without leaving the devices, and ALLGATHER and BROADCAST inside one host. Everything is only
+started here; nothing waits.
 
-A transfer that is completed by exchanges between the hosts of its destination goes over the ordinary transport instead:
-both ends can tell so from its route.
-"""
+A transfer that is completed by exchanges between the hosts of its destination goes over the
+ordinary transport instead: both ends can tell so from its route."""
 
 from __future__ import annotations
 
@@ -18,12 +18,21 @@ from shardopt.runtime.devices.tiles import Tiling, box_slices
 from shardopt.runtime.devices.xla import DeviceArray
 from shardopt.runtime.program.host_routes import pieces_between
 from shardopt.runtime.program.hosts import Host, Hosts
-from shardopt.runtime.program.instructions import Allgather, Broadcast, Instruction, MeshProgram, Recv, Route, Send
+from shardopt.runtime.program.instructions import (
+    Allgather,
+    Broadcast,
+    Instruction,
+    MeshProgram,
+    Recv,
+    Route,
+    Send,
+)
 from shardopt.runtime.transports.nccl import End, Link, NcclLinks
 
 
 def connect(context: Context) -> None:
-    """Let the worker's GPUs exchange messages directly. Raises UserError where cupy or the driver is missing."""
+    """Let the worker's GPUs exchange messages directly. Raises UserError where cupy or the driver
+    is missing."""
     cupy, own, in_flight = load_cupy(), context.host.shards, context.in_flight
 
     def last_run() -> Any:
@@ -33,27 +42,41 @@ def connect(context: Context) -> None:
             return None
 
     context.cudas = {
-        shard: Cuda(cupy, ordinal, last_run) for shard, ordinal in zip(own, context.devices.ordinals(), strict=True)
+        shard: Cuda(cupy, ordinal, last_run)
+        for shard, ordinal in zip(own, context.devices.ordinals(), strict=True)
     }
     links = links_of(context.program, context.host, context.hosts, context.routes)
-    context.links = NcclLinks(cupy.cuda.nccl, context.host.name, context.cudas, links, context.transport)
+    context.links = NcclLinks(
+        cupy.cuda.nccl, context.host.name, context.cudas, links, context.transport
+    )
 
 
 def is_direct(context: Context, instruction: Instruction) -> bool:
-    """Whether a message goes from GPU to GPU, or what such a message has brought is to be completed."""
+    """Whether a message goes from GPU to GPU, or what such a message has brought is to be
+    completed."""
     match instruction:
         case Send() | Recv():
-            return context.links is not None and _stays(context.program, context.hosts, context.routes, instruction)
+            return context.links is not None and _stays(
+                context.program, context.hosts, context.routes, instruction
+            )
         case Allgather(buffer=buffer) | Broadcast(buffer=buffer):
-            recvs = [each for each in context.program.instructions if isinstance(each, Recv) and buffer in each.buffers]
+            recvs = [
+                each
+                for each in context.program.instructions
+                if isinstance(each, Recv) and buffer in each.buffers
+            ]
             return any(is_direct(context, each) for each in recvs)
     return False
 
 
-def _stays(program: MeshProgram, hosts: Hosts, routes: Sequence[Route], instruction: Send | Recv) -> bool:
+def _stays(
+    program: MeshProgram, hosts: Hosts, routes: Sequence[Route], instruction: Send | Recv
+) -> bool:
     """Whether all can be done on the GPUs."""
     target = instruction.target if isinstance(instruction, Send) else program.mesh.name
-    return len(hosts[target]) == 1 or not any(routes[route].exchanges for route in instruction.routes)
+    return len(hosts[target]) == 1 or not any(
+        routes[route].exchanges for route in instruction.routes
+    )
 
 
 def links_of(program: MeshProgram, host: Host, hosts: Hosts, routes: Sequence[Route]) -> set[Link]:
@@ -72,7 +95,8 @@ def links_of(program: MeshProgram, host: Host, hosts: Hosts, routes: Sequence[Ro
 
 
 def _pieces(route: Route, source: Host, target: Host) -> list[tuple[int, Link]]:
-    """The pieces of a message, in order, and how each travels: to the first of its shards that is on the host."""
+    """The pieces of a message, in order, and how each travels: to the first of its shards that is
+    on the host."""
     first: dict[int, int] = {}
     for place in route.placements:
         if place.shard in target.shards:
@@ -81,7 +105,8 @@ def _pieces(route: Route, source: Host, target: Host) -> list[tuple[int, Link]]:
         (
             number,
             Link(
-                End(source.mesh, route.pieces[number].shard, source.name), End(target.mesh, first[number], target.name)
+                End(source.mesh, route.pieces[number].shard, source.name),
+                End(target.mesh, first[number], target.name),
             ),
         )
         for number in pieces_between(route, source, target)
@@ -112,7 +137,8 @@ def direct_send_action(context: Context, position: int, send: Send) -> Action:
 
 @dataclass(frozen=True)
 class _Arriving:
-    """A piece on its way: by which link, and to which boxes (number of the shard among all of the message, slices)."""
+    """A piece on its way: by which link, and to which boxes (number of the shard among all of the
+    message, slices)."""
 
     link: Link
     places: tuple[tuple[int, Any], ...]
@@ -120,7 +146,8 @@ class _Arriving:
 
 @dataclass(frozen=True)
 class _Landed:
-    """The shards of a value that is still to be completed, and the events after which each holds what has come."""
+    """The shards of a value that is still to be completed, and the events after which each holds
+    what has come."""
 
     shards: list[Words]
     events: list[list[Any]]
@@ -145,15 +172,21 @@ def direct_recv_action(context: Context, position: int, recv: Recv) -> Action:
             for shard in context.host.shards
         ]
         events = _land(context, links, arriving, shards)
-        for value, (buffer, route, tiling) in enumerate(zip(recv.buffers, routes, tilings, strict=True)):
+        for value, (buffer, route, tiling) in enumerate(
+            zip(recv.buffers, routes, tilings, strict=True)
+        ):
             own = slice(value * size, (value + 1) * size)
             landed = _Landed(shards[own], events[own])
-            context.buffers[buffer] = landed if route.exchanges else _adopted(context, tiling, landed)
+            context.buffers[buffer] = (
+                landed if route.exchanges else _adopted(context, tiling, landed)
+            )
 
     return action
 
 
-def direct_complete_action(context: Context, position: int, completion: Allgather | Broadcast) -> Action:
+def direct_complete_action(
+    context: Context, position: int, completion: Allgather | Broadcast
+) -> Action:
     route, own = context.routes[completion.route], context.host.shards
     tiling = Tiling(context.program.mesh, route.target)
     moves = [
@@ -177,7 +210,9 @@ def direct_complete_action(context: Context, position: int, completion: Allgathe
                     stream.wait_event(event)
             words = giver.compact(box, stream)
             window = landed.shards[target][target_box]
-            landed.events[target].append(_pass_on(taker, links, words, giver.event(stream), window, box))
+            landed.events[target].append(
+                _pass_on(taker, links, words, giver.event(stream), window, box)
+            )
         context.buffers[completion.buffer] = _adopted(context, tiling, landed)
 
     return action
@@ -197,7 +232,9 @@ def _arriving(route: Route, source: Host, own: Host, first_shard: int) -> list[_
     for place in route.placements:
         if place.shard in own.shards:
             box = (..., *box_slices(place.box))
-            places.setdefault(place.piece, []).append((first_shard + own.shards.index(place.shard), box))
+            places.setdefault(place.piece, []).append(
+                (first_shard + own.shards.index(place.shard), box)
+            )
     return [_Arriving(link, tuple(places[number])) for number, link in _pieces(route, source, own)]
 
 
@@ -212,13 +249,17 @@ def _land(
         events[first[0]].append(event)
         for number, slices in others:
             shard = context.host.shards[number % len(context.host.shards)]
-            events[number].append(_pass_on(context.cudas[shard], links, words, event, shards[number][slices]))
+            events[number].append(
+                _pass_on(context.cudas[shard], links, words, event, shards[number][slices])
+            )
     return events
 
 
-def _pass_on(cuda: Cuda, links: NcclLinks, words: Words, event: Any, window: Words, source: Words = None) -> Any:
-    """Copy words that are there after an event to another GPU of the host, whose event is returned. `source` is what
-    they were copied from."""
+def _pass_on(
+    cuda: Cuda, links: NcclLinks, words: Words, event: Any, window: Words, source: Words = None
+) -> Any:
+    """Copy words that are there after an event to another GPU of the host, whose event is returned.
+    `source` is what they were copied from."""
     stream = links.copy_stream(cuda)
     with cuda.here():
         stream.wait_event(event)
@@ -227,7 +268,9 @@ def _pass_on(cuda: Cuda, links: NcclLinks, words: Words, event: Any, window: Wor
     if whole is not window:
         cuda.write(window, whole, stream)
     done = cuda.event(stream)
-    links.keep([done], [words, whole, source])  # or other streams would write to it while this one reads
+    links.keep(
+        [done], [words, whole, source]
+    )  # or other streams would write to it while this one reads
     return done
 
 

@@ -1,10 +1,9 @@
-"""SEND, RECV and RESHARD: the pieces of a route leave the shards of one sharding and land in those of another, which
-ALLGATHER and BROADCAST complete.
+"""SEND, RECV and RESHARD: the pieces of a route leave the shards of one sharding and land in those
+of another, which ALLGATHER and BROADCAST complete.
 
-A mesh has one worker on each of its hosts; each of them sends what its own shards hold, to every host that needs some
-of it, and lands what its own shards need. What has landed and is not complete is kept as one host array for each shard;
-devices take it over once it is.
-"""
+A mesh has one worker on each of its hosts; each of them sends what its own shards hold, to every
+host that needs some of it, and lands what its own shards need. What has landed and is not complete
+is kept as one host array for each shard; devices take it over once it is."""
 
 from __future__ import annotations
 
@@ -28,13 +27,23 @@ class _Outgoing:
     """What this host sends to some hosts: a message to each that needs any of its pieces."""
 
     def __init__(
-        self, context: Context, buffers: Sequence[int], routes: Sequence[Route], targets: Sequence[Host]
+        self,
+        context: Context,
+        buffers: Sequence[int],
+        routes: Sequence[Route],
+        targets: Sequence[Host],
     ) -> None:
         self._context = context
-        # What a later RUN writes over may not be held on to: XLA would copy it there, for fear of who is looking.
+        # What a later RUN writes over may not be held on to: XLA would copy it there, for fear of
+        # who is looking.
         self._keep = not context.copy_pieces and context.overwritten.isdisjoint(buffers)
-        found = {target.name: [RouteSource(route, context.host, target) for route in routes] for target in targets}
-        self._sources = {name: sources for name, sources in found.items() if any(each.size for each in sources)}
+        found = {
+            target.name: [RouteSource(route, context.host, target) for route in routes]
+            for target in targets
+        }
+        self._sources = {
+            name: sources for name, sources in found.items() if any(each.size for each in sources)
+        }
 
     def __bool__(self) -> bool:
         return bool(self._sources)
@@ -48,12 +57,19 @@ class _Outgoing:
             _submit(context, position, target, buffers, send)
 
     def _send(
-        self, target: str, sources: Sequence[RouteSource], arrays: Sequence[DeviceArray], step: int, tag: int
+        self,
+        target: str,
+        sources: Sequence[RouteSource],
+        arrays: Sequence[DeviceArray],
+        step: int,
+        tag: int,
     ) -> None:
         shards = [self._context.devices.shards(array) for array in arrays]
         if self._context.recorder is not None:
             self._context.recorder.ready()
-        pieces = [piece for source, own in zip(sources, shards, strict=True) for piece in source.cut(own)]
+        pieces = [
+            piece for source, own in zip(sources, shards, strict=True) for piece in source.cut(own)
+        ]
         if self._context.copy_pieces:
             pieces = [piece.copy() for piece in pieces]
         _give(self._context, target, step, tag, pieces, keep=self._keep)
@@ -62,7 +78,9 @@ class _Outgoing:
 class _Incoming:
     """What this host receives of some routes from some hosts, as one message."""
 
-    def __init__(self, context: Context, routes: Sequence[Route], sources: Sequence[Host], tag: int) -> None:
+    def __init__(
+        self, context: Context, routes: Sequence[Route], sources: Sequence[Host], tag: int
+    ) -> None:
         self._context, self._tag = context, tag
         self.targets = [RouteTarget(route, context.program.mesh, context.host) for route in routes]
         self.landing: Landing = landing_of(self.targets, sources)
@@ -87,7 +105,9 @@ class _Incoming:
             shards = landed[number * size : (number + 1) * size]
             if target.is_complete:
                 shards = target.all(shards, context.transport.mailbox.pool)
-                context.buffers[buffer] = context.devices.put(context.program.buffers[buffer], shards)
+                context.buffers[buffer] = context.devices.put(
+                    context.program.buffers[buffer], shards
+                )
             else:
                 context.buffers[buffer] = shards
 
@@ -100,12 +120,18 @@ def send_action(context: Context, position: int, send: Send) -> Action:
 
 def recv_action(context: Context, position: int, recv: Recv) -> Action:
     routes = [context.routes[route] for route in recv.routes]
-    return partial(_Incoming(context, routes, context.hosts[recv.source], recv.tag).keep, recv.buffers)
+    return partial(
+        _Incoming(context, routes, context.hosts[recv.source], recv.tag).keep, recv.buffers
+    )
 
 
 def reshard_action(context: Context, position: int, reshard: Reshard) -> Action:
     """A message of the host to itself, and to the other hosts of the mesh."""
-    route, own, hosts = context.routes[reshard.route], context.host, context.hosts[context.host.mesh]
+    route, own, hosts = (
+        context.routes[reshard.route],
+        context.host,
+        context.hosts[context.host.mesh],
+    )
     others = _Outgoing(context, (reshard.input,), [route], [host for host in hosts if host != own])
     staying, keep = RouteSource(route, own, own), reshard.input not in context.overwritten
     incoming, mailbox = _Incoming(context, [route], hosts, reshard.tag), context.transport.mailbox
@@ -142,13 +168,17 @@ def complete_action(context: Context, position: int, completion: Allgather | Bro
     return action
 
 
-def _give(context: Context, target: str, step: int, tag: int, pieces: list[np.ndarray], *, keep: bool) -> None:
+def _give(
+    context: Context, target: str, step: int, tag: int, pieces: list[np.ndarray], *, keep: bool
+) -> None:
     context.transport.send(target, step, tag, pieces, keep=keep)
     if context.recorder is not None:
         context.recorder.gave(pieces)
 
 
-def _submit(context: Context, position: int, target: str, buffers: Sequence[int], send: Callable[[], None]) -> None:
+def _submit(
+    context: Context, position: int, target: str, buffers: Sequence[int], send: Callable[[], None]
+) -> None:
     """Send on the thread that does; a failure there is one of the instruction."""
 
     def deliver() -> None:
@@ -160,7 +190,9 @@ def _submit(context: Context, position: int, target: str, buffers: Sequence[int]
                 send()
         except Exception as error:
             failure = context.error(position, error)
-            context.transport.mailbox.cancel(failure)  # what is lost here may be what the next RECV waits for
+            context.transport.mailbox.cancel(
+                failure
+            )  # what is lost here may be what the next RECV waits for
             raise failure from error
 
     context.sender.submit(target, buffers, deliver)

@@ -8,8 +8,8 @@ from shardopt.runtime.actions.context import Context
 
 
 class Observer(Protocol):
-    """Called on the worker's own thread. `position` counts instructions from 0; the end of the step comes last, as
-    two more: waiting for all that is under way, and moving results and state."""
+    """Called on the worker's own thread. `position` counts instructions from 0; the end of the step
+    comes last, as two more: waiting for all that is under way, and moving results and state."""
 
     def begin_step(self, step: int) -> None: ...
 
@@ -20,7 +20,8 @@ class Observer(Protocol):
 
 
 class LiveBytes:
-    """Bytes that a device of the mesh holds after each instruction of the newest step, and at its end."""
+    """Bytes that a device of the mesh holds after each instruction of the newest step, and at its
+    end."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

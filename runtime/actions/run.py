@@ -10,7 +10,11 @@ from shardopt.runtime.program.instructions import Run
 
 
 def run_action(context: Context, position: int, run: Run) -> Action:
-    executable, buffers, in_flight = context.executables[run.function], context.buffers, context.in_flight
+    executable, buffers, in_flight = (
+        context.executables[run.function],
+        context.buffers,
+        context.in_flight,
+    )
     most = context.devices.runs_in_flight
     awaited = context.sent.intersection(run.donated)
 

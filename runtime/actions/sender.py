@@ -1,4 +1,5 @@
-"""The threads of a worker on which results are awaited, read and sent while the worker itself goes on."""
+"""The threads of a worker on which results are awaited, read and sent while the worker itself goes
+on."""
 
 from __future__ import annotations
 
@@ -105,8 +106,8 @@ class _Lane:
 
 
 class Sender:
-    """Sends to one worker run one after the other, in the order in which they are given; those to another wait neither
-    for a slow receiver nor for an array that is not theirs."""
+    """Sends to one worker run one after the other, in the order in which they are given; those to
+    another wait neither for a slow receiver nor for an array that is not theirs."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -126,7 +127,8 @@ class Sender:
         self._sends.append(_Reading(buffers, reading))
 
     def wait_for(self, buffers: frozenset[int]) -> None:
-        """A buffer must have been read before an executable may write over it. Raises what a send of one raised."""
+        """A buffer must have been read before an executable may write over it. Raises what a send
+        of one raised."""
         for send in self._sends:
             if not buffers.isdisjoint(send.buffers):
                 send.wait()

@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardopt.runtime.actions.context import Action, Context
-from shardopt.runtime.actions.direct import direct_complete_action, direct_recv_action, direct_send_action, is_direct
+from shardopt.runtime.actions.direct import (
+    direct_complete_action,
+    direct_recv_action,
+    direct_send_action,
+    is_direct,
+)
 from shardopt.runtime.actions.memory import copy_action, free_action
-from shardopt.runtime.actions.messages import complete_action, recv_action, reshard_action, send_action
+from shardopt.runtime.actions.messages import (
+    complete_action,
+    recv_action,
+    reshard_action,
+    send_action,
+)
 from shardopt.runtime.actions.run import run_action
 from shardopt.runtime.program.instructions import (
     Allgather,
@@ -21,7 +31,8 @@ from shardopt.runtime.program.instructions import (
     Send,
 )
 
-# One maker for every kind of instruction: (context, position in the list, instruction) -> what a step calls.
+# One maker for every kind of instruction: (context, position in the list, instruction) -> what a
+# step calls.
 _MAKERS: dict[type, Callable[..., Action]] = {
     Run: run_action,
     Send: send_action,
@@ -45,7 +56,9 @@ _DIRECT_MAKERS: dict[type, Callable[..., Action]] = {
 
 def make_actions(context: Context) -> list[Action]:
     """One closure an instruction, in list order."""
-    return [_make(context, position, each) for position, each in enumerate(context.program.instructions)]
+    return [
+        _make(context, position, each) for position, each in enumerate(context.program.instructions)
+    ]
 
 
 def _make(context: Context, position: int, instruction: Instruction) -> Action:

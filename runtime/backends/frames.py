@@ -1,10 +1,12 @@
-"""Commands and answers over a connection to a worker: one frame each, plain values as JSON with the arrays behind them.
+"""Commands and answers over a connection to a worker: one frame each, plain values as JSON with the
+arrays behind them.
 
-    frame: <u64 bytes of text> {"arrays": [["float32", [2, 3]], …], "value": …} <contents of the arrays>
+    frame: <u64 bytes of text> {"arrays": [["float32", [2, 3]], …], "value": …} <contents of the
+    arrays>
 
-Values are None, booleans, numbers, strings, bytes, arrays, dictionaries, sequences (which arrive as tuples), the errors
-of a run, and the few dataclasses that commands name. Reading calls nothing but the constructors of those.
-"""
+Values are None, booleans, numbers, strings, bytes, arrays, dictionaries, sequences (which arrive as
+tuples), the errors of a run, and the few dataclasses that commands name. Reading calls nothing but
+the constructors of those."""
 
 from __future__ import annotations
 
@@ -52,14 +54,19 @@ def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
     if isinstance(value, tuple | list):
         return [_plain(item, arrays) for item in value]
     if isinstance(value, dict):
-        return {"dict": [[_plain(key, arrays), _plain(item, arrays)] for key, item in value.items()]}
+        return {
+            "dict": [[_plain(key, arrays), _plain(item, arrays)] for key, item in value.items()]
+        }
     if isinstance(value, bytes):
         return {"bytes": _add(arrays, np.frombuffer(value, np.uint8))}
     if isinstance(value, np.ndarray | np.generic):
         return {"array": _add(arrays, np.asarray(value))}
     name = type(value).__name__
     if name in _DATACLASSES:
-        return {"object": name, "fields": [_plain(getattr(value, each.name), arrays) for each in fields(value)]}
+        return {
+            "object": name,
+            "fields": [_plain(getattr(value, each.name), arrays) for each in fields(value)],
+        }
     if name in _ERRORS:
         return {"error": name, "arguments": _plain(value.args, arrays)}
     raise TypeError(f"a {name} cannot be sent to or from a worker")

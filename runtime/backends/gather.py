@@ -9,8 +9,11 @@ from typing import Any
 
 from shardopt.runtime.errors import MeshError, first_failure
 
-GRACE_SECONDS = 10.0  # for workers that were told to stop: they leave their RECV at once, a running RUN must end
-_PEER_SECONDS = 1.5  # for other hosts of a mesh that failed: they may be in a collective with it, for ever
+# for workers that were told to stop: they leave their RECV at once, a running RUN must end
+GRACE_SECONDS = 10.0
+_PEER_SECONDS = (
+    1.5  # for other hosts of a mesh that failed: they may be in a collective with it, for ever
+)
 _POLL_SECONDS = 0.25
 
 # What is wrong though nobody has failed, given the workers that have not answered.
@@ -18,10 +21,12 @@ Check = Callable[[Sequence[str]], MeshError | None]
 
 
 def gather(
-    futures: Mapping[str, Future[Any]], cancel_all: Callable[[str], None], check: Check | None = None
+    futures: Mapping[str, Future[Any]],
+    cancel_all: Callable[[str], None],
+    check: Check | None = None,
 ) -> dict[str, Any]:
-    """The answers by worker. At the first failure all workers are told to stop; what they answer within a grace period
-    tells the cause from its consequences. Raises it."""
+    """The answers by worker. At the first failure all workers are told to stop; what they answer
+    within a grace period tells the cause from its consequences. Raises it."""
     errors: dict[str, BaseException] = {}
     while not errors:
         wait(futures.values(), None if check is None else _POLL_SECONDS, FIRST_EXCEPTION)

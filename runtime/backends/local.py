@@ -1,4 +1,5 @@
-"""The backend of one process: a CPU client and a thread per mesh, messages handed over in memory. Knows no Ray."""
+"""The backend of one process: a CPU client and a thread per mesh, messages handed over in memory.
+Knows no Ray."""
 
 from __future__ import annotations
 
@@ -21,14 +22,17 @@ from shardopt.runtime.worker import Worker
 
 
 class LocalTransport:
-    """Writes the pieces into the receiver's shards, or makes them its shards where they may stay as they are."""
+    """Writes the pieces into the receiver's shards, or makes them its shards where they may stay as
+    they are."""
 
     def __init__(self, name: str, mailbox: Mailbox, peers: Mapping[str, Mailbox]) -> None:
         self.mailbox = mailbox
         self._name = name
         self._peers = peers
 
-    def send(self, target: str, step: int, tag: int, pieces: Sequence[np.ndarray], *, keep: bool = False) -> None:
+    def send(
+        self, target: str, step: int, tag: int, pieces: Sequence[np.ndarray], *, keep: bool = False
+    ) -> None:
         self._peers[target].deliver(self._name, step, tag, pieces, keep=keep)
 
     def close(self) -> None:
@@ -64,7 +68,8 @@ class LocalBackend:
             raise
 
     def call(self, method: str, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-        """Call a method of some workers at once; their answers by mesh. Raises the first failure as MeshError."""
+        """Call a method of some workers at once; their answers by mesh. Raises the first failure as
+        MeshError."""
         self.watch.begin(method, arguments)
         futures = {
             name: self._threads[name].submit(getattr(self._workers[name], method), *values)
@@ -83,7 +88,10 @@ class LocalBackend:
     def close(self) -> None:
         for worker in self._workers.values():
             worker.cancel("the run is closed")
-        ended = [thread.close(0 if name in self._stuck else GRACE_SECONDS) for name, thread in self._threads.items()]
+        ended = [
+            thread.close(0 if name in self._stuck else GRACE_SECONDS)
+            for name, thread in self._threads.items()
+        ]
         if all(ended):  # a thread that never ends keeps what it uses
             for worker in self._workers.values():
                 worker.close()

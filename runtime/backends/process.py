@@ -1,9 +1,10 @@
-"""The backend of processes on this machine: one for each host of a mesh, fresh ones, so that nothing of XLA is forked.
+"""The backend of processes on this machine: one for each host of a mesh, fresh ones, so that
+nothing of XLA is forked.
 
-Commands go over a socket pair that a worker inherits, so there is nothing to connect to; messages between workers over
-sockets of the loopback address that ask for the run's token. A worker notes where it stands in memory that it shares
-with the driver, which can read it when the worker is stuck, or dead.
-"""
+Commands go over a socket pair that a worker inherits, so there is nothing to connect to; messages
+between workers over sockets of the loopback address that ask for the run's token. A worker notes
+where it stands in memory that it shares with the driver, which can read it when the worker is
+stuck, or dead."""
 
 from __future__ import annotations
 
@@ -33,14 +34,19 @@ from shardopt.runtime.worker import unpack_position
 
 _LOOPBACK = "127.0.0.1"
 _EXIT_SECONDS = 5.0  # of a process whose connection has ended
-_SEND_TIMEOUT = struct.pack("ll", 60, 0)  # a worker that takes nothing of a command for so many seconds is stuck
+_SEND_TIMEOUT = struct.pack(
+    "ll", 60, 0
+)  # a worker that takes nothing of a command for so many seconds is stuck
 _LAST_WORDS = 2000  # bytes of its log that are looked at when a worker has died
 
 
 class ProcessBackend(RemoteBackend):
-    """`devices_per_host` and the program say which meshes have several hosts; all of them are on this machine."""
+    """`devices_per_host` and the program say which meshes have several hosts; all of them are on
+    this machine."""
 
-    def __init__(self, program: Program, hosts: Hosts, limits: Limits = DEFAULT_LIMITS, **options: Any) -> None:
+    def __init__(
+        self, program: Program, hosts: Hosts, limits: Limits = DEFAULT_LIMITS, **options: Any
+    ) -> None:
         super().__init__(program, hosts, limits)
         self._folder = tempfile.TemporaryDirectory(prefix="shardopt-")  # for its owner only
         self._processes: dict[str, WorkerProcess] = {}
@@ -49,7 +55,9 @@ class ProcessBackend(RemoteBackend):
         parts = {part.mesh.name: part for part in program.meshes}
         try:
             for number, host in enumerate(self._all_hosts()):
-                process = WorkerProcess(host, parts[host.mesh], Path(self._folder.name) / f"{number}.log")
+                process = WorkerProcess(
+                    host, parts[host.mesh], Path(self._folder.name) / f"{number}.log"
+                )
                 self._processes[host.name] = process
                 self._selector.register(process.connection, selectors.EVENT_READ, process)
             self._reader = threading.Thread(target=self._read, name="answers", daemon=True)
@@ -116,7 +124,11 @@ class WorkerProcess:
             self._position = mmap.mmap(memory.fileno(), mmap.PAGESIZE)
             files = (theirs.fileno(), memory.fileno())
             self._process = subprocess.Popen(
-                _command(files), pass_fds=files, stdin=subprocess.DEVNULL, stdout=words, stderr=subprocess.STDOUT
+                _command(files),
+                pass_fds=files,
+                stdin=subprocess.DEVNULL,
+                stdout=words,
+                stderr=subprocess.STDOUT,
             )
 
     @property
@@ -134,7 +146,9 @@ class WorkerProcess:
             self._waiting[number] = future
             try:
                 send_frame(self.connection, (number, urgent, method, tuple(arguments)))
-            except OSError:  # it is gone, or does not read: the reading side tells the future when it is dead
+            except (
+                OSError
+            ):  # it is gone, or does not read: the reading side tells the future when it is dead
                 self._process.kill()
         return future
 
@@ -156,7 +170,10 @@ class WorkerProcess:
             code = self._process.wait()
         kind = Kind.ABORTED if code == -signal.SIGABRT else Kind.DIED
         error = MeshError(
-            self._name, place(self._part, *self.position), f"its process ended {_why(code)}{self._words()}", kind
+            self._name,
+            place(self._part, *self.position),
+            f"its process ended {_why(code)}{self._words()}",
+            kind,
         )
         with self._lock:
             self._end = error
@@ -170,7 +187,9 @@ class WorkerProcess:
     def _words(self) -> str:
         """The last line that the process wrote."""
         lines = self._log.read_bytes()[-_LAST_WORDS:].decode(errors="replace").strip().splitlines()
-        said = [line for line in lines if not line.startswith("[Gloo]")]  # which tells that all is well
+        said = [
+            line for line in lines if not line.startswith("[Gloo]")
+        ]  # which tells that all is well
         return f"; it last said: {said[-1]}" if said else ""
 
 

@@ -1,8 +1,10 @@
-"""The Ray backend: one actor, and so one process, for each host of a mesh; messages go over sockets between the actors.
+"""The Ray backend: one actor, and so one process, for each host of a mesh; messages go over sockets
+between the actors.
 
-Ray carries only commands: one call per worker and step. Arrays travel through `sockets.py`, which is several times
-faster than Ray's object store for what passes between stages; with the transport "ray" they go through the store, which
-works where workers cannot reach each other's sockets. Ray is imported only when a backend is made.
+Ray carries only commands: one call per worker and step. Arrays travel through `sockets.py`, which
+is several times faster than Ray's object store for what passes between stages; with the transport
+"ray" they go through the store, which works where workers cannot reach each other's sockets. Ray is
+imported only when a backend is made.
 
 Where the actors go in the cluster, `ray_placement.py` says.
 """
@@ -41,7 +43,9 @@ class WorkerActor:
 
     def __init__(self, position: str) -> None:
         """`position` is a file in which the driver looks for it, if it is on this machine."""
-        self._worker = RemoteWorker(_shared_number(Path(position)) if Path(position).is_file() else None)
+        self._worker = RemoteWorker(
+            _shared_number(Path(position)) if Path(position).is_file() else None
+        )
 
     def address(self) -> str:
         """Of the node."""
@@ -63,8 +67,8 @@ class WorkerActor:
 
 
 class RayBackend(RemoteBackend):
-    """Uses the Ray cluster that the process is connected to, else the one at `address` or RAY_ADDRESS, else starts one
-    on this machine, which ends with the run."""
+    """Uses the Ray cluster that the process is connected to, else the one at `address` or
+    RAY_ADDRESS, else starts one on this machine, which ends with the run."""
 
     def __init__(
         self,
@@ -81,7 +85,9 @@ class RayBackend(RemoteBackend):
         try:
             import ray
         except ImportError as error:
-            raise UserError("backend 'ray' needs the package ray: pip install 'shardopt[ray]'") from error
+            raise UserError(
+                "backend 'ray' needs the package ray: pip install 'shardopt[ray]'"
+            ) from error
         self._ray: Any = ray
         self._connects = not ray.is_initialized()
         if self._connects:
@@ -97,11 +103,17 @@ class RayBackend(RemoteBackend):
             raise
 
     def _make_actors(self, platform: str) -> None:
-        self._placement = placement = Placement(self._ray, self._all_hosts(), gpus=platform == "gpu")
+        self._placement = placement = Placement(
+            self._ray, self._all_hosts(), gpus=platform == "gpu"
+        )
         actor = self._ray.remote(concurrency_groups={_CONTROL: 1, RECEIVE: 1})(WorkerActor)
-        self._positions = {host.name: self._position_file(k) for k, host in enumerate(self._all_hosts())}
+        self._positions = {
+            host.name: self._position_file(k) for k, host in enumerate(self._all_hosts())
+        }
         self._actors = {
-            host.name: actor.options(**placement.options(host)).remote(str(self._positions[host.name]))
+            host.name: actor.options(**placement.options(host)).remote(
+                str(self._positions[host.name])
+            )
             for host in self._all_hosts()
         }
         self._addresses = self._gather(
@@ -117,12 +129,16 @@ class RayBackend(RemoteBackend):
 
     def link_workers(self) -> None:
         if self._transport == "ray":
-            refs = {name: actor.use_objects.remote(self._actors) for name, actor in self._actors.items()}
+            refs = {
+                name: actor.use_objects.remote(self._actors) for name, actor in self._actors.items()
+            }
             self._gather({name: self._future(name, ref) for name, ref in refs.items()})
 
     def position(self, worker: str) -> tuple[int, int] | None:
         try:
-            number = int.from_bytes(self._positions[worker].read_bytes(), sys.byteorder, signed=True)
+            number = int.from_bytes(
+                self._positions[worker].read_bytes(), sys.byteorder, signed=True
+            )
         except OSError:  # closed
             return None
         return None if number == _UNKNOWN else unpack_position(number)
@@ -151,7 +167,8 @@ class RayBackend(RemoteBackend):
             self._ray.shutdown()
 
     def _future(self, worker: str, ref: Any) -> Future[Any]:
-        """The answer, with what the worker raised itself, or that its process is gone, as its error."""
+        """The answer, with what the worker raised itself, or that its process is gone, as its
+        error."""
         found: Future[Any] = Future()
 
         def done(answer: Future[Any]) -> None:
@@ -189,4 +206,6 @@ def _connect(ray: Any, address: str) -> None:
             socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
         ray.init(address=address, log_to_driver=False, **settings)
     except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"no Ray cluster at '{address}': {str(error).strip().splitlines()[0]}") from error
+        raise UserError(
+            f"no Ray cluster at '{address}': {str(error).strip().splitlines()[0]}"
+        ) from error

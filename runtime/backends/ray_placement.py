@@ -1,8 +1,8 @@
-"""Where the actors of a run go in a Ray cluster: a bundle of a placement group for each host of the plan.
+"""Where the actors of a run go in a Ray cluster: a bundle of a placement group for each host of the
+plan.
 
-Parts of several meshes on one host of the plan share a bundle, and so a node; different hosts are on different nodes if
-the cluster has enough of them, and together on few otherwise.
-"""
+Parts of several meshes on one host of the plan share a bundle, and so a node; different hosts are
+on different nodes if the cluster has enough of them, and together on few otherwise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 from shardopt.runtime.program.hosts import Host
 from shardopt.support.errors import UserError
 
-# CPU devices share their machine, and meshes may outnumber its cores; but a bundle must ask for something.
+# CPU devices share their machine, and meshes may outnumber its cores; but a bundle must ask for
+# something.
 _CPU_SHARE = 0.001
 _PATIENCE_SECONDS = 60.0
 
@@ -20,7 +21,9 @@ _PATIENCE_SECONDS = 60.0
 class Placement:
     """A placement group for some workers; with `gpus`, of a GPU for each of their devices."""
 
-    def __init__(self, ray: Any, workers: Sequence[Host], *, gpus: bool, patience: float = _PATIENCE_SECONDS) -> None:
+    def __init__(
+        self, ray: Any, workers: Sequence[Host], *, gpus: bool, patience: float = _PATIENCE_SECONDS
+    ) -> None:
         """Raises UserError when the cluster has no room for so many seconds."""
         from ray.util.placement_group import placement_group
 
@@ -51,7 +54,9 @@ class Placement:
         return {
             "num_cpus": resources["CPU"],
             "num_gpus": resources.get("GPU", 0),
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number),
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=number
+            ),
         }
 
     def remove(self) -> None:

@@ -1,9 +1,10 @@
-"""What backends with workers in other processes have in common: how workers are started, called and told to stop.
+"""What backends with workers in other processes have in common: how workers are started, called and
+told to stop.
 
-A backend of this kind makes the processes and says how to `submit` a command to one. Every worker then opens its
-sockets; learns where the others are; waits, where its mesh has several hosts, for these; and compiles its part, all of
-them at once. Programs and commands are plain values, and whoever connects to a socket must know the run's token.
-"""
+A backend of this kind makes the processes and says how to `submit` a command to one. Every worker
+then opens its sockets; learns where the others are; waits, where its mesh has several hosts, for
+these; and compiles its part, all of them at once. Programs and commands are plain values, and
+whoever connects to a socket must know the run's token."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ class RemoteBackend(ABC):
 
     def __init__(self, program: Program, hosts: Hosts, limits: Limits) -> None:
         self.hosts = hosts
-        self.watch = Watch(program, hosts, limits, lambda worker: self.control(worker, "where"), self.position)
+        self.watch = Watch(
+            program, hosts, limits, lambda worker: self.control(worker, "where"), self.position
+        )
         self.program = program
         self._services: list[CoordinationService] = []
 
@@ -45,7 +48,8 @@ class RemoteBackend(ABC):
 
     @abstractmethod
     def position(self, worker: str) -> tuple[int, int] | None:
-        """Where the worker stands, or stood when it died: (step, instruction); None where that cannot be seen."""
+        """Where the worker stands, or stood when it died: (step, instruction); None where that
+        cannot be seen."""
 
     @abstractmethod
     def own_address(self, worker: Host) -> str:
@@ -56,7 +60,8 @@ class RemoteBackend(ABC):
         """Where the hosts of a mesh can meet, in this process."""
 
     def call(self, method: str, arguments: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-        """Call a `Worker` method on some workers at once; their answers by worker. Raises the first failure."""
+        """Call a `Worker` method on some workers at once; their answers by worker. Raises the first
+        failure."""
         self.watch.begin(method, arguments)
         futures = {name: self.submit(name, method, *values) for name, values in arguments.items()}
         return gather(futures, self._cancel_all, self.watch.check)
@@ -74,12 +79,18 @@ class RemoteBackend(ABC):
         token = secrets.token_bytes(32)
         addresses = self._gather(
             {
-                host.name: self.submit(host.name, "listen", host.name, self.own_address(host), token)
+                host.name: self.submit(
+                    host.name, "listen", host.name, self.own_address(host), token
+                )
                 for host in self._all_hosts()
             }
         )
         self.link_workers()
-        services = {mesh: self._serve(mesh, len(hosts)) for mesh, hosts in self.hosts.items() if len(hosts) > 1}
+        services = {
+            mesh: self._serve(mesh, len(hosts))
+            for mesh, hosts in self.hosts.items()
+            if len(hosts) > 1
+        }
         shards = {mesh: tuple(host.shards for host in hosts) for mesh, hosts in self.hosts.items()}
         started = {}
         for part in self.program.meshes:
@@ -92,7 +103,8 @@ class RemoteBackend(ABC):
         self._gather(started)
 
     def link_workers(self) -> None:
-        """Called when all workers listen, before they connect: for those that reach each other in another way."""
+        """Called when all workers listen, before they connect: for those that reach each other in
+        another way."""
         return
 
     def close_services(self) -> None:
@@ -110,7 +122,8 @@ class RemoteBackend(ABC):
         return [host for hosts in self.hosts.values() for host in hosts]
 
     def _peers(self, part: MeshProgram, own: Host) -> list[str]:
-        """The workers that a host of a mesh may send to: those of the meshes in its list, and of its own."""
+        """The workers that a host of a mesh may send to: those of the meshes in its list, and of
+        its own."""
         targets = dict.fromkeys(each.target for each in part.instructions if isinstance(each, Send))
         meshes = [*targets, part.mesh.name]
         return [host.name for mesh in meshes for host in self.hosts[mesh] if host != own]

@@ -1,4 +1,5 @@
-"""What runs in the process of a worker that is not the driver's: the worker, and the sockets its messages arrive on."""
+"""What runs in the process of a worker that is not the driver's: the worker, and the sockets its
+messages arrive on."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from shardopt.support.errors import UserError
 
 
 class RemoteWorker:
-    """Its arguments and answers are plain values (`frames.py`): commands may come over any connection."""
+    """Its arguments and answers are plain values (`frames.py`): commands may come over any
+    connection."""
 
     def __init__(self, position: Position | None = None) -> None:
         self._mailbox = Mailbox()
@@ -50,8 +52,9 @@ class RemoteWorker:
         service: str | None,
         options: Mapping[str, Any],
     ) -> None:
-        """Connect to the peers and compile. `program` is the JSON of the worker's mesh, `shards` those of every host of
-        every mesh, `service` where the hosts of the mesh meet, if there are several."""
+        """Connect to the peers and compile. `program` is the JSON of the worker's mesh, `shards`
+        those of every host of every mesh, `service` where the hosts of the mesh meet, if there are
+        several."""
         assert self._transport is not None, "listen() comes first"
         read = program_from_json(program)
         (part,) = read.meshes
@@ -63,17 +66,27 @@ class RemoteWorker:
         world = None if service is None else World(service, self._address, own)
         self._transport.connect({name: Address(*address) for name, address in peers.items()})
         self._worker = Worker(
-            part, own[number], hosts, read.routes, self._transport, world=world, position=self._position, **options
+            part,
+            own[number],
+            hosts,
+            read.routes,
+            self._transport,
+            world=world,
+            position=self._position,
+            **options,
         )
 
     def call(self, method: str, arguments: Sequence[Any]) -> Any:
-        """A method of this object or of its worker. Raises MeshError, Cancelled or UserError, and nothing else."""
+        """A method of this object or of its worker. Raises MeshError, Cancelled or UserError, and
+        nothing else."""
         try:
             found = getattr(self, method, None) or getattr(self._worker, method)
             return found(*arguments)
         except (Cancelled, UserError) as error:
             raise (
-                type(error)(*error.args) if type(error) in (Cancelled, UserError) else UserError(str(error))
+                type(error)(*error.args)
+                if type(error) in (Cancelled, UserError)
+                else UserError(str(error))
             ) from error
         except Exception as error:
             raise mesh_error(self.name, "", error) from error

@@ -1,4 +1,5 @@
-"""A thread that does one thing after the other and does not keep the process alive when one of them never ends."""
+"""A thread that does one thing after the other and does not keep the process alive when one of them
+never ends."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from typing import Any
 
 
 class WorkerThread:
-    """`concurrent.futures` has executors whose threads are joined when the interpreter exits; this one's is not."""
+    """`concurrent.futures` has executors whose threads are joined when the interpreter exits; this
+    one's is not."""
 
     def __init__(self, name: str) -> None:
         self._tasks: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()

@@ -1,10 +1,11 @@
-"""The program that a worker of the backend `process` is: `python -m shardopt.runtime.backends.worker_process`.
+"""The program that a worker of the backend `process` is: `python -m
+shardopt.runtime.backends.worker_process`.
 
-It is given two open files: a connection to its driver, and a few bytes of shared memory for the position. Commands
-arrive as frames (number, urgent, method, arguments) and are answered by (number, whether it went well, answer); urgent
-ones at once, by the thread that reads, the others one after the other on the main thread. A connection that ends is the
-end of the process: no worker outlives its driver.
-"""
+It is given two open files: a connection to its driver, and a few bytes of shared memory for the
+position. Commands arrive as frames (number, urgent, method, arguments) and are answered by (number,
+whether it went well, answer); urgent ones at once, by the thread that reads, the others one after
+the other on the main thread. A connection that ends is the end of the process: no worker outlives
+its driver."""
 
 from __future__ import annotations
 
@@ -54,7 +55,10 @@ class _Server:
             try:
                 send_frame(self._connection, answer)
             except TypeError as error:  # nothing of it has been sent
-                send_frame(self._connection, (number, False, MeshError(self._worker.name, "", f"{method}: {error}")))
+                send_frame(
+                    self._connection,
+                    (number, False, MeshError(self._worker.name, "", f"{method}: {error}")),
+                )
 
 
 def main(arguments: list[str]) -> None:

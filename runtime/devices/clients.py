@@ -1,12 +1,12 @@
-"""The devices that a worker's mesh consists of, in the order of the mesh: of a client of its own, or of one that the
-processes of all its hosts make up together.
+"""The devices that a worker's mesh consists of, in the order of the mesh: of a client of its own,
+or of one that the processes of all its hosts make up together.
 
-The processes of a mesh find each other through a coordination service, which the driver runs (`CoordinationService`),
-and exchange data by gloo. Such a service is told that its clients are *recoverable*: when one dies, the others get an
-error from the collective they are in within milliseconds, instead of being aborted by it some seconds later. A client
-that can no longer reach the service is aborted, so no worker outlives its driver. Who is gone or hangs is for the
-driver to find out, so the service itself never loses patience.
-"""
+The processes of a mesh find each other through a coordination service, which the driver runs
+(`CoordinationService`), and exchange data by gloo. Such a service is told that its clients are
+*recoverable*: when one dies, the others get an error from the collective they are in within
+milliseconds, instead of being aborted by it some seconds later. A client that can no longer reach
+the service is aborted, so no worker outlives its driver. Who is gone or hangs is for the driver to
+find out, so the service itself never loses patience."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ _DEVICES_PER_PROCESS = 2048  # XLA numbers CPU device d of process p as 2048 p +
 
 @dataclass(frozen=True)
 class World:
-    """The processes of one mesh: where the coordination service listens ("host:port" or "unix:path"), the address of
-    this process for the collectives of the others, and which devices of the mesh each process has."""
+    """The processes of one mesh: where the coordination service listens ("host:port" or
+    "unix:path"), the address of this process for the collectives of the others, and which devices
+    of the mesh each process has."""
 
     service: str
     address: str
@@ -50,7 +51,9 @@ class CoordinationService:
 
     def __init__(self, address: str, processes: int) -> None:
         self.address = address
-        utils.absl_set_min_log_level(_ERRORS_ONLY)  # it warns of clients that are recoverable, of which nothing is bad
+        utils.absl_set_min_log_level(
+            _ERRORS_ONLY
+        )  # it warns of clients that are recoverable, of which nothing is bad
         try:
             self._service = _jax.get_distributed_runtime_service(
                 address,
@@ -81,7 +84,8 @@ def own_devices(count: int) -> Devices:
 
 
 def shared_devices(world: World, own: Host) -> Devices:
-    """Host devices of the client that this process makes up with those of the mesh's other hosts; waits for them."""
+    """Host devices of the client that this process makes up with those of the mesh's other hosts;
+    waits for them."""
     coordinator = _jax.get_distributed_runtime_client(
         world.service,
         own.number,

@@ -12,7 +12,8 @@ from shardopt.runtime.devices.xla import keep_barriers
 
 
 def compiled_text(bytecode: bytes, devices: int, *, shardy: bool) -> str:
-    """The optimized HLO of a module for so many host devices, as the partitioner Shardy or GSPMD makes it.
+    """The optimized HLO of a module for so many host devices, as the partitioner Shardy or GSPMD
+    makes it.
 
     Compiled as fast as XLA can, and never run: for those who want to know what it would exchange.
     """
@@ -20,14 +21,16 @@ def compiled_text(bytecode: bytes, devices: int, *, shardy: bool) -> str:
 
 
 def compiled_bytes(bytecode: bytes, devices: int, *, shardy: bool) -> int:
-    """Bytes that one of so many host devices holds while the compiled module runs: arguments, results, temporaries."""
+    """Bytes that one of so many host devices holds while the compiled module runs: arguments,
+    results, temporaries."""
     stats = _compiled_for_host(bytecode, devices, shardy).get_compiled_memory_stats()
     held = stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes
     return int(held - stats.alias_size_in_bytes)
 
 
 def compiled_costs(bytecode: bytes) -> dict[str, float]:
-    """XLA's cost analysis of a module compiled for one host device; "flops", "bytes accessed", …, bodies once."""
+    """XLA's cost analysis of a module compiled for one host device; "flops", "bytes accessed", …,
+    bodies once."""
     return dict(_compiled_for_host(bytecode, 1, shardy=False).cost_analysis())
 
 

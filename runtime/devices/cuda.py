@@ -1,8 +1,8 @@
-"""Memory and streams of GPUs, as cupy gives them: shards of XLA seen without a copy, and memory that becomes shards.
+"""Memory and streams of GPUs, as cupy gives them: shards of XLA seen without a copy, and memory
+that becomes shards.
 
-Nothing here waits on the host. A stream waits for what computes a shard (`__dlpack__` says so to XLA); and XLA waits
-for a stream by an event, when it takes memory over.
-"""
+Nothing here waits on the host. A stream waits for what computes a shard (`__dlpack__` says so to
+XLA); and XLA waits for a stream by an event, when it takes memory over."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def load_cupy() -> Any:
 
 
 class Cuda:
-    """What is done with the GPU `ordinal` of this machine. `last_run` gives what the last dispatched RUN can be awaited
-    by, or None: memory that comes back may still be read by it."""
+    """What is done with the GPU `ordinal` of this machine. `last_run` gives what the last
+    dispatched RUN can be awaited by, or None: memory that comes back may still be read by it."""
 
     kind = CUDA
 
@@ -64,9 +64,14 @@ class Cuda:
             return stream.record(self.cupy.cuda.Event(disable_timing=True))
 
     def view(self, shard: Any, stream: Stream) -> Words:
-        """The words of a shard of XLA, which what is put on the stream from now on may read. Keeps the shard alive."""
-        ready = shard.__dlpack__(stream=stream.ptr)  # the stream waits for whoever computes it, and nobody else does
-        return self._words(shard.unsafe_buffer_pointer(), shard.shape, shard.dtype.itemsize, (shard, ready))
+        """The words of a shard of XLA, which what is put on the stream from now on may read. Keeps
+        the shard alive."""
+        ready = shard.__dlpack__(
+            stream=stream.ptr
+        )  # the stream waits for whoever computes it, and nobody else does
+        return self._words(
+            shard.unsafe_buffer_pointer(), shard.shape, shard.dtype.itemsize, (shard, ready)
+        )
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Words:
         """Words of unknown contents that nobody else looks at."""
@@ -82,11 +87,15 @@ class Cuda:
                 found = _Memory(self.cupy.cuda.alloc(size), size)
         elif found.read_by is not None:
             found.read_by.block_until_ready()  # of an earlier step, as a rule, and long done
-        return self._words(found.memory.ptr, shape, dtype.itemsize, _Loan(found, self._returns, self._last_run))
+        return self._words(
+            found.memory.ptr, shape, dtype.itemsize, _Loan(found, self._returns, self._last_run)
+        )
 
-    def give(self, words: Words, dtype: np.dtype[Any], events: Sequence[Any], consumer: int | None) -> Any:
-        """A capsule with what is there after the events; `consumer`, the pointer of a stream, waits for them, or the
-        host does where the consumer has no streams."""
+    def give(
+        self, words: Words, dtype: np.dtype[Any], events: Sequence[Any], consumer: int | None
+    ) -> Any:
+        """A capsule with what is there after the events; `consumer`, the pointer of a stream, waits
+        for them, or the host does where the consumer has no streams."""
         with self.here():
             for event in events:
                 if consumer is None:
@@ -120,7 +129,9 @@ class Cuda:
     def _words(self, pointer: int, shape: Sequence[int], itemsize: int, owner: Any) -> Words:
         cuda, size = self.cupy.cuda, max(prod(shape) * itemsize, 1)
         memory = cuda.UnownedMemory(pointer, size, owner, self.ordinal)
-        return self.cupy.ndarray(tuple(shape), _WORDS[itemsize], memptr=cuda.MemoryPointer(memory, 0))
+        return self.cupy.ndarray(
+            tuple(shape), _WORDS[itemsize], memptr=cuda.MemoryPointer(memory, 0)
+        )
 
 
 class _Memory:
@@ -134,7 +145,9 @@ class _Memory:
 class _Loan:
     """The owner of views of memory: its end is theirs."""
 
-    def __init__(self, memory: _Memory, returns: SimpleQueue[_Memory], last_run: Callable[[], Any]) -> None:
+    def __init__(
+        self, memory: _Memory, returns: SimpleQueue[_Memory], last_run: Callable[[], Any]
+    ) -> None:
         self._memory, self._returns, self._last_run = memory, returns, last_run
 
     def __del__(self) -> None:

@@ -1,7 +1,8 @@
-"""Memory that is not XLA's as DLPack capsules, with element types that the libraries which own it do not know.
+"""Memory that is not XLA's as DLPack capsules, with element types that the libraries which own it
+do not know.
 
-cupy has no bfloat16 and no 8-bit floats; to move bytes it needs none, but XLA must be told what they mean.
-"""
+cupy has no bfloat16 and no 8-bit floats; to move bytes it needs none, but XLA must be told what
+they mean."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ class _Managed(ctypes.Structure):
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.POINTER(_Managed))
 _Managed._fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
 
-_alive: dict[int, tuple[Any, ...]] = {}  # by the address of the managed tensor, until its deleter is called
+_alive: dict[
+    int, tuple[Any, ...]
+] = {}  # by the address of the managed tensor, until its deleter is called
 _guard = threading.Lock()
 
 _new_capsule = ctypes.pythonapi.PyCapsule_New
@@ -58,11 +61,14 @@ def _delete(managed: Any) -> None:
         _alive.pop(ctypes.addressof(managed.contents), None)
 
 
-def capsule(pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: tuple[int, int], owner: Any) -> Any:
-    """C-contiguous memory on `device`, (kind, number). `owner` lives until whoever takes the capsule lets go.
+def capsule(
+    pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: tuple[int, int], owner: Any
+) -> Any:
+    """C-contiguous memory on `device`, (kind, number). `owner` lives until whoever takes the
+    capsule lets go.
 
-    Whoever makes one must hand it over: what nobody takes is never let go. Raises ValueError for an unknown type.
-    """
+    Whoever makes one must hand it over: what nobody takes is never let go. Raises ValueError for an
+    unknown type."""
     code = _NAMED_CODES.get(dtype.name, _CODES.get(dtype.kind))
     if code is None or (dtype.kind == "V" and dtype.name not in _NAMED_CODES):
         raise ValueError(f"elements of type {dtype.name} have no code in DLPack")

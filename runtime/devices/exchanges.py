@@ -1,5 +1,5 @@
-"""ALLGATHER and BROADCAST on shards in host memory: rounds of boxes between shards, which travel where these are on
-different hosts."""
+"""ALLGATHER and BROADCAST on shards in host memory: rounds of boxes between shards, which travel
+where these are on different hosts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ Give = Callable[[str, int, list[np.ndarray]], None]  # (name of the worker, tag,
 
 @dataclass(frozen=True)
 class _Step:
-    """One round with everything in the numbers of this host's shards. What arrives is kept apart, box by box, until it
-    is copied to its `places`: a peer may be ahead, and the shards not there yet."""
+    """One round with everything in the numbers of this host's shards. What arrives is kept apart,
+    box by box, until it is copied to its `places`: a peer may be ahead, and the shards not there
+    yet."""
 
     tag: int
     outgoing: tuple[tuple[str, tuple[Place, ...]], ...]
@@ -35,21 +36,29 @@ class _Step:
 
 
 class Exchanges:
-    """The exchanges of a route for one host of its target mesh, worked out once. `tag` names their messages."""
+    """The exchanges of a route for one host of its target mesh, worked out once. `tag` names their
+    messages."""
 
-    def __init__(self, route: Route, mesh: Mesh, hosts: Sequence[Host], own: Host, tag: int, mailbox: Mailbox) -> None:
+    def __init__(
+        self, route: Route, mesh: Mesh, hosts: Sequence[Host], own: Host, tag: int, mailbox: Mailbox
+    ) -> None:
         tiling = Tiling(mesh, route.target)
         type_ = (tiling.local_shape, tiling.dtype)
         self._types, self._mailbox = (type_,) * len(own.shards), mailbox
         rounds = enumerate(rounds_of(route, hosts, own))
-        self._steps = [_step(each, hosts, own, type_, wire_tag(tag, number)) for number, each in rounds]
+        self._steps = [
+            _step(each, hosts, own, type_, wire_tag(tag, number)) for number, each in rounds
+        ]
         for step in self._steps:
             if step.landing.pieces:
                 mailbox.expect(step.tag, step.landing)
 
-    def complete(self, step: int, landed: Sequence[np.ndarray | None], give: Give) -> list[np.ndarray]:
-        """All shards, from those that have landed. Shards become one memory where they are replicas: devices write to
-        none of them. What `give` gets is not written to until it is a device's."""
+    def complete(
+        self, step: int, landed: Sequence[np.ndarray | None], give: Give
+    ) -> list[np.ndarray]:
+        """All shards, from those that have landed. Shards become one memory where they are
+        replicas: devices write to none of them. What `give` gets is not written to until it is a
+        device's."""
         shards = Shards(self._types, self._mailbox.pool, landed)
         for each in self._steps:
             for worker, places in each.outgoing:
@@ -84,11 +93,17 @@ def _step(round_: Round, hosts: Sequence[Host], own: Host, type_: ShardType, tag
             types.append((shape, type_[1]))
     return _Step(
         tag=tag,
-        outgoing=tuple((hosts[other].name, tuple(place(*box) for box in boxes)) for other, boxes in round_.outgoing),
+        outgoing=tuple(
+            (hosts[other].name, tuple(place(*box) for box in boxes))
+            for other, boxes in round_.outgoing
+        ),
         moves=tuple(
             (place(move.source_shard, move.source_box), place(move.target_shard, move.target_box))
             for move in round_.local
         ),
         landing=Landing(tuple(types), pieces),
-        places=tuple((number_of[other, number], place(shard, box)) for other, number, shard, box in round_.landing),
+        places=tuple(
+            (number_of[other, number], place(shard, box))
+            for other, number, shard, box in round_.landing
+        ),
     )

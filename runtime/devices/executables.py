@@ -1,11 +1,11 @@
 """Compiling on several threads, and executables on disk.
 
-XLA compiles without Python's lock, so that functions are compiled at the same time, as many in a process as it has
-cores. What it made is kept in the store (`shardopt.caching`, entries of kind "executables") under the hash of all that
-decides: the module's bytecode, the compile options with the device assignment, flags, versions, and the machine's
-instruction set. An entry that XLA does not take back is dropped and made again. Reading an entry runs machine code from
-it: the folder must be the user's own, as it is by default.
-"""
+XLA compiles without Python's lock, so that functions are compiled at the same time, as many in a
+process as it has cores. What it made is kept in the store (`shardopt.caching`, entries of kind
+"executables") under the hash of all that decides: the module's bytecode, the compile options with
+the device assignment, flags, versions, and the machine's instruction set. An entry that XLA does
+not take back is dropped and made again. Reading an entry runs machine code from it: the folder must
+be the user's own, as it is by default."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ def compiled_in_parallel(work: Callable[[_T], _R], items: Iterable[_T]) -> list[
 
 
 def load_or_compile(devices: list[Any], bytecode: bytes, options: Any, store: Store | None) -> Any:
-    """A loaded executable for `devices`, from the store if it has one. Where devices are spread over processes, each
-    keeps what it made: XLA compiles without the others, and who runs where is part of the key."""
+    """A loaded executable for `devices`, from the store if it has one. Where devices are spread
+    over processes, each keeps what it made: XLA compiles without the others, and who runs where is
+    part of the key."""
     client, listed = devices[0].client, xc.DeviceList(tuple(devices))
     if store is None:
         return client.compile_and_load(bytecode, listed, options)
@@ -60,13 +61,19 @@ def load_or_compile(devices: list[Any], bytecode: bytes, options: Any, store: St
         return _take_or_make(client, listed, bytecode, options, store, key)
 
 
-def _take_or_make(client: Any, listed: Any, bytecode: bytes, options: Any, store: Store, key: str) -> Any:
+def _take_or_make(
+    client: Any, listed: Any, bytecode: bytes, options: Any, store: Store, key: str
+) -> Any:
     kept = store.get(KIND, key)
     if kept is not None:
         try:
             return client.deserialize_executable(kept, listed, options)
         except Exception as error:  # whatever XLA says about it
-            store.drop(KIND, key, f"the compiled executable {key[:12]} cannot be loaded and is made again: {error}")
+            store.drop(
+                KIND,
+                key,
+                f"the compiled executable {key[:12]} cannot be loaded and is made again: {error}",
+            )
     loaded = client.compile_and_load(bytecode, listed, options)
     store.put(KIND, key, bytes(client.serialize_executable(loaded)))
     return loaded
@@ -81,7 +88,8 @@ def _key(devices: list[Any], bytecode: bytes, options: Any) -> str:
         client.platform,
         client.platform_version,
         ",".join(device.device_kind for device in devices),
-        f"process {client.process_index()}, devices {[(device.process_index, device.id) for device in devices]}",
+        f"process {client.process_index()}, devices "
+        f"{[(device.process_index, device.id) for device in devices]}",
         _instruction_set(),
         os.environ.get("XLA_FLAGS", ""),
         options.SerializeAsString(),
@@ -95,7 +103,8 @@ def _key(devices: list[Any], bytecode: bytes, options: Any) -> str:
 
 @cache
 def _instruction_set() -> str:
-    """What the host's processor can do: the CPU compiler uses all of it, and code for another one may not run here."""
+    """What the host's processor can do: the CPU compiler uses all of it, and code for another one
+    may not run here."""
     known = f"{platform.system()} {platform.machine()} {platform.processor()}"
     if not _CPUINFO.is_file():
         return known

@@ -1,5 +1,5 @@
-"""GPUs as the devices of a mesh. They belong to JAX's default GPU backend, the one client that a process can have on
-them; several meshes of a process share it, each on devices of its own."""
+"""GPUs as the devices of a mesh. They belong to JAX's default GPU backend, the one client that a
+process can have on them; several meshes of a process share it, each on devices of its own."""
 
 from __future__ import annotations
 
@@ -18,21 +18,29 @@ _PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin", "jax_rocm7_plugin", "jax_r
 
 
 def chosen_platform(platform: str, devices: int) -> str:
-    """What "auto" stands for: GPUs if this process sees as many as the program has devices. Raises UserError for a name
-    that is none."""
+    """What "auto" stands for: GPUs if this process sees as many as the program has devices. Raises
+    UserError for a name that is none."""
     if platform not in PLATFORMS:
-        raise UserError(f"unknown platform '{platform}': known platforms are {', '.join(PLATFORMS)}")
+        raise UserError(
+            f"unknown platform '{platform}': known platforms are {', '.join(PLATFORMS)}"
+        )
     if platform != "auto":
         return platform
     return "gpu" if len(visible_gpus()) >= devices else "cpu"
 
 
 def devices_of(
-    mesh: Mesh, host: Host, world: World | None, platform: str, *, own_gpus: bool = False, share_gpus: bool = False
+    mesh: Mesh,
+    host: Host,
+    world: World | None,
+    platform: str,
+    *,
+    own_gpus: bool = False,
+    share_gpus: bool = False,
 ) -> Devices | None:
-    """Those of a worker; None for host devices of a client of their own. With `own_gpus`, the process sees the GPUs of
-    this worker only; with `share_gpus`, meshes take turns on those that are there. Raises UserError for GPUs of several
-    hosts in one mesh."""
+    """Those of a worker; None for host devices of a client of their own. With `own_gpus`, the
+    process sees the GPUs of this worker only; with `share_gpus`, meshes take turns on those that
+    are there. Raises UserError for GPUs of several hosts in one mesh."""
     if world is not None and platform == "gpu":
         raise UserError(f"mesh '{mesh.name}': expected GPUs of one host, found {host.count} hosts")
     if world is not None:
@@ -46,7 +54,8 @@ def devices_of(
 
 
 def mesh_gpus(name: str, ordinals: Sequence[int]) -> Devices:
-    """The GPUs with these numbers on this machine. Raises UserError when one of them is not there."""
+    """The GPUs with these numbers on this machine. Raises UserError when one of them is not
+    there."""
     found = {device.local_hardware_id: device for device in visible_gpus()}
     missing = sorted(set(ordinals) - set(found))
     if missing:
@@ -56,9 +65,9 @@ def mesh_gpus(name: str, ordinals: Sequence[int]) -> Devices:
 
 
 def shared_gpus(name: str, numbers: Sequence[int], gpus: int) -> list[int]:
-    """Which of so many GPUs the devices of a mesh are when there are fewer GPUs than devices: a plan is tried on a
-    machine that is smaller than the one it is for. Raises UserError where a mesh has more devices than there are GPUs:
-    XLA runs a program once on a device."""
+    """Which of so many GPUs the devices of a mesh are when there are fewer GPUs than devices: a
+    plan is tried on a machine that is smaller than the one it is for. Raises UserError where a mesh
+    has more devices than there are GPUs: XLA runs a program once on a device."""
     if len(numbers) > gpus:
         raise UserError(f"mesh '{name}' has {len(numbers)} devices, found {gpus} GPUs to share")
     return [number % gpus for number in numbers]
@@ -66,7 +75,8 @@ def shared_gpus(name: str, numbers: Sequence[int], gpus: int) -> list[int]:
 
 @cache
 def visible_gpus() -> tuple[Any, ...]:
-    """Without a plugin for GPUs, JAX is not even asked: it would start a backend of its own on the host."""
+    """Without a plugin for GPUs, JAX is not even asked: it would start a backend of its own on the
+    host."""
     if not any(find_spec(plugin) for plugin in _PLUGINS):
         return ()
     import jax

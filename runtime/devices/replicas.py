@@ -18,16 +18,24 @@ from shardopt.runtime.devices.xla import DeviceArray, Executable, keep_barriers
 
 
 class Replicas:
-    """Devices that all run one program, for measurements: no partitioning, collectives name replicas."""
+    """Devices that all run one program, for measurements: no partitioning, collectives name
+    replicas."""
 
     def __init__(self, devices: Sequence[Any]) -> None:
         self._devices = list(devices)
-        self._sharding = NamedSharding(JaxMesh(np.array(self._devices), ("replica",)), PartitionSpec("replica"))
+        self._sharding = NamedSharding(
+            JaxMesh(np.array(self._devices), ("replica",)), PartitionSpec("replica")
+        )
 
-    def compile(self, bytecode: bytes, results: Sequence[tuple[tuple[int, ...], str]]) -> tuple[Executable, str]:
-        """The program and its optimized HLO. `results` are the shapes, of rank 1 at least, and MLIR element types."""
+    def compile(
+        self, bytecode: bytes, results: Sequence[tuple[tuple[int, ...], str]]
+    ) -> tuple[Executable, str]:
+        """The program and its optimized HLO. `results` are the shapes, of rank 1 at least, and MLIR
+        element types."""
         ids = [[device.id] for device in self._devices]
-        options = get_compile_options(num_replicas=len(ids), num_partitions=1, device_assignment=ids)
+        options = get_compile_options(
+            num_replicas=len(ids), num_partitions=1, device_assignment=ids
+        )
         if self._devices[0].platform == "cpu":
             keep_barriers(options.executable_build_options, bytecode)
         client = self._devices[0].client
@@ -37,7 +45,9 @@ class Replicas:
 
     def put(self, array: np.ndarray) -> DeviceArray:
         """A copy on every device."""
-        aval = core.ShapedArray((array.shape[0] * len(self._devices), *array.shape[1:]), array.dtype)
+        aval = core.ShapedArray(
+            (array.shape[0] * len(self._devices), *array.shape[1:]), array.dtype
+        )
         copies = [np.array(array) for _ in self._devices]
         return xc.batched_device_put(aval, self._sharding, copies, self._devices, enable_x64=True)
 

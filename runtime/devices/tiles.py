@@ -28,9 +28,9 @@ def box_slices(box: Box) -> Slices:
 class Tiling:
     """The tiles of one spec on one mesh, worked out once: those of `host`, or of all devices.
 
-    Between driver and workers values travel as *parts*: a host's tiles, replicas once, in the order of its shards. All
-    shards have `local_shape`: where tiles are uneven a smaller one stands at the start of its shard, and zeros follow.
-    """
+    Between driver and workers values travel as *parts*: a host's tiles, replicas once, in the order
+    of its shards. All shards have `local_shape`: where tiles are uneven a smaller one stands at the
+    start of its shard, and zeros follow."""
 
     def __init__(self, mesh: Mesh, spec: TensorSpec, host: Host | None = None) -> None:
         self.spec = spec
@@ -45,9 +45,15 @@ class Tiling:
         self._part = [numbers.setdefault(boxes[shard], len(numbers)) for shard in shards]
         # The ellipsis keeps a scalar's part an array.
         self._slices: list[Any] = [(..., *box_slices(box)) for box in numbers]
-        self._filled: list[Any] = [(..., *(slice(limit - start) for start, limit in box)) for box in numbers]
+        self._filled: list[Any] = [
+            (..., *(slice(limit - start) for start, limit in box)) for box in numbers
+        ]
         # Of equal tiles on several hosts, the first one is read.
-        self._owned = [(place, self._part[place]) for place, shard in enumerate(shards) if first[boxes[shard]] == shard]
+        self._owned = [
+            (place, self._part[place])
+            for place, shard in enumerate(shards)
+            if first[boxes[shard]] == shard
+        ]
 
     def parts(self, whole: np.ndarray) -> list[np.ndarray]:
         """Views of what the host needs."""
@@ -60,14 +66,18 @@ class Tiling:
     def _shard(self, part: np.ndarray) -> np.ndarray:
         if part.shape == self.local_shape:
             return np.array(part, order="C", copy=True)
-        return np.pad(part, [(0, extent - own) for extent, own in zip(self.local_shape, part.shape, strict=True)])
+        return np.pad(
+            part,
+            [(0, extent - own) for extent, own in zip(self.local_shape, part.shape, strict=True)],
+        )
 
     def split(self, whole: np.ndarray) -> list[np.ndarray]:
         """The shard of each device, each in memory of its own."""
         return self.spread(self.parts(whole))
 
     def owned(self, shards: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The parts that this host contributes to the whole: each tile of the mesh comes from one host."""
+        """The parts that this host contributes to the whole: each tile of the mesh comes from one
+        host."""
         return [shards[place][self._filled[part]] for place, part in self._owned]
 
     def paste(self, owned: Sequence[np.ndarray], whole: np.ndarray) -> None:
@@ -119,25 +129,30 @@ class RouteTarget:
         self._lands_everywhere = len(landed) == len(local)
 
     def places(self, source: Host, first_shard: int) -> list[tuple[Place, ...]]:
-        """Those of each piece in the message of one host, where the shards are numbered from `first_shard`."""
+        """Those of each piece in the message of one host, where the shards are numbered from
+        `first_shard`."""
         return [
             tuple(Place(first_shard + each.shard, each.slices) for each in self._places[number])
             for number in pieces_between(self._route, source, self._host)
         ]
 
     def all(self, landed: Sequence[np.ndarray | None], pool: BufferPool) -> Sequence[np.ndarray]:
-        """The shards, with memory for those that no piece is for: tiles without elements, or padding of one."""
+        """The shards, with memory for those that no piece is for: tiles without elements, or
+        padding of one."""
         if self._lands_everywhere:
             return cast(Sequence[np.ndarray], landed)
         return Shards(self.shards, pool, landed).all()
 
 
 def landing_of(targets: Sequence[RouteTarget], sources: Sequence[Host]) -> Landing:
-    """Of a message from some hosts with the pieces of several values; hosts that have none are not in it."""
+    """Of a message from some hosts with the pieces of several values; hosts that have none are not
+    in it."""
     firsts = list(accumulate((len(target.shards) for target in targets[:-1]), initial=0))
     pieces = {}
     for source in sources:
-        found = [target.places(source, first) for target, first in zip(targets, firsts, strict=True)]
+        found = [
+            target.places(source, first) for target, first in zip(targets, firsts, strict=True)
+        ]
         if any(found):
             pieces[source.name] = [places for own in found for places in own]
     return Landing(tuple(shard for target in targets for shard in target.shards), pieces)

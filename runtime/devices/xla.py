@@ -1,13 +1,12 @@
 """Meshes as XLA sees them. Only files of this folder touch private parts of jax and jaxlib.
 
-One `XlaMesh` is one independent CPU client with as many devices as the mesh, or this process's part of one that several
-processes make up (`clients.py`), or GPUs of the process's one client for them (`gpus.py`); without GPUs, no default JAX
-backend is ever started.
-Compile options and traps: stage functions are in Shardy's form, as GSPMD, which XLA takes for a module with
-`mhlo.sharding`, drops the sums of partial values; executables check neither number, shape,
-sharding nor liveness of their inputs (a mistake ends the process), so `fault_of` exists for a checked mode; arrays are
-put from fresh memory only, because an aligned numpy array is aliased rather than copied.
-"""
+One `XlaMesh` is one independent CPU client with as many devices as the mesh, or this process's part
+of one that several processes make up (`clients.py`), or GPUs of the process's one client for them
+(`gpus.py`); without GPUs, no default JAX backend is ever started. Compile options and traps: stage
+functions are in Shardy's form, as GSPMD, which XLA takes for a module with `mhlo.sharding`, drops
+the sums of partial values; executables check neither number, shape, sharding nor liveness of their
+inputs (a mistake ends the process), so `fault_of` exists for a checked mode; arrays are put from
+fresh memory only, because an aligned numpy array is aliased rather than copied."""
 
 from __future__ import annotations
 
@@ -36,9 +35,11 @@ from shardopt.runtime.devices.executables import compiled_in_parallel, load_or_c
 
 _GSPMD_PARTIAL = b"last_tile_dims={unreduced"
 
-# XLA's CPU collectives deadlock when executions run ahead without bound: the threads of a later one starve an earlier.
+# XLA's CPU collectives deadlock when executions run ahead without bound: the threads of a later one
+# starve an earlier.
 _HOST_RUNS = 2
-# The queues of a GPU keep what it is given in order; bounded, as each execution under way holds its temporaries.
+# The queues of a GPU keep what it is given in order; bounded, as each execution under way holds its
+# temporaries.
 _GPU_RUNS = 32
 
 DeviceArray = Any  # a jax.Array over the devices of one mesh
@@ -47,7 +48,8 @@ Token = Any  # has block_until_ready(); raises what the execution raised
 
 @dataclass(frozen=True)
 class _Layout:
-    """What jaxlib wants to know about a spec on this mesh; `wrap` makes one array from an execution's shards."""
+    """What jaxlib wants to know about a spec on this mesh; `wrap` makes one array from an
+    execution's shards."""
 
     aval: Any
     sharding: NamedSharding
@@ -55,7 +57,8 @@ class _Layout:
 
 
 class Executable:
-    """A compiled stage function. Calling it returns at once, with arrays that are still being computed.
+    """A compiled stage function. Calling it returns at once, with arrays that are still being
+    computed.
 
     `temporary_bytes` is what a device holds beside arguments and results while it runs.
     """
@@ -78,9 +81,8 @@ class Executable:
 class XlaMesh:
     """The devices of one mesh: compile for them, put arrays on them, read arrays back.
 
-    Without `devices` they are those of a new client. Where some belong to other processes, `shards` are those of this
-    one, and all processes must call the same executables in the same order.
-    """
+    Without `devices` they are those of a new client. Where some belong to other processes, `shards`
+    are those of this one, and all processes must call the same executables in the same order."""
 
     def __init__(self, mesh: Mesh, devices: Devices | None = None) -> None:
         self.mesh = mesh
@@ -107,7 +109,8 @@ class XlaMesh:
     def compile_all(
         self, functions: Sequence[StageFunction], *, quick: bool = False, store: Store | None = None
     ) -> dict[str, Executable]:
-        """All functions by name, compiled on several threads; those with the same bytecode once. See `compile`."""
+        """All functions by name, compiled on several threads; those with the same bytecode once.
+        See `compile`."""
         first = {each.bytecode: each for each in reversed(functions)}
         _ = self._devices  # made once, before the threads ask for them
         made = compiled_in_parallel(partial(self.compile, quick=quick, store=store), first.values())
@@ -116,14 +119,18 @@ class XlaMesh:
         found = dict(zip(first, made, strict=True))
         return {each.name: found[each.bytecode] for each in functions}
 
-    def compile(self, function: StageFunction, *, quick: bool = False, store: Store | None = None) -> Executable:
-        """Compile for all devices of the mesh, or take what `store` has. `quick` halves compile time and makes slower
-        code (for tests).
+    def compile(
+        self, function: StageFunction, *, quick: bool = False, store: Store | None = None
+    ) -> Executable:
+        """Compile for all devices of the mesh, or take what `store` has. `quick` halves compile
+        time and makes slower code (for tests).
 
-        Raises ValueError if XLA changed the sharding of an argument or result: the caller would misread its shards.
-        """
+        Raises ValueError if XLA changed the sharding of an argument or result: the caller would
+        misread its shards."""
         if _GSPMD_PARTIAL in function.bytecode:
-            raise ValueError(f"function @{function.name}: partial sums need Shardy's form, found 'mhlo.sharding'")
+            raise ValueError(
+                f"function @{function.name}: partial sums need Shardy's form, found 'mhlo.sharding'"
+            )
         if b"lapack" in function.bytecode:
             lapack._lapack.initialize()  # its custom calls crash the process otherwise
         options = get_compile_options(
@@ -139,12 +146,20 @@ class XlaMesh:
             build.debug_options.xla_backend_optimization_level = 0
             build.debug_options.xla_llvm_disable_expensive_passes = True
         loaded = load_or_compile(self._devices, function.bytecode, options, store)
-        self._check_shardings(function, "argument", loaded.get_parameter_shardings(), function.arguments)
+        self._check_shardings(
+            function, "argument", loaded.get_parameter_shardings(), function.arguments
+        )
         self._check_shardings(function, "result", loaded.get_output_shardings(), function.results)
-        return Executable(function.name, loaded, [self._layout(spec).wrap for spec in function.results])
+        return Executable(
+            function.name, loaded, [self._layout(spec).wrap for spec in function.results]
+        )
 
     def _check_shardings(
-        self, function: StageFunction, what: str, found: Sequence[Any] | None, specs: Sequence[TensorSpec]
+        self,
+        function: StageFunction,
+        what: str,
+        found: Sequence[Any] | None,
+        specs: Sequence[TensorSpec],
     ) -> None:
         if found is None or self.mesh.size == 1:  # one device: nothing to split
             return
@@ -155,41 +170,57 @@ class XlaMesh:
             known = {expected, to_mhlo(spec.sharding.reduced(), self.mesh)}
             if not any(actual == xc.HloSharding.from_string(text) for text in known):
                 raise ValueError(
-                    f"function @{function.name}: {what} {number} compiled to sharding {actual}, expected {expected}"
+                    f"function @{function.name}: {what} {number} compiled to sharding {actual}, "
+                    f"expected {expected}"
                 )
 
     def put(self, spec: TensorSpec, shards: Sequence[np.ndarray]) -> DeviceArray:
-        """One array from the shards of all devices of this process, in mesh order. The caller gives the memory away."""
+        """One array from the shards of all devices of this process, in mesh order. The caller gives
+        the memory away."""
         layout = self._layout(spec)
-        return xc.batched_device_put(layout.aval, layout.sharding, shards, self._found.own, enable_x64=True)
+        return xc.batched_device_put(
+            layout.aval, layout.sharding, shards, self._found.own, enable_x64=True
+        )
 
     def adopt(self, spec: TensorSpec, give: Sequence[Callable[[int | None], Any]]) -> DeviceArray:
-        """One array from memory of this process's devices, in mesh order. `give` makes the capsule of a device's shard
-        for the stream that is to wait for its contents, or for none where the device has no streams."""
+        """One array from memory of this process's devices, in mesh order. `give` makes the capsule
+        of a device's shard for the stream that is to wait for its contents, or for none where the
+        device has no streams."""
         layout, shards = self._layout(spec), []
         for device, make in zip(self._found.own, give, strict=True):
-            stream = device.get_stream_for_external_ready_events() if device.platform != "cpu" else None
+            stream = (
+                device.get_stream_for_external_ready_events() if device.platform != "cpu" else None
+            )
             shards.append(_jax.dlpack_managed_tensor_to_buffer(make(stream), device, stream))
-        return _jax.ArrayImpl(layout.aval, layout.sharding, shards, committed=True, _skip_checks=True)
+        return _jax.ArrayImpl(
+            layout.aval, layout.sharding, shards, committed=True, _skip_checks=True
+        )
 
     def device_shards(self, array: DeviceArray) -> Sequence[Any]:
-        """The arrays of this process's devices, in mesh order, which may still be being computed."""
+        """The arrays of this process's devices, in mesh order, which may still be being
+        computed."""
         shards: Sequence[Any] = array._arrays
         return shards
 
     def ordinals(self) -> list[int]:
         """The numbers of this process's devices on this machine, in mesh order."""
         own = self._found.own
-        return [number if each.local_hardware_id is None else each.local_hardware_id for number, each in enumerate(own)]
+        return [
+            number if each.local_hardware_id is None else each.local_hardware_id
+            for number, each in enumerate(own)
+        ]
 
     def copy(self, array: DeviceArray) -> DeviceArray:
         """The same contents in buffers of their own."""
         devices = xc.DeviceList(tuple(self._devices))
         always = xc.ArrayCopySemantics.ALWAYS_COPY
-        return xc.batched_copy_array_to_devices_with_sharding([array], [devices], [array.sharding], [always])[0]
+        return xc.batched_copy_array_to_devices_with_sharding(
+            [array], [devices], [array.sharding], [always]
+        )[0]
 
     def shards(self, array: DeviceArray) -> list[np.ndarray]:
-        """Read-only views of the shards of this process's devices, in mesh order; waits until they are computed.
+        """Read-only views of the shards of this process's devices, in mesh order; waits until they
+        are computed.
 
         While a view lives, donating the array copies it silently: drop views early.
         """
@@ -198,33 +229,45 @@ class XlaMesh:
     def live_bytes(self) -> int:
         """Bytes that a device of the mesh holds in arrays that are alive, whoever keeps them."""
         arrays = self._devices[0].client.live_arrays()
-        # Views of single shards are arrays, too, with another kind of sharding; GPUs of other meshes share the client.
+        # Views of single shards are arrays, too, with another kind of sharding; GPUs of other
+        # meshes share the client.
         own = [array for array in arrays if self._is_own(array.sharding) and not array.is_deleted()]
-        return sum(prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize for array in own)
+        return sum(
+            prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize for array in own
+        )
 
     def _is_own(self, sharding: Any) -> bool:
-        return isinstance(sharding, NamedSharding) and sharding.mesh.devices.flat[0] == self._devices[0]
+        return (
+            isinstance(sharding, NamedSharding)
+            and sharding.mesh.devices.flat[0] == self._devices[0]
+        )
 
     def fault_of(self, array: DeviceArray, spec: TensorSpec) -> str | None:
         """Why an executable must not be given `array` where it expects `spec`, or None."""
         layout = self._layout(spec)
         if array.is_deleted():
             return "its buffers are gone"
-        if (array.shape, array.dtype, array.sharding) != (layout.aval.shape, layout.aval.dtype, layout.sharding):
+        if (array.shape, array.dtype, array.sharding) != (
+            layout.aval.shape,
+            layout.aval.dtype,
+            layout.sharding,
+        ):
             return f"expected {spec}, found {array.dtype}{list(array.shape)} with {array.sharding}"
         return None
 
     def _layout(self, spec: TensorSpec) -> _Layout:
         if spec not in self._layouts:
             aval = core.ShapedArray(spec.shape, numpy_dtype(spec.dtype))
-            sharding = NamedSharding(self._jax_mesh, PartitionSpec(*(dim or None for dim in spec.sharding.dims)))
+            sharding = NamedSharding(
+                self._jax_mesh, PartitionSpec(*(dim or None for dim in spec.sharding.dims))
+            )
             wrap = result_handler(aval, sharding)
             self._layouts[spec] = _Layout(aval, sharding, wrap)
         return self._layouts[spec]
 
 
 def keep_barriers(build: Any, bytecode: bytes) -> None:
-    """The CPU compiler drops barriers before its last elimination of common subexpressions, which would merge what is
-    computed again with the original."""
+    """The CPU compiler drops barriers before its last elimination of common subexpressions, which
+    would merge what is computed again with the original."""
     if b"optimization_barrier" in bytecode:
         build.debug_options.xla_disable_hlo_passes = "cse_barrier_expander"

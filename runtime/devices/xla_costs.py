@@ -1,4 +1,5 @@
-"""What XLA's cost analysis says about a StableHLO module, before and after it is compiled for one host device."""
+"""What XLA's cost analysis says about a StableHLO module, before and after it is compiled for one
+host device."""
 
 from __future__ import annotations
 
@@ -22,8 +23,11 @@ class XlaCosts:
 
 
 def unoptimized_costs(module: str | bytes) -> XlaCosts:
-    """Of each operation as it stands: nothing fused, nothing simplified. `module` is MLIR text or bytecode."""
-    computation = xc._xla.mlir.mlir_module_to_xla_computation(module, use_tuple_args=False, return_tuple=False)
+    """Of each operation as it stands: nothing fused, nothing simplified. `module` is MLIR text or
+    bytecode."""
+    computation = xc._xla.mlir.mlir_module_to_xla_computation(
+        module, use_tuple_args=False, return_tuple=False
+    )
     return _costs(xc._xla.hlo_module_cost_analysis(_client(), computation.get_hlo_module()))
 
 

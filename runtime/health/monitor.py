@@ -20,8 +20,9 @@ from shardopt.runtime.program.text import place
 
 
 class Status(NamedTuple):
-    """`position` counts instructions of step `step`, both from 0; behind the last one comes the end of the step.
-    `waiting`: for a message. `pending` counts messages that are not handed over yet."""
+    """`position` counts instructions of step `step`, both from 0; behind the last one comes the end
+    of the step. `waiting`: for a message. `pending` counts messages that are not handed over
+    yet."""
 
     step: int
     position: int
@@ -31,8 +32,9 @@ class Status(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """After how many seconds a run is given up: without a sign of life of a worker; with a message handed over and not
-    there; with no progress of any worker. The last must be longer than the longest RUN of the program."""
+    """After how many seconds a run is given up: without a sign of life of a worker; with a message
+    handed over and not there; with no progress of any worker. The last must be longer than the
+    longest RUN of the program."""
 
     silence_seconds: float = 20.0
     message_seconds: float = 10.0
@@ -45,7 +47,9 @@ DEFAULT_LIMITS = Limits()
 class Monitor:
     """`workers` are the names of each mesh's workers. Times are seconds of one clock."""
 
-    def __init__(self, program: Program, workers: Mapping[str, Sequence[str]], limits: Limits) -> None:
+    def __init__(
+        self, program: Program, workers: Mapping[str, Sequence[str]], limits: Limits
+    ) -> None:
         self._parts = {name: part for part in program.meshes for name in workers[part.mesh.name]}
         self._workers = workers
         self._limits = limits
@@ -68,27 +72,41 @@ class Monitor:
         at = at or self._seen.get(worker)
         return "" if at is None else place(self._parts[worker], *at[:2])
 
-    def observe(self, statuses: Mapping[str, Status], busy: Sequence[str], now: float) -> MeshError | None:
+    def observe(
+        self, statuses: Mapping[str, Status], busy: Sequence[str], now: float
+    ) -> MeshError | None:
         """What is wrong with the step that the `busy` workers are in, if anything is."""
         for worker, status in statuses.items():
             if self._seen.get(worker) != status:
                 self._seen[worker] = status
                 self._changed[worker] = now
         lost = (self._lost(worker, now) for worker in busy if worker in self._seen)
-        return next((error for error in lost if error is not None), None) or self._stalled(busy, now)
+        return next((error for error in lost if error is not None), None) or self._stalled(
+            busy, now
+        )
 
     def _lost(self, worker: str, now: float) -> MeshError | None:
         status, limit = self._seen[worker], self._limits.message_seconds
         instructions = self._parts[worker].instructions
-        if not status.waiting or status.position >= len(instructions) or now - self._changed[worker] < limit:
+        if (
+            not status.waiting
+            or status.position >= len(instructions)
+            or now - self._changed[worker] < limit
+        ):
             return None
         recv = instructions[status.position]
         if not isinstance(recv, Recv):
             return None
-        if not all(self._has_sent(sender, recv.tag, status.step) for sender in self._workers[recv.source]):
+        if not all(
+            self._has_sent(sender, recv.tag, status.step) for sender in self._workers[recv.source]
+        ):
             return None
-        cause = f"message {recv.tag} of mesh '{recv.source}' was sent and has not come for {limit:g} s"
-        return self._error(worker, f"{cause} (limit message_seconds={limit:g}): it was lost", Kind.LOST)
+        cause = (
+            f"message {recv.tag} of mesh '{recv.source}' was sent and has not come for {limit:g} s"
+        )
+        return self._error(
+            worker, f"{cause} (limit message_seconds={limit:g}): it was lost", Kind.LOST
+        )
 
     def _has_sent(self, worker: str, tag: int, step: int) -> bool:
         status = self._seen.get(worker)

@@ -1,8 +1,7 @@
 """What a backend asks while it waits for its workers: is anything wrong though nobody says so?
 
-Every worker is asked again and again where it stands, on the connection that its commands come on; the answers are its
-signs of life, and what the monitor judges by.
-"""
+Every worker is asked again and again where it stands, on the connection that its commands come on;
+the answers are its signs of life, and what the monitor judges by."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ from shardopt.runtime.tracing.where import Standing
 
 
 class Watch:
-    """`ask` has a worker tell where it stands; `position` is what is known of that without its help: (step, position),
-    or None."""
+    """`ask` has a worker tell where it stands; `position` is what is known of that without its
+    help: (step, position), or None."""
 
     def __init__(
         self,
@@ -64,7 +63,11 @@ class Watch:
 
     def _monitor_of(self, program: Program) -> Monitor:
         hosts = {part.mesh.name: self._hosts[part.mesh.name] for part in program.meshes}
-        return Monitor(program, {mesh: [host.name for host in own] for mesh, own in hosts.items()}, self._limits)
+        return Monitor(
+            program,
+            {mesh: [host.name for host in own] for mesh, own in hosts.items()},
+            self._limits,
+        )
 
     def _listen(self) -> dict[str, Status]:
         """The answers that have come, and new questions to those who gave them."""
@@ -75,7 +78,9 @@ class Watch:
                 if answer.exception() is None:  # who is gone says so in the call that it is in
                     self._heard[name] = monotonic()
                     at = answer.result()
-                    statuses[name] = Status(at["step"], at["position"], at["waiting"], at["pending"])
+                    statuses[name] = Status(
+                        at["step"], at["position"], at["waiting"], at["pending"]
+                    )
             if name not in self._asked:
                 self._asked[name] = self._ask(name)
         return statuses

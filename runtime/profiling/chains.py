@@ -1,9 +1,10 @@
-"""Programs of one kind of work K times in a row, as StableHLO, and how to see in compiled HLO that they still are.
+"""Programs of one kind of work K times in a row, as StableHLO, and how to see in compiled HLO that
+they still are.
 
-Every step needs the result of the one before, so nothing runs at once, and what would be fused stands between barriers.
-Where a result has another shape than the operand, one element of it is written back into the operand, in place.
-A program is what one device runs; collectives talk to replicas.
-"""
+Every step needs the result of the one before, so nothing runs at once, and what would be fused
+stands between barriers. Where a result has another shape than the operand, one element of it is
+written back into the operand, in place. A program is what one device runs; collectives talk to
+replicas."""
 
 from __future__ import annotations
 
@@ -27,10 +28,25 @@ ADD = """({
 _SMALL = 64
 _CHANNELS, _IMAGES, _ROW = 32, 4, 256
 # How a product is spelt in compiled HLO: left as it is, or handed to a library or to Triton.
-_PRODUCTS = ("dot", "__cublas$gemm", "__cublas$lt$matmul", "__triton_gemm", "__triton_nested_gemm_fusion")
+_PRODUCTS = (
+    "dot",
+    "__cublas$gemm",
+    "__cublas$lt$matmul",
+    "__triton_gemm",
+    "__triton_nested_gemm_fusion",
+)
 # What is no work of its own in the entry computation of compiled HLO.
 _FREE = frozenset(
-    ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "opt-barrier", "after-all", "partition-id")
+    (
+        "parameter",
+        "constant",
+        "tuple",
+        "get-tuple-element",
+        "bitcast",
+        "opt-barrier",
+        "after-all",
+        "partition-id",
+    )
 )
 _CALLEE = re.compile(r"to_apply=%?([\w.-]+)")
 _OPCODE = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = (?:\([^=]*?\)|\S+) ([\w-]+)\(")
@@ -40,8 +56,8 @@ _OPCODE = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = (?:\([^=]*?\)|\S+) ([\w-]+)\(")
 class Chain:
     """One kind of work of one size. `arguments[0]` is what is handed from step to step.
 
-    `opcodes` name the operation in compiled HLO, in one of which spellings it must appear once a step.
-    """
+    `opcodes` name the operation in compiled HLO, in one of which spellings it must appear once a
+    step."""
 
     kind: str
     dtype: str
@@ -63,14 +79,17 @@ class Chain:
 
     def count(self, hlo: str) -> tuple[int, int]:
         """(operations of this kind, kernels that the entry computation starts) in compiled HLO."""
-        wanted = re.compile("|".join(rf"(?<![\w-]){re.escape(opcode)}(?![\w-])" for opcode in self.opcodes))
+        wanted = re.compile(
+            "|".join(rf"(?<![\w-]){re.escape(opcode)}(?![\w-])" for opcode in self.opcodes)
+        )
         lines = [line.split("metadata=")[0] for line in hlo.splitlines() if _OPCODE.match(line)]
         found = sum(bool(wanted.search(line.partition(" = ")[2])) for line in lines)
         return found, _kernels(hlo, hlo[hlo.index("\nENTRY ") :])
 
 
 def _kernels(hlo: str, computation: str) -> int:
-    """What works in a computation and in those that it calls as they are, as GPU backends do with recorded commands."""
+    """What works in a computation and in those that it calls as they are, as GPU backends do with
+    recorded commands."""
     count = 0
     for line in computation.partition("\n}")[0].splitlines():
         opcode = _OPCODE.match(line)
@@ -102,7 +121,8 @@ def matmul(n: int, dtype: str) -> Chain:
 
     def link(step: int, x: str) -> tuple[str, str]:
         return (
-            f"%y{step} = stablehlo.dot_general {x}, %x1, contracting_dims = [1] x [0] : ({type_}, {type_}) -> {type_}",
+            f"%y{step} = stablehlo.dot_general {x}, %x1, contracting_dims = [1] x [0] : ({type_}, "
+            f"{type_}) -> {type_}",
             f"%y{step}",
         )
 
@@ -116,9 +136,14 @@ def batch_matmul(batch: int, dtype: str) -> Chain:
 
     def link(step: int, x: str) -> tuple[str, str]:
         dims = "batching_dims = [0] x [0], contracting_dims = [2] x [1]"
-        return f"%y{step} = stablehlo.dot_general {x}, %x1, {dims} : ({type_}, {type_}) -> {type_}", f"%y{step}"
+        return (
+            f"%y{step} = stablehlo.dot_general {x}, %x1, {dims} : ({type_}, {type_}) -> {type_}",
+            f"%y{step}",
+        )
 
-    return Chain(kinds.BATCH_MATMUL, dtype, 2.0 * batch * _SMALL**3, (shape, shape), link, _PRODUCTS)
+    return Chain(
+        kinds.BATCH_MATMUL, dtype, 2.0 * batch * _SMALL**3, (shape, shape), link, _PRODUCTS
+    )
 
 
 def convolution(extent: int, dtype: str) -> Chain:
@@ -128,8 +153,10 @@ def convolution(extent: int, dtype: str) -> Chain:
 
     def link(step: int, x: str) -> tuple[str, str]:
         return (
-            f"%y{step} = stablehlo.convolution({x}, %x1) dim_numbers = [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f], "
-            "window = {pad = [[1, 1], [1, 1]]} {batch_group_count = 1 : i64, feature_group_count = 1 : i64} : "
+            f"%y{step} = stablehlo.convolution({x}, %x1) dim_numbers = [b, 0, 1, f]x[0, 1, i, "
+            "o]->[b, 0, 1, f], "
+            "window = {pad = [[1, 1], [1, 1]]} {batch_group_count = 1 : i64, feature_group_count = "
+            "1 : i64} : "
             f"{types}",
             f"%y{step}",
         )
@@ -153,7 +180,14 @@ def elementwise(count: int, dtype: str) -> Chain:
         barrier, result = _barrier(step, f"%y{step}", type_)
         return f"%y{step} = stablehlo.add {x}, %x1 : {type_}\n{barrier}", result
 
-    return Chain(kinds.ELEMENTWISE, dtype, 3.0 * count * _itemsize(dtype), ((count,), (count,)), link, ("add",))
+    return Chain(
+        kinds.ELEMENTWISE,
+        dtype,
+        3.0 * count * _itemsize(dtype),
+        ((count,), (count,)),
+        link,
+        ("add",),
+    )
 
 
 def transcendental(count: int, dtype: str) -> Chain:
@@ -164,7 +198,9 @@ def transcendental(count: int, dtype: str) -> Chain:
         barrier, result = _barrier(step, f"%y{step}", type_)
         return f"%y{step} = stablehlo.tanh {x} : {type_}\n{barrier}", result
 
-    return Chain(kinds.TRANSCENDENTAL, dtype, 2.0 * count * _itemsize(dtype), ((count,),), link, ("tanh",))
+    return Chain(
+        kinds.TRANSCENDENTAL, dtype, 2.0 * count * _itemsize(dtype), ((count,),), link, ("tanh",)
+    )
 
 
 def reduction(rows: int, dtype: str) -> Chain:
@@ -173,7 +209,8 @@ def reduction(rows: int, dtype: str) -> Chain:
 
     def link(step: int, x: str) -> tuple[str, str]:
         lines = [
-            f"%y{step} = stablehlo.reduce({x} init: %zero{step}) applies stablehlo.add across dimensions = [1] : "
+            f"%y{step} = stablehlo.reduce({x} init: %zero{step}) applies stablehlo.add across "
+            "dimensions = [1] : "
             f"({matrix}, tensor<{dtype}>) -> {column}"
         ]
         lines.insert(0, f"%zero{step} = stablehlo.constant dense<0.0> : tensor<{dtype}>")
@@ -185,7 +222,8 @@ def reduction(rows: int, dtype: str) -> Chain:
 
 
 def scatter(rows: int, dtype: str) -> Chain:
-    """Rows added to a table, as in the gradient of an embedding. The size counts the elements of the rows."""
+    """Rows added to a table, as in the gradient of an embedding. The size counts the elements of
+    the rows."""
     table, updates = type_text((4 * rows, _ROW), dtype), type_text((rows, _ROW), dtype)
     region = ADD.replace("tensor<T>", f"tensor<{dtype}>")
 
@@ -199,7 +237,14 @@ def scatter(rows: int, dtype: str) -> Chain:
             f"%y{step}",
         )
 
-    return Chain(kinds.SCATTER, dtype, float(rows * _ROW), ((4 * rows, _ROW), (rows, _ROW)), link, ("while", "scatter"))
+    return Chain(
+        kinds.SCATTER,
+        dtype,
+        float(rows * _ROW),
+        ((4 * rows, _ROW), (rows, _ROW)),
+        link,
+        ("while", "scatter"),
+    )
 
 
 COMPUTE = {
@@ -221,8 +266,10 @@ def write_back(step: int, x: str, shape: Shape, found: Shape, dtype: str) -> tup
     places = ", ".join(["tensor<i32>"] * len(shape))
     operand = type_text(shape, dtype)
     return (
-        f"%e{step} = stablehlo.slice %y{step} [{starts}] : ({type_text(found, dtype)}) -> {type_text(one, dtype)}\n"
-        f"%r{step} = stablehlo.reshape %e{step} : ({type_text(one, dtype)}) -> {type_text(reshaped, dtype)}\n"
+        f"%e{step} = stablehlo.slice %y{step} [{starts}] : ({type_text(found, dtype)}) -> "
+        f"{type_text(one, dtype)}\n"
+        f"%r{step} = stablehlo.reshape %e{step} : ({type_text(one, dtype)}) -> "
+        f"{type_text(reshaped, dtype)}\n"
         f"%at{step} = stablehlo.constant dense<0> : tensor<i32>\n"
         f"%w{step} = stablehlo.dynamic_update_slice {x}, %r{step}, {zeros} : "
         f"({operand}, {type_text(reshaped, dtype)}, {places}) -> {operand}",
@@ -231,9 +278,12 @@ def write_back(step: int, x: str, shape: Shape, found: Shape, dtype: str) -> tup
 
 
 def calls(buffers: int) -> str:
-    """A function that takes and gives half as many scalars each way, in the same buffers, and works on one of them."""
+    """A function that takes and gives half as many scalars each way, in the same buffers, and works
+    on one of them."""
     count = max(buffers // 2, 1)
-    head = ", ".join(f"%x{k}: tensor<1xf32> {{tf.aliasing_output = {k} : i32}}" for k in range(count))
+    head = ", ".join(
+        f"%x{k}: tensor<1xf32> {{tf.aliasing_output = {k} : i32}}" for k in range(count)
+    )
     types = ", ".join(["tensor<1xf32>"] * count)
     values = ", ".join(("%y", *(f"%x{k}" for k in range(1, count))))
     body = f"%y = stablehlo.add %x0, %x0 : tensor<1xf32>\nreturn {values} : {types}"

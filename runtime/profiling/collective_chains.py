@@ -7,11 +7,11 @@ from shardopt.runtime.profiling.chains import ADD, Chain, Link, type_text, write
 
 
 def collective(kind: str, bytes: int, group: int, devices: int, *, scatters: bool) -> Chain:
-    """One of `shardopt.cost.collectives` on all groups of `group` neighbours; `bytes` as its formula wants them.
+    """One of `shardopt.cost.collectives` on all groups of `group` neighbours; `bytes` as its
+    formula wants them.
 
-    `scatters` says that the partitioner makes reduce-scatters; otherwise they are all-reduces of which each device
-    takes its part.
-    """
+    `scatters` says that the partitioner makes reduce-scatters; otherwise they are all-reduces of
+    which each device takes its part."""
     whole = max(bytes // 4 // group, 1) * group
     held = whole // group if kind == collectives.ALL_GATHER else whole
     if kind == collectives.ALL_TO_ALL:
@@ -22,28 +22,43 @@ def collective(kind: str, bytes: int, group: int, devices: int, *, scatters: boo
     return Chain(kind, "f32", 4.0 * whole, ((held,),), link, (opcode, f"{opcode}-start"))
 
 
-def _collective_link(kind: str, held: int, group: int, groups: list[list[int]], scatters: bool) -> tuple[Link, str]:
+def _collective_link(
+    kind: str, held: int, group: int, groups: list[list[int]], scatters: bool
+) -> tuple[Link, str]:
     own = type_text((held,), "f32")
     where = f"replica_groups = dense<{groups}> : tensor<{len(groups)}x{group}xi64>"
     add = ADD.replace("tensor<T>", "tensor<f32>")
 
     def all_reduce(step: int, x: str) -> tuple[str, str]:
-        return f'%y{step} = "stablehlo.all_reduce"({x}) <{{{where}}}> {add} : ({own}) -> {own}', f"%y{step}"
+        return (
+            f'%y{step} = "stablehlo.all_reduce"({x}) <{{{where}}}> {add} : ({own}) -> {own}',
+            f"%y{step}",
+        )
 
     def permute(step: int, x: str) -> tuple[str, str]:
         pairs = [[each[k], each[(k + 1) % group]] for each in groups for k in range(group)]
         pairs_text = f"source_target_pairs = dense<{pairs}> : tensor<{len(pairs)}x2xi64>"
-        return f'%y{step} = "stablehlo.collective_permute"({x}) <{{{pairs_text}}}> : ({own}) -> {own}', f"%y{step}"
+        return (
+            f'%y{step} = "stablehlo.collective_permute"({x}) <{{{pairs_text}}}> : ({own}) -> {own}',
+            f"%y{step}",
+        )
 
     def all_to_all(step: int, x: str) -> tuple[str, str]:
-        dims = f"split_dimension = 0 : i64, concat_dimension = 0 : i64, split_count = {group} : i64, {where}"
-        return f'%y{step} = "stablehlo.all_to_all"({x}) <{{{dims}}}> : ({own}) -> {own}', f"%y{step}"
+        dims = (
+            f"split_dimension = 0 : i64, concat_dimension = 0 : i64, split_count = {group} : "
+            f"i64, {where}"
+        )
+        return (
+            f'%y{step} = "stablehlo.all_to_all"({x}) <{{{dims}}}> : ({own}) -> {own}',
+            f"%y{step}",
+        )
 
     def all_gather(step: int, x: str) -> tuple[str, str]:
         back, result = write_back(step, x, (held,), (held * group,), "f32")
         types = f"({own}) -> {type_text((held * group,), 'f32')}"
         return (
-            f'%y{step} = "stablehlo.all_gather"({x}) <{{all_gather_dim = 0 : i64, {where}}}> : {types}\n{back}',
+            f'%y{step} = "stablehlo.all_gather"({x}) <{{all_gather_dim = 0 : i64, {where}}}> : '
+            f"{types}\n{back}",
             result,
         )
 
@@ -51,7 +66,10 @@ def _collective_link(kind: str, held: int, group: int, groups: list[list[int]], 
         part = type_text((held // group,), "f32")
         back, result = write_back(step, x, (held,), (held // group,), "f32")
         if scatters:
-            op = f'"stablehlo.reduce_scatter"({x}) <{{scatter_dimension = 0 : i64, {where}}}> {add} : ({own}) -> {part}'
+            op = (
+                f'"stablehlo.reduce_scatter"({x}) <{{scatter_dimension = 0 : i64, {where}}}> '
+                f"{add} : ({own}) -> {part}"
+            )
             return f"%y{step} = {op}\n{back}", result
         return (
             f'%f{step} = "stablehlo.all_reduce"({x}) <{{{where}}}> {add} : ({own}) -> {own}\n'
@@ -70,12 +88,16 @@ def _collective_link(kind: str, held: int, group: int, groups: list[list[int]], 
         collectives.PERMUTE: (permute, "collective-permute"),
         collectives.ALL_TO_ALL: (all_to_all, "all-to-all"),
         collectives.ALL_GATHER: (all_gather, "all-gather"),
-        collectives.REDUCE_SCATTER: (reduce_scatter, "reduce-scatter" if scatters else "all-reduce"),
+        collectives.REDUCE_SCATTER: (
+            reduce_scatter,
+            "reduce-scatter" if scatters else "all-reduce",
+        ),
     }
     return table[kind]
 
 
-# A sum left open along the mesh and then wanted in parts: a reduce-scatter where the backend has one.
+# A sum left open along the mesh and then wanted in parts: a reduce-scatter where the backend has
+# one.
 SCATTERING = """
 sdy.mesh @mesh = <["x"=2]>
 func.func @main(%0: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>},

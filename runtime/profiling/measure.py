@@ -1,5 +1,5 @@
-"""Measure the devices at hand into a profile: which work, in which sizes, and what is done with a measurement that
-makes no sense."""
+"""Measure the devices at hand into a profile: which work, in which sizes, and what is done with a
+measurement that makes no sense."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from shardopt.runtime.profiling.messages import measure_call, measure_message
 from shardopt.runtime.profiling.slopes import Effort, MergedError, Slope, bytecode_of, measure_chain
 from shardopt.support.progress import progress
 
-# What each kind of work is sized by, from small to large: edges of matrices, batches, image edges, elements, rows.
+# What each kind of work is sized by, from small to large: edges of matrices, batches, image edges,
+# elements, rows.
 _SIZES = {
     kinds.MATMUL: tuple(2**k for k in range(4, 15)),
     kinds.BATCH_MATMUL: tuple(4**k for k in range(1, 10)),
@@ -33,8 +34,8 @@ _SIZES = {
 }
 _BYTES = tuple(2**k for k in range(8, 29, 3))
 _BUFFERS = (2, 16, 64, 256)
-# A point that is so much dearer by its size than the one before is measured twice: what else the machine does strikes
-# long samples most.
+# A point that is so much dearer by its size than the one before is measured twice: what else the
+# machine does strikes long samples most.
 _DEARER = 2.0
 # What tells how much faster a device is while others rest.
 _ALONE = (COMPUTE[kinds.MATMUL](256, "f32"), COMPUTE[kinds.ELEMENTWISE](2**18, "f32"))
@@ -42,8 +43,8 @@ _ALONE = (COMPUTE[kinds.MATMUL](256, "f32"), COMPUTE[kinds.ELEMENTWISE](2**18, "
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure. Sizes of a kind grow, `stride` of the list at a time, until one operation would take
-    `longest_seconds`."""
+    """What to measure. Sizes of a kind grow, `stride` of the list at a time, until one operation
+    would take `longest_seconds`."""
 
     device: str
     dtypes: tuple[str, ...] = ("f32",)
@@ -54,7 +55,9 @@ class Request:
 
     @staticmethod
     def quick(device: str, dtypes: tuple[str, ...]) -> Request:
-        return Request(device, dtypes, Effort(fewest=3, most=10, seconds=0.05), longest_seconds=0.002, stride=2)
+        return Request(
+            device, dtypes, Effort(fewest=3, most=10, seconds=0.05), longest_seconds=0.002, stride=2
+        )
 
 
 _Measure = Callable[[int], tuple[float, Slope]]
@@ -71,7 +74,9 @@ class _Job:
     devices: int = 1
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.dtype}".strip() + (f" of {self.devices}" if self.devices > 1 else "")
+        return f"{self.kind} {self.dtype}".strip() + (
+            f" of {self.devices}" if self.devices > 1 else ""
+        )
 
 
 def measure_profile(
@@ -97,7 +102,12 @@ def _jobs(devices: Sequence[Any], request: Request) -> Iterator[_Job]:
     everyone, host = Replicas(devices), devices[0].platform == "cpu"
     for dtype in request.dtypes:
         for kind, make in COMPUTE.items():
-            yield _Job(kind, _SIZES[kind], _of_chain(partial(make, dtype=dtype), everyone, request.effort), dtype)
+            yield _Job(
+                kind,
+                _SIZES[kind],
+                _of_chain(partial(make, dtype=dtype), everyone, request.effort),
+                dtype,
+            )
     groups = [size for size in range(2, len(devices) + 1) if len(devices) % size == 0]
     scatters = bool(groups) and _makes_reduce_scatters(devices)
     for group in groups:
@@ -133,11 +143,16 @@ def _run(job: _Job, request: Request, remark: Callable[[str], None]) -> Measurem
             remark(f"{job}, size {step}: left out: {error}")
             continue
         if slope.seconds <= 0:
-            remark(f"{job}, size {step}: left out: the longer program took less time than the shorter one")
+            remark(
+                f"{job}, size {step}: left out: the longer program took less time than the shorter "
+                "one"
+            )
             continue
         if points and slope.seconds / size > _DEARER * points[-1][1].seconds / points[-1][0]:
             again = job.measure(step)[1]
-            slope = min((each for each in (slope, again) if each.seconds > 0), key=lambda each: each.seconds)
+            slope = min(
+                (each for each in (slope, again) if each.seconds > 0), key=lambda each: each.seconds
+            )
         growth = size / points[-1][0] if points else 1.0
         points.append((size, slope))
         if slope.seconds * growth > request.longest_seconds:  # as the next one would, at the least
@@ -155,13 +170,20 @@ def _run(job: _Job, request: Request, remark: Callable[[str], None]) -> Measurem
     )
 
 
-def _speeds(devices: Sequence[Any], request: Request, remark: Callable[[str], None]) -> tuple[float, ...]:
-    """Speed of a device while 1, 2, … are at work, relative to all of them: the geometric mean over kinds of work."""
+def _speeds(
+    devices: Sequence[Any], request: Request, remark: Callable[[str], None]
+) -> tuple[float, ...]:
+    """Speed of a device while 1, 2, … are at work, relative to all of them: the geometric mean over
+    kinds of work."""
     counts = sorted({1, *(2**k for k in range(1, len(devices).bit_length())), len(devices)})
-    effort = replace(request.effort, most=2 * request.effort.most, seconds=4 * request.effort.seconds)
+    effort = replace(
+        request.effort, most=2 * request.effort.most, seconds=4 * request.effort.seconds
+    )
     seconds = []
     for count in counts:
-        slopes = [measure_chain(chain, Replicas(devices[:count]), effort).seconds for chain in _ALONE]
+        slopes = [
+            measure_chain(chain, Replicas(devices[:count]), effort).seconds for chain in _ALONE
+        ]
         if min(slopes) <= 0:
             remark("devices alone: no positive slope, taken as no faster than together")
             return (1.0,) * len(devices)
@@ -180,7 +202,8 @@ def _between(speeds: dict[int, float], busy: int) -> float:
 
 
 def _makes_reduce_scatters(devices: Sequence[Any]) -> bool:
-    """Whether the partitioner takes a sum in parts by a reduce-scatter; on the host it all-reduces and slices."""
+    """Whether the partitioner takes a sum in parts by a reduce-scatter; on the host it all-reduces
+    and slices."""
     if devices[0].platform == "cpu":
         return "reduce-scatter(" in compiled_text(bytecode_of(SCATTERING), 2, shardy=True)
     return True

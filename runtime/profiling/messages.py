@@ -1,4 +1,5 @@
-"""What the runtime itself takes: a message between two meshes of this process, and the call of a compiled function."""
+"""What the runtime itself takes: a message between two meshes of this process, and the call of a
+compiled function."""
 
 from __future__ import annotations
 
@@ -25,11 +26,14 @@ _AXIS = "x"
 def measure_message(bytes: int, devices: int, effort: Effort) -> Slope:
     """One message of `bytes` from each of so many devices of a host mesh to its partner on another.
 
-    A value goes back and forth between two meshes by the instructions, and the transport, of a plan.
-    """
+    A value goes back and forth between two meshes by the instructions, and the transport, of a
+    plan."""
     with ExitStack() as stack:
         programs = (_ping_pong(bytes // 4, devices, rounds) for rounds in (SHORT, LONG))
-        runs = [stack.enter_context(open_run(program, platform="cpu", checked_steps=0)) for program in programs]
+        runs = [
+            stack.enter_context(open_run(program, platform="cpu", checked_steps=0))
+            for program in programs
+        ]
         for run in runs:
             run.load([np.zeros(bytes // 4 * devices, np.float32)])
         short, long = (partial(_step_seconds, run) for run in runs)
@@ -64,14 +68,17 @@ def _ping_pong(count: int, devices: int, rounds: int) -> Program:
         (Result("value", value),),
         routes,
         (
-            MeshProgram(a, (spec,) * (rounds + 1), ((0, 0),), (), tuple(on_a), ((0, rounds),), (), ()),
+            MeshProgram(
+                a, (spec,) * (rounds + 1), ((0, 0),), (), tuple(on_a), ((0, rounds),), (), ()
+            ),
             MeshProgram(b, (spec,) * rounds, (), (), tuple(on_b), (), (), ()),
         ),
     )
 
 
 def measure_call(buffers: int, replicas: Replicas, effort: Effort) -> Slope:
-    """A call of a function with so many arguments and results, half of each, which has nothing to do but one sum."""
+    """A call of a function with so many arguments and results, half of each, which has nothing to
+    do but one sum."""
     count = max(buffers // 2, 1)
     executable, _ = replicas.compile(bytecode_of(calls(buffers)), [((1,), "float32")] * count)
 

@@ -1,4 +1,5 @@
-"""Seconds of one step of a chain: the slope between a short and a long program, and what a call takes on top."""
+"""Seconds of one step of a chain: the slope between a short and a long program, and what a call
+takes on top."""
 
 from __future__ import annotations
 
@@ -17,13 +18,15 @@ from shardopt.runtime.devices.replicas import Replicas
 from shardopt.runtime.profiling.chains import Chain
 
 SHORT, LONG, LONGEST = 1, 5, 41
-# Below this difference between the two programs the clock and the threads decide: a longer one is taken.
+# Below this difference between the two programs the clock and the threads decide: a longer one is
+# taken.
 _CLEAR_SECONDS = 200e-6
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: samples of each program, and the seconds after which no more than the fewest are taken."""
+    """How long to measure: samples of each program, and the seconds after which no more than the
+    fewest are taken."""
 
     fewest: int = 5
     most: int = 60
@@ -32,7 +35,8 @@ class Effort:
 
 @dataclass(frozen=True)
 class Slope:
-    """Seconds of one step (the smallest samples), and the relative distance of the median from them."""
+    """Seconds of one step (the smallest samples), and the relative distance of the median from
+    them."""
 
     seconds: float
     spread: float
@@ -59,14 +63,18 @@ def measure_chain(chain: Chain, replicas: Replicas, effort: Effort) -> Slope:
     return slope
 
 
-def slope_of(short: Callable[[], float], long: Callable[[], float], steps: int, effort: Effort) -> Slope:
+def slope_of(
+    short: Callable[[], float], long: Callable[[], float], steps: int, effort: Effort
+) -> Slope:
     """Samples of both in turn, so that what else the machine does strikes both."""
     for sample in (short, long):
         sample()
     few: list[float] = []
     many: list[float] = []
     begin = perf_counter()
-    while len(few) < effort.fewest or (len(few) < effort.most and perf_counter() - begin < effort.seconds):
+    while len(few) < effort.fewest or (
+        len(few) < effort.most and perf_counter() - begin < effort.seconds
+    ):
         few.append(short())
         many.append(long())
     return Slope((min(many) - min(few)) / steps, median(many) / min(many) - 1, len(few))
@@ -80,7 +88,9 @@ def bytecode_of(text: str) -> bytes:
 
 
 class _Timed:
-    def __init__(self, chain: Chain, steps: int, replicas: Replicas, arrays: Sequence[object]) -> None:
+    def __init__(
+        self, chain: Chain, steps: int, replicas: Replicas, arrays: Sequence[object]
+    ) -> None:
         bytecode = bytecode_of(chain.text(steps))
         dtype = numpy_name(chain.dtype)
         self._executable, hlo = replicas.compile(bytecode, [(chain.arguments[0], dtype)])
@@ -98,6 +108,7 @@ def _check(chain: Chain, short: _Timed, long: _Timed, steps: int) -> None:
     operations, kernels = long.operations - short.operations, long.kernels - short.kernels
     if operations < steps or kernels < steps:
         raise MergedError(
-            f"expected {steps} more {chain.opcodes[0]} and as many more kernels in the longer program, "
+            f"expected {steps} more {chain.opcodes[0]} and as many more kernels in the longer "
+            "program, "
             f"found {operations} and {kernels}"
         )

@@ -1,15 +1,15 @@
 """From an exported program to instructions.
 
-1. `@main` is walked in program order: calls become RUN on their mesh; a transfer becomes SEND where it stands and RECV
-   before the first use of its result. Program order is one order in which everything can run, so nothing deadlocks.
+1. `@main` is walked in program order: calls become RUN on their mesh; a transfer becomes SEND where
+   it stands and RECV before the first use of its result. Program order is one order in which
+   everything can run, so nothing deadlocks.
 2. The microbatch loop is unrolled by its schedule, mesh by mesh (`loop.py`).
 3. Transfers at the same place are combined to one message (`combine.py`).
 4. SENDs are put in order where receivers would take them in another (`sends.py`).
 5. FREE is added, and COPY where a donated buffer is still needed (`liveness.py`).
 
-Tags and buffer ids are numbered in the order of emission, so both ends of a transfer agree and the program is the same
-in every run.
-"""
+Tags and buffer ids are numbered in the order of emission, so both ends of a transfer agree and the
+program is the same in every run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def build_program(exported: ExportedProgram) -> Program:
     for position, op in enumerate(exported.main.ops):
         if isinstance(op, Call):
             inputs = tuple(emitter.use(value) for value in op.inputs)
-            outputs: list[tuple[Hashable, TensorSpec]] = [(value, values[value].spec) for value in op.outputs]
+            outputs: list[tuple[Hashable, TensorSpec]] = [
+                (value, values[value].spec) for value in op.outputs
+            ]
             emitter.call(op, inputs, outputs, label_of(op.kind, op.stage))
         elif isinstance(op, Transfer):
             source, target = values[op.input], (op.output, values[op.output])
@@ -48,9 +50,13 @@ def build_program(exported: ExportedProgram) -> Program:
     return _finish(exported, emitter, arguments)
 
 
-def _finish(exported: ExportedProgram, emitter: Emitter, arguments: dict[str, list[tuple[int, int]]]) -> Program:
+def _finish(
+    exported: ExportedProgram, emitter: Emitter, arguments: dict[str, list[tuple[int, int]]]
+) -> Program:
     results: dict[str, list[tuple[int, int]]] = {mesh.name: [] for mesh in exported.meshes}
-    for number, (value, result) in enumerate(zip(exported.main.results, exported.results, strict=True)):
+    for number, (value, result) in enumerate(
+        zip(exported.main.results, exported.results, strict=True)
+    ):
         results[result.value.mesh].append((number, emitter.use(value)))
     parts = []
     for name, part in emitter.meshes.items():
@@ -78,9 +84,12 @@ def _finish(exported: ExportedProgram, emitter: Emitter, arguments: dict[str, li
 def _feedback(
     part: MeshEmitter, arguments: dict[int, int], results: dict[int, int], exported: ExportedProgram
 ) -> tuple[tuple[int, int], ...]:
-    """Where each state argument's next value comes from: a buffer of its own, copied if anything else keeps it."""
+    """Where each state argument's next value comes from: a buffer of its own, copied if anything
+    else keeps it."""
     state = {number: exported.arguments[number].alias for number in arguments}
-    kept = {arguments[number] for number, alias in state.items() if alias is None} | set(part.indices.values())
+    kept = {arguments[number] for number, alias in state.items() if alias is None} | set(
+        part.indices.values()
+    )
     pairs: list[tuple[int, int]] = []
     for number, alias in state.items():
         if alias is None:

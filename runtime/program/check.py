@@ -1,4 +1,5 @@
-"""The check of a program before it runs: executables do not check their inputs, and a wait can be for ever."""
+"""The check of a program before it runs: executables do not check their inputs, and a wait can be
+for ever."""
 
 from __future__ import annotations
 
@@ -32,31 +33,39 @@ from shardopt.runtime.program.wellformed import find_malformed
 def check_program(program: Program) -> tuple[str, ...]:
     """Every fault of the program, empty for a good one.
 
-    Checked: numbers and names exist and fit the frame (`wellformed.py`); routes carry each element once
-    (`check_routes.py`); buffers are defined once, before use, completed where they have only landed, and not used after
-    FREE or donation; functions get what they expect; kept buffers survive; nothing is left over; SEND and RECV pair up
-    with equal routes; hosts of a mesh send what others expect (`check_hosts.py`); and the lists run to their ends
-    whether SENDs wait for their receivers or not.
-    """
+    Checked: numbers and names exist and fit the frame (`wellformed.py`); routes carry each element
+    once (`check_routes.py`); buffers are defined once, before use, completed where they have only
+    landed, and not used after FREE or donation; functions get what they expect; kept buffers
+    survive; nothing is left over; SEND and RECV pair up with equal routes; hosts of a mesh send
+    what others expect (`check_hosts.py`); and the lists run to their ends whether SENDs wait for
+    their receivers or not."""
     if malformed := tuple(find_malformed(program)):
         return malformed
     faults = list(find_route_faults(program))
     faults.extend(fault for part in program.meshes for fault in _check_mesh(part, program))
     faults.extend(_check_pairs(program))
-    return tuple(faults) or (*find_host_faults(program, hosts_of(program)), *_check_progress(program))
+    return tuple(faults) or (
+        *find_host_faults(program, hosts_of(program)),
+        *_check_progress(program),
+    )
 
 
 def _check_mesh(part: MeshProgram, program: Program) -> Iterator[str]:
     where = f"mesh {part.mesh.name}"
     live = {buffer for _, buffer in (*part.arguments, *part.indices)}
     defined = set(live)
-    landed: dict[int, int] = {}  # buffers that wait to be completed, and the routes that they came by
+    landed: dict[
+        int, int
+    ] = {}  # buffers that wait to be completed, and the routes that they came by
     kept = part.kept_buffers
     functions = {function.name: function for function in part.functions}
     for position, instruction in enumerate(part.instructions):
         consumed = _consumed(instruction)
         faults = [*_check_buffers(instruction, live, defined)]
-        faults += [f"consumes %{buffer}, which the next step needs" for buffer in sorted(kept.intersection(consumed))]
+        faults += [
+            f"consumes %{buffer}, which the next step needs"
+            for buffer in sorted(kept.intersection(consumed))
+        ]
         faults += _check_types(instruction, part, program, functions)
         faults += _check_completion(instruction, landed, program)
         if faults:
@@ -67,7 +76,10 @@ def _check_mesh(part: MeshProgram, program: Program) -> Iterator[str]:
         defined.update(writes(instruction))
     needed = [buffer for _, buffer in part.results] + [buffer for buffer, _ in part.feedback]
     for buffer in sorted(set(needed) - live):
-        yield f"{where}: result %{buffer} is {'gone' if buffer in defined else 'not defined'} at the end"
+        yield (
+            f"{where}: result %{buffer} is {'gone' if buffer in defined else 'not defined'} at "
+            "the end"
+        )
     for buffer in sorted(landed):
         yield f"{where}: %{buffer} has landed by route {landed[buffer]}, but is never completed"
     for buffer in sorted(live - set(needed) - kept):
@@ -85,11 +97,17 @@ def _check_buffers(instruction: Instruction, live: set[int], defined: set[int]) 
             yield f"%{buffer} is defined twice"
 
 
-def _check_completion(instruction: Instruction, landed: dict[int, int], program: Program) -> Iterator[str]:
-    """What has landed is completed once, by its own route, before anything else touches it; keeps `landed` up."""
+def _check_completion(
+    instruction: Instruction, landed: dict[int, int], program: Program
+) -> Iterator[str]:
+    """What has landed is completed once, by its own route, before anything else touches it; keeps
+    `landed` up."""
     if isinstance(instruction, Allgather | Broadcast):
         buffer, route = instruction.buffer, instruction.route
-        if landed.pop(buffer, None) != route or type(instruction) is not program.routes[route].completion:
+        if (
+            landed.pop(buffer, None) != route
+            or type(instruction) is not program.routes[route].completion
+        ):
             yield f"%{buffer} has nothing to complete by route {route} in this way"
         return
     freed = instruction.buffers if isinstance(instruction, Free) else ()
@@ -122,11 +140,17 @@ def _check_feedback(part: MeshProgram, where: str) -> Iterator[str]:
         if sources[buffer] > 1 or buffer in part.kept_buffers:
             yield f"{where}: %{buffer} becomes argument %{target} but is not its own"
         if part.buffers[buffer] != part.buffers[target]:
-            yield f"{where}: %{buffer} ({part.buffers[buffer]}) becomes %{target} ({part.buffers[target]})"
+            yield (
+                f"{where}: %{buffer} ({part.buffers[buffer]}) becomes %{target} "
+                f"({part.buffers[target]})"
+            )
 
 
 def _check_types(
-    instruction: Instruction, part: MeshProgram, program: Program, functions: Mapping[str, StageFunction]
+    instruction: Instruction,
+    part: MeshProgram,
+    program: Program,
+    functions: Mapping[str, StageFunction],
 ) -> Iterator[str]:
     """Buffers against the function's signature or the route's ends."""
     pairs: list[tuple[int, object]] = []
@@ -137,11 +161,20 @@ def _check_types(
                 yield f"function @{name} is not in the program"
                 return
             if (len(inputs), len(outputs)) != (len(function.arguments), len(function.results)):
-                yield f"@{name} takes {len(function.arguments)} and returns {len(function.results)} buffers"
+                yield (
+                    f"@{name} takes {len(function.arguments)} and returns "
+                    f"{len(function.results)} buffers"
+                )
                 return
             if donated != tuple(inputs[number] for number in function.donates):
-                yield f"@{name} consumes arguments {list(function.donates)}, which is not what is listed as donated"
-            pairs = [*zip(inputs, function.arguments, strict=True), *zip(outputs, function.results, strict=True)]
+                yield (
+                    f"@{name} consumes arguments {list(function.donates)}, which is not what is "
+                    "listed as donated"
+                )
+            pairs = [
+                *zip(inputs, function.arguments, strict=True),
+                *zip(outputs, function.results, strict=True),
+            ]
             for buffer in sorted(set(donated)):
                 if inputs.count(buffer) > 1:
                     yield f"%{buffer} is donated and passed twice"
@@ -150,7 +183,9 @@ def _check_types(
                 yield f"{len(buffers)} buffers travel by {len(routes)} routes"
                 return
             ends = [program.routes[route] for route in routes]
-            specs = [route.source if isinstance(instruction, Send) else route.target for route in ends]
+            specs = [
+                route.source if isinstance(instruction, Send) else route.target for route in ends
+            ]
             pairs = [*zip(buffers, specs, strict=True)]
         case Allgather(buffer=buffer, route=route) | Broadcast(buffer=buffer, route=route):
             pairs = [(buffer, program.routes[route].target)]
@@ -185,14 +220,22 @@ def _check_pairs(program: Program) -> Iterator[str]:
     for tag in sorted({*sends, *recvs}):
         sent, received = sends.get(tag, []), recvs.get(tag, [])
         if (len(sent), len(received)) != (1, 1):
-            yield f"tag #{tag}: expected one SEND and one RECV, found {len(sent)} and {len(received)}"
+            yield (
+                f"tag #{tag}: expected one SEND and one RECV, found {len(sent)} and {len(received)}"
+            )
             continue
         (source, send), (target, recv) = sent[0], received[0]
         if (send.target, recv.source) != (target, source):
-            yield f"tag #{tag}: {source} sends to {send.target}, but {target} receives from {recv.source}"
+            yield (
+                f"tag #{tag}: {source} sends to {send.target}, but {target} receives from "
+                f"{recv.source}"
+            )
         if send.routes != recv.routes:
             sent_by, taken_by = (", ".join(map(str, each.routes)) for each in (send, recv))
-            yield f"tag #{tag}: {source} sends by route {sent_by}, {target} receives by route {taken_by}"
+            yield (
+                f"tag #{tag}: {source} sends by route {sent_by}, {target} receives by route "
+                f"{taken_by}"
+            )
 
 
 def _check_progress(program: Program) -> Iterator[str]:
@@ -200,5 +243,7 @@ def _check_progress(program: Program) -> Iterator[str]:
     for rendezvous in (False, True):
         circle = deadlock(program, rendezvous)
         if circle:
-            yield f"deadlock{' where sends wait for their receivers' if rendezvous else ''}: {circle}"
+            yield (
+                f"deadlock{' where sends wait for their receivers' if rendezvous else ''}: {circle}"
+            )
             return

@@ -1,8 +1,8 @@
 """Whether what one host of a mesh sends is what another one expects.
 
-All hosts of a mesh run the same list, so that their order is the same; but each works out for itself what it gives and
-takes of every route. Here all of them are worked out, and laid beside each other.
-"""
+All hosts of a mesh run the same list, so that their order is the same; but each works out for
+itself what it gives and takes of every route. Here all of them are worked out, and laid beside each
+other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def find_host_faults(program: Program, hosts: Hosts) -> Iterator[str]:
     for part in program.meshes:
         shards = sorted(shard for host in hosts[part.mesh.name] for shard in host.shards)
         if shards != list(range(part.mesh.size)):
-            yield f"mesh {part.mesh.name}: its hosts have the shards {shards}, expected each of {part.mesh.size} once"
+            yield (
+                f"mesh {part.mesh.name}: its hosts have the shards {shards}, expected each of "
+                f"{part.mesh.size} once"
+            )
             return
     seen: set[tuple[int, str, str]] = set()
     for part in program.meshes:
@@ -31,7 +34,9 @@ def find_host_faults(program: Program, hosts: Hosts) -> Iterator[str]:
                     seen.add((number, part.mesh.name, target))
                     where = f"route {number} from mesh {part.mesh.name} to mesh {target}"
                     ends = (hosts[part.mesh.name], hosts[target])
-                    yield from (f"{where}: {fault}" for fault in _of_route(program.routes[number], *ends))
+                    yield from (
+                        f"{where}: {fault}" for fault in _of_route(program.routes[number], *ends)
+                    )
 
 
 def _of_route(route: Route, sources: Sequence[Host], targets: Sequence[Host]) -> Iterator[str]:
@@ -39,28 +44,44 @@ def _of_route(route: Route, sources: Sequence[Host], targets: Sequence[Host]) ->
         sent = [piece for source in sources for piece in pieces_between(route, source, target)]
         needed = {place.piece for place in route.placements if place.shard in target.shards}
         if sorted(sent) != sorted(needed):
-            yield f"worker {target.name} needs the pieces {sorted(needed)}, and is sent {sorted(sent)}"
+            yield (
+                f"worker {target.name} needs the pieces {sorted(needed)}, and is sent "
+                f"{sorted(sent)}"
+            )
     rounds = {target.number: rounds_of(route, targets, target) for target in targets}
     if len({len(own) for own in rounds.values()}) > 1:
-        yield f"the hosts of the target exchange in {', '.join(str(len(own)) for own in rounds.values())} rounds"
+        yield (
+            "the hosts of the target exchange in "
+            f"{', '.join(str(len(own)) for own in rounds.values())} rounds"
+        )
         return
     for number in range(len(next(iter(rounds.values())))):
         for target in targets:
-            yield from _of_round(number, target, {host: own[number] for host, own in rounds.items()})
+            yield from _of_round(
+                number, target, {host: own[number] for host, own in rounds.items()}
+            )
 
 
 def _of_round(number: int, host: Host, rounds: dict[int, Round]) -> Iterator[str]:
-    """What all others give to a host in a round, against what it takes, and how large that is where it lands."""
+    """What all others give to a host in a round, against what it takes, and how large that is where
+    it lands."""
     own = rounds[host.number]
     given = {other: dict(each.outgoing).get(host.number, ()) for other, each in rounds.items()}
     taken = dict(own.incoming)
     for other, boxes in given.items():
         if taken.get(other, ()) != boxes:
-            yield f"round {number}: worker {host.name} takes other boxes of host {other} than that gives"
+            yield (
+                f"round {number}: worker {host.name} takes other boxes of host {other} than "
+                "that "
+                "gives"
+            )
     for other, at, shard, box in own.landing:
         boxes = given.get(other, ())
         if at >= len(boxes) or _extents(boxes[at][1]) != _extents(box):
-            yield f"round {number}: box {at} of host {other} does not fit where it lands in shard {shard}"
+            yield (
+                f"round {number}: box {at} of host {other} does not fit where it lands in shard "
+                f"{shard}"
+            )
 
 
 def _extents(box: Box) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
-"""Whether routes move what they say: every element of the target arrives once, from where the source holds it.
+"""Whether routes move what they say: every element of the target arrives once, from where the
+source holds it.
 
-A route knows only shards; which devices those are follows from the meshes of the instructions that use it.
-"""
+A route knows only shards; which devices those are follows from the meshes of the instructions that
+use it."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from shardopt.runtime.program.instructions import Program, Reshard, Route, Send
 
 
 def find_route_faults(program: Program) -> Iterator[str]:
-    """Faults of all routes that are used, each named once for each pair of meshes. Relies on `find_malformed`."""
+    """Faults of all routes that are used, each named once for each pair of meshes. Relies on
+    `find_malformed`."""
     meshes = {part.mesh.name: part.mesh for part in program.meshes}
     seen: set[tuple[int, str, str]] = set()
     for part in program.meshes:
@@ -48,21 +50,35 @@ def route_fault(route: Route, source: Mesh, target: Mesh) -> str | None:
         piece = route.pieces[place.piece]
         placed.add(place.piece)
         if not (0 <= piece.shard < source.size and 0 <= place.shard < target.size):
-            return f"piece {place.piece} goes from shard {piece.shard} to shard {place.shard}, which do not both exist"
+            return (
+                f"piece {place.piece} goes from shard {piece.shard} to shard {place.shard}, "
+                "which do not both exist"
+            )
         giver, taker = source.devices[piece.shard], target.devices[place.shard]
         box = _global(place.box, wanted[taker])
         if box is None or _global(piece.box, held[giver]) != box:
             return (
-                f"piece {place.piece} is another part of the tensor in shard {place.shard} than in shard {piece.shard}"
+                f"piece {place.piece} is another part of the tensor in shard {place.shard} "
+                "than "
+                f"in shard {piece.shard}"
             )
         steps.append(ReshardStep(0, giver, taker, box))
-    for phase, move in enumerate(route.exchanges, 1):  # each may pass on what came before it in the list
+    for phase, move in enumerate(
+        route.exchanges, 1
+    ):  # each may pass on what came before it in the list
         if not (0 <= move.source_shard < target.size and 0 <= move.target_shard < target.size):
-            return f"shard {move.source_shard} gives to shard {move.target_shard}, which do not both exist"
+            return (
+                f"shard {move.source_shard} gives to shard {move.target_shard}, which do not "
+                "both exist"
+            )
         giver, taker = target.devices[move.source_shard], target.devices[move.target_shard]
         box = _global(move.target_box, wanted[taker])
         if box is None or _global(move.source_box, wanted[giver]) != box:
-            return f"shard {move.source_shard} gives shard {move.target_shard} another part of the tensor than it takes"
+            return (
+                f"shard {move.source_shard} gives shard {move.target_shard} another part of "
+                "the "
+                "tensor than it takes"
+            )
         steps.append(ReshardStep(phase, giver, taker, box))
     if len(placed) < len(route.pieces):
         return f"{len(route.pieces) - len(placed)} pieces travel, but land nowhere"
@@ -70,7 +86,11 @@ def route_fault(route: Route, source: Mesh, target: Mesh) -> str | None:
 
 
 def _global(box: Box, tile: Box) -> Box | None:
-    """A box in the coordinates of a tile, in those of the tensor; None if it is no box of that rank."""
+    """A box in the coordinates of a tile, in those of the tensor; None if it is no box of that
+    rank."""
     if len(box) != len(tile) or any(not 0 <= start <= limit for start, limit in box):
         return None
-    return tuple((start + origin, limit + origin) for (start, limit), (origin, _) in zip(box, tile, strict=True))
+    return tuple(
+        (start + origin, limit + origin)
+        for (start, limit), (origin, _) in zip(box, tile, strict=True)
+    )

@@ -1,9 +1,10 @@
-"""Fewer messages: transfers between the same two meshes, at the same place in both lists, become one.
+"""Fewer messages: transfers between the same two meshes, at the same place in both lists, become
+one.
 
-SENDs stand together where no other instruction is between them, RECVs where at most the completion of a received
-buffer is. Nothing is sent later or received earlier than before, so this costs neither time nor memory, and it needs no
-hint in the module: it works on what the schedule made of it.
-"""
+SENDs stand together where no other instruction is between them, RECVs where at most the completion
+of a received buffer is. Nothing is sent later or received earlier than before, so this costs
+neither time nor memory, and it needs no hint in the module: it works on what the schedule made of
+it."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ def combine_transfers(lists: Lists) -> list[list[Instruction]]:
         for number, tags in enumerate(_stretches(own, Recv, (Allgather, Broadcast)))
         for tag in tags
     }
-    groups: dict[int, list[int]] = {}  # tag of the group -> tags of its members, in the order of their SENDs
+    groups: dict[
+        int, list[int]
+    ] = {}  # tag of the group -> tags of its members, in the order of their SENDs
     for own in lists:
         for tags in _stretches(own, Send, ()):
             together: dict[tuple[int, int], int] = {}
@@ -57,14 +60,30 @@ def _combined(
         done.add((type(each), group))
         if isinstance(each, Send):
             members = [sends[tag] for tag in groups[group]]
-            found.append(Send(group, _join(s.buffers for s in members), each.target, _join(s.routes for s in members)))
+            found.append(
+                Send(
+                    group,
+                    _join(s.buffers for s in members),
+                    each.target,
+                    _join(s.routes for s in members),
+                )
+            )
         else:
             taken = [recvs[tag] for tag in groups[group]]
-            found.append(Recv(group, _join(r.buffers for r in taken), each.source, _join(r.routes for r in taken)))
+            found.append(
+                Recv(
+                    group,
+                    _join(r.buffers for r in taken),
+                    each.source,
+                    _join(r.routes for r in taken),
+                )
+            )
     return found
 
 
-def _stretches(own: Sequence[Instruction], kind: type[Send | Recv], between: tuple[type, ...]) -> list[list[int]]:
+def _stretches(
+    own: Sequence[Instruction], kind: type[Send | Recv], between: tuple[type, ...]
+) -> list[list[int]]:
     """The tags of SENDs (RECVs) that stand together."""
     found: list[list[int]] = [[]]
     for each in own:

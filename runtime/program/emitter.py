@@ -1,4 +1,5 @@
-"""The lists under construction: buffers, tags and routes get their numbers here, in the order of emission."""
+"""The lists under construction: buffers, tags and routes get their numbers here, in the order of
+emission."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ class Emitter:
         self.meshes = {mesh.name: MeshEmitter(mesh) for mesh in exported.meshes}
         self.functions = {function.name: function for function in exported.functions}
         self._routes: dict[Route, int] = {}
-        self._route_of: dict[int, int] = {}  # by the identity of the transfer, which lives as long as `exported`
+        self._route_of: dict[
+            int, int
+        ] = {}  # by the identity of the transfer, which lives as long as `exported`
         self._completions: list[type[Allgather | Broadcast] | None] = []  # by route
         self._tags: dict[Hashable, int] = {}
         self._buffers: dict[Hashable, int] = {}
@@ -70,7 +73,13 @@ class Emitter:
     def knows(self, key: Hashable) -> bool:
         return key in self._buffers
 
-    def call(self, op: Call, inputs: tuple[int, ...], outputs: list[tuple[Hashable, TensorSpec]], label: str) -> None:
+    def call(
+        self,
+        op: Call,
+        inputs: tuple[int, ...],
+        outputs: list[tuple[Hashable, TensorSpec]],
+        label: str,
+    ) -> None:
         emitter = self.meshes[op.mesh]
         emitter.functions.setdefault(op.function)
         buffers = tuple(emitter.define(spec) for _, spec in outputs)
@@ -80,7 +89,11 @@ class Emitter:
         emitter.instructions.append(Run(op.function, inputs, buffers, donated, label))
 
     def transfer(
-        self, op: Transfer, key: Hashable, source: tuple[Hashable, MeshValue], target: tuple[Hashable, MeshValue]
+        self,
+        op: Transfer,
+        key: Hashable,
+        source: tuple[Hashable, MeshValue],
+        target: tuple[Hashable, MeshValue],
     ) -> None:
         """Emit the source's half of a transfer; `key` names this instance of it on both ends."""
         sender, receiver = self.meshes[source[1].mesh], self.meshes[target[1].mesh]
@@ -90,12 +103,17 @@ class Emitter:
         route = self._route(op, source[1], target[1])
         if sender is receiver:
             self.bind(target[0], sender.define(target[1].spec))
-            sender.instructions.append(Reshard(self._tag(key), buffer, self._buffers[target[0]], route))
+            sender.instructions.append(
+                Reshard(self._tag(key), buffer, self._buffers[target[0]], route)
+            )
             return self._complete(sender, self._buffers[target[0]], route)
         sender.instructions.append(Send(self._tag(key), (buffer,), receiver.mesh.name, (route,)))
 
-    def expect(self, op: Transfer, key: Hashable, source: MeshValue, target: tuple[Hashable, MeshValue]) -> None:
-        """The target's half: RECV stands before the first use. Nothing to do for a transfer inside a mesh."""
+    def expect(
+        self, op: Transfer, key: Hashable, source: MeshValue, target: tuple[Hashable, MeshValue]
+    ) -> None:
+        """The target's half: RECV stands before the first use. Nothing to do for a transfer inside
+        a mesh."""
         if source.mesh == target[1].mesh:
             return
         receiver = self.meshes[target[1].mesh]

@@ -1,5 +1,5 @@
-"""A route as the hosts of its two ends see it: which pieces go from which host to which, and in which rounds the shards
-of the target exchange boxes.
+"""A route as the hosts of its two ends see it: which pieces go from which host to which, and in
+which rounds the shards of the target exchange boxes.
 
 A piece travels once to each host that needs it, whatever the number of its shards that do.
 """
@@ -18,7 +18,8 @@ _PART_BITS = 32
 
 
 def wire_tag(tag: int, part: int) -> int:
-    """What names a message: the instruction's tag, and which of its messages it is. Part 0 keeps the tag as it is."""
+    """What names a message: the instruction's tag, and which of its messages it is. Part 0 keeps
+    the tag as it is."""
     return part << _PART_BITS | tag
 
 
@@ -26,7 +27,9 @@ def pieces_between(route: Route, source: Host, target: Host) -> tuple[int, ...]:
     """Numbers of the pieces that `source` holds and `target` needs, ascending."""
     wanted = {place.piece for place in route.placements if place.shard in target.shards}
     return tuple(
-        number for number, piece in enumerate(route.pieces) if number in wanted and piece.shard in source.shards
+        number
+        for number, piece in enumerate(route.pieces)
+        if number in wanted and piece.shard in source.shards
     )
 
 
@@ -34,10 +37,9 @@ def pieces_between(route: Route, source: Host, target: Host) -> tuple[int, ...]:
 class Round:
     """Exchanges that need nothing of each other, as one host sees them.
 
-    `local` stay on the host. `outgoing` and `incoming` are, by the number of the other host, the boxes that travel:
-    (shard, box) of the source, each once; `landing` says where an incoming box goes: (host, number of the box, shard,
-    box).
-    """
+    `local` stay on the host. `outgoing` and `incoming` are, by the number of the other host, the
+    boxes that travel: (shard, box) of the source, each once; `landing` says where an incoming box
+    goes: (host, number of the box, shard, box)."""
 
     local: tuple[Exchange, ...]
     outgoing: tuple[tuple[int, tuple[tuple[int, Box], ...]], ...]
@@ -46,7 +48,8 @@ class Round:
 
 
 def rounds_of(route: Route, hosts: Sequence[Host], own: Host) -> tuple[Round, ...]:
-    """The rounds of a route's exchanges for one host of the target mesh; there are as many for all of its hosts."""
+    """The rounds of a route's exchanges for one host of the target mesh; there are as many for all
+    of its hosts."""
     home = {shard: host.number for host in hosts for shard in host.shards}
     return tuple(_round(moves, home, own.number) for moves in _independent(route.exchanges))
 
@@ -56,7 +59,9 @@ def _independent(exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
     rounds: list[list[Exchange]] = []
     written: dict[int, list[Box]] = {}
     for move in exchanges:
-        if not rounds or any(_overlap(move.source_box, box) for box in written.get(move.source_shard, ())):
+        if not rounds or any(
+            _overlap(move.source_box, box) for box in written.get(move.source_shard, ())
+        ):
             rounds.append([])
             written = {}
         rounds[-1].append(move)
@@ -83,9 +88,13 @@ def _round(moves: Sequence[Exchange], home: dict[int, int], own: int) -> Round:
             boxes.setdefault(box, len(boxes))
         elif target == own:
             boxes = incoming.setdefault(source, {})
-            landing.append((source, boxes.setdefault(box, len(boxes)), move.target_shard, move.target_box))
+            landing.append(
+                (source, boxes.setdefault(box, len(boxes)), move.target_shard, move.target_box)
+            )
     return Round(tuple(local), _ordered(outgoing), _ordered(incoming), tuple(landing))
 
 
-def _ordered(boxes: dict[int, dict[tuple[int, Box], int]]) -> tuple[tuple[int, tuple[tuple[int, Box], ...]], ...]:
+def _ordered(
+    boxes: dict[int, dict[tuple[int, Box], int]],
+) -> tuple[tuple[int, tuple[tuple[int, Box], ...]], ...]:
     return tuple((host, tuple(own)) for host, own in sorted(boxes.items()))

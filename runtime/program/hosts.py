@@ -1,8 +1,7 @@
 """Which devices of a mesh are in which process: the hosts of a mesh.
 
-All hosts of a mesh run the same instruction list, each on its own shards. `Host.name` is how workers are called: by
-their mesh, with the number of the host where it has several.
-"""
+All hosts of a mesh run the same instruction list, each on its own shards. `Host.name` is how
+workers are called: by their mesh, with the number of the host where it has several."""
 
 from __future__ import annotations
 
@@ -16,8 +15,9 @@ from shardopt.support.errors import UserError
 
 @dataclass(frozen=True)
 class Host:
-    """Host `number` of `count` of a mesh; `shards` are the places of its devices in the mesh, ascending. `machine` is
-    what parts of several meshes on one host have in common, None where that is not known."""
+    """Host `number` of `count` of a mesh; `shards` are the places of its devices in the mesh,
+    ascending. `machine` is what parts of several meshes on one host have in common, None where that
+    is not known."""
 
     mesh: str
     number: int
@@ -39,19 +39,23 @@ def one_host_each(program: Program) -> dict[str, tuple[Host, ...]]:
 
 
 def hosts_of(program: Program, devices_per_host: int | None = None) -> dict[str, tuple[Host, ...]]:
-    """The hosts that the program names; with `devices_per_host`, hosts of so many devices each, in the order of their
-    numbers. Raises UserError when that is no positive number."""
+    """The hosts that the program names; with `devices_per_host`, hosts of so many devices each, in
+    the order of their numbers. Raises UserError when that is no positive number."""
     groups = program.hosts
     if devices_per_host is not None:
         if devices_per_host < 1:
             raise UserError(f"expected at least one device per host, found {devices_per_host}")
         count = 1 + max(device for part in program.meshes for device in part.mesh.devices)
-        groups = tuple(tuple(range(first, first + devices_per_host)) for first in range(0, count, devices_per_host))
+        groups = tuple(
+            tuple(range(first, first + devices_per_host))
+            for first in range(0, count, devices_per_host)
+        )
     return {part.mesh.name: hosts_of_mesh(part.mesh, groups) for part in program.meshes}
 
 
 def hosts_of_mesh(mesh: Mesh, groups: Sequence[Sequence[int]]) -> tuple[Host, ...]:
-    """The hosts of a mesh, numbered in the order of their first shard. Devices in no group share one host."""
+    """The hosts of a mesh, numbered in the order of their first shard. Devices in no group share
+    one host."""
     host_of = {device: number for number, devices in enumerate(groups) for device in devices}
     shards: dict[int | None, list[int]] = {}
     for place, device in enumerate(mesh.devices):

@@ -1,11 +1,12 @@
-"""The runtime's program: for every mesh a static list of instructions over numbered buffers, made once before the run.
+"""The runtime's program: for every mesh a static list of instructions over numbered buffers, made
+once before the run.
 
-A worker executes its list from top to bottom in every step. SEND never waits; RECV waits for the SEND of the same tag.
-Where the plan of a transfer has steps inside its destination, RECV (or RESHARD) only lands pieces in the shards, and
-one ALLGATHER or BROADCAST completes them; until then nothing else may touch the buffer. Buffers hold distributed
-arrays; each id is defined once per step, by an argument, an index constant, or an instruction.
-Nothing here knows MLIR, JAX or Ray, so a program can be sent anywhere.
-"""
+A worker executes its list from top to bottom in every step. SEND never waits; RECV waits for the
+SEND of the same tag. Where the plan of a transfer has steps inside its destination, RECV (or
+RESHARD) only lands pieces in the shards, and one ALLGATHER or BROADCAST completes them; until then
+nothing else may touch the buffer. Buffers hold distributed arrays; each id is defined once per
+step, by an argument, an index constant, or an instruction. Nothing here knows MLIR, JAX or Ray, so
+a program can be sent anywhere."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from shardopt.mesh.mesh import Mesh
 
 @dataclass(frozen=True)
 class Piece:
-    """A box inside the tile of shard `shard` (position in the source mesh): one contiguous message part."""
+    """A box inside the tile of shard `shard` (position in the source mesh): one contiguous message
+    part."""
 
     shard: int
     box: Box
@@ -35,7 +37,8 @@ class Placement:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Inside the target, after all pieces have landed: box of one shard's tile to box of another's, in list order.
+    """Inside the target, after all pieces have landed: box of one shard's tile to box of another's,
+    in list order.
 
     A box may be passed on by a shard that received it earlier in the list.
     """
@@ -48,7 +51,8 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Route:
-    """How one transfer moves: only `pieces` travel, each once, even if several target devices need it."""
+    """How one transfer moves: only `pieces` travel, each once, even if several target devices need
+    it."""
 
     source: TensorSpec
     target: TensorSpec
@@ -58,15 +62,16 @@ class Route:
 
     @property
     def completion(self) -> type[Allgather | Broadcast] | None:
-        """What must follow RECV or RESHARD: nothing; BROADCAST if all shards that exchange with each other get what
-        they miss from one of them, directly or in a chain; else ALLGATHER."""
+        """What must follow RECV or RESHARD: nothing; BROADCAST if all shards that exchange with
+        each other get what they miss from one of them, directly or in a chain; else ALLGATHER."""
         if not self.exchanges:
             return None
         return Broadcast if _has_one_giver_each(self.exchanges) else Allgather
 
 
 def _has_one_giver_each(exchanges: tuple[Exchange, ...]) -> bool:
-    """Shards that are linked by exchanges form a group; a giver is one that hands out what nobody gave it before."""
+    """Shards that are linked by exchanges form a group; a giver is one that hands out what nobody
+    gave it before."""
     leader: dict[int, int] = {}
 
     def group(shard: int) -> int:
@@ -86,12 +91,15 @@ def _has_one_giver_each(exchanges: tuple[Exchange, ...]) -> bool:
 
 def _within(box: Box, other: Box) -> bool:
     pairs = zip(box, other, strict=False)
-    return len(box) == len(other) and all(low <= start and limit <= high for (start, limit), (low, high) in pairs)
+    return len(box) == len(other) and all(
+        low <= start and limit <= high for (start, limit), (low, high) in pairs
+    )
 
 
 @dataclass(frozen=True)
 class Run:
-    """Execute a stage function. The buffers in `donated`, a subset of `inputs`, are gone afterwards."""
+    """Execute a stage function. The buffers in `donated`, a subset of `inputs`, are gone
+    afterwards."""
 
     function: str
     inputs: tuple[int, ...]
@@ -122,8 +130,8 @@ class Recv:
 
 @dataclass(frozen=True)
 class Allgather:
-    """Completes a buffer that has landed: shards exchange what each of them got. `tag` is no message between meshes,
-    it names what travels between the hosts of this one."""
+    """Completes a buffer that has landed: shards exchange what each of them got. `tag` is no
+    message between meshes, it names what travels between the hosts of this one."""
 
     tag: int
     buffer: int
@@ -132,7 +140,8 @@ class Allgather:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """Completes a buffer that has landed: one shard's part goes to all others that need it; `tag` as in ALLGATHER."""
+    """Completes a buffer that has landed: one shard's part goes to all others that need it; `tag`
+    as in ALLGATHER."""
 
     tag: int
     buffer: int
@@ -166,11 +175,17 @@ Instruction: TypeAlias = Run | Send | Recv | Allgather | Broadcast | Reshard | C
 
 
 def reads(instruction: Instruction) -> tuple[int, ...]:
-    """The buffers an instruction reads (donated ones and completed ones included); FREE reads none."""
+    """The buffers an instruction reads (donated ones and completed ones included); FREE reads
+    none."""
     match instruction:
         case Run(inputs=buffers) | Send(buffers=buffers):
             return buffers
-        case Allgather(buffer=buffer) | Broadcast(buffer=buffer) | Reshard(input=buffer) | Copy(input=buffer):
+        case (
+            Allgather(buffer=buffer)
+            | Broadcast(buffer=buffer)
+            | Reshard(input=buffer)
+            | Copy(input=buffer)
+        ):
             return (buffer,)
     return ()
 
@@ -211,7 +226,8 @@ class MeshProgram:
 
     @property
     def kept_buffers(self) -> frozenset[int]:
-        """Buffers that stay valid from step to step: the other arguments, and the index constants."""
+        """Buffers that stay valid from step to step: the other arguments, and the index
+        constants."""
         arguments = frozenset(buffer for _, buffer in self.arguments)
         return (arguments - self.state_buffers) | frozenset(buffer for _, buffer in self.indices)
 
@@ -220,9 +236,8 @@ class MeshProgram:
 class Program:
     """A whole step: one list per mesh, in the order of the topology, and the routes they share.
 
-    `hosts` are the devices that share a host, where that is known: a mesh has a worker on each of its hosts. Devices
-    that are not listed share one.
-    """
+    `hosts` are the devices that share a host, where that is known: a mesh has a worker on each of
+    its hosts. Devices that are not listed share one."""
 
     arguments: tuple[Argument, ...]
     results: tuple[Result, ...]

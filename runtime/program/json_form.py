@@ -1,11 +1,12 @@
-"""A program as a JSON document: to look at, to keep, and to send to workers, who then need not unpickle anything.
+"""A program as a JSON document: to look at, to keep, and to send to workers, who then need not
+unpickle anything.
 
     {"format": "shardopt.program", "version": 1,
      "tables": {"TensorSpec": […], "StageFunction": […]},       each once; elsewhere by number
      "program": {"arguments": […], "results": […], "routes": […], "meshes": [{"instructions": [{"op": "SEND", …}]}]}}
 
-The version goes up with every change after which an older document would be read wrongly or not at all.
-"""
+The version goes up with every change after which an older document would be read wrongly or not at
+all."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def program_from_json(text: str | bytes) -> Program:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f"expected a JSON document of format '{FORMAT}'")
     if document.get("version") != VERSION:
-        raise ValueError(f"expected version {VERSION} of '{FORMAT}', found {document.get('version')}")
+        raise ValueError(
+            f"expected version {VERSION} of '{FORMAT}', found {document.get('version')}"
+        )
     tables = document.get("tables")
     read: Program = Reader(_SHARED, tables if isinstance(tables, dict) else {}).read(
         Program, document.get("program"), "program"
@@ -47,10 +50,13 @@ def program_from_json(text: str | bytes) -> Program:
 
 
 def readable_json(program: Program) -> str:
-    """The document with a line for every item, for people and for tests; functions are named by their hash."""
+    """The document with a line for every item, for people and for tests; functions are named by
+    their hash."""
     document = _document(program)
     functions = (function for part in program.meshes for function in part.functions)
-    for row, function in zip(document["tables"]["StageFunction"], dict.fromkeys(functions), strict=True):
+    for row, function in zip(
+        document["tables"]["StageFunction"], dict.fromkeys(functions), strict=True
+    ):
         row["bytecode"] = f"sha256:{sha256(function.bytecode).hexdigest()}"
     return json_text(document)
 

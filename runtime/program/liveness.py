@@ -1,4 +1,5 @@
-"""FREE and COPY: when a buffer dies, and what to do when a stage function consumes one that is still needed."""
+"""FREE and COPY: when a buffer dies, and what to do when a stage function consumes one that is
+still needed."""
 
 from __future__ import annotations
 
@@ -6,14 +7,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardopt.forms.exported_program import TensorSpec
-from shardopt.runtime.program.instructions import Copy, Free, Instruction, MeshProgram, Run, reads, writes
+from shardopt.runtime.program.instructions import (
+    Copy,
+    Free,
+    Instruction,
+    MeshProgram,
+    Run,
+    reads,
+    writes,
+)
 
 
-def insert_frees(program: MeshProgram, emitted: Sequence[Instruction], buffers: list[TensorSpec]) -> MeshProgram:
-    """Walk the list backwards with the set of live buffers; every buffer is freed right after its last use.
+def insert_frees(
+    program: MeshProgram, emitted: Sequence[Instruction], buffers: list[TensorSpec]
+) -> MeshProgram:
+    """Walk the list backwards with the set of live buffers; every buffer is freed right after its
+    last use.
 
-    A donated input that lives on (kept argument, result, later reader, same buffer twice) is replaced by a copy.
-    """
+    A donated input that lives on (kept argument, result, later reader, same buffer twice) is
+    replaced by a copy."""
     live = set(program.kept_buffers)
     live.update(buffer for _, buffer in program.results)
     live.update(buffer for buffer, _ in program.feedback)
@@ -40,9 +52,14 @@ def insert_frees(program: MeshProgram, emitted: Sequence[Instruction], buffers: 
     return replace(program, buffers=tuple(buffers), instructions=tuple(reversed(listed)))
 
 
-def _protect(run: Run, program: MeshProgram, live: set[int], buffers: list[TensorSpec]) -> tuple[Run, list[Copy]]:
-    """Copies for the donated inputs of `run` that are live afterwards or stand among its inputs twice."""
-    donates = next(function.donates for function in program.functions if function.name == run.function)
+def _protect(
+    run: Run, program: MeshProgram, live: set[int], buffers: list[TensorSpec]
+) -> tuple[Run, list[Copy]]:
+    """Copies for the donated inputs of `run` that are live afterwards or stand among its inputs
+    twice."""
+    donates = next(
+        function.donates for function in program.functions if function.name == run.function
+    )
     inputs, copies = list(run.inputs), []
     for position in donates:
         buffer = run.inputs[position]

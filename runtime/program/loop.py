@@ -1,11 +1,11 @@
 """Unrolling the microbatch loop by its schedule.
 
-Each mesh gets its tasks in schedule order; a task is all calls of one (stage, kind) for one microbatch, in program
-order. What a call produces for another mesh is sent right after it and received right before the first call there that
-needs it. Carried values (accumulators) are chained in the order in which their own mesh runs the microbatches: every
-carried value is read and written by one task, so this order is free. The microbatch index is a constant on every mesh,
-and transfers of values that do not change in the loop happen once, before it.
-"""
+Each mesh gets its tasks in schedule order; a task is all calls of one (stage, kind) for one
+microbatch, in program order. What a call produces for another mesh is sent right after it and
+received right before the first call there that needs it. Carried values (accumulators) are chained
+in the order in which their own mesh runs the microbatches: every carried value is read and written
+by one task, so this order is free. The microbatch index is a constant on every mesh, and transfers
+of values that do not change in the loop happen once, before it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ Task = tuple[Group, int]  # and microbatch
 
 
 def lower_loop(emitter: Emitter, loop: Loop, position: int) -> None:
-    """Append the unrolled loop to every mesh's list; `position` of the loop in `@main` makes its keys unique."""
+    """Append the unrolled loop to every mesh's list; `position` of the loop in `@main` makes its
+    keys unique."""
     lowering = _LoopLowering(emitter, loop, position)
     for mesh, tasks in mesh_tasks(loop, tuple(emitter.meshes)).items():
         lowering.lower_mesh(mesh, tasks)
@@ -31,7 +32,8 @@ def lower_loop(emitter: Emitter, loop: Loop, position: int) -> None:
 
 
 def mesh_tasks(loop: Loop, meshes: tuple[str, ...]) -> dict[str, list[Task]]:
-    """Per mesh the tasks that have calls, in schedule order; without a schedule, one microbatch after the other."""
+    """Per mesh the tasks that have calls, in schedule order; without a schedule, one microbatch
+    after the other."""
     homes: dict[Group, str] = {}
     for op in loop.body.ops:
         if isinstance(op, Call):
@@ -87,7 +89,8 @@ class _Step:
 
 
 class _LoopLowering:
-    """State of one loop's unrolling. The key of body value v in microbatch i is (loop position, v, i)."""
+    """State of one loop's unrolling. The key of body value v in microbatch i is (loop position, v,
+    i)."""
 
     def __init__(self, emitter: Emitter, loop: Loop, position: int) -> None:
         self.emitter = emitter
@@ -99,9 +102,13 @@ class _LoopLowering:
             if result is not None:
                 self.writes.setdefault(loop.body.results[result], []).append(number)
         self.constant: dict[int, str] = {  # body values that no microbatch owns
-            value: argument.kind for value, argument in enumerate(loop.arguments) if argument.kind != "carried"
+            value: argument.kind
+            for value, argument in enumerate(loop.arguments)
+            if argument.kind != "carried"
         }
-        self.arrivals: dict[int, tuple[int, Transfer]] = {}  # body value -> the transfer that brings it
+        self.arrivals: dict[
+            int, tuple[int, Transfer]
+        ] = {}  # body value -> the transfer that brings it
         self.steps: dict[Group, list[_Step]] = {}
         self.stray: dict[str, _Sends] = {}  # forwarded by a mesh that runs nothing
         self._place_ops()
@@ -137,7 +144,8 @@ class _LoopLowering:
             self.emitter.expect(op, key, source, end)
 
     def _place_forward(self, number: int, op: Transfer, by_mesh: dict[str, list[_Step]]) -> None:
-        """A value that a mesh only passes on goes before its next call in program order, else after its last one."""
+        """A value that a mesh only passes on goes before its next call in program order, else after
+        its last one."""
         mesh = self.loop.body.values[op.input].mesh
         steps = by_mesh.get(mesh, [])
         following = next((step for step in steps if step.position > number), None)
@@ -202,7 +210,8 @@ class _LoopLowering:
             self.emitter.expect(op, tag, self.loop.body.values[op.input], (key, home))
         if not self.emitter.knows(key):
             raise UserError(
-                f"schedule '{_name(self.loop)}': mesh '{home.mesh}' needs a value of microbatch {microbatch} "
+                f"schedule '{_name(self.loop)}': mesh '{home.mesh}' needs a value of microbatch "
+                f"{microbatch} "
                 "before the task that makes it"
             )
         return self.emitter.use(key)

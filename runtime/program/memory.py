@@ -1,9 +1,10 @@
-"""What a device of each mesh holds after every instruction, worked out from shapes and shardings before anything runs.
+"""What a device of each mesh holds after every instruction, worked out from shapes and shardings
+before anything runs.
 
-Counted are buffers, as in `Run.live_bytes`; what is under way between meshes belongs to neither, and what a step leaves
-to be fetched is gone when the next one starts. While a RUN executes its results are there beside its inputs, but for
-those that take over donated memory, and so are the temporaries of its function where they are known.
-"""
+Counted are buffers, as in `Run.live_bytes`; what is under way between meshes belongs to neither,
+and what a step leaves to be fetched is gone when the next one starts. While a RUN executes its
+results are there beside its inputs, but for those that take over donated memory, and so are the
+temporaries of its function where they are known."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _MOST_NAMED = 3  # of the largest buffers
 
 @dataclass(frozen=True)
 class MeshMemory:
-    """Bytes of one device: `after[i]` when instruction i is done, `during[i]` the most while it runs, `start` before.
+    """Bytes of one device: `after[i]` when instruction i is done, `during[i]` the most while it
+    runs, `start` before.
 
     `peak_at` is the instruction at the peak, -1 for the start.
     """
@@ -43,21 +45,29 @@ class MeshMemory:
 def buffer_bytes(part: MeshProgram) -> tuple[int, ...]:
     """Bytes of each buffer on one device."""
     size = {
-        spec: prod(spec.sharding.local_shape(part.mesh, spec.shape)) * numpy_dtype(spec.dtype).itemsize
+        spec: prod(spec.sharding.local_shape(part.mesh, spec.shape))
+        * numpy_dtype(spec.dtype).itemsize
         for spec in dict.fromkeys(part.buffers)
     }
     return tuple(size[spec] for spec in part.buffers)
 
 
 def mesh_memory(part: MeshProgram, temporaries: Mapping[str, int] | None = None) -> MeshMemory:
-    """Of a program that passes the other checks. `temporaries` are the bytes of functions by name, 0 where unknown."""
+    """Of a program that passes the other checks. `temporaries` are the bytes of functions by name,
+    0 where unknown."""
     size, known = buffer_bytes(part), temporaries or {}
     live = {buffer for _, buffer in (*part.arguments, *part.indices)}
     held = start = sum(size[buffer] for buffer in live)
     after: list[int] = []
     during: list[int] = []
     for each in part.instructions:
-        gone = each.donated if isinstance(each, Run) else each.buffers if isinstance(each, Free) else ()
+        gone = (
+            each.donated
+            if isinstance(each, Run)
+            else each.buffers
+            if isinstance(each, Free)
+            else ()
+        )
         made = sum(size[buffer] for buffer in writes(each))
         lost = sum(size[buffer] for buffer in gone)
         extra = 0
@@ -73,7 +83,8 @@ def mesh_memory(part: MeshProgram, temporaries: Mapping[str, int] | None = None)
 def over_limit(
     program: Program, limit_bytes: int, temporaries: Mapping[str, Mapping[str, int]] | None = None
 ) -> tuple[str, ...]:
-    """One text for every mesh whose devices would hold more than the limit: where, how much, and what is largest.
+    """One text for every mesh whose devices would hold more than the limit: where, how much, and
+    what is largest.
 
     `temporaries` are those of `mesh_memory` by mesh.
     """
@@ -83,25 +94,38 @@ def over_limit(
         if memory.peak > limit_bytes:
             found.append(
                 f"mesh {part.mesh.name}, {_place(part, memory.peak_at)}: a device would hold "
-                f"{format_bytes(memory.peak)}, the limit is {format_bytes(limit_bytes)}; the largest buffers there are "
+                f"{format_bytes(memory.peak)}, the limit is {format_bytes(limit_bytes)}; the "
+                "largest buffers there are "
                 f"{_largest(part, memory.peak_at)}"
             )
     return tuple(found)
 
 
 def _place(part: MeshProgram, at: int) -> str:
-    return "start of the step" if at < 0 else f"instruction {at} ({brief_instruction(part.instructions[at])})"
+    return (
+        "start of the step"
+        if at < 0
+        else f"instruction {at} ({brief_instruction(part.instructions[at])})"
+    )
 
 
 def _largest(part: MeshProgram, at: int) -> str:
     """Of the buffers that are live before or after the instruction."""
     live = {buffer for _, buffer in (*part.arguments, *part.indices)}
     for each in part.instructions[: at + 1]:
-        gone = each.donated if isinstance(each, Run) else each.buffers if isinstance(each, Free) else ()
+        gone = (
+            each.donated
+            if isinstance(each, Run)
+            else each.buffers
+            if isinstance(each, Free)
+            else ()
+        )
         live.difference_update(gone)
         live.update(writes(each))
     if at >= 0:
         live.update(reads(part.instructions[at]))
     size = buffer_bytes(part)
     largest = sorted(live, key=lambda buffer: (-size[buffer], buffer))[:_MOST_NAMED]
-    return ", ".join(f"%{buffer} {part.buffers[buffer]} ({size[buffer]} bytes)" for buffer in largest)
+    return ", ".join(
+        f"%{buffer} {part.buffers[buffer]} ({size[buffer]} bytes)" for buffer in largest
+    )

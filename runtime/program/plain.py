@@ -1,9 +1,10 @@
-"""Frozen dataclasses as plain JSON values and back, by their type hints; made for what arrives over a connection.
+"""Frozen dataclasses as plain JSON values and back, by their type hints; made for what arrives over
+a connection.
 
-A dataclass is an object of its fields; in a union it has a field "op" with its name. Tuples are lists, bytes base64.
-Values of the types in `shared` are kept once each in tables and named by their number there, equal ones together.
-Reading checks everything against the hints, and calls nothing but the constructors of the dataclasses that they name.
-"""
+A dataclass is an object of its fields; in a union it has a field "op" with its name. Tuples are
+lists, bytes base64. Values of the types in `shared` are kept once each in tables and named by their
+number there, equal ones together. Reading checks everything against the hints, and calls nothing
+but the constructors of the dataclasses that they name."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ class Writer:
 
 
 class Reader:
-    """Plain values to values of a type. Raises ValueError, which names the place, for what does not fit the type."""
+    """Plain values to values of a type. Raises ValueError, which names the place, for what does not
+    fit the type."""
 
     def __init__(self, shared: tuple[type, ...], tables: Mapping[str, Any]) -> None:
         self._shared = shared
@@ -62,7 +64,9 @@ class Reader:
             if not isinstance(items, list):
                 raise ValueError(f"tables.{type_.__name__}: expected a list, found {_kind(items)}")
             where = f"tables.{type_.__name__}"
-            self._known[type_] = [self._object(type_, item, f"{where}[{k}]") for k, item in enumerate(items)]
+            self._known[type_] = [
+                self._object(type_, item, f"{where}[{k}]") for k, item in enumerate(items)
+            ]
 
     def read(self, type_: Any, value: Any, where: str) -> Any:
         origin, arguments = get_origin(type_), get_args(type_)
@@ -84,17 +88,26 @@ class Reader:
             return value
         if type_ in self._shared:
             known = self._known.get(type_, [])
-            _expect(type(value) is int and 0 <= value < len(known), f"a number below {len(known)}", value, where)
+            _expect(
+                type(value) is int and 0 <= value < len(known),
+                f"a number below {len(known)}",
+                value,
+                where,
+            )
             return known[value]
         return self._object(type_, value, where)
 
     def _tuple(self, arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
         _expect(isinstance(value, list), "a list", value, where)
         if arguments[-1:] == (Ellipsis,):
-            return tuple(self.read(arguments[0], item, f"{where}[{k}]") for k, item in enumerate(value))
+            return tuple(
+                self.read(arguments[0], item, f"{where}[{k}]") for k, item in enumerate(value)
+            )
         _expect(len(value) == len(arguments), f"{len(arguments)} items", value, where)
         pairs = zip(arguments, value, strict=True)
-        return tuple(self.read(type_, item, f"{where}[{k}]") for k, (type_, item) in enumerate(pairs))
+        return tuple(
+            self.read(type_, item, f"{where}[{k}]") for k, (type_, item) in enumerate(pairs)
+        )
 
     def _union(self, arguments: tuple[Any, ...], value: Any, where: str) -> Any:
         if value is None and NoneType in arguments:
@@ -110,14 +123,19 @@ class Reader:
             value.get(_OP),
             where,
         )
-        return self._object(by_name[value[_OP]], {key: item for key, item in value.items() if key != _OP}, where)
+        return self._object(
+            by_name[value[_OP]], {key: item for key, item in value.items() if key != _OP}, where
+        )
 
     def _object(self, type_: Any, value: Any, where: str) -> Any:
         _expect(isinstance(value, dict), "an object", value, where)
         hints = _hints(type_)
         names = [each.name for each in fields(type_)]
         if set(value) != set(names):
-            raise ValueError(f"{where}: expected the fields {', '.join(names)}, found {', '.join(map(str, value))}")
+            raise ValueError(
+                f"{where}: expected the fields {', '.join(names)}, found "
+                f"{', '.join(map(str, value))}"
+            )
         read = {name: self.read(hints[name], value[name], f"{where}.{name}") for name in names}
         try:
             return type_(**read)

@@ -1,4 +1,5 @@
-"""Resharding steps between global devices, turned into what each side of a transfer does with its local shards."""
+"""Resharding steps between global devices, turned into what each side of a transfer does with its
+local shards."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ def make_route(
 ) -> Route:
     """Number the pieces and express every box relative to the tile it is cut from or put into.
 
-    A mesh lives in one process, so a box that several target devices take from one source device travels once.
-    """
+    A mesh lives in one process, so a box that several target devices take from one source device
+    travels once."""
     held, wanted = tiles_by_device(*source), tiles_by_device(*target)
     source_shard = {device: number for number, device in enumerate(source[0].devices)}
     target_shard = {device: number for number, device in enumerate(target[0].devices)}
@@ -34,4 +35,7 @@ def make_route(
 
 def relative(box: Box, tile: Box) -> Box:
     """A global box in the coordinates of the tile that contains it."""
-    return tuple((start - origin, limit - origin) for (start, limit), (origin, _) in zip(box, tile, strict=True))
+    return tuple(
+        (start - origin, limit - origin)
+        for (start, limit), (origin, _) in zip(box, tile, strict=True)
+    )

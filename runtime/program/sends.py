@@ -1,9 +1,9 @@
 """The order in which a mesh sends, and whether all meshes reach the ends of their lists.
 
-SEND goes out as soon as its value is there. Where that could block for ever if a send waited for its receiver to come
-to RECV, the sends of all meshes are put into the order of receipt (`shardopt.schedule.exchange`). Messages to different
-meshes do not wait for each other: a worker sends to each on a thread or a stream of its own.
-"""
+SEND goes out as soon as its value is there. Where that could block for ever if a send waited for
+its receiver to come to RECV, the sends of all meshes are put into the order of receipt
+(`shardopt.schedule.exchange`). Messages to different meshes do not wait for each other: a worker
+sends to each on a thread or a stream of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def order_sends(lists: Sequence[Sequence[Instruction]]) -> list[list[Instruction
 
 
 def deadlock(program: Program, rendezvous: bool) -> str:
-    """The circle of waits in which the lists end, empty if all reach their ends. Instructions are counted from 0."""
+    """The circle of waits in which the lists end, empty if all reach their ends. Instructions are
+    counted from 0."""
     lists = [part.instructions for part in program.meshes]
     steps = steps_of(lists)
     outcome = run_exchange(steps, rendezvous, lanes=True)
@@ -37,13 +38,16 @@ def deadlock(program: Program, rendezvous: bool) -> str:
 
     def mesh_name(mesh: int, at: int) -> str:
         part = program.meshes[mesh]
-        return f"mesh {part.mesh.name}, instruction {at} ({format_instruction(part.instructions[at])})"
+        return (
+            f"mesh {part.mesh.name}, instruction {at} ({format_instruction(part.instructions[at])})"
+        )
 
     return describe(steps, outcome, mesh_name, "#{}".format)
 
 
 def steps_of(lists: Sequence[Sequence[Instruction]]) -> Steps:
-    """One step for every instruction; a RUN that writes over a buffer waits until the buffer is sent."""
+    """One step for every instruction; a RUN that writes over a buffer waits until the buffer is
+    sent."""
     return tuple(tuple(_of_mesh(own)) for own in lists)
 
 

@@ -49,7 +49,10 @@ def _format_mesh(part: MeshProgram, program: Program) -> Iterator[str]:
     yield f"mesh {part.mesh} devices {list(part.mesh.devices)}"
     for number, buffer in part.arguments:
         keeping = "state" if buffer in part.state_buffers else "kept"
-        yield f"  %{buffer} = argument {number} '{program.arguments[number].name}' {part.buffers[buffer]} ({keeping})"
+        yield (
+            f"  %{buffer} = argument {number} '{program.arguments[number].name}' "
+            f"{part.buffers[buffer]} ({keeping})"
+        )
     for microbatch, buffer in part.indices:
         yield f"  %{buffer} = index {microbatch}"
     for instruction in part.instructions:
@@ -66,7 +69,11 @@ def format_instruction(instruction: Instruction, buffers: tuple[TensorSpec, ...]
     match instruction:
         case Run(function=function, inputs=inputs, donated=donated, label=label):
             tail = f" donates {_names(donated)}" if donated else ""
-            return f"{defined}{' = ' if defined else ''}RUN @{function}({_names(inputs)}){tail} // {label}"
+            return (
+                f"{defined}{' = ' if defined else ''}RUN @{function}({_names(inputs)}){tail} "
+                "// "
+                f"{label}"
+            )
         case Send(tag=tag, buffers=sent, target=target, routes=routes):
             return f"SEND #{tag} {_names(sent)} to {target} {_routes(routes)}"
         case Recv(tag=tag, source=source, routes=routes):
@@ -83,10 +90,13 @@ def format_instruction(instruction: Instruction, buffers: tuple[TensorSpec, ...]
 
 
 def place(part: MeshProgram, step: int, position: int) -> str:
-    """Where in a step a worker is, for messages; behind the last instruction it waits for what is under way."""
+    """Where in a step a worker is, for messages; behind the last instruction it waits for what is
+    under way."""
     if position >= len(part.instructions):
         return f"step {step}, end of step"
-    return f"step {step}, instruction {position} ({format_instruction(part.instructions[position])})"
+    return (
+        f"step {step}, instruction {position} ({format_instruction(part.instructions[position])})"
+    )
 
 
 def brief_instruction(instruction: Instruction) -> str:

@@ -1,4 +1,5 @@
-"""Whether the numbers and names in a program exist at all: the check before all others, which rely on it."""
+"""Whether the numbers and names in a program exist at all: the check before all others, which rely
+on it."""
 
 from __future__ import annotations
 
@@ -23,18 +24,29 @@ from shardopt.runtime.program.text import brief_instruction
 
 
 def find_malformed(program: Program) -> Iterator[str]:
-    """Faults in the frame: meshes, buffers, arguments, results, functions, and what instructions refer to."""
+    """Faults in the frame: meshes, buffers, arguments, results, functions, and what instructions
+    refer to."""
     names = [part.mesh.name for part in program.meshes]
-    yield from (f"mesh {name} stands in the program {count} times" for name, count in _repeated(names))
+    yield from (
+        f"mesh {name} stands in the program {count} times" for name, count in _repeated(names)
+    )
     for part in program.meshes:
         where = f"mesh {part.mesh.name}"
         yield from (f"{where}: {fault}" for fault in _of_frame(part, program))
-        wrong = {spec: fault for spec in dict.fromkeys(part.buffers) if (fault := _of_spec(spec, part))}
-        yield from (f"{where}: %{number}: {wrong[spec]}" for number, spec in enumerate(part.buffers) if spec in wrong)
+        wrong = {
+            spec: fault for spec in dict.fromkeys(part.buffers) if (fault := _of_spec(spec, part))
+        }
+        yield from (
+            f"{where}: %{number}: {wrong[spec]}"
+            for number, spec in enumerate(part.buffers)
+            if spec in wrong
+        )
         for position, each in enumerate(part.instructions):
             freed = each.buffers if isinstance(each, Free) else ()
             missing = [
-                buffer for buffer in (*reads(each), *writes(each), *freed) if not 0 <= buffer < len(part.buffers)
+                buffer
+                for buffer in (*reads(each), *writes(each), *freed)
+                if not 0 <= buffer < len(part.buffers)
             ]
             faults = [f"%{buffer} does not exist" for buffer in missing]
             faults.extend(_of_references(each, program, names))
@@ -46,13 +58,23 @@ def find_malformed(program: Program) -> Iterator[str]:
 def _of_frame(part: MeshProgram, program: Program) -> Iterator[str]:
     numbers = [buffer for _, buffer in (*part.arguments, *part.indices)]
     yield from (f"%{buffer} is defined {count} times" for buffer, count in _repeated(numbers))
-    named = [*numbers, *(buffer for _, buffer in part.results), *(buffer for pair in part.feedback for buffer in pair)]
+    named = [
+        *numbers,
+        *(buffer for _, buffer in part.results),
+        *(buffer for pair in part.feedback for buffer in pair),
+    ]
     missing = sorted({buffer for buffer in named if not 0 <= buffer < len(part.buffers)})
     yield from (f"%{buffer} does not exist" for buffer in missing)
-    yield from (f"function @{name} is there {count} times" for name, count in _repeated(f.name for f in part.functions))
+    yield from (
+        f"function @{name} is there {count} times"
+        for name, count in _repeated(f.name for f in part.functions)
+    )
     for function in part.functions:
         if not set(function.donates) <= set(range(len(function.arguments))):
-            yield f"function @{function.name} consumes arguments {list(function.donates)}, which do not all exist"
+            yield (
+                f"function @{function.name} consumes arguments {list(function.donates)}, which "
+                "do not all exist"
+            )
     arguments = {buffer for _, buffer in part.arguments}
     for _, target in part.feedback:
         if target not in arguments:
@@ -67,7 +89,10 @@ def _of_frame(part: MeshProgram, program: Program) -> Iterator[str]:
             if not 0 <= number < len(known):
                 yield f"{what} {number} does not exist"
             elif known[number].value.spec != part.buffers[buffer]:
-                yield f"{what} {number} is {known[number].value.spec}, but %{buffer} is {part.buffers[buffer]}"
+                yield (
+                    f"{what} {number} is {known[number].value.spec}, but %{buffer} is "
+                    f"{part.buffers[buffer]}"
+                )
 
 
 def _of_spec(spec: TensorSpec, part: MeshProgram) -> str:
@@ -93,9 +118,15 @@ def _of_references(instruction: object, program: Program, names: list[str]) -> I
 
 
 def _of_homes(program: Program) -> Iterator[str]:
-    """Each argument and result has one home, the mesh of its value; state feeds the argument that its alias names."""
+    """Each argument and result has one home, the mesh of its value; state feeds the argument that
+    its alias names."""
     rows: tuple[
-        tuple[str, tuple[Argument | Result, ...], list[tuple[MeshProgram, tuple[tuple[int, int], ...]]]], ...
+        tuple[
+            str,
+            tuple[Argument | Result, ...],
+            list[tuple[MeshProgram, tuple[tuple[int, int], ...]]],
+        ],
+        ...,
     ] = (
         ("argument", program.arguments, [(part, part.arguments) for part in program.meshes]),
         ("result", program.results, [(part, part.results) for part in program.meshes]),
@@ -108,7 +139,10 @@ def _of_homes(program: Program) -> Iterator[str]:
         for number, each in enumerate(listed):
             found = homes.get(number, [])
             if found != [each.value.mesh]:
-                yield f"{what} {number} '{each.name}': expected on mesh {each.value.mesh}, found on {', '.join(found)}"
+                yield (
+                    f"{what} {number} '{each.name}': expected on mesh {each.value.mesh}, found "
+                    f"on {', '.join(found)}"
+                )
     for part in program.meshes:
         results = dict(part.results)
         feedback = {target: source for source, target in part.feedback}
@@ -116,8 +150,13 @@ def _of_homes(program: Program) -> Iterator[str]:
             if not 0 <= number < len(program.arguments):
                 continue
             alias = program.arguments[number].alias
-            if (alias is None) != (buffer not in feedback) or (alias is not None and alias not in results):
-                yield f"mesh {part.mesh.name}: argument {number} is replaced by result {alias}, but not in the list"
+            if (alias is None) != (buffer not in feedback) or (
+                alias is not None and alias not in results
+            ):
+                yield (
+                    f"mesh {part.mesh.name}: argument {number} is replaced by result {alias}, "
+                    "but not in the list"
+                )
 
 
 def _repeated(items: Iterable[object]) -> Iterator[tuple[object, int]]:

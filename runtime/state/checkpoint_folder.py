@@ -5,10 +5,9 @@
       .writing-…                being written, or left by a run that died: never read, removed by the next writer
       step-000000000012/        m0.bin, m1.0.bin, …, manifest.json
 
-A checkpoint is written under another name; when all files are on the disk the manifest follows, and then the rename
-that makes it one. What was a checkpoint is never changed: it is only removed, when `keep` newer ones stand, and then it
-is renamed first.
-"""
+A checkpoint is written under another name; when all files are on the disk the manifest follows, and
+then the rename that makes it one. What was a checkpoint is never changed: it is only removed, when
+`keep` newer ones stand, and then it is renamed first."""
 
 from __future__ import annotations
 
@@ -36,13 +35,16 @@ _WRITING, _REMOVING = ".writing-", ".removing-"
 
 
 def checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    """(steps done, folder) of every complete checkpoint, oldest first. No folder: no checkpoints."""
+    """(steps done, folder) of every complete checkpoint, oldest first. No folder: no
+    checkpoints."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise UserError(f"cannot read checkpoints in '{folder}': {error.strerror or error}") from error
+        raise UserError(
+            f"cannot read checkpoints in '{folder}': {error.strerror or error}"
+        ) from error
     matches = [match for match in map(_STEP_NAME.fullmatch, names) if match is not None]
     found = [(int(match[1]), folder / match[0]) for match in matches]
     return sorted((step, path) for step, path in found if (path / MANIFEST_NAME).is_file())
@@ -54,7 +56,8 @@ def newest(folder: Path) -> Path | None:
 
 
 def find_checkpoint(path: Path) -> tuple[Path, Manifest]:
-    """The checkpoint at `path`, or the newest in it, with its manifest. Raises UserError when there is none."""
+    """The checkpoint at `path`, or the newest in it, with its manifest. Raises UserError when there
+    is none."""
     found = path if (path / MANIFEST_NAME).is_file() else newest(path)
     if found is None:
         raise UserError(f"'{path}' holds no complete checkpoint")
@@ -62,7 +65,8 @@ def find_checkpoint(path: Path) -> tuple[Path, Manifest]:
 
 
 class CheckpointFolder:
-    """Write access to the checkpoints of one run, until `close`. Raises UserError if another run has it."""
+    """Write access to the checkpoints of one run, until `close`. Raises UserError if another run
+    has it."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         if keep < 1:
@@ -72,7 +76,9 @@ class CheckpointFolder:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = (folder / ".lock").open("ab")
         except OSError as error:
-            raise UserError(f"cannot write checkpoints to '{folder}': {error.strerror or error}") from error
+            raise UserError(
+                f"cannot write checkpoints to '{folder}': {error.strerror or error}"
+            ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -109,12 +115,15 @@ def begin(parent: Path) -> Path:
         parent.mkdir(parents=True, exist_ok=True)
         path.mkdir()
     except OSError as error:
-        raise UserError(f"cannot write a checkpoint to '{parent}': {error.strerror or error}") from error
+        raise UserError(
+            f"cannot write a checkpoint to '{parent}': {error.strerror or error}"
+        ) from error
     return path
 
 
 def commit(writing: Path, path: Path, manifest: Manifest) -> None:
-    """Check the files, write the manifest, rename `writing` to `path`. Raises UserError, and leaves nothing then."""
+    """Check the files, write the manifest, rename `writing` to `path`. Raises UserError, and leaves
+    nothing then."""
     try:
         _check_files(writing, manifest.arrays)
         with (writing / MANIFEST_NAME).open("x", encoding="utf-8") as file:

@@ -1,9 +1,9 @@
-"""Values that every element computes from its own global index, so that each worker makes its shards alone.
+"""Values that every element computes from its own global index, so that each worker makes its
+shards alone.
 
-Random numbers are those of SplitMix64 (Steele, Lea and Flood, OOPSLA'14): output number i of a generator is a hash of
-i, so element i of an array is the same whatever the mesh, the sharding and the number of hosts. The seed of an array
-is drawn from that of the run and the array's name.
-"""
+Random numbers are those of SplitMix64 (Steele, Lea and Flood, OOPSLA'14): output number i of a
+generator is a hash of i, so element i of an array is the same whatever the mesh, the sharding and
+the number of hosts. The seed of an array is drawn from that of the run and the array's name."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from shardopt.forms.exported_program import Box, TensorSpec
 from shardopt.support.errors import UserError
 
 _CHUNK_ELEMENTS = 1 << 18  # what is computed in double precision at once, beside the shard itself
-_INCREMENT, _FIRST, _SECOND = (np.uint64(each) for each in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_INCREMENT, _FIRST, _SECOND = (
+    np.uint64(each) for each in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
 
 
 @dataclass(frozen=True)
 class Filling:
-    """`full`: a everywhere. `uniform`: from a to below b; integers are rounded down. `normal`: mean a, deviation b."""
+    """`full`: a everywhere. `uniform`: from a to below b; integers are rounded down. `normal`: mean
+    a, deviation b."""
 
     kind: str
     a: float
@@ -82,7 +85,9 @@ def _values(filling: Filling, key: int, index: np.ndarray, dtype: np.dtype) -> n
         return np.floor(values).astype(dtype) if dtype.kind in "biu" else values.astype(dtype)
     twice = index + index  # two numbers an element
     radius = np.sqrt(-2.0 * np.log1p(-_unit(key, twice)))
-    return (filling.a + filling.b * radius * np.cos(tau * _unit(key, twice + np.uint64(1)))).astype(dtype)
+    return (filling.a + filling.b * radius * np.cos(tau * _unit(key, twice + np.uint64(1)))).astype(
+        dtype
+    )
 
 
 def _unit(key: int, index: np.ndarray) -> np.ndarray:

@@ -1,12 +1,13 @@
-"""A user's init function, cut into one stage function a mesh that computes what lives there, already sharded.
+"""A user's init function, cut into one stage function a mesh that computes what lives there,
+already sharded.
 
     @main(key) -> (w0, w1)        w0 on m0, split by "x"; w1 on m1, replicated
     m0: @main(key) -> (w0 {sdy.sharding = <@mesh, [{"x"}, {}]>})
     m1: @main(key) -> (w1 {sdy.sharding = <@mesh, [{}, {}]>})
 
-Results that live elsewhere are dropped with all that only they need, and XLA partitions the rest from the shardings of
-its results. JAX's random bits are functions of an iota, so each device computes the bits of its shard alone.
-"""
+Results that live elsewhere are dropped with all that only they need, and XLA partitions the rest
+from the shardings of its results. JAX's random bits are functions of an iota, so each device
+computes the bits of its shard alone."""
 
 from __future__ import annotations
 
@@ -30,15 +31,17 @@ _SHARDING = "sdy.sharding"
 
 @dataclass(frozen=True)
 class InitPart:
-    """What one mesh runs: `function` takes all arguments of the init function, its results are the program's arguments
-    `numbers`."""
+    """What one mesh runs: `function` takes all arguments of the init function, its results are the
+    program's arguments `numbers`."""
 
     mesh: str
     function: StageFunction
     numbers: tuple[int, ...]
 
 
-def split_init_function(module: ir.Module, program: Program, numbers: Sequence[int]) -> tuple[InitPart, ...]:
+def split_init_function(
+    module: ir.Module, program: Program, numbers: Sequence[int]
+) -> tuple[InitPart, ...]:
     """`numbers[k]` is the argument of the program that result k of the module's `@main` becomes.
 
     Raises UserError when the results do not fit these arguments in number, shape or element type.
@@ -52,30 +55,38 @@ def split_init_function(module: ir.Module, program: Program, numbers: Sequence[i
         own = tuple(number for number, _ in part.arguments if number in wanted)
         if own:
             specs = {wanted[number]: program.arguments[number].value.spec for number in own}
-            function = StageFunction("init", _restricted(module, part.mesh, specs), inputs, tuple(specs.values()), ())
+            function = StageFunction(
+                "init", _restricted(module, part.mesh, specs), inputs, tuple(specs.values()), ()
+            )
             parts.append(InitPart(part.mesh.name, function, own))
     return tuple(parts)
 
 
 def _check_results(results: Sequence[ir.Type], program: Program, numbers: Sequence[int]) -> None:
     if len(results) != len(numbers):
-        raise UserError(f"init function: expected {len(numbers)} results, one a state argument, found {len(results)}")
+        raise UserError(
+            f"init function: expected {len(numbers)} results, one a state argument, found "
+            f"{len(results)}"
+        )
     for number, type_ in zip(numbers, results, strict=True):
         argument, found = program.arguments[number], _spec(type_)
         expected = argument.value.spec
         if (expected.shape, expected.dtype) != (found.shape, found.dtype):
             raise UserError(
-                f"init function: expected {expected.dtype}{list(expected.shape)} for argument '{argument.name}', "
+                f"init function: expected {expected.dtype}{list(expected.shape)} for argument "
+                f"'{argument.name}', "
                 f"found {found.dtype}{list(found.shape)}"
             )
         if expected.sharding.partial:
             raise UserError(
-                f"init function: argument '{argument.name}' is a sum that is not taken: no value can be made"
+                f"init function: argument '{argument.name}' is a sum that is not taken: no value "
+                "can be made"
             )
 
 
 def _restricted(module: ir.Module, mesh: Mesh, results: Mapping[int, TensorSpec]) -> bytes:
-    """Bytecode of a copy that returns only `results`, with shardings over `mesh`, and computes nothing else."""
+    """Bytecode of a copy that returns only `results`, with shardings over `mesh`, and computes
+    nothing else."""
     copy = ir.Module.parse(module_bytecode(module), module.context)
     with module.context, ir.Location.unknown():
         axes = ", ".join(f'"{name}"={size}' for name, size in mesh.axes)
@@ -88,7 +99,9 @@ def _restricted(module: ir.Module, mesh: Mesh, results: Mapping[int, TensorSpec]
         ir.Operation.create("func.return", operands=kept, ip=ir.InsertionPoint(end))
         end.erase()
         inputs = [argument.type for argument in block.arguments]
-        main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, [each.type for each in kept]))
+        main.attributes["function_type"] = ir.TypeAttr.get(
+            ir.FunctionType.get(inputs, [each.type for each in kept])
+        )
         whole = [Sharding.replicated(ir.RankedTensorType(type_).rank) for type_ in inputs]
         main.attributes["arg_attrs"] = _rows(whole)
         main.attributes["res_attrs"] = _rows([spec.sharding for spec in results.values()])
@@ -98,7 +111,9 @@ def _restricted(module: ir.Module, mesh: Mesh, results: Mapping[int, TensorSpec]
 
 def _rows(shardings: Sequence[Sharding]) -> ir.Attribute:
     """Attributes of arguments or results that say only how they are sharded."""
-    texts = (f"{{{_SHARDING} = #sdy.sharding{to_sdy(sharding, MESH_NAME)}}}" for sharding in shardings)
+    texts = (
+        f"{{{_SHARDING} = #sdy.sharding{to_sdy(sharding, MESH_NAME)}}}" for sharding in shardings
+    )
     return ir.Attribute.parse(f"[{', '.join(texts)}]")
 
 

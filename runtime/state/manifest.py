@@ -1,13 +1,15 @@
-"""The manifest of a checkpoint: which arrays, in which boxes, in which bytes of which files, with which checksums.
+"""The manifest of a checkpoint: which arrays, in which boxes, in which bytes of which files, with
+which checksums.
 
     {"format": "shardopt-checkpoint", "version": 1, "step": 12, "block_bytes": 1048576,
      "arrays": [{"name": "params['w']", "shape": [8, 4], "dtype": "bfloat16",
-                 "shards": [{"box": [[0, 4], [0, 4]], "file": "m0.bin", "offset": 0, "crc32": [2774130291]}, …]}, …],
+                 "shards": [{"box": [[0, 4], [0, 4]], "file": "m0.bin", "offset": 0, "crc32":
+                 [2774130291]}, …]}, …],
      "crc32": 1234567890}
 
-A file holds shards one after the other: little-endian elements in row-major order. A checksum covers each block of
-`block_bytes` of a shard, so that a reader of a part checks what it reads; the last entry covers the manifest itself.
-"""
+A file holds shards one after the other: little-endian elements in row-major order. A checksum
+covers each block of `block_bytes` of a shard, so that a reader of a part checks what it reads; the
+last entry covers the manifest itself."""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from shardopt.forms.exported_program import Box
 from shardopt.support.errors import UserError
 
 MANIFEST_NAME = "manifest.json"
-BLOCK_BYTES = 1 << 20  # a reader of a small box reads at most two of these too much; checksums stay one in a million
+BLOCK_BYTES = (
+    1 << 20
+)  # a reader of a small box reads at most two of these too much; checksums stay one in a million
 _FORMAT, _VERSION = "shardopt-checkpoint", 1
 
 
@@ -79,14 +83,17 @@ def manifest_text(manifest: Manifest) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint, fully checked. Raises UserError that names the file and what is wrong with it."""
+    """The manifest of a checkpoint, fully checked. Raises UserError that names the file and what is
+    wrong with it."""
     path = folder / MANIFEST_NAME
     try:
         return _parse(json.loads(path.read_text("utf-8")))
     except OSError as error:
         raise UserError(f"cannot read checkpoint '{path}': {error.strerror or error}") from error
     except RecursionError as error:
-        raise UserError(f"checkpoint '{path}': expected a manifest, found deeply nested JSON") from error
+        raise UserError(
+            f"checkpoint '{path}': expected a manifest, found deeply nested JSON"
+        ) from error
     except ValueError as error:  # also of JSON and UTF-8
         raise UserError(f"checkpoint '{path}': {error}") from error
 
@@ -105,7 +112,9 @@ def _checksum(content: Mapping[str, Any]) -> int:
 
 
 def _parse(document: Any) -> Manifest:
-    fields = _fields(document, "manifest", ("format", "version", "step", "block_bytes", "arrays", "crc32"))
+    fields = _fields(
+        document, "manifest", ("format", "version", "step", "block_bytes", "arrays", "crc32")
+    )
     for name, known in (("format", _FORMAT), ("version", _VERSION), ("block_bytes", BLOCK_BYTES)):
         if fields[name] != known or type(fields[name]) is not type(known):
             raise ValueError(f"expected {name} {known!r}, found {fields[name]!r}")
@@ -116,7 +125,9 @@ def _parse(document: Any) -> Manifest:
     found = _natural(fields["crc32"], "crc32")
     expected = _checksum({name: value for name, value in fields.items() if name != "crc32"})
     if found != expected:
-        raise ValueError(f"its checksum is {found}, its contents give {expected}: it was damaged or edited")
+        raise ValueError(
+            f"its checksum is {found}, its contents give {expected}: it was damaged or edited"
+        )
     return Manifest(_natural(fields["step"], "step"), arrays)
 
 
@@ -128,8 +139,12 @@ def _array(value: Any) -> StoredArray:
     where = f"array '{name}'"
     if not isinstance(dtype, str) or dtype not in MLIR_NAMES:
         raise ValueError(f"{where}: unknown dtype {dtype!r}")
-    shape = tuple(_natural(extent, f"{where}: extent") for extent in _list(fields["shape"], f"{where}: shape"))
-    shards = tuple(_shard(each, shape, dtype, where) for each in _list(fields["shards"], f"{where}: shards"))
+    shape = tuple(
+        _natural(extent, f"{where}: extent") for extent in _list(fields["shape"], f"{where}: shape")
+    )
+    shards = tuple(
+        _shard(each, shape, dtype, where) for each in _list(fields["shards"], f"{where}: shards")
+    )
     _check_cover(shards, shape, where)
     return StoredArray(name, shape, dtype, shards)
 
@@ -139,16 +154,33 @@ def _shard(value: Any, shape: tuple[int, ...], dtype: str, where: str) -> Stored
     extents = [_list(extent, f"{where}: box") for extent in _list(fields["box"], f"{where}: box")]
     if len(extents) != len(shape) or any(len(extent) != 2 for extent in extents):
         raise ValueError(f"{where}: expected a box of {len(shape)} pairs, found {fields['box']!r}")
-    box = tuple((_natural(start, f"{where}: box"), _natural(limit, f"{where}: box")) for start, limit in extents)
+    box = tuple(
+        (_natural(start, f"{where}: box"), _natural(limit, f"{where}: box"))
+        for start, limit in extents
+    )
     if any(not start <= limit <= extent for (start, limit), extent in zip(box, shape, strict=True)):
         raise ValueError(f"{where}: box {fields['box']!r} is outside of shape {list(shape)}")
     file = fields["file"]
-    if not isinstance(file, str) or not file or file.startswith(".") or "/" in file or "\\" in file or "\0" in file:
-        raise ValueError(f"{where}: expected the name of a file in the checkpoint's folder, found {file!r}")
-    checksums = tuple(_natural(each, f"{where}: crc32") for each in _list(fields["crc32"], f"{where}: crc32"))
+    if (
+        not isinstance(file, str)
+        or not file
+        or file.startswith(".")
+        or "/" in file
+        or "\\" in file
+        or "\0" in file
+    ):
+        raise ValueError(
+            f"{where}: expected the name of a file in the checkpoint's folder, found {file!r}"
+        )
+    checksums = tuple(
+        _natural(each, f"{where}: crc32") for each in _list(fields["crc32"], f"{where}: crc32")
+    )
     expected = block_count(shard_bytes(box, dtype))
     if len(checksums) != expected:
-        raise ValueError(f"{where}: expected {expected} checksums for box {fields['box']!r}, found {len(checksums)}")
+        raise ValueError(
+            f"{where}: expected {expected} checksums for box {fields['box']!r}, found "
+            f"{len(checksums)}"
+        )
     return StoredShard(box, file, _natural(fields["offset"], f"{where}: offset"), checksums)
 
 
@@ -156,7 +188,9 @@ def _check_cover(shards: tuple[StoredShard, ...], shape: tuple[int, ...], where:
     """Every element in exactly one shard: the volumes add up, and no two boxes meet."""
     volume = sum(prod(limit - start for start, limit in shard.box) for shard in shards)
     if volume != prod(shape):
-        raise ValueError(f"{where}: its shards hold {volume} elements, its shape {list(shape)} has {prod(shape)}")
+        raise ValueError(
+            f"{where}: its shards hold {volume} elements, its shape {list(shape)} has {prod(shape)}"
+        )
     boxes = np.array([shard.box for shard in shards], np.int64).reshape(len(shards), len(shape), 2)
     for number in range(1, len(boxes)):
         low = np.maximum(boxes[number, :, 0], boxes[:number, :, 0])

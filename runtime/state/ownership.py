@@ -1,4 +1,5 @@
-"""Which device writes which box of a state array, so that replicas are written once and the work is spread."""
+"""Which device writes which box of a state array, so that replicas are written once and the work is
+spread."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from shardopt.support.errors import UserError
 
 
 def owned_boxes(mesh: Mesh, spec: TensorSpec, turn: int) -> tuple[tuple[int, Box], ...]:
-    """(position in the mesh, box) for every distinct tile: one holder each, replicas by `turn`, so that the arrays of a
-    program spread over the hosts that hold copies."""
+    """(position in the mesh, box) for every distinct tile: one holder each, replicas by `turn`, so
+    that the arrays of a program spread over the hosts that hold copies."""
     holders: dict[Box, list[int]] = {}
     for position, tile in enumerate(tiles_by_device(mesh, spec).values()):
         holders.setdefault(tile, []).append(position)
@@ -21,7 +22,8 @@ def owned_boxes(mesh: Mesh, spec: TensorSpec, turn: int) -> tuple[tuple[int, Box
 
 
 def state_keys(arguments: Sequence[Argument]) -> dict[int, str]:
-    """The name in checkpoints of every argument. Of arguments with equal names, later ones are numbered: `w`, `w#2`.
+    """The name in checkpoints of every argument. Of arguments with equal names, later ones are
+    numbered: `w`, `w#2`.
 
     Names and their order are the model's, so another plan of the same model has the same keys.
     """
@@ -29,18 +31,24 @@ def state_keys(arguments: Sequence[Argument]) -> dict[int, str]:
     keys = {}
     for number, argument in enumerate(arguments):
         seen[argument.name] = seen.get(argument.name, 0) + 1
-        keys[number] = argument.name if seen[argument.name] == 1 else f"{argument.name}#{seen[argument.name]}"
+        keys[number] = (
+            argument.name if seen[argument.name] == 1 else f"{argument.name}#{seen[argument.name]}"
+        )
     return keys
 
 
 def state_arguments(program: Program) -> tuple[int, ...]:
-    """The arguments that a step replaces. Raises UserError for one whose sum is still open: it has no one value."""
-    state = tuple(number for number, argument in enumerate(program.arguments) if argument.alias is not None)
+    """The arguments that a step replaces. Raises UserError for one whose sum is still open: it has
+    no one value."""
+    state = tuple(
+        number for number, argument in enumerate(program.arguments) if argument.alias is not None
+    )
     for number in state:
         argument = program.arguments[number]
         if argument.value.spec.sharding.partial:
             raise UserError(
                 f"argument '{argument.name}' on mesh '{argument.value.mesh}' is a sum over axes "
-                f"{list(argument.value.spec.sharding.partial)} that is not taken: it cannot be saved or restored"
+                f"{list(argument.value.spec.sharding.partial)} that is not taken: it cannot be "
+                "saved or restored"
             )
     return state

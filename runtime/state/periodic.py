@@ -22,12 +22,14 @@ class CheckpointOptions:
     def __post_init__(self) -> None:
         if self.every < 1 or self.keep < 1:
             raise UserError(
-                f"expected a checkpoint every 1 or more steps and to keep 1 or more, found {self.every} and {self.keep}"
+                "expected a checkpoint every 1 or more steps and to keep 1 or more, found "
+                f"{self.every} and {self.keep}"
             )
 
 
 class PeriodicCheckpoints:
-    """Writes the checkpoints of one run; nobody else may write to the folder until `close`. Raises UserError."""
+    """Writes the checkpoints of one run; nobody else may write to the folder until `close`. Raises
+    UserError."""
 
     def __init__(self, options: CheckpointOptions) -> None:
         self._options = options
@@ -35,13 +37,15 @@ class PeriodicCheckpoints:
         self._begun = False
 
     def before_step(self, steps_done: int) -> None:
-        """Raises UserError where the first step would start behind what has been reached: two histories would mix."""
+        """Raises UserError where the first step would start behind what has been reached: two
+        histories would mix."""
         if self._begun:
             return
         found = checkpoints(self._options.folder)
         if found and found[-1][0] > steps_done:
             raise UserError(
-                f"'{self._options.folder}' holds a checkpoint of step {found[-1][0]}, this run is at step "
+                f"'{self._options.folder}' holds a checkpoint of step {found[-1][0]}, this run is "
+                "at step "
                 f"{steps_done}: resume from it, or choose another folder"
             )
         self._begun = True

@@ -1,5 +1,5 @@
-"""The driver's side of state: checkpoints, and values that are made where they live. No array is ever whole here unless
-it is asked for whole."""
+"""The driver's side of state: checkpoints, and values that are made where they live. No array is
+ever whole here unless it is asked for whole."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from shardopt.runtime.state.manifest import Manifest, StoredArray, StoredShard
 from shardopt.runtime.state.ownership import state_arguments, state_keys
 from shardopt.support.errors import UserError
 
-# Calls a method of `WorkerState` on some workers at once: (method, arguments by worker) -> answers by worker.
+# Calls a method of `WorkerState` on some workers at once: (method, arguments by worker) -> answers
+# by worker.
 Call = Callable[[str, Mapping[str, tuple[Any, ...]]], dict[str, Any]]
 # Gives the elements of a global box, as slices of the whole array.
 ShardMaker = Callable[[tuple[slice, ...]], np.ndarray]
@@ -38,7 +39,8 @@ class RunState:
         self._keys = state_keys(program.arguments)
 
     def save_into(self, folder: Path, step: int) -> Manifest:
-        """Have all workers write their shards of the state to `folder`; what the manifest is to say.
+        """Have all workers write their shards of the state to `folder`; what the manifest is to
+        say.
 
         Raises UserError when there is no state, MeshError.
         """
@@ -46,7 +48,11 @@ class RunState:
         if not state:
             raise UserError("there is no state to save: no argument of the program is donated")
         places = {
-            worker: (str(folder), f"{worker.replace('/', '.')}.bin", tuple(n for n in state if n in homes))
+            worker: (
+                str(folder),
+                f"{worker.replace('/', '.')}.bin",
+                tuple(n for n in state if n in homes),
+            )
             for mesh, homes in self._homes().items()
             for worker in self._workers[mesh]
         }
@@ -57,7 +63,8 @@ class RunState:
         return Manifest(step, tuple(self._stored_array(number, found[number]) for number in state))
 
     def save(self, path: Path, step: int) -> None:
-        """Write one checkpoint to the folder `path`, which must not exist. Raises UserError, MeshError."""
+        """Write one checkpoint to the folder `path`, which must not exist. Raises UserError,
+        MeshError."""
         if path.exists():
             raise UserError(f"'{path}' exists already: checkpoints are never overwritten")
         writing = begin(path.absolute().parent)
@@ -69,25 +76,33 @@ class RunState:
         commit(writing, path, manifest)
 
     def restore(self, path: Path, numbers: Sequence[int] | None = None) -> int:
-        """Read arguments, by default the state, from a checkpoint or the newest one in a folder; its step.
+        """Read arguments, by default the state, from a checkpoint or the newest one in a folder;
+        its step.
 
-        The checkpoint may be of another plan, and hold more. Raises UserError when an array is not in it, or is of
-        another shape or type; nothing has changed then.
-        """
+        The checkpoint may be of another plan, and hold more. Raises UserError when an array is not
+        in it, or is of another shape or type; nothing has changed then."""
         folder, manifest = find_checkpoint(path)
         wanted = state_arguments(self._program) if numbers is None else tuple(numbers)
         stored = {array.name: array for array in manifest.arrays}
         for number in wanted:
             self._check_stored(folder, number, stored.get(self._keys[number]))
-        self._to_homes("restore", {number: self._keys[number] for number in wanted}, before=(str(folder),))
+        self._to_homes(
+            "restore", {number: self._keys[number] for number in wanted}, before=(str(folder),)
+        )
         return manifest.step
 
     def fill(self, fillings: Mapping[int, Filling]) -> None:
         """Have the workers compute arguments. Raises MeshError."""
-        self._to_homes("fill", {number: (self._keys[number], *astuple(each)) for number, each in fillings.items()})
+        self._to_homes(
+            "fill",
+            {number: (self._keys[number], *astuple(each)) for number, each in fillings.items()},
+        )
 
-    def initialize(self, module: ir.Module, numbers: Sequence[int], arguments: Sequence[np.ndarray]) -> None:
-        """Run a module's `@main(*arguments)` on the workers; result k becomes argument `numbers[k]`.
+    def initialize(
+        self, module: ir.Module, numbers: Sequence[int], arguments: Sequence[np.ndarray]
+    ) -> None:
+        """Run a module's `@main(*arguments)` on the workers; result k becomes argument
+        `numbers[k]`.
 
         Raises UserError when the results do not fit, MeshError.
         """
@@ -100,8 +115,12 @@ class RunState:
         self._call("initialize", calls)
 
     def make(self, makers: Mapping[int, ShardMaker]) -> None:
-        """Ask each maker for every tile of its argument once a mesh, and send it to the workers that hold it."""
-        for number, maker in makers.items():  # one array at a time: its tiles are all that is held here
+        """Ask each maker for every tile of its argument once a mesh, and send it to the workers
+        that hold it."""
+        for (
+            number,
+            maker,
+        ) in makers.items():  # one array at a time: its tiles are all that is held here
             value = self._program.arguments[number].value
             mesh = next(part.mesh for part in self._program.meshes if part.mesh.name == value.mesh)
             boxes = dict.fromkeys(tiles_by_device(mesh, value.spec).values())
@@ -109,28 +128,38 @@ class RunState:
             self._call("put", {worker: ({number: tiles},) for worker in self._workers[mesh.name]})
 
     def read(self, number: int, box: Box | None = None) -> np.ndarray:
-        """An argument's elements, by default all of them, put together from what the workers hold."""
+        """An argument's elements, by default all of them, put together from what the workers
+        hold."""
         value = self._program.arguments[number].value
         box = tuple((0, extent) for extent in value.spec.shape) if box is None else box
         if len(box) != len(value.spec.shape) or any(
-            not 0 <= start <= limit <= extent for (start, limit), extent in zip(box, value.spec.shape, strict=False)
+            not 0 <= start <= limit <= extent
+            for (start, limit), extent in zip(box, value.spec.shape, strict=False)
         ):
-            raise UserError(f"argument {number} has shape {list(value.spec.shape)}, found box {format_box(box)}")
+            raise UserError(
+                f"argument {number} has shape {list(value.spec.shape)}, found box {format_box(box)}"
+            )
         found = np.empty([limit - start for start, limit in box], numpy_dtype(value.spec.dtype))
         answers = self._call("pieces", dict.fromkeys(self._workers[value.mesh], (number, box)))
         for pieces in answers.values():
             for part, piece in pieces:
                 into = tuple(
-                    slice(low - start, high - start) for (low, high), (start, _) in zip(part, box, strict=True)
+                    slice(low - start, high - start)
+                    for (low, high), (start, _) in zip(part, box, strict=True)
                 )
                 found[into] = piece
         return found
 
     def _homes(self) -> dict[str, tuple[int, ...]]:
         """The arguments on each mesh."""
-        return {part.mesh.name: tuple(number for number, _ in part.arguments) for part in self._program.meshes}
+        return {
+            part.mesh.name: tuple(number for number, _ in part.arguments)
+            for part in self._program.meshes
+        }
 
-    def _to_homes(self, method: str, values: Mapping[int, Any], before: tuple[Any, ...] = ()) -> None:
+    def _to_homes(
+        self, method: str, values: Mapping[int, Any], before: tuple[Any, ...] = ()
+    ) -> None:
         """Give each worker the values of the arguments that live on its mesh."""
         calls: dict[str, tuple[Any, ...]] = {}
         for mesh, numbers in self._homes().items():
@@ -140,12 +169,19 @@ class RunState:
 
     def _stored_array(self, number: int, shards: Sequence[StoredShard]) -> StoredArray:
         spec = self._program.arguments[number].value.spec
-        return StoredArray(self._keys[number], spec.shape, spec.dtype, tuple(sorted(shards, key=lambda each: each.box)))
+        return StoredArray(
+            self._keys[number],
+            spec.shape,
+            spec.dtype,
+            tuple(sorted(shards, key=lambda each: each.box)),
+        )
 
     def _check_stored(self, folder: Path, number: int, found: StoredArray | None) -> None:
         spec, key = self._program.arguments[number].value.spec, self._keys[number]
         if found is None:
-            raise UserError(f"checkpoint '{folder}' has no array '{key}', which argument {number} needs")
+            raise UserError(
+                f"checkpoint '{folder}' has no array '{key}', which argument {number} needs"
+            )
         if (found.shape, found.dtype) != (spec.shape, spec.dtype):
             raise UserError(
                 f"checkpoint '{folder}': expected {spec.dtype}{list(spec.shape)} for '{key}', "
@@ -155,14 +191,20 @@ class RunState:
     def _made(self, number: int, maker: ShardMaker, box: Box) -> np.ndarray:
         argument = self._program.arguments[number]
         tile = np.asarray(maker(tuple(slice(start, limit) for start, limit in box)))
-        shape, dtype = tuple(limit - start for start, limit in box), numpy_dtype(argument.value.spec.dtype)
+        shape, dtype = (
+            tuple(limit - start for start, limit in box),
+            numpy_dtype(argument.value.spec.dtype),
+        )
         if (tile.shape, tile.dtype) != (shape, dtype):
             raise UserError(
-                f"callback of argument {number} '{argument.name}': expected {dtype}{list(shape)} for "
+                f"callback of argument {number} '{argument.name}': expected {dtype}{list(shape)} "
+                "for "
                 f"{format_box(box)}, found {tile.dtype}{list(tile.shape)}"
             )
         return tile
 
 
 def _stored_shard(box: Any, file: str, offset: int, checksums: Sequence[int]) -> StoredShard:
-    return StoredShard(tuple((start, limit) for start, limit in box), file, offset, tuple(checksums))
+    return StoredShard(
+        tuple((start, limit) for start, limit in box), file, offset, tuple(checksums)
+    )

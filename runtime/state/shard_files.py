@@ -1,4 +1,5 @@
-"""Writing shards to a worker's file of a checkpoint, and reading any box of an array back from such files."""
+"""Writing shards to a worker's file of a checkpoint, and reading any box of an array back from such
+files."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _ALIGNMENT = 64  # shards start where a memory map of the file would give aligne
 
 
 class ShardWriter:
-    """A new file of shards; a context manager. What it holds is on the disk when the block ends without an error."""
+    """A new file of shards; a context manager. What it holds is on the disk when the block ends
+    without an error."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._name = name
@@ -41,7 +43,10 @@ class ShardWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         with self._file:
             if error is None:
@@ -52,21 +57,25 @@ class ShardWriter:
 def read_box(folder: Path, array: StoredArray, box: Box) -> np.ndarray:
     """The elements of a global box, in new memory; reads only rows of shards that meet it.
 
-    Raises UserError that names the file and the array when bytes are missing or do not have their checksum.
-    """
+    Raises UserError that names the file and the array when bytes are missing or do not have their
+    checksum."""
     found = np.empty([limit - start for start, limit in box], numpy_dtype(array.dtype))
     for shard in array.shards:
         common = intersect(shard.box, box)
         if common is None:
             continue
         rows = _read_rows(folder, array, shard, common)
-        into = tuple(slice(low - start, high - start) for (low, high), (start, _) in zip(common, box, strict=True))
+        into = tuple(
+            slice(low - start, high - start)
+            for (low, high), (start, _) in zip(common, box, strict=True)
+        )
         found[into] = rows
     return found
 
 
 def _read_rows(folder: Path, array: StoredArray, shard: StoredShard, box: Box) -> np.ndarray:
-    """`box` of one shard, which holds it: the rows of the first dimension are read and checked, the rest cut out."""
+    """`box` of one shard, which holds it: the rows of the first dimension are read and checked, the
+    rest cut out."""
     dtype = numpy_dtype(array.dtype)
     extents = [limit - start for start, limit in shard.box]
     if not box:
@@ -75,12 +84,16 @@ def _read_rows(folder: Path, array: StoredArray, shard: StoredShard, box: Box) -
     first, last = (bound - shard.box[0][0] for bound in box[0])
     data = _read(folder, array, shard, first * row, last * row)
     rows = np.frombuffer(data, np.uint8).view(dtype).reshape(last - first, *extents[1:])
-    rest = (slice(low - start, high - start) for (low, high), (start, _) in zip(box[1:], shard.box[1:], strict=True))
+    rest = (
+        slice(low - start, high - start)
+        for (low, high), (start, _) in zip(box[1:], shard.box[1:], strict=True)
+    )
     return rows[(slice(None), *rest)]
 
 
 def _read(folder: Path, array: StoredArray, shard: StoredShard, begin: int, end: int) -> memoryview:
-    """Bytes `begin` to `end` of a shard; every block they touch is read and compared with its checksum."""
+    """Bytes `begin` to `end` of a shard; every block they touch is read and compared with its
+    checksum."""
     size = shard_bytes(shard.box, array.dtype)
     first, last = begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)
     data = bytearray(min(last * BLOCK_BYTES, size) - first * BLOCK_BYTES)
@@ -92,14 +105,19 @@ def _read(folder: Path, array: StoredArray, shard: StoredShard, begin: int, end:
             while filled < len(data) and (count := file.readinto(view[filled:])):
                 filled += count
     except OSError as error:
-        raise UserError(f"checkpoint '{path}': cannot read '{array.name}': {error.strerror or error}") from error
+        raise UserError(
+            f"checkpoint '{path}': cannot read '{array.name}': {error.strerror or error}"
+        ) from error
     if filled < len(data):
-        raise UserError(f"checkpoint '{path}': '{array.name}' ends {len(data) - filled} bytes too early")
+        raise UserError(
+            f"checkpoint '{path}': '{array.name}' ends {len(data) - filled} bytes too early"
+        )
     for block in range(first, last):
         start = (block - first) * BLOCK_BYTES
         if zlib.crc32(view[start : start + BLOCK_BYTES]) != shard.checksums[block]:
             raise UserError(
-                f"checkpoint '{path}': '{array.name}' is damaged at byte {shard.offset + block * BLOCK_BYTES}: "
+                f"checkpoint '{path}': '{array.name}' is damaged at byte "
+                f"{shard.offset + block * BLOCK_BYTES}: "
                 "the data do not have their checksum"
             )
     return view[begin - first * BLOCK_BYTES : end - first * BLOCK_BYTES]

@@ -31,22 +31,27 @@ class WorkerState:
         self._buffers = dict(context.program.arguments)
 
     def save(self, folder: str, file: str, numbers: Sequence[int]) -> dict[int, Shards]:
-        """Write the shards that this worker owns to a new file; what was written, by argument. Raises OSError."""
+        """Write the shards that this worker owns to a new file; what was written, by argument.
+        Raises OSError."""
         written: dict[int, Shards] = {}
         with ShardWriter(Path(folder), file) as writer:
             for number in numbers:
                 added = [writer.add(box, shard) for box, shard in self._owned(number)]
-                written[number] = tuple((each.box, each.file, each.offset, each.checksums) for each in added)
+                written[number] = tuple(
+                    (each.box, each.file, each.offset, each.checksums) for each in added
+                )
         return written
 
     def restore(self, folder: str, keys: Mapping[int, str]) -> None:
-        """Read this worker's shards of arguments, by their names in the checkpoint. Raises UserError for damage."""
+        """Read this worker's shards of arguments, by their names in the checkpoint. Raises
+        UserError for damage."""
         stored = {array.name: array for array in read_manifest(Path(folder)).arrays}
         for number, key in keys.items():
             self._make(number, partial(read_box, Path(folder), stored[key]))
 
     def fill(self, fillings: Mapping[int, tuple[str, str, float, float, int]]) -> None:
-        """Compute this worker's shards of arguments from a name and the fields of a `Filling` each."""
+        """Compute this worker's shards of arguments from a name and the fields of a `Filling`
+        each."""
         for number, (name, kind, a, b, seed) in fillings.items():
             spec = self._context.program.buffers[self._buffers[number]]
             self._make(number, partial(fill, Filling(kind, a, b, seed), name, spec))
@@ -57,7 +62,9 @@ class WorkerState:
             known = {_as_box(box): tile for box, tile in boxes}
             self._make(number, known.__getitem__)
 
-    def initialize(self, function: StageFunction, arguments: Sequence[np.ndarray], numbers: Sequence[int]) -> None:
+    def initialize(
+        self, function: StageFunction, arguments: Sequence[np.ndarray], numbers: Sequence[int]
+    ) -> None:
         """Compile and run a function whose results become arguments of the program."""
         devices = self._context.devices
         executable = devices.compile(function)
@@ -77,23 +84,37 @@ class WorkerState:
             common = intersect(tile, _as_box(box))
             if common is not None:
                 bounds = zip(common, tile, strict=True)
-                cut: Any = (..., *(slice(low - start, high - start) for (low, high), (start, _) in bounds))
+                cut: Any = (
+                    ...,
+                    *(slice(low - start, high - start) for (low, high), (start, _) in bounds),
+                )
                 found.append((common, shard[cut].copy()))  # the ellipsis keeps a scalar an array
         return tuple(found)
 
     def _owned(self, number: int) -> list[tuple[Box, np.ndarray]]:
-        """(box, view of the shard) for the tiles that this worker writes; drop the views before the next step."""
+        """(box, view of the shard) for the tiles that this worker writes; drop the views before the
+        next step."""
         buffer = self._buffers[number]
         array = self._context.buffers[buffer]
         if array is None:
             raise ValueError(f"argument {number} has no value yet")
         mesh, spec = self._context.program.mesh, self._context.program.buffers[buffer]
-        shards = dict(zip(self._context.host.shards, self._context.devices.shards(array), strict=True))
-        return [(box, shards[place]) for place, box in owned_boxes(mesh, spec, number) if place in shards]
+        shards = dict(
+            zip(self._context.host.shards, self._context.devices.shards(array), strict=True)
+        )
+        return [
+            (box, shards[place])
+            for place, box in owned_boxes(mesh, spec, number)
+            if place in shards
+        ]
 
     def _tiles(self, buffer: int) -> list[Box]:
         """The tile of every device of this worker, in mesh order."""
-        tiles = list(tiles_by_device(self._context.program.mesh, self._context.program.buffers[buffer]).values())
+        tiles = list(
+            tiles_by_device(
+                self._context.program.mesh, self._context.program.buffers[buffer]
+            ).values()
+        )
         return [tiles[place] for place in self._context.host.shards]
 
     def _make(self, number: int, tile: Callable[[Box], np.ndarray]) -> None:
@@ -105,7 +126,9 @@ class WorkerState:
             if box not in made:
                 made[box] = tile(box)
             shards.append(np.array(made[box], order="C", copy=True))  # devices take the memory over
-        self._context.buffers[buffer] = self._context.devices.put(self._context.program.buffers[buffer], shards)
+        self._context.buffers[buffer] = self._context.devices.put(
+            self._context.program.buffers[buffer], shards
+        )
 
 
 def _as_box(box: Sequence[Sequence[int]]) -> Box:

@@ -1,8 +1,7 @@
 """A measured run as a Chrome trace, to be opened in Perfetto or chrome://tracing.
 
-Each worker is a process with rows for what it computes, sends and receives, and for its own thread. Arrows lead from
-SEND to RECV. Under them is what a device of the mesh holds.
-"""
+Each worker is a process with rows for what it computes, sends and receives, and for its own thread.
+Arrows lead from SEND to RECV. Under them is what a device of the mesh holds."""
 
 from __future__ import annotations
 
@@ -21,7 +20,12 @@ def run_trace(program: Program, spans: Sequence[Span]) -> dict[str, Any]:
     """The trace as a value for `json.dump`, times in microseconds."""
     workers = sorted({span.worker for span in spans})
     pids = {worker: number for number, worker in enumerate(workers)}
-    events = [*_names(pids), *_boxes(pids, spans), *_arrows(pids, spans), *_memory(pids, program, spans)]
+    events = [
+        *_names(pids),
+        *_boxes(pids, spans),
+        *_arrows(pids, spans),
+        *_memory(pids, program, spans),
+    ]
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
@@ -34,7 +38,8 @@ def _names(pids: dict[str, int]) -> Iterator[dict[str, Any]]:
 
 def _boxes(pids: dict[str, int], spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
     for span in spans:
-        # An execution is drawn from where the device is free for it; all others with what they wait for.
+        # An execution is drawn from where the device is free for it; all others with what they wait
+        # for.
         start = span.ready_seconds if span.row == "compute" else span.start_seconds
         yield {
             "name": span.text,
@@ -54,7 +59,8 @@ def _boxes(pids: dict[str, int], spans: Sequence[Span]) -> Iterator[dict[str, An
 
 
 def _arrows(pids: dict[str, int], spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
-    """From each message to the RECVs of its tag on the worker that it is for; where devices send, to all of them."""
+    """From each message to the RECVs of its tag on the worker that it is for; where devices send,
+    to all of them."""
     taken: dict[tuple[int, int], list[Span]] = {}
     for span in spans:
         if span.tag is not None and span.row == "receive":
@@ -69,12 +75,18 @@ def _arrows(pids: dict[str, int], spans: Sequence[Span]) -> Iterator[dict[str, A
             common = {"name": f"message #{span.tag}", "cat": "message", "id": number}
             ends = (("s", span, span.ready_seconds), ("f", target, target.end_seconds))
             for phase, end, seconds in ends:
-                at = {"pid": pids[end.worker], "tid": _ROWS.index(end.row), "ts": seconds * _MICROSECONDS}
+                at = {
+                    "pid": pids[end.worker],
+                    "tid": _ROWS.index(end.row),
+                    "ts": seconds * _MICROSECONDS,
+                }
                 yield {**common, "ph": phase, **({"bp": "e"} if phase == "f" else {}), **at}
             number += 1
 
 
-def _memory(pids: dict[str, int], program: Program, spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
+def _memory(
+    pids: dict[str, int], program: Program, spans: Sequence[Span]
+) -> Iterator[dict[str, Any]]:
     """Buffers live from instruction to instruction of the worker's own thread."""
     after = {part.mesh.name: mesh_memory(part).after for part in program.meshes}
     for span in spans:

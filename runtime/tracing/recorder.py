@@ -1,7 +1,8 @@
-"""What a worker writes down while it runs, to be looked at afterwards: when each instruction began, waited and ended.
+"""What a worker writes down while it runs, to be looked at afterwards: when each instruction began,
+waited and ended.
 
-The list is appended to by several threads: the worker's own, those that send, and one that waits for what RUN has
-dispatched. An event is one tuple, and nothing is worked out before somebody asks.
+The list is appended to by several threads: the worker's own, those that send, and one that waits
+for what RUN has dispatched. An event is one tuple, and nothing is worked out before somebody asks.
 """
 
 from __future__ import annotations
@@ -18,30 +19,34 @@ import numpy as np
 from shardopt.runtime.actions.context import Context
 from shardopt.runtime.program.instructions import Run
 
-# What an event is about: the instruction on the worker's thread, the execution that a RUN dispatched, the sending that
-# a SEND asked for.
+# What an event is about: the instruction on the worker's thread, the execution that a RUN
+# dispatched, the sending that a SEND asked for.
 DO, EXECUTE, TRANSMIT = 0, 1, 2
 
-# step, position, DO | EXECUTE | TRANSMIT, begin, end of waiting, end (ns of the worker's clock), bytes, and the worker
-# that a message is for
+# step, position, DO | EXECUTE | TRANSMIT, begin, end of waiting, end (ns of the worker's clock),
+# bytes, and the worker that a message is for
 Event = tuple[int, int, int, int, int, int, int, str]
 
 _MOST_STEPS = 32  # that are kept, the newest
 
 
 class Recorder:
-    """An observer, and the `recorder` of the context, to which messages tell when they waited. All that is sent in a
-    step is through before the step ends."""
+    """An observer, and the `recorder` of the context, to which messages tell when they waited. All
+    that is sent in a step is through before the step ends."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._runs = frozenset(k for k, each in enumerate(context.program.instructions) if isinstance(each, Run))
+        self._runs = frozenset(
+            k for k, each in enumerate(context.program.instructions) if isinstance(each, Run)
+        )
         self._steps: dict[int, list[Event]] = {}
         self._events: list[Event] = []
         self._step = self._began = self._waited = 0
         self._sending = threading.local()  # there are several threads that send
         self._free_from = 0  # when the newest execution that is known to have ended did
-        self._executions = ThreadPoolExecutor(1, thread_name_prefix=f"trace-{context.program.mesh.name}")
+        self._executions = ThreadPoolExecutor(
+            1, thread_name_prefix=f"trace-{context.program.mesh.name}"
+        )
 
     def begin_step(self, step: int) -> None:
         self._step, self._events = step, []
@@ -70,7 +75,9 @@ class Recorder:
         own, began = self._sending, perf_counter_ns()
         own.ready, own.bytes = began, 0
         yield
-        self._events.append((self._step, position, TRANSMIT, began, own.ready, perf_counter_ns(), own.bytes, target))
+        self._events.append(
+            (self._step, position, TRANSMIT, began, own.ready, perf_counter_ns(), own.bytes, target)
+        )
 
     def ready(self) -> None:
         """The values that are to be sent are there."""
@@ -81,7 +88,8 @@ class Recorder:
         self._sending.bytes += sum(piece.nbytes for piece in pieces)
 
     def trace(self) -> dict[str, Any]:
-        """Plain values: the clock's offset to the time of day in ns, and the events of the newest steps."""
+        """Plain values: the clock's offset to the time of day in ns, and the events of the newest
+        steps."""
         self._executions.submit(int).result()
         events = [list(event) for own in self._steps.values() for event in own]
         return {"offset_ns": time_ns() - perf_counter_ns(), "events": events}
@@ -90,7 +98,8 @@ class Recorder:
         self._executions.shutdown(wait=False, cancel_futures=True)
 
     def _await(self, events: list[Event], step: int, position: int, began: int, token: Any) -> None:
-        """Executions of a mesh run one after the other: one begins when it was dispatched and the one before ended."""
+        """Executions of a mesh run one after the other: one begins when it was dispatched and the
+        one before ended."""
         with suppress(Exception):  # the worker reports what failed
             token.block_until_ready()
             now = perf_counter_ns()

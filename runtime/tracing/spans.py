@@ -39,10 +39,10 @@ Row = Literal["compute", "send", "receive", "worker"]
 class Span:
     """One instruction of one step on one worker; seconds from the first event of the trace.
 
-    It waits from `start` to `ready` (for its values, for a message, for the device), then works until `end`.
-    `row` is where it is drawn: the execution of a RUN, the sending of a SEND, RECV and what completes it, and, as
-    "worker", every instruction as the worker's own thread goes through it.
-    """
+    It waits from `start` to `ready` (for its values, for a message, for the device), then works
+    until `end`. `row` is where it is drawn: the execution of a RUN, the sending of a SEND, RECV and
+    what completes it, and, as "worker", every instruction as the worker's own thread goes through
+    it."""
 
     worker: str
     step: int
@@ -65,24 +65,40 @@ def route_bytes(route: Route) -> int:
 
 
 def spans_of(program: Program, traces: Mapping[str, Mapping[str, Any]]) -> tuple[Span, ...]:
-    """`traces` are those of `Recorder`, by worker: the name of a mesh, or of a host of one, `mesh/0`."""
+    """`traces` are those of `Recorder`, by worker: the name of a mesh, or of a host of one,
+    `mesh/0`."""
     parts = {part.mesh.name: part for part in program.meshes}
     rows = [
-        (worker, [value + trace["offset_ns"] if k in _TIMES else value for k, value in enumerate(event)])
+        (
+            worker,
+            [value + trace["offset_ns"] if k in _TIMES else value for k, value in enumerate(event)],
+        )
         for worker, trace in traces.items()
         for event in trace["events"]
     ]
     sent = {(worker, event[0], event[1]) for worker, event in rows if event[2] == TRANSMIT}
     zero = min((event[3] for _, event in rows), default=0)
     found = (
-        _span(program, parts[worker.partition("/")[0]], worker, event, zero, (worker, event[0], event[1]) in sent)
+        _span(
+            program,
+            parts[worker.partition("/")[0]],
+            worker,
+            event,
+            zero,
+            (worker, event[0], event[1]) in sent,
+        )
         for worker, event in rows
     )
-    return tuple(sorted(found, key=lambda span: (span.start_seconds, span.worker, span.position, span.row)))
+    return tuple(
+        sorted(found, key=lambda span: (span.start_seconds, span.worker, span.position, span.row))
+    )
 
 
-def _span(program: Program, part: MeshProgram, worker: str, event: list[Any], zero: int, apart: bool) -> Span:
-    """`apart`: another event tells of the sending, which was not done by the worker's own thread."""
+def _span(
+    program: Program, part: MeshProgram, worker: str, event: list[Any], zero: int, apart: bool
+) -> Span:
+    """`apart`: another event tells of the sending, which was not done by the worker's own
+    thread."""
     step, position, what, began, ready, ended, bytes_, peer = event
     each = part.instructions[position] if position < len(part.instructions) else None
     bytes_ = bytes_ or _received(program, each)
@@ -111,7 +127,9 @@ def _row(what: int, each: Instruction | None, apart: bool) -> Row:
     assert what == DO
     if isinstance(each, Send) and not apart:  # devices do it, in a stream of theirs
         return "send"
-    return "receive" if isinstance(each, Recv | Allgather | Broadcast | Reshard | Copy) else "worker"
+    return (
+        "receive" if isinstance(each, Recv | Allgather | Broadcast | Reshard | Copy) else "worker"
+    )
 
 
 def _received(program: Program, each: Instruction | None) -> int:
@@ -133,12 +151,20 @@ def task_times(spans: Iterable[Span], step: int) -> dict[Task, tuple[float, floa
     return found
 
 
-def memory_over_time(program: Program, spans: Iterable[Span], step: int) -> dict[str, tuple[tuple[float, int], ...]]:
-    """By mesh, when in a step its first worker was done with an instruction, and what a device held then."""
+def memory_over_time(
+    program: Program, spans: Iterable[Span], step: int
+) -> dict[str, tuple[tuple[float, int], ...]]:
+    """By mesh, when in a step its first worker was done with an instruction, and what a device held
+    then."""
     held = {part.mesh.name: mesh_memory(part).after for part in program.meshes}
     found: dict[str, list[tuple[float, int]]] = {name: [] for name in held}
     for span in spans:
         mesh, _, host = span.worker.partition("/")
-        if span.step == step and span.row in OWN_THREAD and host in ("", "0") and span.position < len(held[mesh]):
+        if (
+            span.step == step
+            and span.row in OWN_THREAD
+            and host in ("", "0")
+            and span.position < len(held[mesh])
+        ):
             found[mesh].append((span.end_seconds, held[mesh][span.position]))
     return {name: tuple(sorted(points)) for name, points in found.items()}

@@ -1,4 +1,5 @@
-"""A thread beside the driver that says where every worker stands when a step makes no progress. It ends nothing."""
+"""A thread beside the driver that says where every worker stands when a step makes no progress. It
+ends nothing."""
 
 from __future__ import annotations
 
@@ -15,9 +16,12 @@ _LOOKS = 4  # in the time after which it speaks
 
 
 class Watchdog:
-    """`where` is asked for the standings, `say` gets the report: again after each `seconds` without progress."""
+    """`where` is asked for the standings, `say` gets the report: again after each `seconds` without
+    progress."""
 
-    def __init__(self, seconds: float, where: Callable[[], Standings], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, seconds: float, where: Callable[[], Standings], say: Callable[[str], None]
+    ) -> None:
         self._seconds, self._where, self._say = seconds, where, say
         self._running, self._closed = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -42,7 +46,11 @@ class Watchdog:
         changed = spoke = monotonic()
         while self._running.wait() and not self._closed.wait(self._seconds / _LOOKS):
             found = self._where()
-            places = {worker: (at["step"], at["position"]) for worker, at in found.items() if at is not None}
+            places = {
+                worker: (at["step"], at["position"])
+                for worker, at in found.items()
+                if at is not None
+            }
             now = monotonic()
             if places != seen or not self._running.is_set():
                 seen, changed, spoke = places, now, now

@@ -7,30 +7,44 @@ from time import monotonic
 from typing import Any
 
 from shardopt.runtime.actions.context import Context
-from shardopt.runtime.program.instructions import Allgather, Broadcast, Instruction, Recv, Reshard, Run
+from shardopt.runtime.program.instructions import (
+    Allgather,
+    Broadcast,
+    Instruction,
+    Recv,
+    Reshard,
+    Run,
+)
 from shardopt.runtime.program.text import brief_instruction, place
 
-# Plain values, so that they pass over any connection: "busy", "step", "position", "place", "seconds", "waits" and
-# "doing" as text, "waiting" (for a message), "pending" (messages to send).
+# Plain values, so that they pass over any connection: "busy", "step", "position", "place",
+# "seconds", "waits" and "doing" as text, "waiting" (for a message), "pending" (messages to send).
 Standing = Mapping[str, Any]
 
 
 def standing(context: Context, position: int, since: float, busy: bool) -> Standing:
-    """`since` is when the worker came to the instruction at `position` (`time.monotonic`), or, if it is not `busy`,
-    when its last step ended."""
+    """`since` is when the worker came to the instruction at `position` (`time.monotonic`), or, if
+    it is not `busy`, when its last step ended."""
     program = context.program
     at = program.instructions[position] if position < len(program.instructions) else None
-    under_way = [brief_instruction(program.instructions[number]) for number, _ in context.in_flight.copy()]
+    under_way = [
+        brief_instruction(program.instructions[number]) for number, _ in context.in_flight.copy()
+    ]
     return {
         "busy": busy,
         "step": context.step,
         "position": position,
         "place": place(program, context.step, position),
         "seconds": monotonic() - since,
-        "waits": _waits_for(at, bool(under_way), context.sender.pending) if busy else "the next step",
+        "waits": _waits_for(at, bool(under_way), context.sender.pending)
+        if busy
+        else "the next step",
         "waiting": context.waiting,
         "pending": context.sender.pending,
-        "doing": [*under_way, *([f"{context.sender.pending} messages to send"] if context.sender.pending else [])],
+        "doing": [
+            *under_way,
+            *([f"{context.sender.pending} messages to send"] if context.sender.pending else []),
+        ],
     }
 
 
@@ -43,7 +57,9 @@ def standing_text(worker: str, found: Standing | None) -> str:
     if not found["busy"]:
         return f"{who}: idle for {found['seconds']:.1f} s, {found['step']} steps done"
     doing = f"; under way: {', '.join(found['doing'])}" if found["doing"] else ""
-    return f"{who}: {found['place']} for {found['seconds']:.1f} s, waits for {found['waits']}{doing}"
+    return (
+        f"{who}: {found['place']} for {found['seconds']:.1f} s, waits for {found['waits']}{doing}"
+    )
 
 
 def _waits_for(at: Instruction | None, executing: bool, pending: int) -> str:
@@ -54,7 +70,9 @@ def _waits_for(at: Instruction | None, executing: bool, pending: int) -> str:
             return "its values, or for other hosts of the mesh"
         case Run():
             return (
-                "an earlier execution, or for a message that reads what it writes over" if executing else "the device"
+                "an earlier execution, or for a message that reads what it writes over"
+                if executing
+                else "the device"
             )
         case None:
             return "all that is under way"

@@ -1,8 +1,9 @@
-"""Memory for what arrives: aligned so that devices take it over, and used again once nothing looks at it any more.
+"""Memory for what arrives: aligned so that devices take it over, and used again once nothing looks
+at it any more.
 
-Fresh memory of the system costs a page fault every few KiB, which is as slow as copying; a step receives the same sizes
-as the one before. An array from `take` belongs to whoever holds it (XLA, too, keeps the arrays that it aliases); when
-the last view is gone, its memory comes back by itself.
+Fresh memory of the system costs a page fault every few KiB, which is as slow as copying; a step
+receives the same sizes as the one before. An array from `take` belongs to whoever holds it (XLA,
+too, keeps the arrays that it aliases); when the last view is gone, its memory comes back by itself.
 """
 
 from __future__ import annotations
@@ -34,12 +35,17 @@ class _Block:
 
 
 class BufferPool:
-    """Any thread may take. Free memory is kept up to what was in use at the most, the longest unused goes first."""
+    """Any thread may take. Free memory is kept up to what was in use at the most, the longest
+    unused goes first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._returns: SimpleQueue[np.ndarray] = SimpleQueue()  # its `put` may run anywhere, inside `take` as well
-        self._free: OrderedDict[int, list[np.ndarray]] = OrderedDict()  # by size, the longest unused size first
+        self._returns: SimpleQueue[np.ndarray] = (
+            SimpleQueue()
+        )  # its `put` may run anywhere, inside `take` as well
+        self._free: OrderedDict[int, list[np.ndarray]] = (
+            OrderedDict()
+        )  # by size, the longest unused size first
         self.free_bytes = 0
         self.used_bytes = 0
         self.peak_bytes = 0

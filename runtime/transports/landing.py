@@ -1,9 +1,9 @@
-"""Where the pieces of a message end up: in memory that will be a shard of the receiver, at once where that is possible.
+"""Where the pieces of a message end up: in memory that will be a shard of the receiver, at once
+where that is possible.
 
-A piece is written to the first place that wants it; what other places want of it is copied from there. Pieces of one
-message may come from several workers, and one message may bring several values; `shards` are then those of all values,
-one value after the other.
-"""
+A piece is written to the first place that wants it; what other places want of it is copied from
+there. Pieces of one message may come from several workers, and one message may bring several
+values; `shards` are then those of all values, one value after the other."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ class Place:
 
 def fills(place: Place, shape: tuple[int, ...]) -> bool:
     """Whether a box is all of its shard."""
-    return all(each.indices(size) == (0, size, 1) for each, size in zip(place.slices, shape, strict=True))
+    return all(
+        each.indices(size) == (0, size, 1) for each, size in zip(place.slices, shape, strict=True)
+    )
 
 
 @dataclass(frozen=True)
 class Landing:
-    """`shards` are shapes and element types; `pieces[source]` are the places of each piece of that worker's message, in
-    its order; every piece has one at least."""
+    """`shards` are shapes and element types; `pieces[source]` are the places of each piece of that
+    worker's message, in its order; every piece has one at least."""
 
     shards: tuple[ShardType, ...]
     pieces: Mapping[str, Sequence[tuple[Place, ...]]]
@@ -46,18 +48,25 @@ class Landing:
     def whole(self) -> dict[str, list[bool]]:
         """Which pieces fill all shards that want them."""
         return {
-            source: [all(fills(place, self.shards[place.shard][0]) for place in each) for each in places]
+            source: [
+                all(fills(place, self.shards[place.shard][0]) for place in each) for each in places
+            ]
             for source, places in self.pieces.items()
         }
 
     @cached_property
     def piece_types(self) -> dict[str, list[ShardType]]:
         """Shape and element type of every piece."""
-        return {source: [self._type(places[0]) for places in each] for source, each in self.pieces.items()}
+        return {
+            source: [self._type(places[0]) for places in each]
+            for source, each in self.pieces.items()
+        }
 
     def _type(self, place: Place) -> ShardType:
         shape, dtype = self.shards[place.shard]
-        extents = (len(range(*each.indices(size))) for each, size in zip(place.slices, shape, strict=True))
+        extents = (
+            len(range(*each.indices(size))) for each, size in zip(place.slices, shape, strict=True)
+        )
         return tuple(extents), dtype
 
 
@@ -68,7 +77,10 @@ class Shards:
     """
 
     def __init__(
-        self, types: Sequence[ShardType], pool: BufferPool, given: Sequence[np.ndarray | None] | None = None
+        self,
+        types: Sequence[ShardType],
+        pool: BufferPool,
+        given: Sequence[np.ndarray | None] | None = None,
     ) -> None:
         self._types, self._pool = types, pool
         self.found: list[np.ndarray | None] = [None] * len(types) if given is None else list(given)
@@ -91,7 +103,8 @@ class Shards:
             self.view(target)[...] = self.view(source)
 
     def all(self) -> list[np.ndarray]:
-        """Nothing was written where there is nothing: a tile without elements, or the padding of one."""
+        """Nothing was written where there is nothing: a tile without elements, or the padding of
+        one."""
         return [self._shard(number) for number in range(len(self.found))]
 
     def _shard(self, number: int) -> np.ndarray:
@@ -106,7 +119,8 @@ class Shards:
 
 
 class Arrival:
-    """One message on its way in, or the messages of all sources. Each source's part is filled by one thread."""
+    """One message on its way in, or the messages of all sources. Each source's part is filled by
+    one thread."""
 
     def __init__(self, landing: Landing, pool: BufferPool) -> None:
         self.landing = landing
@@ -119,17 +133,20 @@ class Arrival:
         return [self._shards.view(places[0]) for places in self.landing.pieces[source]]
 
     def adopt(self, source: str, pieces: Sequence[np.ndarray], *, keep: bool) -> None:
-        """Copy the pieces in. With `keep`, nobody will ever write to them, and they may become shards themselves."""
+        """Copy the pieces in. With `keep`, nobody will ever write to them, and they may become
+        shards themselves."""
         landing = self.landing
-        for piece, places, whole in zip(pieces, landing.pieces[source], landing.whole[source], strict=True):
+        for piece, places, whole in zip(
+            pieces, landing.pieces[source], landing.whole[source], strict=True
+        ):
             if keep and whole and is_aligned(piece):
                 self._shards.share(places[0], piece)
             else:
                 self._shards.view(places[0])[...] = piece
 
     def finish(self, source: str) -> list[np.ndarray | None] | None:
-        """The part of one source is complete. When that was the last one: all shards, None for those that no piece is
-        for; nothing before."""
+        """The part of one source is complete. When that was the last one: all shards, None for
+        those that no piece is for; nothing before."""
         for places in self.landing.pieces[source]:
             for place in places[1:]:
                 self._shards.copy(places[0], place)

@@ -1,4 +1,5 @@
-"""Where messages wait for the RECV that wants them, and how a blocked worker is woken when the step has failed."""
+"""Where messages wait for the RECV that wants them, and how a blocked worker is woken when the step
+has failed."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ import numpy as np
 from shardopt.runtime.transports.buffers import BufferPool
 from shardopt.runtime.transports.landing import Arrival, Landing
 
-Payload = Sequence[np.ndarray | None]  # the receiver's shards, in the order of its landing; None: no piece is for it
+Payload = Sequence[
+    np.ndarray | None
+]  # the receiver's shards, in the order of its landing; None: no piece is for it
 
 
 class Transport(Protocol):
@@ -19,9 +22,12 @@ class Transport(Protocol):
 
     mailbox: Mailbox
 
-    def send(self, target: str, step: int, tag: int, pieces: Sequence[np.ndarray], *, keep: bool = False) -> None:
-        """Deliver the pieces, which may be views of device memory, to the mailbox of worker `target`. With `keep`,
-        nobody writes to them ever again, and a receiver in the same process may hold on to them."""
+    def send(
+        self, target: str, step: int, tag: int, pieces: Sequence[np.ndarray], *, keep: bool = False
+    ) -> None:
+        """Deliver the pieces, which may be views of device memory, to the mailbox of worker
+        `target`. With `keep`, nobody writes to them ever again, and a receiver in the same process
+        may hold on to them."""
 
     def close(self) -> None: ...
 
@@ -29,9 +35,8 @@ class Transport(Protocol):
 class Mailbox:
     """Messages by (step, tag). Any thread may deliver; the worker's thread takes.
 
-    What the list of the worker receives is told beforehand, by tag, so that bytes can be written where they belong
-    while the worker is still busy with something else.
-    """
+    What the list of the worker receives is told beforehand, by tag, so that bytes can be written
+    where they belong while the worker is still busy with something else."""
 
     def __init__(self) -> None:
         self.pool = BufferPool()
@@ -49,24 +54,30 @@ class Mailbox:
             self._changed.notify_all()
 
     def open(self, source: str, step: int, tag: int) -> Arrival:
-        """Where the part of `source` of a message is to be written. Raises LookupError when nobody wants it."""
+        """Where the part of `source` of a message is to be written. Raises LookupError when nobody
+        wants it."""
         with self._changed:
             landing = self._landings.get(tag)
             if landing is None or source not in landing.pieces:
-                raise LookupError(f"worker '{source}' sent message {tag} of step {step}, which nobody expects")
+                raise LookupError(
+                    f"worker '{source}' sent message {tag} of step {step}, which nobody expects"
+                )
             arrival = self._arrivals.get((step, tag))
             if arrival is None:
                 arrival = self._arrivals[step, tag] = Arrival(landing, self.pool)
             return arrival
 
     def close(self, source: str, step: int, tag: int) -> None:
-        """The part of `source` is all there; the message can be taken when those of all others are."""
+        """The part of `source` is all there; the message can be taken when those of all others
+        are."""
         shards = self._arrivals[step, tag].finish(source)
         if shards is not None:
             del self._arrivals[step, tag]
             self.put(step, tag, shards)
 
-    def deliver(self, source: str, step: int, tag: int, pieces: Sequence[np.ndarray], *, keep: bool = False) -> None:
+    def deliver(
+        self, source: str, step: int, tag: int, pieces: Sequence[np.ndarray], *, keep: bool = False
+    ) -> None:
         """A part that is in the memory of this process; see `Transport.send`."""
         self.open(source, step, tag).adopt(source, pieces, keep=keep)
         self.close(source, step, tag)
@@ -86,7 +97,8 @@ class Mailbox:
             return self._messages.pop((step, tag))
 
     def cancel(self, failure: BaseException) -> None:
-        """Make every present and later `take` of a message that is not there raise; the first failure stays."""
+        """Make every present and later `take` of a message that is not there raise; the first
+        failure stays."""
         with self._changed:
             first, self._failure = self._failure is None, self._failure or failure
             self._changed.notify_all()
@@ -95,7 +107,8 @@ class Mailbox:
                 action()
 
     def on_cancel(self, action: Callable[[], None]) -> None:
-        """Also do this, once, on the thread that cancels: for what waits elsewhere than in `take`."""
+        """Also do this, once, on the thread that cancels: for what waits elsewhere than in
+        `take`."""
         self._on_cancel.append(action)
 
     def check(self) -> None:

@@ -1,13 +1,13 @@
 """Pieces from GPU to GPU by NCCL, through cupy: no copy on the host, and no wait of the host.
 
-Every pair of a sending and a receiving GPU has a communicator of its own for each direction, with a stream of its own
-at each end: an operation of NCCL waits for its counterpart, and must not keep others from theirs. Both ends make their
-communicators in one order for the whole run, so that nobody waits for one who waits for him, and both know from the
-program which pieces a message has, so that operations meet in pairs. All pieces of a message are one group.
+Every pair of a sending and a receiving GPU has a communicator of its own for each direction, with a
+stream of its own at each end: an operation of NCCL waits for its counterpart, and must not keep
+others from theirs. Both ends make their communicators in one order for the whole run, so that
+nobody waits for one who waits for him, and both know from the program which pieces a message has,
+so that operations meet in pairs. All pieces of a message are one group.
 
-The unique id of a communicator is made by its sender, who tells it by the ordinary transport. When a run fails, all
-communicators are aborted; whatever waits for them then ends.
-"""
+The unique id of a communicator is made by its sender, who tells it by the ordinary transport. When
+a run fails, all communicators are aborted; whatever waits for them then ends."""
 
 from __future__ import annotations
 
@@ -86,10 +86,16 @@ class Reading:
 
 
 class NcclLinks:
-    """The links of one worker. `cudas` are its GPUs, by shard of its mesh; `name` is the worker's."""
+    """The links of one worker. `cudas` are its GPUs, by shard of its mesh; `name` is the
+    worker's."""
 
     def __init__(
-        self, nccl: Any, name: str, cudas: Mapping[int, Cuda], links: Iterable[Link], transport: Transport
+        self,
+        nccl: Any,
+        name: str,
+        cudas: Mapping[int, Cuda],
+        links: Iterable[Link],
+        transport: Transport,
     ) -> None:
         self._nccl, self._name, self._cudas, self._transport = nccl, name, cudas, transport
         self._links = sorted(set(links))
@@ -101,12 +107,15 @@ class NcclLinks:
         for link in self._links:
             if link.target.worker == name:
                 place = (Place(0, (slice(0, _ID_BYTES),)),)
-                landing = Landing((((_ID_BYTES,), np.dtype(np.uint8)),), {link.source.worker: [place]})
+                landing = Landing(
+                    (((_ID_BYTES,), np.dtype(np.uint8)),), {link.source.worker: [place]}
+                )
                 transport.mailbox.expect(link.tag, landing)
         transport.mailbox.on_cancel(self.abort)
 
     def open(self) -> None:
-        """Make all communicators, once: the other workers do so at the same time. Raises what cancels the run."""
+        """Make all communicators, once: the other workers do so at the same time. Raises what
+        cancels the run."""
         if self._is_open:
             return
         ids = {}
@@ -134,14 +143,17 @@ class NcclLinks:
         """(link, shard of XLA, slices of it) for every piece of a message, in order."""
         channels = [self._channels[link] for link, _, _ in parts]
         shards = [
-            channel.cuda.view(shard, channel.stream) for channel, (_, shard, _) in zip(channels, parts, strict=True)
+            channel.cuda.view(shard, channel.stream)
+            for channel, (_, shard, _) in zip(channels, parts, strict=True)
         ]
         tiles = [
             channel.cuda.compact(shard[slices], channel.stream)
             for channel, shard, (_, _, slices) in zip(channels, shards, parts, strict=True)
         ]
         self._grouped(channels, tiles, "send")
-        return self.keep(self._events(channels), [*shards, *tiles])  # shards, too: kernels that copy have yet to run
+        return self.keep(
+            self._events(channels), [*shards, *tiles]
+        )  # shards, too: kernels that copy have yet to run
 
     def keep(self, events: Sequence[Any], memory: Sequence[Words]) -> Reading:
         """Hold on to memory until the events have passed."""
@@ -152,8 +164,9 @@ class NcclLinks:
         return reading
 
     def receive(self, parts: Sequence[tuple[Link, Words]]) -> list[tuple[Cuda, Words, Any]]:
-        """Fill the windows, each on the device of its link, in the order of the message. For every piece: its device,
-        its contents in one run of memory, and the event after which they, and the window, are there."""
+        """Fill the windows, each on the device of its link, in the order of the message. For every
+        piece: its device, its contents in one run of memory, and the event after which they, and
+        the window, are there."""
         channels = [self._channels[link] for link, _ in parts]
         whole = [
             window if window.flags.c_contiguous else channel.cuda.empty_like(window, channel.stream)
@@ -164,9 +177,14 @@ class NcclLinks:
             if words is not window:
                 channel.cuda.write(window, words, channel.stream)
         events = {id(channel): channel.cuda.event(channel.stream) for channel in channels}
-        return [(channel.cuda, words, events[id(channel)]) for channel, words in zip(channels, whole, strict=True)]
+        return [
+            (channel.cuda, words, events[id(channel)])
+            for channel, words in zip(channels, whole, strict=True)
+        ]
 
-    def _grouped(self, channels: Sequence[_Channel], tiles: Sequence[Words], operation: str) -> None:
+    def _grouped(
+        self, channels: Sequence[_Channel], tiles: Sequence[Words], operation: str
+    ) -> None:
         self.check()
         nccl = self._nccl
         nccl.groupStart()
@@ -174,7 +192,13 @@ class NcclLinks:
             for channel, tile in zip(channels, tiles, strict=True):
                 with channel.cuda.here():
                     call: Callable[..., None] = getattr(channel.comm, operation)
-                    call(tile.data.ptr, tile.nbytes, nccl.NCCL_UINT8, channel.peer, channel.stream.ptr)
+                    call(
+                        tile.data.ptr,
+                        tile.nbytes,
+                        nccl.NCCL_UINT8,
+                        channel.peer,
+                        channel.stream.ptr,
+                    )
         finally:
             nccl.groupEnd()
 

@@ -1,8 +1,8 @@
 """Messages as objects of Ray, for clusters whose workers cannot open sockets to each other.
 
-Slower than sockets, for every message is copied into Ray's store and needs a call. What has arrived in the store of the
-receiver's node is not copied again where it is a whole shard: the store keeps it for as long as an array looks at it.
-"""
+Slower than sockets, for every message is copied into Ray's store and needs a call. What has arrived
+in the store of the receiver's node is not copied again where it is a whole shard: the store keeps
+it for as long as an array looks at it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ RECEIVE = "receive"  # concurrency group, and method, of the actors
 
 
 class RayObjectTransport:
-    """`actors` are the handles of all workers by name; each has a method `receive(source, number, step, tag, data)`."""
+    """`actors` are the handles of all workers by name; each has a method `receive(source, number,
+    step, tag, data)`."""
 
     def __init__(self, name: str, mailbox: Mailbox, actors: Mapping[str, Any]) -> None:
         self.mailbox = mailbox
@@ -34,8 +35,11 @@ class RayObjectTransport:
     def connect(self, peers: Mapping[str, Address]) -> None:
         """Nothing to open: the handles are the connections."""
 
-    def send(self, target: str, step: int, tag: int, pieces: Sequence[np.ndarray], *, keep: bool = False) -> None:
-        """Returns when the receiver has the message. One thread at a time for each target. Raises PeerGone."""
+    def send(
+        self, target: str, step: int, tag: int, pieces: Sequence[np.ndarray], *, keep: bool = False
+    ) -> None:
+        """Returns when the receiver has the message. One thread at a time for each target. Raises
+        PeerGone."""
         import ray
 
         number, self._sent[target] = self._sent[target], self._sent[target] + 1
@@ -45,30 +49,50 @@ class RayObjectTransport:
         except ray.exceptions.RayActorError as error:
             raise PeerGone(f"worker '{target}' is gone ({type(error).__name__})") from error
 
-    def receive(self, source: str, number: int, step: int, tag: int, data: Sequence[np.ndarray]) -> None:
-        """Called in the process of the receiver. What is wrong with a message fails its worker, not the sender."""
+    def receive(
+        self, source: str, number: int, step: int, tag: int, data: Sequence[np.ndarray]
+    ) -> None:
+        """Called in the process of the receiver. What is wrong with a message fails its worker, not
+        the sender."""
         try:
             with self._lock:
                 expected = self._received.get(source, 0)
                 self._received[source] = number + 1
             if number != expected:
-                raise MessageLost(f"message {expected} from worker '{source}' was lost: found number {number} instead")
-            self.mailbox.deliver(source, step, tag, self._pieces(source, step, tag, data), keep=True)
+                raise MessageLost(
+                    f"message {expected} from worker '{source}' was lost: found number {number} "
+                    "instead"
+                )
+            self.mailbox.deliver(
+                source, step, tag, self._pieces(source, step, tag, data), keep=True
+            )
         except Exception as error:
             self.mailbox.cancel(error)
 
     def close(self) -> None:
         """Ray ends the actors."""
 
-    def _pieces(self, source: str, step: int, tag: int, data: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def _pieces(
+        self, source: str, step: int, tag: int, data: Sequence[np.ndarray]
+    ) -> list[np.ndarray]:
         """Views of the bytes. Raises ValueError when their lengths are wrong."""
         types = self.mailbox.open(source, step, tag).landing.piece_types[source]
-        wanted, found = [prod(shape) * dtype.itemsize for shape, dtype in types], [each.nbytes for each in data]
+        wanted, found = (
+            [prod(shape) * dtype.itemsize for shape, dtype in types],
+            [each.nbytes for each in data],
+        )
         if wanted != found:
-            raise ValueError(f"message {tag} of worker '{source}': expected pieces of {wanted} bytes, found {found}")
-        return [each.view(dtype).reshape(shape) for each, (shape, dtype) in zip(data, types, strict=True)]
+            raise ValueError(
+                f"message {tag} of worker '{source}': expected pieces of {wanted} bytes, found "
+                f"{found}"
+            )
+        return [
+            each.view(dtype).reshape(shape)
+            for each, (shape, dtype) in zip(data, types, strict=True)
+        ]
 
 
 def as_bytes(pieces: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Ray moves the memory of arrays as it is, if their types are numpy's own and they lie in one run."""
+    """Ray moves the memory of arrays as it is, if their types are numpy's own and they lie in one
+    run."""
     return [np.ascontiguousarray(piece).reshape(-1).view(np.uint8) for piece in pieces]

@@ -1,15 +1,17 @@
-"""Messages between processes: one connection per ordered pair of workers, raw bytes behind a fixed header.
+"""Messages between processes: one connection per ordered pair of workers, raw bytes behind a fixed
+header.
 
-Workers on one host meet at a Unix socket, which moves bytes twice as fast as TCP does; the address says which of the
-two it can be. Both ends prove that they know the run's token before any data flows: each answers the other's random
-challenge with an HMAC. The sender connects and says who it is; the receiver has a thread per connection, which reads
-into the memory that will be the shards, and fills the mailbox. Messages of a connection are numbered: one that is
-missing is noticed by the next.
+Workers on one host meet at a Unix socket, which moves bytes twice as fast as TCP does; the address
+says which of the two it can be. Both ends prove that they know the run's token before any data
+flows: each answers the other's random challenge with an HMAC. The sender connects and says who it
+is; the receiver has a thread per connection, which reads into the memory that will be the shards,
+and fills the mailbox. Messages of a connection are numbered: one that is missing is noticed by the
+next.
 
-Strangers may reach a TCP port. They get a challenge, a few bytes of memory and one deadline for all of their answer;
-so many of them at once and no more. Nothing that they send is allocated for, or read as anything but those bytes. What
-the run's own workers send lands only in memory that is there for it.
-"""
+Strangers may reach a TCP port. They get a challenge, a few bytes of memory and one deadline for all
+of their answer; so many of them at once and no more. Nothing that they send is allocated for, or
+read as anything but those bytes. What the run's own workers send lands only in memory that is there
+for it."""
 
 from __future__ import annotations
 
@@ -37,15 +39,19 @@ _HANDSHAKE_TIMEOUT_SECONDS = 20.0
 _NAME_BYTES = 256  # at most
 _STRANGERS = 256  # connections at once that have not proved anything yet
 _EVERYWHERE = ("", "0.0.0.0", "::")
-_SENDER, _RECEIVER = b"sender", b"receiver"  # keep one side's answer from being played back by the other
-# The system's buffers between processes of one host: what they hold must still be in the cache when it is read. Those
-# of connections between hosts grow by themselves with the link, unless somebody sets them.
+_SENDER, _RECEIVER = (
+    b"sender",
+    b"receiver",
+)  # keep one side's answer from being played back by the other
+# The system's buffers between processes of one host: what they hold must still be in the cache when
+# it is read. Those of connections between hosts grow by themselves with the link, unless somebody
+# sets them.
 _NEAR_BYTES = 1 << 18
 
 
 class Address(NamedTuple):
-    """Where a worker listens: TCP at `host` and `port`, and a Unix socket of the name `near` for those in the same
-    network namespace ("" if there is none)."""
+    """Where a worker listens: TCP at `host` and `port`, and a Unix socket of the name `near` for
+    those in the same network namespace ("" if there is none)."""
 
     host: str
     port: int
@@ -53,10 +59,12 @@ class Address(NamedTuple):
 
 
 class SocketTransport:
-    """The worker `name` listens on `host` (port chosen by the system) for those that send here, and connects to those
-    that it sends to. A worker with `unix` off is met by TCP only."""
+    """The worker `name` listens on `host` (port chosen by the system) for those that send here, and
+    connects to those that it sends to. A worker with `unix` off is met by TCP only."""
 
-    def __init__(self, mailbox: Mailbox, host: str, token: bytes, name: str = "", *, unix: bool = True) -> None:
+    def __init__(
+        self, mailbox: Mailbox, host: str, token: bytes, name: str = "", *, unix: bool = True
+    ) -> None:
         self.mailbox = mailbox
         self._token = token
         self._name = name.encode()
@@ -65,7 +73,10 @@ class SocketTransport:
         self._strangers = threading.Semaphore(_STRANGERS)
         self._closed = False
         if host in _EVERYWHERE:
-            raise ValueError(f"expected the address of one of the cluster's networks to listen on, found '{host}'")
+            raise ValueError(
+                "expected the address of one of the cluster's networks to listen on, found "
+                f"'{host}'"
+            )
         listener = socket.create_server((host, 0))
         name_near, near = _listen_near() if unix else ("", None)
         self._listeners = [each for each in (listener, near) if each is not None]
@@ -74,28 +85,38 @@ class SocketTransport:
             threading.Thread(target=self._accept, args=(each,), name="accept", daemon=True).start()
 
     def connect(self, peers: Mapping[str, Address]) -> None:
-        """Connect to every worker this one sends to. Raises OSError, PermissionError on a foreign listener."""
+        """Connect to every worker this one sends to. Raises OSError, PermissionError on a foreign
+        listener."""
         for name, address in peers.items():
             connection = self._reach(Address(*address))
             challenge = receive_exactly(connection, _CHALLENGE_BYTES)
             own = secrets.token_bytes(_CHALLENGE_BYTES)
             who = _NAME.pack(len(self._name)) + self._name
             connection.sendall(who + self._answer(_SENDER, challenge + self._name) + own)
-            if not hmac.compare_digest(receive_exactly(connection, _CHALLENGE_BYTES), self._answer(_RECEIVER, own)):
+            if not hmac.compare_digest(
+                receive_exactly(connection, _CHALLENGE_BYTES), self._answer(_RECEIVER, own)
+            ):
                 connection.close()
-                raise PermissionError(f"the listener for mesh '{name}' does not know this run's token")
+                raise PermissionError(
+                    f"the listener for mesh '{name}' does not know this run's token"
+                )
             connection.settimeout(None)
             self._peers[name] = _Connection(connection)
 
-    def send(self, target: str, step: int, tag: int, pieces: Sequence[np.ndarray], *, keep: bool = False) -> None:
-        """Write the message; returns when the system has taken all of it. One thread at a time for each target."""
+    def send(
+        self, target: str, step: int, tag: int, pieces: Sequence[np.ndarray], *, keep: bool = False
+    ) -> None:
+        """Write the message; returns when the system has taken all of it. One thread at a time for
+        each target."""
         peer = self._peers[target]
         header = _HEADER.pack(peer.sent, step, tag, sum(piece.nbytes for piece in pieces))
         peer.sent += 1
         try:
             send_arrays(peer.socket, header, pieces)
         except OSError as error:
-            raise PeerGone(f"the connection to worker '{target}' is broken ({error.strerror})") from error
+            raise PeerGone(
+                f"the connection to worker '{target}' is broken ({error.strerror})"
+            ) from error
 
     def cut(self) -> None:
         """Break the connection to the first of the workers that this one sends to."""
@@ -105,13 +126,18 @@ class SocketTransport:
 
     def close(self) -> None:
         self._closed = True
-        for connection in (*self._listeners, *(peer.socket for peer in self._peers.values()), *self._accepted):
+        for connection in (
+            *self._listeners,
+            *(peer.socket for peer in self._peers.values()),
+            *self._accepted,
+        ):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)  # wakes the thread that is blocked on it
             connection.close()
 
     def _reach(self, address: Address) -> socket.socket:
-        """A connection to the Unix socket if the peer has the host's own address, by TCP otherwise."""
+        """A connection to the Unix socket if the peer has the host's own address, by TCP
+        otherwise."""
         if address.host == self.address.host and address.near and self.address.near:
             near = socket.socket(socket.AF_UNIX)
             near.settimeout(_HANDSHAKE_TIMEOUT_SECONDS)
@@ -121,7 +147,9 @@ class SocketTransport:
                 return near
             except OSError:  # one address, two namespaces: behind a translation of addresses
                 near.close()
-        connection = socket.create_connection((address.host, address.port), timeout=_HANDSHAKE_TIMEOUT_SECONDS)
+        connection = socket.create_connection(
+            (address.host, address.port), timeout=_HANDSHAKE_TIMEOUT_SECONDS
+        )
         _tune(connection)
         return connection
 
@@ -135,7 +163,9 @@ class SocketTransport:
                 connection.close()
                 continue
             self._accepted.add(connection)
-            threading.Thread(target=self._serve, args=(connection,), name="receive", daemon=True).start()
+            threading.Thread(
+                target=self._serve, args=(connection,), name="receive", daemon=True
+            ).start()
 
     def _serve(self, connection: socket.socket) -> None:
         """Check the peer, then turn its bytes into messages until it closes."""
@@ -150,7 +180,8 @@ class SocketTransport:
                 self._receive(connection, source, number)
                 number += 1
         except Exception as error:
-            # Strangers harm nobody but themselves; what a worker of the run does wrong ends the run.
+            # Strangers harm nobody but themselves; what a worker of the run does wrong ends the
+            # run.
             if source is not None and not self._closed:
                 gone = PeerGone(f"the connection from worker '{source}' was closed")
                 self.mailbox.cancel(gone if isinstance(error, EOFError | OSError) else error)
@@ -167,7 +198,9 @@ class SocketTransport:
         windows = arrival.windows(source)
         wanted = sum(window.nbytes for window in windows)
         if wanted != size:
-            raise ValueError(f"message {tag} of worker '{source}': expected {wanted} bytes, found {size}")
+            raise ValueError(
+                f"message {tag} of worker '{source}': expected {wanted} bytes, found {size}"
+            )
         receive_arrays(connection, windows)
         self.mailbox.close(source, step, tag)
 
@@ -198,7 +231,8 @@ class SocketTransport:
 
 
 def _receive_by(deadline: float, connection: socket.socket, size: int) -> bytes:
-    """Raises TimeoutError when the last byte has not come by then, however fast the others did; EOFError."""
+    """Raises TimeoutError when the last byte has not come by then, however fast the others did;
+    EOFError."""
     data = b""
     while len(data) < size:
         connection.settimeout(max(deadline - monotonic(), 1e-3))
@@ -218,7 +252,8 @@ class _Connection:
 
 
 def _listen_near() -> tuple[str, socket.socket | None]:
-    """A Unix socket and its name, without a file that would outlive a killed process; nothing where none can be."""
+    """A Unix socket and its name, without a file that would outlive a killed process; nothing where
+    none can be."""
     if not sys.platform.startswith("linux"):
         return "", None
     name = f"shardopt-{secrets.token_hex(16)}"
@@ -231,6 +266,9 @@ def _listen_near() -> tuple[str, socket.socket | None]:
 def _tune(connection: socket.socket) -> None:
     if connection.family != socket.AF_UNIX:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if connection.family == socket.AF_UNIX or connection.getsockname()[0] == connection.getpeername()[0]:
+    if (
+        connection.family == socket.AF_UNIX
+        or connection.getsockname()[0] == connection.getpeername()[0]
+    ):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _NEAR_BYTES)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _NEAR_BYTES)

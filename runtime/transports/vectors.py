@@ -1,8 +1,8 @@
-"""Arrays through a stream socket: many pieces in one system call, none of them copied when that can be helped.
+"""Arrays through a stream socket: many pieces in one system call, none of them copied when that can
+be helped.
 
-What lies in one run of memory, or in long runs, goes straight to and from the system. Arrays of short runs pass through
-a small buffer, part by part, while it is in the cache.
-"""
+What lies in one run of memory, or in long runs, goes straight to and from the system. Arrays of
+short runs pass through a small buffer, part by part, while it is in the cache."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def receive_vectors(connection: socket.socket, vectors: list[memoryview]) -> Non
 
 
 def _receive_all(
-    connection: socket.socket, vectors: list[memoryview], staged: list[tuple[np.ndarray, np.ndarray]]
+    connection: socket.socket,
+    vectors: list[memoryview],
+    staged: list[tuple[np.ndarray, np.ndarray]],
 ) -> None:
     receive_vectors(connection, vectors)
     for part, stage in staged:
@@ -86,12 +88,14 @@ def _skip(vectors: list[memoryview], count: int) -> None:
 
 
 def _bytes(array: np.ndarray) -> memoryview:
-    """The memory of a contiguous array; types that numpy only borrows have no buffer of their own."""
+    """The memory of a contiguous array; types that numpy only borrows have no buffer of their
+    own."""
     return array.reshape(-1).view(np.uint8).data
 
 
 def _parts(arrays: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-    """The same contents in the same order, in contiguous parts, or strided ones that fit into the stage."""
+    """The same contents in the same order, in contiguous parts, or strided ones that fit into the
+    stage."""
     for array in arrays:
         if array.size:
             yield from _split(array)

@@ -6,10 +6,11 @@
         key = key_of("price", problem_bytes)
         found = store.get("prices", key) if store else None
 
-A key holds everything that decides about the result (`key_of` adds the versions), so that entries never expire. Each
-stands in a file of its own with a checksum, written beside its place and then moved there: several processes may share
-a folder, and a reader sees the whole of an entry or none. An entry that does not read back is dropped with a remark; a
-folder that cannot be written costs the saving and nothing else.
+A key holds everything that decides about the result (`key_of` adds the versions), so that entries
+never expire. Each stands in a file of its own with a checksum, written beside its place and then
+moved there: several processes may share a folder, and a reader sees the whole of an entry or none.
+An entry that does not read back is dropped with a remark; a folder that cannot be written costs the
+saving and nothing else.
 
 FOLDER/<kind>/<first two digits>/<key>    magic, sha256 of the content, content
 """
@@ -41,7 +42,8 @@ Remark = Callable[[str], None]
 
 
 def key_of(*parts: str | bytes) -> str:
-    """The key of what follows from `parts` and from the versions of this package and of the libraries that decide."""
+    """The key of what follows from `parts` and from the versions of this package and of the
+    libraries that decide."""
     digest = sha256(fingerprint())
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -52,7 +54,8 @@ def key_of(*parts: str | bytes) -> str:
 
 @dataclass
 class Store:
-    """A folder of entries. `remark` is told, at most once for each cause, when something is wrong with it."""
+    """A folder of entries. `remark` is told, at most once for each cause, when something is wrong
+    with it."""
 
     folder: Path
     remark: Remark | None = None
@@ -92,7 +95,9 @@ class Store:
                 os.unlink(temporary)
                 raise
         except OSError as error:
-            self._say("unwritable", f"cannot write to the cache folder '{self.folder}': {error.strerror}")
+            self._say(
+                "unwritable", f"cannot write to the cache folder '{self.folder}': {error.strerror}"
+            )
 
     def drop(self, kind: str, key: str, why: str) -> None:
         """Forget an entry whose content is of no use."""
@@ -143,8 +148,8 @@ def using(store: Store | None) -> Iterator[Store | None]:
 
 
 def default_store(remark: Remark | None = None) -> Store | None:
-    """The store of this user: the folder that SHARDOPT_CACHE names, by default `~/.cache/shardopt`; None when the
-    variable says `off`, and for a user without a home."""
+    """The store of this user: the folder that SHARDOPT_CACHE names, by default `~/.cache/shardopt`;
+    None when the variable says `off`, and for a user without a home."""
     named = os.environ.get(CACHE_VARIABLE, "")
     if named.lower() in OFF:
         return None

@@ -1,4 +1,5 @@
-"""What results depend on beside their inputs: the source of this package and the libraries that decide with it."""
+"""What results depend on beside their inputs: the source of this package and the libraries that
+decide with it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ _LIBRARIES = ("jaxlib", "numpy", "numba", "ortools", "PyYAML")
 
 @cache
 def fingerprint() -> bytes:
-    """A hash of the source files and presets of this package and of the versions of the libraries under it.
+    """A hash of the source files and presets of this package and of the versions of the libraries
+    under it.
 
     The source itself is read, not only its version: a checkout changes more often than that. 10 ms.
     """

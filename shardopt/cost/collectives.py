@@ -1,15 +1,16 @@
 """Seconds of collectives, one by one and as the steps of a resharding.
 
-Every formula takes `bytes`, the size of the value as one device holds it when the axis in question does not shard it:
+Every formula takes `bytes`, the size of the value as one device holds it when the axis in question
+does not shard it:
 
     all-gather      what each device ends with          reduce-scatter   what each device starts with
     all-reduce      what each device holds              all-to-all       n times what each device holds
     permute, send   what one device sends               broadcast        what each device ends with
 
-Ring formulas, with n devices, latency a and bandwidth w of one direction of the link:
-all-gather = reduce-scatter = a(n-1) + bytes(n-1)/n/w; all-reduce is their sum; all-to-all a(n-1) + bytes(n-1)/n²/w;
-broadcast is a pipelined tree, log2(n)(a + bytes/w) at worst. `bytes` may be a numpy array.
-"""
+Ring formulas, with n devices, latency a and bandwidth w of one direction of the link: all-gather =
+reduce-scatter = a(n-1) + bytes(n-1)/n/w; all-reduce is their sum; all-to-all a(n-1) +
+bytes(n-1)/n²/w; broadcast is a pipelined tree, log2(n)(a + bytes/w) at worst. `bytes` may be a
+numpy array."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ COLLECTIVES = (ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL, PERMUTE)
 
 
 def _messages_and_share(kind: str, n: int) -> tuple[float, float]:
-    """(messages one after another, fraction of `bytes` that passes one link): seconds = m·latency + f·bytes/w."""
+    """(messages one after another, fraction of `bytes` that passes one link): seconds = m·latency +
+    f·bytes/w."""
     if kind in (ALL_GATHER, REDUCE_SCATTER):
         return n - 1, (n - 1) / n
     if kind == ALL_REDUCE:
@@ -60,13 +62,14 @@ def reduce_scatter_seconds(link: Link, n: int, bytes: Amount) -> Amount:
 
 
 def all_reduce_seconds(link: Link, n: int, bytes: Amount) -> Amount:
-    """Ring all-reduce (reduce-scatter, then all-gather); `bytes` is what each device holds before and after."""
+    """Ring all-reduce (reduce-scatter, then all-gather); `bytes` is what each device holds before
+    and after."""
     return _seconds(ALL_REDUCE, link, n, bytes)
 
 
 def all_to_all_seconds(link: Link, n: int, bytes: Amount) -> Amount:
-    """Pairwise all-to-all; `bytes` is n times what each device holds. For axes that cross hosts with several members
-    a host see `collective_seconds`, which knows the placement."""
+    """Pairwise all-to-all; `bytes` is n times what each device holds. For axes that cross hosts
+    with several members a host see `collective_seconds`, which knows the placement."""
     return _seconds(ALL_TO_ALL, link, n, bytes)
 
 
@@ -85,22 +88,29 @@ def broadcast_seconds(link: Link, n: int, bytes: Amount) -> Amount:
     return math.log2(n) * send_seconds(link, bytes)
 
 
-def collective_seconds(cluster: Cluster, mesh: Mesh, kind: str, axes: tuple[str, ...], bytes: Amount) -> Amount:
-    """One collective over the groups along `axes` of a placed mesh (`bytes` as in the module docstring)."""
+def collective_seconds(
+    cluster: Cluster, mesh: Mesh, kind: str, axes: tuple[str, ...], bytes: Amount
+) -> Amount:
+    """One collective over the groups along `axes` of a placed mesh (`bytes` as in the module
+    docstring)."""
     return collective_curve(cluster, mesh, kind, axes).at(bytes)
 
 
 def collective_curve(cluster: Cluster, mesh: Mesh, kind: str, axes: tuple[str, ...]) -> Curve:
-    """Seconds by `bytes` of one collective over the groups along `axes`: as measured for groups of that size and
-    placement, else by the formula.
+    """Seconds by `bytes` of one collective over the groups along `axes`: as measured for groups of
+    that size and placement, else by the formula.
 
-    A ring passes each host's network card once. All-to-all and permute send from every device: k members of one group
-    on a host push k(n-k) of the k(n-1) messages of an all-to-all through the card.
-    """
+    A ring passes each host's network card once. All-to-all and permute send from every device: k
+    members of one group on a host push k(n-k) of the k(n-1) messages of an all-to-all through the
+    card."""
     place = group_placement(cluster, mesh, axes)
     messages, share = _messages_and_share(kind, place.size)
     profile = cluster.group_of(mesh).device.profile
-    measured = profile.curve(kind, "", place.size, INTER_HOST if place.crosses else INTRA_HOST) if profile else None
+    measured = (
+        profile.curve(kind, "", place.size, INTER_HOST if place.crosses else INTRA_HOST)
+        if profile
+        else None
+    )
     if measured is not None:
         return measured
     k, n = place.members_per_host, place.size
@@ -108,7 +118,9 @@ def collective_curve(cluster: Cluster, mesh: Mesh, kind: str, axes: tuple[str, .
         share *= k * (n - k) / (n - 1)
     if kind == PERMUTE:
         share *= k
-    return Curve.affine(messages * place.link.latency_seconds, share / place.link.bandwidth_bytes_per_second)
+    return Curve.affine(
+        messages * place.link.latency_seconds, share / place.link.bandwidth_bytes_per_second
+    )
 
 
 @dataclass(frozen=True)
@@ -122,4 +134,6 @@ class Step:
 
 def steps_seconds(cluster: Cluster, mesh: Mesh, steps: Sequence[Step]) -> float:
     """Seconds of the steps, one after another."""
-    return sum(collective_seconds(cluster, mesh, step.kind, step.axes, step.bytes) for step in steps)
+    return sum(
+        collective_seconds(cluster, mesh, step.kind, step.axes, step.bytes) for step in steps
+    )

@@ -1,4 +1,5 @@
-"""Seconds that a device needs for operations of so many FLOPs and bytes: as measured, else by the roofline."""
+"""Seconds that a device needs for operations of so many FLOPs and bytes: as measured, else by the
+roofline."""
 
 from __future__ import annotations
 
@@ -8,17 +9,50 @@ from shardopt.hardware import profile as measured
 from shardopt.hardware.cluster import Device, HostGroup
 from shardopt.hardware.curves import Curve
 
-# What is expected of large matrix products where a device's description says nothing of its kernels: they reach
-# between half and three quarters of the data-sheet rate on GPUs and TPUs; small ones are bound by memory or dispatch,
-# which have terms of their own.
+# What is expected of large matrix products where a device's description says nothing of its
+# kernels: they reach between half and three quarters of the data-sheet rate on GPUs and TPUs; small
+# ones are bound by memory or dispatch, which have terms of their own.
 EFFICIENCY = 0.6
 
 # Operations whose price per element a measured curve of its own tells.
 _TRANSCENDENTAL = frozenset(
     (
-        *("exponential", "exponential_minus_one", "log", "log_plus_one", "power", "tanh", "logistic", "sine", "cosine"),
-        *("tan", "atan2", "erf", "erf_inv", "erfc", "acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sinh"),
-        *("digamma", "lgamma", "polygamma", "zeta", "bessel_i1e", "next_after", "rng", "rng_bit_generator"),
+        *(
+            "exponential",
+            "exponential_minus_one",
+            "log",
+            "log_plus_one",
+            "power",
+            "tanh",
+            "logistic",
+            "sine",
+            "cosine",
+        ),
+        *(
+            "tan",
+            "atan2",
+            "erf",
+            "erf_inv",
+            "erfc",
+            "acos",
+            "acosh",
+            "asin",
+            "asinh",
+            "atan",
+            "atanh",
+            "cosh",
+            "sinh",
+        ),
+        *(
+            "digamma",
+            "lgamma",
+            "polygamma",
+            "zeta",
+            "bessel_i1e",
+            "next_after",
+            "rng",
+            "rng_bit_generator",
+        ),
     )
 )
 _PRODUCTS = {
@@ -30,13 +64,14 @@ _PRODUCTS = {
 _OTHER = frozenset(("sort", "top_k", "fft", "cholesky", "triangular_solve"))
 OTHER = "other"
 
-# Where to look, in this order, for the rate of a dtype family a device does not list: the next family that can hold
-# its values.
+# Where to look, in this order, for the rate of a dtype family a device does not list: the next
+# family that can hold its values.
 _FALLBACK = {"f8": ("bf16", "f16"), "bf16": ("f16",), "f16": ("bf16",), "i8": ("f16", "bf16")}
 
 
 def dtype_family(dtype: str) -> str:
-    """Family of an MLIR element type (`f32`, `bf16`, `f8E4M3FN`, `i32`, `complex<f32>`) in `Device.peak_flops`."""
+    """Family of an MLIR element type (`f32`, `bf16`, `f8E4M3FN`, `i32`, `complex<f32>`) in
+    `Device.peak_flops`."""
     dtype = dtype.removeprefix("complex<").removesuffix(">")
     if dtype.startswith("f8"):
         return "f8"
@@ -46,8 +81,8 @@ def dtype_family(dtype: str) -> str:
 
 
 def peak_flops(device: Device, dtype: str) -> float:
-    """FLOP/s for an element type; a family the device does not list runs at the rate of the next wider one it does,
-    and f64 at half of f32."""
+    """FLOP/s for an element type; a family the device does not list runs at the rate of the next
+    wider one it does, and f64 at half of f32."""
     families = _families(dtype)
     for name in families:
         if name in device.peak_flops:
@@ -62,7 +97,8 @@ def _families(dtype: str) -> tuple[str, ...]:
 
 
 def work_kind(name: str, batched: bool = False) -> str:
-    """Which measurement prices an operation, by its name without dialect. `batched` products are many small ones."""
+    """Which measurement prices an operation, by its name without dialect. `batched` products are
+    many small ones."""
     if name in ("dot_general", "dot"):
         return measured.BATCH_MATMUL if batched else measured.MATMUL
     if name in ("convolution", "dynamic_conv"):
@@ -86,21 +122,26 @@ def op_seconds(
     in_memory: float = 1.0,
     kernels: int = 1,
 ) -> float:
-    """Seconds of one device's share of an operation, without dispatch, which a compiled call pays once.
+    """Seconds of one device's share of an operation, without dispatch, which a compiled call pays
+    once.
 
-    `bytes_accessed` is what is read and written in device memory, of which the share `in_memory` gets there: the rest
-    stays inside a fused kernel. It starts `kernels` kernels. Where the device has no measurement of the `kind` of work,
-    this is the roofline max(FLOPs / rate, bytes / memory bandwidth); where its `kernels` are described, with the rates
-    that they reach, products near the ridge pay for both, and each kernel takes the least a kernel does.
-    """
+    `bytes_accessed` is what is read and written in device memory, of which the share `in_memory`
+    gets there: the rest stays inside a fused kernel. It starts `kernels` kernels. Where the device
+    has no measurement of the `kind` of work, this is the roofline max(FLOPs / rate, bytes / memory
+    bandwidth); where its `kernels` are described, with the rates that they reach, products near the
+    ridge pay for both, and each kernel takes the least a kernel does."""
     memory = memory_seconds(device, bytes_accessed, dtype) * in_memory
     family = dtype_family(dtype)
     if device.kernels is not None and _first(device, _PRODUCTS.get(kind, (kind,)), family) is None:
         least = kernels * device.kernels.least_seconds
-        return least + (_product_seconds(device, flops, memory, dtype, kind) if kind in _PRODUCTS else memory)
+        return least + (
+            _product_seconds(device, flops, memory, dtype, kind) if kind in _PRODUCTS else memory
+        )
     if kind in _PRODUCTS:
         curve = _first(device, _PRODUCTS[kind], family)
-        return max(memory, curve.at(flops) if curve else flops / (peak_flops(device, dtype) * EFFICIENCY))
+        return max(
+            memory, curve.at(flops) if curve else flops / (peak_flops(device, dtype) * EFFICIENCY)
+        )
     own = _first(device, (kind,), family, "f32") if kind in measured.COMPUTE_KINDS else None
     if own is None:
         return max(memory, flops / (peak_flops(device, dtype) * EFFICIENCY))
@@ -113,13 +154,15 @@ def memory_seconds(device: Device, bytes_accessed: float, dtype: str = "f32") ->
     curve = _first(device, (measured.ELEMENTWISE,), dtype_family(dtype), "f32")
     if curve is not None:
         return curve.at(bytes_accessed)
-    return bytes_accessed / (device.memory_bandwidth * (device.kernels.memory if device.kernels else 1.0))
+    return bytes_accessed / (
+        device.memory_bandwidth * (device.kernels.memory if device.kernels else 1.0)
+    )
 
 
 def _product_seconds(device: Device, flops: float, memory: float, dtype: str, kind: str) -> float:
-    """A product loads tiles while it multiplies others, and hides the shorter of the two less well the closer they are:
-    the quadratic mean of both lies within 5 % of half of 170 products measured on an H100
-    (benchmarks/one_device/h100), their maximum within 6 %, 8 % too low on average."""
+    """A product loads tiles while it multiplies others, and hides the shorter of the two less well
+    the closer they are: the quadratic mean of both lies within 5 % of half of 170 products measured
+    on an H100 (benchmarks/one_device/h100), their maximum within 6 %, 8 % too low on average."""
     assert device.kernels is not None, "the caller looks"
     rates = device.kernels.products
     share = next((rates[name] for name in _families(dtype) if name in rates), rates["f32"])
@@ -129,7 +172,8 @@ def _product_seconds(device: Device, flops: float, memory: float, dtype: str, ki
 
 
 def dispatch_seconds(group: HostGroup, devices: int, buffers: int) -> float:
-    """Seconds of one call of a compiled function with so many arguments and results on a mesh of so many devices."""
+    """Seconds of one call of a compiled function with so many arguments and results on a mesh of so
+    many devices."""
     profile = group.device.profile
     curve = profile.nearest(measured.DISPATCH, devices) if profile else None
     return curve.at(float(buffers)) if curve else group.dispatch_seconds

@@ -8,7 +8,14 @@ import math
 from collections.abc import Iterator
 from functools import cache
 
-from shardopt.cost.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, PERMUTE, REDUCE_SCATTER, Step
+from shardopt.cost.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    PERMUTE,
+    REDUCE_SCATTER,
+    Step,
+)
 from shardopt.mesh.mesh import Mesh, Sharding
 
 Axes = tuple[str, ...]
@@ -20,22 +27,27 @@ _SLICE = "slice"  # taking a part of what the device already has moves nothing
 def resharding_steps(
     src: Sharding, dst: Sharding, mesh: Mesh, shape: tuple[int, ...], itemsize: int
 ) -> tuple[Step, ...]:
-    """The chain of collectives with the fewest bytes on the wire (then the fewest steps) from `src` to `dst`.
+    """The chain of collectives with the fewest bytes on the wire (then the fewest steps) from `src`
+    to `dst`.
 
-    Moves are those of GSPMD: slicing (free, so left out of the answer), all-gather of the minor axis of a dimension,
-    all-to-all of minor axes from one dimension to another, and a permute between shardings of equal tiles; and those
-    that take a sum along partial axes: all-reduce, and reduce-scatter onto a dimension. `src` and `dst` must fit
-    `shape` (`Sharding.check`). The search is cached: it depends only on the shardings and the mesh axes.
+    Moves are those of GSPMD: slicing (free, so left out of the answer), all-gather of the minor
+    axis of a dimension, all-to-all of minor axes from one dimension to another, and a permute
+    between shardings of equal tiles; and those that take a sum along partial axes: all-reduce, and
+    reduce-scatter onto a dimension. `src` and `dst` must fit `shape` (`Sharding.check`). The search
+    is cached: it depends only on the shardings and the mesh axes.
 
     Raises ValueError where no chain exists: nothing becomes partial by moving data.
     """
-    return tuple(step for step, _ in resharding_path(src, dst, mesh, shape, itemsize) if step is not None)
+    return tuple(
+        step for step, _ in resharding_path(src, dst, mesh, shape, itemsize) if step is not None
+    )
 
 
 def resharding_path(
     src: Sharding, dst: Sharding, mesh: Mesh, shape: tuple[int, ...], itemsize: int
 ) -> tuple[tuple[Step | None, Sharding], ...]:
-    """The chain of `resharding_steps` with the sharding after each step; None for slices, which move nothing."""
+    """The chain of `resharding_steps` with the sharding after each step; None for slices, which
+    move nothing."""
     if not can_reshard(src, dst):
         raise ValueError(f"expected a sum along axes of {src} to stay open, found {dst}")
     total = math.prod(shape) * itemsize
@@ -56,10 +68,11 @@ def can_reshard(src: Sharding, dst: Sharding) -> bool:
 
 
 def resharding_stops(src: Sharding, dst: Sharding, mesh: Mesh) -> tuple[Sharding, ...]:
-    """The shardings between `src` and `dst`: after each collective of `resharding_steps`, and after each slice.
+    """The shardings between `src` and `dst`: after each collective of `resharding_steps`, and after
+    each slice.
 
-    A partitioner that is only told `src` and `dst` may not find the chain; told these too it has single steps to take.
-    """
+    A partitioner that is only told `src` and `dst` may not find the chain; told these too it has
+    single steps to take."""
     return tuple(after for _, after in resharding_path(src, dst, mesh, (), 1)[:-1])
 
 
@@ -67,17 +80,21 @@ def resharding_stops(src: Sharding, dst: Sharding, mesh: Mesh) -> tuple[Sharding
 def _chain(
     src: Sharding, dst: Sharding, axes: tuple[tuple[str, int], ...]
 ) -> tuple[tuple[str, Axes, float, Sharding], ...]:
-    """The steps from `src` to `dst`, each with its `bytes` as a fraction of the whole tensor and the sharding after it.
+    """The steps from `src` to `dst`, each with its `bytes` as a fraction of the whole tensor and
+    the sharding after it.
 
-    Dimensions and axes that neither side uses take no part, and neither names nor the order of the dimensions matter:
-    the search runs once for each pattern, of which there are few.
-    """
+    Dimensions and axes that neither side uses take no part, and neither names nor the order of the
+    dimensions matter: the search runs once for each pattern, of which there are few."""
     sizes = dict(axes)
     src, dst = _live(src, sizes), _live(dst, sizes)
     used = {*src.axes, *src.partial, *dst.axes, *dst.partial}
-    names = {axis: f"{number}" for number, axis in enumerate(axis for axis in sizes if axis in used)}
+    names = {
+        axis: f"{number}" for number, axis in enumerate(axis for axis in sizes if axis in used)
+    }
     ours = {name: axis for axis, name in names.items()}
-    pairs = [tuple(_renamed(dim, names) for dim in pair) for pair in zip(src.dims, dst.dims, strict=True)]
+    pairs = [
+        tuple(_renamed(dim, names) for dim in pair) for pair in zip(src.dims, dst.dims, strict=True)
+    ]
     busy = sorted((d for d, pair in enumerate(pairs) if any(pair)), key=pairs.__getitem__)
     found = _search(
         Sharding(tuple(pairs[d][0] for d in busy), _renamed(src.partial, names)),
@@ -87,7 +104,9 @@ def _chain(
     steps = []
     for kind, over, share, after in found:
         dims = {d: _renamed(dim, ours) for d, dim in zip(busy, after.dims, strict=True)}
-        whole = Sharding(tuple(dims.get(d, ()) for d in range(src.rank)), _renamed(after.partial, ours))
+        whole = Sharding(
+            tuple(dims.get(d, ()) for d in range(src.rank)), _renamed(after.partial, ours)
+        )
         steps.append((kind, _renamed(over, ours), share, whole))
     return tuple(steps)
 
@@ -97,12 +116,13 @@ def _renamed(axes: Axes, names: dict[str, str]) -> Axes:
 
 
 @cache
-def _search(src: Sharding, dst: Sharding, axis_sizes: tuple[int, ...]) -> tuple[tuple[str, Axes, float, Sharding], ...]:
+def _search(
+    src: Sharding, dst: Sharding, axis_sizes: tuple[int, ...]
+) -> tuple[tuple[str, Axes, float, Sharding], ...]:
     """A* over shardings by the axes "0", "1", …; the answer as in `_chain`.
 
-    Every state splits each dimension into a number of tiles that divides the one of `src` or of `dst`, so whatever
-    shape `src` and `dst` fit, the states between fit too.
-    """
+    Every state splits each dimension into a number of tiles that divides the one of `src` or of
+    `dst`, so whatever shape `src` and `dst` fit, the states between fit too."""
     queue: list[tuple[int, int, int, int, Sharding, tuple]] = [(0, 0, 0, 0, src, ())]
     best: dict[Sharding, tuple[int, int]] = {src: (0, 0)}
     pushed = 0
@@ -117,15 +137,19 @@ def _search(src: Sharding, dst: Sharding, axis_sizes: tuple[int, ...]) -> tuple[
             cost = (moved + wire, steps + (step[0] != _SLICE))
             if after not in best or cost < best[after]:
                 best[after] = cost
-                pushed += 1  # ties resolve in the order of discovery, so the answer does not depend on hashing
-                heapq.heappush(queue, (cost[0] + left, cost[1], pushed, cost[0], after, (*path, step)))
+                # ties resolve in the order of discovery, so the answer does not depend on hashing
+                pushed += 1
+                heapq.heappush(
+                    queue, (cost[0] + left, cost[1], pushed, cost[0], after, (*path, step))
+                )
 
 
 @cache
 def _priced_moves(
     state: Sharding, dst: Sharding, axis_sizes: tuple[int, ...]
 ) -> tuple[tuple[int, int, tuple[str, Axes, float, Sharding]], ...]:
-    """Each move with what one device sends, the least that it has to send afterwards, and the step as in `_chain`.
+    """Each move with what one device sends, the least that it has to send afterwards, and the step
+    as in `_chain`.
 
     Searches for one target from many sources pass through the same states.
     """
@@ -142,7 +166,8 @@ def _priced_moves(
 
 
 def _wire_and_full(kind: str, n: int, local: int) -> tuple[int, int]:
-    """(what one device sends, `bytes` of the formula) when each device holds `local` before the move."""
+    """(what one device sends, `bytes` of the formula) when each device holds `local` before the
+    move."""
     if kind == ALL_GATHER:
         return local * (n - 1), local * n
     if kind == ALL_TO_ALL:
@@ -158,16 +183,21 @@ def _wire_and_full(kind: str, n: int, local: int) -> tuple[int, int]:
 
 def _live(sharding: Sharding, sizes: dict[str, int]) -> Sharding:
     """Without axes of size one."""
-    *dims, partial = (tuple(a for a in axes if sizes[a] > 1) for axes in (*sharding.dims, sharding.partial))
+    *dims, partial = (
+        tuple(a for a in axes if sizes[a] > 1) for axes in (*sharding.dims, sharding.partial)
+    )
     return Sharding(tuple(dims), partial)
 
 
 def _moves(state: Sharding, dst: Sharding, sizes: dict[str, int]) -> Iterator[Move]:
-    """All single steps from `state`. Sums may be taken early or late: what moves a value moves its terms as well."""
+    """All single steps from `state`. Sums may be taken early or late: what moves a value moves its
+    terms as well."""
     for kind, axes, dims in _tile_moves(state, dst.dims, sizes):
         yield kind, axes, Sharding(dims, state.partial)
     ready = [axis for axis in state.partial if axis not in dst.partial]
-    for axes in (axes for n in range(1, len(ready) + 1) for axes in itertools.combinations(ready, n)):
+    for axes in (
+        axes for n in range(1, len(ready) + 1) for axes in itertools.combinations(ready, n)
+    ):
         rest = tuple(axis for axis in state.partial if axis not in axes)
         yield ALL_REDUCE, axes, Sharding(state.dims, rest)
         for d, dim in enumerate(state.dims):
@@ -175,7 +205,9 @@ def _moves(state: Sharding, dst: Sharding, sizes: dict[str, int]) -> Iterator[Mo
                 yield REDUCE_SCATTER, axes, Sharding(_with(state.dims, {d: (*dim, *axes)}), rest)
 
 
-def _tile_moves(sharding: Sharding, dst: Dims, sizes: dict[str, int]) -> Iterator[tuple[str, Axes, Dims]]:
+def _tile_moves(
+    sharding: Sharding, dst: Dims, sizes: dict[str, int]
+) -> Iterator[tuple[str, Axes, Dims]]:
     """Moves between tilings, with sums left as they are."""
     state = sharding.dims
     used = {*sharding.axes, *sharding.partial}
@@ -193,17 +225,20 @@ def _tile_moves(sharding: Sharding, dst: Dims, sizes: dict[str, int]) -> Iterato
 
 
 def _free_for(dim: Axes, target: Axes, used: set[str], sizes: dict[str, int]) -> Iterator[str]:
-    """Axes that may split a dimension further: the one that is wanted there, or, where that one is at work elsewhere or
-    the dimension is split by others than wanted already, any that a permute can exchange later."""
+    """Axes that may split a dimension further: the one that is wanted there, or, where that one is
+    at work elsewhere or the dimension is split by others than wanted already, any that a permute
+    can exchange later."""
     wanted = target[len(dim)] if len(target) > len(dim) and target[: len(dim)] == dim else None
     for axis in sizes if wanted is None or wanted in used else (wanted,):
         if axis not in used and _tiles(target, sizes) % _tiles((*dim, axis), sizes) == 0:
             yield axis
 
 
-def _permutes(state: Dims, dst: Dims, partial: Axes, sizes: dict[str, int]) -> Iterator[tuple[str, Axes, Dims]]:
-    """Shardings with the tile counts of `state`: other axes of the same sizes in the same places, and those that are
-    closer to `dst`, all dimensions at once and one by one."""
+def _permutes(
+    state: Dims, dst: Dims, partial: Axes, sizes: dict[str, int]
+) -> Iterator[tuple[str, Axes, Dims]]:
+    """Shardings with the tile counts of `state`: other axes of the same sizes in the same places,
+    and those that are closer to `dst`, all dimensions at once and one by one."""
     after = _aligned(state, dst, partial, sizes)
     if after != state:
         pairs = zip(itertools.chain(*state), itertools.chain(*after), strict=True)
@@ -211,7 +246,9 @@ def _permutes(state: Dims, dst: Dims, partial: Axes, sizes: dict[str, int]) -> I
         yield PERMUTE, tuple(axis for axis in sizes if axis in moved), after
     wanted = {d: _same_tiles(dim, dst[d], sizes) for d, dim in enumerate(state)}
     changes = {d: dim for d, dim in wanted.items() if dim != state[d]}
-    for change in [changes, *({d: dim} for d, dim in changes.items())] if len(changes) > 1 else [changes]:
+    for change in (
+        [changes, *({d: dim} for d, dim in changes.items())] if len(changes) > 1 else [changes]
+    ):
         after = _with(state, change)
         axes = [*partial, *(axis for dim in after for axis in dim)]
         if change and len(set(axes)) == len(axes):
@@ -220,20 +257,30 @@ def _permutes(state: Dims, dst: Dims, partial: Axes, sizes: dict[str, int]) -> I
 
 
 def _aligned(state: Dims, dst: Dims, partial: Axes, sizes: dict[str, int]) -> Dims:
-    """`state` with the axes that `dst` wants wherever those in their place have the same size. What they drive out
-    takes the places that they leave, or one of an unused axis."""
+    """`state` with the axes that `dst` wants wherever those in their place have the same size. What
+    they drive out takes the places that they leave, or one of an unused axis."""
     wanted = {
         (d, k): target[k]
         for d, (dim, target) in enumerate(zip(state, dst, strict=True))
         for k in range(min(len(dim), len(target)))
         if sizes[dim[k]] == sizes[target[k]] and target[k] not in partial
     }
-    free = [axis for axis in (*itertools.chain(*state), *sizes) if axis not in wanted.values() and axis not in partial]
-    places = [(d, k) for d, dim in enumerate(state) for k in range(len(dim)) if (d, k) not in wanted]
+    free = [
+        axis
+        for axis in (*itertools.chain(*state), *sizes)
+        if axis not in wanted.values() and axis not in partial
+    ]
+    places = [
+        (d, k) for d, dim in enumerate(state) for k in range(len(dim)) if (d, k) not in wanted
+    ]
     found = dict(wanted)
-    for d, k in sorted(places, key=lambda place: state[place[0]][place[1]] not in free):  # those that can stay first
+    for d, k in sorted(
+        places, key=lambda place: state[place[0]][place[1]] not in free
+    ):  # those that can stay first
         own = state[d][k]
-        found[d, k] = own if own in free else next(axis for axis in free if sizes[axis] == sizes[own])
+        found[d, k] = (
+            own if own in free else next(axis for axis in free if sizes[axis] == sizes[own])
+        )
         free = [axis for axis in free if axis != found[d, k]]
     return tuple(tuple(found[d, k] for k in range(len(dim))) for d, dim in enumerate(state))
 
@@ -242,8 +289,11 @@ def _tiles(axes: Axes, sizes: dict[str, int]) -> int:
     return math.prod(sizes[axis] for axis in axes)
 
 
-def _same_tiles(dim: tuple[str, ...], target: tuple[str, ...], sizes: dict[str, int]) -> tuple[str, ...]:
-    """`target` if it makes as many tiles as `dim`, else `dim` with the leading axes of `target` it has in front."""
+def _same_tiles(
+    dim: tuple[str, ...], target: tuple[str, ...], sizes: dict[str, int]
+) -> tuple[str, ...]:
+    """`target` if it makes as many tiles as `dim`, else `dim` with the leading axes of `target` it
+    has in front."""
     if _tiles(dim, sizes) == _tiles(target, sizes):
         return target
     front = next((target[:n] for n in range(len(target), 0, -1) if set(target[:n]) <= set(dim)), ())

@@ -1,9 +1,8 @@
 """Seconds of resharding between many shardings at once.
 
-The chain of collectives between two shardings depends on these alone, and its steps on the bytes of the tensor. So each
-pair of shardings is looked at once for a placed mesh, whatever tensors need it, and a table over two lists of shardings
-is gathered from arrays.
-"""
+The chain of collectives between two shardings depends on these alone, and its steps on the bytes of
+the tensor. So each pair of shardings is looked at once for a placed mesh, whatever tensors need it,
+and a table over two lists of shardings is gathered from arrays."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ _UNKNOWN, _NONE = -1, -2
 
 
 class ChainTable(NamedTuple):
-    """Chains between two lists of shardings, `[sources, targets]`: seconds (inf where there is no chain), and the
-    number of collectives."""
+    """Chains between two lists of shardings, `[sources, targets]`: seconds (inf where there is no
+    chain), and the number of collectives."""
 
     seconds: np.ndarray
     steps: np.ndarray
@@ -42,16 +41,22 @@ class ReshardingCosts:
         self._steps: dict[_Step, int] = {}
         self._priced: tuple[CurveTable, np.ndarray, np.ndarray] | None = None
 
-    def table(self, sources: Sequence[Sharding], targets: Sequence[Sharding], size_bytes: int) -> ChainTable:
+    def table(
+        self, sources: Sequence[Sharding], targets: Sequence[Sharding], size_bytes: int
+    ) -> ChainTable:
         """For a tensor of so many bytes. All shardings must be of one rank."""
         number = self._number
         rows, columns = (
-            np.array([number.setdefault(sharding, len(number)) for sharding in some], dtype=np.int64)
+            np.array(
+                [number.setdefault(sharding, len(number)) for sharding in some], dtype=np.int64
+            )
             for some in (sources, targets)
         )
         if len(number) > len(self._chain_of):
             room = 2 * len(number) - len(self._chain_of)
-            self._chain_of = np.pad(self._chain_of, ((0, room), (0, room)), constant_values=_UNKNOWN)
+            self._chain_of = np.pad(
+                self._chain_of, ((0, room), (0, room)), constant_values=_UNKNOWN
+            )
         at = np.ix_(rows, columns)
         for row, column in np.argwhere(self._chain_of[at] == _UNKNOWN).tolist():
             self._chain_of[rows[row], columns[column]] = self._chain(sources[row], targets[column])
@@ -64,8 +69,12 @@ class ReshardingCosts:
         """The number of the chain; equal chains have one."""
         if not can_reshard(source, target):
             return _NONE
-        steps = resharding_steps(source, target, self._mesh, (), 1)  # bytes are then shares of the whole
-        chain = tuple(self._steps.setdefault((s.kind, s.axes, s.bytes), len(self._steps)) for s in steps)
+        steps = resharding_steps(
+            source, target, self._mesh, (), 1
+        )  # bytes are then shares of the whole
+        chain = tuple(
+            self._steps.setdefault((s.kind, s.axes, s.bytes), len(self._steps)) for s in steps
+        )
         if chain not in self._chains:
             self._chains[chain] = len(self._chains)
             self._priced = None
@@ -75,13 +84,22 @@ class ReshardingCosts:
         """Seconds and number of steps of every chain."""
         if self._priced is None:
             curves = CurveTable(
-                [collective_curve(self._cluster, self._mesh, kind, axes) for kind, axes, _ in self._steps]
+                [
+                    collective_curve(self._cluster, self._mesh, kind, axes)
+                    for kind, axes, _ in self._steps
+                ]
             )
             shares = np.array([share for _, _, share in self._steps])
             longest = max((len(chain) for chain in self._chains), default=0)
             # Short chains are filled up with a step behind all others, which takes no time.
-            padded = [[*chain, *[len(self._steps)] * (longest - len(chain))] for chain in self._chains]
-            self._priced = curves, shares, np.array(padded, dtype=np.int64).reshape(len(self._chains), longest)
+            padded = [
+                [*chain, *[len(self._steps)] * (longest - len(chain))] for chain in self._chains
+            ]
+            self._priced = (
+                curves,
+                shares,
+                np.array(padded, dtype=np.int64).reshape(len(self._chains), longest),
+            )
         table, shares, chains = self._priced
         seconds = np.append(table.at(shares * size_bytes), 0.0) if len(shares) else np.zeros(1)
         return seconds[chains].sum(axis=1), (chains < len(shares)).sum(axis=1)

@@ -1,4 +1,5 @@
-"""Predicted cost of some operations of a plan on one device: what planners hand to each other and the IR records."""
+"""Predicted cost of some operations of a plan on one device: what planners hand to each other and
+the IR records."""
 
 from __future__ import annotations
 
@@ -11,9 +12,8 @@ from shardopt.cost.traffic import Traffic
 class CostSummary:
     """Seconds, bytes and collectives of the operations in question.
 
-    `peak_bytes` is the most a device holds while one of the operations runs. `traffic` are the collectives by kind and
-    mesh axes, sorted.
-    """
+    `peak_bytes` is the most a device holds while one of the operations runs. `traffic` are the
+    collectives by kind and mesh axes, sorted."""
 
     compute_seconds: float
     communication_seconds: float
@@ -33,4 +33,7 @@ class CostSummary:
     def collectives(self) -> tuple[tuple[str, int], ...]:
         """(kind, number of tensors), sorted by kind."""
         kinds = sorted({item.kind for item in self.traffic})
-        return tuple((kind, sum(item.tensors for item in self.traffic if item.kind == kind)) for kind in kinds)
+        return tuple(
+            (kind, sum(item.tensors for item in self.traffic if item.kind == kind))
+            for kind in kinds
+        )

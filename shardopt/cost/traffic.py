@@ -1,13 +1,15 @@
-"""One unit for what a plan exchanges and what a compiled module exchanges, and the comparison of the two.
+"""One unit for what a plan exchanges and what a compiled module exchanges, and the comparison of
+the two.
 
-`Traffic` counts tensors and bytes of one kind of collective along one set of mesh axes. Its bytes are the most that one
-device holds of the tensors, before or after: the whole value of an all-gather (after), of an all-reduce and of a
-reduce-scatter (before), one device's share for an all-to-all and a permute.
+`Traffic` counts tensors and bytes of one kind of collective along one set of mesh axes. Its bytes
+are the most that one device holds of the tensors, before or after: the whole value of an all-gather
+(after), of an all-reduce and of a reduce-scatter (before), one device's share for an all-to-all and
+a permute.
 
-Two notations of one exchange are made equal before plan and module are compared (`comparable`): XLA's CPU backend
-writes a reduce-scatter as all-reduce and slice, so the two count as `reduced`; and which of several replicas a device
-gets its data from is open, so the axes of a permute say nothing and are left out.
-"""
+Two notations of one exchange are made equal before plan and module are compared (`comparable`):
+XLA's CPU backend writes a reduce-scatter as all-reduce and slice, so the two count as `reduced`;
+and which of several replicas a device gets its data from is open, so the axes of a permute say
+nothing and are left out."""
 
 from __future__ import annotations
 
@@ -19,13 +21,15 @@ from shardopt.cost.collectives import ALL_REDUCE, ALL_TO_ALL, PERMUTE, REDUCE_SC
 from shardopt.mesh.mesh import Mesh
 
 REDUCED = "reduced"
-# Bytes that may be missing or in excess without a verdict: a few scalars, such as a loss that is summed twice.
+# Bytes that may be missing or in excess without a verdict: a few scalars, such as a loss that is
+# summed twice.
 SLACK_BYTES = 64
 
 
 @dataclass(frozen=True, order=True)
 class Traffic:
-    """Tensors and bytes of one device that one kind of collective exchanges along `axes` (mesh order)."""
+    """Tensors and bytes of one device that one kind of collective exchanges along `axes` (mesh
+    order)."""
 
     kind: str
     axes: tuple[str, ...]
@@ -61,14 +65,19 @@ def comparable(items: Iterable[Traffic]) -> tuple[Traffic, ...]:
     """The same exchanges with what is only notation removed; see the head of the file."""
     names = {ALL_REDUCE: REDUCED, REDUCE_SCATTER: REDUCED}
     return total(
-        replace(item, kind=names.get(item.kind, item.kind), axes=() if item.kind == PERMUTE else item.axes)
+        replace(
+            item,
+            kind=names.get(item.kind, item.kind),
+            axes=() if item.kind == PERMUTE else item.axes,
+        )
         for item in items
     )
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What a plan and a compiled module exchange by one kind of collective along one set of axes."""
+    """What a plan and a compiled module exchange by one kind of collective along one set of
+    axes."""
 
     kind: str
     axes: tuple[str, ...]
@@ -83,7 +92,8 @@ class Difference:
 
     def __str__(self) -> str:
         return (
-            f"{self.kind}({', '.join(self.axes)}): {self.predicted_tensors} tensors and {self.predicted_bytes} bytes "
+            f"{self.kind}({', '.join(self.axes)}): {self.predicted_tensors} tensors and "
+            f"{self.predicted_bytes} bytes "
             f"planned, {self.found_tensors} and {self.found_bytes} compiled"
         )
 
@@ -99,10 +109,11 @@ def compare(predicted: Iterable[Traffic], found: Iterable[Traffic]) -> tuple[Dif
 
 
 def agree(rows: Iterable[Difference], tolerance: float) -> bool:
-    """Whether the bytes of every kind differ by no more than `tolerance`, as a share of all planned bytes.
+    """Whether the bytes of every kind differ by no more than `tolerance`, as a share of all planned
+    bytes.
 
-    Kinds are held apart: an all-gather in the place of an all-reduce is a difference, whatever the sum says.
-    """
+    Kinds are held apart: an all-gather in the place of an all-reduce is a difference, whatever the
+    sum says."""
     rows = tuple(rows)
     planned = sum(row.predicted_bytes for row in rows)
     return sum(abs(row.excess_bytes) for row in rows) <= max(tolerance * planned, SLACK_BYTES)

@@ -1,15 +1,16 @@
 """Time of point-to-point messages: what a cross-mesh resharding costs.
 
-Inside a host every device has a link of its own; between hosts the messages of a host share its network card, each
-direction for itself, whether they go to a host of the same group or of another, and those inside a group share its
-fabric where it is narrower than the cards. Copies inside a device cost nothing. Where sending was measured for as many
-senders at once, that tells what a load takes.
+Inside a host every device has a link of its own; between hosts the messages of a host share its
+network card, each direction for itself, whether they go to a host of the same group or of another,
+and those inside a group share its fabric where it is narrower than the cards. Copies inside a
+device cost nothing. Where sending was measured for as many senders at once, that tells what a load
+takes.
 
-There are two figures for messages that start together. `messages_seconds` is what the busiest link needs: less is not
-possible, and it is what an estimate is made with as long as nobody has said who sends what. `Ordered` sends messages in
-the order in which they are given, one at a time over each link: what a plan is priced with. In a good order
-(`shardopt.solve.resharding.message_order`) the two agree.
-"""
+There are two figures for messages that start together. `messages_seconds` is what the busiest link
+needs: less is not possible, and it is what an estimate is made with as long as nobody has said who
+sends what. `Ordered` sends messages in the order in which they are given, one at a time over each
+link: what a plan is priced with. In a good order (`shardopt.solve.resharding.message_order`) the
+two agree."""
 
 from __future__ import annotations
 
@@ -27,31 +28,38 @@ Message = tuple[int, int, int]  # source device, destination device, bytes
 
 
 def messages_seconds(cluster: Cluster, messages: Iterable[Message]) -> float:
-    """Seconds until all messages have arrived: the busiest link decides, and the longest latency counts once."""
+    """Seconds until all messages have arrived: the busiest link decides, and the longest latency
+    counts once."""
     return Links.of(cluster, messages).busiest_seconds
 
 
 def even_messages(source: Sequence[int], target: Sequence[int], size: int) -> list[Message]:
-    """A value of so many bytes spread evenly over two meshes: less cannot cross, and how it really lies is decided by
-    the shard phase."""
+    """A value of so many bytes spread evenly over two meshes: less cannot cross, and how it really
+    lies is decided by the shard phase."""
     count = min(len(source), len(target))
-    pairs = ((source[k * len(source) // count], target[k * len(target) // count]) for k in range(count))
+    pairs = (
+        (source[k * len(source) // count], target[k * len(target) // count]) for k in range(count)
+    )
     return [(a, b, -(-size // count)) for a, b in pairs]
 
 
 def phases_seconds(cluster: Cluster, phases: Iterable[Sequence[Message]]) -> float:
-    """Seconds of phases, each of which starts when the one before has arrived; in the order given within each."""
+    """Seconds of phases, each of which starts when the one before has arrived; in the order given
+    within each."""
     return sum(Ordered(Links.of(cluster, phase)).seconds for phase in phases)
 
 
 def byte_seconds(cluster: Cluster, source: int, target: int) -> float:
     """Seconds for each byte of a large message that is alone on its links."""
     groups = cluster.group_index(source), cluster.group_index(target)
-    return _link_curve(cluster, *groups, cluster.host_of(source) == cluster.host_of(target), 1).slopes[-1]
+    return _link_curve(
+        cluster, *groups, cluster.host_of(source) == cluster.host_of(target), 1
+    ).slopes[-1]
 
 
 def least_card_seconds(cluster: Cluster) -> float:
-    """Seconds for each byte through the fastest network card; 0 where sending was measured, which may be any curve."""
+    """Seconds for each byte through the fastest network card; 0 where sending was measured, which
+    may be any curve."""
     if any(group.device.profile is not None for group in cluster.groups):
         return 0.0
     groups = range(len(cluster.groups))
@@ -64,10 +72,9 @@ def least_card_seconds(cluster: Cluster) -> float:
 class Links:
     """Messages between different devices, by the links that they use.
 
-    `numbers` are their places in the list given; `out` and `into` the links, numbered (cards of hosts first, then
-    devices; each has two directions); `seconds` how long one occupies its links; `shared` the seconds that a group's
-    fabric needs for all of them.
-    """
+    `numbers` are their places in the list given; `out` and `into` the links, numbered (cards of
+    hosts first, then devices; each has two directions); `seconds` how long one occupies its links;
+    `shared` the seconds that a group's fabric needs for all of them."""
 
     numbers: np.ndarray
     out: np.ndarray
@@ -92,7 +99,9 @@ class Links:
             first, second = divmod(each // 2, len(cluster.groups))
             curve = _link_curve(cluster, first, second, bool(each % 2), len(np.unique(out[own])))
             latency = max(latency, curve.at(0.0))
-            seconds[own] = np.maximum(*(_shares(curve, link[own], size[own]) for link in (out, into)))
+            seconds[own] = np.maximum(
+                *(_shares(curve, link[own], size[own]) for link in (out, into))
+            )
             fabric = cluster.groups[first].fabric_bandwidth
             if first == second and not each % 2 and fabric is not None:
                 shared = max(shared, float(size[own].sum()) / fabric)
@@ -114,7 +123,8 @@ class Links:
 
 @dataclass(frozen=True, eq=False)
 class Ordered:
-    """Messages sent one after another over each link, a message as soon as both its links have done those before it."""
+    """Messages sent one after another over each link, a message as soon as both its links have done
+    those before it."""
 
     links: Links
 
@@ -138,20 +148,32 @@ class Ordered:
     def seconds(self) -> float:
         if not len(self.links.seconds):
             return 0.0
-        return self.links.latency + max(float((self.starts + self.links.seconds).max()), self.links.shared)
+        return self.links.latency + max(
+            float((self.starts + self.links.seconds).max()), self.links.shared
+        )
 
 
 def _shares(curve: Curve, link: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """What of the seconds of a link falls to each message: as much as it has of the link's bytes."""
+    """What of the seconds of a link falls to each message: as much as it has of the link's
+    bytes."""
     load = np.bincount(link, size)
     busy = (curve.at(load) - curve.at(0.0)) / np.maximum(load, 1.0)
     return busy[link] * size
 
 
 def _link_curve(cluster: Cluster, first: int, second: int, inside: bool, senders: int) -> Curve:
-    """Seconds by the bytes of the busiest link, inside a host, between hosts of a group, or between two groups."""
+    """Seconds by the bytes of the busiest link, inside a host, between hosts of a group, or between
+    two groups."""
     group = cluster.groups[first]
-    link = cluster.link_between(first, second) if first != second else group.intra_host if inside else group.inter_host
+    link = (
+        cluster.link_between(first, second)
+        if first != second
+        else group.intra_host
+        if inside
+        else group.inter_host
+    )
     profile = group.device.profile if first == second else None
-    measured = profile.nearest(SEND, senders, INTRA_HOST if inside else INTER_HOST) if profile else None
+    measured = (
+        profile.nearest(SEND, senders, INTRA_HOST if inside else INTER_HOST) if profile else None
+    )
     return measured or Curve.affine(link.latency_seconds, 1 / link.bandwidth_bytes_per_second)

@@ -1,12 +1,13 @@
-"""`shardopt.sharding`: a user's annotation, on arguments and results of `@main` and on markers inside of it.
+"""`shardopt.sharding`: a user's annotation, on arguments and results of `@main` and on markers
+inside of it.
 
     %1 = stablehlo.custom_call @Sharding(%0) {shardopt.sharding = {
         axes = ["dp", "mp"], sizes = array<i64: 2, 4>, dims = [["dp"], []], open = array<i64: 1>}}
 
-A *marker* is the custom call `@Sharding`, which hands its operand on: it survives whatever treats it as an operation,
-and has the sharding that the annotation asks for whatever the operation before it makes. `devices` and `replicated`
-are written where they say something (see `shardopt.mesh.annotation`).
-"""
+A *marker* is the custom call `@Sharding`, which hands its operand on: it survives whatever treats
+it as an operation, and has the sharding that the annotation asks for whatever the operation before
+it makes. `devices` and `replicated` are written where they say something (see
+`shardopt.mesh.annotation`)."""
 
 from __future__ import annotations
 
@@ -24,7 +25,10 @@ _FIELDS = frozenset({"axes", "sizes", "dims", "open", "replicated", "devices"})
 
 def is_marker(op: ir.Operation) -> bool:
     """A `@Sharding` custom call: ours, or GSPMD's form of a constraint."""
-    return op.name == "stablehlo.custom_call" and ir.StringAttr(op.attributes["call_target_name"]).value == "Sharding"
+    return (
+        op.name == "stablehlo.custom_call"
+        and ir.StringAttr(op.attributes["call_target_name"]).value == "Sharding"
+    )
 
 
 def annotation_attr(annotation: Annotation) -> ir.DictAttr:
@@ -58,7 +62,8 @@ def read_annotation(attr: ir.Attribute) -> Annotation:
         )
     except ValueError as error:
         raise ValueError(
-            f'expected \'{SHARDING}\' to be {{axes = ["x"], sizes = array<i64: 2>, dims = [["x"], []]}} '
+            f'expected \'{SHARDING}\' to be {{axes = ["x"], sizes = array<i64: 2>, dims = [["x"], '
+            "[]]} "
             f"(and open, replicated, devices), found {attr}: {error}"
         ) from error
 

@@ -29,8 +29,8 @@ def entries(attributes: ir.DictAttr) -> dict[str, ir.Attribute]:
 
 
 def from_values(value: Any) -> ir.Attribute:
-    """Texts, booleans, numbers, lists and dictionaries of these as one attribute (i1, i64, f64); attributes as they
-    are."""
+    """Texts, booleans, numbers, lists and dictionaries of these as one attribute (i1, i64, f64);
+    attributes as they are."""
     if isinstance(value, ir.Attribute):
         return value
     if isinstance(value, str):
@@ -45,7 +45,9 @@ def from_values(value: Any) -> ir.Attribute:
         return ir.ArrayAttr.get([from_values(item) for item in value])
     if isinstance(value, dict):
         return ir.DictAttr.get({name: from_values(item) for name, item in value.items()})
-    raise TypeError(f"expected text, a number, a list or a dictionary, found {type(value).__name__}")
+    raise TypeError(
+        f"expected text, a number, a list or a dictionary, found {type(value).__name__}"
+    )
 
 
 def to_values(attribute: ir.Attribute) -> Any:

@@ -1,10 +1,10 @@
-"""`shardopt.cluster` on the module: the cluster a plan was made for, so that later passes need no file.
+"""`shardopt.cluster` on the module: the cluster a plan was made for, so that later passes need no
+file.
 
 module attributes {shardopt.cluster = {name = "cpu-test", hosts = 1 : i64, devices_per_host = 4 : i64, …}}
 
-The attribute has the fields of a cluster file (`docs/guide/cluster.md`), and is checked as one. Devices may have
-a `profile`.
-"""
+The attribute has the fields of a cluster file (`docs/guide/cluster.md`), and is checked as one.
+Devices may have a `profile`."""
 
 from __future__ import annotations
 
@@ -34,22 +34,30 @@ def write_cluster(module: ir.Module, cluster: Cluster) -> None:
 def read_cluster(module: ir.Module) -> Cluster:
     """Raises ValueError when the module carries none, or one that is not described well."""
     if CLUSTER not in module.operation.attributes:
-        raise ValueError(f"expected attribute '{CLUSTER}' on the module (written by the stage phase), found none")
+        raise ValueError(
+            f"expected attribute '{CLUSTER}' on the module (written by the stage phase), found none"
+        )
     attribute = module.operation.attributes[CLUSTER]
     values = to_values(attribute)
     cluster, mistakes = mistakes_of(DESCRIPTION, _without_profiles(values))
     if mistakes:
         raise ValueError(f"attribute '{CLUSTER}': {mistakes[0]}")
-    devices = [ir.DictAttr(ir.DictAttr(group)["device"]) for group in _group_attrs(ir.DictAttr(attribute))]
-    profiles = [profile_of(device["profile"]) if "profile" in device else None for device in devices]
+    devices = [
+        ir.DictAttr(ir.DictAttr(group)["device"]) for group in _group_attrs(ir.DictAttr(attribute))
+    ]
+    profiles = [
+        profile_of(device["profile"]) if "profile" in device else None for device in devices
+    ]
     pairs = zip(cluster.groups, profiles, strict=True)
-    groups = tuple(replace(group, device=replace(group.device, profile=profile)) for group, profile in pairs)
+    groups = tuple(
+        replace(group, device=replace(group.device, profile=profile)) for group, profile in pairs
+    )
     return replace(cluster, groups=groups)
 
 
 def cluster_of(module: ir.Module, spec: str, profile: str = "") -> Cluster:
-    """The cluster named by a pass option, else the one the module carries; with what a profile file says, if one is
-    named. Raises UserError or ValueError."""
+    """The cluster named by a pass option, else the one the module carries; with what a profile file
+    says, if one is named. Raises UserError or ValueError."""
     return with_profile(load_cluster(spec) if spec else read_cluster(module), profile)
 
 

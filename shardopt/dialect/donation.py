@@ -1,8 +1,7 @@
 """Which argument of `@main` a result replaces: how state is fed back from one step to the next.
 
-`tf.aliasing_output = j` names the result; `jax.buffer_donor` only offers the buffer, and JAX pairs such arguments with
-results of equal type in order, skipping results that are already taken.
-"""
+`tf.aliasing_output = j` names the result; `jax.buffer_donor` only offers the buffer, and JAX pairs
+such arguments with results of equal type in order, skipping results that are already taken."""
 
 from __future__ import annotations
 
@@ -45,7 +44,8 @@ def read_donation(func: ir.Operation) -> dict[int, int]:
 
 
 def _buffer(type_: ir.Type) -> tuple[str, str]:
-    """What must agree for a buffer to change hands: the mesh, if any, and the tensor; not the sharding."""
+    """What must agree for a buffer to change hands: the mesh, if any, and the tensor; not the
+    sharding."""
     if not is_mesh_tensor(type_):
         return "", str(type_)
     parsed = parse_mesh_tensor(type_)

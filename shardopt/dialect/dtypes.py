@@ -1,7 +1,8 @@
-"""Element types: the MLIR spelling and the numpy name of each, `bf16` <-> `bfloat16`, `ui32` <-> `uint32`.
+"""Element types: the MLIR spelling and the numpy name of each, `bf16` <-> `bfloat16`, `ui32` <->
+`uint32`.
 
-Names of the eight-bit and sixteen-bit floats that numpy lacks are those of `ml_dtypes`; `numpy_dtype` resolves both.
-"""
+Names of the eight-bit and sixteen-bit floats that numpy lacks are those of `ml_dtypes`;
+`numpy_dtype` resolves both."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ _SPECIAL = {
     "f8E8M0FNU": "float8_e8m0fnu",
 }
 _INTEGERS = {
-    f"{mlir}{bits}": f"{name}{bits}" for mlir, name in (("i", "int"), ("ui", "uint")) for bits in (8, 16, 32, 64)
+    f"{mlir}{bits}": f"{name}{bits}"
+    for mlir, name in (("i", "int"), ("ui", "uint"))
+    for bits in (8, 16, 32, 64)
 }
 
 NUMPY_NAMES = MappingProxyType({**_SPECIAL, **_INTEGERS})
@@ -36,16 +39,23 @@ MLIR_NAMES = MappingProxyType({name: mlir for mlir, name in NUMPY_NAMES.items()}
 
 
 def numpy_name(mlir_element_type: str) -> str:
-    """`bf16` -> `bfloat16`. Raises ValueError for an element type that no buffer can hold (`i4`, `index`, …)."""
+    """`bf16` -> `bfloat16`. Raises ValueError for an element type that no buffer can hold (`i4`,
+    `index`, …)."""
     if mlir_element_type not in NUMPY_NAMES:
-        raise ValueError(f"element type '{mlir_element_type}' has no array form; known are {', '.join(NUMPY_NAMES)}")
+        raise ValueError(
+            f"element type '{mlir_element_type}' has no array form; known are "
+            f"{', '.join(NUMPY_NAMES)}"
+        )
     return NUMPY_NAMES[mlir_element_type]
 
 
 def mlir_name(numpy_dtype_name: str) -> str:
     """`bfloat16` -> `bf16`. Raises ValueError for a dtype StableHLO does not have."""
     if numpy_dtype_name not in MLIR_NAMES:
-        raise ValueError(f"dtype '{numpy_dtype_name}' has no MLIR element type; known are {', '.join(MLIR_NAMES)}")
+        raise ValueError(
+            f"dtype '{numpy_dtype_name}' has no MLIR element type; known are "
+            f"{', '.join(MLIR_NAMES)}"
+        )
     return MLIR_NAMES[numpy_dtype_name]
 
 

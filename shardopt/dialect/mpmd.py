@@ -1,7 +1,8 @@
-"""Typed access to what our IR says with the `mpmd` dialect: topologies, mesh tensors, fragments, transfers, loops.
+"""Typed access to what our IR says with the `mpmd` dialect: topologies, mesh tensors, fragments,
+transfers, loops.
 
-The dialect's own Python builders lack types and topologies, so those are built and read as text (one place: here).
-"""
+The dialect's own Python builders lack types and topologies, so those are built and read as text
+(one place: here)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ DEVICES = "shardopt.devices"
 KIND = "shardopt.kind"
 STAGE = "shardopt.stage"
 STAGE_ID = "stage_id"  # of `mpmd.fragment`
-SUM_POINT = "shardopt.sum_point"  # on the handle of an accumulator: where its sum may be closed at the latest
+# on the handle of an accumulator: where its sum may be closed at the latest
+SUM_POINT = "shardopt.sum_point"
 LAYER = "shardopt.layer"
 SCHEDULE = "shardopt.schedule"
 RESHARDING = "shardopt.resharding"
@@ -29,7 +31,8 @@ IN_FLIGHT = "shardopt.in_flight"
 RECOMPUTE = "shardopt.recompute"
 INTRA_OP = "shardopt.intra_op"
 
-# Values of `KIND` in the microbatch loop: a backward is one fragment, or an input half and a weight half.
+# Values of `KIND` in the microbatch loop: a backward is one fragment, or an input half and a weight
+# half.
 BODY_KINDS = ("fwd", "bwd", "bwd_input", "bwd_weight")
 
 _TOPOLOGY_MESH = re.compile(r'<"(?P<name>[^"]+)"\s*:\s*<\[(?P<axes>[^\]]*)\]>>')
@@ -64,24 +67,31 @@ def parse_mesh_tensor(type_: ir.Type) -> MeshTensor:
     if match is None:
         raise ValueError(f"expected an !mpmd.mesh_tensor type, found {type_}")
     sharding = from_sdy(match["sharding"], final=True)[1] if match["sharding"] else None
-    return MeshTensor(match["mesh"], ir.RankedTensorType(ir.Type.parse(match["tensor"], type_.context)), sharding)
+    return MeshTensor(
+        match["mesh"], ir.RankedTensorType(ir.Type.parse(match["tensor"], type_.context)), sharding
+    )
 
 
 def write_topology(func: ir.Operation, meshes: Sequence[Mesh], *, devices: bool) -> None:
-    """Attach the topology; `devices=True` (on `@main` only) also records the global device ids of every mesh."""
+    """Attach the topology; `devices=True` (on `@main` only) also records the global device ids of
+    every mesh."""
     text = ", ".join(
-        f'<"{mesh.name}" : <[{", ".join(f"{_quote(name)}={size}" for name, size in mesh.axes)}]>>' for mesh in meshes
+        f'<"{mesh.name}" : <[{", ".join(f"{_quote(name)}={size}" for name, size in mesh.axes)}]>>'
+        for mesh in meshes
     )
     func.attributes[TOPOLOGY] = ir.Attribute.parse(f"#mpmd.topology<{text}>")
     if devices:
-        func.attributes[DEVICES] = ir.ArrayAttr.get([ir.DenseI64ArrayAttr.get(list(mesh.devices)) for mesh in meshes])
+        func.attributes[DEVICES] = ir.ArrayAttr.get(
+            [ir.DenseI64ArrayAttr.get(list(mesh.devices)) for mesh in meshes]
+        )
 
 
 def read_topology(func: ir.Operation) -> tuple[Mesh, ...]:
-    """The meshes of a function, device ids from `shardopt.devices` when present, else numbered consecutively.
+    """The meshes of a function, device ids from `shardopt.devices` when present, else numbered
+    consecutively.
 
-    Raises ValueError when there is no topology or when it and `shardopt.devices` disagree in length.
-    """
+    Raises ValueError when there is no topology or when it and `shardopt.devices` disagree in
+    length."""
     if TOPOLOGY not in func.attributes:
         raise ValueError(f"expected attribute '{TOPOLOGY}' on the function, found none")
     found = [
@@ -92,7 +102,8 @@ def read_topology(func: ir.Operation) -> tuple[Mesh, ...]:
         ids = [tuple(ir.DenseI64ArrayAttr(row)) for row in ir.ArrayAttr(func.attributes[DEVICES])]
         if len(ids) != len(found):
             raise ValueError(
-                f"expected {len(found)} rows in '{DEVICES}' (one a mesh of the topology), found {len(ids)}"
+                f"expected {len(found)} rows in '{DEVICES}' (one a mesh of the topology), found "
+                f"{len(ids)}"
             )
     else:
         ids, start = [], 0
@@ -100,13 +111,18 @@ def read_topology(func: ir.Operation) -> tuple[Mesh, ...]:
             size = prod(extent for _, extent in axes)
             ids.append(tuple(range(start, start + size)))
             start += size
-    return tuple(Mesh(name, axes, devices) for (name, axes), devices in zip(found, ids, strict=True))
+    return tuple(
+        Mesh(name, axes, devices) for (name, axes), devices in zip(found, ids, strict=True)
+    )
 
 
 def write_methods(loop: ir.Operation, methods: Sequence[str]) -> None:
-    """Say on the microbatch loop how the inside of every stage is to be sharded, unless the solver decides all."""
+    """Say on the microbatch loop how the inside of every stage is to be sharded, unless the solver
+    decides all."""
     if set(methods) - {"ilp"}:
-        loop.attributes[INTRA_OP] = ir.ArrayAttr.get([ir.StringAttr.get(method) for method in methods])
+        loop.attributes[INTRA_OP] = ir.ArrayAttr.get(
+            [ir.StringAttr.get(method) for method in methods]
+        )
 
 
 def read_methods(loop: ir.Operation, num_stages: int) -> tuple[str, ...]:
@@ -121,11 +137,15 @@ def read_methods(loop: ir.Operation, num_stages: int) -> tuple[str, ...]:
 
 def mesh_shape_attr(mesh: Mesh) -> ir.Attribute:
     """`#sdy.mesh<["x"=2, "y"=1]>`, the `mesh_shape` of a function that a fragment call calls."""
-    return ir.Attribute.parse(f"#sdy.mesh<[{', '.join(f'{_quote(name)}={size}' for name, size in mesh.axes)}]>")
+    return ir.Attribute.parse(
+        f"#sdy.mesh<[{', '.join(f'{_quote(name)}={size}' for name, size in mesh.axes)}]>"
+    )
 
 
 def origin_attr(names: Sequence[str]) -> ir.Attribute:
-    return ir.ArrayAttr.get([ir.Attribute.parse(f"#mpmd.user_origin<{_quote(name)}>") for name in names])
+    return ir.ArrayAttr.get(
+        [ir.Attribute.parse(f"#mpmd.user_origin<{_quote(name)}>") for name in names]
+    )
 
 
 def fragment(
@@ -140,7 +160,9 @@ def fragment(
     ip: ir.InsertionPoint,
 ) -> tuple[ir.Operation, ir.Block]:
     """An `mpmd.fragment` with an empty body whose arguments have the global types of `inputs`."""
-    op = mpmd.FragmentOp(result_types, inputs, origin_attr(origin), mesh, stage_id=stage, loc=loc, ip=ip).operation
+    op = mpmd.FragmentOp(
+        result_types, inputs, origin_attr(origin), mesh, stage_id=stage, loc=loc, ip=ip
+    ).operation
     op.attributes[KIND] = ir.StringAttr.get(kind)
     block = op.regions[0].blocks.append(
         *[parse_mesh_tensor(v.type).tensor for v in inputs], arg_locs=[loc] * len(inputs)
@@ -148,7 +170,9 @@ def fragment(
     return op, block
 
 
-def transfer(value: ir.Value, result_type: ir.Type, *, loc: ir.Location, ip: ir.InsertionPoint) -> ir.Operation:
+def transfer(
+    value: ir.Value, result_type: ir.Type, *, loc: ir.Location, ip: ir.InsertionPoint
+) -> ir.Operation:
     return mpmd.TransferOp(result_type, value, loc=loc, ip=ip).operation
 
 

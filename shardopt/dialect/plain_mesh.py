@@ -1,4 +1,5 @@
-"""`shardopt.mesh` on `@main`: the mesh of a module without stages, between the passes that choose and apply shardings.
+"""`shardopt.mesh` on `@main`: the mesh of a module without stages, between the passes that choose
+and apply shardings.
 
 func.func public @main(…) attributes {shardopt.mesh = #sdy.mesh<["x"=2, "y"=2]>}
 """
@@ -24,7 +25,8 @@ def read_plain_mesh(main: ir.Operation) -> Mesh:
     """The mesh over devices 0, 1, 2, … Raises ValueError where there is none."""
     if PLAIN_MESH not in main.attributes:
         raise ValueError(
-            f"expected a topology or '{PLAIN_MESH}' on '@main' (run shardopt-choose-shardings first), found none"
+            f"expected a topology or '{PLAIN_MESH}' on '@main' (run shardopt-choose-shardings "
+            "first), found none"
         )
     axes = [sdy.MeshAxisAttr(axis) for axis in sdy.MeshAttr(main.attributes[PLAIN_MESH]).axes]
     sizes = tuple((axis.name, axis.size) for axis in axes)

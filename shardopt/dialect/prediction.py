@@ -1,7 +1,7 @@
 """What the stage phase predicts for a step, on the microbatch loop: `shardopt.predicted`.
 
-mpmd.for (…) {shardopt.predicted = {schedule = "1f1b", step_seconds = 1.5e-02 : f64, formula_seconds = 1.4e-02 : f64,
-              formula_bound = 1.4e-02 : f64}} …
+mpmd.for (…) {shardopt.predicted = {schedule = "1f1b", step_seconds = 1.5e-02 : f64, formula_seconds
+              = 1.4e-02 : f64, formula_bound = 1.4e-02 : f64}} …
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ _SECONDS = ("step_seconds", "formula_seconds", "formula_bound")
 
 @dataclass(frozen=True)
 class Prediction:
-    """The schedule that the stages were planned for; seconds of a step by the simulator and by the formula of the stage
-    DP, and a lower bound of the formula over all plans (None for a baseline)."""
+    """The schedule that the stages were planned for; seconds of a step by the simulator and by the
+    formula of the stage DP, and a lower bound of the formula over all plans (None for a
+    baseline)."""
 
     schedule: str
     step_seconds: float
@@ -30,7 +31,9 @@ class Prediction:
 def write_prediction(loop: ir.Operation, prediction: Prediction) -> None:
     seconds = {name: getattr(prediction, name) for name in _SECONDS}
     numbers = {name: f64(value) for name, value in seconds.items() if value is not None}
-    loop.attributes[PREDICTED] = ir.DictAttr.get({"schedule": ir.StringAttr.get(prediction.schedule), **numbers})
+    loop.attributes[PREDICTED] = ir.DictAttr.get(
+        {"schedule": ir.StringAttr.get(prediction.schedule), **numbers}
+    )
 
 
 def read_prediction(loop: ir.Operation) -> Prediction | None:
@@ -44,5 +47,6 @@ def read_prediction(loop: ir.Operation) -> Prediction | None:
         return Prediction(ir.StringAttr(fields["schedule"]).value, step, formula, bound)
     except (KeyError, ValueError) as error:
         raise ValueError(
-            f"expected '{PREDICTED}' with a schedule and its seconds, found {loop.attributes[PREDICTED]}"
+            f"expected '{PREDICTED}' with a schedule and its seconds, found "
+            f"{loop.attributes[PREDICTED]}"
         ) from error

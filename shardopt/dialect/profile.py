@@ -1,7 +1,7 @@
 """The profile of a cluster's devices inside `shardopt.cluster`: what later phases price with.
 
-profile = {device = "cpu", devices = 4 : i64, speeds = array<f64: 4.0, 2.0, 1.3, 1.0>, measurements = [
-           {kind = "matmul", dtype = "f32", devices = 1 : i64, placement = "intra_host",
+profile = {device = "cpu", devices = 4 : i64, speeds = array<f64: 4.0, 2.0, 1.3, 1.0>, measurements
+           = [ {kind = "matmul", dtype = "f32", devices = 1 : i64, placement = "intra_host",
             sizes = array<f64: 5.2e+05, 4.2e+06>, seconds = array<f64: 1.1e-05, 7.9e-05>}, …]}
 """
 
@@ -21,7 +21,9 @@ def profile_attr(profile: Profile) -> ir.DictAttr:
             "device": ir.StringAttr.get(profile.device),
             "devices": i64(profile.devices),
             "speeds": _floats(profile.speeds),
-            "measurements": ir.ArrayAttr.get([_measurement_attr(each) for each in profile.measurements]),
+            "measurements": ir.ArrayAttr.get(
+                [_measurement_attr(each) for each in profile.measurements]
+            ),
         }
     )
 

@@ -1,12 +1,13 @@
-"""The skeleton every form from `microbatch` on has: prologue, a rolled loop that calls `@microbatch`, epilogue.
+"""The skeleton every form from `microbatch` on has: prologue, a rolled loop that calls
+`@microbatch`, epilogue.
 
     func @main(…) {
       prologue
       %r = mpmd.for (%init…) {…} (%acc…, %i) { %n = mpmd.call @microbatch(…) ; mpmd.return %n }
       epilogue }
 
-`Program` finds the parts and the correspondence of values across the three levels; it changes nothing.
-"""
+`Program` finds the parts and the correspondence of values across the three levels; it changes
+nothing."""
 
 from __future__ import annotations
 
@@ -80,12 +81,16 @@ class Program:
 
     @cached_property
     def carried(self) -> list[tuple[int, int]]:
-        """For each loop-carried value k: (argument of `@microbatch`, result of `@microbatch`) that continue it."""
+        """For each loop-carried value k: (argument of `@microbatch`, result of `@microbatch`) that
+        continue it."""
         passed: dict[ir.Value, int] = {value: k for k, value in enumerate(self.call.operands)}
         made: dict[ir.Value, int] = {value: k for k, value in enumerate(self.call.results)}
         yielded = terminator(self.loop_block).operands
         # the last argument of the loop, the index, is not carried
-        return [(passed[a], made[value]) for a, value in zip(self.loop_block.arguments, yielded, strict=False)]
+        return [
+            (passed[a], made[value])
+            for a, value in zip(self.loop_block.arguments, yielded, strict=False)
+        ]
 
     def _split(self) -> tuple[list[ir.Operation], list[ir.Operation]]:
         ops = body_of(self.main_block)
@@ -101,13 +106,17 @@ def read_program(module: ir.Module) -> Program:
     main = by_name["main"]
     loops = [op for op in body_of(main.regions[0].blocks[0]) if op.name == "mpmd.for"]
     if len(loops) != 1:
-        raise ValueError(f"expected one mpmd.for in @main (run the microbatch phase first), found {len(loops)}")
+        raise ValueError(
+            f"expected one mpmd.for in @main (run the microbatch phase first), found {len(loops)}"
+        )
     calls = [op for op in body_of(loops[0].regions[0].blocks[0]) if op.name == "mpmd.call"]
     if len(calls) != 1:
         raise ValueError(f"expected one mpmd.call in the microbatch loop, found {len(calls)}")
     callee = ir.FlatSymbolRefAttr(calls[0].attributes["callee"]).value
     if callee not in by_name:
-        raise ValueError(f"expected a function @{callee} for the mpmd.call in the microbatch loop, found none")
+        raise ValueError(
+            f"expected a function @{callee} for the mpmd.call in the microbatch loop, found none"
+        )
     return Program(module, main, loops[0], calls[0], by_name[callee])
 
 

@@ -1,8 +1,8 @@
-"""`shardopt.rematerialize` on a fragment: which values are computed again, and which are read again.
+"""`shardopt.rematerialize` on a fragment: which values are computed again, and which are read
+again.
 
-    shardopt.rematerialize = [
-        {chain = array<i64: 3>, strategies = ["[{x}, {}] -> [{x}, {}]"], readers = array<i64: 7, 9>},
-        {operand = 1 : i64, readers = array<i64: 8>}]
+    shardopt.rematerialize = [ {chain = array<i64: 3>, strategies = ["[{x}, {}] -> [{x}, {}]"],
+        readers = array<i64: 7, 9>}, {operand = 1 : i64, readers = array<i64: 8>}]
 
 A row with a `chain` lets `readers` have the value of the chain's last operation from copies of the
 chain, which run with `strategies` in front of the first reader. A row with an `operand` lets
@@ -37,13 +37,16 @@ class ComputeAgain:
 
 @dataclass(frozen=True)
 class ReadAgain:
-    """`readers` reshard a value, which is operand number `operand` of the first of them, once more."""
+    """`readers` reshard a value, which is operand number `operand` of the first of them, once
+    more."""
 
     operand: int
     readers: tuple[int, ...]
 
 
-def write_rematerialization(fragment: ir.Operation, rows: Sequence[ComputeAgain | ReadAgain]) -> None:
+def write_rematerialization(
+    fragment: ir.Operation, rows: Sequence[ComputeAgain | ReadAgain]
+) -> None:
     """Nothing where there are no rows."""
     if rows:
         fragment.attributes[REMATERIALIZE] = ir.ArrayAttr.get([_attribute(row) for row in rows])
@@ -78,7 +81,8 @@ def _row(row: ir.Attribute) -> ComputeAgain | ReadAgain:
         strategies = tuple(map(parse_strategy, texts))
         return ComputeAgain(_numbers(fields["chain"]), strategies, _numbers(fields["readers"]))
     raise ValueError(
-        f"expected rows of '{REMATERIALIZE}' with chain, strategies and readers, or with operand and "
+        f"expected rows of '{REMATERIALIZE}' with chain, strategies and readers, or with operand "
+        "and "
         f"readers, found {row}"
     )
 

@@ -1,9 +1,10 @@
-"""`shardopt.schedule` on the microbatch loop: the order of tasks on every mesh, and what the simulator predicts for it.
+"""`shardopt.schedule` on the microbatch loop: the order of tasks on every mesh, and what the
+simulator predicts for it.
 
 mpmd.for (…) {shardopt.schedule = {name = "1f1b", makespan_seconds = 0.1 : f64, bubble = 0.27 : f64,
               peak_bytes = array<i64: 4096, 2048>}} …
-mpmd.for (…) {shardopt.schedule = {name = "auto", tasks = ["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"], …}} …
-"""
+mpmd.for (…) {shardopt.schedule = {name = "auto", tasks = ["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"],
+…}} …"""
 
 from __future__ import annotations
 
@@ -19,9 +20,15 @@ from shardopt.schedule.simulator import SimulationResult
 _TASKS = "tasks"
 
 
-def write_schedule(loop: ir.Operation, text: ScheduleText, result: SimulationResult, peak_bytes: Sequence[int]) -> None:
+def write_schedule(
+    loop: ir.Operation, text: ScheduleText, result: SimulationResult, peak_bytes: Sequence[int]
+) -> None:
     """`peak_bytes` is the most that a device of each mesh holds in the whole step."""
-    lists = {_TASKS: ir.ArrayAttr.get([ir.StringAttr.get(row) for row in text.rows])} if text.rows else {}
+    lists = (
+        {_TASKS: ir.ArrayAttr.get([ir.StringAttr.get(row) for row in text.rows])}
+        if text.rows
+        else {}
+    )
     loop.attributes[SCHEDULE] = ir.DictAttr.get(
         {
             "name": ir.StringAttr.get(text.name),
@@ -44,4 +51,6 @@ def read_schedule(loop: ir.Operation) -> ScheduleText | None:
         return None
     fields = ir.DictAttr(loop.attributes[SCHEDULE])
     rows = ir.ArrayAttr(fields[_TASKS]) if _TASKS in fields else ()
-    return ScheduleText(ir.StringAttr(fields["name"]).value, tuple(ir.StringAttr(row).value for row in rows))
+    return ScheduleText(
+        ir.StringAttr(fields["name"]).value, tuple(ir.StringAttr(row).value for row in rows)
+    )

@@ -1,7 +1,8 @@
-"""Codecs of one sharding: axis form <-> `mhlo.sharding` text, and axis form <-> Shardy's text inside types.
+"""Codecs of one sharding: axis form <-> `mhlo.sharding` text, and axis form <-> Shardy's text
+inside types.
 
-The axis form (`shardopt.mesh.mesh.Sharding`) is the only form that is computed with; these functions print and read it.
-"""
+The axis form (`shardopt.mesh.mesh.Sharding`) is the only form that is computed with; these
+functions print and read it."""
 
 from __future__ import annotations
 
@@ -27,13 +28,14 @@ _MHLO_SHARDING = re.compile(r"\{[^{}]*(?:last_tile_dims=\{[^{}]*\})?\}")
 
 @lru_cache(maxsize=65536)
 def to_mhlo(sharding: Sharding, mesh: Mesh) -> str:
-    """The V2 `mhlo.sharding` string, over logical device ids 0..n-1 in row-major order of the mesh axes.
+    """The V2 `mhlo.sharding` string, over logical device ids 0..n-1 in row-major order of the mesh
+    axes.
 
-    `[{"x"}, {}]` on `x=2, y=2` prints `{devices=[2,1,2]<=[4] last_tile_dim_replicate}`. Axes of size one are dropped:
-    they split nothing. Example of a transposed assignment: `{devices=[1,2,2]<=[2,2]T(1,0) last_tile_dim_replicate}`.
-    Partial axes stand in a dimension of their own: `[{"x"}, {}], unreduced={"y"}` on `x=2, y=2, z=2` prints
-    `{devices=[2,1,2,2]<=[8] last_tile_dims={unreduced, replicated}}`. GSPMD reads that and drops the sum.
-    """
+    `[{"x"}, {}]` on `x=2, y=2` prints `{devices=[2,1,2]<=[4] last_tile_dim_replicate}`. Axes of
+    size one are dropped: they split nothing. Example of a transposed assignment:
+    `{devices=[1,2,2]<=[2,2]T(1,0) last_tile_dim_replicate}`. Partial axes stand in a dimension of
+    their own: `[{"x"}, {}], unreduced={"y"}` on `x=2, y=2, z=2` prints `{devices=[2,1,2,2]<=[8]
+    last_tile_dims={unreduced, replicated}}`. GSPMD reads that and drops the sum."""
     live = [axis for axis, size in mesh.axes if size > 1]
     used = [axis for axis in sharding.axes if axis in live]
     partial = [axis for axis in sharding.partial if axis in live]
@@ -60,7 +62,8 @@ def _tail(partial: list[str], rest: list[str]) -> str:
 
 
 def _merge_runs(sizes: list[int], order: list[int]) -> tuple[list[int], list[int]]:
-    """Collapse axes that stay neighbours under the transposition: the canonical iota form XLA prints."""
+    """Collapse axes that stay neighbours under the transposition: the canonical iota form XLA
+    prints."""
     runs: list[list[int]] = []
     for axis in order:
         if runs and runs[-1][-1] + 1 == axis:
@@ -68,14 +71,16 @@ def _merge_runs(sizes: list[int], order: list[int]) -> tuple[list[int], list[int
         else:
             runs.append([axis])
     by_source = sorted(runs)
-    return [prod(sizes[axis] for axis in run) for run in by_source], [by_source.index(run) for run in runs]
+    return [prod(sizes[axis] for axis in run) for run in by_source], [
+        by_source.index(run) for run in runs
+    ]
 
 
 def from_mhlo(text: str, rank: int, mesh: Mesh) -> Sharding:
     """The inverse of `to_mhlo` on one mesh. Raises ValueError for any other text.
 
-    Axes are taken in order until the tile count of a dimension is reached, as `to_mhlo` merged them.
-    """
+    Axes are taken in order until the tile count of a dimension is reached, as `to_mhlo` merged
+    them."""
     live = [axis for axis in mesh.axes if axis[1] > 1]
     if text in (_REPLICATED, _PARTIAL):
         return Sharding(((),) * rank, tuple(name for name, _ in live) if text == _PARTIAL else ())
@@ -88,7 +93,9 @@ def from_mhlo(text: str, rank: int, mesh: Mesh) -> Sharding:
     order = [axis for run in perm for axis in runs[run]]
     groups = [tuple(name for name, _ in group) for group in _grouped(order, tiles, text)]
     partial = groups[rank] if "unreduced" in (match["last"] or "") else ()
-    return Sharding(tuple(groups[:rank]), tuple(axis for axis in mesh.axis_names if axis in partial))
+    return Sharding(
+        tuple(groups[:rank]), tuple(axis for axis in mesh.axis_names if axis in partial)
+    )
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -110,7 +117,8 @@ def _grouped(
 
 
 def tuple_to_mhlo(shardings: list[Sharding], mesh: Mesh) -> str:
-    """The attribute of an operation: the string itself for one result, a tuple string for several."""
+    """The attribute of an operation: the string itself for one result, a tuple string for
+    several."""
     texts = [to_mhlo(sharding, mesh) for sharding in shardings]
     return texts[0] if len(texts) == 1 else "{" + ", ".join(texts) + "}"
 
@@ -121,7 +129,8 @@ def split_tuple(text: str) -> list[str]:
 
 
 def to_sdy(sharding: Sharding, mesh_name: str) -> str:
-    """Shardy's text, as it stands in `!mpmd.mesh_tensor<…, sharding=…>`: `<@m0, [{"x"}, {}], unreduced={"y"}>`."""
+    """Shardy's text, as it stands in `!mpmd.mesh_tensor<…, sharding=…>`: `<@m0, [{"x"}, {}],
+    unreduced={"y"}>`."""
     return f"<@{mesh_name}, {sharding}>"
 
 
@@ -129,18 +138,24 @@ def to_sdy(sharding: Sharding, mesh_name: str) -> str:
 def from_sdy(text: str, *, final: bool = False) -> tuple[str, Sharding]:
     """Read `<@m0, [{"x"}, {}], unreduced={"y"}>` into (mesh name, sharding).
 
-    Raises ValueError on sub-axes, and on open dimensions (`{"x", ?}`) unless the sharding is `final`: after propagation
-    they are as they stand.
-    """
+    Raises ValueError on sub-axes, and on open dimensions (`{"x", ?}`) unless the sharding is
+    `final`: after propagation they are as they stand."""
     match = _SDY_SHARDING.search(text)
     if match is None:
-        raise ValueError(f"expected a sharding of the form <@mesh, [{{\"axis\"}}, …]>, found '{text}'")
-    dims = tuple(_axes(body.replace("?", "") if final else body, text) for body in _SDY_DIM.findall(match["dims"]))
+        raise ValueError(
+            f"expected a sharding of the form <@mesh, [{{\"axis\"}}, …]>, found '{text}'"
+        )
+    dims = tuple(
+        _axes(body.replace("?", "") if final else body, text)
+        for body in _SDY_DIM.findall(match["dims"])
+    )
     return match["mesh"], Sharding(dims, _axes(match["partial"] or "", text))
 
 
 def _axes(body: str, text: str) -> tuple[str, ...]:
     parts = [part.strip() for part in body.split(",") if part.strip()]
     if any(not re.fullmatch(r'"[^"]+"', part) for part in parts):
-        raise ValueError(f"sharding '{text}': open dimensions and sub-axes are not supported, found '{{{body}}}'")
+        raise ValueError(
+            f"sharding '{text}': open dimensions and sub-axes are not supported, found '{{{body}}}'"
+        )
     return tuple(part.strip('"') for part in parts)

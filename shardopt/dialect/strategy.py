@@ -29,13 +29,16 @@ CLONE = "shardopt.clone"
 
 _ONE = r"\[[^\[\]]*\](?:\s*\+\s*\{[^{}]*\})?"
 _LIST = rf"(?:{_ONE}(?:\s*,\s*{_ONE})*)?"
-_FORM = re.compile(rf"\s*(?P<operands>{_LIST})\s*->\s*(?P<results>{_LIST})(?:\s*from\s+(?P<made>{_LIST}))?\s*")
+_FORM = re.compile(
+    rf"\s*(?P<operands>{_LIST})\s*->\s*(?P<results>{_LIST})(?:\s*from\s+(?P<made>{_LIST}))?\s*"
+)
 _EXPECTED = "expected a strategy such as '[{x}, {}], [{}] -> [{x}]'"
 
 
 @dataclass(frozen=True)
 class OpStrategy:
-    """Shardings wanted of the operands, those of the results, and what the operation itself makes."""
+    """Shardings wanted of the operands, those of the results, and what the operation itself
+    makes."""
 
     operands: tuple[Sharding, ...]
     results: tuple[Sharding, ...]

@@ -1,9 +1,9 @@
-"""The batch arguments of a step: as the user names them, or as donation tells them apart from the state.
+"""The batch arguments of a step: as the user names them, or as donation tells them apart from the
+state.
 
-An argument is given by number or by name. Names are those that jax writes into the locations of a module:
-`batch['x']` for the entry `x` of a parameter `batch`. In a pattern `*` stands for any text and `?` for any character,
-and the name of a tree (`batch`) stands for all that is in it.
-"""
+An argument is given by number or by name. Names are those that jax writes into the locations of a
+module: `batch['x']` for the entry `x` of a parameter `batch`. In a pattern `*` stands for any text
+and `?` for any character, and the name of a tree (`batch`) stands for all that is in it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from shardopt.graph.op_graph import Tensor
 from shardopt.ir.diagnostics import DiagnosedError, diagnostic, position_of
 from shardopt.ir.rewriting import shape_of
 
-# Extents of the raw random keys that JAX's generators take (threefry 2, rbg 4): state of the step, never its batch.
+# Extents of the raw random keys that JAX's generators take (threefry 2, rbg 4): state of the step,
+# never its batch.
 _KEY_EXTENTS = (2, 4)
 # At most this many candidates are listed in an error.
 _MAX_LISTED = 8
@@ -39,7 +40,8 @@ class BatchArgument:
 
 @dataclass(frozen=True)
 class BatchItem:
-    """An item of `batch-args`: the number of an argument or a pattern for names, and the batch dimension."""
+    """An item of `batch-args`: the number of an argument or a pattern for names, and the batch
+    dimension."""
 
     name: str
     dim: int = 0
@@ -55,11 +57,16 @@ class BatchItem:
 
     def matches(self, number: int, name: str) -> bool:
         """Whether it stands for the argument of this number and name ("" for none)."""
-        return number == self.number if self.number is not None else self._expression.fullmatch(name) is not None
+        return (
+            number == self.number
+            if self.number is not None
+            else self._expression.fullmatch(name) is not None
+        )
 
 
 def parse_batch_arguments(texts: Sequence[str]) -> tuple[BatchItem, ...]:
-    """From `INDEX`, `NAME`, `INDEX:DIM` or `NAME:DIM` each; none for `auto` and `none`. Raises ValueError."""
+    """From `INDEX`, `NAME`, `INDEX:DIM` or `NAME:DIM` each; none for `auto` and `none`. Raises
+    ValueError."""
     if tuple(texts) in (("auto",), ("none",)):
         return ()
     found = []
@@ -67,17 +74,20 @@ def parse_batch_arguments(texts: Sequence[str]) -> tuple[BatchItem, ...]:
         match = _ITEM.fullmatch(text)
         if match is None or match["name"] in ("auto", "none"):
             raise ValueError(
-                f"expected batch-args to be auto, none or a list of INDEX[:DIM] or NAME[:DIM], found '{text}'"
+                "expected batch-args to be auto, none or a list of INDEX[:DIM] or NAME[:DIM], "
+                f"found '{text}'"
             )
         found.append(BatchItem(match["name"], int(match["dim"] or 0)))
     return tuple(found)
 
 
-def choose_batch_arguments(main: ir.Operation, texts: Sequence[str], count: int) -> tuple[BatchArgument, ...]:
+def choose_batch_arguments(
+    main: ir.Operation, texts: Sequence[str], count: int
+) -> tuple[BatchArgument, ...]:
     """The batch arguments of `@main`, given or with `auto` found, by number. None for `none`.
 
-    Raises DiagnosedError for what does not exist or cannot be cut into `count` blocks, ValueError for malformed items.
-    """
+    Raises DiagnosedError for what does not exist or cannot be cut into `count` blocks, ValueError
+    for malformed items."""
     if tuple(texts) == ("auto",):
         chosen = find_batch_arguments(main)
     else:
@@ -87,7 +97,9 @@ def choose_batch_arguments(main: ir.Operation, texts: Sequence[str], count: int)
         items = parse_batch_arguments(texts)
         for item in items:
             _check_item(main, item, shapes, names)
-        chosen = tuple(BatchArgument(number, dim) for number, dim in _named(items, shapes, names).items())
+        chosen = tuple(
+            BatchArgument(number, dim) for number, dim in _named(items, shapes, names).items()
+        )
     for batch in chosen:
         _check_extent(main, batch, count)
     return chosen
@@ -107,7 +119,8 @@ def called(main: ir.Operation, number: int) -> str:
 def _named(
     items: Sequence[BatchItem], shapes: Mapping[int, tuple[int, ...]], names: Mapping[int, str]
 ) -> dict[int, int]:
-    """argument -> dimension, by the first item that names it; a pattern passes over those without its dimension."""
+    """argument -> dimension, by the first item that names it; a pattern passes over those without
+    its dimension."""
     found: dict[int, int] = {}
     for number, shape in shapes.items():
         for item in items:
@@ -118,7 +131,10 @@ def _named(
 
 
 def _check_item(
-    main: ir.Operation, item: BatchItem, shapes: Mapping[int, tuple[int, ...]], names: Mapping[int, str]
+    main: ir.Operation,
+    item: BatchItem,
+    shapes: Mapping[int, tuple[int, ...]],
+    names: Mapping[int, str],
 ) -> None:
     """Raises DiagnosedError unless the item names an argument that has its dimension."""
     matching = [number for number in shapes if item.matches(number, names[number])]
@@ -126,13 +142,18 @@ def _check_item(
         raise _error(main, f"expected a batch argument below {len(shapes)}, found {item.number}")
     if not matching:
         listed = _listed(main, _candidates(main) or list(shapes))
-        reason = "" if any(names.values()) else "; none has a name in this module, so give its number"
-        raise _error(main, f"expected a batch argument, found none called '{item.name}' ({listed}){reason}")
+        reason = (
+            "" if any(names.values()) else "; none has a name in this module, so give its number"
+        )
+        raise _error(
+            main, f"expected a batch argument, found none called '{item.name}' ({listed}){reason}"
+        )
     if all(item.dim >= len(shapes[number]) for number in matching):
         number = matching[0]
         raise _error(
             main,
-            f"expected a batch dimension below {len(shapes[number])} of {called(main, number)}, found {item.dim}",
+            f"expected a batch dimension below {len(shapes[number])} of {called(main, number)}, "
+            f"found {item.dim}",
         )
 
 
@@ -143,35 +164,43 @@ def _check_extent(main: ir.Operation, batch: BatchArgument, count: int) -> None:
         divisors = ", ".join(str(n) for n in range(1, extent + 1) if extent % n == 0)
         raise _error(
             main,
-            f"expected a batch that divides into num-microbatches={count}, found extent {extent} of dimension "
+            f"expected a batch that divides into num-microbatches={count}, found extent {extent} "
+            "of dimension "
             f"{batch.dim} of {called(main, batch.index)}; its divisors are {divisors}",
         )
 
 
 def find_batch_arguments(main: ir.Operation) -> tuple[BatchArgument, ...]:
-    """Arguments that look like the batch, split along dimension 0. Raises DiagnosedError that lists the candidates.
+    """Arguments that look like the batch, split along dimension 0. Raises DiagnosedError that lists
+    the candidates.
 
-    A training step donates its state, so candidates are the arguments it does not donate; of a function that donates
-    nothing they are the integer arguments (tokens, labels). Scalars and random keys are none. All candidates must
-    have one leading extent.
-    """
+    A training step donates its state, so candidates are the arguments it does not donate; of a
+    function that donates nothing they are the integer arguments (tokens, labels). Scalars and
+    random keys are none. All candidates must have one leading extent."""
     arguments = list(main.regions[0].blocks[0].arguments)
     candidates = _candidates(main)
     if len({shape_of(arguments[k])[0] for k in candidates}) == 1:
         return tuple(BatchArgument(k) for k in candidates)
     tensors = [k for k, value in enumerate(arguments) if shape_of(value) and not _is_key(value)]
-    reason = "the candidates differ in their first extent" if candidates else "all arguments are donated or floating"
+    reason = (
+        "the candidates differ in their first extent"
+        if candidates
+        else "all arguments are donated or floating"
+    )
     listed = _listed(main, candidates or tensors)
     raise _error(
         main,
-        f"cannot tell the batch arguments: {reason} ({listed}); name them with batch-args=INDEX[:DIM] or NAME[:DIM]",
+        f"cannot tell the batch arguments: {reason} ({listed}); name them with "
+        "batch-args=INDEX[:DIM] or NAME[:DIM]",
     )
 
 
 def _candidates(main: ir.Operation) -> list[int]:
     """See `find_batch_arguments`."""
     arguments = list(main.regions[0].blocks[0].arguments)
-    donated = [ALIASING_OUTPUT in attrs or BUFFER_DONOR in attrs for attrs in argument_attributes(main)]
+    donated = [
+        ALIASING_OUTPUT in attrs or BUFFER_DONOR in attrs for attrs in argument_attributes(main)
+    ]
     tensors = [k for k, value in enumerate(arguments) if shape_of(value) and not _is_key(value)]
     if any(donated):
         return [k for k in tensors if not donated[k]]
@@ -181,14 +210,17 @@ def _candidates(main: ir.Operation) -> list[int]:
 def _listed(main: ir.Operation, numbers: Sequence[int]) -> str:
     """Arguments with their names and types, as many as an error can hold."""
     arguments = main.regions[0].blocks[0].arguments
-    listed = [f"{k}: {argument_name(arguments[k])} {arguments[k].type}".replace("  ", " ") for k in numbers]
+    listed = [
+        f"{k}: {argument_name(arguments[k])} {arguments[k].type}".replace("  ", " ")
+        for k in numbers
+    ]
     more = len(listed) - _MAX_LISTED
     return ", ".join(listed[:_MAX_LISTED]) + (f", and {more} more" if more > 0 else "")
 
 
 def batch_of(graph: MeshGraph, texts: Sequence[str]) -> dict[int, int]:
-    """Tensors of a mesh that hold the batch, and the dimension it lies on: as named, or with `auto` those that
-    `find_batch_arguments` would take for candidates. Raises ValueError."""
+    """Tensors of a mesh that hold the batch, and the dimension it lies on: as named, or with `auto`
+    those that `find_batch_arguments` would take for candidates. Raises ValueError."""
     tensors = {number: graph.graph.tensors[tensor] for number, tensor in graph.arguments.items()}
     numbers = {tensor: number for number, tensor in graph.arguments.items()}
     state = {number for number, tensor in graph.arguments.items() if tensor in graph.state}
@@ -197,16 +229,26 @@ def batch_of(graph: MeshGraph, texts: Sequence[str]) -> dict[int, int]:
         for value, tensor in graph.reader.index.items()
         if tensor in numbers and isinstance(value, ir.BlockArgument) and argument_name(value)
     }
-    return {graph.arguments[number]: dim for number, dim in batch_numbers(tensors, names, state, texts).items()}
+    return {
+        graph.arguments[number]: dim
+        for number, dim in batch_numbers(tensors, names, state, texts).items()
+    }
 
 
 def batch_numbers(
     arguments: Mapping[int, Tensor], names: Mapping[int, str], state: Set[int], texts: Sequence[str]
 ) -> dict[int, int]:
-    """As `batch_of`, of arguments of `@main` by their numbers; `state` are those that a result replaces."""
+    """As `batch_of`, of arguments of `@main` by their numbers; `state` are those that a result
+    replaces."""
     if tuple(texts) != ("auto",):
-        return _named(parse_batch_arguments(texts), {k: tensor.shape for k, tensor in arguments.items()}, names)
-    tensors = {k: tensor for k, tensor in arguments.items() if tensor.shape and not _looks_like_key(tensor)}
+        return _named(
+            parse_batch_arguments(texts),
+            {k: tensor.shape for k, tensor in arguments.items()},
+            names,
+        )
+    tensors = {
+        k: tensor for k, tensor in arguments.items() if tensor.shape and not _looks_like_key(tensor)
+    }
     if state:  # a training step donates its state
         return {k: 0 for k in tensors if k not in state}
     return {k: 0 for k, tensor in tensors.items() if "i" in tensor.dtype}

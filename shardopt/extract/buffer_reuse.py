@@ -1,7 +1,7 @@
 """Which buffers a fragment can write its results into: those that it is the last to read.
 
-Used when fragments become functions, which donate such arguments, and when the memory of a step is predicted.
-"""
+Used when fragments become functions, which donate such arguments, and when the memory of a step is
+predicted."""
 
 from __future__ import annotations
 
@@ -16,27 +16,38 @@ _CALLS = ("mpmd.fragment", "mpmd.fragment_call")
 
 
 def reused_buffers(program: Program, block: ir.Block) -> list[tuple[ir.Operation, dict[int, int]]]:
-    """Each fragment of `@main` or of the body, with operand -> result that takes over its buffer."""
+    """Each fragment of `@main` or of the body, with operand -> result that takes over its
+    buffer."""
     last_use, owned = dict(_uses(block)), _owned(program, block)
     fragments = [op for op in body_of(block) if op.name in _CALLS]
     return [(op, _taken_over(op, _dying_inputs(op, owned, last_use))) for op in fragments]
 
 
-def _dying_inputs(fragment: ir.Operation, owned: set[ir.Value], last_use: dict[ir.Value, ir.Operation]) -> list[int]:
-    """Operands whose buffer nobody reads afterwards: owned by the step and used last, and once, by this fragment."""
+def _dying_inputs(
+    fragment: ir.Operation, owned: set[ir.Value], last_use: dict[ir.Value, ir.Operation]
+) -> list[int]:
+    """Operands whose buffer nobody reads afterwards: owned by the step and used last, and once, by
+    this fragment."""
     operands = list(fragment.operands)
-    return [k for k, v in enumerate(operands) if v in owned and last_use.get(v) == fragment and operands.count(v) == 1]
+    return [
+        k
+        for k, v in enumerate(operands)
+        if v in owned and last_use.get(v) == fragment and operands.count(v) == 1
+    ]
 
 
 def _taken_over(fragment: ir.Operation, dying: Sequence[int]) -> dict[int, int]:
-    """input -> result of the same tensor type and sharding that takes over its buffer; each result once.
+    """input -> result of the same tensor type and sharding that takes over its buffer; each result
+    once.
 
-    Arguments of the function (accumulators, donated state) come first, so that what lives on stays in its buffer.
-    """
+    Arguments of the function (accumulators, donated state) come first, so that what lives on stays
+    in its buffer."""
     free = list(range(len(fragment.results)))
     found = {}
     for k in sorted(dying, key=lambda k: not isinstance(fragment.operands[k], ir.BlockArgument)):
-        match = next((r for r in free if fragment.results[r].type == fragment.operands[k].type), None)
+        match = next(
+            (r for r in free if fragment.results[r].type == fragment.operands[k].type), None
+        )
         if match is not None:
             free.remove(match)
             found[k] = match
@@ -49,11 +60,14 @@ def _uses(block: ir.Block) -> Iterator[tuple[ir.Value, ir.Operation]]:
             yield value, op.operation
         if op.operation.name == "mpmd.for":
             for region in op.operation.regions:
-                yield from ((value, op.operation) for inner in region.blocks for value, _ in _uses(inner))
+                yield from (
+                    (value, op.operation) for inner in region.blocks for value, _ in _uses(inner)
+                )
 
 
 def _owned(program: Program, block: ir.Block) -> set[ir.Value]:
-    """Values of a block whose buffers the step may reuse: everything it computes, accumulators, donated arguments."""
+    """Values of a block whose buffers the step may reuse: everything it computes, accumulators,
+    donated arguments."""
     computed = {result for op in body_of(block) for result in op.results}
     if block == program.main_block:
         return computed | {block.arguments[k] for k in read_donation(program.main)}

@@ -33,7 +33,8 @@ from shardopt.mesh.mesh import Mesh, Sharding
 
 
 class _Reader(RegionReader):
-    """Reads which operation reads and makes what; work matters to those who choose, and takes half of the reading."""
+    """Reads which operation reads and makes what; work matters to those who choose, and takes half
+    of the reading."""
 
     def _work(self, op: ir.Operation, operands: tuple[int, ...], results: tuple[int, ...]) -> Work:
         return Work()
@@ -41,7 +42,8 @@ class _Reader(RegionReader):
 
 @dataclass(frozen=True, eq=False)
 class ChosenPart:
-    """What runs on one mesh: a fragment, or the `@main` of a plain module, as the operation `holder`.
+    """What runs on one mesh: a fragment, or the `@main` of a plain module, as the operation
+    `holder`.
 
     `strategies` are by the numbers of operations in `reader`, `arguments` by argument of the block.
     """
@@ -82,7 +84,8 @@ class ChosenPart:
         return {value: shardings[tensor] for value, tensor in self.reader.index.items()}
 
     def settle(self, values: Mapping[ir.Value, Sharding]) -> None:
-        """Let every operation say how what it reads and makes lies: no longer what it would want."""
+        """Let every operation say how what it reads and makes lies: no longer what it would
+        want."""
         for op in numbered_operations(self.block):
             operands = [*op.operands, *(free_values(op) if len(op.regions) else ())]
             sides = ([values[value] for value in side] for side in (operands, op.results))
@@ -97,7 +100,10 @@ class ChosenPart:
             for position, tensor in enumerate(op.operands):
                 wanted, lies = strategy.operands[position], self.shardings[tensor]
                 if wanted != lies:
-                    return handle, f"operand {position} of '{handle.name}' as {wanted}, found {lies}"
+                    return (
+                        handle,
+                        f"operand {position} of '{handle.name}' as {wanted}, found {lies}",
+                    )
         return None
 
 
@@ -110,8 +116,8 @@ def main_of(module: ir.Module) -> ir.Operation:
 
 
 def read_parts(module: ir.Module, *, with_attribute: str = "") -> tuple[ChosenPart, ...]:
-    """Each fragment, or `@main`; only those `with_attribute`, if one is named. Raises ValueError for a module that is
-    not in the chosen form."""
+    """Each fragment, or `@main`; only those `with_attribute`, if one is named. Raises ValueError
+    for a module that is not in the chosen form."""
     main = main_of(module)
     if TOPOLOGY not in main.attributes:
         mesh = read_plain_mesh(main)
@@ -119,10 +125,15 @@ def read_parts(module: ir.Module, *, with_attribute: str = "") -> tuple[ChosenPa
     else:
         meshes = {mesh.name: mesh for mesh in read_topology(main)}
         holders = {
-            op: (meshes[ir.StringAttr(op.attributes["mesh_name"]).value], tuple(map(_sharding, op.operands)))
+            op: (
+                meshes[ir.StringAttr(op.attributes["mesh_name"]).value],
+                tuple(map(_sharding, op.operands)),
+            )
             for op in operations(module.operation, ("mpmd.fragment",))
         }
-    return tuple(_part(op, *how) for op, how in holders.items() if with_attribute in ("", *op.attributes))
+    return tuple(
+        _part(op, *how) for op, how in holders.items() if with_attribute in ("", *op.attributes)
+    )
 
 
 def _part(holder: ir.Operation, mesh: Mesh, arguments: tuple[Sharding, ...]) -> ChosenPart:
@@ -136,6 +147,7 @@ def _sharding(value: ir.Value) -> Sharding:
     found = parse_mesh_tensor(value.type).sharding
     if found is None:
         raise ValueError(
-            f"expected a mesh tensor with a sharding (run shardopt-choose-shardings first), found {value.type}"
+            "expected a mesh tensor with a sharding (run shardopt-choose-shardings first), found "
+            f"{value.type}"
         )
     return found

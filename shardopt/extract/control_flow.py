@@ -1,4 +1,5 @@
-"""Loops and branches as ordinary operations of the op graph, so that what is inside of them can be sharded.
+"""Loops and branches as ordinary operations of the op graph, so that what is inside of them can be
+sharded.
 
     %r = stablehlo.while(%i = %c, %a = %x)            %s = custom_call @Sharding(%x)                      (added)
       cond { … } do {                                 %r = stablehlo.while(%i = %c, %a = %s) cond { … } do {
@@ -6,15 +7,16 @@
         return %j, %b }                                 %t = custom_call @Sharding(%b)                    (added)
                                                         return %j, %t }
 
-A carried value is one buffer: what enters the loop, the argument of its regions, what the body yields and the result
-have one sharding. `mark_carried` puts an identity where a value enters that buffer, which is where it may be resharded:
-once before the loop, and once in every iteration. `RegionReader` then reads the regions in program order, with the
-operations of a body repeated as often as it runs. A value that the body hands on unchanged is no different from one
-that the regions capture: whoever reads it in the body reshards it there.
+A carried value is one buffer: what enters the loop, the argument of its regions, what the body
+yields and the result have one sharding. `mark_carried` puts an identity where a value enters that
+buffer, which is where it may be resharded: once before the loop, and once in every iteration.
+`RegionReader` then reads the regions in program order, with the operations of a body repeated as
+often as it runs. A value that the body hands on unchanged is no different from one that the regions
+capture: whoever reads it in the body reshards it there.
 
-The results of a branch are tied to what each branch yields, through identities for the same reason. Every branch is
-counted as if it ran: which one will, nobody knows, and the sum keeps dear collectives out of all of them.
-"""
+The results of a branch are tied to what each branch yields, through identities for the same reason.
+Every branch is counted as if it ran: which one will, nobody knows, and the sum keeps dear
+collectives out of all of them."""
 
 from __future__ import annotations
 
@@ -31,29 +33,45 @@ from shardopt.mesh.mesh import Sharding
 # Operations that may write over an operand, and whose result has its sharding.
 _UPDATES = frozenset(
     f"stablehlo.{name}"
-    for name in ("add", "and", "dynamic_update_slice", "maximum", "minimum", "multiply", "or", "scatter", "subtract")
+    for name in (
+        "add",
+        "and",
+        "dynamic_update_slice",
+        "maximum",
+        "minimum",
+        "multiply",
+        "or",
+        "scatter",
+        "subtract",
+    )
 )
 
 
 def planned_operations(block: ir.Block) -> list[ir.Operation]:
-    """The operations that `RegionReader` reads of a block, and the loops and branches around them, in program order."""
+    """The operations that `RegionReader` reads of a block, and the loops and branches around them,
+    in program order."""
     found = []
     for view in block.operations:
         op = view.operation
         found.append(op)
         if op.name in CONTROL_FLOW:
-            found += [inner for region in op.regions for inner in planned_operations(region.blocks[0])]
+            found += [
+                inner for region in op.regions for inner in planned_operations(region.blocks[0])
+            ]
     return found
 
 
 def numbered_operations(block: ir.Block) -> list[ir.Operation]:
-    """The operations of a block that have a choice of shardings, in the order in which `RegionReader` numbers them:
-    instead of loops and branches those of their regions, and no barriers."""
+    """The operations of a block that have a choice of shardings, in the order in which
+    `RegionReader` numbers them: instead of loops and branches those of their regions, and no
+    barriers."""
     *body, _ = (view.operation for view in block.operations)
     found = []
     for op in body:
         if op.name in CONTROL_FLOW:
-            found += [inner for region in op.regions for inner in numbered_operations(region.blocks[0])]
+            found += [
+                inner for region in op.regions for inner in numbered_operations(region.blocks[0])
+            ]
         elif op.name != "stablehlo.optimization_barrier":
             found.append(op)
     return found
@@ -67,7 +85,9 @@ def mark_carried(root: ir.Operation) -> int:
             count += _mark_loop(op)
         else:
             ends = [terminator(region.blocks[0]) for region in op.regions]
-            count += sum(_mark(end, position) for end in ends for position in range(len(end.operands)))
+            count += sum(
+                _mark(end, position) for end in ends for position in range(len(end.operands))
+            )
     return count
 
 
@@ -84,8 +104,8 @@ def _mark_loop(loop: ir.Operation) -> int:
 
 
 def _is_update(value: ir.Value, argument: ir.Value) -> bool:
-    """Whether an operation changes the carried value in its place, such as a stack of results or a sum: nothing is won
-    by resharding between the two."""
+    """Whether an operation changes the carried value in its place, such as a stack of results or a
+    sum: nothing is won by resharding between the two."""
     op = defining(value)
     return op is not None and op.name in _UPDATES and argument in list(op.operands)
 
@@ -103,12 +123,15 @@ def _is_tensor(value: ir.Value) -> bool:
     return isinstance(value.type, ir.RankedTensorType) and ir.RankedTensorType(value.type).rank > 0
 
 
-def pin_values(root: ir.Operation, shardings: Mapping[ir.Value, Sharding]) -> dict[ir.Value, Sharding]:
-    """Insert identities behind all that enters a region and behind the results of loops and branches inside of `root`.
+def pin_values(
+    root: ir.Operation, shardings: Mapping[ir.Value, Sharding]
+) -> dict[ir.Value, Sharding]:
+    """Insert identities behind all that enters a region and behind the results of loops and
+    branches inside of `root`.
 
-    The partitioner takes the sharding of a region's argument from its neighbours: all of them have to say the same, or
-    it moves the planned resharding of a reader to another place. Returns the new values with their shardings.
-    """
+    The partitioner takes the sharding of a region's argument from its neighbours: all of them have
+    to say the same, or it moves the planned resharding of a reader to another place. Returns the
+    new values with their shardings."""
     pinned: dict[ir.Value, Sharding] = {}
     for op in operations(root, CONTROL_FLOW):
         # Constants are made anew in every region.
@@ -142,7 +165,8 @@ def _replace_inside(block: ir.Block, copies: Mapping[ir.Value, ir.Operation]) ->
 
 @dataclass
 class RegionReader(GraphReader):
-    """Reads the regions of loops and branches instead of the operations themselves, which have no entry in `ops`.
+    """Reads the regions of loops and branches instead of the operations themselves, which have no
+    entry in `ops`.
 
     `guessed` are the loops whose number of iterations is unknown.
     """

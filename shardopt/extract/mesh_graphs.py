@@ -1,8 +1,10 @@
-"""The staged form as one op graph a mesh: all fragments of a mesh, around and inside of the loop, planned together.
+"""The staged form as one op graph a mesh: all fragments of a mesh, around and inside of the loop,
+planned together.
 
-Values at fragment boundaries are followed through `mpmd.for`, `mpmd.call` and the function they call, so that what the
-runtime keeps in one buffer is one tensor of the graph. Pairs that must have equal shardings are listed as `tied`: an
-accumulator before and after the loop, a donated argument and the result that replaces it.
+Values at fragment boundaries are followed through `mpmd.for`, `mpmd.call` and the function they
+call, so that what the runtime keeps in one buffer is one tensor of the graph. Pairs that must have
+equal shardings are listed as `tied`: an accumulator before and after the loop, a donated argument
+and the result that replaces it.
 
 A plain module (no topology) is the same thing with one mesh whose only fragment is `@main`.
 """
@@ -36,10 +38,10 @@ from shardopt.mesh.mesh import Mesh
 class MeshGraph:
     """What is planned together on one mesh. Operations of `fragments[k]` have group k in the graph.
 
-    `reader.index` maps IR values, also those of mesh tensor type, to tensors of `graph`; `arguments` those arguments of
-    `@main` (by number) that live on this mesh; `sent` are tensors that go to other meshes, `sources` says for those
-    that arrive from which mesh (by number) and tensor they come; `method` how the stage was planned to be sharded.
-    """
+    `reader.index` maps IR values, also those of mesh tensor type, to tensors of `graph`;
+    `arguments` those arguments of `@main` (by number) that live on this mesh; `sent` are tensors
+    that go to other meshes, `sources` says for those that arrive from which mesh (by number) and
+    tensor they come; `method` how the stage was planned to be sharded."""
 
     mesh: Mesh
     reader: RegionReader = field(default_factory=RegionReader)
@@ -75,7 +77,8 @@ class MeshGraph:
         literals = (
             tensor
             for op, handle in zip(self.reader.ops, self.reader.handles, strict=True)
-            if op.name == "constant" and not ir.DenseElementsAttr(handle.attributes["value"]).is_splat
+            if op.name == "constant"
+            and not ir.DenseElementsAttr(handle.attributes["value"]).is_splat
             for tensor in op.results
         )
         return Residency(self.loop, self.arrivals, frozenset(literals))
@@ -93,10 +96,13 @@ def read_plain(main: ir.Operation, mesh: Mesh) -> MeshGraph:
     """The graph of a module without a topology. Must run inside `sharding_rules`."""
     found = MeshGraph(mesh)
     block = main.regions[0].blocks[0]
-    found.arguments = {number: found.reader.tensor(argument) for number, argument in enumerate(block.arguments)}
+    found.arguments = {
+        number: found.reader.tensor(argument) for number, argument in enumerate(block.arguments)
+    }
     found.outputs = found.read_fragment(main, block, repeat=1)
     found.tied += [
-        (found.arguments[argument], found.outputs[result]) for argument, result in read_donation(main).items()
+        (found.arguments[argument], found.outputs[result])
+        for argument, result in read_donation(main).items()
     ]
     return found
 
@@ -106,7 +112,9 @@ def read_staged(module: ir.Module, main: ir.Operation) -> tuple[MeshGraph, ...]:
 
     Raises ValueError on a module that is not in the staged form.
     """
-    extractor = _Extractor({symbol_name(function): function for function in functions(module)}, main)
+    extractor = _Extractor(
+        {symbol_name(function): function for function in functions(module)}, main
+    )
     extractor.read_main(main)
     return tuple(extractor.meshes.values())
 
@@ -136,7 +144,9 @@ class _Extractor:
         """A boundary value that no operation of its mesh makes."""
         parsed = parse_mesh_tensor(value.type)
         if parsed.mesh not in self.meshes:
-            raise ValueError(f"expected a mesh of the topology ({', '.join(self.meshes)}), found '{parsed.mesh}'")
+            raise ValueError(
+                f"expected a mesh of the topology ({', '.join(self.meshes)}), found '{parsed.mesh}'"
+            )
         mesh = self.meshes[parsed.mesh]
         self.bind(value, (mesh, mesh.reader.fresh(read_tensor(parsed.tensor))))
 
@@ -152,7 +162,10 @@ class _Extractor:
     def tie(self, first: ir.Value, second: ir.Value) -> None:
         (mesh, a), (other, b) = self.place[first], self.place[second]
         if mesh is not other:
-            raise ValueError(f"expected a value and what replaces it on one mesh, found {first.type} and {second.type}")
+            raise ValueError(
+                f"expected a value and what replaces it on one mesh, found {first.type} and "
+                f"{second.type}"
+            )
         if a != b:
             mesh.tied.append((a, b))
 
@@ -193,7 +206,10 @@ class _Extractor:
             self.define(index)
         starts = [len(mesh.reader.ops) for mesh in self.meshes.values()]
         yielded = self.read_block(block, repeat * ir.IntegerAttr(op.attributes["iterations"]).value)
-        count = max(len(self.meshes), *(1 + max(mesh.stages.values(), default=0) for mesh in self.meshes.values()))
+        count = max(
+            len(self.meshes),
+            *(1 + max(mesh.stages.values(), default=0) for mesh in self.meshes.values()),
+        )
         held, methods = self.in_flight(op, count), read_methods(op, count)
         for number, (mesh, start) in enumerate(zip(self.meshes.values(), starts, strict=True)):
             own = mesh.stages
@@ -204,7 +220,8 @@ class _Extractor:
             self.tie(before, after)
 
     def in_flight(self, loop: ir.Operation, num_stages: int) -> list[int]:
-        """For each stage how many microbatches are between forward and backward at once; 1 where no schedule says."""
+        """For each stage how many microbatches are between forward and backward at once; 1 where no
+        schedule says."""
         if IN_FLIGHT not in loop.attributes:
             return [1] * num_stages
         held = list(ir.DenseI64ArrayAttr(loop.attributes[IN_FLIGHT]))
@@ -222,9 +239,11 @@ class _Extractor:
         self.bind_all(list(op.results), self.read_block(block, repeat))
 
 
-def _shared(held: Sequence[int], stages: Mapping[int, int], number: int) -> tuple[int, dict[int, int]]:
-    """Microbatches in flight of a mesh, and of each of its fragments (number -> stage) where they differ. A mesh
-    without fragments counts as the stage of its own `number`."""
+def _shared(
+    held: Sequence[int], stages: Mapping[int, int], number: int
+) -> tuple[int, dict[int, int]]:
+    """Microbatches in flight of a mesh, and of each of its fragments (number -> stage) where they
+    differ. A mesh without fragments counts as the stage of its own `number`."""
     counts = {group: held[stage] for group, stage in stages.items()}
     if len(set(stages.values())) < 2:
         return next(iter(counts.values()), held[number]), {}

@@ -1,9 +1,10 @@
-"""Read StableHLO out of the IR into `shardopt.graph.op_graph.OpGraph`: the only way planners see operations.
+"""Read StableHLO out of the IR into `shardopt.graph.op_graph.OpGraph`: the only way planners see
+operations.
 
-Sharding rules come from the native pass `sdy-populate-op-sharding-rules`. Operations it knows no rule for get one here
-where the meaning is plain (constants and iotas may be made in any sharding); `optimization_barrier` is transparent: its
-results are its operands. What is left has `rule=None` and is treated as opaque by every planner.
-"""
+Sharding rules come from the native pass `sdy-populate-op-sharding-rules`. Operations it knows no
+rule for get one here where the meaning is plain (constants and iotas may be made in any sharding);
+`optimization_barrier` is transparent: its results are its operands. What is left has `rule=None`
+and is treated as opaque by every planner."""
 
 from __future__ import annotations
 
@@ -26,9 +27,18 @@ from shardopt.ir.loops import CONTROL_FLOW
 from shardopt.ir.rewriting import operations
 
 _RULE = "sdy.sharding_rule"
-_COMBINERS = {"stablehlo.dot_general": "add", "stablehlo.convolution": "add", "stablehlo.gather": "add"}
+_COMBINERS = {
+    "stablehlo.dot_general": "add",
+    "stablehlo.convolution": "add",
+    "stablehlo.gather": "add",
+}
 _COMBINING_REGIONS = frozenset(
-    {"stablehlo.reduce", "stablehlo.scatter", "stablehlo.reduce_window", "stablehlo.select_and_scatter"}
+    {
+        "stablehlo.reduce",
+        "stablehlo.scatter",
+        "stablehlo.reduce_window",
+        "stablehlo.select_and_scatter",
+    }
 )
 MADE_ANYWHERE = frozenset({"stablehlo.constant", "stablehlo.iota"})
 # Custom calls that hand their operand on and only say something about it.
@@ -38,8 +48,11 @@ _BITS = {"i1": 8, "index": 64}
 
 @contextmanager
 def sharding_rules(module: ir.Module) -> Iterator[None]:
-    """Within the block every operation that Shardy knows carries its rule as an attribute; afterwards none does."""
-    passmanager.PassManager.parse("builtin.module(func.func(sdy-populate-op-sharding-rules))").run(module.operation)
+    """Within the block every operation that Shardy knows carries its rule as an attribute;
+    afterwards none does."""
+    passmanager.PassManager.parse("builtin.module(func.func(sdy-populate-op-sharding-rules))").run(
+        module.operation
+    )
     try:
         yield
     finally:
@@ -60,8 +73,8 @@ def read_tensor(type_: ir.Type) -> Tensor:
 
 
 def find_unreadable(root: ir.Operation) -> tuple[ir.Operation, ir.Type] | None:
-    """The first operation in `root` with a result or block argument that is no ranked tensor of static shape, and its
-    type; values on meshes count by the tensor they hold."""
+    """The first operation in `root` with a result or block argument that is no ranked tensor of
+    static shape, and its type; values on meshes count by the tensor they hold."""
     seen: dict[ir.Type, bool] = {}
     for op in operations(root, outer_first=True):
         blocks = (block for region in op.regions for block in region.blocks)
@@ -84,7 +97,11 @@ def _element_bits(text: str) -> int:
         return _BITS[text]
     if text.startswith("complex<"):
         return 2 * _element_bits(text[8:-1])
-    digits = "".join(character for character in text.removeprefix("b").lstrip("fuisTF")[:2] if character.isdigit())
+    digits = "".join(
+        character
+        for character in text.removeprefix("b").lstrip("fuisTF")[:2]
+        if character.isdigit()
+    )
     return max(8, int(digits or 8))
 
 
@@ -104,7 +121,8 @@ def read_rule(op: ir.Operation) -> FactorRule | None:
 
 
 def _custom_call_rule(op: ir.Operation) -> FactorRule | None:
-    """The partitioner gathers the operands of all but a few targets, also where Shardy has a rule (`mhlo.topk`)."""
+    """The partitioner gathers the operands of all but a few targets, also where Shardy has a rule
+    (`mhlo.topk`)."""
     if ir.StringAttr(op.attributes["call_target_name"]).value in _ANNOTATIONS:
         return identity_rule(tuple(ir.RankedTensorType(op.results[0].type).shape))
     return None
@@ -130,7 +148,10 @@ def _parse_rule(text: str, op: ir.Operation) -> FactorRule:
 
 
 def _mapping(attr: ir.Attribute) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(sdy.DimMappingAttr(dim).factor_indices) for dim in sdy.TensorMappingAttr(attr).dim_mappings)
+    return tuple(
+        tuple(sdy.DimMappingAttr(dim).factor_indices)
+        for dim in sdy.TensorMappingAttr(attr).dim_mappings
+    )
 
 
 @cache
@@ -146,17 +167,22 @@ def _free_rule(shape: tuple[int, ...]) -> FactorRule:
 
 
 def read_reducer(op: ir.Operation) -> str | None:
-    """How contracted factors of `op` combine: the single StableHLO op of its region ("add", "maximum", …), or None.
+    """How contracted factors of `op` combine: the single StableHLO op of its region ("add",
+    "maximum", …), or None.
 
-    A reduction that begins from anything but the neutral element has none: partial results would count it repeatedly.
-    """
+    A reduction that begins from anything but the neutral element has none: partial results would
+    count it repeatedly."""
     if op.name in _COMBINERS:
         return _COMBINERS[op.name]
     if op.name not in _COMBINING_REGIONS:
         return None
     body = list(op.regions[-1].blocks[0].operations)
     reducer = body[0].operation.name.removeprefix("stablehlo.") if len(body) == 2 else None
-    return reducer if op.name != "stablehlo.reduce" or reducer is None or _is_neutral(op.operands[1], reducer) else None
+    return (
+        reducer
+        if op.name != "stablehlo.reduce" or reducer is None or _is_neutral(op.operands[1], reducer)
+        else None
+    )
 
 
 def _is_neutral(value: ir.Value, reducer: str) -> bool:
@@ -175,7 +201,15 @@ def _is_neutral(value: ir.Value, reducer: str) -> bool:
     bits, signed = _integer(str(number.type))
     lowest, highest = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
     full = -1 if signed else highest
-    integers = {"add": 0, "or": 0, "xor": 0, "multiply": 1, "maximum": lowest, "minimum": highest, "and": full}
+    integers = {
+        "add": 0,
+        "or": 0,
+        "xor": 0,
+        "multiply": 1,
+        "maximum": lowest,
+        "minimum": highest,
+        "and": full,
+    }
     # The bindings give some unsigned values as negative numbers.
     return reducer in integers and (number.value - integers[reducer]) % (1 << bits) == 0
 
@@ -198,7 +232,9 @@ def free_values(op: ir.Operation) -> list[ir.Value]:
 def _collect_free(block: ir.Block, inside: set[ir.Value], found: dict[ir.Value, None]) -> None:
     inside.update(block.arguments)
     for inner in block.operations:
-        found.update((operand, None) for operand in inner.operation.operands if operand not in inside)
+        found.update(
+            (operand, None) for operand in inner.operation.operands if operand not in inside
+        )
         for region in inner.operation.regions:
             for nested in region.blocks:
                 _collect_free(nested, inside, found)
@@ -218,7 +254,8 @@ def is_zero(op: ir.Operation) -> bool:
 
 @dataclass
 class GraphReader:
-    """Collects ops of one or several blocks into one graph; values that are the same tensor share an index."""
+    """Collects ops of one or several blocks into one graph; values that are the same tensor share
+    an index."""
 
     tensors: list[Tensor] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
@@ -231,10 +268,13 @@ class GraphReader:
     trips: int = 1
 
     def tensor(self, value: ir.Value) -> int:
-        """The index of a value; a value not seen before becomes a new tensor (an input until an op defines it)."""
+        """The index of a value; a value not seen before becomes a new tensor (an input until an op
+        defines it)."""
         if value not in self.index:
             type_ = value.type
-            if type_ not in self.types:  # few of them, and reading one takes longer than all else about a value
+            if (
+                type_ not in self.types
+            ):  # few of them, and reading one takes longer than all else about a value
                 self.types[type_] = read_tensor(type_)
             self.index[value] = self.fresh(self.types[type_])
         return self.index[value]
@@ -244,7 +284,8 @@ class GraphReader:
         return len(self.tensors) - 1
 
     def bind(self, value: ir.Value, tensor: int) -> None:
-        """Say that `value` is the tensor `tensor` (a block argument and what is passed to it, say)."""
+        """Say that `value` is the tensor `tensor` (a block argument and what is passed to it,
+        say)."""
         self.index[value] = tensor
 
     def add_ops(self, ops: Iterable[ir.Operation], *, group: int = -1, repeat: int = 1) -> None:

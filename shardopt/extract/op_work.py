@@ -1,4 +1,5 @@
-"""Read out of the IR what an operation computes: the work of its regions, and of a loop that of all iterations."""
+"""Read out of the IR what an operation computes: the work of its regions, and of a loop that of all
+iterations."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from shardopt.ir.rewriting import shape_of
 
 
 def read_work(op: ir.Operation) -> Work:
-    """The work of one execution: of a loop that of all its iterations, of a branch that of all its regions, as the
-    shard phase counts them (`shardopt.extract.control_flow`)."""
+    """The work of one execution: of a loop that of all its iterations, of a branch that of all its
+    regions, as the shard phase counts them (`shardopt.extract.control_flow`)."""
     if op.name in CONTROL_FLOW:
         inside = reduce(add, map(_region_work, op.regions), Work())
         return inside.times(_planned_trips(op) if op.name == WHILE else 1)

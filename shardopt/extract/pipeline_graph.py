@@ -1,4 +1,5 @@
-"""Read a staged program as a task graph: which fragments exist, what flows between them, how long things take."""
+"""Read a staged program as a task graph: which fragments exist, what flows between them, how long
+things take."""
 
 from __future__ import annotations
 
@@ -36,14 +37,14 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class PipelineGraph:
-    """The loop body as tasks: seconds of each, calls included, transfer seconds of each edge, bytes a device keeps from
-    a task on.
+    """The loop body as tasks: seconds of each, calls included, transfer seconds of each edge, bytes
+    a device keeps from a task on.
 
-    `edge_links` are the network cards that the transfers of each edge use: number 2h is what host h sends through,
-    2h + 1 what it receives through. `fixed_bytes[m]` is what a device of mesh m holds all step long: arguments of the
-    step, what lives across the loop, and accumulators; `held` is what it holds for each microbatch, `around_bytes[m]`
-    the most that it holds before and behind the loop.
-    """
+    `edge_links` are the network cards that the transfers of each edge use: number 2h is what host h
+    sends through, 2h + 1 what it receives through. `fixed_bytes[m]` is what a device of mesh m
+    holds all step long: arguments of the step, what lives across the loop, and accumulators; `held`
+    is what it holds for each microbatch, `around_bytes[m]` the most that it holds before and behind
+    the loop."""
 
     graph: StageGraph
     task_seconds: dict[StageTask, float]
@@ -63,10 +64,13 @@ class PipelineGraph:
 
 
 def task_of(op: ir.Operation) -> StageTask:
-    """The schedule task a body fragment belongs to. Raises ValueError for a kind that has no place in the loop."""
+    """The schedule task a body fragment belongs to. Raises ValueError for a kind that has no place
+    in the loop."""
     kind = ir.StringAttr(op.attributes[KIND]).value
     if kind not in _KINDS:
-        raise ValueError(f"expected a fragment of kind {' or '.join(_KINDS)} in the loop body, found '{kind}'")
+        raise ValueError(
+            f"expected a fragment of kind {' or '.join(_KINDS)} in the loop body, found '{kind}'"
+        )
     return StageTask(_KINDS[kind], _stage_of(op))
 
 
@@ -81,7 +85,9 @@ def _mesh_of(op: ir.Operation) -> str:
 def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
     """Raises ValueError when a fragment has no predicted cost or no place in a schedule."""
     by_name = {mesh.name: mesh for mesh in meshes}
-    cluster = read_cluster(program.module) if CLUSTER in program.module.operation.attributes else None
+    cluster = (
+        read_cluster(program.module) if CLUSTER in program.module.operation.attributes else None
+    )
     made_by: dict[ir.Value, tuple[StageTask, float, frozenset[int]]] = {}
     seconds: dict[StageTask, float] = {}
     edges: dict[tuple[StageTask, StageTask], tuple[int, float, frozenset[int]]] = {}
@@ -95,13 +101,19 @@ def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
                 made_by[op.results[0]] = (source, before + _transfer_seconds(op), used)
             continue
         task = task_of(op)
-        seconds[task] = seconds.get(task, 0.0) + _fragment_seconds(op) + _call_seconds(op, by_name, cluster)
+        seconds[task] = (
+            seconds.get(task, 0.0) + _fragment_seconds(op) + _call_seconds(op, by_name, cluster)
+        )
         for value in op.operands:
             if value not in made_by or made_by[value][0] == task:
                 continue
             source, delay, cards = made_by[value]
             size, longest, used = edges.get((source, task), (0, 0.0, frozenset[int]()))
-            moved = read_tensor(parse_mesh_tensor(value.type).tensor).size_bytes if source.stage != task.stage else 0
+            moved = (
+                read_tensor(parse_mesh_tensor(value.type).tensor).size_bytes
+                if source.stage != task.stage
+                else 0
+            )
             edges[source, task] = (size + moved, max(longest, delay), used | cards)
             if source.stage == task.stage and value not in stays:
                 stays[value] = None
@@ -110,7 +122,9 @@ def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
     num_stages = max((task.stage for task in seconds), default=0) + 1
     homes = {_stage_of(op): _mesh_of(op) for op in program.body_ops if op.name != "mpmd.transfer"}
     numbers = {mesh.name: number for number, mesh in enumerate(meshes)}
-    graph = StageGraph(tuple(seconds), tuple(Edge(a, b, size) for (a, b), (size, _, _) in edges.items()))
+    graph = StageGraph(
+        tuple(seconds), tuple(Edge(a, b, size) for (a, b), (size, _, _) in edges.items())
+    )
     around = step_bytes(program, by_name)
     return PipelineGraph(
         graph,
@@ -119,7 +133,10 @@ def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
         kept,
         around.in_loop,
         num_stages,
-        tuple(numbers[homes[stage]] if stage in homes else min(stage, len(meshes) - 1) for stage in range(num_stages)),
+        tuple(
+            numbers[homes[stage]] if stage in homes else min(stage, len(meshes) - 1)
+            for stage in range(num_stages)
+        ),
         tuple(tuple(sorted(cards)) for _, _, cards in edges.values()),
         sharing_of(cluster, [mesh.devices for mesh in meshes]) if cluster is not None else None,
         held_values(program, by_name, task_of),
@@ -127,8 +144,11 @@ def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
     )
 
 
-def simulate_pipeline(text: ScheduleText, pipeline: PipelineGraph, num_microbatches: int) -> SimulationResult:
-    """Build, validate and simulate a schedule. Raises UserError (unknown name, order against the dataflow)."""
+def simulate_pipeline(
+    text: ScheduleText, pipeline: PipelineGraph, num_microbatches: int
+) -> SimulationResult:
+    """Build, validate and simulate a schedule. Raises UserError (unknown name, order against the
+    dataflow)."""
     schedule = valid_schedule(text, pipeline, num_microbatches)
     return simulate(
         schedule,
@@ -145,7 +165,10 @@ def simulate_pipeline(text: ScheduleText, pipeline: PipelineGraph, num_microbatc
 
 def peak_bytes(pipeline: PipelineGraph, result: SimulationResult) -> tuple[int, ...]:
     """The most that a device of each mesh holds in a step."""
-    return tuple(max(own.peak_bytes, most) for own, most in zip(result.memory, pipeline.around_bytes, strict=True))
+    return tuple(
+        max(own.peak_bytes, most)
+        for own, most in zip(result.memory, pipeline.around_bytes, strict=True)
+    )
 
 
 def workload(pipeline: PipelineGraph, num_microbatches: int) -> Workload:
@@ -170,32 +193,49 @@ def valid_schedule(text: ScheduleText, pipeline: PipelineGraph, num_microbatches
         _check_halves(text.name, pipeline.graph)
     schedule = text.build(pipeline.num_stages, num_microbatches, pipeline.num_meshes)
     if schedule.stage_to_mesh != pipeline.stage_to_mesh:
-        wanted, found = (", ".join(map(str, homes)) for homes in (schedule.stage_to_mesh, pipeline.stage_to_mesh))
-        raise UserError(f"schedule '{text.name}': expected the stages on meshes {wanted}, found them on {found}")
-    applied = next((task for own in schedule.tasks for task in own if task.kind is TaskKind.APPLY), None)
+        wanted, found = (
+            ", ".join(map(str, homes)) for homes in (schedule.stage_to_mesh, pipeline.stage_to_mesh)
+        )
+        raise UserError(
+            f"schedule '{text.name}': expected the stages on meshes {wanted}, found them on {found}"
+        )
+    applied = next(
+        (task for own in schedule.tasks for task in own if task.kind is TaskKind.APPLY), None
+    )
     if applied is not None:
-        raise UserError(f"schedule '{text.name}': task {applied} changes weights within a step, which plans cannot run")
+        raise UserError(
+            f"schedule '{text.name}': task {applied} changes weights within a step, which plans "
+            "cannot run"
+        )
     validate(schedule, pipeline.graph)
     return schedule
 
 
 def _check_halves(name: str, graph: StageGraph) -> None:
-    """Raise UserError where a schedule splits backwards and the program does not, or the other way round."""
+    """Raise UserError where a schedule splits backwards and the program does not, or the other way
+    round."""
     found = {task.kind for task in graph.tasks}
     halves = {TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT}
     wanted = halves.intersection(find_schedule(name).kinds)
     if wanted and TaskKind.BACKWARD in found:
         raise UserError(
-            f"schedule '{name}' orders the halves of a backward: expected fragments of kind bwd_input and bwd_weight "
+            f"schedule '{name}' orders the halves of a backward: expected fragments of kind "
+            "bwd_input and bwd_weight "
             f"(run shardopt-split-backward after the stage phase), found bwd"
         )
     if not wanted and found & halves:
-        raise UserError(f"schedule '{name}' orders whole backwards: expected fragments of kind bwd, found halves")
+        raise UserError(
+            f"schedule '{name}' orders whole backwards: expected fragments of kind bwd, found "
+            "halves"
+        )
 
 
 def _fragment_seconds(op: ir.Operation) -> float:
     if COST not in op.attributes:
-        raise ValueError(f"expected attribute '{COST}' on every fragment (written by the shard phase), found none")
+        raise ValueError(
+            f"expected attribute '{COST}' on every fragment (written by the shard phase), found "
+            "none"
+        )
     return ir.FloatAttr(ir.DictAttr(op.attributes[COST])["seconds"]).value
 
 
@@ -208,13 +248,19 @@ def _call_seconds(op: ir.Operation, meshes: dict[str, Mesh], cluster: Cluster | 
 
 
 def _cards(op: ir.Operation, cluster: Cluster | None) -> frozenset[int]:
-    """The network cards that a planned transfer between hosts uses, numbered as in `PipelineGraph`."""
+    """The network cards that a planned transfer between hosts uses, numbered as in
+    `PipelineGraph`."""
     if cluster is None or RESHARDING not in op.attributes:
         return frozenset()
     rows = np.array(ir.DenseIntElementsAttr(ir.DictAttr(op.attributes[RESHARDING])["steps"]))
-    pairs = {(cluster.host_of(int(source)), cluster.host_of(int(target))) for _, source, target, *_ in rows}
+    pairs = {
+        (cluster.host_of(int(source)), cluster.host_of(int(target)))
+        for _, source, target, *_ in rows
+    }
     crossing = [(source, target) for source, target in pairs if source != target]
-    return frozenset({2 * source for source, _ in crossing} | {2 * target + 1 for _, target in crossing})
+    return frozenset(
+        {2 * source for source, _ in crossing} | {2 * target + 1 for _, target in crossing}
+    )
 
 
 def _transfer_seconds(op: ir.Operation) -> float:

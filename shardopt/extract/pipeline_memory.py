@@ -1,9 +1,9 @@
 """What the meshes of a staged program hold: all step long, and for each microbatch.
 
-It counts what the runtime does. A value is there from the fragment that makes it, or from the first that reads what was
-received, until the last fragment of its mesh that reads it has ended. A fragment writes results into operands that die
-in it. What a fragment needs for a time is no array of the runtime and not counted here.
-"""
+It counts what the runtime does. A value is there from the fragment that makes it, or from the first
+that reads what was received, until the last fragment of its mesh that reads it has ended. A
+fragment writes results into operands that die in it. What a fragment needs for a time is no array
+of the runtime and not counted here."""
 
 from __future__ import annotations
 
@@ -36,19 +36,22 @@ def local_bytes(type_: ir.Type, meshes: Mapping[str, Mesh]) -> int:
 
 @dataclass(frozen=True)
 class StepBytes:
-    """Of each mesh: what a device holds all through the loop beside what it holds for microbatches (arguments, values
-    that live across the loop or are read in it, accumulators), and the most that it holds before and behind the loop.
-    """
+    """Of each mesh: what a device holds all through the loop beside what it holds for microbatches
+    (arguments, values that live across the loop or are read in it, accumulators), and the most that
+    it holds before and behind the loop."""
 
     in_loop: tuple[int, ...]
     around: tuple[int, ...]
 
 
 def step_bytes(program: Program, meshes: Mapping[str, Mesh]) -> StepBytes:
-    """A walk over `@main`. Results and arguments that nobody donates stay, other values until their last reader; the
-    accumulators that a loop returns take the places of what it began with."""
+    """A walk over `@main`. Results and arguments that nobody donates stay, other values until their
+    last reader; the accumulators that a loop returns take the places of what it began with."""
     ops, captured = body_of(program.main_block), tuple(program.captured.values())
-    reads = [tuple(dict.fromkeys((*op.operands, *(captured if op == program.loop else ())))) for op in ops]
+    reads = [
+        tuple(dict.fromkeys((*op.operands, *(captured if op == program.loop else ()))))
+        for op in ops
+    ]
     first: dict[ir.Value, int] = {}
     last: dict[ir.Value, int] = {}
     for position, values in enumerate(reads):
@@ -62,7 +65,9 @@ def step_bytes(program: Program, meshes: Mapping[str, Mesh]) -> StepBytes:
     in_loop = peak = level.bytes
     reused = iter(reused_buffers(program, program.main_block))
     for position, op in enumerate(ops):
-        dying = {value for value in reads[position] if last[value] == position and value not in stay}
+        dying = {
+            value for value in reads[position] if last[value] == position and value not in stay
+        }
         if op.name == "mpmd.transfer":
             made, over = [], set[ir.Value]()
         elif op == program.loop:
@@ -70,13 +75,23 @@ def step_bytes(program: Program, meshes: Mapping[str, Mesh]) -> StepBytes:
         else:
             made, over = list(op.results), {op.operands[k] for k in next(reused)[1]} & dying
         # What was sent arrives before the first that reads it.
-        arrived = [v for v in reads[position] if first[v] == position and defining(v, "mpmd.transfer") is not None]
+        arrived = [
+            v
+            for v in reads[position]
+            if first[v] == position and defining(v, "mpmd.transfer") is not None
+        ]
         level.change([*arrived, *made])
         level.change(over, -1)
         peak = tuple(map(max, peak, level.bytes))
         in_loop = level.bytes if op == program.loop else in_loop
         level.change([*(dying - over), *(v for v in made if v not in last and v not in stay)], -1)
-    level.change([v for v in dict.fromkeys(program.returned) if v not in first and defining(v, "mpmd.transfer")])
+    level.change(
+        [
+            v
+            for v in dict.fromkeys(program.returned)
+            if v not in first and defining(v, "mpmd.transfer")
+        ]
+    )
     return StepBytes(in_loop, tuple(map(max, peak, level.bytes)))
 
 
@@ -92,7 +107,9 @@ class _Level:
 
     def change(self, values: Iterable[ir.Value], sign: int = 1) -> None:
         for value in values:
-            self._held[parse_mesh_tensor(value.type).mesh] += sign * local_bytes(value.type, self._meshes)
+            self._held[parse_mesh_tensor(value.type).mesh] += sign * local_bytes(
+                value.type, self._meshes
+            )
 
 
 def held_values(

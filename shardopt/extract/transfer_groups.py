@@ -1,4 +1,5 @@
-"""Which transfers travel together: as one message where transports combine what stands at one place."""
+"""Which transfers travel together: as one message where transports combine what stands at one
+place."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from shardopt.dialect.program import Program
 
 
 def transfer_groups(program: Program) -> Iterator[list[ir.Operation]]:
-    """Transfers of values that one operation makes on one mesh, and that another mesh needs first in one operation:
-    they are sent at once, and none keeps the reader waiting for what it does not need.
+    """Transfers of values that one operation makes on one mesh, and that another mesh needs first
+    in one operation: they are sent at once, and none keeps the reader waiting for what it does not
+    need.
 
-    Arguments count as made by one operation. In the order of first members; transfers of the microbatch index, which
-    is known everywhere, are left out.
-    """
+    Arguments count as made by one operation. In the order of first members; transfers of the
+    microbatch index, which is known everywhere, are left out."""
     number = program.index_argument
     index = [] if number is None else [program.body_block.arguments[number]]
     for block in (program.main_block, program.body_block):

@@ -1,4 +1,5 @@
-"""Read out of the IR how windows slide along dimensions: of convolutions, poolings, slices, paddings and reversals."""
+"""Read out of the IR how windows slide along dimensions: of convolutions, poolings, slices,
+paddings and reversals."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from shardopt.ir.rewriting import shape_of
 
 
 def read_windows(op: ir.Operation, rule: FactorRule | None) -> tuple[Window, ...]:
-    """The windows of the factors that `rule` says to move data, as far as their borders are known."""
+    """The windows of the factors that `rule` says to move data, as far as their borders are
+    known."""
     if rule is None or op.name not in _READERS:
         return ()
     return tuple(_READERS[op.name](op, rule))
@@ -29,15 +31,24 @@ def _factor(rule: FactorRule, dim: int, kinds: frozenset[int]) -> int | None:
 def convolution_windows(op: ir.Operation) -> tuple[Window, ...]:
     """How the kernel moves along each of its spatial dimensions; there are no factors (-1)."""
     dims = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
-    source, kernel, target = shape_of(op.operands[0]), shape_of(op.operands[1]), shape_of(op.results[0])
+    source, kernel, target = (
+        shape_of(op.operands[0]),
+        shape_of(op.operands[1]),
+        shape_of(op.results[0]),
+    )
     spatial = list(dims.input_spatial_dimensions)
     stride, spacing, dilation = (
-        _numbers(op, name, [1] * len(spatial)) for name in ("window_strides", "lhs_dilation", "rhs_dilation")
+        _numbers(op, name, [1] * len(spatial))
+        for name in ("window_strides", "lhs_dilation", "rhs_dilation")
     )
     padding = _pairs(op, len(spatial))
     found = []
     for k, dim in enumerate(spatial):
-        extents = source[dim], target[dims.output_spatial_dimensions[k]], kernel[dims.kernel_spatial_dimensions[k]]
+        extents = (
+            source[dim],
+            target[dims.output_spatial_dimensions[k]],
+            kernel[dims.kernel_spatial_dimensions[k]],
+        )
         found.append(Window(-1, dim, *extents, stride[k], padding[k][0], spacing[k], dilation[k]))
     return tuple(found)
 
@@ -86,7 +97,9 @@ def _of_pad(op: ir.Operation, rule: FactorRule) -> Iterator[Window]:
     for dim in range(len(source)):
         factor = _factor(rule, dim, rule.permutation)
         if factor is not None:
-            yield Window(factor, dim, source[dim], target[dim], low=low[dim], spacing=interior[dim] + 1)
+            yield Window(
+                factor, dim, source[dim], target[dim], low=low[dim], spacing=interior[dim] + 1
+            )
 
 
 def _of_reverse(op: ir.Operation, rule: FactorRule) -> Iterator[Window]:
@@ -98,7 +111,9 @@ def _of_reverse(op: ir.Operation, rule: FactorRule) -> Iterator[Window]:
 
 
 def _numbers(op: ir.Operation, name: str, default: Sequence[int]) -> list[int]:
-    return list(ir.DenseI64ArrayAttr(op.attributes[name])) if name in op.attributes else list(default)
+    return (
+        list(ir.DenseI64ArrayAttr(op.attributes[name])) if name in op.attributes else list(default)
+    )
 
 
 def _pairs(op: ir.Operation, count: int) -> list[tuple[int, int]]:

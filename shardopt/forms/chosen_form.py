@@ -1,4 +1,5 @@
-"""The chosen form: what was decided about shardings stands on the operations, and nothing obeys it yet.
+"""The chosen form: what was decided about shardings stands on the operations, and nothing obeys it
+yet.
 
     mpmd.fragment<mesh="m0", …> (%x, %w) {shardopt.cost = {…}, shardopt.rematerialize = […]} (%a: …, %b: …) {
       %1 = stablehlo.dot_general %a, %b … {shardopt.strategy = "[{x}, {}], [{}, {}] -> [{x}, {}]"}
@@ -30,7 +31,8 @@ from shardopt.mesh.mesh import Mesh, Sharding
 
 
 def violations(module: ir.Module) -> Iterator[Violation]:
-    """All departures from the form, in program order; a missing `@main` or mesh is reported alone."""
+    """All departures from the form, in program order; a missing `@main` or mesh is reported
+    alone."""
     main = next((f for f in functions(module) if symbol_name(f) == "main"), None)
     if main is None:
         yield Violation(module.operation, "expected a function '@main', found none")
@@ -84,18 +86,29 @@ def _of_block(holder: ir.Operation, mesh: Mesh) -> Iterator[Violation]:
         return
     for row in rows:
         named = (*row.readers,) if isinstance(row, ReadAgain) else (*row.chain, *row.readers)
-        if not row.readers or list(named) != sorted(set(named)) or not 0 <= named[0] <= named[-1] < len(ops):
+        if (
+            not row.readers
+            or list(named) != sorted(set(named))
+            or not 0 <= named[0] <= named[-1] < len(ops)
+        ):
             yield Violation(
                 holder,
-                f"expected '{REMATERIALIZE}' to name operations below {len(ops)} in rising order, readers behind "
+                f"expected '{REMATERIALIZE}' to name operations below {len(ops)} in rising order, "
+                "readers behind "
                 f"the chain, found {list(named)}",
             )
-        elif isinstance(row, ReadAgain) and not 0 <= row.operand < (count := len(_read_by(ops[row.readers[0]]))):
-            yield Violation(holder, f"expected an operand below {count} in '{REMATERIALIZE}', found {row.operand}")
+        elif isinstance(row, ReadAgain) and not 0 <= row.operand < (
+            count := len(_read_by(ops[row.readers[0]]))
+        ):
+            yield Violation(
+                holder,
+                f"expected an operand below {count} in '{REMATERIALIZE}', found {row.operand}",
+            )
         elif not isinstance(row, ReadAgain) and len(row.strategies) != len(row.chain):
             yield Violation(
                 holder,
-                f"expected {len(row.chain)} strategies in '{REMATERIALIZE}', found {len(row.strategies)}",
+                f"expected {len(row.chain)} strategies in '{REMATERIALIZE}', found "
+                f"{len(row.strategies)}",
             )
 
 
@@ -116,7 +129,9 @@ def _of_strategy(
         sides.append(("results", strategy.made, results))
     for what, found, values in sides:
         if len(found) != len(values):
-            yield Violation(op, f"expected shardings of {len(values)} {what} of '{op.name}', found {len(found)}")
+            yield Violation(
+                op, f"expected shardings of {len(values)} {what} of '{op.name}', found {len(found)}"
+            )
             return
         for number, (sharding, value) in enumerate(zip(found, values, strict=True)):
             message = _misfit(sharding, tuple(ir.RankedTensorType(value.type).shape), mesh)

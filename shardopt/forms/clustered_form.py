@@ -1,12 +1,12 @@
-"""What a module looks like after the cluster phase: the microbatched form, every operation in a layer.
+"""What a module looks like after the cluster phase: the microbatched form, every operation in a
+layer.
 
     stablehlo.dot_general %x, %w {shardopt.layer = 2 : i64}
 
-A layer is a number from 0, the same for an operation, its backward and the update of what it reads; arguments of
-`@main` have one, too. -1 marks operations that belong to no layer: whoever reads their result computes it again. In the
-body they read only each other, captured values and the microbatch index: nothing that would have to be sent with each
-microbatch.
-"""
+A layer is a number from 0, the same for an operation, its backward and the update of what it reads;
+arguments of `@main` have one, too. -1 marks operations that belong to no layer: whoever reads their
+result computes it again. In the body they read only each other, captured values and the microbatch
+index: nothing that would have to be sent with each microbatch."""
 
 from __future__ import annotations
 
@@ -25,13 +25,16 @@ from shardopt.ir.rewriting import defining
 
 
 def violations(module: ir.Module) -> Iterator[Violation]:
-    """All departures from the form: of operations (body, prologue, epilogue), arguments, and of layers as a whole."""
+    """All departures from the form: of operations (body, prologue, epilogue), arguments, and of
+    layers as a whole."""
     try:
         program = read_program(module)
     except ValueError as error:
         yield Violation(module.operation, str(error))
         return
-    layers = [(op, op.attributes.get(LAYER, None), SHARED, f"'{op.name}'") for op in _operations(program)]
+    layers = [
+        (op, op.attributes.get(LAYER, None), SHARED, f"'{op.name}'") for op in _operations(program)
+    ]
     layers += [
         (program.main, entries(attributes).get(LAYER), 0, f"argument {number} of '@main'")
         for number, attributes in enumerate(argument_attributes(program.main))
@@ -39,7 +42,9 @@ def violations(module: ir.Module) -> Iterator[Violation]:
     used = set()
     for op, attribute, least, where in layers:
         if attribute is None or not _is_i64(attribute):
-            yield Violation(op, f"expected '{LAYER}' of type i64 on {where}, found {attribute or 'none'}")
+            yield Violation(
+                op, f"expected '{LAYER}' of type i64 on {where}, found {attribute or 'none'}"
+            )
         elif (layer := ir.IntegerAttr(attribute).value) < least:
             yield Violation(op, f"expected a layer of at least {least} on {where}, found {layer}")
         else:
@@ -47,7 +52,8 @@ def violations(module: ir.Module) -> Iterator[Violation]:
     missing = sorted(set(range(max(used, default=SHARED) + 1)) - used)
     if missing:
         yield Violation(
-            program.loop, f"expected operations in every layer up to {max(used)}, found none in {missing[0]}"
+            program.loop,
+            f"expected operations in every layer up to {max(used)}, found none in {missing[0]}",
         )
     yield from _of_shared(program)
 
@@ -61,7 +67,8 @@ def _is_i64(attribute: ir.Attribute) -> bool:
 
 
 def _of_shared(program: Program) -> Iterator[Violation]:
-    """A shared operation of the body that read a layer's value would drag it to every stage, each microbatch."""
+    """A shared operation of the body that read a layer's value would drag it to every stage, each
+    microbatch."""
     carried = {program.body_block.arguments[number] for number, _ in program.carried}
     for op in program.body_ops:
         if _layer(op) != SHARED:
@@ -75,7 +82,10 @@ def _of_shared(program: Program) -> Iterator[Violation]:
 
 
 def _tied(op: ir.Operation, found: str) -> Violation:
-    return Violation(op, f"expected '{op.name}', which has no layer, to read none either, found it reading {found}")
+    return Violation(
+        op,
+        f"expected '{op.name}', which has no layer, to read none either, found it reading {found}",
+    )
 
 
 def _layer(op: ir.Operation) -> int | None:

@@ -2,17 +2,18 @@
 
     func.func public @main(%w: !mpmd.mesh_tensor<"m0", …> {tf.aliasing_output = 0 : i32}, …)
           attributes {topology, shardopt.devices}
-      mpmd.fragment_call<mesh="m0", …> @prologue_m0(…) {shardopt.kind = "prologue", shardopt.stage = 0 : i64}
-      mpmd.for (…) {iterations = 4 : ui32, shardopt.schedule = {name = "1f1b"}} { mpmd.call @microbatch(…) … }
-      mpmd.transfer {shardopt.resharding = {steps = dense<[[phase, src, dst, starts…, limits…], …]>}} %x
+      mpmd.fragment_call<mesh="m0", …> @prologue_m0(…) {shardopt.kind = "prologue", shardopt.stage =
+      0 : i64} mpmd.for (…) {iterations = 4 : ui32, shardopt.schedule = {name = "1f1b"}} { mpmd.call
+      @microbatch(…) … } mpmd.transfer {shardopt.resharding = {steps = dense<[[phase, src, dst,
+      starts…, limits…], …]>}} %x
     func.func private @microbatch(…)       fragment calls of kind fwd / bwd, and transfers
     func.func private @stage0_fwd(…)       plain StableHLO, global types, `mhlo.sharding` everywhere, `mesh_shape`
 
-A module of Shardy's own MPMD export is read, too: its functions have no `mhlo.sharding`, its calls no kind and stage
-(`shardopt.forms.shardy_functions`).
+A module of Shardy's own MPMD export is read, too: its functions have no `mhlo.sharding`, its calls
+no kind and stage (`shardopt.forms.shardy_functions`).
 
-`read_exported` expects a module that `verify_exported` (in `shardopt.forms.exported_verify`) accepts.
-"""
+`read_exported` expects a module that `verify_exported` (in `shardopt.forms.exported_verify`)
+accepts."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ _NAME_ATTRIBUTES = ("jax.arg_info", "jax.result_info")
 
 
 def read_exported(module: ir.Module) -> ExportedProgram:
-    """The whole program as plain values. Raises ValueError or KeyError on a module that does not verify."""
+    """The whole program as plain values. Raises ValueError or KeyError on a module that does not
+    verify."""
     symbols = ir.SymbolTable(module.operation)
     main = find_function(symbols, MAIN)
     meshes = read_topology(main)
@@ -99,11 +101,14 @@ def callee_name(op: ir.Operation) -> str:
 
 
 def mesh_value(type_: ir.Type) -> MeshValue:
-    """A mesh tensor type as a value; without a sharding it is replicated. Raises ValueError on other types."""
+    """A mesh tensor type as a value; without a sharding it is replicated. Raises ValueError on
+    other types."""
     parsed = parse_mesh_tensor(type_)
     shape = static_shape(parsed.tensor)
     sharding = parsed.sharding if parsed.sharding is not None else Sharding.replicated(len(shape))
-    return MeshValue(parsed.mesh, TensorSpec(shape, numpy_name(str(parsed.tensor.element_type)), sharding))
+    return MeshValue(
+        parsed.mesh, TensorSpec(shape, numpy_name(str(parsed.tensor.element_type)), sharding)
+    )
 
 
 def static_shape(type_: ir.RankedTensorType) -> tuple[int, ...]:
@@ -113,8 +118,11 @@ def static_shape(type_: ir.RankedTensorType) -> tuple[int, ...]:
 
 
 def attribute_dicts(function: ir.Operation, which: str) -> list[dict[str, ir.Attribute]]:
-    """The attributes of every argument ("arg_attrs") or result ("res_attrs"), empty where there are none."""
-    count = len(function_type(function).inputs if which == "arg_attrs" else function_type(function).results)
+    """The attributes of every argument ("arg_attrs") or result ("res_attrs"), empty where there are
+    none."""
+    count = len(
+        function_type(function).inputs if which == "arg_attrs" else function_type(function).results
+    )
     if which not in function.attributes:
         return [{} for _ in range(count)]
     rows = [ir.DictAttr(row) for row in ir.ArrayAttr(function.attributes[which])]
@@ -124,11 +132,14 @@ def attribute_dicts(function: ir.Operation, which: str) -> list[dict[str, ir.Att
 def donated_arguments(function: ir.Operation) -> tuple[int, ...]:
     """The arguments whose buffers a stage function consumes."""
     rows = attribute_dicts(function, "arg_attrs")
-    return tuple(number for number, row in enumerate(rows) if ALIASING_OUTPUT in row or BUFFER_DONOR in row)
+    return tuple(
+        number for number, row in enumerate(rows) if ALIASING_OUTPUT in row or BUFFER_DONOR in row
+    )
 
 
 def read_steps(transfer: ir.Operation, rank: int) -> tuple[ReshardStep, ...] | None:
-    """The resharding plan on a transfer, or None. Raises ValueError when it is no `[n, 3 + 2 * rank]`."""
+    """The resharding plan on a transfer, or None. Raises ValueError when it is no `[n, 3 + 2 *
+    rank]`."""
     if RESHARDING not in transfer.attributes:
         return None
     plan = ir.DictAttr(transfer.attributes[RESHARDING])
@@ -137,10 +148,14 @@ def read_steps(transfer: ir.Operation, rank: int) -> tuple[ReshardStep, ...] | N
     rows = np.asarray(ir.DenseIntElementsAttr(plan["steps"]))
     if rows.ndim != 2 or rows.shape[1] != _STEP_COLUMNS + 2 * rank:
         columns = _STEP_COLUMNS + 2 * rank
-        raise ValueError(f"expected resharding steps [n, {columns}] for rank {rank}, found {list(rows.shape)}")
+        raise ValueError(
+            f"expected resharding steps [n, {columns}] for rank {rank}, found {list(rows.shape)}"
+        )
     limits = _STEP_COLUMNS + rank
     return tuple(
-        ReshardStep(row[0], row[1], row[2], tuple(zip(row[_STEP_COLUMNS:limits], row[limits:], strict=True)))
+        ReshardStep(
+            row[0], row[1], row[2], tuple(zip(row[_STEP_COLUMNS:limits], row[limits:], strict=True))
+        )
         for row in rows.tolist()
     )
 
@@ -160,7 +175,8 @@ def _display_name(attributes: dict[str, ir.Attribute], default: str) -> str:
 
 
 class _Reader:
-    """Walks one function after another; `functions` collects the callees in order of their first call."""
+    """Walks one function after another; `functions` collects the callees in order of their first
+    call."""
 
     def __init__(self, symbols: ir.SymbolTable, meshes: dict[str, Mesh]) -> None:
         self.symbols = symbols
@@ -169,11 +185,14 @@ class _Reader:
         self._same: dict[object, bytes] = {}  # bytecode by text and shardings
 
     def value(self, type_: ir.Type) -> MeshValue:
-        """The type as a value, without axes of size one: they split nothing, and equal tilings compare equal."""
+        """The type as a value, without axes of size one: they split nothing, and equal tilings
+        compare equal."""
         value = mesh_value(type_)
         live = {name for name, size in self.meshes[value.mesh].axes if size > 1}
         found = value.spec.sharding
-        *dims, partial = (tuple(axis for axis in axes if axis in live) for axes in (*found.dims, found.partial))
+        *dims, partial = (
+            tuple(axis for axis in axes if axis in live) for axes in (*found.dims, found.partial)
+        )
         return replace(value, spec=replace(value.spec, sharding=Sharding(tuple(dims), partial)))
 
     def read_body(self, block: ir.Block) -> Body:
@@ -194,17 +213,31 @@ class _Reader:
             inputs = tuple(numbers[operand] for operand in op.operands)
             outputs = tuple(define(result) for result in op.results)
             if op.name == "mpmd.fragment_call":
-                ops.append(self._read_call(op, inputs, outputs, [values[value] for value in (*inputs, *outputs)]))
+                ops.append(
+                    self._read_call(
+                        op, inputs, outputs, [values[value] for value in (*inputs, *outputs)]
+                    )
+                )
             elif op.name == "mpmd.transfer":
-                ops.append(self._read_transfer(op, inputs[0], outputs[0], values[inputs[0]], values[outputs[0]]))
+                ops.append(
+                    self._read_transfer(
+                        op, inputs[0], outputs[0], values[inputs[0]], values[outputs[0]]
+                    )
+                )
             elif op.name == "mpmd.for":
                 ops.append(self._read_loop(op, inputs, outputs, numbers))
             else:
                 raise ValueError(f"expected a fragment call, transfer or loop, found '{op.name}'")
-        return Body(tuple(values), tuple(ops), tuple(numbers[operand] for operand in terminator.operands))
+        return Body(
+            tuple(values), tuple(ops), tuple(numbers[operand] for operand in terminator.operands)
+        )
 
     def _read_call(
-        self, op: ir.Operation, inputs: tuple[int, ...], outputs: tuple[int, ...], values: list[MeshValue]
+        self,
+        op: ir.Operation,
+        inputs: tuple[int, ...],
+        outputs: tuple[int, ...],
+        values: list[MeshValue],
     ) -> Call:
         callee = callee_name(op)
         if callee not in self.functions:
@@ -212,7 +245,9 @@ class _Reader:
             function = find_function(self.symbols, callee)
             self.functions[callee] = StageFunction(
                 callee,
-                self._bytecode(function, self.meshes[ir.StringAttr(op.attributes["mesh_name"]).value], specs),
+                self._bytecode(
+                    function, self.meshes[ir.StringAttr(op.attributes["mesh_name"]).value], specs
+                ),
                 specs[: len(inputs)],
                 specs[len(inputs) :],
                 donated_arguments(function),
@@ -221,7 +256,9 @@ class _Reader:
             mesh=ir.StringAttr(op.attributes["mesh_name"]).value,
             function=callee,
             kind=ir.StringAttr(op.attributes[KIND]).value if KIND in op.attributes else FRAGMENT,
-            stage=int(ir.IntegerAttr(op.attributes[STAGE])) if STAGE in op.attributes else self._place(op),
+            stage=int(ir.IntegerAttr(op.attributes[STAGE]))
+            if STAGE in op.attributes
+            else self._place(op),
             inputs=inputs,
             outputs=outputs,
         )
@@ -235,7 +272,8 @@ class _Reader:
             return standalone_bytecode(function, mesh)
         shardings = [spec.sharding for spec in specs]
         split = len(function_type(function).inputs)
-        # Ours share equal functions already; here those that differ in their names alone are compiled once, too.
+        # Ours share equal functions already; here those that differ in their names alone are
+        # compiled once, too.
         name = ir.StringAttr(function.attributes["sym_name"]).value
         text = str(function.get_asm(enable_debug_info=False)).replace(f"@{name}(", "@(", 1)
         key = (text, mesh.axes, tuple(shardings))
@@ -245,15 +283,26 @@ class _Reader:
         return self._same[key]
 
     def _read_transfer(
-        self, op: ir.Operation, source: int, target: int, source_value: MeshValue, target_value: MeshValue
+        self,
+        op: ir.Operation,
+        source: int,
+        target: int,
+        source_value: MeshValue,
+        target_value: MeshValue,
     ) -> Transfer:
         steps = read_steps(op, len(source_value.spec.shape))
         if not steps:
-            steps = default_steps(*((self.meshes[value.mesh], value.spec) for value in (source_value, target_value)))
+            steps = default_steps(
+                *((self.meshes[value.mesh], value.spec) for value in (source_value, target_value))
+            )
         return Transfer(source, target, steps)
 
     def _read_loop(
-        self, op: ir.Operation, initial: tuple[int, ...], outputs: tuple[int, ...], numbers: dict[ir.Value, int]
+        self,
+        op: ir.Operation,
+        initial: tuple[int, ...],
+        outputs: tuple[int, ...],
+        numbers: dict[ir.Value, int],
     ) -> Loop:
         block = op.regions[0].blocks[0]
         carried = list(block.arguments)
@@ -262,19 +311,26 @@ class _Reader:
             iterations=int(ir.IntegerAttr(op.attributes["iterations"])),
             schedule=read_schedule(op),
             body=self.read_body(entry_block(find_function(self.symbols, callee_name(call)))),
-            arguments=tuple(loop_argument(operand, carried, len(initial), numbers) for operand in call.operands),
+            arguments=tuple(
+                loop_argument(operand, carried, len(initial), numbers) for operand in call.operands
+            ),
             initial=initial,
             yields=tuple(
-                None if operand in carried else _position(operand, call.results) for operand in terminator.operands
+                None if operand in carried else _position(operand, call.results)
+                for operand in terminator.operands
             ),
             outputs=outputs,
         )
 
 
 def loop_argument(
-    operand: ir.Value, block_arguments: Sequence[ir.Value], num_carried: int, numbers: dict[ir.Value, int]
+    operand: ir.Value,
+    block_arguments: Sequence[ir.Value],
+    num_carried: int,
+    numbers: dict[ir.Value, int],
 ) -> LoopArgument:
-    """What the call in a loop passes on: the index is the block argument after the carried values."""
+    """What the call in a loop passes on: the index is the block argument after the carried
+    values."""
     if operand not in block_arguments:
         return LoopArgument("captured", numbers[operand])
     position = _position(operand, block_arguments)
@@ -286,7 +342,8 @@ def _position(value: ir.Value, among: Sequence[ir.Value]) -> int:
 
 
 def is_annotated(function: ir.Operation) -> bool:
-    """Whether the signature has `mhlo.sharding`s, as in our form; else it is taken for one of Shardy's."""
+    """Whether the signature has `mhlo.sharding`s, as in our form; else it is taken for one of
+    Shardy's."""
     rows = (*attribute_dicts(function, "arg_attrs"), *attribute_dicts(function, "res_attrs"))
     return not rows or any(MHLO_SHARDING in row for row in rows)
 
@@ -296,12 +353,11 @@ def standalone_bytecode(
     mesh: Mesh,
     signature: tuple[ir.SymbolTable, Sequence[Sharding], Sequence[Sharding]] | None = None,
 ) -> bytes:
-    """MLIR bytecode of a module that holds `function` alone, as public `@main`, in the form of Shardy's partitioner for
-    a mesh of the shape of `mesh`; `function` itself stays as it is.
+    """MLIR bytecode of a module that holds `function` alone, as public `@main`, in the form of
+    Shardy's partitioner for a mesh of the shape of `mesh`; `function` itself stays as it is.
 
-    `signature` is for functions that are not annotated: where their module's symbols are, and the shardings of their
-    arguments and results.
-    """
+    `signature` is for functions that are not annotated: where their module's symbols are, and the
+    shardings of their arguments and results."""
     with function.context, function.location:
         module = ir.Module.create()
         module.operation.attributes["sym_name"] = function.attributes["sym_name"]

@@ -1,8 +1,8 @@
-"""An exported module as plain values: what `read_exported` returns and the runtime turns into instructions.
+"""An exported module as plain values: what `read_exported` returns and the runtime turns into
+instructions.
 
-Nothing here knows MLIR, so these values can be sent to processes that never import it. Values of a function are
-numbered in program order: first its arguments, then the results of its operations.
-"""
+Nothing here knows MLIR, so these values can be sent to processes that never import it. Values of a
+function are numbered in program order: first its arguments, then the results of its operations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Box = tuple[tuple[int, int], ...]  # (start, limit) of each dimension
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A distributed tensor on a given mesh: global shape, numpy dtype name, and how the mesh splits it."""
+    """A distributed tensor on a given mesh: global shape, numpy dtype name, and how the mesh splits
+    it."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -38,7 +39,8 @@ class MeshValue:
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of `@main`. `alias` is the number of the result that replaces it in the next step, if it is state."""
+    """An argument of `@main`. `alias` is the number of the result that replaces it in the next
+    step, if it is state."""
 
     name: str
     value: MeshValue
@@ -55,7 +57,8 @@ class Result:
 
 @dataclass(frozen=True)
 class ReshardStep:
-    """Global device `source` gives the global `box` to `target`: across meshes in phase 0, inside the target after."""
+    """Global device `source` gives the global `box` to `target`: across meshes in phase 0, inside
+    the target after."""
 
     phase: int
     source: int
@@ -65,7 +68,8 @@ class ReshardStep:
 
 @dataclass(frozen=True)
 class Call:
-    """A fragment call: `function` runs on `mesh`; `kind` and `stage` say which task of the schedule it belongs to."""
+    """A fragment call: `function` runs on `mesh`; `kind` and `stage` say which task of the schedule
+    it belongs to."""
 
     mesh: str
     function: str
@@ -86,7 +90,8 @@ class Transfer:
 
 @dataclass(frozen=True)
 class LoopArgument:
-    """What an argument of the microbatch body is: a value of `@main`, carried value `number`, or the index."""
+    """What an argument of the microbatch body is: a value of `@main`, carried value `number`, or
+    the index."""
 
     kind: Literal["captured", "carried", "index"]
     number: int = 0
@@ -103,10 +108,11 @@ class Body:
 
 @dataclass(frozen=True)
 class Loop:
-    """Microbatch loop: carried value k starts as `initial[k]`, becomes body result `yields[k]`, ends in `outputs[k]`.
+    """Microbatch loop: carried value k starts as `initial[k]`, becomes body result `yields[k]`,
+    ends in `outputs[k]`.
 
-    `yields[k]` is None where the body hands the carried value on unchanged. `schedule` is None without that attribute.
-    """
+    `yields[k]` is None where the body hands the carried value on unchanged. `schedule` is None
+    without that attribute."""
 
     iterations: int
     schedule: ScheduleText | None
@@ -119,7 +125,8 @@ class Loop:
 
 @dataclass(frozen=True)
 class StageFunction:
-    """A callee, compiled once per mesh that calls it: MLIR bytecode of a module with a public `@main`.
+    """A callee, compiled once per mesh that calls it: MLIR bytecode of a module with a public
+    `@main`.
 
     `donates` are the argument numbers whose buffers the function consumes.
     """

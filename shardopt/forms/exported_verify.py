@@ -1,8 +1,9 @@
-"""The verifier of the exported form: everything the runtime relies on, checked before anything runs.
+"""The verifier of the exported form: everything the runtime relies on, checked before anything
+runs.
 
-The C++ verifiers of the dialect leave mesh names, device ids, shardings against callees, resharding plans and the shape
-of the microbatch loop unchecked; wrong ones would crash the process or give wrong numbers.
-"""
+The C++ verifiers of the dialect leave mesh names, device ids, shardings against callees, resharding
+plans and the shape of the microbatch loop unchecked; wrong ones would crash the process or give
+wrong numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +13,14 @@ from contextlib import contextmanager
 from jaxlib.mlir import ir
 
 from shardopt.dialect.donation import read_donation
-from shardopt.dialect.mpmd import BODY_KINDS, KIND, STAGE, mesh_shape_attr, parse_mesh_tensor, read_topology
+from shardopt.dialect.mpmd import (
+    BODY_KINDS,
+    KIND,
+    STAGE,
+    mesh_shape_attr,
+    parse_mesh_tensor,
+    read_topology,
+)
 from shardopt.dialect.schedule import read_schedule
 from shardopt.dialect.sharding import to_mhlo
 from shardopt.forms.exported_form import (
@@ -40,7 +48,8 @@ Problem = tuple[ir.Location, str]
 
 
 def verify_exported(module: ir.Module) -> list[Problem]:
-    """Every fault as (location, message), in program order; empty for a module that the runtime can execute."""
+    """Every fault as (location, message), in program order; empty for a module that the runtime can
+    execute."""
     symbols = ir.SymbolTable(module.operation)
     verifier = _Verifier(symbols)
     with verifier.reporting(module.operation):
@@ -84,7 +93,9 @@ class _Verifier:
                 raise ValueError(f"mesh '{mesh.name}' stands twice in the topology")
             for device in mesh.devices:
                 if owners.setdefault(device, mesh.name) != mesh.name:
-                    raise ValueError(f"device {device} is in mesh '{owners[device]}' and in mesh '{mesh.name}'")
+                    raise ValueError(
+                        f"device {device} is in mesh '{owners[device]}' and in mesh '{mesh.name}'"
+                    )
         if not meshes:
             raise ValueError("expected at least one mesh in the topology, found none")
         return {mesh.name: mesh for mesh in meshes}
@@ -100,7 +111,9 @@ class _Verifier:
         try:
             value = mesh_value(type_)
             if value.mesh not in self.meshes:
-                raise ValueError(f"mesh '{value.mesh}' is not in the topology ({', '.join(self.meshes)})")
+                raise ValueError(
+                    f"mesh '{value.mesh}' is not in the topology ({', '.join(self.meshes)})"
+                )
             value.spec.sharding.check(self.meshes[value.mesh], value.spec.shape)
         except ValueError as error:
             self.report(op, f"{what}: {error}")
@@ -113,9 +126,15 @@ class _Verifier:
         taken: dict[int, int] = {}
         for number, alias in read_donation(main).items():
             if not 0 <= alias < len(results):
-                self.report(main, f"argument {number} aliases result {alias}, but there are {len(results)} results")
+                self.report(
+                    main,
+                    f"argument {number} aliases result {alias}, but there are {len(results)} "
+                    "results",
+                )
             elif alias in taken:
-                self.report(main, f"arguments {taken[alias]} and {number} both alias result {alias}")
+                self.report(
+                    main, f"arguments {taken[alias]} and {number} both alias result {alias}"
+                )
             elif mesh_value(inputs[number]) != mesh_value(results[alias]):
                 self.report(
                     main,
@@ -142,7 +161,9 @@ class _Verifier:
                     self._verify_loop(op)
                 else:
                     self.report(
-                        op, f"expected a fragment call{'' if in_body else ', a loop'} or a transfer, found '{op.name}'"
+                        op,
+                        f"expected a fragment call{'' if in_body else ', a loop'} or a transfer, "
+                        f"found '{op.name}'",
                     )
         if loops > 1:
             self.report(terminator, f"expected at most one microbatch loop, found {loops}")
@@ -150,17 +171,27 @@ class _Verifier:
     def _verify_call(self, op: ir.Operation, *, in_body: bool) -> None:
         mesh = ir.StringAttr(op.attributes["mesh_name"]).value
         if mesh not in self.meshes:
-            return self.report(op, f"mesh '{mesh}' is not in the topology ({', '.join(self.meshes)})")
+            return self.report(
+                op, f"mesh '{mesh}' is not in the topology ({', '.join(self.meshes)})"
+            )
         self._verify_task(op, mesh, in_body=in_body)
         self._verify_callee(op, find_function(self.symbols, callee_name(op)), self.meshes[mesh])
 
     def _verify_task(self, op: ir.Operation, mesh: str, *, in_body: bool) -> None:
         for key in (KIND, STAGE):
             if key not in op.attributes:
-                return self.report(op, f"expected attribute '{key}', found none") if in_body else None
-        kind, stage = ir.StringAttr(op.attributes[KIND]).value, int(ir.IntegerAttr(op.attributes[STAGE]))
+                return (
+                    self.report(op, f"expected attribute '{key}', found none") if in_body else None
+                )
+        kind, stage = (
+            ir.StringAttr(op.attributes[KIND]).value,
+            int(ir.IntegerAttr(op.attributes[STAGE])),
+        )
         if in_body and kind not in BODY_KINDS:
-            self.report(op, f"expected a kind of the microbatch body ({', '.join(BODY_KINDS)}), found '{kind}'")
+            self.report(
+                op,
+                f"expected a kind of the microbatch body ({', '.join(BODY_KINDS)}), found '{kind}'",
+            )
         home = self.homes.setdefault((stage, kind), mesh) if in_body else mesh
         if home != mesh:
             self.report(op, f"{kind} of stage {stage} runs on mesh '{home}' and on mesh '{mesh}'")
@@ -170,17 +201,25 @@ class _Verifier:
         expected = mesh_shape_attr(mesh)
         found = callee.attributes.get(MESH_SHAPE, None)
         if found != expected:
-            self.report(op, f"function @{name}: expected mesh_shape {expected} of mesh '{mesh.name}', found {found}")
+            self.report(
+                op,
+                f"function @{name}: expected mesh_shape {expected} of mesh '{mesh.name}', found "
+                f"{found}",
+            )
         annotated = is_annotated(callee)
         calls = [inner.name for inner in _nested_ops(callee) if inner.name == "func.call"]
         if calls and annotated:
-            self.report(op, f"function @{name}: expected plain StableHLO without calls, found '{calls[0]}'")
+            self.report(
+                op, f"function @{name}: expected plain StableHLO without calls, found '{calls[0]}'"
+            )
         for what, values, types, key in (
             ("argument", op.operands, function_type(callee).inputs, "arg_attrs"),
             ("result", op.results, function_type(callee).results, "res_attrs"),
         ):
             if len(values) != len(types):
-                self.report(op, f"function @{name}: expected {len(types)} {what}s, found {len(values)}")
+                self.report(
+                    op, f"function @{name}: expected {len(types)} {what}s, found {len(values)}"
+                )
                 continue
             rows = zip(values, types, attribute_dicts(callee, key), strict=True)
             for number, (value, type_, attributes) in enumerate(rows):
@@ -197,30 +236,41 @@ class _Verifier:
         where: str,
         annotated: bool,
     ) -> None:
-        """One argument or result of a call: same mesh, same tensor type, same sharding on both sides.
+        """One argument or result of a call: same mesh, same tensor type, same sharding on both
+        sides.
 
-        Where the callee is not annotated the outer type decides, and what the callee states must be the same.
-        """
+        Where the callee is not annotated the outer type decides, and what the callee states must be
+        the same."""
         value = mesh_value(outer)
         tensor = parse_mesh_tensor(outer).tensor
         if value.mesh != mesh.name:
-            return self.report(op, f"{where}: expected a value of mesh '{mesh.name}', found one of '{value.mesh}'")
+            return self.report(
+                op, f"{where}: expected a value of mesh '{mesh.name}', found one of '{value.mesh}'"
+            )
         if tensor != inner:
             return self.report(op, f"{where}: expected {inner}, found {tensor}")
         if not annotated:
             stated = stated_sharding(attributes)
             if stated is not None and to_mhlo(stated, mesh) != to_mhlo(value.spec.sharding, mesh):
-                self.report(op, f"{where}: expected sdy.sharding {value.spec.sharding}, found {stated}")
+                self.report(
+                    op, f"{where}: expected sdy.sharding {value.spec.sharding}, found {stated}"
+                )
             return
         expected = to_mhlo(value.spec.sharding, mesh)
-        found = f'"{ir.StringAttr(attributes[MHLO_SHARDING]).value}"' if MHLO_SHARDING in attributes else "none"
+        found = (
+            f'"{ir.StringAttr(attributes[MHLO_SHARDING]).value}"'
+            if MHLO_SHARDING in attributes
+            else "none"
+        )
         if found != f'"{expected}"':
             self.report(op, f'{where}: expected {MHLO_SHARDING} "{expected}", found {found}')
 
     def _verify_transfer(self, op: ir.Operation) -> None:
         source, target = mesh_value(op.operands[0].type), mesh_value(op.results[0].type)
         if (source.spec.shape, source.spec.dtype) != (target.spec.shape, target.spec.dtype):
-            return self.report(op, f"transfer: expected equal tensors, found {source.spec} and {target.spec}")
+            return self.report(
+                op, f"transfer: expected equal tensors, found {source.spec} and {target.spec}"
+            )
         steps = read_steps(op, len(source.spec.shape))
         if steps:
             fault = find_plan_fault(
@@ -229,7 +279,10 @@ class _Verifier:
                 tiles_by_device(self.meshes[target.mesh], target.spec),
             )
             if fault is not None:
-                self.report(op, f"resharding plan from mesh '{source.mesh}' to mesh '{target.mesh}': {fault}")
+                self.report(
+                    op,
+                    f"resharding plan from mesh '{source.mesh}' to mesh '{target.mesh}': {fault}",
+                )
 
     def _verify_loop(self, op: ir.Operation) -> None:
         if int(ir.IntegerAttr(op.attributes["iterations"])) < 1:
@@ -243,34 +296,52 @@ class _Verifier:
         block = op.regions[0].blocks[0]
         names = [view.operation.name for view in block.operations]
         if names != ["mpmd.call", "mpmd.return"]:
-            return self.report(op, f"expected a loop body of mpmd.call and mpmd.return, found {', '.join(names)}")
+            return self.report(
+                op, f"expected a loop body of mpmd.call and mpmd.return, found {', '.join(names)}"
+            )
         call, terminator = (view.operation for view in block.operations)
         body = find_function(self.symbols, callee_name(call))
         with self.reporting(body):
             if {name: mesh.axes for name, mesh in self._meshes(body).items()} != {
                 name: mesh.axes for name, mesh in self.meshes.items()
             }:
-                self.report(body, f"function @{callee_name(call)}: expected the topology of @{MAIN}")
+                self.report(
+                    body, f"function @{callee_name(call)}: expected the topology of @{MAIN}"
+                )
         self._verify_ops(entry_block(body), in_body=True)
         self._verify_carried(call, terminator, list(block.arguments), body)
 
     def _verify_carried(
-        self, call: ir.Operation, terminator: ir.Operation, block_arguments: list[ir.Value], body: ir.Operation
+        self,
+        call: ir.Operation,
+        terminator: ir.Operation,
+        block_arguments: list[ir.Value],
+        body: ir.Operation,
     ) -> None:
-        """A carried value must be read and written by one task, else the schedule could not reorder microbatches."""
-        arguments, returned = list(entry_block(body).arguments), list(end_of(entry_block(body)).operands)
+        """A carried value must be read and written by one task, else the schedule could not reorder
+        microbatches."""
+        arguments, returned = (
+            list(entry_block(body).arguments),
+            list(end_of(entry_block(body)).operands),
+        )
         passed: dict[ir.Value, list[int]] = {}
         for position, operand in enumerate(call.operands):
             passed.setdefault(operand, []).append(position)
-        writers: dict[ir.Value, object] = {result: returned[number].owner for number, result in enumerate(call.results)}
+        writers: dict[ir.Value, object] = {
+            result: returned[number].owner for number, result in enumerate(call.results)
+        }
         for number, value in enumerate(terminator.operands):
             if value == block_arguments[number]:
                 continue
             writer = writers.get(value)
-            if not isinstance(writer, (ir.Operation, ir.OpView)) or writer.operation.name != "mpmd.fragment_call":
+            if (
+                not isinstance(writer, (ir.Operation, ir.OpView))
+                or writer.operation.name != "mpmd.fragment_call"
+            ):
                 self.report(
                     terminator,
-                    f"carried value {number}: expected its own argument, or the result of a fragment call in the body",
+                    f"carried value {number}: expected its own argument, or the result of a "
+                    "fragment call in the body",
                 )
                 continue
             for position in passed.get(block_arguments[number], ()):
@@ -282,7 +353,8 @@ class _Verifier:
             if _task(reader) != _task(writer):
                 self.report(
                     reader,
-                    f"carried value {number} is written by {_task(writer)} but read by {_task(reader)}: "
+                    f"carried value {number} is written by {_task(writer)} but read by "
+                    f"{_task(reader)}: "
                     "the schedule may run them in another order",
                 )
 
@@ -290,7 +362,10 @@ class _Verifier:
 def _task(op: ir.Operation) -> str:
     if op.name != "mpmd.fragment_call" or KIND not in op.attributes or STAGE not in op.attributes:
         return f"'{op.name}'"
-    return f"{ir.StringAttr(op.attributes[KIND]).value} of stage {int(ir.IntegerAttr(op.attributes[STAGE]))}"
+    return (
+        f"{ir.StringAttr(op.attributes[KIND]).value} of stage "
+        f"{int(ir.IntegerAttr(op.attributes[STAGE]))}"
+    )
 
 
 def _nested_ops(op: ir.Operation) -> Iterator[ir.Operation]:

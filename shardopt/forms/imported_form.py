@@ -1,8 +1,9 @@
-"""What a module looks like after import: one public `@main` of StableHLO operations on tensors of static shape.
+"""What a module looks like after import: one public `@main` of StableHLO operations on tensors of
+static shape.
 
-All later phases read operations of `@main` in program order and their shapes; nothing in the program may be hidden
-behind a call, decided by the shape of the input, or already be written for one device of a mesh.
-"""
+All later phases read operations of `@main` in program order and their shapes; nothing in the
+program may be hidden behind a call, decided by the shape of the input, or already be written for
+one device of a mesh."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ _DYNAMIC = frozenset(
 
 
 def violations(module: ir.Module) -> Iterator[Violation]:
-    """All departures from the imported form: those of the functions, then those of the operations in program order."""
+    """All departures from the imported form: those of the functions, then those of the operations
+    in program order."""
     yield from _of_functions(module)
     for op in operations(module.operation, outer_first=True):
         message = _of_name(op) or _of_types(op)
@@ -87,7 +89,9 @@ def _of_functions(module: ir.Module) -> Iterator[Violation]:
         yield Violation(module.operation, f"expected a function '@{MAIN}', found {_listed(names)}")
     for name, function in names.items():
         if name != MAIN:
-            yield Violation(function, f"expected '@{MAIN}' to be the only function, found '@{name}'")
+            yield Violation(
+                function, f"expected '@{MAIN}' to be the only function, found '@{name}'"
+            )
         elif "sym_visibility" in function.attributes:
             visibility = ir.StringAttr(function.attributes["sym_visibility"]).value
             if visibility != "public":
@@ -107,11 +111,17 @@ def _of_name(op: ir.Operation) -> str:
         callee = ir.FlatSymbolRefAttr(op.attributes[_CALLS[name]]).value
         return f"expected no calls, found '{name}' of '@{callee}'; run shardopt-inline-calls first"
     if name in _PER_DEVICE:
-        return f"expected a program for all devices, found '{name}', which is code for one device of a mesh"
+        return (
+            f"expected a program for all devices, found '{name}', which is code for one device "
+            "of a mesh"
+        )
     if name == "stablehlo.custom_call":
         target = ir.StringAttr(op.attributes["call_target_name"]).value
         if target in _PER_DEVICE_TARGETS:
-            return f"expected a program for all devices, found '@{target}', which begins or ends code for one device"
+            return (
+                f"expected a program for all devices, found '@{target}', which begins or ends "
+                "code for one device"
+            )
     if name in _DYNAMIC:
         return f"expected static shapes, found '{name}', whose result shape is computed"
     if not name.startswith("stablehlo.") and name not in _ALLOWED:
@@ -128,7 +138,9 @@ def _of_types(op: ir.Operation) -> str:
         for block in region.blocks:
             for argument in block.arguments:
                 if not _is_plain(argument.type):
-                    return f"expected arguments of static shape, found {argument.type} in '{op.name}'"
+                    return (
+                        f"expected arguments of static shape, found {argument.type} in '{op.name}'"
+                    )
     return ""
 
 

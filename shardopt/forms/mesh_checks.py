@@ -1,4 +1,5 @@
-"""What C++ does not check of meshes and of the values on them; the verifiers of all forms with stages use these."""
+"""What C++ does not check of meshes and of the values on them; the verifiers of all forms with
+stages use these."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from shardopt.mesh.mesh import Mesh
 
 
 def mesh_mistakes(meshes: Sequence[Mesh], cluster: Cluster) -> Iterator[str]:
-    """Names must be unique, device ids disjoint and those of the cluster, and a mesh must lie in one host group."""
+    """Names must be unique, device ids disjoint and those of the cluster, and a mesh must lie in
+    one host group."""
     names: set[str] = set()
     owner: dict[int, str] = {}
     for mesh in meshes:
@@ -26,7 +28,10 @@ def mesh_mistakes(meshes: Sequence[Mesh], cluster: Cluster) -> Iterator[str]:
                     f"found device {device} in mesh '{mesh.name}'"
                 )
             elif device in owner:
-                yield f"expected disjoint meshes, found device {device} in '{owner[device]}' and in '{mesh.name}'"
+                yield (
+                    f"expected disjoint meshes, found device {device} in '{owner[device]}' and "
+                    f"in '{mesh.name}'"
+                )
             owner.setdefault(device, mesh.name)
         try:
             cluster.group_of(mesh)
@@ -35,8 +40,8 @@ def mesh_mistakes(meshes: Sequence[Mesh], cluster: Cluster) -> Iterator[str]:
 
 
 def value_mistake(type_: ir.Type, meshes: Mapping[str, Mesh]) -> str:
-    """What is wrong with the type of a value outside of fragments, or nothing: a mesh tensor on a mesh that exists,
-    with a sharding, if it has one, that fits."""
+    """What is wrong with the type of a value outside of fragments, or nothing: a mesh tensor on a
+    mesh that exists, with a sharding, if it has one, that fits."""
     if not is_mesh_tensor(type_):
         return f"expected a mesh tensor, found {type_}"
     try:

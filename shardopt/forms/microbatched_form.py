@@ -1,4 +1,5 @@
-"""What a module looks like after the microbatch phase: prologue, a rolled loop over microbatches, epilogue.
+"""What a module looks like after the microbatch phase: prologue, a rolled loop over microbatches,
+epilogue.
 
     func.func public @main(…) {
       prologue
@@ -9,8 +10,8 @@
       epilogue }
     func.func private @microbatch(captured…, accumulators…, index) -> accumulators
 
-Types are plain tensors, equal for the k-th init, accumulator and result; every captured value is read by the body.
-"""
+Types are plain tensors, equal for the k-th init, accumulator and result; every captured value is
+read by the body."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def violations(module: ir.Module) -> Iterator[Violation]:
         yield from _of_captures(program)
     for op in operations(module.operation):
         if op.name in _CALLS or (op.name.startswith("mpmd.") and op.name not in _FRAME):
-            yield Violation(op, f"expected StableHLO operations and one microbatch loop, found '{op.name}'")
+            yield Violation(
+                op, f"expected StableHLO operations and one microbatch loop, found '{op.name}'"
+            )
 
 
 def _of_functions(program: Program) -> Iterator[Violation]:
@@ -52,9 +55,15 @@ def _of_functions(program: Program) -> Iterator[Violation]:
     for function in functions(program.module):
         if symbol_name(function) not in (MAIN, name):
             found = symbol_name(function)
-            yield Violation(function, f"expected no functions but '@{MAIN}' and '@{MICROBATCH}', found '@{found}'")
+            yield Violation(
+                function,
+                f"expected no functions but '@{MAIN}' and '@{MICROBATCH}', found '@{found}'",
+            )
     attributes = program.body.attributes
-    if "sym_visibility" not in attributes or ir.StringAttr(attributes["sym_visibility"]).value != "private":
+    if (
+        "sym_visibility" not in attributes
+        or ir.StringAttr(attributes["sym_visibility"]).value != "private"
+    ):
         yield Violation(program.body, f"expected '@{name}' to be private, found it public")
 
 
@@ -64,10 +73,15 @@ def _of_call(program: Program) -> Iterator[Violation]:
     passed = list(program.call.operands)
     index = carried[-1]
     if str(index.type) != "tensor<ui32>":
-        yield Violation(program.loop, f"expected the loop to number microbatches in a tensor<ui32>, found {index.type}")
+        yield Violation(
+            program.loop,
+            f"expected the loop to number microbatches in a tensor<ui32>, found {index.type}",
+        )
     if passed[len(passed) - len(carried) :] != carried:
         yield Violation(
-            program.call, f"expected the last {len(carried)} operands to be the accumulators and the index in order"
+            program.call,
+            f"expected the last {len(carried)} operands to be the accumulators and the index in "
+            "order",
         )
     if list(terminator(program.loop_block).operands) != list(program.call.results):
         yield Violation(terminator(program.loop_block), "expected the results of the call in order")
@@ -79,4 +93,7 @@ def _of_captures(program: Program) -> Iterator[Violation]:
     for k in program.captured:
         argument = program.body_block.arguments[k]
         if not any(True for _ in argument.uses):
-            yield Violation(program.body, f"expected every captured value to be read, found argument {k} without use")
+            yield Violation(
+                program.body,
+                f"expected every captured value to be read, found argument {k} without use",
+            )

@@ -1,4 +1,5 @@
-"""Resharding plans as lists of steps: tile algebra, the plan of a transfer that carries none, the check of a plan."""
+"""Resharding plans as lists of steps: tile algebra, the plan of a transfer that carries none, the
+check of a plan."""
 
 from __future__ import annotations
 
@@ -8,8 +9,11 @@ from shardopt.forms.exported_program import Box, ReshardStep, TensorSpec
 from shardopt.mesh.mesh import Mesh
 
 
-def default_steps(source: tuple[Mesh, TensorSpec], target: tuple[Mesh, TensorSpec]) -> tuple[ReshardStep, ...]:
-    """The plan of a transfer that carries none: every target device gets each part from one holder, replicas in turn.
+def default_steps(
+    source: tuple[Mesh, TensorSpec], target: tuple[Mesh, TensorSpec]
+) -> tuple[ReshardStep, ...]:
+    """The plan of a transfer that carries none: every target device gets each part from one holder,
+    replicas in turn.
 
     Empty when both sides are the same devices with the same tiles.
     """
@@ -30,10 +34,12 @@ def default_steps(source: tuple[Mesh, TensorSpec], target: tuple[Mesh, TensorSpe
 
 
 def tiles_by_device(mesh: Mesh, spec: TensorSpec) -> dict[int, Box]:
-    """The global box that each device of the mesh holds; empty where uneven tiles leave a device nothing."""
+    """The global box that each device of the mesh holds; empty where uneven tiles leave a device
+    nothing."""
     boxes = spec.sharding.tiles(mesh, spec.shape).tolist()
     return {
-        device: tuple((start, limit) for start, limit in box) for device, box in zip(mesh.devices, boxes, strict=True)
+        device: tuple((start, limit) for start, limit in box)
+        for device, box in zip(mesh.devices, boxes, strict=True)
     }
 
 
@@ -43,15 +49,19 @@ def intersect(left: Box, right: Box) -> Box | None:
     return common if all(start < limit for start, limit in common) else None
 
 
-def find_plan_fault(steps: tuple[ReshardStep, ...], held: dict[int, Box], wanted: dict[int, Box]) -> str | None:
-    """Why a resharding plan is wrong, or None: every element of each wanted tile must arrive exactly once.
+def find_plan_fault(
+    steps: tuple[ReshardStep, ...], held: dict[int, Box], wanted: dict[int, Box]
+) -> str | None:
+    """Why a resharding plan is wrong, or None: every element of each wanted tile must arrive
+    exactly once.
 
-    `held` and `wanted` give the tile of each source and target device. What a device passes on in a later phase it must
-    have received in a phase before that.
-    """
+    `held` and `wanted` give the tile of each source and target device. What a device passes on in a
+    later phase it must have received in a phase before that."""
     received: dict[int, list[tuple[int, Box]]] = {device: [] for device in wanted}  # with the phase
     for step in sorted(steps, key=lambda step: step.phase):
-        text = f"phase {step.phase}, device {step.source} to {step.target}, box {format_box(step.box)}"
+        text = (
+            f"phase {step.phase}, device {step.source} to {step.target}, box {format_box(step.box)}"
+        )
         if step.phase < 0:
             return f"{text}: phases count from 0"
         if step.target not in wanted:

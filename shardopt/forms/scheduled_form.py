@@ -1,7 +1,8 @@
-"""What a module looks like after the schedule phase: the loop names a schedule that can run, and fits the memory.
+"""What a module looks like after the schedule phase: the loop names a schedule that can run, and
+fits the memory.
 
-    mpmd.for (…) {iterations = 8 : ui32, shardopt.schedule = {name = "1f1b", makespan_seconds = 0.1 : f64,
-                  bubble = 0.27 : f64, peak_bytes = array<i64: 4096, 2048>}} …
+    mpmd.for (…) {iterations = 8 : ui32, shardopt.schedule = {name = "1f1b", makespan_seconds = 0.1
+                  : f64, bubble = 0.27 : f64, peak_bytes = array<i64: 4096, 2048>}} …
 
 Seconds are those of one step; bytes are the peak of one device of each mesh.
 """
@@ -32,7 +33,8 @@ _KEYS = {
 
 
 def violations(module: ir.Module) -> Iterator[Violation]:
-    """All departures from the form; a missing loop, cluster, topology or schedule is reported alone."""
+    """All departures from the form; a missing loop, cluster, topology or schedule is reported
+    alone."""
     try:
         program = read_program(module)
         cluster = read_cluster(module)
@@ -58,14 +60,23 @@ def _malformed(loop: ir.Operation) -> str:
     schedule = loop.attributes[SCHEDULE]
     if not isinstance(schedule, ir.DictAttr):
         return f"expected '{SCHEDULE}' to be a dictionary, found {schedule}"
-    wrong = [key for key, class_ in _KEYS.items() if key not in schedule or not isinstance(schedule[key], class_)]
-    return f"expected {', '.join(_KEYS)} in '{SCHEDULE}', found no valid {', '.join(wrong)}" if wrong else ""
+    wrong = [
+        key
+        for key, class_ in _KEYS.items()
+        if key not in schedule or not isinstance(schedule[key], class_)
+    ]
+    return (
+        f"expected {', '.join(_KEYS)} in '{SCHEDULE}', found no valid {', '.join(wrong)}"
+        if wrong
+        else ""
+    )
 
 
 def _of_order(
     program: Program, meshes: Sequence[Mesh], text: ScheduleText, written: tuple[int, ...]
 ) -> Iterator[Violation]:
-    """What the order forbids, and whether it holds what is written of it: that follows from the lists alone."""
+    """What the order forbids, and whether it holds what is written of it: that follows from the
+    lists alone."""
     try:
         pipeline = read_pipeline(program, tuple(meshes))
         result = simulate_pipeline(text, pipeline, program.num_microbatches)
@@ -76,7 +87,8 @@ def _of_order(
         if held != peak:
             yield Violation(
                 program.loop,
-                f"expected a peak of {held} bytes on mesh '{mesh.name}', which its tasks hold, found {peak}",
+                f"expected a peak of {held} bytes on mesh '{mesh.name}', which its tasks hold, "
+                f"found {peak}",
             )
 
 
@@ -84,7 +96,9 @@ def _of_memory(
     program: Program, meshes: Sequence[Mesh], cluster: Cluster, written: tuple[int, ...]
 ) -> Iterator[Violation]:
     if len(written) != len(meshes):
-        yield Violation(program.loop, f"expected peak_bytes of {len(meshes)} meshes, found {len(written)}")
+        yield Violation(
+            program.loop, f"expected peak_bytes of {len(meshes)} meshes, found {len(written)}"
+        )
         return
     for mesh, peak in zip(meshes, written, strict=True):
         limit = cluster.group_of(mesh).device.memory_bytes

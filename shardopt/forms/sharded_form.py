@@ -1,9 +1,10 @@
-"""The sharded form: every value inside a stage has a sharding, and every fragment its predicted cost.
+"""The sharded form: every value inside a stage has a sharding, and every fragment its predicted
+cost.
 
-    mpmd.fragment<mesh="m0", …> … {shardopt.cost = {
-        seconds = 1.0e-3 : f64, compute_seconds = …, communication_seconds = …, communication_bytes = 4096 : i64,
-        peak_bytes = 65536 : i64,
-        collectives = [{kind = "all_reduce", axes = ["x"], tensors = 2 : i64, bytes = 4096 : i64}]}} … {
+    mpmd.fragment<mesh="m0", …> … {shardopt.cost = { seconds = 1.0e-3 : f64, compute_seconds = …,
+        communication_seconds = …, communication_bytes = 4096 : i64, peak_bytes = 65536 : i64,
+        collectives = [{kind = "all_reduce", axes = ["x"], tensors = 2 : i64, bytes = 4096 : i64}]}}
+        … {
       stablehlo.add … {mhlo.sharding = "{devices=[2,1]<=[2]}"}
     } … -> !mpmd.mesh_tensor<"m0", tensor<8x4xf32>, sharding=<@m0, [{"x"}, {}]>>
 
@@ -72,7 +73,9 @@ def read_cost(fragment: ir.Operation) -> CostSummary:
 def _write_traffic(item: Traffic) -> ir.DictAttr:
     axes = ir.ArrayAttr.get([ir.StringAttr.get(axis) for axis in item.axes])
     kind = ir.StringAttr.get(item.kind)
-    return ir.DictAttr.get({"kind": kind, "axes": axes, "tensors": i64(item.tensors), "bytes": i64(item.bytes)})
+    return ir.DictAttr.get(
+        {"kind": kind, "axes": axes, "tensors": i64(item.tensors), "bytes": i64(item.bytes)}
+    )
 
 
 def _read_traffic(row: ir.DictAttr) -> Traffic:
@@ -85,7 +88,8 @@ def _read_traffic(row: ir.DictAttr) -> Traffic:
 
 
 def regions_of(op: ir.Operation) -> list[ir.Block]:
-    """The blocks of a loop or branch, whose values have shardings; none for reducers and the like."""
+    """The blocks of a loop or branch, whose values have shardings; none for reducers and the
+    like."""
     return [region.blocks[0] for region in op.regions] if op.name in CONTROL_FLOW else []
 
 
@@ -97,14 +101,16 @@ class Violation(NamedTuple):
 
 
 def violations(module: ir.Module) -> Iterator[Violation]:
-    """All departures from the sharded form in program order: of the staged form, or of a plain module
-    annotated in GSPMD's or in Shardy's way (`shardopt.forms.shardy_form`)."""
+    """All departures from the sharded form in program order: of the staged form, or of a plain
+    module annotated in GSPMD's or in Shardy's way (`shardopt.forms.shardy_form`)."""
     main = next((f for f in functions(module) if symbol_name(f) == "main"), None)
     if main is None:
         yield Violation(module.operation, "expected a function '@main', found none")
     elif "topology" not in main.attributes:
         mesh = read_mesh(module)
-        yield from _of_plain(module, main) if mesh is None else starmap(Violation, mistakes(main, mesh))
+        yield from (
+            _of_plain(module, main) if mesh is None else starmap(Violation, mistakes(main, mesh))
+        )
     else:
         meshes = {mesh.name: mesh for mesh in read_topology(main)}
         for function in functions(module):
@@ -112,16 +118,25 @@ def violations(module: ir.Module) -> Iterator[Violation]:
 
 
 def _of_plain(module: ir.Module, main: ir.Operation) -> Iterator[Violation]:
-    """No mesh is written in a plain module, so only presence and the number of devices can be checked."""
+    """No mesh is written in a plain module, so only presence and the number of devices can be
+    checked."""
     if "mhlo.num_partitions" not in module.operation.attributes:
-        yield Violation(module.operation, "expected attribute 'mhlo.num_partitions' on the module, found none")
+        yield Violation(
+            module.operation, "expected attribute 'mhlo.num_partitions' on the module, found none"
+        )
         return
     count = ir.IntegerAttr(module.operation.attributes["mhlo.num_partitions"]).value
     for which, name in (("arg_attrs", "argument"), ("res_attrs", "result")):
-        rows = [ir.DictAttr(row) for row in ir.ArrayAttr(main.attributes[which])] if which in main.attributes else []
+        rows = (
+            [ir.DictAttr(row) for row in ir.ArrayAttr(main.attributes[which])]
+            if which in main.attributes
+            else []
+        )
         for number, row in enumerate(rows):
             if MHLO_SHARDING not in row:
-                yield Violation(main, f"expected '{MHLO_SHARDING}' on {name} {number} of '@main', found none")
+                yield Violation(
+                    main, f"expected '{MHLO_SHARDING}' on {name} {number} of '@main', found none"
+                )
     yield from _of_ops(main.regions[0].blocks[0], count)
 
 
@@ -140,7 +155,10 @@ def _of_ends(main: ir.Operation, block: ir.Block) -> Iterator[Violation]:
     for what, values in (("argument", block.arguments), ("result", terminator(block).operands)):
         for number, value in enumerate(values):
             if _is_partial(value):
-                message = f"{what} {number} of '@main': expected a value that is summed up, found {value.type}"
+                message = (
+                    f"{what} {number} of '@main': expected a value that is summed up, found "
+                    f"{value.type}"
+                )
                 yield Violation(main, message)
 
 
@@ -157,8 +175,12 @@ def _of_block(block: ir.Block, meshes: dict[str, Mesh]) -> Iterator[Violation]:
                 yield Violation(op, f"result {number} of '{op.name}': {message}")
         if op.name == "mpmd.fragment":
             yield from _of_fragment(op, meshes)
-        elif op.name == "mpmd.transfer" and (_is_partial(op.operands[0]) or _is_partial(op.results[0])):
-            yield Violation(op, f"expected a transfer of a value that is summed up, found {op.operands[0].type}")
+        elif op.name == "mpmd.transfer" and (
+            _is_partial(op.operands[0]) or _is_partial(op.results[0])
+        ):
+            yield Violation(
+                op, f"expected a transfer of a value that is summed up, found {op.operands[0].type}"
+            )
         elif op.name == "mpmd.for":
             yield from _of_block(op.regions[0].blocks[0], meshes)
 
@@ -197,7 +219,9 @@ def _of_ops(block: ir.Block, devices: int) -> Iterator[Violation]:
             continue
         texts = split_tuple(ir.StringAttr(op.attributes[MHLO_SHARDING]).value)
         if len(texts) != len(op.results):
-            yield Violation(op, f"expected {len(op.results)} shardings on '{op.name}', found {len(texts)}")
+            yield Violation(
+                op, f"expected {len(op.results)} shardings on '{op.name}', found {len(texts)}"
+            )
             continue
         for text, result in zip(texts, op.results, strict=False):
             message = _tile_mistake(text, tuple(ir.RankedTensorType(result.type).shape), devices)
@@ -211,7 +235,10 @@ def _tile_mistake(text: str, shape: tuple[int, ...], devices: int) -> str:
         return ""
     match = _TILES.fullmatch(text)
     if match is None:
-        return f"expected a sharding of the form {{replicated}} or {{devices=[…]<=[…]}}, found '{text}'"
+        return (
+            "expected a sharding of the form {replicated} or {devices=[…]<=[…]}, found "
+            f"'{text}'"
+        )
     tiles = [int(count) for count in match["tiles"].split(",")]
     if prod(tiles) != devices:
         return f"expected a sharding over {devices} devices, found {prod(tiles)} in '{text}'"
@@ -221,5 +248,8 @@ def _tile_mistake(text: str, shape: tuple[int, ...], devices: int) -> str:
         return f"expected tile counts for rank {len(shape)}, found {len(tiles)} in '{text}'"
     for dim, (extent, count) in enumerate(zip(shape, tiles, strict=True)):
         if extent % count:
-            return f"expected dimension {dim} of extent {extent} to divide into {count} tiles in '{text}'"
+            return (
+                f"expected dimension {dim} of extent {extent} to divide into {count} tiles in "
+                f"'{text}'"
+            )
     return ""

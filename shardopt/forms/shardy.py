@@ -1,4 +1,5 @@
-"""From `mhlo.sharding` annotations on a plain module to Shardy's form, which is what plain `jax.jit` partitions.
+"""From `mhlo.sharding` annotations on a plain module to Shardy's form, which is what plain
+`jax.jit` partitions.
 
     func.func public @main(%a: tensor<8x4xf32> {mhlo.sharding = "{devices=[2,1]<=[2]}"}) …
       %0 = stablehlo.add %a, %a {mhlo.sharding = "{devices=[2,1]<=[2]}"} : tensor<8x4xf32>
@@ -8,9 +9,9 @@
       %0 = stablehlo.add %a, %a : tensor<8x4xf32>
       %1 = sdy.sharding_constraint %0 <@mesh, [{"x"}, {}]> : tensor<8x4xf32>
 
-Only constraints bind inside a function: XLA's import drops `sdy.sharding` on operations. With every value constrained
-Shardy emits the same collectives as GSPMD does from the annotations; with the signature alone it chooses others.
-"""
+Only constraints bind inside a function: XLA's import drops `sdy.sharding` on operations. With every
+value constrained Shardy emits the same collectives as GSPMD does from the annotations; with the
+signature alone it chooses others."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ _PARTITIONS = ("mhlo.num_partitions", "mhlo.num_replicas")
 def to_shardy(module: ir.Module, mesh: Mesh) -> None:
     """Rewrite a plain annotated module in place.
 
-    `mesh` is the one that the annotations mean. Raises ValueError for a sharding that is none of its axis shardings.
-    """
+    `mesh` is the one that the annotations mean. Raises ValueError for a sharding that is none of
+    its axis shardings."""
     main = next(function for function in functions(module) if symbol_name(function) == "main")
     type_ = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
     with module.context, ir.Location.unknown():
@@ -69,15 +70,19 @@ def _signature(main: ir.Operation, which: str, types: Sequence[ir.Type], mesh: M
         attributes = {named[k].name: named[k].attr for k in range(len(named))}
         text = ir.StringAttr(attributes.pop(MHLO_SHARDING)).value
         sharding = from_mhlo(text, ir.RankedTensorType(type_).rank, mesh)
-        rows.append(ir.DictAttr.get({**attributes, SDY_SHARDING: sharding_attribute(sharding, mesh)}))
+        rows.append(
+            ir.DictAttr.get({**attributes, SDY_SHARDING: sharding_attribute(sharding, mesh)})
+        )
     main.attributes[which] = ir.ArrayAttr.get(rows)
 
 
 def _open_sums(main: ir.Operation) -> None:
-    """Say on each result that is an unfinished sum that it becomes one there: a constant of zeros lies on every device
-    as it is, and Shardy takes no such step by itself (since jaxlib 0.11)."""
+    """Say on each result that is an unfinished sum that it becomes one there: a constant of zeros
+    lies on every device as it is, and Shardy takes no such step by itself (since jaxlib 0.11)."""
     end = terminator(main.regions[0].blocks[0])
-    for number, row in enumerate(ir.ArrayAttr(main.attributes["res_attrs"]) if len(end.operands) else ()):
+    for number, row in enumerate(
+        ir.ArrayAttr(main.attributes["res_attrs"]) if len(end.operands) else ()
+    ):
         sharding = sdy.TensorShardingAttr(ir.DictAttr(row)[SDY_SHARDING])
         maker = defining(end.operands[number])
         if len(sharding.unreduced_axes) and maker is not None and needs_no_constraint(maker):
@@ -105,7 +110,9 @@ def _constrain(op: ir.Operation, mesh: Mesh) -> None:
                 _constraint(op, result, result, one, mesh)
 
 
-def _constraint(op: ir.Operation, value: ir.Value, replaced: ir.Value, text: str, mesh: Mesh) -> None:
+def _constraint(
+    op: ir.Operation, value: ir.Value, replaced: ir.Value, text: str, mesh: Mesh
+) -> None:
     """Put `value`, constrained, behind `op` and in the place of `replaced`."""
     sharding = from_mhlo(text, ir.RankedTensorType(value.type).rank, mesh)
     with ir.InsertionPoint.after(op):

@@ -1,4 +1,5 @@
-"""Shardy's form of a sharded plain module: a mesh, shardings on the signature, and a constraint on every value.
+"""Shardy's form of a sharded plain module: a mesh, shardings on the signature, and a constraint on
+every value.
 
     sdy.mesh @mesh = <["x"=2]>
     func.func public @main(%a: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) …
@@ -37,7 +38,8 @@ def read_mesh(module: ir.Module) -> Mesh | None:
 
 
 def signature_shardings(main: ir.Operation, which: str) -> tuple[Sharding, ...]:
-    """Those of all arguments ("arg_attrs") or all results ("res_attrs"). Raises ValueError where one is missing."""
+    """Those of all arguments ("arg_attrs") or all results ("res_attrs"). Raises ValueError where
+    one is missing."""
     if which not in main.attributes:
         return ()
     found = []
@@ -51,7 +53,8 @@ def signature_shardings(main: ir.Operation, which: str) -> tuple[Sharding, ...]:
 
 
 def needs_no_constraint(op: ir.Operation) -> bool:
-    """Made anew wherever it is read: without a constraint Shardy gives each reader the part that it needs."""
+    """Made anew wherever it is read: without a constraint Shardy gives each reader the part that it
+    needs."""
     if op.name == "stablehlo.broadcast_in_dim":
         return not ir.RankedTensorType(op.operands[0].type).rank
     return op.name in ("stablehlo.constant", "stablehlo.iota")
@@ -66,7 +69,9 @@ def mistakes(main: ir.Operation, mesh: Mesh) -> Iterator[tuple[ir.Operation, str
             for sharding, tensor in zip(shardings, types, strict=len(shardings) > 0):
                 sharding.check(mesh, tuple(ir.RankedTensorType(tensor).shape))
             if len(types) and not shardings:
-                raise ValueError(f"expected '{SDY_SHARDING}' on the arguments and results of '@main', found none")
+                raise ValueError(
+                    f"expected '{SDY_SHARDING}' on the arguments and results of '@main', found none"
+                )
         except ValueError as error:
             yield main, str(error)
     for op in planned_operations(main.regions[0].blocks[0]):
@@ -82,7 +87,10 @@ def _of_op(op: ir.Operation, mesh: Mesh) -> Iterator[tuple[ir.Operation, str]]:
             yield op, f"'{op.name}': {error}"
         return
     for result in op.results if not needs_no_constraint(op) else ():
-        ranked = isinstance(result.type, ir.RankedTensorType) and ir.RankedTensorType(result.type).rank > 0
+        ranked = (
+            isinstance(result.type, ir.RankedTensorType)
+            and ir.RankedTensorType(result.type).rank > 0
+        )
         if ranked and not any(use.owner.operation.name == CONSTRAINT for use in result.uses):
             yield op, f"expected a sharding constraint on every result of '{op.name}', found none"
             return

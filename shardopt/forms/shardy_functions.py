@@ -4,10 +4,10 @@
     func.func @p0_f1_fwd.main(%a: tensor<8x4xf32> {tf.aliasing_output = 0 : i32}) -> tensor<8x4xf32>
           attributes {mesh_shape = #sdy.mesh<["x"=2]>, reserved_hbm_bytes = 0 : i64}
 
-There are no `mhlo.sharding` annotations: what the boundary of a function is sharded like stands in the mesh tensors of
-its calls, and may also stand on the function as `sdy.sharding`; inside there may be `sdy.sharding_constraint`s and
-calls of other functions. Values without a constraint are sharded as Shardy's partitioner likes.
-"""
+There are no `mhlo.sharding` annotations: what the boundary of a function is sharded like stands in
+the mesh tensors of its calls, and may also stand on the function as `sdy.sharding`; inside there
+may be `sdy.sharding_constraint`s and calls of other functions. Values without a constraint are
+sharded as Shardy's partitioner likes."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ def complete_module(
     arguments: Sequence[Sharding],
     results: Sequence[Sharding],
 ) -> None:
-    """Give the signature of `function`, the `@main` of `module`, these shardings on `mesh`, and bring along from
-    `origin` the meshes and functions that it names. Raises ValueError where a called function does not exist."""
+    """Give the signature of `function`, the `@main` of `module`, these shardings on `mesh`, and
+    bring along from `origin` the meshes and functions that it names. Raises ValueError where a
+    called function does not exist."""
     _bring_functions(module, function, origin)
     declared = _bring_meshes(module, origin)
     axes = mesh_shape_attr(mesh)

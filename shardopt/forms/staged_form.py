@@ -2,15 +2,15 @@
 
     module attributes {shardopt.cluster = {…}} {
       func.func public @main(%w: !mpmd.mesh_tensor<"m0", …>, …)
-          attributes {topology = #mpmd.topology<<"m0" : <["x"=2]>>, …>, shardopt.devices = [array<i64: 0, 1>, …]} {
+          attributes {topology = #mpmd.topology<<"m0" : <["x"=2]>>, …>, shardopt.devices =
+          [array<i64: 0, 1>, …]} {
         mpmd.fragment<mesh="m0", …, stage=0> {shardopt.kind = "prologue"} …      and transfers
         mpmd.for … { mpmd.call @microbatch … }
         mpmd.fragment<mesh="m0", …, stage=0> {shardopt.kind = "update"} … }      and transfers
       func.func private @microbatch(…)                                           kinds "fwd" and "bwd"…, and transfers
 
-Each stage has one mesh, which it may share with others; forward fragments read nothing of later stages, and every value
-lives on one mesh.
-"""
+Each stage has one mesh, which it may share with others; forward fragments read nothing of later
+stages, and every value lives on one mesh."""
 
 from __future__ import annotations
 
@@ -57,11 +57,14 @@ def _of_body_topology(program: Program) -> Iterator[Violation]:
     expected, found = program.main.attributes[TOPOLOGY], program.body.attributes.get(TOPOLOGY, None)
     if found != expected:
         name = symbol_name(program.body)
-        yield Violation(program.body, f"expected the topology of '@main' on '@{name}', found {found or 'none'}")
+        yield Violation(
+            program.body, f"expected the topology of '@main' on '@{name}', found {found or 'none'}"
+        )
 
 
 class _Checker:
-    """One walk over both functions; remembers which mesh a stage is on, and which stage made a value of the body."""
+    """One walk over both functions; remembers which mesh a stage is on, and which stage made a
+    value of the body."""
 
     def __init__(self, program: Program, meshes: Mapping[str, Mesh]) -> None:
         self.program = program
@@ -71,15 +74,22 @@ class _Checker:
 
     def violations(self) -> Iterator[Violation]:
         program = self.program
-        for function, block in ((program.main, program.main_block), (program.body, program.body_block)):
+        for function, block in (
+            (program.main, program.main_block),
+            (program.body, program.body_block),
+        ):
             for number, argument in enumerate(block.arguments):
-                yield from self._of_value(function, argument, f"argument {number} of '@{symbol_name(function)}'")
+                yield from self._of_value(
+                    function, argument, f"argument {number} of '@{symbol_name(function)}'"
+                )
         yield from self._of_ops(program.prologue, ("prologue",))
         yield from self._of_loop()
         yield from self._of_ops(program.epilogue, ("update",))
         yield from self._of_ops(program.body_ops, BODY_KINDS)
         try:
-            read_methods(program.loop, max(len(self.meshes), 1 + max(self.mesh_of_stage, default=0)))
+            read_methods(
+                program.loop, max(len(self.meshes), 1 + max(self.mesh_of_stage, default=0))
+            )
         except ValueError as error:
             yield Violation(program.loop, str(error))
 
@@ -94,7 +104,9 @@ class _Checker:
             yield from self._of_value(loop, argument, f"argument {number} of the loop")
         for op in body_of(self.program.loop_block):
             if op.name != _CALL:
-                yield Violation(op, f"expected only a call in the microbatch loop, found '{op.name}'")
+                yield Violation(
+                    op, f"expected only a call in the microbatch loop, found '{op.name}'"
+                )
 
     def _of_ops(self, ops: list[ir.Operation], kinds: tuple[str, ...]) -> Iterator[Violation]:
         for op in ops:
@@ -113,7 +125,9 @@ class _Checker:
         if kind not in kinds:
             found = f"'{kind}'" if kind else "none"
             yield Violation(
-                op, f"expected '{KIND}' {' or '.join(map(repr, kinds))} on the fragment here, found {found}"
+                op,
+                f"expected '{KIND}' {' or '.join(map(repr, kinds))} on the fragment here, found "
+                f"{found}",
             )
         if STAGE_ID not in op.attributes:
             yield Violation(op, f"expected a stage on the fragment of mesh '{mesh}', found none")
@@ -121,7 +135,11 @@ class _Checker:
         stage = ir.IntegerAttr(op.attributes[STAGE_ID]).value
         home = self.mesh_of_stage.setdefault(stage, mesh)
         if home != mesh:
-            yield Violation(op, f"expected stage {stage} on mesh '{home}', found its {kind} fragment on mesh '{mesh}'")
+            yield Violation(
+                op,
+                f"expected stage {stage} on mesh '{home}', found its {kind} fragment on mesh "
+                f"'{mesh}'",
+            )
         for number, operand in enumerate(op.operands):
             made_by = self.made_by.get(operand, stage)
             if kind == "fwd" and made_by > stage:
@@ -139,4 +157,6 @@ class _Checker:
         if is_mesh_tensor(source.type) and is_mesh_tensor(target.type):
             mesh = parse_mesh_tensor(source.type).mesh
             if mesh == parse_mesh_tensor(target.type).mesh:
-                yield Violation(op, f"expected a transfer between two meshes, found one within mesh '{mesh}'")
+                yield Violation(
+                    op, f"expected a transfer between two meshes, found one within mesh '{mesh}'"
+                )

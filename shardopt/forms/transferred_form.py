@@ -1,10 +1,10 @@
-"""What a module looks like after the transfer phase: each value crosses to a mesh once, and as a plan says.
+"""What a module looks like after the transfer phase: each value crosses to a mesh once, and as a
+plan says.
 
     %t = mpmd.transfer {shardopt.resharding = {strategy = "send_recv", steps = dense<…> : tensor<nx(3+2r)xi64>, …}} %0
 
-The steps of a transfer fill the tile of every destination device exactly once, from devices that hold what they send.
-The microbatch index is known on every mesh, so its transfers need no plan.
-"""
+The steps of a transfer fill the tile of every destination device exactly once, from devices that
+hold what they send. The microbatch index is known on every mesh, so its transfers need no plan."""
 
 from __future__ import annotations
 
@@ -33,13 +33,18 @@ def violations(module: ir.Module) -> Iterator[Violation]:
     index = _index(program)
     arrived: dict[tuple[ir.Value, str], ir.Operation] = {}
     for op in operations(module.operation, ("mpmd.transfer",)):
-        message = next(filter(None, (value_mistake(v.type, meshes) for v in (op.operands[0], op.results[0]))), "")
+        message = next(
+            filter(None, (value_mistake(v.type, meshes) for v in (op.operands[0], op.results[0]))),
+            "",
+        )
         if message:
             yield Violation(op, f"transfer: {message}")
             continue
         key = (op.operands[0], parse_mesh_tensor(op.results[0].type).mesh)
         if key in arrived:
-            yield Violation(op, f"expected one transfer of a value to mesh '{key[1]}', found a second one")
+            yield Violation(
+                op, f"expected one transfer of a value to mesh '{key[1]}', found a second one"
+            )
         arrived[key] = op
         if index is None or op.operands[0] != index:
             yield from _of_plan(op, meshes)

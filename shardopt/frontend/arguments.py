@@ -60,11 +60,11 @@ def path_text(name: str, path: str | os.PathLike[str]) -> str:
 
 
 def batch_text(batch_args: BatchArguments, model: Any = None) -> str:
-    """The `batch_args` of `PlanOptions`. Raises UserError for anything but text, numbers and names, or a mapping from
-    such to dimensions.
+    """The `batch_args` of `PlanOptions`. Raises UserError for anything but text, numbers and names,
+    or a mapping from such to dimensions.
 
-    Numbers count the flat arguments of the function; an `Exported` may have dropped some of them from its module.
-    """
+    Numbers count the flat arguments of the function; an `Exported` may have dropped some of them
+    from its module."""
     if isinstance(batch_args, str):
         return batch_args
     dims = _dimensions(batch_args)
@@ -73,7 +73,10 @@ def batch_text(batch_args: BatchArguments, model: Any = None) -> str:
         missing = [number for number in dims if isinstance(number, int) and number not in kept]
         if missing:
             total = len(model.in_avals)
-            raise UserError(f"batch argument {missing[0]} is not used by '{model.fun_name}' ({total} flat arguments)")
+            raise UserError(
+                f"batch argument {missing[0]} is not used by '{model.fun_name}' ({total} flat "
+                "arguments)"
+            )
         dims = {kept.index(key) if isinstance(key, int) else key: dim for key, dim in dims.items()}
     numbers = sorted((key, dim) for key, dim in dims.items() if isinstance(key, int))
     names = [(key, dim) for key, dim in dims.items() if isinstance(key, str)]
@@ -86,9 +89,12 @@ def _dimensions(batch_args: BatchArguments) -> dict[int | str, int]:
         dims: dict[int | str, int] = dict(mapping.items())
     except TypeError:
         dims = {-1: 0}
-    if not all(isinstance(key, str) or _is_count(key) for key in dims) or not all(map(_is_count, dims.values())):
+    if not all(isinstance(key, str) or _is_count(key) for key in dims) or not all(
+        map(_is_count, dims.values())
+    ):
         raise UserError(
-            "expected batch_args to be text, argument numbers and names, or a dictionary from such to dimensions, "
+            "expected batch_args to be text, argument numbers and names, or a dictionary from such "
+            "to dimensions, "
             f"found {batch_args!r}"
         )
     return dims

@@ -1,8 +1,9 @@
-"""Garbage collection while a plan is made: seldom, as there is little garbage and much to look through.
+"""Garbage collection while a plan is made: seldom, as there is little garbage and much to look
+through.
 
-Planning builds millions of small objects that stay until the plan is there, in no cycles. Python looks through all of
-them whenever their number has grown by a quarter, an eighth of the time for a large model.
-"""
+Planning builds millions of small objects that stay until the plan is there, in no cycles. Python
+looks through all of them whenever their number has grown by a quarter, an eighth of the time for a
+large model."""
 
 from __future__ import annotations
 
@@ -10,13 +11,15 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Allocations between collections of young objects, and how many of these between those of older ones.
+# Allocations between collections of young objects, and how many of these between those of older
+# ones.
 _YOUNG, _OLDER, _OLDEST = 50_000, 20, 1_000
 
 
 @contextmanager
 def rare_collection() -> Iterator[None]:
-    """Collect seldom inside, unless whoever calls does so already; the thresholds before are those afterwards."""
+    """Collect seldom inside, unless whoever calls does so already; the thresholds before are those
+    afterwards."""
     before = gc.get_threshold()
     if not gc.isenabled() or before[0] == 0 or before[0] >= _YOUNG:
         yield

@@ -1,11 +1,12 @@
-"""A plan for another function of the same weights, such as an evaluation step, that leaves the weights where they are.
+"""A plan for another function of the same weights, such as an evaluation step, that leaves the
+weights where they are.
 
     plan = shardopt.optimize(train, cluster="cpu-test:1x4", microbatches=4, stages=2)
     evaluation = follow(plan, evaluate, {0: 0, 1: 1}, batch_args="2,3")       # its arguments 0, 1 are those of `train`
 
-What follows is written as a plan file: the same meshes, a layer for each stage that begins where weights of that stage
-are first read, and the shardings of the weights as demands. The planner decides the rest.
-"""
+What follows is written as a plan file: the same meshes, a layer for each stage that begins where
+weights of that stage are first read, and the shardings of the weights as demands. The planner
+decides the rest."""
 
 from __future__ import annotations
 
@@ -37,26 +38,41 @@ if TYPE_CHECKING:
 
 
 def follow(
-    plan: Plan, source: Any, shares: Mapping[int, int], *, batch_args: str = "auto", microbatches: int | None = None
+    plan: Plan,
+    source: Any,
+    shares: Mapping[int, int],
+    *,
+    batch_args: str = "auto",
+    microbatches: int | None = None,
 ) -> Plan:
-    """Plan `source` for the meshes of `plan`, with its argument k placed as argument `shares[k]` of `plan` is.
+    """Plan `source` for the meshes of `plan`, with its argument k placed as argument `shares[k]` of
+    `plan` is.
 
-    `microbatches` are by default as many as those of `plan`. Raises UserError where the function reads the weights in
-    another order than the stages of `plan` have them, and where a sharding cannot be demanded.
-    """
+    `microbatches` are by default as many as those of `plan`. Raises UserError where the function
+    reads the weights in another order than the stages of `plan` have them, and where a sharding
+    cannot be demanded."""
     document: dict[str, Any] = plan.to_json()
     with make_context() as context:
         arguments = _arguments(load_module(plan.module, context))
     for number, other in shares.items():
         if not 0 <= other < len(arguments):
-            raise UserError(f"argument {number} cannot follow argument {other}: the plan has {len(arguments)}")
+            raise UserError(
+                f"argument {number} cannot follow argument {other}: the plan has {len(arguments)}"
+            )
     meshes = [row.mesh for row in plan.summary.stages]
     if len(set(meshes)) != len(meshes):
-        raise UserError("stages that share a mesh cannot be followed: expected a mesh for each stage")
+        raise UserError(
+            "stages that share a mesh cannot be followed: expected a mesh for each stage"
+        )
     homes = {number: meshes.index(arguments[other].value.mesh) for number, other in shares.items()}
     count = microbatches or plan.summary.num_microbatches
-    options = replace(plan.options, batch_args=batch_args, microbatches=count, plan="", schedule="auto")
-    demands = {number: str(arguments[other].value.spec.sharding).replace('"', "") for number, other in shares.items()}
+    options = replace(
+        plan.options, batch_args=batch_args, microbatches=count, plan="", schedule="auto"
+    )
+    demands = {
+        number: str(arguments[other].value.spec.sharding).replace('"', "")
+        for number, other in shares.items()
+    }
     wanted = {
         "version": VERSION,
         "cluster": document["cluster"],
@@ -66,7 +82,9 @@ def follow(
             {
                 **{name: stage[name] for name in ("group", "submesh", "logical_shape", "devices")},
                 "layers": [number, number],
-                "shardings": {"inputs": {f"arg{k}": demands[k] for k, home in homes.items() if home == number}},
+                "shardings": {
+                    "inputs": {f"arg{k}": demands[k] for k, home in homes.items() if home == number}
+                },
             }
             for number, stage in enumerate(document["stages"])
         ],
@@ -93,8 +111,9 @@ def _arguments(module: ir.Module) -> Sequence[Argument]:
 
 
 def _starts(source: Any, options: PlanOptions, homes: Mapping[int, int], stages: int) -> list[str]:
-    """For every stage but the first, the number of the operation of the microbatch's body that first reads one of its
-    weights. Raises UserError where these are not in the order of the stages."""
+    """For every stage but the first, the number of the operation of the microbatch's body that
+    first reads one of its weights. Raises UserError where these are not in the order of the
+    stages."""
     with make_context() as context:
         module = load_module(resolve_source(source), context, name=source_name(source))
         for phase in ("import", "microbatch"):
@@ -103,22 +122,31 @@ def _starts(source: Any, options: PlanOptions, homes: Mapping[int, int], stages:
         readers = _first_readers(program, homes)
     starts: list[str] = []
     for stage in range(stages):
-        own = [readers[number] for number, home in homes.items() if home == stage and number in readers]
+        own = [
+            readers[number] for number, home in homes.items() if home == stage and number in readers
+        ]
         if not own:
             raise UserError(
-                f"no argument of stage {stage} of the plan is read in the microbatch: it cannot be followed"
+                f"no argument of stage {stage} of the plan is read in the microbatch: it cannot be "
+                "followed"
             )
         starts.append(str(min(own)))
     if sorted(starts, key=int) != starts or len(set(starts)) != len(starts):
         raise UserError(
-            f"weights are read in another order than the plan has them: stages begin at operations {starts}"
+            "weights are read in another order than the plan has them: stages begin at operations "
+            f"{starts}"
         )
     return starts[1:]
 
 
 def _first_readers(program: Any, homes: Mapping[int, int]) -> dict[int, int]:
-    """The first operation of the microbatch's body that reads each argument of `@main`, by its number there."""
-    outside = {operand: number for number, operand in enumerate(program.main_block.arguments) if number in homes}
+    """The first operation of the microbatch's body that reads each argument of `@main`, by its
+    number there."""
+    outside = {
+        operand: number
+        for number, operand in enumerate(program.main_block.arguments)
+        if number in homes
+    }
     inside = {}
     for position, operand in enumerate(program.call.operands):
         if operand in outside:

@@ -1,4 +1,5 @@
-"""Planning after a plan file: its options under those of the user, and whether it is about the model at hand."""
+"""Planning after a plan file: its options under those of the user, and whether it is about the
+model at hand."""
 
 from __future__ import annotations
 
@@ -26,7 +27,10 @@ def options_after(path: str, asked: Mapping[str, Any]) -> PlanOptions:
         options["cluster"] = ""  # the passes take it from the file
     options.update(asked)
     if not options.get("cluster") and plan.cluster is None:
-        raise UserError(f"{path}: expected field 'cluster' or 'options.cluster', or the option --cluster, found none")
+        raise UserError(
+            f"{path}: expected field 'cluster' or 'options.cluster', or the option --cluster, "
+            "found none"
+        )
     return PlanOptions(**{"cluster": "", **options, "plan": path})
 
 
@@ -37,6 +41,7 @@ def check_model(path: str, model: bytes) -> None:
     made_for = load_plan_file(path).model
     if made_for is not None and made_for.fingerprint != (found := fingerprint(model)):
         raise UserError(
-            f"{path}: field 'model.fingerprint': the plan was made for another model, {made_for.fingerprint}; "
+            f"{path}: field 'model.fingerprint': the plan was made for another model, "
+            f"{made_for.fingerprint}; "
             f"this one is {found} (without the field 'model' a plan is tried on any)"
         )

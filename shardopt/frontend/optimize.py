@@ -30,15 +30,14 @@ def optimize(
     """Plan a model for a cluster: stages, a sharding for every tensor, transfers and a schedule.
 
     `model` is a `jax.export.Exported`, an MLIR module of StableHLO, its text, bytecode or portable
-    artifact as bytes, or the path of a file with one. `cluster` is a cluster file or a preset (`"cpu-test:1x4"`). The
-    `options` are those of docs/reference/options.md; what is left `None` is the planner's choice.
-    `batch_args` may also be numbers of flat arguments or names, or a dictionary from such to batch
-    dimensions.
+    artifact as bytes, or the path of a file with one. `cluster` is a cluster file or a preset
+    (`"cpu-test:1x4"`). The `options` are those of docs/reference/options.md; what is left `None` is
+    the planner's choice. `batch_args` may also be numbers of flat arguments or names, or a
+    dictionary from such to batch dimensions.
 
     `cache=False` neither looks for the plan, or prices of its stages, where an earlier run has left
-    them, nor keeps any (docs/concepts/planning-time.md). `on_phase(name)` is told when a phase begins;
-    `handler` gets warnings and remarks. Raises UserError.
-    """
+    them, nor keeps any (docs/concepts/planning-time.md). `on_phase(name)` is told when a phase
+    begins; `handler` gets warnings and remarks. Raises UserError."""
     asked = options_of("optimize", cluster, options, model)
     plan = make_plan(model, asked, cache=cache, on_phase=on_phase, handler=handler)
     return replace(plan, source=model)

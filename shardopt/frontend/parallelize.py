@@ -1,4 +1,5 @@
-"""`@shardopt.parallelize`: a train step that is planned on its first call and runs on the workers from then on.
+"""`@shardopt.parallelize`: a train step that is planned on its first call and runs on the workers
+from then on.
 
     @shardopt.parallelize(cluster="cpu-test:1x4", donate_argnums=(0, 1), microbatches=4, stages=2)
     def train_step(params, opt_state, tokens): ...
@@ -7,9 +8,8 @@
         for tokens in batches:
             params, opt_state, loss = train_step(params, opt_state, tokens)
 
-Each signature (structure, shapes, dtypes) is traced, planned and started once. Donated arguments that are handed back
-as the last call returned them stay on the workers.
-"""
+Each signature (structure, shapes, dtypes) is traced, planned and started once. Donated arguments
+that are handed back as the last call returned them stay on the workers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ from shardopt.support.errors import UserError
 if TYPE_CHECKING:
     from shardopt.frontend.plan import Plan
 
-# Numbers of positional arguments whose leaves hold the batch in dimension 0; or number -> dimension.
+# Numbers of positional arguments whose leaves hold the batch in dimension 0; or number ->
+# dimension.
 ArgumentNumbers: TypeAlias = "int | Sequence[int] | Mapping[int, int]"
 
 # What the workers run on, whatever devices JAX has found in this process.
@@ -51,7 +52,8 @@ class ParallelizeKeywords(StepKeywords, total=False):
     """Options of planning, and of the run: fields of `RunOptions`."""
 
     cache: bool
-    """Use plans, and prices of stages, that an earlier run has left, and keep new ones. Default: True."""
+    """Use plans, and prices of stages, that an earlier run has left, and keep new ones. Default:
+    True."""
 
     backend: BackendName
     """Threads of this process (local), processes, or Ray's actors. Default: 'local'."""
@@ -60,7 +62,8 @@ class ParallelizeKeywords(StepKeywords, total=False):
     """Less optimisation, less compile time. Default: False."""
 
     checkpoints: CheckpointOptions | None
-    """Where and how often the state is written; `start(…).load(folder)` goes on from there. Default: None."""
+    """Where and how often the state is written; `start(…).load(folder)` goes on from there.
+    Default: None."""
 
 
 # Of `ParallelizeKeywords`, what is said to the run.
@@ -85,20 +88,22 @@ class Planned:
 
 @dataclass(frozen=True)
 class StateOnWorkers:
-    """The state of a started function: its donated arguments, which never need to be whole in this process."""
+    """The state of a started function: its donated arguments, which never need to be whole in this
+    process."""
 
     _session: Session
     _signature: Signature
     _planned: Planned
 
     def create(self, init: Callable[..., Any], *args: Any) -> Any:
-        """Have the workers compute `init(*args)`, which returns the donated arguments in their order, each worker its
-        own shards; the same tree, of `StateArray`s. Raises UserError, MeshError."""
+        """Have the workers compute `init(*args)`, which returns the donated arguments in their
+        order, each worker its own shards; the same tree, of `StateArray`s. Raises UserError,
+        MeshError."""
         return self._session.create(init, *args)
 
     def load(self, path: str | os.PathLike[str]) -> tuple[Any, ...]:
-        """The donated arguments as a checkpoint has them, or the newest in a folder of any plan of this function, as
-        trees of `StateArray`s. Raises UserError, MeshError."""
+        """The donated arguments as a checkpoint has them, or the newest in a folder of any plan of
+        this function, as trees of `StateArray`s. Raises UserError, MeshError."""
         leaves: list[Any] = [None] * len(self._signature.avals)
         arrays = self._session.load(path)
         kept = self._planned.exported.module_kept_var_idx
@@ -108,11 +113,13 @@ class StateOnWorkers:
         return tuple(each for each in (*args, *kwargs.values()) if jax.tree.leaves(each))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state to a new folder, each worker its own shards. Raises UserError, MeshError."""
+        """Write the state to a new folder, each worker its own shards. Raises UserError,
+        MeshError."""
         self._session.save(path)
 
     def fetch(self, tree: Any) -> Any:
-        """A tree of `StateArray`s as one of `jax.Array`s, which are whole. Raises UserError for those that are gone."""
+        """A tree of `StateArray`s as one of `jax.Array`s, which are whole. Raises UserError for
+        those that are gone."""
         return jax.tree.map(lambda leaf: leaf.value if isinstance(leaf, StateArray) else leaf, tree)
 
 
@@ -140,8 +147,8 @@ def parallelize(
                      state is written, from which `start(…).load(folder)` goes on; cache=False: as of
                      `shardopt.optimize`; and options of planning (docs/reference/options.md), such as microbatches
 
-    Raises UserError, here for wrong options and in calls for functions and arguments that cannot be planned.
-    """
+    Raises UserError, here for wrong options and in calls for functions and arguments that cannot be
+    planned."""
     check_names("parallelize", options, ("cache", *_OF_RUN))
     run_options = RunOptions(**{name: value for name, value in options.items() if name in _OF_RUN})  # type: ignore[arg-type]
     if run_options.backend not in BACKENDS:
@@ -153,10 +160,21 @@ def parallelize(
         if not callable(fun):
             raise UserError(f"parallelize: expected a function, found {type(fun).__name__}")
         jitted = fun
-        if donate_argnums not in ((), []) or donate_argnames not in ((), []) or not hasattr(fun, "trace"):
-            jitted = jax.jit(fun, donate_argnums=donate_argnums, donate_argnames=donate_argnames, keep_unused=True)
+        if (
+            donate_argnums not in ((), [])
+            or donate_argnames not in ((), [])
+            or not hasattr(fun, "trace")
+        ):
+            jitted = jax.jit(
+                fun,
+                donate_argnums=donate_argnums,
+                donate_argnames=donate_argnames,
+                keep_unused=True,
+            )
         start = functools.partial(start_run, options=run_options)
-        return Parallelized(fun, jitted, planning, _batch_dimensions(batch_argnums), start, lazy_state=lazy_state)
+        return Parallelized(
+            fun, jitted, planning, _batch_dimensions(batch_argnums), start, lazy_state=lazy_state
+        )
 
     return decorate if fun is None else decorate(fun)
 
@@ -184,14 +202,19 @@ class Parallelized:
         self._sessions: dict[Signature, Session] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one step. Raises UserError, and MeshError when a worker fails: the next call then starts new ones."""
+        """Run one step. Raises UserError, and MeshError when a worker fails: the next call then
+        starts new ones."""
         signature, leaves = _signature(args, kwargs)
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
-            raise UserError("parallelize: expected arrays, found a ShapeDtypeStruct; only plan() takes shapes")
+            raise UserError(
+                "parallelize: expected arrays, found a ShapeDtypeStruct; only plan() takes shapes"
+            )
         planned = self._plan(signature)
         session = self._session(signature, planned)
         try:
-            results = session.step([leaves[number] for number in planned.exported.module_kept_var_idx])
+            results = session.step(
+                [leaves[number] for number in planned.exported.module_kept_var_idx]
+            )
         except UserError:  # nothing has run yet
             raise
         except BaseException:
@@ -201,13 +224,16 @@ class Parallelized:
         return jax.tree.unflatten(planned.exported.out_tree, results)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """The plan for such arguments, arrays or `jax.ShapeDtypeStruct`s, without running it. Raises UserError."""
+        """The plan for such arguments, arrays or `jax.ShapeDtypeStruct`s, without running it.
+        Raises UserError."""
         return self._plan(_signature(args, kwargs)[0]).plan
 
     def start(self, *args: Any, **kwargs: Any) -> StateOnWorkers:
-        """Plan for such arguments, arrays or `jax.ShapeDtypeStruct`s, and start the workers without a step.
+        """Plan for such arguments, arrays or `jax.ShapeDtypeStruct`s, and start the workers without
+        a step.
 
-        What is returned makes, saves and loads their state, which is then given to calls like arrays:
+        What is returned makes, saves and loads their state, which is then given to calls like
+        arrays:
 
             state = train_step.start(params_shapes, opt_shapes, tokens_shape)
             params, opt = state.create(init, key)       # or state.load(path)
@@ -229,7 +255,10 @@ class Parallelized:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -242,7 +271,9 @@ class Parallelized:
                 plan = optimize(exported, batch_args=batch, **self._options)
             except UserError as error:
                 if self._batch is None and "batch-args" in str(error):
-                    raise UserError(f"{error}; with parallelize, batch_argnums=… names them") from error
+                    raise UserError(
+                        f"{error}; with parallelize, batch_argnums=… names them"
+                    ) from error
                 raise
             self._planned[signature] = Planned(exported, plan)
         return self._planned[signature]
@@ -261,11 +292,18 @@ class Parallelized:
         return self._sessions[signature]
 
     def _flat_batch(self, args: Any, kwargs: Any, exported: export.Exported) -> dict[int, int]:
-        """flat argument -> batch dimension: the leaves of the batch arguments that have this dimension and are used."""
+        """flat argument -> batch dimension: the leaves of the batch arguments that have this
+        dimension and are used."""
         assert self._batch is not None
         names = _parameter_names(self._jitted)
-        owners: dict[tuple[str, int | str], int] = {("args", number): dim for number, dim in self._batch.items()}
-        owners |= {("kwargs", names[number]): dim for number, dim in self._batch.items() if number < len(names)}
+        owners: dict[tuple[str, int | str], int] = {
+            ("args", number): dim for number, dim in self._batch.items()
+        }
+        owners |= {
+            ("kwargs", names[number]): dim
+            for number, dim in self._batch.items()
+            if number < len(names)
+        }
         found: dict[int, int] = {}
         for number, (path, leaf) in enumerate(tree_flatten_with_path((args, kwargs))[0]):
             owner = ("kwargs", path[1].key) if path[0].idx else ("args", path[1].idx)
@@ -274,7 +312,8 @@ class Parallelized:
                 found[number] = dim
         if not found:
             raise UserError(
-                f"parallelize: batch_argnums={tuple(self._batch)} name no array with a batch dimension in this call, "
+                f"parallelize: batch_argnums={tuple(self._batch)} name no array with a batch "
+                "dimension in this call, "
                 f"which has {len(args)} positional arguments"
             )
         return found
@@ -287,17 +326,22 @@ def _batch_dimensions(numbers: ArgumentNumbers | None) -> dict[int, int] | None:
         numbers = (numbers,)
     dims = dict(numbers) if isinstance(numbers, Mapping) else dict.fromkeys(numbers, 0)
     if not all(type(value) is int and value >= 0 for pair in dims.items() for value in pair):
-        raise UserError(f"parallelize: expected batch_argnums to be argument numbers, found {numbers!r}")
+        raise UserError(
+            f"parallelize: expected batch_argnums to be argument numbers, found {numbers!r}"
+        )
     return dims
 
 
 def _parameter_names(fun: Callable[..., Any]) -> tuple[str, ...]:
-    """Of the parameters that can be passed by position; empty for a callable without a signature."""
+    """Of the parameters that can be passed by position; empty for a callable without a
+    signature."""
     try:
         parameters = inspect.signature(fun).parameters.values()
     except ValueError:
         return ()
-    return tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+    return tuple(
+        p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    )
 
 
 def _signature(args: Any, kwargs: Any) -> tuple[Signature, list[Any]]:
@@ -310,7 +354,10 @@ def _signature(args: Any, kwargs: Any) -> tuple[Signature, list[Any]]:
 def _abstract(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
     where = f"{('args', 'kwargs')[path[0].idx]}{keystr(path[1:])}"
     if isinstance(leaf, jax.core.Tracer):
-        raise UserError(f"parallelize: {where} is being traced; a parallelized function cannot be transformed by JAX")
+        raise UserError(
+            f"parallelize: {where} is being traced; a parallelized function cannot be transformed "
+            "by JAX"
+        )
     if isinstance(leaf, StateArray):
         return leaf.aval
     if isinstance(leaf, jax.ShapeDtypeStruct):

@@ -28,10 +28,16 @@ _READ_AS: Mapping[tuple[str, str], Callable[[PlanOptions], object]] = {
     ("cluster", "layers"): lambda options: None if options.layers == "search" else options.layers,
     # One baseline clusters by itself, and then plans its layers as another one does.
     ("cluster", "inter_op"): lambda options: "equal-op" if options.inter_op == "equal-op" else None,
-    ("stage", "inter_op"): lambda options: "equal-layer" if options.inter_op == "equal-op" else options.inter_op,
-    ("stage", "mcmc_proposals"): lambda options: options.mcmc_proposals if options.inter_op == "mcmc" else None,
+    ("stage", "inter_op"): lambda options: (
+        "equal-layer" if options.inter_op == "equal-op" else options.inter_op
+    ),
+    ("stage", "mcmc_proposals"): lambda options: (
+        options.mcmc_proposals if options.inter_op == "mcmc" else None
+    ),
     # An order from a file may keep all microbatches in flight, as GPipe does.
-    ("stage", "schedule"): lambda options: "gpipe" if options.schedule.endswith(".csv") else options.schedule,
+    ("stage", "schedule"): lambda options: (
+        "gpipe" if options.schedule.endswith(".csv") else options.schedule
+    ),
 }
 
 

@@ -29,15 +29,17 @@ if TYPE_CHECKING:
 class Plan:
     """A finished plan: the exported module and the original as MLIR bytecode.
 
-    `forms` is the IR after every phase, text or bytecode; few look at it, and printing large modules takes seconds.
-    """
+    `forms` is the IR after every phase, text or bytecode; few look at it, and printing large
+    modules takes seconds."""
 
     module: bytes
     original: bytes
     forms: tuple[tuple[str, bytes], ...]
     summary: PlanSummary
     options: PlanOptions
-    source: Any = field(default=None, repr=False, compare=False)  # the model given to `shardopt.optimize`
+    source: Any = field(
+        default=None, repr=False, compare=False
+    )  # the model given to `shardopt.optimize`
 
     @cached_property
     def phases(self) -> tuple[tuple[str, str], ...]:
@@ -48,15 +50,16 @@ class Plan:
 
         with make_context() as context:
             return tuple(
-                (phase, decoded(form) or module_text(load_module(form, context))) for phase, form in self.forms
+                (phase, decoded(form) or module_text(load_module(form, context)))
+                for phase, form in self.forms
             )
 
     def to_exported(self) -> Any:
-        """For a plan with one stage and one microbatch: the model as one `jax.export.Exported`, sharded over the mesh.
+        """For a plan with one stage and one microbatch: the model as one `jax.export.Exported`,
+        sharded over the mesh.
 
-        It is sharded anew as a whole, since a plan keeps step and state apart. Raises UserError for a pipeline, and
-        for a plan that was not made from an `Exported` by `shardopt.optimize`.
-        """
+        It is sharded anew as a whole, since a plan keeps step and state apart. Raises UserError for
+        a pipeline, and for a plan that was not made from an `Exported` by `shardopt.optimize`."""
         from shardopt.frontend.spmd import exported_of
 
         return exported_of(self)
@@ -84,7 +87,8 @@ class Plan:
         return plan_document(self)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the plan directory in one step: the target is either the old plan or the whole new one.
+        """Write the plan directory in one step: the target is either the old plan or the whole new
+        one.
 
         Raises UserError when `path` is something else than a plan directory or an empty one.
         """
@@ -135,7 +139,9 @@ class Plan:
         parts = {name: _read(folder / name) for name in ("module.mlirbc", "original.mlirbc")}
         dumps = sorted((folder / "ir").glob("*.mlir"))
         with make_context() as context:
-            summary = summarize(load_module(parts["module.mlirbc"], context, name=str(folder / "module.mlirbc")))
+            summary = summarize(
+                load_module(parts["module.mlirbc"], context, name=str(folder / "module.mlirbc"))
+            )
         return Plan(
             parts["module.mlirbc"],
             parts["original.mlirbc"],
@@ -146,7 +152,8 @@ class Plan:
 
 
 def simulate_module(source: bytes | Path) -> SimulationResult:
-    """The step of a module behind the schedule phase, given as bytes or file. Raises UserError for another form."""
+    """The step of a module behind the schedule phase, given as bytes or file. Raises UserError for
+    another form."""
     from shardopt.dialect.mpmd import read_topology
     from shardopt.dialect.program import read_program
     from shardopt.dialect.schedule import read_schedule
@@ -163,18 +170,29 @@ def simulate_module(source: bytes | Path) -> SimulationResult:
             raise UserError(f"expected a module behind the schedule phase: {error}") from error
         text = read_schedule(program.loop)
         if text is None:
-            raise UserError("expected a module behind the schedule phase, found no schedule on the loop")
+            raise UserError(
+                "expected a module behind the schedule phase, found no schedule on the loop"
+            )
         return simulate_pipeline(text, pipeline, program.num_microbatches)
 
 
 def check_target(target: Path) -> None:
-    """Raises UserError when `target` exists and is neither a plan directory nor an empty directory."""
-    if target.exists() and not (target / "plan.json").is_file() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"'{target}' exists and is not a plan directory: remove it or choose another output")
+    """Raises UserError when `target` exists and is neither a plan directory nor an empty
+    directory."""
+    if (
+        target.exists()
+        and not (target / "plan.json").is_file()
+        and (not target.is_dir() or any(target.iterdir()))
+    ):
+        raise UserError(
+            f"'{target}' exists and is not a plan directory: remove it or choose another output"
+        )
 
 
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise UserError(f"cannot read '{path}': {error.strerror} (expected a directory of `shardopt plan`)") from error
+        raise UserError(
+            f"cannot read '{path}': {error.strerror} (expected a directory of `shardopt plan`)"
+        ) from error

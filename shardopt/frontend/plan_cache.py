@@ -1,9 +1,10 @@
-"""Whole plans in the cache: the same model, options and files give the same plan, and the same warnings and remarks.
+"""Whole plans in the cache: the same model, options and files give the same plan, and the same
+warnings and remarks.
 
-The key is made of the bytes of the model and its name in messages, of all options, of the cluster, and of the content
-of every file that an option names (profiles, constraints); the versions of this package and of the solvers come on top
-(`shardopt.caching`). An entry is a zip archive of the modules, with the summary left out: it is read from the module.
-"""
+The key is made of the bytes of the model and its name in messages, of all options, of the cluster,
+and of the content of every file that an option names (profiles, constraints); the versions of this
+package and of the solvers come on top (`shardopt.caching`). An entry is a zip archive of the
+modules, with the summary left out: it is read from the module."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ _LEVEL = 1
 
 
 def plan_key(source: bytes | str | os.PathLike[str], name: str, options: PlanOptions) -> str | None:
-    """The key of a plan; None where it cannot be told before planning, or where somebody watches the phases."""
+    """The key of a plan; None where it cannot be told before planning, or where somebody watches
+    the phases."""
     if os.environ.get(DUMP_VARIABLE):
         return None
     try:
@@ -79,7 +81,9 @@ def get_plan(store: Store, key: str, options: PlanOptions) -> tuple[Plan, list[D
         return None
     with zipfile.ZipFile(BytesIO(data)) as archive:
         parts = {entry: archive.read(entry) for entry in archive.namelist()}
-    forms = tuple((entry.partition("-")[2], form) for entry, form in parts.items() if entry.startswith(_FORMS))
+    forms = tuple(
+        (entry.partition("-")[2], form) for entry, form in parts.items() if entry.startswith(_FORMS)
+    )
     with make_context() as context:
         summary = summarize(load_module(parts[_MODULE], context))
     said = [_diagnostic(item) for item in json.loads(parts[_SAID])]

@@ -1,4 +1,5 @@
-"""`shardopt plan --check-plan`: everything that is wrong with a plan file, by itself and for a model."""
+"""`shardopt plan --check-plan`: everything that is wrong with a plan file, by itself and for a
+model."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from shardopt.support.errors import UserError
 
 
 def check_plan(path: str, model: str | None = None) -> tuple[str, ...]:
-    """One message a mistake. With a model, a file without mistakes is applied to it, which finds the first of those
-    that need one: another fingerprint, numbers of operations, shardings that do not divide, memory of a stage.
+    """One message a mistake. With a model, a file without mistakes is applied to it, which finds
+    the first of those that need one: another fingerprint, numbers of operations, shardings that do
+    not divide, memory of a stage.
 
     Raises UserError for files that cannot be read.
     """

@@ -1,4 +1,5 @@
-"""What `plan.json` says: the plan as a plan file that gives the very same plan again (`docs/guide/plan-file.md`)."""
+"""What `plan.json` says: the plan as a plan file that gives the very same plan again
+(`docs/guide/plan-file.md`)."""
 
 from __future__ import annotations
 
@@ -31,7 +32,14 @@ if TYPE_CHECKING:
     from shardopt.report.plan_summary import PlanSummary, StageRow
 
 # Figures of a stage that its other fields do not hold.
-_PREDICTED = ("forward_seconds", "backward_seconds", "around_seconds", "peak_bytes", "collective_bytes", "sent_bytes")
+_PREDICTED = (
+    "forward_seconds",
+    "backward_seconds",
+    "around_seconds",
+    "peak_bytes",
+    "collective_bytes",
+    "sent_bytes",
+)
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
@@ -54,11 +62,17 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "version": VERSION,
         "made_by": {"shardopt": __version__, "jaxlib": version("jaxlib")},
         "model": {"fingerprint": fingerprint(plan.original)},
-        "options": {**kept_options(plan.options), "microbatches": summary.num_microbatches, "schedule": schedule},
+        "options": {
+            **kept_options(plan.options),
+            "microbatches": summary.num_microbatches,
+            "schedule": schedule,
+        },
         "cluster": describe(cluster),
         "layers": layers,
         # What stages of one mesh decide together stands in the first of them.
-        "stages": [_stage(row, cluster, method, choices.pop(row.mesh, None)) for row, method in rows],
+        "stages": [
+            _stage(row, cluster, method, choices.pop(row.mesh, None)) for row, method in rows
+        ],
     }
     decisions = read_plan_file(document)[0].decisions()
     return {**document, "predicted": _predicted(summary, prediction, decisions)}
@@ -88,7 +102,9 @@ def _layers(program: Program) -> dict[str, Any]:
         [ir.IntegerAttr(op.attributes[LAYER]).value for op in ops]
         for ops in (program.body_ops, program.prologue, program.epilogue)
     )
-    arguments = [ir.IntegerAttr(attributes[LAYER]).value for attributes in argument_attributes(program.main)]
+    arguments = [
+        ir.IntegerAttr(attributes[LAYER]).value for attributes in argument_attributes(program.main)
+    ]
     return {
         "count": max((*body, 0)) + 1,
         "body": runs_of(body),
@@ -114,8 +130,11 @@ def _stage(row: StageRow, cluster: Cluster, method: str, shardings: Any) -> dict
     }
 
 
-def _predicted(summary: PlanSummary, prediction: Prediction | None, decisions: str) -> dict[str, Any]:
-    """Of the finished plan; and what the stage phase predicted, with a hash of the decisions it is about."""
+def _predicted(
+    summary: PlanSummary, prediction: Prediction | None, decisions: str
+) -> dict[str, Any]:
+    """Of the finished plan; and what the stage phase predicted, with a hash of the decisions it is
+    about."""
     found: dict[str, Any] = {
         "makespan_seconds": summary.makespan_seconds,
         "bubble_fraction": summary.bubble_fraction,

@@ -1,4 +1,5 @@
-"""From a model to a plan: run all phases and keep the IR after each, or find the plan in the cache."""
+"""From a model to a plan: run all phases and keep the IR after each, or find the plan in the
+cache."""
 
 from __future__ import annotations
 
@@ -13,7 +14,14 @@ from shardopt.frontend.phase_options import phase_text
 from shardopt.frontend.plan import Plan
 from shardopt.frontend.plan_cache import get_plan, plan_key, put_plan
 from shardopt.frontend.sources import reported_in, resolve_source, source_name
-from shardopt.frontend.step_search import Attempt, RunPhase, best_choice, comparison, grow_layers, microbatch_choices
+from shardopt.frontend.step_search import (
+    Attempt,
+    RunPhase,
+    best_choice,
+    comparison,
+    grow_layers,
+    microbatch_choices,
+)
 from shardopt.options.plan_options import PlanOptions
 
 if TYPE_CHECKING:
@@ -32,7 +40,8 @@ def make_plan(
     on_result: Callable[[Result], None] | None = None,
     handler: Handler | None = None,
 ) -> Plan:
-    """Plan a model: a path, bytes (MLIR text, bytecode or portable artifact), a `jax.export.Exported`, a module.
+    """Plan a model: a path, bytes (MLIR text, bytecode or portable artifact), a
+    `jax.export.Exported`, a module.
 
     `cache=False` neither looks for plans and prices of earlier runs nor keeps any. `on_phase(name)`
     is told when a phase begins, `on_result` what it did; neither is when the plan was found in the
@@ -43,11 +52,20 @@ def make_plan(
     with reported_in(name, handler) as report:
         store = default_store(lambda message: report(_remark("cache", message))) if cache else None
         key = None if store is None or options.plan else plan_key(source, name, options)
-        if store is not None and key is not None and (found := get_plan(store, key, options)) is not None:
+        if (
+            store is not None
+            and key is not None
+            and (found := get_plan(store, key, options)) is not None
+        ):
             plan, said = found
             for diagnostic in said:
                 report(diagnostic)
-            report(_remark("cached-plan", f"the plan was found in '{store.folder}', where an earlier run has left it"))
+            report(
+                _remark(
+                    "cached-plan",
+                    f"the plan was found in '{store.folder}', where an earlier run has left it",
+                )
+            )
             return plan
         said = []
 
@@ -76,7 +94,9 @@ def _run_phases(
     from shardopt.pipeline.phases import PHASE_NAMES, phase_range
     from shardopt.report.plan_summary import summarize
 
-    def run(module: ir.Module, phase: str, chosen: PlanOptions, report: Handler, more: str = "") -> None:
+    def run(
+        module: ir.Module, phase: str, chosen: PlanOptions, report: Handler, more: str = ""
+    ) -> None:
         if on_phase is not None:
             on_phase(phase)
         text = phase_text(chosen, phase) + more
@@ -104,8 +124,11 @@ def _run_phases(
         return Plan(forms[-1][1], original, tuple(forms), summarize(module), options)
 
 
-def _search(module: ir.Module, options: PlanOptions, run: RunPhase, handler: Handler) -> Attempt | None:
-    """Of the imported form, planned up to its stages, what was asked to be searched; None if nothing was."""
+def _search(
+    module: ir.Module, options: PlanOptions, run: RunPhase, handler: Handler
+) -> Attempt | None:
+    """Of the imported form, planned up to its stages, what was asked to be searched; None if
+    nothing was."""
     best = None
     if options.microbatches is None:
         best, attempts = best_choice(module, microbatch_choices(module, options), run)

@@ -1,9 +1,10 @@
-"""A running plan called with JAX arrays: what is uploaded before a step, what stays on the workers, what comes back.
+"""A running plan called with JAX arrays: what is uploaded before a step, what stays on the workers,
+what comes back.
 
-The workers hold a value for every argument. A session remembers which array each of them stands for: the array that
-was uploaded, or, for state, the array that the last step returned in its place. An argument that is that very array
-again is not uploaded. Numpy arrays can change behind one identity, so they always are.
-"""
+The workers hold a value for every argument. A session remembers which array each of them stands
+for: the array that was uploaded, or, for state, the array that the last step returned in its place.
+An argument that is that very array again is not uploaded. Numpy arrays can change behind one
+identity, so they always are."""
 
 from __future__ import annotations
 
@@ -30,9 +31,9 @@ _IMMUTABLE = (jax.Array, bool, int, float, complex, np.generic)
 class StateArray:
     """A state result that stays on the workers: fetched when looked at, fed back for free.
 
-    `value` is the array. It can be had until the next step, and ever after once it was. `jax.numpy.asarray` and
-    `numpy.asarray` give the same; other functions of JAX want an array proper.
-    """
+    `value` is the array. It can be had until the next step, and ever after once it was.
+    `jax.numpy.asarray` and `numpy.asarray` give the same; other functions of JAX want an array
+    proper."""
 
     def __init__(self, read: Callable[[], np.ndarray], aval: jax.ShapeDtypeStruct) -> None:
         """`read` gives the value, or raises RuntimeError when it is gone."""
@@ -60,7 +61,8 @@ class StateArray:
                 found = self._read()
             except RuntimeError as error:
                 raise UserError(
-                    f"this state is no longer on the workers ({error}); look at it before the next step and before "
+                    f"this state is no longer on the workers ({error}); look at it before the next "
+                    "step and before "
                     "close(), or use lazy_state=False"
                 ) from error
             self._value = like(found, self.aval, bool(self.aval.weak_type))
@@ -77,7 +79,8 @@ class StateArray:
 
 
 class Session:
-    """One run, fed with the flat arguments of the module. `inputs` and `outputs` are their abstract values."""
+    """One run, fed with the flat arguments of the module. `inputs` and `outputs` are their abstract
+    values."""
 
     def __init__(
         self,
@@ -96,7 +99,8 @@ class Session:
         self._state = {number: alias for number, alias in aliases.items() if alias is not None}
 
     def step(self, leaves: Sequence[Any]) -> list[Any]:
-        """Run one step on the arguments; its results as JAX arrays, state as `StateArray` when lazy.
+        """Run one step on the arguments; its results as JAX arrays, state as `StateArray` when
+        lazy.
 
         Raises UserError, MeshError.
         """
@@ -107,15 +111,18 @@ class Session:
             values = {}
         outputs = self._run.step(values)
         results = self._results(outputs)
-        self._held = dict(enumerate(leaves)) | {number: results[alias] for number, alias in self._state.items()}
+        self._held = dict(enumerate(leaves)) | {
+            number: results[alias] for number, alias in self._state.items()
+        }
         return results
 
     def create(self, init: Callable[..., Any], *args: Any) -> Any:
-        """Have the workers compute the state: `init(*args)` returns what the donated arguments are to be, in any tree.
+        """Have the workers compute the state: `init(*args)` returns what the donated arguments are
+        to be, in any tree.
 
-        Each worker computes the shards that it holds, and nothing is made here. Returns the tree, of `StateArray`s.
-        Raises UserError when the leaves do not fit the state in number, shape or type; MeshError.
-        """
+        Each worker computes the shards that it holds, and nothing is made here. Returns the tree,
+        of `StateArray`s. Raises UserError when the leaves do not fit the state in number, shape or
+        type; MeshError."""
         from shardopt.ir.context import make_context
         from shardopt.ir.io import load_module
 
@@ -134,8 +141,8 @@ class Session:
         return tuple(self._state)
 
     def load(self, path: str | os.PathLike[str]) -> list[StateArray]:
-        """The state of a checkpoint, or of the newest in a folder, of any plan of the model: what the donated arguments
-        are to be, leaf by leaf. Raises UserError, MeshError."""
+        """The state of a checkpoint, or of the newest in a folder, of any plan of the model: what
+        the donated arguments are to be, leaf by leaf. Raises UserError, MeshError."""
         self._run.restore(Path(path))
         return self._hold_state()
 
@@ -147,7 +154,8 @@ class Session:
         self._run.close()
 
     def _hold_state(self) -> list[StateArray]:
-        """Handles of what the workers hold for the state now; they can be had until the next step."""
+        """Handles of what the workers hold for the state now; they can be had until the next
+        step."""
         step = self._run.steps_done
 
         def read(number: int) -> np.ndarray:
@@ -155,7 +163,10 @@ class Session:
                 raise RuntimeError(f"a step has replaced argument {number}")
             return self._run.argument(number)
 
-        arrays = {number: StateArray(partial(read, number), self._inputs[number]) for number in self._state}
+        arrays = {
+            number: StateArray(partial(read, number), self._inputs[number])
+            for number in self._state
+        }
         self._held |= arrays
         return list(arrays.values())
 
@@ -163,8 +174,11 @@ class Session:
         return isinstance(leaf, (*_IMMUTABLE, StateArray)) and self._held.get(number) is leaf
 
     def _results(self, outputs: Outputs) -> list[Any]:
-        # The state keeps the weak types of the arguments it replaces: a step must not change its own signature.
-        weak = {alias: bool(self._inputs[number].weak_type) for number, alias in self._state.items()}
+        # The state keeps the weak types of the arguments it replaces: a step must not change its
+        # own signature.
+        weak = {
+            alias: bool(self._inputs[number].weak_type) for number, alias in self._state.items()
+        }
         results: list[Any] = []
         for number, aval in enumerate(self._outputs):
             if self._lazy_state and number in weak:

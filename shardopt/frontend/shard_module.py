@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 from shardopt.frontend.phase_options import option_text
 from shardopt.frontend.sources import reported_in, resolve_source, source_name
 from shardopt.mesh.mesh import parse_mesh
-from shardopt.report.sharding_summary import ShardingSummary, signature_table, summarize_sharding, traffic_table
+from shardopt.report.sharding_summary import (
+    ShardingSummary,
+    signature_table,
+    summarize_sharding,
+    traffic_table,
+)
 
 if TYPE_CHECKING:
     from shardopt.ir.diagnostics import Handler
@@ -43,16 +48,19 @@ def shard_module(
     on_read: Callable[[], None] | None = None,
     handler: Handler | None = None,
 ) -> ShardedModule:
-    """Run `shardopt-intra` with `options` (by their names there) on a model given as to `make_plan`.
+    """Run `shardopt-intra` with `options` (by their names there) on a model given as to
+    `make_plan`.
 
-    `on_read` is called when the model has been read; `handler` gets warnings and remarks. Raises UserError.
-    """
+    `on_read` is called when the model has been read; `handler` gets warnings and remarks. Raises
+    UserError."""
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module, module_bytecode
     from shardopt.pipeline.manager import run_pipeline
 
     logical = parse_mesh(mesh)
-    text = " ".join(f"{name}={option_text(value)}" for name, value in {"mesh": mesh, **options}.items())
+    text = " ".join(
+        f"{name}={option_text(value)}" for name, value in {"mesh": mesh, **options}.items()
+    )
     name = source_name(source)
     with make_context() as context, reported_in(name, handler) as report:
         module = load_module(resolve_source(source), context, name=name)

@@ -1,4 +1,5 @@
-"""Models as the front end takes them: a path, bytes, a `jax.export.Exported` or an MLIR module; their names."""
+"""Models as the front end takes them: a path, bytes, a `jax.export.Exported` or an MLIR module;
+their names."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def reported_in(name: str, handler: Handler | None) -> Iterator[Handler]:
-    """A handler for messages about a model, and a block whose errors name it too where the IR has no locations."""
+    """A handler for messages about a model, and a block whose errors name it too where the IR has
+    no locations."""
     from shardopt.ir.diagnostics import DiagnosedError, in_file
 
     def report(diagnostic: Diagnostic) -> None:
@@ -26,7 +28,9 @@ def reported_in(name: str, handler: Handler | None) -> Iterator[Handler]:
     try:
         yield report
     except DiagnosedError as error:
-        raise DiagnosedError(*(in_file(diagnostic, name) for diagnostic in error.diagnostics)) from error
+        raise DiagnosedError(
+            *(in_file(diagnostic, name) for diagnostic in error.diagnostics)
+        ) from error
 
 
 def source_name(source: Any) -> str:
@@ -37,18 +41,24 @@ def source_name(source: Any) -> str:
 
 
 def resolve_source(source: Any) -> bytes | str | os.PathLike[str]:
-    """A model as `make_plan` takes it, as bytes or the path of a file that can be read again. Raises UserError."""
+    """A model as `make_plan` takes it, as bytes or the path of a file that can be read again.
+    Raises UserError."""
     from shardopt.ir.formats import STDIO, read_source
 
     if hasattr(source, "mlir_module_serialized"):
         return bytes(source.mlir_module_serialized)
     if isinstance(source, str | os.PathLike):
-        return source if Path(source).is_file() and os.fspath(source) != STDIO else read_source(source)
+        return (
+            source if Path(source).is_file() and os.fspath(source) != STDIO else read_source(source)
+        )
     if isinstance(source, bytes):
         return source
     if hasattr(source, "operation"):  # an `ir.Module` of another context
         return bytes(source.operation.get_asm(enable_debug_info=True).encode())
-    raise UserError(f"expected a path, bytes, a jax.export.Exported or an MLIR module, found {type(source).__name__}")
+    raise UserError(
+        "expected a path, bytes, a jax.export.Exported or an MLIR module, found "
+        f"{type(source).__name__}"
+    )
 
 
 def source_bytes(source: bytes | str | os.PathLike[str]) -> bytes:

@@ -1,12 +1,13 @@
-"""One mesh without stages: from a `jax.export.Exported` to a sharded one that runs under plain `jax.jit`.
+"""One mesh without stages: from a `jax.export.Exported` to a sharded one that runs under plain
+`jax.jit`.
 
     sharded = shardopt.shard(exported, "cpu-test:1x4", mesh="2x2")
     args, kwargs = shardopt.input_shardings(sharded)
     step = jax.jit(sharded.call, in_shardings=args)
 
-The only file of the front end that touches private parts of jax: the `_…` fields of `Exported`, and what an array can
-carry besides shape and dtype (weak types, key types), which has no public constructor.
-"""
+The only file of the front end that touches private parts of jax: the `_…` fields of `Exported`, and
+what an array can carry besides shape and dtype (weak types, key types), which has no public
+constructor."""
 
 from __future__ import annotations
 
@@ -44,12 +45,13 @@ def shard(
     handler: Handler | None = None,
     **options: Unpack[ShardKeywords],
 ) -> export.Exported:
-    """Choose a sharding for every value of an exported function, for one logical mesh such as "2x2".
+    """Choose a sharding for every value of an exported function, for one logical mesh such as
+    "2x2".
 
     The result takes and returns the same arrays and is meant for as many devices as the mesh has.
-    The `options` are those of docs/reference/options.md that matter to one mesh: `batch_args` to methods that
-    split the batch; `annotations` and `constraints` say what is demanded of the shardings. With
-    annotations="keep", what the function was exported with (`in_shardings`,
+    The `options` are those of docs/reference/options.md that matter to one mesh: `batch_args` to
+    methods that split the batch; `annotations` and `constraints` say what is demanded of the
+    shardings. With annotations="keep", what the function was exported with (`in_shardings`,
     `with_sharding_constraint`) is obeyed as far as it fits the mesh.
 
     `handler` gets warnings and remarks. The result has no VJP. Raises UserError.
@@ -66,7 +68,9 @@ def shard(
         mlir_module_serialized=artifact,
         nr_devices=logical.size,
         **named_shardings_flag(export.Exported),
-        _in_named_shardings=tuple(_named(kept.get(k), abstract) for k in range(len(exported.in_avals))),
+        _in_named_shardings=tuple(
+            _named(kept.get(k), abstract) for k in range(len(exported.in_avals))
+        ),
         _out_named_shardings=tuple(_named(sharding, abstract) for sharding in outputs),
         in_shardings_hlo=(None,) * len(exported.in_avals),
         out_shardings_hlo=(None,) * len(exported.out_avals),
@@ -79,18 +83,27 @@ def input_shardings(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a function from `shard` as trees of `NamedSharding`: (positional, keyword).
 
-    `devices` are those of the mesh in row-major order, by default the first of `jax.devices()`. Raises UserError when
-    there are too few.
-    """
-    used = next((s.mesh for s in exported._in_named_shardings if s is not None and s.mesh.size > 0), None)
+    `devices` are those of the mesh in row-major order, by default the first of `jax.devices()`.
+    Raises UserError when there are too few."""
+    used = next(
+        (s.mesh for s in exported._in_named_shardings if s is not None and s.mesh.size > 0), None
+    )
     if used is None:
-        raise UserError(f"function '{exported.fun_name}' has no input shardings: expected a result of shardopt.shard")
+        raise UserError(
+            f"function '{exported.fun_name}' has no input shardings: expected a result of "
+            "shardopt.shard"
+        )
     found = list(jax.devices() if devices is None else devices)
     if len(found) < used.size:
-        raise UserError(f"function '{exported.fun_name}' is sharded over {used.size} devices, found {len(found)}")
+        raise UserError(
+            f"function '{exported.fun_name}' is sharded over {used.size} devices, found "
+            f"{len(found)}"
+        )
     mesh = jax.sharding.Mesh(np.array(found[: used.size]).reshape(used.axis_sizes), used.axis_names)
     replicated = NamedSharding(mesh, PartitionSpec())  # of arguments that the module has dropped
-    args, kwargs = jax.tree.unflatten(exported.in_tree, [s or replicated for s in exported.in_shardings_jax(mesh)])
+    args, kwargs = jax.tree.unflatten(
+        exported.in_tree, [s or replicated for s in exported.in_shardings_jax(mesh)]
+    )
     return args, kwargs
 
 
@@ -98,20 +111,29 @@ def exported_of(plan: Plan) -> export.Exported:
     """See `Plan.to_exported`."""
     summary = plan.summary
     if not isinstance(plan.source, export.Exported):
-        raise UserError("to_exported needs a plan that shardopt.optimize made from a jax.export.Exported")
+        raise UserError(
+            "to_exported needs a plan that shardopt.optimize made from a jax.export.Exported"
+        )
     if len(summary.stages) != 1 or summary.num_microbatches != 1:
         raise UserError(
-            "a pipeline is no single function: expected a plan with one stage and one microbatch, found "
-            f"{len(summary.stages)} stages and {summary.num_microbatches} microbatches; plan with stages=1"
+            "a pipeline is no single function: expected a plan with one stage and one microbatch, "
+            "found "
+            f"{len(summary.stages)} stages and {summary.num_microbatches} microbatches; plan with "
+            "stages=1"
         )
     options = plan.options
     mesh = "x".join(map(str, summary.stages[0].logical_shape))
-    taken = {row.field: getattr(options, row.field) for row in rows(type(options)) if "shard" in row.functions}
+    taken = {
+        row.field: getattr(options, row.field)
+        for row in rows(type(options))
+        if "shard" in row.functions
+    }
     return shard(plan.source, options.cluster, mesh, **cast("ShardKeywords", taken))
 
 
 def like(value: np.ndarray, aval: Any, weak_type: bool) -> jax.Array:
-    """A numpy array as a JAX array of an abstract value's kind: a typed key where it is one, weak if wanted."""
+    """A numpy array as a JAX array of an abstract value's kind: a typed key where it is one, weak
+    if wanted."""
     if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(jax.numpy.asarray(value), impl=aval.dtype._impl.name)
     array = jax.numpy.asarray(value)
@@ -125,7 +147,9 @@ def _check(exported: Any) -> None:
     if not all(isinstance(extent, int) for aval in exported.in_avals for extent in aval.shape):
         raise UserError(f"{name} has symbolic dimensions: expected an export with concrete shapes")
     if len(exported.platforms) != 1:
-        raise UserError(f"{name} is exported for {len(exported.platforms)} platforms: expected exactly one")
+        raise UserError(
+            f"{name} is exported for {len(exported.platforms)} platforms: expected exactly one"
+        )
     if exported.ordered_effects:
         raise UserError(f"{name} has ordered effects, which cannot be sharded")
 
@@ -144,10 +168,15 @@ def _run(
     from shardopt.pipeline.manager import run_pipeline
 
     with make_context() as context:
-        module = load_module(bytes(exported.mlir_module_serialized), context, name=exported.fun_name)
+        module = load_module(
+            bytes(exported.mlir_module_serialized), context, name=exported.fun_name
+        )
         run_pipeline(module, pipeline, handler=handler)
         [main] = functions(module)
-        inputs, outputs = signature_shardings(main, "arg_attrs"), signature_shardings(main, "res_attrs")
+        inputs, outputs = (
+            signature_shardings(main, "arg_attrs"),
+            signature_shardings(main, "res_attrs"),
+        )
         verify(module)
         # The compatibility that jax.export itself gives.
         version = stablehlo.get_version_from_compatibility_requirement(
@@ -159,4 +188,8 @@ def _run(
 
 def _named(sharding: Sharding | None, mesh: AbstractMesh) -> NamedSharding | None:
     """None, for an argument that the module has dropped, leaves the choice to the caller."""
-    return None if sharding is None else NamedSharding(mesh, PartitionSpec(*(axes or None for axes in sharding.dims)))
+    return (
+        None
+        if sharding is None
+        else NamedSharding(mesh, PartitionSpec(*(axes or None for axes in sharding.dims)))
+    )

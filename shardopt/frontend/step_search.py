@@ -1,14 +1,15 @@
-"""What only a whole step can decide (the numbers of microbatches and of layers): plan the stages for values, compare.
+"""What only a whole step can decide (the numbers of microbatches and of layers): plan the stages
+for values, compare.
 
     imported module ─┬─ clone ─▶ microbatch ─▶ cluster ─▶ stage ─▶ predicted seconds of a step
                      ├─ clone ─▶ …                                            the least wins
                      └─ clone ─▶ …
 
-The import phase has run once, before. Every number of microbatches is tried, but the stage phase gives up as soon as
-prices say that one stage alone takes longer than the best step so far (`faster-than`): that is what too small
-microbatches come to. Equal stages are priced once for all (`shardopt.caching`). Layers get more as
-long as that shortens the step: cutting every layer in two leaves all stages of before, and adds some.
-"""
+The import phase has run once, before. Every number of microbatches is tried, but the stage phase
+gives up as soon as prices say that one stage alone takes longer than the best step so far
+(`faster-than`): that is what too small microbatches come to. Equal stages are priced once for all
+(`shardopt.caching`). Layers get more as long as that shortens the step: cutting every layer in two
+leaves all stages of before, and adds some."""
 
 from __future__ import annotations
 
@@ -42,8 +43,8 @@ class Choice:
 
 @dataclass
 class Attempt:
-    """A choice whose stages are planned: the module, its form after each phase, and what was said; `step_seconds` is
-    None, and `refusal` says why, where there is no plan."""
+    """A choice whose stages are planned: the module, its form after each phase, and what was said;
+    `step_seconds` is None, and `refusal` says why, where there is no plan."""
 
     choice: Choice
     module: ir.Module
@@ -66,8 +67,8 @@ class Attempt:
 
 
 def microbatch_choices(module: ir.Module, options: PlanOptions) -> tuple[Choice, ...]:
-    """A choice for each number of microbatches worth trying, for the imported form. Raises UserError where the batch
-    arguments cannot be told."""
+    """A choice for each number of microbatches worth trying, for the imported form. Raises
+    UserError where the batch arguments cannot be told."""
     from shardopt.extract.batch_arguments import choose_batch_arguments
     from shardopt.ir.rewriting import functions, shape_of, symbol_name
 
@@ -89,15 +90,19 @@ def microbatch_choices(module: ir.Module, options: PlanOptions) -> tuple[Choice,
 def thinned_divisors(extent: int) -> tuple[int, ...]:
     """Divisors of `extent` from 1 up, each at least twice the one before."""
     kept = [1]
-    kept.extend(count for count in range(2, extent + 1) if extent % count == 0 and count >= 2 * kept[-1])
+    kept.extend(
+        count for count in range(2, extent + 1) if extent % count == 0 and count >= 2 * kept[-1]
+    )
     return tuple(kept)
 
 
-def best_choice(module: ir.Module, choices: Iterable[Choice], run: RunPhase) -> tuple[Attempt, tuple[Attempt, ...]]:
+def best_choice(
+    module: ir.Module, choices: Iterable[Choice], run: RunPhase
+) -> tuple[Attempt, tuple[Attempt, ...]]:
     """The attempt with the shortest predicted step, the first of equals, and all of them.
 
-    `run(module, phase, options, handler, more)` runs one phase in place, with `more` options as text. Raises the last
-    refusal if there is no plan at all: more microbatches need less memory.
+    `run(module, phase, options, handler, more)` runs one phase in place, with `more` options as
+    text. Raises the last refusal if there is no plan at all: more microbatches need less memory.
     """
     from shardopt.ir.io import load_module, module_bytecode
 
@@ -107,7 +112,9 @@ def best_choice(module: ir.Module, choices: Iterable[Choice], run: RunPhase) -> 
     for choice in choices:
         attempt = _try(choice, load_module(source, module.context), run, best)
         attempts.append(attempt)
-        if attempt.step_seconds is None or (best and best.step_seconds and attempt.step_seconds >= best.step_seconds):
+        if attempt.step_seconds is None or (
+            best and best.step_seconds and attempt.step_seconds >= best.step_seconds
+        ):
             _forget(attempt)
             continue
         if best is not None:
@@ -118,10 +125,12 @@ def best_choice(module: ir.Module, choices: Iterable[Choice], run: RunPhase) -> 
     return best, tuple(attempts)
 
 
-def grow_layers(module: ir.Module, options: PlanOptions, run: RunPhase) -> tuple[Attempt, tuple[Attempt, ...]]:
-    """The number of layers that clustering finds, then two, three, … times as many, as long as the predicted step gets
-    shorter; the last attempt that did, and all of them. `run` as in `best_choice`. Raises UserError if the first has no
-    plan."""
+def grow_layers(
+    module: ir.Module, options: PlanOptions, run: RunPhase
+) -> tuple[Attempt, tuple[Attempt, ...]]:
+    """The number of layers that clustering finds, then two, three, … times as many, as long as the
+    predicted step gets shorter; the last attempt that did, and all of them. `run` as in
+    `best_choice`. Raises UserError if the first has no plan."""
     from shardopt.ir.io import load_module, module_bytecode
 
     source = module_bytecode(module)
@@ -134,7 +143,11 @@ def grow_layers(module: ir.Module, options: PlanOptions, run: RunPhase) -> tuple
         choice = Choice(f"{count} layers", replace(options, layers=count))
         attempt = _try(choice, load_module(source, module.context), run, best)
         attempts.append(attempt)
-        if attempt.step_seconds is None or best.step_seconds is None or attempt.step_seconds >= best.step_seconds:
+        if (
+            attempt.step_seconds is None
+            or best.step_seconds is None
+            or attempt.step_seconds >= best.step_seconds
+        ):
             _forget(attempt)
             break
         _forget(best)

@@ -1,8 +1,7 @@
 """The vocabulary of microbatching: where tensors and ops carry the batch, and which op runs where.
 
-`shardopt.solve.microbatches.time_plan` decides, `shardopt.passes.microbatches.microbatch_loop` writes
-what was decided into the IR.
-"""
+`shardopt.solve.microbatches.time_plan` decides, `shardopt.passes.microbatches.microbatch_loop`
+writes what was decided into the IR."""
 
 from __future__ import annotations
 
@@ -13,10 +12,11 @@ Splat = float | int | bool
 
 @dataclass(frozen=True)
 class Split:
-    """The batch inside dimension `dim`, seen as (outer, extent, rest): the middle part is cut into B blocks.
+    """The batch inside dimension `dim`, seen as (outer, extent, rest): the middle part is cut into
+    B blocks.
 
-    Any divisor of the extent that B divides gives the same blocks, so splits are equal whatever their extent.
-    """
+    Any divisor of the extent that B divides gives the same blocks, so splits are equal whatever
+    their extent."""
 
     dim: int
     outer: int
@@ -36,8 +36,8 @@ class Cut:
 class View:
     """A tensor as the body sees it: whole (`split` is None) or the block of the current microbatch.
 
-    With `estimate` (the name of its reducer) it is a partial result of this microbatch standing for the whole batch.
-    """
+    With `estimate` (the name of its reducer) it is a partial result of this microbatch standing for
+    the whole batch."""
 
     tensor: int
     split: Split | None = None
@@ -56,7 +56,8 @@ class BodyOp:
 
 @dataclass(frozen=True)
 class Accumulator:
-    """A value that leaves the loop: combined by `reducer`, or (when "") collected block by block along `view.split`.
+    """A value that leaves the loop: combined by `reducer`, or (when "") collected block by block
+    along `view.split`.
 
     With neither it is the value of the only iteration.
     """
@@ -67,7 +68,8 @@ class Accumulator:
 
 @dataclass(frozen=True)
 class TimePlan:
-    """Ops and tensors by index, in program order. `slices` are cut out of full-size values by the microbatch index."""
+    """Ops and tensors by index, in program order. `slices` are cut out of full-size values by the
+    microbatch index."""
 
     num_microbatches: int
     prologue: tuple[int, ...]

@@ -1,21 +1,23 @@
-"""Bytes that StableHLO operations read and write in memory, as XLA's HloCostAnalysis counts them when run alone.
+"""Bytes that StableHLO operations read and write in memory, as XLA's HloCostAnalysis counts them
+when run alone.
 
-Most operations read every operand and write every result in full. The exceptions touch as much of one tensor as
-another has elements: a gather reads of its operand what ends up in the result. So bytes are sizes of the operation's
-own tensors times a share, and hold for the local shapes of one device as for global ones. What is fused into another
-operation touches no memory at all: `shardopt.solve.sharding.kernel_bytes`.
-"""
+Most operations read every operand and write every result in full. The exceptions touch as much of
+one tensor as another has elements: a gather reads of its operand what ends up in the result. So
+bytes are sizes of the operation's own tensors times a share, and hold for the local shapes of one
+device as for global ones. What is fused into another operation touches no memory at all:
+`shardopt.solve.sharding.kernel_bytes`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
 
-# For each tensor of an operation, operands first: the tensor that has as many bytes as are touched, and the share of
-# them that are.
+# For each tensor of an operation, operands first: the tensor that has as many bytes as are touched,
+# and the share of them that are.
 Touched = tuple[tuple[int, float], ...]
 
-# Operations whose results are their operands under another name, or that run before the program does.
+# Operations whose results are their operands under another name, or that run before the program
+# does.
 _FREE = frozenset(
     {
         "after_all",
@@ -33,7 +35,8 @@ _FREE = frozenset(
 
 @cache
 def touched(name: str, num_operands: int, num_results: int) -> Touched:
-    """What an operation (its name without dialect) reads of each operand and writes of each result."""
+    """What an operation (its name without dialect) reads of each operand and writes of each
+    result."""
     if name in _FREE:
         return tuple((k, 0.0) for k in range(num_operands + num_results))
     full = [(k, 1.0) for k in range(num_operands + num_results)]
@@ -42,10 +45,14 @@ def touched(name: str, num_operands: int, num_results: int) -> Touched:
     return tuple(full)
 
 
-def touched_bytes(name: str, operand_bytes: Sequence[float], result_bytes: Sequence[float]) -> float:
+def touched_bytes(
+    name: str, operand_bytes: Sequence[float], result_bytes: Sequence[float]
+) -> float:
     """Bytes read and written by an operation that runs alone, given the bytes of its tensors."""
     sizes = (*operand_bytes, *result_bytes)
-    return sum(sizes[k] * share for k, share in touched(name, len(operand_bytes), len(result_bytes)))
+    return sum(
+        sizes[k] * share for k, share in touched(name, len(operand_bytes), len(result_bytes))
+    )
 
 
 Rows = list[tuple[int, float]]
@@ -62,7 +69,8 @@ def _in_place(rows: Rows, num_operands: int) -> None:
 
 
 def _scatter(rows: Rows, num_operands: int) -> None:
-    """Operands are n inputs, the indices, n updates; of an input are read and written as many elements as come in."""
+    """Operands are n inputs, the indices, n updates; of an input are read and written as many
+    elements as come in."""
     count = num_operands // 2
     for k in range(count):
         rows[k] = rows[num_operands + k] = (count + 1 + k, 1.0)

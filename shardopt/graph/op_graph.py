@@ -21,12 +21,13 @@ MARKER = "sharding"
 
 @dataclass(frozen=True)
 class FactorRule:
-    """A Shardy sharding rule: every tensor dimension is a product of factors, shared between operands and results.
+    """A Shardy sharding rule: every tensor dimension is a product of factors, shared between
+    operands and results.
 
-    `operands[k][d]` are the factors of dimension d of operand k, major to minor; `sizes[f]` is the extent of factor f.
-    A factor is one of: pass-through, `reduction` (contracted: sharding it leaves a partial result), `need_replication`
-    (may not be sharded), `permutation` (data moves along it, e.g. a convolution's space), `blocked` (may be sharded
-    here but is not propagated).
+    `operands[k][d]` are the factors of dimension d of operand k, major to minor; `sizes[f]` is the
+    extent of factor f. A factor is one of: pass-through, `reduction` (contracted: sharding it
+    leaves a partial result), `need_replication` (may not be sharded), `permutation` (data moves
+    along it, e.g. a convolution's space), `blocked` (may be sharded here but is not propagated).
     """
 
     sizes: tuple[int, ...]
@@ -64,12 +65,12 @@ class Tensor:
 class Op:
     """One operation on tensors, given by their indices in `OpGraph.tensors`.
 
-    `reducer` says how contracted factors combine: "add", "maximum", "minimum", … ; None where nothing contracts or the
-    combination is not a single op. `group` is free for the reader's caller (layer, stage or -1). `repeat` counts all
-    executions in a step, `trips` those in one execution of the group: more than one inside a loop. `zero` is set for a
-    constant of zeros. `windows` say what moves along the permutation factors of the rule, where that is known. `flops`
-    and `transcendentals` are the work of one execution (`shardopt.graph.op_flops`).
-    """
+    `reducer` says how contracted factors combine: "add", "maximum", "minimum", … ; None where
+    nothing contracts or the combination is not a single op. `group` is free for the reader's caller
+    (layer, stage or -1). `repeat` counts all executions in a step, `trips` those in one execution
+    of the group: more than one inside a loop. `zero` is set for a constant of zeros. `windows` say
+    what moves along the permutation factors of the rule, where that is known. `flops` and
+    `transcendentals` are the work of one execution (`shardopt.graph.op_flops`)."""
 
     name: str
     operands: tuple[int, ...]
@@ -92,17 +93,19 @@ class Op:
 
     @property
     def scope(self) -> tuple[int, int]:
-        """Operations of one scope can share what is made in it; `block` tells regions of loops and branches apart."""
+        """Operations of one scope can share what is made in it; `block` tells regions of loops and
+        branches apart."""
         return self.group, self.block
 
 
 @dataclass(frozen=True)
 class OpGraph:
-    """Ops in program order; `inputs` are tensors no op defines, `outputs` those that leave the graph.
+    """Ops in program order; `inputs` are tensors no op defines, `outputs` those that leave the
+    graph.
 
-    `loops` are ranges [start, stop) of ops that run again and again: what comes from before and is read in one lives
-    until its end. `carried` are tensors from before a loop that it replaces in every iteration.
-    """
+    `loops` are ranges [start, stop) of ops that run again and again: what comes from before and is
+    read in one lives until its end. `carried` are tensors from before a loop that it replaces in
+    every iteration."""
 
     tensors: tuple[Tensor, ...]
     ops: tuple[Op, ...]
@@ -112,17 +115,26 @@ class OpGraph:
     carried: frozenset[int] = frozenset()
 
     def trips_of(self, op: int, tensor: int, producer: int) -> int:
-        """How often what `op` does to an operand has to run in one execution of its group: as often as the value
-        changes, for XLA moves out of a loop what is the same in every iteration. `producer` is -1 for an input."""
+        """How often what `op` does to an operand has to run in one execution of its group: as often
+        as the value changes, for XLA moves out of a loop what is the same in every iteration.
+        `producer` is -1 for an input."""
         trips = self.ops[op].trips
         if trips == 1:
             return 1
-        around = sorted((loop for loop in self.loops if loop[0] <= op < loop[1]), key=lambda loop: (loop[0], -loop[1]))
+        around = sorted(
+            (loop for loop in self.loops if loop[0] <= op < loop[1]),
+            key=lambda loop: (loop[0], -loop[1]),
+        )
         inside = [loop for loop in around if loop[0] <= producer < loop[1]]
         entered = around[len(inside) :]
         changing = entered[: tensor in self.carried] or inside[-1:]
-        # What stands in a loop, and in none within it, runs once an iteration; the rest of it more often.
-        return min((each.trips for each in self.ops[slice(*changing[0])]), default=trips) if changing else 1
+        # What stands in a loop, and in none within it, runs once an iteration; the rest of it more
+        # often.
+        return (
+            min((each.trips for each in self.ops[slice(*changing[0])]), default=trips)
+            if changing
+            else 1
+        )
 
     def producers(self) -> tuple[int, ...]:
         """For each tensor, the op that defines it, or -1."""

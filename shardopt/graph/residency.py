@@ -1,4 +1,5 @@
-"""What the order of a graph's operations does not say about memory: loops, arrivals from other meshes, literals."""
+"""What the order of a graph's operations does not say about memory: loops, arrivals from other
+meshes, literals."""
 
 from __future__ import annotations
 
@@ -8,10 +9,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Loop:
-    """Operations [start, stop) run once a microbatch; `in_flight` of these are between forward and backward at once.
+    """Operations [start, stop) run once a microbatch; `in_flight` of these are between forward and
+    backward at once.
 
-    Where several stages share a mesh, `of_group` has the number of each group of operations (each fragment) instead.
-    """
+    Where several stages share a mesh, `of_group` has the number of each group of operations (each
+    fragment) instead."""
 
     start: int
     stop: int
@@ -20,16 +22,17 @@ class Loop:
 
     def held(self, groups: Iterable[int]) -> int:
         """Microbatches for which a value is held that operations of these groups make and read."""
-        return max((self.of_group.get(group, self.in_flight) for group in groups), default=self.in_flight)
+        return max(
+            (self.of_group.get(group, self.in_flight) for group in groups), default=self.in_flight
+        )
 
 
 @dataclass(frozen=True)
 class Residency:
     """What the operations do not say about memory.
 
-    `arrivals[t]` is the operation before which input t comes from another mesh, `literals` are constants whose elements
-    differ and which therefore lie in memory all the time.
-    """
+    `arrivals[t]` is the operation before which input t comes from another mesh, `literals` are
+    constants whose elements differ and which therefore lie in memory all the time."""
 
     loop: Loop | None = None
     arrivals: Mapping[int, int] = field(default_factory=dict)

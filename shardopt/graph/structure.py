@@ -1,8 +1,9 @@
-"""What is the same about two graphs whose tensors have other numbers: their structure, as a hash that lasts.
+"""What is the same about two graphs whose tensors have other numbers: their structure, as a hash
+that lasts.
 
-Two parts of graphs with equal digests have the same operations on tensors of the same types, joined in the same way: a
-solution of one, with its tensors and operations renamed, is a solution of the other. The digest is the same in every
-process, so that it can be part of a key on disk.
+Two parts of graphs with equal digests have the same operations on tensors of the same types, joined
+in the same way: a solution of one, with its tensors and operations renamed, is a solution of the
+other. The digest is the same in every process, so that it can be part of a key on disk.
 
     one, other = structure_of(graph), structure_of(another)
     if one.digest == other.digest:
@@ -20,7 +21,9 @@ from operator import attrgetter
 from shardopt.graph.op_graph import Op, OpGraph
 
 # Whatever else is known about an operation is part of its kind.
-_OF_KIND = attrgetter(*(f.name for f in fields(Op) if f.name not in ("operands", "results", "rule", "group", "block")))
+_OF_KIND = attrgetter(
+    *(f.name for f in fields(Op) if f.name not in ("operands", "results", "rule", "group", "block"))
+)
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,13 @@ class Structure:
 
 
 def structure_of(graph: OpGraph, ops: Iterable[int] | None = None) -> Structure:
-    """The structure of the operations `ops`, by default of the whole graph with its inputs and outputs.
+    """The structure of the operations `ops`, by default of the whole graph with its inputs and
+    outputs.
 
-    Groups and blocks count as which operations share one, not by their numbers. Within a group, operations are taken in
-    the order in which they follow from each other, whatever the order of the program: a model sorts the updates of its
-    weights by their names, and `layer_10` comes before `layer_9`.
-    """
+    Groups and blocks count as which operations share one, not by their numbers. Within a group,
+    operations are taken in the order in which they follow from each other, whatever the order of
+    the program: a model sorts the updates of its weights by their names, and `layer_10` comes
+    before `layer_9`."""
     chosen = range(len(graph.ops)) if ops is None else sorted(ops)
     order = _canonical(graph, chosen)
     numbers: dict[int, int] = {}
@@ -60,17 +64,31 @@ def structure_of(graph: OpGraph, ops: Iterable[int] | None = None) -> Structure:
         kind = kinds.of(_kind(op, rules))
         operands = [numbers.setdefault(tensor, len(numbers)) for tensor in op.operands]
         results = [numbers.setdefault(tensor, len(numbers)) for tensor in op.results]
-        rows.append(f"{kind} {operands}{results}{groups.of(op.group)} {blocks.of((op.group, op.block))}")
+        rows.append(
+            f"{kind} {operands}{results}{groups.of(op.group)} {blocks.of((op.group, op.block))}"
+        )
     ends: list[list[int]] = []
     if ops is None:
-        ends = [[numbers.setdefault(t, len(numbers)) for t in end] for end in (graph.inputs, graph.outputs)]
+        ends = [
+            [numbers.setdefault(t, len(numbers)) for t in end]
+            for end in (graph.inputs, graph.outputs)
+        ]
     tensors = tuple(numbers)
     position = {op: place for place, op in enumerate(order)}
-    loops = [[position[op] for op in range(start, stop) if op in position] for start, stop in graph.loops]
+    loops = [
+        [position[op] for op in range(start, stop) if op in position] for start, stop in graph.loops
+    ]
     spans = sorted((min(places), max(places)) for places in loops if places)
     carried = sorted(numbers[tensor] for tensor in graph.carried if tensor in numbers)
     digest = sha256()
-    for part in (*kinds.seen, *rows, *(_type(graph, tensor) for tensor in tensors), *map(sorted, ends), spans, carried):
+    for part in (
+        *kinds.seen,
+        *rows,
+        *(_type(graph, tensor) for tensor in tensors),
+        *map(sorted, ends),
+        spans,
+        carried,
+    ):
         digest.update(f"{part}\n".encode())
     return Structure(digest.digest(), tensors, order)
 
@@ -78,9 +96,9 @@ def structure_of(graph: OpGraph, ops: Iterable[int] | None = None) -> Structure:
 def _canonical(graph: OpGraph, chosen: Sequence[int]) -> tuple[int, ...]:
     """The operations sorted by group, and in the group with the most FLOPs as they stand there.
 
-    That is the forward or backward of the part, which the model writes layer by layer. From its tensors, in their
-    order, follow the others: whoever reads one comes next, behind what makes its other operands.
-    """
+    That is the forward or backward of the part, which the model writes layer by layer. From its
+    tensors, in their order, follow the others: whoever reads one comes next, behind what makes its
+    other operands."""
     if graph.loops:  # the operations of a loop have to stay together
         return tuple(chosen)
     inside = set(chosen)
@@ -126,7 +144,9 @@ class _Walk:
             top = stack[-1]
             op = self.graph.ops[top]
             needed = (self.producer.get(tensor, -1) for tensor in op.operands)
-            missing = [] if top in self.order else [k for k in needed if k >= 0 and k not in self.order]
+            missing = (
+                [] if top in self.order else [k for k in needed if k >= 0 and k not in self.order]
+            )
             if missing:
                 stack += reversed(missing)
                 continue
@@ -156,7 +176,8 @@ class _Numbers:
 
 
 def _kind(op: Op, rules: dict[int, str]) -> tuple[Hashable, ...]:
-    """What an operation is, without what it works on. Few rules stand in a graph, each in many operations."""
+    """What an operation is, without what it works on. Few rules stand in a graph, each in many
+    operations."""
     rule = rules.get(id(op.rule))
     if rule is None:
         rule = rules[id(op.rule)] = _rule(op)

@@ -1,11 +1,12 @@
-"""Windows that slide along a dimension, and the borders that devices exchange when the dimension is split.
+"""Windows that slide along a dimension, and the borders that devices exchange when the dimension is
+split.
 
-A convolution, a pooling, a slice or a padding reads, for each element of its result, a window of its operand. With both
-dimensions split into tiles, a device lacks the elements of its windows that lie in its neighbours' tiles: the halo.
-XLA's partitioner fetches it by collective-permutes, one for each neighbour on either side; all devices fetch as much as
-the one that needs most (xla/service/spmd/spmd_partitioner_util.cc, ExchangeHalo). Dimensions are dealt with one after
-the other, and a later one carries the borders of the earlier ones along.
-"""
+A convolution, a pooling, a slice or a padding reads, for each element of its result, a window of
+its operand. With both dimensions split into tiles, a device lacks the elements of its windows that
+lie in its neighbours' tiles: the halo. XLA's partitioner fetches it by collective-permutes, one for
+each neighbour on either side; all devices fetch as much as the one that needs most
+(xla/service/spmd/spmd_partitioner_util.cc, ExchangeHalo). Dimensions are dealt with one after the
+other, and a later one carries the borders of the earlier ones along."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ from functools import cache
 class Window:
     """How factor `factor` of an operation moves along dimension `dim` of operand 0.
 
-    Element o of the result (`target` of them) reads elements o·stride - low + k·dilation for k < size of the operand,
-    whose `source` elements lie `spacing` apart (the places between them are empty). `mirrored` is the reversal of the
-    dimension. A `contracted` window is the other way round: the elements k are split, and every device needs all o.
-    """
+    Element o of the result (`target` of them) reads elements o·stride - low + k·dilation for k <
+    size of the operand, whose `source` elements lie `spacing` apart (the places between them are
+    empty). `mirrored` is the reversal of the dimension. A `contracted` window is the other way
+    round: the elements k are split, and every device needs all o."""
 
     factor: int
     dim: int
@@ -37,8 +38,8 @@ class Window:
 
 @cache
 def meetings(window: Window) -> int:
-    """Pairs of an element of the result and one of the window that meet an element of the operand: neither padding,
-    nor one of the empty places between its elements."""
+    """Pairs of an element of the result and one of the window that meet an element of the operand:
+    neither padding, nor one of the empty places between its elements."""
     end = (window.source - 1) * window.spacing
     found = 0
     for k in range(window.size):
@@ -48,12 +49,15 @@ def meetings(window: Window) -> int:
         if window.spacing == 1:
             found += max(last - first + 1, 0)
         else:
-            found += sum((o * window.stride + shift) % window.spacing == 0 for o in range(first, last + 1))
+            found += sum(
+                (o * window.stride + shift) % window.spacing == 0 for o in range(first, last + 1)
+            )
     return found
 
 
 def fits(window: Window, tiles: int) -> bool:
-    """Whether the dimension can be split so, with borders that are cheaper to fetch than the whole."""
+    """Whether the dimension can be split so, with borders that are cheaper to fetch than the
+    whole."""
     split = window.size if window.contracted else window.target
     if window.source % tiles or split % tiles:
         return False
@@ -61,7 +65,8 @@ def fits(window: Window, tiles: int) -> bool:
 
 
 def exchanges(window: Window, tiles: int) -> tuple[int, ...]:
-    """Elements along the dimension that each permute brings to a device; nothing where no window crosses a border."""
+    """Elements along the dimension that each permute brings to a device; nothing where no window
+    crosses a border."""
     tile = window.source // tiles
     if window.mirrored:
         return (tile,)
@@ -74,12 +79,16 @@ def exchanges(window: Window, tiles: int) -> tuple[int, ...]:
 
 
 def halo(window: Window, tiles: int) -> tuple[int, int]:
-    """Elements that a device needs from before and from behind its tile: the most of all devices but the first, and of
-    all but the last."""
+    """Elements that a device needs from before and from behind its tile: the most of all devices
+    but the first, and of all but the last."""
     spans = [_span(window, tiles, device) for device in range(tiles)]
     tile = window.source // tiles
-    left = max((device * tile - first for device, (first, _) in enumerate(spans) if device), default=0)
-    right = max((last - (device + 1) * tile + 1 for device, (_, last) in enumerate(spans[:-1])), default=0)
+    left = max(
+        (device * tile - first for device, (first, _) in enumerate(spans) if device), default=0
+    )
+    right = max(
+        (last - (device + 1) * tile + 1 for device, (_, last) in enumerate(spans[:-1])), default=0
+    )
     return max(left, 0), max(right, 0)
 
 
@@ -87,7 +96,10 @@ def reach(window: Window, tiles: int) -> int:
     """Elements along the dimension that a device holds when its borders have come."""
     if window.mirrored:
         return window.source // tiles
-    return max(last - first + 1 for first, last in (_span(window, tiles, device) for device in range(tiles)))
+    return max(
+        last - first + 1
+        for first, last in (_span(window, tiles, device) for device in range(tiles))
+    )
 
 
 def _span(window: Window, tiles: int, device: int) -> tuple[int, int]:
@@ -95,9 +107,17 @@ def _span(window: Window, tiles: int, device: int) -> tuple[int, int]:
     if window.contracted:
         share = window.size // tiles
         first = device * share * window.dilation - window.low
-        last = ((device + 1) * share - 1) * window.dilation + (window.target - 1) * window.stride - window.low
+        last = (
+            ((device + 1) * share - 1) * window.dilation
+            + (window.target - 1) * window.stride
+            - window.low
+        )
     else:
         share = window.target // tiles
         first = device * share * window.stride - window.low
-        last = ((device + 1) * share - 1) * window.stride - window.low + (window.size - 1) * window.dilation
+        last = (
+            ((device + 1) * share - 1) * window.stride
+            - window.low
+            + (window.size - 1) * window.dilation
+        )
     return -(-first // window.spacing), last // window.spacing

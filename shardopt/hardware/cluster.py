@@ -1,10 +1,10 @@
 """Clusters as values: what a device and a link can do, and which devices share a host.
 
-A cluster is one or more *host groups*; a group is `hosts` equal machines of `devices_per_host` equal devices. Device
-ids run host by host and group by group, so a group's devices are contiguous. Descriptions are read by
-`shardopt.hardware.cluster_file`; where a mesh lies and how fast its axes are,
-`shardopt.hardware.topology` tells; where the stages of a pipeline go, `shardopt.solve.stages.search.placement`.
-"""
+A cluster is one or more *host groups*; a group is `hosts` equal machines of `devices_per_host`
+equal devices. Device ids run host by host and group by group, so a group's devices are contiguous.
+Descriptions are read by `shardopt.hardware.cluster_file`; where a mesh lies and how fast its axes
+are, `shardopt.hardware.topology` tells; where the stages of a pipeline go,
+`shardopt.solve.stages.search.placement`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ DTYPE_FAMILIES = ("f64", "f32", "bf16", "f16", "f8", "i8")
 class KernelRates:
     """How close kernels come to what the data sheet of a device says, as measured on such devices.
 
-    `products` is the share of `Device.peak_flops` that the largest matrix products reach, by dtype family (`f32` always
-    present), and `convolutions` the share of that which convolutions reach. `memory` is the share of
-    `Device.memory_bandwidth` that a large copy reaches. `least_seconds` pass from the start of one kernel to the start
-    of the next, however little it does. `merged` says whether the compiler makes one kernel of those over the same
-    elements (`shardopt.solve.sharding.merged_kernels`), as it does for GPUs.
-    """
+    `products` is the share of `Device.peak_flops` that the largest matrix products reach, by dtype
+    family (`f32` always present), and `convolutions` the share of that which convolutions reach.
+    `memory` is the share of `Device.memory_bandwidth` that a large copy reaches. `least_seconds`
+    pass from the start of one kernel to the start of the next, however little it does. `merged`
+    says whether the compiler makes one kernel of those over the same elements
+    (`shardopt.solve.sharding.merged_kernels`), as it does for GPUs."""
 
     products: Mapping[str, float] = field(hash=False)
     convolutions: float
@@ -42,15 +42,19 @@ class KernelRates:
 
 @dataclass(frozen=True)
 class Device:
-    """One accelerator: peak FLOP/s by dtype family (`f32` always present), memory in bytes and bytes/s, how close
-    kernels come to these rates, if that is known, and what was measured on such devices, if anything was
-    (`with_profile`)."""
+    """One accelerator: peak FLOP/s by dtype family (`f32` always present), memory in bytes and
+    bytes/s, how close kernels come to these rates, if that is known, and what was measured on such
+    devices, if anything was (`with_profile`)."""
 
     name: str
-    peak_flops: Mapping[str, float] = field(hash=False)  # a dict has no hash; equal devices still hash equally
+    peak_flops: Mapping[str, float] = field(
+        hash=False
+    )  # a dict has no hash; equal devices still hash equally
     memory_bytes: int
     memory_bandwidth: float
-    kernels: KernelRates | None = field(default=None, repr=False)  # plan files hold hashes of the text without it
+    kernels: KernelRates | None = field(
+        default=None, repr=False
+    )  # plan files hold hashes of the text without it
     profile: Profile | None = None
 
 
@@ -64,11 +68,11 @@ class Link:
 
 @dataclass(frozen=True)
 class HostGroup:
-    """Equal hosts of equal devices. `intra_host` is per device; `inter_host` is per host, shared by its devices.
+    """Equal hosts of equal devices. `intra_host` is per device; `inter_host` is per host, shared by
+    its devices.
 
-    `fabric_bandwidth`, bytes/s in one direction, bounds what all hosts of the group send to each other at once; None
-    where the network between them carries what their cards can send.
-    """
+    `fabric_bandwidth`, bytes/s in one direction, bounds what all hosts of the group send to each
+    other at once; None where the network between them carries what their cards can send."""
 
     name: str
     hosts: int
@@ -89,7 +93,8 @@ class HostGroup:
 
 @dataclass(frozen=True)
 class GroupLink:
-    """The link from a host of one group to a host of another, both ways. A host's messages share its network card."""
+    """The link from a host of one group to a host of another, both ways. A host's messages share
+    its network card."""
 
     groups: tuple[str, str]
     link: Link
@@ -99,9 +104,9 @@ class GroupLink:
 class Cluster:
     """Host groups with the links between them.
 
-    Hosts of two groups talk over the link of `links` that names both groups, else over `between_groups`, else over the
-    worse of their groups' `inter_host` links, in latency and in bandwidth.
-    """
+    Hosts of two groups talk over the link of `links` that names both groups, else over
+    `between_groups`, else over the worse of their groups' `inter_host` links, in latency and in
+    bandwidth."""
 
     name: str
     groups: tuple[HostGroup, ...]
@@ -119,7 +124,9 @@ class Cluster:
         dispatch_seconds: float,
     ) -> Cluster:
         """A cluster of one host group, which has its name."""
-        group = HostGroup(name, hosts, devices_per_host, device, intra_host, inter_host, dispatch_seconds)
+        group = HostGroup(
+            name, hosts, devices_per_host, device, intra_host, inter_host, dispatch_seconds
+        )
         return Cluster(name, (group,))
 
     @property
@@ -134,7 +141,10 @@ class Cluster:
     @property
     def merges_kernels(self) -> bool:
         """Whether kernels are merged on the devices of all groups."""
-        return all(group.device.kernels is not None and group.device.kernels.merged for group in self.groups)
+        return all(
+            group.device.kernels is not None and group.device.kernels.merged
+            for group in self.groups
+        )
 
     @cached_property
     def _first_hosts(self) -> tuple[int, ...]:
@@ -148,7 +158,10 @@ class Cluster:
     @cached_property
     def hosts_of_devices(self) -> np.ndarray:
         """The host of every device, counted over all groups, int64 `[devices]`."""
-        widths = np.repeat([group.devices_per_host for group in self.groups], [group.hosts for group in self.groups])
+        widths = np.repeat(
+            [group.devices_per_host for group in self.groups],
+            [group.hosts for group in self.groups],
+        )
         return np.repeat(np.arange(len(widths)), widths)
 
     def group_index(self, device: int) -> int:
@@ -158,10 +171,14 @@ class Cluster:
     def host_of(self, device: int) -> int:
         """The host of a device, counted over all groups."""
         index = self.group_index(device)
-        return self._first_hosts[index] + (device - self.first_devices[index]) // self.groups[index].devices_per_host
+        return (
+            self._first_hosts[index]
+            + (device - self.first_devices[index]) // self.groups[index].devices_per_host
+        )
 
     def group_of(self, mesh: Mesh) -> HostGroup:
-        """The group that a mesh lies in. Raises ValueError for a mesh over devices of several groups."""
+        """The group that a mesh lies in. Raises ValueError for a mesh over devices of several
+        groups."""
         first, last = self.group_index(min(mesh.devices)), self.group_index(max(mesh.devices))
         if first != last:
             raise ValueError(
@@ -183,12 +200,15 @@ class Cluster:
         )
 
     def __str__(self) -> str:
-        return f"{self.name}:" + "+".join(f"{group.hosts}x{group.devices_per_host}" for group in self.groups)
+        return f"{self.name}:" + "+".join(
+            f"{group.hosts}x{group.devices_per_host}" for group in self.groups
+        )
 
 
 @dataclass(frozen=True)
 class Submesh:
-    """A physical rectangle of devices of one group: part of one host (`hosts == 1`) or several whole hosts."""
+    """A physical rectangle of devices of one group: part of one host (`hosts == 1`) or several
+    whole hosts."""
 
     hosts: int
     devices_per_host: int

@@ -1,4 +1,5 @@
-"""Descriptions of clusters: YAML and JSON files, presets, and combinations of them (`docs/guide/cluster.md`).
+"""Descriptions of clusters: YAML and JSON files, presets, and combinations of them
+(`docs/guide/cluster.md`).
 
 A file has the fields of one host group, or the fields of a cluster with a list of groups:
 
@@ -17,10 +18,27 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from shardopt.hardware.cluster import DTYPE_FAMILIES, Cluster, Device, GroupLink, HostGroup, KernelRates, Link
+from shardopt.hardware.cluster import (
+    DTYPE_FAMILIES,
+    Cluster,
+    Device,
+    GroupLink,
+    HostGroup,
+    KernelRates,
+    Link,
+)
 from shardopt.support.documents import parse_text, read_document, read_text
 from shardopt.support.errors import UserError
-from shardopt.support.readers import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, Flag, Schema, Text, suggestion
+from shardopt.support.readers import (
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    Flag,
+    Schema,
+    Text,
+    suggestion,
+)
 from shardopt.support.records import Field, Items, Nullable, Record, Table
 
 LINK = Record(
@@ -39,8 +57,12 @@ KERNELS = Record(
         ),
         "convolutions": Field(SHARE, "share of what products reach that convolutions do"),
         "memory": Field(SHARE, "share of memory_bandwidth that a large copy reaches"),
-        "least_seconds": Field(NOT_NEGATIVE, "seconds from the start of an empty kernel to that of the next"),
-        "merged": Field(Flag(), "whether the compiler makes one kernel of those over the same elements"),
+        "least_seconds": Field(
+            NOT_NEGATIVE, "seconds from the start of an empty kernel to that of the next"
+        ),
+        "merged": Field(
+            Flag(), "whether the compiler makes one kernel of those over the same elements"
+        ),
     },
 )
 DEVICE = Record(
@@ -49,12 +71,15 @@ DEVICE = Record(
         "name": Field(Text(), "what messages call it"),
         "peak_flops": Field(
             Table(POSITIVE, DTYPE_FAMILIES, ("f32",)),
-            "FLOP/s of dense matrix products by dtype; a dtype that is left out runs at the rate of the next wider one",
+            "FLOP/s of dense matrix products by dtype; a dtype that is left out runs at the rate "
+            "of the next wider one",
         ),
         "memory_bytes": Field(COUNT, "bytes that a program may use"),
         "memory_bandwidth": Field(POSITIVE, "bytes/s"),
         "kernels": Field(
-            Nullable(KERNELS), "how close kernels come to these rates; left out: products to 60 %, memory to all", None
+            Nullable(KERNELS),
+            "how close kernels come to these rates; left out: products to 60 %, memory to all",
+            None,
         ),
     },
 )
@@ -67,7 +92,9 @@ _GROUP_FIELDS = {
     "inter_host": Field(LINK, "a host's network card, shared by its devices"),
     "dispatch_seconds": Field(NOT_NEGATIVE, "seconds that the host takes to start one program"),
     "fabric_bandwidth": Field(
-        Nullable(POSITIVE), "bytes/s that all hosts together can send each other; left out: what their cards can", None
+        Nullable(POSITIVE),
+        "bytes/s that all hosts together can send each other; left out: what their cards can",
+        None,
     ),
 }
 GROUP = Record(HostGroup, _GROUP_FIELDS)
@@ -86,9 +113,15 @@ def _group_mistake(cluster: Cluster) -> str:
             if name not in names:
                 return f"field '{path}': unknown group '{name}'{suggestion(name, names)}"
         if link.groups[0] == link.groups[1]:
-            return f"field '{path}': expected two groups, got '{link.groups[0]}' twice (its hosts talk over inter_host)"
+            return (
+                f"field '{path}': expected two groups, got '{link.groups[0]}' twice (its hosts "
+                "talk over inter_host)"
+            )
         if pairs.index(pairs[number]) < number:
-            return f"field '{path}': expected one link for '{link.groups[0]}' and '{link.groups[1]}', got another"
+            return (
+                f"field '{path}': expected one link for '{link.groups[0]}' and "
+                f"'{link.groups[1]}', got another"
+            )
     return ""
 
 
@@ -98,7 +131,9 @@ GROUPED = Record(
         "name": Field(Text(), "what messages call it"),
         "groups": Field(Items(GROUP, least=1), "the host groups, in the order of their device ids"),
         "between_groups": Field(
-            Nullable(LINK), "between hosts of different groups; left out: the worse of the two inter_host links", None
+            Nullable(LINK),
+            "between hosts of different groups; left out: the worse of the two inter_host links",
+            None,
         ),
         "links": Field(
             Items(
@@ -136,19 +171,27 @@ class _Description:
 DESCRIPTION = _Description()
 
 
-# The planner looks at every number of hosts, and lists the devices of each: 8,000 of them took more than 8 GiB.
+# The planner looks at every number of hosts, and lists the devices of each: 8,000 of them took more
+# than 8 GiB.
 MOST_DEVICES = 4096
 
 
 def presets() -> tuple[str, ...]:
     """Names of the built-in clusters, sorted."""
     folder = resources.files("shardopt.hardware") / "presets"
-    return tuple(sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")))
+    return tuple(
+        sorted(
+            entry.name.removesuffix(".yaml")
+            for entry in folder.iterdir()
+            if entry.name.endswith(".yaml")
+        )
+    )
 
 
 def load_cluster(spec: str) -> Cluster:
-    """The cluster named by `spec`: the path of a YAML/JSON file or a preset, with an optional `:HxD` that overrides
-    hosts x devices per host (`p3.16xlarge:2x8`); or several of these joined by `+`, each one a host group.
+    """The cluster named by `spec`: the path of a YAML/JSON file or a preset, with an optional
+    `:HxD` that overrides hosts x devices per host (`p3.16xlarge:2x8`); or several of these joined
+    by `+`, each one a host group.
 
     Raises UserError with file and field path.
     """
@@ -161,7 +204,10 @@ def load_cluster(spec: str) -> Cluster:
 
 def _checked(cluster: Cluster) -> Cluster:
     if cluster.num_devices > MOST_DEVICES:
-        raise UserError(f"cluster '{cluster.name}': expected at most {MOST_DEVICES} devices, got {cluster.num_devices}")
+        raise UserError(
+            f"cluster '{cluster.name}': expected at most {MOST_DEVICES} devices, got "
+            f"{cluster.num_devices}"
+        )
     return cluster
 
 
@@ -184,9 +230,13 @@ def _load_one(spec: str) -> Cluster:
         return cluster
     match = re.fullmatch(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})", shape)
     if match is None:
-        raise UserError(f"cluster '{spec}': expected HOSTSxDEVICES after ':', such as '2x8', got '{shape}'")
+        raise UserError(
+            f"cluster '{spec}': expected HOSTSxDEVICES after ':', such as '2x8', got '{shape}'"
+        )
     if len(cluster.groups) > 1:
-        raise UserError(f"cluster '{spec}': expected no ':{shape}' for a description with several host groups")
+        raise UserError(
+            f"cluster '{spec}': expected no ':{shape}' for a description with several host groups"
+        )
     group = replace(cluster.groups[0], hosts=int(match[1]), devices_per_host=int(match[2]))
     return replace(cluster, groups=(group,))
 
@@ -198,7 +248,9 @@ def _source(name: str) -> tuple[str, str]:
     if name not in presets():
         raise UserError(f"unknown cluster preset '{name}'{suggestion(name, presets())}")
     file = f"{name}.yaml"
-    return (resources.files("shardopt.hardware") / "presets" / file).read_text(encoding="utf-8"), file
+    return (resources.files("shardopt.hardware") / "presets" / file).read_text(
+        encoding="utf-8"
+    ), file
 
 
 def _combine(spec: str, parts: list[Cluster]) -> Cluster:
@@ -206,22 +258,32 @@ def _combine(spec: str, parts: list[Cluster]) -> Cluster:
     groups: list[HostGroup] = []
     for part in parts:
         if len(part.groups) > 1:
-            raise UserError(f"cluster '{spec}': expected parts with one host group each, '{part.name}' has several")
+            raise UserError(
+                f"cluster '{spec}': expected parts with one host group each, '{part.name}' has "
+                "several"
+            )
         group = part.groups[0]
-        earlier = sum(other.name == group.name or other.name.startswith(f"{group.name}-") for other in groups)
+        earlier = sum(
+            other.name == group.name or other.name.startswith(f"{group.name}-") for other in groups
+        )
         groups.append(replace(group, name=f"{group.name}-{earlier + 1}") if earlier else group)
     return Cluster("+".join(part.name for part in parts), tuple(groups))
 
 
 def describe(cluster: Cluster) -> dict[str, Any]:
-    """What a file that describes the cluster would hold; read by `DESCRIPTION`, it gives an equal cluster, apart from
-    profiles, which have files of their own."""
+    """What a file that describes the cluster would hold; read by `DESCRIPTION`, it gives an equal
+    cluster, apart from profiles, which have files of their own."""
     groups = [_fields(group) for group in cluster.groups]
     if len(groups) == 1 and groups[0]["name"] == cluster.name:
         return groups[0]
     links = [{"groups": list(link.groups), "link": asdict(link.link)} for link in cluster.links]
     between = asdict(cluster.between_groups) if cluster.between_groups is not None else None
-    grouped = {"name": cluster.name, "groups": groups, "between_groups": between, "links": links or None}
+    grouped = {
+        "name": cluster.name,
+        "groups": groups,
+        "between_groups": between,
+        "links": links or None,
+    }
     return _without_none(grouped)
 
 

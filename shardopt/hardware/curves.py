@@ -16,7 +16,8 @@ Amount = TypeVar("Amount", float, np.ndarray)
 
 @dataclass(frozen=True)
 class Curve:
-    """Straight pieces: from size `starts[k]` on it is `seconds[k]` and `slopes[k]` more for each unit of size.
+    """Straight pieces: from size `starts[k]` on it is `seconds[k]` and `slopes[k]` more for each
+    unit of size.
 
     `starts[0]` is 0 and the last piece has no end.
     """
@@ -34,9 +35,9 @@ class Curve:
     def through(sizes: Sequence[float], seconds: Sequence[float]) -> Curve:
         """Lines through measured points: sizes rise, seconds do not fall.
 
-        Beyond the last point the last slope goes on. Below the first point the first slope does, down to size 0 but
-        never below zero seconds; a single point stands for a line through the origin. Raises ValueError for others.
-        """
+        Beyond the last point the last slope goes on. Below the first point the first slope does,
+        down to size 0 but never below zero seconds; a single point stands for a line through the
+        origin. Raises ValueError for others."""
         x, y = tuple(map(float, sizes)), tuple(map(float, seconds))
         _check_points(x, y)
         if len(x) == 1:
@@ -52,7 +53,9 @@ class Curve:
         starts, seconds, slopes = self.starts, self.seconds, self.slopes
         if isinstance(size, np.ndarray):
             piece = np.maximum(np.searchsorted(starts, size, side="left") - 1, 0)
-            return np.take(seconds, piece) + (size - np.take(starts, piece)) * np.take(slopes, piece)
+            return np.take(seconds, piece) + (size - np.take(starts, piece)) * np.take(
+                slopes, piece
+            )
         k = max(bisect_left(starts, size) - 1, 0)
         return seconds[k] + (size - starts[k]) * slopes[k]
 
@@ -72,7 +75,10 @@ class CurveTable:
         """Seconds `[rows]` of the sizes `[rows]`."""
         rows = np.arange(len(sizes))
         piece = np.maximum((self._starts < sizes[:, None]).sum(axis=1) - 1, 0)
-        return self._seconds[rows, piece] + (sizes - self._starts[rows, piece]) * self._slopes[rows, piece]
+        return (
+            self._seconds[rows, piece]
+            + (sizes - self._starts[rows, piece]) * self._slopes[rows, piece]
+        )
 
 
 def _check_points(x: tuple[float, ...], y: tuple[float, ...]) -> None:

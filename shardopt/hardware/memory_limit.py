@@ -15,6 +15,6 @@ def check_memory_options(fraction: float, budget: str) -> None:
 
 
 def memory_limit(device: Device, fraction: float, budget: str) -> int | None:
-    """Bytes: those of `budget` (such as 512MiB) if there is one, else a share of the device's; None where 0 is left,
-    which stands for no limit."""
+    """Bytes: those of `budget` (such as 512MiB) if there is one, else a share of the device's; None
+    where 0 is left, which stands for no limit."""
     return parse_bytes(budget) if budget else int(fraction * device.memory_bytes) or None

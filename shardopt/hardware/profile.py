@@ -1,8 +1,8 @@
 """What was measured on devices of one kind, as the cost model asks for it.
 
-A profile is a set of measurements, each a curve of seconds by size for one kind of work. Where there is a curve it
-takes the place of the formula; where there is none the formula stands. `docs/guide/profile.md` has kinds and file.
-"""
+A profile is a set of measurements, each a curve of seconds by size for one kind of work. Where
+there is a curve it takes the place of the formula; where there is none the formula stands.
+`docs/guide/profile.md` has kinds and file."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ REDUCTION = "reduction"  # bytes read and written
 SCATTER = "scatter"  # bytes of the updates
 COMPUTE_KINDS = (MATMUL, BATCH_MATMUL, CONVOLUTION, ELEMENTWISE, TRANSCENDENTAL, REDUCTION, SCATTER)
 
-# Work of groups of devices; all groups do the same meanwhile. Sizes are the `bytes` of `shardopt.cost.collectives`.
+# Work of groups of devices; all groups do the same meanwhile. Sizes are the `bytes` of
+# `shardopt.cost.collectives`.
 COLLECTIVE_KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute")
 SEND = "send"  # bytes of one message between meshes; a group sends as many at once
-DISPATCH = "dispatch"  # arguments and results of one call of a compiled function on a group of devices
+DISPATCH = (
+    "dispatch"  # arguments and results of one call of a compiled function on a group of devices
+)
 KINDS = (*COMPUTE_KINDS, *COLLECTIVE_KINDS, SEND, DISPATCH)
 
 INTRA_HOST, INTER_HOST = "intra_host", "inter_host"
@@ -34,9 +37,9 @@ PLACEMENTS = (INTRA_HOST, INTER_HOST)
 
 @dataclass(frozen=True)
 class Measurement:
-    """One curve, by its points. `dtype` is a family of `Device.peak_flops`, or "" where it does not matter; `devices`
-    the size of a group; `spread` the relative distance of the median from the smallest sample of each point. Raises
-    ValueError for points that make no curve."""
+    """One curve, by its points. `dtype` is a family of `Device.peak_flops`, or "" where it does not
+    matter; `devices` the size of a group; `spread` the relative distance of the median from the
+    smallest sample of each point. Raises ValueError for points that make no curve."""
 
     kind: str
     sizes: tuple[float, ...]
@@ -62,9 +65,9 @@ class Measurement:
 class Profile:
     """Measurements on devices named `device`, `devices` of them on one host and at work at once.
 
-    `speeds[k - 1]` is the speed of a device while k of a host's are at work, relative to all of them: 1 at the end, and
-    more before where devices share cores or memory. `origin` says how it came about: versions, date, repeats.
-    """
+    `speeds[k - 1]` is the speed of a device while k of a host's are at work, relative to all of
+    them: 1 at the end, and more before where devices share cores or memory. `origin` says how it
+    came about: versions, date, repeats."""
 
     device: str
     devices: int
@@ -91,15 +94,22 @@ class Profile:
     def __hash__(self) -> int:
         return self._hash
 
-    def curve(self, kind: str, dtype: str = "", devices: int = 1, placement: str = INTRA_HOST) -> Curve | None:
+    def curve(
+        self, kind: str, dtype: str = "", devices: int = 1, placement: str = INTRA_HOST
+    ) -> Curve | None:
         return self._curves.get((kind, dtype, devices, placement))
 
     def nearest(self, kind: str, devices: int, placement: str = INTRA_HOST) -> Curve | None:
-        """The curve of the largest group of at most `devices`, or of the smallest where all are larger."""
-        sizes = sorted(at for name, _, at, place in self._curves if name == kind and place == placement)
+        """The curve of the largest group of at most `devices`, or of the smallest where all are
+        larger."""
+        sizes = sorted(
+            at for name, _, at, place in self._curves if name == kind and place == placement
+        )
         if not sizes:
             return None
-        return self.curve(kind, "", max((at for at in sizes if at <= devices), default=sizes[0]), placement)
+        return self.curve(
+            kind, "", max((at for at in sizes if at <= devices), default=sizes[0]), placement
+        )
 
     def speed(self, busy: int) -> float:
         """Of a device while `busy` of its host's are at work, relative to all of them."""

@@ -37,9 +37,8 @@ def load_profile(path: str) -> Profile:
 def with_profile(cluster: Cluster, path: str) -> Cluster:
     """The cluster with what a profile file says of its devices; as it is for an empty path.
 
-    In a cluster of several host groups it says it of those that have its device. Raises UserError, also for a profile
-    of devices that the cluster does not have.
-    """
+    In a cluster of several host groups it says it of those that have its device. Raises UserError,
+    also for a profile of devices that the cluster does not have."""
     if not path:
         return cluster
     profile = load_profile(path)
@@ -51,7 +50,9 @@ def with_profile(cluster: Cluster, path: str) -> Cluster:
             f"found one of '{profile.device}'"
         )
     groups = (
-        replace(group, device=replace(group.device, profile=profile)) if group.device.name == profile.device else group
+        replace(group, device=replace(group.device, profile=profile))
+        if group.device.name == profile.device
+        else group
         for group in cluster.groups
     )
     return replace(cluster, groups=tuple(groups))
@@ -82,7 +83,12 @@ def profile_json(profile: Profile) -> dict[str, Any]:
                 "placement": each.placement,
                 "points": [
                     list(point)
-                    for point in zip(each.sizes, each.seconds, each.spread or (0.0,) * len(each.sizes), strict=True)
+                    for point in zip(
+                        each.sizes,
+                        each.seconds,
+                        each.spread or (0.0,) * len(each.sizes),
+                        strict=True,
+                    )
                 ],
             }
             for each in profile.measurements
@@ -95,7 +101,9 @@ def profile_of_json(values: Any) -> Profile:
     if not isinstance(values, dict):
         raise ValueError("expected a mapping of fields")
     if values.get("version") != FORMAT_VERSION:
-        raise ValueError(f"field 'version': expected {FORMAT_VERSION}, found {values.get('version')!r}")
+        raise ValueError(
+            f"field 'version': expected {FORMAT_VERSION}, found {values.get('version')!r}"
+        )
     _check_fields(values, _TOP, ("device", "devices", "measurements"), "")
     if not isinstance(values["device"], str) or not values["device"]:
         raise ValueError(f"field 'device': expected a name, found {values['device']!r}")
@@ -105,7 +113,9 @@ def profile_of_json(values: Any) -> Profile:
     return Profile(
         values["device"],
         devices,
-        tuple(_measurement(row, f"measurements[{k}]") for k, row in enumerate(values["measurements"])),
+        tuple(
+            _measurement(row, f"measurements[{k}]") for k, row in enumerate(values["measurements"])
+        ),
         _numbers(values.get("speeds", [1.0] * devices), "speeds"),
         {str(key): str(value) for key, value in dict(values.get("origin", {})).items()},
     )
@@ -117,11 +127,18 @@ def _measurement(row: Any, path: str) -> Measurement:
     _check_fields(row, _ROW, ("kind", "points"), f"{path}.")
     for name, known in (("kind", KINDS), ("placement", PLACEMENTS)):
         if row.get(name, known[0]) not in known:
-            raise ValueError(f"field '{path}.{name}': expected one of {', '.join(known)}, found {row[name]!r}")
+            raise ValueError(
+                f"field '{path}.{name}': expected one of {', '.join(known)}, found {row[name]!r}"
+            )
     points = row["points"]
-    if not isinstance(points, list) or not all(isinstance(point, list) and len(point) in (2, 3) for point in points):
+    if not isinstance(points, list) or not all(
+        isinstance(point, list) and len(point) in (2, 3) for point in points
+    ):
         raise ValueError(f"field '{path}.points': expected a list of [size, seconds, spread]")
-    columns = [_numbers([point[k] if k < len(point) else 0.0 for point in points], f"{path}.points") for k in range(3)]
+    columns = [
+        _numbers([point[k] if k < len(point) else 0.0 for point in points], f"{path}.points")
+        for k in range(3)
+    ]
     try:
         return Measurement(
             row["kind"],
@@ -136,7 +153,9 @@ def _measurement(row: Any, path: str) -> Measurement:
         raise ValueError(f"field '{path}': {error}") from None
 
 
-def _check_fields(values: Mapping[str, Any], known: tuple[str, ...], required: tuple[str, ...], prefix: str) -> None:
+def _check_fields(
+    values: Mapping[str, Any], known: tuple[str, ...], required: tuple[str, ...], prefix: str
+) -> None:
     for key in values:
         if key not in known:
             raise ValueError(f"unknown field '{prefix}{key}' (known: {', '.join(known)})")

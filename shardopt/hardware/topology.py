@@ -1,4 +1,5 @@
-"""Which submeshes a cluster has, and what lies under a logical mesh: the link that a ring along its axes sees."""
+"""Which submeshes a cluster has, and what lies under a logical mesh: the link that a ring along its
+axes sees."""
 
 from __future__ import annotations
 
@@ -13,9 +14,13 @@ from shardopt.mesh.mesh import Mesh
 
 
 def submeshes(cluster: Cluster) -> tuple[tuple[int, Submesh], ...]:
-    """(host group, submesh) of every shape a stage may take (Alpa, section 5.2): powers of two inside a host, a host,
-    then whole hosts. A stage never spans groups."""
-    return tuple((index, submesh) for index, group in enumerate(cluster.groups) for submesh in _of_group(group))
+    """(host group, submesh) of every shape a stage may take (Alpa, section 5.2): powers of two
+    inside a host, a host, then whole hosts. A stage never spans groups."""
+    return tuple(
+        (index, submesh)
+        for index, group in enumerate(cluster.groups)
+        for submesh in _of_group(group)
+    )
 
 
 def _of_group(group: HostGroup) -> tuple[Submesh, ...]:
@@ -25,15 +30,19 @@ def _of_group(group: HostGroup) -> tuple[Submesh, ...]:
 
 
 def logical_shapes(submesh: Submesh) -> tuple[tuple[int, int], ...]:
-    """All two-axis logical shapes of the submesh's devices; one axis alone appears once, as `(1, n)`."""
+    """All two-axis logical shapes of the submesh's devices; one axis alone appears once, as `(1,
+    n)`."""
     n = submesh.num_devices
-    return tuple((rows, n // rows) for rows in range(1, n + 1) if n % rows == 0 and (rows < n or n == 1))
+    return tuple(
+        (rows, n // rows) for rows in range(1, n + 1) if n % rows == 0 and (rows < n or n == 1)
+    )
 
 
 @dataclass(frozen=True)
 class GroupPlacement:
-    """The device groups along some axes of a mesh: group size, the link a ring over one group sees, and the most
-    members of one group on one host (1 where groups stay inside hosts: each device then has a link of its own)."""
+    """The device groups along some axes of a mesh: group size, the link a ring over one group sees,
+    and the most members of one group on one host (1 where groups stay inside hosts: each device
+    then has a link of its own)."""
 
     size: int
     link: Link
@@ -43,12 +52,12 @@ class GroupPlacement:
 
 @cache
 def group_placement(cluster: Cluster, mesh: Mesh, axes: tuple[str, ...]) -> GroupPlacement:
-    """Placement of the groups formed by `axes` together; KeyError for an axis the mesh does not have.
+    """Placement of the groups formed by `axes` together; KeyError for an axis the mesh does not
+    have.
 
-    A ring crosses a host's network card once, however many of its members sit on the host, so the card is shared by
-    the number of crossing groups on the busiest host, and a narrow fabric by the crossings of all hosts. Raises
-    ValueError for a mesh over several host groups.
-    """
+    A ring crosses a host's network card once, however many of its members sit on the host, so the
+    card is shared by the number of crossing groups on the busiest host, and a narrow fabric by the
+    crossings of all hosts. Raises ValueError for a mesh over several host groups."""
     owner = cluster.group_of(mesh)
     index = {name: position for position, name in enumerate(mesh.axis_names)}
     positions = [index[axis] for axis in axes]
@@ -58,7 +67,9 @@ def group_placement(cluster: Cluster, mesh: Mesh, axes: tuple[str, ...]) -> Grou
     crossing = groups[(groups != groups[:, :1]).any(axis=1)]
     if not crossing.size:
         return GroupPlacement(size, owner.intra_host, 1)
-    members = np.stack([(crossing == host).sum(axis=1) for host in np.unique(crossing)])  # [hosts, groups]
+    members = np.stack(
+        [(crossing == host).sum(axis=1) for host in np.unique(crossing)]
+    )  # [hosts, groups]
     card = owner.inter_host
     bandwidth = min(
         owner.intra_host.bandwidth_bytes_per_second,
@@ -75,9 +86,9 @@ def axis_link(cluster: Cluster, mesh: Mesh, axis: str) -> Link:
 
 
 def neighbours(cluster: Cluster) -> tuple[tuple[int, int], ...]:
-    """A pair of devices for every kind of link that two stages may have between them: inside a host, between hosts of
-    a group, between two groups. Links inside a host are left out of groups with several hosts, whose stages may lie
-    on different ones; a cluster of one device has none."""
+    """A pair of devices for every kind of link that two stages may have between them: inside a
+    host, between hosts of a group, between two groups. Links inside a host are left out of groups
+    with several hosts, whose stages may lie on different ones; a cluster of one device has none."""
     pairs = []
     for first, group in zip(cluster.first_devices, cluster.groups, strict=False):
         if group.num_devices > 1:

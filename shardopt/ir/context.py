@@ -1,4 +1,5 @@
-"""Contexts with every dialect and native pass registered, made from `jaxlib.mlir` alone: jax itself is never imported.
+"""Contexts with every dialect and native pass registered, made from `jaxlib.mlir` alone: jax itself
+is never imported.
 
 Importing this module costs about 0.15 s; a further context costs 4 ms.
 """
@@ -11,7 +12,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 from jaxlib.mlir.dialects import chlo, mhlo, mpmd, sdy, stablehlo
 
-# The bindings cannot list a registry; these are looked up in it, so that the list is right for other wheels too.
+# The bindings cannot list a registry; these are looked up in it, so that the list is right for
+# other wheels too.
 _DIALECT_NAMES = [
     "affine",
     "arith",
@@ -59,9 +61,8 @@ def _has_dialect(context: ir.Context, name: str) -> bool:
 def make_context() -> ir.Context:
     """A fresh context in which StableHLO, CHLO, MHLO, Shardy, MPMD and the upstream dialects parse.
 
-    Threading is off: the manager prints IR between passes, which MLIR forbids while its thread pool is active, and
-    the gain on one module is small.
-    """
+    Threading is off: the manager prints IR between passes, which MLIR forbids while its thread pool
+    is active, and the gain on one module is small."""
     register_native_passes()
     context = ir.Context()
     context.enable_multithreading(False)

@@ -1,8 +1,9 @@
-"""Diagnostics as plain values: what a pass or a native verifier said, where, and how a person sees it.
+"""Diagnostics as plain values: what a pass or a native verifier said, where, and how a person sees
+it.
 
-MLIR hands a handler short-lived C++ objects; they are copied into `Diagnostic` at once, so that a diagnostic may
-outlive the context, be compared in tests, and be printed with the offending source line.
-"""
+MLIR hands a handler short-lived C++ objects; they are copied into `Diagnostic` at once, so that a
+diagnostic may outlive the context, be compared in tests, and be printed with the offending source
+line."""
 
 from __future__ import annotations
 
@@ -19,22 +20,26 @@ from shardopt.support.errors import UserError
 
 Severity: TypeAlias = Literal["error", "warning", "remark", "note"]
 
-# What a remark is about: something that was done, something that was not, or a figure behind a decision.
+# What a remark is about: something that was done, something that was not, or a figure behind a
+# decision.
 RemarkCategory: TypeAlias = Literal["passed", "missed", "analysis"]
 REMARK_CATEGORIES: tuple[RemarkCategory, ...] = ("passed", "missed", "analysis")
 Handler: TypeAlias = "Callable[[Diagnostic], None]"
 Located: TypeAlias = ir.Operation | ir.OpView | ir.Value | ir.Location | None
 
-# An excerpt of a generated line (a whole module on one line, a long constant) would bury the message.
+# An excerpt of a generated line (a whole module on one line, a long constant) would bury the
+# message.
 MAX_EXCERPT_CHARS = 200
 
-# MLIR attaches the whole op to its errors under these words: for a function or a module, pages of text.
+# MLIR attaches the whole op to its errors under these words: for a function or a module, pages of
+# text.
 CURRENT_OPERATION = "see current operation"
 
 
 @dataclass(frozen=True)
 class Position:
-    """A place in a file, counted from 1; line 0 means the file as a whole. `name` is the op's name when it has one."""
+    """A place in a file, counted from 1; line 0 means the file as a whole. `name` is the op's name
+    when it has one."""
 
     file: str = ""
     line: int = 0
@@ -49,7 +54,8 @@ class Position:
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One message; notes point at the other ops involved. Remarks have a `kind` ("no-sharding-rule") and a category."""
+    """One message; notes point at the other ops involved. Remarks have a `kind`
+    ("no-sharding-rule") and a category."""
 
     severity: Severity
     message: str
@@ -69,7 +75,8 @@ class Diagnostic:
 
 
 class DiagnosedError(UserError):
-    """A user's mistake with a place in the IR; `diagnostics` holds the errors of one cause, the leading one first."""
+    """A user's mistake with a place in the IR; `diagnostics` holds the errors of one cause, the
+    leading one first."""
 
     def __init__(self, *diagnostics: Diagnostic) -> None:
         super().__init__("\n".join(str(diagnostic) for diagnostic in diagnostics))
@@ -81,7 +88,8 @@ class DiagnosedError(UserError):
 
 
 def position_of(where: Located) -> Position:
-    """The file position behind an op, value or location; of a fused or call-site location the first that has a file."""
+    """The file position behind an op, value or location; of a fused or call-site location the first
+    that has a file."""
     if where is None:
         return Position()
     location = where if isinstance(where, ir.Location) else where.location
@@ -118,7 +126,8 @@ def diagnostic(
 
 
 def in_file(diagnostic: Diagnostic, name: str, unnamed: str = "") -> Diagnostic:
-    """The diagnostic with positions in no file (or in the file called `unnamed`) moved to the file `name`."""
+    """The diagnostic with positions in no file (or in the file called `unnamed`) moved to the file
+    `name`."""
     if diagnostic.position.file not in ("", unnamed):
         return diagnostic
     notes = tuple(in_file(note, name, unnamed) for note in diagnostic.notes)
@@ -128,9 +137,8 @@ def in_file(diagnostic: Diagnostic, name: str, unnamed: str = "") -> Diagnostic:
 def in_binary_file(diagnostic: Diagnostic, name: str, unnamed: str = "") -> Diagnostic:
     """The diagnostic at the binary file `name`, which has no lines.
 
-    Positions that the file holds (of the source it was made from, or inside a type it stores as text) may be damaged
-    themselves: they go into the message.
-    """
+    Positions that the file holds (of the source it was made from, or inside a type it stores as
+    text) may be damaged themselves: they go into the message."""
     notes = tuple(in_binary_file(note, name, unnamed) for note in diagnostic.notes)
     said = diagnostic.message
     if diagnostic.severity != "note" and diagnostic.position.file not in ("", unnamed):
@@ -149,9 +157,8 @@ def from_native(native: ir.DiagnosticInfo | ir.Diagnostic) -> Diagnostic:
 def native_diagnostics(context: ir.Context, handler: Handler) -> Iterator[None]:
     """Send everything the C++ side emits on `context` to `handler` instead of stderr.
 
-    Errors reach a handler only while `emit_error_diagnostics` is set; otherwise the bindings pack them into the
-    exception and drop them where no exception is raised.
-    """
+    Errors reach a handler only while `emit_error_diagnostics` is set; otherwise the bindings pack
+    them into the exception and drop them where no exception is raised."""
 
     def forward(native: ir.Diagnostic) -> bool:
         handler(from_native(native))
@@ -171,7 +178,8 @@ def native_diagnostics(context: ir.Context, handler: Handler) -> Iterator[None]:
 def native_errors_raised(
     context: ir.Context, handler: Handler | None = None, also: type[Exception] = ir.MLIRError
 ) -> Iterator[None]:
-    """Turn an `MLIRError` (or an `also`) of the bindings into a `DiagnosedError`; other messages go to `handler`."""
+    """Turn an `MLIRError` (or an `also`) of the bindings into a `DiagnosedError`; other messages go
+    to `handler`."""
     errors: list[Diagnostic] = []
 
     def sort(diagnostic: Diagnostic) -> None:
@@ -187,14 +195,23 @@ def native_errors_raised(
             raise DiagnosedError(*(errors or [Diagnostic("error", str(error))])) from error
 
 
-def render(diagnostic: Diagnostic, *, op_dump: bool = False, sources: Mapping[str, str] | None = None) -> str:
-    """The text a person sees: `file:line:col: error: message`, the source line and a caret, then the notes.
+def render(
+    diagnostic: Diagnostic, *, op_dump: bool = False, sources: Mapping[str, str] | None = None
+) -> str:
+    """The text a person sees: `file:line:col: error: message`, the source line and a caret, then
+    the notes.
 
-    `op_dump` includes the note with the whole op. `sources` holds the text of inputs that are no files, by name.
-    """
+    `op_dump` includes the note with the whole op. `sources` holds the text of inputs that are no
+    files, by name."""
     notes = [note for note in diagnostic.notes if op_dump or not note.is_op_dump]
     excerpt = _excerpt(diagnostic.position, sources or {})
-    return "\n".join([str(diagnostic), *excerpt, *(render(note, op_dump=op_dump, sources=sources) for note in notes)])
+    return "\n".join(
+        [
+            str(diagnostic),
+            *excerpt,
+            *(render(note, op_dump=op_dump, sources=sources) for note in notes),
+        ]
+    )
 
 
 def _excerpt(position: Position, sources: Mapping[str, str]) -> list[str]:

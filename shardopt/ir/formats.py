@@ -1,4 +1,5 @@
-"""Recognising what a file holds by its bytes, and the module inside a serialized `jax.export.Exported`.
+"""Recognising what a file holds by its bytes, and the module inside a serialized
+`jax.export.Exported`.
 
 Nothing here loads MLIR.
 """
@@ -25,8 +26,9 @@ PORTABLE_PRODUCER = b"StableHLO_v"
 # A byte that no text file holds.
 BINARY = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 
-# Where the table `Exported` of jax's flatbuffer schema keeps the module: fields are only ever added behind others,
-# so the slot is the same in all schema versions (1 to 11 checked in jax/_src/export/serialization_generated.py).
+# Where the table `Exported` of jax's flatbuffer schema keeps the module: fields are only ever added
+# behind others, so the slot is the same in all schema versions (1 to 11 checked in
+# jax/_src/export/serialization_generated.py).
 _MODULE_SLOT = 30
 
 
@@ -43,7 +45,11 @@ def read_source(source: str | os.PathLike[str]) -> bytes:
 def format_of(data: bytes) -> Format:
     """The format, judged from the bytes alone."""
     if data.startswith(BYTECODE_MAGIC):
-        return "portable" if data[len(BYTECODE_MAGIC) + 1 :].startswith(PORTABLE_PRODUCER) else "bytecode"
+        return (
+            "portable"
+            if data[len(BYTECODE_MAGIC) + 1 :].startswith(PORTABLE_PRODUCER)
+            else "bytecode"
+        )
     if decoded(data) is not None:
         return "text"
     return "exported" if exported_module(data) is not None else "unknown"
@@ -60,16 +66,21 @@ def decoded(data: bytes) -> str | None:
 
 
 def exported_module(data: bytes) -> bytes | None:
-    """The module (a portable artifact) inside `Exported.serialize()`, or None when `data` is something else.
+    """The module (a portable artifact) inside `Exported.serialize()`, or None when `data` is
+    something else.
 
-    The file is a flatbuffer: the first word is the offset of its root table, which begins with the distance back to
-    its vtable; slots of the vtable hold offsets of fields, and a byte vector is a word with its length, then the bytes.
-    Reading this one field needs neither jax nor the flatbuffers package, and takes the outer of nested `vjp` modules.
-    """
+    The file is a flatbuffer: the first word is the offset of its root table, which begins with the
+    distance back to its vtable; slots of the vtable hold offsets of fields, and a byte vector is a
+    word with its length, then the bytes. Reading this one field needs neither jax nor the
+    flatbuffers package, and takes the outer of nested `vjp` modules."""
     try:
         table = _word(data, 0)
         vtable = table - struct.unpack_from("<i", data, table)[0]
-        if not 0 < table < len(data) or vtable < 0 or struct.unpack_from("<H", data, vtable)[0] <= _MODULE_SLOT:
+        if (
+            not 0 < table < len(data)
+            or vtable < 0
+            or struct.unpack_from("<H", data, vtable)[0] <= _MODULE_SLOT
+        ):
             return None
         field = table + struct.unpack_from("<H", data, vtable + _MODULE_SLOT)[0]
         vector = field + _word(data, field)

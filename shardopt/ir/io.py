@@ -1,10 +1,10 @@
-"""Reading and writing modules: MLIR text, MLIR bytecode, StableHLO portable artifacts; `jax.export` files are read.
+"""Reading and writing modules: MLIR text, MLIR bytecode, StableHLO portable artifacts; `jax.export`
+files are read.
 
-Reading looks at the first bytes before any parser runs, because jaxlib's readers are made for trusted input: text, a
-truncated file and a foreign format are diagnosed, while flipped bits inside bytecode may still abort the process
-(`shardopt.tools.supervisor` lets the tools survive that). Writing is atomic: the target either keeps its old content
-or has the whole new module.
-"""
+Reading looks at the first bytes before any parser runs, because jaxlib's readers are made for
+trusted input: text, a truncated file and a foreign format are diagnosed, while flipped bits inside
+bytecode may still abort the process (`shardopt.tools.supervisor` lets the tools survive that).
+Writing is atomic: the target either keeps its old content or has the whole new module."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ from typing import Literal, TypeAlias
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from shardopt.ir.diagnostics import DiagnosedError, Handler, in_binary_file, in_file, native_errors_raised
+from shardopt.ir.diagnostics import (
+    DiagnosedError,
+    Handler,
+    in_binary_file,
+    in_file,
+    native_errors_raised,
+)
 from shardopt.ir.formats import STDIO, decoded, exported_module, format_of, read_source
 from shardopt.ir.native import verify
 from shardopt.ir.printing import PLAIN, PrintStyle
@@ -32,14 +38,17 @@ BUFFER_NAME = "-"
 
 
 def load_module(
-    source: str | os.PathLike[str] | bytes, context: ir.Context, *, name: str = "", handler: Handler | None = None
+    source: str | os.PathLike[str] | bytes,
+    context: ir.Context,
+    *,
+    name: str = "",
+    handler: Handler | None = None,
 ) -> ir.Module:
     """Read a module from a path, from stdin (`"-"`), or from bytes, and verify it.
 
-    `name` stands for the source in messages; by default its path. Warnings go to `handler`. Raises DiagnosedError
-    (file:line:column) for a module that does not parse or verify, and UserError for a file that cannot be read or
-    holds something else.
-    """
+    `name` stands for the source in messages; by default its path. Warnings go to `handler`. Raises
+    DiagnosedError (file:line:column) for a module that does not parse or verify, and UserError for
+    a file that cannot be read or holds something else."""
     data = source if isinstance(source, bytes) else read_source(source)
     name = name or (BUFFER_NAME if isinstance(source, bytes) else os.fspath(source))
     try:
@@ -47,7 +56,9 @@ def load_module(
             return _parse(data, source, context, name)
     except DiagnosedError as error:
         moved = in_file if format_of(data) == "text" else in_binary_file
-        raise DiagnosedError(*(moved(diagnostic, name, BUFFER_NAME) for diagnostic in error.diagnostics)) from error
+        raise DiagnosedError(
+            *(moved(diagnostic, name, BUFFER_NAME) for diagnostic in error.diagnostics)
+        ) from error
 
 
 def save_module(
@@ -57,23 +68,34 @@ def save_module(
     bytecode: bool = False,
     debug_info: bool = False,
 ) -> None:
-    """Write a module as text or bytecode to a path or to stdout (`"-"`), the whole of it or nothing.
+    """Write a module as text or bytecode to a path or to stdout (`"-"`), the whole of it or
+    nothing.
 
-    Text leaves locations out unless `debug_info`; bytecode always keeps them. Raises DiagnosedError when the module
-    does not verify, since invalid IR does not read back, and UserError when the file cannot be written.
-    """
-    write_output(encode_module(module, "bytecode" if bytecode else "text", PrintStyle(debug_info)), target)
+    Text leaves locations out unless `debug_info`; bytecode always keeps them. Raises DiagnosedError
+    when the module does not verify, since invalid IR does not read back, and UserError when the
+    file cannot be written."""
+    write_output(
+        encode_module(module, "bytecode" if bytecode else "text", PrintStyle(debug_info)), target
+    )
 
 
 def encode_module(
-    module: ir.Module, form: OutputForm = "text", style: PrintStyle = PLAIN, bytecode_version: int | None = None
+    module: ir.Module,
+    form: OutputForm = "text",
+    style: PrintStyle = PLAIN,
+    bytecode_version: int | None = None,
 ) -> bytes:
-    """A module as the bytes of a file. Raises DiagnosedError when it does not verify or does not fit the form."""
+    """A module as the bytes of a file. Raises DiagnosedError when it does not verify or does not
+    fit the form."""
     verify(module)
     if form == "text":
         return style.text(module.operation, verified=True).encode()
     with native_errors_raised(module.context, also=ValueError):
-        return module_bytecode(module, bytecode_version) if form == "bytecode" else portable_artifact(module)
+        return (
+            module_bytecode(module, bytecode_version)
+            if form == "bytecode"
+            else portable_artifact(module)
+        )
 
 
 def write_output(data: bytes, target: str | os.PathLike[str]) -> None:
@@ -94,21 +116,26 @@ def module_text(module: ir.Module, *, debug_info: bool = False) -> str:
 
 
 def module_bytecode(module: ir.Module, version: int | None = None) -> bytes:
-    """MLIR bytecode, which keeps locations and every dialect (StableHLO's portable form rejects mpmd types)."""
+    """MLIR bytecode, which keeps locations and every dialect (StableHLO's portable form rejects
+    mpmd types)."""
     buffer = io.BytesIO()
     module.operation.write_bytecode(buffer, version)
     return buffer.getvalue()
 
 
 def portable_artifact(module: ir.Module) -> bytes:
-    """StableHLO's versioned form, at the newest version. Raises ValueError for ops of other dialects."""
-    copy = ir.Module.parse(module_bytecode(module), module.context)  # serialising changes the module that it is given
+    """StableHLO's versioned form, at the newest version. Raises ValueError for ops of other
+    dialects."""
+    copy = ir.Module.parse(
+        module_bytecode(module), module.context
+    )  # serialising changes the module that it is given
     data: bytes = stablehlo.serialize_portable_artifact(copy, stablehlo.get_current_version())
     return data
 
 
 def write_atomically(target: Path, data: bytes) -> None:
-    """Replace the content of `target` in one step; devices and pipes are written directly. Raises OSError."""
+    """Replace the content of `target` in one step; devices and pipes are written directly. Raises
+    OSError."""
     target = target.resolve()  # a symbolic link keeps pointing at the file it names
     if target.exists() and not target.is_file():
         target.write_bytes(data)
@@ -125,7 +152,8 @@ def write_atomically(target: Path, data: bytes) -> None:
 
 
 def _mode_of(target: Path) -> int:
-    """Permissions of the old file, or those a new file would get (temporary files are private by default)."""
+    """Permissions of the old file, or those a new file would get (temporary files are private by
+    default)."""
     if target.exists():
         return stat.S_IMODE(target.stat().st_mode)
     umask = os.umask(0)
@@ -133,7 +161,9 @@ def _mode_of(target: Path) -> int:
     return 0o666 & ~umask
 
 
-def _parse(data: bytes, source: str | os.PathLike[str] | bytes, context: ir.Context, name: str) -> ir.Module:
+def _parse(
+    data: bytes, source: str | os.PathLike[str] | bytes, context: ir.Context, name: str
+) -> ir.Module:
     form = format_of(data)
     if form == "portable":
         return stablehlo.deserialize_portable_artifact(context, data)
@@ -143,7 +173,13 @@ def _parse(data: bytes, source: str | os.PathLike[str] | bytes, context: ir.Cont
         return _parse(exported_module(data) or b"", data, context, name)
     text = decoded(data)
     if text is None:
-        raise UserError(f"'{name}' holds neither MLIR text nor MLIR bytecode (first bytes: {data[:8].hex(' ')})")
-    if isinstance(source, bytes) or not Path(source).is_file():  # stdin and pipes cannot be read again
+        raise UserError(
+            f"'{name}' holds neither MLIR text nor MLIR bytecode (first bytes: {data[:8].hex(' ')})"
+        )
+    if (
+        isinstance(source, bytes) or not Path(source).is_file()
+    ):  # stdin and pipes cannot be read again
         return ir.Module.parse(text, context)
-    return ir.Module.parseFile(os.fspath(source), context)  # reads again, but gives every op its file name
+    return ir.Module.parseFile(
+        os.fspath(source), context
+    )  # reads again, but gives every op its file name

@@ -1,4 +1,5 @@
-"""What differs between the supported versions of jax and jaxlib, asked of the library itself and not of its number."""
+"""What differs between the supported versions of jax and jaxlib, asked of the library itself and
+not of its number."""
 
 from __future__ import annotations
 
@@ -7,16 +8,19 @@ from typing import Any
 
 from jaxlib import _jax
 
-_UNCHECKED = {"_skip_checks": True} if "_skip_checks" in (_jax.array_result_handler.__doc__ or "") else {}
+_UNCHECKED = (
+    {"_skip_checks": True} if "_skip_checks" in (_jax.array_result_handler.__doc__ or "") else {}
+)
 
 
 def result_handler(aval: Any, sharding: Any) -> Any:
-    """What makes one committed array of an execution's shards. Before 0.11, jaxlib has to be told not to compare the
-    shards with the abstract value each time."""
+    """What makes one committed array of an execution's shards. Before 0.11, jaxlib has to be told
+    not to compare the shards with the abstract value each time."""
     return _jax.array_result_handler(aval, sharding, committed=True, **_UNCHECKED)
 
 
 def named_shardings_flag(exported: type) -> dict[str, Any]:
-    """The field of `jax.export.Exported` that says whether it has named shardings; since jax 0.11 all have."""
+    """The field of `jax.export.Exported` that says whether it has named shardings; since jax 0.11
+    all have."""
     name = "_has_named_shardings"
     return {name: True} if name in {each.name for each in fields(exported)} else {}

@@ -1,9 +1,10 @@
-"""Loops of static length: how often a `stablehlo.while` runs, and its body written out that many times.
+"""Loops of static length: how often a `stablehlo.while` runs, and its body written out that many
+times.
 
-Written-out iterations know their counter, so everything computed from it folds on the way: a dynamic_slice of stacked
-weights becomes a slice, reading back what an earlier iteration stacked becomes that value itself, and the chain of
-dynamic_update_slices that stacks results becomes one concatenate.
-"""
+Written-out iterations know their counter, so everything computed from it folds on the way: a
+dynamic_slice of stacked weights becomes a slice, reading back what an earlier iteration stacked
+becomes that value itself, and the chain of dynamic_update_slices that stacks results becomes one
+concatenate."""
 
 from __future__ import annotations
 
@@ -13,15 +14,22 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from shardopt.ir import shapes
-from shardopt.ir.rewriting import defining, erase_dead, replace_op, shape_of, splice_block, terminator
+from shardopt.ir.rewriting import (
+    defining,
+    erase_dead,
+    replace_op,
+    shape_of,
+    splice_block,
+    terminator,
+)
 from shardopt.ir.scalars import evaluate, is_foldable, scalar_constant
 
 WHILE = "stablehlo.while"
 BRANCHES = ("stablehlo.case", "stablehlo.if")
 CONTROL_FLOW = (WHILE, *BRANCHES)
 
-# Iterations that are assumed of a loop whose number depends on data: enough that moving something out of the loop pays,
-# and no more than that.
+# Iterations that are assumed of a loop whose number depends on data: enough that moving something
+# out of the loop pays, and no more than that.
 UNKNOWN_TRIPS = 10
 
 # Iterations of a loop that are counted by running its counter.
@@ -29,7 +37,8 @@ MAX_COUNTED = 4096
 
 
 def trip_count(loop: ir.Operation, limit: int) -> int | None:
-    """How often the body runs, counted only up to `limit + 1`; None if that depends on more than constant scalars."""
+    """How often the body runs, counted only up to `limit + 1`; None if that depends on more than
+    constant scalars."""
     condition, body = (region.blocks[0] for region in loop.regions)
     stop = terminator(condition).operands[0]
     yielded = list(terminator(body).operands)
@@ -46,7 +55,8 @@ def trip_count(loop: ir.Operation, limit: int) -> int | None:
 
 
 def _counters(stop: ir.Value, yielded: Sequence[ir.Value], blocks: Sequence[ir.Block]) -> list[int]:
-    """Positions of the carried scalars that decide when the loop stops, directly or through other ones."""
+    """Positions of the carried scalars that decide when the loop stops, directly or through other
+    ones."""
     positions: set[int] = set()
     work: list[ir.Value] = [stop]
     seen: set[ir.Value] = set()
@@ -67,7 +77,8 @@ def _counters(stop: ir.Value, yielded: Sequence[ir.Value], blocks: Sequence[ir.B
 
 
 class Unroller:
-    """Writes out loops before the places where they stood. `choose` says how often a loop runs, or None to keep it."""
+    """Writes out loops before the places where they stood. `choose` says how often a loop runs, or
+    None to keep it."""
 
     def __init__(self, choose: Callable[[ir.Operation], int | None]) -> None:
         self.choose = choose
@@ -75,7 +86,8 @@ class Unroller:
         self._constants: dict[tuple[ir.Block, ir.Type, int], ir.Value] = {}
 
     def visit(self, ops: Sequence[ir.Operation]) -> None:
-        """Unroll the chosen loops among `ops` and inside of them; outer loops first, so inner ones see the counters."""
+        """Unroll the chosen loops among `ops` and inside of them; outer loops first, so inner ones
+        see the counters."""
         for op in ops:
             if op.name == "stablehlo.while" and self._try_unroll(op):
                 continue
@@ -97,7 +109,9 @@ class Unroller:
             copy.erase()
         with ir.InsertionPoint(loop), loop.location:
             results = [_stacked(value) for value in carried]
-        erase_dead([value for value, result in zip(carried, results, strict=True) if value != result])
+        erase_dead(
+            [value for value, result in zip(carried, results, strict=True) if value != result]
+        )
         replace_op(loop, results)
         return True
 
@@ -166,22 +180,32 @@ def _static_slice(op: ir.Operation) -> ir.Value | None:
     starts = shapes.known_start(indices, shape_of(source), sizes)
     if starts is None:
         return None
-    return shapes.slice_(source, starts, [start + size for start, size in zip(starts, sizes, strict=True)])
+    return shapes.slice_(
+        source, starts, [start + size for start, size in zip(starts, sizes, strict=True)]
+    )
 
 
 def _stacked(value: ir.Value) -> ir.Value:
-    """A value written piece by piece along one dimension, each place once, as the concatenate of the pieces."""
+    """A value written piece by piece along one dimension, each place once, as the concatenate of
+    the pieces."""
     pieces: dict[int, ir.Value] = {}
     dim = -1
     current = value
     while (op := defining(current, "stablehlo.dynamic_update_slice")) is not None:
         starts, update = shapes.update_start(op), op.operands[1]
         partial = [
-            d for d, sizes in enumerate(zip(shape_of(value), shape_of(update), strict=True)) if len({*sizes}) > 1
+            d
+            for d, sizes in enumerate(zip(shape_of(value), shape_of(update), strict=True))
+            if len({*sizes}) > 1
         ]
         if not partial and not pieces:
             return update
-        if starts is None or len(partial) != 1 or dim not in (-1, partial[0]) or starts[partial[0]] in pieces:
+        if (
+            starts is None
+            or len(partial) != 1
+            or dim not in (-1, partial[0])
+            or starts[partial[0]] in pieces
+        ):
             break
         dim = partial[0]
         pieces[starts[dim]] = update

@@ -9,7 +9,8 @@ from jaxlib.mlir import ir, passmanager
 from shardopt.ir.context import make_context
 from shardopt.ir.diagnostics import Handler, native_errors_raised
 
-# The bindings cannot list what is registered; these serve only to suggest a name for a misspelled one.
+# The bindings cannot list what is registered; these serve only to suggest a name for a misspelled
+# one.
 COMMON_NATIVE_PASSES = (
     "canonicalize",
     "chlo-legalize-to-stablehlo",
@@ -26,7 +27,8 @@ COMMON_NATIVE_PASSES = (
 
 
 def native_pipeline_error(pipeline: str) -> str | None:
-    """Why `pipeline` (anchored, such as `builtin.module(func.func(cse))`) cannot run, in C++'s words, or None."""
+    """Why `pipeline` (anchored, such as `builtin.module(func.func(cse))`) cannot run, in C++'s
+    words, or None."""
     try:
         passmanager.PassManager.parse(pipeline, _scratch_context())
     except ValueError as error:
@@ -44,9 +46,8 @@ def is_native_pass(name: str) -> bool:
 def run_native(module: ir.Module, pipeline: str, handler: Handler | None = None) -> None:
     """Run C++ passes on `module`; handles to ops inside it are invalid afterwards.
 
-    `pipeline` is anchored at builtin.module. Warnings and remarks go to `handler`. Raises DiagnosedError when a pass
-    fails and ValueError when the pipeline does not parse.
-    """
+    `pipeline` is anchored at builtin.module. Warnings and remarks go to `handler`. Raises
+    DiagnosedError when a pass fails and ValueError when the pipeline does not parse."""
     manager = passmanager.PassManager.parse(pipeline, module.context)
     manager.enable_verifier(False)  # callers verify, and can then say which pass broke the module
     with native_errors_raised(module.context, handler):

@@ -1,4 +1,5 @@
-"""How modules and ops are printed: one value for all the flags by which MLIR's printer can be told."""
+"""How modules and ops are printed: one value for all the flags by which MLIR's printer can be
+told."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from jaxlib.mlir import ir
 
 @dataclass(frozen=True)
 class PrintStyle:
-    """Flags of the printer, under the names of mlir-opt; limits count elements and characters, None prints all."""
+    """Flags of the printer, under the names of mlir-opt; limits count elements and characters, None
+    prints all."""
 
     debug_info: bool = False
     pretty_debug_info: bool = False
@@ -21,7 +23,8 @@ class PrintStyle:
     resource_limit: int | None = None
 
     def text(self, op: ir.Operation | ir.OpView, *, verified: bool = False) -> str:
-        """The op as text that ends in a newline. Unless `verified`, invalid IR is found and printed in generic form."""
+        """The op as text that ends in a newline. Unless `verified`, invalid IR is found and printed
+        in generic form."""
         text = op.get_asm(
             enable_debug_info=self.debug_info or self.pretty_debug_info,
             pretty_debug_info=self.pretty_debug_info,

@@ -1,8 +1,9 @@
-"""Small steps that rewriting passes share: walking, moving a block into another, replacing an op with what fed it.
+"""Small steps that rewriting passes share: walking, moving a block into another, replacing an op
+with what fed it.
 
-Everything here is native code behind thin calls, because modules have tens of thousands of operations: a body is cloned
-as one operation and its operations are then moved, instead of being built again one by one from Python.
-"""
+Everything here is native code behind thin calls, because modules have tens of thousands of
+operations: a body is cloned as one operation and its operations are then moved, instead of being
+built again one by one from Python."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from collections.abc import Collection, Iterator, Sequence
 
 from jaxlib.mlir import ir
 
-# What may vanish together with its last user: free of side effects, and made only to feed shapes and indices.
-# Constants stay (rewrites share them); canonicalize drops the unused ones.
+# What may vanish together with its last user: free of side effects, and made only to feed shapes
+# and indices. Constants stay (rewrites share them); canonicalize drops the unused ones.
 _DISPOSABLE = frozenset(
     {
         "stablehlo.add",
@@ -37,17 +38,20 @@ _DISPOSABLE = frozenset(
     }
 )
 
-# Attributes by which a frontend steers the compiler; an op that carries one is a statement of the user.
+# Attributes by which a frontend steers the compiler; an op that carries one is a statement of the
+# user.
 USER_ATTRIBUTES = ("mhlo.sharding", "sdy.sharding", "mhlo.frontend_attributes")
 
 
 def op_name(op: ir.Operation | ir.OpView) -> str:
-    """`stablehlo.add`. The views of ops that have an attribute `name` hide it behind `.name`; this does not."""
+    """`stablehlo.add`. The views of ops that have an attribute `name` hide it behind `.name`; this
+    does not."""
     return op.operation.name
 
 
 def defining(value: ir.Value, name: str = "") -> ir.Operation | None:
-    """The operation that makes `value` (if it is called `name`, when given), or None for a block argument."""
+    """The operation that makes `value` (if it is called `name`, when given), or None for a block
+    argument."""
     if isinstance(value, ir.BlockArgument):
         return None
     op = ir.OpResult(value).owner.operation
@@ -62,11 +66,12 @@ def shape_of(value: ir.Value) -> tuple[int, ...]:
 def operations(
     root: ir.Operation | ir.OpView, names: Collection[str] = (), outer_first: bool = False
 ) -> list[ir.Operation]:
-    """All operations in `root` and itself (only those called one of `names`, when given), producers before consumers.
+    """All operations in `root` and itself (only those called one of `names`, when given), producers
+    before consumers.
 
-    An operation comes behind those in its regions, so that a rewrite which erases it leaves no dead handle in the rest
-    of the list; `outer_first` puts it before them, which is the order of the text.
-    """
+    An operation comes behind those in its regions, so that a rewrite which erases it leaves no dead
+    handle in the rest of the list; `outer_first` puts it before them, which is the order of the
+    text."""
     found: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
@@ -90,11 +95,12 @@ def symbol_name(function: ir.Operation) -> str:
 def splice_block(
     block: ir.Block, arguments: Sequence[ir.Value], anchor: ir.Operation
 ) -> tuple[list[ir.Operation], ir.Operation]:
-    """Move the body of `block` to just before `anchor`, with its arguments replaced. `block` keeps its terminator.
+    """Move the body of `block` to just before `anchor`, with its arguments replaced. `block` keeps
+    its terminator.
 
-    Returns the moved operations and the terminator, whose operands stay up to date while the moved operations are
-    rewritten; the caller erases the operation that owns `block` when it has read them.
-    """
+    Returns the moved operations and the terminator, whose operands stay up to date while the moved
+    operations are rewritten; the caller erases the operation that owns `block` when it has read
+    them."""
     for parameter, argument in zip(block.arguments, arguments, strict=True):
         parameter.replace_all_uses_with(argument)
     *body, terminator = (op.operation for op in block.operations)
@@ -113,7 +119,8 @@ def replace_op(op: ir.Operation, values: Sequence[ir.Value]) -> None:
 
 
 def erase_dead(values: Sequence[ir.Value]) -> None:
-    """Erase the disposable producers of `values` that have no use left, and so on through their operands."""
+    """Erase the disposable producers of `values` that have no use left, and so on through their
+    operands."""
     pending = list(values)
     while pending:
         op = defining(pending.pop())
@@ -129,13 +136,17 @@ def has_user_attribute(op: ir.Operation) -> bool:
 
 
 def identity(value: ir.Value, loc: ir.Location, ip: ir.InsertionPoint) -> ir.Operation:
-    """A new `@Sharding` custom call: hands `value` on, and holds whatever sharding it is annotated with."""
+    """A new `@Sharding` custom call: hands `value` on, and holds whatever sharding it is annotated
+    with."""
     attributes: dict[str, ir.Attribute] = {"call_target_name": ir.StringAttr.get("Sharding")}
-    return ir.Operation.create("stablehlo.custom_call", [value.type], [value], attributes, loc=loc, ip=ip)
+    return ir.Operation.create(
+        "stablehlo.custom_call", [value.type], [value], attributes, loc=loc, ip=ip
+    )
 
 
 def terminator(block: ir.Block) -> ir.Operation:
-    # The list of operations counts from the front, which for each result of a large @main would take seconds.
+    # The list of operations counts from the front, which for each result of a large @main would
+    # take seconds.
     last = ir.InsertionPoint.at_block_terminator(block).ref_operation
     assert last is not None  # at_block_terminator raises where there is none
     return last.operation

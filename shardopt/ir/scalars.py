@@ -1,7 +1,8 @@
-"""Evaluate integer scalars at compile time: loop counters, the indices computed from them, and predicates.
+"""Evaluate integer scalars at compile time: loop counters, the indices computed from them, and
+predicates.
 
-Values are Python integers in the range of their type (i1 is 0 or 1), and wrap as StableHLO's arithmetic does.
-"""
+Values are Python integers in the range of their type (i1 is 0 or 1), and wrap as StableHLO's
+arithmetic does."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from jaxlib.mlir.dialects import stablehlo
 
 from shardopt.ir.rewriting import defining
 
-# Longest chain of scalar operations that is followed; counters are a handful of operations away from constants.
+# Longest chain of scalar operations that is followed; counters are a handful of operations away
+# from constants.
 _MAX_DEPTH = 64
 
 
@@ -54,11 +56,16 @@ _FOLDS: dict[str, Callable[..., int]] = {
 
 def is_scalar(type_: ir.Type) -> bool:
     """Whether the type is a tensor of rank 0 of integers or booleans."""
-    return isinstance(type_, ir.RankedTensorType) and type_.rank == 0 and isinstance(type_.element_type, ir.IntegerType)
+    return (
+        isinstance(type_, ir.RankedTensorType)
+        and type_.rank == 0
+        and isinstance(type_.element_type, ir.IntegerType)
+    )
 
 
 def wrap(number: int, type_: ir.IntegerType) -> int:
-    """`number` modulo 2^width, in the range of the type; signless types count as signed, i1 as 0 or 1."""
+    """`number` modulo 2^width, in the range of the type; signless types count as signed, i1 as 0 or
+    1."""
     number &= (1 << type_.width) - 1
     if type_.is_unsigned or type_.width == 1 or number < 1 << (type_.width - 1):
         return number
@@ -66,7 +73,8 @@ def wrap(number: int, type_: ir.IntegerType) -> int:
 
 
 def evaluate(value: ir.Value, bound: Mapping[ir.Value, int | None] | None = None) -> int | None:
-    """The number that the integer scalar `value` always holds, or None; `bound` says what other values hold."""
+    """The number that the integer scalar `value` always holds, or None; `bound` says what other
+    values hold."""
     return _evaluate(value, dict(bound or {}), 0)
 
 
@@ -94,9 +102,14 @@ def _compute(value: ir.Value, seen: dict[ir.Value, int | None], depth: int) -> i
 
 
 def fold(op: ir.Operation, operands: Sequence[int]) -> int | None:
-    """The result of a scalar operation on numbers, or None where StableHLO leaves it open (division by zero)."""
+    """The result of a scalar operation on numbers, or None where StableHLO leaves it open (division
+    by zero)."""
     if op.name == "stablehlo.compare":
-        return int(_COMPARE[stablehlo.ComparisonDirectionAttr(op.attributes["comparison_direction"]).value](*operands))
+        return int(
+            _COMPARE[
+                stablehlo.ComparisonDirectionAttr(op.attributes["comparison_direction"]).value
+            ](*operands)
+        )
     if op.name in ("stablehlo.divide", "stablehlo.remainder") and operands[1] == 0:
         return None
     element = ir.IntegerType(ir.RankedTensorType(op.results[0].type).element_type)
@@ -114,7 +127,11 @@ def scalar_constant(number: int, type_: ir.Type) -> ir.Value:
     """A new constant of a rank-0 integer type at the current insertion point."""
     element = ir.IntegerType(ir.RankedTensorType(type_).element_type)
     # IntegerAttr takes the bits of an unsigned number as a signed one
-    signed = number if number < 1 << (element.width - 1) or element.width == 1 else number - (1 << element.width)
+    signed = (
+        number
+        if number < 1 << (element.width - 1) or element.width == 1
+        else number - (1 << element.width)
+    )
     attribute = ir.DenseElementsAttr.get_splat(type_, ir.IntegerAttr.get(element, signed))
     return stablehlo.ConstantOp(attribute).result
 

@@ -1,9 +1,10 @@
-"""Build shape operations in their simplest form: each function looks at the producer of its operand first.
+"""Build shape operations in their simplest form: each function looks at the producer of its operand
+first.
 
-`reshape(broadcast(x))` that comes back to the shape of x is x; a transpose of a transpose is one transpose; a slice
-that falls inside one operand of a concatenate is a slice of that operand. All of them build at the current insertion
-point and location, and return a value that exists already where that is possible.
-"""
+`reshape(broadcast(x))` that comes back to the shape of x is x; a transpose of a transpose is one
+transpose; a slice that falls inside one operand of a concatenate is a slice of that operand. All of
+them build at the current insertion point and location, and return a value that exists already where
+that is possible."""
 
 from __future__ import annotations
 
@@ -25,7 +26,13 @@ def tensor_like(value: ir.Value, shape: Sequence[int]) -> ir.RankedTensorType:
 def zeros(type_: ir.Type) -> ir.Value:
     """A constant of zeros of any tensor type."""
     element = ir.RankedTensorType(type_).element_type
-    zero = "0" if isinstance(element, ir.IntegerType) else "(0.0,0.0)" if isinstance(element, ir.ComplexType) else "0.0"
+    zero = (
+        "0"
+        if isinstance(element, ir.IntegerType)
+        else "(0.0,0.0)"
+        if isinstance(element, ir.ComplexType)
+        else "0.0"
+    )
     return stablehlo.ConstantOp(ir.Attribute.parse(f"dense<{zero}> : {type_}")).result
 
 
@@ -45,11 +52,11 @@ def reshape(value: ir.Value, shape: Sequence[int]) -> ir.Value:
 
 
 def broadcast(value: ir.Value, shape: Sequence[int], dims: Sequence[int]) -> ir.Value:
-    """`value` with its dimension i laid along dimension `dims[i]` of `shape`, without stretching one of size 1.
+    """`value` with its dimension i laid along dimension `dims[i]` of `shape`, without stretching
+    one of size 1.
 
-    A stretched dimension is dropped by a reshape first, so that no value of size 1 stands between the small and the
-    large tensor: it could not carry the sharding of either.
-    """
+    A stretched dimension is dropped by a reshape first, so that no value of size 1 stands between
+    the small and the large tensor: it could not carry the sharding of either."""
     shape, dims = tuple(shape), tuple(dims)
     producer = _producer(value)
     if producer is not None and producer.name == "stablehlo.broadcast_in_dim":
@@ -76,7 +83,8 @@ def transpose(value: ir.Value, permutation: Sequence[int]) -> ir.Value:
 
 
 def slice_(value: ir.Value, starts: Sequence[int], limits: Sequence[int]) -> ir.Value:
-    """`value[starts:limits]` with stride 1; looks through concatenates, slices and updates at known places."""
+    """`value[starts:limits]` with stride 1; looks through concatenates, slices and updates at known
+    places."""
     starts, limits = tuple(starts), tuple(limits)
     shape = shape_of(value)
     if starts == (0,) * len(shape) and limits == shape:
@@ -90,7 +98,8 @@ def slice_(value: ir.Value, starts: Sequence[int], limits: Sequence[int]) -> ir.
 
 
 def simplified(op: ir.Operation) -> ir.Value | None:
-    """The simpler form of a reshape, broadcast_in_dim, transpose or slice, or None if it is simple already."""
+    """The simpler form of a reshape, broadcast_in_dim, transpose or slice, or None if it is simple
+    already."""
     source, shape = op.operands[0], shape_of(op.results[0])
     if op.name == "stablehlo.reshape":
         value = reshape(source, shape)
@@ -119,12 +128,16 @@ def update_start(op: ir.Operation) -> tuple[int, ...] | None:
     return known_start(list(op.operands)[2:], shape_of(op.operands[0]), shape_of(op.operands[1]))
 
 
-def known_start(indices: Sequence[ir.Value], shape: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...] | None:
+def known_start(
+    indices: Sequence[ir.Value], shape: Sequence[int], sizes: Sequence[int]
+) -> tuple[int, ...] | None:
     """The start of a window of `sizes` in `shape`, clamped to fit, if all its indices are known."""
     starts = [evaluate(index) for index in indices]
     if any(start is None for start in starts):
         return None
-    return tuple(min(max(s or 0, 0), n - size) for s, n, size in zip(starts, shape, sizes, strict=True))
+    return tuple(
+        min(max(s or 0, 0), n - size) for s, n, size in zip(starts, shape, sizes, strict=True)
+    )
 
 
 def _producer(value: ir.Value) -> ir.Operation | None:
@@ -134,7 +147,8 @@ def _producer(value: ir.Value) -> ir.Operation | None:
 
 
 def _reshape_of_broadcast(op: ir.Operation, shape: tuple[int, ...]) -> ir.Value | None:
-    """A reshape that only adds or removes dimensions of size 1, or undoes the broadcast, as a broadcast or less."""
+    """A reshape that only adds or removes dimensions of size 1, or undoes the broadcast, as a
+    broadcast or less."""
     source, result = op.operands[0], shape_of(op.results[0])
     dims = dimensions(op, "broadcast_dimensions")
     if prod(result) == prod(shape_of(source)) and list(dims) == sorted(dims):
@@ -146,13 +160,17 @@ def _reshape_of_broadcast(op: ir.Operation, shape: tuple[int, ...]) -> ir.Value 
     moved = dict(zip(before, after, strict=True))
     sizes = shape_of(source)
     kept = [i for i, size in enumerate(sizes) if size != 1]
-    return broadcast(reshape(source, [sizes[i] for i in kept]), shape, [moved[dims[i]] for i in kept])
+    return broadcast(
+        reshape(source, [sizes[i] for i in kept]), shape, [moved[dims[i]] for i in kept]
+    )
 
 
 _Window = tuple[ir.Value, tuple[int, ...], tuple[int, ...]]
 
 
-def _in_concatenate(op: ir.Operation, starts: tuple[int, ...], limits: tuple[int, ...]) -> _Window | None:
+def _in_concatenate(
+    op: ir.Operation, starts: tuple[int, ...], limits: tuple[int, ...]
+) -> _Window | None:
     d = ir.IntegerAttr(op.attributes["dimension"]).value
     offset = 0
     for operand in op.operands:
@@ -172,15 +190,23 @@ def _in_slice(op: ir.Operation, starts: tuple[int, ...], limits: tuple[int, ...]
     return op.operands[0], moved[0], moved[1]
 
 
-def _in_update(op: ir.Operation, starts: tuple[int, ...], limits: tuple[int, ...]) -> _Window | None:
+def _in_update(
+    op: ir.Operation, starts: tuple[int, ...], limits: tuple[int, ...]
+) -> _Window | None:
     """The window lies inside what was written, or clear of it."""
     written = update_start(op)
     if written is None:
         return None
     ends = [w + size for w, size in zip(written, shape_of(op.operands[1]), strict=True)]
-    if any(limit <= w or end <= start for start, limit, w, end in zip(starts, limits, written, ends, strict=True)):
+    if any(
+        limit <= w or end <= start
+        for start, limit, w, end in zip(starts, limits, written, ends, strict=True)
+    ):
         return op.operands[0], starts, limits
-    if all(w <= start and limit <= end for start, limit, w, end in zip(starts, limits, written, ends, strict=True)):
+    if all(
+        w <= start and limit <= end
+        for start, limit, w, end in zip(starts, limits, written, ends, strict=True)
+    ):
         moved = [tuple(a - w for a, w in zip(x, written, strict=True)) for x in (starts, limits)]
         return op.operands[1], moved[0], moved[1]
     return None

@@ -1,9 +1,10 @@
-"""What a user says about the sharding of one value: tiles over the user's own mesh, which need not be the planner's.
+"""What a user says about the sharding of one value: tiles over the user's own mesh, which need not
+be the planner's.
 
-An annotation and a sharding of ours agree when every device holds the same tile under both, so axis names and the way
-a mesh is cut into axes do not matter: `{"dp", "mp"}` over dp=2, mp=4 is the same as `{"x"}` over x=8. An open dimension
-(Shardy's `?`, JAX's `P.UNCONSTRAINED`) may be split further than it says.
-"""
+An annotation and a sharding of ours agree when every device holds the same tile under both, so axis
+names and the way a mesh is cut into axes do not matter: `{"dp", "mp"}` over dp=2, mp=4 is the same
+as `{"x"}` over x=8. An open dimension (Shardy's `?`, JAX's `P.UNCONSTRAINED`) may be split further
+than it says."""
 
 from __future__ import annotations
 
@@ -21,11 +22,12 @@ _MAX_LISTED = 16
 
 @dataclass(frozen=True)
 class Annotation:
-    """`dims[d]` are the axes that split dimension d, major to minor; `open` are dimensions that may be split further.
+    """`dims[d]` are the axes that split dimension d, major to minor; `open` are dimensions that may
+    be split further.
 
-    Axes of `replicated` split nothing, open dimensions included. `devices` are the device ids at the positions of the
-    mesh in row-major order of `axes`; empty means 0, 1, 2, … Raises ValueError for axes that are unknown or used twice.
-    """
+    Axes of `replicated` split nothing, open dimensions included. `devices` are the device ids at
+    the positions of the mesh in row-major order of `axes`; empty means 0, 1, 2, … Raises ValueError
+    for axes that are unknown or used twice."""
 
     axes: tuple[tuple[str, int], ...]
     dims: tuple[tuple[str, ...], ...]
@@ -42,7 +44,9 @@ class Annotation:
         if len(set(named)) != len(named):
             raise ValueError(f"expected every axis once, found {self}")
         if self.devices and sorted(self.devices) != list(range(self.num_devices)):
-            raise ValueError(f"expected device ids 0 to {self.num_devices - 1}, each once, found {self.devices}")
+            raise ValueError(
+                f"expected device ids 0 to {self.num_devices - 1}, each once, found {self.devices}"
+            )
 
     @property
     def num_devices(self) -> int:
@@ -54,15 +58,20 @@ class Annotation:
 
     @property
     def is_vacuous(self) -> bool:
-        """Whether every sharding agrees with it. A mesh of one device says nothing about larger ones."""
+        """Whether every sharding agrees with it. A mesh of one device says nothing about larger
+        ones."""
         free = len(self.open) == self.rank and not any(self.dims) and not self.replicated
         return free or (bool(self.axes) and self.num_devices == 1)
 
     @property
     def splits(self) -> bool:
-        """Whether a dimension is split, or an axis kept from splitting one: only then do the devices matter."""
+        """Whether a dimension is split, or an axis kept from splitting one: only then do the
+        devices matter."""
         sizes = dict(self.axes)
-        named = [*(axis for dim in self.dims for axis in dim), *(self.replicated if self.open else ())]
+        named = [
+            *(axis for dim in self.dims for axis in dim),
+            *(self.replicated if self.open else ()),
+        ]
         return any(sizes[axis] > 1 for axis in named)
 
     def misfit(self, mesh: Mesh, shape: tuple[int, ...]) -> str:
@@ -79,7 +88,8 @@ class Annotation:
         return ""
 
     def agrees(self, sharding: Sharding, mesh: Mesh) -> bool:
-        """Whether a sharding on the mesh is one that the annotation asks for. Unfinished sums never are."""
+        """Whether a sharding on the mesh is one that the annotation asks for. Unfinished sums never
+        are."""
         if sharding.rank != self.rank or sharding.partial:
             return False
         ours = _places(mesh.shape, tuple(mesh.axis_names), sharding.dims, ())
@@ -93,7 +103,9 @@ class Annotation:
             finer = count // tiles if dim in self.open else 1
             if finer < 1 or (finer * tiles != count) or not np.array_equal(mine // finer, wanted):
                 return False
-        return all(self._is_constant(places, axis) for places, _ in ours for axis in self.replicated)
+        return all(
+            self._is_constant(places, axis) for places, _ in ours for axis in self.replicated
+        )
 
     def _is_constant(self, places: np.ndarray, axis: str) -> bool:
         """Whether devices that differ along one of our axes only hold the same tile."""
@@ -107,18 +119,28 @@ class Annotation:
         for number, dim in enumerate(self.dims):
             marks = ["?"] if number in self.open else []
             dims.append("{" + ", ".join([*(f'"{axis}"' for axis in dim), *marks]) + "}")
-        kept = ", replicated={" + ", ".join(f'"{axis}"' for axis in self.replicated) + "}" if self.replicated else ""
+        kept = (
+            ", replicated={" + ", ".join(f'"{axis}"' for axis in self.replicated) + "}"
+            if self.replicated
+            else ""
+        )
         over = ", ".join(f"{name}={size}" for name, size in self.axes)
-        listed = ", ".join(map(str, self.devices[:_MAX_LISTED])) + (", …" if len(self.devices) > _MAX_LISTED else "")
+        listed = ", ".join(map(str, self.devices[:_MAX_LISTED])) + (
+            ", …" if len(self.devices) > _MAX_LISTED else ""
+        )
         on = f" on devices {listed}" if self.devices else ""
         return f"[{', '.join(dims)}]{kept}" + (f" over {over}{on}" if over else "")
 
 
 @lru_cache(maxsize=65536)
 def _places(
-    shape: tuple[int, ...], names: tuple[str, ...], dims: tuple[tuple[str, ...], ...], devices: tuple[int, ...]
+    shape: tuple[int, ...],
+    names: tuple[str, ...],
+    dims: tuple[tuple[str, ...], ...],
+    devices: tuple[int, ...],
 ) -> tuple[tuple[np.ndarray, int], ...]:
-    """For each dimension the number of the tile that device 0, 1, … holds, and the count of tiles."""
+    """For each dimension the number of the tile that device 0, 1, … holds, and the count of
+    tiles."""
     coords = dict(zip(names, np.indices(shape).reshape(len(shape), -1), strict=True))
     sizes = dict(zip(names, shape, strict=True))
     found = []

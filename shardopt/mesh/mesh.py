@@ -1,10 +1,10 @@
 """Meshes and shardings as plain values: the vocabulary every layer above MLIR shares.
 
-A *mesh* is a logical array of devices with named axes. A *sharding* assigns, to each tensor dimension, the mesh
-axes that split it, major to minor, and may name axes along which the value is a sum that nobody has taken yet; axes it
-does not name hold replicas. Both are immutable and know no MLIR, so the solvers, the simulator and the runtime can use
-them; `shardopt.dialect.sharding` prints them into the IR.
-"""
+A *mesh* is a logical array of devices with named axes. A *sharding* assigns, to each tensor
+dimension, the mesh axes that split it, major to minor, and may name axes along which the value is a
+sum that nobody has taken yet; axes it does not name hold replicas. Both are immutable and know no
+MLIR, so the solvers, the simulator and the runtime can use them; `shardopt.dialect.sharding` prints
+them into the IR."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ import numpy as np
 
 from shardopt.support.errors import UserError
 
-# The mesh of a module without stages (`jax.export` looks for a Shardy mesh of this very name), and its axes, slowest
-# first.
+# The mesh of a module without stages (`jax.export` looks for a Shardy mesh of this very name), and
+# its axes, slowest first.
 MESH_NAME = "mesh"
 AXIS_NAMES = ("x", "y", "z")
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """A logical mesh: axis names and sizes, and the global device ids in row-major order of the axes."""
+    """A logical mesh: axis names and sizes, and the global device ids in row-major order of the
+    axes."""
 
     name: str
     axes: tuple[tuple[str, int], ...]
@@ -40,7 +41,8 @@ class Mesh:
             raise ValueError(f"mesh '{self.name}': axis sizes {self.shape} must be at least 1")
         if len(self.devices) != self.size:
             raise ValueError(
-                f"mesh '{self.name}': shape {self.shape} needs {self.size} devices, got {len(self.devices)}"
+                f"mesh '{self.name}': shape {self.shape} needs {self.size} devices, got "
+                f"{len(self.devices)}"
             )
         if len(set(self.devices)) != len(self.devices):
             raise ValueError(f"mesh '{self.name}': device ids {self.devices} are not unique")
@@ -72,9 +74,9 @@ class Mesh:
 class Sharding:
     """Axis form of a sharding: `dims[d]` are the mesh axes that split dimension d, major to minor.
 
-    Along the axes of `partial` every device holds a term of the value, which is the sum of the terms: a *partial* value
-    (Shardy calls it unreduced). They are in the order of the mesh and split no dimension.
-    """
+    Along the axes of `partial` every device holds a term of the value, which is the sum of the
+    terms: a *partial* value (Shardy calls it unreduced). They are in the order of the mesh and
+    split no dimension."""
 
     dims: tuple[tuple[str, ...], ...]
     partial: tuple[str, ...] = ()
@@ -106,37 +108,49 @@ class Sharding:
         return tuple(prod(mesh.axis_size(axis) for axis in dim) for dim in self.dims)
 
     def check(self, mesh: Mesh, shape: tuple[int, ...]) -> None:
-        """Raise ValueError unless the sharding fits `shape` on `mesh` (`check_axes`) and divides it evenly, as values
-        between programs must be."""
+        """Raise ValueError unless the sharding fits `shape` on `mesh` (`check_axes`) and divides it
+        evenly, as values between programs must be."""
         self.check_axes(mesh, shape)
         for dim, (extent, tiles) in enumerate(zip(shape, self.tile_counts(mesh), strict=True)):
             if extent % tiles:
                 raise ValueError(
-                    f"sharding {self}: dimension {dim} of extent {extent} is not divisible into {tiles} tiles"
+                    f"sharding {self}: dimension {dim} of extent {extent} is not divisible into "
+                    f"{tiles} tiles"
                 )
 
     def check_axes(self, mesh: Mesh, shape: tuple[int, ...]) -> None:
-        """Raise ValueError unless rank and axes fit: known axes, each once, and partial axes in the order of the
-        mesh."""
+        """Raise ValueError unless rank and axes fit: known axes, each once, and partial axes in the
+        order of the mesh."""
         if len(shape) != self.rank:
-            raise ValueError(f"sharding {self} has rank {self.rank}, the tensor has rank {len(shape)}")
+            raise ValueError(
+                f"sharding {self} has rank {self.rank}, the tensor has rank {len(shape)}"
+            )
         named = (*self.axes, *self.partial)
         unknown = [axis for axis in named if axis not in mesh.axis_names]
         if unknown:
-            raise ValueError(f"sharding {self} names axis '{unknown[0]}', which is not an axis of mesh {mesh}")
+            raise ValueError(
+                f"sharding {self} names axis '{unknown[0]}', which is not an axis of mesh {mesh}"
+            )
         if len(set(named)) != len(named):
             raise ValueError(f"sharding {self} uses an axis twice")
         if list(self.partial) != sorted(self.partial, key=mesh.axis_names.index):
-            raise ValueError(f"sharding {self} names partial axes in another order than mesh {mesh}")
+            raise ValueError(
+                f"sharding {self} names partial axes in another order than mesh {mesh}"
+            )
 
     def local_shape(self, mesh: Mesh, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of every device's buffer. Where tiles are uneven it is that of the largest one, as in XLA: smaller
-        tiles stand at its start, and the rest is padding."""
-        return tuple(-(-extent // tiles) for extent, tiles in zip(shape, self.tile_counts(mesh), strict=True))
+        """The shape of every device's buffer. Where tiles are uneven it is that of the largest one,
+        as in XLA: smaller tiles stand at its start, and the rest is padding."""
+        return tuple(
+            -(-extent // tiles) for extent, tiles in zip(shape, self.tile_counts(mesh), strict=True)
+        )
 
     def tile_numbers(self, mesh: Mesh) -> np.ndarray:
-        """Which tile of each dimension a device holds: int64 `[devices, rank]`, in the order of `mesh.devices`."""
-        coords = dict(zip(mesh.axis_names, np.indices(mesh.shape).reshape(len(mesh.axes), -1), strict=True))
+        """Which tile of each dimension a device holds: int64 `[devices, rank]`, in the order of
+        `mesh.devices`."""
+        coords = dict(
+            zip(mesh.axis_names, np.indices(mesh.shape).reshape(len(mesh.axes), -1), strict=True)
+        )
         numbers = np.zeros((mesh.size, self.rank), dtype=np.int64)
         for dim, axes in enumerate(self.dims):
             for axis in axes:
@@ -144,11 +158,11 @@ class Sharding:
         return numbers
 
     def tiles(self, mesh: Mesh, shape: tuple[int, ...]) -> np.ndarray:
-        """The box each device holds: int64 `[devices, rank, 2]` of (start, limit), in the order of `mesh.devices`.
+        """The box each device holds: int64 `[devices, rank, 2]` of (start, limit), in the order of
+        `mesh.devices`.
 
-        Tiles that do not come out even are as XLA cuts them: all have the extent of `local_shape`, except that those at
-        the end stop where the tensor does, and may hold nothing.
-        """
+        Tiles that do not come out even are as XLA cuts them: all have the extent of `local_shape`,
+        except that those at the end stop where the tensor does, and may hold nothing."""
         self.check_axes(mesh, shape)
         local = np.array(self.local_shape(mesh, shape), dtype=np.int64)
         starts = self.tile_numbers(mesh) * local
@@ -170,6 +184,8 @@ def _braced(axes: tuple[str, ...]) -> str:
 def parse_mesh(text: str) -> Mesh:
     """The mesh of a shape such as "2x2", over devices 0, 1, 2, … Raises UserError."""
     if not isinstance(text, str) or re.fullmatch(r"[1-9]\d*(x[1-9]\d*){0,2}", text) is None:
-        raise UserError(f"expected the shape of a mesh with one to three axes, such as '2x2', found {text!r}")
+        raise UserError(
+            f"expected the shape of a mesh with one to three axes, such as '2x2', found {text!r}"
+        )
     shape = tuple(map(int, text.split("x")))
     return Mesh(MESH_NAME, tuple(zip(AXIS_NAMES, shape, strict=False)), tuple(range(prod(shape))))

@@ -1,4 +1,5 @@
-"""Shardings as people write them: `[{x}, {}]`, and `[{}, {}] + {y}` for a value whose terms lie along axis y."""
+"""Shardings as people write them: `[{x}, {}]`, and `[{}, {}] + {y}` for a value whose terms lie
+along axis y."""
 
 from __future__ import annotations
 

@@ -19,19 +19,30 @@ def all_shardings(mesh: Mesh, shape: tuple[int, ...]) -> tuple[Sharding, ...]:
     axes, sizes = live_axes(mesh), dict(mesh.axes)
     found = []
     for places in product(range(-1, len(shape)), repeat=len(axes)):
-        dims = tuple(tuple(a for a, place in zip(axes, places, strict=True) if place == d) for d in range(len(shape)))
-        if all(extent % prod(sizes[a] for a in dim) == 0 for extent, dim in zip(shape, dims, strict=True)):
+        dims = tuple(
+            tuple(a for a, place in zip(axes, places, strict=True) if place == d)
+            for d in range(len(shape))
+        )
+        if all(
+            extent % prod(sizes[a] for a in dim) == 0
+            for extent, dim in zip(shape, dims, strict=True)
+        ):
             found.append(Sharding(dims))
     return tuple(found)
 
 
-def shardings_that(agree: Callable[[Sharding], bool], mesh: Mesh, shape: tuple[int, ...]) -> tuple[Sharding, ...]:
-    """The even shardings that agree; those with the axes of a dimension in another order only where no other does."""
+def shardings_that(
+    agree: Callable[[Sharding], bool], mesh: Mesh, shape: tuple[int, ...]
+) -> tuple[Sharding, ...]:
+    """The even shardings that agree; those with the axes of a dimension in another order only where
+    no other does."""
     canonical = all_shardings(mesh, shape)
     found = tuple(filter(agree, canonical))
     if found:
         return found
     reordered = (
-        Sharding(dims) for sharding in canonical for dims in product(*(permutations(dim) for dim in sharding.dims))
+        Sharding(dims)
+        for sharding in canonical
+        for dims in product(*(permutations(dim) for dim in sharding.dims))
     )
     return tuple(filter(agree, dict.fromkeys(reordered)))

@@ -18,7 +18,15 @@ RecomputeChoice = Literal["auto", Recompute]
 # Planners of stages. `equal-op` is `equal-layer` on layers of equally many operations, so no
 # planner of its own.
 StagePlanner = Literal[
-    "dp", "equal-layer", "inter-only", "intra-only", "pp-dp", "megatron", "deepspeed", "piper", "mcmc"
+    "dp",
+    "equal-layer",
+    "inter-only",
+    "intra-only",
+    "pp-dp",
+    "megatron",
+    "deepspeed",
+    "piper",
+    "mcmc",
 ]
 InterOp = Literal[StagePlanner, "equal-op"]
 
@@ -50,4 +58,6 @@ TransportName = Literal["auto", "sockets", "ray", "nccl"]
 
 # Text as of the command line; numbers of flat arguments or names, split along dimension 0; or
 # number or name -> dimension.
-BatchArguments = str | Sequence[int | str] | Mapping[int, int] | Mapping[str, int] | Mapping[int | str, int]
+BatchArguments = (
+    str | Sequence[int | str] | Mapping[int, int] | Mapping[str, int] | Mapping[int | str, int]
+)

@@ -100,14 +100,16 @@ class PlanOptions:
     )
     intra_op: IntraOp = row(
         "ilp",
-        help="how shardings are chosen: by the solver (ilp), or by a known method (docs/concepts/intra-op.md)",
+        help="how shardings are chosen: by the solver (ilp), or by a known method "
+        "(docs/concepts/intra-op.md)",
         phases=("stage", "intra"),
         functions=_EVERYWHERE,
         accepts={"shard": "MeshIntraOp"},
     )
     inter_op: InterOp = row(
         "dp",
-        help="how stages are chosen: by the stage DP (dp), or a baseline (docs/concepts/baselines.md)",
+        help="how stages are chosen: by the stage DP (dp), or a baseline "
+        "(docs/concepts/baselines.md)",
         phases={"cluster": "method", "stage": "inter-op"},
     )
     unroll: bool = row(
@@ -154,7 +156,8 @@ class PlanOptions:
     )
     resharding: ReshardingStrategy = row(
         "auto",
-        help="how values travel between meshes (docs/concepts/resharding.md); auto: the cheapest for each",
+        help="how values travel between meshes (docs/concepts/resharding.md); auto: the cheapest "
+        "for each",
         phases={"transfer": "strategy"},
     )
     mcmc_seed: int = row(
@@ -213,7 +216,8 @@ class PlanOptions:
     )
     explain: str = row(
         "",
-        help="what a remark explains the sharding of: argN, resultN, OP, OP:N, or a location pattern",
+        help="what a remark explains the sharding of: argN, resultN, OP, OP:N, or a location "
+        "pattern",
         phases=("shard", "intra"),
         functions=("optimize", "shard"),
         in_file="no",

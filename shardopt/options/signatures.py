@@ -16,14 +16,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 _WIDTH = 100
 
 
-def shows_options(function: Function, table: type = PlanOptions, *, has_others: bool = False) -> Callable[[F], F]:
+def shows_options(
+    function: Function, table: type = PlanOptions, *, has_others: bool = False
+) -> Callable[[F], F]:
     """Have `inspect.signature` and `help` list the options that `function` takes, where it says
     `**options`; this stays behind them where it has others, too."""
     taken = [row for row in rows(table) if function in row.functions]
 
     def show(decorated: F) -> F:
         signature = inspect.signature(decorated)
-        listed = [_parameter(row, function) for row in taken if row.field not in signature.parameters]
+        listed = [
+            _parameter(row, function) for row in taken if row.field not in signature.parameters
+        ]
         *named, others = signature.parameters.values()
         shown = [*named, *listed, *([others] if has_others else [])]
         decorated.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]

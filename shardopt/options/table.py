@@ -42,7 +42,13 @@ def row(
     """A field that is an option. `phases` (and `intra`, the pipeline of one mesh) are given it,
     under its own name or the one that they map to; `shown` are the further fields of `Row`."""
     names = phases if isinstance(phases, Mapping) else dict.fromkeys(phases, "")
-    about = {"help": help, "phases": names, "functions": tuple(functions), "in_file": in_file, **shown}
+    about = {
+        "help": help,
+        "phases": names,
+        "functions": tuple(functions),
+        "in_file": in_file,
+        **shown,
+    }
     return dataclasses.field(default=default, metadata=about)
 
 

@@ -1,8 +1,10 @@
-"""Say the sharding of every value in the words of the partitioner: `mhlo.sharding`, or Shardy's constraints.
+"""Say the sharding of every value in the words of the partitioner: `mhlo.sharding`, or Shardy's
+constraints.
 
-Needs the chosen form in which all operations agree (`shardopt-insert-reshards`). Afterwards the sharded form: every
-operation of a fragment carries `mhlo.sharding` and no `shardopt.strategy`. A plain module carries it on the arguments
-and results of `@main` too; with `sharding-format=sdy` it is in Shardy's form instead (`shardopt.forms.shardy`).
+Needs the chosen form in which all operations agree (`shardopt-insert-reshards`). Afterwards the
+sharded form: every operation of a fragment carries `mhlo.sharding` and no `shardopt.strategy`. A
+plain module carries it on the arguments and results of `@main` too; with `sharding-format=sdy` it
+is in Shardy's form instead (`shardopt.forms.shardy`).
 
     %1 = stablehlo.dot_general %a, %b … {shardopt.strategy = "[{x}, {}], [{}, {}] -> [{x}, {}]"}
  =>
@@ -22,7 +24,11 @@ from shardopt.extract.chosen_plan import ChosenPart, read_parts
 from shardopt.extract.control_flow import numbered_operations
 from shardopt.forms.shardy import to_shardy
 from shardopt.passes.base import Pass, PassContext, option
-from shardopt.passes.sharding.sharding_writer import annotate_block, annotate_signature, write_partitions
+from shardopt.passes.sharding.sharding_writer import (
+    annotate_block,
+    annotate_signature,
+    write_partitions,
+)
 
 
 def _annotate(part: ChosenPart) -> None:
@@ -51,7 +57,9 @@ class AnnotateShardings(Pass):
     name = "shardopt-annotate-shardings"
     summary = "write the sharding of every value as the partitioner reads it"
 
-    sharding_format: Literal["mhlo", "sdy"] = option("mhlo", help="form of the shardings of a module without stages")
+    sharding_format: Literal["mhlo", "sdy"] = option(
+        "mhlo", help="form of the shardings of a module without stages"
+    )
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         try:
@@ -70,5 +78,9 @@ class AnnotateShardings(Pass):
         if self.sharding_format == "sdy":
             to_shardy(module, part.mesh)
         elif any(sharding.partial for sharding in part.shardings.values()):
-            said = "sums stay open: only for Shardy's partitioner, GSPMD would drop them without a word"
+            said = (
+                "sums stay open: only for Shardy's partitioner, GSPMD would drop them without "
+                "a "
+                "word"
+            )
             pm.warning(part.holder, said)

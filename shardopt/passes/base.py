@@ -1,4 +1,5 @@
-"""What a pass is: a frozen dataclass whose fields are its options and whose `run` changes a module in place.
+"""What a pass is: a frozen dataclass whose fields are its options and whose `run` changes a module
+in place.
 
     @dataclass(frozen=True)
     class OutlineStages(Pass):
@@ -10,8 +11,8 @@
             if bad:
                 raise pm.error(op, "expected …, found …", notes=[(other, "…")])
 
-`str(OutlineStages(num_stages=2))` is `shardopt-outline-stages{num-stages=2}`, which the pipeline parser reads back.
-"""
+`str(OutlineStages(num_stages=2))` is `shardopt-outline-stages{num-stages=2}`, which the pipeline
+parser reads back."""
 
 from __future__ import annotations
 
@@ -23,7 +24,15 @@ from typing import ClassVar, TypeVar
 
 from jaxlib.mlir import ir
 
-from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, Handler, Located, RemarkCategory, Severity, diagnostic
+from shardopt.ir.diagnostics import (
+    DiagnosedError,
+    Diagnostic,
+    Handler,
+    Located,
+    RemarkCategory,
+    Severity,
+    diagnostic,
+)
 from shardopt.passes.options import OptionError, option, parse_options, plan_option, print_options
 
 __all__ = ["Pass", "PassContext", "PassFailure", "option", "plan_option"]
@@ -40,24 +49,31 @@ class PassFailure(DiagnosedError):
 
 @dataclass
 class PassContext:
-    """What the manager lends to a running pass: where its messages and statistics go. Usable alone in tests."""
+    """What the manager lends to a running pass: where its messages and statistics go. Usable alone
+    in tests."""
 
     pass_name: str = ""
     handler: Handler | None = None
     diagnostics: list[Diagnostic] = field(default_factory=list)
     statistics: dict[str, int | float] = field(default_factory=dict)
 
-    def error(self, where: Located, message: str, notes: Sequence[tuple[Located, str]] = ()) -> PassFailure:
-        """The exception to raise for a user's mistake at `where`; each note names another op involved."""
+    def error(
+        self, where: Located, message: str, notes: Sequence[tuple[Located, str]] = ()
+    ) -> PassFailure:
+        """The exception to raise for a user's mistake at `where`; each note names another op
+        involved."""
         return PassFailure(diagnostic("error", where, message, notes))
 
     def refuse(self, mistakes: Iterable[tuple[Located, str]]) -> None:
-        """Raise the first of the mistakes that a verifier found, if there is one, with the next few as notes."""
+        """Raise the first of the mistakes that a verifier found, if there is one, with the next few
+        as notes."""
         found = list(islice(mistakes, _MAX_REPORTED))
         if found:
             raise self.error(*found[0], notes=found[1:])
 
-    def warning(self, where: Located, message: str, notes: Sequence[tuple[Located, str]] = ()) -> None:
+    def warning(
+        self, where: Located, message: str, notes: Sequence[tuple[Located, str]] = ()
+    ) -> None:
         self._emit("warning", where, message, notes)
 
     def remark(
@@ -76,7 +92,8 @@ class PassContext:
         self._emit("remark", where, message, notes, kind, category)
 
     def statistic(self, name: str, value: int | float) -> None:
-        """Record a number about this run of the pass; a second value under one name replaces the first."""
+        """Record a number about this run of the pass; a second value under one name replaces the
+        first."""
         self.statistics[name] = value
 
     def _emit(
@@ -95,7 +112,8 @@ class PassContext:
 
 
 class Pass(ABC):
-    """Base of all passes, which are frozen dataclasses; a `ValueError` from `__post_init__` rejects option values."""
+    """Base of all passes, which are frozen dataclasses; a `ValueError` from `__post_init__` rejects
+    option values."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -103,11 +121,13 @@ class Pass(ABC):
 
     @abstractmethod
     def run(self, module: ir.Module, pm: PassContext) -> None:
-        """Change `module` in place. Raise `pm.error(…)` for a user's mistake; other exceptions are our own bugs."""
+        """Change `module` in place. Raise `pm.error(…)` for a user's mistake; other exceptions are
+        our own bugs."""
 
     @classmethod
     def parse(cls: type[P], options: str = "") -> P:
-        """The pass with options from text such as `num-stages=2 schedule=1f1b`. Raises OptionError."""
+        """The pass with options from text such as `num-stages=2 schedule=1f1b`. Raises
+        OptionError."""
         values = parse_options(cls, options, cls.name)
         try:
             return cls(**values)

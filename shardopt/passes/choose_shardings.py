@@ -1,7 +1,9 @@
-"""Choose a sharding for every value inside a stage, and a strategy for every operation; change none of them.
+"""Choose a sharding for every value inside a stage, and a strategy for every operation; change none
+of them.
 
-Needs the staged form, or a plain imported module and the option `mesh`; in both what loops carry is marked
-(`shardopt-mark-carried`). Afterwards the chosen form: decisions are attributes, which the next passes obey.
+Needs the staged form, or a plain imported module and the option `mesh`; in both what loops carry is
+marked (`shardopt-mark-carried`). Afterwards the chosen form: decisions are attributes, which the
+next passes obey.
 
     %f = mpmd.fragment<mesh="m0", …> (%x, %w) (%a: tensor<8x4xf32>, %b: tensor<4x4xf32>) {
       %1 = stablehlo.dot_general %a, %b …
@@ -11,14 +13,15 @@ Needs the staged form, or a plain imported module and the option `mesh`; in both
       %1 = stablehlo.dot_general %a, %b … {shardopt.strategy = "[{x}, {}], [{}, {}] -> [{x}, {}]"}
     } … -> !mpmd.mesh_tensor<"m0", tensor<8x4xf32>, sharding=<@m0, [{"x"}, {}]>>
 
-1. Read what the user demands: `shardopt.sharding` annotations and the file of the option `constraints`
-   (`shardopt.passes.sharding.user_constraints`). Annotations go; markers stand where values are to be resharded.
-2. Extract one op graph a mesh, from all of its fragments (`shardopt.extract.mesh_graphs`); operations of the microbatch
-   body count once for each microbatch.
-3. Solve the assignment of strategies on each (`shardopt.passes.sharding.planning`), once for meshes that look alike; or
-   take the strategies from a plan file (`plan=`).
-4. Write what was decided (`shardopt.passes.sharding.writing`): strategies, shardings in the types between fragments,
-   what is computed again, and costs.
+1. Read what the user demands: `shardopt.sharding` annotations and the file of the option
+   `constraints` (`shardopt.passes.sharding.user_constraints`). Annotations go; markers stand where
+   values are to be resharded.
+2. Extract one op graph a mesh, from all of its fragments (`shardopt.extract.mesh_graphs`);
+   operations of the microbatch body count once for each microbatch.
+3. Solve the assignment of strategies on each (`shardopt.passes.sharding.planning`), once for meshes
+   that look alike; or take the strategies from a plan file (`plan=`).
+4. Write what was decided (`shardopt.passes.sharding.writing`): strategies, shardings in the types
+   between fragments, what is computed again, and costs.
 """
 
 from __future__ import annotations
@@ -98,7 +101,9 @@ class ChooseShardings(Pass):
             raise pm.error(module.operation, str(error)) from error
         unreadable = find_unreadable(module.operation)
         if unreadable is not None:
-            raise pm.error(unreadable[0], f"expected ranked tensors of static shape, found {unreadable[1]}")
+            raise pm.error(
+                unreadable[0], f"expected ranked tensors of static shape, found {unreadable[1]}"
+            )
         try:
             self._choose(module, main, pm)
         except PassFailure:
@@ -123,7 +128,9 @@ class ChooseShardings(Pass):
             report_replicated(graph, pm)
         write_plans(module, main, graphs, [each.plan for each in solved if each.plan is not None])
 
-    def _extract(self, module: ir.Module, main: ir.Operation, mesh: Mesh | None) -> tuple[MeshGraph, ...]:
+    def _extract(
+        self, module: ir.Module, main: ir.Operation, mesh: Mesh | None
+    ) -> tuple[MeshGraph, ...]:
         with timed("sharding program: read"), sharding_rules(module):
             graphs = read_staged(module, main) if mesh is None else (read_plain(main, mesh),)
         if self.intra_op == "auto":
@@ -132,9 +139,14 @@ class ChooseShardings(Pass):
 
     def _mesh(self, cluster: Cluster) -> Mesh:
         if not self.mesh:
-            raise UserError("expected a topology on '@main' or a mesh option such as '2x2', found none")
+            raise UserError(
+                "expected a topology on '@main' or a mesh option such as '2x2', found none"
+            )
         mesh = parse_mesh(self.mesh)
         if mesh.size > cluster.num_devices:
-            raise UserError(f"mesh {self.mesh} needs {mesh.size} devices, cluster {cluster} has {cluster.num_devices}")
+            raise UserError(
+                f"mesh {self.mesh} needs {mesh.size} devices, cluster {cluster} has "
+                f"{cluster.num_devices}"
+            )
         cluster.group_of(mesh)
         return mesh

@@ -1,16 +1,17 @@
 """Give every operation of the step the layer it belongs to.
 
-Needs the microbatched form. Afterwards every operation of `@microbatch` and of the prologue and epilogue carries
-`shardopt.layer = k : i64`; -1 marks operations that every layer that reads them computes for itself. Arguments of
-`@main` carry their layer too. A backward operation has the layer of its forward, an update that of its parameter.
+Needs the microbatched form. Afterwards every operation of `@microbatch` and of the prologue and
+epilogue carries `shardopt.layer = k : i64`; -1 marks operations that every layer that reads them
+computes for itself. Arguments of `@main` carry their layer too. A backward operation has the layer
+of its forward, an update that of its parameter.
 
     %3 = stablehlo.dot_general %x, %w1 …                    %3 = stablehlo.dot_general %x, %w1 {shardopt.layer = 0}
     %4 = stablehlo.dot_general %3, %w2 …             =>     %4 = stablehlo.dot_general %3, %w2 {shardopt.layer = 1}
     %9 = stablehlo.dot_general %8, %3 …                     %9 = stablehlo.dot_general %8, %3 {shardopt.layer = 1}
 
 1. Find which loop results are gradients of which arguments (`_gradients`).
-2. Solve the layer DP on the body (`shardopt.solve.stages.layers.layering`, Alpa §5.1).
-   The forward operations at which layers begin, or the layers of all operations, may come from a plan file.
+2. Solve the layer DP on the body (`shardopt.solve.stages.layers.layering`, Alpa §5.1). The forward
+   operations at which layers begin, or the layers of all operations, may come from a plan file.
 3. Let the operations around the loop follow (`shardopt.solve.stages.layers.ownership`).
 """
 
@@ -40,18 +41,21 @@ from shardopt.support.errors import UserError
 
 
 def _gradients(program: Program) -> dict[int, list[int]]:
-    """loop result -> arguments of `@microbatch` (a weight, its casts) whose gradient it accumulates.
+    """loop result -> arguments of `@microbatch` (a weight, its casts) whose gradient it
+    accumulates.
 
-    A result of `@main` that is computed, through values with as many elements, from an argument the body reads and
-    from loop results is that argument's update. Values of other sizes (norms, schedules) tell nothing. The body of a
-    step in mixed precision reads a copy in half precision, which is made anew from an argument in full precision:
-    there the result tells by the argument that it replaces.
-    """
+    A result of `@main` that is computed, through values with as many elements, from an argument the
+    body reads and from loop results is that argument's update. Values of other sizes (norms,
+    schedules) tell nothing. The body of a step in mixed precision reads a copy in half precision,
+    which is made anew from an argument in full precision: there the result tells by the argument
+    that it replaces."""
     captured_from: dict[ir.Value, list[int]] = {}
     for k, value in program.captured.items():
         captured_from.setdefault(_source(value, program), []).append(k)
     found: dict[int, list[int]] = {}
-    replaced = {result: program.main_block.arguments[a] for a, result in read_donation(program.main).items()}
+    replaced = {
+        result: program.main_block.arguments[a] for a, result in read_donation(program.main).items()
+    }
     for k, returned in enumerate(program.returned):
         arguments, loop_results = _same_size_origins(returned, program)
         weights = [captured_from[a] for a in arguments if a in captured_from]
@@ -74,7 +78,8 @@ def _source(value: ir.Value, program: Program) -> ir.Value:
 
 
 def _same_size_origins(value: ir.Value, program: Program) -> tuple[list[ir.Value], list[int]]:
-    """Arguments of `@main` and loop results that `value` depends on through values of equal size."""
+    """Arguments of `@main` and loop results that `value` depends on through values of equal
+    size."""
     size = _elements(value)
     seen: dict[ir.Value, None] = {value: None}
     arguments: list[ir.Value] = []
@@ -104,7 +109,11 @@ def _operands(value: ir.Value, producer: ir.Operation) -> list[ir.Value]:
 
 
 def _elements(value: ir.Value) -> int:
-    return prod(ir.RankedTensorType(value.type).shape) if isinstance(value.type, ir.RankedTensorType) else -1
+    return (
+        prod(ir.RankedTensorType(value.type).shape)
+        if isinstance(value.type, ir.RankedTensorType)
+        else -1
+    )
 
 
 def _extract_body(program: Program, options: ClusterLayers) -> tuple[GraphReader, LayerProblem]:
@@ -113,7 +122,10 @@ def _extract_body(program: Program, options: ClusterLayers) -> tuple[GraphReader
         reader.tensor(argument)
     reader.add_ops(program.body_ops)
     arguments, returned = program.body_block.arguments, program.body_returned
-    carried = {k: (reader.tensor(arguments[a]), reader.tensor(returned[r])) for k, (a, r) in enumerate(program.carried)}
+    carried = {
+        k: (reader.tensor(arguments[a]), reader.tensor(returned[r]))
+        for k, (a, r) in enumerate(program.carried)
+    }
     gradients = {
         carried[k][1]: tuple(reader.tensor(arguments[w]) for w in weights)
         for k, weights in _gradients(program).items()
@@ -131,7 +143,9 @@ def _extract_body(program: Program, options: ClusterLayers) -> tuple[GraphReader
     )
 
 
-def _extract_main(program: Program, body: GraphReader, layers: Layering) -> tuple[GraphReader, OwnershipProblem]:
+def _extract_main(
+    program: Program, body: GraphReader, layers: Layering
+) -> tuple[GraphReader, OwnershipProblem]:
     reader = GraphReader()
     for argument in program.main_block.arguments:
         reader.tensor(argument)
@@ -149,7 +163,11 @@ def _extract_main(program: Program, body: GraphReader, layers: Layering) -> tupl
         demand[tensor] = (*demand.get(tensor, ()), *readers)
         if isinstance(value, ir.BlockArgument) and demand[tensor]:
             owned[tensor] = min(demand[tensor])
-    made_in = {result: layer for op, layer in zip(body.ops, layers.layer, strict=True) for result in op.results}
+    made_in = {
+        result: layer
+        for op, layer in zip(body.ops, layers.layer, strict=True)
+        for result in op.results
+    }
     for k, (number, returned) in enumerate(program.carried):
         readers = body_layer.get(body.tensor(program.body_block.arguments[number]), (0,))
         layer = made_in.get(body.tensor(program.body_returned[returned]), SHARED)
@@ -179,7 +197,9 @@ def _annotate(reader: GraphReader, layers: tuple[int, ...]) -> None:
 def _annotate_arguments(program: Program, reader: GraphReader, owners: Ownership) -> None:
     written = [
         ir.DictAttr.get({**entries(old), LAYER: i64(owners.input_layer[reader.tensor(argument)])})
-        for old, argument in zip(argument_attributes(program.main), program.main_block.arguments, strict=True)
+        for old, argument in zip(
+            argument_attributes(program.main), program.main_block.arguments, strict=True
+        )
     ]
     program.main.attributes["arg_attrs"] = ir.ArrayAttr.get(written)
 
@@ -192,9 +212,13 @@ class ClusterLayers(Pass):
     summary = "assign every operation, forward and backward alike, to a layer"
 
     layers: int = plan_option("layers")
-    least_layers: int = option(1, help="when the number is found: at least this many (the number of stages, say)")
+    least_layers: int = option(
+        1, help="when the number is found: at least this many (the number of stages, say)"
+    )
     delta: float = plan_option("delta")
-    method: Literal["dp", "equal-op", "equal-layer"] = plan_option("inter_op", help="the layer DP, or a baseline")
+    method: Literal["dp", "equal-op", "equal-layer"] = plan_option(
+        "inter_op", help="the layer DP, or a baseline"
+    )
     plan: str = plan_option("plan")
 
     def run(self, module: ir.Module, pm: PassContext) -> None:

@@ -1,7 +1,7 @@
 """Replace every call by the body of its callee, so that one function holds the whole program.
 
-Needs: nothing. Holds afterwards: no `func.call` and no `stablehlo.composite` in any function, also not inside the
-regions of while, case or reduce; private functions that nothing refers to are gone.
+Needs: nothing. Holds afterwards: no `func.call` and no `stablehlo.composite` in any function, also
+not inside the regions of while, case or reduce; private functions that nothing refers to are gone.
 
     func.func public @main(%x) {                 func.func public @main(%x) {
       %y = call @relu(%x)                          %y = stablehlo.maximum %x, %zero
@@ -10,12 +10,14 @@ regions of while, case or reduce; private functions that nothing refers to are g
     func.func private @relu(%a) {…}
 
 1. Sort the functions so that callees come first; a cycle is an error that names it.
-2. In that order replace the calls of each function. Callees are flat by then, so a body is cloned once per call.
-3. Shardings on the parameters and results of a callee become constraints on the values they spoke about.
+2. In that order replace the calls of each function. Callees are flat by then, so a body is cloned
+   once per call.
+3. Shardings on the parameters and results of a callee become constraints on the values they spoke
+   about.
 4. Let symbol-dce remove what is no longer called.
 
-MLIR's own `inline` pass leaves calls alone here, because the inliner interface of the func dialect is not registered.
-"""
+MLIR's own `inline` pass leaves calls alone here, because the inliner interface of the func dialect
+is not registered."""
 
 from __future__ import annotations
 
@@ -34,7 +36,16 @@ _CALLEE = {"func.call": "callee", "stablehlo.composite": "decomposition"}
 
 # Attributes of calls that mean nothing once the body stands in place of the call.
 _CALL_ATTRIBUTES = frozenset(
-    {"callee", "no_inline", "arg_attrs", "res_attrs", "decomposition", "name", "version", "composite_attributes"}
+    {
+        "callee",
+        "no_inline",
+        "arg_attrs",
+        "res_attrs",
+        "decomposition",
+        "name",
+        "version",
+        "composite_attributes",
+    }
 )
 
 
@@ -42,7 +53,9 @@ def _callee(call: ir.Operation) -> str:
     return ir.FlatSymbolRefAttr(call.attributes[_CALLEE[call.name]]).value
 
 
-def _callees_first(calls: dict[str, list[ir.Operation]], bodies: dict[str, ir.Operation], pm: PassContext) -> list[str]:
+def _callees_first(
+    calls: dict[str, list[ir.Operation]], bodies: dict[str, ir.Operation], pm: PassContext
+) -> list[str]:
     graph = {name: dict.fromkeys(_callee(call) for call in sites) for name, sites in calls.items()}
     try:
         return list(TopologicalSorter(graph).static_order())
@@ -50,7 +63,9 @@ def _callees_first(calls: dict[str, list[ir.Operation]], bodies: dict[str, ir.Op
         # graphlib lists the cycle against the direction of the calls
         cycle = list(reversed(error.args[1]))
         path = " -> ".join(f"@{name}" for name in cycle)
-        raise pm.error(bodies[cycle[0]], f"expected no recursive calls, found the cycle {path}") from None
+        raise pm.error(
+            bodies[cycle[0]], f"expected no recursive calls, found the cycle {path}"
+        ) from None
 
 
 def _check_call(call: ir.Operation, bodies: dict[str, ir.Operation], pm: PassContext) -> None:
@@ -61,14 +76,21 @@ def _check_call(call: ir.Operation, bodies: dict[str, ir.Operation], pm: PassCon
     blocks = len(callee.regions[0].blocks)
     if blocks != 1:
         note = [(callee, f"'@{name}' is defined here")]
-        raise pm.error(call, f"expected a callee of one block, found '@{name}' with {blocks} blocks", note)
-    lost = sorted(str(attribute) for attribute in call.attributes if str(attribute) not in _CALL_ATTRIBUTES)
+        raise pm.error(
+            call, f"expected a callee of one block, found '@{name}' with {blocks} blocks", note
+        )
+    lost = sorted(
+        str(attribute) for attribute in call.attributes if str(attribute) not in _CALL_ATTRIBUTES
+    )
     if lost:
-        pm.remark("dropped-attribute", call, f"inlining @{name} drops {', '.join(lost)} of the call")
+        pm.remark(
+            "dropped-attribute", call, f"inlining @{name} drops {', '.join(lost)} of the call"
+        )
 
 
 def _constrained(value: ir.Value, attributes: ir.DictAttr) -> ir.Value:
-    """`value` behind the sharding constraint that a parameter's or result's attributes express, if any."""
+    """`value` behind the sharding constraint that a parameter's or result's attributes express, if
+    any."""
     if "sdy.sharding" in attributes:
         return sdy.ShardingConstraintOp(value, attributes["sdy.sharding"]).result
     if "mhlo.sharding" in attributes:
@@ -78,11 +100,16 @@ def _constrained(value: ir.Value, attributes: ir.DictAttr) -> ir.Value:
     return value
 
 
-def _constrained_all(values: Sequence[ir.Value], function: ir.Operation, attribute: str) -> list[ir.Value]:
+def _constrained_all(
+    values: Sequence[ir.Value], function: ir.Operation, attribute: str
+) -> list[ir.Value]:
     if attribute not in function.attributes:
         return list(values)
     dictionaries = ir.ArrayAttr(function.attributes[attribute])
-    return [_constrained(value, ir.DictAttr(entry)) for value, entry in zip(values, dictionaries, strict=True)]
+    return [
+        _constrained(value, ir.DictAttr(entry))
+        for value, entry in zip(values, dictionaries, strict=True)
+    ]
 
 
 def _inline(call: ir.Operation, callee: ir.Operation) -> None:
@@ -113,4 +140,6 @@ class InlineCalls(Pass):
             for call in calls[name]:
                 _inline(call, bodies[_callee(call)])
         pm.statistic("calls", sum(map(len, calls.values())))
-        passmanager.PassManager.parse("builtin.module(symbol-dce)", module.context).run(module.operation)
+        passmanager.PassManager.parse("builtin.module(symbol-dce)", module.context).run(
+            module.operation
+        )

@@ -1,21 +1,24 @@
-"""Write every change of a value's sharding as an operation, where its reader wants another than its maker gives.
+"""Write every change of a value's sharding as an operation, where its reader wants another than its
+maker gives.
 
-Needs the chosen form without `shardopt.rematerialize`. Afterwards the strategies of operations agree: each reads its
-operands as they lie and makes its results as they stay.
+Needs the chosen form without `shardopt.rematerialize`. Afterwards the strategies of operations
+agree: each reads its operands as they lie and makes its results as they stay.
 
     %1 = dot_general %a, %b {strategy = "… -> [{}, {x}]"}      %1 = dot_general …
     %2 = add %1, %c {strategy = "[{x}, {}], … -> …"}      =>   %s = custom_call @Sharding(%1)
-                                                                     {strategy = "[{}, {x}] -> [{x}, {}]"}
+                                                                     {strategy = "[{}, {x}] -> [{x},
+                                                                     {}]"}
                                                                %2 = add %s, %c
 
-1. Behind a reduce-scatter stands the part that each device keeps, behind an operation on terms their sum
-   (`shardopt.passes.sharding.resharding_stops`).
+1. Behind a reduce-scatter stands the part that each device keeps, behind an operation on terms
+   their sum (`shardopt.passes.sharding.resharding_stops`).
 2. What has `shardopt.clone` is made once more for each reader that wants another sharding
    (`shardopt.passes.sharding.remaking`).
-3. Other operands go to their reader through stops, one for each collective on the way. XLA looks for a way of one step,
-   and would otherwise gather the whole value on every device.
+3. Other operands go to their reader through stops, one for each collective on the way. XLA looks
+   for a way of one step, and would otherwise gather the whole value on every device.
 4. Sum points where nothing is summed are removed.
-5. Values that enter regions or leave loops are pinned, as the partitioner takes their sharding from their neighbours.
+5. Values that enter regions or leave loops are pinned, as the partitioner takes their sharding from
+   their neighbours.
 
 The order matters: a clone needs no stop, and a pin must not stand between a value and its stop.
 """
@@ -38,7 +41,9 @@ from shardopt.passes.sharding.resharding_stops import insert_scatters, insert_st
 def _insert(part: ChosenPart) -> int:
     """Rewrite a fragment; how many operations were added."""
     reader, wanted, values = part.reader, part.wanted, part.values()
-    scattered = {k: (s.made[0], s.results[0]) for k, s in enumerate(part.strategies) if s.is_scattered}
+    scattered = {
+        k: (s.made[0], s.results[0]) for k, s in enumerate(part.strategies) if s.is_scattered
+    }
     parts = insert_scatters(reader, scattered)
     clones = make_for_readers(reader, part.clones, part.shardings, wanted)
     stops = insert_stops(reader, part.mesh, part.shardings, wanted, part.clones)
@@ -62,6 +67,8 @@ class InsertReshards(Pass):
             raise pm.error(module.operation, str(error)) from error
         for part in parts:
             if REMATERIALIZE in part.holder.attributes:
-                message = f"expected no '{REMATERIALIZE}' (run shardopt-rematerialize first), found some"
+                message = (
+                    f"expected no '{REMATERIALIZE}' (run shardopt-rematerialize first), found some"
+                )
                 raise pm.error(part.holder, message)
         pm.statistic("reshardings inserted", sum(map(_insert, parts)))

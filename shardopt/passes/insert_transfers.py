@@ -1,18 +1,18 @@
 """Make every edge between meshes one explicit transfer with its resharding plan.
 
-Needs the sharded form. Afterwards a value goes to a mesh once, whatever the number of its readers there, and every
-`mpmd.transfer` says which device sends which box of the tensor to which device:
+Needs the sharded form. Afterwards a value goes to a mesh once, whatever the number of its readers
+there, and every `mpmd.transfer` says which device sends which box of the tensor to which device:
 
     %t = mpmd.transfer %0 : (!mpmd.mesh_tensor<"m0", tensor<8x4xf32>, …>) -> !mpmd.mesh_tensor<"m1", …>
       =>
     %t = mpmd.transfer {shardopt.resharding = {strategy = "send_recv", steps = dense<…> : tensor<2x7xi64>,
                         bytes = 128 : i64, seconds = 1.0e-05 : f64}} %0 : …
 
-A row of `steps` is (phase, source device, destination device, start…, limit…); phase 0 crosses meshes, later phases
-stay inside the destination. Values that one fragment makes and that one mesh needs first in one fragment travel in one
-message: they are planned together, and `seconds` are those until all of them are there. The microbatch index is known
-on every mesh: its transfers carry no plan and move nothing.
-"""
+A row of `steps` is (phase, source device, destination device, start…, limit…); phase 0 crosses
+meshes, later phases stay inside the destination. Values that one fragment makes and that one mesh
+needs first in one fragment travel in one message: they are planned together, and `seconds` are
+those until all of them are there. The microbatch index is known on every mesh: its transfers carry
+no plan and move nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ from shardopt.solve.resharding.transfers import plan_together
 
 
 def _merge_duplicates(module: ir.Module) -> int:
-    """Give all readers of one value on one mesh the same transfer; returns how many were removed."""
+    """Give all readers of one value on one mesh the same transfer; returns how many were
+    removed."""
     first: dict[tuple[ir.Value, ir.Type], ir.Operation] = {}
     removed = 0
     for op in operations(module.operation, ("mpmd.transfer",)):
@@ -88,7 +89,9 @@ class InsertTransfers(Pass):
     summary = "plan the resharding of every value that crosses meshes"
 
     strategy: ReshardingStrategy = plan_option("resharding")
-    cluster: str = plan_option("cluster", help="cluster file or preset; default: the one the module carries")
+    cluster: str = plan_option(
+        "cluster", help="cluster file or preset; default: the one the module carries"
+    )
     profile: str = plan_option("profile")
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
@@ -106,7 +109,11 @@ class InsertTransfers(Pass):
             plans, seconds = planner.plans(tuple(self._resharding(op, meshes, pm) for op in ops))
             for op, plan in zip(ops, plans, strict=True):
                 op.attributes[RESHARDING] = _resharding_attr(plan, seconds)
-            count, messages, total = count + len(ops), messages + 1, total + sum(map(bytes_on_wire, plans))
+            count, messages, total = (
+                count + len(ops),
+                messages + 1,
+                total + sum(map(bytes_on_wire, plans)),
+            )
         pm.statistic("transfers", count)
         pm.statistic("messages", messages)
         pm.statistic("bytes on the wire", total)
@@ -119,25 +126,34 @@ class InsertTransfers(Pass):
 
 
 def read_resharding(op: ir.Operation, meshes: Mapping[str, Mesh]) -> Resharding:
-    """What a transfer must do. Raises ValueError for an end without sharding or on an unknown mesh."""
+    """What a transfer must do. Raises ValueError for an end without sharding or on an unknown
+    mesh."""
     source, target = parse_mesh_tensor(op.operands[0].type), parse_mesh_tensor(op.results[0].type)
     for end, tensor in (("source", source), ("destination", target)):
         if tensor.sharding is None:
             raise ValueError(
-                f"expected a sharding on the {end} of the transfer (run the shard phase first), found none"
+                f"expected a sharding on the {end} of the transfer (run the shard phase first), "
+                "found none"
             )
         if tensor.mesh not in meshes:
-            raise ValueError(f"expected a mesh of the topology ({', '.join(meshes)}), found '{tensor.mesh}'")
+            raise ValueError(
+                f"expected a mesh of the topology ({', '.join(meshes)}), found '{tensor.mesh}'"
+            )
     assert source.sharding is not None and target.sharding is not None
     info = read_tensor(source.tensor)
     ends = (meshes[source.mesh], source.sharding), (meshes[target.mesh], target.sharding)
     return Resharding(info.shape, info.itemsize, *ends)
 
 
-def _check_devices(program: Program, meshes: Sequence[Mesh], cluster: Cluster, pm: PassContext) -> None:
+def _check_devices(
+    program: Program, meshes: Sequence[Mesh], cluster: Cluster, pm: PassContext
+) -> None:
     last = cluster.num_devices - 1
     for mesh in meshes:
         device = max(mesh.devices)
         if device > last:
-            message = f"expected devices 0 to {last} of cluster {cluster}, found device {device} in mesh '{mesh.name}'"
+            message = (
+                f"expected devices 0 to {last} of cluster {cluster}, found device {device} "
+                f"in mesh '{mesh.name}'"
+            )
             raise pm.error(program.main, message)

@@ -1,9 +1,9 @@
 """Turn every fragment into a call of a private function that XLA can compile on its own.
 
-Needs the scheduled form. Afterwards `@main` and `@microbatch` hold only `mpmd.fragment_call`, `mpmd.transfer`, the loop
-and its call; every callee has global types, a sharding on each argument and result, `mesh_shape`, and
-`tf.aliasing_output` where a buffer dies in the call and a result of the same type and sharding can take it over.
-Fragments with equal bodies share one callee.
+Needs the scheduled form. Afterwards `@main` and `@microbatch` hold only `mpmd.fragment_call`,
+`mpmd.transfer`, the loop and its call; every callee has global types, a sharding on each argument
+and result, `mesh_shape`, and `tf.aliasing_output` where a buffer dies in the call and a result of
+the same type and sharding can take it over. Fragments with equal bodies share one callee.
 
     %f = mpmd.fragment<mesh="m0", …, stage=0> (%w, %x) {…} (%a, %b) {…}
       =>
@@ -36,7 +36,10 @@ _SHARDING = "mhlo.sharding"
 
 
 def _function_name(fragment: ir.Operation) -> str:
-    kind, stage = ir.StringAttr(fragment.attributes[KIND]).value, ir.IntegerAttr(fragment.attributes["stage_id"]).value
+    kind, stage = (
+        ir.StringAttr(fragment.attributes[KIND]).value,
+        ir.IntegerAttr(fragment.attributes["stage_id"]).value,
+    )
     return f"stage{stage}_{kind}"
 
 
@@ -75,7 +78,10 @@ class _Lowering:
         """A new private function with the fragment's body, or an older one that prints the same."""
         mesh = self.meshes[ir.StringAttr(fragment.attributes["mesh_name"]).value]
         source = fragment.regions[0].blocks[0]
-        inputs, results = [v.type for v in source.arguments], [v.type for v in terminator(source).operands]
+        inputs, results = (
+            [v.type for v in source.arguments],
+            [v.type for v in terminator(source).operands],
+        )
         function = func_dialect.FuncOp(
             "candidate",
             ir.FunctionType.get(inputs, results),
@@ -83,14 +89,20 @@ class _Lowering:
             loc=fragment.location,
             ip=ir.InsertionPoint(self.module.body),
         ).operation
-        block = function.regions[0].blocks.append(*inputs, arg_locs=[fragment.location] * len(inputs))
+        block = function.regions[0].blocks.append(
+            *inputs, arg_locs=[fragment.location] * len(inputs)
+        )
         values = dict(zip(source.arguments, block.arguments, strict=True))
         point = ir.InsertionPoint(block)
         for op in body_of(source):
             clone_into(op, values, point)
-        func_dialect.ReturnOp([values[v] for v in terminator(source).operands], loc=fragment.location, ip=point)
+        func_dialect.ReturnOp(
+            [values[v] for v in terminator(source).operands], loc=fragment.location, ip=point
+        )
         function.attributes["mesh_shape"] = mesh_shape_attr(mesh)
-        shardings = [ir.StringAttr.get(_mhlo(v, mesh)) for v in (*fragment.operands, *fragment.results)]
+        shardings = [
+            ir.StringAttr.get(_mhlo(v, mesh)) for v in (*fragment.operands, *fragment.results)
+        ]
         function.attributes["arg_attrs"] = ir.ArrayAttr.get(
             [self._argument_attrs(shardings[k], aliases.get(k)) for k in range(len(inputs))]
         )
@@ -106,7 +118,9 @@ class _Lowering:
         return ir.DictAttr.get(attrs)
 
     def _intern(self, function: ir.Operation, wanted: str) -> str:
-        text = str(function.get_asm(enable_debug_info=False, use_local_scope=True, assume_verified=True))
+        text = str(
+            function.get_asm(enable_debug_info=False, use_local_scope=True, assume_verified=True)
+        )
         if text in self.by_text:
             function.erase()
             return self.by_text[text]
@@ -137,7 +151,9 @@ class LowerToFragmentCalls(Pass):
             meshes = {mesh.name: mesh for mesh in read_topology(program.main)}
         except ValueError as error:
             raise pm.error(module.operation, str(error)) from error
-        lowering = _Lowering(module, meshes, names={symbol_name(program.main), symbol_name(program.body)})
+        lowering = _Lowering(
+            module, meshes, names={symbol_name(program.main), symbol_name(program.body)}
+        )
         lowering.lower_block(program, program.main_block)
         lowering.lower_block(program, program.body_block)
         drop_choices(program.main)

@@ -1,7 +1,9 @@
-"""Put an identity where a value enters the buffer of a loop or branch, so that it may be resharded there.
+"""Put an identity where a value enters the buffer of a loop or branch, so that it may be resharded
+there.
 
-Needs the staged form, or a plain imported module. Afterwards what a `stablehlo.while` carries enters it, and is
-yielded by its body, through a `@Sharding` custom call of its own; so is what each branch of a `case` or `if` yields.
+Needs the staged form, or a plain imported module. Afterwards what a `stablehlo.while` carries
+enters it, and is yielded by its body, through a `@Sharding` custom call of its own; so is what each
+branch of a `case` or `if` yields.
 
     %r = stablehlo.while(%a = %x) cond { … } do {           %s = custom_call @Sharding(%x)
       %b = stablehlo.dot_general %a, %w               =>    %r = stablehlo.while(%a = %s) cond { … } do {
@@ -9,9 +11,9 @@ yielded by its body, through a `@Sharding` custom call of its own; so is what ea
                                                               %t = custom_call @Sharding(%b)
                                                               return %t }
 
-A carried value is one buffer with one sharding. The identity is an operation that can have another on each side: the
-value may be resharded once before the loop, and once in every iteration. Scalars get none, nor does what the body
-changes in its place, because nothing is won by resharding there.
+A carried value is one buffer with one sharding. The identity is an operation that can have another
+on each side: the value may be resharded once before the loop, and once in every iteration. Scalars
+get none, nor does what the body changes in its place, because nothing is won by resharding there.
 """
 
 from __future__ import annotations

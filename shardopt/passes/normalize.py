@@ -1,11 +1,14 @@
-"""Bring shape operations into the one form that sharding rules and the SPMD partitioner handle well.
+"""Bring shape operations into the one form that sharding rules and the SPMD partitioner handle
+well.
 
 Needs: nothing; does more after canonicalize and cse. Holds afterwards:
 
-* no broadcast stretches a dimension of size 1: it would put the sharding on a hidden value of that size, which costs
-  extra collectives or fails to compile;
-* no reshape or transpose that undoes another, no slice of a concatenate that one operand answers alone;
-* no collective among groups of one device, which is what programs traced for a single device contain.
+* no broadcast stretches a dimension of size 1: it would put the sharding on a hidden value of that
+  size, which costs extra collectives or fails to compile;
+* no reshape or transpose that undoes another, no slice of a concatenate that one operand answers
+  alone;
+* no collective among groups of one device, which is what programs traced for a single device
+  contain.
 
     %1 = stablehlo.broadcast_in_dim %b, dims = [1] : (8) -> 1x8
     %2 = stablehlo.broadcast_in_dim %1, dims = [0, 1] : (1x8) -> 4x8
@@ -25,7 +28,12 @@ from shardopt.ir.rewriting import has_user_attribute, operations, replace_op
 from shardopt.ir.shapes import simplified
 from shardopt.passes.base import Pass, PassContext
 
-_SHAPE_OPS = ("stablehlo.broadcast_in_dim", "stablehlo.reshape", "stablehlo.slice", "stablehlo.transpose")
+_SHAPE_OPS = (
+    "stablehlo.broadcast_in_dim",
+    "stablehlo.reshape",
+    "stablehlo.slice",
+    "stablehlo.transpose",
+)
 
 # Collectives that hand their operands on unchanged when every group has one member.
 _COLLECTIVES = (
@@ -40,7 +48,9 @@ _COLLECTIVES = (
 def _is_lonely(op: ir.Operation) -> bool:
     """Whether each replica group of a collective has one member (a table of shape groups x 1)."""
     groups = op.attributes["replica_groups"]
-    return isinstance(groups, ir.DenseElementsAttr) and ir.RankedTensorType(groups.type).shape[1] == 1
+    return (
+        isinstance(groups, ir.DenseElementsAttr) and ir.RankedTensorType(groups.type).shape[1] == 1
+    )
 
 
 def _normal_form(op: ir.Operation) -> list[ir.Value] | None:
@@ -59,11 +69,15 @@ def _normal_form(op: ir.Operation) -> list[ir.Value] | None:
 @dataclass(frozen=True)
 class Normalize(Pass):
     name = "shardopt-normalize"
-    summary = "fold reshapes and broadcasts, and drop stretched unit dimensions and one-device collectives"
+    summary = (
+        "fold reshapes and broadcasts, and drop stretched unit dimensions and one-device "
+        "collectives"
+    )
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         rewritten = 0
-        # Producers come first, so their normal form is there when a consumer looks at them: one sweep is enough.
+        # Producers come first, so their normal form is there when a consumer looks at them: one
+        # sweep is enough.
         for op in operations(module.operation, (*_SHAPE_OPS, *_COLLECTIVES)):
             with ir.InsertionPoint(op), op.location:
                 values = _normal_form(op)

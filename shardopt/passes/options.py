@@ -1,4 +1,5 @@
-"""Typed options as dataclass fields, and their text form `{num-stages=2 schedule=1f1b devices=0,1}`.
+"""Typed options as dataclass fields, and their text form `{num-stages=2 schedule=1f1b
+devices=0,1}`.
 
 A field `num_stages: int = option(1, help="…")` is the option `num-stages`; `gap: float =
 plan_option("gap")` is one that all of planning has (`shardopt.options`). Supported types: int,
@@ -29,7 +30,8 @@ BARE_TEXT = re.compile(r"[^\s{}()\"',]+")
 
 
 class OptionError(UserError):
-    """An option that does not exist or a value of the wrong type; `offset` is where in the parsed text, or -1."""
+    """An option that does not exist or a value of the wrong type; `offset` is where in the parsed
+    text, or -1."""
 
     def __init__(self, message: str, offset: int = -1) -> None:
         super().__init__(message)
@@ -41,7 +43,9 @@ def option(default: T, *, help: str) -> T:
     return dataclasses.field(default=default, metadata={"help": help})
 
 
-def plan_option(name: str, *, default: Any = None, help: str = "", table: type = PlanOptions) -> Any:
+def plan_option(
+    name: str, *, default: Any = None, help: str = "", table: type = PlanOptions
+) -> Any:
     """A field that is an option of planning, too: its default and its help are those of the table.
 
     `default` is for a pass that takes another one, or holds the same in another form; `help` for a
@@ -53,7 +57,8 @@ def plan_option(name: str, *, default: Any = None, help: str = "", table: type =
 
 @dataclass(frozen=True)
 class OptionSpec:
-    """One option of a class: its kebab-case name, the field it fills, its resolved type, default and help."""
+    """One option of a class: its kebab-case name, the field it fills, its resolved type, default
+    and help."""
 
     name: str
     field: str
@@ -76,14 +81,17 @@ def option_specs(cls: type) -> tuple[OptionSpec, ...]:
     """The options of a dataclass in the order of its fields."""
     hints = typing.get_type_hints(cls)
     return tuple(
-        OptionSpec(f.name.replace("_", "-"), f.name, hints[f.name], f.default, f.metadata.get("help", ""))
+        OptionSpec(
+            f.name.replace("_", "-"), f.name, hints[f.name], f.default, f.metadata.get("help", "")
+        )
         for f in dataclasses.fields(cls)
     )
 
 
 @dataclass(frozen=True)
 class OptionText:
-    """`name=text` as written; `text` is None for a bare name, which means true. Offsets count in the parsed text."""
+    """`name=text` as written; `text` is None for a bare name, which means true. Offsets count in
+    the parsed text."""
 
     name: str
     text: str | None
@@ -94,7 +102,8 @@ class OptionText:
 
 
 def split_options(text: str) -> tuple[OptionText, ...]:
-    """Split `a=1 b="x y" c={p=1 q=2} d=1,2` at blanks outside of quotes and braces. Raises OptionError."""
+    """Split `a=1 b="x y" c={p=1 q=2} d=1,2` at blanks outside of quotes and braces. Raises
+    OptionError."""
     found = []
     for offset, part in _split(text, blanks=True):
         name, equals, value = part.partition("=")
@@ -105,13 +114,16 @@ def split_options(text: str) -> tuple[OptionText, ...]:
 
 
 def parse_options(cls: type, text: str, owner: str) -> dict[str, Any]:
-    """Field values from the text between the braces. `owner` names the pass in errors. Raises OptionError."""
+    """Field values from the text between the braces. `owner` names the pass in errors. Raises
+    OptionError."""
     specs = {spec.name: spec for spec in option_specs(cls)}
     values: dict[str, Any] = {}
     for given in split_options(text):
         spec = specs.get(given.name)
         if spec is None:
-            raise OptionError(unknown_name(f"option of {owner}", given.name, tuple(specs)), given.offset)
+            raise OptionError(
+                unknown_name(f"option of {owner}", given.name, tuple(specs)), given.offset
+            )
         if spec.field in values:
             raise OptionError(f"option '{given.name}' of {owner} is given twice", given.offset)
         try:
@@ -119,18 +131,24 @@ def parse_options(cls: type, text: str, owner: str) -> dict[str, Any]:
         except ValueError as error:
             found = given.text if given.text is not None else ""
             message = f"option '{given.name}' of {owner} expects {spec.type_text}, found '{found}'"
-            raise OptionError(f"{message} ({error})" if str(error) else message, given.offset) from None
+            raise OptionError(
+                f"{message} ({error})" if str(error) else message, given.offset
+            ) from None
     return values
 
 
 def print_options(obj: Any) -> str:
-    """The text between the braces: the options of a dataclass instance that differ from their defaults."""
+    """The text between the braces: the options of a dataclass instance that differ from their
+    defaults."""
     values = [(spec, getattr(obj, spec.field)) for spec in option_specs(type(obj))]
-    return " ".join(f"{spec.name}={_print_value(value)}" for spec, value in values if value != spec.default)
+    return " ".join(
+        f"{spec.name}={_print_value(value)}" for spec, value in values if value != spec.default
+    )
 
 
 def unknown_name(what: str, name: str, known: Sequence[str]) -> str:
-    """The message for a misspelled name: the closest known name, or all of them when there are few."""
+    """The message for a misspelled name: the closest known name, or all of them when there are
+    few."""
     close = get_close_matches(name, known, n=1)
     if close:
         return f"unknown {what}: '{name}'; did you mean '{close[0]}'?"
@@ -140,7 +158,8 @@ def unknown_name(what: str, name: str, known: Sequence[str]) -> str:
 
 
 def balanced_end(text: str, start: int) -> int:
-    """Index just past the bracketed or quoted text that begins at `start`. Raises OptionError if it is not closed."""
+    """Index just past the bracketed or quoted text that begins at `start`. Raises OptionError if it
+    is not closed."""
     closers = []
     index = start
     while index < len(text):
@@ -168,7 +187,8 @@ def _quote_end(text: str, start: int) -> int:
 
 
 def _split(text: str, *, blanks: bool) -> list[tuple[int, str]]:
-    """Parts between blanks (dropped when empty) or between commas (kept when empty), with their offsets."""
+    """Parts between blanks (dropped when empty) or between commas (kept when empty), with their
+    offsets."""
     parts = []
     start = index = 0
     while index < len(text):
@@ -193,7 +213,11 @@ def _parse_value(type_: Any, text: str | None) -> Any:
     if origin is tuple:
         element = typing.get_args(type_)[0]
         items = text[1:-1] if text.startswith("{") and balanced_end(text, 0) == len(text) else text
-        return tuple(_parse_value(element, item) for _, item in _split(items, blanks=False)) if items else ()
+        return (
+            tuple(_parse_value(element, item) for _, item in _split(items, blanks=False))
+            if items
+            else ()
+        )
     if origin is Literal:
         value = _unquote(text)
         if value not in typing.get_args(type_):

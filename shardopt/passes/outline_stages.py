@@ -1,20 +1,21 @@
 """Choose pipeline stages and their submeshes, and outline the program onto them.
 
-Needs the clustered form. Afterwards `@main` and `@microbatch` consist of `mpmd.fragment`s on the meshes of the
-`topology`, joined by bare `mpmd.transfer`s; all values are `!mpmd.mesh_tensor`s, the module carries `shardopt.cluster`
-and the loop `shardopt.predicted`. A stage has a forward fragment and, where it needs values of later stages, a backward
-fragment.
+Needs the clustered form. Afterwards `@main` and `@microbatch` consist of `mpmd.fragment`s on the
+meshes of the `topology`, joined by bare `mpmd.transfer`s; all values are `!mpmd.mesh_tensor`s, the
+module carries `shardopt.cluster` and the loop `shardopt.predicted`. A stage has a forward fragment
+and, where it needs values of later stages, a backward fragment.
 
     %3 = stablehlo.dot_general … {shardopt.layer = 0}     %f = mpmd.fragment<mesh="m0", origin=["layer_0"], stage=0> …
     %4 = stablehlo.dot_general … {shardopt.layer = 1} =>  %t = mpmd.transfer %f : … "m0" … -> … "m1" …
     %9 = stablehlo.dot_general … {shardopt.layer = 0}     %g = mpmd.fragment<mesh="m1", origin=["layer_1"], stage=1> …
 
 1. extract: the body by layers, and the state each layer owns.
-2. solve: price the candidates with the intra-operator solver, for each schedule the stage DP (Alpa §5.2)
-   or a baseline; of the best plans the one whose simulated step is shortest.
-   What a plan file (`plan=`) says of the stages is taken from there; if it leaves nothing open, nothing is priced.
-3. apply: place the stages on devices (`shardopt.passes.stages.placing`) and outline (`shardopt.passes.stages.staging`).
-   Under a schedule such as interleaved 1F1B several stages share a mesh (`shardopt.solve.stages.search.shared_meshes`).
+2. solve: price the candidates with the intra-operator solver, for each schedule the stage DP (Alpa
+   §5.2) or a baseline; of the best plans the one whose simulated step is shortest. What a plan file
+   (`plan=`) says of the stages is taken from there; if it leaves nothing open, nothing is priced.
+3. apply: place the stages on devices (`shardopt.passes.stages.placing`) and outline
+   (`shardopt.passes.stages.staging`). Under a schedule such as interleaved 1F1B several stages
+   share a mesh (`shardopt.solve.stages.search.shared_meshes`).
 """
 
 from __future__ import annotations
@@ -59,18 +60,27 @@ from shardopt.solve.stages.stage_problem import RECOMPUTE
 from shardopt.support.errors import UserError
 
 
-def _extract(program: Program, cluster: Cluster, planner: Planner, options: OutlineStages) -> CandidateProblem:
+def _extract(
+    program: Program, cluster: Cluster, planner: Planner, options: OutlineStages
+) -> CandidateProblem:
     step, roles = read_step(program, options.batch_args)
     step = replace(step, merged_kernels=cluster.merges_kernels)
     given = options.given.stages
     found = open_options(cluster, options.submesh, options.logical_shape, options.intra_op)
-    modes: tuple[Recompute, ...] = RECOMPUTE if options.recompute == "auto" else (options.recompute,)
+    modes: tuple[Recompute, ...] = (
+        RECOMPUTE if options.recompute == "auto" else (options.recompute,)
+    )
     # What loops would compute again cannot be priced.
     modes = modes if can_recompute(step) else ("none",)
     allowed = with_recomputation(with_given_ways(planner.options(found), given), modes)
     if not allowed:
-        raise UserError(f"inter-op={options.inter_op} has no use for any submesh that the other options allow")
-    limits = [memory_limit(group.device, options.memory_fraction, options.memory_budget) for group in cluster.groups]
+        raise UserError(
+            f"inter-op={options.inter_op} has no use for any submesh that the other options allow"
+        )
+    limits = [
+        memory_limit(group.device, options.memory_fraction, options.memory_budget)
+        for group in cluster.groups
+    ]
     return CandidateProblem(
         step,
         step.num_layers,
@@ -85,13 +95,17 @@ def _extract(program: Program, cluster: Cluster, planner: Planner, options: Outl
     )
 
 
-def _solve(problem: CandidateProblem, planner: Planner, options: OutlineStages, pm: PassContext) -> PlanSearch:
+def _solve(
+    problem: CandidateProblem, planner: Planner, options: OutlineStages, pm: PassContext
+) -> PlanSearch:
     prices, transfers = LazyPrices(problem), problem.transfers()
     trains = transfers.goes_back or problem.num_layers == 1
     schedules = searched_schedules(trains) if options.schedule == AUTO else (options.kind.name,)
     try:
         beat = options.faster_than or float("inf")
-        return search_plans(prices, schedules, transfers, planner, options.request(planner), faster_than=beat)
+        return search_plans(
+            prices, schedules, transfers, planner, options.request(planner), faster_than=beat
+        )
     except UserError as error:
         raise UserError("; ".join((str(error), *prices.refusals))) from error
     finally:
@@ -104,7 +118,8 @@ def _solve(problem: CandidateProblem, planner: Planner, options: OutlineStages, 
 
 @dataclass(frozen=True)
 class _Chosen:
-    """The stages, by search or from a plan file, and what is predicted of them (None for stages made by hand)."""
+    """The stages, by search or from a plan file, and what is predicted of them (None for stages
+    made by hand)."""
 
     stages: tuple[Cut, ...]
     schedule: str
@@ -129,12 +144,15 @@ class OutlineStages(Pass):
     mcmc_seed: int = plan_option("mcmc_seed")
     mcmc_proposals: int = plan_option("mcmc_proposals")
     schedule: str = plan_option(
-        "schedule", help="schedule that the stages are planned for; auto: the one with the shortest step"
+        "schedule",
+        help="schedule that the stages are planned for; auto: the one with the shortest step",
     )
     recompute: RecomputeChoice = plan_option("recompute")
     memory_fraction: float = plan_option("memory_fraction")
     memory_budget: str = plan_option("memory_budget")
-    faster_than: float = option(0.0, help="seconds: give up early if no step can be shorter; 0 takes any step")
+    faster_than: float = option(
+        0.0, help="seconds: give up early if no step can be shorter; 0 takes any step"
+    )
     plan: str = plan_option("plan")
 
     def __post_init__(self) -> None:
@@ -148,7 +166,12 @@ class OutlineStages(Pass):
             cluster = with_profile(cluster_for(self.cluster, self.given), self.profile)
             chosen = self._given(program, cluster, pm) or self._planned(program, cluster, pm)
             placement = place_stages(
-                chosen.stages, chosen.schedule, self.given.stages, cluster, program.num_microbatches, self.recompute
+                chosen.stages,
+                chosen.schedule,
+                self.given.stages,
+                cluster,
+                program.num_microbatches,
+                self.recompute,
             )
             misplaced = out_of_order(program, placement) if self.plan else None
         except (UserError, ValueError) as error:
@@ -174,7 +197,10 @@ class OutlineStages(Pass):
         if not self.given.stages:
             return None
         check_clustered(program)
-        layers = max((ir.IntegerAttr(op.attributes[LAYER]).value for op in program.body_ops), default=0) + 1
+        layers = (
+            max((ir.IntegerAttr(op.attributes[LAYER]).value for op in program.body_ops), default=0)
+            + 1
+        )
         stages = fixed_stages(self.given.stages, layers, cluster)
         if stages is None:
             return None
@@ -183,32 +209,44 @@ class OutlineStages(Pass):
         predicted = self.given.own_prediction()
         if predicted is not None:
             return _Chosen(stages, predicted["schedule"], Prediction(**predicted))
-        return _Chosen(stages, usual_for(self.given.stages) if self.schedule == AUTO else self.kind.name, None)
+        return _Chosen(
+            stages, usual_for(self.given.stages) if self.schedule == AUTO else self.kind.name, None
+        )
 
     def _planned(self, program: Program, cluster: Cluster, pm: PassContext) -> _Chosen:
         planner = find_planner(self.inter_op)
         if self.kind.stages_per_mesh > 1:
             planner = sharing_planner(planner, self.inter_op, self.kind)
             if self.given.stages:
-                raise UserError(f"schedule '{self.schedule}': expected stages with all their fields, found open ones")
+                raise UserError(
+                    f"schedule '{self.schedule}': expected stages with all their fields, found "
+                    "open ones"
+                )
         elif self.given.stages:
             planner = given_planner(planner, self.given.stages, cluster)
         problem = _extract(program, cluster, planner, self)
         search = _solve(problem, planner, self, pm)
         best = search.best
-        steps = ", ".join(f"{each.schedule} {each.step_seconds:.3g} s" for each in search.best_by_schedule)
+        steps = ", ".join(
+            f"{each.schedule} {each.step_seconds:.3g} s" for each in search.best_by_schedule
+        )
         said = f"schedule {best.schedule}: steps are {steps}"
         pm.remark("schedule", program.module.operation, said, category="passed")
         pm.statistic("plans simulated", len(search.simulated))
         stages = tuple((start, end, problem.options[way]) for start, end, way in best.plan.stages)
-        prediction = Prediction(best.schedule, best.step_seconds, best.plan.seconds, search.formula_bound)
+        prediction = Prediction(
+            best.schedule, best.step_seconds, best.plan.seconds, search.formula_bound
+        )
         return _Chosen(stages, best.schedule, prediction)
 
     @property
     def kind(self) -> ScheduleKind:
-        """What is planned for; one stage a mesh where the planner chooses. Raises UserError for an unknown schedule."""
+        """What is planned for; one stage a mesh where the planner chooses. Raises UserError for an
+        unknown schedule."""
         return find_runnable("1f1b" if self.schedule == AUTO else self.schedule).planned
 
     def request(self, planner: Planner) -> Request:
         """What the planner is asked for. Raises UserError."""
-        return planner.request(self.inter_op, Request(self.num_stages or None, self.mcmc_seed, self.mcmc_proposals))
+        return planner.request(
+            self.inter_op, Request(self.num_stages or None, self.mcmc_seed, self.mcmc_proposals)
+        )

@@ -1,10 +1,11 @@
-"""Bring the user's sharding annotations, GSPMD's and Shardy's, into the one form that the shard phase obeys.
+"""Bring the user's sharding annotations, GSPMD's and Shardy's, into the one form that the shard
+phase obeys.
 
-Needs: no calls (inlining turns annotations of callees into constraints). Holds afterwards: no `sdy` operation or
-attribute and no `mhlo.sharding`; every annotation is a `shardopt.sharding` on an argument or result of `@main`, or on a
-`@Sharding` custom call (a marker) behind the value it speaks about. What has no such form (unfinished sums, single
-devices, sharding groups, annotations inside of reducers) is named in a warning; shardings of code for one device
-(`manual`) are an error.
+Needs: no calls (inlining turns annotations of callees into constraints). Holds afterwards: no `sdy`
+operation or attribute and no `mhlo.sharding`; every annotation is a `shardopt.sharding` on an
+argument or result of `@main`, or on a `@Sharding` custom call (a marker) behind the value it speaks
+about. What has no such form (unfinished sums, single devices, sharding groups, annotations inside
+of reducers) is named in a warning; shardings of code for one device (`manual`) are an error.
 
     sdy.mesh @mesh = <["dp"=2]>
     %0 = sdy.sharding_constraint %x <@mesh, [{"dp"}, {?}]> : tensor<8x4xf32>
@@ -12,8 +13,8 @@ devices, sharding groups, annotations inside of reducers) is named in a warning;
     %0 = stablehlo.custom_call @Sharding(%x) {shardopt.sharding = {
            axes = ["dp"], sizes = array<i64: 2>, dims = [["dp"], []], open = array<i64: 1>}}
 
-1. Signature of `@main`: attributes for attributes. Annotations that say nothing (all dimensions open, a mesh of one
-   device) go.
+1. Signature of `@main`: attributes for attributes. Annotations that say nothing (all dimensions
+   open, a mesh of one device) go.
 2. Constraints become markers; an annotated operation gets a marker behind each result.
 3. `annotations=drop` removes all of it instead; `annotations=require` makes the warning an error.
 """
@@ -43,7 +44,8 @@ from shardopt.passes.importing.user_shardings import (
 
 _MHLO, _SHARDY = "mhlo.sharding", "sdy.sharding"
 _CONSTRAINTS = ("sdy.sharding_constraint", "sdy.reshard")
-# Where an operation works on whole tensors; in the regions of other operations (reducers) it works on their elements.
+# Where an operation works on whole tensors; in the regions of other operations (reducers) it works
+# on their elements.
 _WHOLE = ("func.func", "stablehlo.while", "stablehlo.case", "stablehlo.if")
 
 # Operations of Shardy that hand their operand on, and those that make nothing.
@@ -66,7 +68,9 @@ class _Reader:
     def __post_init__(self) -> None:
         self.meshes = read_meshes(self.module)
 
-    def read(self, op: Annotated, types: list[ir.Type], read: Callable[[], Iterable[Annotation]]) -> list:
+    def read(
+        self, op: Annotated, types: list[ir.Type], read: Callable[[], Iterable[Annotation]]
+    ) -> list:
         """One annotation a value, None for what says nothing or has no form of ours."""
         try:
             found = list(read())
@@ -74,11 +78,15 @@ class _Reader:
             self.unsupported.append((op.location, str(error)))
             return [None] * len(types)
         except ManualError as error:
-            raise self.pm.error(op, f"expected a program for all devices, found sharding '{error}'") from None
+            raise self.pm.error(
+                op, f"expected a program for all devices, found sharding '{error}'"
+            ) from None
         except ValueError as error:
             raise self.pm.error(op, f"sharding annotation of {_named(op)}: {error}") from None
         if len(found) != len(types):
-            raise self.pm.error(op, f"expected {len(types)} shardings on {_named(op)}, found {len(found)}")
+            raise self.pm.error(
+                op, f"expected {len(types)} shardings on {_named(op)}, found {len(found)}"
+            )
         for annotation, type_ in zip(found, types, strict=True):
             rank = ir.RankedTensorType(type_).rank if isinstance(type_, ir.RankedTensorType) else 0
             if annotation.rank != rank:
@@ -89,23 +97,34 @@ class _Reader:
         self.kept += len(telling) - telling.count(None)
         return telling
 
-    def of_attributes(self, op: Annotated, attributes: dict[str, ir.Attribute], types: list[ir.Type]) -> list:
-        """What `sdy.sharding` or, without one, `mhlo.sharding` says about the values of these types."""
+    def of_attributes(
+        self, op: Annotated, attributes: dict[str, ir.Attribute], types: list[ir.Type]
+    ) -> list:
+        """What `sdy.sharding` or, without one, `mhlo.sharding` says about the values of these
+        types."""
         if _SHARDY in attributes:
             attr = attributes[_SHARDY]
             if str(attr).startswith("#sdy.sharding_per_value"):
                 return self.read(op, types, lambda: from_shardy_values(attr, self.meshes))
             return self.read(op, types, lambda: [from_shardy(attr, self.meshes)])
         if not isinstance(attributes[_MHLO], ir.StringAttr):
-            raise self.pm.error(op, f"expected '{_MHLO}' of {_named(op)} to be text, found {attributes[_MHLO]}")
+            raise self.pm.error(
+                op, f"expected '{_MHLO}' of {_named(op)} to be text, found {attributes[_MHLO]}"
+            )
         text = ir.StringAttr(attributes[_MHLO]).value
         texts = split_texts(text)
         if len(texts) == 1 and not text.startswith("{{"):
             texts *= len(types)  # one text for all results
         config = _backend_config(op)
-        ranks = [ir.RankedTensorType(t).rank if isinstance(t, ir.RankedTensorType) else 0 for t in types]
+        ranks = [
+            ir.RankedTensorType(t).rank if isinstance(t, ir.RankedTensorType) else 0 for t in types
+        ]
         return self.read(
-            op, types, lambda: [from_gspmd(one, rank, config) for one, rank in zip(texts, ranks, strict=False)]
+            op,
+            types,
+            lambda: [
+                from_gspmd(one, rank, config) for one, rank in zip(texts, ranks, strict=False)
+            ],
         )
 
 
@@ -116,7 +135,11 @@ def _named(where: Annotated) -> str:
 
 
 def _backend_config(op: Annotated) -> str:
-    if not isinstance(op, ir.Operation) or not is_marker(op) or "backend_config" not in op.attributes:
+    if (
+        not isinstance(op, ir.Operation)
+        or not is_marker(op)
+        or "backend_config" not in op.attributes
+    ):
         return ""
     config = op.attributes["backend_config"]
     return ir.StringAttr(config).value if isinstance(config, ir.StringAttr) else ""
@@ -136,7 +159,9 @@ def _read_signature(main: ir.Operation, reader: _Reader) -> None:
         if which not in main.attributes:
             continue
         rows, arguments = [], list(main.regions[0].blocks[0].arguments)
-        for number, (row, value_type) in enumerate(zip(ir.ArrayAttr(main.attributes[which]), types, strict=True)):
+        for number, (row, value_type) in enumerate(
+            zip(ir.ArrayAttr(main.attributes[which]), types, strict=True)
+        ):
             attributes = entries(ir.DictAttr(row))
             kept = _without(attributes)
             if _annotated(attributes):
@@ -149,13 +174,17 @@ def _read_signature(main: ir.Operation, reader: _Reader) -> None:
 
 
 def _read_op(op: ir.Operation, reader: _Reader) -> None:
-    attributes = {named: op.attributes[named] for named in (_SHARDY, _MHLO) if named in op.attributes}
+    attributes = {
+        named: op.attributes[named] for named in (_SHARDY, _MHLO) if named in op.attributes
+    }
     for name in attributes:
         del op.attributes[name]
     types = [result.type for result in op.results]
     found = [None] * len(types)
     if op.name in _CONSTRAINTS:
-        found = reader.read(op, types, lambda: [from_shardy(op.attributes["sharding"], reader.meshes)])
+        found = reader.read(
+            op, types, lambda: [from_shardy(op.attributes["sharding"], reader.meshes)]
+        )
     elif attributes and op.parent is not None and op_name(op.parent) not in _WHOLE:
         reader.unsupported.append((op.location, str(next(iter(attributes.values())))))
     elif attributes and types:
@@ -188,7 +217,9 @@ def _drop(module: ir.Module, main: ir.Operation, pm: PassContext) -> int:
         if which in main.attributes:
             rows = [entries(ir.DictAttr(row)) for row in ir.ArrayAttr(main.attributes[which])]
             dropped += sum(map(_annotated, rows))
-            main.attributes[which] = ir.ArrayAttr.get([ir.DictAttr.get(_without(row)) for row in rows])
+            main.attributes[which] = ir.ArrayAttr.get(
+                [ir.DictAttr.get(_without(row)) for row in rows]
+            )
     for op in operations(module.operation):
         hands_on = op.name in _IDENTITIES or is_marker(op)
         for name in (_SHARDY, _MHLO):
@@ -203,8 +234,13 @@ def _drop(module: ir.Module, main: ir.Operation, pm: PassContext) -> int:
 
 
 def _erase_meshes(module: ir.Module) -> None:
-    """Meshes that nothing refers to any more; what still does is for the verifier of the form to name."""
-    left = [op for op in operations(module.operation) if op.name.startswith("sdy.") and op.name != "sdy.mesh"]
+    """Meshes that nothing refers to any more; what still does is for the verifier of the form to
+    name."""
+    left = [
+        op
+        for op in operations(module.operation)
+        if op.name.startswith("sdy.") and op.name != "sdy.mesh"
+    ]
     if not left and len(list(functions(module))) == 1:
         for mesh in operations(module.operation, ("sdy.mesh",)):
             mesh.erase()
@@ -236,7 +272,10 @@ class ReadAnnotations(Pass):
         manual = operations(main, ("sdy.manual_computation",))
         if manual:
             said = "which is code for one device of a mesh"
-            raise pm.error(manual[0], f"expected a program for all devices, found 'sdy.manual_computation', {said}")
+            raise pm.error(
+                manual[0],
+                f"expected a program for all devices, found 'sdy.manual_computation', {said}",
+            )
         if self.annotations == "drop":
             pm.statistic("annotations dropped", _drop(module, main, pm))
         else:

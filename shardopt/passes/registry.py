@@ -1,4 +1,5 @@
-"""The table of passes: a name and where its class lives. A pass's module is imported when it is first asked for."""
+"""The table of passes: a name and where its class lives. A pass's module is imported when it is
+first asked for."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ PREFIX = "shardopt-"
 # Modules of this package that hold no pass; what a large pass is made of stands in a folder.
 INFRASTRUCTURE = ("base", "options", "registry")
 
-# In the order of the phases; each name is `shardopt-<verb>-<object>`, its file `<verb>_<object>.py`, its class the
-# same words in CamelCase, and its tests `tests/lit/passes/<verb>-<object>.mlir` and `…-invalid.mlir`.
+# In the order of the phases; each name is `shardopt-<verb>-<object>`, its file
+# `<verb>_<object>.py`, its class the same words in CamelCase, and its tests
+# `tests/lit/passes/<verb>-<object>.mlir` and `…-invalid.mlir`.
 PASSES: dict[str, str] = {
     f"{PREFIX}{verb_object}": f"shardopt.passes.{verb_object.replace('-', '_')}:{verb_object.title().replace('-', '')}"
     for verb_object in (

@@ -1,7 +1,8 @@
-"""Compute values again for their last readers, and let readers reshard a value for themselves, as was decided.
+"""Compute values again for their last readers, and let readers reshard a value for themselves, as
+was decided.
 
-Needs the chosen form. Afterwards no fragment has `shardopt.rematerialize`: its rows are obeyed, and the copies have the
-strategies that the rows gave them. A fragment without rows stays as it is.
+Needs the chosen form. Afterwards no fragment has `shardopt.rematerialize`: its rows are obeyed, and
+the copies have the strategies that the rows gave them. A fragment without rows stays as it is.
 
     mpmd.fragment … {shardopt.rematerialize = [{chain = array<i64: 1>, readers = array<i64: 3>, …}]} … {
       %y = stablehlo.tanh %z                           %y = stablehlo.tanh %z
@@ -11,9 +12,8 @@ strategies that the rows gave them. A fragment without rows stays as it is.
                                                        %y2 = stablehlo.tanh %b#0
                                                        %g = stablehlo.multiply %y2, %b#1
 
-The barrier keeps the compiler from merging the copies with their originals, and from running them early. It runs before
-`shardopt-insert-reshards`, because copies change who reads what.
-"""
+The barrier keeps the compiler from merging the copies with their originals, and from running them
+early. It runs before `shardopt-insert-reshards`, because copies change who reads what."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
 """Give the microbatch loop its schedule, checked and simulated.
 
-Needs the form with planned transfers. Afterwards the loop carries the schedule and what the simulator predicts for it.
-A schedule that is known by its name is written as that, so that the IR does not grow with the number of microbatches;
-one that was built from the durations, or read from a CSV file, is written with the tasks of every mesh:
+Needs the form with planned transfers. Afterwards the loop carries the schedule and what the
+simulator predicts for it. A schedule that is known by its name is written as that, so that the IR
+does not grow with the number of microbatches; one that was built from the durations, or read from a
+CSV file, is written with the tasks of every mesh:
 
-    mpmd.for (…) {iterations = 8 : ui32, shardopt.schedule = {name = "1f1b", makespan_seconds = 0.1 : f64,
-                  bubble = 0.27 : f64, peak_bytes = array<i64: 4096, 2048>}} …
+    mpmd.for (…) {iterations = 8 : ui32, shardopt.schedule = {name = "1f1b", makespan_seconds = 0.1
+                  : f64, bubble = 0.27 : f64, peak_bytes = array<i64: 4096, 2048>}} …
 
-1. extract the task graph; 2. choose, build or read the task lists, and refuse an order that the dataflow forbids, or in
-which meshes would wait for each other for ever, whether sends wait for their receivers or not; 3. simulate; 4. write
-the attribute.
-"""
+1. extract the task graph; 2. choose, build or read the task lists, and refuse an order that the
+dataflow forbids, or in which meshes would wait for each other for ever, whether sends wait for
+their receivers or not; 3. simulate; 4. write the attribute."""
 
 from __future__ import annotations
 
@@ -23,7 +23,13 @@ from shardopt.dialect.mpmd import read_topology
 from shardopt.dialect.prediction import read_prediction
 from shardopt.dialect.program import Program, read_program
 from shardopt.dialect.schedule import write_schedule
-from shardopt.extract.pipeline_graph import PipelineGraph, peak_bytes, read_pipeline, simulate_pipeline, workload
+from shardopt.extract.pipeline_graph import (
+    PipelineGraph,
+    peak_bytes,
+    read_pipeline,
+    simulate_pipeline,
+    workload,
+)
 from shardopt.passes.base import Pass, PassContext, plan_option
 from shardopt.schedule.auto import Chosen, auto_schedule
 from shardopt.schedule.bounds import one_machine_bound_seconds
@@ -36,8 +42,9 @@ from shardopt.support.errors import UserError
 # A schedule is worth the task lists in the IR when it saves more than this share of the step.
 _WORTH_WHILE = 1e-3
 
-# The search simulates some twenty schedules, which takes a second for so many tasks. With more microbatches than that
-# allows, the fill and the drain, in which schedules differ, are a small share of the step.
+# The search simulates some twenty schedules, which takes a second for so many tasks. With more
+# microbatches than that allows, the fill and the drain, in which schedules differ, are a small
+# share of the step.
 _MOST_TASKS = 10_000
 
 
@@ -46,12 +53,15 @@ def _imported(name: str) -> Imported:
     try:
         text = Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the schedule '{name}': {getattr(error, 'strerror', None) or error}") from error
+        raise UserError(
+            f"cannot read the schedule '{name}': {getattr(error, 'strerror', None) or error}"
+        ) from error
     return read_csv(text, Path(name).stem)
 
 
 def _chosen(program: Program, pipeline: PipelineGraph) -> tuple[ScheduleText, SimulationResult]:
-    """The schedule that the stages were planned for, or a shorter one that holds no more than that on any mesh."""
+    """The schedule that the stages were planned for, or a shorter one that holds no more than that
+    on any mesh."""
     planned = read_prediction(program.loop)
     name = planned.schedule if planned is not None else usual_schedule(pipeline.stage_to_mesh)
     work = workload(pipeline, program.num_microbatches)
@@ -63,14 +73,19 @@ def _chosen(program: Program, pipeline: PipelineGraph) -> tuple[ScheduleText, Si
     tasks = len(pipeline.graph.tasks) * program.num_microbatches
     if tasks > _MOST_TASKS or one_machine_bound_seconds(work) >= enough:
         return text, result
-    held = (profile.peak_bytes - fixed for profile, fixed in zip(result.memory, pipeline.fixed_bytes, strict=True))
+    held = (
+        profile.peak_bytes - fixed
+        for profile, fixed in zip(result.memory, pipeline.fixed_bytes, strict=True)
+    )
     found = auto_schedule(replace(work, memory_bytes=tuple(held)))
     if found.result.makespan_seconds >= enough:
         return text, result
     return _listed(found, pipeline, program)
 
 
-def _listed(found: Chosen, pipeline: PipelineGraph, program: Program) -> tuple[ScheduleText, SimulationResult]:
+def _listed(
+    found: Chosen, pipeline: PipelineGraph, program: Program
+) -> tuple[ScheduleText, SimulationResult]:
     text = ScheduleText(found.origin) if found.is_named else ScheduleText.of(found.schedule)
     return text, simulate_pipeline(text, pipeline, program.num_microbatches)
 
@@ -84,7 +99,8 @@ class SchedulePipeline(Pass):
 
     schedule: str = plan_option(
         "schedule",
-        help="a schedule's name, or a CSV file of tasks; auto: the one that the stages were planned for, or a shorter "
+        help="a schedule's name, or a CSV file of tasks; auto: the one that the stages were "
+        "planned for, or a shorter "
         "one within its memory",
     )
 
@@ -103,7 +119,8 @@ class SchedulePipeline(Pass):
         reason = check_exchange(result.linked)
         if reason:
             said = (
-                f"sends go out in the order in which they are received, since as tasks end they could block: {reason}"
+                "sends go out in the order in which they are received, since as tasks end they "
+                f"could block: {reason}"
             )
             pm.remark("schedule", module.operation, said, category="passed")
         pm.statistic("makespan seconds", result.makespan_seconds)
@@ -114,6 +131,9 @@ class SchedulePipeline(Pass):
             return ScheduleText(self.schedule)
         imported = _imported(self.schedule)
         if imported.left_out:
-            said = f"{imported} of '{self.schedule}' are left out: sends, receives and reductions follow from the plan"
+            said = (
+                f"{imported} of '{self.schedule}' are left out: sends, receives and reductions "
+                "follow from the plan"
+            )
             pm.remark("schedule", module.operation, said, category="passed")
         return ScheduleText.of(imported.schedule)

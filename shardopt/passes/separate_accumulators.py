@@ -1,8 +1,9 @@
-"""Give every accumulator of the microbatch loop a start of its own, and a place behind the loop to be summed up.
+"""Give every accumulator of the microbatch loop a start of its own, and a place behind the loop to
+be summed up.
 
-Needs the staged form; a plain module has no microbatch loop and stays as it is. Afterwards no two values that the loop
-carries start from one constant, and each fragment that reads a result of the loop reads it through a *sum point*, an
-identity with `shardopt.sum_point`.
+Needs the staged form; a plain module has no microbatch loop and stays as it is. Afterwards no two
+values that the loop carries start from one constant, and each fragment that reads a result of the
+loop reads it through a *sum point*, an identity with `shardopt.sum_point`.
 
     %0 = mpmd.fragment … { %z = constant 0 ; return %z }        %0:2 = … { %z = … ; %y = constant 0 ; return %z, %y }
     %1:2 = mpmd.for (%0, %0) …                            =>    %1:2 = mpmd.for (%0#0, %0#1) …
@@ -10,10 +11,9 @@ identity with `shardopt.sum_point`.
       %m = multiply %a, %a                                        %s = custom_call @Sharding(%a) {shardopt.sum_point}
                                                                   %m = multiply %s, %s
 
-It runs before shardings are chosen: accumulators that share a start would have to share a sharding, and a sum that
-stays open in the loop would be taken once by every reader. `shardopt-insert-reshards` removes the sum points at which
-nothing happens.
-"""
+It runs before shardings are chosen: accumulators that share a start would have to share a sharding,
+and a sum that stays open in the loop would be taken once by every reader.
+`shardopt-insert-reshards` removes the sum points at which nothing happens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ class SeparateAccumulators(Pass):
     name = "shardopt-separate-accumulators"
     summary = "give accumulators starts of their own and points where they are summed up"
 
-    partial_sums: PartialSums = plan_option("partial_sums", help="off: without sum points, where sums may stay open")
+    partial_sums: PartialSums = plan_option(
+        "partial_sums", help="off: without sum points, where sums may stay open"
+    )
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         pm.statistic("accumulators separated", separate_accumulators(module))

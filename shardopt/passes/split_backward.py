@@ -1,8 +1,10 @@
-"""Split the backward of every stage into an input half, which other stages wait for, and a weight half.
+"""Split the backward of every stage into an input half, which other stages wait for, and a weight
+half.
 
-Needs the staged form. Afterwards a backward fragment is a `bwd_input` and a `bwd_weight` fragment, as schedules such as
-zero-bubble order them; the fragment of the last stage, which is forward and backward in one, keeps its kind and gives
-its weight half off. What the weight half reads of the other is kept between the two.
+Needs the staged form. Afterwards a backward fragment is a `bwd_input` and a `bwd_weight` fragment,
+as schedules such as zero-bubble order them; the fragment of the last stage, which is forward and
+backward in one, keeps its kind and gives its weight half off. What the weight half reads of the
+other is kept between the two.
 
     %dx, %dw = mpmd.fragment<mesh="m0", …> (%g, %x, %w, %acc) {shardopt.kind = "bwd"} …
       =>
@@ -36,7 +38,10 @@ class SplitBackward(Pass):
         except ValueError as error:
             raise pm.error(module.operation, str(error)) from error
         if not any(op.name == "mpmd.fragment" for op in program.body_ops):
-            raise pm.error(program.body, "expected fragments in the loop body (run the stage phase first), found none")
+            raise pm.error(
+                program.body,
+                "expected fragments in the loop body (run the stage phase first), found none",
+            )
         counts = split_backwards(program)
         pm.statistic("backwards split", counts.fragments)
         pm.statistic("values kept between halves", counts.kept_values)

@@ -1,7 +1,7 @@
 """Split conditionals with many results, such as one that skips an update, into one for each result.
 
-Needs: no calls (shardopt-inline-calls). Holds afterwards: no `case` or `if` has results that no branch computes
-together, unless it holds operations with effects.
+Needs: no calls (shardopt-inline-calls). Holds afterwards: no `case` or `if` has results that no
+branch computes together, unless it holds operations with effects.
 
     %w:2 = "stablehlo.if"(%finite) ({            %w0 = "stablehlo.if"(%finite) ({
       %a = subtract %w1, %g1                       %a = subtract %w1, %g1
@@ -10,9 +10,9 @@ together, unless it holds operations with effects.
     }, { return %w1, %w2 })                        %b = subtract %w2, %g2
                                                    return %b }, { return %w2 })
 
-Later phases place whole operations: a conditional around the update of all parameters (dynamic loss scaling,
-`optax.apply_if_finite`) would bring all gradients, parameters and optimizer state to one stage.
-"""
+Later phases place whole operations: a conditional around the update of all parameters (dynamic loss
+scaling, `optax.apply_if_finite`) would bring all gradients, parameters and optimizer state to one
+stage."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ from shardopt.passes.importing.branches import split_results
 @dataclass(frozen=True)
 class SplitBranches(Pass):
     name = "shardopt-split-branches"
-    summary = "split conditionals with many results, such as one around an update, into one for each result"
+    summary = (
+        "split conditionals with many results, such as one around an update, into one for "
+        "each result"
+    )
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         parts = 0

@@ -1,8 +1,9 @@
 """Cut a training step into prologue, microbatch loop and epilogue, from the graph alone.
 
-Needs: one `@main` of StableHLO (import phase); loops that carry batched values are unrolled. Holds afterwards: `@main`
-calls `@microbatch` in a rolled `mpmd.for`; what a contraction over the batch sums is accumulated by the loop, and its
-users stand behind it; what the epilogue or a result reads of a batched value is collected block by block.
+Needs: one `@main` of StableHLO (import phase); loops that carry batched values are unrolled. Holds
+afterwards: `@main` calls `@microbatch` in a rolled `mpmd.for`; what a contraction over the batch
+sums is accumulated by the loop, and its users stand behind it; what the epilogue or a result reads
+of a batched value is collected block by block.
 
     func @main(%w, %x: 8x4) {                    func @main(%w, %x: 8x4) {
       %h = dot %x, %w                              %b = reshape %x : 2x4x4
@@ -10,14 +11,15 @@ users stand behind it; what the epilogue or a result reads of a batched value is
       %u = subtract %w, %g                           %n = mpmd.call @microbatch(%w, %b, %acc, %i) ; mpmd.return %n }
       return %u }                                  %u = subtract %w, %g ; return %u }
 
-1. Find the batch arguments: given by number or name, or those of a training step that are not donated state.
+1. Find the batch arguments: given by number or name, or those of a training step that are not
+   donated state.
 2. Propagate the batch through the sharding rules (`shardopt.solve.microbatches.time_axis`).
 3. Place the ops on demand (`shardopt.solve.microbatches.time_plan`).
 4. Write the loop (`shardopt.passes.microbatches.microbatch_loop`).
 
-With `batch-args=none num-microbatches=1` all of the step but the updates of its state is the body of a loop of one
-iteration, whose results replace the accumulators: for steps without a batch dimension.
-"""
+With `batch-args=none num-microbatches=1` all of the step but the updates of its state is the body
+of a loop of one iteration, whose results replace the accumulators: for steps without a batch
+dimension."""
 
 from __future__ import annotations
 
@@ -51,7 +53,10 @@ def _find_main(module: ir.Module, pm: PassContext) -> ir.Operation:
     if "main" not in by_name:
         raise pm.error(module.operation, "expected a function @main, found none")
     if MICROBATCH in by_name:
-        raise pm.error(by_name[MICROBATCH], f"expected a step without @{MICROBATCH}: it is cut into microbatches once")
+        raise pm.error(
+            by_name[MICROBATCH],
+            f"expected a step without @{MICROBATCH}: it is cut into microbatches once",
+        )
     return by_name["main"]
 
 
@@ -66,14 +71,19 @@ def _read_step(main: ir.Operation) -> tuple[StepReader, tuple[int, ...]]:
     return reader, tuple(reader.tensor(value) for value in terminator.operands)
 
 
-def _batch(main: ir.Operation, reader: StepReader, chosen: Sequence[BatchArgument], count: int) -> Batch:
-    """Weights are the floating arguments with dimensions: a random key or a scalar may enter full-batch arithmetic."""
+def _batch(
+    main: ir.Operation, reader: StepReader, chosen: Sequence[BatchArgument], count: int
+) -> Batch:
+    """Weights are the floating arguments with dimensions: a random key or a scalar may enter
+    full-batch arithmetic."""
     arguments = list(main.regions[0].blocks[0].arguments)
     splits = {b.index: Split(b.dim, 1, shape_of(arguments[b.index])[b.dim]) for b in chosen}
     weights = frozenset(
         k
         for k, value in enumerate(arguments)
-        if k not in splits and shape_of(value) and not isinstance(element_type(value), ir.IntegerType)
+        if k not in splits
+        and shape_of(value)
+        and not isinstance(element_type(value), ir.IntegerType)
     )
     return Batch(count, splits, weights, reader.splats())
 
@@ -83,12 +93,16 @@ def _explain(error: CouplingError, reader: StepReader, pm: PassContext) -> PassF
     message = f"cannot cut the step into microbatches: '{op.name}' {error}"
     if error.origin is None and error.reader is not None:
         user = reader.handles[error.reader]
-        return pm.error(op, f"{message}, and '{user.name}' needs what it makes", [(user, "needed here")])
+        return pm.error(
+            op, f"{message}, and '{user.name}' needs what it makes", [(user, "needed here")]
+        )
     if error.origin is None:
         return pm.error(op, message)
     origin = reader.handles[error.origin]
     advice = "batch-coupling=per-microbatch lets each microbatch stand for the whole batch"
-    return pm.error(op, f"{message} by '{origin.name}'; {advice}", [(origin, "reduced over the batch here")])
+    return pm.error(
+        op, f"{message} by '{origin.name}'; {advice}", [(origin, "reduced over the batch here")]
+    )
 
 
 @dataclass(frozen=True)
@@ -102,9 +116,13 @@ class SplitMicrobatches(Pass):
 
     def __post_init__(self) -> None:
         if self.num_microbatches < 1:
-            raise ValueError(f"expected num-microbatches of at least 1, found {self.num_microbatches}")
+            raise ValueError(
+                f"expected num-microbatches of at least 1, found {self.num_microbatches}"
+            )
         if self.batch_args == ("none",) and self.num_microbatches > 1:
-            raise ValueError(f"expected num-microbatches=1 with batch-args=none, found {self.num_microbatches}")
+            raise ValueError(
+                f"expected num-microbatches=1 with batch-args=none, found {self.num_microbatches}"
+            )
         parse_batch_arguments(self.batch_args)
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
@@ -124,20 +142,31 @@ class SplitMicrobatches(Pass):
         pm.statistic("accumulators", len(plan.accumulators))
         LoopWriter(module, main, reader, plan).write()
 
-    def _plan(self, main: ir.Operation, reader: StepReader, outputs: tuple[int, ...], pm: PassContext) -> TimePlan:
+    def _plan(
+        self, main: ir.Operation, reader: StepReader, outputs: tuple[int, ...], pm: PassContext
+    ) -> TimePlan:
         graph = reader.graph(outputs)
         if self.batch_args == ("none",):
             return plan_single(graph)
         chosen = choose_batch_arguments(main, self.batch_args, self.num_microbatches)
         _remark_batch(main, chosen, pm)
-        return _plan_loop(graph, _batch(main, reader, chosen, self.num_microbatches), self.batch_coupling, reader, pm)
+        return _plan_loop(
+            graph,
+            _batch(main, reader, chosen, self.num_microbatches),
+            self.batch_coupling,
+            reader,
+            pm,
+        )
 
 
-def _plan_loop(graph: OpGraph, batch: Batch, coupling: str, reader: StepReader, pm: PassContext) -> TimePlan:
-    """The exact plan if there is one; else, where that is allowed, one whose microbatches stand for the whole batch.
+def _plan_loop(
+    graph: OpGraph, batch: Batch, coupling: str, reader: StepReader, pm: PassContext
+) -> TimePlan:
+    """The exact plan if there is one; else, where that is allowed, one whose microbatches stand for
+    the whole batch.
 
-    The only microbatch *is* the whole batch, so a single one never fails: at worst the body is the whole step.
-    """
+    The only microbatch *is* the whole batch, so a single one never fails: at worst the body is the
+    whole step."""
     single = batch.num_microbatches == 1
     try:
         axis = analyse(graph, batch)
@@ -146,7 +175,9 @@ def _plan_loop(graph: OpGraph, batch: Batch, coupling: str, reader: StepReader, 
         if plan.accumulators:
             return plan
         # The step is cheap and reads no weights, so that all of it could stand outside of the loop.
-        return plan_loop(analyse(graph, replace(batch, weights=batch.weights | frozenset(batch.splits))))
+        return plan_loop(
+            analyse(graph, replace(batch, weights=batch.weights | frozenset(batch.splits)))
+        )
     except CouplingError:
         if not single and coupling == "error":
             raise
@@ -156,7 +187,11 @@ def _plan_loop(graph: OpGraph, batch: Batch, coupling: str, reader: StepReader, 
         if not single:
             raise
         op = reader.handles[error.op]
-        pm.remark("no-batch-structure", op, f"'{op.name}' {error}; the loop has one iteration, of the whole step")
+        pm.remark(
+            "no-batch-structure",
+            op,
+            f"'{op.name}' {error}; the loop has one iteration, of the whole step",
+        )
         return plan_single(graph)
 
 
@@ -168,4 +203,8 @@ def _remark_batch(main: ir.Operation, chosen: Sequence[BatchArgument], pm: PassC
 def _remark_couplings(axis: TimeAxis, reader: StepReader, pm: PassContext) -> None:
     for index in axis.couplings:
         op = reader.handles[index]
-        pm.remark("full-batch-epilogue", op, f"'{op.name}' mixes rows of the batch; it runs on the whole batch")
+        pm.remark(
+            "full-batch-epilogue",
+            op,
+            f"'{op.name}' mixes rows of the batch; it runs on the whole batch",
+        )

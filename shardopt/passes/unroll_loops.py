@@ -1,8 +1,10 @@
-"""Write out loops of static length that compute, so that a scan over layers becomes one run of operations per layer.
+"""Write out loops of static length that compute, so that a scan over layers becomes one run of
+operations per layer.
 
-Needs: no calls (shardopt-inline-calls). Holds afterwards: no `while` of known length that does the model's arithmetic,
-except those longer than `max-iterations`, which are reported. Stacked weights are read by `slice`, stacked results are
-made by `concatenate`, and what a backward loop read back from a forward loop's stack is used directly.
+Needs: no calls (shardopt-inline-calls). Holds afterwards: no `while` of known length that does the
+model's arithmetic, except those longer than `max-iterations`, which are reported. Stacked weights
+are read by `slice`, stacked results are made by `concatenate`, and what a backward loop read back
+from a forward loop's stack is used directly.
 
     %y:2 = stablehlo.while(%i = %c0, %x = %arg0)         %w0 = stablehlo.slice %w [0:1, 0:8, 0:8]
       cond { %i < 2 }                                    %x1 = stablehlo.dot_general %arg0, …
@@ -32,12 +34,20 @@ def _computes(loop: ir.Operation) -> bool:
     """Whether the loop multiplies matrices or carries a floating-point tensor that it changes."""
     body = loop.regions[1].blocks[0]
     yielded = terminator(body).operands
-    changed = (value for value, argument in zip(yielded, body.arguments, strict=True) if value != argument)
-    return any(_is_activation(value.type) for value in changed) or bool(operations(loop, _CONTRACTIONS))
+    changed = (
+        value for value, argument in zip(yielded, body.arguments, strict=True) if value != argument
+    )
+    return any(_is_activation(value.type) for value in changed) or bool(
+        operations(loop, _CONTRACTIONS)
+    )
 
 
 def _is_activation(type_: ir.Type) -> bool:
-    return isinstance(type_, ir.RankedTensorType) and type_.rank > 0 and isinstance(type_.element_type, ir.FloatType)
+    return (
+        isinstance(type_, ir.RankedTensorType)
+        and type_.rank > 0
+        and isinstance(type_.element_type, ir.FloatType)
+    )
 
 
 @dataclass(frozen=True)
@@ -61,17 +71,24 @@ class UnrollLoops(Pass):
         pm.statistic("loops", unroller.unrolled)
 
     def _iterations(self, loop: ir.Operation, pm: PassContext) -> int | None:
-        """How often to write out the body, or None to keep the loop; says why a loop that computes is kept."""
+        """How often to write out the body, or None to keep the loop; says why a loop that computes
+        is kept."""
         count = trip_count(loop, self.max_iterations)
         if count is not None and count <= min(1, self.max_iterations):
             return count
         if self.only == "compute" and not _computes(loop):
             return None
         if count is None:
-            pm.remark("dynamic-loop", loop, "kept a loop whose number of iterations depends on data")
+            pm.remark(
+                "dynamic-loop", loop, "kept a loop whose number of iterations depends on data"
+            )
             return None
         if count > self.max_iterations:
             limit = f"max-iterations={self.max_iterations}"
-            pm.warning(loop, f"kept a loop of more than {self.max_iterations} iterations as one operation ({limit})")
+            pm.warning(
+                loop,
+                f"kept a loop of more than {self.max_iterations} iterations as one operation "
+                f"({limit})",
+            )
             return None
         return count

@@ -1,8 +1,7 @@
 """Check that a module has the exported form, the contract between the compiler and the runtime.
 
-Needs: shardopt-lower-to-fragment-calls. Holds afterwards: what `dialect/exported_form.py` says; the module is
-unchanged. The first departure is the error, and its notes name up to four others.
-"""
+Needs: shardopt-lower-to-fragment-calls. Holds afterwards: what `dialect/exported_form.py` says; the
+module is unchanged. The first departure is the error, and its notes name up to four others."""
 
 from __future__ import annotations
 

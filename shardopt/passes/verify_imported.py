@@ -1,8 +1,7 @@
 """Check that a module has the imported form, the contract between import and every later phase.
 
-Needs: the import passes. Holds afterwards: what `dialect/imported_form.py` says; the module is unchanged. The first
-departure is the error, and its notes name up to four others.
-"""
+Needs: the import passes. Holds afterwards: what `dialect/imported_form.py` says; the module is
+unchanged. The first departure is the error, and its notes name up to four others."""
 
 from __future__ import annotations
 

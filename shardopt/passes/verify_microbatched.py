@@ -1,8 +1,8 @@
-"""Check that a module has the microbatched form, the contract between the microbatch phase and clustering.
+"""Check that a module has the microbatched form, the contract between the microbatch phase and
+clustering.
 
-Needs: shardopt-split-microbatches. Holds afterwards: what `dialect/microbatched_form.py` says; the module is unchanged.
-The first departure is the error, and its notes name up to four others.
-"""
+Needs: shardopt-split-microbatches. Holds afterwards: what `dialect/microbatched_form.py` says; the
+module is unchanged. The first departure is the error, and its notes name up to four others."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Check that the loop carries a schedule that the dataflow, the order of sends and the memory of the devices allow.
+"""Check that the loop carries a schedule that the dataflow, the order of sends and the memory of
+the devices allow.
 
-Needs: shardopt-schedule-pipeline. Holds afterwards: what `dialect/scheduled_form.py` says; the module is
-unchanged. The first departure is the error, and its notes name up to four others.
-"""
+Needs: shardopt-schedule-pipeline. Holds afterwards: what `dialect/scheduled_form.py` says; the
+module is unchanged. The first departure is the error, and its notes name up to four others."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Check that every value inside a stage has a sharding that fits its shape and mesh; changes nothing.
+"""Check that every value inside a stage has a sharding that fits its shape and mesh; changes
+nothing.
 
-Runs after annotate-shardings, so that the later phases (transfers, export, the runtime) can rely on the form described
-in `shardopt.forms.sharded_form`. The first departure in program order is the error; its notes name up to four others.
-"""
+Runs after annotate-shardings, so that the later phases (transfers, export, the runtime) can rely on
+the form described in `shardopt.forms.sharded_form`. The first departure in program order is the
+error; its notes name up to four others."""
 
 from __future__ import annotations
 

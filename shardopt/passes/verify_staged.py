@@ -1,4 +1,5 @@
-"""Check that a program is laid out on disjoint meshes, the contract between the stage phase and everything after it.
+"""Check that a program is laid out on disjoint meshes, the contract between the stage phase and
+everything after it.
 
 Needs: shardopt-outline-stages. Holds afterwards: what `dialect/staged_form.py` says; the module is
 unchanged. The first departure is the error, and its notes name up to four others.

@@ -23,7 +23,8 @@ from shardopt.support.errors import UserError
 if TYPE_CHECKING:
     from shardopt.pipeline.manager import Result
 
-# Every pipeline that runs while this variable names a directory leaves its dumps in a numbered folder there.
+# Every pipeline that runs while this variable names a directory leaves its dumps in a numbered
+# folder there.
 DUMP_VARIABLE = "SHARDOPT_DUMP_IR_TO"
 
 DUMP_FILE = re.compile(r"\d+[_-].*\.mlir")
@@ -31,10 +32,11 @@ DUMP_FILE = re.compile(r"\d+[_-].*\.mlir")
 
 @dataclass
 class TreeDumper(Instrumentation):
-    """Writes `00_input.mlir`, then `NN_<pass>.mlir` after each pass, `pipeline.txt` and at the end `timing.json`.
+    """Writes `00_input.mlir`, then `NN_<pass>.mlir` after each pass, `pipeline.txt` and at the end
+    `timing.json`.
 
-    The dumps of an earlier run in the same directory are removed first, so that no stale file misleads.
-    """
+    The dumps of an earlier run in the same directory are removed first, so that no stale file
+    misleads."""
 
     directory: Path
     style: PrintStyle = PLAIN
@@ -58,7 +60,9 @@ class TreeDumper(Instrumentation):
         self._write(leaf.name, module)
 
     def end(self, result: Result) -> None:
-        (self.directory / "timing.json").write_text(timing_json(timing_tree(result)) + "\n", encoding="utf-8")
+        (self.directory / "timing.json").write_text(
+            timing_json(timing_tree(result)) + "\n", encoding="utf-8"
+        )
 
     def _write(self, name: str, module: ir.Module) -> None:
         self.last_file = self.directory / f"{self._count:0{self._digits}}_{name}.mlir"
@@ -67,7 +71,8 @@ class TreeDumper(Instrumentation):
 
 @dataclass
 class PhaseDumper(Instrumentation):
-    """Writes `0-input.mlir`, then `N-<phase>.mlir` after each phase that stands directly in the pipeline."""
+    """Writes `0-input.mlir`, then `N-<phase>.mlir` after each phase that stands directly in the
+    pipeline."""
 
     directory: Path
     style: PrintStyle = PLAIN
@@ -97,7 +102,8 @@ class PhaseDumper(Instrumentation):
 
 
 def dumps_from_environment() -> tuple[Instrumentation, ...]:
-    """The dumper that `SHARDOPT_DUMP_IR_TO` asks for; each pipeline gets a folder `001`, `002`, … of its own there."""
+    """The dumper that `SHARDOPT_DUMP_IR_TO` asks for; each pipeline gets a folder `001`, `002`, …
+    of its own there."""
     parent = os.environ.get(DUMP_VARIABLE)
     return (TreeDumper(_next_folder(Path(parent))),) if parent else ()
 

@@ -1,4 +1,5 @@
-"""What can watch a pipeline run: the hooks that the manager calls. Printing, dumps and figures are built on them."""
+"""What can watch a pipeline run: the hooks that the manager calls. Printing, dumps and figures are
+built on them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class Instrumentation:
-    """Hooks around passes, which do nothing here. A module that `after` sees has been verified, unless that is off."""
+    """Hooks around passes, which do nothing here. A module that `after` sees has been verified,
+    unless that is off."""
 
     def begin(self, pipeline: Pipeline, module: ir.Module) -> None:
         """Before the first pass."""
@@ -25,7 +27,8 @@ class Instrumentation:
         """After each pass that succeeded."""
 
     def failed(self, leaf: Leaf, error: Exception, module: ir.Module) -> None:
-        """After a pass that raised; the module may be invalid, and printing it is at the user's risk."""
+        """After a pass that raised; the module may be invalid, and printing it is at the user's
+        risk."""
 
     def end(self, result: Result) -> None:
         """After the last pass of a pipeline that succeeded."""

@@ -14,7 +14,8 @@ from shardopt.pipeline.instrumentation import Instrumentation
 from shardopt.pipeline.parser import Leaf
 from shardopt.pipeline.scope import ops_under
 
-# Constants in dumps are cut: weights would bury the program, and a dump is for reading. Elements, then characters.
+# Constants in dumps are cut: weights would bury the program, and a dump is for reading. Elements,
+# then characters.
 DUMP_STYLE = PrintStyle(elements_limit=16, resource_limit=64)
 
 
@@ -22,9 +23,9 @@ DUMP_STYLE = PrintStyle(elements_limit=16, resource_limit=64)
 class IRPrinter(Instrumentation):
     """Prints to `stream` the ops that a pass runs on: the module, or with nesting the functions.
 
-    Each of the switches works alone. `after_change` prints only the ops whose text the pass changed; `before_passes`
-    and `after_passes` name single passes; `module_scope` prints the whole module around nested passes too.
-    """
+    Each of the switches works alone. `after_change` prints only the ops whose text the pass
+    changed; `before_passes` and `after_passes` name single passes; `module_scope` prints the whole
+    module around nested passes too."""
 
     stream: TextIO
     before_all: bool = False
@@ -53,15 +54,22 @@ class IRPrinter(Instrumentation):
         if self.after_all or self.after_failure or leaf.name in self.after_passes:
             self._print(f"After {leaf.step} Failed", leaf, module)
 
-    def _print(self, title: str, leaf: Leaf, module: ir.Module, known: tuple[bytes, ...] = ()) -> None:
-        """Print the ops of the pass; those whose digest stands at their place in `known` are left out."""
+    def _print(
+        self, title: str, leaf: Leaf, module: ir.Module, known: tuple[bytes, ...] = ()
+    ) -> None:
+        """Print the ops of the pass; those whose digest stands at their place in `known` are left
+        out."""
         for index, op in enumerate(self._scope(leaf, module)):
             text = self._text(op)
             if index < len(known) and _digest(text) == known[index]:
                 continue
             whole = op.name == "builtin.module"
             where = "" if whole else f" ('{op.name}' operation{_symbol(op)})"
-            print(f"// -----// IR Dump {title}{where} //----- //\n{text}", file=self.stream, flush=True)
+            print(
+                f"// -----// IR Dump {title}{where} //----- //\n{text}",
+                file=self.stream,
+                flush=True,
+            )
 
     def _scope(self, leaf: Leaf, module: ir.Module) -> Iterator[ir.Operation]:
         return iter((module.operation,)) if self.module_scope else ops_under(module, leaf.anchors)

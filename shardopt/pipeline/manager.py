@@ -23,16 +23,19 @@ class InvalidModuleError(Exception):
     """A pass left a module that does not verify: a bug of the pass, not of the user."""
 
     def __init__(self, pass_text: str, diagnostics: tuple[Diagnostic, ...]) -> None:
-        super().__init__("\n".join([f"the module does not verify after {pass_text}", *map(str, diagnostics)]))
+        super().__init__(
+            "\n".join([f"the module does not verify after {pass_text}", *map(str, diagnostics)])
+        )
         self.diagnostics = diagnostics
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """One pass that ran: where it stood, its wall time and the verifier's, and the statistics it recorded.
+    """One pass that ran: where it stood, its wall time and the verifier's, and the statistics it
+    recorded.
 
-    `spans` are the seconds of named parts of the pass (building and solving an integer program), inside `seconds`.
-    """
+    `spans` are the seconds of named parts of the pass (building and solving an integer program),
+    inside `seconds`."""
 
     leaf: Leaf
     seconds: float
@@ -43,7 +46,8 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Result:
-    """What a pipeline did, pass by pass, with every warning and remark in the order they were emitted."""
+    """What a pipeline did, pass by pass, with every warning and remark in the order they were
+    emitted."""
 
     pipeline: Pipeline
     steps: tuple[StepResult, ...]
@@ -52,7 +56,11 @@ class Result:
     @property
     def statistics(self) -> dict[tuple[str, str], int | float]:
         """`(pass name, statistic)` to value; where a pass ran twice, its last run."""
-        return {(step.leaf.name, name): value for step in self.steps for name, value in step.statistics.items()}
+        return {
+            (step.leaf.name, name): value
+            for step in self.steps
+            for name, value in step.statistics.items()
+        }
 
 
 def run_pipeline(
@@ -65,11 +73,11 @@ def run_pipeline(
 ) -> Result:
     """Run `pipeline` on `module`, in place.
 
-    Warnings and remarks go to `handler` as they come and into the result. Raises PipelineError for a pipeline that
-    does not parse, DiagnosedError for a user's mistake (a PassFailure, or the errors of a C++ pass), and
-    InvalidModuleError or whatever a pass raised for our own bugs. After an exception the module is unusable.
-    The variable SHARDOPT_DUMP_IR_TO names a directory for IR dumps of every pipeline.
-    """
+    Warnings and remarks go to `handler` as they come and into the result. Raises PipelineError for
+    a pipeline that does not parse, DiagnosedError for a user's mistake (a PassFailure, or the
+    errors of a C++ pass), and InvalidModuleError or whatever a pass raised for our own bugs. After
+    an exception the module is unusable. The variable SHARDOPT_DUMP_IR_TO names a directory for IR
+    dumps of every pipeline."""
     parsed = parse_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
     run = _Run(module, (*(instrumentation or ()), *dumps_from_environment()), handler, verify_each)
     for hooks in run.instrumentation:
@@ -114,13 +122,16 @@ class _Run:
         return StepResult(leaf, executed - started, verified - executed, statistics, spans)
 
     def _warn_if_idle(self, leaf: Leaf) -> None:
-        """Say once for every nesting that it matches no op, where mlir-opt silently does nothing."""
+        """Say once for every nesting that it matches no op, where mlir-opt silently does
+        nothing."""
         if len(leaf.anchors) == 1 or leaf.anchors in self.idle_anchors:
             return
         if next(ops_under(self.module, leaf.anchors), None) is None:
             self.idle_anchors.add(leaf.anchors)
             inside = " in ".join(f"'{anchor}'" for anchor in reversed(leaf.anchors))
-            message = f"no op matches {inside}: {leaf.step} and other passes nested there do nothing"
+            message = (
+                f"no op matches {inside}: {leaf.step} and other passes nested there do nothing"
+            )
             self._emit(diagnostic("warning", self.module.operation, message))
 
     def _execute(self, leaf: Leaf) -> dict[str, int | float]:

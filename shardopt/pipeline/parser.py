@@ -1,11 +1,11 @@
 """Pipelines as text and as objects.
 
-    builtin.module(shardopt-import{unroll=true},func.func(canonicalize,cse),shardopt-stage{num-stages=2 devices=0,1})
+    builtin.module(shardopt-import{unroll=true},func.func(canonicalize,cse),shardopt-stage{num-stages=2
+    devices=0,1})
 
-A name is looked up among our passes, then among the phases, then among the C++ passes; `anchor(…)` nests. Everything
-is checked while parsing, so that a misspelled option is found before the first pass has run. `str(pipeline)` parses
-back to an equal object.
-"""
+A name is looked up among our passes, then among the phases, then among the C++ passes; `anchor(…)`
+nests. Everything is checked while parsing, so that a misspelled option is found before the first
+pass has run. `str(pipeline)` parses back to an equal object."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ class PhaseStep:
 
 @dataclass(frozen=True)
 class NestStep:
-    """Steps that run on every op called `anchor` directly below; a whole pipeline is one on `builtin.module`."""
+    """Steps that run on every op called `anchor` directly below; a whole pipeline is one on
+    `builtin.module`."""
 
     anchor: str
     steps: tuple[Step, ...]
@@ -95,7 +96,8 @@ Pipeline: TypeAlias = NestStep
 
 @dataclass(frozen=True)
 class Leaf:
-    """A pass of a pipeline with what surrounds it: the anchors it runs under, and the phases and nests as text."""
+    """A pass of a pipeline with what surrounds it: the anchors it runs under, and the phases and
+    nests as text."""
 
     step: PassStep | NativeStep
     anchors: tuple[str, ...] = (ROOT_ANCHOR,)
@@ -131,7 +133,9 @@ def _expanded(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     return tuple(found)
 
 
-def _leaves(steps: tuple[Step, ...], anchors: tuple[str, ...], groups: tuple[str, ...]) -> Iterator[Leaf]:
+def _leaves(
+    steps: tuple[Step, ...], anchors: tuple[str, ...], groups: tuple[str, ...]
+) -> Iterator[Leaf]:
     for step in steps:
         if isinstance(step, NestStep):
             yield from _leaves(step.steps, (*anchors, step.anchor), (*groups, step.anchor))
@@ -142,7 +146,8 @@ def _leaves(steps: tuple[Step, ...], anchors: tuple[str, ...], groups: tuple[str
 
 
 def parse_pipeline(text: str) -> Pipeline:
-    """The pipeline behind `text`; a bare list of steps stands for `builtin.module(list)`. Raises PipelineError."""
+    """The pipeline behind `text`; a bare list of steps stands for `builtin.module(list)`. Raises
+    PipelineError."""
     parser = _Parser(text)
     whole = _is_anchored(text)
     steps = parser.parse_steps(() if whole else (ROOT_ANCHOR,), end="")
@@ -151,7 +156,8 @@ def parse_pipeline(text: str) -> Pipeline:
 
 
 def _is_anchored(text: str) -> bool:
-    """True for one `builtin.module(…)`; false for a list of steps, even if that begins with a nested module."""
+    """True for one `builtin.module(…)`; false for a list of steps, even if that begins with a
+    nested module."""
     opening = re.match(rf"\s*{re.escape(ROOT_ANCHOR)}\s*(?=\()", text)
     if opening is None:
         return False
@@ -162,10 +168,13 @@ def _is_anchored(text: str) -> bool:
 
 
 def parse_flag(name: str, options: str) -> Step:
-    """One step given as a command-line flag `--name=options`. C++ passes that run on functions are nested for you."""
+    """One step given as a command-line flag `--name=options`. C++ passes that run on functions are
+    nested for you."""
     if name not in PASSES and find_phase(name) is None and is_native_pass(name):
         text = f"{name}{{{options}}}" if options else name
-        nested = native_pipeline_error(f"{ROOT_ANCHOR}({text})") and not native_pipeline_error(f"func.func({text})")
+        nested = native_pipeline_error(f"{ROOT_ANCHOR}({text})") and not native_pipeline_error(
+            f"func.func({text})"
+        )
         return parse_pipeline(f"func.func({text})" if nested else text).steps[0]
     return parse_pipeline(f"{name}{{{options}}}" if options else name).steps[0]
 
@@ -178,7 +187,8 @@ class _Parser:
         self.pos = 0
 
     def parse_steps(self, anchors: tuple[str, ...], end: str) -> tuple[Step, ...]:
-        """`step, step, …` up to `end` (")", or "" for the end of the text); `anchors` is the path of nestings."""
+        """`step, step, …` up to `end` (")", or "" for the end of the text); `anchors` is the path
+        of nestings."""
         steps: list[Step] = []
         if self._peek() == end:
             return ()
@@ -196,7 +206,9 @@ class _Parser:
         self._peek()
         match = NAME.match(self.text, self.pos)
         if match is None:
-            raise self._error(f"expected the name of a pass or phase, found {_quoted(self._peek())}")
+            raise self._error(
+                f"expected the name of a pass or phase, found {_quoted(self._peek())}"
+            )
         start, name = self.pos, match[0]
         self.pos = match.end()
         following = self._peek()
@@ -228,7 +240,9 @@ class _Parser:
     def _resolve(self, name: str, options: str, anchors: tuple[str, ...], start: int) -> Step:
         ours = name in PASSES or find_phase(name) is not None
         if ours and anchors != (ROOT_ANCHOR,):
-            raise self._error(f"'{name}' runs on {ROOT_ANCHOR}, it cannot be nested under {anchors[-1]}", start)
+            raise self._error(
+                f"'{name}' runs on {ROOT_ANCHOR}, it cannot be nested under {anchors[-1]}", start
+            )
         if name in PASSES:
             return PassStep(pass_class(name).parse(options))
         if phase := find_phase(name):

@@ -1,16 +1,22 @@
 """The compiler's phases: a declarative table of named pipelines, in the order in which they run.
 
-A phase is usable wherever a pass is (`shardopt-stage{cluster=c.yaml num-stages=2}`). The options of a phase are
-those of its passes, under the same names: each is handed to every pass of the phase that has it. On top of them a
-phase may have switches, which turn single steps on. The last step of a phase verifies the form that it leaves.
-"""
+A phase is usable wherever a pass is (`shardopt-stage{cluster=c.yaml num-stages=2}`). The options of
+a phase are those of its passes, under the same names: each is handed to every pass of the phase
+that has it. On top of them a phase may have switches, which turn single steps on. The last step of
+a phase verifies the form that it leaves."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardopt.passes.options import OptionError, OptionText, option_specs, split_options, unknown_name
+from shardopt.passes.options import (
+    OptionError,
+    OptionText,
+    option_specs,
+    split_options,
+    unknown_name,
+)
 from shardopt.passes.registry import PASSES, PREFIX, pass_class
 from shardopt.support.errors import UserError
 
@@ -25,7 +31,8 @@ class When:
 
 @dataclass(frozen=True)
 class Phase:
-    """A named pipeline. Steps are pipeline text; a bare name of one of our passes receives the phase's options."""
+    """A named pipeline. Steps are pipeline text; a bare name of one of our passes receives the
+    phase's options."""
 
     name: str
     summary: str
@@ -38,7 +45,8 @@ PHASES: tuple[Phase, ...] = (
         "bring any StableHLO module into one straight-line @main",
         (
             "shardopt-inline-calls",  # the later steps see one function
-            "shardopt-read-annotations",  # behind inlining, which turns those of callees into constraints
+            # behind inlining, which turns those of callees into constraints
+            "shardopt-read-annotations",
             When("unroll", ("shardopt-unroll-loops",)),
             "func.func(chlo-legalize-to-stablehlo)",
             "canonicalize,cse,symbol-dce",  # folds the constants by which gathers are recognised
@@ -62,19 +70,27 @@ PHASES: tuple[Phase, ...] = (
     Phase(
         "stage",
         "choose stages and submeshes, outline fragments",
-        ("shardopt-outline-stages", When("split-backward", ("shardopt-split-backward",)), "shardopt-verify-staged"),
+        (
+            "shardopt-outline-stages",
+            When("split-backward", ("shardopt-split-backward",)),
+            "shardopt-verify-staged",
+        ),
     ),
     Phase(
         "shard",
         "choose a sharding for every value inside a fragment",
         (
-            "shardopt-separate-accumulators",  # before shardings are chosen: each accumulator is to have its own
-            "shardopt-mark-carried",  # likewise: where values may be resharded has to be an operation
+            # before shardings are chosen: each accumulator is to have its own
+            "shardopt-separate-accumulators",
+            # likewise: where values may be resharded has to be an operation
+            "shardopt-mark-carried",
             "shardopt-choose-shardings",
             "shardopt-verify-chosen",  # the only steps behind it obey, and trust what they read
-            "shardopt-rematerialize",  # copies change who reads what, and so where values are resharded
+            # copies change who reads what, and so where values are resharded
+            "shardopt-rematerialize",
             "shardopt-insert-reshards",
-            "shardopt-annotate-shardings",  # last: nobody may insert a value without a sharding any more
+            # last: nobody may insert a value without a sharding any more
+            "shardopt-annotate-shardings",
             "shardopt-verify-sharded",
         ),
     ),
@@ -102,7 +118,8 @@ def _steps_of(*names: str) -> tuple[str | When, ...]:
     return tuple(step for phase in PHASES if phase.name in names for step in phase.steps)
 
 
-# Pipelines beside the order of the phases: named and given options like them, but no end of a `--from`/`--to` range.
+# Pipelines beside the order of the phases: named and given options like them, but no end of a
+# `--from`/`--to` range.
 PIPELINES: tuple[Phase, ...] = (
     Phase(
         "intra",
@@ -114,11 +131,14 @@ PIPELINES: tuple[Phase, ...] = (
 
 def find_phase(pipeline_name: str) -> Phase | None:
     """The phase behind `shardopt-import`, or the pipeline behind `shardopt-intra`, or None."""
-    return next((phase for phase in (*PHASES, *PIPELINES) if PREFIX + phase.name == pipeline_name), None)
+    return next(
+        (phase for phase in (*PHASES, *PIPELINES) if PREFIX + phase.name == pipeline_name), None
+    )
 
 
 def phase_options(phase: Phase, enabled: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Names of all options a phase takes: switches, then those of its passes (only `enabled` steps when given)."""
+    """Names of all options a phase takes: switches, then those of its passes (only `enabled` steps
+    when given)."""
     names = [step.switch for step in phase.steps if isinstance(step, When)]
     for name in _own_passes(phase, enabled):
         names += [spec.name for spec in option_specs(pass_class(name))]
@@ -126,14 +146,17 @@ def phase_options(phase: Phase, enabled: Sequence[str] | None = None) -> tuple[s
 
 
 def expand_phase(phase: Phase, options: str = "") -> str:
-    """The phase as pipeline text with `options` handed to its passes. Raises OptionError for one that nobody takes."""
+    """The phase as pipeline text with `options` handed to its passes. Raises OptionError for one
+    that nobody takes."""
     given = split_options(options)
     switches = {step.switch for step in phase.steps if isinstance(step, When)}
     enabled = [option.name for option in given if option.name in switches and _is_on(option)]
     known = phase_options(phase, enabled)
     for option in given:
         if option.name not in known:
-            raise OptionError(unknown_name(f"option of {PREFIX}{phase.name}", option.name, known), option.offset)
+            raise OptionError(
+                unknown_name(f"option of {PREFIX}{phase.name}", option.name, known), option.offset
+            )
     passed_on = [option for option in given if option.name not in switches]
     return ",".join(_with_options(step, passed_on) for step in _enabled_steps(phase, enabled))
 
@@ -141,13 +164,14 @@ def expand_phase(phase: Phase, options: str = "") -> str:
 def phase_range(first: str = "", last: str = "", options: str = "") -> str:
     """The phases from `first` to `last` (both included, by default all) as pipeline text.
 
-    `options` go to every phase of the range that takes them. Raises UserError for a wrong name, an empty range, or
-    an option that no phase of the range takes.
-    """
+    `options` go to every phase of the range that takes them. Raises UserError for a wrong name, an
+    empty range, or an option that no phase of the range takes."""
     start = _phase_index(first) if first else 0
     stop = _phase_index(last) if last else len(PHASES) - 1
     if start > stop:
-        raise UserError(f"phase '{first}' comes after phase '{last}'; the order is {', '.join(PHASE_NAMES)}")
+        raise UserError(
+            f"phase '{first}' comes after phase '{last}'; the order is {', '.join(PHASE_NAMES)}"
+        )
     chosen = PHASES[start : stop + 1]
     given = split_options(options)
     takers = {phase.name: phase_options(phase) for phase in chosen}
@@ -197,5 +221,7 @@ def _option_text(options: Sequence[OptionText]) -> str:
 
 def _is_on(switch: OptionText) -> bool:
     if switch.text not in (None, "true", "false"):
-        raise OptionError(f"option '{switch.name}' expects true or false, found '{switch.text}'", switch.offset)
+        raise OptionError(
+            f"option '{switch.name}' expects true or false, found '{switch.text}'", switch.offset
+        )
     return switch.text != "false"

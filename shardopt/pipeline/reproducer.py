@@ -1,9 +1,10 @@
-"""Reproducers: a file with a module and the pipeline that fails on it, in the format of `mlir-opt --run-reproducer`.
+"""Reproducers: a file with a module and the pipeline that fails on it, in the format of `mlir-opt
+--run-reproducer`.
 
-A reproducer of the whole run holds the input and all passes; a local one the module just before the pass that failed,
-and only that pass. The module before a pass is not kept during the run: passes are deterministic, so it is made again
-when something has failed, and runs that succeed cost nothing.
-"""
+A reproducer of the whole run holds the input and all passes; a local one the module just before the
+pass that failed, and only that pass. The module before a pass is not kept during the run: passes
+are deterministic, so it is made again when something has failed, and runs that succeed cost
+nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ _FOOTER = """
   }
 #-}
 """
-_PIPELINE = re.compile(r'\bmlir_reproducer\s*:\s*\{[^}]*?\bpipeline\s*:\s*"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_PIPELINE = re.compile(
+    r'\bmlir_reproducer\s*:\s*\{[^}]*?\bpipeline\s*:\s*"((?:[^"\\]|\\.)*)"', re.DOTALL
+)
 _COMMENT = re.compile(r"^\s*//.*$", re.MULTILINE)
 _VERIFY_EACH = re.compile(r"\bverify_each\s*:\s*(true|false)\b")
 
@@ -51,7 +54,8 @@ class Recipe:
 
 @dataclass
 class Progress(Instrumentation):
-    """Knows which pass runs, or ran last: what to reproduce after a failure. `on_pass` hears the number of each."""
+    """Knows which pass runs, or ran last: what to reproduce after a failure. `on_pass` hears the
+    number of each."""
 
     on_pass: Callable[[int], None] | None = None
     index: int = -1
@@ -91,7 +95,10 @@ def read_recipe(text: str, name: str) -> Recipe:
     text = _COMMENT.sub("", text)
     found = list(_PIPELINE.finditer(text))
     if not found:
-        raise UserError(f"'{name}' is no reproducer: expected a 'mlir_reproducer' resource with a pipeline in it")
+        raise UserError(
+            f"'{name}' is no reproducer: expected a 'mlir_reproducer' resource with a pipeline in "
+            "it"
+        )
     pipeline = re.sub(r"\\([0-9A-Fa-f]{2}|.)", _unescaped, found[-1][1])
     verify = _VERIFY_EACH.search(text, found[-1].end())
     return Recipe(pipeline, verify is None or verify[1] == "true")
@@ -102,13 +109,17 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def part_of(pipeline: Pipeline, stop: int, start: int = 0) -> str:
-    """The passes of a pipeline with numbers from `start` to before `stop`, without phases, as pipeline text."""
+    """The passes of a pipeline with numbers from `start` to before `stop`, without phases, as
+    pipeline text."""
     steps = [anchored(leaf.step, leaf.anchors[1:]) for leaf in leaves(pipeline)[start:stop]]
     return f"{ROOT_ANCHOR}({','.join(steps)})"
 
 
-def make_reproducer(load: Callable[[], ir.Module], pipeline: Pipeline, index: int | None, verify_each: bool) -> str:
-    """The text of a reproducer for the pass with number `index`, or for the whole run when that is None.
+def make_reproducer(
+    load: Callable[[], ir.Module], pipeline: Pipeline, index: int | None, verify_each: bool
+) -> str:
+    """The text of a reproducer for the pass with number `index`, or for the whole run when that is
+    None.
 
     `load` reads the input into a fresh context; the passes before `index` run again on it.
     """

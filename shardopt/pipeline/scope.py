@@ -1,4 +1,5 @@
-"""Which ops a nested pass runs on: `builtin.module(func.func(cse))` runs on the functions directly in the module."""
+"""Which ops a nested pass runs on: `builtin.module(func.func(cse))` runs on the functions directly
+in the module."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ ANY_OP = "any"
 
 
 def ops_under(module: ir.Module, anchors: tuple[str, ...]) -> Iterator[ir.Operation]:
-    """The ops that a pass under `anchors` (the outermost is the module itself) runs on, in program order."""
+    """The ops that a pass under `anchors` (the outermost is the module itself) runs on, in program
+    order."""
     return _matching(module.operation, anchors[1:])
 
 

@@ -1,8 +1,9 @@
-"""The figures of every pass: what it recorded itself, and how many ops there were before and after it.
+"""The figures of every pass: what it recorded itself, and how many ops there were before and after
+it.
 
-C++ passes record nothing in the wheels of jaxlib (their statistics are compiled out); the number of ops says what
-they did. Counting walks the module around every pass, and happens only when the figures are asked for.
-"""
+C++ passes record nothing in the wheels of jaxlib (their statistics are compiled out); the number of
+ops says what they did. Counting walks the module around every pass, and happens only when the
+figures are asked for."""
 
 from __future__ import annotations
 
@@ -72,26 +73,35 @@ def pass_figures(result: Result, counter: OpCounter) -> tuple[PassFigures, ...]:
 def summed(runs: Sequence[tuple[PassFigures, ...]]) -> tuple[PassFigures, ...]:
     """Several runs of one pipeline as one: figures of the same step add up."""
     return tuple(
-        PassFigures(same[0].name, same[0].groups, _sum(run.figures for run in same)) for same in zip(*runs, strict=True)
+        PassFigures(same[0].name, same[0].groups, _sum(run.figures for run in same))
+        for same in zip(*runs, strict=True)
     )
 
 
-def statistics_report(runs: Sequence[PassFigures], display: Literal["pipeline", "list"] = "pipeline") -> str:
-    """The figures as text: along the pipeline, or as a list of passes by name in which those of equal passes add up."""
+def statistics_report(
+    runs: Sequence[PassFigures], display: Literal["pipeline", "list"] = "pipeline"
+) -> str:
+    """The figures as text: along the pipeline, or as a list of passes by name in which those of
+    equal passes add up."""
     lines = [RULE, "... Pass statistics report ...".center(len(RULE)).rstrip(), RULE]
     lines += _lines(_added(runs), 0) if display == "list" else _lines(runs, 0)
     return "\n".join(lines)
 
 
-def statistics_json(runs: Sequence[PassFigures], display: Literal["pipeline", "list"] = "pipeline") -> str:
+def statistics_json(
+    runs: Sequence[PassFigures], display: Literal["pipeline", "list"] = "pipeline"
+) -> str:
     """The figures as JSON: a list of `{"name": …, "within": […], "statistics": {…}}`."""
     rows = _added(runs) if display == "list" else runs
-    entries = [{"name": run.name, "within": list(run.groups), "statistics": run.figures} for run in rows]
+    entries = [
+        {"name": run.name, "within": list(run.groups), "statistics": run.figures} for run in rows
+    ]
     return json.dumps(entries, indent=1)
 
 
 def _added(runs: Sequence[PassFigures]) -> list[PassFigures]:
-    """One entry a pass, without its options, sorted by name; "ops removed" takes the place of the two counts."""
+    """One entry a pass, without its options, sorted by name; "ops removed" takes the place of the
+    two counts."""
     totals: dict[str, Figures] = {}
     for run in runs:
         figures = dict(run.figures)

@@ -1,4 +1,5 @@
-"""Where the time went: a tree of phases, passes, solver work, verifier, parser and output, as text or JSON.
+"""Where the time went: a tree of phases, passes, solver work, verifier, parser and output, as text
+or JSON.
 
 The text follows `mlir-opt --mlir-timing`; the JSON has the same fields as that of MLIR.
 """
@@ -26,8 +27,11 @@ class Timed:
     parts: tuple[Timed, ...] = ()
 
 
-def timing_tree(result: Result, before: Sequence[Timed] = (), after: Sequence[Timed] = ()) -> tuple[Timed, ...]:
-    """The work of a run in its order; `before` and `after` are what happened around the passes, such as parsing."""
+def timing_tree(
+    result: Result, before: Sequence[Timed] = (), after: Sequence[Timed] = ()
+) -> tuple[Timed, ...]:
+    """The work of a run in its order; `before` and `after` are what happened around the passes,
+    such as parsing."""
     verifier = Timed("Verifier", sum(step.verify_seconds for step in result.steps))
     return (*before, *_grouped(result.steps, 0), verifier, *after)
 
@@ -51,9 +55,14 @@ def timing_list(tree: Sequence[Timed]) -> tuple[Timed, ...]:
     own: dict[str, float] = {}
     for row in _all_rows(tree):
         seconds = row.seconds - sum(part.seconds for part in row.parts)
-        if not row.parts or seconds > 1e-7 * row.seconds:  # phases and nests are no more than their parts
+        if (
+            not row.parts or seconds > 1e-7 * row.seconds
+        ):  # phases and nests are no more than their parts
             own[row.name] = own.get(row.name, 0.0) + seconds
-    return tuple(Timed(name, seconds) for name, seconds in sorted(own.items(), key=lambda item: (-item[1], item[0])))
+    return tuple(
+        Timed(name, seconds)
+        for name, seconds in sorted(own.items(), key=lambda item: (-item[1], item[0]))
+    )
 
 
 def timing_report(tree: Sequence[Timed], display: Literal["tree", "list"] = "tree") -> str:
@@ -61,7 +70,14 @@ def timing_report(tree: Sequence[Timed], display: Literal["tree", "list"] = "tre
     rows = timing_list(tree) if display == "list" else tuple(tree)
     total = sum(row.seconds for row in tree)
     title = "... Execution time report ...".center(len(RULE)).rstrip()
-    lines = [RULE, title, RULE, f"  Total Execution Time: {total:.4f} seconds", "", "  ----Wall Time----  ----Name----"]
+    lines = [
+        RULE,
+        title,
+        RULE,
+        f"  Total Execution Time: {total:.4f} seconds",
+        "",
+        "  ----Wall Time----  ----Name----",
+    ]
     for depth, row in [*_with_depth(rows, 0), (0, Timed("Total", total))]:
         share = 100 * row.seconds / total if total else 0.0
         lines.append(f"  {row.seconds:8.4f} ({share:5.1f}%)  {'  ' * depth}{row.name}")
@@ -69,7 +85,8 @@ def timing_report(tree: Sequence[Timed], display: Literal["tree", "list"] = "tre
 
 
 def timing_json(tree: Sequence[Timed], display: Literal["tree", "list"] = "tree") -> str:
-    """The report as JSON: a list of `{"wall": {"duration": seconds, "percentage": …}, "name": …, "passes": […]}`."""
+    """The report as JSON: a list of `{"wall": {"duration": seconds, "percentage": …}, "name": …,
+    "passes": […]}`."""
     total = sum(row.seconds for row in tree)
     rows = timing_list(tree) if display == "list" else tuple(tree)
     return json.dumps([_to_json(row, total) for row in (*rows, Timed("Total", total))], indent=1)
@@ -85,7 +102,8 @@ def _to_json(row: Timed, total: float) -> dict[str, Any]:
 
 
 def _grouped(steps: Iterable[StepResult], depth: int) -> tuple[Timed, ...]:
-    """Rows of consecutive steps; those in one phase or nest (at `depth` of their groups) form one row with parts."""
+    """Rows of consecutive steps; those in one phase or nest (at `depth` of their groups) form one
+    row with parts."""
     rows: list[Timed] = []
     for group, inside in groupby(steps, key=lambda step: step.leaf.groups[depth : depth + 1]):
         if not group:

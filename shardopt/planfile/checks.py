@@ -1,4 +1,5 @@
-"""What the parts of a plan file say of each other and of the cluster: one message a mistake, with the field."""
+"""What the parts of a plan file say of each other and of the cluster: one message a mistake, with
+the field."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from shardopt.planfile.parts import GivenStage, PlanFile
 
 
 def plan_mistakes(plan: PlanFile, cluster: Cluster | None) -> Iterator[str]:
-    """All mistakes that show without a model. `cluster` is that of the file, or what its options name."""
+    """All mistakes that show without a model. `cluster` is that of the file, or what its options
+    name."""
     yield from _layer_mistakes(plan)
     for k, stage in enumerate(plan.stages):
         yield from _shape_mistakes(stage, k)
@@ -28,10 +30,16 @@ def _layer_mistakes(plan: PlanFile) -> Iterator[str]:
         used = {layer for layer, _ in given.body}
         count = max((*used, 0)) + 1
         if given.count not in (None, count):
-            yield f"field 'layers.count': expected {count}, the layers in 'layers.body', found {given.count}"
+            yield (
+                f"field 'layers.count': expected {count}, the layers in 'layers.body', found "
+                f"{given.count}"
+            )
         missing = next((layer for layer in range(count) if layer not in used), None)
         if missing is not None:
-            yield f"field 'layers.body': expected operations of every layer, found none of layer {missing}"
+            yield (
+                "field 'layers.body': expected operations of every layer, found none of layer "
+                f"{missing}"
+            )
         if any(layer < 0 for layer, _ in given.arguments):
             yield "field 'layers.arguments': expected a layer for every argument, found -1"
         for name in ("prologue", "epilogue", "arguments"):
@@ -41,14 +49,19 @@ def _layer_mistakes(plan: PlanFile) -> Iterator[str]:
     elif given is not None and given.starts:
         count = len(given.starts) + 1
         if given.count not in (None, count):
-            yield f"field 'layers.count': expected {count}, as there are {count - 1} starts, found {given.count}"
+            yield (
+                f"field 'layers.count': expected {count}, as there are {count - 1} starts, "
+                "found "
+                f"{given.count}"
+            )
     elif given is not None:
         count = given.count
     yield from _cover_mistakes(plan.stages, count)
 
 
 def _cover_mistakes(stages: tuple[GivenStage, ...], count: int | None) -> Iterator[str]:
-    """Layers of neighbouring stages must follow each other; stages without layers stand for any number from one on."""
+    """Layers of neighbouring stages must follow each other; stages without layers stand for any
+    number from one on."""
     behind: int | None = 0
     for k, stage in enumerate(stages):
         if stage.layers is None:
@@ -56,12 +69,22 @@ def _cover_mistakes(stages: tuple[GivenStage, ...], count: int | None) -> Iterat
             continue
         first, last = stage.layers
         if last < first:
-            yield f"field 'stages[{k}].layers': expected the first layer before the last, found {first} to {last}"
+            yield (
+                f"field 'stages[{k}].layers': expected the first layer before the last, found "
+                f"{first} to {last}"
+            )
         elif behind is not None and first != behind:
-            yield f"field 'stages[{k}].layers': expected layers from {behind} on, found {first} to {last}"
+            yield (
+                f"field 'stages[{k}].layers': expected layers from {behind} on, found {first} "
+                "to "
+                f"{last}"
+            )
         behind = last + 1
     if stages and count is not None and behind is not None and behind != count:
-        yield f"field 'stages[{len(stages) - 1}].layers': expected {count - 1} as the last layer, found {behind - 1}"
+        yield (
+            f"field 'stages[{len(stages) - 1}].layers': expected {count - 1} as the last layer, "
+            f"found {behind - 1}"
+        )
 
 
 def _shape_mistakes(stage: GivenStage, k: int) -> Iterator[str]:
@@ -82,20 +105,32 @@ def _shape_mistakes(stage: GivenStage, k: int) -> Iterator[str]:
 def _cluster_mistakes(stage: GivenStage, k: int, cluster: Cluster) -> Iterator[str]:
     names = [group.name for group in cluster.groups]
     if stage.group is not None and stage.group not in names:
-        yield f"field 'stages[{k}].group': expected one of {', '.join(names)}, found '{stage.group}'"
+        yield (
+            f"field 'stages[{k}].group': expected one of {', '.join(names)}, found '{stage.group}'"
+        )
         return
     for device in stage.devices or ():
         if device >= cluster.num_devices:
-            yield f"field 'stages[{k}].devices': expected devices below {cluster.num_devices}, found {device}"
+            yield (
+                f"field 'stages[{k}].devices': expected devices below {cluster.num_devices}, "
+                f"found {device}"
+            )
             return
     groups = sorted({cluster.group_index(device) for device in stage.devices or ()})
     if len(groups) > 1:
         inside = " and ".join(f"'{names[group]}'" for group in groups)
-        yield f"field 'stages[{k}].devices': expected devices of one host group, found some of {inside}"
+        yield (
+            f"field 'stages[{k}].devices': expected devices of one host group, found some of "
+            f"{inside}"
+        )
         return
     group = names.index(stage.group) if stage.group is not None else (groups or [0])[0]
     if groups and groups[0] != group:
-        yield f"field 'stages[{k}].devices': expected devices of host group '{stage.group}', found '{names[groups[0]]}'"
+        yield (
+            f"field 'stages[{k}].devices': expected devices of host group '{stage.group}', "
+            "found "
+            f"'{names[groups[0]]}'"
+        )
     yield from _submesh_mistakes(stage, k, cluster.groups[group])
     yield from _memory_mistakes(stage, k, cluster.groups[group])
 
@@ -104,9 +139,14 @@ def _submesh_mistakes(stage: GivenStage, k: int, group: HostGroup) -> Iterator[s
     if stage.submesh is None:
         return
     hosts, width = stage.submesh
-    if hosts > group.hosts or width > group.devices_per_host or (hosts > 1 and width != group.devices_per_host):
+    if (
+        hosts > group.hosts
+        or width > group.devices_per_host
+        or (hosts > 1 and width != group.devices_per_host)
+    ):
         yield (
-            f"field 'stages[{k}].submesh': expected a part of a host or whole hosts of {group}, found {hosts}x{width}"
+            f"field 'stages[{k}].submesh': expected a part of a host or whole hosts of {group}, "
+            f"found {hosts}x{width}"
         )
 
 
@@ -123,23 +163,36 @@ def _device_mistakes(plan: PlanFile, cluster: Cluster | None) -> Iterator[str]:
         seen: set[int] = set()
         for device in stage.devices or ():
             first = owner.setdefault(device, k)
-            shared = first != k and plan.stages[first].devices == stage.devices  # stages of one mesh
+            shared = (
+                first != k and plan.stages[first].devices == stage.devices
+            )  # stages of one mesh
             if device in seen or (first != k and not shared):
                 where = f"stage {first}"
-                yield f"field 'stages[{k}].devices': expected every device once, found {device} in {where}, too"
+                yield (
+                    f"field 'stages[{k}].devices': expected every device once, found {device} "
+                    "in "
+                    f"{where}, too"
+                )
             seen.add(device)
     named = [stage.devices is not None for stage in plan.stages]
     if any(named) and not all(named):
-        yield f"field 'stages[{named.index(False)}]': expected devices in all stages or in none, found none here"
+        yield (
+            f"field 'stages[{named.index(False)}]': expected devices in all stages or in none, "
+            "found none here"
+        )
     elif named and all(named) and cluster is not None:
         idle = next((device for device in range(cluster.num_devices) if device not in owner), None)
         if idle is not None:
             count = cluster.num_devices
-            yield f"field 'stages': expected all {count} devices of the cluster in use, device {idle} is not"
+            yield (
+                f"field 'stages': expected all {count} devices of the cluster in use, device "
+                f"{idle} is not"
+            )
 
 
 def _sharding_mistakes(stage: GivenStage, k: int) -> Iterator[str]:
-    """Axes are those of the mesh, each once. Whether they divide the values shows with the model."""
+    """Axes are those of the mesh, each once. Whether they divide the values shows with the
+    model."""
     if stage.shardings is None:
         return
     axes = AXIS_NAMES[: len(stage.logical_shape)] if stage.logical_shape is not None else AXIS_NAMES

@@ -1,4 +1,5 @@
-"""The constraints file: what a user demands of values and operations, by pattern. YAML, or JSON with the same fields.
+"""The constraints file: what a user demands of values and operations, by pattern. YAML, or JSON
+with the same fields.
 
     - argument: "params['dense']['kernel']"   # an argument of @main: its number, its name, or a pattern for names
       sharding: [[x], []]                     # the axes of every dimension, major to minor
@@ -10,8 +11,8 @@
     - location: "attention"
       forbid: [y]                             # axes that split nothing of these operations
 
-Axes are those of the planner's meshes: x, y and z. `mesh` (a pattern for names) limits an entry to some meshes of a
-pipeline; an entry that matches nothing is an error unless it is `optional: true`.
+Axes are those of the planner's meshes: x, y and z. `mesh` (a pattern for names) limits an entry to
+some meshes of a pipeline; an entry that matches nothing is an error unless it is `optional: true`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ Dims = tuple[tuple[int, tuple[str, ...]], ...]
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry; `place` says where it stands. Of the demands exactly one is given, or `forbid` next to another."""
+    """One entry; `place` says where it stands. Of the demands exactly one is given, or `forbid`
+    next to another."""
 
     place: str
     argument: int | str | None = None
@@ -58,19 +60,22 @@ class Entry:
         return self.mesh is None or re.fullmatch(self.mesh, mesh.name) is not None
 
     def names(self, wanted: int | str | None, number: int, name: str) -> bool:
-        """Whether `argument` or `result` means the one with this number and name. A name stands for itself too."""
+        """Whether `argument` or `result` means the one with this number and name. A name stands for
+        itself too."""
         if isinstance(wanted, int):
             return wanted == number
         return wanted is not None and bool(name) and (wanted == name or _matches(wanted, name))
 
     def names_op(self, name: str, location: str) -> bool:
-        """Whether the entry means an operation (`dot_general`), by its name and what its location prints as."""
+        """Whether the entry means an operation (`dot_general`), by its name and what its location
+        prints as."""
         if not self.is_of_ops or self.op not in (None, name, f"stablehlo.{name}"):
             return False
         return self.location is None or re.search(self.location, location) is not None
 
     def annotation(self, rank: int, mesh: Mesh) -> Annotation:
-        """What the entry says about a value of this rank. Raises ValueError for axes and dimensions it has not."""
+        """What the entry says about a value of this rank. Raises ValueError for axes and dimensions
+        it has not."""
         if self.replicated:
             return Annotation(mesh.axes, ((),) * rank)
         if self.sharding is not None:
@@ -111,15 +116,21 @@ def _entry(item: Any, place: str) -> Entry:
         raise UserError(f"{place}: expected fields, found {_kind(item)}")
     unknown = [name for name in item if name not in _FIELDS]
     if unknown:
-        raise UserError(f"{place}: unknown field '{unknown[0]}', expected one of {', '.join(_FIELDS)}")
+        raise UserError(
+            f"{place}: unknown field '{unknown[0]}', expected one of {', '.join(_FIELDS)}"
+        )
     given = {name: _FIELDS[name](value, f"{place}, field '{name}'") for name, value in item.items()}
     entry = Entry(place, **given)
     targets = [entry.argument is not None, entry.result is not None, entry.is_of_ops]
     if sum(targets) != 1:
-        raise UserError(f"{place}: expected argument, or result, or op and location, found {_listed(item)}")
+        raise UserError(
+            f"{place}: expected argument, or result, or op and location, found {_listed(item)}"
+        )
     shardings = [entry.sharding is not None, entry.dims is not None, entry.replicated]
     if sum(shardings) > 1 or not (any(shardings) or entry.forbid):
-        raise UserError(f"{place}: expected one of sharding, dims, replicated, or forbid, found {_listed(item)}")
+        raise UserError(
+            f"{place}: expected one of sharding, dims, replicated, or forbid, found {_listed(item)}"
+        )
     return entry
 
 
@@ -144,7 +155,9 @@ def _pattern(value: Any, where: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise UserError(f"{where}: expected a regular expression, found {text!r}: {error}") from error
+        raise UserError(
+            f"{where}: expected a regular expression, found {text!r}: {error}"
+        ) from error
     return text
 
 
@@ -164,7 +177,10 @@ def _axes(value: Any, where: str) -> tuple[str, ...]:
 
 def _sharding(value: Any, where: str) -> tuple[tuple[str, ...], ...]:
     if not isinstance(value, list):
-        raise UserError(f"{where}: expected a list with the axes of each dimension such as [[x], []], found {value!r}")
+        raise UserError(
+            f"{where}: expected a list with the axes of each dimension such as [[x], []], found "
+            f"{value!r}"
+        )
     dims = tuple(_axes(dim, f"{where}, dimension {number}") for number, dim in enumerate(value))
     _axes([axis for dim in dims for axis in dim], where)
     return dims
@@ -173,13 +189,17 @@ def _sharding(value: Any, where: str) -> tuple[tuple[str, ...], ...]:
 def _dims(value: Any, where: str) -> Dims:
     if not isinstance(value, Mapping) or not all(str(dim).isdecimal() for dim in value):
         raise UserError(f"{where}: expected axes by dimension such as {{0: [x]}}, found {value!r}")
-    found = tuple(sorted((int(dim), _axes(axes, f"{where}, dimension {dim}")) for dim, axes in value.items()))
+    found = tuple(
+        sorted((int(dim), _axes(axes, f"{where}, dimension {dim}")) for dim, axes in value.items())
+    )
     _axes([axis for _, dim in found for axis in dim], where)
     return found
 
 
 def _kind(value: Any) -> str:
-    return {dict: "fields", list: "a list", str: "text", type(None): "nothing"}.get(type(value), repr(value))
+    return {dict: "fields", list: "a list", str: "text", type(None): "nothing"}.get(
+        type(value), repr(value)
+    )
 
 
 def _matches(pattern: str, name: str) -> bool:

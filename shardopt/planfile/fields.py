@@ -31,9 +31,15 @@ class Sizes:
     example: str
 
     def read(self, value: Any, path: str, mistakes: list[str]) -> tuple[int, int] | None:
-        match = re.fullmatch(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})", value) if isinstance(value, str) else None
+        match = (
+            re.fullmatch(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})", value)
+            if isinstance(value, str)
+            else None
+        )
         if match is None:
-            mistakes.append(f"field '{path}': expected sizes such as '{self.example}', got {value!r:.80}")
+            mistakes.append(
+                f"field '{path}': expected sizes such as '{self.example}', got {value!r:.80}"
+            )
             return None
         return int(match[1]), int(match[2])
 
@@ -72,8 +78,16 @@ _FRESH = Record(Fresh, {"tensor": Field(INDEX), "sharding": Field(Text()), "op":
 _SHARDINGS = Record(
     GivenShardings,
     {
-        "inputs": Field(Table(Text()), "sharding of each argument (argN) and arriving value, such as [{x}, {}]", {}),
-        "ops": Field(Items(Text()), "operation, shardings of operands -> of results; none: the solver decides", ()),
+        "inputs": Field(
+            Table(Text()),
+            "sharding of each argument (argN) and arriving value, such as [{x}, {}]",
+            {},
+        ),
+        "ops": Field(
+            Items(Text()),
+            "operation, shardings of operands -> of results; none: the solver decides",
+            (),
+        ),
         "again": Field(Items(_AGAIN), "values that are computed again to save memory", ()),
         "fresh": Field(Items(_FRESH), "copies that are made anew to save memory", ()),
     },
@@ -85,11 +99,17 @@ _STAGE = Record(
         "group": Field(Nullable(Text()), "name of the host group", None),
         "submesh": Field(Nullable(Sizes("1x4")), "hosts x devices per host", None),
         "logical_shape": Field(Nullable(Sizes("2x2")), "sizes of the mesh axes x and y", None),
-        "devices": Field(Nullable(Items(INDEX, 1)), "device ids in row-major order of the axes", None),
-        "recompute": Field(Nullable(Text(choices=RECOMPUTE)), "what the backward computes again", None),
+        "devices": Field(
+            Nullable(Items(INDEX, 1)), "device ids in row-major order of the axes", None
+        ),
+        "recompute": Field(
+            Nullable(Text(choices=RECOMPUTE)), "what the backward computes again", None
+        ),
         "intra_op": Field(Nullable(Text()), "how the stage is sharded: ilp, or a preset", None),
         "shardings": Field(Nullable(_SHARDINGS), "of the values of the stage", None),
-        "predicted": Field(Nullable(Table(Scalar())), "figures of one step; for readers only", None),
+        "predicted": Field(
+            Nullable(Table(Scalar())), "figures of one step; for readers only", None
+        ),
     },
 )
 _LAYERS = Record(
@@ -98,10 +118,13 @@ _LAYERS = Record(
         "count": Field(Nullable(COUNT), "number of layers", None),
         "starts": Field(
             Items(Text("an operation number or a pattern of locations")),
-            "forward operations that begin a layer, by number in the body or pattern of their location",
+            "forward operations that begin a layer, by number in the body or pattern of their "
+            "location",
             (),
         ),
-        "body": Field(Nullable(_RUNS), "[layer, operations in a row] for the operations of a microbatch", None),
+        "body": Field(
+            Nullable(_RUNS), "[layer, operations in a row] for the operations of a microbatch", None
+        ),
         "prologue": Field(_RUNS, "the same for those before the loop", ()),
         "epilogue": Field(_RUNS, "the same for those after the loop", ()),
         "arguments": Field(_RUNS, "the same for the arguments of the model", ()),
@@ -111,7 +134,9 @@ PLAN = Record(
     PlanFile,
     {
         "version": Field(_Version(), "of this format"),
-        "made_by": Field(Table(Text(may_be_empty=True)), "versions that made the plan; for readers only", {}),
+        "made_by": Field(
+            Table(Text(may_be_empty=True)), "versions that made the plan; for readers only", {}
+        ),
         "model": Field(
             Nullable(
                 Record(
@@ -129,11 +154,17 @@ PLAN = Record(
         "cluster": Field(Nullable(DESCRIPTION), "the cluster, as in a cluster file", None),
         "layers": Field(Nullable(_LAYERS), "which operation belongs to which layer", None),
         "stages": Field(Items(_STAGE), "the stages in pipeline order", ()),
-        "predicted": Field(Nullable(Table(Scalar())), "figures of one step; for readers only", None),
+        "predicted": Field(
+            Nullable(Table(Scalar())), "figures of one step; for readers only", None
+        ),
     },
 )
 
 
 def schema() -> Schema:
     """The JSON schema of a plan file."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "shardopt plan", **PLAN.schema()}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "shardopt plan",
+        **PLAN.schema(),
+    }

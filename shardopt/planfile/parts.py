@@ -14,12 +14,15 @@ VERSION = 2
 PREDICTED_SECONDS = ("step_seconds", "formula_seconds", "formula_bound")
 RECOMPUTE: tuple[str, ...] = get_args(Recompute)
 
-Runs = tuple[tuple[int, int], ...]  # (layer, how many operations in a row belong to it); layer -1: every reader's own
+Runs = tuple[
+    tuple[int, int], ...
+]  # (layer, how many operations in a row belong to it); layer -1: every reader's own
 
 
 @dataclass(frozen=True)
 class Again:
-    """A value that is computed again for its last readers (`Rematerialized`); `strategies` are texts."""
+    """A value that is computed again for its last readers (`Rematerialized`); `strategies` are
+    texts."""
 
     tensor: int
     chain: tuple[int, ...]
@@ -42,8 +45,9 @@ class Fresh:
 
 @dataclass(frozen=True)
 class GivenShardings:
-    """Of the values of one stage. `inputs`: shardings of what no operation of the stage makes, `argN` for arguments of
-    the model. `ops`: of every operation in order; without it the solver decides about them."""
+    """Of the values of one stage. `inputs`: shardings of what no operation of the stage makes,
+    `argN` for arguments of the model. `ops`: of every operation in order; without it the solver
+    decides about them."""
 
     inputs: Mapping[str, str] = field(default_factory=dict)
     ops: tuple[str, ...] = ()
@@ -68,7 +72,9 @@ class GivenStage:
     @property
     def is_fixed(self) -> bool:
         """Whether nothing is left to choose: which layers, and on what."""
-        return self.layers is not None and self.submesh is not None and self.logical_shape is not None
+        return (
+            self.layers is not None and self.submesh is not None and self.logical_shape is not None
+        )
 
     def place(self) -> Submesh | None:
         return None if self.submesh is None else Submesh(*self.submesh)
@@ -76,7 +82,8 @@ class GivenStage:
 
 @dataclass(frozen=True)
 class GivenLayers:
-    """How many layers; where each but the first begins; or the layer of every operation and argument."""
+    """How many layers; where each but the first begins; or the layer of every operation and
+    argument."""
 
     count: int | None = None
     starts: tuple[str, ...] = ()
@@ -88,7 +95,8 @@ class GivenLayers:
 
 @dataclass(frozen=True)
 class Model:
-    """What the plan was made for: `fingerprint` is a hash of its operations without their locations."""
+    """What the plan was made for: `fingerprint` is a hash of its operations without their
+    locations."""
 
     fingerprint: str
     name: str = ""
@@ -96,7 +104,8 @@ class Model:
 
 @dataclass(frozen=True)
 class PlanFile:
-    """A whole file. `options` are those of `shardopt plan`, `cluster` is what they name, spelt out."""
+    """A whole file. `options` are those of `shardopt plan`, `cluster` is what they name, spelt
+    out."""
 
     version: int
     made_by: Mapping[str, str] = field(default_factory=dict)
@@ -113,16 +122,30 @@ class PlanFile:
         options = sorted((name, self.options.get(name)) for name in ("microbatches", "schedule"))
         groups = self.cluster.groups if self.cluster is not None else ()
         kernels = [group.device.kernels for group in groups if group.device.kernels is not None]
-        return sha256(repr((self.layers, stages, options, self.cluster, *kernels)).encode()).hexdigest()[:16]
+        return sha256(
+            repr((self.layers, stages, options, self.cluster, *kernels)).encode()
+        ).hexdigest()[:16]
 
     def own_prediction(self) -> dict[str, Any] | None:
-        """What the stage phase predicted of these very decisions: `schedule` and seconds; None after an edit."""
+        """What the stage phase predicted of these very decisions: `schedule` and seconds; None
+        after an edit."""
         found = dict(self.predicted or {})
         step, formula, bound = (found.get(name) for name in PREDICTED_SECONDS)
-        readable = isinstance(step, float) and isinstance(formula, float) and isinstance(bound, float | None)
-        if not readable or found.get("decisions") != self.decisions() or not isinstance(found.get("planned_for"), str):
+        readable = (
+            isinstance(step, float)
+            and isinstance(formula, float)
+            and isinstance(bound, float | None)
+        )
+        if (
+            not readable
+            or found.get("decisions") != self.decisions()
+            or not isinstance(found.get("planned_for"), str)
+        ):
             return None
-        return {"schedule": found["planned_for"], **{name: found.get(name) for name in PREDICTED_SECONDS}}
+        return {
+            "schedule": found["planned_for"],
+            **{name: found.get(name) for name in PREDICTED_SECONDS},
+        }
 
 
 def runs_of(layers: Iterable[int]) -> list[list[int]]:

@@ -1,9 +1,9 @@
-"""The plan file, `plan.json`: what was decided, so that it can be applied again, edited, or given by hand in parts.
+"""The plan file, `plan.json`: what was decided, so that it can be applied again, edited, or given
+by hand in parts.
 
-Every part may be missing, and what is missing is planned. `docs/guide/plan-file.md` describes the fields; `schema()` of
-`shardopt.planfile.fields` is the JSON schema in `shardopt/schemas`. What the parts say of each other and of the
-cluster is checked by `shardopt.planfile.checks`.
-"""
+Every part may be missing, and what is missing is planned. `docs/guide/plan-file.md` describes the
+fields; `schema()` of `shardopt.planfile.fields` is the JSON schema in `shardopt/schemas`. What the
+parts say of each other and of the cluster is checked by `shardopt.planfile.checks`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ from shardopt.support.errors import UserError
 def read_plan_file(value: Any) -> tuple[PlanFile, tuple[str, ...]]:
     """The plan and what is wrong with the fields; where something is, the plan must not be used."""
     version = value.get("version") if isinstance(value, dict) else None
-    if isinstance(value, dict) and version != VERSION:  # whatever else another version says means other things
-        return PlanFile(VERSION), (f"expected field 'version' to be {VERSION}, found {version!r:.80}",)
+    if (
+        isinstance(value, dict) and version != VERSION
+    ):  # whatever else another version says means other things
+        return PlanFile(VERSION), (
+            f"expected field 'version' to be {VERSION}, found {version!r:.80}",
+        )
     return mistakes_of(PLAN, value)
 
 

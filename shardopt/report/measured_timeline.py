@@ -1,8 +1,8 @@
-"""A measured step beside the simulated one: a table by kind of task, and one picture with both on the same axis.
+"""A measured step beside the simulated one: a table by kind of task, and one picture with both on
+the same axis.
 
-The measured step is put into the simulator's form, so that both are drawn by the same code. Its zero is the start of
-its first task: what a step does before (prologues) is in no schedule.
-"""
+The measured step is put into the simulator's form, so that both are drawn by the same code. Its
+zero is the start of its first task: what a step does before (prologues) is in no schedule."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ def length_of(times: Times) -> float:
 def measured_result(
     simulated: SimulationResult, times: Times, memory: Sequence[MemoryProfile] | None = None
 ) -> SimulationResult:
-    """The measured step of the same schedule. Tasks that were not measured take no time, where the one before ends.
+    """The measured step of the same schedule. Tasks that were not measured take no time, where the
+    one before ends.
 
-    A transfer is shown from the end of the task that sends to the start of the one that receives. `memory` is per mesh,
-    with seconds from `start_of(times)`; without it, only the simulated peak is known.
-    """
+    A transfer is shown from the end of the task that sends to the start of the one that receives.
+    `memory` is per mesh, with seconds from `start_of(times)`; without it, only the simulated peak
+    is known."""
     zero = start_of(times)
     starts: list[tuple[float, ...]] = []
     ends: list[tuple[float, ...]] = []
@@ -54,7 +55,10 @@ def measured_result(
             own.append((start - zero, end - zero))
         starts.append(tuple(start for start, _ in own))
         ends.append(tuple(end for _, end in own))
-    busy = tuple(sum(end - start for start, end in zip(*rows, strict=True)) for rows in zip(starts, ends, strict=True))
+    busy = tuple(
+        sum(end - start for start, end in zip(*rows, strict=True))
+        for rows in zip(starts, ends, strict=True)
+    )
     makespan = max((end for row in ends for end in row), default=0.0)
     return replace(
         simulated,
@@ -63,12 +67,16 @@ def measured_result(
         busy_seconds=busy,
         start_seconds=tuple(starts),
         end_seconds=tuple(ends),
-        memory=tuple(memory or (MemoryProfile((0.0,), (own.peak_bytes,)) for own in simulated.memory)),
+        memory=tuple(
+            memory or (MemoryProfile((0.0,), (own.peak_bytes,)) for own in simulated.memory)
+        ),
         times=_times(simulated.linked, starts, ends),
     )
 
 
-def _times(linked: LinkedSchedule, starts: Sequence[Sequence[float]], ends: Sequence[Sequence[float]]) -> NodeTimes:
+def _times(
+    linked: LinkedSchedule, starts: Sequence[Sequence[float]], ends: Sequence[Sequence[float]]
+) -> NodeTimes:
     first, last = ([seconds for row in rows for seconds in row] for rows in (starts, ends))
     moved = tuple(
         (source, node, last[source], max(first[node], last[source]))
@@ -80,7 +88,8 @@ def _times(linked: LinkedSchedule, starts: Sequence[Sequence[float]], ends: Sequ
 
 
 def comparison_table(simulated: SimulationResult, measured: SimulationResult) -> Any:
-    """A `rich` table: how long tasks take on the average, by mesh, stage and kind, and the step as a whole."""
+    """A `rich` table: how long tasks take on the average, by mesh, stage and kind, and the step as
+    a whole."""
     from rich.table import Table
 
     unit = time_unit(measured)
@@ -89,45 +98,71 @@ def comparison_table(simulated: SimulationResult, measured: SimulationResult) ->
         table.add_column(column, justify="right")
     for (mesh, stage, kind), (count, before, after) in _means(simulated, measured).items():
         row = [f"{seconds * unit.per_second:.4g}" for seconds in (before, after)]
-        table.add_row(f"{mesh}", f"{kind.name.lower()} of stage {stage}", f"{count}", *row, _ratio(after, before))
+        table.add_row(
+            f"{mesh}",
+            f"{kind.name.lower()} of stage {stage}",
+            f"{count}",
+            *row,
+            _ratio(after, before),
+        )
     table.add_section()
-    for mesh, (before, after) in enumerate(zip(simulated.busy_seconds, measured.busy_seconds, strict=True)):
+    for mesh, (before, after) in enumerate(
+        zip(simulated.busy_seconds, measured.busy_seconds, strict=True)
+    ):
         row = [f"{seconds * unit.per_second:.4g}" for seconds in (before, after)]
         table.add_row(f"{mesh}", "all tasks", "", *row, _ratio(after, before))
     makespans = (simulated.makespan_seconds, measured.makespan_seconds)
     row = [f"{seconds * unit.per_second:.4g}" for seconds in makespans]
-    table.add_row("", "step, without what no schedule orders", "", *row, _ratio(makespans[1], makespans[0]))
+    table.add_row(
+        "", "step, without what no schedule orders", "", *row, _ratio(makespans[1], makespans[0])
+    )
     bubbles = (simulated.bubble_fraction, measured.bubble_fraction)
     table.add_row("", "bubble", "", *(f"{share:.1%}" for share in bubbles), "")
     return table
 
 
-def comparison_svg(simulated: SimulationResult, measured: SimulationResult, width: int = 1100) -> str:
+def comparison_svg(
+    simulated: SimulationResult, measured: SimulationResult, width: int = 1100
+) -> str:
     """Both timelines, the simulated one above, over the same seconds."""
     longest = max(simulated.makespan_seconds, measured.makespan_seconds) or 1.0
     pictures = [
-        timeline_svg(result, round(MARGINS + (width - MARGINS) * result.makespan_seconds / longest), heading)
+        timeline_svg(
+            result, round(MARGINS + (width - MARGINS) * result.makespan_seconds / longest), heading
+        )
         for result, heading in ((simulated, "simulated: "), (measured, "measured: "))
     ]
     heights = [int(found.group(1)) for found in map(_HEIGHT.search, pictures) if found is not None]
     total = sum(heights) + _GAP
     tops = (0, heights[0] + _GAP)
-    inner = (text.replace("<svg ", f'<svg y="{top}" ', 1) for top, text in zip(tops, pictures, strict=True))
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{total}" viewBox="0 0 {width} {total}">'
+    inner = (
+        text.replace("<svg ", f'<svg y="{top}" ', 1)
+        for top, text in zip(tops, pictures, strict=True)
+    )
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{total}" viewBox="0 '
+        "0 "
+        f'{width} {total}">'
+    )
     return "\n".join([head, *inner, "</svg>\n"])
 
 
 _Kind = tuple[int, int, TaskKind]  # mesh, stage, kind
 
 
-def _means(simulated: SimulationResult, measured: SimulationResult) -> dict[_Kind, tuple[int, float, float]]:
+def _means(
+    simulated: SimulationResult, measured: SimulationResult
+) -> dict[_Kind, tuple[int, float, float]]:
     """Number of tasks of a kind, and their mean seconds in both."""
     found: dict[_Kind, tuple[int, float, float]] = {}
     for before, after in zip(simulated.spans(), measured.spans(), strict=True):
         key = (before.mesh, before.task.stage, before.task.kind)
         count, left, right = found.get(key, (0, 0.0, 0.0))
         found[key] = (count + 1, left + _seconds(before), right + _seconds(after))
-    return {key: (count, left / count, right / count) for key, (count, left, right) in sorted(found.items())}
+    return {
+        key: (count, left / count, right / count)
+        for key, (count, left, right) in sorted(found.items())
+    }
 
 
 def _seconds(span: TaskSpan) -> float:

@@ -1,4 +1,5 @@
-"""How two plan files differ, as rows for people: options, cluster, layers, stages, shardings, predicted figures."""
+"""How two plan files differ, as rows for people: options, cluster, layers, stages, shardings,
+predicted figures."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def differences(first: Any, second: Any) -> tuple[Difference, ...]:
     return tuple(_of_fields({**first, **drop}, {**second, **drop}, ""))
 
 
-def _of_fields(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str) -> Iterator[Difference]:
+def _of_fields(
+    first: Mapping[str, Any], second: Mapping[str, Any], prefix: str
+) -> Iterator[Difference]:
     for name in dict.fromkeys((*first, *second)):
         a, b, path = first.get(name), second.get(name), f"{prefix}{name}"
         if a == b:
@@ -54,7 +57,9 @@ def _of_fields(first: Mapping[str, Any], second: Mapping[str, Any], prefix: str)
 
 def _are_lists(a: Any, b: Any, item: type) -> bool:
     """Whether both are lists of such items."""
-    return all(isinstance(value, list) and all(isinstance(one, item) for one in value) for value in (a, b))
+    return all(
+        isinstance(value, list) and all(isinstance(one, item) for one in value) for value in (a, b)
+    )
 
 
 def _of_records(a: list[Any], b: list[Any], path: str) -> Iterator[Difference]:
@@ -84,19 +89,31 @@ def _of_layers(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Differenc
             yield Difference(f"layers.{name}", _shown(name, x), _shown(name, y))
             continue
         layers = layers_in(x), layers_in(y)
-        moved = sum(p != q for p, q in zip(*layers, strict=False)) + abs(len(layers[0]) - len(layers[1]))
-        yield Difference(f"layers.{name}", f"{len(layers[0])} in runs", f"{len(layers[1])}, {moved} in other layers")
+        moved = sum(p != q for p, q in zip(*layers, strict=False)) + abs(
+            len(layers[0]) - len(layers[1])
+        )
+        yield Difference(
+            f"layers.{name}",
+            f"{len(layers[0])} in runs",
+            f"{len(layers[1])}, {moved} in other layers",
+        )
 
 
 def _are_runs(value: Any) -> TypeGuard[Runs]:
     """Whether these are `[layer, count]` of operations that a model may have."""
-    pairs = isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
+    pairs = isinstance(value, list) and all(
+        isinstance(pair, list) and len(pair) == 2 for pair in value
+    )
     numbers = pairs and all(type(number) is int for pair in value for number in pair)
     return bool(numbers) and sum(count for _, count in value) < _MOST_OPERATIONS
 
 
 def _summary(stage: Mapping[str, Any]) -> str:
-    named = (f"{name} {stage[name]}" for name in ("layers", "submesh", "logical_shape") if stage.get(name) is not None)
+    named = (
+        f"{name} {stage[name]}"
+        for name in ("layers", "submesh", "logical_shape")
+        if stage.get(name) is not None
+    )
     return ", ".join(named) or "a stage"
 
 

@@ -1,4 +1,5 @@
-"""What a plan says, read from its exported module: the rows of the stage table, as values, JSON and a rich table."""
+"""What a plan says, read from its exported module: the rows of the stage table, as values, JSON and
+a rich table."""
 
 from __future__ import annotations
 
@@ -35,13 +36,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StageRow:
-    """One stage: where it runs and what one step costs there. Seconds and bytes count all microbatches.
+    """One stage: where it runs and what one step costs there. Seconds and bytes count all
+    microbatches.
 
-    `peak_bytes` is the most a device holds, all stages of its mesh together, of the `memory_bytes` that a device of the
-    stage's host group has.
-    `collectives` are those inside the stage by kind and mesh axes; `sent_bytes` leave it for other stages each step.
-    `recompute` is what its backward computes again: "none", "layer" or "full".
-    """
+    `peak_bytes` is the most a device holds, all stages of its mesh together, of the `memory_bytes`
+    that a device of the stage's host group has. `collectives` are those inside the stage by kind
+    and mesh axes; `sent_bytes` leave it for other stages each step. `recompute` is what its
+    backward computes again: "none", "layer" or "full"."""
 
     stage: int
     layers: tuple[str, ...]
@@ -97,7 +98,10 @@ def summarize(module: ir.Module) -> PlanSummary:
         ir.StringAttr(schedule["name"]).value,
         ir.FloatAttr(schedule["makespan_seconds"]).value,
         ir.FloatAttr(schedule["bubble"]).value,
-        tuple(_row(program, cluster, stage, meshes[home], peaks[home], firsts) for stage, home in enumerate(homes)),
+        tuple(
+            _row(program, cluster, stage, meshes[home], peaks[home], firsts)
+            for stage, home in enumerate(homes)
+        ),
     )
 
 
@@ -119,7 +123,12 @@ def _calls(program: Program) -> Iterator[tuple[ir.Operation, bool]]:
 
 
 def _row(
-    program: Program, cluster: Cluster, stage: int, mesh: Mesh, peak_bytes: int, firsts: dict[str, int]
+    program: Program,
+    cluster: Cluster,
+    stage: int,
+    mesh: Mesh,
+    peak_bytes: int,
+    firsts: dict[str, int],
 ) -> StageRow:
     """`firsts` is the first stage of each mesh."""
     seconds = dict.fromkeys((*BODY_KINDS, "around"), 0.0)
@@ -128,10 +137,16 @@ def _row(
     sent = 0
     attributes = program.loop.attributes
     modes = (
-        [ir.StringAttr(mode).value for mode in ir.ArrayAttr(attributes[RECOMPUTE])] if RECOMPUTE in attributes else []
+        [ir.StringAttr(mode).value for mode in ir.ArrayAttr(attributes[RECOMPUTE])]
+        if RECOMPUTE in attributes
+        else []
     )
     for op, in_body in _calls(program):
-        if op.name == "mpmd.transfer" and RESHARDING in op.attributes and _source_stage(op, firsts) == stage:
+        if (
+            op.name == "mpmd.transfer"
+            and RESHARDING in op.attributes
+            and _source_stage(op, firsts) == stage
+        ):
             times = program.num_microbatches if in_body else 1
             sent += times * ir.IntegerAttr(ir.DictAttr(op.attributes[RESHARDING])["bytes"]).value
         if op.name != "mpmd.fragment_call" or ir.IntegerAttr(op.attributes[STAGE]).value != stage:
@@ -167,7 +182,8 @@ def _row(
 
 
 def _source_stage(transfer: ir.Operation, firsts: dict[str, int]) -> int:
-    """The stage that makes what is sent; what no call makes is sent by the first stage of its mesh (`firsts`)."""
+    """The stage that makes what is sent; what no call makes is sent by the first stage of its mesh
+    (`firsts`)."""
     source = transfer.operands[0]
     maker = defining(source)
     if maker is not None and maker.name == "mpmd.fragment_call":
@@ -185,7 +201,8 @@ def stage_table(summary: PlanSummary) -> Table:
 
     table = Table(
         title=f"{summary.cluster} · {summary.num_microbatches} microbatches · {summary.schedule}",
-        caption=f"predicted step {seconds_text(summary.step_seconds)} · bubble {summary.bubble_fraction:.1%}",
+        caption=f"predicted step {seconds_text(summary.step_seconds)} · bubble "
+        f"{summary.bubble_fraction:.1%}",
     )
     for name in ("stage", "layers", "mesh", "devices", "shape", "recompute"):
         table.add_column(name)
@@ -203,7 +220,10 @@ def stage_table(summary: PlanSummary) -> Table:
             seconds_text(row.backward_seconds),
             seconds_text(row.around_seconds),
             bytes_text(row.peak_bytes),
-            ", ".join(f"{item.tensors} {item.kind.replace('_', '-')} {'·'.join(item.axes)}" for item in row.collectives)
+            ", ".join(
+                f"{item.tensors} {item.kind.replace('_', '-')} {'·'.join(item.axes)}"
+                for item in row.collectives
+            )
             or "–",
             bytes_text(row.collective_bytes),
             bytes_text(row.sent_bytes),
@@ -213,9 +233,19 @@ def stage_table(summary: PlanSummary) -> Table:
 
 def _span(layers: tuple[str, ...]) -> str:
     numbers = sorted(int(name.removeprefix("layer_")) for name in layers)
-    return "–" if not numbers else str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}–{numbers[-1]}"
+    return (
+        "–"
+        if not numbers
+        else str(numbers[0])
+        if len(numbers) == 1
+        else f"{numbers[0]}–{numbers[-1]}"
+    )
 
 
 def _ids(devices: tuple[int, ...]) -> str:
     contiguous = devices == tuple(range(devices[0], devices[0] + len(devices)))
-    return f"{devices[0]}–{devices[-1]}" if contiguous and len(devices) > 1 else ",".join(map(str, devices))
+    return (
+        f"{devices[0]}–{devices[-1]}"
+        if contiguous and len(devices) > 1
+        else ",".join(map(str, devices))
+    )

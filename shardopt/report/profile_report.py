@@ -55,12 +55,17 @@ def _time_text(seconds: float) -> str:
 
 
 def profile_svg(profile: Profile, cluster: Cluster) -> str:
-    """Small log-log charts, one for each measurement: measured points, and the formula as a dashed line."""
+    """Small log-log charts, one for each measurement: measured points, and the formula as a dashed
+    line."""
     rows = ceil(len(profile.measurements) / _COLUMNS)
     width, height = _COLUMNS * _WIDTH, rows * _HEIGHT + 40
-    title = f"{profile.device} × {profile.devices}: measured, and the formulas of {cluster} (dashed); seconds by size"
+    title = (
+        f"{profile.device} × {profile.devices}: measured, and the formulas of {cluster} "
+        "(dashed); seconds by size"
+    )
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        'font-family="sans-serif">',
         f'<rect width="{width}" height="{height}" fill="#FFFFFF"/>',
         f'<text x="12" y="22" font-size="13">{escape(title)}</text>',
     ]
@@ -102,13 +107,20 @@ def _panel(name: str, measured: Points, formula: Points, at: tuple[int, int]) ->
         f'<rect x="{x0}" y="{y0}" width="{width}" height="{height}" fill="none" stroke="#BBBBBB"/>',
     ]
     for exponent, y in ((high, y0 + 8), (low, y0 + height)):
-        parts.append(f'<text x="{x0 - 4}" y="{y}" font-size="9" text-anchor="end">1e{exponent} s</text>')
+        parts.append(
+            f'<text x="{x0 - 4}" y="{y}" font-size="9" text-anchor="end">1e{exponent} s</text>'
+        )
     for exponent, x, anchor in ((left, x0, "start"), (right, x0 + width, "end")):
-        parts.append(f'<text x="{x}" y="{y0 + height + 12}" font-size="9" text-anchor="{anchor}">1e{exponent}</text>')
+        parts.append(
+            f'<text x="{x}" y="{y0 + height + 12}" font-size="9" '
+            f'text-anchor="{anchor}">1e{exponent}</text>'
+        )
     if formula:
         parts.append(line(formula, f'stroke="{_FORMULA}" stroke-dasharray="5,3"'))
     parts.append(line(measured, f'stroke="{_MEASURED}"'))
-    parts += [f'<circle cx="{x}" cy="{y}" r="2.5" fill="{_MEASURED}"/>' for x, y in map(place, measured)]
+    parts += [
+        f'<circle cx="{x}" cy="{y}" r="2.5" fill="{_MEASURED}"/>' for x, y in map(place, measured)
+    ]
     return parts
 
 

@@ -1,9 +1,9 @@
 """A resharding plan as a standalone SVG document: who sends what to whom, over time.
 
-One row per device, hosts apart. The upper half of a row shows what the device sends, the lower half what it receives,
-in the colour of the sender and with the number of the other end. Dashed lines part the phases; the first crosses
-meshes. Times are those that the plan is priced with (`shardopt.cost.transfers`). Sizes are in pixels.
-"""
+One row per device, hosts apart. The upper half of a row shows what the device sends, the lower half
+what it receives, in the colour of the sender and with the number of the other end. Dashed lines
+part the phases; the first crosses meshes. Times are those that the plan is priced with
+(`shardopt.cost.transfers`). Sizes are in pixels."""
 
 from __future__ import annotations
 
@@ -40,13 +40,20 @@ def step_phases(steps: Iterable[ReshardStep], itemsize: int) -> tuple[tuple[Mess
             count *= limit - start
         if step.source != step.target:
             phases.setdefault(step.phase, Counter())[step.source, step.target] += count
-    return tuple(tuple((*ends, size) for ends, size in phases[phase].items()) for phase in sorted(phases))
+    return tuple(
+        tuple((*ends, size) for ends, size in phases[phase].items()) for phase in sorted(phases)
+    )
 
 
-def resharding_svg(cluster: Cluster, phases: Sequence[Sequence[Message]], title: str, width: int = 1000) -> str:
-    """The picture, `width` pixels wide; every bar has a tooltip. Raises ValueError for plans of too many messages."""
+def resharding_svg(
+    cluster: Cluster, phases: Sequence[Sequence[Message]], title: str, width: int = 1000
+) -> str:
+    """The picture, `width` pixels wide; every bar has a tooltip. Raises ValueError for plans of too
+    many messages."""
     if sum(map(len, phases)) > _MOST_BARS:
-        raise ValueError(f"expected a plan of at most {_MOST_BARS} messages, found {sum(map(len, phases))}")
+        raise ValueError(
+            f"expected a plan of at most {_MOST_BARS} messages, found {sum(map(len, phases))}"
+        )
     bars, ends = _bars(cluster, phases)
     rows = _rows(cluster, phases)
     height = max(rows.values(), default=_TOP) + 2 * _HALF + _BOTTOM
@@ -60,20 +67,23 @@ def resharding_svg(cluster: Cluster, phases: Sequence[Sequence[Message]], title:
         *_phase_lines(ends, scale, height),
     ]
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 '
+        f'{width} {height}" '
         f'font-family="Helvetica, Arial, DejaVu Sans, sans-serif">'
     )
     return "\n".join([head, f"<title>{escape(title)}</title>", *body, "</svg>\n"])
 
 
 def _bars(cluster: Cluster, phases: Sequence[Sequence[Message]]) -> tuple[list[_Bar], list[float]]:
-    """Every message in time, and the ends of the phases. A message is drawn without its latency, which ends the
-    phase."""
+    """Every message in time, and the ends of the phases. A message is drawn without its latency,
+    which ends the phase."""
     bars, ends, now = [], [], 0.0
     for phase in phases:
         ordered = Ordered(Links.of(cluster, phase))
         links = ordered.links
-        for number, start, seconds in zip(links.numbers, ordered.starts, links.seconds, strict=True):
+        for number, start, seconds in zip(
+            links.numbers, ordered.starts, links.seconds, strict=True
+        ):
             bars.append(_Bar(phase[int(number)], now + float(start), now + float(start + seconds)))
         now += ordered.seconds
         ends.append(now)
@@ -87,7 +97,9 @@ def _rows(cluster: Cluster, phases: Sequence[Sequence[Message]]) -> dict[int, in
     y = _TOP
     for before, device in zip([None, *devices], devices, strict=False):
         if before is not None:
-            y += 2 * _HALF + (_GAP if cluster.host_of(before) == cluster.host_of(device) else _HOST_GAP)
+            y += 2 * _HALF + (
+                _GAP if cluster.host_of(before) == cluster.host_of(device) else _HOST_GAP
+            )
         rows[device] = y
     return rows
 
@@ -117,7 +129,10 @@ def _bar_parts(bar: _Bar, rows: dict[int, int], scale: float) -> list[str]:
         frame = f'x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_HALF}"'
         text = svg_text(x + width / 2, y + 10, label, anchor="middle", colour="#FFFFFF", size=10)
         wide = width >= len(label) * _CHARACTER_WIDTH
-        parts.append(f'<g>{tip}<rect {frame} fill="{colour}" stroke="#FFFFFF" stroke-width="0.5"/>{text * wide}</g>')
+        parts.append(
+            f'<g>{tip}<rect {frame} fill="{colour}" stroke="#FFFFFF" '
+            f'stroke-width="0.5"/>{text * wide}</g>'
+        )
     return parts
 
 
@@ -128,6 +143,8 @@ def _phase_lines(ends: Sequence[float], scale: float, height: int) -> list[str]:
         line = f'd="M{x:.1f} {_TOP - 8}V{height - _BOTTOM + 6}"'
         parts.append(f'<path {line} stroke="#999999" stroke-dasharray="3 3"/>')
     for end in (ends[0], ends[-1]) if ends else ():
-        place = svg_text(_LEFT + end * scale, height - 8, seconds_text(end), anchor="end", colour="#555555")
+        place = svg_text(
+            _LEFT + end * scale, height - 8, seconds_text(end), anchor="end", colour="#555555"
+        )
         parts.append(place)
     return parts

@@ -1,4 +1,5 @@
-"""What a sharded module says, for people: where every argument and result lies, and what one step exchanges."""
+"""What a sharded module says, for people: where every argument and result lies, and what one step
+exchanges."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ class ShardingSummary:
 
 
 def summarize_sharding(module: ir.Module, mesh: Mesh) -> ShardingSummary:
-    """Read a plain module that was sharded over `mesh`, in either format. Raises ValueError when a part is missing."""
+    """Read a plain module that was sharded over `mesh`, in either format. Raises ValueError when a
+    part is missing."""
     main = next(function for function in functions(module) if symbol_name(function) == "main")
     type_ = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
     donated = read_donation(main)
@@ -79,9 +81,13 @@ def summarize_sharding(module: ir.Module, mesh: Mesh) -> ShardingSummary:
     )
 
 
-def _signature(main: ir.Operation, which: str, types: Sequence[ir.Type], mesh: Mesh) -> list[Sharding]:
+def _signature(
+    main: ir.Operation, which: str, types: Sequence[ir.Type], mesh: Mesh
+) -> list[Sharding]:
     found = []
-    for row, type_ in zip(ir.ArrayAttr(main.attributes[which]) if len(types) else (), types, strict=True):
+    for row, type_ in zip(
+        ir.ArrayAttr(main.attributes[which]) if len(types) else (), types, strict=True
+    ):
         attributes = entries(ir.DictAttr(row))
         if MHLO_SHARDING in attributes:
             text = ir.StringAttr(attributes[MHLO_SHARDING]).value
@@ -89,14 +95,18 @@ def _signature(main: ir.Operation, which: str, types: Sequence[ir.Type], mesh: M
         elif SDY_SHARDING in attributes:
             found.append(from_sdy(str(attributes[SDY_SHARDING]))[1])
         else:
-            raise ValueError(f"expected a sharding on every value of the signature of '@main', found {row}")
+            raise ValueError(
+                f"expected a sharding on every value of the signature of '@main', found {row}"
+            )
     return found
 
 
 def _row(name: str, type_: ir.Type, sharding: Sharding, mesh: Mesh, donated: bool) -> ValueRow:
     tensor = read_tensor(type_)
     text = "x".join([*map(str, tensor.shape), tensor.dtype])
-    return ValueRow(name, text, sharding, tensor.size_bytes // prod(sharding.tile_counts(mesh)), donated)
+    return ValueRow(
+        name, text, sharding, tensor.size_bytes // prod(sharding.tile_counts(mesh)), donated
+    )
 
 
 def _row_json(row: ValueRow) -> dict[str, object]:
@@ -110,7 +120,9 @@ def signature_table(summary: ShardingSummary) -> Table:
     groups: dict[tuple[str, str, bool], list[ValueRow]] = {}
     for row in summary.arguments:
         groups.setdefault((row.type, str(row.sharding), row.donated), []).append(row)
-    order = sorted(groups.items(), key=lambda item: (-sum(row.local_bytes for row in item[1]), item[0]))
+    order = sorted(
+        groups.items(), key=lambda item: (-sum(row.local_bytes for row in item[1]), item[0])
+    )
     total = sum(row.local_bytes for row in summary.arguments)
     table = Table(
         title=f"arguments on a mesh of {_shape(summary.mesh)}",
@@ -127,7 +139,9 @@ def signature_table(summary: ShardingSummary) -> Table:
         table.add_row(name, type_, sharding, str(len(rows)), held)
     if len(order) > _MAX_ROWS:
         rest = [row for _, rows in order[_MAX_ROWS:] for row in rows]
-        table.add_row("others", "", "", str(len(rest)), bytes_text(sum(row.local_bytes for row in rest)))
+        table.add_row(
+            "others", "", "", str(len(rest)), bytes_text(sum(row.local_bytes for row in rest))
+        )
     return table
 
 
@@ -139,14 +153,20 @@ def traffic_table(summary: ShardingSummary) -> Table:
     table = Table(
         title="predicted collectives of one step",
         caption=f"compute {seconds_text(cost.compute_seconds)}\ncommunication "
-        f"{seconds_text(cost.communication_seconds)}\npeak memory {bytes_text(cost.peak_bytes)} on each device",
+        f"{seconds_text(cost.communication_seconds)}\npeak memory {bytes_text(cost.peak_bytes)} on "
+        "each device",
     )
     table.add_column("kind")
     table.add_column("axes")
     for name in ("tensors", "bytes"):
         table.add_column(name, justify="right")
     for item in cost.traffic:
-        table.add_row(item.kind.replace("_", "-"), ", ".join(item.axes), str(item.tensors), bytes_text(item.bytes))
+        table.add_row(
+            item.kind.replace("_", "-"),
+            ", ".join(item.axes),
+            str(item.tensors),
+            bytes_text(item.bytes),
+        )
     if not cost.traffic:
         table.add_row("none", "", "0", "0 B")
     return table

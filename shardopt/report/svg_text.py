@@ -17,6 +17,7 @@ def svg_text(
 ) -> str:
     """A `<text>` element that begins, is centred or ends (`anchor`) at x, on the line y."""
     return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" font-weight="{weight}" '
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" '
+        f'font-weight="{weight}" '
         f'fill="{colour}">{escape(text)}</text>'
     )

@@ -1,8 +1,8 @@
-"""A simulated step as rows of text for the terminal, and what the picture (`timeline_svg.py`) shares with them.
+"""A simulated step as rows of text for the terminal, and what the picture (`timeline_svg.py`)
+shares with them.
 
-Both show one row per mesh over a time axis, one box per task, coloured by kind and labelled with its kind and
-microbatch (and its stage where a mesh has several).
-"""
+Both show one row per mesh over a time axis, one box per task, coloured by kind and labelled with
+its kind and microbatch (and its stage where a mesh has several)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KindStyle:
-    """How a kind looks, in hues that colour-blind eyes tell apart; `fill` pads its box where there is no colour."""
+    """How a kind looks, in hues that colour-blind eyes tell apart; `fill` pads its box where there
+    is no colour."""
 
     label: str
     colour: str
@@ -41,7 +42,8 @@ _MIN_COLUMNS = 20
 
 
 def timeline_text(result: SimulationResult, columns: int = 100) -> Text:
-    """The picture as a rich Text with colours; `columns` is the width of the time axis in characters."""
+    """The picture as a rich Text with colours; `columns` is the width of the time axis in
+    characters."""
     from rich.text import Text
 
     text = Text(no_wrap=True, overflow="crop")
@@ -70,20 +72,30 @@ def _rows(result: SimulationResult, columns: int) -> list[list[Part]]:
     rows: list[list[Part]] = [[(summary(result), None)]]
     full = _full_labels_fit(result, columns)
     for mesh, spans in by_mesh.items():
-        rows.append([(f"mesh {mesh}".ljust(margin), None), *_mesh_row(result, mesh, spans, columns, full)])
+        rows.append(
+            [(f"mesh {mesh}".ljust(margin), None), *_mesh_row(result, mesh, spans, columns, full)]
+        )
     rows.append([(" " * margin + _axis_row(result, columns), None)])
     legend: list[Part] = [(" " * margin, None)]
     for kind in kinds_of(result):
-        legend += [(f"{kind.value}{KIND_STYLES[kind].fill}", kind), (f" {KIND_STYLES[kind].label}   ", None)]
+        legend += [
+            (f"{kind.value}{KIND_STYLES[kind].fill}", kind),
+            (f" {KIND_STYLES[kind].label}   ", None),
+        ]
     return [*rows, legend]
 
 
-def _mesh_row(result: SimulationResult, mesh: int, spans: list[TaskSpan], columns: int, full: bool) -> list[Part]:
+def _mesh_row(
+    result: SimulationResult, mesh: int, spans: list[TaskSpan], columns: int, full: bool
+) -> list[Part]:
     scale = columns / (result.makespan_seconds or 1.0)
     parts: list[Part] = []
     column = 0
     for span in spans:
-        first, limit = max(column, round(span.start_seconds * scale)), round(span.end_seconds * scale)
+        first, limit = (
+            max(column, round(span.start_seconds * scale)),
+            round(span.end_seconds * scale),
+        )
         if limit <= first:
             continue
         kind = span.task.kind
@@ -95,7 +107,8 @@ def _mesh_row(result: SimulationResult, mesh: int, spans: list[TaskSpan], column
 
 
 def _full_labels_fit(result: SimulationResult, columns: int) -> bool:
-    """True if every box has room for kind and microbatch; otherwise all show the microbatch alone."""
+    """True if every box has room for kind and microbatch; otherwise all show the microbatch
+    alone."""
     scale = columns / (result.makespan_seconds or 1.0)
     return all(
         floor((span.end_seconds - span.start_seconds) * scale) >= len(full_label(result, span))
@@ -147,7 +160,9 @@ def time_unit(result: SimulationResult) -> TimeUnit:
     if result.makespan_seconds >= 1:
         return TimeUnit("s", 1.0)
     return (
-        TimeUnit("ms", 1e3) if result.makespan_seconds >= 1e-3 or not result.makespan_seconds else TimeUnit("µs", 1e6)
+        TimeUnit("ms", 1e3)
+        if result.makespan_seconds >= 1e-3 or not result.makespan_seconds
+        else TimeUnit("µs", 1e6)
     )
 
 
@@ -165,9 +180,14 @@ def kinds_of(result: SimulationResult) -> tuple[TaskKind, ...]:
 
 
 def ticks(limit: float, wanted: int) -> tuple[float, ...]:
-    """Round numbers from 0 to `limit`, about `wanted` of them: steps of 1, 2 or 5 times a power of ten."""
+    """Round numbers from 0 to `limit`, about `wanted` of them: steps of 1, 2 or 5 times a power of
+    ten."""
     if limit <= 0:
         return (0.0,)
     power = 10.0 ** floor(log10(limit / wanted))
-    step = next(factor * power for factor in (1, 2, 5, 10) if floor(limit / (factor * power)) <= wanted or factor == 10)
+    step = next(
+        factor * power
+        for factor in (1, 2, 5, 10)
+        if floor(limit / (factor * power)) <= wanted or factor == 10
+    )
     return tuple(round(index * step, 12) for index in range(floor(limit / step + 1e-9) + 1))

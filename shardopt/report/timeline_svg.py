@@ -1,15 +1,24 @@
-"""A simulated step as a standalone SVG document: one row per mesh with its tasks, under it its memory over time.
+"""A simulated step as a standalone SVG document: one row per mesh with its tasks, under it its
+memory over time.
 
-Where a mesh has several stages, later ones are paler. Thin lines are transfers, from the task that sends to the one
-that receives. The height of a memory curve is relative to the highest peak of all meshes. Sizes are in pixels.
-"""
+Where a mesh has several stages, later ones are paler. Thin lines are transfers, from the task that
+sends to the one that receives. The height of a memory curve is relative to the highest peak of all
+meshes. Sizes are in pixels."""
 
 from __future__ import annotations
 
 from xml.sax.saxutils import escape
 
 from shardopt.report.svg_text import svg_text
-from shardopt.report.timeline import KIND_STYLES, full_label, kinds_of, row_note, summary, ticks, time_unit
+from shardopt.report.timeline import (
+    KIND_STYLES,
+    full_label,
+    kinds_of,
+    row_note,
+    summary,
+    ticks,
+    time_unit,
+)
 from shardopt.report.units import bytes_text
 from shardopt.schedule.simulator import SimulationResult, TaskSpan
 
@@ -25,7 +34,8 @@ _MIN_STROKED_WIDTH = 4  # narrower boxes would be all border
 
 
 def timeline_svg(result: SimulationResult, width: int = 1100, heading: str = "") -> str:
-    """The picture as a standalone SVG document, `width` pixels wide; every box has a tooltip with its times.
+    """The picture as a standalone SVG document, `width` pixels wide; every box has a tooltip with
+    its times.
 
     `heading` stands before its title.
     """
@@ -43,10 +53,13 @@ def timeline_svg(result: SimulationResult, width: int = 1100, heading: str = "")
         *_svg_legend(result, bottom + 50),
     ]
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="{height}" viewBox="0 0 {total} {height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="{height}" viewBox="0 0 '
+        f'{total} {height}" '
         f'font-family="Helvetica, Arial, DejaVu Sans, sans-serif">'
     )
-    return "\n".join([head, f"<title>{escape(heading + summary(result))}</title>", *body, "</svg>\n"])
+    return "\n".join(
+        [head, f"<title>{escape(heading + summary(result))}</title>", *body, "</svg>\n"]
+    )
 
 
 def _svg_axis(result: SimulationResult, plot: int, bottom: int) -> list[str]:
@@ -68,7 +81,9 @@ def _svg_rows(result: SimulationResult, plot: int) -> list[str]:
         frame = f'x="{_MARGIN_LEFT}" y="{y}" width="{plot}" height="{_ROW_HEIGHT}"'
         lines.append(f"<rect {frame} {_IDLE_FILL}/>")
         lines.append(svg_text(_MARGIN_LEFT - 10, y + 19, f"mesh {mesh}", anchor="end", size=12))
-        lines.append(svg_text(_MARGIN_LEFT + plot + 10, y + 19, row_note(result, mesh), colour="#555555"))
+        lines.append(
+            svg_text(_MARGIN_LEFT + plot + 10, y + 19, row_note(result, mesh), colour="#555555")
+        )
         if _shows_memory(result):
             lines.extend(_svg_memory(result, mesh, plot, y + _ROW_HEIGHT + _MEMORY_GAP))
     return lines
@@ -81,7 +96,9 @@ def _svg_memory(result: SimulationResult, mesh: int, plot: int, top: int) -> lis
     bottom = top + _MEMORY_HEIGHT
     path = [f"M{_MARGIN_LEFT} {bottom}"]
     for seconds, held in zip(profile.seconds, profile.bytes, strict=True):
-        path.append(f"H{_MARGIN_LEFT + seconds * scale:.1f}V{bottom - _MEMORY_HEIGHT * held / most:.1f}")
+        path.append(
+            f"H{_MARGIN_LEFT + seconds * scale:.1f}V{bottom - _MEMORY_HEIGHT * held / most:.1f}"
+        )
     path.append(f"H{_MARGIN_LEFT + plot}V{bottom}Z")
     title = f"<title>memory of mesh {mesh}: at most {bytes_text(profile.peak_bytes)}</title>"
     return [f'<path d="{"".join(path)}" fill="{_MEMORY_COLOUR}" fill-opacity="0.3">{title}</path>']
@@ -98,8 +115,13 @@ def _svg_transfers(result: SimulationResult, plot: int) -> list[str]:
         down = source < target
         y1 = _row_top(result, source) + down * _ROW_HEIGHT
         y2 = _row_top(result, target) + (not down) * _ROW_HEIGHT
-        x1, x2 = (_MARGIN_LEFT + seconds * scale for seconds in (each.start_seconds, each.end_seconds))
-        lines.append(f'<path d="M{x1:.1f} {y1}L{x2:.1f} {y2}" stroke="#333333" stroke-opacity="0.45" fill="none"/>')
+        x1, x2 = (
+            _MARGIN_LEFT + seconds * scale for seconds in (each.start_seconds, each.end_seconds)
+        )
+        lines.append(
+            f'<path d="M{x1:.1f} {y1}L{x2:.1f} {y2}" stroke="#333333" stroke-opacity="0.45" '
+            'fill="none"/>'
+        )
     return lines
 
 
@@ -119,7 +141,9 @@ def _svg_box(result: SimulationResult, span: TaskSpan, plot: int) -> str:
     frame = f'x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_ROW_HEIGHT}" rx="2"'
     box = f'<rect {frame} fill="{style.colour}"{pale}{stroke}/>'
     if width >= len(label) * _CHARACTER_WIDTH + 4:
-        box += svg_text(x + width / 2, y + 19, label, anchor="middle", colour="#222222" if place else style.ink)
+        box += svg_text(
+            x + width / 2, y + 19, label, anchor="middle", colour="#222222" if place else style.ink
+        )
     return f"<g><title>{span.task} ({style.label}): {times}</title>{box}</g>"
 
 
@@ -127,14 +151,19 @@ def _svg_legend(result: SimulationResult, y: int) -> list[str]:
     lines, x = [], _MARGIN_LEFT
     for kind in kinds_of(result):
         style = KIND_STYLES[kind]
-        lines.append(f'<rect x="{x}" y="{y - 10}" width="14" height="12" rx="2" fill="{style.colour}"/>')
+        lines.append(
+            f'<rect x="{x}" y="{y - 10}" width="14" height="12" rx="2" fill="{style.colour}"/>'
+        )
         lines.append(svg_text(x + 20, y, style.label))
         x += 44 + len(style.label) * _CHARACTER_WIDTH
     lines.append(f'<rect x="{x}" y="{y - 10}" width="14" height="12" {_IDLE_FILL}/>')
     lines.append(svg_text(x + 20, y, "idle (bubble)"))
     if _shows_memory(result):
         x += 44 + len("idle (bubble)") * _CHARACTER_WIDTH
-        lines.append(f'<rect x="{x}" y="{y - 10}" width="14" height="12" fill="{_MEMORY_COLOUR}" fill-opacity="0.3"/>')
+        lines.append(
+            f'<rect x="{x}" y="{y - 10}" width="14" height="12" fill="{_MEMORY_COLOUR}" '
+            'fill-opacity="0.3"/>'
+        )
         lines.append(svg_text(x + 20, y, "memory"))
     return lines
 

@@ -1,7 +1,8 @@
-"""The shortest schedule for given durations: those of the list scheduler and the named ones that fit, simulated.
+"""The shortest schedule for given durations: those of the list scheduler and the named ones that
+fit, simulated.
 
-Nothing is proven beyond `bounds.py`; in exchange it takes part in no contest that a named schedule wins.
-"""
+Nothing is proven beyond `bounds.py`; in exchange it takes part in no contest that a named schedule
+wins."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from shardopt.support.errors import UserError
 
 @dataclass(frozen=True)
 class Chosen:
-    """The best schedule found, what it was called before (or the rule that made it), and its simulation."""
+    """The best schedule found, what it was called before (or the rule that made it), and its
+    simulation."""
 
     schedule: Schedule
     origin: str
@@ -30,14 +32,17 @@ class Chosen:
 
 
 def auto_schedule(work: Workload) -> Chosen:
-    """The schedule with the least makespan among those that keep activations within `work.memory_bytes`.
+    """The schedule with the least makespan among those that keep activations within
+    `work.memory_bytes`.
 
-    Ties go to named schedules, in the order of the registry. Raises UserError if none fits the memory.
-    """
+    Ties go to named schedules, in the order of the registry. Raises UserError if none fits the
+    memory."""
     best: Chosen | None = None
     for origin, schedule in _candidates(work):
         result = run_workload(schedule, work)
-        if _fits(result, work) and (best is None or result.makespan_seconds < best.result.makespan_seconds):
+        if _fits(result, work) and (
+            best is None or result.makespan_seconds < best.result.makespan_seconds
+        ):
             best = Chosen(replace(schedule, name=AUTO), origin, result)
     if best is None:
         limits = ", ".join(map(str, work.memory_bytes or ()))
@@ -76,4 +81,6 @@ def _candidates(work: Workload) -> Iterator[tuple[str, Schedule]]:
 def _fits(result: SimulationResult, work: Workload) -> bool:
     if work.memory_bytes is None:
         return True
-    return all(own.peak_bytes <= limit for own, limit in zip(result.memory, work.memory_bytes, strict=True))
+    return all(
+        own.peak_bytes <= limit for own, limit in zip(result.memory, work.memory_bytes, strict=True)
+    )

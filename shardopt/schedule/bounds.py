@@ -1,12 +1,11 @@
 """How short a step can be at best, whatever the order of tasks.
 
-`lower_bound_seconds` is quick: the busiest mesh with its fill and drain, and the longest chain of one microbatch.
-`one_machine_bound_seconds` looks at each mesh more closely. The k-th run of a task cannot start before k + 1
-microbatches are through everything it waits for, and after it the rest of the microbatches have to get through
-everything that waits for it: every run has a release time and a tail. The shortest schedule of one mesh with
-interruptions allowed is found by Jackson's rule (among the released, the longest tail first; Carlier 1982), and no real
-schedule is shorter.
-"""
+`lower_bound_seconds` is quick: the busiest mesh with its fill and drain, and the longest chain of
+one microbatch. `one_machine_bound_seconds` looks at each mesh more closely. The k-th run of a task
+cannot start before k + 1 microbatches are through everything it waits for, and after it the rest of
+the microbatches have to get through everything that waits for it: every run has a release time and
+a tail. The shortest schedule of one mesh with interruptions allowed is found by Jackson's rule
+(among the released, the longest tail first; Carlier 1982), and no real schedule is shorter."""
 
 from __future__ import annotations
 
@@ -21,7 +20,8 @@ from shardopt.schedule.workload import Workload
 
 @dataclass(frozen=True)
 class Ways:
-    """For each task the longest way to its start and from its end, and the longest task on any way there."""
+    """For each task the longest way to its start and from its end, and the longest task on any way
+    there."""
 
     head: Mapping[StageTask, float]
     tail: Mapping[StageTask, float]
@@ -31,16 +31,22 @@ class Ways:
 
 
 def lower_bound_seconds(work: Workload) -> float:
-    """No schedule is shorter: the busiest mesh with the shortest way to its first and from its last task, and the
-    longest chain of tasks and transfers of one microbatch."""
+    """No schedule is shorter: the busiest mesh with the shortest way to its first and from its last
+    task, and the longest chain of tasks and transfers of one microbatch."""
     ways = longest_ways(work)
-    longest = max((ways.head[task] + work.task_seconds[task] + ways.tail[task] for task in ways.order), default=0.0)
+    longest = max(
+        (ways.head[task] + work.task_seconds[task] + ways.tail[task] for task in ways.order),
+        default=0.0,
+    )
     busiest = 0.0
     for mesh in range(work.num_meshes):
         own = [task for task in ways.order if work.stage_to_mesh[task.stage] == mesh]
         if own:
             busy = sum(_runs(work, task) * work.task_seconds[task] for task in own)
-            busiest = max(busiest, min(ways.head[task] for task in own) + busy + min(ways.tail[task] for task in own))
+            busiest = max(
+                busiest,
+                min(ways.head[task] for task in own) + busy + min(ways.tail[task] for task in own),
+            )
     return max(longest, busiest)
 
 
@@ -66,7 +72,8 @@ def _runs(work: Workload, task: StageTask) -> int:
 
 
 def _jackson(jobs: list[tuple[float, float, float]]) -> float:
-    """The least time by which all (release, seconds, tail) are through their tails, with interruptions."""
+    """The least time by which all (release, seconds, tail) are through their tails, with
+    interruptions."""
     waiting = sorted(jobs, reverse=True)
     ready: list[tuple[float, float]] = []  # (-tail, seconds left)
     now = latest = 0.0
@@ -106,17 +113,26 @@ def _longest(
     sources: Mapping[StageTask, list[tuple[StageTask, float]]],
     seconds: Callable[[StageTask], float],
 ) -> tuple[dict[StageTask, float], dict[StageTask, float]]:
-    """The longest way up to each task, and the longest repeated task on ways there (one that runs once repeats not)."""
+    """The longest way up to each task, and the longest repeated task on ways there (one that runs
+    once repeats not)."""
     way: dict[StageTask, float] = {}
     most: dict[StageTask, float] = {}
     for task in order:
-        way[task] = max((way[source] + seconds(source) + delay for source, delay in sources[task]), default=0.0)
-        passed = (max(most[source], seconds(source)) for source, _ in sources[task] if not source.kind.runs_once)
+        way[task] = max(
+            (way[source] + seconds(source) + delay for source, delay in sources[task]), default=0.0
+        )
+        passed = (
+            max(most[source], seconds(source))
+            for source, _ in sources[task]
+            if not source.kind.runs_once
+        )
         most[task] = 0.0 if task.kind.runs_once else max(passed, default=0.0)
     return way, most
 
 
-def _program_order(graph: StageGraph, out: Mapping[StageTask, list[tuple[StageTask, float]]]) -> tuple[StageTask, ...]:
+def _program_order(
+    graph: StageGraph, out: Mapping[StageTask, list[tuple[StageTask, float]]]
+) -> tuple[StageTask, ...]:
     """The tasks with every source before its readers."""
     waits = dict.fromkeys(graph.tasks, 0)
     for edge in graph.edges:

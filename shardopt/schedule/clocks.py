@@ -1,4 +1,5 @@
-"""Which task of a simulation ends next: of tasks that take what they take, or of tasks that slow each other down."""
+"""Which task of a simulation ends next: of tasks that take what they take, or of tasks that slow
+each other down."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from shardopt.hardware.sharing import Sharing
 
 
 class Clock(Protocol):
-    """Tasks are entered with the time at which they start, which is never before the end that `pop` gave last."""
+    """Tasks are entered with the time at which they start, which is never before the end that `pop`
+    gave last."""
 
     def push(self, node: int, mesh: int, start: float, seconds: float) -> None: ...
 
@@ -35,7 +37,8 @@ class FixedClock:
 
 @dataclass(slots=True)
 class _Running:
-    """A task at work: what was left of it at `since`, its speed from then on, and how often that has changed."""
+    """A task at work: what was left of it at `since`, its speed from then on, and how often that
+    has changed."""
 
     node: int
     left: float
@@ -45,11 +48,12 @@ class _Running:
 
 
 class SharedClock:
-    """Tasks of meshes that share hosts: each advances at the speed that the meshes at work leave it.
+    """Tasks of meshes that share hosts: each advances at the speed that the meshes at work leave
+    it.
 
-    The seconds of a task are those beside a host that is all at work. A mesh runs one task at a time. When one begins
-    or ends, only tasks on the hosts of its mesh change their speed, and get another projected end.
-    """
+    The seconds of a task are those beside a host that is all at work. A mesh runs one task at a
+    time. When one begins or ends, only tasks on the hosts of its mesh change their speed, and get
+    another projected end."""
 
     def __init__(self, sharing: Sharing) -> None:
         self._sharing = sharing
@@ -57,7 +61,10 @@ class SharedClock:
         for mesh, own in enumerate(sharing.hosts):
             for host, _ in own:
                 meshes_of.setdefault(host, []).append(mesh)
-        self._beside = [tuple(sorted({other for host, _ in own for other in meshes_of[host]})) for own in sharing.hosts]
+        self._beside = [
+            tuple(sorted({other for host, _ in own for other in meshes_of[host]}))
+            for own in sharing.hosts
+        ]
         self._load: Counter[int] = Counter()
         self._starts: list[tuple[float, int, int, float]] = []  # start, node, mesh, seconds
         self._running: dict[int, _Running] = {}  # by mesh

@@ -1,12 +1,13 @@
-"""Schedules as CSV, in the action notation of torch.distributed.pipelining: one row a mesh, one action a cell.
+"""Schedules as CSV, in the action notation of torch.distributed.pipelining: one row a mesh, one
+action a cell.
 
     0F0,0F1,0B0,0B1
     1F0,1B0,1F1,1B1
 
-An action is a task (`0F3`, `2I1`, `2W1`), or `(0F3;1B0)OVERLAP_F_B`, whose tasks run one after the other here. What
-torch writes for communication (`0SEND_F3`, `1RECV_F3`, `0UNSHARD`, `0REDUCE_GRAD`, …) is counted and left out: sends
-and receives follow from the dataflow, and gradients are reduced where the plan says. Empty cells are idle slots.
-"""
+An action is a task (`0F3`, `2I1`, `2W1`), or `(0F3;1B0)OVERLAP_F_B`, whose tasks run one after the
+other here. What torch writes for communication (`0SEND_F3`, `1RECV_F3`, `0UNSHARD`, `0REDUCE_GRAD`,
+…) is counted and left out: sends and receives follow from the dataflow, and gradients are reduced
+where the plan says. Empty cells are idle slots."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ _OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B", re.ASCII)
 
 @dataclass(frozen=True)
 class Imported:
-    """A schedule, and how many actions of each kind of communication its text had beside the tasks."""
+    """A schedule, and how many actions of each kind of communication its text had beside the
+    tasks."""
 
     schedule: Schedule
     left_out: tuple[tuple[str, int], ...]
@@ -39,30 +41,38 @@ class Imported:
 def to_csv(schedule: Schedule) -> str:
     """One row per mesh, one task per cell, in order."""
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows([str(task) for task in tasks] for tasks in schedule.tasks)
+    csv.writer(buffer, lineterminator="\n").writerows(
+        [str(task) for task in tasks] for tasks in schedule.tasks
+    )
     return buffer.getvalue()
 
 
 def read_csv(text: str, name: str = "csv") -> Imported:
     """Read a schedule written by `to_csv` or by torch.distributed.pipelining.
 
-    The number of stages, the number of microbatches and the mesh of each stage follow from the tasks. Raises UserError,
-    naming line and column (counted in cells), for a cell that is no action, a line without tasks, or a stage with tasks
-    on none or two meshes.
-    """
+    The number of stages, the number of microbatches and the mesh of each stage follow from the
+    tasks. Raises UserError, naming line and column (counted in cells), for a cell that is no
+    action, a line without tasks, or a stage with tasks on none or two meshes."""
     reader = csv.reader(io.StringIO(text.rstrip("\r\n")), strict=True)
     left_out: Counter[str] = Counter()
     try:
-        rows = [tuple(_tasks(row, f"schedule '{name}', line {reader.line_num}", left_out)) for row in reader]
+        rows = [
+            tuple(_tasks(row, f"schedule '{name}', line {reader.line_num}", left_out))
+            for row in reader
+        ]
     except csv.Error as error:
         raise UserError(f"schedule '{name}', line {reader.line_num}: {error}") from error
     return Imported(_schedule(name, tuple(rows)), tuple(sorted(left_out.items())))
 
 
 def from_rows(rows: Sequence[Sequence[str]], name: str) -> Schedule:
-    """The schedule of tasks that are separated already, one row a mesh; raises UserError as `read_csv`."""
+    """The schedule of tasks that are separated already, one row a mesh; raises UserError as
+    `read_csv`."""
     none: Counter[str] = Counter()
-    found = (tuple(_tasks(row, f"schedule '{name}', row {number}", none)) for number, row in enumerate(rows, start=1))
+    found = (
+        tuple(_tasks(row, f"schedule '{name}', row {number}", none))
+        for number, row in enumerate(rows, start=1)
+    )
     return _schedule(name, tuple(found))
 
 
@@ -91,17 +101,21 @@ def _schedule(name: str, tasks: tuple[tuple[Task, ...], ...]) -> Schedule:
         for task in own:
             if home.setdefault(task.stage, mesh) != mesh:
                 raise UserError(
-                    f"schedule '{name}': stage {task.stage} has tasks on mesh {home[task.stage]} and mesh {mesh}"
+                    f"schedule '{name}': stage {task.stage} has tasks on mesh {home[task.stage]} "
+                    f"and mesh {mesh}"
                 )
     # Never range(max(home)): a typing mistake such as 10000000000F0 must not take all memory.
     missing = next((stage for stage in range(len(home)) if stage not in home), None)
     if missing is not None:
-        raise UserError(f"schedule '{name}': stage {missing} has no tasks, but stage {max(home)} has")
+        raise UserError(
+            f"schedule '{name}': stage {missing} has no tasks, but stage {max(home)} has"
+        )
     num_microbatches = 1 + max((task.microbatch for own in tasks for task in own), default=ONCE)
     if num_microbatches < 1:
         raise UserError(f"schedule '{name}': no task has a microbatch")
     if num_microbatches > sum(map(len, tasks)):
         raise UserError(
-            f"schedule '{name}': has microbatch {num_microbatches - 1}, but only {sum(map(len, tasks))} tasks"
+            f"schedule '{name}': has microbatch {num_microbatches - 1}, but only "
+            f"{sum(map(len, tasks))} tasks"
         )
     return Schedule(name, num_microbatches, tuple(home[stage] for stage in range(len(home))), tasks)

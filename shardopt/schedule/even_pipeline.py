@@ -1,8 +1,9 @@
-"""Schedules by name on a pipeline whose meshes all have the same work: for comparisons, without a model.
+"""Schedules by name on a pipeline whose meshes all have the same work: for comparisons, without a
+model.
 
-Seconds and bytes are those of one microbatch on one whole mesh. Where a mesh has several stages each takes its share;
-where several pipelines share the meshes (Chimera) a stage is as large as a mesh's.
-"""
+Seconds and bytes are those of one microbatch on one whole mesh. Where a mesh has several stages
+each takes its share; where several pipelines share the meshes (Chimera) a stage is as large as a
+mesh's."""
 
 from __future__ import annotations
 
@@ -26,11 +27,11 @@ _WORK = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.BACKWARD_INPUT, TaskKind.
 
 @dataclass(frozen=True)
 class EvenPipeline:
-    """`chunks`: stages a mesh where a schedule takes any number. `weight_share` of a backward is its weight half.
+    """`chunks`: stages a mesh where a schedule takes any number. `weight_share` of a backward is
+    its weight half.
 
-    `slices`, for TeraPipe, are the shares of a microbatch's time that its slices of tokens take (default: equal ones,
-    `chunks` of them).
-    """
+    `slices`, for TeraPipe, are the shares of a microbatch's time that its slices of tokens take
+    (default: equal ones, `chunks` of them)."""
 
     num_meshes: int
     num_microbatches: int
@@ -44,8 +45,8 @@ class EvenPipeline:
     overlap: bool = True
 
     def with_slices(self, table: Sequence[Sequence[float]]) -> EvenPipeline:
-        """The slices of tokens with the shortest step for TeraPipe, whose seconds `token_slices` describes: forward and
-        backward together, shared as before."""
+        """The slices of tokens with the shortest step for TeraPipe, whose seconds `token_slices`
+        describes: forward and backward together, shared as before."""
         found = token_slices(np.array(table), self.num_meshes, self.num_microbatches)
         total = self.forward_seconds + self.backward_seconds
         return replace(self, slices=tuple(seconds / total for seconds in found.seconds))
@@ -55,7 +56,8 @@ class EvenPipeline:
         kind = find_schedule(name)
         if self.num_microbatches % kind.streams:
             raise UserError(
-                f"schedule '{name}' needs a multiple of {kind.streams} microbatches, got {self.num_microbatches}"
+                f"schedule '{name}' needs a multiple of {kind.streams} microbatches, got "
+                f"{self.num_microbatches}"
             )
         stages = self.num_meshes * self.stages_per_mesh(kind)
         return build_schedule(name, stages, self.num_microbatches // kind.streams, self.num_meshes)
@@ -69,16 +71,25 @@ class EvenPipeline:
         """Raises UserError as `build`. `auto` chooses among orders of whole backwards."""
         if name == AUTO:
             chain = chain_graph(self.num_meshes)
-            return auto_schedule(self.workload(chain, tuple(range(self.num_meshes)), self.num_microbatches)).result
+            return auto_schedule(
+                self.workload(chain, tuple(range(self.num_meshes)), self.num_microbatches)
+            ).result
         kind, schedule = find_schedule(name), self.build(name)
         graph = kind.graph(schedule.num_stages, self.num_meshes, kind.kinds)
-        shares = self.slices if name == "terapipe" and self.slices else (kind.streams / self.stages_per_mesh(kind),)
+        shares = (
+            self.slices
+            if name == "terapipe" and self.slices
+            else (kind.streams / self.stages_per_mesh(kind),)
+        )
         return self._run(schedule, graph, shares)
 
     def simulate_tasks(self, schedule: Schedule) -> SimulationResult:
         """Of tasks in any order, on a chain. Raises ScheduleError if they cannot run."""
         kinds = {task.kind for tasks in schedule.tasks for task in tasks}
-        return self._run(schedule, chain_graph(schedule.num_stages, tuple(kind for kind in _WORK if kind in kinds)))
+        return self._run(
+            schedule,
+            chain_graph(schedule.num_stages, tuple(kind for kind in _WORK if kind in kinds)),
+        )
 
     def activations(self, kind: ScheduleKind, result: SimulationResult) -> float:
         """The most that a mesh keeps, in activations of one microbatch on a whole mesh."""
@@ -121,7 +132,9 @@ class EvenPipeline:
         )
         return of_mesh[_WORK.index(kind)]
 
-    def _run(self, schedule: Schedule, graph: StageGraph, shares: Sequence[float] = ()) -> SimulationResult:
+    def _run(
+        self, schedule: Schedule, graph: StageGraph, shares: Sequence[float] = ()
+    ) -> SimulationResult:
         work = self.workload(graph, schedule.stage_to_mesh, schedule.num_microbatches, shares)
         return simulate(
             schedule,

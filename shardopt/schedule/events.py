@@ -1,9 +1,9 @@
 """The times of all tasks and transfers of a linked schedule, in plain numbers.
 
-Where no two transfers share a link and no two meshes share a host, a task's time follows from those before it: one walk
-in an order that respects them (`Times.in_order`). Otherwise what comes first decides, so events are played as they
-happen (`Times.by_events`). Both give the same where both apply.
-"""
+Where no two transfers share a link and no two meshes share a host, a task's time follows from those
+before it: one walk in an order that respects them (`Times.in_order`). Otherwise what comes first
+decides, so events are played as they happen (`Times.by_events`). Both give the same where both
+apply."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Moved = tuple[int, int, float, float]  # a transfer: source node, target node, s
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of each node and of each edge of the graph; the links that an edge's transfers use; how meshes share
-    hosts; and whether a mesh computes while it sends."""
+    """Seconds of each node and of each edge of the graph; the links that an edge's transfers use;
+    how meshes share hosts; and whether a mesh computes while it sends."""
 
     node_seconds: Sequence[float]
     transfer_seconds: Sequence[float]
@@ -32,7 +32,8 @@ class Costs:
 
 @dataclass(frozen=True)
 class Times:
-    """`starts` and `ends` by node, `delays` by edge of the graph; `moved` where transfers waited for links."""
+    """`starts` and `ends` by node, `delays` by edge of the graph; `moved` where transfers waited
+    for links."""
 
     starts: list[float]
     ends: list[float]
@@ -47,14 +48,21 @@ class Times:
         for node, sources in enumerate(linked.predecessors):
             for source, edge in sources:
                 if self.delays[edge] > 0:
-                    found.append((source, node, self.ends[source], self.ends[source] + self.delays[edge]))
+                    found.append(
+                        (source, node, self.ends[source], self.ends[source] + self.delays[edge])
+                    )
         return found
 
     @staticmethod
     def of(linked: LinkedSchedule, costs: Costs) -> Times:
-        contended = any(seconds > 0 and own for seconds, own in zip(costs.transfer_seconds, costs.links, strict=True))
+        contended = any(
+            seconds > 0 and own
+            for seconds, own in zip(costs.transfer_seconds, costs.links, strict=True)
+        )
         return (
-            Times.by_events(linked, costs) if contended or costs.sharing is not None else Times.in_order(linked, costs)
+            Times.by_events(linked, costs)
+            if contended or costs.sharing is not None
+            else Times.in_order(linked, costs)
         )
 
     @staticmethod
@@ -79,8 +87,13 @@ class Times:
         mesh_of, readers = linked.mesh_of, linked.readers
         count = len(mesh_of)
         starts, ends, free = [0.0] * count, [0.0] * count, _Links(costs)
-        follows = [node > 0 and mesh_of[node - 1] == mesh_of[node] for node in range(count)] + [False]
-        waits = [len(sources) + behind for sources, behind in zip(linked.predecessors, follows, strict=False)]
+        follows = [node > 0 and mesh_of[node - 1] == mesh_of[node] for node in range(count)] + [
+            False
+        ]
+        waits = [
+            len(sources) + behind
+            for sources, behind in zip(linked.predecessors, follows, strict=False)
+        ]
         clock: Clock = FixedClock() if costs.sharing is None else SharedClock(costs.sharing)
         for node in range(count):
             if not waits[node]:
@@ -105,7 +118,8 @@ class Times:
 
 
 class _Links:
-    """From when on each link is free; a link carries one transfer at a time, first come, first served."""
+    """From when on each link is free; a link carries one transfer at a time, first come, first
+    served."""
 
     def __init__(self, costs: Costs) -> None:
         self._seconds, self._links = costs.transfer_seconds, costs.links

@@ -1,17 +1,19 @@
-"""Whether meshes that send to each other reach the ends of their lists, however sends are carried out.
+"""Whether meshes that send to each other reach the ends of their lists, however sends are carried
+out.
 
-A mesh works through its steps in order. What it sends goes out beside that, one message at a time, in the order of the
-SEND steps (a thread, or a stream of a device); or, with a lane for each receiver, one at a time to each of them. Two
-ways of sending are told apart:
+A mesh works through its steps in order. What it sends goes out beside that, one message at a time,
+in the order of the SEND steps (a thread, or a stream of a device); or, with a lane for each
+receiver, one at a time to each of them. Two ways of sending are told apart:
 
 * eager: the message is on its way at once, and the receiver finds it when it comes to the RECV;
-* rendezvous: the message waits until its receiver has come to the RECV, and those behind it wait, too.
+* rendezvous: the message waits until its receiver has come to the RECV, and those behind it wait,
+  too.
 
-Without cycles in the dataflow nothing blocks for ever under eager sends; under rendezvous the order of sends matters:
-mesh 0 may hold back what mesh 1 waits for behind a message that mesh 1 only takes later. `in_order_of_receipt` puts the
-sends of every mesh into the order in which an eager run receives them. That never blocks: of all messages not received
-yet, take the first of that run; all before it are through, so its receiver is at the RECV and nothing is ahead of it.
-"""
+Without cycles in the dataflow nothing blocks for ever under eager sends; under rendezvous the order
+of sends matters: mesh 0 may hold back what mesh 1 waits for behind a message that mesh 1 only takes
+later. `in_order_of_receipt` puts the sends of every mesh into the order in which an eager run
+receives them. That never blocks: of all messages not received yet, take the first of that run; all
+before it are through, so its receiver is at the RECV and nothing is ahead of it."""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ _MOST_SHOWN = 4  # waits of a circle
 
 
 class Do(IntEnum):
-    """SEND and RECV name a message; SENT waits until the first so many sends of the mesh are through (0: for none)."""
+    """SEND and RECV name a message; SENT waits until the first so many sends of the mesh are
+    through (0: for none)."""
 
     SEND = 0
     RECV = 1
@@ -41,7 +44,8 @@ Steps = tuple[tuple[Step, ...], ...]  # by mesh
 
 @dataclass(frozen=True)
 class Outcome:
-    """`stopped` is the step at which a mesh stopped for ever, for those that did; `received` the order of messages."""
+    """`stopped` is the step at which a mesh stopped for ever, for those that did; `received` the
+    order of messages."""
 
     stopped: dict[int, int]
     received: tuple[int, ...]
@@ -54,14 +58,16 @@ class Outcome:
 
 
 def run_exchange(steps: Steps, rendezvous: bool, lanes: bool = False) -> Outcome:
-    """Run the meshes against each other, in O(steps). With `lanes`, a message waits only behind others for its
-    receiver."""
+    """Run the meshes against each other, in O(steps). With `lanes`, a message waits only behind
+    others for its receiver."""
     send, recv = Do.SEND, Do.RECV
     sender = {value: mesh for mesh, own in enumerate(steps) for do, value in own if do is send}
     lane = _lanes(steps, sender) if lanes else sender
     position = [0] * len(steps)
     count = max(lane.values(), default=0) + 1 if lanes else len(steps)
-    queues: list[list[int]] = [[] for _ in range(count)]  # messages of each lane in the order of their sends
+    queues: list[list[int]] = [
+        [] for _ in range(count)
+    ]  # messages of each lane in the order of their sends
     through = [0] * count  # how many of them have arrived
     # The same of each mesh, and how many have arrived before the first that has not.
     made, first_left = ([[] for _ in steps], [0] * len(steps)) if lanes else (queues, through)
@@ -112,8 +118,12 @@ def run_exchange(steps: Steps, rendezvous: bool, lanes: bool = False) -> Outcome
     stopped = {mesh: at for mesh, at in enumerate(position) if at < len(steps[mesh])}
     if not rendezvous:
         return Outcome(stopped, tuple(received), {}, {})
-    holding = {mesh: own[first_left[mesh]] for mesh, own in enumerate(made) if first_left[mesh] < len(own)}
-    ahead = {value: own[through[at]] for at, own in enumerate(queues) for value in own[through[at] :]}
+    holding = {
+        mesh: own[first_left[mesh]] for mesh, own in enumerate(made) if first_left[mesh] < len(own)
+    }
+    ahead = {
+        value: own[through[at]] for at, own in enumerate(queues) for value in own[through[at] :]
+    }
     return Outcome(stopped, tuple(received), holding, ahead)
 
 
@@ -123,10 +133,14 @@ def _advance(made: list[int], first_left: list[int], mesh: int, arrived: set[int
 
 
 def _lanes(steps: Steps, sender: dict[int, int]) -> dict[int, int]:
-    """A number for each sender and receiver; what nobody receives has the lane of its sender alone."""
+    """A number for each sender and receiver; what nobody receives has the lane of its sender
+    alone."""
     receiver = {value: mesh for mesh, own in enumerate(steps) for do, value in own if do is Do.RECV}
     numbers: dict[tuple[int, int], int] = {}
-    return {value: numbers.setdefault((mesh, receiver.get(value, -1)), len(numbers)) for value, mesh in sender.items()}
+    return {
+        value: numbers.setdefault((mesh, receiver.get(value, -1)), len(numbers))
+        for value, mesh in sender.items()
+    }
 
 
 def in_order_of_receipt(steps: Steps) -> Steps:
@@ -162,8 +176,9 @@ def _postponed(own: tuple[Step, ...], rank: dict[int, int]) -> Sequence[Step]:
 
 @dataclass(frozen=True)
 class Messages:
-    """The steps of a schedule: before a task what it needs from other meshes, after it what other meshes need of it,
-    both in the order of the graph's edges. Message k is from node `sources[k]` for node `targets[k]`."""
+    """The steps of a schedule: before a task what it needs from other meshes, after it what other
+    meshes need of it, both in the order of the graph's edges. Message k is from node `sources[k]`
+    for node `targets[k]`."""
 
     steps: Steps
     sources: tuple[int, ...]
@@ -173,7 +188,9 @@ class Messages:
         """What a message is for people: `0F3 for 1F3`."""
 
         def name(message: int) -> str:
-            return f"{linked.nodes[self.sources[message]]} for {linked.nodes[self.targets[message]]}"
+            return (
+                f"{linked.nodes[self.sources[message]]} for {linked.nodes[self.targets[message]]}"
+            )
 
         return name
 
@@ -204,9 +221,11 @@ def messages_of(linked: LinkedSchedule) -> Messages:
     return Messages(tuple(map(tuple, steps)), tuple(sources_of), tuple(targets_of))
 
 
-def describe(steps: Steps, outcome: Outcome, mesh_name: Callable[[int, int], str], name: Callable[[int], str]) -> str:
-    """The circle of waits of an outcome that blocks. `mesh_name(mesh, step)` says who stopped where, `name(message)`
-    what a message is."""
+def describe(
+    steps: Steps, outcome: Outcome, mesh_name: Callable[[int, int], str], name: Callable[[int], str]
+) -> str:
+    """The circle of waits of an outcome that blocks. `mesh_name(mesh, step)` says who stopped
+    where, `name(message)` what a message is."""
     receiver = {value: mesh for mesh, own in enumerate(steps) for do, value in own if do is Do.RECV}
     sender = {value: mesh for mesh, own in enumerate(steps) for do, value in own if do is Do.SEND}
 
@@ -219,7 +238,9 @@ def describe(steps: Steps, outcome: Outcome, mesh_name: Callable[[int, int], str
             return f"{mesh_name(mesh, at)} waits until {name(held)} is sent", receiver[held]
         source, text = sender[value], f"{mesh_name(mesh, at)} waits for {name(value)}"
         if value in outcome.ahead:
-            return f"{text}, sent behind {name(outcome.ahead[value])}", receiver[outcome.ahead[value]]
+            return f"{text}, sent behind {name(outcome.ahead[value])}", receiver[
+                outcome.ahead[value]
+            ]
         return text, source
 
     said: dict[int, tuple[str, int]] = {}
@@ -233,8 +254,9 @@ def describe(steps: Steps, outcome: Outcome, mesh_name: Callable[[int, int], str
 
 
 def check_exchange(linked: LinkedSchedule) -> str:
-    """Why the sends of a schedule that runs under eager sends need the order of receipt under rendezvous; empty if they
-    can go out as their tasks end. Raises ScheduleError if they block in either order."""
+    """Why the sends of a schedule that runs under eager sends need the order of receipt under
+    rendezvous; empty if they can go out as their tasks end. Raises ScheduleError if they block in
+    either order."""
     messages = messages_of(linked)
     outcome = run_exchange(messages.steps, rendezvous=True)
     if not outcome.blocks:
@@ -243,11 +265,13 @@ def check_exchange(linked: LinkedSchedule) -> str:
     ordered = in_order_of_receipt(messages.steps)
     again = run_exchange(ordered, rendezvous=True)
     if again.blocks:
-        raise ScheduleError(f"schedule '{linked.schedule.name}': deadlock: {describe(ordered, again, mesh, name)}")
+        raise ScheduleError(
+            f"schedule '{linked.schedule.name}': deadlock: {describe(ordered, again, mesh, name)}"
+        )
     return describe(messages.steps, outcome, mesh, name)
 
 
 def validate(schedule: Schedule, graph: StageGraph) -> str:
-    """Raise ScheduleError, naming the tasks, unless `schedule` runs every task of `graph` without deadlock, whether
-    sends wait for their receivers or not; returns what `check_exchange` says."""
+    """Raise ScheduleError, naming the tasks, unless `schedule` runs every task of `graph` without
+    deadlock, whether sends wait for their receivers or not; returns what `check_exchange` says."""
     return check_exchange(link(schedule, graph))

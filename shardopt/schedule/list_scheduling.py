@@ -1,11 +1,12 @@
-"""A schedule built from durations: whenever a mesh is free it takes the most urgent task that can run.
+"""A schedule built from durations: whenever a mesh is free it takes the most urgent task that can
+run.
 
-What is urgent is a *rule*: the order of the kinds and how many microbatches a stage may run ahead, or the longest way
-that is left to the end of the step. A patient rule leaves a mesh idle for something more urgent that is about to
-arrive. A rule may also build the schedule from its end, as the drain is harder than the fill where backwards are split.
-No rule wins everywhere, so several are tried and the simulator decides; the best named schedule takes part as well.
-Tasks of one kind and stage run in ascending microbatches, as in every schedule here, so sums have the same order.
-"""
+What is urgent is a *rule*: the order of the kinds and how many microbatches a stage may run ahead,
+or the longest way that is left to the end of the step. A patient rule leaves a mesh idle for
+something more urgent that is about to arrive. A rule may also build the schedule from its end, as
+the drain is harder than the fill where backwards are split. No rule wins everywhere, so several are
+tried and the simulator decides; the best named schedule takes part as well. Tasks of one kind and
+stage run in ascending microbatches, as in every schedule here, so sums have the same order."""
 
 from __future__ import annotations
 
@@ -28,11 +29,12 @@ _FORWARD, _INPUT, _WEIGHT, _BACKWARD = (
 
 @dataclass(frozen=True)
 class Rule:
-    """`kinds`: the most urgent kind first; kinds that are missing come last. `ahead`: how many microbatches stage s may
-    have in flight, `base + slope · (stages behind s)`, at least 1; None for any number. `deepest_first`: among
-    stages of one mesh the one that is furthest along the pipeline. `by_tail`: instead of all this, the longest way to
-    the end of the step. `patience`: the share of a task's seconds that a mesh waits for a more urgent one instead.
-    `from_end`: the order is built backwards, without regard to memory."""
+    """`kinds`: the most urgent kind first; kinds that are missing come last. `ahead`: how many
+    microbatches stage s may have in flight, `base + slope · (stages behind s)`, at least 1; None
+    for any number. `deepest_first`: among stages of one mesh the one that is furthest along the
+    pipeline. `by_tail`: instead of all this, the longest way to the end of the step. `patience`:
+    the share of a task's seconds that a mesh waits for a more urgent one instead. `from_end`: the
+    order is built backwards, without regard to memory."""
 
     kinds: tuple[TaskKind, ...]
     base: float = 1.0
@@ -47,14 +49,20 @@ class Rule:
         if self.by_tail:
             return f"longest way {'from the start' if self.from_end else 'to the end'}{patient}"
         ahead = "any" if self.slope is None else f"{self.base:g}+{self.slope:g}s"
-        return f"{''.join(self.kinds)} ahead {ahead}{'' if self.deepest_first else ' first stage first'}{patient}"
+        return (
+            f"{''.join(self.kinds)} ahead "
+            f"{ahead}{'' if self.deepest_first else ' first stage first'}{patient}"
+        )
 
     def limit(self, stages_behind: int) -> float:
-        return float("inf") if self.slope is None else max(1.0, self.base + self.slope * stages_behind)
+        return (
+            float("inf") if self.slope is None else max(1.0, self.base + self.slope * stages_behind)
+        )
 
 
 def rules(several_stages: bool = True) -> Iterator[Rule]:
-    """The rules worth trying, in a fixed order; which stage of a mesh goes first matters only where it has several."""
+    """The rules worth trying, in a fixed order; which stage of a mesh goes first matters only where
+    it has several."""
     backward_first = (_BACKWARD, _INPUT, _FORWARD, _WEIGHT)
     forward_first = (_FORWARD, _BACKWARD, _INPUT, _WEIGHT)
     weights_early = (_BACKWARD, _INPUT, _WEIGHT, _FORWARD)
@@ -70,7 +78,8 @@ def rules(several_stages: bool = True) -> Iterator[Rule]:
 
 
 def list_schedule(work: Workload, rule: Rule, name: str = "auto") -> Schedule | None:
-    """The schedule that `rule` makes, or None if it runs into a dead end (all memory taken by what cannot proceed)."""
+    """The schedule that `rule` makes, or None if it runs into a dead end (all memory taken by what
+    cannot proceed)."""
     if not rule.from_end:
         return _Run(work, rule).schedule(name)
     found = _Run(_reversed(work), rule).schedule(name)
@@ -87,13 +96,18 @@ def _reversed(work: Workload) -> Workload:
     ]
     tasks = tuple(task for task in reversed(work.graph.tasks) if task in looped)
     graph = StageGraph(tasks, tuple(edge for edge, _ in kept))
-    return replace(work, graph=graph, transfer_seconds=tuple(seconds for _, seconds in kept), memory_bytes=None)
+    return replace(
+        work, graph=graph, transfer_seconds=tuple(seconds for _, seconds in kept), memory_bytes=None
+    )
 
 
 def _read_backwards(schedule: Schedule, work: Workload) -> Schedule:
     """The last task comes first, and the last microbatch too; updates behind everything else."""
     last = schedule.num_microbatches - 1
-    rows = [[Task(task.kind, task.stage, last - task.microbatch) for task in own[::-1]] for own in schedule.tasks]
+    rows = [
+        [Task(task.kind, task.stage, last - task.microbatch) for task in own[::-1]]
+        for own in schedule.tasks
+    ]
     for task in work.graph.tasks:
         if task.kind.runs_once:
             rows[work.stage_to_mesh[task.stage]].append(Task(task.kind, task.stage, ONCE))
@@ -132,7 +146,9 @@ class _Run:
         last_stage = max((task.stage for task in self.tasks), default=0)
         self.most = [rule.limit(last_stage - task.stage) for task in self.tasks]
         self.last_of_stage = self._last_tasks()
-        self.expected: dict[tuple[int, int], float] = {}  # when what waits for one running task alone can start
+        self.expected: dict[
+            tuple[int, int], float
+        ] = {}  # when what waits for one running task alone can start
         self.tails = self._tails() if rule.by_tail else []
 
     def _orders(self, rule: Rule) -> list[list[int]]:
@@ -143,16 +159,27 @@ class _Run:
         for k, home in enumerate(self.home):
             orders[home].append(k)
         for own in orders:
-            own.sort(key=lambda k: (urgency.get(self.tasks[k].kind, len(urgency)), sign * self.tasks[k].stage, k))
+            own.sort(
+                key=lambda k: (
+                    urgency.get(self.tasks[k].kind, len(urgency)),
+                    sign * self.tasks[k].stage,
+                    k,
+                )
+            )
         return orders
 
     def _tails(self) -> list[list[float]]:
-        """For each task and microbatch the longest way to the end of the step, behind the microbatches after it."""
+        """For each task and microbatch the longest way to the end of the step, behind the
+        microbatches after it."""
         ways, count = longest_ways(self.work), self.work.num_microbatches
-        return [[ways.tail[task] + (count - 1 - i) * ways.behind[task] for i in range(count)] for task in self.tasks]
+        return [
+            [ways.tail[task] + (count - 1 - i) * ways.behind[task] for i in range(count)]
+            for task in self.tasks
+        ]
 
     def _last_tasks(self) -> list[int]:
-        """For each task the one of its stage that ends a microbatch there: what it counts as in flight until then."""
+        """For each task the one of its stage that ends a microbatch there: what it counts as in
+        flight until then."""
         rank = {_FORWARD: 0, _BACKWARD: 1, _INPUT: 1, _WEIGHT: 2}
         last: dict[int, int] = {}
         for k, task in enumerate(self.tasks):
@@ -187,10 +214,16 @@ class _Run:
             heapq.heappush(events, (now + self.seconds[k], 0, mesh, k, i))
         if any(done < self.work.num_microbatches for done in self.next):
             return None
-        once = [Task(task.kind, task.stage, ONCE) for task in self.work.graph.tasks if task.kind.runs_once]
+        once = [
+            Task(task.kind, task.stage, ONCE)
+            for task in self.work.graph.tasks
+            if task.kind.runs_once
+        ]
         for task in once:
             rows[self.work.stage_to_mesh[task.stage]].append(task)
-        return Schedule(name, self.work.num_microbatches, self.work.stage_to_mesh, tuple(map(tuple, rows)))
+        return Schedule(
+            name, self.work.num_microbatches, self.work.stage_to_mesh, tuple(map(tuple, rows))
+        )
 
     def _choose(self, mesh: int, now: float, held: int) -> int | None:
         """The most urgent task that can run, or None to wait."""
@@ -218,7 +251,10 @@ class _Run:
     def _may_run(self, k: int, i: int, mesh: int, held: int) -> bool:
         if self.limit is not None and self.bytes[k] and held + self.bytes[k] > self.limit[mesh]:
             return False
-        return self.tasks[k].kind is not _FORWARD or i - self.next[self.last_of_stage[k]] < self.most[k]
+        return (
+            self.tasks[k].kind is not _FORWARD
+            or i - self.next[self.last_of_stage[k]] < self.most[k]
+        )
 
     def _expect(self, k: int, now: float) -> None:
         """Note what can start when task k, which starts now, is through."""
@@ -228,7 +264,12 @@ class _Run:
                 self.expected[target, i] = max(self.ready[target][i], end + delay)
 
     def _finish(
-        self, now: float, k: int, i: int, held: list[int], events: list[tuple[float, int, int, int, int]]
+        self,
+        now: float,
+        k: int,
+        i: int,
+        held: list[int],
+        events: list[tuple[float, int, int, int, int]],
     ) -> None:
         for source in self.frees[k]:
             self.unread[source][i] -= 1

@@ -1,8 +1,7 @@
 """How long things stay in memory under a schedule: microbatches in flight, and bytes over time.
 
-On one mesh tasks run one after the other, so what is alive depends only on the order of the mesh's list; times come in
-only when the profile is drawn over seconds.
-"""
+On one mesh tasks run one after the other, so what is alive depends only on the order of the mesh's
+list; times come in only when the profile is drawn over seconds."""
 
 from __future__ import annotations
 
@@ -19,7 +18,8 @@ from shardopt.schedule.validate import LinkedSchedule
 
 @dataclass(frozen=True)
 class MemoryProfile:
-    """Memory of one mesh as a step function: from `seconds[i]` until `seconds[i + 1]` it holds `bytes[i]` bytes."""
+    """Memory of one mesh as a step function: from `seconds[i]` until `seconds[i + 1]` it holds
+    `bytes[i]` bytes."""
 
     seconds: tuple[float, ...]
     bytes: tuple[int, ...]
@@ -30,7 +30,8 @@ class MemoryProfile:
 
 
 def peak_in_flight(tasks: Sequence[Task]) -> int:
-    """Largest number of (stage, microbatch) pairs alive at once in a list, each from its first task to its last."""
+    """Largest number of (stage, microbatch) pairs alive at once in a list, each from its first task
+    to its last."""
     last: dict[tuple[int, int], int] = {}
     for position, task in enumerate(tasks):
         if task.microbatch != ONCE:
@@ -50,23 +51,30 @@ def peak_in_flight(tasks: Sequence[Task]) -> int:
 
 @dataclass(frozen=True)
 class Held:
-    """`bytes` that a device of a mesh holds for each microbatch, from the start of the first of `tasks`, which are all
-    of that mesh, to the end of the last. Where `taken_over`, only to its start: what it makes takes the memory."""
+    """`bytes` that a device of a mesh holds for each microbatch, from the start of the first of
+    `tasks`, which are all of that mesh, to the end of the last. Where `taken_over`, only to its
+    start: what it makes takes the memory."""
 
     tasks: tuple[StageTask, ...]
     bytes: int
     taken_over: bool = False
 
 
-def held_for_readers(activation_bytes: Mapping[StageTask, int], graph: StageGraph) -> tuple[Held, ...]:
-    """What each task allocates lives until the last task of the same stage and microbatch that reads it according to
-    the graph, or until its own end if there is none. The readers are direct ones: a backward-weight task keeps alive
-    what it has an edge from."""
+def held_for_readers(
+    activation_bytes: Mapping[StageTask, int], graph: StageGraph
+) -> tuple[Held, ...]:
+    """What each task allocates lives until the last task of the same stage and microbatch that
+    reads it according to the graph, or until its own end if there is none. The readers are direct
+    ones: a backward-weight task keeps alive what it has an edge from."""
     readers: dict[StageTask, list[StageTask]] = {}
     for edge in graph.edges:
         if edge.src.stage == edge.dst.stage and not edge.dst.kind.runs_once:
             readers.setdefault(edge.src, []).append(edge.dst)
-    return tuple(Held((task, *readers.get(task, ())), size) for task, size in activation_bytes.items() if size)
+    return tuple(
+        Held((task, *readers.get(task, ())), size)
+        for task, size in activation_bytes.items()
+        if size
+    )
 
 
 def memory_profiles(
@@ -86,7 +94,9 @@ def memory_profiles(
     for each in held:
         of_tasks = np.array([nodes[task] for task in each.tasks if nodes[task]])
         if of_tasks.size:
-            allocated[of_tasks.min(axis=0)] += each.bytes  # no node twice: each is of another microbatch
+            allocated[of_tasks.min(axis=0)] += (
+                each.bytes
+            )  # no node twice: each is of another microbatch
             last = of_tasks.max(axis=0)
             if each.taken_over:
                 allocated[last] -= each.bytes
@@ -96,12 +106,16 @@ def memory_profiles(
     for mesh, tasks in enumerate(linked.schedule.tasks):
         own = slice(position, position + len(tasks))
         position += len(tasks)
-        yield _profile(allocated[own], released[own], fixed_bytes[mesh], start_seconds[mesh], end_seconds[mesh])
+        yield _profile(
+            allocated[own], released[own], fixed_bytes[mesh], start_seconds[mesh], end_seconds[mesh]
+        )
 
 
 def _nodes_of(tasks: Set[StageTask], linked: LinkedSchedule) -> dict[StageTask, list[int]]:
     """The nodes of some tasks by microbatch; none of tasks that the schedule does not list."""
-    found: dict[tuple[TaskKind, int], list[tuple[int, int]]] = {(task.kind, task.stage): [] for task in tasks}
+    found: dict[tuple[TaskKind, int], list[tuple[int, int]]] = {
+        (task.kind, task.stage): [] for task in tasks
+    }
     for node, task in enumerate(linked.nodes):
         own = found.get((task.kind, task.stage))
         if own is not None:
@@ -110,7 +124,11 @@ def _nodes_of(tasks: Set[StageTask], linked: LinkedSchedule) -> dict[StageTask, 
 
 
 def _profile(
-    allocated: np.ndarray, released: np.ndarray, fixed: int, starts: Sequence[float], ends: Sequence[float]
+    allocated: np.ndarray,
+    released: np.ndarray,
+    fixed: int,
+    starts: Sequence[float],
+    ends: Sequence[float],
 ) -> MemoryProfile:
     """The levels while each task runs and from its end on."""
     after = fixed + np.cumsum(allocated - released)

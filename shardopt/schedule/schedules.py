@@ -1,8 +1,7 @@
 """The schedules by name: each builder writes, per mesh, the order in which its tasks run.
 
-All schedules run the microbatches of one kind in ascending order, so gradients are summed in the same order and two
-schedules give bit-equal results.
-"""
+All schedules run the microbatches of one kind in ascending order, so gradients are summed in the
+same order and two schedules give bit-equal results."""
 
 from __future__ import annotations
 
@@ -40,7 +39,9 @@ _WHOLE = (TaskKind.FORWARD, TaskKind.BACKWARD)
 _HALVES = (TaskKind.FORWARD, TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT)
 AUTO = "auto"  # in place of a name: the planner chooses
 SEVERAL = -1  # stages a mesh: any number
-_USUAL_STAGES = 2  # of them, where nobody says how many: what halves the bubble for the least extra traffic
+_USUAL_STAGES = (
+    2  # of them, where nobody says how many: what halves the bubble for the least extra traffic
+)
 
 _STALE = "its gradients are of older weights, which is another computation than the model's step"
 _TWICE = "every stage has its weights on two meshes, which no plan gives it"
@@ -53,14 +54,15 @@ def _chain(num_stages: int, num_meshes: int, kinds: tuple[TaskKind, ...]) -> Sta
 
 @dataclass(frozen=True)
 class ScheduleKind:
-    """A schedule by name: the kinds of task that it lists for every stage, and the stages a mesh has (or `SEVERAL`).
+    """A schedule by name: the kinds of task that it lists for every stage, and the stages a mesh
+    has (or `SEVERAL`).
 
-    `in_flight(stages, microbatches)`, where it is known, is what counting on the task list would give.
-    `simulated_only` says why plans cannot run it (empty: they can); `delayed`, of one with updates within a step, that
-    microbatches use the weights from before the last one (see `weight_versions`). `streams` is the number of
-    microbatches that one number stands for, where several pipelines share the meshes; `mesh_multiple` must divide the
-    number of meshes. `graph` gives its tasks and what they wait for in a model that is a chain.
-    """
+    `in_flight(stages, microbatches)`, where it is known, is what counting on the task list would
+    give. `simulated_only` says why plans cannot run it (empty: they can); `delayed`, of one with
+    updates within a step, that microbatches use the weights from before the last one (see
+    `weight_versions`). `streams` is the number of microbatches that one number stands for, where
+    several pipelines share the meshes; `mesh_multiple` must divide the number of meshes. `graph`
+    gives its tasks and what they wait for in a model that is a chain."""
 
     name: str
     build: ScheduleBuilder
@@ -75,13 +77,21 @@ class ScheduleKind:
 
     def suits(self, num_stages: int, num_meshes: int) -> bool:
         """Whether it can be built for so many stages on so many meshes."""
-        even = num_meshes >= 1 and num_stages % num_meshes == 0 and num_meshes % self.mesh_multiple == 0
+        even = (
+            num_meshes >= 1
+            and num_stages % num_meshes == 0
+            and num_meshes % self.mesh_multiple == 0
+        )
         return even and self.stages_per_mesh in (SEVERAL, num_stages // num_meshes)
 
     @property
     def planned(self) -> ScheduleKind:
         """The kind with a definite number of stages a mesh, as the stage phase needs it."""
-        return self if self.stages_per_mesh != SEVERAL else find_schedule(f"{self.name}:{_USUAL_STAGES}")
+        return (
+            self
+            if self.stages_per_mesh != SEVERAL
+            else find_schedule(f"{self.name}:{_USUAL_STAGES}")
+        )
 
     @property
     def splits_backward(self) -> bool:
@@ -93,7 +103,8 @@ class ScheduleKind:
 
     @property
     def is_plain(self) -> bool:
-        """One stage a mesh, and backwards that are not split: nothing about the program has to suit it."""
+        """One stage a mesh, and backwards that are not split: nothing about the program has to suit
+        it."""
         return self.stages_per_mesh == 1 and not self.splits_backward and not self.simulated_only
 
 
@@ -119,14 +130,21 @@ SCHEDULES: Mapping[str, ScheduleKind] = MappingProxyType(
             ),
             ScheduleKind("pipedream", pipedream, simulated_only=_STALE),
             ScheduleKind("pipedream-2bw", pipedream_2bw, simulated_only=_STALE, delayed=True),
-            ScheduleKind("terapipe", terapipe, stages_per_mesh=SEVERAL, simulated_only=_TOKENS, graph=terapipe_graph),
+            ScheduleKind(
+                "terapipe",
+                terapipe,
+                stages_per_mesh=SEVERAL,
+                simulated_only=_TOKENS,
+                graph=terapipe_graph,
+            ),
         )
     }
 )
 
 
 def find_schedule(name: str) -> ScheduleKind:
-    """The schedule called `name`; `interleaved:3` fixes the stages a mesh of one that takes any number.
+    """The schedule called `name`; `interleaved:3` fixes the stages a mesh of one that takes any
+    number.
 
     Raises UserError for an unknown name, and for a number where there is none to choose.
     """
@@ -134,14 +152,21 @@ def find_schedule(name: str) -> ScheduleKind:
     if plain not in SCHEDULES:
         close = get_close_matches(plain.lower(), SCHEDULES, n=1, cutoff=0.5)
         hint = f"did you mean '{close[0]}'? " if close else ""
-        raise UserError(f"unknown schedule '{name}': {hint}known schedules are {', '.join(SCHEDULES)}")
+        raise UserError(
+            f"unknown schedule '{name}': {hint}known schedules are {', '.join(SCHEDULES)}"
+        )
     kind = SCHEDULES[plain]
     if not colon:
         return kind
     if kind.stages_per_mesh != SEVERAL:
-        raise UserError(f"schedule '{name}': '{plain}' has a fixed number of stages a mesh, expected no ':{count}'")
+        raise UserError(
+            f"schedule '{name}': '{plain}' has a fixed number of stages a mesh, expected no "
+            f"':{count}'"
+        )
     if not (count.isascii() and count.isdecimal() and int(count) >= 1):
-        raise UserError(f"schedule '{name}': expected a number of stages a mesh behind ':', found '{count}'")
+        raise UserError(
+            f"schedule '{name}': expected a number of stages a mesh behind ':', found '{count}'"
+        )
     return replace(kind, name=name, stages_per_mesh=int(count))
 
 
@@ -150,35 +175,51 @@ def find_runnable(name: str) -> ScheduleKind:
     kind = find_schedule(name)
     if kind.simulated_only:
         raise UserError(
-            f"schedule '{name}' is simulated only (see `shardopt schedule`): {kind.simulated_only}; "
+            f"schedule '{name}' is simulated only (see `shardopt schedule`): "
+            f"{kind.simulated_only}; "
             f"plans run {', '.join(each.name for each in SCHEDULES.values() if not each.simulated_only)}"
         )
     return kind
 
 
-def build_schedule(name: str, num_stages: int, num_microbatches: int, num_meshes: int | None = None) -> Schedule:
+def build_schedule(
+    name: str, num_stages: int, num_microbatches: int, num_meshes: int | None = None
+) -> Schedule:
     """Build the schedule called `name`, by default with as many stages a mesh as it wants at least.
 
-    Raises UserError for an unknown name, a count below 1, or numbers of stages and meshes that do not suit it.
-    """
+    Raises UserError for an unknown name, a count below 1, or numbers of stages and meshes that do
+    not suit it."""
     kind = find_schedule(name)
     meshes = num_stages // max(kind.stages_per_mesh, 1) if num_meshes is None else num_meshes
     if num_stages < 1 or num_microbatches < 1:
         raise UserError(
-            f"schedule '{name}' needs at least 1 stage and 1 microbatch, got {num_stages} and {num_microbatches}"
+            f"schedule '{name}' needs at least 1 stage and 1 microbatch, got {num_stages} and "
+            f"{num_microbatches}"
         )
     wanted = kind.stages_per_mesh
     if meshes > 0 and meshes % kind.mesh_multiple:
-        raise UserError(f"schedule '{name}' needs a multiple of {kind.mesh_multiple} meshes, got {meshes}")
+        raise UserError(
+            f"schedule '{name}' needs a multiple of {kind.mesh_multiple} meshes, got {meshes}"
+        )
     if not kind.suits(num_stages, meshes):
-        each = "the same number of stages" if wanted == SEVERAL else "1 stage" if wanted == 1 else f"{wanted} stages"
-        raise UserError(f"schedule '{name}' needs {each} on every mesh, got {num_stages} stages on {meshes} meshes")
+        each = (
+            "the same number of stages"
+            if wanted == SEVERAL
+            else "1 stage"
+            if wanted == 1
+            else f"{wanted} stages"
+        )
+        raise UserError(
+            f"schedule '{name}' needs {each} on every mesh, got {num_stages} stages on {meshes} "
+            "meshes"
+        )
     return kind.build(num_stages, num_microbatches, meshes)
 
 
 @dataclass(frozen=True)
 class ScheduleText:
-    """A schedule as text: a name of the registry, or under any name the tasks of every mesh, `0F0 0F1 …`."""
+    """A schedule as text: a name of the registry, or under any name the tasks of every mesh, `0F0
+    0F1 …`."""
 
     name: str
     rows: tuple[str, ...] = ()
@@ -188,8 +229,11 @@ class ScheduleText:
         """With the tasks of every mesh."""
         return ScheduleText(schedule.name, tuple(str(schedule).split("\n")))
 
-    def build(self, num_stages: int, num_microbatches: int, num_meshes: int | None = None) -> Schedule:
-        """Raises UserError as `build_schedule`, for text that is no task, or for other numbers than these."""
+    def build(
+        self, num_stages: int, num_microbatches: int, num_meshes: int | None = None
+    ) -> Schedule:
+        """Raises UserError as `build_schedule`, for text that is no task, or for other numbers than
+        these."""
         if not self.rows:
             return build_schedule(self.name, num_stages, num_microbatches, num_meshes)
         schedule = from_rows([row.split() for row in self.rows], self.name)
@@ -198,17 +242,20 @@ class ScheduleText:
         if found != wanted:
             form = "{} stages, {} microbatches and {} meshes"
             expected, given = form.format(*wanted), form.format(*found)
-            raise UserError(f"schedule '{self.name}': expected tasks of {expected}, found tasks of {given}")
+            raise UserError(
+                f"schedule '{self.name}': expected tasks of {expected}, found tasks of {given}"
+            )
         return schedule
 
 
 @lru_cache(maxsize=4096)
-def in_flight(name: str, num_stages: int, num_microbatches: int, num_meshes: int | None = None) -> tuple[int, ...]:
+def in_flight(
+    name: str, num_stages: int, num_microbatches: int, num_meshes: int | None = None
+) -> tuple[int, ...]:
     """Per stage, the largest number of microbatches whose activations are alive at once.
 
-    Counted on the task list where the schedule does not know it. Cached because the stage DP asks for the same few
-    schedules again and again.
-    """
+    Counted on the task list where the schedule does not know it. Cached because the stage DP asks
+    for the same few schedules again and again."""
     kind = find_schedule(name)
     if kind.in_flight is not None and num_meshes is None and min(num_stages, num_microbatches) > 0:
         return kind.in_flight(num_stages, num_microbatches)
@@ -225,12 +272,16 @@ def stage_homes(name: str, num_stages: int, num_meshes: int | None = None) -> tu
 
 
 def usual_schedule(homes: tuple[int, ...]) -> str | None:
-    """The schedule of whole backwards for stages on the meshes `homes` where nobody has chosen one, if there is any."""
+    """The schedule of whole backwards for stages on the meshes `homes` where nobody has chosen one,
+    if there is any."""
     meshes = 1 + max(homes)
     fits = (name for name in ("1f1b", "interleaved") if SCHEDULES[name].suits(len(homes), meshes))
     return next((name for name in fits if stage_homes(name, len(homes), meshes) == homes), None)
 
 
 def searched_schedules(trains: bool) -> tuple[str, ...]:
-    """The schedules that `auto` chooses among for a program with or without a backward: all that suit any program."""
-    return tuple(kind.name for kind in SCHEDULES.values() if kind.is_plain and kind.trains == trains)
+    """The schedules that `auto` chooses among for a program with or without a backward: all that
+    suit any program."""
+    return tuple(
+        kind.name for kind in SCHEDULES.values() if kind.is_plain and kind.trains == trains
+    )

@@ -1,10 +1,10 @@
 """The event simulator: when each task of a schedule runs, given how long tasks and transfers take.
 
-Meshes run their lists in order, one task at a time. A task starts when its mesh is free and all its values have
-arrived; a transfer starts when its source task ends and every link that it uses is free, and overlaps with all compute.
-A link carries one transfer at a time, first come, first served. Meshes of one host may share what they compute with
-(`shardopt.hardware.sharing`): a task is then faster while others rest. Tasks that the graph does not have take no time.
-"""
+Meshes run their lists in order, one task at a time. A task starts when its mesh is free and all its
+values have arrived; a transfer starts when its source task ends and every link that it uses is
+free, and overlaps with all compute. A link carries one transfer at a time, first come, first
+served. Meshes of one host may share what they compute with (`shardopt.hardware.sharing`): a task is
+then faster while others rest. Tasks that the graph does not have take no time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from functools import cached_property
 from shardopt.hardware.sharing import Sharing
 from shardopt.schedule.events import Costs, Times
 from shardopt.schedule.graph import StageGraph
-from shardopt.schedule.memory import Held, MemoryProfile, held_for_readers, memory_profiles, peak_in_flight
+from shardopt.schedule.memory import (
+    Held,
+    MemoryProfile,
+    held_for_readers,
+    memory_profiles,
+    peak_in_flight,
+)
 from shardopt.schedule.tasks import Schedule, StageTask, Task
 from shardopt.schedule.validate import LinkedSchedule, link
 
@@ -32,7 +38,8 @@ class TaskSpan:
 
 @dataclass(frozen=True, slots=True)
 class TransferSpan:
-    """One transfer on the time axis, from when it has its links until its value is on the mesh of `dst`."""
+    """One transfer on the time axis, from when it has its links until its value is on the mesh of
+    `dst`."""
 
     src: Task
     dst: Task
@@ -42,12 +49,13 @@ class TransferSpan:
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """What the simulator found. Per-mesh tuples follow the meshes of `schedule`; times are seconds from the start.
+    """What the simulator found. Per-mesh tuples follow the meshes of `schedule`; times are seconds
+    from the start.
 
-    `start_seconds[mesh][i]` and `end_seconds[mesh][i]` belong to `schedule.tasks[mesh][i]`. `bubble_fraction` is the
-    share of mesh time until the makespan in which no task runs, every mesh counted alike whatever its size.
-    `peak_in_flight` counts, per mesh, (stage, microbatch) pairs with live activations.
-    """
+    `start_seconds[mesh][i]` and `end_seconds[mesh][i]` belong to `schedule.tasks[mesh][i]`.
+    `bubble_fraction` is the share of mesh time until the makespan in which no task runs, every mesh
+    counted alike whatever its size. `peak_in_flight` counts, per mesh, (stage, microbatch) pairs
+    with live activations."""
 
     schedule: Schedule
     graph: StageGraph
@@ -66,13 +74,18 @@ class SimulationResult:
         """Those that take time, by destination and then by source, as in the lists."""
         nodes = self.linked.nodes
         moved = self.times.transfers(self.linked)
-        return tuple(TransferSpan(nodes[source], nodes[node], start, end) for source, node, start, end in moved)
+        return tuple(
+            TransferSpan(nodes[source], nodes[node], start, end)
+            for source, node, start, end in moved
+        )
 
     def spans(self) -> Iterator[TaskSpan]:
         """All tasks that the graph has, by mesh and then in time."""
         exists = frozenset(self.graph.tasks)
         for mesh, tasks in enumerate(self.schedule.tasks):
-            for task, start, end in zip(tasks, self.start_seconds[mesh], self.end_seconds[mesh], strict=True):
+            for task, start, end in zip(
+                tasks, self.start_seconds[mesh], self.end_seconds[mesh], strict=True
+            ):
                 if task.stage_task in exists:
                     yield TaskSpan(mesh, task, start, end)
 
@@ -91,22 +104,32 @@ def simulate(
 ) -> SimulationResult:
     """Simulate one step.
 
-    `task_seconds` has an entry for each task of `graph`; `transfer_seconds` one for each edge of `graph`, in its order
-    (default 0), and `edge_links` the numbers of the links that its transfers use (default none: transfers never wait
-    for each other); `activation_bytes` says what a task allocates (default 0), see `held_for_readers` for how long, and
-    `held`, if given, says it value by value instead;
-    `fixed_bytes` is per mesh (default 0); `sharing` says how fast tasks run while meshes of their hosts rest (default:
-    no faster); without `overlap` a mesh computes nothing while it sends. Raises ScheduleError if the schedule cannot
-    run on the graph, ValueError if durations are missing or negative.
-    """
-    transfers = tuple(transfer_seconds) if transfer_seconds is not None else (0.0,) * len(graph.edges)
+    `task_seconds` has an entry for each task of `graph`; `transfer_seconds` one for each edge of
+    `graph`, in its order (default 0), and `edge_links` the numbers of the links that its transfers
+    use (default none: transfers never wait for each other); `activation_bytes` says what a task
+    allocates (default 0), see `held_for_readers` for how long, and `held`, if given, says it value
+    by value instead; `fixed_bytes` is per mesh (default 0); `sharing` says how fast tasks run while
+    meshes of their hosts rest (default: no faster); without `overlap` a mesh computes nothing while
+    it sends. Raises ScheduleError if the schedule cannot run on the graph, ValueError if durations
+    are missing or negative."""
+    transfers = (
+        tuple(transfer_seconds) if transfer_seconds is not None else (0.0,) * len(graph.edges)
+    )
     fixed = tuple(fixed_bytes) if fixed_bytes is not None else (0,) * schedule.num_meshes
-    links = tuple(tuple(own) for own in edge_links) if edge_links is not None else ((),) * len(graph.edges)
+    links = (
+        tuple(tuple(own) for own in edge_links)
+        if edge_links is not None
+        else ((),) * len(graph.edges)
+    )
     _check_costs(graph, task_seconds, transfers, fixed, schedule.num_meshes)
     if len(links) != len(graph.edges):
-        raise ValueError(f"links given for {len(links)} edges, the stage graph has {len(graph.edges)}")
+        raise ValueError(
+            f"links given for {len(links)} edges, the stage graph has {len(graph.edges)}"
+        )
     linked = link(schedule, graph)
-    times = Times.of(linked, Costs(_node_seconds(linked, task_seconds), transfers, links, sharing, overlap))
+    times = Times.of(
+        linked, Costs(_node_seconds(linked, task_seconds), transfers, links, sharing, overlap)
+    )
     start_seconds, end_seconds = linked.rows(times.starts), linked.rows(times.ends)
     busy = tuple(
         sum(end - start for start, end in zip(own_starts, own_ends, strict=True))
@@ -125,7 +148,8 @@ def simulate(
         start_seconds=start_seconds,
         end_seconds=end_seconds,
         peak_in_flight=tuple(
-            peak_in_flight([task for task in tasks if (task.kind, task.stage) in exists]) for tasks in schedule.tasks
+            peak_in_flight([task for task in tasks if (task.kind, task.stage) in exists])
+            for tasks in schedule.tasks
         ),
         memory=tuple(memory_profiles(linked, held, fixed, start_seconds, end_seconds)),
         linked=linked,
@@ -140,7 +164,8 @@ def makespan_seconds(
     edge_links: Sequence[Sequence[int]],
     sharing: Sharing | None = None,
 ) -> float:
-    """The makespan that `simulate` finds, alone; for callers that try many durations on one linked schedule."""
+    """The makespan that `simulate` finds, alone; for callers that try many durations on one linked
+    schedule."""
     costs = Costs(_node_seconds(linked, task_seconds), transfer_seconds, edge_links, sharing)
     return max(Times.of(linked, costs).ends, default=0.0)
 
@@ -162,10 +187,16 @@ def _check_costs(
         raise ValueError(f"no duration given for task {missing}")
     foreign = next((task for task in task_seconds if task not in set(graph.tasks)), None)
     if foreign is not None:
-        raise ValueError(f"a duration is given for task {foreign}, which the stage graph does not have")
+        raise ValueError(
+            f"a duration is given for task {foreign}, which the stage graph does not have"
+        )
     if len(transfer_seconds) != len(graph.edges):
-        raise ValueError(f"{len(transfer_seconds)} transfer durations given for {len(graph.edges)} edges")
+        raise ValueError(
+            f"{len(transfer_seconds)} transfer durations given for {len(graph.edges)} edges"
+        )
     if len(fixed_bytes) != num_meshes:
-        raise ValueError(f"fixed bytes given for {len(fixed_bytes)} meshes, the schedule has {num_meshes}")
+        raise ValueError(
+            f"fixed bytes given for {len(fixed_bytes)} meshes, the schedule has {num_meshes}"
+        )
     if not all(seconds >= 0 for seconds in (*task_seconds.values(), *transfer_seconds)):
         raise ValueError("durations must be numbers of at least 0")

@@ -1,10 +1,10 @@
 """Tasks and schedules as values: what runs on which mesh, and in which order.
 
-A *task* is one fragment run for one microbatch. A *schedule* gives every mesh its ordered list of tasks; it says
-nothing about time. The simulator, the memory check of the stage DP, the runtime's instruction lists and the report read
-the same value. Text form of a task, as in torch.distributed.pipelining: stage, kind, microbatch, so `0F3` is the
-forward of stage 0 for microbatch 3; tasks that run once per step have no microbatch (`0U`).
-"""
+A *task* is one fragment run for one microbatch. A *schedule* gives every mesh its ordered list of
+tasks; it says nothing about time. The simulator, the memory check of the stage DP, the runtime's
+instruction lists and the report read the same value. Text form of a task, as in
+torch.distributed.pipelining: stage, kind, microbatch, so `0F3` is the forward of stage 0 for
+microbatch 3; tasks that run once per step have no microbatch (`0U`)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from shardopt.support.errors import UserError
 
 
 class TaskKind(StrEnum):
-    """Kind of a fragment. BACKWARD is the whole backward; BACKWARD_INPUT and BACKWARD_WEIGHT are its two halves.
+    """Kind of a fragment. BACKWARD is the whole backward; BACKWARD_INPUT and BACKWARD_WEIGHT are
+    its two halves.
 
-    UPDATE ends a step. APPLY is an update in the middle of one, after a microbatch: later microbatches see new weights.
-    """
+    UPDATE ends a step. APPLY is an update in the middle of one, after a microbatch: later
+    microbatches see new weights."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -28,7 +29,9 @@ class TaskKind(StrEnum):
     UPDATE = "U"
     APPLY = "A"
 
-    __hash__ = str.__hash__  # tasks are keys by the hundred thousand, and that of an enum runs in Python
+    __hash__ = (
+        str.__hash__
+    )  # tasks are keys by the hundred thousand, and that of an enum runs in Python
 
     @property
     def runs_once(self) -> bool:
@@ -55,15 +58,21 @@ class StageTask:
 
 @dataclass(frozen=True, order=True, slots=True)
 class Task:
-    """One run of a stage's fragment; `microbatch` is ONCE exactly for the kinds that run once per step."""
+    """One run of a stage's fragment; `microbatch` is ONCE exactly for the kinds that run once per
+    step."""
 
     kind: TaskKind
     stage: int
     microbatch: int = ONCE
 
     def __post_init__(self) -> None:
-        if self.stage < 0 or (self.microbatch != ONCE if self.kind.runs_once else self.microbatch < 0):
-            raise ValueError(f"{self.kind.name} task of stage {self.stage} cannot have microbatch {self.microbatch}")
+        if self.stage < 0 or (
+            self.microbatch != ONCE if self.kind.runs_once else self.microbatch < 0
+        ):
+            raise ValueError(
+                f"{self.kind.name} task of stage {self.stage} cannot have microbatch "
+                f"{self.microbatch}"
+            )
 
     @property
     def stage_task(self) -> StageTask:
@@ -76,7 +85,10 @@ class Task:
         kinds = [kind.value for kind in TaskKind]
         if match is None or match[2] not in kinds:
             shown = text.strip()[:_MOST_SHOWN]
-            raise UserError(f"'{shown}' is not a task: expected <stage><kind><microbatch>, kind in {''.join(kinds)}")
+            raise UserError(
+                f"'{shown}' is not a task: expected <stage><kind><microbatch>, kind in "
+                f"{''.join(kinds)}"
+            )
         kind = TaskKind(match[2])
         if kind.runs_once == bool(match[3]):
             wanted = "no microbatch: it runs once per step" if kind.runs_once else "a microbatch"
@@ -89,10 +101,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Per mesh its tasks in order. `stage_to_mesh[s]` is the mesh of stage s; several stages may share a mesh.
+    """Per mesh its tasks in order. `stage_to_mesh[s]` is the mesh of stage s; several stages may
+    share a mesh.
 
-    The value only promises that its numbers are in range; `shardopt.schedule.validate` checks that it can run.
-    """
+    The value only promises that its numbers are in range; `shardopt.schedule.validate` checks that
+    it can run."""
 
     name: str
     num_microbatches: int
@@ -101,10 +114,13 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.num_microbatches < 1:
-            raise ValueError(f"schedule '{self.name}': needs at least 1 microbatch, got {self.num_microbatches}")
+            raise ValueError(
+                f"schedule '{self.name}': needs at least 1 microbatch, got {self.num_microbatches}"
+            )
         if any(not 0 <= mesh < self.num_meshes for mesh in self.stage_to_mesh):
             raise ValueError(
-                f"schedule '{self.name}': stage_to_mesh {self.stage_to_mesh} exceeds {self.num_meshes} meshes"
+                f"schedule '{self.name}': stage_to_mesh {self.stage_to_mesh} exceeds "
+                f"{self.num_meshes} meshes"
             )
 
     @property
@@ -124,7 +140,9 @@ class Schedule:
             tuple(Task(TaskKind.UPDATE, stage) for stage in self.stages_of_mesh(mesh))
             for mesh in range(self.num_meshes)
         )
-        return replace(self, tasks=tuple(own + tail for own, tail in zip(self.tasks, updates, strict=True)))
+        return replace(
+            self, tasks=tuple(own + tail for own, tail in zip(self.tasks, updates, strict=True))
+        )
 
     def __str__(self) -> str:
         return "\n".join(" ".join(map(str, tasks)) for tasks in self.tasks)

@@ -1,11 +1,11 @@
 """Where to cut the tokens of a causal model for TeraPipe (arXiv 2102.07988, section 3.3).
 
-A slice of l tokens behind a context of c tokens takes t(l, c) on every mesh. With K meshes and N microbatches, a step
-takes N · Σ t + (K - 1) · max t: dynamic programming gives the least sum for a bound on the longest slice, and the
-bounds that matter are tried from the largest down. After a solution whose longest slice is m, the next bound is the
-largest time below m, since all between give the same; the search ends where the sum, which only grows, and the least
-that the longest slice can be promise nothing better.
-"""
+A slice of l tokens behind a context of c tokens takes t(l, c) on every mesh. With K meshes and N
+microbatches, a step takes N · Σ t + (K - 1) · max t: dynamic programming gives the least sum for a
+bound on the longest slice, and the bounds that matter are tried from the largest down. After a
+solution whose longest slice is m, the next bound is the largest time below m, since all between
+give the same; the search ends where the sum, which only grows, and the least that the longest slice
+can be promise nothing better."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ class TokenSlices:
 def token_slices(seconds: np.ndarray, num_meshes: int, num_microbatches: int = 1) -> TokenSlices:
     """The slices with the shortest step, exactly.
 
-    `seconds[l - 1, c]` is the time of a slice of l units behind c units, forward and backward together, for l + c ≤ n;
-    the table has the shape (n, n), and what lies beyond is never looked at. Raises UserError for another shape, or for
-    times that are not positive numbers.
-    """
+    `seconds[l - 1, c]` is the time of a slice of l units behind c units, forward and backward
+    together, for l + c ≤ n; the table has the shape (n, n), and what lies beyond is never looked
+    at. Raises UserError for another shape, or for times that are not positive numbers."""
     table = np.asarray(seconds, dtype=np.float64)
     if table.ndim != 2 or table.shape[0] != table.shape[1] or not len(table):
-        raise UserError(f"expected times of slices by length and context as a square table, found shape {table.shape}")
+        raise UserError(
+            "expected times of slices by length and context as a square table, found shape "
+            f"{table.shape}"
+        )
     count = len(table)
     by_end = np.full((count + 1, count), np.inf)  # [end, begin]
     for end in range(1, count + 1):
@@ -70,7 +72,8 @@ def token_slices(seconds: np.ndarray, num_meshes: int, num_microbatches: int = 1
 
 
 def _least_sum(by_end: np.ndarray, bound: float) -> tuple[float, list[int]]:
-    """The least sum of slices that take at most `bound` each, and its cuts from 0 to the end; (inf, []) if none do."""
+    """The least sum of slices that take at most `bound` each, and its cuts from 0 to the end; (inf,
+    []) if none do."""
     count = len(by_end) - 1
     total = np.full(count + 1, np.inf)
     total[0], source = 0.0, np.zeros(count + 1, dtype=np.int64)

@@ -1,7 +1,7 @@
 """A simulated step as a Chrome trace, to be opened in Perfetto or chrome://tracing.
 
-Each mesh is a thread with its tasks, transfers are asynchronous events (they overlap), memory is a counter per mesh.
-"""
+Each mesh is a thread with its tasks, transfers are asynchronous events (they overlap), memory is a
+counter per mesh."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ _PROCESS = 0
 
 def chrome_trace(result: SimulationResult) -> dict[str, Any]:
     """The trace as a value for `json.dump`, times in microseconds."""
-    events = _thread_names(result) + _task_events(result) + _transfer_events(result) + _memory_events(result)
+    events = (
+        _thread_names(result)
+        + _task_events(result)
+        + _transfer_events(result)
+        + _memory_events(result)
+    )
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
@@ -29,7 +34,13 @@ def chrome_trace(result: SimulationResult) -> dict[str, Any]:
 
 def _thread_names(result: SimulationResult) -> list[dict[str, Any]]:
     return [
-        {"name": "thread_name", "ph": "M", "pid": _PROCESS, "tid": mesh, "args": {"name": f"mesh {mesh}"}}
+        {
+            "name": "thread_name",
+            "ph": "M",
+            "pid": _PROCESS,
+            "tid": mesh,
+            "args": {"name": f"mesh {mesh}"},
+        }
         for mesh in range(result.schedule.num_meshes)
     ]
 

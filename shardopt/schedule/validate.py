@@ -4,10 +4,11 @@
 
 1. each mesh lists only tasks of its own stages and existing microbatches, none twice;
 2. every task of the graph is listed, for every microbatch;
-3. all meshes reach the end of their lists when each waits, before a task, for the values the task needs.
+3. all meshes reach the end of their lists when each waits, before a task, for the values the task
+   needs.
 
-The third check sweeps over the lists once, in O(tasks + edges), and so finds a global order in which all can run.
-"""
+The third check sweeps over the lists once, in O(tasks + edges), and so finds a global order in
+which all can run."""
 
 from __future__ import annotations
 
@@ -32,11 +33,11 @@ class ScheduleError(UserError):
 
 @dataclass(frozen=True)
 class LinkedSchedule:
-    """A checked schedule over integers: node n is the n-th task, counting through mesh 0's list, then mesh 1's, …
+    """A checked schedule over integers: node n is the n-th task, counting through mesh 0's list,
+    then mesh 1's, …
 
-    `predecessors[n]` are (node, index into graph.edges) pairs; `order` lists all nodes, each after its predecessors and
-    after the earlier tasks of its mesh.
-    """
+    `predecessors[n]` are (node, index into graph.edges) pairs; `order` lists all nodes, each after
+    its predecessors and after the earlier tasks of its mesh."""
 
     schedule: Schedule
     graph: StageGraph
@@ -74,7 +75,11 @@ def link(schedule: Schedule, graph: StageGraph) -> LinkedSchedule:
 
 
 def _check_tasks(schedule: Schedule) -> None:
-    num_stages, num_microbatches, homes = schedule.num_stages, schedule.num_microbatches, schedule.stage_to_mesh
+    num_stages, num_microbatches, homes = (
+        schedule.num_stages,
+        schedule.num_microbatches,
+        schedule.stage_to_mesh,
+    )
     for mesh, tasks in enumerate(schedule.tasks):
         where = f"schedule '{schedule.name}', mesh {mesh}"
         for task in tasks:
@@ -84,13 +89,17 @@ def _check_tasks(schedule: Schedule) -> None:
                     f"and {num_microbatches} microbatches"
                 )
             if homes[task.stage] != mesh:
-                raise ScheduleError(f"{where}: task {task} belongs to mesh {homes[task.stage]}, where its stage is")
+                raise ScheduleError(
+                    f"{where}: task {task} belongs to mesh {homes[task.stage]}, where its stage is"
+                )
         if len(set(tasks)) != len(tasks):
             twice = next(task for position, task in enumerate(tasks) if task in tasks[:position])
             raise ScheduleError(f"{where}: task {twice} is listed twice")
 
 
-def _node_table(schedule: Schedule, graph: StageGraph, nodes: tuple[Task, ...]) -> dict[StageTask, list[int]]:
+def _node_table(
+    schedule: Schedule, graph: StageGraph, nodes: tuple[Task, ...]
+) -> dict[StageTask, list[int]]:
     """Nodes of each task of the graph, by microbatch."""
     count = schedule.num_microbatches
     table = {own: [-1] * (1 if own.kind.runs_once else count) for own in graph.tasks}
@@ -102,7 +111,9 @@ def _node_table(schedule: Schedule, graph: StageGraph, nodes: tuple[Task, ...]) 
     for own, runs in table.items():
         if -1 in runs:
             missing = Task(own.kind, own.stage, ONCE if own.kind.runs_once else runs.index(-1))
-            raise ScheduleError(f"schedule '{schedule.name}': task {missing} is not listed on any mesh")
+            raise ScheduleError(
+                f"schedule '{schedule.name}': task {missing} is not listed on any mesh"
+            )
     return table
 
 
@@ -126,7 +137,8 @@ def _sweep(
     mesh_of: tuple[int, ...],
     predecessors: tuple[tuple[tuple[int, int], ...], ...],
 ) -> tuple[int, ...]:
-    """Run each mesh until it waits, and wake it by the task it waits for; an order of all nodes, or ScheduleError."""
+    """Run each mesh until it waits, and wake it by the task it waits for; an order of all nodes, or
+    ScheduleError."""
     position: list[int] = []
     stop: list[int] = []
     for tasks in schedule.tasks:
@@ -152,26 +164,36 @@ def _sweep(
             runnable.extend(waiting.pop(node, ()))
             position[mesh] += 1
     if waiting:
-        blocked = {mesh: (position[mesh], blocker) for blocker, meshes in waiting.items() for mesh in meshes}
+        blocked = {
+            mesh: (position[mesh], blocker)
+            for blocker, meshes in waiting.items()
+            for mesh in meshes
+        }
         raise ScheduleError(_blocked_message(schedule, nodes, mesh_of, blocked))
     return tuple(order)
 
 
 def _blocked_message(
-    schedule: Schedule, nodes: tuple[Task, ...], mesh_of: tuple[int, ...], blocked: dict[int, tuple[int, int]]
+    schedule: Schedule,
+    nodes: tuple[Task, ...],
+    mesh_of: tuple[int, ...],
+    blocked: dict[int, tuple[int, int]],
 ) -> str:
     """Name the circle of waits: follow, from mesh to mesh, who waits for whom."""
     for mesh, (node, blocker) in sorted(blocked.items()):
         if mesh_of[blocker] == mesh:
             place = _place(schedule, mesh, nodes[node])
-            wrong = f"mesh {mesh} runs {nodes[node]} {place} before {nodes[blocker]}, which it needs"
+            wrong = (
+                f"mesh {mesh} runs {nodes[node]} {place} before {nodes[blocker]}, which it needs"
+            )
             return f"schedule '{schedule.name}': {wrong}"
     circle = [min(blocked)]
     while (following := mesh_of[blocked[circle[-1]][1]]) not in circle:
         circle.append(following)
     circle = circle[circle.index(following) :]
     waits = [
-        f"mesh {mesh} waits before {nodes[node]} {_place(schedule, mesh, nodes[node])} for {nodes[blocker]}"
+        f"mesh {mesh} waits before {nodes[node]} {_place(schedule, mesh, nodes[node])} for "
+        f"{nodes[blocker]}"
         for mesh, (node, blocker) in ((mesh, blocked[mesh]) for mesh in circle[:_MAX_BLOCKED_SHOWN])
     ]
     more = f", and {len(circle) - len(waits)} more" if len(circle) > len(waits) else ""

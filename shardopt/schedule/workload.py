@@ -13,12 +13,13 @@ from shardopt.schedule.tasks import StageTask
 
 @dataclass(frozen=True)
 class Workload:
-    """What is to be scheduled: the tasks of `graph` for every microbatch, stage s on mesh `stage_to_mesh[s]`.
+    """What is to be scheduled: the tasks of `graph` for every microbatch, stage s on mesh
+    `stage_to_mesh[s]`.
 
-    `transfer_seconds` has one entry for each edge of `graph`; `activation_bytes` says what a task allocates until its
-    last reader of the same stage has run; `memory_bytes` what activations may take, by mesh (None: no limit).
-    `edge_links`, `sharing` and `held` are those of `simulate`; the list scheduler does not see them.
-    """
+    `transfer_seconds` has one entry for each edge of `graph`; `activation_bytes` says what a task
+    allocates until its last reader of the same stage has run; `memory_bytes` what activations may
+    take, by mesh (None: no limit). `edge_links`, `sharing` and `held` are those of `simulate`; the
+    list scheduler does not see them."""
 
     graph: StageGraph
     stage_to_mesh: tuple[int, ...]

@@ -1,4 +1,5 @@
-"""Documents that people write: YAML and JSON texts, read into dataclasses by a description of their fields.
+"""Documents that people write: YAML and JSON texts, read into dataclasses by a description of their
+fields.
 
     LINK = Record(Link, {"latency_seconds": Field(Number(at_least=0)), ...})      # shardopt.support.records
     link = read_document(LINK, value, "link.yaml")                                # UserError with file and field
@@ -18,7 +19,8 @@ from shardopt.support.readers import Reader
 
 
 def mistakes_of(reader: Reader, value: Any) -> tuple[Any, tuple[str, ...]]:
-    """What is read, and everything that is wrong; where something is, what is read must not be used."""
+    """What is read, and everything that is wrong; where something is, what is read must not be
+    used."""
     mistakes: list[str] = []
     return reader.read(value, "", mistakes), tuple(mistakes)
 
@@ -45,15 +47,22 @@ def json_text(value: Any, indent: str = "") -> str:
     """JSON with a line for every field and item, but lists of numbers in one line."""
     inner = indent + "  "
     if isinstance(value, dict) and value:
-        lines = [f"{inner}{json.dumps(name)}: {json_text(item, inner)}" for name, item in value.items()]
+        lines = [
+            f"{inner}{json.dumps(name)}: {json_text(item, inner)}" for name, item in value.items()
+        ]
         return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
     if isinstance(value, list | tuple) and any(isinstance(item, str | dict) for item in value):
-        return "[\n" + ",\n".join(f"{inner}{json_text(item, inner)}" for item in value) + f"\n{indent}]"
+        return (
+            "[\n"
+            + ",\n".join(f"{inner}{json_text(item, inner)}" for item in value)
+            + f"\n{indent}]"
+        )
     return json.dumps(value)
 
 
 def parse_text(text: str, file: str) -> Any:
-    """The values of a JSON text (by the name of its file) or a YAML text. Raises UserError with file and line."""
+    """The values of a JSON text (by the name of its file) or a YAML text. Raises UserError with
+    file and line."""
     if file.endswith(".json"):
         try:
             return json.loads(text)
@@ -68,7 +77,10 @@ def parse_text(text: str, file: str) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        raise UserError(f"{file}{line}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+        raise UserError(
+            f"{file}{line}: not valid YAML: {getattr(error, 'problem', None) or error}"
+        ) from None
     except (ValueError, RecursionError, TypeError, AttributeError, KeyError, IndexError) as error:
-        # PyYAML lets errors of its constructors through: `2024-13-01` is no date, `!!int x` no number.
+        # PyYAML lets errors of its constructors through: `2024-13-01` is no date, `!!int x` no
+        # number.
         raise UserError(f"{file}: not valid YAML: {error}") from None

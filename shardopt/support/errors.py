@@ -1,7 +1,9 @@
-"""The one exception for mistakes of the user: the tools print it as a single line and exit with code 1."""
+"""The one exception for mistakes of the user: the tools print it as a single line and exit with
+code 1."""
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """Bad input, with a message that names the place (file, field, option or operation) and what was expected."""
+    """Bad input, with a message that names the place (file, field, option or operation) and what
+    was expected."""

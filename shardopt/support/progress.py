@@ -4,8 +4,8 @@
         …
         progress(17, 240, "stage candidates")         # show(Progress(17, 240, "stage candidates"))
 
-Without a `watching` around it, `progress` costs a microsecond, so that solvers need to know nothing of who looks on.
-"""
+Without a `watching` around it, `progress` costs a microsecond, so that solvers need to know nothing
+of who looks on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """`done` of `total` things that `what` names ("stage candidates", "meshes") are finished; 0 of 0: nobody knows."""
+    """`done` of `total` things that `what` names ("stage candidates", "meshes") are finished; 0 of
+    0: nobody knows."""
 
     done: int
     total: int

@@ -1,7 +1,8 @@
-"""Readers: descriptions of fields, which check a value and can say what they expect as a JSON Schema.
+"""Readers: descriptions of fields, which check a value and can say what they expect as a JSON
+Schema.
 
-A format has one description, from which come the values, the messages about mistakes and the schema. A reader that
-finds a mistake adds a message with the path of the field and returns None.
+A format has one description, from which come the values, the messages about mistakes and the
+schema. A reader that finds a mistake adds a message with the path of the field and returns None.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ Schema = dict[str, Any]
 
 
 class Reader(Protocol):
-    """Reads a value found under a field path; adds what is wrong to `mistakes`, each with the path."""
+    """Reads a value found under a field path; adds what is wrong to `mistakes`, each with the
+    path."""
 
     def read(self, value: Any, path: str, mistakes: list[str]) -> Any: ...
 
@@ -75,7 +77,9 @@ class Scalar:
         if isinstance(value, float) and not math.isfinite(value):
             return wrong("a finite number", value, path, mistakes)
         fits = value is None or isinstance(value, str | int | float)
-        return value if fits else wrong("a text, a number, true, false or null", value, path, mistakes)
+        return (
+            value if fits else wrong("a text, a number, true, false or null", value, path, mistakes)
+        )
 
     def schema(self) -> Schema:
         return {"type": ["string", "number", "boolean", "null"]}
@@ -101,14 +105,21 @@ class Number:
         if not math.isfinite(number):
             return wrong("a number", value, path, mistakes)
         if self.above is not None and number <= self.above:
-            return wrong("a positive number" if self.above == 0 else f"more than {self.above}", value, path, mistakes)
+            return wrong(
+                "a positive number" if self.above == 0 else f"more than {self.above}",
+                value,
+                path,
+                mistakes,
+            )
         if self.at_least is not None and number < self.at_least:
             return wrong(f"a number of at least {self.at_least:g}", value, path, mistakes)
         if self.at_most is not None and number > self.at_most:
             return wrong(f"a number of at most {self.at_most:g}", value, path, mistakes)
         if not self.whole:
             return number
-        return int(number) if number == int(number) else wrong("a whole number", value, path, mistakes)
+        return (
+            int(number) if number == int(number) else wrong("a whole number", value, path, mistakes)
+        )
 
     def schema(self) -> Schema:
         kind: Schema = {"type": "integer" if self.whole else "number"}

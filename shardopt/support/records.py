@@ -33,14 +33,22 @@ class Items:
     most: int | None = None
 
     def read(self, value: Any, path: str, mistakes: list[str]) -> tuple[Any, ...] | None:
-        if not isinstance(value, list | tuple) or len(value) < self.least or len(value) > (self.most or len(value)):
+        if (
+            not isinstance(value, list | tuple)
+            or len(value) < self.least
+            or len(value) > (self.most or len(value))
+        ):
             return wrong(self._expected(), value, path, mistakes)
         return tuple(self.item.read(item, f"{path}[{k}]", mistakes) for k, item in enumerate(value))
 
     def _expected(self) -> str:
         if self.most is not None and self.most == self.least:
             return f"a list of {self.least} items"
-        return "a list" + (f" of at least {self.least} items" if self.least > 1 else " that is not empty" * self.least)
+        return "a list" + (
+            f" of at least {self.least} items"
+            if self.least > 1
+            else " that is not empty" * self.least
+        )
 
     def schema(self) -> Schema:
         kind: Schema = {"type": "array", "items": self.item.schema()}
@@ -65,12 +73,18 @@ class Row:
 
     def schema(self) -> Schema:
         items = [item.schema() for item in self.items]
-        return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+        return {
+            "type": "array",
+            "prefixItems": items,
+            "minItems": len(items),
+            "maxItems": len(items),
+        }
 
 
 @dataclass(frozen=True)
 class Table:
-    """A mapping of names to values of one kind, read into a dict: any names, or in the order of `known`."""
+    """A mapping of names to values of one kind, read into a dict: any names, or in the order of
+    `known`."""
 
     item: Reader
     known: tuple[str, ...] = ()
@@ -81,7 +95,11 @@ class Table:
             return None
         known = self.known or tuple(value)
         _check_names(value, known, self.required, path, mistakes)
-        return {name: self.item.read(value[name], _join(path, name), mistakes) for name in known if name in value}
+        return {
+            name: self.item.read(value[name], _join(path, name), mistakes)
+            for name in known
+            if name in value
+        }
 
     def schema(self) -> Schema:
         if not self.known:
@@ -101,7 +119,8 @@ class Field:
 
 @dataclass(frozen=True)
 class Record:
-    """A mapping with known fields, read into `make(**fields)`; `check(made)` may object with a message."""
+    """A mapping with known fields, read into `make(**fields)`; `check(made)` may object with a
+    message."""
 
     make: Callable[..., Any]
     fields: Mapping[str, Field]
@@ -114,7 +133,9 @@ class Record:
         required = tuple(name for name, field in self.fields.items() if field.default is REQUIRED)
         _check_names(value, tuple(self.fields), required, path, mistakes)
         found = {
-            name: field.reader.read(value[name], _join(path, name), mistakes) if name in value else field.default
+            name: field.reader.read(value[name], _join(path, name), mistakes)
+            if name in value
+            else field.default
             for name, field in self.fields.items()
         }
         if len(mistakes) > before:
@@ -130,7 +151,9 @@ class Record:
             name: {**field.reader.schema(), **({"description": field.about} if field.about else {})}
             for name, field in self.fields.items()
         }
-        return _object(properties, tuple(n for n, field in self.fields.items() if field.default is REQUIRED))
+        return _object(
+            properties, tuple(n for n, field in self.fields.items() if field.default is REQUIRED)
+        )
 
 
 def _object(properties: Mapping[str, Schema], required: Sequence[str]) -> Schema:
@@ -154,7 +177,11 @@ def _is_mapping(value: Any, path: str, mistakes: list[str]) -> bool:
 
 
 def _check_names(
-    value: Mapping[Any, Any], known: Sequence[str], required: Sequence[str], path: str, mistakes: list[str]
+    value: Mapping[Any, Any],
+    known: Sequence[str],
+    required: Sequence[str],
+    path: str,
+    mistakes: list[str],
 ) -> None:
     unknown = [str(key) for key in value if key not in known]
     mistakes += [f"unknown field '{_join(path, key)}'{suggestion(key, known)}" for key in unknown]

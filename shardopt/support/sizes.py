@@ -14,7 +14,11 @@ def parse_bytes(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None or match["unit"] not in _UNITS:
         raise ValueError(f"expected bytes such as 1073741824, 512MiB or 1.5GB, found '{text}'")
-    return int(float(match["number"]) * _UNITS[match["unit"]]) if match["unit"] else int(float(match["number"]))
+    return (
+        int(float(match["number"]) * _UNITS[match["unit"]])
+        if match["unit"]
+        else int(float(match["number"]))
+    )
 
 
 def format_bytes(count: int) -> str:

@@ -5,9 +5,8 @@
             with timed("sharding program: solve"):
                 …
 
-Parts add up by name. Without a `collecting` around it, `timed` costs a microsecond and records nothing, so that
-solvers need to know nothing of who listens.
-"""
+Parts add up by name. Without a `collecting` around it, `timed` costs a microsecond and records
+nothing, so that solvers need to know nothing of who listens."""
 
 from __future__ import annotations
 

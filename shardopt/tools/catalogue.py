@@ -1,9 +1,8 @@
 """Passes and phases for `--help` and `--list-passes`, read from source text.
 
-Importing the passes would load jaxlib and numpy, half a second for a page of help. Their names, summaries and options
-are literals in a dataclass, or come from the table of planning, so the syntax tree says the same; a
-class that is written otherwise is imported.
-"""
+Importing the passes would load jaxlib and numpy, half a second for a page of help. Their names,
+summaries and options are literals in a dataclass, or come from the table of planning, so the syntax
+tree says the same; a class that is written otherwise is imported."""
 
 from __future__ import annotations
 
@@ -42,7 +41,8 @@ def pass_info(name: str) -> PassInfo:
 
 
 def describe() -> Iterator[str]:
-    """Lines about the phases with their steps, the pipelines beside them, and the passes with their options."""
+    """Lines about the phases with their steps, the pipelines beside them, and the passes with their
+    options."""
     yield "Phases, in order:"
     for phase in PHASES:
         yield from _phase_lines(phase)
@@ -62,7 +62,11 @@ def describe() -> Iterator[str]:
 def _phase_lines(phase: Phase) -> Iterator[str]:
     yield f"  {PREFIX}{phase.name}: {phase.summary}"
     for step in phase.steps:
-        yield f"      {step}" if isinstance(step, str) else f"      {','.join(step.steps)}  (with {step.switch}=true)"
+        yield (
+            f"      {step}"
+            if isinstance(step, str)
+            else f"      {','.join(step.steps)}  (with {step.switch}=true)"
+        )
 
 
 def _from_source(name: str) -> PassInfo:
@@ -87,7 +91,11 @@ def _constants(body: list[ast.stmt]) -> dict[str, Any]:
     """Names that are assigned literals."""
     found: dict[str, Any] = {}
     for node in body:
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+        if (
+            isinstance(node, ast.Assign)
+            and len(node.targets) == 1
+            and isinstance(node.targets[0], ast.Name)
+        ):
             try:
                 found[node.targets[0].id] = ast.literal_eval(node.value)
             except ValueError:
@@ -102,7 +110,9 @@ def _option(field: ast.AnnAssign, constants: dict[str, Any]) -> OptionSpec:
         raise ValueError("expected a field with option(…)")
     given = call.args[0]
     first = constants[given.id] if isinstance(given, ast.Name) else ast.literal_eval(given)
-    keywords = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
+    keywords = {
+        keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg
+    }
     made = plan_option if ast.unparse(call.func) == "plan_option" else option
     row: Field[Any] = made(first, **keywords)
     # The annotation is an expression of builtin types, Literal, and names of the table; others

@@ -50,7 +50,8 @@ def report(diagnostic: Diagnostic, *, remarks: bool) -> None:
 
 
 class ToolParser(argparse.ArgumentParser):
-    """An argument parser whose errors are a user's mistakes: exit code 1, where argparse would say 2."""
+    """An argument parser whose errors are a user's mistakes: exit code 1, where argparse would say
+    2."""
 
     @property
     def option_strings(self) -> tuple[str, ...]:
@@ -88,7 +89,8 @@ def version_line(tool: str) -> str:
 
 
 def run_tool(name: str, body: Callable[[], int | None]) -> int:
-    """Run `body` and return the exit code: its own, 1 after a user's mistake (diagnosed), 2 after a bug (traceback)."""
+    """Run `body` and return the exit code: its own, 1 after a user's mistake (diagnosed), 2 after a
+    bug (traceback)."""
     try:
         code = body()
         sys.stdout.flush()
@@ -107,11 +109,15 @@ def run_tool(name: str, body: Callable[[], int | None]) -> int:
 def report_bug(name: str) -> None:
     """Print the exception being handled, which is no user's mistake."""
     traceback.print_exc()
-    print(f"{name}: internal error: the traceback above is a bug in shardopt, not in the input", file=sys.stderr)
+    print(
+        f"{name}: internal error: the traceback above is a bug in shardopt, not in the input",
+        file=sys.stderr,
+    )
 
 
 def report_user_error(name: str, error: UserError) -> None:
-    """Print a user's mistake: diagnostics with their source lines, other messages after the name of the tool."""
+    """Print a user's mistake: diagnostics with their source lines, other messages after the name of
+    the tool."""
     diagnostics = getattr(error, "diagnostics", ())
     if not diagnostics:
         print(f"{name}: error: {error}", file=sys.stderr)

@@ -3,9 +3,9 @@
     // expected-error @+1 {{part of the message}}
     // expected-remark-re @below {{text with {{[0-9]+}} and other patterns in double braces}}
 
-The place is the line of the comment, `@+N`, `@-N`, `@above` or `@below` (the next line that holds no expectation), or
-`@unknown` for diagnostics without a line. Each expectation must be met by a diagnostic of its own.
-"""
+The place is the line of the comment, `@+N`, `@-N`, `@above` or `@below` (the next line that holds
+no expectation), or `@unknown` for diagnostics without a line. Each expectation must be met by a
+diagnostic of its own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ UNKNOWN_LINE = 0
 
 @dataclass(frozen=True)
 class Expectation:
-    """One comment: what is expected on `line` (0: a diagnostic without a line), and where the comment stands."""
+    """One comment: what is expected on `line` (0: a diagnostic without a line), and where the
+    comment stands."""
 
     severity: Severity
     line: int
@@ -45,10 +46,15 @@ class Expectation:
         return re.search(_as_regex(self.text), diagnostic.message) is not None
 
 
-def read_expectations(text: str, file: str, first_line: int = 1) -> tuple[tuple[Expectation, ...], list[Diagnostic]]:
-    """The expectations in a text whose first line has the number `first_line`, and errors about malformed ones."""
+def read_expectations(
+    text: str, file: str, first_line: int = 1
+) -> tuple[tuple[Expectation, ...], list[Diagnostic]]:
+    """The expectations in a text whose first line has the number `first_line`, and errors about
+    malformed ones."""
     found: list[Expectation] = []
-    waiting: list[tuple[re.Match[str], Position]] = []  # `@below`, until a line without an expectation comes
+    waiting: list[
+        tuple[re.Match[str], Position]
+    ] = []  # `@below`, until a line without an expectation comes
     mistakes: list[Diagnostic] = []
     above = UNKNOWN_LINE
     for number, line in enumerate(text.split("\n"), start=first_line):
@@ -67,13 +73,18 @@ def read_expectations(text: str, file: str, first_line: int = 1) -> tuple[tuple[
             found.append(_expectation(match, _line_of(match["place"], number, above), where))
     found += [_expectation(earlier, where.line, where) for earlier, where in waiting]
     found.sort(key=lambda expectation: expectation.written_at.line)
-    return tuple(found), mistakes + [_bad_regex(one) for one in found if one.is_regex and not _compiles(one.text)]
+    return tuple(found), mistakes + [
+        _bad_regex(one) for one in found if one.is_regex and not _compiles(one.text)
+    ]
 
 
 def unmet(
-    expectations: Sequence[Expectation], diagnostics: Iterable[Diagnostic], optional: Sequence[Severity] = ()
+    expectations: Sequence[Expectation],
+    diagnostics: Iterable[Diagnostic],
+    optional: Sequence[Severity] = (),
 ) -> list[Diagnostic]:
-    """Errors: one for each diagnostic that was not expected, one for each expectation that was not met.
+    """Errors: one for each diagnostic that was not expected, one for each expectation that was not
+    met.
 
     Unexpected diagnostics of the severities in `optional` are no errors.
     """
@@ -95,7 +106,8 @@ def unmet(
 def _with_notes(
     diagnostics: Iterable[Diagnostic], optional: Sequence[Severity], inside: bool = False
 ) -> Iterator[tuple[Diagnostic, bool]]:
-    """Diagnostics and their notes; notes of an optional diagnostic are optional, the dump of an op never counts."""
+    """Diagnostics and their notes; notes of an optional diagnostic are optional, the dump of an op
+    never counts."""
     for diagnostic in diagnostics:
         if not diagnostic.is_op_dump:
             is_optional = inside or diagnostic.severity in optional
@@ -118,7 +130,9 @@ def _line_of(place: str | None, number: int, above: int) -> int:
 def _as_regex(text: str) -> str:
     """Text with patterns in double braces as one regular expression."""
     parts = _PATTERN.split(text)
-    return "".join(f"(?:{part})" if index % 2 else re.escape(part) for index, part in enumerate(parts))
+    return "".join(
+        f"(?:{part})" if index % 2 else re.escape(part) for index, part in enumerate(parts)
+    )
 
 
 def _compiles(text: str) -> bool:
@@ -130,8 +144,12 @@ def _compiles(text: str) -> bool:
 
 
 def _bad_regex(expectation: Expectation) -> Diagnostic:
-    return Diagnostic("error", f"invalid regular expression in '{expectation.text}'", expectation.written_at)
+    return Diagnostic(
+        "error", f"invalid regular expression in '{expectation.text}'", expectation.written_at
+    )
 
 
 def _malformed(where: Position) -> Diagnostic:
-    return Diagnostic("error", "expected 'expected-<severity>[-re] [@place] {{message}}' to end the line", where)
+    return Diagnostic(
+        "error", "expected 'expected-<severity>[-re] [@place] {{message}}' to end the line", where
+    )

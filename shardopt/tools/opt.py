@@ -1,12 +1,12 @@
 """shardopt-opt: read a module, run passes, write a module.
 
-    shardopt-opt model.mlir --pass-pipeline='builtin.module(shardopt-import,shardopt-cluster)' -o out.mlir
-    shardopt-opt model.mlir --shardopt-inline-calls --canonicalize --shardopt-outline-stages="num-stages=2"
-    shardopt-opt model.mlirbc --from=import --to=stage --phase-options="cluster=cluster.yaml"
+    shardopt-opt model.mlir --pass-pipeline='builtin.module(shardopt-import,shardopt-cluster)' -o
+    out.mlir shardopt-opt model.mlir --shardopt-inline-calls --canonicalize
+    --shardopt-outline-stages="num-stages=2" shardopt-opt model.mlirbc --from=import --to=stage
+    --phase-options="cluster=cluster.yaml"
 
-Exit codes: 0 success; 1 a mistake in the input or the options (diagnosed, no output file); 2 a bug of ours, with the
-path of a reproducer.
-"""
+Exit codes: 0 success; 1 a mistake in the input or the options (diagnosed, no output file); 2 a bug
+of ours, with the path of a reproducer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from shardopt.tools.common import EXIT_BUG, EXIT_USER_ERROR, run_tool
 from shardopt.tools.opt_options import NAME, PassFlag, build_parser, split_pass_flags
 from shardopt.tools.supervisor import Crash, Trace, supervised
 
-# MLIR loads inside of functions, so that --help is immediate and the supervising process stays small.
+# MLIR loads inside of functions, so that --help is immediate and the supervising process stays
+# small.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The entry point; returns the exit code. Called without arguments it runs the work in a child process."""
+    """The entry point; returns the exit code. Called without arguments it runs the work in a child
+    process."""
     parser = build_parser()
     known, flags = split_pass_flags(parser, sys.argv[1:] if argv is None else argv)
     options = parser.parse_args(known)
@@ -48,11 +50,17 @@ def run(options: argparse.Namespace, flags: tuple[PassFlag, ...], *, is_supervis
     return supervised(work, lambda crash: after_crash(crash, options, flags, data))
 
 
-def after_crash(crash: Crash, options: argparse.Namespace, flags: tuple[PassFlag, ...], data: bytes) -> int:
-    """Report that C++ killed the process: a damaged binary file is the user's, anything else is a bug of ours."""
+def after_crash(
+    crash: Crash, options: argparse.Namespace, flags: tuple[PassFlag, ...], data: bytes
+) -> int:
+    """Report that C++ killed the process: a damaged binary file is the user's, anything else is a
+    bug of ours."""
     doing = crash.trace.get("doing", "start")
     if doing == "read" and format_of(data) != "text":
-        print(f"{options.input}: error: not a readable module: its reader failed ({crash})", file=sys.stderr)
+        print(
+            f"{options.input}: error: not a readable module: its reader failed ({crash})",
+            file=sys.stderr,
+        )
         return EXIT_USER_ERROR
     print(f"{NAME}: internal error: C++ code crashed ({crash}) in step '{doing}'", file=sys.stderr)
     if doing != "pass":

@@ -21,7 +21,13 @@ from shardopt.ir.io import encode_module, load_module, write_output
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.pipeline.parser import expanded, leaves
 from shardopt.pipeline.reproducer import Progress, Recipe, make_reproducer, part_of, reproducer_text
-from shardopt.pipeline.statistics import PassFigures, pass_figures, statistics_json, statistics_report, summed
+from shardopt.pipeline.statistics import (
+    PassFigures,
+    pass_figures,
+    statistics_json,
+    statistics_report,
+    summed,
+)
 from shardopt.pipeline.timing import Timed, merged, timing_json, timing_report, timing_tree
 from shardopt.support.errors import UserError
 from shardopt.tools.common import EXIT_BUG, EXIT_OK, EXIT_USER_ERROR, report_bug
@@ -38,7 +44,8 @@ _KNOWN_RESOURCE = "ignoring unknown external resources for 'mlir_reproducer'"
 
 @dataclass(frozen=True)
 class Part:
-    """One module of the input; `source` is its bytes, or the path when the input is one file and not split."""
+    """One module of the input; `source` is its bytes, or the path when the input is one file and
+    not split."""
 
     number: int
     source: bytes | str
@@ -81,10 +88,14 @@ class Driver:
     def _split(self) -> tuple[Part, ...]:
         text = decoded(self.data)
         if self.options.split_input_file is None:
-            is_file = self.name != STDIO and Path(self.name).is_file()  # a pipe cannot be read again
+            is_file = (
+                self.name != STDIO and Path(self.name).is_file()
+            )  # a pipe cannot be read again
             return (Part(1, self.name if is_file else self.data, text or ""),)
         if text is None:
-            raise UserError(f"--split-input-file expects text, found a binary file in '{self.name}'")
+            raise UserError(
+                f"--split-input-file expects text, found a binary file in '{self.name}'"
+            )
         marker = self.options.split_input_file
         for warning in near_misses(text, self.name, marker):
             Reporter(self.options, self.name, text)(warning)
@@ -94,7 +105,9 @@ class Driver:
     def _process(self, part: Part) -> tuple[int, bytes]:
         """The exit code and the output of one part; what went wrong has been reported."""
         self.watchers = self._watch(part)
-        report = Reporter(self.options, self.name, None if isinstance(part.source, str) else part.text)
+        report = Reporter(
+            self.options, self.name, None if isinstance(part.source, str) else part.text
+        )
         code, output = EXIT_OK, b""
         try:
             output = self._compile(part, report)
@@ -130,8 +143,13 @@ class Driver:
         )
         finished = perf_counter()
         self.trace.note(doing="print")
-        output = encode_module(module, self.form, output_style(self.options), self.options.emit_bytecode_version)
-        before, after = Timed("Parser", parsed - started), Timed("Output", perf_counter() - finished)
+        output = encode_module(
+            module, self.form, output_style(self.options), self.options.emit_bytecode_version
+        )
+        before, after = (
+            Timed("Parser", parsed - started),
+            Timed("Output", perf_counter() - finished),
+        )
         self.timings.append(timing_tree(result, (before,), (after,)))
         if self.watchers.counter is not None:
             self.figures.append(pass_figures(result, self.watchers.counter))
@@ -150,14 +168,17 @@ class Driver:
             return load_module(part.source, context, name=self.name, handler=handle)
 
     def _watch(self, part: Part) -> Watchers:
-        progress = Progress(lambda index: self.trace.note(doing="pass", part=part.number, index=index))
+        progress = Progress(
+            lambda index: self.trace.note(doing="pass", part=part.number, index=index)
+        )
         folder = str(part.number) if len(self.parts) > 1 else ""
         return make_watchers(self.options, self.task.pipeline, progress, folder)
 
     # ---- reproducers ----
 
     def explain_crash(self, number: int, index: int) -> int:
-        """After C++ code killed a process in pass `index` of a part: write a reproducer and say how to run it."""
+        """After C++ code killed a process in pass `index` of a part: write a reproducer and say how
+        to run it."""
         path = self.write_reproducer(self.parts[number - 1], index)
         step = leaves(self.task.pipeline)[index].step
         command = f"{NAME} {shlex.quote(path)} --run-reproducer"
@@ -171,8 +192,12 @@ class Driver:
             return
         step = progress.failed_leaf.step if progress.failed_leaf is not None else "everything"
         if is_bug or wanted:
-            path = self.write_reproducer(part, progress.index if progress.failed_leaf is not None else None)
-            command = f"{NAME} {shlex.quote(path)} --run-reproducer" if path else self._command(part)
+            path = self.write_reproducer(
+                part, progress.index if progress.failed_leaf is not None else None
+            )
+            command = (
+                f"{NAME} {shlex.quote(path)} --run-reproducer" if path else self._command(part)
+            )
         else:
             command = self._command(part)
         print(f"{NAME}: note: to run {step} again: {command}", file=sys.stderr)
@@ -189,13 +214,16 @@ class Driver:
             pipeline = part_of(self.task.pipeline, progress.index + 1)
         if self.options.allow_unregistered_dialect:
             words.append("--allow-unregistered-dialect")
-        return " ".join([NAME, *map(shlex.quote, words), f"--pass-pipeline={shlex.quote(pipeline)}"])
+        return " ".join(
+            [NAME, *map(shlex.quote, words), f"--pass-pipeline={shlex.quote(pipeline)}"]
+        )
 
     def write_reproducer(self, part: Part, index: int | None) -> str:
-        """Write a reproducer where the user asked for it, or else to a temporary file; its path, "" if it failed.
+        """Write a reproducer where the user asked for it, or else to a temporary file; its path, ""
+        if it failed.
 
-        `index` is the number of the pass; a local reproducer is made of it unless a whole one was asked for.
-        """
+        `index` is the number of the pass; a local reproducer is made of it unless a whole one was
+        asked for."""
         wanted = self.options.mlir_pass_pipeline_crash_reproducer
         is_local = wanted is None or self.options.mlir_pass_pipeline_local_reproducer
         try:
@@ -236,4 +264,7 @@ class Driver:
             print(timing(merged(self.timings), options.mlir_timing_display), file=sys.stderr)
         if options.mlir_pass_statistics:
             statistics = statistics_json if as_json else statistics_report
-            print(statistics(summed(self.figures), options.mlir_pass_statistics_display), file=sys.stderr)
+            print(
+                statistics(summed(self.figures), options.mlir_pass_statistics_display),
+                file=sys.stderr,
+            )

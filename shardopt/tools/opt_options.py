@@ -37,13 +37,20 @@ def build_parser() -> ToolParser:
         add_help=False,
         allow_abbrev=False,
         description="Run passes on an MLIR module (StableHLO, Shardy, MPMD).",
-        epilog="Every pass and phase is also a flag, applied in order: --shardopt-normalize --canonicalize "
-        '--shardopt-outline-stages="num-stages=2". A name that is none of those below is looked up among the C++ '
+        epilog="Every pass and phase is also a flag, applied in order: --shardopt-normalize "
+        "--canonicalize "
+        '--shardopt-outline-stages="num-stages=2". A name that is none of those below is looked up '
+        "among the C++ "
         "passes of jaxlib (cse, inline, sdy-*, stablehlo-*).",
     )
-    parser.add_argument("-h", "--help", nargs=0, action=_Help, help="show options, phases and passes, and exit")
     parser.add_argument(
-        "--version", nargs=0, action=ShowVersion, help="print the version, those of JAX and Python too, and exit"
+        "-h", "--help", nargs=0, action=_Help, help="show options, phases and passes, and exit"
+    )
+    parser.add_argument(
+        "--version",
+        nargs=0,
+        action=ShowVersion,
+        help="print the version, those of JAX and Python too, and exit",
     )
     _add_input_and_output(parser)
     _add_pipeline(parser)
@@ -55,8 +62,11 @@ def build_parser() -> ToolParser:
     return parser
 
 
-def split_pass_flags(parser: ToolParser, argv: Sequence[str]) -> tuple[tuple[str, ...], tuple[PassFlag, ...]]:
-    """Take the `--name[=options]` out of `argv` that are not options of the parser, in their order."""
+def split_pass_flags(
+    parser: ToolParser, argv: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[PassFlag, ...]]:
+    """Take the `--name[=options]` out of `argv` that are not options of the parser, in their
+    order."""
     known: list[str] = []
     flags: list[PassFlag] = []
     for argument in argv:
@@ -77,12 +87,22 @@ def _add_input_and_output(parser: ToolParser) -> None:
         "input",
         nargs="?",
         default="-",
-        help="text, bytecode, a portable artifact or a serialized jax.export.Exported; '-' is stdin",
+        help="text, bytecode, a portable artifact or a serialized jax.export.Exported; '-' is "
+        "stdin",
     )
-    parser.add_argument("-o", dest="output", default="-", metavar="FILE", help="output file (default: stdout)")
-    parser.add_argument("--emit", choices=("text", "bytecode", "portable"), default="text", help="form of the output")
+    parser.add_argument(
+        "-o", dest="output", default="-", metavar="FILE", help="output file (default: stdout)"
+    )
+    parser.add_argument(
+        "--emit",
+        choices=("text", "bytecode", "portable"),
+        default="text",
+        help="form of the output",
+    )
     _flag(parser, "--emit-bytecode", "the same as --emit=bytecode")
-    parser.add_argument("--emit-bytecode-version", type=int, metavar="N", help="version of the bytecode format")
+    parser.add_argument(
+        "--emit-bytecode-version", type=int, metavar="N", help="version of the bytecode format"
+    )
     _flag(parser, "--allow-unregistered-dialect", "accept operations of unknown dialects")
     _flag(parser, "--show-dialects", "print the names of the dialects, and exit")
     _flag(parser, "--list-passes", "describe the phases, passes and options, and exit")
@@ -90,23 +110,37 @@ def _add_input_and_output(parser: ToolParser) -> None:
 
 def _add_pipeline(parser: ToolParser) -> None:
     what = parser.add_argument_group("what to run (one of these, or flags that name passes)")
-    what.add_argument("--pass-pipeline", metavar="TEXT", help="for example 'builtin.module(shardopt-import,cse)'")
-    what.add_argument("--from", dest="first", metavar="PHASE", help="first phase to run; alone, to the last phase")
-    what.add_argument("--to", dest="last", metavar="PHASE", help="last phase to run; alone, from the first phase")
-    what.add_argument("--phase-options", metavar="OPTIONS", default="", help="'a=1 b=2' for the phases of --from/--to")
+    what.add_argument(
+        "--pass-pipeline", metavar="TEXT", help="for example 'builtin.module(shardopt-import,cse)'"
+    )
+    what.add_argument(
+        "--from", dest="first", metavar="PHASE", help="first phase to run; alone, to the last phase"
+    )
+    what.add_argument(
+        "--to", dest="last", metavar="PHASE", help="last phase to run; alone, from the first phase"
+    )
+    what.add_argument(
+        "--phase-options",
+        metavar="OPTIONS",
+        default="",
+        help="'a=1 b=2' for the phases of --from/--to",
+    )
     _flag(what, "--run-reproducer", "run the pipeline that the input, a reproducer, names")
     _flag(what, "--dump-pass-pipeline", "print the pipeline that runs (stderr)")
 
 
 def _add_checking(parser: ToolParser) -> None:
     check = parser.add_argument_group("checking")
-    check.add_argument("--verify-each", choices=("true", "false"), default="true", help="verify after each pass")
+    check.add_argument(
+        "--verify-each", choices=("true", "false"), default="true", help="verify after each pass"
+    )
     check.add_argument(
         "--verify-diagnostics",
         nargs="?",
         const="all",
         choices=("all", "only-expected"),
-        help="compare diagnostics with 'expected-error {{…}}' comments; only-expected tolerates others",
+        help="compare diagnostics with 'expected-error {{…}}' comments; only-expected tolerates "
+        "others",
     )
     check.add_argument(
         "--split-input-file",
@@ -115,25 +149,40 @@ def _add_checking(parser: ToolParser) -> None:
         metavar="MARKER",
         help=f"process the parts between lines '{SPLIT_MARKER}' one by one",
     )
-    check.add_argument("--output-split-marker", default=SPLIT_MARKER, metavar="MARKER", help="line between outputs")
-    _flag(check, "--verify-roundtrip", "check that the input survives printing and parsing, as text and bytecode")
+    check.add_argument(
+        "--output-split-marker", default=SPLIT_MARKER, metavar="MARKER", help="line between outputs"
+    )
+    _flag(
+        check,
+        "--verify-roundtrip",
+        "check that the input survives printing and parsing, as text and bytecode",
+    )
     check.add_argument(
         "--remarks",
         nargs="?",
         const="all",
         default="",
         metavar="KIND,…",
-        help="print remarks (stderr): passed, missed, analysis, all, or kinds such as no-sharding-rule",
+        help="print remarks (stderr): passed, missed, analysis, all, or kinds such as "
+        "no-sharding-rule",
     )
-    _flag(check, "--mlir-print-op-on-diagnostic", "attach the whole op to errors, as mlir-opt does by default")
+    _flag(
+        check,
+        "--mlir-print-op-on-diagnostic",
+        "attach the whole op to errors, as mlir-opt does by default",
+    )
 
 
 def _add_printing(parser: ToolParser) -> None:
     style = parser.add_argument_group("how IR is printed")
     _flag(style, "--mlir-print-debuginfo", "write locations into the text")
-    _flag(style, "--mlir-pretty-debuginfo", "write locations in short form, which does not read back")
+    _flag(
+        style, "--mlir-pretty-debuginfo", "write locations in short form, which does not read back"
+    )
     _flag(style, "--mlir-print-op-generic", "write the generic form of all ops")
-    _flag(style, "--mlir-print-local-scope", "write attributes and locations inline, without aliases")
+    _flag(
+        style, "--mlir-print-local-scope", "write attributes and locations inline, without aliases"
+    )
     _flag(style, "--mlir-use-nameloc-as-prefix", "name values after their locations")
     _flag(style, "--mlir-print-skip-regions", "leave the bodies of ops out")
     style.add_argument(
@@ -165,30 +214,63 @@ def _add_ir_dumps(parser: ToolParser) -> None:
             metavar="PASS,…",
             help=f"print IR {when} these passes",
         )
-    dumps.add_argument("--mlir-print-ir-tree-dir", metavar="DIR", help="write IR after each pass into a file in DIR")
-    dumps.add_argument("--dump-compilation-phases-to", metavar="DIR", help="write IR after each phase into DIR")
+    dumps.add_argument(
+        "--mlir-print-ir-tree-dir",
+        metavar="DIR",
+        help="write IR after each pass into a file in DIR",
+    )
+    dumps.add_argument(
+        "--dump-compilation-phases-to", metavar="DIR", help="write IR after each phase into DIR"
+    )
 
 
 def _add_figures(parser: ToolParser) -> None:
     figures = parser.add_argument_group("figures (stderr)")
-    _flag(figures, "--mlir-timing", "report wall time: parser, phases, passes, solver, verifier, output")
-    figures.add_argument("--mlir-timing-display", choices=("tree", "list"), default="tree", help="form of that report")
+    _flag(
+        figures,
+        "--mlir-timing",
+        "report wall time: parser, phases, passes, solver, verifier, output",
+    )
+    figures.add_argument(
+        "--mlir-timing-display",
+        choices=("tree", "list"),
+        default="tree",
+        help="form of that report",
+    )
     _flag(figures, "--mlir-pass-statistics", "report the figures of every pass")
     figures.add_argument(
-        "--mlir-pass-statistics-display", choices=("pipeline", "list"), default="pipeline", help="form of that report"
+        "--mlir-pass-statistics-display",
+        choices=("pipeline", "list"),
+        default="pipeline",
+        help="form of that report",
     )
     figures.add_argument(
-        "--mlir-output-format", choices=("text", "json"), default="text", help="format of both reports"
+        "--mlir-output-format",
+        choices=("text", "json"),
+        default="text",
+        help="format of both reports",
     )
-    _flag(figures, "--mlir-disable-threading", "accepted and without effect: one thread is used in any case")
+    _flag(
+        figures,
+        "--mlir-disable-threading",
+        "accepted and without effect: one thread is used in any case",
+    )
 
 
 def _add_reproducers(parser: ToolParser) -> None:
     reproducers = parser.add_argument_group("reproducers")
     reproducers.add_argument(
-        "--mlir-pass-pipeline-crash-reproducer", metavar="FILE", help="where to write one when a pass fails"
+        "--mlir-pass-pipeline-crash-reproducer",
+        metavar="FILE",
+        help="where to write one when a pass fails",
     )
-    _flag(reproducers, "--mlir-pass-pipeline-local-reproducer", "only the pass that failed, and the IR before it")
+    _flag(
+        reproducers,
+        "--mlir-pass-pipeline-local-reproducer",
+        "only the pass that failed, and the IR before it",
+    )
     reproducers.add_argument(
-        "--mlir-generate-reproducer", metavar="FILE", help="write one of the whole run in any case, and run"
+        "--mlir-generate-reproducer",
+        metavar="FILE",
+        help="write one of the whole run in any case, and run",
     )

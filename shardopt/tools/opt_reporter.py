@@ -1,4 +1,5 @@
-"""What shardopt-opt says about its input: diagnostics on stderr, filtered, or compared with expectations."""
+"""What shardopt-opt says about its input: diagnostics on stderr, filtered, or compared with
+expectations."""
 
 from __future__ import annotations
 
@@ -16,10 +17,11 @@ from shardopt.tools.opt_options import NAME
 
 @dataclass
 class Reporter:
-    """Takes the diagnostics of one module; with `--verify-diagnostics` it keeps them until `unexpected`.
+    """Takes the diagnostics of one module; with `--verify-diagnostics` it keeps them until
+    `unexpected`.
 
-    `file` is the name of the input, and `text` its text when that cannot be read from the file again.
-    """
+    `file` is the name of the input, and `text` its text when that cannot be read from the file
+    again."""
 
     options: argparse.Namespace
     file: str
@@ -46,7 +48,8 @@ class Reporter:
             print(f"{NAME}: error: {error}", file=sys.stderr)
 
     def unexpected(self, text: str) -> bool:
-        """Compare what was kept with the expectations in `text`; print the differences, true if there are any."""
+        """Compare what was kept with the expectations in `text`; print the differences, true if
+        there are any."""
         expectations, mistakes = read_expectations(text, self.file)
         optional: tuple[Severity, ...] = () if self.options.remarks else ("remark",)
         if self.options.verify_diagnostics == "only-expected":
@@ -57,7 +60,8 @@ class Reporter:
         return bool(mistakes)
 
     def _is_wanted(self, remark: Diagnostic) -> bool:
-        """By category or kind; expectations may name any remark, unless some are selected. Answers always are."""
+        """By category or kind; expectations may name any remark, unless some are selected. Answers
+        always are."""
         if remark.kind in ANSWERS:
             return True
         wanted = self.options.remarks.split(",")

@@ -1,4 +1,5 @@
-"""From the command line of shardopt-opt to objects: the pipeline, its watchers, and the style of printing."""
+"""From the command line of shardopt-opt to objects: the pipeline, its watchers, and the style of
+printing."""
 
 from __future__ import annotations
 
@@ -17,7 +18,15 @@ from shardopt.passes.registry import PASSES, PREFIX
 from shardopt.pipeline.dumps import PhaseDumper, TreeDumper
 from shardopt.pipeline.instrumentation import Instrumentation
 from shardopt.pipeline.ir_printer import DUMP_STYLE, IRPrinter
-from shardopt.pipeline.parser import ROOT_ANCHOR, NestStep, Pipeline, Step, leaves, parse_flag, parse_pipeline
+from shardopt.pipeline.parser import (
+    ROOT_ANCHOR,
+    NestStep,
+    Pipeline,
+    Step,
+    leaves,
+    parse_flag,
+    parse_pipeline,
+)
 from shardopt.pipeline.phases import PHASE_NAMES, PIPELINES, find_phase, phase_range
 from shardopt.pipeline.reproducer import Progress, read_recipe
 from shardopt.pipeline.statistics import OpCounter
@@ -38,11 +47,13 @@ def chosen_task(options: argparse.Namespace, flags: Sequence[PassFlag], data: by
     by_phase = bool(options.first or options.last)
     if (options.pass_pipeline is not None) + by_phase + bool(flags) + options.run_reproducer > 1:
         raise UserError(
-            "expected one of --pass-pipeline, --from/--to, --run-reproducer and flags that name passes, found several"
+            "expected one of --pass-pipeline, --from/--to, --run-reproducer and flags that name "
+            "passes, found several"
         )
     if options.phase_options and not by_phase:
         raise UserError(
-            "--phase-options goes with --from and --to; give options to a phase as --shardopt-stage=OPTIONS"
+            "--phase-options goes with --from and --to; give options to a phase as "
+            "--shardopt-stage=OPTIONS"
         )
     verify_each = options.verify_each == "true"
     if options.run_reproducer:
@@ -81,7 +92,9 @@ class Watchers:
         return tuple(watcher for watcher in given if watcher is not None)
 
 
-def make_watchers(options: argparse.Namespace, pipeline: Pipeline, progress: Progress, folder: str = "") -> Watchers:
+def make_watchers(
+    options: argparse.Namespace, pipeline: Pipeline, progress: Progress, folder: str = ""
+) -> Watchers:
     """The watchers asked for; dumps go into `folder` inside of the directories given.
 
     Raises UserError when IR is to be printed around a pass that does not run.
@@ -106,7 +119,9 @@ def _printer(options: argparse.Namespace, pipeline: Pipeline) -> IRPrinter:
         after_change=options.mlir_print_ir_after_change,
         after_failure=options.mlir_print_ir_after_failure,
         module_scope=options.mlir_print_ir_module_scope,
-        before_passes=_named_passes(options.mlir_print_ir_before, "--mlir-print-ir-before", pipeline),
+        before_passes=_named_passes(
+            options.mlir_print_ir_before, "--mlir-print-ir-before", pipeline
+        ),
         after_passes=_named_passes(options.mlir_print_ir_after, "--mlir-print-ir-after", pipeline),
         style=_dump_style(options),
     )
@@ -122,7 +137,8 @@ def _named_passes(given: Sequence[str], flag: str, pipeline: Pipeline) -> tuple[
 
 
 def output_style(options: argparse.Namespace) -> PrintStyle:
-    """How the output is printed: as asked, and with all constants unless cutting them is asked for."""
+    """How the output is printed: as asked, and with all constants unless cutting them is asked
+    for."""
     return PrintStyle(
         debug_info=options.mlir_print_debuginfo,
         pretty_debug_info=options.mlir_pretty_debuginfo,
@@ -149,7 +165,9 @@ def _file_style(options: argparse.Namespace) -> PrintStyle:
     """Dumps in files can be run again, so only locations and wanted cuts change their form."""
     style = output_style(options)
     return PrintStyle(
-        debug_info=style.debug_info, elements_limit=style.elements_limit, resource_limit=style.resource_limit
+        debug_info=style.debug_info,
+        elements_limit=style.elements_limit,
+        resource_limit=style.resource_limit,
     )
 
 
@@ -161,5 +179,8 @@ def output_form(options: argparse.Namespace) -> OutputForm:
     if options.emit_bytecode_version is not None and form != "bytecode":
         raise UserError("--emit-bytecode-version goes with --emit-bytecode")
     if form != "text" and options.split_input_file is not None:
-        raise UserError("--split-input-file writes text: several modules in one binary file could not be read back")
+        raise UserError(
+            "--split-input-file writes text: several modules in one binary file could not be read "
+            "back"
+        )
     return form

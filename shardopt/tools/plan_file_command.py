@@ -1,4 +1,5 @@
-"""`shardopt plan` and plan files: apply one (`--plan`), check one (`--check-plan`), compare two (`--diff`)."""
+"""`shardopt plan` and plan files: apply one (`--plan`), check one (`--check-plan`), compare two
+(`--diff`)."""
 
 from __future__ import annotations
 
@@ -15,12 +16,17 @@ _DIFFERENT = 1
 
 
 def add_plan_file_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--check-plan", metavar="FILE", help="check a plan file, against MODEL if there is one")
-    parser.add_argument("--diff", nargs=2, metavar=("A", "B"), help="compare two plan files or directories")
+    parser.add_argument(
+        "--check-plan", metavar="FILE", help="check a plan file, against MODEL if there is one"
+    )
+    parser.add_argument(
+        "--diff", nargs=2, metavar=("A", "B"), help="compare two plan files or directories"
+    )
 
 
 def asked_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> PlanOptions:
-    """The options of the command line; with `--plan`, those of the file where the command line has the default.
+    """The options of the command line; with `--plan`, those of the file where the command line has
+    the default.
 
     Raises UserError without a cluster.
     """
@@ -29,7 +35,8 @@ def asked_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
     given: dict[str, Any] = {row.field: getattr(args, row.field) for row in rows(PlanOptions)}
     if args.plan:
         return options_after(
-            args.plan, {name: value for name, value in given.items() if value != parser.get_default(name)}
+            args.plan,
+            {name: value for name, value in given.items() if value != parser.get_default(name)},
         )
     if not args.cluster:
         raise UserError("expected --cluster FILE|PRESET[:HxD], or --plan FILE, found none")

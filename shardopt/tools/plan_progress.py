@@ -1,4 +1,5 @@
-"""What `shardopt plan` shows while it works: the phase, what is being solved inside of it, and the time so far."""
+"""What `shardopt plan` shows while it works: the phase, what is being solved inside of it, and the
+time so far."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ class PlanProgress:
             _Clock(),
             TextColumn("{task.fields[what]}", markup=False),
         )
-        self._bars = Bars(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._bars = Bars(
+            *columns, console=console, transient=True, disable=not console.is_terminal
+        )
         self._phases = self._bars.add_task("reading", total=phases, count="", what="")
         self._inner = self._bars.add_task("", total=None, visible=False, count="", what="")
         self._total, self._begun = phases, 0
@@ -51,7 +54,12 @@ class PlanProgress:
         count = f"{progress.done}/{progress.total}" if known else ""
         total = progress.total if known else None
         self._bars.update(
-            self._inner, visible=True, total=total, completed=progress.done, count=count, what=progress.what
+            self._inner,
+            visible=True,
+            total=total,
+            completed=progress.done,
+            count=count,
+            what=progress.what,
         )
 
     def __enter__(self) -> PlanProgress:

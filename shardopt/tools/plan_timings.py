@@ -9,7 +9,8 @@ from shardopt.pipeline.timing import Timed, merged, timing_report, timing_tree
 
 
 class PlanTimings:
-    """The seconds of all phases; what is neither a phase nor the output is reading the model and looking it up."""
+    """The seconds of all phases; what is neither a phase nor the output is reading the model and
+    looking it up."""
 
     def __init__(self) -> None:
         self._begun = perf_counter()

@@ -23,18 +23,40 @@ _DTYPES = ("f64", "f32", "bf16", "f16")
 
 def add_profile(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Measure matrix products, elementwise work, collectives, messages and calls on the devices of this machine. "
+        "Measure matrix products, elementwise work, collectives, messages and calls on the devices "
+        "of this machine. "
         "The file is what `shardopt plan --profile` takes."
     )
-    parser.add_argument("--platform", choices=("auto", "cpu", "accelerator"), default="auto", help="default: auto")
-    parser.add_argument("--devices", type=_count, metavar="N", help="how many (default: 4 of the host, or all)")
-    parser.add_argument("--device", metavar="NAME", help="name of the devices, as in the cluster file")
-    parser.add_argument("--dtypes", type=_dtypes, default=("f32",), metavar="T,U", help="f32 (default), bf16, f16, f64")
+    parser.add_argument(
+        "--platform", choices=("auto", "cpu", "accelerator"), default="auto", help="default: auto"
+    )
+    parser.add_argument(
+        "--devices", type=_count, metavar="N", help="how many (default: 4 of the host, or all)"
+    )
+    parser.add_argument(
+        "--device", metavar="NAME", help="name of the devices, as in the cluster file"
+    )
+    parser.add_argument(
+        "--dtypes",
+        type=_dtypes,
+        default=("f32",),
+        metavar="T,U",
+        help="f32 (default), bf16, f16, f64",
+    )
     parser.add_argument("--kinds", type=_kinds, metavar="K,L", help="only these kinds of work")
     parser.add_argument("--quick", action="store_true", help="fewer samples, and no large sizes")
-    parser.add_argument("--cluster", default="cpu-test", metavar="FILE|PRESET", help="whose formulas to compare with")
-    parser.add_argument("--date", type=date.fromisoformat, metavar="Y-M-D", help="to write into the file")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="write a picture of measured against formula")
+    parser.add_argument(
+        "--cluster",
+        default="cpu-test",
+        metavar="FILE|PRESET",
+        help="whose formulas to compare with",
+    )
+    parser.add_argument(
+        "--date", type=date.fromisoformat, metavar="Y-M-D", help="to write into the file"
+    )
+    parser.add_argument(
+        "--svg", type=Path, metavar="FILE", help="write a picture of measured against formula"
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the profile")
     parser.set_defaults(run=_run)
 
@@ -48,7 +70,9 @@ def _count(text: str) -> int:
 def _dtypes(text: str) -> tuple[str, ...]:
     found = tuple(text.split(","))
     if len(set(found)) != len(found) or not set(found) <= set(_DTYPES):
-        raise argparse.ArgumentTypeError(f"expected some of {','.join(_DTYPES)}, each once, found '{text}'")
+        raise argparse.ArgumentTypeError(
+            f"expected some of {','.join(_DTYPES)}, each once, found '{text}'"
+        )
     return found
 
 
@@ -79,7 +103,9 @@ def _run(args: argparse.Namespace) -> None:
         request = replace(request, kinds=args.kinds)
     remarks: list[str] = []
     with _Bar() as bar, watching(bar.show):
-        profile = measure_profile(devices, request, _origin(devices, request, args.date), remark=remarks.append)
+        profile = measure_profile(
+            devices, request, _origin(devices, request, args.date), remark=remarks.append
+        )
     for remark in remarks:
         print(f"remark: {remark}", file=sys.stderr)
     if args.output is not None:
@@ -119,21 +145,39 @@ class _Bar:
 
     def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+        )
 
-        columns = TextColumn("{task.description:>24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        columns = (
+            TextColumn("{task.description:>24}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
         terminal = Console(stderr=True)
-        self._bar = Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
+        self._bar = Progress(
+            *columns, console=terminal, transient=True, disable=not terminal.is_terminal
+        )
         self._task = self._bar.add_task("", total=None)
 
     def show(self, progress: Progress) -> None:
-        self._bar.update(self._task, description=progress.what, completed=progress.done, total=progress.total)
+        self._bar.update(
+            self._task, description=progress.what, completed=progress.done, total=progress.total
+        )
 
     def __enter__(self) -> _Bar:
         self._bar.start()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._bar.stop()

@@ -1,4 +1,5 @@
-"""`shardopt program`: the instruction lists of a plan or of an exported module, as the workers run them."""
+"""`shardopt program`: the instruction lists of a plan or of an exported module, as the workers run
+them."""
 
 from __future__ import annotations
 
@@ -15,12 +16,21 @@ if TYPE_CHECKING:
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Read and check a plan directory or an exported module, and print the program that it runs as."
-    parser.add_argument("program", type=Path, metavar="PLAN", help="plan directory, or file of an exported module")
+    parser.description = (
+        "Read and check a plan directory or an exported module, and print the "
+        "program that it runs as."
+    )
+    parser.add_argument(
+        "program", type=Path, metavar="PLAN", help="plan directory, or file of an exported module"
+    )
     parser.add_argument("--mesh", metavar="NAME", help="only the list of this mesh")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--json", action="store_true", help="as JSON, with functions named by their hash")
-    what.add_argument("--memory", action="store_true", help="what a device of each mesh holds at most, and where")
+    what.add_argument(
+        "--json", action="store_true", help="as JSON, with functions named by their hash"
+    )
+    what.add_argument(
+        "--memory", action="store_true", help="what a device of each mesh holds at most, and where"
+    )
     parser.set_defaults(run=_program)
 
 
@@ -32,11 +42,16 @@ def _program(args: argparse.Namespace) -> None:
     if args.mesh is not None:
         known = [part.mesh.name for part in program.meshes]
         if args.mesh not in known:
-            raise UserError(f"mesh '{args.mesh}' does not exist: expected one of {', '.join(known)}")
+            raise UserError(
+                f"mesh '{args.mesh}' does not exist: expected one of {', '.join(known)}"
+            )
         program = only_mesh(program, args.mesh)
     if args.memory:
         return _memory(program)
-    print(readable_json(program) if args.json else format_program(program), end="\n" if args.json else "")
+    print(
+        readable_json(program) if args.json else format_program(program),
+        end="\n" if args.json else "",
+    )
 
 
 def _memory(program: Program) -> None:

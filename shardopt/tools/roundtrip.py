@@ -13,7 +13,8 @@ _STYLE = PrintStyle(debug_info=True, generic=True)
 
 
 def verify_roundtrip(module: ir.Module) -> None:
-    """Print and parse a verified module as text, generic text and bytecode. Raises DiagnosedError on a difference."""
+    """Print and parse a verified module as text, generic text and bytecode. Raises DiagnosedError
+    on a difference."""
     expected = _STYLE.text(module.operation, verified=True)
     forms: dict[str, str | bytes] = {
         "text": PrintStyle(debug_info=True).text(module.operation, verified=True),
@@ -24,4 +25,6 @@ def verify_roundtrip(module: ir.Module) -> None:
         with native_errors_raised(module.context, also=ValueError):
             again = ir.Module.parse(data, module.context)
         if _STYLE.text(again.operation, verified=True) != expected:
-            raise DiagnosedError(Diagnostic("error", f"the module changes when it is written and read as {name}"))
+            raise DiagnosedError(
+                Diagnostic("error", f"the module changes when it is written and read as {name}")
+            )

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 _OK, _ILL_CONDITIONED, _DIFFERS = "ok", "ill-conditioned", "DIFFERS"
 
 
-def check(plan: Plan, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], tolerance: float) -> None:
-    """Print every output against one device. Raises UserError when one differs that is not ill-conditioned."""
+def check(
+    plan: Plan, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], tolerance: float
+) -> None:
+    """Print every output against one device. Raises UserError when one differs that is not
+    ill-conditioned."""
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module
     from shardopt.runtime.reference import Reference, compare, conditioning
@@ -31,13 +34,23 @@ def check(plan: Plan, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray
     floors = [0.0] * len(rows) if passed else conditioning(function, inputs, reference)
     verdicts = [_verdict(row, floor, tolerance) for row, floor in zip(rows, floors, strict=True)]
     console().print(_difference_table(rows, verdicts))
-    differing = [row.name for row, verdict in zip(rows, verdicts, strict=True) if verdict == _DIFFERS]
+    differing = [
+        row.name for row, verdict in zip(rows, verdicts, strict=True) if verdict == _DIFFERS
+    ]
     if differing:
         names = ", ".join(differing)
-        raise UserError(f"{len(differing)} of {len(rows)} outputs differ by more than {tolerance:g}: {names}")
-    print(f"check passed: {verdicts.count(_OK)} of {len(rows)} outputs within {tolerance:g} of one device")
+        raise UserError(
+            f"{len(differing)} of {len(rows)} outputs differ by more than {tolerance:g}: {names}"
+        )
+    print(
+        f"check passed: {verdicts.count(_OK)} of {len(rows)} outputs within {tolerance:g} of one "
+        "device"
+    )
     if unstable := verdicts.count(_ILL_CONDITIONED):
-        print(f"{unstable} ill-conditioned: the last bit of the inputs changes them by more than the tolerance")
+        print(
+            f"{unstable} ill-conditioned: the last bit of the inputs changes them by more than the "
+            "tolerance"
+        )
 
 
 def _verdict(row: Difference, floor: float, tolerance: float) -> str:
@@ -56,5 +69,7 @@ def _difference_table(rows: Sequence[Difference], verdicts: Sequence[str]) -> An
         table.add_column(name, justify="right")
     for row, verdict in zip(rows, verdicts, strict=True):
         type_ = f"{row.dtype}{list(row.shape)}"
-        table.add_row(row.name, type_, f"{row.max_abs:.3g}", f"{row.max_rel:.3g}", str(row.unmatched), verdict)
+        table.add_row(
+            row.name, type_, f"{row.max_abs:.3g}", f"{row.max_rel:.3g}", str(row.unmatched), verdict
+        )
     return table

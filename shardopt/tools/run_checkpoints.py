@@ -16,12 +16,27 @@ if TYPE_CHECKING:
 
 
 def add_checkpoints(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--checkpoint-dir", type=Path, metavar="DIR", help="write the state there, and find it there")
-    parser.add_argument("--checkpoint-every", type=count, metavar="K", help="after every K steps (default 1)")
-    parser.add_argument("--keep-checkpoints", type=count, metavar="N", help="so many of the newest stay (default 3)")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, of any plan")
     parser.add_argument(
-        "--restarts", type=_natural, default=0, metavar="R", help="start again so often when a mesh fails (default 0)"
+        "--checkpoint-dir",
+        type=Path,
+        metavar="DIR",
+        help="write the state there, and find it there",
+    )
+    parser.add_argument(
+        "--checkpoint-every", type=count, metavar="K", help="after every K steps (default 1)"
+    )
+    parser.add_argument(
+        "--keep-checkpoints", type=count, metavar="N", help="so many of the newest stay (default 3)"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the newest checkpoint, of any plan"
+    )
+    parser.add_argument(
+        "--restarts",
+        type=_natural,
+        default=0,
+        metavar="R",
+        help="start again so often when a mesh fails (default 0)",
     )
 
 
@@ -35,8 +50,13 @@ def checkpoint_options(args: argparse.Namespace) -> CheckpointOptions | None:
                 raise UserError(f"--{name.replace('_', '-')} needs --checkpoint-dir")
         return None
     if args.resume and args.check:
-        raise UserError("--check compares the first step, which a resumed run does not run: leave one of them out")
-    return CheckpointOptions(args.checkpoint_dir, args.checkpoint_every or 1, args.keep_checkpoints or 3)
+        raise UserError(
+            "--check compares the first step, which a resumed run does not run: leave one of them "
+            "out"
+        )
+    return CheckpointOptions(
+        args.checkpoint_dir, args.checkpoint_every or 1, args.keep_checkpoints or 3
+    )
 
 
 def tell_restart(error: MeshError, step: int) -> None:

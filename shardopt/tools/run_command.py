@@ -28,9 +28,14 @@ _STEPS_WITH_PROGRESS = 2
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Run a plan directory, or an exported module; state is fed back from step to step."
+    parser.description = (
+        "Run a plan directory, or an exported module; state is fed back from step to step."
+    )
     parser.add_argument(
-        "plan", type=Path, metavar="PLAN", help="directory written by `shardopt plan -o`, or file of an exported module"
+        "plan",
+        type=Path,
+        metavar="PLAN",
+        help="directory written by `shardopt plan -o`, or file of an exported module",
     )
     parser.add_argument(
         "--backend",
@@ -45,7 +50,9 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         help="devices of the meshes; auto: GPUs if this process sees enough of them",
     )
     parser.add_argument(
-        "--share-gpus", action="store_true", help="meshes share the GPUs of this machine, where these are too few"
+        "--share-gpus",
+        action="store_true",
+        help="meshes share the GPUs of this machine, where these are too few",
     )
     parser.add_argument(
         "--transport",
@@ -59,13 +66,23 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="of processes and actors (default: the cluster of the plan)",
     )
-    parser.add_argument("--ray-address", metavar="HOST:PORT", help="of a running Ray cluster (default: RAY_ADDRESS)")
+    parser.add_argument(
+        "--ray-address", metavar="HOST:PORT", help="of a running Ray cluster (default: RAY_ADDRESS)"
+    )
     parser.add_argument("--steps", type=count, default=1, metavar="N")
-    parser.add_argument("--inputs", type=Path, metavar="F.npz", help="arrays in0, in1, …; others are random")
+    parser.add_argument(
+        "--inputs", type=Path, metavar="F.npz", help="arrays in0, in1, …; others are random"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of random inputs")
-    parser.add_argument("--check", action="store_true", help="compare the first step with one device")
-    parser.add_argument("--tolerance", type=float, default=1e-4, help="largest relative difference (default 1e-4)")
-    parser.add_argument("--quick-compile", action="store_true", help="less optimisation, less compile time")
+    parser.add_argument(
+        "--check", action="store_true", help="compare the first step with one device"
+    )
+    parser.add_argument(
+        "--tolerance", type=float, default=1e-4, help="largest relative difference (default 1e-4)"
+    )
+    parser.add_argument(
+        "--quick-compile", action="store_true", help="less optimisation, less compile time"
+    )
     parser.add_argument(
         "--no-compile-cache",
         dest="compile_cache",
@@ -73,14 +90,18 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         help="compile everything, keep nothing on disk",
     )
     parser.add_argument(
-        "--memory-limit", type=_bytes, metavar="BYTES", help="refuse what a device would not hold, such as 512MiB"
+        "--memory-limit",
+        type=_bytes,
+        metavar="BYTES",
+        help="refuse what a device would not hold, such as 512MiB",
     )
     parser.add_argument(
         "--watchdog",
         type=float,
         default=_WATCHDOG_SECONDS,
         metavar="SECONDS",
-        help="say where every worker stands after so long without progress (default 60; 0 for never)",
+        help="say where every worker stands after so long without progress (default 60; 0 for "
+        "never)",
     )
     parser.add_argument(
         "--progress-limit",
@@ -122,7 +143,10 @@ def _run_plan(args: argparse.Namespace) -> None:
     check_targets(args)
     program, plan = read_program(args.plan)
     if plan is None and (args.check or args.timeline or args.timeline_svg):
-        raise UserError(f"'{args.plan}' is a module: what it came from, and what it was to take, only a plan tells")
+        raise UserError(
+            f"'{args.plan}' is a module: what it came from, and what it was to take, only a plan "
+            "tells"
+        )
     inputs = random_inputs(program, args.seed)
     if args.inputs is not None:
         read_inputs(args.inputs, inputs)
@@ -164,7 +188,10 @@ def _run_plan(args: argparse.Namespace) -> None:
 
 def _print_step(run: Run, step: int, outputs: Outputs) -> None:
     scalars = [f"{outputs[k]:.6g}" for k in _float_scalars(run)]
-    print(f"step {step}: {run.step_seconds:.3f} s" + (f"  scalars: {', '.join(scalars)}" if scalars else ""))
+    print(
+        f"step {step}: {run.step_seconds:.3f} s"
+        + (f"  scalars: {', '.join(scalars)}" if scalars else "")
+    )
 
 
 def _float_scalars(run: Run) -> list[int]:
@@ -180,10 +207,23 @@ def _progress(steps: int) -> Iterator[Any]:
         yield lambda: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[pace]}"))
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+    columns = (
+        TextColumn("steps"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[pace]}"),
+    )
+    with Progress(
+        *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True
+    ) as bar:
         task, begin = bar.add_task("", total=steps, pace=""), perf_counter()
 
         def advance() -> None:

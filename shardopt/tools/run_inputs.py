@@ -1,4 +1,5 @@
-"""What `shardopt run` and `shardopt program` read: the program of a plan or of an exported module, and arrays."""
+"""What `shardopt run` and `shardopt program` read: the program of a plan or of an exported module,
+and arrays."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def read_program(path: Path) -> tuple[Program, Plan | None]:
-    """Of a plan directory, with the plan; or of a file with an exported module. Raises UserError."""
+    """Of a plan directory, with the plan; or of a file with an exported module. Raises
+    UserError."""
     from shardopt.frontend.plan import Plan
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module
@@ -34,7 +36,8 @@ def read_program(path: Path) -> tuple[Program, Plan | None]:
 
 
 def read_inputs(path: Path, inputs: list[np.ndarray]) -> None:
-    """Replace inputs by the arrays `in<k>` of an .npz. Floats are widened, raw bytes reinterpreted (bfloat16)."""
+    """Replace inputs by the arrays `in<k>` of an .npz. Floats are widened, raw bytes reinterpreted
+    (bfloat16)."""
     import numpy as np
 
     try:
@@ -49,7 +52,10 @@ def read_inputs(path: Path, inputs: list[np.ndarray]) -> None:
         inputs[known[name]] = _as_dtype(given[name], inputs[known[name]].dtype)
     missing = len(known) - len(given.keys() & known.keys())
     if missing:
-        print(f"note: {missing} of {len(known)} inputs are not in '{path}' and are random", file=sys.stderr)
+        print(
+            f"note: {missing} of {len(known)} inputs are not in '{path}' and are random",
+            file=sys.stderr,
+        )
 
 
 def _as_dtype(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
@@ -57,4 +63,8 @@ def _as_dtype(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
 
     if array.dtype.kind == "V" and array.itemsize == dtype.itemsize:
         return array.view(dtype)
-    return array.astype(dtype) if array.dtype != dtype and np.can_cast(array.dtype, dtype, "safe") else array
+    return (
+        array.astype(dtype)
+        if array.dtype != dtype and np.can_cast(array.dtype, dtype, "safe")
+        else array
+    )

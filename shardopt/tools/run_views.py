@@ -1,4 +1,5 @@
-"""What `shardopt run` shows of a run afterwards: its trace, and the measured step beside the simulated one."""
+"""What `shardopt run` shows of a run afterwards: its trace, and the measured step beside the
+simulated one."""
 
 from __future__ import annotations
 
@@ -19,10 +20,18 @@ if TYPE_CHECKING:
 
 def add_views(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--trace", dest="trace_file", type=Path, metavar="FILE", help="write the newest steps as a Chrome trace"
+        "--trace",
+        dest="trace_file",
+        type=Path,
+        metavar="FILE",
+        help="write the newest steps as a Chrome trace",
     )
-    parser.add_argument("--timeline", action="store_true", help="print the measured step beside the simulated one")
-    parser.add_argument("--timeline-svg", type=Path, metavar="FILE", help="draw both, one above the other")
+    parser.add_argument(
+        "--timeline", action="store_true", help="print the measured step beside the simulated one"
+    )
+    parser.add_argument(
+        "--timeline-svg", type=Path, metavar="FILE", help="draw both, one above the other"
+    )
 
 
 def wants_trace(args: argparse.Namespace) -> bool:
@@ -45,7 +54,9 @@ def show_views(args: argparse.Namespace, plan: Plan | None, run: Run) -> None:
 
     spans = run.spans()
     if args.trace_file is not None:
-        write_output((json.dumps(run_trace(run.program, spans)) + "\n").encode(), str(args.trace_file))
+        write_output(
+            (json.dumps(run_trace(run.program, spans)) + "\n").encode(), str(args.trace_file)
+        )
     if plan is None or not (args.timeline or args.timeline_svg):
         return
     from shardopt.report.measured_timeline import comparison_svg, comparison_table
@@ -70,6 +81,8 @@ def _measured(simulated: SimulationResult, run: Run, spans: tuple[Span, ...]) ->
     zero, points = start_of(times[step]), memory_over_time(run.program, spans, step)
     memory = []
     for part in run.program.meshes:
-        own = [(max(seconds - zero, 0.0), bytes_) for seconds, bytes_ in points[part.mesh.name]] or [(0.0, 0)]
+        own = [
+            (max(seconds - zero, 0.0), bytes_) for seconds, bytes_ in points[part.mesh.name]
+        ] or [(0.0, 0)]
         memory.append(MemoryProfile(tuple(s for s, _ in own), tuple(b for _, b in own)))
     return measured_result(simulated, times[step], memory)

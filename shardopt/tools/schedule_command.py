@@ -1,4 +1,5 @@
-"""`shardopt schedule`: a schedule by name, from a CSV file or of a plan, simulated: as table, CSV or picture."""
+"""`shardopt schedule`: a schedule by name, from a CSV file or of a plan, simulated: as table, CSV
+or picture."""
 
 from __future__ import annotations
 
@@ -25,9 +26,12 @@ _STDOUT = "-"
 def add_schedule(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Simulate SCHEDULE: a name on a pipeline of equal meshes, a CSV file in the notation of "
-        "torch.distributed.pipelining, or the schedule of a plan directory or of a module behind the schedule phase."
+        "torch.distributed.pipelining, or the schedule of a plan directory or of a module behind "
+        "the schedule phase."
     )
-    parser.add_argument("schedule", metavar="SCHEDULE", help="a name, all, FILE.csv, PLAN or FILE.mlir[bc]")
+    parser.add_argument(
+        "schedule", metavar="SCHEDULE", help="a name, all, FILE.csv, PLAN or FILE.mlir[bc]"
+    )
     parser.add_argument("--meshes", type=_count, default=4, metavar="N", help="(default 4)")
     parser.add_argument("--microbatches", type=_count, default=8, metavar="N", help="(default 8)")
     parser.add_argument(
@@ -37,20 +41,38 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="stages of a mesh under interleaved, slices of tokens under terapipe (default 2)",
     )
-    parser.add_argument("--forward", type=_seconds, default=1.0, metavar="S", help="of a microbatch on a mesh (1)")
-    parser.add_argument("--backward", type=_seconds, default=2.0, metavar="S", help="of a microbatch on a mesh (2)")
-    parser.add_argument("--weight-share", type=_share, default=0.5, metavar="X", help="of a backward in two (0.5)")
-    parser.add_argument("--send", type=_seconds, default=0.0, metavar="S", help="from a mesh to another (0)")
-    parser.add_argument("--activations", default="0", metavar="BYTES", help="kept of a microbatch on a mesh (0)")
-    parser.add_argument("--no-overlap", dest="overlap", action="store_false", help="meshes do nothing while they send")
+    parser.add_argument(
+        "--forward", type=_seconds, default=1.0, metavar="S", help="of a microbatch on a mesh (1)"
+    )
+    parser.add_argument(
+        "--backward", type=_seconds, default=2.0, metavar="S", help="of a microbatch on a mesh (2)"
+    )
+    parser.add_argument(
+        "--weight-share", type=_share, default=0.5, metavar="X", help="of a backward in two (0.5)"
+    )
+    parser.add_argument(
+        "--send", type=_seconds, default=0.0, metavar="S", help="from a mesh to another (0)"
+    )
+    parser.add_argument(
+        "--activations", default="0", metavar="BYTES", help="kept of a microbatch on a mesh (0)"
+    )
+    parser.add_argument(
+        "--no-overlap",
+        dest="overlap",
+        action="store_false",
+        help="meshes do nothing while they send",
+    )
     parser.add_argument(
         "--slice-seconds",
         type=Path,
         metavar="FILE",
-        help="CSV: row l, column c has the seconds of l + 1 units of tokens behind c units; terapipe cuts by it",
+        help="CSV: row l, column c has the seconds of l + 1 units of tokens behind c units; "
+        "terapipe cuts by it",
     )
     parser.add_argument("--csv", metavar="FILE", help="write the tasks; - for standard output")
-    parser.add_argument("--trace", dest="chrome_trace", metavar="FILE", help="write the timeline as a Chrome trace")
+    parser.add_argument(
+        "--trace", dest="chrome_trace", metavar="FILE", help="write the timeline as a Chrome trace"
+    )
     parser.add_argument("--svg", metavar="FILE", help="write the timeline as a picture")
     parser.add_argument("--timeline", action="store_true", help="print the timeline")
     parser.set_defaults(run=_run)
@@ -91,7 +113,8 @@ def _run(args: argparse.Namespace) -> None:
     reason = check_exchange(result.linked)
     if reason:
         print(
-            f"note: sends go out in the order of receipt, since as tasks end they could block: {reason}",
+            "note: sends go out in the order of receipt, since as tasks end they could block: "
+            f"{reason}",
             file=sys.stderr,
         )
     _write(args, result)
@@ -142,7 +165,9 @@ def _pipeline(args: argparse.Namespace) -> EvenPipeline:
         args.weight_share,
         overlap=args.overlap,
     )
-    return pipeline.with_slices(_slice_table(args.slice_seconds)) if args.slice_seconds else pipeline
+    return (
+        pipeline.with_slices(_slice_table(args.slice_seconds)) if args.slice_seconds else pipeline
+    )
 
 
 def _slice_table(path: Path) -> list[list[float]]:
@@ -154,7 +179,9 @@ def _slice_table(path: Path) -> list[list[float]]:
         except ValueError as error:
             raise UserError(f"'{path}', line {number}: {error}") from error
         if len(rows[-1]) != len(rows[0]):
-            raise UserError(f"'{path}', line {number}: expected {len(rows[0])} cells, found {len(rows[-1])}")
+            raise UserError(
+                f"'{path}', line {number}: expected {len(rows[0])} cells, found {len(rows[-1])}"
+            )
     return rows
 
 
@@ -162,7 +189,9 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read '{path}': {getattr(error, 'strerror', None) or error}") from error
+        raise UserError(
+            f"cannot read '{path}': {getattr(error, 'strerror', None) or error}"
+        ) from error
 
 
 def _write(args: argparse.Namespace, result: SimulationResult) -> None:
@@ -196,7 +225,9 @@ def _table(result: SimulationResult) -> Table:
         peak = result.memory[mesh].peak_bytes
         stages = ", ".join(map(str, schedule.stages_of_mesh(mesh)))
         in_flight = str(result.peak_in_flight[mesh])
-        table.add_row(str(mesh), stages, f"{own / total:.1%}", in_flight, bytes_text(peak) if peak else "–")
+        table.add_row(
+            str(mesh), stages, f"{own / total:.1%}", in_flight, bytes_text(peak) if peak else "–"
+        )
     return table
 
 
@@ -208,7 +239,9 @@ def _comparison(pipeline: EvenPipeline) -> Table:
 
     numbers = f"{pipeline.num_meshes} meshes, {pipeline.num_microbatches} microbatches"
     seconds = f"forward {pipeline.forward_seconds:g} s, backward {pipeline.backward_seconds:g} s"
-    table = Table("schedule", title=f"{numbers}, {seconds}, transfers {pipeline.transfer_seconds:g} s")
+    table = Table(
+        "schedule", title=f"{numbers}, {seconds}, transfers {pipeline.transfer_seconds:g} s"
+    )
     for column in ("makespan", "bubble", "activations", "weights"):
         table.add_column(column, justify="right")
     table.add_column("in plans")

@@ -1,7 +1,7 @@
 """`shardopt shard`: one mesh, no stages; where every value lies and what a step exchanges.
 
-The options are those of the pipeline `shardopt-intra`, read from its passes: what a pass learns, the command knows.
-"""
+The options are those of the pipeline `shardopt-intra`, read from its passes: what a pass learns,
+the command knows."""
 
 from __future__ import annotations
 
@@ -24,31 +24,51 @@ _BYTECODE_SUFFIXES = frozenset({".mlirbc", ".bc"})
 
 
 def add_shard(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Choose a sharding for every value of MODEL on one mesh, without pipeline stages."
+    parser.description = (
+        "Choose a sharding for every value of MODEL on one mesh, without pipeline stages."
+    )
     parser.add_argument("model", metavar="MODEL", help="file, or - for standard input")
-    parser.add_argument("--cluster", required=True, metavar="FILE|PRESET[:HxD]", help="what to plan for")
-    parser.add_argument("--mesh", required=True, metavar="SHAPE", help="shape of the mesh, such as 2x4")
+    parser.add_argument(
+        "--cluster", required=True, metavar="FILE|PRESET[:HxD]", help="what to plan for"
+    )
+    parser.add_argument(
+        "--mesh", required=True, metavar="SHAPE", help="shape of the mesh, such as 2x4"
+    )
     for spec in _options():
         text = f"{spec.help} (default {spec.default_text})"
         parser.add_argument(
-            f"--{spec.name}", metavar=spec.type_text, dest=f"pass_{spec.field}", help=text.replace("%", "%%")
+            f"--{spec.name}",
+            metavar=spec.type_text,
+            dest=f"pass_{spec.field}",
+            help=text.replace("%", "%%"),
         )
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="write the annotated module: .mlir or .mlirbc"
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write the annotated module: .mlir or .mlirbc",
     )
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON instead of tables")
-    parser.add_argument("--remarks", action="store_true", help="print remarks: what was decided, and what fell back")
+    parser.add_argument(
+        "--json", action="store_true", help="print the summary as JSON instead of tables"
+    )
+    parser.add_argument(
+        "--remarks", action="store_true", help="print remarks: what was decided, and what fell back"
+    )
     parser.set_defaults(run=_run)
 
 
 def _options() -> Iterator[OptionSpec]:
-    """The options of the pipeline's passes and its switches, but for those that the command has itself."""
+    """The options of the pipeline's passes and its switches, but for those that the command has
+    itself."""
     phase = find_phase(PIPELINE)
     assert phase is not None
     given = {"cluster", "mesh"}
     for step in phase.steps:
         if isinstance(step, When):
-            specs: tuple[OptionSpec, ...] = (OptionSpec(step.switch, step.switch, bool, False, _help_of(step)),)
+            specs: tuple[OptionSpec, ...] = (
+                OptionSpec(step.switch, step.switch, bool, False, _help_of(step)),
+            )
         else:
             specs = pass_info(step).options if step in PASSES else ()
         for spec in specs:
@@ -74,7 +94,9 @@ def _run(args: argparse.Namespace) -> None:
     with ExitStack() as reading:
         reading.enter_context(args.trace.reading(size))
         handler = partial(report, remarks=args.remarks)
-        sharded = shard_module(args.model, args.mesh, options, on_read=reading.close, handler=handler)
+        sharded = shard_module(
+            args.model, args.mesh, options, on_read=reading.close, handler=handler
+        )
     if args.output is not None:
         bytecode = args.output.suffix in _BYTECODE_SUFFIXES
         write_output(sharded.module if bytecode else sharded.text().encode(), args.output)

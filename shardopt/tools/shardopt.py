@@ -20,7 +20,11 @@ from shardopt.tools.common import (
     run_tool,
 )
 from shardopt.tools.plan_arguments import add_plan_options
-from shardopt.tools.plan_file_command import add_plan_file_options, asked_options, run_plan_file_command
+from shardopt.tools.plan_file_command import (
+    add_plan_file_options,
+    asked_options,
+    run_plan_file_command,
+)
 from shardopt.tools.profile_command import add_profile
 from shardopt.tools.program_command import add_program
 from shardopt.tools.run_command import add_run
@@ -38,10 +42,11 @@ _READING = {"plan": "model", "shard": "model", "schedule": "schedule", "program"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0, 1 for a mistake of the user or a check that failed, 2 for a bug of ours, 3 for a run that failed.
+    """Exit code 0, 1 for a mistake of the user or a check that failed, 2 for a bug of ours, 3 for a
+    run that failed.
 
-    Called without arguments, commands that read a module do so in a child process: C++ may crash on a damaged file.
-    """
+    Called without arguments, commands that read a module do so in a child process: C++ may crash on
+    a damaged file."""
     args = _parser().parse_args(argv)
 
     def work(trace: Trace) -> int:
@@ -50,29 +55,59 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if argv is not None or args.command not in _READING:
         return work(Trace())
-    return supervised(work, lambda crash: _after_crash(crash, getattr(args, _READING[args.command])))
+    return supervised(
+        work, lambda crash: _after_crash(crash, getattr(args, _READING[args.command]))
+    )
 
 
 def _after_crash(crash: Crash, model: str) -> int:
     phase = crash.trace.get("phase")
     if phase is None:
-        print(f"{model}: error: not a readable module: its reader failed ({crash})", file=sys.stderr)
+        print(
+            f"{model}: error: not a readable module: its reader failed ({crash})", file=sys.stderr
+        )
         return EXIT_USER_ERROR
-    print(f"{_PROG}: internal error: C++ code crashed ({crash}) in phase '{phase}'", file=sys.stderr)
+    print(
+        f"{_PROG}: internal error: C++ code crashed ({crash}) in phase '{phase}'", file=sys.stderr
+    )
     return EXIT_BUG
 
 
 def _parser() -> ToolParser:
-    parser = ToolParser(prog=_PROG, description="Automatic model parallelism for JAX: plan a model and run the plan.")
-    parser.add_argument(
-        "--version", nargs=0, action=ShowVersion, help="print the version, those of JAX and Python too, and exit"
+    parser = ToolParser(
+        prog=_PROG,
+        description="Automatic model parallelism for JAX: plan a model and run the plan.",
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=ToolParser)
-    _add_plan(commands.add_parser("plan", help="choose stages, shardings, transfers and a schedule for a model"))
+    parser.add_argument(
+        "--version",
+        nargs=0,
+        action=ShowVersion,
+        help="print the version, those of JAX and Python too, and exit",
+    )
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=ToolParser
+    )
+    _add_plan(
+        commands.add_parser(
+            "plan", help="choose stages, shardings, transfers and a schedule for a model"
+        )
+    )
     add_shard(commands.add_parser("shard", help="choose the sharding of every value on one mesh"))
-    add_profile(commands.add_parser("profile", help="measure the devices of this machine for the cost model"))
-    add_schedule(commands.add_parser("schedule", help="simulate a schedule; write it as CSV, trace or picture"))
-    add_solve(commands.add_parser("solve", help="solve an assignment problem in the contest's JSON format"))
+    add_profile(
+        commands.add_parser(
+            "profile", help="measure the devices of this machine for the cost model"
+        )
+    )
+    add_schedule(
+        commands.add_parser(
+            "schedule", help="simulate a schedule; write it as CSV, trace or picture"
+        )
+    )
+    add_solve(
+        commands.add_parser(
+            "solve", help="solve an assignment problem in the contest's JSON format"
+        )
+    )
     add_run(commands.add_parser("run", help="run a plan on this machine or on a Ray cluster"))
     add_program(commands.add_parser("program", help="show the instructions that a plan runs"))
     return parser
@@ -82,15 +117,23 @@ def _parser() -> ToolParser:
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Plan MODEL (StableHLO text, MLIR bytecode or a portable artifact) for a cluster."
+    parser.description = (
+        "Plan MODEL (StableHLO text, MLIR bytecode or a portable artifact) for a cluster."
+    )
     parser.add_argument("model", nargs="?", metavar="MODEL", help="file, or - for standard input")
     add_plan_options(parser)
     add_plan_file_options(parser)
-    parser.add_argument("--no-cache", dest="cache", action="store_false", help="use and keep nothing in the cache")
+    parser.add_argument(
+        "--no-cache", dest="cache", action="store_false", help="use and keep nothing in the cache"
+    )
     parser.add_argument("--timing", action="store_true", help="report where the time went")
     parser.add_argument("-o", "--output", type=Path, metavar="PLAN", help="plan directory to write")
-    parser.add_argument("--json", action="store_true", help="print the plan as JSON instead of a table")
-    parser.add_argument("--remarks", action="store_true", help="print remarks: what was decided, and what fell back")
+    parser.add_argument(
+        "--json", action="store_true", help="print the plan as JSON instead of a table"
+    )
+    parser.add_argument(
+        "--remarks", action="store_true", help="print remarks: what was decided, and what fell back"
+    )
     parser.set_defaults(run=partial(_plan_or_file, parser))
 
 

@@ -26,13 +26,24 @@ _TOLERANCE = 1e-6  # relative, between two solvers
 
 def add_solve(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Solve an assignment problem in the JSON format of the ASPLOS/EuroSys 2025 contest on intra-operator "
+        "Solve an assignment problem in the JSON format of the ASPLOS/EuroSys 2025 contest on "
+        "intra-operator "
         "parallelism. The assignment is the last line printed."
     )
     parser.add_argument("problem", type=Path, metavar="FILE", help=".json or .json.gz")
-    parser.add_argument("--time-limit", type=_seconds, metavar="S", help="seconds, from reading the file to the end")
-    parser.add_argument("--gap", type=float, default=0.0, metavar="G", help="stop when proven this close (default 0)")
-    parser.add_argument("--cross-check", choices=("cp-sat",), help="solve by another solver as well, and compare")
+    parser.add_argument(
+        "--time-limit", type=_seconds, metavar="S", help="seconds, from reading the file to the end"
+    )
+    parser.add_argument(
+        "--gap",
+        type=float,
+        default=0.0,
+        metavar="G",
+        help="stop when proven this close (default 0)",
+    )
+    parser.add_argument(
+        "--cross-check", choices=("cp-sat",), help="solve by another solver as well, and compare"
+    )
     parser.set_defaults(run=_run)
 
 
@@ -55,10 +66,13 @@ def _run(args: argparse.Namespace) -> None:
     read = monotonic() - begin
     limit = args.time_limit
     left = None if limit is None else max(limit - read, 0.0)
-    # The budget follows from the limit as given, not from what reading left of it, and with it the answer.
+    # The budget follows from the limit as given, not from what reading left of it, and with it the
+    # answer.
     work = None if limit is None else int(WORK_PER_SECOND * limit)
     with _Progress() as tell:
-        found = solve(problem, time_limit_seconds=left, gap_tolerance=args.gap, work=work, progress=tell)
+        found = solve(
+            problem, time_limit_seconds=left, gap_tolerance=args.gap, work=work, progress=tell
+        )
     if not found.choice and problem.num_nodes:
         raise UserError(f"{args.problem}: {found.status}: {found.statistics['reason']}")
     console().print(_table(args.problem.name, found, read, monotonic() - begin))
@@ -83,7 +97,11 @@ class _Progress:
 
     def _tell(self, objective: float, bound: float) -> None:
         if self._status is not None:
-            gap = f"{(objective - bound) / abs(objective):.4%}" if 0 < abs(objective) < inf else "unknown"
+            gap = (
+                f"{(objective - bound) / abs(objective):.4%}"
+                if 0 < abs(objective) < inf
+                else "unknown"
+            )
             self._status.update(f"solving: cost {objective:.12g}, bound {bound:.12g}, gap {gap}")
 
     def __exit__(self, *_: object) -> None:
@@ -103,7 +121,8 @@ def _table(name: str, found: Solution, read: float, total: float) -> Table:
         "gap": f"{found.gap:.3g}",
         "status": found.status + struck,
         "nodes, edges": f"{found.statistics['nodes']}, {found.statistics['edges']}",
-        "after presolve": f"{found.statistics['residual_nodes']}, {found.statistics['residual_edges']}",
+        "after presolve": f"{found.statistics['residual_nodes']}, "
+        f"{found.statistics['residual_edges']}",
         "seconds to read": f"{read:.2f}",
         "seconds to presolve": f"{found.statistics['presolve_seconds']:.2f}",
         "seconds in all": f"{total:.2f}",
@@ -114,14 +133,22 @@ def _table(name: str, found: Solution, read: float, total: float) -> Table:
 
 
 def _cross_check(problem: Problem, found: Solution, seconds: float) -> None:
-    """Raises UserError if the other solver contradicts: a cheaper answer than the bound, or a bound above the cost."""
+    """Raises UserError if the other solver contradicts: a cheaper answer than the bound, or a bound
+    above the cost."""
     from shardopt.solve.assignment.cp_sat import solve_cp_sat
 
     other = solve_cp_sat(problem, time_limit_seconds=seconds)
-    console().print(f"cp-sat: {other.status}, cost {other.objective:.15g}, bound {other.bound:.15g}")
+    console().print(
+        f"cp-sat: {other.status}, cost {other.objective:.15g}, bound {other.bound:.15g}"
+    )
     slack = _TOLERANCE * abs(found.objective)
-    if other.status == "infeasible" or other.objective < found.bound - slack or other.bound > found.objective + slack:
+    if (
+        other.status == "infeasible"
+        or other.objective < found.bound - slack
+        or other.bound > found.objective + slack
+    ):
         raise UserError(
-            f"cp-sat contradicts: cost {found.objective:.15g} and bound {found.bound:.15g} expected, "
+            f"cp-sat contradicts: cost {found.objective:.15g} and bound {found.bound:.15g} "
+            "expected, "
             f"found cost {other.objective:.15g} and bound {other.bound:.15g}"
         )

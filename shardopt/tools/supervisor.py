@@ -1,8 +1,9 @@
-"""Surviving crashes and hangs of C++: the work runs in a child process, whose parent reports how a signal ended it.
+"""Surviving crashes and hangs of C++: the work runs in a child process, whose parent reports how a
+signal ended it.
 
-jaxlib's bytecode reader aborts the process on some damaged files, and a C++ pass may run into an assertion or out of
-stack. Python cannot catch either. Forking before anything big is loaded costs about a millisecond.
-"""
+jaxlib's bytecode reader aborts the process on some damaged files, and a C++ pass may run into an
+assertion or out of stack. Python cannot catch either. Forking before anything big is loaded costs
+about a millisecond."""
 
 from __future__ import annotations
 
@@ -16,12 +17,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
-# Binary input: reading is a matter of a second a gigabyte, but the reader loops for ever on some damaged files.
+# Binary input: reading is a matter of a second a gigabyte, but the reader loops for ever on some
+# damaged files.
 _READ_SECONDS = 30.0
 _READ_BYTES_PER_SECOND = 10e6
-# Signals by which a process ends through its own fault; others (an interrupt, a kill) come from outside.
+# Signals by which a process ends through its own fault; others (an interrupt, a kill) come from
+# outside.
 _CRASHES = frozenset(
-    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGALRM}
+    {
+        signal.SIGSEGV,
+        signal.SIGABRT,
+        signal.SIGBUS,
+        signal.SIGILL,
+        signal.SIGFPE,
+        signal.SIGTRAP,
+        signal.SIGALRM,
+    }
 )
 
 
@@ -55,10 +66,11 @@ class Trace:
 
     @contextmanager
     def reading(self, size_bytes: int) -> Iterator[None]:
-        """Around the reading of binary input: the system ends the process when it takes far too long.
+        """Around the reading of binary input: the system ends the process when it takes far too
+        long.
 
-        Only under supervision, where the parent can say so; no Python code runs while C++ does not return.
-        """
+        Only under supervision, where the parent can say so; no Python code runs while C++ does not
+        return."""
         if self._file is None:
             yield
             return
@@ -72,7 +84,8 @@ class Trace:
 
 
 def supervised(work: Callable[[Trace], int], on_crash: Callable[[Crash], int]) -> int:
-    """The exit code of `work`, which runs in a child process, or that of `on_crash`, which runs here."""
+    """The exit code of `work`, which runs in a child process, or that of `on_crash`, which runs
+    here."""
     if not hasattr(os, "fork"):
         return work(Trace())
     with tempfile.TemporaryFile() as file:
@@ -108,7 +121,8 @@ def _become(work: Callable[[Trace], int], trace: Trace) -> None:
 
 
 def _wait(child: int) -> int:
-    """Wait for the child, which decides what an interrupt means; a termination is passed on to it."""
+    """Wait for the child, which decides what an interrupt means; a termination is passed on to
+    it."""
     before = {
         signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
         signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM)),

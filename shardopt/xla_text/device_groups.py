@@ -22,7 +22,9 @@ _GROUPS = re.compile(
     r"replica_groups=(?P<groups>\{(?:\{[\d,]*\},?)*\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?|mesh\[.*?\].*?\{.*?\})"
 )
 _PAIRS = re.compile(r"source_target_pairs=\{(?P<pairs>(?:\{\d+,\d+\},?)*)\}")
-_ORDER = re.compile(r"device_ids=\((?:(?P<source>\[[\d,]+\])T\((?P<perm>[\d,]+)\)|(?P<ids>[\d,]+))\)")
+_ORDER = re.compile(
+    r"device_ids=\((?:(?P<source>\[[\d,]+\])T\((?P<perm>[\d,]+)\)|(?P<ids>[\d,]+))\)"
+)
 _SUB_AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
 _IOTA = re.compile(r"\[(?P<shape>[\d,]+)\]<=\[(?P<source>[\d,]+)\](?:T\((?P<perm>[\d,]+)\))?")
 
@@ -30,7 +32,8 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 def device_groups(rest: str, mesh: Mesh) -> Groups:
-    """The groups of a collective, or the (source, target) pairs of a permute; all devices where none are named."""
+    """The groups of a collective, or the (source, target) pairs of a permute; all devices where
+    none are named."""
     pairs = _PAIRS.search(rest)
     if pairs:
         return _listed(pairs["pairs"])
@@ -61,16 +64,19 @@ def _by_iota(text: str) -> Groups:
 
 
 def _by_mesh(text: str) -> Groups:
-    """`mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a','b':(1)2}`: the axes, or the parts of axes, to run along.
+    """`mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a','b':(1)2}`: the axes, or the parts of axes,
+    to run along.
 
-    `'b':(1)2` is the part of size 2 of axis b that has one such part before it. The devices of the mesh are in
-    row-major order unless `device_ids` gives another one.
-    """
+    `'b':(1)2` is the part of size 2 of axis b that has one such part before it. The devices of the
+    mesh are in row-major order unless `device_ids` gives another one."""
     head, _, chosen = text.partition("]")
     sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", head)}
     extents: list[int] = []
     moved: list[int] = []
-    parts = {name: (int(before or 1), int(size or sizes[name])) for name, before, size in _SUB_AXIS.findall(chosen)}
+    parts = {
+        name: (int(before or 1), int(size or sizes[name]))
+        for name, before, size in _SUB_AXIS.findall(chosen)
+    }
     for name, size in sizes.items():
         before, part = parts.get(name, (1, 1))
         moved += [len(extents) + 1] if name in parts else []
@@ -96,7 +102,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 @cache
 def axes_of_groups(groups: Groups, mesh: Mesh) -> tuple[str, ...]:
-    """The axes along which the groups run, in mesh order; `UNKNOWN_AXES` when they are no whole axes.
+    """The axes along which the groups run, in mesh order; `UNKNOWN_AXES` when they are no whole
+    axes.
 
     Devices are numbered in row-major order of the mesh axes, whatever their global ids.
     """
@@ -104,7 +111,9 @@ def axes_of_groups(groups: Groups, mesh: Mesh) -> tuple[str, ...]:
     kept = [k for k, name in enumerate(mesh.axis_names) if name not in varying]
     ids = np.arange(mesh.size).reshape(mesh.shape)
     moved = [mesh.axis_names.index(name) for name in varying]
-    expected = ids.transpose([*kept, *moved]).reshape(-1, prod(mesh.axis_size(name) for name in varying))
+    expected = ids.transpose([*kept, *moved]).reshape(
+        -1, prod(mesh.axis_size(name) for name in varying)
+    )
     same = {frozenset(row) for row in expected.tolist()} == {frozenset(group) for group in groups}
     return varying if same else UNKNOWN_AXES
 

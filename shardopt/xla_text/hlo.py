@@ -1,11 +1,12 @@
-"""Read the collectives out of XLA's HLO text: what a compiled module really exchanges, to hold against a plan.
+"""Read the collectives out of XLA's HLO text: what a compiled module really exchanges, to hold
+against a plan.
 
     %all-reduce.3 = (f32[32,32], f32[32]) all-reduce(%dot.1, %reduce.2), channel_id=1, replica_groups=[1,4]<=[4], …
 
-is one all-reduce of two tensors that gives 4224 bytes, over all four devices. XLA merges collectives, so tensors are
-what compares with a plan. Asynchronous pairs count once, at their `-start`. What stands in the body of a loop counts
-once for each trip where XLA states the number of trips, and once otherwise.
-"""
+is one all-reduce of two tensors that gives 4224 bytes, over all four devices. XLA merges
+collectives, so tensors are what compares with a plan. Asynchronous pairs count once, at their
+`-start`. What stands in the body of a loop counts once for each trip where XLA states the number of
+trips, and once otherwise."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ _INSTRUCTION = re.compile(
     rf"(?P<kind>{'|'.join(_KINDS)})(?:-start)?\((?P<operands>.*?)\), (?P<rest>.*)$"
 )
 _ANY = re.compile(
-    r"^\s*(?:ROOT )?%?(?P<name>[\w.-]+) = .*? (?P<op>[a-z][a-z\d-]*)\((?P<operands>[^()]*)\)(?:, index=(?P<index>\d+))?"
+    r"^\s*(?:ROOT )?%?(?P<name>[\w.-]+) = .*? (?P<op>[a-z][a-z\d-]*)\((?P<operands>[^()]*)\)(?:, "
+    r"index=(?P<index>\d+))?"
 )
 _COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.-]+) \(.*\{\s*$")
 _CALLED = re.compile(
@@ -47,8 +49,9 @@ _BITS = {"pred": 8, "c64": 64, "c128": 128, "token": 0}
 
 @dataclass(frozen=True)
 class HloCollective:
-    """One instruction: the bytes of each tensor it combines (as `Traffic` counts them) in one execution, the mesh axes
-    it runs along, how often it runs, and which operation of the source it stands for."""
+    """One instruction: the bytes of each tensor it combines (as `Traffic` counts them) in one
+    execution, the mesh axes it runs along, how often it runs, and which operation of the source it
+    stands for."""
 
     name: str
     kind: str
@@ -59,20 +62,24 @@ class HloCollective:
 
     @property
     def traffic(self) -> Traffic:
-        return Traffic(self.kind, self.axes, len(self.sizes) * self.times, sum(self.sizes) * self.times)
+        return Traffic(
+            self.kind, self.axes, len(self.sizes) * self.times, sum(self.sizes) * self.times
+        )
 
 
 def parse_collectives(text: str, mesh: Mesh) -> tuple[HloCollective, ...]:
-    """The collectives of all computations of a module compiled for `mesh`, in the order of the text.
+    """The collectives of all computations of a module compiled for `mesh`, in the order of the
+    text.
 
-    An all-reduce of nothing but an all-reduce along other axes is one all-reduce along both, as XLA's all-reduce folder
-    writes it on some backends; here it is, on all of them.
-    """
+    An all-reduce of nothing but an all-reduce along other axes is one all-reduce along both, as
+    XLA's all-reduce folder writes it on some backends; here it is, on all of them."""
     computations = dict(_computations(text))
     times = _executions(computations)
     found: list[HloCollective] = []
     for name, lines in computations.items():
-        parsed = [item for line in lines if (item := _parse(line, mesh, times.get(name, 1))) is not None]
+        parsed = [
+            item for line in lines if (item := _parse(line, mesh, times.get(name, 1))) is not None
+        ]
         found += _folded(parsed, lines, mesh)
     return tuple(found)
 
@@ -98,7 +105,9 @@ def _parse(line: str, mesh: Mesh, times: int) -> HloCollective | None:
         results = [sum(results)]
     axes = axes_of_pairs(groups, mesh) if kind == PERMUTE else axes_of_groups(groups, mesh)
     source = _SOURCE.search(match["rest"])
-    return HloCollective(match["name"], kind, tuple(results), axes, times, source["name"] if source else "")
+    return HloCollective(
+        match["name"], kind, tuple(results), axes, times, source["name"] if source else ""
+    )
 
 
 def _bytes(element: str, dims: str) -> int:
@@ -126,7 +135,8 @@ def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _executions(computations: dict[str, list[str]]) -> dict[str, int]:
-    """How often each computation runs in one step, those of `computations` being in an order of callees first."""
+    """How often each computation runs in one step, those of `computations` being in an order of
+    callees first."""
     times = dict.fromkeys(computations, 0)
     times[""] = 1
     for name in reversed(computations):
@@ -147,7 +157,8 @@ Place = tuple[str, int]  # an instruction and which of its tensors
 
 
 def _folded(found: list[HloCollective], lines: list[str], mesh: Mesh) -> list[HloCollective]:
-    """All-reduces along different axes that follow one another as one; each tensor is looked at on its own."""
+    """All-reduces along different axes that follow one another as one; each tensor is looked at on
+    its own."""
     reduces = {item.name: item for item in found if item.kind == ALL_REDUCE}
     if len({item.axes for item in reduces.values()}) < 2:
         return found
@@ -155,22 +166,35 @@ def _folded(found: list[HloCollective], lines: list[str], mesh: Mesh) -> list[Hl
     gone: set[Place] = set()
     for place, before in _chains(reduces, lines).items():
         if not set(axes[place]) & set(axes[before]):
-            axes[place] = tuple(axis for axis in mesh.axis_names if axis in axes[place] + axes[before])
+            axes[place] = tuple(
+                axis for axis in mesh.axis_names if axis in axes[place] + axes[before]
+            )
             gone.add(before)
-    return [part for item in found for part in (_parts(item, axes, gone) if item.name in reduces else [item])]
+    return [
+        part
+        for item in found
+        for part in (_parts(item, axes, gone) if item.name in reduces else [item])
+    ]
 
 
-def _parts(item: HloCollective, axes: dict[Place, tuple[str, ...]], gone: set[Place]) -> list[HloCollective]:
+def _parts(
+    item: HloCollective, axes: dict[Place, tuple[str, ...]], gone: set[Place]
+) -> list[HloCollective]:
     """The tensors of a combined all-reduce that are left, by the axes that they have now."""
     kept = [k for k in range(len(item.sizes)) if (item.name, k) not in gone]
     return [
-        replace(item, axes=chosen, sizes=tuple(item.sizes[k] for k in kept if axes[item.name, k] == chosen))
+        replace(
+            item,
+            axes=chosen,
+            sizes=tuple(item.sizes[k] for k in kept if axes[item.name, k] == chosen),
+        )
         for chosen in dict.fromkeys(axes[item.name, k] for k in kept)
     ]
 
 
 def _chains(reduces: dict[str, HloCollective], lines: list[str]) -> dict[Place, Place]:
-    """For each tensor of an all-reduce whose operand is an all-reduced tensor that nothing else reads: that one."""
+    """For each tensor of an all-reduce whose operand is an all-reduced tensor that nothing else
+    reads: that one."""
     matches = [match for line in lines if (match := _ANY.match(line))]
     operands = {match["name"]: re.findall(r"%([\w.-]+)", match["operands"]) for match in matches}
     kinds = {match["name"]: match["op"] for match in matches}

@@ -1,5 +1,5 @@
-"""Train steps on which the known methods have known collectives: a transformer with one product for queries, keys and
-values, and a mixture of experts that dispatches by one-hot products."""
+"""Train steps on which the known methods have known collectives: a transformer with one product for
+queries, keys and values, and a mixture of experts that dispatches by one-hot products."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def adam_step(loss_fn: Any) -> Any:
         loss, grads = jax.value_and_grad(loss_fn)(params, *batch)
         mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, mean, grads)
         square = jax.tree.map(lambda s, g: 0.99 * s + 0.01 * g * g, square, grads)
-        params = jax.tree.map(lambda p, m, s: p - 0.1 * m / (jnp.sqrt(s) + 1e-3), params, mean, square)
+        params = jax.tree.map(
+            lambda p, m, s: p - 0.1 * m / (jnp.sqrt(s) + 1e-3), params, mean, square
+        )
         return params, mean, square, loss
 
     return step
@@ -64,17 +66,26 @@ def transformer(layers: int = LAYERS) -> tuple[bytes, list[np.ndarray]]:
 
 @cache
 def mixture() -> tuple[bytes, list[np.ndarray]]:
-    """One layer of experts (GShard: dispatch and combine are products with one-hot choices) behind a shared layer."""
+    """One layer of experts (GShard: dispatch and combine are products with one-hot choices) behind
+    a shared layer."""
 
     def loss_fn(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
         x = jnp.tanh(x @ params["shared"])
         gates = jax.nn.softmax(x @ params["gate"], axis=-1)  # [b, s, e]
         chosen = jax.nn.one_hot(jnp.argmax(gates, axis=-1), EXPERTS)
-        place = jax.nn.one_hot(jnp.arange(LENGTH), LENGTH)  # as much room as tokens, so that none is dropped
+        place = jax.nn.one_hot(
+            jnp.arange(LENGTH), LENGTH
+        )  # as much room as tokens, so that none is dropped
         dispatch = chosen[:, :, :, None] * place[None, :, None, :]  # [b, s, e, c]
         sent = jnp.einsum("bsec,bsh->ebch", dispatch, x)
-        made = jnp.einsum("ebcf,efh->ebch", jnp.tanh(jnp.einsum("ebch,ehf->ebcf", sent, params["up"])), params["down"])
-        return jnp.mean((x + jnp.einsum("bsec,ebch->bsh", dispatch * gates[..., None], made) - y) ** 2)
+        made = jnp.einsum(
+            "ebcf,efh->ebch",
+            jnp.tanh(jnp.einsum("ebch,ehf->ebcf", sent, params["up"])),
+            params["down"],
+        )
+        return jnp.mean(
+            (x + jnp.einsum("bsec,ebch->bsh", dispatch * gates[..., None], made) - y) ** 2
+        )
 
     rng = np.random.default_rng(0)
     shapes = {
@@ -90,7 +101,9 @@ def _values(rng: np.random.Generator, shape: tuple[int, ...]) -> jax.Array:
     return jnp.asarray(0.2 * rng.standard_normal(shape), jnp.float32)
 
 
-def _exported(loss_fn: Any, params: Any, rng: np.random.Generator) -> tuple[bytes, list[np.ndarray]]:
+def _exported(
+    loss_fn: Any, params: Any, rng: np.random.Generator
+) -> tuple[bytes, list[np.ndarray]]:
     state = (params, *(jax.tree.map(jnp.zeros_like, params) for _ in range(2)))
     batch = tuple(_values(rng, (BATCH, LENGTH, HIDDEN)) for _ in range(2))
     return export_step(adam_step(loss_fn), state, batch)

@@ -1,4 +1,5 @@
-"""A Ray cluster of two nodes on this machine loses the one that a mesh is on: `python lost_node.py` prints the error.
+"""A Ray cluster of two nodes on this machine loses the one that a mesh is on: `python lost_node.py`
+prints the error.
 
 A process of its own, as a process can be connected to one cluster only.
 """
@@ -20,7 +21,9 @@ from shardopt.runtime.errors import MeshError
 
 
 def main() -> None:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
     node = cluster.add_node(num_cpus=1)
     ray.init(address=cluster.address, log_to_driver=False)
     try:

@@ -1,4 +1,5 @@
-"""What JAX was told about shardings is obeyed, whichever partitioner's words the export uses, with the same numbers."""
+"""What JAX was told about shardings is obeyed, whichever partitioner's words the export uses, with
+the same numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ FREE = PartitionSpec.UNCONSTRAINED
 
 
 def make_step(mesh: jax.sharding.Mesh) -> Any:
-    """A training step of two products; weights, batch, a value in the middle all results but the loss are placed."""
+    """A training step of two products; weights, batch, a value in the middle all results but the
+    loss are placed."""
 
     def on(*axes: Any) -> NamedSharding:
         return NamedSharding(mesh, PartitionSpec(*axes))
@@ -59,7 +61,10 @@ def check(constraints: str) -> None:
     """The test, in a process with eight devices."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ("dp", "mp"))
     keys = jax.random.split(jax.random.key(0), 3)
-    params = {"in": jax.random.normal(keys[0], (16, 64)), "out": jax.random.normal(keys[1], (64, 16))}
+    params = {
+        "in": jax.random.normal(keys[0], (16, 64)),
+        "out": jax.random.normal(keys[1], (64, 16)),
+    }
     arguments = (params, jax.random.normal(keys[2], (32, 16)))
     steps = exported_steps(mesh, jax.eval_shape(lambda: arguments))
     wanted = jax.tree.leaves(make_step(mesh)(jax.tree.map(jnp.copy, params), arguments[1]))
@@ -68,7 +73,9 @@ def check(constraints: str) -> None:
     specs = [(str(s._in_named_shardings), str(s._out_named_shardings)) for s in sharded]
     assert specs[0] == specs[1], "both exports of one step give one plan"
     inputs = shardopt.input_shardings(sharded[0])[0]
-    results = jax.tree.leaves(jax.jit(sharded[0].call, in_shardings=inputs)(*jax.device_put(arguments, inputs)))
+    results = jax.tree.leaves(
+        jax.jit(sharded[0].call, in_shardings=inputs)(*jax.device_put(arguments, inputs))
+    )
     for result, expected in zip(results, wanted, strict=True):
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
         if expected.ndim:
@@ -76,41 +83,64 @@ def check(constraints: str) -> None:
                 result.sharding,
                 expected.sharding,
             )
-    for found, axes in zip(jax.tree.leaves(inputs), ((None, "mp"), ("mp", None), ("dp", None)), strict=True):
+    for found, axes in zip(
+        jax.tree.leaves(inputs), ((None, "mp"), ("mp", None), ("dp", None)), strict=True
+    ):
         assert found.is_equivalent_to(NamedSharding(mesh, PartitionSpec(*axes)), 2), (found, axes)
     freed = shardopt.shard(steps[0], CLUSTER, "8", annotations="drop", constraints=constraints)
-    assert all(not any(s.spec) for s in freed._in_named_shardings), "a file says that the arguments are whole"
+    assert all(not any(s.spec) for s in freed._in_named_shardings), (
+        "a file says that the arguments are whole"
+    )
     print("checked")
 
 
 def test_in_shardings_and_constraints_are_obeyed(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("- {argument: 'params.*', replicated: true}\n- {argument: x, replicated: true}\n")
+    (tmp_path / "c.yaml").write_text(
+        "- {argument: 'params.*', replicated: true}\n- {argument: x, replicated: true}\n"
+    )
     program = f"from tests.e2e.test_annotations import check; check({str(tmp_path / 'c.yaml')!r})"
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_PLATFORMS": "cpu",
+    }
     run = subprocess.run(
-        [sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", program],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert run.stdout == "checked\n", run.stderr
     assert "warning" not in run.stderr
 
 
 def test_annotations_reach_the_stages_of_a_pipeline() -> None:
-    """Microbatches, layers and stages lose none: every weight lies as asked, and every value in the middle."""
+    """Microbatches, layers and stages lose none: every weight lies as asked, and every value in the
+    middle."""
     mesh = jax.sharding.AbstractMesh((2,), ("model",))
 
     def step(params: Any, x: jax.Array) -> Any:
         def loss(params: Any) -> jax.Array:
             h = x
             for w in params:
-                h = jax.lax.with_sharding_constraint(jnp.tanh(h @ w), NamedSharding(mesh, PartitionSpec(None, "model")))
+                h = jax.lax.with_sharding_constraint(
+                    jnp.tanh(h @ w), NamedSharding(mesh, PartitionSpec(None, "model"))
+                )
             return jnp.mean(h**2)
 
         value, gradients = jax.value_and_grad(loss)(params)
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
 
     weights = NamedSharding(mesh, PartitionSpec("model"))
-    abstract = ([jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 4, jax.ShapeDtypeStruct((32, 64), jnp.float32))
-    exported = export.export(jax.jit(step, in_shardings=(weights, None), donate_argnums=0))(*abstract)
+    abstract = (
+        [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 4,
+        jax.ShapeDtypeStruct((32, 64), jnp.float32),
+    )
+    exported = export.export(jax.jit(step, in_shardings=(weights, None), donate_argnums=0))(
+        *abstract
+    )
     said: list[str] = []
     plan = shardopt.optimize(
         exported,
@@ -123,7 +153,9 @@ def test_annotations_reach_the_stages_of_a_pipeline() -> None:
     )
     texts = dict(plan.phases)
     # four weights, and the values in the middle, forward and backward
-    assert [texts[phase].count("shardopt.sharding = ") for phase in ("import", "stage", "shard")] == [12, 12, 0]
+    assert [
+        texts[phase].count("shardopt.sharding = ") for phase in ("import", "stage", "shard")
+    ] == [12, 12, 0]
     main = next(line for line in texts["shard"].splitlines() if "func.func public @main" in line)
     arguments, _, results = main.partition("-> (")
     asked = re.compile(r'tensor<64x64xf32>, sharding=<@m[01], \[\{"y"\}, \{\}\]>')

@@ -43,7 +43,11 @@ def start(request: pytest.FixtureRequest) -> Any:
         backend, devices_per_host = setup
         if backend == "ray":
             request.getfixturevalue("ray_cluster")
-        settings = {"checked_steps": 100, "quick_compile": True, "devices_per_host": devices_per_host}
+        settings = {
+            "checked_steps": 100,
+            "quick_compile": True,
+            "devices_per_host": devices_per_host,
+        }
         return open_run(program, backend, **settings, **options)
 
     return opened
@@ -51,10 +55,15 @@ def start(request: pytest.FixtureRequest) -> Any:
 
 @pytest.mark.parametrize("setup", SETUPS)
 def test_a_run(start: Any, setup: Setup) -> None:
-    """Numbers over steps, state and kept arguments, lazy outputs, wrong inputs, and at last a failing instruction."""
+    """Numbers over steps, state and kept arguments, lazy outputs, wrong inputs, and at last a
+    failing instruction."""
     program = example()
     part = program.meshes[1]
-    position = next(k for k, each in enumerate(part.instructions) if getattr(each, "function", "") == "stage1_fwd")
+    position = next(
+        k
+        for k, each in enumerate(part.instructions)
+        if getattr(each, "function", "") == "stage1_fwd"
+    )
     last_host = 0 if setup[1] is None else 1
     fault = Fault("raise", "m1", last_host, step=3, position=position)
     w0, w1, x, t = inputs()
@@ -62,7 +71,9 @@ def test_a_run(start: Any, setup: Setup) -> None:
     with start(setup, program, faults=[fault]) as run:
         with pytest.raises(UserError, match=r"expected load\(\) with all inputs"):
             run.step()
-        with pytest.raises(UserError, match=r"input 1 'w1': expected float32\[8, 4\], found float64\[8, 4\]"):
+        with pytest.raises(
+            UserError, match=r"input 1 'w1': expected float32\[8, 4\], found float64\[8, 4\]"
+        ):
             run.load([w0, w1.astype(np.float64), x, t])
         run.load([w0, w1, x, t])
         with pytest.raises(UserError, match="argument 9 does not exist"):
@@ -86,7 +97,11 @@ def test_a_run(start: Any, setup: Setup) -> None:
 
 @pytest.mark.slow
 def test_bfloat16_and_another_schedule_between_hosts(start: Any) -> None:
-    text = TEXT.replace("xf32>", "xbf16>").replace("tensor<f32>", "tensor<bf16>").replace('"1f1b"', '"gpipe"')
+    text = (
+        TEXT.replace("xf32>", "xbf16>")
+        .replace("tensor<f32>", "tensor<bf16>")
+        .replace('"1f1b"', '"gpipe"')
+    )
     narrow = [array.astype(ml_dtypes.bfloat16) for array in inputs()]
     expected = expected_step(*(array.astype(np.float32) for array in narrow))
     with start(("process", 1), load(text)) as run:
@@ -97,7 +112,9 @@ def test_bfloat16_and_another_schedule_between_hosts(start: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["local", "process", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.mark.parametrize(
+    "backend", ["local", "process", pytest.param("ray", marks=pytest.mark.ray)]
+)
 def test_a_mesh_over_two_hosts(start: Any, backend: str, tmp_path: Path) -> None:
     """Values made on its hosts, steps, and a checkpoint that each of them writes its shards of."""
     program = load(wide_model.TEXT)

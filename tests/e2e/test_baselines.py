@@ -1,5 +1,6 @@
-"""The baselines of `--intra-op` on small models: each has the shardings and collectives that its method is known for,
-none is cheaper than the solver's plan, and all give the numbers of one device."""
+"""The baselines of `--intra-op` on small models: each has the shardings and collectives that its
+method is known for, none is cheaper than the solver's plan, and all give the numbers of one
+device."""
 
 from __future__ import annotations
 
@@ -51,21 +52,29 @@ class Planned:
     plan: IntraOpPlan
 
     def moved(self, kind: str, axes: tuple[str, ...] | None = None) -> list[tuple[int, ...]]:
-        """The shapes of the tensors that the plan exchanges by one kind of collective, scalars left out. Extents are
-        sorted: autodiff transposes some gradients afterwards."""
+        """The shapes of the tensors that the plan exchanges by one kind of collective, scalars left
+        out. Extents are sorted: autodiff transposes some gradients afterwards."""
         found = [item for item in self.plan.communication if item.step.kind == kind]
-        shapes = [self.graph.graph.tensors[c.tensor].shape for c in found if axes is None or c.step.axes == axes]
+        shapes = [
+            self.graph.graph.tensors[c.tensor].shape
+            for c in found
+            if axes is None or c.step.axes == axes
+        ]
         return [tuple(sorted(shape)) for shape in shapes if shape]
 
     def flow(self) -> BatchFlow:
         return follow_batch(self.graph.graph, self.roles, "test")
 
     def weight_shapes(self) -> Counter[tuple[int, ...]]:
-        return Counter(tuple(sorted(self.graph.graph.tensors[weight].shape)) for weight in self.flow().weights)
+        return Counter(
+            tuple(sorted(self.graph.graph.tensors[weight].shape)) for weight in self.flow().weights
+        )
 
 
 @cache
-def read(model: str, mesh: str, cluster: Cluster = CLUSTER) -> tuple[MeshGraph, IntraOpTables, dict[str, Roles]]:
+def read(
+    model: str, mesh: str, cluster: Cluster = CLUSTER
+) -> tuple[MeshGraph, IntraOpTables, dict[str, Roles]]:
     with make_context() as context, ir.Location.unknown():
         module = load_module(OF_MODEL[model]()[0], context)
         run_pipeline(module, "builtin.module(shardopt-import)")
@@ -111,13 +120,21 @@ def test_zero1_splits_the_optimizer_state_and_gathers_the_weights() -> None:
     found = planned("transformer", "zero1", "4")
     assert all(found.plan.shardings[k].axes == ("x",) for k in found.flow().slots)
     assert all(found.plan.shardings[k].is_replicated for k in found.flow().weights)
-    assert Counter(found.moved("all_reduce")) == Counter(found.moved("all_gather")) == found.weight_shapes()
+    assert (
+        Counter(found.moved("all_reduce"))
+        == Counter(found.moved("all_gather"))
+        == found.weight_shapes()
+    )
     assert not found.moved("reduce_scatter")
 
 
 def test_zero2_scatters_the_gradients_too() -> None:
     found = planned("transformer", "zero2", "4")
-    assert Counter(found.moved("reduce_scatter")) == Counter(found.moved("all_gather")) == found.weight_shapes()
+    assert (
+        Counter(found.moved("reduce_scatter"))
+        == Counter(found.moved("all_gather"))
+        == found.weight_shapes()
+    )
     assert not found.moved("all_reduce")
 
 
@@ -185,12 +202,22 @@ def test_sequence_scatters_and_gathers_where_megatron_reduces() -> None:
 def test_summa_splits_weights_and_activations_on_both_axes() -> None:
     found = planned("transformer", "summa-2d")
     tensors = found.graph.graph.tensors
-    matrices = [k for k in found.flow().weights if len(tensors[k].shape) > 1 and tensors[k].shape != (LENGTH, HIDDEN)]
+    matrices = [
+        k
+        for k in found.flow().weights
+        if len(tensors[k].shape) > 1 and tensors[k].shape != (LENGTH, HIDDEN)
+    ]
     assert all(set(found.plan.shardings[k].axes) == {"x", "y"} for k in matrices)
-    layers = [k for k, tensor in enumerate(tensors) if tensor.shape == ACTIVATION and found.flow().depends[k]]
+    layers = [
+        k
+        for k, tensor in enumerate(tensors)
+        if tensor.shape == ACTIVATION and found.flow().depends[k]
+    ]
     both = [k for k in layers if found.plan.shardings[k] == Sharding((("x",), (), ("y",)))]
     assert len(both) > 0.8 * len([k for k in layers if k not in found.roles.batch])
-    assert Counter(found.moved("all_gather", ("x",))) >= Counter(tuple(sorted(tensors[k].shape)) for k in matrices)
+    assert Counter(found.moved("all_gather", ("x",))) >= Counter(
+        tuple(sorted(tensors[k].shape)) for k in matrices
+    )
     assert ACTIVATION in found.moved("all_gather", ("y",))
 
 
@@ -199,12 +226,18 @@ def test_experts_are_split_and_tokens_exchanged() -> None:
     tensors = found.graph.graph.tensors
     experts = [k for k in found.flow().weights if len(tensors[k].shape) == 3]
     assert all(found.plan.shardings[k] == Sharding((("y",), (), ())) for k in experts)
-    assert all(found.plan.shardings[k].is_replicated for k in found.flow().weights if k not in experts)
+    assert all(
+        found.plan.shardings[k].is_replicated for k in found.flow().weights if k not in experts
+    )
     exchanged = Counter(found.moved("all_to_all"))
     # To the experts and back, forward and backward.
     assert exchanged[tuple(sorted((EXPERTS, BATCH, LENGTH, HIDDEN)))] == 4
-    assert set(found.moved("all_reduce", ("x",))) >= {tuple(sorted(tensors[k].shape)) for k in experts}
-    assert set(found.moved("all_gather")) <= {(LENGTH, LENGTH)}  # the constant places, made in parts
+    assert set(found.moved("all_reduce", ("x",))) >= {
+        tuple(sorted(tensors[k].shape)) for k in experts
+    }
+    assert set(found.moved("all_gather")) <= {
+        (LENGTH, LENGTH)
+    }  # the constant places, made in parts
 
 
 @pytest.mark.parametrize("preset", ["expert-zero1", "expert-zero2", "expert-zero3"])
@@ -214,7 +247,10 @@ def test_zero_splits_the_state_of_experts_over_the_axis_that_repeats_them(preset
     experts = {k for k in flow.weights if len(tensors[k].shape) == 3}
     slots = {slot for weight in experts for slot in flow.slots_of[weight]}
     assert len(slots) == 2 * len(experts) > 0
-    whole, split = Sharding((("y",), (), ())), [set(found.plan.shardings[k].axes) for k in sorted(flow.slots)]
+    whole, split = (
+        Sharding((("y",), (), ())),
+        [set(found.plan.shardings[k].axes) for k in sorted(flow.slots)],
+    )
     assert all(found.plan.shardings[k].dims[0] == ("y",) for k in experts | slots)
     assert all(axes == {"x", "y"} for axes in split)
     unsplit = {whole, *map(Sharding.replicated, range(4))}
@@ -232,7 +268,9 @@ def test_shardy_splits_the_batch_as_data_does() -> None:
     assert not found.moved("all_gather")
 
 
-@pytest.mark.parametrize(("model", "mesh"), [("transformer", "4"), ("mixture", "4"), ("mixture", "2x2")])
+@pytest.mark.parametrize(
+    ("model", "mesh"), [("transformer", "4"), ("mixture", "4"), ("mixture", "2x2")]
+)
 def test_no_baseline_is_cheaper_than_the_solver(model: str, mesh: str) -> None:
     best = planned(model, "ilp", mesh)
     compared = 0
@@ -259,15 +297,42 @@ def test_the_solver_starts_from_a_baseline_when_it_may_not_search() -> None:
 @pytest.mark.parametrize(
     ("model", "preset", "mesh", "message"),
     [
-        ("transformer", "expert", "2x2", "preset 'expert' splits experts: .* axis y=2 divides, found none"),
-        ("transformer", "expert-zero2", "2x2", "preset 'expert-zero2' splits experts: .* axis y=2 divides, found none"),
-        ("transformer", "mics", "4", "preset 'mics' .* expected a mesh of at least two axes, found mesh"),
-        ("transformer", "summa-2d", "2x2x2", "preset 'summa-2d' needs a grid: expected a mesh of two axes"),
-        ("transformer", "data", "3", "preset 'data' splits the batch: expected an extent that x=3 divides, found 8"),
+        (
+            "transformer",
+            "expert",
+            "2x2",
+            "preset 'expert' splits experts: .* axis y=2 divides, found none",
+        ),
+        (
+            "transformer",
+            "expert-zero2",
+            "2x2",
+            "preset 'expert-zero2' splits experts: .* axis y=2 divides, found none",
+        ),
+        (
+            "transformer",
+            "mics",
+            "4",
+            "preset 'mics' .* expected a mesh of at least two axes, found mesh",
+        ),
+        (
+            "transformer",
+            "summa-2d",
+            "2x2x2",
+            "preset 'summa-2d' needs a grid: expected a mesh of two axes",
+        ),
+        (
+            "transformer",
+            "data",
+            "3",
+            "preset 'data' splits the batch: expected an extent that x=3 divides, found 8",
+        ),
         ("scanned", "zero1", "4", "preset 'zero1' splits optimizer state: .* found none"),
     ],
 )
-def test_a_preset_that_does_not_apply_says_why(model: str, preset: str, mesh: str, message: str) -> None:
+def test_a_preset_that_does_not_apply_says_why(
+    model: str, preset: str, mesh: str, message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         planned(model, preset, mesh)
 
@@ -284,7 +349,21 @@ def test_megatron_gives_the_numbers_of_one_device() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "preset", ["data", "zero1", "zero2", "zero3", "mics", "sequence", "summa-2d", "shardy", "expert", "expert-zero3"]
+    "preset",
+    [
+        "data",
+        "zero1",
+        "zero2",
+        "zero3",
+        "mics",
+        "sequence",
+        "summa-2d",
+        "shardy",
+        "expert",
+        "expert-zero3",
+    ],
 )
 def test_all_baselines_give_the_numbers_of_one_device(preset: str) -> None:
-    check_numbers(compile_sharded(mixture() if preset.startswith("expert") else transformer(1), "2x2", preset))
+    check_numbers(
+        compile_sharded(mixture() if preset.startswith("expert") else transformer(1), "2x2", preset)
+    )

@@ -1,4 +1,5 @@
-"""Loops and branches as XLA compiles them: numbers of one device, and each planned collective as often as it runs."""
+"""Loops and branches as XLA compiles them: numbers of one device, and each planned collective as
+often as it runs."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def infer(function: Callable[..., Any], *arguments: jax.Array) -> Model:
 
 @cache
 def scanned_mlp() -> Model:
-    """Forward and backward loop over stacked weights; activations are stacked by one and read back by the other."""
+    """Forward and backward loop over stacked weights; activations are stacked by one and read back
+    by the other."""
 
     def loss(params: Any, x: jax.Array) -> jax.Array:
         def layer(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
@@ -103,7 +105,8 @@ def until() -> Model:
 
 @cache
 def switched() -> Model:
-    """Branches with matrix products in different directions, one without any, and a result that is an operand."""
+    """Branches with matrix products in different directions, one without any, and a result that is
+    an operand."""
 
     def function(index: jax.Array, x: jax.Array, w: jax.Array) -> Any:
         branches = [lambda x, w: (x @ w, x), lambda x, w: (w @ x, w), lambda x, _: (x.T, x)]
@@ -127,7 +130,9 @@ def dropout() -> Model:
 MODELS = (scanned_mlp, lstm, nested, swapped, switched, dropout, until)
 
 
-@pytest.mark.parametrize("model", (scanned_mlp, nested, swapped, switched, until), ids=lambda model: model.__name__)
+@pytest.mark.parametrize(
+    "model", (scanned_mlp, nested, swapped, switched, until), ids=lambda model: model.__name__
+)
 def test_numbers_and_collectives(model: Callable[[], Model]) -> None:
     check(model, compile_sharded(model(), "4", shardy=True))
 
@@ -138,7 +143,9 @@ def test_numbers_and_collectives(model: Callable[[], Model]) -> None:
 def test_numbers_and_collectives_on_a_grid(model: Callable[[], Model], shardy: bool) -> None:
     compiled = compile_sharded(model(), "2x2", shardy=shardy)
     if model is switched and not shardy:
-        check_numbers(compiled)  # GSPMD gives one sharding to what several branches capture, whatever they say
+        check_numbers(
+            compiled
+        )  # GSPMD gives one sharding to what several branches capture, whatever they say
     else:
         check(model, compiled)
 

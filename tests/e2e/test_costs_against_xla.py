@@ -1,7 +1,7 @@
 """FLOPs and bytes of whole steps, against what XLA's cost analysis says of the compiled module.
 
-Of single operations see tests/unit/operations/test_op_flops.py; of modules of public libraries docs/reference/costs.md.
-"""
+Of single operations see tests/unit/operations/test_op_flops.py; of modules of public libraries
+docs/reference/costs.md."""
 
 from __future__ import annotations
 
@@ -22,14 +22,22 @@ MODELS = {
 }
 each_model = pytest.mark.parametrize(
     "name",
-    ["convolution", "mlp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt", "mixture", "transformer"))],
+    [
+        "convolution",
+        "mlp",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt", "mixture", "transformer")),
+    ],
 )
 
 
 @cache
 def ratios(name: str) -> dict[str, float]:
     """Ours divided by XLA's."""
-    return {key: value for key, value in measure(MODELS[name]()[0], 0).items() if isinstance(value, float)}
+    return {
+        key: value
+        for key, value in measure(MODELS[name]()[0], 0).items()
+        if isinstance(value, float)
+    }
 
 
 @each_model
@@ -45,4 +53,6 @@ def test_flops_of_a_step(name: str) -> None:
 def test_bytes_of_a_step_are_those_of_its_kernels(name: str) -> None:
     found = ratios(name)
     assert 0.6 <= found["bytes"] <= 1.35
-    assert abs(log(found["bytes"])) <= abs(log(found["bytes_alone"])) + 0.01, "no worse than without fusion"
+    assert abs(log(found["bytes"])) <= abs(log(found["bytes_alone"])) + 0.01, (
+        "no worse than without fusion"
+    )

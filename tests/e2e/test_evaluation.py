@@ -1,4 +1,5 @@
-"""An evaluation step through all phases and the runtime, alone, and beside training on the weights where they are."""
+"""An evaluation step through all phases and the runtime, alone, and beside training on the weights
+where they are."""
 
 from __future__ import annotations
 
@@ -37,7 +38,10 @@ def evaluation() -> tuple[bytes, list[np.ndarray]]:
         return -jnp.mean(chosen), jnp.sum(predicted == labels), jnp.max(logits), predicted
 
     keys = jax.random.split(jax.random.key(0), 6)
-    params = (*(0.3 * jax.random.normal(key, (16, 16)) for key in keys[:3]), jax.random.normal(keys[3], (16, 4)))
+    params = (
+        *(0.3 * jax.random.normal(key, (16, 16)) for key in keys[:3]),
+        jax.random.normal(keys[3], (16, 4)),
+    )
     batch = (jax.random.normal(keys[4], (16, 16)), jax.random.randint(keys[5], (16,), 0, 4))
     return export_step(lambda x, labels, *weights: step(weights, x, labels), (), (*batch, *params))
 
@@ -59,7 +63,8 @@ def test_every_result_is_that_of_one_device(evaluation: tuple[bytes, list[np.nda
 
 @pytest.fixture(scope="module")
 def trained() -> tuple[Plan, Program, Program, Program]:
-    """A plan for training; programs of training, of an evaluation that follows it, and of one that does not."""
+    """A plan for training; programs of training, of an evaluation that follows it, and of one that
+    does not."""
 
     def loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.mean((forward(params, x) - y) ** 2)
@@ -75,7 +80,9 @@ def trained() -> tuple[Plan, Program, Program, Program]:
     options = PlanOptions("cpu-test:1x4", microbatches=4, stages=2, submesh="1x2")
     plan = make_plan(step.mlir_module_serialized, options)
     following = follow(plan, other.mlir_module_serialized, FOLLOWED, batch_args="0,1")
-    alone = make_plan(other.mlir_module_serialized, replace(options, batch_args="0,1", stages=1, submesh="1x4"))
+    alone = make_plan(
+        other.mlir_module_serialized, replace(options, batch_args="0,1", stages=1, submesh="1x4")
+    )
     with make_context() as context:
         programs = [prepare(load_module(each.module, context)) for each in (plan, following, alone)]
     return plan, programs[0], programs[1], programs[2]
@@ -107,14 +114,21 @@ def test_weights_are_evaluated_where_training_has_left_them(
         assert following.arguments[number].value == training.arguments[source].value
     with open_run(training, backend, quick_compile=True) as run:
         run.load([*weights, x, y])
-        with pytest.raises(UserError, match=r"the attached program has mesh m0.*, which the running one does not have"):
+        with pytest.raises(
+            UserError,
+            match=r"the attached program has mesh m0.*, which the running one does not have",
+        ):
             run.attach(alone, FOLLOWED)
         evaluation = run.attach(following, FOLLOWED, quick_compile=True)
         with pytest.raises(UserError, match="2 arguments have no value"):
             evaluation.step()
         sent: list[tuple[int, ...]] = []
         by_worker = Run._by_worker
-        monkeypatch.setattr(Run, "_by_worker", lambda own, values: sent.append(tuple(values)) or by_worker(own, values))
+        monkeypatch.setattr(
+            Run,
+            "_by_worker",
+            lambda own, values: sent.append(tuple(values)) or by_worker(own, values),
+        )
         for step in range(3):
             now = [run.argument(number) for number in range(4)]
             expected = jax.jit(evaluate)(z, y, tuple(now))
@@ -124,7 +138,9 @@ def test_weights_are_evaluated_where_training_has_left_them(
             assert not np.array_equal(run.argument(0), now[0])
 
 
-def test_what_cannot_be_followed_is_refused(trained: tuple[Plan, Program, Program, Program]) -> None:
+def test_what_cannot_be_followed_is_refused(
+    trained: tuple[Plan, Program, Program, Program],
+) -> None:
     plan = trained[0]
     batch = jax.ShapeDtypeStruct((16, 16), jnp.float32)
 

@@ -1,4 +1,5 @@
-"""One model under every schedule, with real weights: the same parameters, and as much memory as was predicted."""
+"""One model under every schedule, with real weights: the same parameters, and as much memory as was
+predicted."""
 
 from __future__ import annotations
 
@@ -7,7 +8,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from benchmarks.schedule.live_bytes import SCHEDULES, Measured, gpt, measure, plan_for, reference_steps
+from benchmarks.schedule.live_bytes import (
+    SCHEDULES,
+    Measured,
+    gpt,
+    measure,
+    plan_for,
+    reference_steps,
+)
 from shardopt.runtime.reference import compare
 from tests.e2e.models import mlp
 
@@ -19,7 +27,8 @@ MODELS: dict[str, Model] = {"mlp": lambda: mlp(8, 16, 4), "gpt": lambda: gpt(8, 
 WHOLE_BACKWARDS = ("gpipe", "1f1b", "eager-1f1b", "interleaved:2")
 
 
-# All of them with the small model; with the other one those whose stages lie, or are cut, in different ways.
+# All of them with the small model; with the other one those whose stages lie, or are cut, in
+# different ways.
 FEW = ("1f1b", "interleaved:2", "dualpipe-v")
 
 
@@ -40,7 +49,9 @@ def test_parameters_after_five_steps_are_those_of_one_device(
 ) -> None:
     expected = reference_steps(*model, STEPS)
     for name, each in found.items():
-        assert [row for row in compare(list(each.outputs), expected) if not row.within(TOLERANCE)] == [], name
+        assert [
+            row for row in compare(list(each.outputs), expected) if not row.within(TOLERANCE)
+        ] == [], name
 
 
 def test_schedules_of_whole_backwards_agree_in_every_bit(found: dict[str, Measured]) -> None:

@@ -1,4 +1,5 @@
-"""Executables of a mesh over several processes: each finds its own again, and they still speak to each other."""
+"""Executables of a mesh over several processes: each finds its own again, and they still speak to
+each other."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from shardopt.runtime.driver import open_run
 
 
 @pytest.mark.slow
-def test_hosts_find_their_executables_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_find_their_executables_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SHARDOPT_CACHE", str(tmp_path))
     results: list[list[np.ndarray]] = []
     entries: list[dict[Path, int]] = []

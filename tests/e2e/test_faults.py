@@ -1,4 +1,5 @@
-"""Faults in real processes: one error that names mesh, host and instruction, soon; and what a restart makes of it."""
+"""Faults in real processes: one error that names mesh, host and instruction, soon; and what a
+restart makes of it."""
 
 from __future__ import annotations
 
@@ -34,7 +35,12 @@ def start(
     program: Program | None = None,
 ) -> Run:
     return open_run(
-        program or example(), backend, quick_compile=True, faults=faults, limits=LIMITS, checkpoints=checkpoints
+        program or example(),
+        backend,
+        quick_compile=True,
+        faults=faults,
+        limits=LIMITS,
+        checkpoints=checkpoints,
     )
 
 
@@ -60,7 +66,9 @@ FAULTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [kind for kind in FAULTS if kind not in ("raise", "sleep")])  # threads do those, too
+@pytest.mark.parametrize(
+    "kind", [kind for kind in FAULTS if kind not in ("raise", "sleep")]
+)  # threads do those, too
 def test_every_fault_of_a_process_is_one_error_with_its_place(kind: str) -> None:
     expected, words = FAULTS[kind]
     with start([Fault(kind, "m0", 0, 1, BACKWARD)]) as run:
@@ -83,7 +91,10 @@ def test_threads_that_fail_or_hang_are_noticed_and_left_behind(kind: str) -> Non
 
 
 def test_faults_that_would_hit_the_driver_are_refused() -> None:
-    with pytest.raises(UserError, match="fault 'kill' needs workers that are processes, backend 'local' has threads"):
+    with pytest.raises(
+        UserError,
+        match="fault 'kill' needs workers that are processes, backend 'local' has threads",
+    ):
         start([Fault("kill", "m0", 0, 0, 0)], "local")
     with pytest.raises(UserError, match="unknown fault 'burn': known are kill, stop, cut"):
         Fault("burn", "m0", 0, 0, 0)
@@ -109,17 +120,21 @@ def test_running_out_of_memory_on_a_device_names_the_function_that_did() -> None
     """The error comes out of an executable, after its RUN has returned."""
     huge = TEXT.replace(
         "    %h = stablehlo.tanh %z",
-        '    %big = stablehlo.broadcast_in_dim %z, dims = [1, 2] {mhlo.sharding = "{devices=[1,2,1]<=[2]}"}'
+        "    %big = stablehlo.broadcast_in_dim %z, dims = [1, 2] {mhlo.sharding = "
+        '"{devices=[1,2,1]<=[2]}"}'
         " : (tensor<4x8xf32>) -> tensor<4000000000000x4x8xf32>\n"
-        '    %bigger = stablehlo.sine %big {mhlo.sharding = "{devices=[1,2,1]<=[2]}"} : tensor<4000000000000x4x8xf32>\n'
-        '    %flipped = stablehlo.reverse %bigger, dims = [0] {mhlo.sharding = "{devices=[1,2,1]<=[2]}"}'
+        '    %bigger = stablehlo.sine %big {mhlo.sharding = "{devices=[1,2,1]<=[2]}"} : '
+        "tensor<4000000000000x4x8xf32>\n"
+        "    %flipped = stablehlo.reverse %bigger, dims = [0] {mhlo.sharding = "
+        '"{devices=[1,2,1]<=[2]}"}'
         " : tensor<4000000000000x4x8xf32>\n"
         '    %sorted = "stablehlo.sort"(%flipped) ({\n    ^bb0(%l: tensor<f32>, %r: tensor<f32>):\n'
         "      %lt = stablehlo.compare LT, %l, %r : (tensor<f32>, tensor<f32>) -> tensor<i1>\n"
         "      stablehlo.return %lt : tensor<i1>\n"
         '    }) {dimension = 0 : i64, mhlo.sharding = "{devices=[1,2,1]<=[2]}"}'
         " : (tensor<4000000000000x4x8xf32>) -> tensor<4000000000000x4x8xf32>\n"
-        '    %cut = stablehlo.slice %sorted [0:1, 0:4, 0:8] {mhlo.sharding = "{devices=[1,2,1]<=[2]}"}'
+        "    %cut = stablehlo.slice %sorted [0:1, 0:4, 0:8] {mhlo.sharding = "
+        '"{devices=[1,2,1]<=[2]}"}'
         " : (tensor<4000000000000x4x8xf32>) -> tensor<1x4x8xf32>\n"
         '    %flat = stablehlo.reshape %cut {mhlo.sharding = "{devices=[2,1]<=[2]}"}'
         " : (tensor<1x4x8xf32>) -> tensor<4x8xf32>\n"
@@ -144,7 +159,8 @@ def undisturbed(steps: int) -> list[bytes]:
 
 @pytest.mark.slow
 def test_a_restarted_run_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    """Killed in step 3, which comes after a checkpoint of step 2: the state is the same, bit for bit."""
+    """Killed in step 3, which comes after a checkpoint of step 2: the state is the same, bit for
+    bit."""
     faults = ([Fault("kill", "m1", 0, 3, 4)], [])
     told: list[tuple[str, int]] = []
     seen: list[int] = []

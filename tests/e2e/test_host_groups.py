@@ -26,24 +26,36 @@ def deep_mlp() -> bytes:
             x = jnp.tanh(x @ weight)
         return jnp.mean((x - y) ** 2)
 
-    def step(weights: list[jax.Array], x: jax.Array, y: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+    def step(
+        weights: list[jax.Array], x: jax.Array, y: jax.Array
+    ) -> tuple[list[jax.Array], jax.Array]:
         value, gradients = jax.value_and_grad(loss)(weights, x, y)
         return [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)], value
 
     keys = jax.random.split(jax.random.key(0), LAYERS + 2)
     weights = [0.1 * jax.random.normal(key, (WIDTH, WIDTH)) for key in keys[:LAYERS]]
-    return export_step(step, (weights,), tuple(jax.random.normal(key, (ROWS, WIDTH)) for key in keys[LAYERS:]))[0]
+    return export_step(
+        step, (weights,), tuple(jax.random.normal(key, (ROWS, WIDTH)) for key in keys[LAYERS:])
+    )[0]
 
 
 def two_groups(folder: Path, speeds: tuple[float, float], memory: tuple[int, int]) -> str:
-    """Hosts of two devices like those of `cpu-test`, so many times as fast, with links that cost little."""
+    """Hosts of two devices like those of `cpu-test`, so many times as fast, with links that cost
+    little."""
     base = describe(load_cluster("cpu-test:1x2"))
     groups = []
     for name, speed, size in zip(("first", "second"), speeds, memory, strict=True):
         rates = {dtype: speed * rate for dtype, rate in base["device"]["peak_flops"].items()}
-        device = {**base["device"], "peak_flops": rates, "memory_bytes": size, "memory_bandwidth": speed * 10e9}
+        device = {
+            **base["device"],
+            "peak_flops": rates,
+            "memory_bytes": size,
+            "memory_bandwidth": speed * 10e9,
+        }
         link = {"latency_seconds": 1e-6, "bandwidth_bytes_per_second": 1e11}
-        groups.append({**base, "name": name, "device": device, "intra_host": link, "inter_host": link})
+        groups.append(
+            {**base, "name": name, "device": device, "intra_host": link, "inter_host": link}
+        )
     path = folder / "groups.json"
     path.write_text(json.dumps({"name": "groups", "groups": groups}))
     return str(path)
@@ -51,7 +63,9 @@ def two_groups(folder: Path, speeds: tuple[float, float], memory: tuple[int, int
 
 def layers_of(cluster: str, **options: object) -> dict[int, int]:
     """How many layers the stages on the devices of each group have, by the group's first device."""
-    plan = make_plan(deep_mlp(), PlanOptions(cluster, microbatches=4, layers=LAYERS, stages=2, **options))  # type: ignore[arg-type]
+    plan = make_plan(
+        deep_mlp(), PlanOptions(cluster, microbatches=4, layers=LAYERS, stages=2, **options)
+    )  # type: ignore[arg-type]
     return {stage.devices[0]: len(stage.layers) for stage in plan.summary.stages}
 
 
@@ -70,7 +84,8 @@ def test_the_faster_group_gets_more_layers(tmp_path: Path, speeds: tuple[float, 
 
 
 def test_the_group_with_more_memory_gets_more_layers(tmp_path: Path) -> None:
-    """A layer needs about 300 KB on each of two devices: weights, accumulators and the activations in flight."""
+    """A layer needs about 300 KB on each of two devices: weights, accumulators and the activations
+    in flight."""
     layers = layers_of(two_groups(tmp_path, (1, 1), (300_000, BIG)))
     assert 0 < layers[0] < 4 and layers[0] + layers[2] == LAYERS
 

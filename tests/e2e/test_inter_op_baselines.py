@@ -1,5 +1,5 @@
-"""Baseline planners of stages on small models: what they plan is what they are known for, no baseline beats the stage
-DP on the model they share, and plans give the numbers of one device."""
+"""Baseline planners of stages on small models: what they plan is what they are known for, no
+baseline beats the stage DP on the model they share, and plans give the numbers of one device."""
 
 from __future__ import annotations
 
@@ -61,10 +61,19 @@ def test_stages_are_sharded_as_they_were_planned() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "exchanged"), [("data", 7), ("zero1", 7), ("megatron", 4 * 4)])
-def test_gradients_are_exchanged_once_a_step_and_activations_once_a_microbatch(method: str, exchanged: int) -> None:
-    """A layer has six weights, and the first one positions; tensor parallelism adds up activations twice a way."""
+def test_gradients_are_exchanged_once_a_step_and_activations_once_a_microbatch(
+    method: str, exchanged: int
+) -> None:
+    """A layer has six weights, and the first one positions; tensor parallelism adds up activations
+    twice a way."""
     options = PlanOptions(
-        "cpu-test:1x4", microbatches=4, layers=2, stages=2, submesh="1x2", intra_op=method, schedule="1f1b"
+        "cpu-test:1x4",
+        microbatches=4,
+        layers=2,
+        stages=2,
+        submesh="1x2",
+        intra_op=method,
+        schedule="1f1b",
     )
     plan = make_plan(transformer()[0], options)
     first = plan.summary.stages[0]
@@ -77,7 +86,9 @@ def test_gradients_are_exchanged_once_a_step_and_activations_once_a_microbatch(m
     ("model", "planners"),
     [("transformer", ("inter-only", "pp-dp", "megatron", "piper", "mcmc")), ("mixture", INTER_OP)],
 )
-def test_no_baseline_is_predicted_to_be_faster_than_the_stage_dp(model: str, planners: tuple[str, ...]) -> None:
+def test_no_baseline_is_predicted_to_be_faster_than_the_stage_dp(
+    model: str, planners: tuple[str, ...]
+) -> None:
     best, compared = plan_of(model, "dp").summary.step_seconds, 0
     for inter_op in planners:
         try:

@@ -1,4 +1,5 @@
-"""Memory of plans as XLA compiles them: close to the prediction, within budgets, with the numbers of one device."""
+"""Memory of plans as XLA compiles them: close to the prediction, within budgets, with the numbers
+of one device."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ ACCURACY = 0.30
 
 
 class Planned:
-    """A module sharded within a budget and compiled: predicted and compiled bytes, barriers, and outputs."""
+    """A module sharded within a budget and compiled: predicted and compiled bytes, barriers, and
+    outputs."""
 
     def __init__(self, model: Model, mesh: str, budget: str = "", cluster: Cluster = SLOW) -> None:
         artifact, inputs = model
@@ -43,7 +45,9 @@ class Planned:
             self.reference = run_reference(module, inputs)
             write_cluster(module, cluster)
             limit = f" memory-budget={budget}" if budget else ""
-            self.result = run_pipeline(module, f"builtin.module(shardopt-shard{{mesh={mesh}{limit}}})")
+            self.result = run_pipeline(
+                module, f"builtin.module(shardopt-shard{{mesh={mesh}{limit}}})"
+            )
             self.barriers = len(operations(module.operation, ["stablehlo.optimization_barrier"]))
             function = stage_function(module, parse_mesh(mesh))
             [main] = functions(module)
@@ -112,7 +116,8 @@ def problem_of(model: Model, mesh: str) -> IntraOpProblem:
 
 @pytest.mark.parametrize(("mesh", "recomputes"), [("1", True), ("4", False)])
 def test_the_example_costs_more_the_smaller_its_budget(mesh: str, recomputes: bool) -> None:
-    """No plan exceeds its budget. One device can only compute again; on four, copies that are made anew are enough."""
+    """No plan exceeds its budget. One device can only compute again; on four, copies that are made
+    anew are enough."""
     problem = problem_of(MODELS["gpt"](), mesh)
     whole = fit(problem, None).plan
     assert whole is not None
@@ -130,5 +135,7 @@ def test_the_example_costs_more_the_smaller_its_budget(mesh: str, recomputes: bo
 
 
 def test_too_small_a_budget_names_the_operation_and_what_is_held() -> None:
-    with pytest.raises(PassFailure, match=r"mesh 'mesh' does not fit into 1000 bytes a device \(at least \d+ bytes"):
+    with pytest.raises(
+        PassFailure, match=r"mesh 'mesh' does not fit into 1000 bytes a device \(at least \d+ bytes"
+    ):
         Planned(mlp(16, 32, 2), "1", "1000")

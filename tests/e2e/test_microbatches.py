@@ -1,4 +1,5 @@
-"""Steps cut into microbatches and run as two stages: they compute what one device does from the whole batch."""
+"""Steps cut into microbatches and run as two stages: they compute what one device does from the
+whole batch."""
 
 from __future__ import annotations
 
@@ -36,10 +37,12 @@ def layers(params: Any, x: jax.Array) -> jax.Array:
 
 @cache
 def double() -> Model:
-    """All in double precision: Adam, skipped by a conditional where a gradient is not finite, clipping by the global
-    norm, weights of examples, an output for each of them."""
+    """All in double precision: Adam, skipped by a conditional where a gradient is not finite,
+    clipping by the global norm, weights of examples, an output for each of them."""
     with jax.enable_x64(True):
-        optimizer = optax.apply_if_finite(optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(0.01)), 3)
+        optimizer = optax.apply_if_finite(
+            optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(0.01)), 3
+        )
 
         def loss(params: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
             losses = jnp.sum((layers(params, batch["x"]) - batch["y"]) ** 2, axis=-1)
@@ -51,13 +54,18 @@ def double() -> Model:
             return optax.apply_updates(params, updates), memory, value, losses
 
         params = [(jnp.asarray(normal(k, WIDTH, WIDTH)), jnp.zeros(WIDTH)) for k in range(2)]
-        batch = {"x": normal(4, ROWS, WIDTH), "y": normal(5, ROWS, WIDTH), "weight": normal(6, ROWS) ** 2}
+        batch = {
+            "x": normal(4, ROWS, WIDTH),
+            "y": normal(5, ROWS, WIDTH),
+            "weight": normal(6, ROWS) ** 2,
+        }
         return export_step(step, (params, optimizer.init(params)), (batch,))
 
 
 @cache
 def random_bits() -> Model:
-    """Dropout by the generator of the hardware (`rng_bit_generator`) and by threefry, and dynamic loss scaling."""
+    """Dropout by the generator of the hardware (`rng_bit_generator`) and by threefry, and dynamic
+    loss scaling."""
 
     def loss(params: Any, x: jax.Array, scale: jax.Array, keys: Any) -> jax.Array:
         for k, (weight, bias) in enumerate(params):
@@ -69,11 +77,17 @@ def random_bits() -> Model:
         params, scale = state
         keys = (jax.random.wrap_key_data(rbg, impl="rbg"), jax.random.wrap_key_data(threefry))
         value, grads = jax.value_and_grad(loss)(params, batch, scale, keys)
-        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(grad)) for grad in jax.tree.leaves(grads)]))
-        params = jax.tree.map(lambda p, grad: jnp.where(finite, p - 0.1 * grad / scale, p), params, grads)
+        finite = jnp.all(
+            jnp.stack([jnp.all(jnp.isfinite(grad)) for grad in jax.tree.leaves(grads)])
+        )
+        params = jax.tree.map(
+            lambda p, grad: jnp.where(finite, p - 0.1 * grad / scale, p), params, grads
+        )
         return (params, jnp.where(finite, 2 * scale, scale / 2)), value, finite
 
-    params = [(normal(k, WIDTH, WIDTH).astype(np.float32), np.zeros(WIDTH, np.float32)) for k in range(2)]
+    params = [
+        (normal(k, WIDTH, WIDTH).astype(np.float32), np.zeros(WIDTH, np.float32)) for k in range(2)
+    ]
     state = params, np.float32(64)
     keys = np.asarray([1, 2, 3, 4], np.uint32), np.asarray([5, 6], np.uint32)
     return export_step(step, (state,), (normal(5, ROWS, WIDTH).astype(np.float32), *keys))
@@ -88,9 +102,13 @@ def evaluation() -> Model:
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
         return logits, losses.mean(), jnp.sum(jnp.argmax(logits, -1) == batch["label"])
 
-    params = [(normal(k, WIDTH, WIDTH).astype(np.float32), np.zeros(WIDTH, np.float32)) for k in range(2)]
+    params = [
+        (normal(k, WIDTH, WIDTH).astype(np.float32), np.zeros(WIDTH, np.float32)) for k in range(2)
+    ]
     labels = np.arange(ROWS, dtype=np.int32)
-    return export_step(step, (), (params, {"x": normal(5, ROWS, WIDTH).astype(np.float32), "label": labels}))
+    return export_step(
+        step, (), (params, {"x": normal(5, ROWS, WIDTH).astype(np.float32), "label": labels})
+    )
 
 
 @cache
@@ -111,7 +129,9 @@ def normalized() -> Model:
         running = jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, running, found)
         return (jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), running), value
 
-    params = [(normal(k, WIDTH, WIDTH).astype(np.float32), np.ones(WIDTH, np.float32)) for k in range(2)]
+    params = [
+        (normal(k, WIDTH, WIDTH).astype(np.float32), np.ones(WIDTH, np.float32)) for k in range(2)
+    ]
     running = [(np.ones(WIDTH, np.float32), np.ones(WIDTH, np.float32)) for _ in params]
     rows = np.tile(normal(5, ROWS // 2, WIDTH).astype(np.float32), (4, 1))
     return export_step(step, ((params, running),), (rows,))

@@ -1,5 +1,6 @@
-"""Every strategy of one small example of every operation, as XLA compiles it: the numbers of one device, and exactly
-the collectives that the strategy says. This is what allows the solver to believe in its strategies."""
+"""Every strategy of one small example of every operation, as XLA compiles it: the numbers of one
+device, and exactly the collectives that the strategy says. This is what allows the solver to
+believe in its strategies."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ LINE = Mesh("mesh", (("x", 4),), (0, 1, 2, 3))
 GRID = Mesh("mesh", (("x", 2), ("y", 2)), (0, 1, 2, 3))
 TOLERANCE = 1e-4
 
-# Where two axes interact: contractions, borders of borders, and reductions along several dimensions.
+# Where two axes interact: contractions, borders of borders, and reductions along several
+# dimensions.
 ON_A_GRID = (
     "dot_general:batched",
     "dot_general:two contractions",
@@ -60,7 +62,9 @@ class Harness:
         with make_context():
             module = ir.Module.parse(example.text)
             arguments = next(functions(module)).regions[0].blocks[0].arguments
-            self.inputs = [self._input(ir.RankedTensorType(argument.type)) for argument in arguments]
+            self.inputs = [
+                self._input(ir.RankedTensorType(argument.type)) for argument in arguments
+            ]
             self.reference = run_reference(module, self.inputs)
             self.strategies = self._read(module)[1].ops[self.number].strategies
 
@@ -86,16 +90,22 @@ class Harness:
         with make_context(), ir.Location.unknown():
             module = ir.Module.parse(self.example.text)
             graph, tables = self._read(module)
-            plan = tables.problem().decode(Solution(self._choice(tables, strategy), 0.0, 0.0, 0.0, "feasible"))
+            plan = tables.problem().decode(
+                Solution(self._choice(tables, strategy), 0.0, 0.0, 0.0, "feasible")
+            )
             write_plans(module, next(functions(module)), [graph], [plan])
-            run_pipeline(module, "builtin.module(shardopt-insert-reshards,shardopt-annotate-shardings)")
+            run_pipeline(
+                module, "builtin.module(shardopt-insert-reshards,shardopt-annotate-shardings)"
+            )
             function = stage_function(module, self.mesh)
             to_shardy(module, self.mesh)
             function = replace(function, bytecode=bytecode_of(module))
         executable = devices(self.mesh).compile(function, quick=True)
         found = module_traffic(executable._loaded.hlo_modules()[0].to_string(), self.mesh)
         said = f"{self.example.name}: {self.strategies[strategy]}"
-        wrong = [str(row) for row in compare_traffic(plan.summary().traffic, found) if _differs(row)]
+        wrong = [
+            str(row) for row in compare_traffic(plan.summary().traffic, found) if _differs(row)
+        ]
         assert not wrong, f"{said}: {wrong}"
         for row in compare(self._run(executable, function), self.reference):
             assert row.within(TOLERANCE), f"{said}: {row}"
@@ -117,11 +127,17 @@ class Harness:
     def _run(self, executable: Executable, function: StageFunction) -> list[np.ndarray]:
         device = devices(self.mesh)
         tilings = [Tiling(self.mesh, spec) for spec in function.arguments]
-        arrays = [device.put(t.spec, t.split(value)) for t, value in zip(tilings, self.inputs, strict=True)]
+        arrays = [
+            device.put(t.spec, t.split(value))
+            for t, value in zip(tilings, self.inputs, strict=True)
+        ]
         outputs, token = executable(arrays)
         token.block_until_ready()
         results = [Tiling(self.mesh, spec) for spec in function.results]
-        return [tiling.join(device.shards(output)) for tiling, output in zip(results, outputs, strict=True)]
+        return [
+            tiling.join(device.shards(output))
+            for tiling, output in zip(results, outputs, strict=True)
+        ]
 
 
 def _differs(row: Difference) -> bool:
@@ -133,17 +149,24 @@ def _is_planned(example: Example) -> bool:
 
 
 def test_every_elementwise_operation_is_split() -> None:
-    """They have rules of one kind: one strategy of each is enough. A few stand for all where time is short."""
+    """They have rules of one kind: one strategy of each is enough. A few stand for all where time
+    is short."""
     for example in ELEMENTWISE[::6]:
         harness = Harness(example, LINE)
         harness.check(len(harness.strategies) - 1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", [*filter(_is_planned, EXAMPLES)], ids=lambda example: example.name)
+@pytest.mark.parametrize(
+    "example", [*filter(_is_planned, EXAMPLES)], ids=lambda example: example.name
+)
 def test_strategies_on_a_line(example: Example) -> None:
     harness = Harness(example, LINE)
-    chosen = range(len(harness.strategies)) if example not in ELEMENTWISE else (len(harness.strategies) - 1,)
+    chosen = (
+        range(len(harness.strategies))
+        if example not in ELEMENTWISE
+        else (len(harness.strategies) - 1,)
+    )
     for strategy in chosen:
         harness.check(strategy)
 
@@ -153,6 +176,10 @@ def test_strategies_on_a_line(example: Example) -> None:
 def test_strategies_on_a_grid(name: str) -> None:
     """The strategies that use both axes, by every fifth: the others are those of a line."""
     harness = Harness(next(example for example in EXAMPLES if example.name == name), GRID)
-    both = [k for k, s in enumerate(harness.strategies) if {a for o in s.operands for a in o.axes} == {"x", "y"}]
+    both = [
+        k
+        for k, s in enumerate(harness.strategies)
+        if {a for o in s.operands for a in o.axes} == {"x", "y"}
+    ]
     for strategy in both[::5]:
         harness.check(strategy)

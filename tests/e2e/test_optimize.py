@@ -1,4 +1,5 @@
-"""`shardopt.optimize` on everything it takes, and `shardopt.shard` on four devices of another process."""
+"""`shardopt.optimize` on everything it takes, and `shardopt.shard` on four devices of another
+process."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def exported() -> jax.export.Exported:
     return jax.export.export(jax.jit(train_step, donate_argnums=0))(*shapes())
 
 
-def test_every_kind_of_source_gives_the_same_plan(exported: jax.export.Exported, tmp_path: Path) -> None:
+def test_every_kind_of_source_gives_the_same_plan(
+    exported: jax.export.Exported, tmp_path: Path
+) -> None:
     artifact = bytes(exported.mlir_module_serialized)
     (tmp_path / "step.mlirbc").write_bytes(artifact)
     sources = [exported, artifact, tmp_path / "step.mlirbc", exported.mlir_module().encode()]
@@ -48,12 +51,16 @@ def test_every_kind_of_source_gives_the_same_plan(exported: jax.export.Exported,
     assert len(plans[0].summary.stages) == 2 and plans[0].summary.num_microbatches == 2
     with make_context() as context:
         module = load_module(artifact, context)
-        assert repr(shardopt.optimize(module, CLUSTER, microbatches=2, stages=2).summary) == repr(plans[0].summary)
+        assert repr(shardopt.optimize(module, CLUSTER, microbatches=2, stages=2).summary) == repr(
+            plans[0].summary
+        )
 
 
 def test_batch_arguments_by_number(exported: jax.export.Exported) -> None:
     by_number = shardopt.optimize(exported, CLUSTER, microbatches=2, stages=2, batch_args=[2, 3])
-    by_dimension = shardopt.optimize(exported, CLUSTER, microbatches=2, stages=2, batch_args={2: 0, 3: 0})
+    by_dimension = shardopt.optimize(
+        exported, CLUSTER, microbatches=2, stages=2, batch_args={2: 0, 3: 0}
+    )
     assert by_number == by_dimension
     with pytest.raises(shardopt.UserError, match="batch argument 7 is not used by 'train_step'"):
         shardopt.optimize(exported, CLUSTER, batch_args=[7])
@@ -85,7 +92,11 @@ def test_wrong_inputs(source: Any, cluster: Any, message: str) -> None:
 def test_only_one_stage_and_one_microbatch_make_an_exported(exported: jax.export.Exported) -> None:
     plan = shardopt.optimize(exported, CLUSTER, stages=1, submesh="1x4", logical_shape="2x2")
     sharded = plan.to_exported()
-    assert (sharded.nr_devices, sharded.in_tree, sharded.out_avals) == (4, exported.in_tree, exported.out_avals)
+    assert (sharded.nr_devices, sharded.in_tree, sharded.out_avals) == (
+        4,
+        exported.in_tree,
+        exported.out_avals,
+    )
     with pytest.raises(shardopt.UserError, match="a pipeline is no single function"):
         shardopt.optimize(exported, CLUSTER, stages=2).to_exported()
     with pytest.raises(shardopt.UserError, match=r"made from a jax\.export\.Exported"):
@@ -154,9 +165,18 @@ for mesh, intra_op in (("2x2", "heuristic"), ("4", "data"), ("2x2", "ilp"), ("2"
 
 @pytest.mark.slow
 def test_sharded_functions_run_under_plain_jit() -> None:
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "JAX_PLATFORMS": "cpu",
+    }
     done = subprocess.run(
-        [sys.executable, "-c", SHARDED_STEPS], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", SHARDED_STEPS],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [line.split() for line in done.stdout.splitlines()]

@@ -1,4 +1,5 @@
-"""`@shardopt.parallelize` beside the undecorated function, and what travels between the two sides."""
+"""`@shardopt.parallelize` beside the undecorated function, and what travels between the two
+sides."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ PIPELINE: dict[str, Any] = {**OPTIONS, "microbatches": 2, "stages": 2, "submesh"
 
 
 def mlp_step(params: Any, x: jax.Array, y: jax.Array, rate: Any = 0.1) -> dict[str, Any]:
-    """Donates nothing by itself; results are a dictionary with the loss and a count beside the parameters."""
+    """Donates nothing by itself; results are a dictionary with the loss and a count beside the
+    parameters."""
 
     def loss_fn(params: Any) -> jax.Array:
         h = jnp.tanh(x @ params["layers"][0])
@@ -47,9 +49,13 @@ def uploads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
     """The arguments, by number, that each `load` and each step sends to the workers."""
     seen: list[tuple[int, ...]] = []
     load, step = Run.load, Run.step
-    monkeypatch.setattr(Run, "load", lambda run, inputs: seen.append(tuple(range(len(inputs)))) or load(run, inputs))
     monkeypatch.setattr(
-        Run, "step", lambda run, inputs=None: seen.append(tuple(sorted(inputs or {}))) or step(run, inputs)
+        Run, "load", lambda run, inputs: seen.append(tuple(range(len(inputs)))) or load(run, inputs)
+    )
+    monkeypatch.setattr(
+        Run,
+        "step",
+        lambda run, inputs=None: seen.append(tuple(sorted(inputs or {}))) or step(run, inputs),
     )
     yield seen
 
@@ -79,7 +85,11 @@ def test_gpt_trains_like_the_undecorated_step(uploads: list[tuple[int, ...]]) ->
     # everything once, and from then on the tokens only
     assert uploads == [tuple(range(count + 1)), (), (count,), (count,), (count,)]
     # the arrays of the caller are untouched
-    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.array, (params, optimizer.init(params))), before)
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        jax.tree.map(np.array, (params, optimizer.init(params))),
+        before,
+    )
 
 
 def test_only_what_changed_travels(mlp: Any, uploads: list[tuple[int, ...]]) -> None:
@@ -89,7 +99,8 @@ def test_only_what_changed_travels(mlp: Any, uploads: list[tuple[int, ...]]) -> 
         second = step(first["params"], x, y)
         third = step({**second["params"], "head": params["head"]}, x, np.asarray(y))
         again = step(params, x, y)
-    # the head (argument 0) is replaced; a numpy array may have changed unseen; then the whole state goes back
+    # the head (argument 0) is replaced; a numpy array may have changed unseen; then the whole state
+    # goes back
     assert uploads == [(0, 1, 2, 3, 4), (), (), (0, 4), (0, 1, 2, 4)]
     plain = jax.jit(mlp_step)
     assert_same(second, plain(plain(params, x, y)["params"], x, y))
@@ -104,16 +115,24 @@ def test_lazy_state_stays_on_the_workers(mlp: Any, uploads: list[tuple[int, ...]
         first = step(params, x, y)
         assert isinstance(first["loss"], jax.Array)
         kept = first["params"]["head"]
-        assert isinstance(kept, StateArray) and (kept.shape, kept.dtype, kept.ndim) == ((16, 4), jnp.float32, 2)
+        assert isinstance(kept, StateArray) and (kept.shape, kept.dtype, kept.ndim) == (
+            (16, 4),
+            jnp.float32,
+            2,
+        )
         seen = first["params"]["layers"][0].value
         second = step(first["params"], x, y)
         np.testing.assert_array_equal(first["params"]["layers"][0], seen)
-        with pytest.raises(shardopt.UserError, match=r"no longer on the workers .*lazy_state=False"):
+        with pytest.raises(
+            shardopt.UserError, match=r"no longer on the workers .*lazy_state=False"
+        ):
             _ = kept.value
         with pytest.raises(shardopt.UserError, match="no longer on the workers"):
             step(first["params"], x, y)  # what was replaced cannot be sent back
         third = step(second["params"], x, y)  # and the failed call has harmed nothing
-        np.testing.assert_array_equal(jnp.asarray(third["params"]["head"]), np.asarray(third["params"]["head"]))
+        np.testing.assert_array_equal(
+            jnp.asarray(third["params"]["head"]), np.asarray(third["params"]["head"])
+        )
         expected = plain(plain(plain(params, x, y)["params"], x, y)["params"], x, y)
         assert_same(jax.tree.map(jnp.asarray, third), expected)
     assert uploads == [(0, 1, 2, 3, 4), (), (), ()]
@@ -122,10 +141,14 @@ def test_lazy_state_stays_on_the_workers(mlp: Any, uploads: list[tuple[int, ...]
 def test_keywords_scalars_and_a_second_signature(mlp: Any) -> None:
     params, x, y = mlp
     plain = jax.jit(mlp_step)
-    with shardopt.parallelize(mlp_step, donate_argnames="params", batch_argnums=(1, 2), **PIPELINE) as step:
+    with shardopt.parallelize(
+        mlp_step, donate_argnames="params", batch_argnums=(1, 2), **PIPELINE
+    ) as step:
         assert_same(step(params, y=y, x=x, rate=0.2), plain(params, x, y, 0.2))
         assert_same(step(params, y=y, x=x, rate=0.4), plain(params, x, y, 0.4))
-        assert_same(step(params, x[:4], y[:4], rate=np.float32(0.3)), plain(params, x[:4], y[:4], 0.3))
+        assert_same(
+            step(params, x[:4], y[:4], rate=np.float32(0.3)), plain(params, x[:4], y[:4], 0.3)
+        )
         assert step.plan(params, x, y=y, rate=0.2) is not step.plan(params, y=y, x=x, rate=0.2)
         assert step.plan(params, y=y, x=x, rate=0.5) is step.plan(params, y=y, x=x, rate=0.2)
 
@@ -140,7 +163,9 @@ def test_functions_that_donate_nothing_and_jitted_ones(mlp: Any) -> None:
     with predict:
         assert_same(predict(params, x), predict.__wrapped__(params, x))  # type: ignore[attr-defined]
     jitted = jax.jit(mlp_step, donate_argnums=0)
-    unused = shardopt.parallelize(jax.jit(lambda skipped, p, x, y: mlp_step(p, x, y), donate_argnums=1), **PIPELINE)
+    unused = shardopt.parallelize(
+        jax.jit(lambda skipped, p, x, y: mlp_step(p, x, y), donate_argnums=1), **PIPELINE
+    )
     with shardopt.parallelize(jitted, **PIPELINE) as step, unused:
         assert_same(step(params, x, y), mlp_step(params, x, y))
         assert_same(unused(jnp.ones(3), params, x, y), mlp_step(params, x, y))
@@ -173,7 +198,9 @@ def test_plan_needs_no_arrays_and_starts_nothing(mlp: Any) -> None:
         step(*shapes)
 
 
-def test_workers_start_again_after_close_and_after_a_failure(mlp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_start_again_after_close_and_after_a_failure(
+    mlp: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     params, x, y = mlp
     step = shardopt.parallelize(mlp_step, donate_argnums=0, **PIPELINE)
     first = step(params, x, y)
@@ -193,9 +220,14 @@ def test_workers_start_again_after_close_and_after_a_failure(mlp: Any, monkeypat
 def test_errors_name_the_argument(mlp: Any) -> None:
     params, x, y = mlp
     step = shardopt.parallelize(mlp_step, **PIPELINE)
-    with pytest.raises(shardopt.UserError, match=r"cannot tell the batch arguments: .*batch_argnums"):
+    with pytest.raises(
+        shardopt.UserError, match=r"cannot tell the batch arguments: .*batch_argnums"
+    ):
         step(params, x, y)
-    with pytest.raises(shardopt.UserError, match=r"expected args\[0\]\['head'\] to be an array or a number, found str"):
+    with pytest.raises(
+        shardopt.UserError,
+        match=r"expected args\[0\]\['head'\] to be an array or a number, found str",
+    ):
         step({**params, "head": "x"}, x, y)
     with pytest.raises(shardopt.UserError, match=r"kwargs\['rate'\] is being traced"):
         jax.jit(lambda rate: step(params, x, y, rate=rate))(0.1)
@@ -205,7 +237,9 @@ def test_errors_name_the_argument(mlp: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["process", pytest.param("ray", marks=pytest.mark.ray)])
-def test_workers_elsewhere_keep_the_state(mlp: Any, uploads: list[tuple[int, ...]], backend: str) -> None:
+def test_workers_elsewhere_keep_the_state(
+    mlp: Any, uploads: list[tuple[int, ...]], backend: str
+) -> None:
     params, x, y = mlp
     plain = jax.jit(mlp_step)
     expected = params
@@ -219,10 +253,13 @@ def test_workers_elsewhere_keep_the_state(mlp: Any, uploads: list[tuple[int, ...
 def test_state_is_made_saved_and_loaded_without_being_here(
     mlp: Any, uploads: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Between two sessions with different plans; only what the test looks at is ever whole in this process."""
+    """Between two sessions with different plans; only what the test looks at is ever whole in this
+    process."""
     whole, argument = [], Run.argument
     monkeypatch.setattr(
-        Run, "argument", lambda run, number, box=None: whole.append(number) or argument(run, number, box)
+        Run,
+        "argument",
+        lambda run, number, box=None: whole.append(number) or argument(run, number, box),
     )
     params, x, y = mlp
 

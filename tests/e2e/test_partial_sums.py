@@ -1,4 +1,5 @@
-"""Sums that stay open: over microbatches, between projections, in random programs; counted and run by XLA."""
+"""Sums that stay open: over microbatches, between projections, in random programs; counted and run
+by XLA."""
 
 from __future__ import annotations
 
@@ -82,7 +83,12 @@ def slow_cluster(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plan_of(model: Model, cluster: Path, **options: Any) -> Plan:
     """One stage on four devices in a row, with the last two arguments as the batch."""
     count = len(model[1])
-    chosen = {"stages": 1, "logical_shape": "1x4", "batch_args": f"{count - 2}:0,{count - 1}:0", **options}
+    chosen = {
+        "stages": 1,
+        "logical_shape": "1x4",
+        "batch_args": f"{count - 2}:0,{count - 1}:0",
+        **options,
+    }
     return make_plan(model[0], PlanOptions(str(cluster), **chosen))
 
 
@@ -107,7 +113,8 @@ def planned(plan: Plan) -> dict[str, int]:
 
 
 def folded(parts: Iterable[dict[str, int]]) -> dict[str, int]:
-    """Tensors by kind, with sums in one number: XLA's CPU backend writes a reduce-scatter as all-reduce and slice."""
+    """Tensors by kind, with sums in one number: XLA's CPU backend writes a reduce-scatter as
+    all-reduce and slice."""
     total: Counter[str] = Counter()
     for counts in parts:
         for kind, number in counts.items():
@@ -127,7 +134,8 @@ def run_and_compare(plan: Plan, model: Model) -> None:
 
 @pytest.mark.parametrize("microbatches", [1, 2, 4])
 def test_gradients_are_summed_up_once_a_step(microbatches: int, cluster: Path) -> None:
-    """Five gradients and losses: with a loop nothing is reduced in its body, and each once behind it."""
+    """Five gradients and losses: with a loop nothing is reduced in its body, and each once behind
+    it."""
     model = mlp(1024, 32, 2)
     plan = plan_of(model, cluster, microbatches=microbatches)
     found = traffic_of(plan)
@@ -155,13 +163,17 @@ def with_momentum(batch: int, hidden: int) -> Model:
     keys = jax.random.split(jax.random.key(0), 4)
     params = [0.2 * jax.random.normal(key, (hidden, hidden)) for key in keys[2:]]
     momentum = [jnp.zeros_like(weight) for weight in params]
-    return export_step(step, (params, momentum), tuple(jax.random.normal(key, (batch, hidden)) for key in keys[:2]))
+    return export_step(
+        step, (params, momentum), tuple(jax.random.normal(key, (batch, hidden)) for key in keys[:2])
+    )
 
 
 @pytest.mark.parametrize("preset", ["ilp", "zero2"])
-def test_zero_scatters_accumulated_gradients_onto_the_optimizer_state(preset: str, cluster: Path) -> None:
-    """The accumulators hold whole terms; behind the loop each is reduce-scattered onto the momentum's tiles, once for
-    both of its readers."""
+def test_zero_scatters_accumulated_gradients_onto_the_optimizer_state(
+    preset: str, cluster: Path
+) -> None:
+    """The accumulators hold whole terms; behind the loop each is reduce-scattered onto the
+    momentum's tiles, once for both of its readers."""
     model = with_momentum(1024, 32)
     plan = plan_of(model, cluster, microbatches=4, intra_op=preset)
     with make_context() as context:
@@ -176,16 +188,23 @@ def test_zero_scatters_accumulated_gradients_onto_the_optimizer_state(preset: st
 
 
 @pytest.mark.parametrize(
-    ("preset", "schedule", "gathered"), [("data", "1f1b", {}), ("zero2", "zero-bubble", {"all_gather": 2})]
+    ("preset", "schedule", "gathered"),
+    [("data", "1f1b", {}), ("zero2", "zero-bubble", {"all_gather": 2})],
 )
 def test_stages_sum_their_gradients_once_a_step(
     preset: str, schedule: str, gathered: dict[str, int], cluster: Path
 ) -> None:
-    """Two stages, each on two devices that split the batch: nothing is exchanged in the loop, forward or backward.
-    Behind it each stage sums up the gradients of its two layers, the last one the loss, too; ZeRO gathers new weights.
-    """
+    """Two stages, each on two devices that split the batch: nothing is exchanged in the loop,
+    forward or backward. Behind it each stage sums up the gradients of its two layers, the last one
+    the loss, too; ZeRO gathers new weights."""
     model = mlp(256, 32, 4)
-    options = {"stages": 2, "submesh": "1x2", "logical_shape": "1x2", "layers": 2, "intra_op": preset}
+    options = {
+        "stages": 2,
+        "submesh": "1x2",
+        "logical_shape": "1x2",
+        "layers": 2,
+        "intra_op": preset,
+    }
     plan = plan_of(model, cluster, microbatches=4, schedule=schedule, **options)
     found = traffic_of(plan)
     updates = {name: dict(found.pop(name)) for name in ("stage0_update", "stage1_update")}
@@ -200,7 +219,8 @@ def test_stages_sum_their_gradients_once_a_step(
 
 @cache
 def projections(batch: int = 8, hidden: int = 64) -> Model:
-    """Three projections of one value, each followed by a nonlinearity and a product, whose results are added."""
+    """Three projections of one value, each followed by a nonlinearity and a product, whose results
+    are added."""
 
     def loss_fn(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
         h = jnp.tanh(x @ params["in"])
@@ -220,12 +240,14 @@ def projections(batch: int = 8, hidden: int = 64) -> Model:
             for first, second in zip(keys[1:4], keys[4:7], strict=True)
         ],
     }
-    return export_step(step, (params,), tuple(jax.random.normal(key, (batch, hidden)) for key in keys[7:]))
+    return export_step(
+        step, (params,), tuple(jax.random.normal(key, (batch, hidden)) for key in keys[7:])
+    )
 
 
 def test_projections_of_one_value_share_a_sum(slow_cluster: Path) -> None:
-    """Weights are split by their inner dimension: what the three give is added up before it is summed over devices,
-    once forward and once backward."""
+    """Weights are split by their inner dimension: what the three give is added up before it is
+    summed over devices, once forward and once backward."""
     plan = plan_of(projections(), slow_cluster)
     found = traffic_of(plan)
     assert sum(map(reduced, found.values())) == 3  # forward, backward, and the loss
@@ -240,7 +262,10 @@ def compile_plain(model: Model, mesh: str, preset: str, cluster: Cluster) -> Com
         run_pipeline(module, "builtin.module(shardopt-import)")
         reference = run_reference(module, model[1])
         write_cluster(module, cluster)
-        run_pipeline(module, f"builtin.module(shardopt-shard{{mesh={mesh} intra-op={preset} partial-sums=on}})")
+        run_pipeline(
+            module,
+            f"builtin.module(shardopt-shard{{mesh={mesh} intra-op={preset} partial-sums=on}})",
+        )
         placed = parse_mesh(mesh)
         function = stage_function(module, placed)
         plan = read_cost(next(functions(module))).traffic

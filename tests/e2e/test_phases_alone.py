@@ -1,4 +1,5 @@
-"""The IR is the only channel between passes: a phase run on the dump of the one before gives the same bytes."""
+"""The IR is the only channel between passes: a phase run on the dump of the one before gives the
+same bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def plans() -> dict[str, Plan]:
 
 @pytest.mark.parametrize("phase", PHASE_NAMES[1:])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_phase_alone_gives_the_bytes_of_the_pipeline(name: str, phase: str, plans: dict[str, Plan]) -> None:
+def test_a_phase_alone_gives_the_bytes_of_the_pipeline(
+    name: str, phase: str, plans: dict[str, Plan]
+) -> None:
     plan, dumps = plans[name], dict(plans[name].phases)
     before = PHASE_NAMES[PHASE_NAMES.index(phase) - 1]
     with make_context() as context:

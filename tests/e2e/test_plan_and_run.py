@@ -1,4 +1,5 @@
-"""Plans of real train steps, run on local threads and compared with the original module on one device."""
+"""Plans of real train steps, run on local threads and compared with the original module on one
+device."""
 
 from __future__ import annotations
 
@@ -24,7 +25,13 @@ TOLERANCE = 1e-4
 
 
 def plan_of(name: str, **options: Any) -> Plan:
-    given = {"microbatches": 2, "stages": 2, "submesh": "1x2", "batch_args": batch_args(name), **options}
+    given = {
+        "microbatches": 2,
+        "stages": 2,
+        "submesh": "1x2",
+        "batch_args": batch_args(name),
+        **options,
+    }
     return make_plan(MODELS[name]()[0], PlanOptions("cpu-test:1x4", **given))
 
 
@@ -61,12 +68,25 @@ def reference_of(name: str) -> list[np.ndarray]:
         pytest.param("gpt", {"resharding": "broadcast"}, marks=pytest.mark.slow),
         ("scanned", {}),
         ("scanned", {"microbatches": 4, "intra_op": "data"}),
-        ("scanned", {"stages": 4, "submesh": "1x1", "layers": 4, "microbatches": 4, "schedule": "zero-bubble"}),
+        (
+            "scanned",
+            {
+                "stages": 4,
+                "submesh": "1x1",
+                "layers": 4,
+                "microbatches": 4,
+                "schedule": "zero-bubble",
+            },
+        ),
         ("clipped", {}),
         ("clipped", {"microbatches": 4, "schedule": "zero-bubble"}),
         ("clipped", {"microbatches": 4, "intra_op": "heuristic"}),
     ],
-    ids=lambda value: value if isinstance(value, str) else "-".join(f"{k}={v}" for k, v in value.items()) or "default",
+    ids=lambda value: (
+        value
+        if isinstance(value, str)
+        else "-".join(f"{k}={v}" for k, v in value.items()) or "default"
+    ),
 )
 def test_outputs_equal_those_of_one_device(name: str, options: dict[str, Any]) -> None:
     outputs = run_plan(plan_of(name, **options), MODELS[name]()[1])
@@ -100,7 +120,10 @@ def test_a_schedule_from_a_csv_file_is_run(tmp_path: Path) -> None:
 def test_the_schedule_built_from_durations_is_run() -> None:
     options = {"microbatches": 4, "stages": 4, "submesh": "1x1", "layers": 4}
     plan = plan_of("gpt", **options)
-    named = [plan_of("gpt", schedule=name, **options).summary.makespan_seconds for name in ("gpipe", "1f1b")]
+    named = [
+        plan_of("gpt", schedule=name, **options).summary.makespan_seconds
+        for name in ("gpipe", "1f1b")
+    ]
     assert plan.summary.makespan_seconds <= min(named)
     outputs = run_plan(plan, MODELS["gpt"]()[1])
     assert [row for row in compare(outputs, reference_of("gpt")) if not row.within(TOLERANCE)] == []
@@ -111,7 +134,10 @@ def test_transfers_between_hosts_use_the_cards_of_both() -> None:
     with make_context() as context:
         program = read_program(load_module(plan.module, context))
         pipeline = read_pipeline(program, read_topology(program.main))
-    used = {str(edge): links for edge, links in zip(pipeline.graph.edges, pipeline.edge_links, strict=True)}
+    used = {
+        str(edge): links
+        for edge, links in zip(pipeline.graph.edges, pipeline.edge_links, strict=True)
+    }
     assert used["0F->1F"] == (0, 3)
     assert used["1F->0B"] == (1, 2)
     assert used["0F->0B"] == ()

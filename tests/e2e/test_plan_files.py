@@ -1,4 +1,5 @@
-"""Plans that are applied again from their file without search, edited by hand, and given in parts."""
+"""Plans that are applied again from their file without search, edited by hand, and given in
+parts."""
 
 from __future__ import annotations
 
@@ -27,7 +28,13 @@ SEARCHED = ("stage candidates", "sharding problems solved", "meshes solved")
 
 
 def planned(name: str, **options: Any) -> Plan:
-    given = {"microbatches": 2, "stages": 2, "submesh": "1x2", "batch_args": batch_args(name), **options}
+    given = {
+        "microbatches": 2,
+        "stages": 2,
+        "submesh": "1x2",
+        "batch_args": batch_args(name),
+        **options,
+    }
     return make_plan(MODELS[name]()[0], PlanOptions("cpu-test:1x4", **given), cache=False)
 
 
@@ -52,12 +59,20 @@ def values_of(plan: Plan) -> dict[str, Any]:
     [
         ("scanned", {}),
         pytest.param("gpt", {}, marks=pytest.mark.slow),
-        pytest.param("gpt", {"microbatches": 4, "schedule": "gpipe", "recompute": "layer"}, marks=pytest.mark.slow),
-        pytest.param("clipped", {"schedule": "zero-bubble", "microbatches": 4}, marks=pytest.mark.slow),
+        pytest.param(
+            "gpt",
+            {"microbatches": 4, "schedule": "gpipe", "recompute": "layer"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "clipped", {"schedule": "zero-bubble", "microbatches": 4}, marks=pytest.mark.slow
+        ),
     ],
     ids=str,
 )
-def test_a_plan_is_applied_again_without_search(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_plan_is_applied_again_without_search(
+    name: str, options: dict[str, Any], tmp_path: Path
+) -> None:
     plan = planned(name, **options)
     again, statistics = applied(MODELS[name]()[0], tmp_path, values_of(plan))
     assert {key: statistics[key] for key in SEARCHED} == dict.fromkeys(SEARCHED, 0)
@@ -71,7 +86,12 @@ def test_stages_that_share_a_mesh_are_applied_again(schedule: str, tmp_path: Pat
     asked = PlanOptions("cpu-test:1x2", microbatches=2, stages=4, layers=4, schedule=schedule)
     plan = make_plan(model, asked, cache=False)
     written = values_of(plan)
-    assert [stage["shardings"] is not None for stage in written["stages"]] == [True, True, False, False]
+    assert [stage["shardings"] is not None for stage in written["stages"]] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     again, statistics = applied(model, tmp_path, written)
     assert {key: statistics[key] for key in SEARCHED} == dict.fromkeys(SEARCHED, 0)
     assert again.module == plan.module
@@ -82,8 +102,12 @@ def test_stages_that_share_a_mesh_are_applied_again(schedule: str, tmp_path: Pat
         applied(model, tmp_path, written)
 
 
-@pytest.mark.parametrize(("homes", "schedule"), [((0, 1, 0, 1), "interleaved"), ((0, 1, 1, 0), "auto")])
-def test_stages_laid_on_meshes_by_hand_run(homes: tuple[int, ...], schedule: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("homes", "schedule"), [((0, 1, 0, 1), "interleaved"), ((0, 1, 1, 0), "auto")]
+)
+def test_stages_laid_on_meshes_by_hand_run(
+    homes: tuple[int, ...], schedule: str, tmp_path: Path
+) -> None:
     """Also as no schedule by name lays them: the tasks are then listed by their durations."""
     model, inputs = mlp(8, 16, 4)
     way = {"submesh": "1x1", "logical_shape": "1x1"}
@@ -110,7 +134,8 @@ def outputs_agree(plan: Plan, inputs: list[np.ndarray], model: bytes) -> bool:
 
 @pytest.mark.slow
 def test_an_edited_plan_runs(tmp_path: Path) -> None:
-    """Another cut, another logical shape, another sharding of an argument: what the edit leaves is planned."""
+    """Another cut, another logical shape, another sharding of an argument: what the edit leaves is
+    planned."""
     model, inputs = MODELS["gpt"]()
     document = values_of(planned("gpt", layers=4))
     for stage, layers in zip(document["stages"], ([0, 0], [1, 3]), strict=True):
@@ -129,23 +154,39 @@ MANUAL: dict[str, dict[str, Any]] = {
     "number of layers": {"layers": {"count": 4}},
     "starts of layers": {"layers": {"starts": ["tanh", "tanh"]}, "stages": [{}, {}]},
     "stages": {"stages": [{"layers": [0, 2]}, {"layers": [3, 7]}]},
-    "meshes": {"stages": [{"submesh": "1x1"}, {"submesh": "1x2", "logical_shape": "2x1"}, {"submesh": "1x1"}]},
+    "meshes": {
+        "stages": [
+            {"submesh": "1x1"},
+            {"submesh": "1x2", "logical_shape": "2x1"},
+            {"submesh": "1x1"},
+        ]
+    },
     "one mesh": {"stages": [{}, {"devices": None, "submesh": "1x2"}]},
-    "sharding of an argument": {"stages": [{"shardings": {"inputs": {"arg0": "[{}, {y}]"}}, "layers": [0, 3]}, {}]},
+    "sharding of an argument": {
+        "stages": [{"shardings": {"inputs": {"arg0": "[{}, {y}]"}}, "layers": [0, 3]}, {}]
+    },
 }
 
 
 @pytest.mark.parametrize("kind", MANUAL)
 def test_what_a_file_leaves_open_is_planned(kind: str, tmp_path: Path) -> None:
     given = MANUAL[kind]
-    options = {"cluster": "cpu-test:1x4", "microbatches": 4, "layers": None if "layers" in given else 8}
+    options = {
+        "cluster": "cpu-test:1x4",
+        "microbatches": 4,
+        "layers": None if "layers" in given else 8,
+    }
     plan, _ = applied(deep_mlp(), tmp_path, {"version": 2, "options": options, **given})
     written, stages = values_of(plan), plan.summary.stages
     assert sorted(device for stage in stages for device in stage.devices) == [0, 1, 2, 3]
     if "stages" in given:
         assert len(stages) == len(given["stages"])
     for stage, found in zip(given.get("stages", ()), written["stages"], strict=False):
-        fixed = {name: value for name, value in stage.items() if value is not None and name != "shardings"}
+        fixed = {
+            name: value
+            for name, value in stage.items()
+            if value is not None and name != "shardings"
+        }
         assert fixed.items() <= found.items()
     if kind == "number of layers":
         assert written["layers"]["count"] == 4
@@ -156,7 +197,8 @@ def test_what_a_file_leaves_open_is_planned(kind: str, tmp_path: Path) -> None:
 
 
 def test_given_stages_are_the_best_of_their_kind(tmp_path: Path) -> None:
-    """A file that says what the planner would find anyway changes nothing; one that says less is never better."""
+    """A file that says what the planner would find anyway changes nothing; one that says less is
+    never better."""
     asked = PlanOptions("cpu-test:1x4", microbatches=4, layers=8, stages=2, schedule="1f1b")
     plan = make_plan(deep_mlp(), asked, cache=False)
     found = values_of(plan)
@@ -173,12 +215,27 @@ def test_given_stages_are_the_best_of_their_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"stages": [{"layers": [0, 3]}, {"layers": [5, 7]}]}, "field 'stages.1..layers': expected layers from 4 on"),
-        ({"stages": [{"submesh": "1x4"}, {}]}, "no plan has the 2 stages of the plan file|cannot make 2 stages"),
-        ({"stages": [{"submesh": "1x3"}]}, "no plan has the 1 stages of the plan file: stage 0 has no layers and"),
-        ({"layers": {"starts": ["no_such_operation"]}}, "field 'layers.starts.0.': no operation from 0 on has"),
+        (
+            {"stages": [{"layers": [0, 3]}, {"layers": [5, 7]}]},
+            "field 'stages.1..layers': expected layers from 4 on",
+        ),
+        (
+            {"stages": [{"submesh": "1x4"}, {}]},
+            "no plan has the 2 stages of the plan file|cannot make 2 stages",
+        ),
+        (
+            {"stages": [{"submesh": "1x3"}]},
+            "no plan has the 1 stages of the plan file: stage 0 has no layers and",
+        ),
+        (
+            {"layers": {"starts": ["no_such_operation"]}},
+            "field 'layers.starts.0.': no operation from 0 on has",
+        ),
         ({"layers": {"starts": ["0"]}}, "expected a forward operation in every layer"),
-        ({"stages": [{"shardings": {"inputs": {"arg99": "[]"}}}]}, "expected arguments of the stage .*found 'arg99'"),
+        (
+            {"stages": [{"shardings": {"inputs": {"arg99": "[]"}}}]},
+            "expected arguments of the stage .*found 'arg99'",
+        ),
         (
             {"stages": [{"shardings": {"inputs": {"arg0": "[{x}]"}}}]},
             "field 'stages.0..shardings.inputs.arg0': sharding",
@@ -186,14 +243,22 @@ def test_given_stages_are_the_best_of_their_kind(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_is_said(given: dict[str, Any], message: str, tmp_path: Path) -> None:
-    options = {"cluster": "cpu-test:1x4", "microbatches": 4, "layers": None if "layers" in given else 8}
+    options = {
+        "cluster": "cpu-test:1x4",
+        "microbatches": 4,
+        "layers": None if "layers" in given else 8,
+    }
     with pytest.raises(UserError, match=message):
         applied(deep_mlp(), tmp_path, {"version": 2, "options": options, **given})
 
 
 def test_options_of_the_user_come_before_those_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps({"version": 2, "options": {"cluster": "cpu-test", "microbatches": 4, "layers": 3}}))
+    path.write_text(
+        json.dumps(
+            {"version": 2, "options": {"cluster": "cpu-test", "microbatches": 4, "layers": 3}}
+        )
+    )
     options = options_after(str(path), {"layers": 5})
     assert (options.cluster, options.microbatches, options.layers) == ("cpu-test", 4, 5)
     path.write_text(json.dumps({"version": 2}))

@@ -1,8 +1,8 @@
-"""XLA does exactly what was planned: tensors and bytes by kind and mesh axis, of whole models on host devices.
+"""XLA does exactly what was planned: tensors and bytes by kind and mesh axis, of whole models on
+host devices.
 
-What the solver would rarely choose is shown by presets and by random plans: any strategy of any operation that the
-rules allow has to compile to the collectives it was priced with.
-"""
+What the solver would rarely choose is shown by presets and by random plans: any strategy of any
+operation that the rules allow has to compile to the collectives it was priced with."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ MODELS = {
 slow = pytest.mark.slow
 
 
-def exchanged(name: str, mesh: str, plan: str = "ilp", form: str = "sdy") -> tuple[tuple[Traffic, ...], ...]:
+def exchanged(
+    name: str, mesh: str, plan: str = "ilp", form: str = "sdy"
+) -> tuple[tuple[Traffic, ...], ...]:
     """What was planned and what was compiled, in the same notation."""
     [outcome] = check(MODELS[name]()[0], Case(mesh, plan, gap=0.05), (form,))
     return comparable(outcome.predicted), comparable(outcome.found)
@@ -69,7 +71,8 @@ def test_the_module_exchanges_what_the_plan_says(name: str, mesh: str, plan: str
     ],
 )
 def test_random_plans_are_compiled_as_they_are_priced(name: str, mesh: str, seed: int) -> None:
-    """But for what XLA finds to be equal on all devices, or made twice: it moves a little less than such plans say."""
+    """But for what XLA finds to be equal on all devices, or made twice: it moves a little less than
+    such plans say."""
     planned, found = exchanged(name, mesh, f"random:{seed}")
     assert agree(compare(planned, found), 0.05), "\n".join(map(str, compare(planned, found)))
 
@@ -80,7 +83,8 @@ def test_gspmd_compiles_its_plan_to_the_same_collectives() -> None:
     assert planned and found == planned
 
 
-# From rows over both axes to columns over the second one: there is no single step, and here no stop between.
+# From rows over both axes to columns over the second one: there is no single step, and here no stop
+# between.
 WITHOUT_STOPS = """
 module attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
   func.func public @main(%x: tensor<60x4xf32> {mhlo.sharding = "{devices=[4,1]<=[4]}"})
@@ -103,7 +107,8 @@ compiled_text(WITHOUT_STOPS.encode(), 4, shardy=False)
 
 @slow
 def test_no_tensor_is_gathered_for_want_of_a_way() -> None:
-    """XLA warns on stderr when it gives up on a resharding; log levels are fixed when a process starts."""
+    """XLA warns on stderr when it gives up on a resharding; log levels are fixed when a process
+    starts."""
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "1"}
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,5 @@
-"""Plans with a measured profile: all phases price with it, and the same file gives the same plan."""
+"""Plans with a measured profile: all phases price with it, and the same file gives the same
+plan."""
 
 from __future__ import annotations
 
@@ -26,13 +27,17 @@ ONE_MESH = replace(PIPELINE, stages=1, logical_shape="1x4", intra_op="data")
 def profile(slow: tuple[str, ...] = (), factor: float = 1e4) -> Profile:
     """About what the formulas of `cpu-test` say, and some kinds of work slower than that."""
 
-    def line(kind: str, seconds: float, per_unit: float, dtype: str = "", devices: int = 1) -> Measurement:
+    def line(
+        kind: str, seconds: float, per_unit: float, dtype: str = "", devices: int = 1
+    ) -> Measurement:
         times = factor if kind in slow else 1.0
         points = tuple(times * (seconds + per_unit * size) for size in (1e3, 1e6, 1e9))
         return Measurement(kind, (1e3, 1e6, 1e9), points, dtype, devices)
 
     compute = [line("matmul", 1e-6, 3e-11, "f32"), line("elementwise", 1e-6, 1e-10, "f32")]
-    groups = [line(kind, 5e-5, 5e-10, devices=count) for kind in COLLECTIVE_KINDS for count in (2, 4)]
+    groups = [
+        line(kind, 5e-5, 5e-10, devices=count) for kind in COLLECTIVE_KINDS for count in (2, 4)
+    ]
     calls = [line(DISPATCH, 2e-5, 0.0, devices=count) for count in (1, 2, 4)]
     return Profile("cpu", 4, (*compute, *groups, *calls, line(SEND, 5e-5, 5e-10)), (1.0,) * 4)
 
@@ -61,7 +66,9 @@ def planned(options: PlanOptions, path: str) -> Plan:
 def test_every_kind_of_work_is_priced_as_measured(
     tmp_path: Path, options: PlanOptions, kind: str, slower: bool
 ) -> None:
-    plain, slow = (planned(options, write(tmp_path, *kinds)).summary.step_seconds for kinds in ((), (kind,)))
+    plain, slow = (
+        planned(options, write(tmp_path, *kinds)).summary.step_seconds for kinds in ((), (kind,))
+    )
     if slower:
         assert slow > 10 * plain
     else:
@@ -90,13 +97,16 @@ def test_a_slow_collective_is_avoided(tmp_path: Path) -> None:
 def test_the_same_profile_gives_the_same_plan(tmp_path: Path) -> None:
     path = write(tmp_path)
     code = (
-        "import sys\nfrom shardopt.frontend.plan import PlanOptions\nfrom shardopt.frontend.planning import make_plan\n"
+        "import sys\nfrom shardopt.frontend.plan import PlanOptions\nfrom "
+        "shardopt.frontend.planning import make_plan\n"
         f"options = PlanOptions('cpu-test:1x4', microbatches=4, stages=2, profile={path!r})\n"
         f"sys.stdout.buffer.write(make_plan({str(MODEL)!r}, options).module)"
     )
     command = [sys.executable, "-c", code]
     modules = [
-        subprocess.run(command, check=True, capture_output=True, env={"PYTHONHASHSEED": seed}).stdout
+        subprocess.run(
+            command, check=True, capture_output=True, env={"PYTHONHASHSEED": seed}
+        ).stdout
         for seed in ("1", "2")
     ]
     assert modules[0] == modules[1] != b""

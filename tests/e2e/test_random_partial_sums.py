@@ -1,4 +1,5 @@
-"""Random programs under random plans that leave as many sums open as they can, run by XLA against one device."""
+"""Random programs under random plans that leave as many sums open as they can, run by XLA against
+one device."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ OPERATIONS: tuple[Binary, ...] = (
     lambda a, b: jnp.concatenate([a[:, :4], b[:, 4:]], axis=1),
     lambda a, b: jnp.where(jnp.arange(SIDE) % 3 == 0, a, b),
     lambda a, b: jnp.where(b > 0, a, 0.0),
-    lambda a, b: (a.reshape(4, 2, SIDE).sum(1)[:, None] + b.reshape(4, 2, SIDE)).reshape(SIDE, SIDE),
+    lambda a, b: (a.reshape(4, 2, SIDE).sum(1)[:, None] + b.reshape(4, 2, SIDE)).reshape(
+        SIDE, SIDE
+    ),
     lambda a, b: jnp.pad(a[1:-1], ((0, 2), (0, 0))),
     lambda a, b: a[jnp.array([3, 1, 1, 7, 0, 2, 5, 6])] + a[:, ::-1],
     lambda a, b: jnp.zeros_like(a).at[jnp.array([3, 1, 1, 7, 0, 2, 5, 6])].add(a @ b),
@@ -65,7 +68,9 @@ def random_program(seed: int) -> Callable[..., Any]:
         values = list(arguments)
         for _ in range(STEPS):
             operation = OPERATIONS[rng.integers(len(OPERATIONS))]
-            first, second = (values[max(-len(values), -1 - int(rng.geometric(0.5)) + 1)] for _ in range(2))
+            first, second = (
+                values[max(-len(values), -1 - int(rng.geometric(0.5)) + 1)] for _ in range(2)
+            )
             values.append(operation(first, second))
         return jnp.tanh(values[-1]), values[-2] * values[-3]
 
@@ -73,15 +78,20 @@ def random_program(seed: int) -> Callable[..., Any]:
 
 
 def open_plan(problem: IntraOpProblem, rng: np.random.Generator) -> IntraOpPlan:
-    """A random assignment that is possible, with a premium on partial values and on work that is split."""
+    """A random assignment that is possible, with a premium on partial values and on work that is
+    split."""
     costs = []
     for node, cost in enumerate(problem.problem.costs):
         prices = rng.random(len(cost))
         if node < len(problem.ops):
             strategies = problem.tables.ops[problem.ops[node]].strategies
-            prices -= [2.0 * _open_values(strategy) + bool(strategy.reduced) for strategy in strategies]
+            prices -= [
+                2.0 * _open_values(strategy) + bool(strategy.reduced) for strategy in strategies
+            ]
         costs.append(np.where(np.isfinite(cost), prices, np.inf))
-    edges = tuple(Edge(e.u, e.v, np.where(np.isfinite(e.cost), 0.0, np.inf)) for e in problem.problem.edges)
+    edges = tuple(
+        Edge(e.u, e.v, np.where(np.isfinite(e.cost), 0.0, np.inf)) for e in problem.problem.edges
+    )
     return problem.decode(solve(Problem(tuple(costs), edges)))
 
 

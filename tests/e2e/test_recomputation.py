@@ -1,4 +1,5 @@
-"""Stages that compute their forward again in the backward: the same numbers, less that is kept, less that XLA needs."""
+"""Stages that compute their forward again in the backward: the same numbers, less that is kept,
+less that XLA needs."""
 
 from __future__ import annotations
 
@@ -31,7 +32,11 @@ def handed_over(recompute: str) -> tuple[int, ...]:
     plan = plan_of("gpt", layers=4, recompute=recompute)
     with make_context() as context:
         program = read_program(load_module(dict(plan.phases)["stage"].encode(), context))
-        backward = [op for op in program.body_ops if KIND in op.attributes and op.attributes[KIND].value == "bwd"]
+        backward = [
+            op
+            for op in program.body_ops
+            if KIND in op.attributes and op.attributes[KIND].value == "bwd"
+        ]
         return tuple(sum(_from_own_forward(value, op) for value in op.operands) for op in backward)
 
 
@@ -53,7 +58,9 @@ def test_only_what_enters_a_layer_or_the_stage_is_kept() -> None:
 def test_the_loop_says_what_is_recomputed() -> None:
     with make_context() as context:
         for mode, expected in (("none", None), ("full", '["full", "full"]')):
-            program = read_program(load_module(dict(plan_of("gpt", recompute=mode).phases)["stage"].encode(), context))
+            program = read_program(
+                load_module(dict(plan_of("gpt", recompute=mode).phases)["stage"].encode(), context)
+            )
             attributes = program.loop.attributes
             assert (str(attributes[RECOMPUTE]) if RECOMPUTE in attributes else None) == expected
 
@@ -69,7 +76,9 @@ def test_the_loop_says_what_is_recomputed() -> None:
         ("clipped", "full", {"layers": 2, "schedule": "gpipe"}),
     ],
 )
-def test_outputs_equal_those_of_one_device(name: str, recompute: str, options: dict[str, object]) -> None:
+def test_outputs_equal_those_of_one_device(
+    name: str, recompute: str, options: dict[str, object]
+) -> None:
     outputs = run_plan(plan_of(name, recompute=recompute, **options), MODELS[name]()[1])
     assert [row for row in compare(outputs, reference_of(name)) if not row.within(TOLERANCE)] == []
 
@@ -85,7 +94,8 @@ def transformer() -> tuple[bytes, list[np.ndarray]]:
 
 
 def body_bytes(plan: Plan) -> tuple[int, int]:
-    """Bytes that the forward and backward fragment of a single stage takes on a device: predicted, and compiled."""
+    """Bytes that the forward and backward fragment of a single stage takes on a device: predicted,
+    and compiled."""
     with make_context() as context:
         exported = read_exported(load_module(plan.module, context))
         program = read_program(load_module(plan.module, context))
@@ -100,7 +110,8 @@ def test_xla_needs_as_much_less_memory_as_predicted() -> None:
     options = {"microbatches": 2, "stages": 1, "layers": 4}
     modes = ("none", "layer")
     plans = {
-        mode: make_plan(transformer()[0], PlanOptions("cpu-test:1x1", recompute=mode, **options)) for mode in modes
+        mode: make_plan(transformer()[0], PlanOptions("cpu-test:1x1", recompute=mode, **options))
+        for mode in modes
     }
     predicted, compiled = zip(*(body_bytes(plans[mode]) for mode in modes), strict=True)
     assert compiled[1] < 0.5 * compiled[0]

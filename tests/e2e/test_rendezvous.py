@@ -33,7 +33,9 @@ class Rendezvous(Mailbox):
 
     def put(self, step: int, tag: int, payload: Payload) -> None:
         with self._changed:
-            met = self._changed.wait_for(lambda: (step, tag) in self._wanted or self._failure is not None, PATIENCE)
+            met = self._changed.wait_for(
+                lambda: (step, tag) in self._wanted or self._failure is not None, PATIENCE
+            )
             assert met, f"nobody has come to message {tag}"
         super().put(step, tag, payload)
 
@@ -46,10 +48,17 @@ class Rendezvous(Mailbox):
 
 @pytest.fixture(scope="module")
 def planned() -> tuple[bytes, bytes, list[np.ndarray]]:
-    """Six layers on three meshes, where DualPipeV takes values in another order than they are made."""
+    """Six layers on three meshes, where DualPipeV takes values in another order than they are
+    made."""
     artifact, inputs = mlp(8, 16, 6)
     options = PlanOptions(
-        "cpu-test:1x3", microbatches=8, layers=6, stages=6, submesh="1x1", schedule="dualpipe-v", recompute="none"
+        "cpu-test:1x3",
+        microbatches=8,
+        layers=6,
+        stages=6,
+        submesh="1x1",
+        schedule="dualpipe-v",
+        recompute="none",
     )
     return artifact, make_plan(artifact, options).module, inputs
 
@@ -82,5 +91,7 @@ def test_as_made_they_would_block(
     _, module, _ = planned
     assert deadlock(program_of(module), rendezvous=True) == ""
     monkeypatch.setattr(build, "order_sends", lambda lists: [list(own) for own in lists])
-    with pytest.raises(Exception, match=r"deadlock where sends wait for their receivers: mesh m\d, instruction"):
+    with pytest.raises(
+        Exception, match=r"deadlock where sends wait for their receivers: mesh m\d, instruction"
+    ):
         program_of(module)

@@ -1,7 +1,8 @@
-"""From any sharding to any other: XLA takes exactly the chain of collectives that was priced, whichever format says so.
+"""From any sharding to any other: XLA takes exactly the chain of collectives that was priced,
+whichever format says so.
 
-All pairs stand in one module, each with an argument of its own, so that one compilation shows them all.
-"""
+All pairs stand in one module, each with an argument of its own, so that one compilation shows them
+all."""
 
 from __future__ import annotations
 
@@ -36,11 +37,14 @@ def module_of(pairs: list[Pair], shape: tuple[int, ...], mesh: Mesh) -> str:
         value = f"%a{k}"
         for n, stop in enumerate((*resharding_stops(src, dst, mesh), dst)):
             body.append(
-                f'%v{k}_{n} = stablehlo.custom_call @Sharding({value}) {{mhlo.sharding = "{to_mhlo(stop, mesh)}"}} '
+                f"%v{k}_{n} = stablehlo.custom_call @Sharding({value}) {{mhlo.sharding = "
+                f'"{to_mhlo(stop, mesh)}"}} '
                 f': ({type_}) -> {type_} loc("pair{k}")'
             )
             value = f"%v{k}_{n}"
-        body.append(f'%r{k} = stablehlo.negate {value} {{mhlo.sharding = "{to_mhlo(dst, mesh)}"}} : {type_}')
+        body.append(
+            f'%r{k} = stablehlo.negate {value} {{mhlo.sharding = "{to_mhlo(dst, mesh)}"}} : {type_}'
+        )
     returned = ", ".join(f"%r{k}" for k in range(len(pairs)))
     attributes = f"mhlo.num_partitions = {mesh.size} : i32, mhlo.num_replicas = 1 : i32"
     signature = f"@main({', '.join(arguments)}) -> ({', '.join(results)})"
@@ -59,7 +63,11 @@ def found_in(text: str, mesh: Mesh) -> dict[int, list[Traffic]]:
 
 
 def split(collective: HloCollective, parts: int) -> list[HloCollective]:
-    return [collective] if parts == 1 else [replace(collective, sizes=(size,)) for size in collective.sizes]
+    return (
+        [collective]
+        if parts == 1
+        else [replace(collective, sizes=(size,)) for size in collective.sizes]
+    )
 
 
 @pytest.mark.parametrize("form", ["sdy", "gspmd"])
@@ -72,7 +80,9 @@ def split(collective: HloCollective, parts: int) -> list[HloCollective]:
         pytest.param("2x2x2", (8, 16), marks=pytest.mark.slow),
     ],
 )
-def test_every_chain_is_taken_as_it_was_priced(text: str, shape: tuple[int, ...], form: str) -> None:
+def test_every_chain_is_taken_as_it_was_priced(
+    text: str, shape: tuple[int, ...], form: str
+) -> None:
     mesh = parse_mesh(text)
     pairs = list(permutations(all_shardings(mesh, shape), 2))
     with make_context() as context:

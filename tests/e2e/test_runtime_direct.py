@@ -1,4 +1,5 @@
-"""Whole steps whose messages go from device to device, on host devices and a stand-in for cupy and NCCL."""
+"""Whole steps whose messages go from device to device, on host devices and a stand-in for cupy and
+NCCL."""
 
 from __future__ import annotations
 
@@ -32,7 +33,12 @@ class HostCuda(Cuda):
 
     def view(self, shard: Any, stream: Any) -> Any:
         stream.put(Op(shard.block_until_ready))
-        return self._words(shard.unsafe_buffer_pointer(), shard.shape, shard.dtype.itemsize, (shard, np.asarray(shard)))
+        return self._words(
+            shard.unsafe_buffer_pointer(),
+            shard.shape,
+            shard.dtype.itemsize,
+            (shard, np.asarray(shard)),
+        )
 
 
 @pytest.fixture
@@ -57,7 +63,9 @@ def test_three_steps_match_numpy(world: World, schedule: str) -> None:
             expected = expected_step(w0, w1, x, t)
             assert all(row.within(1e-5) for row in compare(outputs, expected))
             w0, w1 = expected[:2]
-    assert len(world.groups) == 3 * 2 * 9, "four microbatches, there and back, and what is broadcast, at both ends"
+    assert len(world.groups) == 3 * 2 * 9, (
+        "four microbatches, there and back, and what is broadcast, at both ends"
+    )
 
 
 def test_bfloat16_travels(world: World) -> None:
@@ -66,7 +74,9 @@ def test_bfloat16_travels(world: World) -> None:
     with start(program) as run:
         run.load(narrow)
         loss = run.step()[2]
-    assert float(loss) == pytest.approx(float(expected_step(*(a.astype(np.float32) for a in narrow))[2]), rel=0.1)
+    assert float(loss) == pytest.approx(
+        float(expected_step(*(a.astype(np.float32) for a in narrow))[2]), rel=0.1
+    )
     assert world.groups
 
 
@@ -92,12 +102,17 @@ TARGETS = {"rows": ROWS, "columns": ((), ("x",)), "all": ((), ())}
 @pytest.mark.parametrize("strategy", ["send_recv", "local_allgather", "broadcast"])
 @pytest.mark.parametrize("target", ["rows", "columns", "all"])
 def test_every_plan_of_a_transfer_moves_the_value(world: World, strategy: str, target: str) -> None:
-    """Two devices to three, so that boxes are cut, not in one run of memory, and completed on the devices."""
+    """Two devices to three, so that boxes are cut, not in one run of memory, and completed on the
+    devices."""
     shape = (12, 6)
     a, b = Mesh("a", (("x", 2),), (0, 1)), Mesh("b", (("x", 3),), (3, 4, 5))
-    source, goal = (TensorSpec(shape, "bfloat16", Sharding(dims)) for dims in (ROWS, TARGETS[target]))
+    source, goal = (
+        TensorSpec(shape, "bfloat16", Sharding(dims)) for dims in (ROWS, TARGETS[target])
+    )
     ends = (a, source.sharding), (b, goal.sharding)
-    rows = plan_resharding(shape, 2, *ends, load_cluster("cpu-test:2x3"), strategy).to_array().tolist()
+    rows = (
+        plan_resharding(shape, 2, *ends, load_cluster("cpu-test:2x3"), strategy).to_array().tolist()
+    )
     steps = tuple(ReshardStep(*row[:3], tuple(zip(row[3:5], row[5:], strict=True))) for row in rows)
     route = make_route((a, source), (b, goal), steps)
     on_b: list[Instruction] = [Recv(0, (0,), "a", (0,))]
@@ -107,7 +122,10 @@ def test_every_plan_of_a_transfer_moves_the_value(world: World, strategy: str, t
         MeshProgram(a, (source,), ((0, 0),), (), (Send(0, (0,), "b", (0,)),), (), (), ()),
         MeshProgram(b, (goal,), (), (), tuple(on_b), ((0, 0),), (), ()),
     )
-    argument, result = Argument("x", MeshValue("a", source), None), Result("y", MeshValue("b", goal))
+    argument, result = (
+        Argument("x", MeshValue("a", source), None),
+        Result("y", MeshValue("b", goal)),
+    )
     program = Program((argument,), (result,), (route,), parts)
     value = np.arange(72).reshape(shape).astype(ml_dtypes.bfloat16)
     with start(program) as run:

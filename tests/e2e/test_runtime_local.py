@@ -1,4 +1,5 @@
-"""The in-process backend: numbers against numpy, state between steps, and failures that are named and do not hang."""
+"""The in-process backend: numbers against numpy, state between steps, and failures that are named
+and do not hang."""
 
 from __future__ import annotations
 
@@ -94,7 +95,9 @@ def test_outputs_are_fetched_lazily() -> None:
         loss = first[2]
         second = run.step()
         assert first[2] is loss and len(first) == 3
-        with pytest.raises(RuntimeError, match="result 0 of step 1 was not fetched before the next step"):
+        with pytest.raises(
+            RuntimeError, match="result 0 of step 1 was not fetched before the next step"
+        ):
             first[0]
         assert [array.shape for array in second[:]] == [(8, 8), (8, 4), ()]
 
@@ -114,11 +117,14 @@ def test_bfloat16_travels() -> None:
         run.load(narrow)
         loss = run.step()[2]
     assert loss.dtype == ml_dtypes.bfloat16
-    assert float(loss) == pytest.approx(float(expected_step(*(a.astype(np.float32) for a in narrow))[2]), rel=0.1)
+    assert float(loss) == pytest.approx(
+        float(expected_step(*(a.astype(np.float32) for a in narrow))[2]), rel=0.1
+    )
 
 
 def test_one_mesh_without_a_loop() -> None:
-    """A transposed sharding, a transfer inside the mesh, 64-bit values, an argument returned as it is."""
+    """A transposed sharding, a transfer inside the mesh, 64-bit values, an argument returned as it
+    is."""
     w, k = np.arange(16.0).reshape(4, 4), np.full((4, 4), 1e-12)
     with start(load(PLAIN)) as run:
         run.load([w, k])
@@ -134,24 +140,39 @@ def test_wrong_inputs_are_refused() -> None:
             run.step()
         with pytest.raises(UserError, match="expected 4 inputs, found 3"):
             run.load(inputs()[:3])
-        with pytest.raises(UserError, match=r"input 1 'w1': expected float32\[8, 4\], found float64\[8, 4\]"):
-            run.load([each.astype(np.float64) if number == 1 else each for number, each in enumerate(inputs())])
+        with pytest.raises(
+            UserError, match=r"input 1 'w1': expected float32\[8, 4\], found float64\[8, 4\]"
+        ):
+            run.load(
+                [
+                    each.astype(np.float64) if number == 1 else each
+                    for number, each in enumerate(inputs())
+                ]
+            )
         run.load(inputs())
         with pytest.raises(UserError, match="argument 9 does not exist"):
             run.step({9: np.zeros(3)})
         with pytest.raises(UserError, match="result 0 does not exist"):
             run.fetch(0)
-    with pytest.raises(UserError, match="backend 'local' knows the transports auto, nccl, found 'ray'"):
+    with pytest.raises(
+        UserError, match="backend 'local' knows the transports auto, nccl, found 'ray'"
+    ):
         open_run(example(), transport="ray")
     with pytest.raises(UserError, match="transport 'nccl' needs platform 'gpu', found 'auto'"):
         open_run(example(), transport="nccl")
-    with pytest.raises(UserError, match="unknown backend 'mpi': known backends are local, process, ray"):
+    with pytest.raises(
+        UserError, match="unknown backend 'mpi': known backends are local, process, ray"
+    ):
         open_run(example(), "mpi")
 
 
 def test_faulty_module_is_refused_with_all_its_faults() -> None:
     with pytest.raises(UserError) as caught:
-        load(TEXT.replace('name = "1f1b"', 'name = "x"').replace("array<i64: 2, 3>", "array<i64: 1, 3>"))
+        load(
+            TEXT.replace('name = "1f1b"', 'name = "x"').replace(
+                "array<i64: 2, 3>", "array<i64: 1, 3>"
+            )
+        )
     assert "device 1 is in mesh" in str(caught.value)
 
 
@@ -194,14 +215,18 @@ def test_failure_in_a_send_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -
 
         monkeypatch.setattr(backend._workers["m1"]._transport, "send", broken)
         with pytest.raises(
-            MeshError, match=r"mesh 'm1', host 0, step 0, instruction \d+ \(SEND #2 .*ConnectionError: cut"
+            MeshError,
+            match=r"mesh 'm1', host 0, step 0, instruction \d+ \(SEND #2 .*ConnectionError: cut",
         ):
             run.step()
 
 
 def test_compiler_failure_names_mesh_and_function() -> None:
-    broken = TEXT.replace("%h = stablehlo.tanh %z", "%h = stablehlo.custom_call @no_such_target(%z)").replace(
-        'custom_call @no_such_target(%z) {mhlo.sharding = "{devices=[2,1]<=[2]}"} : tensor<4x8xf32>',
+    broken = TEXT.replace(
+        "%h = stablehlo.tanh %z", "%h = stablehlo.custom_call @no_such_target(%z)"
+    ).replace(
+        'custom_call @no_such_target(%z) {mhlo.sharding = "{devices=[2,1]<=[2]}"} : '
+        "tensor<4x8xf32>",
         'custom_call @no_such_target(%z) {mhlo.sharding = "{devices=[2,1]<=[2]}"}'
         " : (tensor<4x8xf32>) -> tensor<4x8xf32>",
     )
@@ -213,7 +238,9 @@ def test_compiler_failure_names_mesh_and_function() -> None:
 def test_reference_runs_the_module_on_one_device() -> None:
     with make_context():
         module = ir.Module.parse(REFERENCE)
-        outputs = run_reference(module, [np.array([1, np.nan, 2], np.float32), np.array(4, np.int32)])
+        outputs = run_reference(
+            module, [np.array([1, np.nan, 2], np.float32), np.array(4, np.int32)]
+        )
         with pytest.raises(UserError, match="expected 2 inputs, found 0"):
             run_reference(module, [])
     np.testing.assert_array_equal(outputs[0], np.array([2, np.nan, 4], np.float32))

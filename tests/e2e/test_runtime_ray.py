@@ -1,4 +1,5 @@
-"""What only the Ray backend has: messages through its objects, actors that die, where its workers go."""
+"""What only the Ray backend has: messages through its objects, actors that die, where its workers
+go."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 def start(program: Program, transport: str = "auto", **options: Any) -> Run:
-    return open_run(program, "ray", transport=transport, checked_steps=100, quick_compile=True, **options)
+    return open_run(
+        program, "ray", transport=transport, checked_steps=100, quick_compile=True, **options
+    )
 
 
 def test_messages_through_objects(ray_cluster: None) -> None:
@@ -43,7 +46,8 @@ def test_death_of_an_actor_is_one_error_that_names_the_mesh(ray_cluster: None) -
         run.load(inputs())
         run.step()
         ray.kill(run._backend._actors["m1"])  # type: ignore[attr-defined]
-        # Ray does not wait for the death: the actor may have begun the next step, and the error says where it was.
+        # Ray does not wait for the death: the actor may have begun the next step, and the error
+        # says where it was.
         place = r"step 0, end of step|step 1, instruction \d+ \(.*\)"
         with pytest.raises(MeshError, match=rf"mesh 'm1', host 0, ({place}): its actor died"):
             run.step()
@@ -55,7 +59,10 @@ def test_death_of_an_actor_is_one_error_that_names_the_mesh(ray_cluster: None) -
 
 
 def test_failure_on_a_worker_keeps_its_message(ray_cluster: None) -> None:
-    with start(example()) as run, pytest.raises(MeshError, match="mesh 'm0', host 0: result 0 does not exist before"):
+    with (
+        start(example()) as run,
+        pytest.raises(MeshError, match="mesh 'm0', host 0: result 0 does not exist before"),
+    ):
         run._has_results = True
         run.fetch(0)
 
@@ -70,8 +77,15 @@ def test_hosts_of_the_plan_are_bundles(ray_cluster: None) -> None:
     strategies = [placement.options(worker)["scheduling_strategy"] for worker in workers]
     assert [each.placement_group_bundle_index for each in strategies] == [0, 0]
     placement.remove()
-    with pytest.raises(UserError, match=r"the Ray cluster has no room: expected 2 bundles .*'GPU': 2"):
-        Placement(ray, [host for hosts in hosts_of(program, 2).values() for host in hosts], gpus=True, patience=0.5)
+    with pytest.raises(
+        UserError, match=r"the Ray cluster has no room: expected 2 bundles .*'GPU': 2"
+    ):
+        Placement(
+            ray,
+            [host for hosts in hosts_of(program, 2).values() for host in hosts],
+            gpus=True,
+            patience=0.5,
+        )
 
 
 def test_a_cluster_that_is_not_there() -> None:

@@ -1,4 +1,5 @@
-"""Sharded modules as XLA compiles them: the numbers of one device, and the collectives that the plan says.
+"""Sharded modules as XLA compiles them: the numbers of one device, and the collectives that the
+plan says.
 
 XLA's CPU backend writes a reduce-scatter as all-reduce and slice, so the two are counted together.
 """
@@ -35,12 +36,14 @@ from tests.e2e.models import MODELS, mlp
 
 
 def cluster_of_rate(rate: float) -> Cluster:
-    """Four devices of so many FLOP/s, bytes/s of memory and bytes/s of every link, without latencies."""
+    """Four devices of so many FLOP/s, bytes/s of memory and bytes/s of every link, without
+    latencies."""
     link = Link(0.0, rate)
     return Cluster.uniform("test", 1, 4, Device("d", {"f32": rate}, 1 << 31, rate), link, link, 0.0)
 
 
-# Slow enough that small models are worth splitting; the fast one does not care to split an update of 4 KB.
+# Slow enough that small models are worth splitting; the fast one does not care to split an update
+# of 4 KB.
 SLOW, FAST = cluster_of_rate(1e8), cluster_of_rate(1e10)
 TOLERANCE = 1e-4
 
@@ -74,12 +77,16 @@ class Compiled:
         device = XlaMesh(self.mesh)
         tilings = [Tiling(self.mesh, spec) for spec in self.function.arguments]
         arrays = [
-            device.put(tiling.spec, tiling.split(value)) for tiling, value in zip(tilings, self.inputs, strict=True)
+            device.put(tiling.spec, tiling.split(value))
+            for tiling, value in zip(tilings, self.inputs, strict=True)
         ]
         outputs, token = device.compile(self.function)(arrays)
         token.block_until_ready()
         results = [Tiling(self.mesh, spec) for spec in self.function.results]
-        return [tiling.join(device.shards(output)) for tiling, output in zip(results, outputs, strict=True)]
+        return [
+            tiling.join(device.shards(output))
+            for tiling, output in zip(results, outputs, strict=True)
+        ]
 
 
 def compile_sharded(
@@ -132,7 +139,9 @@ def bytecode_of(module: ir.Module) -> bytes:
 def spec_of(type_: ir.Type, attributes: ir.DictAttr, mesh: Mesh) -> TensorSpec:
     tensor = ir.RankedTensorType(type_)
     text = ir.StringAttr(attributes["mhlo.sharding"]).value
-    sharding: Sharding = next(s for s in all_shardings(mesh, tuple(tensor.shape)) if to_mhlo(s, mesh) == text)
+    sharding: Sharding = next(
+        s for s in all_shardings(mesh, tuple(tensor.shape)) if to_mhlo(s, mesh) == text
+    )
     return TensorSpec(tuple(tensor.shape), numpy_name(str(tensor.element_type)), sharding)
 
 
@@ -167,11 +176,14 @@ def test_the_solver_splits_a_wide_batch_by_its_rows() -> None:
 
 
 def test_the_solver_splits_wide_weights_and_keeps_their_gradients_local() -> None:
-    """Batch 32, hidden 256 on 1x4: every kernel is split, and what is reduced has the size of activations."""
+    """Batch 32, hidden 256 on 1x4: every kernel is split, and what is reduced has the size of
+    activations."""
     compiled = compile_sharded(mlp(32, 256), "1x4")
     kernels = [spec for spec in compiled.function.arguments if spec.shape == (256, 256)]
     assert len(kernels) == 6 and not any(spec.sharding.is_replicated for spec in kernels)
-    assert reduced(compiled.found) == reduced(compiled.predicted) == 6  # one a layer boundary, and the loss
+    assert (
+        reduced(compiled.found) == reduced(compiled.predicted) == 6
+    )  # one a layer boundary, and the loss
     assert compiled.found.get("all_gather", 0) == compiled.predicted.get("all_gather", 0)
     check_numbers(compiled)
 

@@ -1,4 +1,5 @@
-"""GSPMD's annotations and Shardy's constraints of one plan: XLA makes the same collectives of both."""
+"""GSPMD's annotations and Shardy's constraints of one plan: XLA makes the same collectives of
+both."""
 
 from __future__ import annotations
 
@@ -39,7 +40,11 @@ def attention() -> Model:
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
 
     keys = iter(jax.random.split(jax.random.key(0), 8))
-    shapes = dict.fromkeys("qkv", (32, 4, 8)) | {"o": (4, 8, 32), "up": (32, 128), "down": (128, 32)}
+    shapes = dict.fromkeys("qkv", (32, 4, 8)) | {
+        "o": (4, 8, 32),
+        "up": (32, 128),
+        "down": (128, 32),
+    }
     params = {name: 0.1 * jax.random.normal(next(keys), shape) for name, shape in shapes.items()}
     return export_step(step, (params,), (jax.random.normal(next(keys), (8, 16, 32)),))
 
@@ -61,9 +66,14 @@ def convolution() -> Model:
     return export_step(step, (params,), (jax.random.normal(jax.random.key(2), (8, 16, 8, 8)),))
 
 
-def collectives(artifact: bytes, options: str, mesh: str, sharding_format: str) -> tuple[Traffic, ...]:
+def collectives(
+    artifact: bytes, options: str, mesh: str, sharding_format: str
+) -> tuple[Traffic, ...]:
     """Those of the compiled module, by kind and axes."""
-    pipeline = f"shardopt-intra{{cluster=cpu-test:1x4 mesh={mesh} sharding-format={sharding_format} {options}}}"
+    pipeline = (
+        f"shardopt-intra{{cluster=cpu-test:1x4 mesh={mesh} "
+        f"sharding-format={sharding_format} {options}}}"
+    )
     with make_context() as context:
         module = load_module(artifact, context)
         run_pipeline(module, f"builtin.module({pipeline})")

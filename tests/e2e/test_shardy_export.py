@@ -1,4 +1,5 @@
-"""A module in the form of Shardy's own MPMD export, without any attribute of ours, runs and computes what it says."""
+"""A module in the form of Shardy's own MPMD export, without any attribute of ours, runs and
+computes what it says."""
 
 from __future__ import annotations
 
@@ -59,7 +60,12 @@ def test_program_of_the_module() -> None:
     assert [part.mesh.devices for part in program.meshes] == [(0, 1), (2, 3, 4, 5)], (
         "numbered in the order of the topology"
     )
-    runs = [each for part in program.meshes for each in part.instructions if isinstance(each, RunInstruction)]
+    runs = [
+        each
+        for part in program.meshes
+        for each in part.instructions
+        if isinstance(each, RunInstruction)
+    ]
     assert [run.label for run in runs] == ["fragment stage 0"] * 3 + ["fragment stage 1"] * 3
     assert not any(isinstance(each, Copy) for part in program.meshes for each in part.instructions)
     assert sum(isinstance(each, Send) for each in program.meshes[0].instructions) == 2
@@ -69,8 +75,12 @@ def test_functions_that_differ_in_their_names_are_one_executable() -> None:
     start = TEXT.index("  func.func @p0_f1_fwd.main")
     end = TEXT.index("  func.func private @positive")
     twin = TEXT[start:end].replace("p0_f1_fwd.main", "p5_f1_fwd.main")
-    text = (TEXT[:start] + twin + TEXT[start:]).replace("@p0_f1_fwd.main(%w1, %xb)", "@p5_f1_fwd.main(%w1, %xb)")
-    functions = {function.name: function.bytecode for function in program_of(text).meshes[0].functions}
+    text = (TEXT[:start] + twin + TEXT[start:]).replace(
+        "@p0_f1_fwd.main(%w1, %xb)", "@p5_f1_fwd.main(%w1, %xb)"
+    )
+    functions = {
+        function.name: function.bytecode for function in program_of(text).meshes[0].functions
+    }
     assert functions["p5_f1_fwd.main"] == functions["p0_f1_fwd.main"] != functions["p2_f1_bwd.main"]
 
 

@@ -49,7 +49,8 @@ def seconds_of_functions(text: str) -> dict[str, float]:
 
 
 def predicted_and_planned(artifact: bytes, given: PlanOptions) -> tuple[float, float, float]:
-    """Seconds of a step without its calls: by the stage phase; by the shard phase, in the loop and outside."""
+    """Seconds of a step without its calls: by the stage phase; by the shard phase, in the loop and
+    outside."""
     dumps = dict(make_plan(artifact, given).phases)
     with make_context() as context:
         module = load_module(dumps["cluster"].encode(), context)
@@ -86,15 +87,20 @@ def test_a_stage_of_two_is_priced_with_what_it_computes_again(recompute: str) ->
     where = load_cluster("cpu-test:1x2")
     ways = [o for o in stage_options(where) if o.num_devices == 1]
     again = tuple(replace(option, recompute=recompute) for option in ways)
-    prices = LazyPrices(CandidateProblem(step, step.num_layers, where, again, MICROBATCHES, 2, (), roles))
-    found = prices.best(one_f_one_b_in_flight, lambda problem, known: solve_stages(problem, 2, known))
+    prices = LazyPrices(
+        CandidateProblem(step, step.num_layers, where, again, MICROBATCHES, 2, (), roles)
+    )
+    found = prices.best(
+        one_f_one_b_in_flight, lambda problem, known: solve_stages(problem, 2, known)
+    )
     seconds = prices.problem(one_f_one_b_in_flight).seconds
     priced = [MICROBATCHES * seconds[stage] for stage in found.stages]
     assert priced == pytest.approx([planned["m0"], planned["m1"]], rel=5e-3)
 
 
 def test_gradients_are_summed_once_a_step() -> None:
-    """A model that is dear beside its optimizer: the sums are those of the loop's end, not of every microbatch."""
+    """A model that is dear beside its optimizer: the sums are those of the loop's end, not of every
+    microbatch."""
     config = Config(layers=1, hidden=64, heads=2, vocab=64, length=32)
     optimizer, step = make_train_step(config)
     params = init_params(config, jax.random.key(0))
@@ -105,7 +111,8 @@ def test_gradients_are_summed_once_a_step() -> None:
 
 
 def test_what_a_loop_computes_is_paid_for() -> None:
-    """A scan over layers that stays a loop is priced operation by operation, as the shard phase plans it."""
+    """A scan over layers that stays a loop is priced operation by operation, as the shard phase
+    plans it."""
     given = options("scanned", unroll=False, microbatches=1)
     predicted, loop, others = predicted_and_planned(MODELS["scanned"]()[0], given)
     assert predicted == pytest.approx(loop + others, rel=0.01)

@@ -65,7 +65,9 @@ def test_state_goes_on_on_another_plan_and_back(tmp_path: Path) -> None:
         run.step()
         run.save(tmp_path / "one")
         first = [run.argument(0), run.argument(1)]
-        with pytest.raises(UserError, match="one' exists already: checkpoints are never overwritten"):
+        with pytest.raises(
+            UserError, match="one' exists already: checkpoints are never overwritten"
+        ):
             run.save(tmp_path / "one")
     with start(load(OTHER)) as run:
         run.restore(tmp_path / "one")
@@ -82,7 +84,9 @@ def test_state_goes_on_on_another_plan_and_back(tmp_path: Path) -> None:
         run.restore(tmp_path / "two")
         assert run.steps_done == 2
         outputs = run.step()
-        for output, wanted in zip(outputs, expected_step(first[0] / 2, first[1] / 2, x, t), strict=True):
+        for output, wanted in zip(
+            outputs, expected_step(first[0] / 2, first[1] / 2, x, t), strict=True
+        ):
             np.testing.assert_allclose(output, wanted, rtol=1e-5, atol=1e-6)
 
 
@@ -97,7 +101,9 @@ def test_what_a_checkpoint_lacks_is_named_before_anything_changes(tmp_path: Path
         with pytest.raises(UserError, match="two' holds no complete checkpoint"):
             run.restore(tmp_path / "two")
     narrow = load(OTHER.replace("xf32>", "xbf16>"))
-    wrong = pytest.raises(UserError, match=r"expected bfloat16\[8, 4\] for 'w1', found float32\[8, 4\]")
+    wrong = pytest.raises(
+        UserError, match=r"expected bfloat16\[8, 4\] for 'w1', found float32\[8, 4\]"
+    )
     with start(narrow) as run, wrong:
         run.restore(tmp_path / "one")
 
@@ -123,16 +129,24 @@ def test_checkpoints_are_written_as_often_as_asked(tmp_path: Path) -> None:
         for step in range(1, 8):
             run.step()
             states[step] = run.argument(0)
-    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-000000000004", "step-000000000006"]
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == [
+        "step-000000000004",
+        "step-000000000006",
+    ]
     with start(example(), options) as run:
         run.load([w0, w1, x, t])
-        with pytest.raises(UserError, match=r"holds a checkpoint of step 6, this run is at step 0: resume from it"):
+        with pytest.raises(
+            UserError, match=r"holds a checkpoint of step 6, this run is at step 0: resume from it"
+        ):
             run.step()
         run.restore(tmp_path)
         run.step()
         np.testing.assert_array_equal(run.argument(0), states[7])
         run.step()
-    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-000000000006", "step-000000000008"]
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == [
+        "step-000000000006",
+        "step-000000000008",
+    ]
 
 
 def test_arguments_are_made_where_they_live() -> None:
@@ -144,7 +158,9 @@ def test_arguments_are_made_where_they_live() -> None:
         return w1[index]
 
     with start(example()) as run:
-        with pytest.raises(UserError, match=r"4 arguments have no value \(0 'w0', 1 'w1', 2 'x', …\)"):
+        with pytest.raises(
+            UserError, match=r"4 arguments have no value \(0 'w0', 1 'w1', 2 'x', …\)"
+        ):
             run.step()
         run.create({0: normal(0, 0.3, 1), 1: tile, 2: uniform(-1, 1, 2)})
         assert asked == [(slice(0, 4), slice(0, 4)), (slice(4, 8), slice(0, 4))]
@@ -157,14 +173,19 @@ def test_arguments_are_made_where_they_live() -> None:
             np.testing.assert_array_equal(run.argument(number), made)
         np.testing.assert_array_equal(run.argument(1), w1)
         run.step({3: t})
-        with pytest.raises(UserError, match=r"callback of argument 1 'w1': expected float32\[4, 4\] for \[0:4, 0:4\]"):
+        with pytest.raises(
+            UserError,
+            match=r"callback of argument 1 'w1': expected float32\[4, 4\] for \[0:4, 0:4\]",
+        ):
             run.create({1: lambda index: w1})
 
 
 def test_an_init_function_is_computed_in_shards() -> None:
     def init(key: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
         first, second = jax.random.split(key)
-        return jax.random.normal(second, (8, 4)) * scale, jnp.tanh(jax.random.uniform(first, (8, 8)))
+        return jax.random.normal(second, (8, 4)) * scale, jnp.tanh(
+            jax.random.uniform(first, (8, 8))
+        )
 
     key, scale = np.array([0, 7], np.uint32), np.float32(0.1)
     expected = jax.jit(init)(key, scale)
@@ -174,7 +195,9 @@ def test_an_init_function_is_computed_in_shards() -> None:
         wrong = r"init function: expected float32\[8, 8\] for argument 'w0', found float32\[8, 4\]"
         with pytest.raises(UserError, match=wrong):
             run.initialize(module, [0, 1], [key, scale])
-        with pytest.raises(UserError, match="init function: expected 1 results, one a state argument, found 2"):
+        with pytest.raises(
+            UserError, match="init function: expected 1 results, one a state argument, found 2"
+        ):
             run.initialize(module, [0], [key, scale])
         run.initialize(module, [1, 0], [key, scale])
         np.testing.assert_allclose(run.argument(1), expected[0], rtol=1e-6, atol=1e-7)
@@ -184,7 +207,8 @@ def test_an_init_function_is_computed_in_shards() -> None:
 
 @pytest.mark.slow
 def test_state_of_meshes_with_several_hosts(tmp_path: Path) -> None:
-    """Each host makes, writes, reads and shows its own shards; the checkpoint fits threads as well."""
+    """Each host makes, writes, reads and shows its own shards; the checkpoint fits threads as
+    well."""
 
     def init(key: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jax.random.normal(key, (8, 8)), jax.random.uniform(key, (8, 4))
@@ -192,14 +216,24 @@ def test_state_of_meshes_with_several_hosts(tmp_path: Path) -> None:
     key, w1 = np.array([0, 7], np.uint32), inputs()[1]
     expected = jax.jit(init)(key)
     exported = export.export(jax.jit(init), platforms=("cpu",))(key)
-    with open_run(example(), "process", quick_compile=True, devices_per_host=1) as run, make_context() as context:
+    with (
+        open_run(example(), "process", quick_compile=True, devices_per_host=1) as run,
+        make_context() as context,
+    ):
         run.initialize(load_module(exported.mlir_module_serialized, context), [0, 1], [key])
         np.testing.assert_allclose(run.argument(0), expected[0], rtol=1e-6)
-        np.testing.assert_allclose(run.argument(1, ((3, 6), (1, 2))), expected[1][3:6, 1:2], rtol=1e-6)
+        np.testing.assert_allclose(
+            run.argument(1, ((3, 6), (1, 2))), expected[1][3:6, 1:2], rtol=1e-6
+        )
         run.create({1: lambda index: w1[index], 2: uniform(-1, 1, 2), 3: normal(0, 1, 3)})
         run.save(tmp_path / "one")
         files = {path.name: path.stat().st_size for path in (tmp_path / "one").glob("*.bin")}
-        assert files == {"m0.0.bin": 256, "m0.1.bin": 0, "m1.0.bin": 64, "m1.1.bin": 64}  # w0 has two equal copies
+        assert files == {
+            "m0.0.bin": 256,
+            "m0.1.bin": 0,
+            "m1.0.bin": 64,
+            "m1.1.bin": 64,
+        }  # w0 has two equal copies
         run.create({0: normal(0, 1, 9), 1: normal(0, 1, 9)})
         run.restore(tmp_path / "one")
         saved = [run.argument(number) for number in range(4)]
@@ -215,21 +249,30 @@ def test_state_of_meshes_with_several_hosts(tmp_path: Path) -> None:
 MODULE = Path(__file__).parent / "exported_example.mlir"
 
 
-def shardopt_run(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, list[str], list[str]]:
+def shardopt_run(
+    capsys: pytest.CaptureFixture[str], *options: str
+) -> tuple[int, list[str], list[str]]:
     """Exit code, and the lines of both streams."""
     code = main(["run", str(MODULE), "--quick-compile", *options])
     out, err = capsys.readouterr()
     return code, out.splitlines(), err.splitlines()
 
 
-def test_the_tool_resumes_and_calls_damage_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tool_resumes_and_calls_damage_a_mistake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = ("--checkpoint-dir", str(tmp_path))
     code, whole, _ = shardopt_run(capsys, "--steps", "4")
     assert code == 0
     assert shardopt_run(capsys, "--steps", "3", *folder, "--checkpoint-every", "3")[0] == 0
     code, out, _ = shardopt_run(capsys, "--steps", "4", *folder, "--resume")
-    assert code == 0 and len(out) == 1 and out[0].split("scalars")[1] == whole[3].split("scalars")[1]
-    for name, said in (("m1.bin", "'w1' is damaged at byte 0"), ("manifest.json", "expected a manifest with")):
+    assert (
+        code == 0 and len(out) == 1 and out[0].split("scalars")[1] == whole[3].split("scalars")[1]
+    )
+    for name, said in (
+        ("m1.bin", "'w1' is damaged at byte 0"),
+        ("manifest.json", "expected a manifest with"),
+    ):
         path = tmp_path / "step-000000000004" / name
         path.write_bytes(b"[]" if name == "manifest.json" else bytes(path.stat().st_size))
         code, out, err = shardopt_run(capsys, "--steps", "9", *folder, "--resume")
@@ -241,7 +284,10 @@ def test_the_tool_resumes_and_calls_damage_a_mistake(tmp_path: Path, capsys: pyt
     [
         (("--resume",), "--resume needs --checkpoint-dir"),
         (("--checkpoint-every", "2"), "--checkpoint-every needs --checkpoint-dir"),
-        (("--checkpoint-dir", "/dev/null/x"), "cannot write checkpoints to '/dev/null/x': Not a directory"),
+        (
+            ("--checkpoint-dir", "/dev/null/x"),
+            "cannot write checkpoints to '/dev/null/x': Not a directory",
+        ),
     ],
 )
 def test_options_of_checkpoints_that_make_no_sense(
@@ -264,4 +310,7 @@ def test_a_run_that_fails_has_an_exit_code_of_its_own(
     code, _, err = shardopt_run(capsys, "--restarts", "2")
     error = "mesh 'm1', host 0, step 0, instruction 3 (FREE %1): its process ended"
     assert code == 3 and len(attempts) == 3
-    assert err == [*[f"warning: {error}", "note: starting again from step 0"] * 2, f"shardopt: error: {error}"]
+    assert err == [
+        *[f"warning: {error}", "note: starting again from step 0"] * 2,
+        f"shardopt: error: {error}",
+    ]

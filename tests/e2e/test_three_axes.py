@@ -1,4 +1,5 @@
-"""A mesh of three axes over eight host devices: the numbers of one device, and a plan that uses every axis."""
+"""A mesh of three axes over eight host devices: the numbers of one device, and a plan that uses
+every axis."""
 
 from __future__ import annotations
 

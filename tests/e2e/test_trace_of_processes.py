@@ -1,4 +1,5 @@
-"""What runs in several processes tell: times on one clock, and where workers stand while a step runs."""
+"""What runs in several processes tell: times on one clock, and where workers stand while a step
+runs."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def check_spans(run: Run) -> None:
 def test_processes_share_a_clock_and_say_where_they_stand() -> None:
     stuck = Fault("sleep", "m1", host=0, step=1, position=2)
     limits = Limits(progress_seconds=3)
-    with open_run(example(), "process", quick_compile=True, trace=True, faults=[stuck], limits=limits) as run:
+    with open_run(
+        example(), "process", quick_compile=True, trace=True, faults=[stuck], limits=limits
+    ) as run:
         run.load(inputs())
         run.step()
         check_spans(run)
@@ -56,4 +59,6 @@ def test_processes_share_a_clock_and_say_where_they_stand() -> None:
         thread.join()
     assert "step 1, instruction" in here[0] and "waits for message #2 from mesh 'm1'" in here[0]
     assert here[1].startswith("mesh 'm1', host 0: step 1, instruction 2 (")
-    assert "no worker got on" in str(ended[0]), "the run ends by its own limit, not because it was asked"
+    assert "no worker got on" in str(ended[0]), (
+        "the run ends by its own limit, not because it was asked"
+    )

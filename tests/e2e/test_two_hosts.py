@@ -1,4 +1,5 @@
-"""Two hosts with a link of 1 Gbit/s between them, made of network namespaces: a run over Ray, a mesh on both of them.
+"""Two hosts with a link of 1 Gbit/s between them, made of network namespaces: a run over Ray, a
+mesh on both of them.
 
 What transfers between them take is measured by `benchmarks/runtime/two_hosts.py`.
 """
@@ -18,7 +19,10 @@ from shardopt.runtime.reference import compare
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
-INSIDE = "import sys; sys.path[:0] = ['.', 'tests/e2e']; from test_two_hosts import inside; inside(sys.argv[1])"
+INSIDE = (
+    "import sys; sys.path[:0] = ['.', 'tests/e2e']; from test_two_hosts import inside; "
+    "inside(sys.argv[1])"
+)
 
 
 def test_a_mesh_on_both_hosts() -> None:
@@ -35,7 +39,9 @@ def inside(address: str) -> None:
     """On the first host: the numbers of three steps, and where the workers are."""
     program = replace(load(wide_model.TEXT), hosts=((0, 1, 4, 5), (2, 3)))
     w, k = wide_model.inputs()
-    with open_run(program, "ray", ray_address=address, checked_steps=100, quick_compile=True) as run:
+    with open_run(
+        program, "ray", ray_address=address, checked_steps=100, quick_compile=True
+    ) as run:
         run.load([w, k])
         for _ in range(3):
             outputs = run.step()

@@ -1,8 +1,8 @@
-"""A program whose mesh `wide` has two hosts of two devices, with a neighbour `small` on a third, and its numbers.
+"""A program whose mesh `wide` has two hosts of two devices, with a neighbour `small` on a third,
+and its numbers.
 
-Into `wide`, inside it and out of it, values change their shardings so that all pairs of hosts exchange some of them;
-the product in @mix and the sum are taken over both hosts of it.
-"""
+Into `wide`, inside it and out of it, values change their shardings so that all pairs of hosts
+exchange some of them; the product in @mix and the sum are taken over both hosts of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import numpy as np
 DEVICES_PER_HOST = 2
 
 WHOLE, ROWS = "", ', sharding=<@small, [{"x"}, {}]>'
-_BOTH, _TURNED = (f', sharding=<@wide, [{{"{rows}"}}, {{"{columns}"}}]>' for rows, columns in ("xy", "yx"))
+_BOTH, _TURNED = (
+    f', sharding=<@wide, [{{"{rows}"}}, {{"{columns}"}}]>' for rows, columns in ("xy", "yx")
+)
 
 
 def _wide(sharding: str = WHOLE, tensor: str = "8x8xf32") -> str:

@@ -1,4 +1,5 @@
-"""Programs on GPUs: stage executables against numpy, donation, a profile, and a GPT's step beside plain `jax.jit`."""
+"""Programs on GPUs: stage executables against numpy, donation, a profile, and a GPT's step beside
+plain `jax.jit`."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ CONFIG, BATCH = Config(layers=6, hidden=1024, heads=16, vocab=8192, length=512),
 
 def planned(model: object, stages: int) -> Program:
     cluster = f"h100-sxm:1x{stages}"
-    plan = make_plan(model, PlanOptions(cluster, stages=stages, submesh="1x1", microbatches=1, recompute="none"))
+    plan = make_plan(
+        model, PlanOptions(cluster, stages=stages, submesh="1x1", microbatches=1, recompute="none")
+    )
     with make_context() as context:
         return prepare(load_module(plan.module, context))
 
@@ -49,7 +52,9 @@ def test_two_stages_share_a_gpu() -> None:
     model, inputs = gpt_step(Config(layers=2), 4)
     losses = {}
     for stages in (1, 2):
-        with open_run(planned(model, stages), platform="gpu", share_gpus=True, checked_steps=3) as run:
+        with open_run(
+            planned(model, stages), platform="gpu", share_gpus=True, checked_steps=3
+        ) as run:
             run.load(inputs)
             losses[stages] = [float(run.step()[-1]) for _ in range(3)]
     assert losses[2] == pytest.approx(losses[1], rel=1e-3)
@@ -87,7 +92,8 @@ def test_a_missing_gpu_is_named() -> None:
 
 
 def test_a_step_takes_what_it_takes_under_jit() -> None:
-    """The one test with a clock, for it is a promise: in turns, by medians, on steps of many milliseconds."""
+    """The one test with a clock, for it is a promise: in turns, by medians, on steps of many
+    milliseconds."""
     import jax
 
     model, inputs = gpt_step(CONFIG, BATCH)

@@ -1,4 +1,5 @@
-"""NCCL on one GPU: a communicator of one rank sends to itself, from a box of an array to one of a new array."""
+"""NCCL on one GPU: a communicator of one rank sends to itself, from a box of an array to one of a
+new array."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""lit configuration: run `lit tests/lit` from the virtual environment, or `pytest tests/unit/test_lit.py`."""
+"""lit configuration: run `lit tests/lit`, or `pytest tests/unit/test_lit.py`."""
 
 import os
 import re
@@ -7,16 +7,18 @@ from pathlib import Path
 
 import lit.formats
 
-config.name = "shardopt"  # noqa: F821  (lit defines `config`)
-config.test_format = lit.formats.ShTest()  # noqa: F821
-config.suffixes = [".mlir"]  # noqa: F821
-config.excludes = ["Inputs"]  # noqa: F821
-config.test_source_root = str(Path(__file__).parent)  # noqa: F821
-config.test_exec_root = os.environ.get("SHARDOPT_LIT_OUTPUT", str(Path(__file__).parents[2] / "out" / "lit"))  # noqa: F821
+config.name = "shardopt"
+config.test_format = lit.formats.ShTest()
+config.suffixes = [".mlir"]
+config.excludes = ["Inputs"]
+config.test_source_root = str(Path(__file__).parent)
+config.test_exec_root = os.environ.get(
+    "SHARDOPT_LIT_OUTPUT", str(Path(__file__).parents[2] / "out" / "lit")
+)
 
 # FileCheck and split-file stand beside the interpreter; `not` is built into lit's shell.
 tools = str(Path(sys.executable).parent)
-config.environment["PATH"] = os.pathsep.join([tools, os.environ.get("PATH", "")])  # noqa: F821
+config.environment["PATH"] = os.pathsep.join([tools, os.environ.get("PATH", "")])
 
 
 def whole_word(tool: str) -> str:
@@ -24,11 +26,17 @@ def whole_word(tool: str) -> str:
     return rf"(?<![\w/.-]){re.escape(tool)}(?![\w/.-])"
 
 
-# This interpreter's code, wherever a `shardopt-opt` of another environment may stand on PATH; with a socket, in a
-# process that has imported it (`warm_server.py`).
+# This interpreter's code, wherever a `shardopt-opt` of another environment may stand on PATH; with
+# a socket, in a process that has imported it (`warm_server.py`).
 warm = os.environ.get("SHARDOPT_LIT_SOCKET")
 client = f"{sys.executable} -S -I {Path(__file__).parent / 'warm_client.py'} {warm}"
-config.substitutions += [  # noqa: F821
-    (whole_word("shardopt-opt"), f"{client} shardopt-opt" if warm else f"{sys.executable} -m shardopt.tools.opt"),
-    (whole_word("shardopt"), f"{client} shardopt" if warm else f"{sys.executable} -m shardopt.tools.shardopt"),
+config.substitutions += [
+    (
+        whole_word("shardopt-opt"),
+        f"{client} shardopt-opt" if warm else f"{sys.executable} -m shardopt.tools.opt",
+    ),
+    (
+        whole_word("shardopt"),
+        f"{client} shardopt" if warm else f"{sys.executable} -m shardopt.tools.shardopt",
+    ),
 ]

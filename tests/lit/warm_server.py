@@ -1,10 +1,10 @@
-"""Runs the tools for lit in forks of one process that has imported them: most tests take less time than the imports.
+"""Runs the tools for lit in forks of one process that has imported them: most tests take less time
+than the imports.
 
     python warm_server.py SOCKET     # until standard input ends; `warm_client.py` asks for the runs
 
-A fork gets the folder, the environment, the arguments and the open streams of its client, and answers with its exit
-code.
-"""
+A fork gets the folder, the environment, the arguments and the open streams of its client, and
+answers with its exit code."""
 
 from __future__ import annotations
 

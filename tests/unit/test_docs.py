@@ -1,4 +1,5 @@
-"""The generated pages are up to date, links lead somewhere, and the table of attributes is what the IR says."""
+"""The generated pages are up to date, links lead somewhere, and the table of attributes is what the
+IR says."""
 
 from __future__ import annotations
 
@@ -45,10 +46,15 @@ def test_generated_pages_are_up_to_date() -> None:
     assert docs.main(["--check"]) == 0
 
 
-def test_a_stale_page_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stale_page_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(docs, "dialect_page", lambda: "other text")
     assert docs.main(["--check"]) == 1
-    assert "out of date: docs/reference/dialect.md; run python -m scripts.docs" in capsys.readouterr().err
+    assert (
+        "out of date: docs/reference/dialect.md; run python -m scripts.docs"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -81,7 +87,9 @@ def test_the_comparison_with_mlir_opt_has_every_flag_and_a_test_of_it() -> None:
     rows = dict(re.findall(r"^\| `(-[^`]*)` .* \| `(tests/[^`]*)` \|$", text, re.MULTILINE))
     flags = {flag for flag in build_parser().option_strings if flag not in ("-h", "--help")}
     assert rows.keys() - {"--<pass>"} == flags
-    assert [flag for flag, test in rows.items() if "<" not in flag and not _uses(ROOT / test, flag)] == []
+    assert [
+        flag for flag, test in rows.items() if "<" not in flag and not _uses(ROOT / test, flag)
+    ] == []
 
 
 def _uses(test: Path, flag: str) -> bool:
@@ -97,7 +105,8 @@ def test_sketches_become_fenced_blocks() -> None:
 
 
 def _attributes(module: ir.Module) -> set[tuple[str, str]]:
-    """(operation, attribute) of every operation; attributes of arguments count for their function."""
+    """(operation, attribute) of every operation; attributes of arguments count for their
+    function."""
     found = set()
     for op in [module.operation, *operations(module.operation)]:
         found |= {(op.name, name) for name in op.attributes}
@@ -123,13 +132,21 @@ def forms() -> dict[str, set[tuple[str, str]]]:
         module = load_module(str(ROOT / "docs" / "tutorial" / "mlp.mlir"), context)
         seen = {INPUT: _attributes(module)}
         for phase in PHASES:
-            own = " ".join(text for text in OPTIONS.split() if text.partition("=")[0] in _options_of(phase.name))
+            own = " ".join(
+                text
+                for text in OPTIONS.split()
+                if text.partition("=")[0] in _options_of(phase.name)
+            )
             steps = _Attributes()
             run_pipeline(module, phase_range(phase.name, phase.name, own), instrumentation=[steps])
             seen[phase.name] = steps.seen
         plain = _Attributes()
         module = load_module(str(ROOT / "docs" / "tutorial" / "mlp.mlir"), context)
-        run_pipeline(module, "builtin.module(shardopt-intra{mesh=2x2 cluster=cpu-test:1x4})", instrumentation=[plain])
+        run_pipeline(
+            module,
+            "builtin.module(shardopt-intra{mesh=2x2 cluster=cpu-test:1x4})",
+            instrumentation=[plain],
+        )
         seen["shard"] |= plain.seen
     return seen
 
@@ -145,12 +162,21 @@ def test_attributes_stand_where_the_table_says(forms: dict[str, set[tuple[str, s
     for attribute in ATTRIBUTES:
         if attribute.name in UNUSED:
             continue
-        holders = {form: {op for op, name in seen if name == attribute.name} for form, seen in forms.items()}
+        holders = {
+            form: {op for op, name in seen if name == attribute.name}
+            for form, seen in forms.items()
+        }
         first = next(form for form, ops in holders.items() if ops)
         assert first == phase_of[attribute.writer], attribute.name
         seen = set().union(*holders.values())
-        assert all(any(fnmatch(op, pattern) for pattern in attribute.on) for op in seen), (attribute.name, seen)
-        assert all(any(fnmatch(op, pattern) for op in seen) for pattern in attribute.on), (attribute.name, seen)
+        assert all(any(fnmatch(op, pattern) for pattern in attribute.on) for op in seen), (
+            attribute.name,
+            seen,
+        )
+        assert all(any(fnmatch(op, pattern) for op in seen) for pattern in attribute.on), (
+            attribute.name,
+            seen,
+        )
 
 
 def test_the_table_has_every_attribute_of_ours(forms: dict[str, set[tuple[str, str]]]) -> None:

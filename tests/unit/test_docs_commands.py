@@ -1,4 +1,5 @@
-"""Runs every command in the documentation: blocks fenced with ```console in README.md and docs/**/*.md.
+"""Runs every command in the documentation: blocks fenced with ```console in README.md and
+docs/**/*.md.
 
     ```console
     $ shardopt-opt mlp.mlir --to=import -o imported.mlir
@@ -6,12 +7,12 @@
     5
     ```
 
-A command starts with `$ `. It goes on in the next line after a backslash, and up to the line `END` after `<<'END'`. All
-commands of a page run in order in one new directory, which holds the files of docs/tutorial and leads to docs, examples
-and tests. They must succeed, or have `[1]`, their exit code, in the line behind their output. Where output is shown
-(stdout and stderr together) it must be what the command prints: `…` stands for any text within a line, and a line of
-`…` alone for any number of lines. A command that shows no output may print anything.
-"""
+A command starts with `$ `. It goes on in the next line after a backslash, and up to the line `END`
+after `<<'END'`. All commands of a page run in order in one new directory, which holds the files of
+docs/tutorial and leads to docs, examples and tests. They must succeed, or have `[1]`, their exit
+code, in the line behind their output. Where output is shown (stdout and stderr together) it must be
+what the command prints: `…` stands for any text within a line, and a line of `…` alone for any
+number of lines. A command that shows no output may print anything."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ EXIT_CODE = re.compile(r"\[(\d+)\]")
 
 @dataclass(frozen=True)
 class Command:
-    """One command of a page, the output shown behind it (none: any output will do), and its exit code."""
+    """One command of a page, the output shown behind it (none: any output will do), and its exit
+    code."""
 
     text: str
     output: tuple[str, ...]
@@ -61,9 +63,12 @@ def _of_block(block: str) -> list[Command]:
 
 
 def matches(shown: tuple[str, ...], printed: tuple[str, ...]) -> bool:
-    """Whether the printed lines are those shown; blanks at the ends of lines and empty last lines do not count."""
+    """Whether the printed lines are those shown; blanks at the ends of lines and empty last lines
+    do not count."""
     patterns = [
-        r"(?:.*\n)*?" if line.strip() == "…" else ".*".join(map(re.escape, line.rstrip().split("…"))) + r"\n"
+        r"(?:.*\n)*?"
+        if line.strip() == "…"
+        else ".*".join(map(re.escape, line.rstrip().split("…"))) + r"\n"
         for line in shown
     ]
     text = "\n".join(line.rstrip() for line in printed).rstrip("\n") + "\n"
@@ -78,9 +83,16 @@ PAGES = {
 
 
 def _environment() -> dict[str, str]:
-    """The tools of this interpreter and the checkout, in English, and without colours or the width of a terminal."""
+    """The tools of this interpreter and the checkout, in English, and without colours or the width
+    of a terminal."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8", "NO_COLOR": "1"}
+    return {
+        **os.environ,
+        "PATH": path,
+        "PYTHONPATH": str(ROOT),
+        "LC_ALL": "C.UTF-8",
+        "NO_COLOR": "1",
+    }
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -90,7 +102,8 @@ def test_commands_of_a_page_print_what_it_shows(page: str, tmp_path: Path) -> No
         (tmp_path / name).symlink_to(ROOT / name)
     for command in PAGES[page]:
         run = subprocess.run(
-            # `timeout` ends what the shell has started, too, which would go on alone if only the shell were killed
+            # `timeout` ends what the shell has started, too, which would go on alone if only the
+            # shell were killed
             ["timeout", "--kill-after=5", "120", "bash", "-o", "pipefail", "-c", command.text],
             cwd=tmp_path,
             env=_environment(),
@@ -102,7 +115,10 @@ def test_commands_of_a_page_print_what_it_shows(page: str, tmp_path: Path) -> No
         printed = tuple(run.stdout.splitlines())
         if command.output and not matches(command.output, printed):
             expected = "\n".join(command.output)
-            pytest.fail(f"$ {command.text}\n--- {page} shows\n{expected}\n--- the command prints\n{run.stdout}")
+            pytest.fail(
+                f"$ {command.text}\n--- {page} shows\n{expected}\n--- the command "
+                f"prints\n{run.stdout}"
+            )
 
 
 def test_every_page_that_shows_commands_is_run() -> None:
@@ -111,11 +127,17 @@ def test_every_page_that_shows_commands_is_run() -> None:
 
 def test_readme_shows_no_command_that_is_not_run() -> None:
     """Blocks that are not run hold targets of the Makefile, or no command at all."""
-    readme, makefile = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "Makefile"))
+    readme, makefile = (
+        (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "Makefile")
+    )
     assert set(re.findall(r"^```(\w+)$", readme, re.MULTILINE)) == {"console"}
-    plain = "\n".join(re.findall(r"^```\n(.*?)^```$", BLOCK.sub("", readme), re.MULTILINE | re.DOTALL))
+    plain = "\n".join(
+        re.findall(r"^```\n(.*?)^```$", BLOCK.sub("", readme), re.MULTILINE | re.DOTALL)
+    )
     assert re.search(r"^(\$|shardopt |shardopt-opt |python |pip )", plain, re.MULTILINE) is None
-    targets = re.findall(r"^make ([\w-]+)", plain, re.MULTILINE) + re.findall(r"`make ([\w-]+)`", readme)
+    targets = re.findall(r"^make ([\w-]+)", plain, re.MULTILINE) + re.findall(
+        r"`make ([\w-]+)`", readme
+    )
     assert targets and [name for name in targets if f"\n{name}:" not in makefile] == []
 
 

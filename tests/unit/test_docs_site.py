@@ -1,8 +1,8 @@
-"""The site of the documentation: its navigation has every page, the page of commands is up to date, pages that are
-named in code exist.
+"""The site of the documentation: its navigation has every page, the page of commands is up to date,
+pages that are named in code exist.
 
-`make site` builds it with --strict; what mkdocs would find is found here without it, links by test_docs.py.
-"""
+`make site` builds it with --strict; what mkdocs would find is found here without it, links by
+test_docs.py."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ def test_the_site_has_four_parts_that_begin_with_an_overview(config: dict[str, A
 def test_an_overview_links_to_every_page_of_its_part(part: str) -> None:
     text = (DOCS / part / "index.md").read_text(encoding="utf-8")
     pages = {path.name for path in (DOCS / part).glob("*.md")} - {"index.md"}
-    assert {page for page in pages if f"({page})" not in text} <= {"glossary.md"} and "](index.md" not in text
+    assert {page for page in pages if f"({page})" not in text} <= {
+        "glossary.md"
+    } and "](index.md" not in text
 
 
 def test_the_api_page_names_what_is_there() -> None:
@@ -81,7 +83,9 @@ def test_the_api_page_has_all_that_the_package_offers() -> None:
     import shardopt
 
     names = DIRECTIVE.findall((DOCS / "reference" / "api.md").read_text(encoding="utf-8"))
-    assert {f"shardopt.{name}" for name in shardopt.__all__} - {"shardopt.Parallelized"} <= set(names)
+    assert {f"shardopt.{name}" for name in shardopt.__all__} - {"shardopt.Parallelized"} <= set(
+        names
+    )
 
 
 def test_the_page_of_commands_is_up_to_date() -> None:
@@ -91,7 +95,9 @@ def test_the_page_of_commands_is_up_to_date() -> None:
 
 def test_pages_that_the_code_names_exist() -> None:
     sources = [
-        path for folder in ("shardopt", "runtime", "benchmarks", "tests") for path in (ROOT / folder).rglob("*.py")
+        path
+        for folder in ("shardopt", "runtime", "benchmarks", "tests")
+        for path in (ROOT / folder).rglob("*.py")
     ]
     named = {
         (str(path.relative_to(ROOT)), page)
@@ -107,7 +113,15 @@ def test_tables_of_docstrings_become_definition_lists() -> None:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    table = "a        text of a,\n         two lines\nb, c     of two\nlong,    of two\nnames    below each other"
+    table = (
+        "a        text of a,\n         two lines\nb, c     of two\nlong,    of two\nnames    "
+        "below each other"
+    )
     text = "Two words  of a sentence\nthat goes on."
-    lists = "`a`\n:   text of a, two lines\n\n`b, c`\n:   of two\n\n`long, names`\n:   of two below each other"
-    assert module.with_definition_lists(f"Head.\n\n{table}\n\n{text}") == f"Head.\n\n{lists}\n\n{text}"
+    lists = (
+        "`a`\n:   text of a, two lines\n\n`b, c`\n:   of two\n\n`long, names`\n:   of two "
+        "below each other"
+    )
+    assert (
+        module.with_definition_lists(f"Head.\n\n{table}\n\n{text}") == f"Head.\n\n{lists}\n\n{text}"
+    )

@@ -1,4 +1,5 @@
-"""Who may import whom, read from the source, and what an import or a `--help` loads, seen in a fresh process."""
+"""Who may import whom, read from the source, and what an import or a `--help` loads, seen in a
+fresh process."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from shardopt.passes.base import Pass
 
 ROOT = Path(__file__).parents[2]
 
-# Each package, and the packages of ours that it may import at all, inside functions too: only such as stand above it.
+# Each package, and the packages of ours that it may import at all, inside functions too: only such
+# as stand above it.
 ALLOWED: dict[str, set[str]] = {
     "support": set(),
     "caching": set(),
@@ -29,18 +31,69 @@ ALLOWED: dict[str, set[str]] = {
     "cost": {"mesh", "hardware"},
     "xla_text": {"mesh", "cost"},
     "schedule": {"support", "hardware"},
-    "solve": {"support", "options", "caching", "mesh", "graph", "hardware", "planfile", "cost", "schedule"},
+    "solve": {
+        "support",
+        "options",
+        "caching",
+        "mesh",
+        "graph",
+        "hardware",
+        "planfile",
+        "cost",
+        "schedule",
+    },
     "ir": {"support"},
     "dialect": {"support", "mesh", "hardware", "planfile", "schedule", "ir"},
     "extract": {"support", "mesh", "graph", "hardware", "cost", "schedule", "ir", "dialect"},
-    "forms": {"support", "mesh", "graph", "hardware", "cost", "schedule", "ir", "dialect", "extract"},
+    "forms": {
+        "support",
+        "mesh",
+        "graph",
+        "hardware",
+        "cost",
+        "schedule",
+        "ir",
+        "dialect",
+        "extract",
+    },
     "passes": {
-        *("support", "options", "mesh", "graph", "hardware", "planfile", "cost", "schedule", "solve"),
+        *(
+            "support",
+            "options",
+            "mesh",
+            "graph",
+            "hardware",
+            "planfile",
+            "cost",
+            "schedule",
+            "solve",
+        ),
         *("ir", "dialect", "extract", "forms"),
     },
     "pipeline": {"support", "ir", "passes"},
-    "report": {"mesh", "hardware", "planfile", "cost", "schedule", "ir", "dialect", "extract", "forms"},
-    "runtime": {"support", "options", "caching", "mesh", "hardware", "cost", "schedule", "ir", "dialect", "forms"},
+    "report": {
+        "mesh",
+        "hardware",
+        "planfile",
+        "cost",
+        "schedule",
+        "ir",
+        "dialect",
+        "extract",
+        "forms",
+    },
+    "runtime": {
+        "support",
+        "options",
+        "caching",
+        "mesh",
+        "hardware",
+        "cost",
+        "schedule",
+        "ir",
+        "dialect",
+        "forms",
+    },
     "frontend": {
         *("support", "options", "caching", "mesh", "hardware", "planfile", "schedule"),
         *("ir", "dialect", "extract", "forms", "passes", "pipeline", "report", "runtime"),
@@ -65,13 +118,21 @@ PURE = {
     "solve",
 }
 IMPURE_MODULES = {"jax", "jaxlib", "ray", "cupy"}
-# Modules too slow to load before they are needed, and the packages whose files may import them at the top.
-HEAVY = {"jax": {"runtime", "frontend"}, "ray": {"runtime"}, "cupy": {"runtime"}, "ortools": set(), "numba": {"solve"}}
+# Modules too slow to load before they are needed, and the packages whose files may import them at
+# the top.
+HEAVY = {
+    "jax": {"runtime", "frontend"},
+    "ray": {"runtime"},
+    "cupy": {"runtime"},
+    "ortools": set(),
+    "numba": {"solve"},
+}
 
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module: in which package and file, on which line, and whether the import runs with the file."""
+    """One imported module: in which package and file, on which line, and whether the import runs
+    with the file."""
 
     package: str
     file: str
@@ -90,15 +151,22 @@ class Import:
 
 
 def imports_of(tree: ast.AST, at_top: bool = True) -> Iterator[tuple[int, str, bool]]:
-    """(line, module, runs with the file); what stands under `if TYPE_CHECKING` never runs and is left out."""
+    """(line, module, runs with the file); what stands under `if TYPE_CHECKING` never runs and is
+    left out."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name, at_top) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: relative imports hide who imports whom"
-            # `from shardopt.solve import stages` imports a module; `from x import name` at worst names one more
-            yield from ((node.lineno, f"{node.module}.{alias.name}", at_top) for alias in node.names)
-        elif isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            # `from shardopt.solve import stages` imports a module; `from x import name` at worst
+            # names one more
+            yield from (
+                (node.lineno, f"{node.module}.{alias.name}", at_top) for alias in node.names
+            )
+        elif isinstance(node, ast.If) and ast.unparse(node.test) in (
+            "TYPE_CHECKING",
+            "typing.TYPE_CHECKING",
+        ):
             yield from imports_of(ast.Module(node.orelse, []), at_top)
         else:
             inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
@@ -109,10 +177,14 @@ def all_imports() -> list[Import]:
     found = []
     for folder, prefix in ((ROOT / "shardopt", ""), (ROOT / "runtime", "runtime")):
         for path in sorted(folder.rglob("*.py")):
-            package = prefix or (path.relative_to(folder).parts[0] if path.parent != folder else "shardopt")
+            package = prefix or (
+                path.relative_to(folder).parts[0] if path.parent != folder else "shardopt"
+            )
             tree = ast.parse(path.read_text(), str(path))
             file = str(path.relative_to(ROOT))
-            found += [Import(package, file, line, module, top) for line, module, top in imports_of(tree)]
+            found += [
+                Import(package, file, line, module, top) for line, module, top in imports_of(tree)
+            ]
     return found
 
 
@@ -131,8 +203,8 @@ def test_packages_import_only_what_they_may() -> None:
 
 
 def module_graph() -> dict[str, set[str]]:
-    """Who imports whom, among modules of ours. Imports inside of functions count as well: they make a circle run, but
-    whoever reads it still goes round."""
+    """Who imports whom, among modules of ours. Imports inside of functions count as well: they make
+    a circle run, but whoever reads it still goes round."""
     graph: dict[str, set[str]] = {i.module_name: set() for i in IMPORTS}
     for found in IMPORTS:
         target = found.module if found.module in graph else found.module.rpartition(".")[0]
@@ -156,7 +228,9 @@ def test_rooms_of_the_solvers_do_not_import_each_other_in_a_circle() -> None:
     for module, imported in module_graph().items():
         room = module.rpartition(".")[0]
         if room.startswith("shardopt.solve"):
-            others = {name.rpartition(".")[0] for name in imported if name.startswith("shardopt.solve.")}
+            others = {
+                name.rpartition(".")[0] for name in imported if name.startswith("shardopt.solve.")
+            }
             rooms.setdefault(room, set()).update(others - {room})
     TopologicalSorter(rooms).prepare()
 
@@ -167,12 +241,16 @@ def test_the_table_names_every_package() -> None:
 
 
 def test_every_room_says_what_is_in_it() -> None:
-    rooms = [path for folder in ("shardopt", "runtime") for path in (ROOT / folder).rglob("__init__.py")]
+    rooms = [
+        path for folder in ("shardopt", "runtime") for path in (ROOT / folder).rglob("__init__.py")
+    ]
     assert [str(path) for path in rooms if not ast.get_docstring(ast.parse(path.read_text()))] == []
 
 
 def test_planning_is_pure() -> None:
-    wrong = [str(i) for i in IMPORTS if i.package in PURE and i.module.split(".")[0] in IMPURE_MODULES]
+    wrong = [
+        str(i) for i in IMPORTS if i.package in PURE and i.module.split(".")[0] in IMPURE_MODULES
+    ]
     assert wrong == []
 
 
@@ -198,9 +276,17 @@ def test_heavy_modules_are_imported_late() -> None:
 
 
 def test_every_pass_file_is_registered_under_its_name() -> None:
-    """<verb>_<object>.py holds <VerbObject>, registered as shardopt-<verb>-<object>, and nothing else is registered."""
-    files = {path.stem for path in (ROOT / "shardopt" / "passes").glob("*.py") if not path.stem.startswith("_")}
-    on_disk = {f"{registry.PREFIX}{stem.replace('_', '-')}" for stem in files - set(registry.INFRASTRUCTURE)}
+    """<verb>_<object>.py holds <VerbObject>, registered as shardopt-<verb>-<object>, and nothing
+    else is registered."""
+    files = {
+        path.stem
+        for path in (ROOT / "shardopt" / "passes").glob("*.py")
+        if not path.stem.startswith("_")
+    }
+    on_disk = {
+        f"{registry.PREFIX}{stem.replace('_', '-')}"
+        for stem in files - set(registry.INFRASTRUCTURE)
+    }
     assert sorted(on_disk ^ set(registry.PASSES)) == []
     for name in registry.PASSES:
         cls = registry.pass_class(name)
@@ -212,9 +298,17 @@ def test_every_pass_file_is_registered_under_its_name() -> None:
         assert str(cls()) == name and cls.parse() == cls()
 
 
-HELP = "from shardopt.tools.opt import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass"
-RUN = "from shardopt.tools.opt import main\nassert main(['-o', '/dev/null', '--cse', '/dev/null']) == 0"
-ALL_PASSES = "from shardopt.passes.registry import PASSES, pass_class\n[pass_class(name) for name in PASSES]"
+HELP = (
+    "from shardopt.tools.opt import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass"
+)
+RUN = (
+    "from shardopt.tools.opt import main\nassert main(['-o', '/dev/null', '--cse', "
+    "'/dev/null']) "
+    "== 0"
+)
+ALL_PASSES = (
+    "from shardopt.passes.registry import PASSES, pass_class\n[pass_class(name) for name in PASSES]"
+)
 
 
 @pytest.mark.parametrize(
@@ -228,5 +322,8 @@ ALL_PASSES = "from shardopt.passes.registry import PASSES, pass_class\n[pass_cla
     ids=["import", "help", "run", "all-passes"],
 )
 def test_what_loads(code: str, absent: tuple[str, ...]) -> None:
-    check = f"\nimport sys\nloaded = [m for m in {absent!r} if m in sys.modules]\nassert not loaded, loaded"
+    check = (
+        f"\nimport sys\nloaded = [m for m in {absent!r} if m in sys.modules]\nassert not "
+        "loaded, loaded"
+    )
     subprocess.run([sys.executable, "-c", code + check], check=True, stdout=subprocess.DEVNULL)

@@ -24,27 +24,39 @@ def _warm_server() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:  # paths of sockets must be short
         socket = str(Path(folder) / "tools")
         command = [sys.executable, str(ROOT / "tests" / "lit" / "warm_server.py"), socket]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as server:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
+        ) as server:
             assert server.stdin is not None and server.stdout is not None
             assert server.stdout.readline() == b"ready\n"
             yield socket
             server.stdin.close()
 
 
-@pytest.mark.skipif(not shutil.which("FileCheck", path=str(TOOLS)), reason="FileCheck has no wheel for this platform")
+@pytest.mark.skipif(
+    not shutil.which("FileCheck", path=str(TOOLS)),
+    reason="FileCheck has no wheel for this platform",
+)
 def test_lit_suite(tmp_path: Path) -> None:
-    """Every test under tests/lit passes; lit's own output, with the failing commands, is shown otherwise."""
+    """Every test under tests/lit passes; lit's own output, with the failing commands, is shown
+    otherwise."""
     report = tmp_path / "lit.json"
     with _warm_server() as socket:
         run = subprocess.run(
             [str(TOOLS / "lit"), "-sv", "-j2", f"--output={report}", str(ROOT / "tests" / "lit")],
-            env={**os.environ, "SHARDOPT_LIT_OUTPUT": str(tmp_path / "lit"), "SHARDOPT_LIT_SOCKET": socket},
+            env={
+                **os.environ,
+                "SHARDOPT_LIT_OUTPUT": str(tmp_path / "lit"),
+                "SHARDOPT_LIT_SOCKET": socket,
+            },
             capture_output=True,
             text=True,
         )
     print(run.stdout, run.stderr, sep="\n")
     assert report.exists(), "lit did not run"
     tests = json.loads(report.read_text())["tests"]
-    failed = [test["name"] for test in tests if test["code"] not in ("PASS", "XFAIL", "UNSUPPORTED")]
+    failed = [
+        test["name"] for test in tests if test["code"] not in ("PASS", "XFAIL", "UNSUPPORTED")
+    ]
     assert not failed, f"{len(failed)} of {len(tests)} lit tests failed: {', '.join(failed)}"
     assert tests and run.returncode == 0

@@ -1,8 +1,8 @@
-"""lit and FileCheck accept much that tests nothing; these checks look for it in the text of every lit test.
+"""lit and FileCheck accept much that tests nothing; these checks look for it in the text of every
+lit test.
 
-A misspelled directive is a comment to FileCheck, a prefix that no RUN line names is never read, and a test without
-a RUN line or without anything that can fail always passes.
-"""
+A misspelled directive is a comment to FileCheck, a prefix that no RUN line names is never read, and
+a test without a RUN line or without anything that can fail always passes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,15 @@ SUFFIXES = ("", "-NEXT", "-SAME", "-NOT", "-DAG", "-LABEL", "-EMPTY")
 COUNT = re.compile(r"-COUNT-\d+")
 LIT_WORDS = {"RUN", "REQUIRES", "UNSUPPORTED", "XFAIL", "DEFINE", "REDEFINE", "END", "NOTE"}
 
-# What looks like a directive: capitals at the beginning of a comment, with a colon (or something like one) behind.
-DIRECTIVE = re.compile(r"^\s*//\s*([A-Z][A-Z0-9_-]{2,}(?:\{[A-Z]+\})?)\s*([:;.])(?=\s|$)", re.MULTILINE)
+# What looks like a directive: capitals at the beginning of a comment, with a colon (or something
+# like one) behind.
+DIRECTIVE = re.compile(
+    r"^\s*//\s*([A-Z][A-Z0-9_-]{2,}(?:\{[A-Z]+\})?)\s*([:;.])(?=\s|$)", re.MULTILINE
+)
 # A directive in lower or mixed case, or without its colon.
-NEAR_MISS = re.compile(r"^\s*//\s*((?i:check|chekc|chcek|cehck)(?:-[A-Za-z]+)?)(\s*:|(?=\s+[%@]))", re.MULTILINE)
+NEAR_MISS = re.compile(
+    r"^\s*//\s*((?i:check|chekc|chcek|cehck)(?:-[A-Za-z]+)?)(\s*:|(?=\s+[%@]))", re.MULTILINE
+)
 
 
 def run_lines(text: str) -> list[str]:
@@ -35,7 +40,9 @@ def run_lines(text: str) -> list[str]:
 def declared_prefixes(runs: list[str]) -> set[str]:
     """Prefixes that the FileCheck commands of the RUN lines read."""
     prefixes = set()
-    for command in (part for run in runs for part in re.split(r"\||&&|;", run) if "FileCheck" in part):
+    for command in (
+        part for run in runs for part in re.split(r"\||&&|;", run) if "FileCheck" in part
+    ):
         named = re.findall(r"--?check-prefix(?:es)?[= ](\S+)", command)
         prefixes.update(",".join(named).split(",") if named else ["CHECK"])
     return prefixes
@@ -52,10 +59,15 @@ def directive_problems(text: str) -> list[str]:
             continue
         if plain not in allowed or colon != ":":
             problems.append(
-                f"'{word}{colon}' is no directive; the RUN lines read {', '.join(sorted(prefixes)) or 'none'}"
+                f"'{word}{colon}' is no directive; the RUN lines read "
+                f"{', '.join(sorted(prefixes)) or 'none'}"
             )
         used.add(plain)
-    problems += [f"'{word}' looks like a directive" for word, _ in NEAR_MISS.findall(text) if word not in used]
+    problems += [
+        f"'{word}' looks like a directive"
+        for word, _ in NEAR_MISS.findall(text)
+        if word not in used
+    ]
     for prefix in sorted(prefixes):
         # CHECK beside other prefixes may be unused by one RUN line; a prefix of its own never
         if not used & {prefix + suffix for suffix in SUFFIXES}:
@@ -68,7 +80,9 @@ def test_lit_file_checks_something(path: Path) -> None:
     text = path.read_text()
     runs = run_lines(text)
     assert runs, "no RUN line"
-    assert any("FileCheck" in run or "diff " in run or "cmp " in run for run in runs), "no RUN line checks output"
+    assert any("FileCheck" in run or "diff " in run or "cmp " in run for run in runs), (
+        "no RUN line checks output"
+    )
     assert directive_problems(text) == []
 
 
@@ -94,10 +108,15 @@ def test_hygiene_finds_misspelled_directives(text: str, words: str) -> None:
 
 
 def test_every_pass_has_its_tests_and_every_test_its_pass() -> None:
-    """tests/lit/passes/<verb>-<object>.mlir and …-invalid.mlir; further words may name a special case."""
+    """tests/lit/passes/<verb>-<object>.mlir and …-invalid.mlir; further words may name a special
+    case."""
     words = {name.removeprefix(PREFIX) for name in PASSES}
     names = {path.stem for path in PASS_TESTS}
     assert sorted(words - names) == [], "passes without a test"
-    assert sorted(word for word in words if f"{word}-invalid" not in names) == [], "passes without a test of bad input"
-    strays = [name for name in names if not any(name == w or name.startswith(f"{w}-") for w in words)]
+    assert sorted(word for word in words if f"{word}-invalid" not in names) == [], (
+        "passes without a test of bad input"
+    )
+    strays = [
+        name for name in names if not any(name == w or name.startswith(f"{w}-") for w in words)
+    ]
     assert sorted(strays) == [], "tests of passes that do not exist"

@@ -26,7 +26,16 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def sources() -> set[str]:
     """The files under version control or about to be, as an installed package names them."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "shardopt", "runtime"]
+    command = [
+        "git",
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "shardopt",
+        "runtime",
+    ]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if run.returncode:
         pytest.skip(f"the list of files is git's, which says: {run.stderr.strip()}")
@@ -52,14 +61,20 @@ def test_the_link_to_the_runtime_is_relative() -> None:
     assert link.is_symlink() and link.readlink() == Path("../runtime")
 
 
-def test_the_wheel_holds_all_files_of_the_repository(archives: tuple[Path, Path], sources: set[str]) -> None:
+def test_the_wheel_holds_all_files_of_the_repository(
+    archives: tuple[Path, Path], sources: set[str]
+) -> None:
     names = _of_wheel(archives[1])
     assert len(names) == len(set(names))
     assert set(names) == sources
 
 
-def test_the_sdist_holds_all_files_of_the_repository(archives: tuple[Path, Path], sources: set[str]) -> None:
-    names = [name for name in _of_sdist(archives[0]) if ".egg-info/" not in name and name not in _MADE]
+def test_the_sdist_holds_all_files_of_the_repository(
+    archives: tuple[Path, Path], sources: set[str]
+) -> None:
+    names = [
+        name for name in _of_sdist(archives[0]) if ".egg-info/" not in name and name not in _MADE
+    ]
     assert len(names) == len(set(names))
     assert set(names) == sources | {"LICENSE", "MANIFEST.in", "README.md", "pyproject.toml"}
 

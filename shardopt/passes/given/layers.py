@@ -1,4 +1,5 @@
-"""Layers from a plan file: those of all operations, or the places in the forward pass where a layer begins."""
+"""Layers from a plan file: those of all operations, or the places in the forward pass where a layer
+begins."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def write_layers(program: Program, given: GivenLayers) -> int:
         "epilogue": (program.epilogue, given.epilogue),
     }
     count = max((layer for layer, _ in given.body or ()), default=0) + 1
-    layers = {name: _checked(name, runs, len(found), -1, count) for name, (found, runs) in ops.items()}
+    layers = {
+        name: _checked(name, runs, len(found), -1, count) for name, (found, runs) in ops.items()
+    }
     arguments = _checked("arguments", given.arguments, len(program.main_block.arguments), 0, count)
     for name, (found, _) in ops.items():
         for op, layer in zip(found, layers[name], strict=True):
@@ -44,23 +47,34 @@ def _checked(name: str, runs: Runs, count: int, least: int, layers: int) -> tupl
     found = sum(length for _, length in runs)
     if found != count:
         what = "arguments" if name == "arguments" else "operations"
-        raise UserError(f"field 'layers.{name}': expected the layers of {count} {what}, found {found}")
+        raise UserError(
+            f"field 'layers.{name}': expected the layers of {count} {what}, found {found}"
+        )
     for layer, _ in runs:
         if not least <= layer < layers:
-            raise UserError(f"field 'layers.{name}': expected layers from {least} to {layers - 1}, found {layer}")
+            raise UserError(
+                f"field 'layers.{name}': expected layers from {least} to {layers - 1}, found "
+                f"{layer}"
+            )
     return layers_in(runs)
 
 
 def first_ops(ops: Sequence[ir.Operation], starts: Sequence[str]) -> tuple[int, ...]:
-    """Numbers of the operations at which layers begin. Each start is a number, or a pattern of locations that stands
-    for the first operation behind the start before it that matches. Raises UserError where none does."""
+    """Numbers of the operations at which layers begin. Each start is a number, or a pattern of
+    locations that stands for the first operation behind the start before it that matches. Raises
+    UserError where none does."""
     found: list[int] = []
     for k, start in enumerate(starts):
         behind = found[-1] + 1 if found else 0
-        at = int(start) if start.isdecimal() else _matching(ops, start, behind, f"layers.starts[{k}]")
+        at = (
+            int(start)
+            if start.isdecimal()
+            else _matching(ops, start, behind, f"layers.starts[{k}]")
+        )
         if not behind <= at < len(ops):
             raise UserError(
-                f"field 'layers.starts[{k}]': expected an operation from {behind} to {len(ops) - 1}, found {at}"
+                f"field 'layers.starts[{k}]': expected an operation from {behind} to "
+                f"{len(ops) - 1}, found {at}"
             )
         found.append(at)
     return tuple(found)
@@ -76,4 +90,6 @@ def _matching(ops: Sequence[ir.Operation], pattern: str, behind: int, path: str)
     for number in range(behind, len(ops)):
         if wanted.search(str(ops[number].location)):
             return number
-    raise UserError(f"field '{path}': no operation from {behind} on has a location that matches {pattern!r}")
+    raise UserError(
+        f"field '{path}': no operation from {behind} on has a location that matches {pattern!r}"
+    )

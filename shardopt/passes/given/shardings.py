@@ -1,4 +1,5 @@
-"""Shardings from a plan file: those of all values of a stage, without search, or those of some arguments."""
+"""Shardings from a plan file: those of all values of a stage, without search, or those of some
+arguments."""
 
 from __future__ import annotations
 
@@ -15,13 +16,15 @@ from shardopt.support.errors import UserError
 
 
 def first_stage(plan: PlanFile, graph: MeshGraph, number: int) -> int:
-    """The stage of the file that says how the values of a mesh are sharded: its first. `number` is that of the mesh,
-    for one without fragments. Raises UserError where another stage of the mesh says something."""
+    """The stage of the file that says how the values of a mesh are sharded: its first. `number` is
+    that of the mesh, for one without fragments. Raises UserError where another stage of the mesh
+    says something."""
     own = sorted(set(graph.stages.values())) or [number]
     for stage in own[1:]:
         if stage < len(plan.stages) and plan.stages[stage].shardings is not None:
             raise UserError(
-                f"field 'stages[{stage}].shardings': expected the shardings of mesh '{graph.mesh.name}' in its first "
+                f"field 'stages[{stage}].shardings': expected the shardings of mesh "
+                f"'{graph.mesh.name}' in its first "
                 f"stage, stages[{own[0]}]"
             )
     return own[0]
@@ -42,10 +45,14 @@ def fixed_of(plan: PlanFile, number: int, graph: MeshGraph) -> dict[int, Shardin
     given = given_of(plan, number)
     if given is None or given.ops:
         return {}
-    return fixed_inputs(given, graph.graph, graph.mesh, arguments_of(graph), f"stages[{number}].shardings")
+    return fixed_inputs(
+        given, graph.graph, graph.mesh, arguments_of(graph), f"stages[{number}].shardings"
+    )
 
 
-def restored(graph: MeshGraph, problem: IntraOpProblem, given: GivenShardings, number: int) -> Solved:
+def restored(
+    graph: MeshGraph, problem: IntraOpProblem, given: GivenShardings, number: int
+) -> Solved:
     """The plan that the file tells. Raises UserError."""
     path = f"stages[{number}].shardings"
     solution, plan = restore(problem, given, arguments_of(graph), path)

@@ -1,4 +1,5 @@
-"""A conditional with several results as several conditionals, so that each may stand where its result is used."""
+"""A conditional with several results as several conditionals, so that each may stand where its
+result is used."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from jaxlib.mlir import ir
 from shardopt.extract.op_graph import free_values
 from shardopt.ir.rewriting import defining, operations, terminator
 
-# Running these a second time is no way to compute the same: they have effects, or hold what only they were given.
+# Running these a second time is no way to compute the same: they have effects, or hold what only
+# they were given.
 _ONCE = (
     "stablehlo.custom_call",
     "stablehlo.infeed",
@@ -25,7 +27,8 @@ _MADE = frozenset({"stablehlo.broadcast_in_dim", "stablehlo.constant", "stablehl
 
 
 def split_results(op: ir.Operation) -> int:
-    """Replace a `case` or `if` by one for each group of results that no branch computes together; how many there are.
+    """Replace a `case` or `if` by one for each group of results that no branch computes together;
+    how many there are.
 
     Scalars and what is made of them are computed again by every group that reads them.
     """
@@ -63,7 +66,8 @@ def _groups(op: ir.Operation) -> list[list[int]]:
 
 
 def _behind(value: ir.Value, block: ir.Block, owner: dict[ir.Operation, int]) -> list[ir.Operation]:
-    """The large operations of the block that a value is computed from, up to those that have an owner."""
+    """The large operations of the block that a value is computed from, up to those that have an
+    owner."""
     found: list[ir.Operation] = []
     seen: set[ir.Operation] = set()
     pending = [value]

@@ -1,8 +1,8 @@
 """Prove that an integer tensor holds its own coordinate along one dimension, as `iota` does.
 
-Frontends write `x[arange(n), labels]` as an index tensor whose first component is such a coordinate, and wrap negative
-indices (`select(i < 0, i + n, i)`) or clamp them on the way. None of that changes a coordinate, which lies in [0, n).
-"""
+Frontends write `x[arange(n), labels]` as an index tensor whose first component is such a
+coordinate, and wrap negative indices (`select(i < 0, i + n, i)`) or clamp them on the way. None of
+that changes a coordinate, which lies in [0, n)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from shardopt.ir.rewriting import defining, shape_of
 from shardopt.ir.scalars import wrap
 from shardopt.ir.shapes import dimensions
 
-# Larger constants are data; nobody writes a position table of this size as a literal, and reading it costs time.
+# Larger constants are data; nobody writes a position table of this size as a literal, and reading
+# it costs time.
 _MAX_TABLE_ELEMENTS = 1 << 20
 
 # What moves or repeats elements, but makes no new ones.
@@ -25,7 +26,8 @@ _ELEMENT_PRESERVING = ("stablehlo.broadcast_in_dim", "stablehlo.reshape", "stabl
 
 
 def coordinate_dim(value: ir.Value) -> int | None:
-    """The dimension d such that `value[i0, …, in] == i_d` everywhere, or None if that is not evident."""
+    """The dimension d such that `value[i0, …, in] == i_d` everywhere, or None if that is not
+    evident."""
     type_ = ir.RankedTensorType(value.type)
     op = defining(value)
     if op is None or not isinstance(type_.element_type, ir.IntegerType):
@@ -38,7 +40,8 @@ def coordinate_dim(value: ir.Value) -> int | None:
 
 
 def bounds(value: ir.Value) -> tuple[int, int] | None:
-    """The smallest and largest element of an integer tensor that is computed from constants alone, or None."""
+    """The smallest and largest element of an integer tensor that is computed from constants alone,
+    or None."""
     while (op := defining(value)) is not None and op.name in _ELEMENT_PRESERVING:
         value = op.operands[0]
     table = _table(value)
@@ -50,7 +53,8 @@ def _largest(element: ir.IntegerType) -> int:
 
 
 def _table(value: ir.Value) -> np.ndarray | None:
-    """The elements of a small integer tensor computed from constants: the limits of a clamp, a position table."""
+    """The elements of a small integer tensor computed from constants: the limits of a clamp, a
+    position table."""
     op, shape = defining(value), shape_of(value)
     if op is None or prod(shape) > _MAX_TABLE_ELEMENTS:
         return None
@@ -64,7 +68,10 @@ def _table(value: ir.Value) -> np.ndarray | None:
 
 
 def _literal(op: ir.Operation, shape: tuple[int, ...]) -> np.ndarray | None:
-    attribute, element = op.attributes["value"], ir.RankedTensorType(op.results[0].type).element_type
+    attribute, element = (
+        op.attributes["value"],
+        ir.RankedTensorType(op.results[0].type).element_type,
+    )
     if not isinstance(element, ir.IntegerType) or not isinstance(attribute, ir.DenseElementsAttr):
         return None
     if attribute.is_splat:
@@ -84,7 +91,11 @@ def _table_of_broadcast(op: ir.Operation, shape: tuple[int, ...], table: np.ndar
 
 def _table_of_slice(op: ir.Operation, shape: tuple[int, ...], table: np.ndarray) -> np.ndarray:
     names = ("start_indices", "limit_indices", "strides")
-    return table[tuple(slice(*window) for window in zip(*(dimensions(op, name) for name in names), strict=True))]
+    return table[
+        tuple(
+            slice(*window) for window in zip(*(dimensions(op, name) for name in names), strict=True)
+        )
+    ]
 
 
 _TABLE_OPS: dict[str, Callable[..., np.ndarray]] = {
@@ -143,7 +154,8 @@ def _of_transpose(op: ir.Operation) -> int | None:
 
 
 def _of_select(op: ir.Operation) -> int | None:
-    """`select(i < 0, …, i)`: a coordinate is never negative. Also when both branches hold the same coordinate."""
+    """`select(i < 0, …, i)`: a coordinate is never negative. Also when both branches hold the same
+    coordinate."""
     predicate, on_true, on_false = op.operands
     dim = coordinate_dim(on_false)
     if dim is None or coordinate_dim(on_true) == dim:
@@ -169,18 +181,25 @@ def _of_arithmetic(op: ir.Operation) -> int | None:
     neutral = 1 if op.name == "stablehlo.multiply" else 0
     left, right = op.operands
     for value, other in ((left, right), (right, left)):
-        if bounds(other) == (neutral, neutral) and (op.name != "stablehlo.subtract" or other == right):
+        if bounds(other) == (neutral, neutral) and (
+            op.name != "stablehlo.subtract" or other == right
+        ):
             return coordinate_dim(value)
     return None
 
 
 def _of_limited(op: ir.Operation) -> int | None:
-    """A maximum with something not positive, or a minimum with something at least the last coordinate."""
+    """A maximum with something not positive, or a minimum with something at least the last
+    coordinate."""
     for value, other in (tuple(op.operands), tuple(op.operands)[::-1]):
         dim, limits = coordinate_dim(value), bounds(other)
         if dim is None or limits is None:
             continue
-        idle = limits[1] <= 0 if op.name == "stablehlo.maximum" else limits[0] >= shape_of(value)[dim] - 1
+        idle = (
+            limits[1] <= 0
+            if op.name == "stablehlo.maximum"
+            else limits[0] >= shape_of(value)[dim] - 1
+        )
         return dim if idle else None
     return None
 

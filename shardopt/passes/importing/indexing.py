@@ -1,4 +1,5 @@
-"""Gather and scatter seen alike: their dimension numbers, and their index tensors taken apart into components."""
+"""Gather and scatter seen alike: their dimension numbers, and their index tensors taken apart into
+components."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from shardopt.ir.rewriting import defining, shape_of
 
 @dataclass(frozen=True)
 class Indexing:
-    """The dimension numbers of a gather, or of a scatter under the names of the corresponding gather fields."""
+    """The dimension numbers of a gather, or of a scatter under the names of the corresponding
+    gather fields."""
 
     window_dims: tuple[int, ...]
     collapsed: tuple[int, ...]
@@ -24,7 +26,8 @@ class Indexing:
     vector_dim: int
 
     def batched(self, pairs: dict[int, int]) -> Indexing:
-        """With operand dimension p, collapsed until now, batched by index dimension q for each `pairs[p] == q`."""
+        """With operand dimension p, collapsed until now, batched by index dimension q for each
+        `pairs[p] == q`."""
         together = sorted([*zip(self.operand_batch, self.index_batch, strict=True), *pairs.items()])
         return replace(
             self,
@@ -35,10 +38,11 @@ class Indexing:
         )
 
     def places(self, rank: int) -> dict[int, int]:
-        """Operand batching dimension -> dimension of the gather's result (the scatter's updates) of this rank.
+        """Operand batching dimension -> dimension of the gather's result (the scatter's updates) of
+        this rank.
 
-        Its dimensions that are no window dimensions are those of the indices in order, without the vector dimension.
-        """
+        Its dimensions that are no window dimensions are those of the indices in order, without the
+        vector dimension."""
         batch_dims = [d for d in range(rank) if d not in self.window_dims]
         index_dims = [d for d in range(len(batch_dims) + 1) if d != self.vector_dim]
         pairs = zip(self.operand_batch, self.index_batch, strict=True)
@@ -69,7 +73,8 @@ def read_indexing(op: ir.Operation) -> Indexing:
 
 
 def write_indexing(op: ir.Operation, indexing: Indexing) -> None:
-    """Give a gather or scatter other dimension numbers; both attributes take them in the same order."""
+    """Give a gather or scatter other dimension numbers; both attributes take them in the same
+    order."""
     is_gather = op.name == "stablehlo.gather"
     numbers = stablehlo.GatherDimensionNumbers if is_gather else stablehlo.ScatterDimensionNumbers
     op.attributes["dimension_numbers" if is_gather else "scatter_dimension_numbers"] = numbers.get(
@@ -80,16 +85,18 @@ def write_indexing(op: ir.Operation, indexing: Indexing) -> None:
         indexing.index_map,
         indexing.vector_dim,
     )
-    # what was known about the order of whole index vectors says nothing about the vectors within a batch
+    # what was known about the order of whole index vectors says nothing about the vectors within a
+    # batch
     op.attributes["indices_are_sorted"] = ir.BoolAttr.get(False)
 
 
 def component(indices: ir.Value, vector_dim: int, k: int) -> ir.Value:
-    """Component k as a tensor of the shape of `indices` with `vector_dim` of size 1; built only where it must be.
+    """Component k as a tensor of the shape of `indices` with `vector_dim` of size 1; built only
+    where it must be.
 
-    A `vector_dim` one past the last dimension means that the elements of `indices` are the only component. A clamp of
-    the whole vector is taken apart, so that a component shows where it came from.
-    """
+    A `vector_dim` one past the last dimension means that the elements of `indices` are the only
+    component. A clamp of the whole vector is taken apart, so that a component shows where it came
+    from."""
     shape = shape_of(indices)
     if vector_dim == len(shape):
         return shapes.reshape(indices, (*shape, 1))
@@ -109,11 +116,16 @@ def component(indices: ir.Value, vector_dim: int, k: int) -> ir.Value:
 
 def join(components: Sequence[ir.Value], vector_dim: int) -> ir.Value:
     """The index tensor of these components, of which there is at least one."""
-    return components[0] if len(components) == 1 else stablehlo.ConcatenateOp(components, vector_dim).result
+    return (
+        components[0]
+        if len(components) == 1
+        else stablehlo.ConcatenateOp(components, vector_dim).result
+    )
 
 
 def _component_of_broadcast(op: ir.Operation, vector_dim: int, k: int) -> ir.Value:
-    """A slice of a broadcast broadcasts less: the limits of a clamp are one vector `[n, m]` laid along `vector_dim`."""
+    """A slice of a broadcast broadcasts less: the limits of a clamp are one vector `[n, m]` laid
+    along `vector_dim`."""
     source, dims = op.operands[0], shapes.dimensions(op, "broadcast_dimensions")
     shape = [1 if d == vector_dim else size for d, size in enumerate(shape_of(op.results[0]))]
     if vector_dim in dims:

@@ -1,4 +1,5 @@
-"""Sharding annotations of users as `Annotation`s: GSPMD's texts (`mhlo.sharding`) and Shardy's attributes."""
+"""Sharding annotations of users as `Annotation`s: GSPMD's texts (`mhlo.sharding`) and Shardy's
+attributes."""
 
 from __future__ import annotations
 
@@ -30,15 +31,22 @@ class ManualError(Exception):
 
 
 def from_gspmd(text: str, rank: int, backend_config: str = "") -> Annotation:
-    """One `mhlo.sharding` (not a tuple) of a tensor of this rank. Raises ValueError, UnsupportedError, ManualError."""
-    open_ = tuple(_numbers(match[1]) if (match := _UNSPECIFIED.search(backend_config)) and match[1] else ())
+    """One `mhlo.sharding` (not a tuple) of a tensor of this rank. Raises ValueError,
+    UnsupportedError, ManualError."""
+    open_ = tuple(
+        _numbers(match[1]) if (match := _UNSPECIFIED.search(backend_config)) and match[1] else ()
+    )
     if "manual" in text:
         raise ManualError(text)
     if text in ("{replicated}", "{unknown}"):
         return Annotation((), ((),) * rank, tuple(range(rank)) if text == "{unknown}" else open_)
     match = _DEVICES.fullmatch(text)
     if match is None:
-        if re.fullmatch(r"\{maximal device=\d+\}", text) or "shard_as" in text or "shard_like" in text:
+        if (
+            re.fullmatch(r"\{maximal device=\d+\}", text)
+            or "shard_as" in text
+            or "shard_like" in text
+        ):
             raise UnsupportedError(text)
         raise ValueError(f"expected a sharding such as {{devices=[2,1]<=[2]}}, found '{text}'")
     last = match["last"] or ""
@@ -47,11 +55,15 @@ def from_gspmd(text: str, rank: int, backend_config: str = "") -> Annotation:
     tiles, devices = _numbers(match["tiles"]), _devices(match)
     extra = 1 if last == "last_tile_dim_replicate" else last.count(",") + 1 if last else 0
     if len(tiles) != rank + extra or prod(tiles) != len(devices):
-        raise ValueError(f"expected tile counts for rank {rank} and {len(devices)} devices, found '{text}'")
+        raise ValueError(
+            f"expected tile counts for rank {rank} and {len(devices)} devices, found '{text}'"
+        )
     axes = tuple((f"d{k}" if k < rank else f"r{k - rank}", size) for k, size in enumerate(tiles))
     dims = tuple((f"d{k}",) if tiles[k] > 1 else () for k in range(rank))
     in_order = devices == tuple(range(len(devices)))
-    kept = tuple(axis for axis in axes if axis[1] > 1) or axes[:1]  # a mesh of one device is not "no mesh"
+    kept = (
+        tuple(axis for axis in axes if axis[1] > 1) or axes[:1]
+    )  # a mesh of one device is not "no mesh"
     return Annotation(kept, dims, open_, (), () if in_order else devices)
 
 
@@ -62,7 +74,9 @@ def _devices(match: re.Match[str]) -> tuple[int, ...]:
     source = _numbers(match["source"])
     perm = _numbers(match["perm"]) if match["perm"] else list(range(len(source)))
     if sorted(perm) != list(range(len(source))):
-        raise ValueError(f"expected a permutation of {len(source)} dimensions, found T({match['perm']})")
+        raise ValueError(
+            f"expected a permutation of {len(source)} dimensions, found T({match['perm']})"
+        )
     return tuple(int(d) for d in np.arange(prod(source)).reshape(source).transpose(perm).ravel())
 
 
@@ -89,20 +103,25 @@ def split_texts(text: str) -> list[str]:
 def read_meshes(module: ir.Module) -> dict[str, sdy.MeshAttr]:
     """The `sdy.mesh` ops of a module by name."""
     found = (op.operation for op in module.body.operations if op.operation.name == "sdy.mesh")
-    return {ir.StringAttr(op.attributes["sym_name"]).value: sdy.MeshAttr(op.attributes["mesh"]) for op in found}
+    return {
+        ir.StringAttr(op.attributes["sym_name"]).value: sdy.MeshAttr(op.attributes["mesh"])
+        for op in found
+    }
 
 
 def from_shardy(attr: ir.Attribute, meshes: Mapping[str, sdy.MeshAttr]) -> Annotation:
     """One `#sdy.sharding`. Axes that are named in parts are cut into those parts.
 
-    Raises ValueError for a mesh that is not there, UnsupportedError for unfinished sums and maximal meshes.
-    """
+    Raises ValueError for a mesh that is not there, UnsupportedError for unfinished sums and maximal
+    meshes."""
     sharding = sdy.TensorShardingAttr(attr)
     mesh = _mesh(sharding, meshes)
     if len(sharding.unreduced_axes) or (len(mesh.device_ids) == 1 and not len(mesh.axes)):
         raise UnsupportedError(str(attr))
     dims = [sdy.DimensionShardingAttr(dim) for dim in sharding.dimension_shardings]
-    refs = [_ref(axis) for dim in dims for axis in dim.axes] + [_ref(axis) for axis in sharding.replicated_axes]
+    refs = [_ref(axis) for dim in dims for axis in dim.axes] + [
+        _ref(axis) for axis in sharding.replicated_axes
+    ]
     sizes = [(sdy.MeshAxisAttr(axis).name, sdy.MeshAxisAttr(axis).size) for axis in mesh.axes]
     parts = {name: _parts(name, size, refs) for name, size in sizes}
 
@@ -118,7 +137,9 @@ def from_shardy(attr: ir.Attribute, meshes: Mapping[str, sdy.MeshAttr]) -> Annot
     return replace(annotation, devices=tuple(mesh.device_ids))
 
 
-def from_shardy_values(attr: ir.Attribute, meshes: Mapping[str, sdy.MeshAttr]) -> Iterator[Annotation]:
+def from_shardy_values(
+    attr: ir.Attribute, meshes: Mapping[str, sdy.MeshAttr]
+) -> Iterator[Annotation]:
     """Those of a `#sdy.sharding_per_value`."""
     for sharding in sdy.TensorShardingPerValueAttr(attr).shardings:
         yield from_shardy(sharding, meshes)
@@ -130,11 +151,15 @@ def _mesh(sharding: sdy.TensorShardingAttr, meshes: Mapping[str, sdy.MeshAttr]) 
         return sdy.MeshAttr(where)
     name = ir.FlatSymbolRefAttr(where).value
     if name not in meshes:
-        raise ValueError(f"expected a mesh of the module ({', '.join(meshes) or 'none'}), found '@{name}'")
+        raise ValueError(
+            f"expected a mesh of the module ({', '.join(meshes) or 'none'}), found '@{name}'"
+        )
     return meshes[name]
 
 
-Ref = tuple[str, int, int]  # an axis, what of it lies major to this part, the part's size (0: the whole axis)
+Ref = tuple[
+    str, int, int
+]  # an axis, what of it lies major to this part, the part's size (0: the whole axis)
 
 
 def _ref(attr: ir.Attribute) -> Ref:

@@ -1,9 +1,10 @@
-"""Operations at the shape of one microbatch: types, attributes, slicing by the microbatch index, accumulation.
+"""Operations at the shape of one microbatch: types, attributes, slicing by the microbatch index,
+accumulation.
 
-A tensor of shape (…, D, …) split as (outer, B, rest) along its dimension D = outer·B·rest has in microbatch i the shape
-(…, outer·rest, …). Only dimensions change, so an operation is cloned with its regions and attributes; the few
-attributes that repeat a full extent of the split dimension follow.
-"""
+A tensor of shape (…, D, …) split as (outer, B, rest) along its dimension D = outer·B·rest has in
+microbatch i the shape (…, outer·rest, …). Only dimensions change, so an operation is cloned with
+its regions and attributes; the few attributes that repeat a full extent of the split dimension
+follow."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from shardopt.extract.op_graph import free_values
 from shardopt.graph.microbatching import Splat, Split
 from shardopt.ir.rewriting import shape_of
 
-# Attributes that give, dimension by dimension of operand 0, an extent: the full one where the dimension is split.
+# Attributes that give, dimension by dimension of operand 0, an extent: the full one where the
+# dimension is split.
 _EXTENTS = {
     "stablehlo.slice": "limit_indices",
     "stablehlo.dynamic_slice": "slice_sizes",
@@ -47,8 +49,8 @@ class Microbatch:
     ) -> Sequence[ir.Value]:
         """`op` at the current insertion point with results split as given.
 
-        `operands` are its operands at microbatch shape, then the values its regions read from outside.
-        """
+        `operands` are its operands at microbatch shape, then the values its regions read from
+        outside."""
         new = op.clone()
         _replace_operands(new, op, operands)
         for old, result, split in zip(op.results, new.results, results, strict=True):
@@ -70,10 +72,13 @@ class Microbatch:
         scalar = ir.RankedTensorType.get([], ir.RankedTensorType(value.type).element_type)
         extent = splat_constant(scalar, shape_of(value)[split.dim])
         start = stablehlo.MulOp(stablehlo.ConvertOp(scalar, self.index).result, extent).result
-        return stablehlo.AddOp(value, stablehlo.BroadcastInDimOp(value.type, start, []).result).result
+        return stablehlo.AddOp(
+            value, stablehlo.BroadcastInDimOp(value.type, start, []).result
+        ).result
 
     def slice(self, blocks: ir.Value, split: Split) -> ir.Value:
-        """This microbatch's block of a tensor whose blocks stand along a dimension of their own (`split_blocks`)."""
+        """This microbatch's block of a tensor whose blocks stand along a dimension of their own
+        (`split_blocks`)."""
         shape, at = list(shape_of(blocks)), _block_dim(split)
         sizes = [*shape[:at], 1, *shape[at + 1 :]]
         block = stablehlo.DynamicSliceOp(blocks, self._starts(len(shape), at), sizes).result
@@ -99,7 +104,8 @@ class Microbatch:
 
 
 def blocks_type(type_: ir.Type, split: Split, count: int) -> ir.RankedTensorType:
-    """(…, D, …) as (…, B, D/B, …), or (…, outer, B, rest, …) where the batch is not the major part of D."""
+    """(…, D, …) as (…, B, D/B, …), or (…, outer, B, rest, …) where the batch is not the major part
+    of D."""
     tensor = ir.RankedTensorType(type_)
     shape = list(tensor.shape)
     extent = shape[split.dim]
@@ -115,7 +121,9 @@ def split_blocks(value: ir.Value, split: Split, count: int) -> ir.Value:
 
 def combine(reducer: str, accumulated: ir.Value, value: ir.Value) -> ir.Value:
     """One step of an accumulation; `reducer` is the name of an elementwise StableHLO op."""
-    return ir.Operation.create(f"stablehlo.{reducer}", [accumulated.type], [accumulated, value]).results[0]
+    return ir.Operation.create(
+        f"stablehlo.{reducer}", [accumulated.type], [accumulated, value]
+    ).results[0]
 
 
 def neutral(type_: ir.Type, reducer: str) -> ir.Value:
@@ -143,12 +151,15 @@ def splat_constant(type_: ir.Type, value: Splat) -> ir.Value:
 
 
 def read_splat(op: ir.Operation) -> Splat | None:
-    """The element of a constant whose elements are all equal, or None; complex constants count as unknown."""
+    """The element of a constant whose elements are all equal, or None; complex constants count as
+    unknown."""
     attr = op.attributes["value"]
     if not isinstance(attr, ir.DenseElementsAttr) or not attr.is_splat:
         return None
     element = attr.get_splat_value()
-    return element.value if isinstance(element, (ir.IntegerAttr, ir.FloatAttr, ir.BoolAttr)) else None
+    return (
+        element.value if isinstance(element, (ir.IntegerAttr, ir.FloatAttr, ir.BoolAttr)) else None
+    )
 
 
 def _extreme(element: ir.Type, *, lowest: bool) -> Splat:
@@ -186,7 +197,10 @@ def _shrink_extents(op: ir.Operation, before: tuple[int, ...]) -> None:
     after = shape_of(op.operands[0])
     extents = list(ir.DenseI64ArrayAttr(op.attributes[name]))
     op.attributes[name] = ir.DenseI64ArrayAttr.get(
-        [new if extent == old else extent for extent, old, new in zip(extents, before, after, strict=True)]
+        [
+            new if extent == old else extent
+            for extent, old, new in zip(extents, before, after, strict=True)
+        ]
     )
 
 

@@ -1,8 +1,8 @@
-"""Write a `TimePlan` into a module: ops of `@main` stay, move behind the loop, or move into `@microbatch`.
+"""Write a `TimePlan` into a module: ops of `@main` stay, move behind the loop, or move into
+`@microbatch`.
 
-`StepReader` reads the step and keeps what the writer needs: the operation behind each op of the graph, and the value
-behind each tensor.
-"""
+`StepReader` reads the step and keeps what the writer needs: the operation behind each op of the
+graph, and the value behind each tensor."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ _BARRIER = "stablehlo.optimization_barrier"
 
 
 class StepReader(GraphReader):
-    """A graph in which an `optimization_barrier` of k values is k ops, so that each may run in its own place."""
+    """A graph in which an `optimization_barrier` of k values is k ops, so that each may run in its
+    own place."""
 
     def add_ops(self, ops: Iterable[ir.Operation], *, group: int = -1, repeat: int = 1) -> None:
         for op in ops:
@@ -58,9 +59,12 @@ class StepReader(GraphReader):
 
 
 class LoopWriter:
-    """Rewrites `@main` (whose terminator must be intact) in place; every handle of `reader` is used up."""
+    """Rewrites `@main` (whose terminator must be intact) in place; every handle of `reader` is used
+    up."""
 
-    def __init__(self, module: ir.Module, main: ir.Operation, reader: StepReader, plan: TimePlan) -> None:
+    def __init__(
+        self, module: ir.Module, main: ir.Operation, reader: StepReader, plan: TimePlan
+    ) -> None:
         self.module = module
         self.block = main.regions[0].blocks[0]
         self.reader = reader
@@ -89,7 +93,8 @@ class LoopWriter:
     # ---- @main ----
 
     def _main_ops(self, indices: Sequence[int]) -> list[ir.Operation]:
-        """The operations of ops of the graph; of a barrier that runs in several places, the part that runs here."""
+        """The operations of ops of the graph; of a barrier that runs in several places, the part
+        that runs here."""
         found = []
         for handle, group in groupby(indices, key=lambda k: self.reader.handles[k]):
             if handle.name != _BARRIER:
@@ -107,7 +112,9 @@ class LoopWriter:
     def _captured(self) -> list[ir.Value]:
         whole = [self.values[tensor] for tensor in self.plan.captures]
         count = self.plan.num_microbatches
-        return whole + [split_blocks(self.values[v.tensor], v.split, count) for v in self.plan.slices if v.split]
+        return whole + [
+            split_blocks(self.values[v.tensor], v.split, count) for v in self.plan.slices if v.split
+        ]
 
     def _initial(self, accumulator: Accumulator) -> ir.Value:
         type_ = self.values[accumulator.view.tensor].type
@@ -115,7 +122,9 @@ class LoopWriter:
             type_ = blocks_type(type_, accumulator.view.split, self.plan.num_microbatches)
         return neutral(type_, accumulator.reducer)
 
-    def _write_loop(self, callee: str, captured: Sequence[ir.Value], initial: Sequence[ir.Value]) -> ir.Operation:
+    def _write_loop(
+        self, callee: str, captured: Sequence[ir.Value], initial: Sequence[ir.Value]
+    ) -> ir.Operation:
         types = [value.type for value in initial]
         index = ir.RankedTensorType.get([], _ui32())
         loop = mpmd.ForOp(types, initial, _counter(self.plan.num_microbatches)).operation
@@ -139,7 +148,11 @@ class LoopWriter:
 
     def _write_body(self, captured: Sequence[ir.Value], initial: Sequence[ir.Value]) -> str:
         results = [value.type for value in initial]
-        types = [*(value.type for value in captured), *results, ir.RankedTensorType.get([], _ui32())]
+        types = [
+            *(value.type for value in captured),
+            *results,
+            ir.RankedTensorType.get([], _ui32()),
+        ]
         signature = ir.FunctionType.get(types, results)
         point = ir.InsertionPoint(self.module.body)
         function = func.FuncOp(MICROBATCH, signature, ip=point).operation
@@ -149,11 +162,16 @@ class LoopWriter:
         with ir.InsertionPoint(block):
             microbatch = Microbatch(arguments[-1], self.plan.num_microbatches)
             self._bind_captured(microbatch, arguments)
-            for handle, group in groupby(self.plan.body, key=lambda body_op: self.reader.handles[body_op.op]):
+            for handle, group in groupby(
+                self.plan.body, key=lambda body_op: self.reader.handles[body_op.op]
+            ):
                 self._write_ops(microbatch, handle, list(group))
             accumulated = arguments[len(captured) : -1]
             func.ReturnOp(
-                [self._step(microbatch, *pair) for pair in zip(self.plan.accumulators, accumulated, strict=True)]
+                [
+                    self._step(microbatch, *pair)
+                    for pair in zip(self.plan.accumulators, accumulated, strict=True)
+                ]
             )
         return MICROBATCH
 
@@ -163,7 +181,9 @@ class LoopWriter:
             value = argument if view.split is None else microbatch.slice(argument, view.split)
             self.body_values[view] = value
 
-    def _write_ops(self, microbatch: Microbatch, handle: ir.Operation, body_ops: Sequence[BodyOp]) -> None:
+    def _write_ops(
+        self, microbatch: Microbatch, handle: ir.Operation, body_ops: Sequence[BodyOp]
+    ) -> None:
         if handle.name == _BARRIER:
             sources = [self._operand(microbatch, body_op.operands[0]) for body_op in body_ops]
             for body_op, value in zip(body_ops, _barrier(sources, handle.location), strict=True):
@@ -172,23 +192,34 @@ class LoopWriter:
         for body_op in body_ops:
             operands = [self._operand(microbatch, view) for view in body_op.operands]
             with handle.location:
-                values = microbatch.clone(handle, operands, [view.split for view in body_op.results])
+                values = microbatch.clone(
+                    handle, operands, [view.split for view in body_op.results]
+                )
             self.body_values.update(zip(body_op.results, values, strict=True))
 
     def _operand(self, microbatch: Microbatch, view: View) -> ir.Value:
         if view.estimate and view not in self.body_values:
-            self.body_values[view] = microbatch.estimate(self.body_values[View(view.tensor)], view.estimate)
+            self.body_values[view] = microbatch.estimate(
+                self.body_values[View(view.tensor)], view.estimate
+            )
         return self.body_values[view]
 
-    def _step(self, microbatch: Microbatch, accumulator: Accumulator, accumulated: ir.Value) -> ir.Value:
+    def _step(
+        self, microbatch: Microbatch, accumulator: Accumulator, accumulated: ir.Value
+    ) -> ir.Value:
         value = self.body_values[accumulator.view]
         if accumulator.reducer:
             return combine(accumulator.reducer, accumulated, value)
-        return value if accumulator.view.split is None else microbatch.store(accumulated, value, accumulator.view.split)
+        return (
+            value
+            if accumulator.view.split is None
+            else microbatch.store(accumulated, value, accumulator.view.split)
+        )
 
 
 def _erase(op: ir.Operation) -> None:
-    """Erasing an operation that is still used would corrupt the module, so a wrong plan stops here."""
+    """Erasing an operation that is still used would corrupt the module, so a wrong plan stops
+    here."""
     if any(True for result in op.results for _ in result.uses):
         raise AssertionError(f"the plan runs {op.name} only in the body, but @main still reads it")
     op.erase()
@@ -202,7 +233,9 @@ def _defining(value: ir.Value) -> ir.Operation:
 
 def _barrier(values: Sequence[ir.Value], loc: ir.Location) -> list[ir.Value]:
     types = [value.type for value in values]
-    return list(ir.Operation.create(_BARRIER, results=types, operands=list(values), loc=loc).results)
+    return list(
+        ir.Operation.create(_BARRIER, results=types, operands=list(values), loc=loc).results
+    )
 
 
 def _ui32() -> ir.IntegerType:

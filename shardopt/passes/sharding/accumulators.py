@@ -6,10 +6,10 @@
       %m = multiply %a, %a                                           %s = custom_call @Sharding(%a)     (a sum point)
                                                                      %m = multiply %s, %s
 
-Accumulators that start from one value would have to end with one sharding, so each gets a constant of its own. Behind
-the loop stand *sum points*, identities in which a value that left the loop as an unfinished sum is summed, once for all
-its readers. `drop_idle_sum_points` takes out those where nothing happens.
-"""
+Accumulators that start from one value would have to end with one sharding, so each gets a constant
+of its own. Behind the loop stand *sum points*, identities in which a value that left the loop as an
+unfinished sum is summed, once for all its readers. `drop_idle_sum_points` takes out those where
+nothing happens."""
 
 from __future__ import annotations
 
@@ -27,14 +27,23 @@ _FRAGMENT = "mpmd.fragment"
 
 
 def separate_accumulators(module: ir.Module) -> int:
-    """Give every value that a loop carries and that starts as a constant a constant of its own; how many got one."""
+    """Give every value that a loop carries and that starts as a constant a constant of its own; how
+    many got one."""
     wanted: dict[ir.Operation, list[_Start]] = {}
     for loop in _loops(module):
         seen: set[ir.Value] = set()
         for position, value in enumerate(loop.operands):
             fragment = defining(value, _FRAGMENT)
-            constant = None if fragment is None else _returned_constant(fragment, ir.OpResult(value).result_number)
-            if fragment is not None and constant is not None and (value in seen or _has_other_readers(constant)):
+            constant = (
+                None
+                if fragment is None
+                else _returned_constant(fragment, ir.OpResult(value).result_number)
+            )
+            if (
+                fragment is not None
+                and constant is not None
+                and (value in seen or _has_other_readers(constant))
+            ):
                 wanted.setdefault(fragment, []).append(_Start(loop, position, constant))
             seen.add(value)
     for fragment, starts in wanted.items():
@@ -45,7 +54,8 @@ def separate_accumulators(module: ir.Module) -> int:
 
 
 def add_sum_points(module: ir.Module) -> int:
-    """Put a sum point on every result of a loop, in each fragment that reads it; how many there are."""
+    """Put a sum point on every result of a loop, in each fragment that reads it; how many there
+    are."""
     count = 0
     for loop in _loops(module):
         for use in [use for result in loop.results for use in result.uses]:
@@ -83,7 +93,9 @@ def _loops(module: ir.Module) -> list[ir.Operation]:
 
 def _returned_constant(fragment: ir.Operation, number: int) -> ir.Operation | None:
     """The constant that a fragment returns as its result of this number."""
-    return defining(terminator(fragment.regions[0].blocks[0]).operands[number], "stablehlo.constant")
+    return defining(
+        terminator(fragment.regions[0].blocks[0]).operands[number], "stablehlo.constant"
+    )
 
 
 def _has_other_readers(constant: ir.Operation) -> bool:
@@ -98,7 +110,10 @@ def _return_copies(fragment: ir.Operation, constants: Sequence[ir.Operation]) ->
     returned = [*end.operands, *copies]
     ir.Operation.create(end.name, [], returned, loc=end.location, ip=ir.InsertionPoint(end))
     end.erase()
-    types = [*(r.type for r in fragment.results), *(mesh_tensor_type(mesh, copy.type) for copy in copies)]
+    types = [
+        *(r.type for r in fragment.results),
+        *(mesh_tensor_type(mesh, copy.type) for copy in copies),
+    ]
     attributes = {name: fragment.attributes[name] for name in fragment.attributes}
     new = ir.Operation.create(
         _FRAGMENT,

@@ -1,7 +1,8 @@
-"""Where a result of `@main` comes from: the operand of a terminator that makes it, or a value that no operation makes.
+"""Where a result of `@main` comes from: the operand of a terminator that makes it, or a value that
+no operation makes.
 
-In a staged module results are followed through `mpmd.for` and `mpmd.call` to the fragment of the loop body.
-"""
+In a staged module results are followed through `mpmd.for` and `mpmd.call` to the fragment of the
+loop body."""
 
 from __future__ import annotations
 
@@ -25,9 +26,11 @@ class Place(NamedTuple):
         return self.terminator.operands[self.operand]
 
 
-def place_of_result(main: ir.Operation, number: int, callees: Mapping[str, ir.Operation]) -> Place | ir.Value:
-    """The place that makes a result of `@main`; the value itself when no operation of its mesh makes it (an argument,
-    what another mesh sent)."""
+def place_of_result(
+    main: ir.Operation, number: int, callees: Mapping[str, ir.Operation]
+) -> Place | ir.Value:
+    """The place that makes a result of `@main`; the value itself when no operation of its mesh
+    makes it (an argument, what another mesh sent)."""
     last = terminator(main.regions[0].blocks[0])
     value = last.operands[number]
     if not is_mesh_tensor(value.type):

@@ -1,7 +1,7 @@
 """Rules about single values: what they allow, and how those that cannot be met are told.
 
-Messages name both in the user's words: the annotation or the entry of a file, and the argument or operation.
-"""
+Messages name both in the user's words: the annotation or the entry of a file, and the argument or
+operation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from shardopt.mesh.shardings import shardings_that
 class DemandError(Exception):
     """A demand that cannot be met: where, what, and notes for the others involved."""
 
-    def __init__(self, where: Located, message: str, notes: Sequence[tuple[Located, str]] = ()) -> None:
+    def __init__(
+        self, where: Located, message: str, notes: Sequence[tuple[Located, str]] = ()
+    ) -> None:
         super().__init__(message)
         self.where, self.message, self.notes = where, message, notes
 
@@ -46,9 +48,12 @@ class Lost:
 
 
 def choices(rules: Sequence[Rule], value: ir.Value, mesh: Mesh) -> tuple[Sharding, ...]:
-    """The shardings of a value that all of its rules allow. Raises DemandError, which names two that contradict."""
+    """The shardings of a value that all of its rules allow. Raises DemandError, which names two
+    that contradict."""
     shape = tensor_shape(value)
-    found = shardings_that(lambda sharding: all(rule.allows(sharding) for rule in rules), mesh, shape)
+    found = shardings_that(
+        lambda sharding: all(rule.allows(sharding) for rule in rules), mesh, shape
+    )
     if found:
         return found
     alone = [rule for rule in rules if not shardings_that(rule.allows, mesh, shape)]
@@ -57,12 +62,20 @@ def choices(rules: Sequence[Rule], value: ir.Value, mesh: Mesh) -> tuple[Shardin
         raise DemandError(alone[0].where, said)
     first, *others = rules
     second = next((r for r in others if not _together(first, r, mesh, shape)), others[-1])
-    said = f"{first.source} and {second.source} contradict each other for {what_is(value)} on mesh {mesh}"
+    said = (
+        f"{first.source} and {second.source} contradict each other for {what_is(value)} on "
+        "mesh "
+        f"{mesh}"
+    )
     raise DemandError(first.where, said, [(second.where, "the other stands here")])
 
 
 def _together(first: Rule, second: Rule, mesh: Mesh, shape: tuple[int, ...]) -> bool:
-    return bool(shardings_that(lambda sharding: first.allows(sharding) and second.allows(sharding), mesh, shape))
+    return bool(
+        shardings_that(
+            lambda sharding: first.allows(sharding) and second.allows(sharding), mesh, shape
+        )
+    )
 
 
 def agreement(annotation: Annotation, mesh: Mesh) -> Callable[[Sharding], bool]:

@@ -1,4 +1,5 @@
-"""What the user demands, read from annotations and the constraints file, with a word on what cannot be obeyed."""
+"""What the user demands, read from annotations and the constraints file, with a word on what cannot
+be obeyed."""
 
 from __future__ import annotations
 
@@ -12,10 +13,16 @@ from shardopt.planfile.constraint_file import load_constraints
 
 
 def obeyed_demands(
-    module: ir.Module, main: ir.Operation, mesh: Mesh | None, file: str, annotations: str, pm: PassContext
+    module: ir.Module,
+    main: ir.Operation,
+    mesh: Mesh | None,
+    file: str,
+    annotations: str,
+    pm: PassContext,
 ) -> Demands:
-    """Of a plain module on `mesh`, or without one of a staged module. `file` may be empty; `annotations` is the option
-    of that name. Raises UserError and DemandError, and PassFailure for a lost annotation that is required."""
+    """Of a plain module on `mesh`, or without one of a staged module. `file` may be empty;
+    `annotations` is the option of that name. Raises UserError and DemandError, and PassFailure for
+    a lost annotation that is required."""
     entries = load_constraints(file) if file else ()
     demands = read_demands(module, main, mesh, entries, obey_annotations=annotations != "drop")
     report_lost(demands.lost, annotations, pm)

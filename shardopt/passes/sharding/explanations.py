@@ -1,4 +1,5 @@
-"""Answers to `explain=…`: the strategies of an operation or value, and what each would change in the plan."""
+"""Answers to `explain=…`: the strategies of an operation or value, and what each would change in
+the plan."""
 
 from __future__ import annotations
 
@@ -21,27 +22,41 @@ def select_explained(graphs: Sequence[MeshGraph], text: str) -> tuple[tuple[Sele
     """What `text` names, for each mesh. Raises UserError when it names nothing on any."""
     found = tuple(select(graph, text) if text else () for graph in graphs)
     if text and not any(found):
-        names = ", ".join(sorted({op.name for graph in graphs for op in graph.graph.ops})[:_MAX_NAMED])
+        names = ", ".join(
+            sorted({op.name for graph in graphs for op in graph.graph.ops})[:_MAX_NAMED]
+        )
         raise UserError(
-            f"nothing to explain: expected argN, resultN, an operation ({names}, …) with an optional :N, or a pattern "
+            f"nothing to explain: expected argN, resultN, an operation ({names}, …) with an "
+            "optional :N, or a pattern "
             f"that some location matches, found '{text}'"
         )
     return found
 
 
 def report_explanations(
-    pm: PassContext, graph: MeshGraph, problem: IntraOpProblem, solution: Solution, wanted: Sequence[Selected]
+    pm: PassContext,
+    graph: MeshGraph,
+    problem: IntraOpProblem,
+    solution: Solution,
+    wanted: Sequence[Selected],
 ) -> None:
     """One remark of kind `explain` for each, at its operation."""
     gap = max(solution.gap, 1e-9)  # replanned figures are as good as the plan itself
     for selected in wanted[:_MAX_EXPLAINED]:
         node = problem.node_of.get(selected.tensor)
         if node is None:
-            pm.remark("explain", None, f"{selected.name} has no choice of its own: it is made anywhere it is read")
+            pm.remark(
+                "explain",
+                None,
+                f"{selected.name} has no choice of its own: it is made anywhere it is read",
+            )
             continue
         found = explain(problem, solution, node, gap=gap)
         where = graph.reader.handles[selected.op] if selected.op >= 0 else None
-        head = f"{selected.name} ({found.subject}) on mesh '{graph.mesh.name}', plan {found.objective:.4g} s"
+        head = (
+            f"{selected.name} ({found.subject}) on mesh '{graph.mesh.name}', plan "
+            f"{found.objective:.4g} s"
+        )
         pm.remark("explain", where, "\n".join((head, *found.lines())), category="analysis")
     if rest := wanted[_MAX_EXPLAINED:]:
         named = ", ".join(
@@ -49,4 +64,8 @@ def report_explanations(
             for s in rest[:_MAX_NAMED]
             if (node := problem.node_of.get(s.tensor)) is not None
         )
-        pm.remark("explain", None, f"{len(rest)} more match: {named}{', …' if len(rest) > _MAX_NAMED else ''}")
+        pm.remark(
+            "explain",
+            None,
+            f"{len(rest)} more match: {named}{', …' if len(rest) > _MAX_NAMED else ''}",
+        )

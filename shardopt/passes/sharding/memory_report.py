@@ -1,4 +1,5 @@
-"""What the sharding pass says about memory: what is computed again, and why a budget is too small."""
+"""What the sharding pass says about memory: what is computed again, and why a budget is too
+small."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _MOST_HOLDERS = 5
 
 
 def report_rematerialized(graph: MeshGraph, plan: IntraOpPlan, pm: PassContext) -> None:
-    """A remark for each value that is computed again, and their number, bytes and seconds as statistics."""
+    """A remark for each value that is computed again, and their number, bytes and seconds as
+    statistics."""
     if not plan.rematerialized:
         return
     total_bytes = total_seconds = 0.0
@@ -29,7 +31,8 @@ def report_rematerialized(graph: MeshGraph, plan: IntraOpPlan, pm: PassContext) 
         seconds = again.seconds * plan.graph.ops[again.chain[-1]].repeat
         total_bytes, total_seconds = total_bytes + size, total_seconds + seconds
         said = (
-            f"computed again for {len(again.readers)} of its readers by {len(again.chain)} operations: "
+            f"computed again for {len(again.readers)} of its readers by {len(again.chain)} "
+            "operations: "
             f"saves {format_bytes(size)} a device in between, takes {seconds:.3g} s"
         )
         pm.remark("rematerialized", graph.reader.handles[again.chain[-1]], said, category="passed")
@@ -39,16 +42,26 @@ def report_rematerialized(graph: MeshGraph, plan: IntraOpPlan, pm: PassContext) 
     pm.statistic(f"{mesh}: rematerialization seconds", total_seconds)
 
 
-def too_small(graph: MeshGraph, problem: IntraOpProblem, found: Fit, limit: int, pm: PassContext) -> PassFailure:
-    """The error: how much is missing, where the smallest peak lies and what it consists of, which budget works."""
+def too_small(
+    graph: MeshGraph, problem: IntraOpProblem, found: Fit, limit: int, pm: PassContext
+) -> PassFailure:
+    """The error: how much is missing, where the smallest peak lies and what it consists of, which
+    budget works."""
     least = found.least
     if least is None or least.plan is None:
-        said = f"no sharding found on mesh {graph.mesh}: {found.solution.statistics.get('reason', 'memory')}"
+        said = (
+            f"no sharding found on mesh {graph.mesh}: "
+            f"{found.solution.statistics.get('reason', 'memory')}"
+        )
         return pm.error(graph.fragments[0], said)
     at = int(least.plan.live_bytes.argmax())
     op = problem.order[at]
     proven = least.bound_bytes > limit
-    missing = f"at least {least.bound_bytes - limit} bytes too few" if proven else "not proven to be impossible"
+    missing = (
+        f"at least {least.bound_bytes - limit} bytes too few"
+        if proven
+        else "not proven to be impossible"
+    )
     exact = least.bound_bytes == least.peak_bytes
     smallest = "and none below does" if exact else f"none below {least.bound_bytes} bytes can"
     said = (
@@ -56,26 +69,43 @@ def too_small(graph: MeshGraph, problem: IntraOpProblem, found: Fit, limit: int,
         f"the smallest budget found to work is {format_bytes(least.peak_bytes)}, {smallest}"
     )
     held = "; ".join(_holders(graph, problem, least.plan, at))
-    note = f"the smallest peak is reached at '{least.plan.graph.ops[op].name}', where a device holds {held}"
+    note = (
+        f"the smallest peak is reached at '{least.plan.graph.ops[op].name}', where a device "
+        f"holds {held}"
+    )
     notes: list[tuple[ir.Operation, str]] = [(graph.reader.handles[op], note)]
     constraints = problem.tables.constraints
     if asked := len(constraints.allowed) + len(constraints.forbidden):
-        notes.append((graph.fragments[0], f"the user constrains {asked} of the values and operations of this mesh"))
+        notes.append(
+            (
+                graph.fragments[0],
+                f"the user constrains {asked} of the values and operations of this mesh",
+            )
+        )
     return pm.error(graph.reader.handles[op], said, notes=notes)
 
 
-def _holders(graph: MeshGraph, problem: IntraOpProblem, plan: IntraOpPlan, at: int) -> Iterator[str]:
+def _holders(
+    graph: MeshGraph, problem: IntraOpProblem, plan: IntraOpPlan, at: int
+) -> Iterator[str]:
     """The largest of what is held at a position, and how much more there is."""
     ops, mesh = plan.graph, plan.mesh
     lives, scratch = with_gaps(ops, mesh, problem.lifetimes, plan.shardings, plan.rematerialized)
     copies = find_copies(
-        ops, mesh, plan.strategies, plan.shardings, plan.made_anywhere, plan.fresh, enumerate(problem.order)
+        ops,
+        mesh,
+        plan.strategies,
+        plan.shardings,
+        plan.made_anywhere,
+        plan.fresh,
+        enumerate(problem.order),
     )
     held = [
         (
             live.count * local_bytes(ops, mesh, live.tensor, plan.shardings[live.tensor]),
             live.tensor,
-            f"{plan.shardings[live.tensor]}" + (f" for {live.count} microbatches" if live.count > 1 else ""),
+            f"{plan.shardings[live.tensor]}"
+            + (f" for {live.count} microbatches" if live.count > 1 else ""),
         )
         for live in lives
         if live.start <= at < live.stop
@@ -96,7 +126,9 @@ def _holders(graph: MeshGraph, problem: IntraOpProblem, plan: IntraOpPlan, at: i
 def _origin(graph: MeshGraph, problem: IntraOpProblem, tensor: int) -> str:
     maker = problem.tables.producers[tensor]
     if maker < 0:
-        number = next((number for number, argument in graph.arguments.items() if argument == tensor), None)
+        number = next(
+            (number for number, argument in graph.arguments.items() if argument == tensor), None
+        )
         return "a value from another mesh" if number is None else f"argument {number}"
     op = problem.tables.graph.ops[maker]
     return f"'{op.name}'"

@@ -1,8 +1,8 @@
-"""The plans of all meshes of a module under the options of `shardopt-choose-shardings`, with what is said of them.
+"""The plans of all meshes of a module under the options of `shardopt-choose-shardings`, with what
+is said of them.
 
-For each mesh the rules of the problem come from the user's demands, the plan file and the method (`intra-op`);
-`shardopt.passes.sharding.solving` then solves meshes that look alike once.
-"""
+For each mesh the rules of the problem come from the user's demands, the plan file and the method
+(`intra-op`); `shardopt.passes.sharding.solving` then solves meshes that look alike once."""
 
 from __future__ import annotations
 
@@ -48,26 +48,33 @@ class Planner:
     pm: PassContext
 
     def plans(self, graphs: Sequence[MeshGraph]) -> list[Solved]:
-        """The plan of each mesh, from the plan file or solved. Raises PassFailure where there is none, UserError and
-        ValueError for options that fit no mesh."""
+        """The plan of each mesh, from the plan file or solved. Raises PassFailure where there is
+        none, UserError and ValueError for options that fit no mesh."""
         explained = select_explained(graphs, self.options.explain)
         batch_args, methods = self.options.batch_args, [graph.method for graph in graphs]
         received = received_batches(methods, graphs, batch_args)
         solver = MeshSolver(self.cluster, self.problem, self._solve, self._fit)
         given = load_plan_file(self.options.plan) if self.options.plan else PlanFile(VERSION)
         found = []
-        for number, (graph, wanted, batch) in enumerate(zip(graphs, explained, received, strict=True)):
+        for number, (graph, wanted, batch) in enumerate(
+            zip(graphs, explained, received, strict=True)
+        ):
             progress(number, len(graphs), f"meshes, now {graph.mesh}")
             stage = first_stage(given, graph, number)
             constraints = self._constraints(graph, given, stage)
             rows = given_of(given, stage)
             if rows is not None and rows.ops:
                 strategies = StrategyTables(graph.mesh, self.cluster)
-                solved = restored(graph, self.problem(graph, constraints, batch, strategies), rows, stage)
+                solved = restored(
+                    graph, self.problem(graph, constraints, batch, strategies), rows, stage
+                )
             else:
-                # Shardy reads the module itself, and who asks for an explanation is told about this very mesh
+                # Shardy reads the module itself, and who asks for an explanation is told about this
+                # very mesh
                 alone = graph.method == "shardy" or bool(wanted)
-                solved = solver.plan(graph, constraints, batch_of(graph, batch_args), batch, alone=alone)
+                solved = solver.plan(
+                    graph, constraints, batch_of(graph, batch_args), batch, alone=alone
+                )
             self._report(graph, solved, wanted)
             found.append(solved)
         self.pm.statistic("meshes solved", solver.num_kinds)
@@ -80,21 +87,28 @@ class Planner:
         received: Mapping[int, int],
         strategies: StrategyTables,
     ) -> IntraOpProblem:
-        """The problem of a mesh without a memory limit. `received` tensors hold the batch along a dimension."""
+        """The problem of a mesh without a memory limit. `received` tensors hold the batch along a
+        dimension."""
         linear = find_linear(graph.graph, graph.tied, graph.sent) if self._opens_sums(graph) else ()
-        tables = IntraOpTables(graph.graph, graph.mesh, strategies.cluster, constraints, linear, strategies)
+        tables = IntraOpTables(
+            graph.graph, graph.mesh, strategies.cluster, constraints, linear, strategies
+        )
         roles = find_roles(graph.method, graph, tables, self.options.batch_args, received=received)
         restriction = restrict(graph.method, tables, roles)
         fixed, allowed = restriction.fixed, restriction.allowed
         try:
-            return tables.problem(fixed=fixed, allowed=allowed, tied=tuple(graph.tied), residency=graph.residency)
+            return tables.problem(
+                fixed=fixed, allowed=allowed, tied=tuple(graph.tied), residency=graph.residency
+            )
         except ImpossibleSharding as error:
             where = graph.fragments[0] if error.op is None else graph.reader.handles[error.op]
             raise self.pm.error(where, str(error)) from error
 
     def _constraints(self, graph: MeshGraph, given: PlanFile, stage: int) -> Constraints:
         pinned = {tensor: (sharding,) for tensor, sharding in fixed_of(given, stage, graph).items()}
-        return Constraints(self.demands.allowed(graph.reader) | pinned, self.demands.forbidden(graph.reader))
+        return Constraints(
+            self.demands.allowed(graph.reader) | pinned, self.demands.forbidden(graph.reader)
+        )
 
     def _solve(self, problem: IntraOpProblem) -> Solution:
         return problem.solve(self.options.time_limit, self.options.gap)
@@ -116,11 +130,15 @@ class Planner:
     def _opens_sums(self, graph: MeshGraph) -> bool:
         staged = any(fragment.name == "mpmd.fragment" for fragment in graph.fragments)
         option = self.options.partial_sums
-        return option == "on" or (option == "auto" and (staged or self.options.sharding_format == "sdy"))
+        return option == "on" or (
+            option == "auto" and (staged or self.options.sharding_format == "sdy")
+        )
 
     def _report(self, graph: MeshGraph, solved: Solved, wanted: Sequence[Selected]) -> None:
         if solved.plan is None:
-            raise too_small(graph, solved.problem, solved.found, self._limit(solved.problem) or 0, self.pm)
+            raise too_small(
+                graph, solved.problem, solved.found, self._limit(solved.problem) or 0, self.pm
+            )
         report_plan(self.pm, graph, solved)
         report_rematerialized(graph, solved.plan, self.pm)
         report_strategies(graph, solved, solved.plan, self.pm)

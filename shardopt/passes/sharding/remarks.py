@@ -1,4 +1,5 @@
-"""What is said about the sharding of a module: figures of each plan, why products run as they do, lost annotations."""
+"""What is said about the sharding of a module: figures of each plan, why products run as they do,
+lost annotations."""
 
 from __future__ import annotations
 
@@ -17,7 +18,12 @@ _EXPLAINED = frozenset({"dot_general", "convolution"})
 
 def report_plan(pm: PassContext, graph: MeshGraph, solved: Solved) -> None:
     """Statistics and one remark about the plan of a mesh."""
-    mesh, problem, solution, plan = graph.mesh.name, solved.problem.problem, solved.found.solution, solved.plan
+    mesh, problem, solution, plan = (
+        graph.mesh.name,
+        solved.problem.problem,
+        solved.found.solution,
+        solved.plan,
+    )
     assert plan is not None
     cost = plan.summary()
     pm.statistic(f"{mesh}: nodes", int(str(solution.statistics["nodes"])))
@@ -30,7 +36,11 @@ def report_plan(pm: PassContext, graph: MeshGraph, solved: Solved) -> None:
     for kind, number in cost.collectives:
         pm.statistic(f"{mesh}: {kind}", number)
     kinds = ", ".join(f"{number} {kind}" for kind, number in cost.collectives) or "no collectives"
-    said = f"mesh '{mesh}': predicted {cost.seconds:.3g} s with {kinds}; within {solution.gap:.2%} of the optimum"
+    said = (
+        f"mesh '{mesh}': predicted {cost.seconds:.3g} s with {kinds}; within "
+        f"{solution.gap:.2%} "
+        "of the optimum"
+    )
     if solution.statistics.get("time_limit_struck"):
         said += "; the time limit struck, and another run may find another plan"
     tied, freed = (solution.statistics.get(f"{how}_objective") for how in ("tied", "freed"))
@@ -38,7 +48,8 @@ def report_plan(pm: PassContext, graph: MeshGraph, solved: Solved) -> None:
         pm.statistic(f"{mesh}: objective with equal layers tied", tied)
         pm.statistic(f"{mesh}: objective with all layers free", freed)
         said += (
-            f"; solved once for {solution.statistics['tied_nodes']} kinds of nodes at {tied:.4g} s, freed {freed:.4g} s"
+            f"; solved once for {solution.statistics['tied_nodes']} kinds of nodes at "
+            f"{tied:.4g} s, freed {freed:.4g} s"
         )
     if solved.first is not graph:
         said += f"; mesh '{solved.first.mesh.name}' looks alike and was solved for both"
@@ -46,29 +57,39 @@ def report_plan(pm: PassContext, graph: MeshGraph, solved: Solved) -> None:
 
 
 def report_strategies(graph: MeshGraph, solved: Solved, plan: IntraOpPlan, pm: PassContext) -> None:
-    """Why a matrix product or convolution runs as it does: its strategy beside the cheapest and the replicated one."""
+    """Why a matrix product or convolution runs as it does: its strategy beside the cheapest and the
+    replicated one."""
     tables = solved.problem.tables
     for number, (op, handle) in enumerate(zip(graph.reader.ops, graph.reader.handles, strict=True)):
         if op.name not in _EXPLAINED:
             continue
         chosen, all_of_it = plan.strategies[number], tables.ops[solved.ops[number]].strategies
         cheapest = min(strategy.seconds for strategy in all_of_it)
-        whole = [s.seconds for s in all_of_it if all(sharding.is_replicated for sharding in (*s.operands, *s.results))]
+        whole = [
+            s.seconds
+            for s in all_of_it
+            if all(sharding.is_replicated for sharding in (*s.operands, *s.results))
+        ]
         operands = " × ".join(map(str, chosen.operands))
         said = (
-            f"{operands} -> {', '.join(map(str, chosen.results))}: {chosen.compute_seconds:.3g} s of compute and "
-            f"{chosen.communication_seconds:.3g} s of collectives; of {len(all_of_it)} strategies the cheapest alone "
+            f"{operands} -> {', '.join(map(str, chosen.results))}: {chosen.compute_seconds:.3g} s "
+            "of compute and "
+            f"{chosen.communication_seconds:.3g} s of collectives; of {len(all_of_it)} strategies "
+            "the cheapest alone "
             f"takes {cheapest:.3g} s" + (f", replicated {whole[0]:.3g} s" if whole else "")
         )
         pm.remark("strategy", handle, said, category="passed")
 
 
 def report_lost(lost: Sequence[Lost], mode: str, pm: PassContext) -> None:
-    """One message for all annotations that cannot be obeyed: how many on which mesh, and the first of them."""
+    """One message for all annotations that cannot be obeyed: how many on which mesh, and the first
+    of them."""
     if not lost:
         return
     meshes = dict.fromkeys(item.mesh for item in lost)
-    counts = ", ".join(f"{sum(item.mesh == mesh for item in lost)} on mesh {mesh}" for mesh in meshes)
+    counts = ", ".join(
+        f"{sum(item.mesh == mesh for item in lost)} on mesh {mesh}" for mesh in meshes
+    )
     said = f"sharding annotations that cannot be obeyed: {counts}; the first is {lost[0].message}"
     if mode == "require":
         raise pm.error(lost[0].where, said)

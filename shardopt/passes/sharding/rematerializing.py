@@ -1,4 +1,5 @@
-"""Values computed again, and copies of operands made again, behind barriers that keep the compiler from undoing it.
+"""Values computed again, and copies of operands made again, behind barriers that keep the compiler
+from undoing it.
 
     %y = stablehlo.tanh %z                         %y = stablehlo.tanh %z
     %h = stablehlo.dot_general %y, %w              %h = stablehlo.dot_general %y, %w
@@ -7,9 +8,8 @@
                                                    %y2 = stablehlo.tanh %b#0
                                                    %g = stablehlo.multiply %y2, %b#1
 
-Without the barrier common subexpressions would be merged again. A late operand of the reader goes through it as well:
-otherwise the copies could run right behind the originals, and save nothing.
-"""
+Without the barrier common subexpressions would be merged again. A late operand of the reader goes
+through it as well: otherwise the copies could run right behind the originals, and save nothing."""
 
 from __future__ import annotations
 
@@ -26,18 +26,24 @@ _BARRIER = "stablehlo.optimization_barrier"
 
 
 class Rematerializer:
-    """Rewrites a fragment; `shardings` of all values so far, to which those of new values are added. New operations
-    get strategies, but for barriers, which have none."""
+    """Rewrites a fragment; `shardings` of all values so far, to which those of new values are
+    added. New operations get strategies, but for barriers, which have none."""
 
     def __init__(self, reader: GraphReader, shardings: dict[ir.Value, Sharding]) -> None:
         self.reader, self.shardings = reader, shardings
-        # The part that a device keeps of a sum is written behind the operation later, and has no number.
+        # The part that a device keeps of a sum is written behind the operation later, and has no
+        # number.
         self.number = {
-            handle: number for number, handle in enumerate(reader.handles) if not read_strategy(handle).is_scattered
+            handle: number
+            for number, handle in enumerate(reader.handles)
+            if not read_strategy(handle).is_scattered
         }
 
-    def compute_again(self, chain: Sequence[int], readers: Sequence[int], strategies: Sequence[OpStrategy]) -> None:
-        """Copy the operations `chain` before the first of `readers`, which then read the last copy's result.
+    def compute_again(
+        self, chain: Sequence[int], readers: Sequence[int], strategies: Sequence[OpStrategy]
+    ) -> None:
+        """Copy the operations `chain` before the first of `readers`, which then read the last
+        copy's result.
 
         `strategies` are those of the copies.
         """
@@ -45,7 +51,9 @@ class Rematerializer:
         originals = [self.reader.handles[op] for op in chain]
         value: ir.Value = originals[-1].results[0]
         made = {original.results[0] for original in originals}
-        sources = [v for v in dict.fromkeys(v for op in originals for v in op.operands) if v not in made]
+        sources = [
+            v for v in dict.fromkeys(v for op in originals for v in op.operands) if v not in made
+        ]
         behind = self._barrier(sources, first, value)
         copies: dict[ir.Value, ir.Value] = {}
         for original, strategy in zip(originals, strategies, strict=True):
@@ -53,29 +61,41 @@ class Rematerializer:
             write_strategy(copy, strategy)
             for position, operand in enumerate(list(copy.operands)):
                 given = copies.get(operand, behind.get(operand, operand))
-                copy.operands[position] = self._constrained(given, strategy.operands[position], copy)
+                copy.operands[position] = self._constrained(
+                    given, strategy.operands[position], copy
+                )
             self.shardings[copy.results[0]] = strategy.results[0]
             copies[original.results[0]] = copy.results[0]
         for reader in readers:
             _replace(self.reader.handles[reader], value, copies[value])
 
     def read_again(self, tensor: int, readers: Sequence[int]) -> None:
-        """Let `readers`, in program order, have `tensor` through a barrier, so that they share no copy with others."""
+        """Let `readers`, in program order, have `tensor` through a barrier, so that they share no
+        copy with others."""
         first = self.reader.handles[readers[0]]
         tensors = self.reader.ops[readers[0]].operands
-        for value in dict.fromkeys(v for v, t in zip(first.operands, tensors, strict=False) if t == tensor):
+        for value in dict.fromkeys(
+            v for v, t in zip(first.operands, tensors, strict=False) if t == tensor
+        ):
             behind = self._barrier([value], first, value)
             for reader in readers:
                 _replace(self.reader.handles[reader], value, behind[value])
 
-    def _barrier(self, values: Sequence[ir.Value], before: ir.Operation, dropped: ir.Value) -> dict[ir.Value, ir.Value]:
-        """value -> what it is behind a barrier that also waits for the latest other operand of `before`."""
+    def _barrier(
+        self, values: Sequence[ir.Value], before: ir.Operation, dropped: ir.Value
+    ) -> dict[ir.Value, ir.Value]:
+        """value -> what it is behind a barrier that also waits for the latest other operand of
+        `before`."""
         anchor = self._anchor(before, {*values, dropped})
         passed = [*values] if anchor is None else [*values, anchor]
         if not passed:
             return {}
         barrier = ir.Operation.create(
-            _BARRIER, [v.type for v in passed], passed, loc=before.location, ip=ir.InsertionPoint(before)
+            _BARRIER,
+            [v.type for v in passed],
+            passed,
+            loc=before.location,
+            ip=ir.InsertionPoint(before),
         )
         for value, result in zip(passed, barrier.results, strict=True):
             self.shardings[result] = self.shardings[value]
@@ -112,7 +132,11 @@ def _replace(op: ir.Operation, old: ir.Value, new: ir.Value) -> None:
 
 
 def later_readers(
-    reader: GraphReader, wanted: Mapping[int, Sequence[Sharding]], tensor: int, sharding: Sharding, first: int
+    reader: GraphReader,
+    wanted: Mapping[int, Sequence[Sharding]],
+    tensor: int,
+    sharding: Sharding,
+    first: int,
 ) -> tuple[int, ...]:
     """Operations of the scope of `first`, from there on, that want `tensor` in `sharding`."""
     scope = reader.ops[first].scope
@@ -120,5 +144,8 @@ def later_readers(
         number
         for number in range(first, len(reader.ops))
         if reader.ops[number].scope == scope
-        and any(t == tensor and s == sharding for t, s in zip(reader.ops[number].operands, wanted[number], strict=True))
+        and any(
+            t == tensor and s == sharding
+            for t, s in zip(reader.ops[number].operands, wanted[number], strict=True)
+        )
     )

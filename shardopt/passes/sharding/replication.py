@@ -15,12 +15,15 @@ _HEAVY = frozenset({"dot_general", "convolution"})
 
 
 def report_replicated(graph: MeshGraph, pm: PassContext) -> None:
-    """One remark for each kind of operation that runs replicated, for each extent that does not divide, and for each
-    loop of unknown length, at the first of the kind."""
+    """One remark for each kind of operation that runs replicated, for each extent that does not
+    divide, and for each loop of unknown length, at the first of the kind."""
     _report_opaque(graph, pm)
     _report_uneven(graph, pm)
     for loop in graph.reader.guessed:
-        said = f"a loop whose number of iterations depends on data is planned as if it ran {UNKNOWN_TRIPS} times"
+        said = (
+            "a loop whose number of iterations depends on data is planned as if it ran "
+            f"{UNKNOWN_TRIPS} times"
+        )
         pm.remark("unknown-trip-count", loop, said)
 
 
@@ -44,7 +47,8 @@ def _report_uneven(graph: MeshGraph, pm: PassContext) -> None:
     for (extent, axis), handles in found.items():
         size = graph.mesh.axis_size(axis)
         said = (
-            f"the largest dimension, of extent {extent}, is not split along axis '{axis}' of size {size}, which does "
+            f"the largest dimension, of extent {extent}, is not split along axis '{axis}' of size "
+            f"{size}, which does "
             f"not divide it{_many(handles)}"
         )
         pm.remark("uneven-dimension", handles[0], said)
@@ -57,4 +61,6 @@ def _many(handles: list[ir.Operation]) -> str:
 def _kind(op: ir.Operation) -> str:
     """The operation by name; one that calls something by what it calls too."""
     name = _CALLS.get(op.name, "")
-    return f"'{op.name}'" + (f" @{ir.StringAttr(op.attributes[name]).value}" if name in op.attributes else "")
+    return f"'{op.name}'" + (
+        f" @{ir.StringAttr(op.attributes[name]).value}" if name in op.attributes else ""
+    )

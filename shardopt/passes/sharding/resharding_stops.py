@@ -4,12 +4,12 @@
     %s = stablehlo.custom_call @Sharding(%1) {mhlo.sharding = "{devices=[1,2,2]<=[4] last_tile_dim_replicate}"}  (added)
     %2 = stablehlo.add %s, %y  {mhlo.sharding = "{devices=[2,1,2]<=[4] last_tile_dim_replicate}"}
 
-XLA's partitioner looks for one step from producer to reader and otherwise gathers the whole tensor on every device
-("involuntary full rematerialization"); with the stops of the planned chain it takes the planned steps. In the same way
-a reduce-scatter is written as the reduced result and, behind it, the part that each device keeps: from the scattered
-result alone the partitioner may conclude that the operands should be resharded instead. An operation on partial
-operands is written as its partial result and, behind it, the sum: otherwise the partitioner would sum up each operand.
-"""
+XLA's partitioner looks for one step from producer to reader and otherwise gathers the whole tensor
+on every device ("involuntary full rematerialization"); with the stops of the planned chain it takes
+the planned steps. In the same way a reduce-scatter is written as the reduced result and, behind it,
+the part that each device keeps: from the scattered result alone the partitioner may conclude that
+the operands should be resharded instead. An operation on partial operands is written as its partial
+result and, behind it, the sum: otherwise the partitioner would sum up each operand."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from shardopt.mesh.mesh import Mesh, Sharding
 def insert_scatters(
     reader: GraphReader, scattered: Mapping[int, tuple[Sharding, Sharding]]
 ) -> dict[ir.Value, Sharding]:
-    """Put the part that each device keeps behind every operation of `scattered`: number -> (reduced, scattered).
+    """Put the part that each device keeps behind every operation of `scattered`: number ->
+    (reduced, scattered).
 
-    Returns the shardings of the new values and those, now of the reduced form, of the operations' own results.
-    """
+    Returns the shardings of the new values and those, now of the reduced form, of the operations'
+    own results."""
     found: dict[ir.Value, Sharding] = {}
     for number, (reduced, kept) in scattered.items():
         handle = reader.handles[number]
@@ -49,9 +50,9 @@ def insert_stops(
 ) -> dict[ir.Value, Sharding]:
     """Insert the stops before the first reader that needs them; the new values and their shardings.
 
-    `wanted[k]` are the operand shardings of operation k of the reader. Readers in one scope share the stops by which
-    their ways begin; in the fragment that makes them, tensors of `skip` are left alone.
-    """
+    `wanted[k]` are the operand shardings of operation k of the reader. Readers in one scope share
+    the stops by which their ways begin; in the fragment that makes them, tensors of `skip` are left
+    alone."""
     home = {result: op.group for op in reader.ops for result in op.results}
     added: dict[ir.Value, Sharding] = {}
     after: dict[tuple[ir.Value, Sharding, tuple[int, int]], ir.Value] = {}

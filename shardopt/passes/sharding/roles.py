@@ -1,4 +1,5 @@
-"""What presets have to know of a graph that is read from the IR: which inputs are state, and which hold the batch."""
+"""What presets have to know of a graph that is read from the IR: which inputs are state, and which
+hold the batch."""
 
 from __future__ import annotations
 
@@ -25,13 +26,14 @@ def find_roles(
 ) -> Roles:
     """What a preset has to know of a graph. Raises UserError and ValueError.
 
-    Shardy propagates from shardings that the user demands or, for want of any, from `annotated` ones or from the batch.
-    `received` is where the batch lies in values that other meshes send.
-    """
+    Shardy propagates from shardings that the user demands or, for want of any, from `annotated`
+    ones or from the batch. `received` is where the batch lies in values that other meshes send."""
     roles = Roles(graph.state, batch_of(graph, batch_args), received or {}, tuple(graph.tied))
     if preset != "shardy":
         return roles
-    demanded = {tensor: found[0] for tensor, found in tables.constraints.allowed.items() if len(found) == 1}
+    demanded = {
+        tensor: found[0] for tensor, found in tables.constraints.allowed.items() if len(found) == 1
+    }
     given = demanded or annotated or data_parallel(tables, roles, preset).inputs()
     return replace(roles, propagated=propagate(graph, given))
 
@@ -43,5 +45,7 @@ def received_batches(
     if set(presets) == {"ilp"}:
         return [{} for _ in graphs]
     roles = [Roles(graph.state, batch_of(graph, batch_args)) for graph in graphs]
-    found = follow_between([graph.graph for graph in graphs], roles, [graph.sources for graph in graphs])
+    found = follow_between(
+        [graph.graph for graph in graphs], roles, [graph.sources for graph in graphs]
+    )
     return [known.received for known in found]

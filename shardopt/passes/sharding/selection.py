@@ -22,7 +22,8 @@ _NAMED = re.compile(r"(?P<name>[a-z]\w*)(?::(?P<number>\d+))?")
 
 @dataclass(frozen=True)
 class Selected:
-    """An operation of the graph, or, where `op` is -1, an input tensor of it; `name` is what a user calls it."""
+    """An operation of the graph, or, where `op` is -1, an input tensor of it; `name` is what a user
+    calls it."""
 
     op: int
     tensor: int
@@ -30,7 +31,8 @@ class Selected:
 
 
 def select(graph: MeshGraph, text: str) -> tuple[Selected, ...]:
-    """What `text` names on this mesh, in program order, arguments first. Raises UserError for a bad expression."""
+    """What `text` names on this mesh, in program order, arguments first. Raises UserError for a bad
+    expression."""
     if match := _SIGNATURE.fullmatch(text):
         return _of_signature(graph, match["which"], int(match["number"]))
     match = _NAMED.fullmatch(text)
@@ -41,7 +43,9 @@ def select(graph: MeshGraph, text: str) -> tuple[Selected, ...]:
     try:
         pattern = re.compile(text)
     except re.error as error:
-        raise UserError(f"expected an operation, a value or a regular expression, found '{text}': {error}") from error
+        raise UserError(
+            f"expected an operation, a value or a regular expression, found '{text}': {error}"
+        ) from error
     return _by_location(graph, pattern)
 
 

@@ -1,9 +1,10 @@
-"""Write chosen shardings into the IR: `mhlo.sharding` on operations, axis shardings in mesh tensor types.
+"""Write chosen shardings into the IR: `mhlo.sharding` on operations, axis shardings in mesh tensor
+types.
 
-Loops and branches carry no annotation of their own: the compiler may drop carried values before it reads a tuple of
-shardings, which then no longer fits. The identities at what enters them and what their regions return say the same
-(`shardopt.extract.control_flow`). The scalar operations of reducers are left alone.
-"""
+Loops and branches carry no annotation of their own: the compiler may drop carried values before it
+reads a tuple of shardings, which then no longer fits. The identities at what enters them and what
+their regions return say the same (`shardopt.extract.control_flow`). The scalar operations of
+reducers are left alone."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ NUM_REPLICAS = "mhlo.num_replicas"
 
 
 def annotate_block(block: ir.Block, shardings: Mapping[ir.Value, Sharding], mesh: Mesh) -> None:
-    """Every operation of the block gets the shardings of its results, as a tuple when it has several."""
+    """Every operation of the block gets the shardings of its results, as a tuple when it has
+    several."""
     texts: dict[tuple[Sharding, ...], ir.StringAttr] = {}
     for view in block.operations:
         op = view.operation
@@ -67,10 +69,14 @@ def annotate_signature(
     main.attributes["res_attrs"] = _with_shardings(existing, results, mesh)
 
 
-def _with_shardings(existing: Sequence[ir.DictAttr], shardings: Sequence[Sharding], mesh: Mesh) -> ir.ArrayAttr:
+def _with_shardings(
+    existing: Sequence[ir.DictAttr], shardings: Sequence[Sharding], mesh: Mesh
+) -> ir.ArrayAttr:
     return ir.ArrayAttr.get(
         [
-            ir.DictAttr.get(entries(attributes) | {MHLO_SHARDING: ir.StringAttr.get(to_mhlo(s, mesh))})
+            ir.DictAttr.get(
+                entries(attributes) | {MHLO_SHARDING: ir.StringAttr.get(to_mhlo(s, mesh))}
+            )
             for attributes, s in zip(existing, shardings, strict=True)
         ]
     )

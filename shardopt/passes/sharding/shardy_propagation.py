@@ -1,4 +1,5 @@
-"""What Shardy itself would choose: its propagation pass, run on a copy of a plain module, read back for every tensor.
+"""What Shardy itself would choose: its propagation pass, run on a copy of a plain module, read back
+for every tensor.
 
     func.func public @main(%a: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}, …)     (the copy)
       %0 = stablehlo.add %a, %a {shardopt.number = 0 : i32}
@@ -29,13 +30,16 @@ _PIPELINE = "builtin.module(sdy-propagation-pipeline)"
 def propagate(graph: MeshGraph, given: Mapping[int, Sharding]) -> dict[int, Sharding]:
     """The sharding of every tensor, from given ones of arguments and results of operations.
 
-    A sharding that cuts an axis into parts is taken up to that axis. Raises UserError when the graph is not that of the
-    whole module or nothing is given.
-    """
+    A sharding that cuts an axis into parts is taken up to that axis. Raises UserError when the
+    graph is not that of the whole module or nothing is given."""
     if len(graph.fragments) != 1 or symbol_name(graph.fragments[0]) != "main":
-        raise UserError("preset 'shardy' propagates through a plain module: expected one without stages")
+        raise UserError(
+            "preset 'shardy' propagates through a plain module: expected one without stages"
+        )
     if not given:
-        raise UserError("preset 'shardy' starts from given shardings: expected at least one, found none")
+        raise UserError(
+            "preset 'shardy' starts from given shardings: expected at least one, found none"
+        )
     module = graph.fragments[0].parent
     assert module is not None  # a function stands in a module
     with module.context, ir.Location.unknown():
@@ -68,12 +72,17 @@ def _annotate(copy: ir.Operation, graph: MeshGraph, given: Mapping[int, Sharding
     for op, results in _numbered(main, graph):
         if any(tensor in given for tensor in results):
             ranks = [len(graph.graph.tensors[tensor].shape) for tensor in results]
-            wanted = [given.get(tensor, Sharding.replicated(rank)) for tensor, rank in zip(results, ranks, strict=True)]
+            wanted = [
+                given.get(tensor, Sharding.replicated(rank))
+                for tensor, rank in zip(results, ranks, strict=True)
+            ]
             per_value = [sharding_attribute(sharding, graph.mesh) for sharding in wanted]
             op.attributes[SDY_SHARDING] = sdy.TensorShardingPerValueAttr.get(per_value)
 
 
-def _numbered(main: ir.Operation, graph: MeshGraph) -> Iterator[tuple[ir.Operation, tuple[int, ...]]]:
+def _numbered(
+    main: ir.Operation, graph: MeshGraph
+) -> Iterator[tuple[ir.Operation, tuple[int, ...]]]:
     """The operations of the copy, and the tensors of the graph that they make."""
     for op in operations(main):
         if _NUMBER in op.attributes:
@@ -105,7 +114,9 @@ def _read(copy: ir.Operation, graph: MeshGraph) -> dict[int, Sharding]:
 def _sharding(attribute: ir.Attribute | None, mesh: Mesh, rank: int) -> Sharding:
     if attribute is None:
         return Sharding.replicated(rank)
-    return Sharding(tuple(_axes(dim, mesh) for dim in sdy.TensorShardingAttr(attribute).dimension_shardings))
+    return Sharding(
+        tuple(_axes(dim, mesh) for dim in sdy.TensorShardingAttr(attribute).dimension_shardings)
+    )
 
 
 def _axes(dim: ir.Attribute, mesh: Mesh) -> tuple[str, ...]:

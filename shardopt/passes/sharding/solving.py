@@ -1,11 +1,11 @@
 """The plans of all meshes; meshes that look alike are solved once.
 
-Two meshes look alike when they have the same shape and links, and their operations, what is demanded of these and what
-a preset wants to know have the same structure. Then the solution of the first, with its tensors renamed, is that of the
-second. How many microbatches a stage holds at once may differ: the solution without memory is shared all the same, and
-only where it does not fit is the search within the limit done again for each such number, from the plan that holds the
-next larger number.
-"""
+Two meshes look alike when they have the same shape and links, and their operations, what is
+demanded of these and what a preset wants to know have the same structure. Then the solution of the
+first, with its tensors renamed, is that of the second. How many microbatches a stage holds at once
+may differ: the solution without memory is shared all the same, and only where it does not fit is
+the search within the limit done again for each such number, from the plan that holds the next
+larger number."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
 from shardopt.solve.sharding.renaming import renamed
 from shardopt.solve.sharding.strategies_tables import StrategyTables
 
-# The problem of a mesh (with strategies of meshes that are linked like it), its solution without memory, and the plan
-# within memory, from an assignment to begin with or none.
+# The problem of a mesh (with strategies of meshes that are linked like it), its solution without
+# memory, and the plan within memory, from an assignment to begin with or none.
 Build = Callable[[MeshGraph, Constraints, Mapping[int, int], StrategyTables], IntraOpProblem]
 Solve = Callable[[IntraOpProblem], Solution]
 FitWithin = Callable[[IntraOpProblem, Solution, Sequence[int]], Fit]
@@ -35,8 +35,9 @@ FitWithin = Callable[[IntraOpProblem, Solution, Sequence[int]], Fit]
 
 @dataclass(frozen=True, eq=False)
 class Solved:
-    """The plan of a mesh, or None, and then `problem` is its own. Else `problem` and what `found` chooses are those
-    of the mesh `first`, which looks alike; `ops` says which operation of this mesh is which there."""
+    """The plan of a mesh, or None, and then `problem` is its own. Else `problem` and what `found`
+    chooses are those of the mesh `first`, which looks alike; `ops` says which operation of this
+    mesh is which there."""
 
     problem: IntraOpProblem
     found: Fit
@@ -78,19 +79,25 @@ class MeshSolver:
         *,
         alone: bool,
     ) -> Solved:
-        """The plan of a mesh. `batch` and `received` tensors hold the batch along a dimension; `alone` keeps it apart
-        from meshes that look alike."""
+        """The plan of a mesh. `batch` and `received` tensors hold the batch along a dimension;
+        `alone` keeps it apart from meshes that look alike."""
         structure = structure_of(graph.graph)
         asked = _asked(graph, structure, constraints, {**received, **batch})
         links = _links(self.cluster, graph.mesh)
         key = (structure.digest, *links, *asked, graph.mesh.name if alone else "")
         kind = self._kinds.get(key)
         if kind is None:
-            strategies = self._strategies.setdefault(links, StrategyTables(graph.mesh, self.cluster))
+            strategies = self._strategies.setdefault(
+                links, StrategyTables(graph.mesh, self.cluster)
+            )
             problem = self.build(graph, constraints, received, strategies)
             kind = self._kinds[key] = _Kind(graph, structure, problem, self.solve(problem), {})
         loop = graph.residency.loop
-        held = () if loop is None else (loop.in_flight, *(count for _, count in sorted(loop.of_group.items())))
+        held = (
+            ()
+            if loop is None
+            else (loop.in_flight, *(count for _, count in sorted(loop.of_group.items())))
+        )
         residency = replace(kind.graph.residency, loop=loop)
         problem = kind.problem if kind.graph is graph else kind.problem.with_residency(residency)
         if held not in kind.fits:
@@ -113,10 +120,15 @@ def _hold_more(counts: tuple[int, ...], others: tuple[int, ...]) -> bool:
 
 
 def _links(cluster: Cluster, mesh: Mesh) -> tuple[Hashable, ...]:
-    """All that costs depend on in a mesh: not which devices it has, but of what kind, and how they are linked."""
+    """All that costs depend on in a mesh: not which devices it has, but of what kind, and how they
+    are linked."""
     names = mesh.axis_names
     subsets = (axes for count in range(1, len(names) + 1) for axes in combinations(names, count))
-    return mesh.axes, cluster.group_of(mesh).device, *(group_placement(cluster, mesh, axes) for axes in subsets)
+    return (
+        mesh.axes,
+        cluster.group_of(mesh).device,
+        *(group_placement(cluster, mesh, axes) for axes in subsets),
+    )
 
 
 def _asked(
@@ -135,9 +147,18 @@ def _asked(
         tuple(sorted(number[tensor] for tensor in graph.state)),
         _renumbered(batch, number),
         _renumbered(constraints.allowed, number),
-        tuple(sorted((structure.position[op], tuple(sorted(axes))) for op, axes in constraints.forbidden.items())),
+        tuple(
+            sorted(
+                (structure.position[op], tuple(sorted(axes)))
+                for op, axes in constraints.forbidden.items()
+            )
+        ),
     )
 
 
 def _renumbered(found: Mapping[int, Hashable], number: Mapping[int, int]) -> tuple[Hashable, ...]:
-    return tuple(sorted(((number[tensor], value) for tensor, value in found.items()), key=lambda item: item[0]))
+    return tuple(
+        sorted(
+            ((number[tensor], value) for tensor, value in found.items()), key=lambda item: item[0]
+        )
+    )

@@ -1,13 +1,13 @@
-"""What the user demands of the values of a module: annotations in the IR and entries of a constraints file.
+"""What the user demands of the values of a module: annotations in the IR and entries of a
+constraints file.
 
     demands = read_demands(module, main, mesh, entries)     # markers are put where values are to be resharded
     …read the op graphs of the meshes…
     demands.allowed(reader), demands.forbidden(reader)
 
-Everything is a rule about one value on one mesh. Arguments of `@main` take their rules themselves; any other value is
-followed by a marker, which is the one that has the sharding, so that the operation before it stays free. A result that
-replaces a donated argument shares its rules.
-"""
+Everything is a rule about one value on one mesh. Arguments of `@main` take their rules themselves;
+any other value is followed by a marker, which is the one that has the sharding, so that the
+operation before it stays free. A result that replaces a donated argument shares its rules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,15 @@ from shardopt.mesh.annotation import Annotation
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.mesh.shardings import shardings_that
 from shardopt.passes.sharding.boundary import Place, place_of_result
-from shardopt.passes.sharding.demand_rules import DemandError, Lost, Rule, agreement, choices, tensor_shape, what_is
+from shardopt.passes.sharding.demand_rules import (
+    DemandError,
+    Lost,
+    Rule,
+    agreement,
+    choices,
+    tensor_shape,
+    what_is,
+)
 from shardopt.planfile.constraint_file import Entry
 
 _RESULT_INFO = "jax.result_info"
@@ -36,9 +44,15 @@ _MAX_LISTED = 8
 
 
 def read_demands(
-    module: ir.Module, main: ir.Operation, mesh: Mesh | None, entries: Sequence[Entry] = (), *, obey_annotations: bool
+    module: ir.Module,
+    main: ir.Operation,
+    mesh: Mesh | None,
+    entries: Sequence[Entry] = (),
+    *,
+    obey_annotations: bool,
 ) -> Demands:
-    """The demands of a plain module on `mesh`, or without one of a staged module on the meshes of its topology."""
+    """The demands of a plain module on `mesh`, or without one of a staged module on the meshes of
+    its topology."""
     callees = {symbol_name(function): function for function in functions(module)}
     meshes = {known.name: known for known in ([mesh] if mesh is not None else read_topology(main))}
     if mesh is not None:
@@ -46,16 +60,17 @@ def read_demands(
     else:
         fragments = operations(module.operation, ("mpmd.fragment",))
         homes = [ir.StringAttr(fragment.attributes["mesh_name"]).value for fragment in fragments]
-        blocks = [(f.regions[0].blocks[0], meshes[home]) for f, home in zip(fragments, homes, strict=True)]
+        blocks = [
+            (f.regions[0].blocks[0], meshes[home]) for f, home in zip(fragments, homes, strict=True)
+        ]
     return Demands(main, callees, meshes, blocks, entries, obey_annotations=obey_annotations)
 
 
 class Demands:
     """Reads the demands of one module, and puts markers into it. Raises DemandError.
 
-    `blocks` are those of StableHLO operations with the one of the `meshes` that they run on. Annotations are taken out
-    of the IR; those that are not obeyed are gone.
-    """
+    `blocks` are those of StableHLO operations with the one of the `meshes` that they run on.
+    Annotations are taken out of the IR; those that are not obeyed are gone."""
 
     def __init__(
         self,
@@ -74,7 +89,9 @@ class Demands:
         self._meshes = meshes
         self._rules: dict[ir.Value, list[Rule]] = {}
         self._mesh_of: dict[ir.Value, Mesh] = {}
-        self._markers: dict[ir.Value, ir.Value] = {}  # a value whose only reader is a marker -> the marker's result
+        self._markers: dict[
+            ir.Value, ir.Value
+        ] = {}  # a value whose only reader is a marker -> the marker's result
         self._forbidden: dict[ir.Operation, frozenset[str]] = {}
         self._matched: set[Entry] = set()
         self._read_signature()
@@ -83,11 +100,18 @@ class Demands:
         for block, mesh in blocks:
             self._read_ops(block, mesh)
         self._check_matched()
-        self._allowed = {value: choices(rules, value, self._mesh_of[value]) for value, rules in self._rules.items()}
+        self._allowed = {
+            value: choices(rules, value, self._mesh_of[value])
+            for value, rules in self._rules.items()
+        }
 
     def allowed(self, reader: GraphReader) -> dict[int, tuple[Sharding, ...]]:
         """The shardings that the tensors of a graph may have."""
-        return {reader.index[value]: found for value, found in self._allowed.items() if value in reader.index}
+        return {
+            reader.index[value]: found
+            for value, found in self._allowed.items()
+            if value in reader.index
+        }
 
     def forbidden(self, reader: GraphReader) -> dict[int, frozenset[str]]:
         """The axes that may not split the operations of a graph."""
@@ -110,8 +134,11 @@ class Demands:
                 if sum(1 for _ in marker.operands[0].uses) == 1:
                     self._markers[marker.operands[0]] = value
 
-    def _rule_of(self, annotation: Annotation, mesh: Mesh, value: ir.Value, where: Located) -> Rule | None:
-        """The rule that an annotation is on a mesh, or None for one that is not obeyed or says nothing."""
+    def _rule_of(
+        self, annotation: Annotation, mesh: Mesh, value: ir.Value, where: Located
+    ) -> Rule | None:
+        """The rule that an annotation is on a mesh, or None for one that is not obeyed or says
+        nothing."""
         if not self.obey or annotation.is_vacuous:
             return None
         shape, agrees = tensor_shape(value), agreement(annotation, mesh)
@@ -129,12 +156,20 @@ class Demands:
     def _read_signature(self) -> None:
         arguments = list(self.main.regions[0].blocks[0].arguments)
         last = ir.FunctionType(ir.TypeAttr(self.main.attributes["function_type"]).value)
-        found = [self._rules_of_argument(k, *row) for k, row in enumerate(self._rows("arg_attrs", arguments))]
+        found = [
+            self._rules_of_argument(k, *row)
+            for k, row in enumerate(self._rows("arg_attrs", arguments))
+        ]
         places = [place_of_result(self.main, k, self.callees) for k in range(len(last.results))]
         values = [place.value if isinstance(place, Place) else place for place in places]
-        returned = [self._rules_of_result(k, *row) for k, row in enumerate(self._rows("res_attrs", values))]
+        returned = [
+            self._rules_of_result(k, *row) for k, row in enumerate(self._rows("res_attrs", values))
+        ]
         for argument, result in read_donation(self.main).items():
-            shared = [*found[argument], *(rule for rule in returned[result] if rule not in found[argument])]
+            shared = [
+                *found[argument],
+                *(rule for rule in returned[result] if rule not in found[argument]),
+            ]
             found[argument], returned[result] = shared, shared
         for argument, rules in zip(arguments, found, strict=True):
             self._add(argument, self._mesh(argument), rules)
@@ -142,7 +177,9 @@ class Demands:
             if rules:
                 self._add_result(place, self._result_mesh(number), rules)
 
-    def _rows(self, which: str, values: Sequence[ir.Value]) -> list[tuple[ir.Value, dict[str, ir.Attribute]]]:
+    def _rows(
+        self, which: str, values: Sequence[ir.Value]
+    ) -> list[tuple[ir.Value, dict[str, ir.Attribute]]]:
         """The attributes of all arguments or results, out of which annotations are taken."""
         if which not in self.main.attributes:
             return [(value, {}) for value in values]
@@ -151,18 +188,27 @@ class Demands:
         self.main.attributes[which] = ir.ArrayAttr.get([ir.DictAttr.get(row) for row in kept])
         return list(zip(values, rows, strict=True))
 
-    def _rules_of_argument(self, number: int, argument: ir.Value, row: dict[str, ir.Attribute]) -> list[Rule]:
+    def _rules_of_argument(
+        self, number: int, argument: ir.Value, row: dict[str, ir.Attribute]
+    ) -> list[Rule]:
         mesh, name = self._mesh(argument), position_of(argument).name
         entries = [entry for entry in self.entries if entry.names(entry.argument, number, name)]
         return self._boundary_rules(argument, mesh, row, entries, argument)
 
-    def _rules_of_result(self, number: int, value: ir.Value, row: dict[str, ir.Attribute]) -> list[Rule]:
+    def _rules_of_result(
+        self, number: int, value: ir.Value, row: dict[str, ir.Attribute]
+    ) -> list[Rule]:
         name = ir.StringAttr(row[_RESULT_INFO]).value if _RESULT_INFO in row else ""
         entries = [entry for entry in self.entries if entry.names(entry.result, number, name)]
         return self._boundary_rules(value, self._result_mesh(number), row, entries, self.main)
 
     def _boundary_rules(
-        self, value: ir.Value, mesh: Mesh, row: dict[str, ir.Attribute], entries: Sequence[Entry], where: Located
+        self,
+        value: ir.Value,
+        mesh: Mesh,
+        row: dict[str, ir.Attribute],
+        entries: Sequence[Entry],
+        where: Located,
     ) -> list[Rule]:
         rules = []
         if SHARDING in row:
@@ -181,14 +227,18 @@ class Demands:
             return next(iter(self._meshes.values()))
         name = parse_mesh_tensor(value.type).mesh
         if name not in self._meshes:
-            raise ValueError(f"expected a mesh of the topology ({', '.join(self._meshes)}), found '{name}'")
+            raise ValueError(
+                f"expected a mesh of the topology ({', '.join(self._meshes)}), found '{name}'"
+            )
         return self._meshes[name]
 
     def _add_result(self, place: Place | ir.Value, mesh: Mesh, rules: Sequence[Rule]) -> None:
         if not isinstance(place, Place):
             self._add(place, mesh, rules)
             return
-        marker = identity(place.value, place.terminator.location, ir.InsertionPoint(place.terminator))
+        marker = identity(
+            place.value, place.terminator.location, ir.InsertionPoint(place.terminator)
+        )
         place.terminator.operands[place.operand] = marker.results[0]
         self._add(marker.results[0], mesh, rules)
 
@@ -209,7 +259,9 @@ class Demands:
         self._check_forbidden(entry)
         inside = [inner for region in op.regions for inner in planned_operations(region.blocks[0])]
         for forbidding in (op, *(inside if op.name in CONTROL_FLOW else ())):
-            self._forbidden[forbidding] = self._forbidden.get(forbidding, frozenset()) | set(entry.forbid)
+            self._forbidden[forbidding] = self._forbidden.get(forbidding, frozenset()) | set(
+                entry.forbid
+            )
         for result in op.results if entry.wants_sharding else ():
             if not isinstance(result.type, ir.RankedTensorType):
                 continue
@@ -220,7 +272,9 @@ class Demands:
                 self._markers[result] = marker.results[0]
             self._add(self._markers[result], mesh, rules)
 
-    def _entry_rules(self, entry: Entry, mesh: Mesh, value: ir.Value, where: Located, *, forbid: bool) -> list[Rule]:
+    def _entry_rules(
+        self, entry: Entry, mesh: Mesh, value: ir.Value, where: Located, *, forbid: bool
+    ) -> list[Rule]:
         self._matched.add(entry)
         rules = []
         if entry.wants_sharding:
@@ -230,7 +284,9 @@ class Demands:
             except ValueError as error:
                 raise DemandError(where, f"{entry}: {error}, for {what_is(value)}") from None
             if why := annotation.misfit(mesh, shape):
-                raise DemandError(where, f"{entry}: sharding {annotation} does not fit {what_is(value)}: {why}")
+                raise DemandError(
+                    where, f"{entry}: sharding {annotation} does not fit {what_is(value)}: {why}"
+                )
             rules.append(Rule(f"{entry}: {annotation}", where, agreement(annotation, mesh)))
         if forbid and entry.forbid:
             self._check_forbidden(entry)
@@ -244,7 +300,9 @@ class Demands:
         unknown = [axis for axis in entry.forbid if axis not in known]
         if unknown:
             raise DemandError(
-                self.main, f"{entry}: expected axes of the mesh ({', '.join(sorted(known))}), found '{unknown[0]}'"
+                self.main,
+                f"{entry}: expected axes of the mesh ({', '.join(sorted(known))}), found "
+                f"'{unknown[0]}'",
             )
 
     def _check_matched(self) -> None:

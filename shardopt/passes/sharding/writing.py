@@ -1,4 +1,5 @@
-"""A plan becomes attributes: what was decided about every operation and fragment, which later passes obey."""
+"""A plan becomes attributes: what was decided about every operation and fragment, which later
+passes obey."""
 
 from __future__ import annotations
 
@@ -32,7 +33,10 @@ def write_plans(
             refresh_function_type(function)
     else:
         [graph], [plan] = graphs, plans
-        sides = ([plan.shardings[t] for t in tensors] for tensors in (graph.arguments.values(), graph.outputs))
+        sides = (
+            [plan.shardings[t] for t in tensors]
+            for tensors in (graph.arguments.values(), graph.outputs)
+        )
         write_strategy(main, OpStrategy.plain(*sides))
         write_plain_mesh(main, graph.mesh)
 
@@ -53,7 +57,8 @@ def _write(graph: MeshGraph, plan: IntraOpPlan) -> None:
 
 
 def _chosen(strategy: Strategy, results: tuple[Sharding, ...]) -> OpStrategy:
-    """A value that is made anywhere lies as its first reader wants it, whatever its strategy says: `results`."""
+    """A value that is made anywhere lies as its first reader wants it, whatever its strategy says:
+    `results`."""
     made = results if strategy.unscattered == strategy.results else strategy.unscattered
     return OpStrategy(strategy.operands, results, made)
 
@@ -65,14 +70,17 @@ def _again(graph: MeshGraph, plan: IntraOpPlan) -> Iterator[ComputeAgain | ReadA
         strategies = tuple(OpStrategy.plain(s.operands, s.results) for s in again.strategies)
         yield ComputeAgain(again.chain, strategies, again.readers)
     separate = {again.tensor for again in plan.rematerialized}
-    for tensor, sharding, op in sorted(plan.fresh, key=lambda copy: (copy[2], copy[0], str(copy[1]))):
+    for tensor, sharding, op in sorted(
+        plan.fresh, key=lambda copy: (copy[2], copy[0], str(copy[1]))
+    ):
         if tensor not in separate:
             readers = later_readers(graph.reader, wanted, tensor, sharding, op)
             yield ReadAgain(graph.reader.ops[readers[0]].operands.index(tensor), readers)
 
 
 def _numbered_from(first: int, row: ComputeAgain | ReadAgain) -> ComputeAgain | ReadAgain:
-    """The row with operations numbered as in their fragment, whose first operation has the number `first`."""
+    """The row with operations numbered as in their fragment, whose first operation has the number
+    `first`."""
     readers = tuple(op - first for op in row.readers)
     if isinstance(row, ReadAgain):
         return ReadAgain(row.operand, readers)

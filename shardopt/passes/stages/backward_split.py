@@ -26,7 +26,8 @@ from shardopt.ir.rewriting import defining, terminator
 from shardopt.passes.stages.outlining import clone_into, reads
 
 _FRAGMENT = "mpmd.fragment"
-# What another fragment or mesh waits for runs in the first half; the kind of that half, by the kind of the whole.
+# What another fragment or mesh waits for runs in the first half; the kind of that half, by the kind
+# of the whole.
 _FIRST_HALF = {"bwd": "bwd_input", "fwd": "fwd"}
 _SECOND_HALF = "bwd_weight"
 
@@ -40,7 +41,8 @@ class SplitCounts:
 
 
 def split_backwards(program: Program) -> SplitCounts:
-    """Split every backward fragment of the body, and the forward fragments that hold the backward of their stage.
+    """Split every backward fragment of the body, and the forward fragments that hold the backward
+    of their stage.
 
     A backward that nobody waits for, as that of the first stage, becomes a second half as a whole.
     """
@@ -109,37 +111,59 @@ class _Halves:
         first = [op for op in self.ops if op in self.first]
         rest = [op for op in self.ops if op not in self.first]
         needed = self._ancestors(v for op in rest for v in reads(op) if defining(v) in self.cheap)
-        second = [op for op in self.ops if op not in self.first or (op in needed and op in self.cheap)]
+        second = [
+            op for op in self.ops if op not in self.first or (op in needed and op in self.cheap)
+        ]
         made_first = {result for op in first for result in op.results}
         made_second = {result for op in second for result in op.results}
         others = [number for number in range(len(self.returned)) if number not in self.urgent]
         wanted = dict.fromkeys(v for op in second for v in reads(op))
         wanted.update(dict.fromkeys(self.returned[number] for number in others))
         urgent_values = [self.returned[number] for number in self.urgent]
-        kept = [v for v in wanted if v in made_first and v not in made_second and v not in urgent_values]
+        kept = [
+            v for v in wanted if v in made_first and v not in made_second and v not in urgent_values
+        ]
         outside = dict(zip(self.block.arguments, self.op.operands, strict=True))
-        results = self._fragment(_FIRST_HALF[_kind(self.op)], first, [*urgent_values, *kept], outside)
-        handed: dict[ir.Value, ir.Value] = {**outside, **dict(zip([*urgent_values, *kept], results, strict=True))}
+        results = self._fragment(
+            _FIRST_HALF[_kind(self.op)], first, [*urgent_values, *kept], outside
+        )
+        handed: dict[ir.Value, ir.Value] = {
+            **outside,
+            **dict(zip([*urgent_values, *kept], results, strict=True)),
+        }
         for number, result in zip(self.urgent, results, strict=False):
             self.op.results[number].replace_all_uses_with(result)
-        late = self._fragment(_SECOND_HALF, second, [self.returned[number] for number in others], handed)
+        late = self._fragment(
+            _SECOND_HALF, second, [self.returned[number] for number in others], handed
+        )
         for number, result in zip(others, late, strict=True):
             self.op.results[number].replace_all_uses_with(result)
         self.op.erase()
         return len(kept)
 
     def _fragment(
-        self, kind: str, ops: list[ir.Operation], returned: list[ir.Value], outside: dict[ir.Value, ir.Value]
+        self,
+        kind: str,
+        ops: list[ir.Operation],
+        returned: list[ir.Value],
+        outside: dict[ir.Value, ir.Value],
     ) -> list[ir.Value]:
-        """A fragment before the old one with copies of `ops`; `outside[v]` is what it is given for value v."""
+        """A fragment before the old one with copies of `ops`; `outside[v]` is what it is given for
+        value v."""
         made = {result for op in ops for result in op.results}
-        inputs = [v for v in dict.fromkeys([*(v for op in ops for v in reads(op)), *returned]) if v not in made]
+        inputs = [
+            v
+            for v in dict.fromkeys([*(v for op in ops for v in reads(op)), *returned])
+            if v not in made
+        ]
         mesh = ir.StringAttr(self.op.attributes["mesh_name"]).value
         new, block = fragment(
             mesh,
             [outside[v] for v in inputs],
             [mesh_tensor_type(mesh, v.type) for v in returned],
-            origin=[str(origin).split('"')[1] for origin in ir.ArrayAttr(self.op.attributes["origin"])],
+            origin=[
+                str(origin).split('"')[1] for origin in ir.ArrayAttr(self.op.attributes["origin"])
+            ],
             stage=_stage(self.op),
             kind=kind,
             loc=self.op.location,

@@ -1,7 +1,9 @@
-"""Turn a block of plain operations into `mpmd.fragment`s on meshes, with transfers where a value crosses meshes.
+"""Turn a block of plain operations into `mpmd.fragment`s on meshes, with transfers where a value
+crosses meshes.
 
-The caller says which group every operation goes to; operations of no group are *shared*: each group that reads them
-gets a copy. The rest follows: a group's inputs, what it returns, and the transfers (one a value and mesh).
+The caller says which group every operation goes to; operations of no group are *shared*: each group
+that reads them gets a copy. The rest follows: a group's inputs, what it returns, and the transfers
+(one a value and mesh).
 
     %1 = stablehlo.add %x, %x      // group A, mesh m0      %a = mpmd.fragment<mesh="m0"> (%x) (…) { add ; return }
     %2 = stablehlo.constant        // shared            =>  %t = mpmd.transfer %a : … "m0" … -> … "m1" …
@@ -32,13 +34,20 @@ class Group:
     exports: list[ir.Value] = field(default_factory=list)
 
     def origin(self) -> list[str]:
-        layers = sorted({ir.IntegerAttr(op.attributes[LAYER]).value for op in self.ops if LAYER in op.attributes})
+        layers = sorted(
+            {
+                ir.IntegerAttr(op.attributes[LAYER]).value
+                for op in self.ops
+                if LAYER in op.attributes
+            }
+        )
         return [f"layer_{k}" for k in layers if k >= 0] or [self.kind]
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A group with the shared operations it copies, what it reads from outside, and what it defines."""
+    """A group with the shared operations it copies, what it reads from outside, and what it
+    defines."""
 
     group: Group
     ops: list[ir.Operation]
@@ -99,11 +108,14 @@ class Outliner:
         if mesh not in places:
             source = next(iter(places.values()))
             result_type = self.type_on(mesh, parse_mesh_tensor(source.type).tensor)
-            places[mesh] = transfer(source, result_type, loc=loc, ip=ir.InsertionPoint(self.block)).result
+            places[mesh] = transfer(
+                source, result_type, loc=loc, ip=ir.InsertionPoint(self.block)
+            ).result
         return places[mesh]
 
     def emit(self, resolved: Resolved, live: set[ir.Value]) -> ir.Operation | None:
-        """Emit one fragment that returns the defined values in `live` (and the exports); None when there is none."""
+        """Emit one fragment that returns the defined values in `live` (and the exports); None when
+        there is none."""
         group = resolved.group
         own = dict.fromkeys(result for op in group.ops for result in op.results)
         returned = [v for v in own if v in live] + [v for v in group.exports if v not in own]
@@ -131,8 +143,11 @@ class Outliner:
         return op
 
 
-def clone_into(op: ir.Operation, values: dict[ir.Value, ir.Value], point: ir.InsertionPoint) -> ir.Operation:
-    """Clone `op` at `point` with its operands, and the values its regions capture, replaced; extends `values`."""
+def clone_into(
+    op: ir.Operation, values: dict[ir.Value, ir.Value], point: ir.InsertionPoint
+) -> ir.Operation:
+    """Clone `op` at `point` with its operands, and the values its regions capture, replaced;
+    extends `values`."""
     new = op.clone(ip=point)
     replace_reads(new, values)
     if LAYER in new.attributes:

@@ -18,7 +18,8 @@ from shardopt.support.errors import UserError
 
 
 def cluster_for(named: str, given: PlanFile) -> Cluster:
-    """The cluster of an option, else that of a plan file. Raises UserError where neither says one."""
+    """The cluster of an option, else that of a plan file. Raises UserError where neither says
+    one."""
     if named:
         return load_cluster(named)
     if given.cluster is None:
@@ -34,10 +35,11 @@ def place_stages(
     num_microbatches: int,
     recompute: str,
 ) -> StagePlacement:
-    """Where each stage runs: on the devices of the plan file, or as the schedule lays stages on meshes.
+    """Where each stage runs: on the devices of the plan file, or as the schedule lays stages on
+    meshes.
 
-    `recompute` is the mode of all stages, or "auto". Raises UserError for stages of one mesh that differ in its shape.
-    """
+    `recompute` is the mode of all stages, or "auto". Raises UserError for stages of one mesh that
+    differ in its shape."""
     ways = [way for _, _, way in stages]
     devices = given_devices(given, ways, cluster)
     if devices is None:
@@ -46,7 +48,8 @@ def place_stages(
     homes = homes_of(devices)
     _check_alike(ways, homes)
     meshes = tuple(
-        candidate_mesh(ways[homes.index(home)], ids, f"m{home}") for home, ids in zip(homes, devices, strict=True)
+        candidate_mesh(ways[homes.index(home)], ids, f"m{home}")
+        for home, ids in zip(homes, devices, strict=True)
     )
     stage_of_layer = tuple(s for s, (start, end, _) in enumerate(stages) for _ in range(start, end))
     asked = [stage.recompute for stage in given] or [None] * len(ways)
@@ -57,14 +60,15 @@ def place_stages(
 
 
 def usual_for(given: Sequence[GivenStage]) -> str:
-    """The schedule of stages from a plan file where nobody asks for one; GPipe's, which holds all microbatches, where
-    none by name lays stages on meshes so: their tasks are listed later."""
+    """The schedule of stages from a plan file where nobody asks for one; GPipe's, which holds all
+    microbatches, where none by name lays stages on meshes so: their tasks are listed later."""
     named = [stage.devices for stage in given if stage.devices is not None]
     return (usual_schedule(homes_of(named)) or "gpipe") if named else "1f1b"
 
 
 def homes_of(devices: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The mesh of every stage: stages with the same devices share one; meshes in the order of their first stages."""
+    """The mesh of every stage: stages with the same devices share one; meshes in the order of their
+    first stages."""
     number: dict[tuple[int, ...], int] = {}
     return tuple(number.setdefault(tuple(own), len(number)) for own in devices)
 
@@ -80,9 +84,11 @@ def _check_alike(ways: Sequence[StageOption], homes: Sequence[int]) -> None:
 
 
 def _in_flight(schedule: str, homes: tuple[int, ...], num_microbatches: int) -> tuple[int, ...]:
-    """Microbatches in flight of each stage; all of them under a schedule that lays stages in another way, as an order
-    of tasks that is not known yet may hold so many."""
+    """Microbatches in flight of each stage; all of them under a schedule that lays stages in
+    another way, as an order of tasks that is not known yet may hold so many."""
     kind, meshes = find_schedule(schedule), 1 + max(homes)
     if not kind.suits(len(homes), meshes) or stage_homes(schedule, len(homes), meshes) != homes:
         return (num_microbatches,) * len(homes)
-    return in_flight(schedule, len(homes), num_microbatches, None if meshes == len(homes) else meshes)
+    return in_flight(
+        schedule, len(homes), num_microbatches, None if meshes == len(homes) else meshes
+    )

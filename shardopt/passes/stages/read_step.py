@@ -1,8 +1,8 @@
 """Read the clustered form as one op graph of the whole step, with the layer of every operation.
 
-Values are followed through the loop and into the body of a microbatch: what the loop captures, carries and returns is
-one tensor on both sides, as in `shardopt.extract.mesh_graphs`, which reads the same of the staged form mesh by mesh.
-"""
+Values are followed through the loop and into the body of a microbatch: what the loop captures,
+carries and returns is one tensor on both sides, as in `shardopt.extract.mesh_graphs`, which reads
+the same of the staged form mesh by mesh."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from shardopt.support.errors import UserError
 
 
 def read_step(program: Program, batch_args: Sequence[str] = ("auto",)) -> tuple[StepGraph, Roles]:
-    """The step, and the roles of its inputs. Raises UserError where an operation or an argument has no layer, and
-    ValueError for malformed `batch_args`."""
+    """The step, and the roles of its inputs. Raises UserError where an operation or an argument has
+    no layer, and ValueError for malformed `batch_args`."""
     check_clustered(program)
     with sharding_rules(program.module):
         reader = _StepReader(program)
@@ -37,7 +37,9 @@ def read_step(program: Program, batch_args: Sequence[str] = ("auto",)) -> tuple[
     names = {k: argument_name(argument) for k, argument in arguments.items()}
     batch = batch_numbers(tensors, names, donated, batch_args)
     state = frozenset(reader.reader.tensor(arguments[k]) for k in donated)
-    return step, Roles(state, {reader.reader.tensor(arguments[k]): dim for k, dim in batch.items()}, {}, step.tied)
+    return step, Roles(
+        state, {reader.reader.tensor(arguments[k]): dim for k, dim in batch.items()}, {}, step.tied
+    )
 
 
 def check_clustered(program: Program) -> None:
@@ -45,10 +47,13 @@ def check_clustered(program: Program) -> None:
     for op in (*program.body_ops, *program.prologue, *program.epilogue):
         if LAYER not in op.attributes:
             raise UserError(
-                f"expected '{LAYER}' on every operation (run the cluster phase first), none is on '{op.name}'"
+                f"expected '{LAYER}' on every operation (run the cluster phase first), none is on "
+                f"'{op.name}'"
             )
     if not all(LAYER in attributes for attributes in argument_attributes(program.main)):
-        raise UserError(f"expected '{LAYER}' on every argument of '@main' (run the cluster phase first)")
+        raise UserError(
+            f"expected '{LAYER}' on every argument of '@main' (run the cluster phase first)"
+        )
 
 
 class _StepReader:
@@ -75,11 +80,16 @@ class _StepReader:
         returned = [reader.tensor(value) for value in program.returned]
         donated = tuple((arguments[a], returned[r]) for a, r in read_donation(program.main).items())
         attributes = argument_attributes(program.main)
-        owner = {t: ir.IntegerAttr(each[LAYER]).value for t, each in zip(arguments, attributes, strict=True)}
+        owner = {
+            t: ir.IntegerAttr(each[LAYER]).value
+            for t, each in zip(arguments, attributes, strict=True)
+        }
         tied = (*carried, *donated, *reader.take_ties())
         tied = tuple((a, b) for a, b in tied if a != b)
         graph = reader.graph(returned)
-        return StepGraph(graph, tuple(self.layers), (begin, stop), carried, tied, owner, frozenset(self.literals))
+        return StepGraph(
+            graph, tuple(self.layers), (begin, stop), carried, tied, owner, frozenset(self.literals)
+        )
 
     def _read(self, ops: Iterable[ir.Operation], repeat: int = 1) -> None:
         for op in ops:
@@ -88,7 +98,10 @@ class _StepReader:
             new = self.reader.ops[known:]
             self.layers += [ir.IntegerAttr(op.attributes[LAYER]).value] * len(new)
             for each, handle in zip(new, self.reader.handles[known:], strict=True):
-                if each.name == "constant" and not ir.DenseElementsAttr(handle.attributes["value"]).is_splat:
+                if (
+                    each.name == "constant"
+                    and not ir.DenseElementsAttr(handle.attributes["value"]).is_splat
+                ):
                     self.literals.update(each.results)
 
     def _bind_captures(self) -> None:
@@ -97,8 +110,8 @@ class _StepReader:
             self.reader.bind(arguments[number], self.reader.tensor(value))
 
     def _starts(self) -> list[int]:
-        """What accumulators begin with. Each that begins as a constant gets one of its own, as the shard phase does it
-        (`shardopt.passes.sharding.accumulators`)."""
+        """What accumulators begin with. Each that begins as a constant gets one of its own, as the
+        shard phase does it (`shardopt.passes.sharding.accumulators`)."""
         program, reader = self.program, self.reader
         found = []
         for (argument, result), value in zip(program.carried, program.loop.operands, strict=False):
@@ -116,9 +129,12 @@ class _StepReader:
         return found
 
     def _sum_points(self, after: list[int]) -> None:
-        """Behind the loop, what it returned is read through a sum point in the layer that made it."""
+        """Behind the loop, what it returned is read through a sum point in the layer that made
+        it."""
         program, reader = self.program, self.reader
-        for value, tensor, (_, number) in zip(program.loop.results, after, program.carried, strict=True):
+        for value, tensor, (_, number) in zip(
+            program.loop.results, after, program.carried, strict=True
+        ):
             maker = defining(program.body_returned[number])
             layer = SHARED if maker is None else ir.IntegerAttr(maker.attributes[LAYER]).value
             if layer == SHARED or not any(True for _ in value.uses):

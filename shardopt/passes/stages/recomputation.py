@@ -1,4 +1,5 @@
-"""Recompute a stage's forward pass in its backward pass, so that less is kept for every microbatch in flight.
+"""Recompute a stage's forward pass in its backward pass, so that less is kept for every microbatch
+in flight.
 
     %h = stablehlo.dot_general %x, %w {layer = 0}        %h = stablehlo.dot_general %x, %w {layer = 0}
     %y = stablehlo.tanh %h {layer = 0}                   %y = stablehlo.tanh %h {layer = 0}
@@ -8,11 +9,11 @@
                                                          %y2 = stablehlo.tanh %h2 {layer = 0}
                                                          %d = stablehlo.multiply %b#1, %y2 {layer = 0}
 
-It works on the clustered body of a microbatch, by *units*: a layer each ("layer"), or all layers of a stage ("full").
-The backward of a unit are its operations that depend on later units. What they read of the unit's forward is computed
-again from what enters the unit. The barrier also waits for a gradient that enters the unit: so the copies belong to the
-backward, are not merged with the originals where both stand in one fragment, and do not run before they are needed.
-"""
+It works on the clustered body of a microbatch, by *units*: a layer each ("layer"), or all layers of
+a stage ("full"). The backward of a unit are its operations that depend on later units. What they
+read of the unit's forward is computed again from what enters the unit. The barrier also waits for a
+gradient that enters the unit: so the copies belong to the backward, are not merged with the
+originals where both stand in one fragment, and do not run before they are needed."""
 
 from __future__ import annotations
 
@@ -35,16 +36,16 @@ _BARRIER = "stablehlo.optimization_barrier"
 def recompute_forward(program: Program, unit_of_layer: Mapping[int, int]) -> int:
     """Rewrite the body of `program`; how many operations were repeated.
 
-    `unit_of_layer[k]` is the unit of layer k, rising with k; layers that are missing keep what they make. `program` is
-    stale afterwards where anything was repeated.
-    """
+    `unit_of_layer[k]` is the unit of layer k, rising with k; layers that are missing keep what they
+    make. `program` is stale afterwards where anything was repeated."""
     body = _Body(program, unit_of_layer)
     return sum(body.repeat(unit) for unit in sorted(body.units))
 
 
 @dataclass
 class _Unit:
-    """The operations of a unit in program order: `backward` are those that depend on layers behind `last_layer`."""
+    """The operations of a unit in program order: `backward` are those that depend on layers behind
+    `last_layer`."""
 
     last_layer: int
     forward: dict[ir.Operation, None] = field(default_factory=dict)
@@ -76,10 +77,13 @@ class _Body:
         readers = list(self.units[number].backward)
         chain = self._chain(number, readers, self.kept)
         ready = max((self.position[op] for op in self._outside(chain)), default=-1)
-        # In a backward pass that begins before the forward is complete, the first readers keep the originals.
+        # In a backward pass that begins before the forward is complete, the first readers keep the
+        # originals.
         readers = [op for op in readers if self.position[op] > ready]
         chain = self._chain(number, readers, self.kept)
-        made = dict.fromkeys(result for op in chain if op in self.units[number].forward for result in op.results)
+        made = dict.fromkeys(
+            result for op in chain if op in self.units[number].forward for result in op.results
+        )
         readers = [op for op in readers if any(value in made for value in reads(op))]
         if not readers:
             return 0
@@ -92,11 +96,14 @@ class _Body:
             replace_reads(op, again)
         return len(chain)
 
-    def _chain(self, number: int, readers: Iterable[ir.Operation], kept: Container[ir.Value]) -> list[ir.Operation]:
-        """The forward operations of a unit that `readers` need again if `kept` are there, in program order.
+    def _chain(
+        self, number: int, readers: Iterable[ir.Operation], kept: Container[ir.Value]
+    ) -> list[ir.Operation]:
+        """The forward operations of a unit that `readers` need again if `kept` are there, in
+        program order.
 
-        With them come the shared operations they read that stand behind the first reader, where copies stand.
-        """
+        With them come the shared operations they read that stand behind the first reader, where
+        copies stand."""
         unit, readers = self.units[number], tuple(readers)
         first = min((self.position[op] for op in readers), default=0)
         found: dict[ir.Operation, None] = {}
@@ -120,13 +127,17 @@ class _Body:
         return [op for op in makers if op is not None and op not in inside]
 
     def _entering(self, chain: Sequence[ir.Operation]) -> list[ir.Value]:
-        """The values of `_outside` that belong to a layer: they are kept, or come from another stage."""
+        """The values of `_outside` that belong to a layer: they are kept, or come from another
+        stage."""
         outside = {op for op in self._outside(chain) if self.layer[op] != SHARED}
         values = dict.fromkeys(value for op in chain for value in reads(op))
         return [value for value in values if defining(value) in outside]
 
-    def _barrier(self, number: int, chain: Sequence[ir.Operation], first: ir.Operation) -> dict[ir.Value, ir.Value]:
-        """value -> what copies read instead, behind a barrier before `first` that waits for a gradient `first` reads.
+    def _barrier(
+        self, number: int, chain: Sequence[ir.Operation], first: ir.Operation
+    ) -> dict[ir.Value, ir.Value]:
+        """value -> what copies read instead, behind a barrier before `first` that waits for a
+        gradient `first` reads.
 
         Arguments need no barrier, unless nothing else would keep a copy apart from its original.
         """
@@ -136,10 +147,16 @@ class _Body:
         sources = [op for op in forward if not any(value in apart for value in reads(op))]
         arguments = (v for op in sources for v in reads(op) if isinstance(v, ir.BlockArgument))
         entering += dict.fromkeys(arguments)
-        gradient = next(v for v in reads(first) if self.latest.get(v, SHARED) > self.units[number].last_layer)
+        gradient = next(
+            v for v in reads(first) if self.latest.get(v, SHARED) > self.units[number].last_layer
+        )
         passed = [*entering, gradient]
         barrier = ir.Operation.create(
-            _BARRIER, [v.type for v in passed], passed, loc=first.location, ip=ir.InsertionPoint(first)
+            _BARRIER,
+            [v.type for v in passed],
+            passed,
+            loc=first.location,
+            ip=ir.InsertionPoint(first),
         )
         barrier.attributes[LAYER] = first.attributes[LAYER]
         replace_reads(first, {gradient: barrier.results[len(entering)]})

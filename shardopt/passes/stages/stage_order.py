@@ -1,4 +1,5 @@
-"""Whether stages that somebody gave by hand can be fragments: forwards by rising stage, then backwards by falling."""
+"""Whether stages that somebody gave by hand can be fragments: forwards by rising stage, then
+backwards by falling."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from shardopt.passes.stages.staging import StagePlacement
 
 
 def out_of_order(program: Program, placement: StagePlacement) -> tuple[ir.Operation, str] | None:
-    """The first operation of the body that its stage cannot run in time, and what is wrong; None if all can.
+    """The first operation of the body that its stage cannot run in time, and what is wrong; None if
+    all can.
 
     What depends on a later stage is backward; it must not go on to a later stage again.
     """
@@ -26,7 +28,8 @@ def out_of_order(program: Program, placement: StagePlacement) -> tuple[ir.Operat
         for value in values:
             if backward.get(value, stage) < stage:
                 return op, (
-                    f"expected '{op.name}' of stage {stage} to read backward values of stages from {stage} on, "
+                    f"expected '{op.name}' of stage {stage} to read backward values of stages from "
+                    f"{stage} on, "
                     f"found one of stage {backward[value]}"
                 )
         reached = max((latest.get(value, SHARED) for value in values), default=SHARED)

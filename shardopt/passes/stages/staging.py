@@ -1,10 +1,10 @@
 """Rewrite a clustered program onto stages: `@main` and `@microbatch` become fragments on meshes.
 
-The loop body gives one forward and one backward fragment a stage. An operation is backward when it depends on an
-operation of a later stage, and also when only the backward of its stage reads it, from values that are kept for that
-backward anyway: then there is less to keep. Operations around the loop are grouped by stage and by how many mesh
-crossings precede them, so that one fragment never waits for another that waits for it.
-"""
+The loop body gives one forward and one backward fragment a stage. An operation is backward when it
+depends on an operation of a later stage, and also when only the backward of its stage reads it,
+from values that are kept for that backward anyway: then there is less to keep. Operations around
+the loop are grouped by stage and by how many mesh crossings precede them, so that one fragment
+never waits for another that waits for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from jaxlib.mlir.dialects import func as func_dialect
 from jaxlib.mlir.dialects import mpmd
 
 from shardopt.dialect.attributes import entries, i32, u32
-from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR, argument_attributes, read_donation
+from shardopt.dialect.donation import (
+    ALIASING_OUTPUT,
+    BUFFER_DONOR,
+    argument_attributes,
+    read_donation,
+)
 from shardopt.dialect.mpmd import IN_FLIGHT, LAYER, RECOMPUTE, write_methods, write_topology
 from shardopt.dialect.program import Program, read_program
 from shardopt.graph.op_graph import SHARED
@@ -28,9 +33,10 @@ from shardopt.passes.stages.recomputation import recompute_forward
 
 @dataclass(frozen=True)
 class StagePlacement:
-    """`stage_of_layer[k]` and, for every stage, its mesh, the microbatches it keeps at once (if that is known),
-    what it recomputes in the backward pass ("none", the forward of each "layer", or its "full" forward), and how its
-    inside is to be sharded ("ilp", or the name of a preset). Stages may share a mesh."""
+    """`stage_of_layer[k]` and, for every stage, its mesh, the microbatches it keeps at once (if
+    that is known), what it recomputes in the backward pass ("none", the forward of each "layer", or
+    its "full" forward), and how its inside is to be sharded ("ilp", or the name of a preset).
+    Stages may share a mesh."""
 
     stage_of_layer: tuple[int, ...]
     meshes: tuple[Mesh, ...]
@@ -51,7 +57,9 @@ class StagePlacement:
         units: dict[int, int] = {}
         for layer, stage in enumerate(self.stage_of_layer):
             if self.recompute and self.recompute[stage] != "none":
-                first = layer if self.recompute[stage] == "layer" else self.stage_of_layer.index(stage)
+                first = (
+                    layer if self.recompute[stage] == "layer" else self.stage_of_layer.index(stage)
+                )
                 units[layer] = first
         return units
 
@@ -68,7 +76,9 @@ class _Staging:
         self.program = program
         self.placement = placement
         main_ops = [*program.prologue, *program.epilogue]
-        self.stage_of = {op: placement.stage(_layer(op.attributes)) for op in (*main_ops, *program.body_ops)}
+        self.stage_of = {
+            op: placement.stage(_layer(op.attributes)) for op in (*main_ops, *program.body_ops)
+        }
         arguments = argument_attributes(program.main)
         self.argument_stage: dict[ir.Value, int] = {
             argument: max(placement.stage(_layer(attributes)), 0)
@@ -106,7 +116,9 @@ class _Staging:
         for stage, (_, result) in zip(self.accumulator_stage, self.program.carried, strict=True):
             value = self.program.body_returned[result]
             if self._is_shared(value):
-                groups.setdefault(("fwd", stage), Group(self._mesh(stage), stage, "fwd")).exports.append(value)
+                groups.setdefault(
+                    ("fwd", stage), Group(self._mesh(stage), stage, "fwd")
+                ).exports.append(value)
         order = sorted(groups, key=lambda key: (0, key[1]) if key[0] == "fwd" else (1, -key[1]))
         return resolve((groups[key] for key in order), self.program.body_ops, self._is_shared)
 
@@ -127,14 +139,21 @@ class _Staging:
         self._postpone(kinds, readers)
         return kinds
 
-    def _postpone(self, kinds: dict[ir.Operation, str], readers: dict[ir.Value, list[ir.Operation]]) -> None:
-        """Turn `fwd` into `bwd` where only the backward reads the results and everything read is kept for it anyway."""
+    def _postpone(
+        self, kinds: dict[ir.Operation, str], readers: dict[ir.Value, list[ir.Operation]]
+    ) -> None:
+        """Turn `fwd` into `bwd` where only the backward reads the results and everything read is
+        kept for it anyway."""
         returned = set(self.program.body_returned)
-        kept = {(v, self.stage_of[op]) for op, kind in kinds.items() if kind == "bwd" for v in reads(op)}
+        kept = {
+            (v, self.stage_of[op]) for op, kind in kinds.items() if kind == "bwd" for v in reads(op)
+        }
         for op in reversed(kinds):
             stage = self.stage_of[op]
             users = [user for result in op.results for user in readers.get(result, ())]
-            behind = all(kinds.get(user) == "bwd" and self.stage_of[user] == stage for user in users)
+            behind = all(
+                kinds.get(user) == "bwd" and self.stage_of[user] == stage for user in users
+            )
             if kinds[op] == "bwd" or not users or not behind or returned.intersection(op.results):
                 continue
             values = [v for v in reads(op) if not self._is_shared(v)]
@@ -145,7 +164,8 @@ class _Staging:
     def _resolve_around(
         self, ops: Sequence[ir.Operation], kind: str, wanted: Iterable[tuple[ir.Value, int]]
     ) -> list[Resolved]:
-        """Groups of prologue or epilogue by (crossings before, stage); `wanted`: (value, stage) they must give."""
+        """Groups of prologue or epilogue by (crossings before, stage); `wanted`: (value, stage)
+        they must give."""
         level: dict[ir.Value, dict[int, int]] = {}
         groups: dict[tuple[int, int], Group] = {}
         for op in ops:
@@ -157,13 +177,18 @@ class _Staging:
             if stage == SHARED:
                 level.update((result, arrivals) for result in op.results)
                 continue
-            depth = max((crossings + (source != stage) for source, crossings in arrivals.items()), default=0)
+            depth = max(
+                (crossings + (source != stage) for source, crossings in arrivals.items()), default=0
+            )
             level.update((result, {stage: depth}) for result in op.results)
             groups.setdefault((depth, stage), Group(self._mesh(stage), stage, kind)).ops.append(op)
         for value, stage in wanted:
             if self._is_shared(value):
                 arrivals = level.get(value, {})
-                depth = max((crossings + (source != stage) for source, crossings in arrivals.items()), default=0)
+                depth = max(
+                    (crossings + (source != stage) for source, crossings in arrivals.items()),
+                    default=0,
+                )
                 group = groups.setdefault((depth, stage), Group(self._mesh(stage), stage, kind))
                 group.exports += [value] * (value not in group.exports)
         order = [*self.program.prologue, *self.program.epilogue]
@@ -179,16 +204,26 @@ class _Staging:
             "prologue",
             [
                 *((program.captured[k], stage) for k, stage in captures),
-                *((value, stage) for value, stage in zip(program.loop.operands, self.accumulator_stage, strict=False)),
+                *(
+                    (value, stage)
+                    for value, stage in zip(
+                        program.loop.operands, self.accumulator_stage, strict=False
+                    )
+                ),
             ],
         )
         replaced = {result: argument for argument, result in read_donation(program.main).items()}
-        returned = [(value, self._return_stage(replaced.get(k), value)) for k, value in enumerate(program.returned)]
+        returned = [
+            (value, self._return_stage(replaced.get(k), value))
+            for k, value in enumerate(program.returned)
+        ]
         epilogue = self._resolve_around(program.epilogue, "update", returned)
         live = {value for group in (*prologue, *epilogue) for value in group.inputs}
         live |= {*program.returned, *program.captured.values(), *program.loop.operands}
 
-        arguments = [(argument, self.argument_stage[argument]) for argument in program.main_block.arguments]
+        arguments = [
+            (argument, self.argument_stage[argument]) for argument in program.main_block.arguments
+        ]
         function, out = self._function(program.main, arguments)
         _copy_attributes(program.main, function)
         write_topology(function, self.placement.topology, devices=True)
@@ -202,7 +237,8 @@ class _Staging:
         self._finish(function, out, results)
 
     def _return_stage(self, argument: int | None, value: ir.Value) -> int:
-        """A result that replaces an argument goes where the argument lives; others stay where they are made."""
+        """A result that replaces an argument goes where the argument lives; others stay where they
+        are made."""
         if argument is not None:
             return self.argument_stage[self.program.main_block.arguments[argument]]
         producer = defining(value)
@@ -213,18 +249,25 @@ class _Staging:
         return max(self.stage_of[producer], 0)
 
     def _captures(self, body: Sequence[Resolved]) -> list[tuple[int, int]]:
-        """(argument of `@microbatch`, stage) for every captured value and the first stage that reads it on each
-        mesh."""
-        number: dict[ir.Value, int] = {self.program.body_block.arguments[k]: k for k in self.program.captured}
+        """(argument of `@microbatch`, stage) for every captured value and the first stage that
+        reads it on each mesh."""
+        number: dict[ir.Value, int] = {
+            self.program.body_block.arguments[k]: k for k in self.program.captured
+        }
         readers: dict[int, dict[str, int]] = {}
-        for group in sorted((resolved for resolved in body), key=lambda resolved: resolved.group.stage):
+        for group in sorted(
+            (resolved for resolved in body), key=lambda resolved: resolved.group.stage
+        ):
             for value in group.inputs:
                 if value in number:
-                    readers.setdefault(number[value], {}).setdefault(group.group.mesh, group.group.stage)
+                    readers.setdefault(number[value], {}).setdefault(
+                        group.group.mesh, group.group.stage
+                    )
         return [(k, stage) for k in sorted(readers) for stage in readers[k].values()]
 
     def _build_loop(self, out: Outliner, captures: Sequence[tuple[int, int]]) -> None:
-        """`mpmd.for` over the accumulators; everything captured arrives on its mesh before the loop."""
+        """`mpmd.for` over the accumulators; everything captured arrives on its mesh before the
+        loop."""
         program, loc = self.program, self.program.loop.location
         outer = [out.arrive(program.captured[k], self._mesh(stage), loc) for k, stage in captures]
         inits = [
@@ -257,7 +300,10 @@ class _Staging:
         program = self.program
         arguments = list(program.body_block.arguments)
         captures = [(arguments[k], stage) for k, stage in self._captures(body)]
-        carried = [(arguments[a], stage) for (a, _), stage in zip(program.carried, self.accumulator_stage, strict=True)]
+        carried = [
+            (arguments[a], stage)
+            for (a, _), stage in zip(program.carried, self.accumulator_stage, strict=True)
+        ]
         index = None if program.index_argument is None else arguments[program.index_argument]
         function, out = self._function(program.body, [*captures, *carried, (index, 0)])
         write_topology(function, self.placement.topology, devices=False)
@@ -267,7 +313,8 @@ class _Staging:
             out.emit(group, live)
         loc = program.body.location
         values = [
-            out.arrive(v, self._mesh(stage), loc) for v, stage in zip(returned, self.accumulator_stage, strict=True)
+            out.arrive(v, self._mesh(stage), loc)
+            for v, stage in zip(returned, self.accumulator_stage, strict=True)
         ]
         self._finish(function, out, values)
 
@@ -276,9 +323,12 @@ class _Staging:
     def _function(
         self, like: ir.Operation, arguments: Sequence[tuple[ir.Value | None, int]]
     ) -> tuple[ir.Operation, Outliner]:
-        """A function with one mesh tensor a (value, stage), None for the index; `_finish` gives it results."""
+        """A function with one mesh tensor a (value, stage), None for the index; `_finish` gives it
+        results."""
         loc, out = like.location, Outliner()
-        types = [out.type_on(self._mesh(s), _index_type() if v is None else v.type) for v, s in arguments]
+        types = [
+            out.type_on(self._mesh(s), _index_type() if v is None else v.type) for v, s in arguments
+        ]
         function = func_dialect.FuncOp(
             symbol_name(like),
             ir.FunctionType.get(types, []),
@@ -286,7 +336,9 @@ class _Staging:
             loc=loc,
             ip=ir.InsertionPoint(self.program.module.body),
         ).operation
-        named = [loc if value is None else value.location for value, _ in arguments]  # what users call arguments by
+        named = [
+            loc if value is None else value.location for value, _ in arguments
+        ]  # what users call arguments by
         out.block = function.regions[0].blocks.append(*types, arg_locs=named)
         for (value, stage), argument in zip(arguments, out.block.arguments, strict=True):
             if value is not None:
@@ -309,17 +361,22 @@ def _index_type() -> ir.Type:
 
 
 def _copy_attributes(source: ir.Operation, target: ir.Operation) -> None:
-    """Discardable attributes and those of arguments and results, without the layers, which are now in the meshes.
+    """Discardable attributes and those of arguments and results, without the layers, which are now
+    in the meshes.
 
-    Donated buffers name their result from here on: whose they are must not depend on how meshes sort the types.
-    """
+    Donated buffers name their result from here on: whose they are must not depend on how meshes
+    sort the types."""
     for name in source.attributes:
         if name not in ("sym_name", "function_type", "sym_visibility", "arg_attrs"):
             target.attributes[name] = source.attributes[name]
     donated = read_donation(source)
     arguments = []
     for index, attributes in enumerate(argument_attributes(source)):
-        kept = {name: value for name, value in entries(attributes).items() if name not in (LAYER, BUFFER_DONOR)}
+        kept = {
+            name: value
+            for name, value in entries(attributes).items()
+            if name not in (LAYER, BUFFER_DONOR)
+        }
         if index in donated:
             kept[ALIASING_OUTPUT] = i32(donated[index])
         arguments.append(ir.DictAttr.get(kept))

@@ -1,8 +1,9 @@
-"""Chimera (arXiv 2107.06925): two pipelines over the same meshes, one in each direction, fill each other's bubbles.
+"""Chimera (arXiv 2107.06925): two pipelines over the same meshes, one in each direction, fill each
+other's bubbles.
 
-Stage s of the model is stage s of the list on mesh s, and stage p + s on mesh p - 1 - s, so every mesh holds the
-weights of two stages. Number i stands for two microbatches: one enters on mesh 0, one on mesh p - 1.
-"""
+Stage s of the model is stage s of the list on mesh s, and stage p + s on mesh p - 1 - s, so every
+mesh holds the weights of two stages. Number i stands for two microbatches: one enters on mesh 0,
+one on mesh p - 1."""
 
 from __future__ import annotations
 
@@ -11,11 +12,12 @@ from shardopt.schedule.tasks import Schedule, StageTask, Task, TaskKind
 
 
 def chimera(num_stages: int, num_microbatches: int, num_meshes: int) -> Schedule:
-    """Needs two stages a mesh and an even number of meshes; p microbatches make a unit, and units overlap.
+    """Needs two stages a mesh and an even number of meshes; p microbatches make a unit, and units
+    overlap.
 
-    In slots of equal length, microbatch i of a direction runs forward on its k-th stage in slot t + k and backward in
-    slot t + 2p - 1 - k, t = 2i + p ⌊2i / p⌋: no two tasks meet on a mesh, because p is even.
-    """
+    In slots of equal length, microbatch i of a direction runs forward on its k-th stage in slot t +
+    k and backward in slot t + 2p - 1 - k, t = 2i + p ⌊2i / p⌋: no two tasks meet on a mesh, because
+    p is even."""
     rows = tuple(_row(mesh, num_meshes, num_microbatches) for mesh in range(num_meshes))
     homes = (*range(num_meshes), *reversed(range(num_meshes)))
     return Schedule("chimera", num_microbatches, homes, rows)

@@ -1,8 +1,8 @@
-"""DualPipeV (DeepSeek's DualPipe, arXiv 2412.19437, folded into a V): the first and the last half of the layers meet.
+"""DualPipeV (DeepSeek's DualPipe, arXiv 2412.19437, folded into a V): the first and the last half
+of the layers meet.
 
-Mesh r has stage r on the way down and stage 2p - 1 - r on the way up, so that a microbatch comes back to where it
-entered, and forwards of one direction run beside backwards of the other.
-"""
+Mesh r has stage r on the way down and stage 2p - 1 - r on the way up, so that a microbatch comes
+back to where it entered, and forwards of one direction run beside backwards of the other."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ _DOWN, _UP = 0, 1
 
 
 def dual_pipe_v(num_stages: int, num_microbatches: int, num_meshes: int) -> Schedule:
-    """Needs two stages a mesh. The steady state begins with 2p microbatches; with fewer, those that do not exist are
-    left out of the schedule for 2p."""
+    """Needs two stages a mesh. The steady state begins with 2p microbatches; with fewer, those that
+    do not exist are left out of the schedule for 2p."""
     count = max(num_microbatches, 2 * num_meshes)
     rows = (_Row(mesh, num_meshes).build(count) for mesh in range(num_meshes))
-    listed = tuple(tuple(task for task in row if task.microbatch < num_microbatches) for row in rows)
+    listed = tuple(
+        tuple(task for task in row if task.microbatch < num_microbatches) for row in rows
+    )
     homes = (*range(num_meshes), *reversed(range(num_meshes)))
     return Schedule("dualpipe-v", num_microbatches, homes, listed)
 
 
 class _Row:
-    """The tasks of one mesh. Weight halves follow their input halves at once, or wait in `late` to fill bubbles."""
+    """The tasks of one mesh. Weight halves follow their input halves at once, or wait in `late` to
+    fill bubbles."""
 
     def __init__(self, mesh: int, num_meshes: int) -> None:
         self.behind, self.mesh = num_meshes - mesh - 1, mesh

@@ -1,9 +1,9 @@
-"""PipeDream (arXiv 1806.03377) and PipeDream-2BW (arXiv 2006.09503): pipelines that never drain, for which they pay
-with gradients of older weights and with memory for several versions of them.
+"""PipeDream (arXiv 1806.03377) and PipeDream-2BW (arXiv 2006.09503): pipelines that never drain,
+for which they pay with gradients of older weights and with memory for several versions of them.
 
-The tasks are those of 1F1B over a long row of microbatches, and an update (`A`) wherever the weights change. A backward
-needs the weights that its forward used, so a stage keeps every version that a microbatch in flight has seen.
-"""
+The tasks are those of 1F1B over a long row of microbatches, and an update (`A`) wherever the
+weights change. A backward needs the weights that its forward used, so a stage keeps every version
+that a microbatch in flight has seen."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from shardopt.schedule.tasks import Schedule, Task, TaskKind
 
 
 def pipedream(num_stages: int, num_microbatches: int, num_meshes: int) -> Schedule:
-    """An update after every microbatch: stage s computes with weights that are `num_stages - 1 - s` updates old."""
+    """An update after every microbatch: stage s computes with weights that are `num_stages - 1 - s`
+    updates old."""
     return _with_updates("pipedream", num_stages, num_microbatches, 1)
 
 
 def pipedream_2bw(num_stages: int, num_microbatches: int, num_meshes: int) -> Schedule:
-    """An update after every `num_stages` microbatches, and after the last: all of a group see the weights from before
-    the last update (a delay of one), so two versions are enough on every stage."""
+    """An update after every `num_stages` microbatches, and after the last: all of a group see the
+    weights from before the last update (a delay of one), so two versions are enough on every
+    stage."""
     return _with_updates("pipedream-2bw", num_stages, num_microbatches, num_stages)
 
 
@@ -39,12 +41,12 @@ def _with_updates(name: str, num_stages: int, num_microbatches: int, group: int)
 
 
 def weight_versions(tasks: Sequence[Task], delayed: bool) -> int:
-    """The largest number of versions of a stage's weights that are alive at once in its list of tasks, at least 1.
+    """The largest number of versions of a stage's weights that are alive at once in its list of
+    tasks, at least 1.
 
-    A microbatch uses the version that is newest at its forward; with `delayed`, the one before the last update that
-    precedes its group. A version is alive from the update that makes it until there is a newer one and no microbatch
-    in flight uses it.
-    """
+    A microbatch uses the version that is newest at its forward; with `delayed`, the one before the
+    last update that precedes its group. A version is alive from the update that makes it until
+    there is a newer one and no microbatch in flight uses it."""
     updates = [position for position, task in enumerate(tasks) if task.kind is TaskKind.APPLY]
     births = [-1, *updates]
     superseded = [*updates, len(tasks)]
@@ -55,7 +57,10 @@ def weight_versions(tasks: Sequence[Task], delayed: bool) -> int:
             superseded[version] = max(superseded[version], position)
     steps = sorted([(birth, 1) for birth in births] + [(end, -1) for end in superseded])
     alive = most = 0
-    for _, change in steps:  # at one position the end of a version comes before the birth of the next
+    for (
+        _,
+        change,
+    ) in steps:  # at one position the end of a version comes before the birth of the next
         alive += change
         most = max(most, alive)
     return max(most, 1)

@@ -1,8 +1,9 @@
-"""TeraPipe (arXiv 2102.07988): a causal model is cut along the tokens too, as a token waits for earlier ones only.
+"""TeraPipe (arXiv 2102.07988): a causal model is cut along the tokens too, as a token waits for
+earlier ones only.
 
-Slice k of the tokens on mesh s is stage s · slices + k of the list: slices may take different times, because later ones
-attend to more. Forwards wait for the slice before, backwards for the slice after.
-"""
+Slice k of the tokens on mesh s is stage s · slices + k of the list: slices may take different
+times, because later ones attend to more. Forwards wait for the slice before, backwards for the
+slice after."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from shardopt.schedule.tasks import Schedule, StageTask, Task, TaskKind
 
 
 def terapipe(num_stages: int, num_microbatches: int, num_meshes: int) -> Schedule:
-    """Slices are stages on one mesh, of which there are `num_stages / num_meshes`. All forwards run first, slice after
-    slice; backwards begin with the last slice of a microbatch."""
+    """Slices are stages on one mesh, of which there are `num_stages / num_meshes`. All forwards run
+    first, slice after slice; backwards begin with the last slice of a microbatch."""
     slices = num_stages // num_meshes
     runs = range(num_microbatches)
     rows = []
@@ -30,14 +31,19 @@ def terapipe(num_stages: int, num_microbatches: int, num_meshes: int) -> Schedul
 def terapipe_graph(num_stages: int, num_meshes: int, kinds: tuple[TaskKind, ...]) -> StageGraph:
     """A grid of meshes and slices."""
     tasks = tuple(StageTask(kind, stage) for kind in kinds for stage in range(num_stages))
-    return StageGraph(tasks, tuple(_edges(num_stages // num_meshes, num_meshes, TaskKind.BACKWARD in kinds)))
+    return StageGraph(
+        tasks, tuple(_edges(num_stages // num_meshes, num_meshes, TaskKind.BACKWARD in kinds))
+    )
 
 
 def _edges(slices: int, num_meshes: int, trains: bool) -> Iterator[Edge]:
     for mesh in range(num_meshes):
         for k in range(slices):
             stage = mesh * slices + k
-            forward, backward = StageTask(TaskKind.FORWARD, stage), StageTask(TaskKind.BACKWARD, stage)
+            forward, backward = (
+                StageTask(TaskKind.FORWARD, stage),
+                StageTask(TaskKind.BACKWARD, stage),
+            )
             if trains:
                 yield Edge(forward, backward)
             for before in ((mesh > 0) * [stage - slices]) + ((k > 0) * [stage - 1]):

@@ -1,9 +1,9 @@
 """Exact dynamic programming on a problem without memory, when its graph is narrow enough.
 
-Eliminating a node joins all tables that mention it and minimises it out, which leaves one table over its neighbours
-(Dechter, "Bucket elimination", 1999). The work is exponential in the width of the graph only; layered models reduce to
-ladders a few nodes wide, where this beats an integer program by far.
-"""
+Eliminating a node joins all tables that mention it and minimises it out, which leaves one table
+over its neighbours (Dechter, "Bucket elimination", 1999). The work is exponential in the width of
+the graph only; layered models reduce to ladders a few nodes wide, where this beats an integer
+program by far."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import numpy as np
 
 from shardopt.solve.assignment.problem import Problem
 
-# Entries of the largest joined table, and of all together: at most about a second of numpy and 64 MiB.
+# Entries of the largest joined table, and of all together: at most about a second of numpy and 64
+# MiB.
 _MAX_TABLE = 1 << 22
 _MAX_WORK = 1 << 26
 
@@ -23,7 +24,8 @@ _Factor = tuple[tuple[int, ...], np.ndarray]
 
 
 def elimination_order(problem: Problem) -> tuple[int, ...] | None:
-    """An order of all nodes by smallest joined table first (ties by number); None if it is beyond the work caps."""
+    """An order of all nodes by smallest joined table first (ties by number); None if it is beyond
+    the work caps."""
     sizes = [len(cost) for cost in problem.costs]
     neighbours: list[set[int]] = [set() for _ in sizes]
     for edge in problem.edges:

@@ -1,8 +1,8 @@
 """Loading and compiling the kernels for large problems within a time limit.
 
-numba caches compiled code beside the source (or in the user's cache folder), so only the first call on a machine takes
-seconds. Compilation cannot be interrupted; it runs in a thread, so that a deadline can pass without waiting for it.
-"""
+numba caches compiled code beside the source (or in the user's cache folder), so only the first call
+on a machine takes seconds. Compilation cannot be interrupted; it runs in a thread, so that a
+deadline can pass without waiting for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from shardopt.solve.assignment.problem import Edge, Problem, Usage
 
 
 def compiled_by(deadline: float | None) -> bool:
-    """Whether the kernels are ready; waits for them until `deadline` (seconds of `monotonic`), or for ever if None."""
+    """Whether the kernels are ready; waits for them until `deadline` (seconds of `monotonic`), or
+    for ever if None."""
     if deadline is not None and monotonic() >= deadline:
         return False
     thread = _compiler()

@@ -1,9 +1,11 @@
 """One component of a presolved problem, by the cheapest method that suits its size.
 
-1. Enumeration or dynamic programming, where a component is tiny, or narrow and without memory: proven at once.
+1. Enumeration or dynamic programming, where a component is tiny, or narrow and without memory:
+   proven at once.
 2. A small component: an integer program, to its proof.
-3. A component of middle size: messages and forests (`large_problem`) for a moment, as they often close the gap, then
-   the integer program, and with what is left of a time limit messages and forests again.
+3. A component of middle size: messages and forests (`large_problem`) for a moment, as they often
+   close the gap, then the integer program, and with what is left of a time limit messages and
+   forests again.
 4. A large component: messages and forests, within a budget of work.
 """
 
@@ -19,15 +21,24 @@ from shardopt.solve.assignment.bucket_elimination import eliminate_all, eliminat
 from shardopt.solve.assignment.compilation import compiled_by
 from shardopt.solve.assignment.enumeration import enumerate_all, is_tiny
 from shardopt.solve.assignment.marginal_ilp import OPTIMAL_GAP, solve_marginal
-from shardopt.solve.assignment.problem import Problem, Solution, Status, evaluate, relative_gap, trivial_bound
+from shardopt.solve.assignment.problem import (
+    Problem,
+    Solution,
+    Status,
+    evaluate,
+    relative_gap,
+    trivial_bound,
+)
 
-# Allowed pairs of a component. An integer program proves a small one within a second; of a middle one it takes from
-# seconds to minutes; beyond that its first LP alone takes longer than messages and forests in all.
+# Allowed pairs of a component. An integer program proves a small one within a second; of a middle
+# one it takes from seconds to minutes; beyond that its first LP alone takes longer than messages
+# and forests in all.
 _SMALL_PAIRS = 6_000
 _MIDDLE_PAIRS = 100_000
 
-# Share of the remaining time for the integer program of a middle component before forests take over: it either proves
-# a problem soon or, with many nodes that use memory, finds nothing for minutes.
+# Share of the remaining time for the integer program of a middle component before forests take
+# over: it either proves a problem soon or, with many nodes that use memory, finds nothing for
+# minutes.
 _INTEGER_PROGRAM_SHARE = 0.5
 
 _GLANCE_SHARE = 0.05  # of the budget, for messages and forests before an integer program
@@ -38,7 +49,8 @@ Progress = Callable[[float, float], None]
 
 @dataclass(eq=False)
 class ComponentSolver:
-    """Limits of one solve, and counts of what its components took. `deadline` is in seconds of `monotonic`."""
+    """Limits of one solve, and counts of what its components took. `deadline` is in seconds of
+    `monotonic`."""
 
     deadline: float | None
     gap_tolerance: float
@@ -46,12 +58,16 @@ class ComponentSolver:
     only_bound: bool = False
     counts: dict[str, int] = field(default_factory=dict)
 
-    def solve(self, part: Problem, *, start: tuple[int, ...] | None, work: int, progress: Progress | None) -> Solution:
+    def solve(
+        self, part: Problem, *, start: tuple[int, ...] | None, work: int, progress: Progress | None
+    ) -> Solution:
         """`start` keeps the limit; the answer is no worse."""
         if (method := self.direct_method(part)) is not None:
             return method()
         pairs = pairs_of(part)
-        compiled = find_spec("numba") is not None  # it follows new Pythons late; all but large problems do without
+        compiled = (
+            find_spec("numba") is not None
+        )  # it follows new Pythons late; all but large problems do without
         if not compiled or (pairs <= _SMALL_PAIRS and not self.only_local):
             return self._integer_program(part, start, self._seconds_left)
         if pairs > _MIDDLE_PAIRS or self.only_local:
@@ -86,16 +102,26 @@ class ComponentSolver:
         objective = evaluate(part, choice).objective
         return Solution(choice, objective, objective, 0.0, "optimal")
 
-    def _integer_program(self, part: Problem, start: tuple[int, ...] | None, seconds: float | None) -> Solution:
+    def _integer_program(
+        self, part: Problem, start: tuple[int, ...] | None, seconds: float | None
+    ) -> Solution:
         self._count("integer_programs")
-        found = solve_marginal(part, time_limit_seconds=seconds, gap_tolerance=self.gap_tolerance, start=start)
+        found = solve_marginal(
+            part, time_limit_seconds=seconds, gap_tolerance=self.gap_tolerance, start=start
+        )
         for name in ("columns", "rounds", "memory_rows", "cover_rows"):
             self._count(name, int(found.statistics[name]))
-        if found.status in ("feasible", "timeout") and not self._good_enough(found) and seconds is not None:
+        if (
+            found.status in ("feasible", "timeout")
+            and not self._good_enough(found)
+            and seconds is not None
+        ):
             self.counts["time_limit_struck"] = 1
         return found
 
-    def _large(self, part: Problem, start: tuple[int, ...] | None, work: int, progress: Progress | None) -> Solution:
+    def _large(
+        self, part: Problem, start: tuple[int, ...] | None, work: int, progress: Progress | None
+    ) -> Solution:
         self._count("large_components")
         if not compiled_by(self.deadline):
             self.counts["time_limit_struck"] = 1
@@ -140,5 +166,7 @@ def _better(first: Solution, second: Solution) -> Solution:
     best = first if first.objective <= second.objective else second
     bound = min(max(first.bound, second.bound), best.objective)
     gap = relative_gap(best.objective, bound)
-    status: Status = "timeout" if not best.choice else "optimal" if gap <= OPTIMAL_GAP else "feasible"
+    status: Status = (
+        "timeout" if not best.choice else "optimal" if gap <= OPTIMAL_GAP else "feasible"
+    )
     return Solution(best.choice, best.objective, bound, gap, status, best.statistics)

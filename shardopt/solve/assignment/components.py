@@ -8,7 +8,8 @@ from shardopt.solve.assignment.problem import Edge, Problem
 
 
 def split_components(problem: Problem) -> list[tuple[tuple[int, ...], Problem]]:
-    """Independent parts with their node numbers, by smallest node. All nodes with memory belong together."""
+    """Independent parts with their node numbers, by smallest node. All nodes with memory belong
+    together."""
     parent = list(range(problem.num_nodes))
 
     def find(node: int) -> int:

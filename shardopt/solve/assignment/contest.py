@@ -1,8 +1,9 @@
-"""The JSON format of the ASPLOS/EuroSys 2025 contest on intra-operator parallelism (github.com/google/iopddl).
+"""The JSON format of the ASPLOS/EuroSys 2025 contest on intra-operator parallelism
+(github.com/google/iopddl).
 
-`problem.nodes` holds, for each node, an interval `[lo, hi)`, costs and usages by strategy; `problem.edges` holds node
-pairs and their cost tables in row-major order; `problem.usage_limit` bounds the usage at every time.
-"""
+`problem.nodes` holds, for each node, an interval `[lo, hi)`, costs and usages by strategy;
+`problem.edges` holds node pairs and their cost tables in row-major order; `problem.usage_limit`
+bounds the usage at every time."""
 
 from __future__ import annotations
 
@@ -22,21 +23,30 @@ _FORBIDDEN = 10**18
 
 
 def read_contest(path: str | Path) -> Problem:
-    """Read a `.json` or `.json.gz` instance. Raises UserError naming the file and the field that is wrong."""
+    """Read a `.json` or `.json.gz` instance. Raises UserError naming the file and the field that is
+    wrong."""
     path = Path(path)
     try:
         data = path.read_bytes()
         text = gzip.decompress(data) if path.suffix == ".gz" else data
         return parse_contest(json.loads(text))
-    except (OSError, EOFError, ValueError, UserError) as error:  # gzip and JSON errors are among them
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        UserError,
+    ) as error:  # gzip and JSON errors are among them
         raise UserError(f"{path}: {error}") from error
 
 
 def parse_contest(document: Any) -> Problem:
-    """The problem in an instance's decoded JSON. Costs are exact up to 2^53. Raises UserError on other shapes."""
+    """The problem in an instance's decoded JSON. Costs are exact up to 2^53. Raises UserError on
+    other shapes."""
     problem = _field(document, "problem", "the document")
     nodes, edges = _field(problem, "nodes", "problem"), _field(problem, "edges", "problem")
-    intervals, costs, usages = (_list(nodes, name, "problem.nodes") for name in ("intervals", "costs", "usages"))
+    intervals, costs, usages = (
+        _list(nodes, name, "problem.nodes") for name in ("intervals", "costs", "usages")
+    )
     pairs, tables = (_list(edges, name, "problem.edges") for name in ("nodes", "costs"))
     if not len(intervals) == len(costs) == len(usages):
         raise UserError("problem.nodes: intervals, costs and usages differ in length")
@@ -46,8 +56,12 @@ def parse_contest(document: Any) -> Problem:
         node_costs = tuple(_costs(cost) for cost in costs)
         return Problem(
             costs=node_costs,
-            edges=tuple(_edge(node_costs, pair, table) for pair, table in zip(pairs, tables, strict=True)),
-            usages=tuple(_usages(interval, usage) for interval, usage in zip(intervals, usages, strict=True)),
+            edges=tuple(
+                _edge(node_costs, pair, table) for pair, table in zip(pairs, tables, strict=True)
+            ),
+            usages=tuple(
+                _usages(interval, usage) for interval, usage in zip(intervals, usages, strict=True)
+            ),
             memory_limit=_limit(problem),
             num_times=max((int(hi) for _, hi in intervals), default=0),
         )
@@ -72,7 +86,9 @@ def _edge(node_costs: tuple[np.ndarray, ...], pair: list[int], table: list[int])
         raise ValueError(f"edge [{u}, {v}]: there are {len(node_costs)} nodes")
     shape = len(node_costs[u]), len(node_costs[v])
     if len(table) != shape[0] * shape[1]:
-        raise ValueError(f"edge [{u}, {v}]: expected {shape[0]} x {shape[1]} costs, found {len(table)}")
+        raise ValueError(
+            f"edge [{u}, {v}]: expected {shape[0]} x {shape[1]} costs, found {len(table)}"
+        )
     return Edge(u, v, _costs(table).reshape(shape))
 
 

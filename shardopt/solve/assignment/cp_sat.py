@@ -1,9 +1,10 @@
-"""The same assignment problem for CP-SAT: a second opinion that shares neither presolve nor formulation code.
+"""The same assignment problem for CP-SAT: a second opinion that shares neither presolve nor
+formulation code.
 
-One literal for each strategy and for each allowed pair of an edge, tied by their sums, and one row a time for memory.
-Good for small and middle problems; on large ones it proves little. Costs must become integers: if they are not already,
-they are scaled until the largest has nine digits, which the bound allows for.
-"""
+One literal for each strategy and for each allowed pair of an edge, tied by their sums, and one row
+a time for memory. Good for small and middle problems; on large ones it proves little. Costs must
+become integers: if they are not already, they are scaled until the largest has nine digits, which
+the bound allows for."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _RANDOM_SEED = 1
 
 
 def solve_cp_sat(problem: Problem, *, time_limit_seconds: float) -> Solution:
-    """Solve `problem` with one worker. The status is "optimal" only if every cost is an integer or the bound says so.
+    """Solve `problem` with one worker. The status is "optimal" only if every cost is an integer or
+    the bound says so.
 
     Deterministic unless the time limit (seconds) strikes.
     """
@@ -39,7 +41,11 @@ def solve_cp_sat(problem: Problem, *, time_limit_seconds: float) -> Solution:
     for edge in problem.edges:
         terms += _add_edge(model, nodes[edge.u], nodes[edge.v], edge.cost, scale)
     _add_memory(model, problem, nodes)
-    model.minimize(cp_model.LinearExpr.weighted_sum([literal for literal, _ in terms], [cost for _, cost in terms]))
+    model.minimize(
+        cp_model.LinearExpr.weighted_sum(
+            [literal for literal, _ in terms], [cost for _, cost in terms]
+        )
+    )
 
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
@@ -53,11 +59,20 @@ def solve_cp_sat(problem: Problem, *, time_limit_seconds: float) -> Solution:
     bound = (solver.best_objective_bound - slack) / scale
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return Solution((), inf, bound, inf, "timeout")
-    choice = tuple(next(s for s, literal in enumerate(found) if solver.boolean_value(literal)) for found in nodes)
+    choice = tuple(
+        next(s for s, literal in enumerate(found) if solver.boolean_value(literal))
+        for found in nodes
+    )
     objective = evaluate(problem, choice).objective
     bound = min(bound, objective)
     proven = status == cp_model.OPTIMAL and exact
-    return Solution(choice, objective, bound, relative_gap(objective, bound), "optimal" if proven else "feasible")
+    return Solution(
+        choice,
+        objective,
+        bound,
+        relative_gap(objective, bound),
+        "optimal" if proven else "feasible",
+    )
 
 
 def _scale(problem: Problem) -> tuple[float, bool]:
@@ -71,7 +86,9 @@ def _scale(problem: Problem) -> tuple[float, bool]:
     return _DIGITS / largest, False
 
 
-def _priced(model: CpModel, literals: list[IntVar], costs: np.ndarray, scale: float) -> list[tuple[IntVar, int]]:
+def _priced(
+    model: CpModel, literals: list[IntVar], costs: np.ndarray, scale: float
+) -> list[tuple[IntVar, int]]:
     terms = []
     for literal, cost in zip(literals, costs.tolist(), strict=True):
         if isfinite(cost):
@@ -97,7 +114,12 @@ def _add_edge(
 def _add_memory(model: CpModel, problem: Problem, nodes: list[list[IntVar]]) -> None:
     if problem.memory_limit is None or problem.usages is None:
         return
-    segments = [(node, usage) for node, usages in enumerate(problem.usages) for usage in usages if usage.lo < usage.hi]
+    segments = [
+        (node, usage)
+        for node, usages in enumerate(problem.usages)
+        for usage in usages
+        if usage.lo < usage.hi
+    ]
     # Usage rises only where a segment begins.
     for time in sorted({usage.lo for _, usage in segments}):
         live = [(node, usage) for node, usage in segments if usage.lo <= time < usage.hi]

@@ -1,4 +1,5 @@
-"""Try every assignment of a tiny problem at once: cheaper than setting up an integer program, memory included."""
+"""Try every assignment of a tiny problem at once: cheaper than setting up an integer program,
+memory included."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def is_tiny(problem: Problem) -> bool:
 
 
 def enumerate_all(problem: Problem) -> tuple[int, ...] | None:
-    """The first optimal choice in lexicographic order, or None if nothing is allowed. Needs `is_tiny(problem)`."""
+    """The first optimal choice in lexicographic order, or None if nothing is allowed. Needs
+    `is_tiny(problem)`."""
     shape = tuple(len(cost) for cost in problem.costs)
     if not shape:
         return ()

@@ -1,8 +1,8 @@
 """The mutable graph of a problem being reduced, and the log that carries solutions back.
 
-Every operation here is exact: an assignment of the remaining nodes, replayed through the log, is an assignment of the
-original problem with the same objective (up to rounding) and the same memory, and an optimum is preserved.
-"""
+Every operation here is exact: an assignment of the remaining nodes, replayed through the log, is an
+assignment of the original problem with the same objective (up to rounding) and the same memory, and
+an optimum is preserved."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Infeasible(Exception):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Rule:
-    """`choice[node] = table[choice[given[0]], …]`: how a removed node follows from nodes that are still there.
+    """`choice[node] = table[choice[given[0]], …]`: how a removed node follows from nodes that are
+    still there.
 
-    When strategies of a node were deleted, `given` is the node itself; `stand_in` then names, for each old strategy,
-    the new one that is never worse (-1 where the strategy was impossible).
-    """
+    When strategies of a node were deleted, `given` is the node itself; `stand_in` then names, for
+    each old strategy, the new one that is never worse (-1 where the strategy was impossible)."""
 
     node: int
     given: tuple[int, ...]
@@ -37,7 +37,8 @@ class Rule:
 
 
 def replay(log: Sequence[Rule], choice: dict[int, int]) -> dict[int, int]:
-    """Undo the reductions, last first: from strategies of the remaining nodes to those of all original nodes."""
+    """Undo the reductions, last first: from strategies of the remaining nodes to those of all
+    original nodes."""
     choice = dict(choice)
     for rule in reversed(log):
         choice[rule.node] = int(rule.table[tuple(choice[node] for node in rule.given)])
@@ -45,7 +46,8 @@ def replay(log: Sequence[Rule], choice: dict[int, int]) -> dict[int, int]:
 
 
 def project(log: Sequence[Rule], choice: Sequence[int]) -> dict[int, int] | None:
-    """Apply the reductions to an assignment: no worse strategies of the remaining nodes; None if it is not allowed."""
+    """Apply the reductions to an assignment: no worse strategies of the remaining nodes; None if it
+    is not allowed."""
     left = dict(enumerate(choice))
     for rule in log:
         if rule.stand_in is None:
@@ -58,13 +60,16 @@ def project(log: Sequence[Rule], choice: Sequence[int]) -> dict[int, int] | None
 
 
 class FactorGraph:
-    """Nodes keep their original numbers. `tables[u][v]` is `[k_u, k_v]`; both directions are stored.
+    """Nodes keep their original numbers. `tables[u][v]` is `[k_u, k_v]`; both directions are
+    stored.
 
-    Invariant after construction: node costs are finite. `changed_edges` and `changed_nodes` are work lists in order of
-    first change (OrderedDict: popping the front of a plain dict rescans what was popped before).
-    """
+    Invariant after construction: node costs are finite. `changed_edges` and `changed_nodes` are
+    work lists in order of first change (OrderedDict: popping the front of a plain dict rescans what
+    was popped before)."""
 
-    def __init__(self, problem: Problem, deadline: float | None = None, store: TableStore | None = None) -> None:
+    def __init__(
+        self, problem: Problem, deadline: float | None = None, store: TableStore | None = None
+    ) -> None:
         self.deadline = deadline
         self.store = TableStore() if store is None else store
         self.store.begin()
@@ -97,8 +102,11 @@ class FactorGraph:
     def uses_memory(self, node: int) -> bool:
         return self.memory is not None and self.memory.uses(node)
 
-    def restrict(self, node: int, keep: np.ndarray, reason: str, instead: np.ndarray | None = None) -> None:
-        """Delete the strategies outside the mask `keep`. Raises Infeasible with `reason` if none would be left.
+    def restrict(
+        self, node: int, keep: np.ndarray, reason: str, instead: np.ndarray | None = None
+    ) -> None:
+        """Delete the strategies outside the mask `keep`. Raises Infeasible with `reason` if none
+        would be left.
 
         `instead` names a kept strategy for each; without it the deleted ones are impossible.
         """
@@ -111,7 +119,9 @@ class FactorGraph:
         for other, table in list(self.tables[node].items()):
             self._set(node, other, self.store.take_rows(table, strategies))
         position = np.where(keep, np.cumsum(keep) - 1, -1)
-        self.log.append(Rule(node, (node,), strategies, position if instead is None else position[instead]))
+        self.log.append(
+            Rule(node, (node,), strategies, position if instead is None else position[instead])
+        )
         self.changed_nodes[node] = None
 
     def remember(self, node: int, tables: tuple[np.ndarray, ...]) -> None:
@@ -119,10 +129,13 @@ class FactorGraph:
         self._looked_at[node] = self.costs[node], tables
 
     def has_changed(self, node: int, tables: tuple[np.ndarray, ...]) -> bool:
-        """Whether something may be dominated at a node with its costs and these tables; always where memory counts."""
+        """Whether something may be dominated at a node with its costs and these tables; always
+        where memory counts."""
         cost, before = self._looked_at.get(node, (None, ()))
         same = cost is self.costs[node] and len(before) == len(tables)
-        return self.uses_memory(node) or not (same and all(a is b for a, b in zip(before, tables, strict=True)))
+        return self.uses_memory(node) or not (
+            same and all(a is b for a, b in zip(before, tables, strict=True))
+        )
 
     def link(self, u: int, v: int, table: np.ndarray) -> None:
         """Add an edge, summing it with the one that may be there."""
@@ -141,7 +154,8 @@ class FactorGraph:
         self.changed_nodes[node] = None
 
     def contract(self, node: int, into: int, strategy_of: np.ndarray) -> None:
-        """Merge `node` into a neighbour that determines it: its strategy is `strategy_of[strategy of into]`."""
+        """Merge `node` into a neighbour that determines it: its strategy is `strategy_of[strategy
+        of into]`."""
         strategy_of = self.store.intern(strategy_of)
         along = self.tables[into][node][np.arange(len(strategy_of)), strategy_of]
         self.unlink(into, node)

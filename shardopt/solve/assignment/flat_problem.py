@@ -1,8 +1,8 @@
 """An assignment problem as a few flat arrays, for compiled kernels.
 
-Edges appear twice, as a *half edge* at each end, sorted by neighbour. Equal cost tables are stored once: repeated
-layers share most of theirs, and what is read again and again then stays in the cache.
-"""
+Edges appear twice, as a *half edge* at each end, sorted by neighbour. Equal cost tables are stored
+once: repeated layers share most of theirs, and what is read again and again then stays in the
+cache."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ ROW_OVERHEAD, _PASS_OVERHEAD = 8, 10_000
 
 
 class Flat(NamedTuple):
-    """All arrays are int64 unless said otherwise; `n` nodes, `h` half edges, `g` segments, `t` times.
+    """All arrays are int64 unless said otherwise; `n` nodes, `h` half edges, `g` segments, `t`
+    times.
 
-    Node i owns the entries `first[i]..first[i+1]` of arrays over strategies, the half edges `half_first[i]..` and the
-    segments `segment_first[i]..`. A half edge has its `neighbour`, its other end `reverse`, the first entry of its
-    table, `flipped` (bool: the table's rows are the neighbour's strategies), and the first entry of the message that
-    comes in over it, one number for each strategy of its own node. `capacity[t]` is what nodes with a choice may use.
-    """
+    Node i owns the entries `first[i]..first[i+1]` of arrays over strategies, the half edges
+    `half_first[i]..` and the segments `segment_first[i]..`. A half edge has its `neighbour`, its
+    other end `reverse`, the first entry of its table, `flipped` (bool: the table's rows are the
+    neighbour's strategies), and the first entry of the message that comes in over it, one number
+    for each strategy of its own node. `capacity[t]` is what nodes with a choice may use."""
 
     costs: np.ndarray  # float64, strategies of all nodes
     first: np.ndarray
@@ -48,12 +49,20 @@ class Flat(NamedTuple):
 
     @property
     def sweep_work(self) -> int:
-        """Entries that one pass over the whole problem touches: the unit in which budgets are counted."""
+        """Entries that one pass over the whole problem touches: the unit in which budgets are
+        counted."""
         sizes = np.diff(self.first)
         owner = np.repeat(np.arange(self.num_nodes), np.diff(self.half_first))
         rows = int(sizes[owner].sum())
         pairs = int((sizes[owner] * sizes[self.neighbour]).sum()) // 2
-        return pairs + ROW_OVERHEAD * rows + len(self.bytes) + len(self.costs) + len(self.capacity) + _PASS_OVERHEAD
+        return (
+            pairs
+            + ROW_OVERHEAD * rows
+            + len(self.bytes)
+            + len(self.costs)
+            + len(self.capacity)
+            + _PASS_OVERHEAD
+        )
 
 
 def flatten(problem: Problem) -> Flat:
@@ -67,7 +76,10 @@ def _edges(problem: Problem, sizes: np.ndarray) -> tuple[np.ndarray, ...]:
     ends = np.array([(edge.u, edge.v) for edge in problem.edges], dtype=np.int64).reshape(-1, 2)
     tables, where = _pack_tables(problem)
     count = len(ends)
-    owner, neighbour = np.concatenate([ends[:, 0], ends[:, 1]]), np.concatenate([ends[:, 1], ends[:, 0]])
+    owner, neighbour = (
+        np.concatenate([ends[:, 0], ends[:, 1]]),
+        np.concatenate([ends[:, 1], ends[:, 0]]),
+    )
     order = np.lexsort((neighbour, owner))
     position = np.empty(2 * count, dtype=np.int64)
     position[order] = np.arange(2 * count)
@@ -107,7 +119,14 @@ def _segments(problem: Problem, sizes: np.ndarray) -> tuple[np.ndarray, ...]:
     """Segments of nodes with a choice; what the others use is taken off the capacity."""
     empty = np.zeros(0, dtype=np.int64)
     if not problem.has_memory or problem.usages is None or problem.memory_limit is None:
-        return _starts(np.zeros(problem.num_nodes, dtype=np.int64)), empty, empty, empty, empty, empty
+        return (
+            _starts(np.zeros(problem.num_nodes, dtype=np.int64)),
+            empty,
+            empty,
+            empty,
+            empty,
+            empty,
+        )
     change = np.zeros(problem.num_times + 1, dtype=np.int64)
     kept, counts = [], np.zeros(problem.num_nodes, dtype=np.int64)
     for node, usages in enumerate(problem.usages):

@@ -1,4 +1,5 @@
-"""Compiled choice of induced forests: nodes whose edges among themselves form trees, everywhere or in a neighbourhood.
+"""Compiled choice of induced forests: nodes whose edges among themselves form trees, everywhere or
+in a neighbourhood.
 
 Importing this module loads numba.
 """
@@ -14,11 +15,11 @@ from shardopt.solve.assignment.flat_problem import Flat
 
 
 class Scratch(NamedTuple):
-    """Work space of one search; `chosen_count[0]` nodes of `forest` are chosen, parents before children.
+    """Work space of one search; `chosen_count[0]` nodes of `forest` are chosen, parents before
+    children.
 
-    `state` is the generator's. `mark` and `seen` hold the number of the move that wrote them, so that nothing needs
-    clearing; `tree` is a union-find over chosen nodes.
-    """
+    `state` is the generator's. `mark` and `seen` hold the number of the move that wrote them, so
+    that nothing needs clearing; `tree` is a union-find over chosen nodes."""
 
     state: np.ndarray  # uint64 [1]
     move: np.ndarray  # int64 [1]
@@ -90,7 +91,8 @@ def root_of(tree: np.ndarray, node: int) -> int:
 
 @njit(cache=True, nogil=True)
 def try_choose(flat: Flat, scratch: Scratch, node: int) -> None:
-    """Choose `node` unless that would close a circle: its chosen neighbours must lie in different trees."""
+    """Choose `node` unless that would close a circle: its chosen neighbours must lie in different
+    trees."""
     move = scratch.move[0]
     begin, end = flat.half_first[node], flat.half_first[node + 1]
     stamp = move * len(scratch.chosen) + node  # of this node in this move
@@ -124,7 +126,8 @@ def choose_everywhere(flat: Flat, scratch: Scratch) -> None:
 
 @njit(cache=True, nogil=True)
 def choose_around(flat: Flat, scratch: Scratch, start: int, reach: int) -> None:
-    """A forest among the first `reach` nodes of a breadth-first search with random order among neighbours."""
+    """A forest among the first `reach` nodes of a breadth-first search with random order among
+    neighbours."""
     scratch.move[0] += 1
     move = scratch.move[0]
     scratch.queue[0], scratch.seen[start] = start, move

@@ -1,6 +1,5 @@
-"""Compiled moves on induced forests: all other nodes stay fixed, and the chosen ones take their exact optimum by
-dynamic programming. Importing this module loads numba.
-"""
+"""Compiled moves on induced forests: all other nodes stay fixed, and the chosen ones take their
+exact optimum by dynamic programming. Importing this module loads numba."""
 
 from __future__ import annotations
 
@@ -8,10 +7,16 @@ import numpy as np
 from numba import njit
 
 from shardopt.solve.assignment.flat_problem import ROW_OVERHEAD, Flat
-from shardopt.solve.assignment.forest_kernels import Scratch, below, choose_around, choose_everywhere
+from shardopt.solve.assignment.forest_kernels import (
+    Scratch,
+    below,
+    choose_around,
+    choose_everywhere,
+)
 from shardopt.solve.assignment.message_kernels import FAST, pair_cost
 
-# Nodes of a neighbourhood: small ones are tried more often, large ones find exchanges over long lifetimes.
+# Nodes of a neighbourhood: small ones are tried more often, large ones find exchanges over long
+# lifetimes.
 SMALLEST_REACH, LARGEST_REACH = 20, 300
 _ATTEMPTS = 4  # prices tried on one neighbourhood
 
@@ -21,7 +26,8 @@ NODE_OVERHEAD, HALF_EDGE_OVERHEAD = 64, 16
 
 @njit(cache=True, nogil=True, fastmath=FAST)
 def fix_others(flat: Flat, scratch: Scratch, choice: np.ndarray) -> None:
-    """Cost of each strategy of the chosen nodes with its fixed neighbours, without prices; remembers old strategies."""
+    """Cost of each strategy of the chosen nodes with its fixed neighbours, without prices;
+    remembers old strategies."""
     move = scratch.move[0]
     for position in range(scratch.chosen_count[0]):
         node = scratch.forest[position]
@@ -45,12 +51,15 @@ def fix_others(flat: Flat, scratch: Scratch, choice: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
-def optimise(flat: Flat, scratch: Scratch, price: np.ndarray, scale: float, heat: float, choice: np.ndarray) -> int:
-    """The forest's optimum under fixed cost + scale * price, written into `choice`; the number of changed nodes.
+def optimise(
+    flat: Flat, scratch: Scratch, price: np.ndarray, scale: float, heat: float, choice: np.ndarray
+) -> int:
+    """The forest's optimum under fixed cost + scale * price, written into `choice`; the number of
+    changed nodes.
 
-    Among equals the strategy in `old` stays, so that a search does not drift without gain. `heat` is the mean of random
-    extra costs of strategies: the optimum under these is a sample of the good assignments (perturb and maximise).
-    """
+    Among equals the strategy in `old` stays, so that a search does not drift without gain. `heat`
+    is the mean of random extra costs of strategies: the optimum under these is a sample of the good
+    assignments (perturb and maximise)."""
     count = scratch.chosen_count[0]
     for position in range(count):
         node = scratch.forest[position]
@@ -67,7 +76,9 @@ def optimise(flat: Flat, scratch: Scratch, price: np.ndarray, scale: float, heat
         base, size = flat.first[node], flat.first[node + 1] - flat.first[node]
         above = choice[flat.neighbour[h]] if h >= 0 else 0
         best = scratch.old[node]
-        least = scratch.sums[base + best] + (pair_cost(flat, h, node, best, above) if h >= 0 else 0.0)
+        least = scratch.sums[base + best] + (
+            pair_cost(flat, h, node, best, above) if h >= 0 else 0.0
+        )
         for s in range(size):
             value = scratch.sums[base + s] + (pair_cost(flat, h, node, s, above) if h >= 0 else 0.0)
             if value < least:
@@ -101,7 +112,9 @@ def cost_change(flat: Flat, scratch: Scratch, choice: np.ndarray) -> float:
     for position in range(scratch.chosen_count[0]):
         node = scratch.forest[position]
         old = scratch.old[node]
-        total += scratch.fixed[flat.first[node] + choice[node]] - scratch.fixed[flat.first[node] + old]
+        total += (
+            scratch.fixed[flat.first[node] + choice[node]] - scratch.fixed[flat.first[node] + old]
+        )
         h = scratch.parent[position]
         if h >= 0:
             parent = flat.neighbour[h]
@@ -118,7 +131,8 @@ def restore(scratch: Scratch, choice: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def overflow(flat: Flat, scratch: Scratch, choice: np.ndarray, usage: np.ndarray) -> int:
-    """Most bytes by which the new strategies exceed the capacity where they change usage; 0 or less if they fit.
+    """Most bytes by which the new strategies exceed the capacity where they change usage; 0 or less
+    if they fit.
 
     Leaves the change of usage in `scratch.change` for `commit`.
     """
@@ -129,7 +143,10 @@ def overflow(flat: Flat, scratch: Scratch, choice: np.ndarray, usage: np.ndarray
         if choice[node] == old:
             continue
         for g in range(flat.segment_first[node], flat.segment_first[node + 1]):
-            more = flat.bytes[flat.segment_bytes[g] + choice[node]] - flat.bytes[flat.segment_bytes[g] + old]
+            more = (
+                flat.bytes[flat.segment_bytes[g] + choice[node]]
+                - flat.bytes[flat.segment_bytes[g] + old]
+            )
             scratch.change[flat.segment_lo[g]] += more
             scratch.change[flat.segment_hi[g]] -= more
             low, high = min(low, flat.segment_lo[g]), max(high, flat.segment_hi[g])
@@ -164,16 +181,22 @@ def search(
     noise: float,
     heat: float,
 ) -> int:
-    """Change `choice`, whose bytes are `usage`, on random neighbourhoods until `budget` entries were touched.
+    """Change `choice`, whose bytes are `usage`, on random neighbourhoods until `budget` entries
+    were touched.
 
-    `price` is the cost of the bytes of each strategy, 0 without memory. A move stands if cost does not rise (with
-    `heat`: however cost changes) and memory fits; if memory overflows prices rise, if cost rises they fall. Changes of
-    cost below `noise` count as rounding. Returns the work done.
+    `price` is the cost of the bytes of each strategy, 0 without memory. A move stands if cost does
+    not rise (with `heat`: however cost changes) and memory fits; if memory overflows prices rise,
+    if cost rises they fall. Changes of cost below `noise` count as rounding. Returns the work done.
     """
     nodes, work = len(scratch.chosen), 0
     while work < budget:
         largest = SMALLEST_REACH + below(scratch, LARGEST_REACH - SMALLEST_REACH)
-        choose_around(flat, scratch, below(scratch, nodes), min(nodes, SMALLEST_REACH + below(scratch, largest)))
+        choose_around(
+            flat,
+            scratch,
+            below(scratch, nodes),
+            min(nodes, SMALLEST_REACH + below(scratch, largest)),
+        )
         fix_others(flat, scratch, choice)
         effort = forest_work(flat, scratch)
         low, high, scale = 0.0, np.inf, 1.0
@@ -204,7 +227,11 @@ def forest_work(flat: Flat, scratch: Scratch) -> int:
     for position in range(scratch.chosen_count[0]):
         node, h = scratch.forest[position], scratch.parent[position]
         size = flat.first[node + 1] - flat.first[node]
-        total += 2 * size + NODE_OVERHEAD + HALF_EDGE_OVERHEAD * (flat.half_first[node + 1] - flat.half_first[node])
+        total += (
+            2 * size
+            + NODE_OVERHEAD
+            + HALF_EDGE_OVERHEAD * (flat.half_first[node + 1] - flat.half_first[node])
+        )
         if h >= 0:
             other = flat.neighbour[h]
             total += size * (flat.first[other + 1] - flat.first[other] + ROW_OVERHEAD)
@@ -213,7 +240,8 @@ def forest_work(flat: Flat, scratch: Scratch) -> int:
 
 @njit(cache=True, nogil=True)
 def relax(flat: Flat, scratch: Scratch, price: np.ndarray, choice: np.ndarray, passes: int) -> None:
-    """Lower the priced cost of `choice` by `passes` maximal forests; memory counts through its price only."""
+    """Lower the priced cost of `choice` by `passes` maximal forests; memory counts through its
+    price only."""
     for _ in range(passes):
         choose_everywhere(flat, scratch)
         fix_others(flat, scratch, choice)

@@ -1,9 +1,9 @@
-"""Assignments for large problems: exact dynamic programming on random induced forests, again and again.
+"""Assignments for large problems: exact dynamic programming on random induced forests, again and
+again.
 
-Nodes that form a forest among themselves, with all others held fixed, have an optimum that costs one pass over their
-tables. Over the whole graph such passes lower a priced cost; over neighbourhoods, with memory checked exactly, they
-improve an assignment that keeps the limit.
-"""
+Nodes that form a forest among themselves, with all others held fixed, have an optimum that costs
+one pass over their tables. Over the whole graph such passes lower a priced cost; over
+neighbourhoods, with memory checked exactly, they improve an assignment that keeps the limit."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ from shardopt.solve.assignment import message_kernels as kernels
 from shardopt.solve.assignment.flat_problem import Flat
 from shardopt.solve.assignment.forest_kernels import make_scratch
 
-_FIRST_PASSES, _LATER_PASSES = 15, 4  # forests over the whole graph, for a new start and after a change of prices
+_FIRST_PASSES, _LATER_PASSES = (
+    15,
+    4,
+)  # forests over the whole graph, for a new start and after a change of prices
 _RAISES, _STEEPNESS, _STEEPENING = 30, 0.02, 1.5
 _BISECTIONS = 6
 _ROUNDING = 1e-12  # changes of cost below this share of it are rounding
 
 
 class ForestSearch:
-    """The best assignment that keeps the limit; `objective` is inf and `choice` None until there is one."""
+    """The best assignment that keeps the limit; `objective` is inf and `choice` None until there is
+    one."""
 
     def __init__(self, flat: Flat, seed: int) -> None:
         self.flat = flat
@@ -46,7 +50,8 @@ class ForestSearch:
         return float(kernels.cost_of(self.flat, self.flat.costs, choice))
 
     def start_from(self, choice: np.ndarray, prices: np.ndarray, scale: float) -> np.ndarray | None:
-        """An assignment near `choice` that keeps the limit at raised prices, as low as they can be; None if none does.
+        """An assignment near `choice` that keeps the limit at raised prices, as low as they can be;
+        None if none does.
 
         `scale` is a price per byte to raise by where `prices` are all 0.
         """
@@ -60,15 +65,21 @@ class ForestSearch:
             excess = np.maximum(self._excess(found), 0)
             if not excess.any():
                 break
-            low, high = high, high + _STEEPNESS * _STEEPENING**attempt * level * excess / excess.max()
+            low, high = (
+                high,
+                high + _STEEPNESS * _STEEPENING**attempt * level * excess / excess.max(),
+            )
             self._relax(found, high, _LATER_PASSES)
         else:
             return None
         self.offer(found)
         return self._lower_prices(found, low, high)
 
-    def polish(self, choice: np.ndarray, prices: np.ndarray, work: int, heat: float = 0.0) -> np.ndarray:
-        """Improve an assignment that keeps the limit, in place, by neighbourhoods; with `heat`, shake it."""
+    def polish(
+        self, choice: np.ndarray, prices: np.ndarray, work: int, heat: float = 0.0
+    ) -> np.ndarray:
+        """Improve an assignment that keeps the limit, in place, by neighbourhoods; with `heat`,
+        shake it."""
         kernels.apply_prices(self.flat, prices, self._priced)
         usage = kernels.usage_of(self.flat, choice)
         noise = _ROUNDING * abs(self.cost(choice))

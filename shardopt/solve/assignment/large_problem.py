@@ -1,13 +1,17 @@
-"""Large residual problems: prices and messages for a bound, forests for assignments, in turns, within a budget of work.
+"""Large residual problems: prices and messages for a bound, forests for assignments, in turns,
+within a budget of work.
 
 1. Messages settle without prices. If their assignment keeps the limit, memory is no matter.
-2. Prices ascend; now and then an assignment is made from the best prices so far and improved a little.
-3. Starts from disturbed prices, each improved a little: they differ where one improvement alone would be stuck.
-4. The best assignment is improved on neighbourhoods for the rest of the budget, with small shakes in between.
+2. Prices ascend; now and then an assignment is made from the best prices so far and improved a
+   little.
+3. Starts from disturbed prices, each improved a little: they differ where one improvement alone
+   would be stuck.
+4. The best assignment is improved on neighbourhoods for the rest of the budget, with small shakes
+   in between.
 
-Work is counted in table entries touched, so that equal problems with equal budgets give equal answers on any machine.
-A deadline (seconds) only ever cuts the sequence short. Importing this module loads numba.
-"""
+Work is counted in table entries touched, so that equal problems with equal budgets give equal
+answers on any machine. A deadline (seconds) only ever cuts the sequence short. Importing this
+module loads numba."""
 
 from __future__ import annotations
 
@@ -20,7 +24,13 @@ import numpy as np
 from shardopt.solve.assignment.flat_problem import flatten
 from shardopt.solve.assignment.forest_search import ForestSearch
 from shardopt.solve.assignment.price_ascent import PriceAscent
-from shardopt.solve.assignment.problem import Problem, Solution, evaluate, relative_gap, trivial_bound
+from shardopt.solve.assignment.problem import (
+    Problem,
+    Solution,
+    evaluate,
+    relative_gap,
+    trivial_bound,
+)
 
 OPTIMAL_GAP = 1e-7  # a gap this small is rounding
 
@@ -50,10 +60,9 @@ def solve_large(
 ) -> Solution:
     """Solve a presolved problem as well as `work` allows.
 
-    It must have neither self nor parallel edges, and each strategy an allowed partner on every edge of its node.
-    The answer is never worse than `start`, if that keeps the limit. `deadline` is in seconds of `monotonic`.
-    With `only_bound` it ends when only assignments would become better.
-    """
+    It must have neither self nor parallel edges, and each strategy an allowed partner on every edge
+    of its node. The answer is never worse than `start`, if that keeps the limit. `deadline` is in
+    seconds of `monotonic`. With `only_bound` it ends when only assignments would become better."""
     run = _Run(problem, work, deadline, gap_tolerance, progress)
     if start is not None:
         run.search.offer(np.array(start, dtype=np.int64))
@@ -104,7 +113,8 @@ class _Run:
         return self.late or self.closed or self.spent >= self.budget
 
     def behind(self, share: float) -> bool:
-        """Whether a share of the time has gone before that share of the work is done: then the next phase begins."""
+        """Whether a share of the time has gone before that share of the work is done: then the next
+        phase begins."""
         if self.deadline is None or monotonic() < self.begin + share * (self.deadline - self.begin):
             return False
         self.hurried = True
@@ -123,7 +133,12 @@ class _Run:
         limit = int(_ASCENT_SHARE * self.budget)
         probe_every = max(limit // _PROBES, 1)
         next_probe = begin + probe_every // _PROBES  # the first assignment early
-        while self.spent < limit and not self.done and not self.ascent.converged and not self.behind(_ASCENT_SHARE):
+        while (
+            self.spent < limit
+            and not self.done
+            and not self.ascent.converged
+            and not self.behind(_ASCENT_SHARE)
+        ):
             self.ascent.advance(self.search.objective)
             self.steps += 1
             if self.spent >= next_probe:
@@ -132,19 +147,30 @@ class _Run:
                 next_probe = self.spent + probe_every
 
     def start_again(self) -> None:
-        """From prices disturbed by a smooth random factor over time; the messages stay those of the best bound."""
+        """From prices disturbed by a smooth random factor over time; the messages stay those of the
+        best bound."""
         limit = int((_ASCENT_SHARE + _STARTS_SHARE) * self.budget)
         each = max(int(_STARTS_SHARE * self.budget) // _STARTS, 1)
         share = _ASCENT_SHARE + _STARTS_SHARE
-        while self.spent < limit and not self.done and len(self.flat.capacity) and not self.behind(share):
+        while (
+            self.spent < limit
+            and not self.done
+            and len(self.flat.capacity)
+            and not self.behind(share)
+        ):
             knots = self.random.normal(0.0, _DISTURBANCE, 2 + len(self.flat.capacity) // 64)
-            factor = np.interp(np.linspace(0, len(knots) - 1, len(self.flat.capacity)), np.arange(len(knots)), knots)
+            factor = np.interp(
+                np.linspace(0, len(knots) - 1, len(self.flat.capacity)),
+                np.arange(len(knots)),
+                knots,
+            )
             prices = self.ascent.best_prices * np.exp(factor)
             self.ascent.recall(prices)
             self._make(prices, int(each * _POLISH_SHARE))
 
     def improve(self) -> None:
-        """Shake a few neighbourhoods of the best assignment and improve again, ever harder until that stops paying."""
+        """Shake a few neighbourhoods of the best assignment and improve again, ever harder until
+        that stops paying."""
         flat, search = self.flat, self.search
         heat = _FIRST_HEAT * abs(search.objective) / max(flat.num_nodes, 1)
         shake, settle = max(int(_SHAKE * flat.sweep_work), 1), int(_SETTLE * flat.sweep_work)
@@ -174,7 +200,12 @@ class _Run:
 
     def solution(self) -> Solution:
         late = int((self.late or self.hurried) and not self.closed)
-        statistics = {"ascent_steps": self.steps, "starts": self.starts, "work": self.spent, "late": late}
+        statistics = {
+            "ascent_steps": self.steps,
+            "starts": self.starts,
+            "work": self.spent,
+            "late": late,
+        }
         bound = self.ascent.bound
         if self.search.choice is None:
             return Solution((), inf, bound, inf, "timeout", statistics)
@@ -182,4 +213,11 @@ class _Run:
         objective = evaluate(self.problem, choice).objective
         bound = min(bound, objective)
         gap = relative_gap(objective, bound)
-        return Solution(choice, objective, bound, gap, "optimal" if gap <= OPTIMAL_GAP else "feasible", statistics)
+        return Solution(
+            choice,
+            objective,
+            bound,
+            gap,
+            "optimal" if gap <= OPTIMAL_GAP else "feasible",
+            statistics,
+        )

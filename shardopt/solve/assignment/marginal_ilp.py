@@ -1,8 +1,9 @@
-"""Integer program for what presolve leaves: marginal linearisation, memory rows only where they are violated.
+"""Integer program for what presolve leaves: marginal linearisation, memory rows only where they are
+violated.
 
-A memory limit holds at every time, but a handful of the thousands of rows decide. So: solve the LP, add the most
-violated times, spread out, and repeat; then the same with binary x, until an optimum keeps the limit at all times.
-"""
+A memory limit holds at every time, but a handful of the thousands of rows decide. So: solve the LP,
+add the most violated times, spread out, and repeat; then the same with binary x, until an optimum
+keeps the limit at all times."""
 
 from __future__ import annotations
 
@@ -12,7 +13,14 @@ from time import monotonic
 import numpy as np
 
 from shardopt.solve.assignment.marginal_model import Answer, Cuts, MarginalModel
-from shardopt.solve.assignment.problem import Problem, Solution, Statistic, Status, evaluate, relative_gap
+from shardopt.solve.assignment.problem import (
+    Problem,
+    Solution,
+    Statistic,
+    Status,
+    evaluate,
+    relative_gap,
+)
 
 _ROWS_PER_ROUND = 25
 _TIMES_BETWEEN_ROWS = 20  # neighbouring times have almost the same row
@@ -28,11 +36,11 @@ def solve_marginal(
     gap_tolerance: float = 0.0,
     start: tuple[int, ...] | None = None,
 ) -> Solution:
-    """Solve a problem whose nodes all have strategies, to optimality or to the relative `gap_tolerance`.
+    """Solve a problem whose nodes all have strategies, to optimality or to the relative
+    `gap_tolerance`.
 
-    `start` is an assignment that keeps the limit; the answer is no worse. Deterministic unless the time limit (seconds)
-    strikes.
-    """
+    `start` is an assignment that keeps the limit; the answer is no worse. Deterministic unless the
+    time limit (seconds) strikes."""
     search = _Search(problem, time_limit_seconds, gap_tolerance)
     if start is not None:
         search.offer(start)
@@ -40,9 +48,12 @@ def solve_marginal(
 
 
 class _Search:
-    """The state of the rounds: cuts so far, the best assignment that keeps the limit, the best proven bound."""
+    """The state of the rounds: cuts so far, the best assignment that keeps the limit, the best
+    proven bound."""
 
-    def __init__(self, problem: Problem, time_limit_seconds: float | None, gap_tolerance: float) -> None:
+    def __init__(
+        self, problem: Problem, time_limit_seconds: float | None, gap_tolerance: float
+    ) -> None:
         self.problem = problem
         self.gap_tolerance = gap_tolerance
         self.model = MarginalModel(problem)
@@ -75,7 +86,9 @@ class _Search:
         left = None if self.deadline is None else self.deadline - monotonic()
         if left is not None and left <= 0:
             return Answer("limit", None, -inf)
-        answer = self.model.solve(self.cuts, integer, time_limit_seconds=left, gap_tolerance=self.gap_tolerance)
+        answer = self.model.solve(
+            self.cuts, integer, time_limit_seconds=left, gap_tolerance=self.gap_tolerance
+        )
         self.bound = max(self.bound, answer.bound)
         return answer
 
@@ -100,8 +113,8 @@ class _Search:
     def _add_cuts(self, x: np.ndarray, integer: bool) -> bool:
         """Cut off x where it exceeds the limit; False if it does nowhere.
 
-        A chosen x is checked exactly, in bytes. When its row is already there, it slipped through the solver's
-        tolerance, and a cover (these strategies not all together) excludes it instead.
+        A chosen x is checked exactly, in bytes. When its row is already there, it slipped through
+        the solver's tolerance, and a cover (these strategies not all together) excludes it instead.
         """
         if self.problem.memory_limit is None:
             return False
@@ -129,7 +142,9 @@ class _Search:
         for time in candidates.tolist():
             if len(times) == _ROWS_PER_ROUND:
                 break
-            if time not in rows and all(abs(time - other) >= _TIMES_BETWEEN_ROWS for other in times):
+            if time not in rows and all(
+                abs(time - other) >= _TIMES_BETWEEN_ROWS for other in times
+            ):
                 times.append(time)
         return tuple(times)
 

@@ -1,9 +1,10 @@
-"""The marginal linearisation of an assignment problem, as a model for HiGHS through `ortools.math_opt`.
+"""The marginal linearisation of an assignment problem, as a model for HiGHS through
+`ortools.math_opt`.
 
-Binary x[v, s] with sum 1 for each node; continuous y[e, p, q] for the *allowed* pairs of each edge only, whose row sums
-are x[u, p] and whose column sums are x[v, q]. Its LP relaxation is the local polytope, which is within a few percent of
-the optimum, where the product form e >= x_p + x_q - 1 bounds almost nothing. Memory rows are added by the caller.
-"""
+Binary x[v, s] with sum 1 for each node; continuous y[e, p, q] for the *allowed* pairs of each edge
+only, whose row sums are x[u, p] and whose column sums are x[v, q]. Its LP relaxation is the local
+polytope, which is within a few percent of the optimum, where the product form e >= x_p + x_q - 1
+bounds almost nothing. Memory rows are added by the caller."""
 
 from __future__ import annotations
 
@@ -19,17 +20,21 @@ from shardopt.solve.assignment.problem import Problem
 if TYPE_CHECKING:
     from ortools.math_opt import model_pb2
 
-# HiGHS compares against absolute tolerances near 1e-6, so the objective should range up to about this.
+# HiGHS compares against absolute tolerances near 1e-6, so the objective should range up to about
+# this.
 _OBJECTIVE_RANGE = 1e6
 
 _RELATIVE_GAP = 1e-9
-_FEASIBILITY_TOLERANCE = 1e-9  # of integrality; a looser one understates the objective by that much of its range
+_FEASIBILITY_TOLERANCE = (
+    1e-9  # of integrality; a looser one understates the objective by that much of its range
+)
 _RANDOM_SEED = 1
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """Rows beyond the marginal polytope: memory at `times`, and sets of x columns that must not all be chosen."""
+    """Rows beyond the marginal polytope: memory at `times`, and sets of x columns that must not all
+    be chosen."""
 
     times: tuple[int, ...] = ()
     covers: tuple[tuple[int, ...], ...] = ()
@@ -37,7 +42,8 @@ class Cuts:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What HiGHS said. `x` is float64 over all (node, strategy) columns, None without a point; `bound` is unscaled."""
+    """What HiGHS said. `x` is float64 over all (node, strategy) columns, None without a point;
+    `bound` is unscaled."""
 
     status: Literal["optimal", "infeasible", "limit"]
     x: np.ndarray | None
@@ -57,9 +63,15 @@ class MarginalModel:
         self._build_segments()
 
     def solve(
-        self, cuts: Cuts, integer: bool, *, time_limit_seconds: float | None = None, gap_tolerance: float = 0.0
+        self,
+        cuts: Cuts,
+        integer: bool,
+        *,
+        time_limit_seconds: float | None = None,
+        gap_tolerance: float = 0.0,
     ) -> Answer:
-        """Minimise over the polytope and the cuts; x is binary if `integer`, else anywhere in [0, 1]."""
+        """Minimise over the polytope and the cuts; x is binary if `integer`, else anywhere in [0,
+        1]."""
         from ortools.math_opt.python import mathopt
 
         model = mathopt.Model.from_model_proto(self._proto(cuts, integer))
@@ -77,14 +89,23 @@ class MarginalModel:
             dual_values_filter=mathopt.LinearConstraintFilter(filtered_items=()),
             reduced_costs_filter=mathopt.VariableFilter(filtered_items=()),
         )
-        result = mathopt.solve(model, mathopt.SolverType.HIGHS, params=parameters, model_params=filters)
+        result = mathopt.solve(
+            model, mathopt.SolverType.HIGHS, params=parameters, model_params=filters
+        )
 
         reason, reasons = result.termination.reason, mathopt.TerminationReason
-        if reason in (reasons.INFEASIBLE, reasons.INFEASIBLE_OR_UNBOUNDED):  # bounded: all costs are finite
+        if reason in (
+            reasons.INFEASIBLE,
+            reasons.INFEASIBLE_OR_UNBOUNDED,
+        ):  # bounded: all costs are finite
             return Answer("infeasible", None, np.inf)
         if reason not in (reasons.OPTIMAL, reasons.FEASIBLE, reasons.NO_SOLUTION_FOUND):
             raise RuntimeError(f"HiGHS failed: {result.termination}")
-        x = np.array(result.variable_values(wanted)) if result.has_primal_feasible_solution() else None
+        x = (
+            np.array(result.variable_values(wanted))
+            if result.has_primal_feasible_solution()
+            else None
+        )
         bound = result.termination.objective_bounds.dual_bound
         if reason == reasons.OPTIMAL:
             return Answer("optimal", x, bound / self.scale + self.constant)
@@ -93,10 +114,13 @@ class MarginalModel:
         return Answer("limit", x, stopped)
 
     def usage(self, x: np.ndarray) -> np.ndarray:
-        """Bytes at each time, `[times]`, for a fractional (float64) or a chosen (int64) x; exact for int64."""
+        """Bytes at each time, `[times]`, for a fractional (float64) or a chosen (int64) x; exact
+        for int64."""
         change = np.zeros(self.problem.num_times + 1, dtype=x.dtype)
         if len(self._segment_starts):
-            total = np.add.reduceat(self._segment_bytes * x[self._segment_columns], self._segment_starts)
+            total = np.add.reduceat(
+                self._segment_bytes * x[self._segment_columns], self._segment_starts
+            )
             np.add.at(change, self._segment_lo, total)
             np.subtract.at(change, self._segment_hi, total)
         return np.cumsum(change)[:-1]
@@ -108,15 +132,27 @@ class MarginalModel:
         np.add.at(total, used, size)
         largest_first = columns[np.argsort(-total[columns], kind="stable")]
         assert self.problem.memory_limit is not None
-        count = int(np.searchsorted(np.cumsum(total[largest_first]), self.problem.memory_limit, side="right")) + 1
+        count = (
+            int(
+                np.searchsorted(
+                    np.cumsum(total[largest_first]), self.problem.memory_limit, side="right"
+                )
+            )
+            + 1
+        )
         return tuple(sorted(largest_first[:count].tolist()))
 
     def _build_objective(self) -> None:
         # Only differences matter to the solver, and without offsets they keep more digits.
-        parts = [*self.problem.costs, *(edge.cost[edge.cost < np.inf] for edge in self.problem.edges)]
+        parts = [
+            *self.problem.costs,
+            *(edge.cost[edge.cost < np.inf] for edge in self.problem.edges),
+        ]
         least = [float(part.min(initial=np.inf)) for part in parts]
         self.constant = sum(low for low in least if low < np.inf)
-        shifted = [part - (low if low < np.inf else 0.0) for part, low in zip(parts, least, strict=True)]
+        shifted = [
+            part - (low if low < np.inf else 0.0) for part, low in zip(parts, least, strict=True)
+        ]
         self._objective = np.concatenate([np.zeros(0), *shifted])
         self._forbidden = ~(self._objective < np.inf)
         self._objective[self._forbidden] = 0.0
@@ -125,7 +161,8 @@ class MarginalModel:
         self._objective *= self.scale
 
     def _build_polytope(self) -> None:
-        """Coordinates of the equality rows: one for each node, then one for each strategy at each edge end."""
+        """Coordinates of the equality rows: one for each node, then one for each strategy at each
+        edge end."""
         num_nodes = self.problem.num_nodes
         rows = [np.repeat(np.arange(num_nodes), self.sizes)]
         columns = [np.arange(self.num_x)]
@@ -170,7 +207,8 @@ class MarginalModel:
         return self._segment_columns[entries], self._segment_bytes[entries]
 
     def _proto(self, cuts: Cuts, integer: bool) -> model_pb2.ModelProto:
-        """Filled with whole arrays: adding variables one by one takes longer than solving the model."""
+        """Filled with whole arrays: adding variables one by one takes longer than solving the
+        model."""
         from ortools.math_opt import model_pb2
 
         rows, columns, values = [self._rows], [self._columns], [self._values]
@@ -206,7 +244,9 @@ class MarginalModel:
         proto.variables.lower_bounds.extend([0.0] * self.num_columns)
         proto.variables.upper_bounds.extend(np.where(self._forbidden, 0.0, 1.0))
         num_integers = self.num_x if integer else 0
-        proto.variables.integers.extend([True] * num_integers + [False] * (self.num_columns - num_integers))
+        proto.variables.integers.extend(
+            [True] * num_integers + [False] * (self.num_columns - num_integers)
+        )
         used = np.flatnonzero(self._objective)
         proto.objective.linear_coefficients.ids.extend(used)
         proto.objective.linear_coefficients.values.extend(self._objective[used])

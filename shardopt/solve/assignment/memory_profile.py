@@ -1,8 +1,7 @@
 """Memory over time while the graph of a problem shrinks: exact bookkeeping for the presolve.
 
-What every assignment uses anyway stands in a base profile; nodes keep segments with the bytes *above* that. Times are
-renumbered to those at which the limit can still decide something.
-"""
+What every assignment uses anyway stands in a base profile; nodes keep segments with the bytes
+*above* that. Times are renumbered to those at which the limit can still decide something."""
 
 from __future__ import annotations
 
@@ -16,7 +15,8 @@ Segments = dict[tuple[int, int], np.ndarray]
 
 
 class MemoryProfile:
-    """Limit (bytes), base profile (int64 `[times]`) and, for each node, `{(lo, hi): bytes [k] above the base}`."""
+    """Limit (bytes), base profile (int64 `[times]`) and, for each node, `{(lo, hi): bytes [k] above
+    the base}`."""
 
     def __init__(self, problem: Problem) -> None:
         if problem.usages is None or problem.memory_limit is None:
@@ -24,7 +24,9 @@ class MemoryProfile:
         self.limit = problem.memory_limit
         kept = [[usage for usage in segments if usage.lo < usage.hi] for segments in problem.usages]
         # Usage changes only where an interval starts or ends, so those points stand for all times.
-        points = np.unique([end for segments in kept for usage in segments for end in (usage.lo, usage.hi)])
+        points = np.unique(
+            [end for segments in kept for usage in segments for end in (usage.lo, usage.hi)]
+        )
         index = {int(point): position for position, point in enumerate(points)}
         self.base = np.zeros(max(len(points) - 1, 0), dtype=np.int64)
         self.segments: list[Segments] = [{} for _ in kept]
@@ -39,7 +41,8 @@ class MemoryProfile:
 
     @property
     def smallest_peak(self) -> int:
-        """Bytes that every assignment of the remaining strategies uses at some time (after `raise_base`)."""
+        """Bytes that every assignment of the remaining strategies uses at some time (after
+        `raise_base`)."""
         return int(self.base.max(initial=0))
 
     def uses(self, node: int) -> bool:
@@ -49,13 +52,15 @@ class MemoryProfile:
         self.segments[node] = {span: size[strategies] for span, size in self.segments[node].items()}
 
     def merge(self, node: int, into: int, strategy_of: np.ndarray) -> None:
-        """Append the segments of `node`, whose strategy is `strategy_of[strategy of into]`; `into` is not rescanned."""
+        """Append the segments of `node`, whose strategy is `strategy_of[strategy of into]`; `into`
+        is not rescanned."""
         for span, size in self.segments[node].items():
             self._append(into, span, size[strategy_of])
         self.segments[node] = {}
 
     def raise_base(self, nodes: list[int]) -> None:
-        """Move the smallest bytes of each segment into the base and drop segments that do not depend on the choice."""
+        """Move the smallest bytes of each segment into the base and drop segments that do not
+        depend on the choice."""
         change = np.zeros(self.num_times + 1, dtype=np.int64)
         for node in nodes:
             varying: Segments = {}
@@ -69,7 +74,8 @@ class MemoryProfile:
         self.base = self.base + np.cumsum(change)[:-1]
 
     def drop_free_times(self) -> None:
-        """Keep only the times that can exceed the limit and whose live nodes are not among those of a neighbour."""
+        """Keep only the times that can exceed the limit and whose live nodes are not among those of
+        a neighbour."""
         change = np.zeros(self.num_times + 1, dtype=np.int64)
         for lo, hi, size in self._all_segments():
             largest = size.max()
@@ -81,7 +87,8 @@ class MemoryProfile:
             self._renumber(~self._dominated(forward))
 
     def too_large(self, node: int) -> np.ndarray | None:
-        """Mask of the strategies that exceed the limit although all other nodes use their least; None if none do."""
+        """Mask of the strategies that exceed the limit although all other nodes use their least;
+        None if none do."""
         worst: np.ndarray | None = None
         for (lo, hi), size in self.segments[node].items():
             over = size > self._least_slack(lo, hi)
@@ -90,7 +97,8 @@ class MemoryProfile:
         return worst
 
     def prepare_slack(self) -> None:
-        """Build the range-minimum table of limit - base that `too_large` reads: row j covers 2^j times."""
+        """Build the range-minimum table of limit - base that `too_large` reads: row j covers 2^j
+        times."""
         self._slack = [self.limit - self.base]
         width = 1
         while 2 * width <= self.num_times:
@@ -100,7 +108,10 @@ class MemoryProfile:
 
     def usages(self, nodes: list[int]) -> tuple[tuple[Usage, ...], ...]:
         """The segments of `nodes`, as a problem states them."""
-        return tuple(tuple(Usage(lo, hi, size) for (lo, hi), size in self.segments[node].items()) for node in nodes)
+        return tuple(
+            tuple(Usage(lo, hi, size) for (lo, hi), size in self.segments[node].items())
+            for node in nodes
+        )
 
     def base_usages(self) -> tuple[Usage, ...]:
         """The base as segments of a node with one strategy."""
@@ -123,7 +134,8 @@ class MemoryProfile:
         return int(min(row[lo], row[hi - (1 << level)]))
 
     def _dominated(self, forward: bool) -> np.ndarray:
-        """Times whose live segments are all live at the next (previous) time too, which has no smaller base."""
+        """Times whose live segments are all live at the next (previous) time too, which has no
+        smaller base."""
         ends = np.zeros(self.num_times + 1, dtype=bool)
         for lo, hi, _ in self._all_segments():
             ends[hi if forward else lo] = True

@@ -1,6 +1,6 @@
-"""Compiled passes of sequential tree-reweighted message passing (Kolmogorov, "Convergent tree-reweighted message
-passing for energy minimization", TPAMI 2006), and of memory. Importing this module loads numba.
-"""
+"""Compiled passes of sequential tree-reweighted message passing (Kolmogorov, "Convergent
+tree-reweighted message passing for energy minimization", TPAMI 2006), and of memory. Importing this
+module loads numba."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from numba import njit
 
 from shardopt.solve.assignment.flat_problem import Flat
 
-# Minima over contiguous rows vectorise only if their order is free; infinities stay allowed, NaN does not occur.
+# Minima over contiguous rows vectorise only if their order is free; infinities stay allowed, NaN
+# does not occur.
 FAST = {"nnan", "nsz", "reassoc"}
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
 def apply_prices(flat: Flat, prices: np.ndarray, priced: np.ndarray) -> None:
-    """priced = costs + price of the bytes of each strategy; `prices` are per byte, float64 `[times]`."""
+    """priced = costs + price of the bytes of each strategy; `prices` are per byte, float64
+    `[times]`."""
     until = np.zeros(len(prices) + 1)
     for time in range(len(prices)):
         until[time + 1] = until[time] + prices[time]
@@ -57,19 +59,26 @@ def cost_of(flat: Flat, costs: np.ndarray, choice: np.ndarray) -> float:
 def pair_cost(flat: Flat, h: int, node: int, strategy: int, other_strategy: int) -> float:
     """Entry of the table of half edge `h` of `node`."""
     if flat.flipped[h]:
-        return flat.tables[flat.table[h] + other_strategy * (flat.first[node + 1] - flat.first[node]) + strategy]
+        return flat.tables[
+            flat.table[h] + other_strategy * (flat.first[node + 1] - flat.first[node]) + strategy
+        ]
     other = flat.neighbour[h]
-    return flat.tables[flat.table[h] + strategy * (flat.first[other + 1] - flat.first[other]) + other_strategy]
+    return flat.tables[
+        flat.table[h] + strategy * (flat.first[other + 1] - flat.first[other]) + other_strategy
+    ]
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
-def sweep(flat: Flat, priced: np.ndarray, messages: np.ndarray, forward: bool, hat: np.ndarray) -> float:
-    """One pass over all nodes, by number if `forward`, else against it. Returns a lower bound on priced cost.
+def sweep(
+    flat: Flat, priced: np.ndarray, messages: np.ndarray, forward: bool, hat: np.ndarray
+) -> float:
+    """One pass over all nodes, by number if `forward`, else against it. Returns a lower bound on
+    priced cost.
 
-    Each node shares its energy among the messages it sends on in the direction of the pass; what it sends is the
-    minimum over its strategies, reduced to a least entry of 0. Those subtracted minima, and what a node keeps, add up
-    to the bound, whatever the messages were before. `hat` is scratch for the strategies of one node.
-    """
+    Each node shares its energy among the messages it sends on in the direction of the pass; what it
+    sends is the minimum over its strategies, reduced to a least entry of 0. Those subtracted
+    minima, and what a node keeps, add up to the bound, whatever the messages were before. `hat` is
+    scratch for the strategies of one node."""
     num_nodes = len(flat.first) - 1
     bound = 0.0
     for step in range(num_nodes):
@@ -97,8 +106,11 @@ def sweep(flat: Flat, priced: np.ndarray, messages: np.ndarray, forward: bool, h
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
-def send(flat: Flat, messages: np.ndarray, hat: np.ndarray, h: int, node: int, share: float) -> float:
-    """Write the message of `node` over half edge `h`, reduced to a least entry of 0; what was subtracted."""
+def send(
+    flat: Flat, messages: np.ndarray, hat: np.ndarray, h: int, node: int, share: float
+) -> float:
+    """Write the message of `node` over half edge `h`, reduced to a least entry of 0; what was
+    subtracted."""
     other = flat.neighbour[h]
     size, width = flat.first[node + 1] - flat.first[node], flat.first[other + 1] - flat.first[other]
     into, out_of, table = flat.message[flat.reverse[h]], flat.message[h], flat.table[h]
@@ -125,8 +137,11 @@ def send(flat: Flat, messages: np.ndarray, hat: np.ndarray, h: int, node: int, s
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
-def decide(flat: Flat, priced: np.ndarray, messages: np.ndarray, choice: np.ndarray, hat: np.ndarray) -> None:
-    """Choose node by node: earlier neighbours as chosen, later ones through their messages (of a backward pass)."""
+def decide(
+    flat: Flat, priced: np.ndarray, messages: np.ndarray, choice: np.ndarray, hat: np.ndarray
+) -> None:
+    """Choose node by node: earlier neighbours as chosen, later ones through their messages (of a
+    backward pass)."""
     for node in range(len(flat.first) - 1):
         base, size = flat.first[node], flat.first[node + 1] - flat.first[node]
         for s in range(size):

@@ -1,15 +1,18 @@
 """Presolve: shrink a problem by exact steps until none applies.
 
 1. Arc consistency: a strategy without an allowed partner on some edge goes.
-2. A separable edge r(s) + q(t) folds into its nodes; so does every edge of a node with one strategy.
-3. Functional contraction: when each strategy of u allows exactly one of v, v merges into u, memory and all.
+2. A separable edge r(s) + q(t) folds into its nodes; so does every edge of a node with one
+   strategy.
+3. Functional contraction: when each strategy of u allows exactly one of v, v merges into u, memory
+   and all.
 4. A node without memory and with at most two neighbours is eliminated by a min-plus product.
-5. Memory: usage every assignment shares moves to a base, times that cannot overflow are dropped, and a strategy that
-   exceeds what the others must leave goes.
-6. Dominance: a strategy goes when another is never dearer and never uses more; this covers duplicates.
+5. Memory: usage every assignment shares moves to a base, times that cannot overflow are dropped,
+   and a strategy that exceeds what the others must leave goes.
+6. Dominance: a strategy goes when another is never dearer and never uses more; this covers
+   duplicates.
 
-Steps 1-4 run from work lists, as each can enable the others next to it; 5 and 6 look at all nodes, between rounds.
-"""
+Steps 1-4 run from work lists, as each can enable the others next to it; 5 and 6 look at all nodes,
+between rounds."""
 
 from __future__ import annotations
 
@@ -26,13 +29,20 @@ from shardopt.solve.assignment.problem import Edge, Problem
 from shardopt.solve.assignment.table_store import TableStore
 from shardopt.support.spans import timed
 
-# Work caps, in table entries. Beyond them a step costs more than it can save in the solver that follows.
+# Work caps, in table entries. Beyond them a step costs more than it can save in the solver that
+# follows.
 _MAX_PRODUCT_WORK = 1 << 22  # p * s * q of one min-plus product
 _MAX_NEW_TABLE = 1 << 16  # entries of an edge that elimination would add
-_MAX_CONTRACTION_GROWTH = 1 << 24  # entries that a hub's tables may gain when it merges into a larger node
+_MAX_CONTRACTION_GROWTH = (
+    1 << 24
+)  # entries that a hub's tables may gain when it merges into a larger node
 _MAX_DOMINANCE_WORK = 1 << 23  # k * k * (neighbours + segments) of one node
-_MAX_REGRET_WORK = 1 << 22  # d * d * e of the tables of one node with d distinct rows and e distinct columns
-_MAX_LARGE_REGRET_WORK = 1 << 29  # the same of all nodes beyond that, in one pass: meshes of three axes have them
+_MAX_REGRET_WORK = (
+    1 << 22
+)  # d * d * e of the tables of one node with d distinct rows and e distinct columns
+_MAX_LARGE_REGRET_WORK = (
+    1 << 29
+)  # the same of all nodes beyond that, in one pass: meshes of three axes have them
 
 # Rounds of memory and dominance: each pays a full pass, and later ones find almost nothing.
 _MAX_ROUNDS = 8
@@ -42,10 +52,10 @@ _MAX_ROUNDS = 8
 class Presolved:
     """What is left, and the way back.
 
-    `problem` is None when `reason` says why there is no assignment. Otherwise node i of `problem` stands for original
-    node `nodes[i]` (a last node beyond them, if any, carries memory that is always used), and the objective of the
-    original is that of `problem` plus `constant`. `smallest_peak` is a lower bound in bytes on the peak usage.
-    """
+    `problem` is None when `reason` says why there is no assignment. Otherwise node i of `problem`
+    stands for original node `nodes[i]` (a last node beyond them, if any, carries memory that is
+    always used), and the objective of the original is that of `problem` plus `constant`.
+    `smallest_peak` is a lower bound in bytes on the peak usage."""
 
     problem: Problem | None
     nodes: tuple[int, ...]
@@ -61,20 +71,26 @@ class Presolved:
         return tuple(full[node] for node in range(self.num_nodes))
 
     def project(self, choice: Sequence[int]) -> tuple[int, ...] | None:
-        """The inverse of `restore`, up to strategies that are never better; None for a choice that is not allowed."""
+        """The inverse of `restore`, up to strategies that are never better; None for a choice that
+        is not allowed."""
         left = project(self.log, choice)
         if left is None or self.problem is None:
             return None
-        return tuple(left.get(node, 0) for node in self.nodes) + (0,) * (self.problem.num_nodes - len(self.nodes))
+        return tuple(left.get(node, 0) for node in self.nodes) + (0,) * (
+            self.problem.num_nodes - len(self.nodes)
+        )
 
 
 @timed("sharding program: presolve (inside solve)")
-def presolve(problem: Problem, deadline: float | None = None, store: TableStore | None = None) -> Presolved:
-    """Reduce `problem`; every step preserves an optimum. Infeasibility is reported in the result, not raised.
+def presolve(
+    problem: Problem, deadline: float | None = None, store: TableStore | None = None
+) -> Presolved:
+    """Reduce `problem`; every step preserves an optimum. Infeasibility is reported in the result,
+    not raised.
 
-    From `deadline` (seconds of `monotonic`) on no further step is begun; what is left is larger then, yet as exact.
-    `store` knows the tables of problems like this one: it saves time and changes nothing.
-    """
+    From `deadline` (seconds of `monotonic`) on no further step is begun; what is left is larger
+    then, yet as exact. `store` knows the tables of problems like this one: it saves time and
+    changes nothing."""
     smallest_peak = 0
     try:
         graph = FactorGraph(problem, deadline, store)
@@ -110,11 +126,14 @@ def _close_arcs(graph: FactorGraph) -> None:
         if _remove_dead(graph, u, v):
             for node, count in zip((u, v), before, strict=True):
                 if len(graph.costs[node]) < count:
-                    pending.update(((min(node, other), max(node, other)), None) for other in graph.tables[node])
+                    pending.update(
+                        ((min(node, other), max(node, other)), None) for other in graph.tables[node]
+                    )
 
 
 def _reduce(graph: FactorGraph) -> None:
-    """Steps 1-4 until both work lists are empty. Edges first: they are cheap, and elimination makes new ones."""
+    """Steps 1-4 until both work lists are empty. Edges first: they are cheap, and elimination makes
+    new ones."""
     while not graph.late:
         if graph.changed_edges:
             edge, _ = graph.changed_edges.popitem(last=False)
@@ -150,13 +169,18 @@ def _remove_dead(graph: FactorGraph, u: int, v: int) -> bool:
         return False
     for node, other, dead in ((u, v, found.dead_rows), (v, u, found.dead_columns)):
         if dead.any():
-            graph.restrict(node, ~dead, f"its strategies are incompatible with those of node {other}")
+            graph.restrict(
+                node, ~dead, f"its strategies are incompatible with those of node {other}"
+            )
     return True
 
 
 def _contraction_pays(graph: FactorGraph, node: int, into: int) -> bool:
     growth = len(graph.costs[into]) - len(graph.costs[node])
-    return growth <= 0 or growth * sum(len(graph.costs[w]) for w in graph.tables[node]) <= _MAX_CONTRACTION_GROWTH
+    return (
+        growth <= 0
+        or growth * sum(len(graph.costs[w]) for w in graph.tables[node]) <= _MAX_CONTRACTION_GROWTH
+    )
 
 
 def _eliminate(graph: FactorGraph, node: int) -> None:
@@ -184,7 +208,9 @@ def _eliminate_between(graph: FactorGraph, node: int, u: int, v: int) -> None:
     entries = len(graph.costs[u]) * len(graph.costs[v])
     if entries > _MAX_NEW_TABLE or entries * len(graph.costs[node]) > _MAX_PRODUCT_WORK:
         return
-    table, best = graph.store.min_plus(graph.tables[u][node], graph.costs[node], graph.tables[node][v])
+    table, best = graph.store.min_plus(
+        graph.tables[u][node], graph.costs[node], graph.tables[node][v]
+    )
     graph.unlink(node, u)
     graph.unlink(node, v)
     graph.link(u, v, table)
@@ -192,14 +218,16 @@ def _eliminate_between(graph: FactorGraph, node: int, u: int, v: int) -> None:
 
 
 def _tighten_memory(graph: FactorGraph, memory: MemoryProfile) -> None:
-    """Step 5 until no strategy is too large. Raises Infeasible when the base alone exceeds the limit."""
+    """Step 5 until no strategy is too large. Raises Infeasible when the base alone exceeds the
+    limit."""
     nodes = graph.nodes
     while nodes:
         memory.raise_base(nodes)
         memory.drop_free_times()
         if memory.smallest_peak > memory.limit:
             raise Infeasible(
-                f"memory: every assignment needs at least {memory.smallest_peak} bytes at some time, "
+                f"memory: every assignment needs at least {memory.smallest_peak} bytes at some "
+                "time, "
                 f"the limit is {memory.limit} bytes"
             )
         memory.prepare_slack()
@@ -212,7 +240,9 @@ def _remove_too_large(graph: FactorGraph, memory: MemoryProfile, node: int) -> b
     over = memory.too_large(node)
     if over is None:
         return False
-    graph.restrict(node, ~over, f"each needs more than the memory limit of {memory.limit} bytes allows")
+    graph.restrict(
+        node, ~over, f"each needs more than the memory limit of {memory.limit} bytes allows"
+    )
     return True
 
 
@@ -246,7 +276,8 @@ def _drop_dominated(graph: FactorGraph) -> None:
 
 
 def _dominators(graph: FactorGraph, node: int) -> np.ndarray:
-    """For each strategy s itself, or a kept s2: c(s2) - c(s) + Σ max_t (E(s2, t) - E(s, t)) <= 0 and less memory."""
+    """For each strategy s itself, or a kept s2: c(s2) - c(s) + Σ max_t (E(s2, t) - E(s, t)) <= 0
+    and less memory."""
     cost = graph.costs[node]
     extra = cost[:, None] - cost[None, :]
     for table in graph.tables[node].values():
@@ -258,13 +289,15 @@ def _dominators(graph: FactorGraph, node: int) -> np.ndarray:
         for size in graph.memory.segments[node].values():
             better &= size[:, None] <= size[None, :]
     instead = np.arange(len(cost))
-    # One at a time, last first: of equal strategies the first stays, and rounding cannot close a circle.
+    # One at a time, last first: of equal strategies the first stays, and rounding cannot close a
+    # circle.
     dominated = np.flatnonzero(better.any(axis=0))[::-1]
     for strategy in dominated.tolist():
         candidates = np.flatnonzero(better[:, strategy] & (instead == np.arange(len(cost))))
         if len(candidates):
             instead[strategy] = candidates[0]
-    # A dominator may have gone after the strategy it replaced; what replaced it then stands for both.
+    # A dominator may have gone after the strategy it replaced; what replaced it then stands for
+    # both.
     for strategy in dominated[::-1].tolist():
         instead[strategy] = instead[instead[strategy]]
     return instead
@@ -275,7 +308,10 @@ def _package(graph: FactorGraph, num_nodes: int, smallest_peak: int) -> Presolve
     index = {node: position for position, node in enumerate(nodes)}
     costs = [graph.costs[node] for node in nodes]
     edges = tuple(
-        Edge(index[u], index[v], table) for u in nodes for v, table in sorted(graph.tables[u].items()) if u < v
+        Edge(index[u], index[v], table)
+        for u in nodes
+        for v, table in sorted(graph.tables[u].items())
+        if u < v
     )
     usages, limit, num_times = None, None, 0
     if graph.memory is not None and any(graph.memory.uses(node) for node in nodes):
@@ -285,4 +321,6 @@ def _package(graph: FactorGraph, num_nodes: int, smallest_peak: int) -> Presolve
             costs.append(np.zeros(1))
             usages += (base,)
     residual = Problem(tuple(costs), edges, usages, limit, num_times)
-    return Presolved(residual, tuple(nodes), graph.constant, tuple(graph.log), num_nodes, smallest_peak)
+    return Presolved(
+        residual, tuple(nodes), graph.constant, tuple(graph.log), num_nodes, smallest_peak
+    )

@@ -1,15 +1,17 @@
 """Lower bounds for large problems: prices for memory and messages along edges, improved together.
 
-Prices λ >= 0 a byte at each time turn the memory limit into node costs (Lagrange); for any prices and any messages a
-sweep of message passing bounds the priced cost from below, so every iterate proves a bound:
+Prices λ >= 0 a byte at each time turn the memory limit into node costs (Lagrange); for any prices
+and any messages a sweep of message passing bounds the priced cost from below, so every iterate
+proves a bound:
 
     bound(λ, messages) - Σ_t λ_t capacity_t <= optimum
 
 1. Sweep forward and backward at the current prices, which improves the messages for them.
-2. Choose strategies by the messages; the times where these exceed the capacity say where prices should rise.
+2. Choose strategies by the messages; the times where these exceed the capacity say where prices
+   should rise.
 3. Move the prices along the averaged excess (a Polyak step towards a target, clipped).
-4. After some steps without a better bound go back to the best prices *and* messages, and step less: messages that
-   fitted other prices recover badly, and without going back the ascent diverges.
+4. After some steps without a better bound go back to the best prices *and* messages, and step less:
+   messages that fitted other prices recover badly, and without going back the ascent diverges.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _CHOOSING = 8  # choosing looks at one row of each table, where a sweep looks at
 
 
 class PriceAscent:
-    """Prices, messages, and the best bound they proved. `target` is an objective to step towards."""
+    """Prices, messages, and the best bound they proved. `target` is an objective to step
+    towards."""
 
     def __init__(self, flat: Flat) -> None:
         self.flat = flat
@@ -58,7 +61,8 @@ class PriceAscent:
                 return
 
     def advance(self, target: float) -> None:
-        """One sweep, then one step of the prices towards an assignment of cost `target` (or any, if inf)."""
+        """One sweep, then one step of the prices towards an assignment of cost `target` (or any, if
+        inf)."""
         value = self._sweep()
         self.decide()
         excess = (kernels.usage_of(self.flat, self.choice) - self.flat.capacity).astype(np.float64)
@@ -77,8 +81,11 @@ class PriceAscent:
         self.work += self.flat.sweep_work // _CHOOSING
 
     def recall(self, prices: np.ndarray | None = None) -> None:
-        """Let `choice` be what the best messages say at the best prices, or at others; the ascent is left alone."""
-        kernels.apply_prices(self.flat, self.best_prices if prices is None else prices, self._priced)
+        """Let `choice` be what the best messages say at the best prices, or at others; the ascent
+        is left alone."""
+        kernels.apply_prices(
+            self.flat, self.best_prices if prices is None else prices, self._priced
+        )
         messages = self._best_messages
         if prices is not None:
             messages = messages.copy()
@@ -118,5 +125,6 @@ class PriceAscent:
 
 
 def _inner(first: np.ndarray, second: np.ndarray) -> float:
-    """Inner product. Not by BLAS: for vectors this short, waking its threads takes longer than a whole sweep."""
+    """Inner product. Not by BLAS: for vectors this short, waking its threads takes longer than a
+    whole sweep."""
     return float((first * second).sum())

@@ -1,9 +1,9 @@
 """The assignment problem behind intra-operator sharding, as plain arrays.
 
-Each *node* (an operation, or a value) picks one *strategy*. A node pays `costs[v][s]`, an edge pays `cost[s_u, s_v]`,
-and at every time the bytes of the live nodes must stay within a limit. A cost of `inf` forbids the strategy or pair.
-The unit of cost is the caller's (seconds in the planner); only relative tolerances are used anywhere.
-"""
+Each *node* (an operation, or a value) picks one *strategy*. A node pays `costs[v][s]`, an edge pays
+`cost[s_u, s_v]`, and at every time the bytes of the live nodes must stay within a limit. A cost of
+`inf` forbids the strategy or pair. The unit of cost is the caller's (seconds in the planner); only
+relative tolerances are used anywhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ Statistic = int | float | str
 
 @dataclass(frozen=True, eq=False)
 class Edge:
-    """The cost of a pair of strategies: float64 `[k_u, k_v]`. Parallel edges add up; `u == v` counts the diagonal."""
+    """The cost of a pair of strategies: float64 `[k_u, k_v]`. Parallel edges add up; `u == v`
+    counts the diagonal."""
 
     u: int
     v: int
@@ -32,7 +33,8 @@ class Edge:
 
 @dataclass(frozen=True, eq=False)
 class Usage:
-    """Memory of a node over the times `[lo, hi)`: int64 bytes `[k]`, one entry for each strategy."""
+    """Memory of a node over the times `[lo, hi)`: int64 bytes `[k]`, one entry for each
+    strategy."""
 
     lo: int
     hi: int
@@ -44,11 +46,12 @@ class Usage:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Node costs, edges and, optionally, memory: `usages[v]` are the segments of node v, which may overlap.
+    """Node costs, edges and, optionally, memory: `usages[v]` are the segments of node v, which may
+    overlap.
 
-    Raises ValueError on shapes that do not fit, unknown nodes, NaN or -inf costs, negative bytes, or intervals outside
-    `[0, num_times)`. A node without strategies is accepted: it makes the problem infeasible, not malformed.
-    """
+    Raises ValueError on shapes that do not fit, unknown nodes, NaN or -inf costs, negative bytes,
+    or intervals outside `[0, num_times)`. A node without strategies is accepted: it makes the
+    problem infeasible, not malformed."""
 
     costs: tuple[np.ndarray, ...]
     edges: tuple[Edge, ...] = ()
@@ -57,7 +60,9 @@ class Problem:
     num_times: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "costs", tuple(np.asarray(cost, dtype=np.float64) for cost in self.costs))
+        object.__setattr__(
+            self, "costs", tuple(np.asarray(cost, dtype=np.float64) for cost in self.costs)
+        )
         object.__setattr__(self, "edges", tuple(self.edges))
         if self.usages is not None:
             object.__setattr__(self, "usages", tuple(tuple(segments) for segments in self.usages))
@@ -87,15 +92,20 @@ class Problem:
     def _check_edges(self) -> None:
         for edge in self.edges:
             if not (0 <= edge.u < self.num_nodes and 0 <= edge.v < self.num_nodes):
-                raise ValueError(f"edge ({edge.u}, {edge.v}): the problem has nodes 0..{self.num_nodes - 1}")
+                raise ValueError(
+                    f"edge ({edge.u}, {edge.v}): the problem has nodes 0..{self.num_nodes - 1}"
+                )
             expected = (len(self.costs[edge.u]), len(self.costs[edge.v]))
             if edge.cost.shape != expected:
                 raise ValueError(
-                    f"edge ({edge.u}, {edge.v}): expected a table of shape {expected}, found {edge.cost.shape}"
+                    f"edge ({edge.u}, {edge.v}): expected a table of shape {expected}, found "
+                    f"{edge.cost.shape}"
                 )
         if (bad := _first_bad([edge.cost for edge in self.edges])) is not None:
             edge = self.edges[bad]
-            raise ValueError(f"edge ({edge.u}, {edge.v}): costs must be finite or inf, found NaN or -inf")
+            raise ValueError(
+                f"edge ({edge.u}, {edge.v}): costs must be finite or inf, found NaN or -inf"
+            )
 
     def _check_usages(self) -> None:
         if self.memory_limit is not None and self.memory_limit < 0:
@@ -110,12 +120,19 @@ class Problem:
 
     def _check_usage(self, node: int, usage: Usage) -> None:
         if not 0 <= usage.lo <= usage.hi <= self.num_times:
-            raise ValueError(f"node {node}: interval [{usage.lo}, {usage.hi}) is not within [0, {self.num_times})")
+            raise ValueError(
+                f"node {node}: interval [{usage.lo}, {usage.hi}) is not within [0, "
+                f"{self.num_times})"
+            )
         if usage.bytes.shape != self.costs[node].shape:
             expected = self.costs[node].shape
-            raise ValueError(f"node {node}: expected bytes of shape {expected}, found {usage.bytes.shape}")
+            raise ValueError(
+                f"node {node}: expected bytes of shape {expected}, found {usage.bytes.shape}"
+            )
         if usage.bytes.size and int(usage.bytes.min()) < 0:
-            raise ValueError(f"node {node}: bytes must not be negative, found {int(usage.bytes.min())}")
+            raise ValueError(
+                f"node {node}: bytes must not be negative, found {int(usage.bytes.min())}"
+            )
 
 
 @dataclass(frozen=True)
@@ -136,7 +153,8 @@ class Solution:
 
 
 class Evaluation(NamedTuple):
-    """What an assignment costs (inf if it uses a forbidden entry), its peak bytes, and whether it is allowed."""
+    """What an assignment costs (inf if it uses a forbidden entry), its peak bytes, and whether it
+    is allowed."""
 
     objective: float
     peak_usage: int
@@ -170,7 +188,9 @@ def relative_gap(objective: float, bound: float) -> float:
 
 def trivial_bound(problem: Problem) -> float:
     """Every node and every edge at its cheapest; for problems whose nodes all have strategies."""
-    return fsum(float(cost.min()) for cost in problem.costs) + fsum(float(edge.cost.min()) for edge in problem.edges)
+    return fsum(float(cost.min()) for cost in problem.costs) + fsum(
+        float(edge.cost.min()) for edge in problem.edges
+    )
 
 
 def _peak_bytes(problem: Problem, choice: Sequence[int]) -> int:
@@ -190,8 +210,8 @@ def _peak_bytes(problem: Problem, choice: Sequence[int]) -> int:
 
 
 def _first_bad(arrays: Iterable[np.ndarray]) -> int | None:
-    """Index of the first array with NaN or -inf. Shared arrays are looked at once, and all in one pass, as a check of
-    each would take longer."""
+    """Index of the first array with NaN or -inf. Shared arrays are looked at once, and all in one
+    pass, as a check of each would take longer."""
     arrays = list(arrays)
     distinct = {id(array): array for array in arrays}.values()
     if not arrays or not _is_bad(np.concatenate([array.ravel() for array in distinct])):

@@ -1,7 +1,8 @@
-"""Search in two steps for a problem with many equal parts: solve them once for all, then free them and improve.
+"""Search in two steps for a problem with many equal parts: solve them once for all, then free them
+and improve.
 
-1. Tie what looks alike (`symmetry`) and solve the small problem within a small share of the work. Its
-   solution is an assignment of the whole.
+1. Tie what looks alike (`symmetry`) and solve the small problem within a small share of the work.
+   Its solution is an assignment of the whole.
 2. Search from there with every node free. The better assignment stays, so freeing never harms.
 
 The bound is that of the whole problem: what ties cost is part of the gap.
@@ -14,15 +15,22 @@ from functools import partial
 from time import monotonic
 
 from shardopt.solve.assignment.problem import Problem, Solution, evaluate
-from shardopt.solve.assignment.sharding_ilp import DEFAULT_WORK_SECONDS, WORK_PER_SECOND, improve, solve
+from shardopt.solve.assignment.sharding_ilp import (
+    DEFAULT_WORK_SECONDS,
+    WORK_PER_SECOND,
+    improve,
+    solve,
+)
 from shardopt.solve.assignment.symmetry import tie_repeated
 from shardopt.solve.assignment.table_store import TableStore
 
-# Table entries of a problem that is solved at once, without a detour: what presolve leaves of it takes a second or two.
+# Table entries of a problem that is solved at once, without a detour: what presolve leaves of it
+# takes a second or two.
 _MAX_DIRECT_ENTRIES = 1_000_000
 
-# Work for the tied problem, as a share of that for the whole and on top of it, so that freeing has no less than it
-# would have alone. Ties make long circles, on which bounds are loose: more work gains little.
+# Work for the tied problem, as a share of that for the whole and on top of it, so that freeing has
+# no less than it would have alone. Ties make long circles, on which bounds are loose: more work
+# gains little.
 _TIED_SHARE = 0.05
 
 
@@ -35,20 +43,24 @@ def solve_repeated(
     work: int | None = None,
     store: TableStore | None = None,
 ) -> Solution:
-    """Least cost within memory, as `sharding_ilp.solve` with the same limits; no worse than `start`, if
-    that is allowed.
+    """Least cost within memory, as `sharding_ilp.solve` with the same limits; no worse than
+    `start`, if that is allowed.
 
-    Where parts repeat, the statistics have the rounds and nodes of the tied problem (`tied_rounds`, `tied_nodes`), what
-    its solution costs (`tied_objective`, unless none was found) and what remains after freeing (`freed_objective`).
-    """
+    Where parts repeat, the statistics have the rounds and nodes of the tied problem (`tied_rounds`,
+    `tied_nodes`), what its solution costs (`tied_objective`, unless none was found) and what
+    remains after freeing (`freed_objective`)."""
     tied = tie_repeated(problem) if table_entries(problem) > _MAX_DIRECT_ENTRIES else None
     if tied is None:
         return _solve_memory_last(problem, time_limit_seconds, gap_tolerance, start, work, store)
     begin = monotonic()
     if work is None:
-        work = int(WORK_PER_SECOND * (DEFAULT_WORK_SECONDS if time_limit_seconds is None else time_limit_seconds))
-    # Without integer programs: where the clock cuts one short, the answer depends on the load of the machine. The
-    # first strategy of every node, which runs it in full everywhere, is as good a beginning as any.
+        work = int(
+            WORK_PER_SECOND
+            * (DEFAULT_WORK_SECONDS if time_limit_seconds is None else time_limit_seconds)
+        )
+    # Without integer programs: where the clock cuts one short, the answer depends on the load of
+    # the machine. The first strategy of every node, which runs it in full everywhere, is as good a
+    # beginning as any.
     first = improve(
         tied.problem,
         (0,) * tied.problem.num_nodes,
@@ -59,9 +71,14 @@ def solve_repeated(
     )
     spread = tied.spread(first.choice) if first.choice else None
     start = cheapest(problem, spread, start)
-    left = None if time_limit_seconds is None else max(time_limit_seconds - (monotonic() - begin), 0.0)
+    left = (
+        None if time_limit_seconds is None else max(time_limit_seconds - (monotonic() - begin), 0.0)
+    )
     freed = _solve_memory_last(problem, left, gap_tolerance, start, work, store)
-    statistics = dict(freed.statistics) | {"tied_rounds": tied.rounds, "tied_nodes": tied.problem.num_nodes}
+    statistics = dict(freed.statistics) | {
+        "tied_rounds": tied.rounds,
+        "tied_nodes": tied.problem.num_nodes,
+    }
     if spread is not None:
         statistics |= {
             "tied_objective": evaluate(problem, spread).objective,
@@ -73,7 +90,11 @@ def solve_repeated(
 def cheapest(problem: Problem, *choices: Sequence[int] | None) -> Sequence[int] | None:
     """The cheapest of the assignments that are allowed, or one that is not if there is no other."""
     given = {tuple(choice): evaluate(problem, choice) for choice in choices if choice is not None}
-    return min(given, key=lambda choice: (not given[choice].feasible, given[choice].objective), default=None)
+    return min(
+        given,
+        key=lambda choice: (not given[choice].feasible, given[choice].objective),
+        default=None,
+    )
 
 
 def table_entries(problem: Problem) -> int:
@@ -90,7 +111,12 @@ def _solve_memory_last(
 ) -> Solution:
     """Most stages fit without looking at memory, which is far cheaper to solve."""
     run = partial(
-        solve, time_limit_seconds=time_limit_seconds, gap_tolerance=gap_tolerance, start=start, work=work, store=store
+        solve,
+        time_limit_seconds=time_limit_seconds,
+        gap_tolerance=gap_tolerance,
+        start=start,
+        work=work,
+        store=store,
     )
     relaxed = run(problem.without_memory())
     if not problem.has_memory or not relaxed.choice or evaluate(problem, relaxed.choice).feasible:

@@ -1,10 +1,11 @@
-"""Search in steps for a problem too large to be searched well at once: some of its strategies first, then all.
+"""Search in steps for a problem too large to be searched well at once: some of its strategies
+first, then all.
 
-A *mask* says which strategies each node may take. The problem with these alone is smaller, so that the same solver
-finds a better assignment of it in the same time, and whatever it finds is an assignment of the whole. Masks come from
-who knows what the strategies mean; they are tried in turn, each from the best assignment so far, within a share of the
-work. The search over everything begins from the best of all and is never worse.
-"""
+A *mask* says which strategies each node may take. The problem with these alone is smaller, so that
+the same solver finds a better assignment of it in the same time, and whatever it finds is an
+assignment of the whole. Masks come from who knows what the strategies mean; they are tried in turn,
+each from the best assignment so far, within a share of the work. The search over everything begins
+from the best of all and is never worse."""
 
 from __future__ import annotations
 
@@ -20,11 +21,12 @@ from shardopt.solve.assignment.repeated_layers import cheapest, solve_repeated, 
 from shardopt.solve.assignment.sharding_ilp import DEFAULT_WORK_SECONDS, WORK_PER_SECOND, improve
 from shardopt.solve.assignment.table_store import TableStore
 
-# For all restrictions together: of the work, and of the time, which loading the kernels takes its part of. Most are
-# proven with a hundredth of the work.
+# For all restrictions together: of the work, and of the time, which loading the kernels takes its
+# part of. Most are proven with a hundredth of the work.
 _WORK_SHARE, _TIME_SHARE = 0.25, 0.5
 
-# Table entries of a problem that is solved at once: an integer program proves what presolve leaves of it.
+# Table entries of a problem that is solved at once: an integer program proves what presolve leaves
+# of it.
 _MAX_DIRECT_ENTRIES = 100_000
 
 
@@ -51,20 +53,24 @@ class Restricted:
         """The inverse of `spread`; None for a choice that is not among those kept."""
         places = [int(np.searchsorted(kept, s)) for kept, s in zip(self.kept, choice, strict=True)]
         found = all(
-            place < len(kept) and kept[place] == s for kept, place, s in zip(self.kept, places, choice, strict=True)
+            place < len(kept) and kept[place] == s
+            for kept, place, s in zip(self.kept, places, choice, strict=True)
         )
         return tuple(places) if found else None
 
 
 def restrict(problem: Problem, mask: Mask) -> Restricted:
-    """The problem with what the mask allows. A node of which it leaves nothing that is possible keeps all."""
+    """The problem with what the mask allows. A node of which it leaves nothing that is possible
+    keeps all."""
     rows: dict[tuple[int, int], np.ndarray] = {}
 
     def kept_of(cost: np.ndarray, allowed: np.ndarray) -> np.ndarray:
         key = id(cost), id(allowed)
         if key not in rows:  # equal nodes share their arrays, and so do the parts of them
             possible = allowed & (cost < np.inf)
-            rows[key] = np.flatnonzero(possible if possible.any() else np.ones(len(cost), dtype=bool))
+            rows[key] = np.flatnonzero(
+                possible if possible.any() else np.ones(len(cost), dtype=bool)
+            )
         return rows[key]
 
     kept = tuple(map(kept_of, problem.costs, mask.allowed))
@@ -96,13 +102,16 @@ def solve_in_steps(
     start: Sequence[int] | None = None,
     store: TableStore | None = None,
 ) -> Solution:
-    """Least cost within memory, as `solve_repeated` with the same limits; no worse than `start`, if that is allowed,
-    nor than what was found for any of the masks.
+    """Least cost within memory, as `solve_repeated` with the same limits; no worse than `start`, if
+    that is allowed, nor than what was found for any of the masks.
 
     The statistics `restricted_NAME` say what the best assignment of each mask that was tried costs.
     """
     begin = monotonic()
-    work = int(WORK_PER_SECOND * (DEFAULT_WORK_SECONDS if time_limit_seconds is None else time_limit_seconds))
+    work = int(
+        WORK_PER_SECOND
+        * (DEFAULT_WORK_SECONDS if time_limit_seconds is None else time_limit_seconds)
+    )
     best, found = start, {}
     if table_entries(problem) > _MAX_DIRECT_ENTRIES:
         until = None if time_limit_seconds is None else begin + _TIME_SHARE * time_limit_seconds
@@ -112,12 +121,26 @@ def solve_in_steps(
             if part:
                 found[f"restricted_{mask.name}"] = evaluate(problem, part).objective
                 best = cheapest(problem, part, best)
-    left = None if time_limit_seconds is None else max(begin + time_limit_seconds - monotonic(), 0.0)
+    left = (
+        None if time_limit_seconds is None else max(begin + time_limit_seconds - monotonic(), 0.0)
+    )
     solution = solve_repeated(
-        problem, time_limit_seconds=left, gap_tolerance=gap_tolerance, start=best, work=work, store=store
+        problem,
+        time_limit_seconds=left,
+        gap_tolerance=gap_tolerance,
+        start=best,
+        work=work,
+        store=store,
     )
     statistics = dict(solution.statistics) | found
-    return Solution(solution.choice, solution.objective, solution.bound, solution.gap, solution.status, statistics)
+    return Solution(
+        solution.choice,
+        solution.objective,
+        solution.bound,
+        solution.gap,
+        solution.status,
+        statistics,
+    )
 
 
 def _solve_part(
@@ -135,9 +158,17 @@ def _solve_part(
         return ()
     restricted = restrict(problem, mask)
     begin = None if start is None else restricted.project(start)
-    # Without integer programs: where the clock cuts one short, the answer depends on the load of the machine.
+    # Without integer programs: where the clock cuts one short, the answer depends on the load of
+    # the machine.
     choice = begin or (0,) * problem.num_nodes
-    run = partial(improve, choice=choice, time_limit_seconds=left, gap_tolerance=gap_tolerance, work=work, store=store)
+    run = partial(
+        improve,
+        choice=choice,
+        time_limit_seconds=left,
+        gap_tolerance=gap_tolerance,
+        work=work,
+        store=store,
+    )
     solution = run(restricted.problem.without_memory())
     if solution.choice and not evaluate(restricted.problem, solution.choice).feasible:
         solution = run(restricted.problem)

@@ -1,8 +1,9 @@
-"""The intra-operator solver: presolve, split into components, solve each by the method that suits its size.
+"""The intra-operator solver: presolve, split into components, solve each by the method that suits
+its size.
 
-Objective and constraints follow Alpa's intra-operator ILP (arXiv 2201.12023, §4.2) with memory over time; the
-formulation and the reductions do not. Every answer carries a proven bound, and the status says what it proves.
-"""
+Objective and constraints follow Alpa's intra-operator ILP (arXiv 2201.12023, §4.2) with memory over
+time; the formulation and the reductions do not. Every answer carries a proven bound, and the status
+says what it proves."""
 
 from __future__ import annotations
 
@@ -15,16 +16,25 @@ from shardopt.solve.assignment.component_solver import ComponentSolver, Progress
 from shardopt.solve.assignment.components import split_components
 from shardopt.solve.assignment.marginal_ilp import OPTIMAL_GAP
 from shardopt.solve.assignment.presolve import Presolved, presolve
-from shardopt.solve.assignment.problem import Problem, Solution, Statistic, Status, evaluate, relative_gap
+from shardopt.solve.assignment.problem import (
+    Problem,
+    Solution,
+    Statistic,
+    Status,
+    evaluate,
+    relative_gap,
+)
 from shardopt.solve.assignment.table_store import TableStore
 
 __all__ = ["Progress", "improve", "solve"]
 
-# Work, in table entries touched. Compiled code does about three times as much in a second of a core of its own, so
-# that a time limit is kept on a busy machine, and with it the promise that equal inputs give equal answers.
+# Work, in table entries touched. Compiled code does about three times as much in a second of a core
+# of its own, so that a time limit is kept on a busy machine, and with it the promise that equal
+# inputs give equal answers.
 WORK_PER_SECOND = 250_000_000
 DEFAULT_WORK_SECONDS = 30.0
-# Kept of a time limit to put the answer together: a share of it, and of what presolve took, which feels the same load.
+# Kept of a time limit to put the answer together: a share of it, and of what presolve took, which
+# feels the same load.
 _RESERVE, _PRESOLVE_RESERVE = 0.04, 0.4
 
 
@@ -41,23 +51,25 @@ def solve(
 ) -> Solution:
     """Assign every node its strategy at least total cost within the memory limit.
 
-    With a `gap_tolerance` the search stops at a solution proven that close, relatively; its status is "feasible"
-    unless it happens to be optimal. `start` is an assignment to begin with: if it is allowed, the answer is no worse.
+    With a `gap_tolerance` the search stops at a solution proven that close, relatively; its status
+    is "feasible" unless it happens to be optimal. `start` is an assignment to begin with: if it is
+    allowed, the answer is no worse.
 
-    Infeasibility is an answer: `statistics["reason"]` names the node or the binding limit, and for memory
-    `usage_lower_bound_bytes` stands beside `memory_limit_bytes`. Without a time limit (seconds) small and middle
-    components are proven, and large ones get a fixed budget of `work`, in table entries. With one, the budget follows
-    from the limit unless it is given;
-    `statistics["time_limit_struck"]` is 1 when the clock ended the search rather than the budget. Unless it struck,
-    equal arguments give equal choices.
+    Infeasibility is an answer: `statistics["reason"]` names the node or the binding limit, and for
+    memory `usage_lower_bound_bytes` stands beside `memory_limit_bytes`. Without a time limit
+    (seconds) small and middle components are proven, and large ones get a fixed budget of `work`,
+    in table entries. With one, the budget follows from the limit unless it is given;
+    `statistics["time_limit_struck"]` is 1 when the clock ended the search rather than the budget.
+    Unless it struck, equal arguments give equal choices.
 
-    `store` is shared by problems with many equal tables, to presolve them faster. Who knows that the optimum without
-    memory exceeds the limit says `does_not_fit`, and it is not sought.
-    Raises ValueError for a `start` of the wrong shape.
-    """
+    `store` is shared by problems with many equal tables, to presolve them faster. Who knows that
+    the optimum without memory exceeds the limit says `does_not_fit`, and it is not sought. Raises
+    ValueError for a `start` of the wrong shape."""
     run = _Run(problem, time_limit_seconds, gap_tolerance, start, progress, work, store=store)
     relaxed = run.without_memory() if problem.has_memory and not does_not_fit else None
-    if relaxed is not None and (relaxed.status == "infeasible" or evaluate(problem, relaxed.choice).feasible):
+    if relaxed is not None and (
+        relaxed.status == "infeasible" or evaluate(problem, relaxed.choice).feasible
+    ):
         return relaxed
     return run.complete(relaxed)
 
@@ -73,12 +85,12 @@ def improve(
     store: TableStore | None = None,
     only_bound: bool = False,
 ) -> Solution:
-    """Search from `choice` for a better assignment, without integer programs: quick and local, with a bound.
+    """Search from `choice` for a better assignment, without integer programs: quick and local, with
+    a bound.
 
-    The answer is never worse than `choice` if that is allowed. Budgets and statuses are those of `solve`.
-    `store` is shared by problems with many equal tables, to presolve them faster. With `only_bound` the search ends
-    when little is left that might raise the bound.
-    """
+    The answer is never worse than `choice` if that is allowed. Budgets and statuses are those of
+    `solve`. `store` is shared by problems with many equal tables, to presolve them faster. With
+    `only_bound` the search ends when little is left that might raise the bound."""
     run = _Run(
         problem,
         time_limit_seconds,
@@ -112,7 +124,9 @@ class _Run:
     def __post_init__(self) -> None:
         limit = self.time_limit_seconds
         deadline = None if limit is None else monotonic() + (1 - _RESERVE) * limit
-        self.components = ComponentSolver(deadline, self.gap_tolerance, self.only_local, self.only_bound)
+        self.components = ComponentSolver(
+            deadline, self.gap_tolerance, self.only_local, self.only_bound
+        )
         self.budget = int(WORK_PER_SECOND * (DEFAULT_WORK_SECONDS if limit is None else limit))
         if self.work is not None:
             self.budget = self.work
@@ -121,7 +135,8 @@ class _Run:
             self.start_cost = found.objective if found.feasible else inf
 
     def without_memory(self) -> Solution | None:
-        """The optimum without memory, if direct methods find it: often it fits, else it is a bound."""
+        """The optimum without memory, if direct methods find it: often it fits, else it is a
+        bound."""
         reduced = self._presolve(self.problem.without_memory())
         if reduced.problem is None:
             return self._infeasible(reduced.reason, reduced)
@@ -140,7 +155,11 @@ class _Run:
         if self.components.deadline is not None:
             self.components.deadline -= _PRESOLVE_RESERVE * self.presolve_seconds
         components = split_components(reduced.problem)
-        start = reduced.project(self.start) if self.start is not None and self.start_cost < inf else None
+        start = (
+            reduced.project(self.start)
+            if self.start is not None and self.start_cost < inf
+            else None
+        )
         # Large components last: what comes before them is known when their progress is told.
         order = sorted(range(len(components)), key=lambda index: pairs_of(components[index][1]))
         all_pairs = max(sum(pairs_of(part) for _, part in components), 1)
@@ -148,10 +167,14 @@ class _Run:
         for index in order:
             nodes, part = components[index]
             begin = None if start is None else tuple(start[node] for node in nodes)
-            progress = self._part_progress(reduced, list(parts.values())) if index == order[-1] else None
+            progress = (
+                self._part_progress(reduced, list(parts.values())) if index == order[-1] else None
+            )
             work = int(self.budget * pairs_of(part) / all_pairs)
             parts[index] = self.components.solve(part, start=begin, work=work, progress=progress)
-        return self._join(reduced, components, [parts[index] for index in range(len(components))], relaxed)
+        return self._join(
+            reduced, components, [parts[index] for index in range(len(components))], relaxed
+        )
 
     def _part_progress(self, reduced: Presolved, others: list[Solution]) -> Progress | None:
         """The progress of the last component as that of the whole."""
@@ -196,9 +219,13 @@ class _Run:
         return Solution(full, objective, bound, gap, status, statistics)
 
     def _full_choice(
-        self, reduced: Presolved, components: list[tuple[tuple[int, ...], Problem]], parts: list[Solution]
+        self,
+        reduced: Presolved,
+        components: list[tuple[tuple[int, ...], Problem]],
+        parts: list[Solution],
     ) -> tuple[tuple[int, ...], float]:
-        """The parts' choices together, or the start if it is cheaper or a part has none; with its objective."""
+        """The parts' choices together, or the start if it is cheaper or a part has none; with its
+        objective."""
         objective = inf
         full: tuple[int, ...] = ()
         if all(part.choice for part in parts):
@@ -218,10 +245,14 @@ class _Run:
         if relaxed is not None:
             return f"memory: every assignment exceeds the limit of {limit} bytes at some time"
         if self.problem.has_memory:
-            return f"no assignment avoids the forbidden pairs within the memory limit of {limit} bytes"
+            return (
+                f"no assignment avoids the forbidden pairs within the memory limit of {limit} bytes"
+            )
         return "every assignment uses a forbidden pair"
 
-    def _infeasible(self, reason: str, reduced: Presolved, relaxed: Solution | None = None) -> Solution:
+    def _infeasible(
+        self, reason: str, reduced: Presolved, relaxed: Solution | None = None
+    ) -> Solution:
         statistics = self._statistics(reduced) | {"reason": reason}
         if self.problem.memory_limit is not None:
             least = reduced.smallest_peak
@@ -230,7 +261,10 @@ class _Run:
                 if not reason.startswith("memory"):
                     limit = self.problem.memory_limit
                     statistics["reason"] = f"memory: within the limit of {limit} bytes, {reason}"
-            statistics |= {"usage_lower_bound_bytes": least, "memory_limit_bytes": self.problem.memory_limit}
+            statistics |= {
+                "usage_lower_bound_bytes": least,
+                "memory_limit_bytes": self.problem.memory_limit,
+            }
         return Solution((), inf, inf, 0.0, "infeasible", statistics)
 
     def _statistics(self, reduced: Presolved) -> dict[str, Statistic]:

@@ -1,16 +1,18 @@
-"""Equal parts of a problem, found by colour refinement and tied to one choice: a small problem instead of a large one.
+"""Equal parts of a problem, found by colour refinement and tied to one choice: a small problem
+instead of a large one.
 
-Layers of a model repeat: their nodes have equal cost tables and are joined by equal edge tables. Colour refinement
-(Weisfeiler and Leman, 1968) starts from the tables of each node and then, round by round, splits nodes whose
-neighbours differ, so that after k rounds nodes of one colour look alike up to distance k. Tying the nodes of a colour
-to one strategy gives a problem that is exact for tied assignments: costs and tables of merged nodes add up, an edge
-inside a colour becomes its diagonal, and memory is the sum. Its solution is an assignment of the whole problem, from
-where the search continues with every node free.
+Layers of a model repeat: their nodes have equal cost tables and are joined by equal edge tables.
+Colour refinement (Weisfeiler and Leman, 1968) starts from the tables of each node and then, round
+by round, splits nodes whose neighbours differ, so that after k rounds nodes of one colour look
+alike up to distance k. Tying the nodes of a colour to one strategy gives a problem that is exact
+for tied assignments: costs and tables of merged nodes add up, an edge inside a colour becomes its
+diagonal, and memory is the sum. Its solution is an assignment of the whole problem, from where the
+search continues with every node free.
 
-Few rounds tie more than the layers, such as both normalisations of a block; many rounds split the layers by their
-distance from the ends of the model, as a residual connection passes a layer in three steps. `tie_repeated` takes as
-many rounds as keep the problem small, so that the ends of the model stay free.
-"""
+Few rounds tie more than the layers, such as both normalisations of a block; many rounds split the
+layers by their distance from the ends of the model, as a residual connection passes a layer in
+three steps. `tie_repeated` takes as many rounds as keep the problem small, so that the ends of the
+model stay free."""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ from shardopt.solve.assignment.problem import Edge, Problem, Usage
 
 _U64 = np.uint64
 
-# Nodes of a tied problem. A block of a transformer with its backward pass and optimizer has about 300, so the interior
-# layers count once, and what stands around the embedding and the head keeps choices of its own.
+# Nodes of a tied problem. A block of a transformer with its backward pass and optimizer has about
+# 300, so the interior layers count once, and what stands around the embedding and the head keeps
+# choices of its own.
 _MAX_TIED_NODES = 700
 
 # Tying that leaves more than this share of the nodes saves too little to be worth a detour.
@@ -35,7 +38,8 @@ _MAX_SHARE_LEFT = 0.5
 
 @dataclass(frozen=True, eq=False)
 class TiedProblem:
-    """`problem` has one node for each colour after `rounds` rounds: node n of the original is node `colours[n]`."""
+    """`problem` has one node for each colour after `rounds` rounds: node n of the original is node
+    `colours[n]`."""
 
     problem: Problem
     colours: np.ndarray
@@ -47,7 +51,8 @@ class TiedProblem:
 
 
 class Refinement:
-    """The colours of a problem after a growing number of rounds, numbered by first appearance: int64 `[nodes]`."""
+    """The colours of a problem after a growing number of rounds, numbered by first appearance:
+    int64 `[nodes]`."""
 
     def __init__(self, problem: Problem) -> None:
         names = _Names()
@@ -62,10 +67,11 @@ class Refinement:
         return int(self.colours.max(initial=-1)) + 1
 
     def advance(self) -> bool:
-        """One round; False when it splits no colour, as every further round then would not either."""
+        """One round; False when it splits no colour, as every further round then would not
+        either."""
         own = mixed(self.colours.astype(_U64))
-        # Sums of mixed words stand for multisets of neighbours. If two should ever collide, nodes that differ are
-        # tied, which costs quality and not correctness.
+        # Sums of mixed words stand for multisets of neighbours. If two should ever collide, nodes
+        # that differ are tied, which costs quality and not correctness.
         around = np.zeros(len(own), dtype=_U64)
         np.add.at(around, self._u, mixed(self._out ^ own[self._v]))
         np.add.at(around, self._v, mixed(self._in ^ own[self._u]))
@@ -75,24 +81,34 @@ class Refinement:
 
 
 def tie_repeated(problem: Problem) -> TiedProblem | None:
-    """Tie what looks alike, after the most rounds that leave a small problem, at least one; None if little repeats."""
+    """Tie what looks alike, after the most rounds that leave a small problem, at least one; None if
+    little repeats."""
     most = _MAX_SHARE_LEFT * problem.num_nodes
     refinement = Refinement(problem)
     colours, rounds = refinement.colours, 0
-    while refinement.advance() and refinement.num_colours <= (min(most, _MAX_TIED_NODES) if rounds else most):
+    while refinement.advance() and refinement.num_colours <= (
+        min(most, _MAX_TIED_NODES) if rounds else most
+    ):
         colours, rounds = refinement.colours, rounds + 1
     return TiedProblem(tie(problem, colours), colours, rounds) if rounds else None
 
 
 def tie(problem: Problem, colours: np.ndarray) -> Problem:
-    """Merge the nodes of each colour 0 … n-1. Nodes of one colour must have equally many strategies."""
+    """Merge the nodes of each colour 0 … n-1. Nodes of one colour must have equally many
+    strategies."""
     costs: list[np.ndarray | None] = [None] * (int(colours.max(initial=-1)) + 1)
     for node, colour in enumerate(colours.tolist()):
         own, sofar = problem.costs[node], costs[colour]
         costs[colour] = own if sofar is None else sofar + own
     usages = None if problem.usages is None else _merged_usages(problem.usages, colours, len(costs))
     merged = tuple(cost for cost in costs if cost is not None)
-    return Problem(merged, _merged_edges(problem.edges, colours), usages, problem.memory_limit, problem.num_times)
+    return Problem(
+        merged,
+        _merged_edges(problem.edges, colours),
+        usages,
+        problem.memory_limit,
+        problem.num_times,
+    )
 
 
 def _merged_edges(edges: Sequence[Edge], colours: np.ndarray) -> tuple[Edge, ...]:
@@ -107,7 +123,10 @@ def _merged_edges(edges: Sequence[Edge], colours: np.ndarray) -> tuple[Edge, ...
         found[key] = found.get(key, 0) + 1
     merged = []
     for (u, v), found in counts.items():
-        terms = [(tables[table].T if turned else tables[table]) * count for (table, turned), count in found.items()]
+        terms = [
+            (tables[table].T if turned else tables[table]) * count
+            for (table, turned), count in found.items()
+        ]
         merged.append(Edge(u, v, reduce(np.add, terms)))
     return tuple(merged)
 
@@ -136,7 +155,8 @@ class _Names:
 
 
 def mixed(words: np.ndarray) -> np.ndarray:
-    """A bijection of 64-bit words that spreads every bit over all others (the finaliser of SplitMix64)."""
+    """A bijection of 64-bit words that spreads every bit over all others (the finaliser of
+    SplitMix64)."""
     words = words + _U64(0x9E3779B97F4A7C15)
     words = (words ^ (words >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> _U64(27))) * _U64(0x94D049BB133111EB)

@@ -1,8 +1,9 @@
-"""Hash-consed cost tables: equal arrays become one object, and what is known about an object is computed once.
+"""Hash-consed cost tables: equal arrays become one object, and what is known about an object is
+computed once.
 
-Repeated layers give thousands of equal tables. Interning them turns the equality of tables into equality of ids, so
-each operation on tables (transpose, analyse, min-plus product) runs once for each distinct argument.
-"""
+Repeated layers give thousands of equal tables. Interning them turns the equality of tables into
+equality of ids, so each operation on tables (transpose, analyse, min-plus product) runs once for
+each distinct argument."""
 
 from __future__ import annotations
 
@@ -15,28 +16,32 @@ import numpy as np
 
 _T = TypeVar("_T")
 
-# Small tables are always interned. Larger ones (of meshes with three axes, say) are as long as what is held stays below
-# this: where they are not equal, keeping them alive for the memo only costs memory.
+# Small tables are always interned. Larger ones (of meshes with three axes, say) are as long as what
+# is held stays below this: where they are not equal, keeping them alive for the memo only costs
+# memory.
 _SMALL_BYTES = 1 << 14
 _MAX_HELD_BYTES = 1 << 28
-# What may stay for the next presolve that shares the store; there is one for each mesh that stages are priced on.
+# What may stay for the next presolve that shares the store; there is one for each mesh that stages
+# are priced on.
 _MAX_KEPT_BYTES = 1 << 26
 
-# Entries of a difference of all pairs of rows that fit a processor's cache, and are then taken at once.
+# Entries of a difference of all pairs of rows that fit a processor's cache, and are then taken at
+# once.
 _MAX_AT_ONCE = 1 << 16
 
-# A table counts as r(s) + q(t) if it differs from that by a few units in the last place of its largest entry.
+# A table counts as r(s) + q(t) if it differs from that by a few units in the last place of its
+# largest entry.
 _SEPARABLE_TOLERANCE = 8 * float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Analysis:
-    """What one table `[k, m]` says by itself. At most the first applicable field is set, in this order.
+    """What one table `[k, m]` says by itself. At most the first applicable field is set, in this
+    order.
 
-    `dead_rows`/`dead_columns`: masks of rows or columns with no finite entry (both set if either has any).
-    `row_part`/`column_part`: the table is `row_part[:, None] + column_part`.
-    `column_of_row`/`row_of_column`: each row (column) has exactly one finite entry, here.
-    """
+    `dead_rows`/`dead_columns`: masks of rows or columns with no finite entry (both set if either
+    has any). `row_part`/`column_part`: the table is `row_part[:, None] + column_part`.
+    `column_of_row`/`row_of_column`: each row (column) has exactly one finite entry, here."""
 
     dead_rows: np.ndarray | None = None
     dead_columns: np.ndarray | None = None
@@ -47,28 +52,34 @@ class Analysis:
 
 
 class TableStore:
-    """Owns the tables of one presolve, or of several whose problems share tables. Arrays given out are shared: never
-    write to them."""
+    """Owns the tables of one presolve, or of several whose problems share tables. Arrays given out
+    are shared: never write to them."""
 
     def __init__(self) -> None:
         self._charged: set[int] = set()  # tables whose regret this presolve has asked for
         self._canonical: dict[tuple[object, ...], np.ndarray] = {}
         self._held_bytes = 0
-        self._ids: set[int] = set()  # of arrays in _canonical, which live as long as the store: an id stays theirs
+        self._ids: set[int] = (
+            set()
+        )  # of arrays in _canonical, which live as long as the store: an id stays theirs
         self._memo: dict[tuple[object, ...], object] = {}
 
     def begin(self) -> None:
-        """The next presolve counts its work as if it were the first: what it does must not depend on earlier ones."""
+        """The next presolve counts its work as if it were the first: what it does must not depend
+        on earlier ones."""
         self._charged = set()
 
     def end(self) -> None:
-        """Nobody holds tables of the presolve that ends, so that what takes too much room may be forgotten."""
+        """Nobody holds tables of the presolve that ends, so that what takes too much room may be
+        forgotten."""
         if self._held_bytes > _MAX_KEPT_BYTES:
             self._canonical, self._held_bytes, self._ids, self._memo = {}, 0, set(), {}
 
     def intern(self, array: np.ndarray) -> np.ndarray:
         """The one array equal to this one."""
-        if id(array) in self._ids or (array.nbytes > _SMALL_BYTES and self._held_bytes > _MAX_HELD_BYTES):
+        if id(array) in self._ids or (
+            array.nbytes > _SMALL_BYTES and self._held_bytes > _MAX_HELD_BYTES
+        ):
             return array
         array = np.ascontiguousarray(array)
         key = (array.shape, array.dtype.char, blake2b(array.data, digest_size=16).digest())
@@ -79,7 +90,9 @@ class TableStore:
         return found
 
     def transpose(self, table: np.ndarray) -> np.ndarray:
-        return self._remember("transpose", (table,), lambda: self.intern(np.ascontiguousarray(table.T)))
+        return self._remember(
+            "transpose", (table,), lambda: self.intern(np.ascontiguousarray(table.T))
+        )
 
     def take_rows(self, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return self._remember("take_rows", (table, rows), lambda: self.intern(table[rows]))
@@ -91,8 +104,9 @@ class TableStore:
         return self._remember("analyse", (table,), lambda: _analyse(table))
 
     def regret(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Entry `[row[s2], row[s]]` is the most that s2 instead of s can add on this edge; see `_regret`. Equal rows
-        of the table (strategies with one sharding of the value) have one row number: `[d, d]` and `row[k]`."""
+        """Entry `[row[s2], row[s]]` is the most that s2 instead of s can add on this edge; see
+        `_regret`. Equal rows of the table (strategies with one sharding of the value) have one row
+        number: `[d, d]` and `row[k]`."""
         return self._remember("regret", (table,), lambda: self._regret(table))
 
     def charge(self, tables: Iterable[np.ndarray]) -> None:
@@ -120,17 +134,26 @@ class TableStore:
         """`compute()`, once for each cost and tables."""
         return self._remember("dominators", (self.intern(cost), *tables), compute)
 
-    def min_plus(self, left: np.ndarray, middle: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Minimum and argmin over s of `left[p, s] + middle[s] + right[s, q]`: two arrays `[p, q]`."""
+    def min_plus(
+        self, left: np.ndarray, middle: np.ndarray, right: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Minimum and argmin over s of `left[p, s] + middle[s] + right[s, q]`: two arrays `[p,
+        q]`."""
         middle = self.intern(middle)
-        return self._remember("min_plus", (left, middle, right), lambda: self._min_plus(left, middle, right))
+        return self._remember(
+            "min_plus", (left, middle, right), lambda: self._min_plus(left, middle, right)
+        )
 
-    def _min_plus(self, left: np.ndarray, middle: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _min_plus(
+        self, left: np.ndarray, middle: np.ndarray, right: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         # The minimised axis is last: numpy reduces contiguous rows several times faster.
         total = (left + middle)[:, None, :] + np.ascontiguousarray(right.T)[None, :, :]
         return self.intern(total.min(axis=2)), total.argmin(axis=2)
 
-    def _remember(self, operation: str, arrays: tuple[np.ndarray, ...], compute: Callable[[], _T]) -> _T:
+    def _remember(
+        self, operation: str, arrays: tuple[np.ndarray, ...], compute: Callable[[], _T]
+    ) -> _T:
         ids = tuple(map(id, arrays))
         if not self._ids.issuperset(ids):
             return compute()
@@ -171,7 +194,8 @@ def _distinct_rows(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _regret(table: np.ndarray) -> np.ndarray:
-    """max over t of table[s2, t] - table[s, t], where t counts only if (s, t) is allowed; +inf if (s2, t) is not."""
+    """max over t of table[s2, t] - table[s, t], where t counts only if (s, t) is allowed; +inf if
+    (s2, t) is not."""
     possible = table < np.inf
     allowed = np.where(possible, table, 0.0)
     if table.size * len(table) <= _MAX_AT_ONCE:

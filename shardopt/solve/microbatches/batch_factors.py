@@ -1,4 +1,5 @@
-"""Follow the batch through a sharding rule: from a dimension to the factor that carries it, and back to dimensions."""
+"""Follow the batch through a sharding rule: from a dimension to the factor that carries it, and
+back to dimensions."""
 
 from __future__ import annotations
 
@@ -9,11 +10,12 @@ from shardopt.graph.op_graph import Op
 
 
 def locate(factors: tuple[int, ...], sizes: tuple[int, ...], split: Split) -> Cut | None:
-    """The factor of a dimension in which the batch starts; of a batch spread over several factors its major part.
+    """The factor of a dimension in which the batch starts; of a batch spread over several factors
+    its major part.
 
-    `factors` are the factors of dimension `split.dim`, major to minor. None when the batch does not start at a
-    multiple of a factor's minor part, that is when blocks would not be blocks of a single factor.
-    """
+    `factors` are the factors of dimension `split.dim`, major to minor. None when the batch does not
+    start at a multiple of a factor's minor part, that is when blocks would not be blocks of a
+    single factor."""
     before = 1
     for factor in factors:
         size = sizes[factor]
@@ -21,13 +23,18 @@ def locate(factors: tuple[int, ...], sizes: tuple[int, ...], split: Split) -> Cu
             return None
         outer = split.outer // before
         if outer < size or (outer == size == 1 and split.extent == 1):
-            return Cut(factor, outer, gcd(split.extent, size // outer)) if size % outer == 0 else None
+            return (
+                Cut(factor, outer, gcd(split.extent, size // outer)) if size % outer == 0 else None
+            )
         before *= size
     return None
 
 
-def split_of(mapping: tuple[tuple[int, ...], ...], sizes: tuple[int, ...], cut: Cut) -> Split | None:
-    """Where an operand or result with this mapping carries the batch of an op that is cut at `cut`."""
+def split_of(
+    mapping: tuple[tuple[int, ...], ...], sizes: tuple[int, ...], cut: Cut
+) -> Split | None:
+    """Where an operand or result with this mapping carries the batch of an op that is cut at
+    `cut`."""
     for dim, factors in enumerate(mapping):
         before = 1
         for factor in factors:
@@ -38,7 +45,8 @@ def split_of(mapping: tuple[tuple[int, ...], ...], sizes: tuple[int, ...], cut: 
 
 
 def operand_split(op: Op, operand: int, cut: Cut | None) -> Split | None:
-    """Where operand number `operand` must be split; values captured by regions have no mapping and are not."""
+    """Where operand number `operand` must be split; values captured by regions have no mapping and
+    are not."""
     if cut is None or op.rule is None or operand >= len(op.rule.operands):
         return None
     return split_of(op.rule.operands[operand], op.rule.sizes, cut)
@@ -52,11 +60,15 @@ def result_split(op: Op, result: int, cut: Cut | None) -> Split | None:
 
 
 def moves_along(op: Op, cut: Cut) -> bool:
-    """Whether a block of the factor cannot be computed, by the same op, from the same block of the operands."""
+    """Whether a block of the factor cannot be computed, by the same op, from the same block of the
+    operands."""
     rule = op.rule
     assert rule is not None
     if cut.factor in rule.need_replication or cut.factor in rule.permutation:
         return True
-    # Only the groups of a convolution run through all its tensors, and their number is an attribute.
+    # Only the groups of a convolution run through all its tensors, and their number is an
+    # attribute.
     tensors = (*rule.operands, *rule.results)
-    return op.name == "convolution" and all(cut.factor in (f for dim in t for f in dim) for t in tensors)
+    return op.name == "convolution" and all(
+        cut.factor in (f for dim in t for f in dim) for t in tensors
+    )

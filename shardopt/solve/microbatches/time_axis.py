@@ -1,19 +1,23 @@
-"""Microbatching as sharding over time: which tensors of a training step carry the batch, and where it is summed.
+"""Microbatching as sharding over time: which tensors of a training step carry the batch, and where
+it is summed.
 
-A batch cut into B microbatches is a virtual mesh axis of size B: microbatch i owns block i of every dimension that
-carries the batch. `analyse` walks the ops once in program order, with their sharding rules, and gives each tensor one
-of four kinds:
+A batch cut into B microbatches is a virtual mesh axis of size B: microbatch i owns block i of every
+dimension that carries the batch. `analyse` walks the ops once in program order, with their sharding
+rules, and gives each tensor one of four kinds:
 
-* CONST: does not depend on the batch; it may still have the batch's extent (a mask, random bits) and is then sliced;
-* BATCHED: one dimension carries the batch (its `Split`); an op without a cut is to run on the full batch all the same;
-* PARTIAL: a contraction over the batch; every microbatch contributes one term, combined by `reducer`;
+* CONST: does not depend on the batch; it may still have the batch's extent (a mask, random bits)
+  and is then sliced;
+* BATCHED: one dimension carries the batch (its `Split`); an op without a cut is to run on the full
+  batch all the same;
+* PARTIAL: a contraction over the batch; every microbatch contributes one term, combined by
+  `reducer`;
 * WHOLE: depends on the complete batch, so it exists only after the loop.
 
-An op that needs a WHOLE or PARTIAL value next to a BATCHED one, or that mixes rows of the batch, *couples* the
-microbatches. That is harmless when it is `light` (made of batch inputs alone, cheap enough to compute on the full
-batch before the loop), or when no matrix product follows it (post-processing of outputs). Everything else is a
-`CouplingError`, unless `per_microbatch` lets a microbatch stand for the whole batch.
-"""
+An op that needs a WHOLE or PARTIAL value next to a BATCHED one, or that mixes rows of the batch,
+*couples* the microbatches. That is harmless when it is `light` (made of batch inputs alone, cheap
+enough to compute on the full batch before the loop), or when no matrix product follows it
+(post-processing of outputs). Everything else is a `CouplingError`, unless `per_microbatch` lets a
+microbatch stand for the whole batch."""
 
 from __future__ import annotations
 
@@ -27,7 +31,8 @@ from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.solve.microbatches.batch_factors import locate, moves_along, result_split
 from shardopt.support.errors import UserError
 
-# Ops whose cost makes a second, full-batch execution pointless: the microbatch body exists for them.
+# Ops whose cost makes a second, full-batch execution pointless: the microbatch body exists for
+# them.
 HEAVY = frozenset({"dot_general", "convolution", "while", "case", "custom_call"})
 # For these a repeated or non-neutral start value would be counted once per microbatch.
 _NEUTRAL = {"add": 0, "multiply": 1, "xor": 0}
@@ -53,8 +58,8 @@ class State:
 
 
 class CouplingError(UserError):
-    """`op` (index) mixes microbatches; `origin` is the op that made the accumulated value it needs, or None; `reader`
-    an op of the model that needs what it makes, where one is known."""
+    """`op` (index) mixes microbatches; `origin` is the op that made the accumulated value it needs,
+    or None; `reader` an op of the model that needs what it makes, where one is known."""
 
     def __init__(self, message: str, op: int, origin: int | None = None) -> None:
         super().__init__(message)
@@ -67,9 +72,8 @@ class CouplingError(UserError):
 class Batch:
     """What is split and how.
 
-    `splits` gives the batch dimension of each batch input; `weights` are the inputs no full-batch computation may
-    read; `splats` the constants whose elements are all equal.
-    """
+    `splits` gives the batch dimension of each batch input; `weights` are the inputs no full-batch
+    computation may read; `splats` the constants whose elements are all equal."""
 
     num_microbatches: int
     splits: Mapping[int, Split]
@@ -80,10 +84,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class TimeAxis:
-    """The kind of every tensor, the factor that carries the batch of every op, and the accepted couplings.
+    """The kind of every tensor, the factor that carries the batch of every op, and the accepted
+    couplings.
 
-    `terms` gives, for an op that computes on the terms of an accumulation, the operands it reads so.
-    """
+    `terms` gives, for an op that computes on the terms of an accumulation, the operands it reads
+    so."""
 
     graph: OpGraph
     batch: Batch
@@ -103,11 +108,14 @@ def analyse(graph: OpGraph, batch: Batch) -> TimeAxis:
     for index in range(len(graph.ops)):
         walk.visit(index)
     walk.refuse_couplings()
-    return TimeAxis(graph, batch, tuple(walk.states), tuple(walk.cuts), tuple(walk.couplings), walk.terms)
+    return TimeAxis(
+        graph, batch, tuple(walk.states), tuple(walk.cuts), tuple(walk.couplings), walk.terms
+    )
 
 
 def is_layout(graph: OpGraph, op: Op) -> bool:
-    """Whether the op only moves elements: worth doing on a partial value only if something that shrinks it follows."""
+    """Whether the op only moves elements: worth doing on a partial value only if something that
+    shrinks it follows."""
     sizes = {graph.tensors[t].size_bytes for t in (*op.operands, *op.results)}
     return op.name in _LAYOUT and len(sizes) == 1
 
@@ -130,7 +138,9 @@ class _Walk:
 
     def _input(self, tensor: int) -> State:
         split = self.batch.splits.get(tensor)
-        return State(Kind.BATCHED if split else Kind.CONST, split, light=tensor not in self.batch.weights)
+        return State(
+            Kind.BATCHED if split else Kind.CONST, split, light=tensor not in self.batch.weights
+        )
 
     def visit(self, index: int) -> None:
         op = self.graph.ops[index]
@@ -158,27 +168,35 @@ class _Walk:
 
     def _constant(self, op: Op, light: bool) -> None:
         self._set(op, State(Kind.CONST, light=light))
-        if op.name in ("broadcast_in_dim", "reshape", "transpose", "convert") and op.operands[0] in self.splats:
+        if (
+            op.name in ("broadcast_in_dim", "reshape", "transpose", "convert")
+            and op.operands[0] in self.splats
+        ):
             self.splats[op.results[0]] = self.splats[op.operands[0]]
 
     def _after_reduction(self, index: int, op: Op, operands: list[State], light: bool) -> None:
-        """Of accumulated values: still one term a microbatch where `_keeps_partial`, else known after the loop."""
+        """Of accumulated values: still one term a microbatch where `_keeps_partial`, else known
+        after the loop."""
         terms = {t: s for t, s in zip(op.operands, operands, strict=True) if s.kind is Kind.PARTIAL}
         if terms and self._keeps_partial(op, terms):
             self.terms[index] = frozenset(terms)
-            self._set(op, State(Kind.PARTIAL, reducer=next(iter(terms.values())).reducer, light=light))
+            self._set(
+                op, State(Kind.PARTIAL, reducer=next(iter(terms.values())).reducer, light=light)
+            )
         else:
             self._set(op, State(Kind.WHOLE, light=light))
 
     def _keeps_partial(self, op: Op, terms: Mapping[int, State]) -> bool:
-        """Whether accumulating the result is as exact as, and no larger than, accumulating the terms it is made of.
+        """Whether accumulating the result is as exact as, and no larger than, accumulating the
+        terms it is made of.
 
-        Light terms never enter the body, so nothing is gained for them; of a term with other users, both the term and
-        the result would be accumulated.
-        """
+        Light terms never enter the body, so nothing is gained for them; of a term with other users,
+        both the term and the result would be accumulated."""
         if any(state.light for state in terms.values()):
             return False
-        if not self.batch.per_microbatch and any(len(self.consumers[t]) > 1 or t in self.outputs for t in terms):
+        if not self.batch.per_microbatch and any(
+            len(self.consumers[t]) > 1 or t in self.outputs for t in terms
+        ):
             return False
         if is_layout(self.graph, op):
             return True
@@ -194,14 +212,18 @@ class _Walk:
         return is_sum and self.splats.get(op.operands[1]) == 0
 
     def _scales(self, op: Op, terms: Mapping[int, State]) -> bool:
-        """A gradient times a statistic that each microbatch estimates: both must be of the same microbatch."""
+        """A gradient times a statistic that each microbatch estimates: both must be of the same
+        microbatch."""
         first, second = op.operands
         scale = first if op.name == "multiply" and second in terms else second
         return scale in self.estimated and scale not in terms
 
     def _widens(self, op: Op) -> bool:
-        """Accumulating after a widening conversion costs memory but keeps the precision the user asked for."""
-        before, after = (_FLOAT_BITS.get(self.graph.tensors[t].dtype, 0) for t in (op.operands[0], op.results[0]))
+        """Accumulating after a widening conversion costs memory but keeps the precision the user
+        asked for."""
+        before, after = (
+            _FLOAT_BITS.get(self.graph.tensors[t].dtype, 0) for t in (op.operands[0], op.results[0])
+        )
         return 0 < before < after
 
     def _batched(self, index: int, op: Op, operands: list[State], light: bool) -> None:
@@ -220,20 +242,25 @@ class _Walk:
         self.cuts[index] = cut
 
     def _sliced_again(self, op: Op, operands: list[State]) -> Split | None:
-        """Where rows that a light op has mixed (shuffled, sorted, summed up to each) are rows again: on the full batch
-        before the loop it is exact, and so are slices of its results."""
-        batched, split = next((t, s.split) for t, s in zip(op.operands, operands, strict=True) if s.split is not None)
+        """Where rows that a light op has mixed (shuffled, sorted, summed up to each) are rows
+        again: on the full batch before the loop it is exact, and so are slices of its results."""
+        batched, split = next(
+            (t, s.split) for t, s in zip(op.operands, operands, strict=True) if s.split is not None
+        )
         rows = self.graph.tensors[batched].shape[split.dim]
         shapes = [self.graph.tensors[result].shape for result in op.results]
         found = all(split.dim < len(shape) and shape[split.dim] == rows for shape in shapes)
         return split if found and split.extent % self.batch.num_microbatches == 0 else None
 
     def _use_accumulated(self, index: int, op: Op, operands: list[State]) -> None:
-        """Accumulated operands of a batched op are light, or stand for the batch in every microbatch, or an error."""
+        """Accumulated operands of a batched op are light, or stand for the batch in every
+        microbatch, or an error."""
         for tensor, state in zip(op.operands, operands, strict=True):
             if state.kind in (Kind.PARTIAL, Kind.WHOLE) and not state.light:
                 if not self.batch.per_microbatch:
-                    raise CouplingError("needs a value reduced over the whole batch", index, self.origin(tensor))
+                    raise CouplingError(
+                        "needs a value reduced over the whole batch", index, self.origin(tensor)
+                    )
                 self._estimate(tensor)
 
     def _estimate(self, tensor: int) -> None:
@@ -242,7 +269,11 @@ class _Walk:
         while pending:
             tensor = pending.pop()
             state = self.states[tensor]
-            if tensor in self.estimated or state.light or state.kind not in (Kind.PARTIAL, Kind.WHOLE):
+            if (
+                tensor in self.estimated
+                or state.light
+                or state.kind not in (Kind.PARTIAL, Kind.WHOLE)
+            ):
                 continue
             self.estimated.add(tensor)
             if state.kind is Kind.WHOLE:
@@ -251,7 +282,9 @@ class _Walk:
     def _find_cut(self, index: int, op: Op, operands: list[State]) -> Cut:
         """The one factor through which all batched operands carry the batch."""
         if op.rule is None:
-            raise CouplingError("of batched values is not supported (it has no sharding rule)", index)
+            raise CouplingError(
+                "of batched values is not supported (it has no sharding rule)", index
+            )
         cut: Cut | None = None
         for k, state in enumerate(operands):
             if state.split is None:
@@ -263,7 +296,9 @@ class _Walk:
                 raise CouplingError(f"does not keep the batch of operand {k} in one piece", index)
             if cut is not None and (found.factor, found.outer) != (cut.factor, cut.outer):
                 raise CouplingError("pairs every row of the batch with every other row", index)
-            cut = found if cut is None else Cut(cut.factor, cut.outer, gcd(cut.extent, found.extent))
+            cut = (
+                found if cut is None else Cut(cut.factor, cut.outer, gcd(cut.extent, found.extent))
+            )
         assert cut is not None
         if cut.extent % self.batch.num_microbatches:
             raise CouplingError(
@@ -282,7 +317,10 @@ class _Walk:
         if op.reducer in _IDEMPOTENT:
             return
         if op.reducer not in _NEUTRAL:
-            raise CouplingError("reduces over the batch with a combination that is not a single associative op", index)
+            raise CouplingError(
+                "reduces over the batch with a combination that is not a single associative op",
+                index,
+            )
         starts: tuple[int, ...] = ()
         if op.name == "reduce":
             starts = op.operands[len(op.results) : 2 * len(op.results)]
@@ -290,7 +328,10 @@ class _Walk:
             starts = op.operands[: len(op.results)]
         for tensor in starts:
             if tensor not in self.splats or self.splats[tensor] != _NEUTRAL[op.reducer]:
-                raise CouplingError(f"combines the batch into a start value that is not {_NEUTRAL[op.reducer]}", index)
+                raise CouplingError(
+                    f"combines the batch into a start value that is not {_NEUTRAL[op.reducer]}",
+                    index,
+                )
 
     def origin(self, tensor: int) -> int | None:
         """The op that accumulates over (or couples) the batch, from which `tensor` is computed."""
@@ -304,7 +345,8 @@ class _Walk:
         return None
 
     def refuse_couplings(self) -> None:
-        """A coupling is post-processing only if neither it nor what needs it is heavy; raises the first that is not."""
+        """A coupling is post-processing only if neither it nor what needs it is heavy; raises the
+        first that is not."""
         cause: dict[int, int] = {}
         for index, op in enumerate(self.graph.ops):
             causes = {cause[t] for t in op.operands if t in cause}

@@ -1,12 +1,13 @@
 """Place every op of a training step before, inside or after its microbatch loop, on demand.
 
-One walk over the ops from last to first: what is asked for (function results, at first) decides where an op runs and
-what it asks of its operands. An op may run in two places, at two sizes, or nowhere. Before the loop stands what the
-body captures; everything else that needs no microbatch stands after it, next to the updates that use it.
+One walk over the ops from last to first: what is asked for (function results, at first) decides
+where an op runs and what it asks of its operands. An op may run in two places, at two sizes, or
+nowhere. Before the loop stands what the body captures; everything else that needs no microbatch
+stands after it, next to the updates that use it.
 
-A value with batch extent that does not depend on the batch (a mask, an iota, a broadcast bias) is made in the body at
-microbatch size where its sharding rule allows that; otherwise it is made once before the loop and sliced.
-"""
+A value with batch extent that does not depend on the batch (a mask, an iota, a broadcast bias) is
+made in the body at microbatch size where its sharding rule allows that; otherwise it is made once
+before the loop and sliced."""
 
 from __future__ import annotations
 
@@ -15,18 +16,25 @@ from enum import IntEnum
 
 from shardopt.graph.microbatching import Accumulator, BodyOp, Cut, Split, TimePlan, View
 from shardopt.graph.op_graph import Op
-from shardopt.solve.microbatches.batch_factors import locate, moves_along, operand_split, result_split
+from shardopt.solve.microbatches.batch_factors import (
+    locate,
+    moves_along,
+    operand_split,
+    result_split,
+)
 from shardopt.solve.microbatches.time_axis import HEAVY, CouplingError, Kind, TimeAxis, is_layout
 
-# Values computed from constants and iotas by at most this many cheap ops are computed again in the body, so that
-# no argument carries them to every stage; XLA fuses such chains into their users.
+# Values computed from constants and iotas by at most this many cheap ops are computed again in the
+# body, so that no argument carries them to every stage; XLA fuses such chains into their users.
 MAX_CLONED_OPS = 64
-# A block of these is not the same op at a smaller size: random numbers depend on the position in the full result.
+# A block of these is not the same op at a smaller size: random numbers depend on the position in
+# the full result.
 _UNSPLITTABLE = frozenset({"rng", "rng_bit_generator", "custom_call"})
 
 
 class Place(IntEnum):
-    """Where in `@main` a full-size value is needed; a value made before the loop serves the epilogue too."""
+    """Where in `@main` a full-size value is needed; a value made before the loop serves the
+    epilogue too."""
 
     NOWHERE = 0
     EPILOGUE = 1
@@ -69,7 +77,8 @@ class _Placement:
             self._want_main(tensor, Place.EPILOGUE)
 
     def _cloned_ops(self) -> list[int]:
-        """For each tensor an upper bound on the ops of its cone, if cheap and made of constants only; else too many."""
+        """For each tensor an upper bound on the ops of its cone, if cheap and made of constants
+        only; else too many."""
         count = [MAX_CLONED_OPS + 1] * len(self.graph.tensors)
         for op in self.graph.ops:
             opaque = op.rule is None or op.name in HEAVY or op.name in _UNSPLITTABLE
@@ -80,7 +89,8 @@ class _Placement:
         return count
 
     def _sources(self) -> list[frozenset[int]]:
-        """For each tensor the results of opaque ops that the body must be given to make it; itself if it is smaller.
+        """For each tensor the results of opaque ops that the body must be given to make it; itself
+        if it is smaller.
 
         So of random bits, and the mask made from them, the mask is sliced.
         """
@@ -117,12 +127,15 @@ class _Placement:
         op = self.graph.ops[index]
         terms = self.axis.terms.get(index, frozenset())
         return tuple(
-            View(tensor, operand_split(op, k, cut), "" if tensor in terms else self._estimate(tensor))
+            View(
+                tensor, operand_split(op, k, cut), "" if tensor in terms else self._estimate(tensor)
+            )
             for k, tensor in enumerate(op.operands)
         )
 
     def _estimate(self, tensor: int) -> str:
-        """The reducer of an accumulated tensor that stands, in an op of the body, for the whole batch."""
+        """The reducer of an accumulated tensor that stands, in an op of the body, for the whole
+        batch."""
         state = self.axis.states[tensor]
         return "" if state.light else state.reducer
 
@@ -138,21 +151,30 @@ class _Placement:
         else:
             self._keep_before_loop(op)
         place = max(self.wanted[result].main for result in op.results)
-        if place is not Place.NOWHERE and self.places[index] is Place.NOWHERE and self._runs_in_main(index):
+        if (
+            place is not Place.NOWHERE
+            and self.places[index] is Place.NOWHERE
+            and self._runs_in_main(index)
+        ):
             self._run_in_main(index, place)
 
     def _runs_in_main(self, index: int) -> bool:
         return not any(result in self.accumulators for result in self.graph.ops[index].results)
 
     def _visit_unbatched(self, index: int, op: Op) -> None:
-        """Constants, and values of the complete batch: estimates of these must be made in the body."""
+        """Constants, and values of the complete batch: estimates of these must be made in the
+        body."""
         state = self.axis.op_state(op)
         must_clone = state.kind is Kind.WHOLE and not state.light
         reads_batch = any(self.axis.states[t].kind is Kind.BATCHED for t in op.operands)
         for k, result in enumerate(op.results):
             for view in self.wanted[result].body:
                 cut = None if reads_batch else self._cut_for(op, k, view.split)
-                if view.split is None and not reads_batch and (must_clone or self._worth_cloning(op, result)):
+                if (
+                    view.split is None
+                    and not reads_batch
+                    and (must_clone or self._worth_cloning(op, result))
+                ):
                     self._run_in_body(index, None)
                 elif view.split is not None and cut is not None:
                     self._run_in_body(index, cut)
@@ -163,13 +185,19 @@ class _Placement:
 
     def _worth_cloning(self, op: Op, result: int) -> bool:
         grows = op.name == "broadcast_in_dim" and all(
-            self.graph.tensors[t].size_bytes < self.graph.tensors[result].size_bytes for t in op.operands
+            self.graph.tensors[t].size_bytes < self.graph.tensors[result].size_bytes
+            for t in op.operands
         )
         return grows or self.cloned_ops[result] <= MAX_CLONED_OPS
 
     def _cut_for(self, op: Op, result: int, split: Split | None) -> Cut | None:
-        """How to run an unbatched op in the body so that its result is split, or None if it must be sliced."""
-        if split is None or op.rule is None or op.results[result] in self.sources[op.results[result]]:
+        """How to run an unbatched op in the body so that its result is split, or None if it must be
+        sliced."""
+        if (
+            split is None
+            or op.rule is None
+            or op.results[result] in self.sources[op.results[result]]
+        ):
             return None
         if op.name == "constant" and op.results[result] not in (self.axis.batch.splats or {}):
             return None
@@ -183,9 +211,12 @@ class _Placement:
         return cut
 
     def _visit_batched(self, index: int, op: Op) -> None:
-        """Batched ops and contractions over the batch: in the body, and after the loop what it collects."""
+        """Batched ops and contractions over the batch: in the body, and after the loop what it
+        collects."""
         for result in op.results:
-            if self.wanted[result].main is Place.EPILOGUE and not self._moves_to_epilogue(op, result):
+            if self.wanted[result].main is Place.EPILOGUE and not self._moves_to_epilogue(
+                op, result
+            ):
                 self._collect(result)
             for view in self.wanted[result].body:
                 self._check_estimate(index, view)
@@ -193,14 +224,18 @@ class _Placement:
             self._run_in_body(index, self.axis.cuts[index])
 
     def _moves_to_epilogue(self, op: Op, result: int) -> bool:
-        """Cheap functions of the batch inputs are computed on the full batch; a mere change of layout comes last."""
+        """Cheap functions of the batch inputs are computed on the full batch; a mere change of
+        layout comes last."""
         state = self.axis.states[result]
         return state.light or (
-            state.kind is Kind.PARTIAL and is_layout(self.graph, op) and not self.wanted[result].body
+            state.kind is Kind.PARTIAL
+            and is_layout(self.graph, op)
+            and not self.wanted[result].body
         )
 
     def _check_estimate(self, index: int, view: View) -> None:
-        """B times a sum over this microbatch estimates the sum over the batch; a product has no such estimate."""
+        """B times a sum over this microbatch estimates the sum over the batch; a product has no
+        such estimate."""
         if view.estimate and (view.split is not None or view.estimate in ("multiply", "xor")):
             raise CouplingError("cannot stand for the whole batch in one microbatch", index)
 
@@ -209,7 +244,8 @@ class _Placement:
         self.accumulators[tensor] = Accumulator(View(tensor, state.split), state.reducer)
 
     def _keep_before_loop(self, op: Op) -> None:
-        """What mixes batch inputs alone is computed on the full batch, exactly, and the body captures or slices it."""
+        """What mixes batch inputs alone is computed on the full batch, exactly, and the body
+        captures or slices it."""
         for result in op.results:
             for view in self.wanted[result].body:
                 self._provide(view)

@@ -1,11 +1,12 @@
-"""A step without batch dimension as a loop of one iteration, with the updates of its state behind the loop.
+"""A step without batch dimension as a loop of one iteration, with the updates of its state behind
+the loop.
 
-Where the batch tells nothing, the state does. A result is an updated state if it comes from an argument of the same
-size through operations that keep that size; where such a chain ends at an operation that mixes elements (a product, a
-sum, a scatter) stands a term of a gradient, and the gradient is what adds up such terms alone. The body is what
-gradients and all other results need. The rest, which nobody but updated states reads, stands behind the loop, as in a
-step that is cut into microbatches: so layers are found from the body, and updates follow their parameters.
-"""
+Where the batch tells nothing, the state does. A result is an updated state if it comes from an
+argument of the same size through operations that keep that size; where such a chain ends at an
+operation that mixes elements (a product, a sum, a scatter) stands a term of a gradient, and the
+gradient is what adds up such terms alone. The body is what gradients and all other results need.
+The rest, which nobody but updated states reads, stands behind the loop, as in a step that is cut
+into microbatches: so layers are found from the body, and updates follow their parameters."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def plan_single(graph: OpGraph) -> TimePlan:
         body = set(range(len(graph.ops)))
     epilogue = _epilogue(graph, body)
     ops = tuple(
-        BodyOp(k, None, tuple(map(View, graph.ops[k].operands)), tuple(map(View, graph.ops[k].results)))
+        BodyOp(
+            k, None, tuple(map(View, graph.ops[k].operands)), tuple(map(View, graph.ops[k].results))
+        )
         for k in sorted(body)
     )
     made = dict.fromkeys(t for k in sorted(body) for t in graph.ops[k].results)
@@ -60,8 +63,11 @@ def _roots(graph: OpGraph) -> Iterator[int]:
         yield from gradients if from_state else (output,)
 
 
-def _origins(graph: OpGraph, producers: tuple[int, ...], output: int) -> tuple[tuple[int, ...], bool]:
-    """The gradients in the chains of equal size that lead to a result, and whether an argument is in one."""
+def _origins(
+    graph: OpGraph, producers: tuple[int, ...], output: int
+) -> tuple[tuple[int, ...], bool]:
+    """The gradients in the chains of equal size that lead to a result, and whether an argument is
+    in one."""
     size = prod(graph.tensors[output].shape)
     chain = {output: None}
     terms: set[int] = set()
@@ -72,7 +78,11 @@ def _origins(graph: OpGraph, producers: tuple[int, ...], output: int) -> tuple[t
         if op is None:
             from_state = True
             continue
-        same = [t for t in op.operands if prod(graph.tensors[t].shape) == size] if op.name not in _MIXING else []
+        same = (
+            [t for t in op.operands if prod(graph.tensors[t].shape) == size]
+            if op.name not in _MIXING
+            else []
+        )
         if not same and op.name not in _MADE:
             terms.add(tensor)
         stack += [t for t in same if t not in chain]
@@ -107,7 +117,9 @@ def _epilogue(graph: OpGraph, body: Set[int]) -> tuple[int, ...]:
     read: set[int] = set()
     for index in range(len(graph.ops) - 1, -1, -1):
         op = graph.ops[index]
-        if index not in body or (not read.isdisjoint(op.results) and constant.issuperset(op.results)):
+        if index not in body or (
+            not read.isdisjoint(op.results) and constant.issuperset(op.results)
+        ):
             found.append(index)
             read.update(op.operands)
     return tuple(reversed(found))

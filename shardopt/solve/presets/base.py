@@ -1,4 +1,5 @@
-"""What every preset of `--intra-op` starts from and returns, and how it names strategies by what they split."""
+"""What every preset of `--intra-op` starts from and returns, and how it names strategies by what
+they split."""
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ Dims = tuple[Axes, ...]
 
 @dataclass(frozen=True)
 class Roles:
-    """What the presets need to know of a graph: inputs that hold state, inputs that hold the batch with the dimension
-    it lies on, the same of what other meshes send, the pairs that must agree, and for `shardy` what Shardy's own
-    propagation made of the tensors."""
+    """What the presets need to know of a graph: inputs that hold state, inputs that hold the batch
+    with the dimension it lies on, the same of what other meshes send, the pairs that must agree,
+    and for `shardy` what Shardy's own propagation made of the tensors."""
 
     state: Set[int] = frozenset()
     batch: Mapping[int, int] = field(default_factory=dict)
@@ -31,7 +32,8 @@ class Roles:
 
 @dataclass(frozen=True)
 class Restriction:
-    """Tensors with a given sharding, and operations with the numbers of the strategies they may take."""
+    """Tensors with a given sharding, and operations with the numbers of the strategies they may
+    take."""
 
     fixed: Mapping[int, Sharding] = field(default_factory=dict)
     allowed: Mapping[int, Sequence[int]] = field(default_factory=dict)
@@ -42,14 +44,20 @@ def replicated(tables: IntraOpTables, tensors: Iterable[int]) -> dict[int, Shard
 
 
 def split_greedily(
-    mesh: Mesh, shape: tuple[int, ...], order: Callable[[tuple[int, ...]], Iterable[int]], axes: Axes | None = None
+    mesh: Mesh,
+    shape: tuple[int, ...],
+    order: Callable[[tuple[int, ...]], Iterable[int]],
+    axes: Axes | None = None,
 ) -> Sharding:
-    """Give each axis (all by default) in turn to the first dimension, in `order` of the local shape, it divides."""
+    """Give each axis (all by default) in turn to the first dimension, in `order` of the local
+    shape, it divides."""
     dims: list[Axes] = [()] * len(shape)
     local = list(shape)
     for axis in live_axes(mesh) if axes is None else axes:
         size = mesh.axis_size(axis)
-        place = next((d for d in order(tuple(local)) if d < len(local) and local[d] % size == 0), None)
+        place = next(
+            (d for d in order(tuple(local)) if d < len(local) and local[d] % size == 0), None
+        )
         if place is not None:
             dims[place] = (*dims[place], axis)
             local[place] //= size
@@ -60,7 +68,9 @@ def split_further(mesh: Mesh, shape: tuple[int, ...], sharding: Sharding, axes: 
     """Split the dimensions that `sharding` leaves whole by these axes too, the longest first."""
     rest = tuple(1 if taken else extent for extent, taken in zip(shape, sharding.dims, strict=True))
     others = split_greedily(mesh, rest, largest, axes)
-    return Sharding(tuple(taken or other for taken, other in zip(sharding.dims, others.dims, strict=True)))
+    return Sharding(
+        tuple(taken or other for taken, other in zip(sharding.dims, others.dims, strict=True))
+    )
 
 
 def largest(local: tuple[int, ...]) -> Iterable[int]:
@@ -72,9 +82,12 @@ def tiles(mesh: Mesh, axes: Iterable[str]) -> int:
     return prod(mesh.axis_size(axis) for axis in axes)
 
 
-def strategies_that_split(tables: IntraOpTables, op: int, split: Split, scatter: Dims | None = None) -> tuple[int, ...]:
-    """The strategies of an operation whose operands and results lie as `split` says, whether or not sums over a split
-    factor are finished; with `scatter`, those whose one result lies so instead. Empty when there is none."""
+def strategies_that_split(
+    tables: IntraOpTables, op: int, split: Split, scatter: Dims | None = None
+) -> tuple[int, ...]:
+    """The strategies of an operation whose operands and results lie as `split` says, whether or not
+    sums over a split factor are finished; with `scatter`, those whose one result lies so instead.
+    Empty when there is none."""
     rule = tables.graph.ops[op].rule
     if rule is None:
         return () if split else (0,)
@@ -93,7 +106,11 @@ def strategies_within(tables: IntraOpTables, op: int, axes: Axes) -> tuple[int, 
     return tuple(
         number
         for number, strategy in enumerate(tables.ops[op].strategies)
-        if all(axis in axes for sharding in (*strategy.operands, *strategy.results) for axis in sharding.axes)
+        if all(
+            axis in axes
+            for sharding in (*strategy.operands, *strategy.results)
+            for axis in sharding.axes
+        )
     )
 
 
@@ -125,15 +142,21 @@ def scattering(tables: IntraOpTables, op: int, split: Split) -> tuple[int, ...]:
 
 
 def scattered_or_open(tables: IntraOpTables, op: int, split: Split) -> tuple[int, ...]:
-    """The strategies that leave each device a part of the sum over the split factors, or the sum to their readers."""
+    """The strategies that leave each device a part of the sum over the split factors, or the sum to
+    their readers."""
     whole = strategies_that_split(tables, op, split)
     open_sums = sorted(set(whole) - set(finished(tables, op, whole)))
     return (*open_sums, *scattering(tables, op, split))
 
 
-def dims_of(rule: FactorRule, mappings: Sequence[tuple[tuple[int, ...], ...]], split: Split) -> tuple[Dims, ...]:
+def dims_of(
+    rule: FactorRule, mappings: Sequence[tuple[tuple[int, ...], ...]], split: Split
+) -> tuple[Dims, ...]:
     """How operands or results lie when factors are split."""
     return tuple(
-        tuple(tuple(axis for factor in factors for axis in split.get(factor, ())) for factors in mapping)
+        tuple(
+            tuple(axis for factor in factors for axis in split.get(factor, ()))
+            for factors in mapping
+        )
         for mapping in mappings
     )

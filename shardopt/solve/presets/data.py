@@ -1,16 +1,19 @@
-"""The data-parallel presets: the batch is split over the mesh, and they differ in where the state lies.
+"""The data-parallel presets: the batch is split over the mesh, and they differ in where the state
+lies.
 
-* `data`: weights and optimizer state whole on every device, gradients all-reduced (Li et al., arXiv 2006.15704).
-* `zero1`, `zero2`, `zero3`: ZeRO (Rajbhandari et al., arXiv 1910.02054, section 5): optimizer state split; gradients
-  reduce-scattered too; weights split too and gathered for use (FSDP, Zhao et al., arXiv 2304.11277).
-* `mics`: the state split as in `zero3` over the innermost axis only, one copy for each index of the others (MiCS, Zhang
-  et al., arXiv 2205.00119, section 3).
+* `data`: weights and optimizer state whole on every device, gradients all-reduced (Li et al., arXiv
+  2006.15704).
+* `zero1`, `zero2`, `zero3`: ZeRO (Rajbhandari et al., arXiv 1910.02054, section 5): optimizer state
+  split; gradients reduce-scattered too; weights split too and gathered for use (FSDP, Zhao et al.,
+  arXiv 2304.11277).
+* `mics`: the state split as in `zero3` over the innermost axis only, one copy for each index of the
+  others (MiCS, Zhang et al., arXiv 2205.00119, section 3).
 
-An operation that carries the batch is split along it and no other way; what depends on the batch but does not carry it
-(batch statistics, the loss) is whole. How weights are gathered and shards are updated is the solver's choice between
-those. In a loop over microbatches gradients are added up on each device and exchanged once, behind the loop. A tensor
-of state is split along its longest dimension; one that no dimension divides stays whole.
-"""
+An operation that carries the batch is split along it and no other way; what depends on the batch
+but does not carry it (batch statistics, the loss) is whole. How weights are gathered and shards are
+updated is the solver's choice between those. In a loop over microbatches gradients are added up on
+each device and exchanged once, behind the loop. A tensor of state is split along its longest
+dimension; one that no dimension divides stays whole."""
 
 from __future__ import annotations
 
@@ -53,28 +56,40 @@ class DataParallel:
         found = {}
         for tensor, place in self.flow.seeds.items():
             rank = len(self.tables.graph.tensors[tensor].shape)
-            found[tensor] = Sharding(tuple(self.axes if dim == place else () for dim in range(rank)))
+            found[tensor] = Sharding(
+                tuple(self.axes if dim == place else () for dim in range(rank))
+            )
         return found
 
     def split(self, op: int) -> Split:
         """The split of an operation along the batch, empty when it has none or an uneven one."""
         factor, rule = self.flow.factors[op], self.tables.graph.ops[op].rule
-        if factor is None or rule is None or rule.sizes[factor] % tiles(self.tables.mesh, self.axes):
+        if (
+            factor is None
+            or rule is None
+            or rule.sizes[factor] % tiles(self.tables.mesh, self.axes)
+        ):
             return {}
         return {factor: self.axes}
 
     def activations(self) -> dict[int, Sequence[int]]:
-        """The strategies of all operations that depend on the batch, without the update; sums are finished at once."""
+        """The strategies of all operations that depend on the batch, without the update; sums are
+        finished at once."""
         found: dict[int, Sequence[int]] = {}
         for op, node in enumerate(self.tables.graph.ops):
             batched = self.flow.factors[op] is not None
-            if batched or (node.results and self.flow.depends[node.results[0]] and op not in self.flow.update):
-                numbers = strategies_that_split(self.tables, op, self.split(op)) or in_full(self.tables, op)
+            if batched or (
+                node.results and self.flow.depends[node.results[0]] and op not in self.flow.update
+            ):
+                numbers = strategies_that_split(self.tables, op, self.split(op)) or in_full(
+                    self.tables, op
+                )
                 found[op] = finished(self.tables, op, numbers) or numbers
         return found
 
     def allowed(self, update_axes: Axes | None = None) -> dict[int, Sequence[int]]:
-        """`activations`, and the update without axes other than these (those of the batch by default)."""
+        """`activations`, and the update without axes other than these (those of the batch by
+        default)."""
         axes, activations = self.axes if update_axes is None else update_axes, self.activations()
         if axes == live_axes(self.tables.mesh):
             return activations
@@ -82,7 +97,8 @@ class DataParallel:
         return {**{op: strategies_within(self.tables, op, axes) for op in others}, **activations}
 
     def sums_once_a_step(self) -> dict[int, Sequence[int]]:
-        """Gradients of a loop over microbatches as sums that stay open in it, and are finished, whole, behind it."""
+        """Gradients of a loop over microbatches as sums that stay open in it, and are finished,
+        whole, behind it."""
         graph = self.tables.graph
         looped = [op for op in sorted(self.flow.gradients) if graph.ops[op].repeat > 1]
         found = {op: strategies_that_split(self.tables, op, self.split(op)) for op in looped}
@@ -91,7 +107,8 @@ class DataParallel:
         return {op: numbers for op, numbers in (*found.items(), *whole.items()) if numbers}
 
     def scattered_gradients(self) -> dict[int, Sequence[int]]:
-        """The gradients as sums that are scattered, or left for their readers to finish, where that is possible."""
+        """The gradients as sums that are scattered, or left for their readers to finish, where that
+        is possible."""
         found: dict[int, Sequence[int]] = {}
         for op in sorted(self.flow.gradients):
             split = self.split(op)
@@ -101,11 +118,16 @@ class DataParallel:
 
     def shards(self, tensors: Iterable[int], axes: Axes) -> dict[int, Sharding]:
         shapes = {k: self.tables.graph.tensors[k].shape for k in sorted(tensors)}
-        return {k: split_greedily(self.tables.mesh, shape, largest, axes) for k, shape in shapes.items()}
+        return {
+            k: split_greedily(self.tables.mesh, shape, largest, axes) for k, shape in shapes.items()
+        }
 
 
-def data_parallel(tables: IntraOpTables, roles: Roles, preset: str, axes: Axes | None = None) -> DataParallel:
-    """Over all axes by default. Raises UserError when the batch is not known or divides over none of the axes."""
+def data_parallel(
+    tables: IntraOpTables, roles: Roles, preset: str, axes: Axes | None = None
+) -> DataParallel:
+    """Over all axes by default. Raises UserError when the batch is not known or divides over none
+    of the axes."""
     flow = follow_batch(tables.graph, roles, preset)
     wanted = live_axes(tables.mesh) if axes is None else axes
     taken: Axes = ()
@@ -115,7 +137,8 @@ def data_parallel(tables: IntraOpTables, roles: Roles, preset: str, axes: Axes |
     if wanted and not taken:
         sizes = ", ".join(f"{axis}={tables.mesh.axis_size(axis)}" for axis in wanted)
         raise UserError(
-            f"preset '{preset}' splits the batch: expected an extent that {sizes} divides, found {flow.extent}"
+            f"preset '{preset}' splits the batch: expected an extent that {sizes} divides, found "
+            f"{flow.extent}"
         )
     return DataParallel(tables, flow, taken)
 
@@ -128,13 +151,18 @@ def data(tables: IntraOpTables, roles: Roles) -> Restriction:
         if op in plan.flow.update or not tables.made_anywhere.issuperset(node.results)
     }
     state = replicated(tables, sorted(roles.state))
-    return Restriction({**state, **plan.inputs()}, {**others, **plan.activations(), **plan.sums_once_a_step()})
+    return Restriction(
+        {**state, **plan.inputs()}, {**others, **plan.activations(), **plan.sums_once_a_step()}
+    )
 
 
 def zero1(tables: IntraOpTables, roles: Roles) -> Restriction:
     plan = data_parallel(tables, roles, "zero1")
     if not plan.flow.slots:
-        raise UserError("preset 'zero1' splits optimizer state: expected state that only the update reads, found none")
+        raise UserError(
+            "preset 'zero1' splits optimizer state: expected state that only the update reads, "
+            "found none"
+        )
     state = {**replicated(tables, sorted(roles.state)), **plan.shards(plan.flow.slots, plan.axes)}
     return Restriction({**state, **plan.inputs()}, {**plan.allowed(), **plan.sums_once_a_step()})
 
@@ -155,25 +183,34 @@ def mics(tables: IntraOpTables, roles: Roles) -> Restriction:
     axes = live_axes(tables.mesh)
     if len(axes) < 2:
         raise UserError(
-            f"preset 'mics' splits state along one mesh axis and repeats it along the others: expected a mesh of at "
+            "preset 'mics' splits state along one mesh axis and repeats it along the others: "
+            "expected a mesh of at "
             f"least two axes, found {tables.mesh}"
         )
     plan = with_gradients(tables, roles, "mics")
     state = plan.shards(plan.flow.weights | roles.state, axes[-1:])
-    return Restriction({**state, **plan.inputs()}, {**plan.allowed(axes[-1:]), **_open_gradients(plan)})
+    return Restriction(
+        {**state, **plan.inputs()}, {**plan.allowed(axes[-1:]), **_open_gradients(plan)}
+    )
 
 
 def _open_gradients(plan: DataParallel) -> dict[int, Sequence[int]]:
-    """Gradients that their readers may finish: scattered over one axis, all-reduced over the others."""
-    found = {op: strategies_that_split(plan.tables, op, plan.split(op)) for op in sorted(plan.flow.gradients)}
+    """Gradients that their readers may finish: scattered over one axis, all-reduced over the
+    others."""
+    found = {
+        op: strategies_that_split(plan.tables, op, plan.split(op))
+        for op in sorted(plan.flow.gradients)
+    }
     return {op: numbers for op, numbers in found.items() if numbers}
 
 
 def with_gradients(tables: IntraOpTables, roles: Roles, preset: str) -> DataParallel:
-    """Over all axes. Raises UserError as `data_parallel` does, and when the graph has no gradients."""
+    """Over all axes. Raises UserError as `data_parallel` does, and when the graph has no
+    gradients."""
     plan = data_parallel(tables, roles, preset)
     if not plan.flow.gradients:
         raise UserError(
-            f"preset '{preset}' splits gradients: expected sums over the batch that update the state, found none"
+            f"preset '{preset}' splits gradients: expected sums over the batch that update the "
+            "state, found none"
         )
     return plan

@@ -1,17 +1,18 @@
-"""The presets for mixtures of experts: experts over the innermost axis, everything else data parallel over all axes.
+"""The presets for mixtures of experts: experts over the innermost axis, everything else data
+parallel over all axes.
 
-GShard (Lepikhin et al., arXiv 2006.16668, section 3.3): the weights of the experts are split along the expert
-dimension, and the tokens, which are split by the batch everywhere else, are exchanged by an all-to-all before the
-experts' products and another one behind them.
+GShard (Lepikhin et al., arXiv 2006.16668, section 3.3): the weights of the experts are split along
+the expert dimension, and the tokens, which are split by the batch everywhere else, are exchanged by
+an all-to-all before the experts' products and another one behind them.
 
-An expert dimension is one that a weight has in a product with an activation and that both carry into the result (a
-batching dimension); or one that is summed over while the activation only repeats its values along it, under a mask:
-that is how `jax.lax.ragged_dot` is written where no ragged product exists.
+An expert dimension is one that a weight has in a product with an activation and that both carry
+into the result (a batching dimension); or one that is summed over while the activation only repeats
+its values along it, under a mask: that is how `jax.lax.ragged_dot` is written where no ragged
+product exists.
 
-`expert-zero1`, `expert-zero2` and `expert-zero3` split the state as ZeRO does besides (DeepSpeed-MoE: Rajbhandari et
-al., arXiv 2201.05596, section 4): that of the experts over the axes along which they are repeated, all other state over
-all axes.
-"""
+`expert-zero1`, `expert-zero2` and `expert-zero3` split the state as ZeRO does besides
+(DeepSpeed-MoE: Rajbhandari et al., arXiv 2201.05596, section 4): that of the experts over the axes
+along which they are repeated, all other state over all axes."""
 
 from __future__ import annotations
 
@@ -19,7 +20,14 @@ from collections.abc import Sequence, Set
 
 from shardopt.graph.op_graph import Op
 from shardopt.mesh.mesh import Sharding
-from shardopt.solve.presets.base import Restriction, Roles, Split, replicated, scattered_or_open, split_further
+from shardopt.solve.presets.base import (
+    Restriction,
+    Roles,
+    Split,
+    replicated,
+    scattered_or_open,
+    split_further,
+)
 from shardopt.solve.presets.data import DataParallel, data_parallel, with_gradients
 from shardopt.solve.presets.flow import leading_factor
 from shardopt.solve.presets.walk import AxisWalk
@@ -56,15 +64,23 @@ class ExpertWalk(AxisWalk):
         return {f: axes for f, axes in rest.items() if axes}
 
     def inherited(self, op: Op, usable: set[int]) -> list[int]:
-        """Products of what the experts made with tokens belong to the batch: they dispatch, or combine."""
+        """Products of what the experts made with tokens belong to the batch: they dispatch, or
+        combine."""
         rule = op.rule
         assert rule is not None
-        mappings = [m for tensor, m in zip(op.operands, rule.operands, strict=False) if self.plan.flow.depends[tensor]]
+        mappings = [
+            m
+            for tensor, m in zip(op.operands, rule.operands, strict=False)
+            if self.plan.flow.depends[tensor]
+        ]
         return [
             factor
             for factor in super().inherited(op, usable)
             if factor not in rule.reduction
-            and (op.name != "dot_general" or all(dim_of(mapping, factor) is not None for mapping in mappings))
+            and (
+                op.name != "dot_general"
+                or all(dim_of(mapping, factor) is not None for mapping in mappings)
+            )
         ]
 
     def is_free(self, index: int, factors: Sequence[int]) -> bool:
@@ -74,7 +90,12 @@ class ExpertWalk(AxisWalk):
         """Whether an activation is a broadcast along a dimension, apart from masks."""
         producer = self.uses.producers[tensor]
         op = self.graph.ops[producer] if producer >= 0 else None
-        if op is None or op.rule is None or len(op.results) != 1 or not self.plan.flow.depends[tensor]:
+        if (
+            op is None
+            or op.rule is None
+            or len(op.results) != 1
+            or not self.plan.flow.depends[tensor]
+        ):
             return False
         factor = leading_factor(op.rule.results[0][dim], op.rule.sizes)
         carriers = [
@@ -93,7 +114,9 @@ def expert(tables: IntraOpTables, roles: Roles) -> Restriction:
         return Restriction()
     plan = data_parallel(tables, roles, "expert")
     walk = _walk(plan, "expert")
-    return Restriction({**replicated(tables, sorted(roles.state)), **walk.state(), **plan.inputs()}, walk.allowed)
+    return Restriction(
+        {**replicated(tables, sorted(roles.state)), **walk.state(), **plan.inputs()}, walk.allowed
+    )
 
 
 def expert_zero1(tables: IntraOpTables, roles: Roles) -> Restriction:
@@ -102,10 +125,13 @@ def expert_zero1(tables: IntraOpTables, roles: Roles) -> Restriction:
     plan = data_parallel(tables, roles, "expert-zero1")
     if not plan.flow.slots:
         raise UserError(
-            "preset 'expert-zero1' splits optimizer state: expected state that only the update reads, found none"
+            "preset 'expert-zero1' splits optimizer state: expected state that only the update "
+            "reads, found none"
         )
     walk = _walk(plan, "expert-zero1")
-    return Restriction({**_sharded_state(walk, roles, plan.flow.slots), **plan.inputs()}, walk.allowed)
+    return Restriction(
+        {**_sharded_state(walk, roles, plan.flow.slots), **plan.inputs()}, walk.allowed
+    )
 
 
 def expert_zero2(tables: IntraOpTables, roles: Roles) -> Restriction:
@@ -113,7 +139,9 @@ def expert_zero2(tables: IntraOpTables, roles: Roles) -> Restriction:
         return Restriction()
     walk = _walk(with_gradients(tables, roles, "expert-zero2"), "expert-zero2")
     state = _sharded_state(walk, roles, walk.plan.flow.slots)
-    return Restriction({**state, **walk.plan.inputs()}, {**walk.allowed, **_scattered_gradients(walk)})
+    return Restriction(
+        {**state, **walk.plan.inputs()}, {**walk.allowed, **_scattered_gradients(walk)}
+    )
 
 
 def expert_zero3(tables: IntraOpTables, roles: Roles) -> Restriction:
@@ -121,7 +149,9 @@ def expert_zero3(tables: IntraOpTables, roles: Roles) -> Restriction:
         return Restriction()
     walk = _walk(with_gradients(tables, roles, "expert-zero3"), "expert-zero3")
     state = _sharded_state(walk, roles, walk.plan.flow.weights | roles.state)
-    return Restriction({**state, **walk.plan.inputs()}, {**walk.allowed, **_scattered_gradients(walk)})
+    return Restriction(
+        {**state, **walk.plan.inputs()}, {**walk.allowed, **_scattered_gradients(walk)}
+    )
 
 
 def _walk(plan: DataParallel, preset: str) -> ExpertWalk:
@@ -131,29 +161,37 @@ def _walk(plan: DataParallel, preset: str) -> ExpertWalk:
     walk.run()
     if not walk.decided:
         raise UserError(
-            f"preset '{preset}' splits experts: expected products with weights that have an expert dimension which "
+            f"preset '{preset}' splits experts: expected products with weights that have an expert "
+            "dimension which "
             f"axis {axis}={plan.tables.mesh.axis_size(axis)} divides, found none"
         )
     return walk
 
 
 def _sharded_state(walk: ExpertWalk, roles: Roles, sharded: Set[int]) -> dict[int, Sharding]:
-    """All state as `expert` has it; of the tensors in `sharded` each device keeps a part of its copy."""
+    """All state as `expert` has it; of the tensors in `sharded` each device keeps a part of its
+    copy."""
     tables, plan = walk.tables, walk.plan
     state = {**replicated(tables, sorted(roles.state)), **walk.state()}
     for tensor in sorted(sharded & state.keys()):
-        shape, rest = tables.graph.tensors[tensor].shape, tuple(a for a in plan.axes if a not in state[tensor].axes)
+        shape, rest = (
+            tables.graph.tensors[tensor].shape,
+            tuple(a for a in plan.axes if a not in state[tensor].axes),
+        )
         state[tensor] = split_further(tables.mesh, shape, state[tensor], rest)
     return state
 
 
 def _scattered_gradients(walk: ExpertWalk) -> dict[int, Sequence[int]]:
-    """As of `zero2`; the gradients of experts are summed over the axes along which these are repeated."""
+    """As of `zero2`; the gradients of experts are summed over the axes along which these are
+    repeated."""
     found = walk.plan.scattered_gradients()
     for op in sorted(walk.plan.flow.gradients & walk.allowed.keys()):
         factors = walk.factors(walk.graph.ops[op])
         splits = [{**walk.batch_split(op, factor), factor: (walk.axis,)} for factor in factors]
-        of_expert = [number for split in splits for number in scattered_or_open(walk.tables, op, split)]
+        of_expert = [
+            number for split in splits for number in scattered_or_open(walk.tables, op, split)
+        ]
         if factors:
             found[op] = tuple(dict.fromkeys(of_expert)) or walk.allowed[op]
     return found

@@ -1,10 +1,11 @@
-"""Where the batch flows through a step, and what that makes of its inputs: all that data-parallel presets know.
+"""Where the batch flows through a step, and what that makes of its inputs: all that data-parallel
+presets know.
 
-The batch starts on a dimension of the batch inputs and follows the factors of the sharding rules. An operation with
-such a factor is *batched*; one that contracts the factor *sums* over the batch. What depends on the batch without
-carrying it (gradients, the loss, batch statistics) is either used by batched operations again, as batch statistics are,
-or only by the update: that tells gradients and optimizer state from activations and weights, whatever the model.
-"""
+The batch starts on a dimension of the batch inputs and follows the factors of the sharding rules.
+An operation with such a factor is *batched*; one that contracts the factor *sums* over the batch.
+What depends on the batch without carrying it (gradients, the loss, batch statistics) is either used
+by batched operations again, as batch statistics are, or only by the update: that tells gradients
+and optimizer state from activations and weights, whatever the model."""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ _BATCH_CUTTING = frozenset({"dynamic_slice", "reshape", "transpose"})
 
 @dataclass(frozen=True)
 class BatchFlow:
-    """`dims[t]` is the dimension on which tensor t carries the batch, `factors[k]` the factor that carries it through
-    operation k, and `depends[t]` whether the tensor depends on the batch at all.
+    """`dims[t]` is the dimension on which tensor t carries the batch, `factors[k]` the factor that
+    carries it through operation k, and `depends[t]` whether the tensor depends on the batch at all.
 
-    `seeds` are the tensors (with their dimension) where the batch starts, `extent` its size. Of the inputs, `weights`
-    are those that batched operations use, directly or not; `slots` (optimizer state) are state that only the update
-    reads. `gradients` are the operations that sum over the batch for the update alone, `update` those that depend on
-    the batch and have neither the factor nor a batched operation behind them. `slots_of[w]` are the slots of a weight.
-    """
+    `seeds` are the tensors (with their dimension) where the batch starts, `extent` its size. Of the
+    inputs, `weights` are those that batched operations use, directly or not; `slots` (optimizer
+    state) are state that only the update reads. `gradients` are the operations that sum over the
+    batch for the update alone, `update` those that depend on the batch and have neither the factor
+    nor a batched operation behind them. `slots_of[w]` are the slots of a weight."""
 
     seeds: Mapping[int, int]
     extent: int
@@ -47,9 +48,14 @@ def follow_batch(graph: OpGraph, roles: Roles, preset: str) -> BatchFlow:
     """Raises UserError when no input is known to hold the batch."""
     seeds = _seeds(graph, roles)
     if not seeds:
-        raise UserError(f"preset '{preset}' splits the batch: expected batch arguments, found none (see batch-args)")
+        raise UserError(
+            f"preset '{preset}' splits the batch: expected batch arguments, found none (see "
+            "batch-args)"
+        )
     dims, factors = _spread(graph, seeds)
-    depends = [tensor in roles.batch or tensor in roles.received for tensor in range(len(graph.tensors))]
+    depends = [
+        tensor in roles.batch or tensor in roles.received for tensor in range(len(graph.tensors))
+    ]
     for op in graph.ops:
         for result in op.results:
             depends[result] = any(depends[operand] for operand in op.operands)
@@ -57,7 +63,9 @@ def follow_batch(graph: OpGraph, roles: Roles, preset: str) -> BatchFlow:
     batch = {*roles.batch, *roles.received}
     weights = {k for k in graph.inputs if feeds[k] and k not in batch and _is_number(graph, k)}
     slots = {k for k in roles.state - weights if graph.tensors[k].shape and not feeds[k]}
-    late = [k for k, op in enumerate(graph.ops) if op.results and not any(feeds[r] for r in op.results)]
+    late = [
+        k for k, op in enumerate(graph.ops) if op.results and not any(feeds[r] for r in op.results)
+    ]
     return BatchFlow(
         seeds,
         min(graph.tensors[tensor].shape[dim] for tensor, dim in seeds.items()),
@@ -68,21 +76,31 @@ def follow_batch(graph: OpGraph, roles: Roles, preset: str) -> BatchFlow:
         frozenset(slots),
         frozenset(k for k in late if sums_over_batch(graph.ops[k], factors[k])),
         frozenset(k for k in late if factors[k] is None and depends[graph.ops[k].results[0]]),
-        {weight: _read_alike(graph, after, slots) for weight, after in roles.tied if weight in weights},
+        {
+            weight: _read_alike(graph, after, slots)
+            for weight, after in roles.tied
+            if weight in weights
+        },
     )
 
 
 def follow_between(
-    graphs: Sequence[OpGraph], roles: Sequence[Roles], sources: Sequence[Mapping[int, tuple[int, int]]]
+    graphs: Sequence[OpGraph],
+    roles: Sequence[Roles],
+    sources: Sequence[Mapping[int, tuple[int, int]]],
 ) -> tuple[Roles, ...]:
-    """Roles with `received` filled in: the batch goes on where another mesh sends a value that carries it.
+    """Roles with `received` filled in: the batch goes on where another mesh sends a value that
+    carries it.
 
-    `sources[m]` says for the inputs of graph m that arrive from elsewhere which tensor of which graph they are.
-    """
+    `sources[m]` says for the inputs of graph m that arrive from elsewhere which tensor of which
+    graph they are."""
     found = list(roles)
     changed = True
     while changed:  # each round finds a value more, or is the last
-        carried = [_spread(graph, _seeds(graph, known))[0] for graph, known in zip(graphs, found, strict=True)]
+        carried = [
+            _spread(graph, _seeds(graph, known))[0]
+            for graph, known in zip(graphs, found, strict=True)
+        ]
         changed = False
         for number, arriving in enumerate(sources):
             dims = {tensor: carried[mesh][sent] for tensor, (mesh, sent) in arriving.items()}
@@ -99,7 +117,11 @@ def batch_dims(graph: OpGraph, roles: Roles) -> tuple[int | None, ...]:
 
 def _seeds(graph: OpGraph, roles: Roles) -> dict[int, int]:
     """Where the batch starts: (a slice of) a batch argument, or a value that arrives with it."""
-    cut = dict(seed for argument, dim in sorted(roles.batch.items()) for seed in _microbatches(graph, argument, dim))
+    cut = dict(
+        seed
+        for argument, dim in sorted(roles.batch.items())
+        for seed in _microbatches(graph, argument, dim)
+    )
     return {**cut, **roles.received}
 
 
@@ -117,7 +139,8 @@ def _spread(graph: OpGraph, seeds: Mapping[int, int]) -> tuple[list[int | None],
 
 
 def _read_alike(graph: OpGraph, tensor: int, slots: Set[int]) -> tuple[int, ...]:
-    """The slots that a value is made of through values of its own shape: those of the weight that it replaces."""
+    """The slots that a value is made of through values of its own shape: those of the weight that
+    it replaces."""
     producers = graph.producers()
     shape, found, pending = graph.tensors[tensor].shape, {tensor}, [tensor]
     while pending:
@@ -134,12 +157,15 @@ def sums_over_batch(op: Op, factor: int | None) -> bool:
 
 
 def _microbatches(graph: OpGraph, argument: int, dim: int) -> list[tuple[int, int]]:
-    """(tensor, batch dimension) to split for a batch argument: itself, or in a loop over microbatches its slices."""
+    """(tensor, batch dimension) to split for a batch argument: itself, or in a loop over
+    microbatches its slices."""
     found = []
     pending = [argument] if any(op.repeat > 1 for op in graph.ops) else []
     while pending:
         tensor = pending.pop()
-        cuts = [op for op in graph.ops if op.operands[:1] == (tensor,) and op.name in _BATCH_CUTTING]
+        cuts = [
+            op for op in graph.ops if op.operands[:1] == (tensor,) and op.name in _BATCH_CUTTING
+        ]
         pending += [op.results[0] for op in reversed(cuts)]
         if not cuts and tensor != argument:
             shape = graph.tensors[tensor].shape
@@ -148,13 +174,16 @@ def _microbatches(graph: OpGraph, argument: int, dim: int) -> list[tuple[int, in
 
 
 def _batch_factor(graph: OpGraph, op: Op, dims: list[int | None]) -> int | None:
-    """The factor on which the batch enters, of the largest operand where they differ; None if it cannot be split."""
+    """The factor on which the batch enters, of the largest operand where they differ; None if it
+    cannot be split."""
     if op.rule is None:
         return None
     usable = set(shardable_factors(op))
     found = [
         (graph.tensors[tensor].size_bytes, -position, factor)
-        for position, (tensor, mapping) in enumerate(zip(op.operands, op.rule.operands, strict=False))
+        for position, (tensor, mapping) in enumerate(
+            zip(op.operands, op.rule.operands, strict=False)
+        )
         if (dim := dims[tensor]) is not None
         and (factor := leading_factor(mapping[dim], op.rule.sizes)) is not None
         and factor in usable
@@ -167,15 +196,23 @@ def leading_factor(factors: tuple[int, ...], sizes: tuple[int, ...]) -> int | No
     return next((factor for factor in factors if sizes[factor] > 1), None)
 
 
-def _dim_led_by(mapping: tuple[tuple[int, ...], ...], sizes: tuple[int, ...], factor: int) -> int | None:
-    return next((dim for dim, factors in enumerate(mapping) if leading_factor(factors, sizes) == factor), None)
+def _dim_led_by(
+    mapping: tuple[tuple[int, ...], ...], sizes: tuple[int, ...], factor: int
+) -> int | None:
+    return next(
+        (dim for dim, factors in enumerate(mapping) if leading_factor(factors, sizes) == factor),
+        None,
+    )
 
 
 def _feeding(graph: OpGraph, factors: list[int | None]) -> list[bool]:
-    """For each tensor whether a batched operation that does not merely sum it up is reached from it."""
+    """For each tensor whether a batched operation that does not merely sum it up is reached from
+    it."""
     feeds = [False] * len(graph.tensors)
     for op, factor in zip(reversed(graph.ops), reversed(factors), strict=True):
-        if any(feeds[result] for result in op.results) or (factor is not None and not sums_over_batch(op, factor)):
+        if any(feeds[result] for result in op.results) or (
+            factor is not None and not sums_over_batch(op, factor)
+        ):
             for operand in op.operands:
                 feeds[operand] = True
     return feeds

@@ -1,4 +1,5 @@
-"""The choices of `--intra-op`: each restricts the shardings of some tensors, and the solver chooses the rest.
+"""The choices of `--intra-op`: each restricts the shardings of some tensors, and the solver chooses
+the rest.
 
 * `ilp`: no restriction.
 * `data`, `zero1`, `zero2`, `zero3`, `mics`: the batch is split, see `shardopt.solve.presets.data`.
@@ -9,8 +10,8 @@
 * `replicate`: every operation in full on every device.
 * `shardy`: what Shardy's own propagation gives every tensor, see `shardopt.solve.presets.shardy`.
 
-As a preset only takes choices away, what the solver makes of it is also an assignment of the problem without it.
-"""
+As a preset only takes choices away, what the solver makes of it is also an assignment of the
+problem without it."""
 
 from __future__ import annotations
 
@@ -29,12 +30,12 @@ Preset = Callable[[IntraOpTables, Roles], Restriction]
 
 
 def restrict(preset: str, tables: IntraOpTables, roles: Roles) -> Restriction:
-    """What a preset fixes. Raises UserError for an unknown name and for a preset that does not apply to the graph.
+    """What a preset fixes. Raises UserError for an unknown name and for a preset that does not
+    apply to the graph.
 
-    A sharding that the tensor or one tied to it cannot have (its operation is opaque, say, or the user demands another)
-    becomes the replicated one or, failing that, is left to the solver. So is an operation that no strategy is left for
-    that makes what is fixed for its results.
-    """
+    A sharding that the tensor or one tied to it cannot have (its operation is opaque, say, or the
+    user demands another) becomes the replicated one or, failing that, is left to the solver. So is
+    an operation that no strategy is left for that makes what is fixed for its results."""
     if preset not in PRESETS:
         raise UserError(f"unknown intra-op preset '{preset}'; expected one of {', '.join(PRESETS)}")
     wanted = PRESETS[preset](tables, roles)
@@ -47,7 +48,11 @@ def restrict(preset: str, tables: IntraOpTables, roles: Roles) -> Restriction:
         if possible := [choice for choice in choices if _is_possible(tables, choice, group)]:
             fixed[tensor] = possible[0]
             everywhere.update(dict.fromkeys(group, possible[0]))
-    allowed = {op: numbers for op, numbers in wanted.allowed.items() if _makes(tables, op, numbers, everywhere)}
+    allowed = {
+        op: numbers
+        for op, numbers in wanted.allowed.items()
+        if _makes(tables, op, numbers, everywhere)
+    }
     for group in dict.fromkeys(tied.values()):
         for op in _disagreeing(tables, group, allowed):
             del allowed[op]
@@ -58,7 +63,9 @@ def _tied_to(pairs: Iterable[tuple[int, int]]) -> dict[int, tuple[int, ...]]:
     """For each tensor all that are tied to it, directly or through others, and itself."""
     members: dict[int, tuple[int, ...]] = {}
     for first, second in pairs:
-        joined = tuple(dict.fromkeys((*members.get(first, (first,)), *members.get(second, (second,)))))
+        joined = tuple(
+            dict.fromkeys((*members.get(first, (first,)), *members.get(second, (second,))))
+        )
         members.update(dict.fromkeys(joined, joined))
     return members
 
@@ -71,19 +78,29 @@ def _is_possible(tables: IntraOpTables, sharding: Sharding, tensors: Iterable[in
     )
 
 
-def _makes(tables: IntraOpTables, op: int, numbers: Sequence[int], fixed: Mapping[int, Sharding]) -> bool:
-    """Whether a strategy without forbidden axes gives every result the sharding that is fixed or demanded for it."""
+def _makes(
+    tables: IntraOpTables, op: int, numbers: Sequence[int], fixed: Mapping[int, Sharding]
+) -> bool:
+    """Whether a strategy without forbidden axes gives every result the sharding that is fixed or
+    demanded for it."""
     demanded = tables.constraints.allowed
-    results = [(place, t) for place, t in enumerate(tables.graph.ops[op].results) if t in fixed or t in demanded]
+    results = [
+        (place, t)
+        for place, t in enumerate(tables.graph.ops[op].results)
+        if t in fixed or t in demanded
+    ]
     wanted = [(place, (fixed[t],) if t in fixed else demanded[t]) for place, t in results]
     strategies = tables.ops[op].strategies
     permitted = (strategies[n] for n in numbers if tables.constraints.permits(op, strategies[n]))
     return any(all(s.results[place] in shardings for place, shardings in wanted) for s in permitted)
 
 
-def _disagreeing(tables: IntraOpTables, group: Sequence[int], allowed: Mapping[int, Sequence[int]]) -> set[int]:
-    """Operations to be left to the solver for tied results to have a sharding in common: those that may only make
-    whole ones (what a loop starts from, say) if that is enough, else all that make one of them."""
+def _disagreeing(
+    tables: IntraOpTables, group: Sequence[int], allowed: Mapping[int, Sequence[int]]
+) -> set[int]:
+    """Operations to be left to the solver for tied results to have a sharding in common: those that
+    may only make whole ones (what a loop starts from, say) if that is enough, else all that make
+    one of them."""
     options: dict[int, set[Sharding]] = {}
     for tensor in group:
         op = tables.producers[tensor]
@@ -109,7 +126,9 @@ def _replicate(tables: IntraOpTables, roles: Roles) -> Restriction:
 
 def _heuristic(tables: IntraOpTables, roles: Roles) -> Restriction:
     tensors = tables.graph.tensors
-    return Restriction({k: split_greedily(tables.mesh, tensors[k].shape, largest) for k in tables.graph.inputs})
+    return Restriction(
+        {k: split_greedily(tables.mesh, tensors[k].shape, largest) for k in tables.graph.inputs}
+    )
 
 
 PRESETS: Mapping[str, Preset] = {

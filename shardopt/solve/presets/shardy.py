@@ -1,9 +1,10 @@
-"""Shardy's propagation as a preset: the shardings it gave every tensor, or the nearest ones of our strategies.
+"""Shardy's propagation as a preset: the shardings it gave every tensor, or the nearest ones of our
+strategies.
 
-Shardy (openxla.org/shardy) spreads the shardings of arguments through the factors of its rules, without a cost model.
-Where its choice for a tensor is none that a strategy makes (an uneven dimension, axes out of order, an operation that
-we do not split), the sharding that agrees with most of it is taken.
-"""
+Shardy (openxla.org/shardy) spreads the shardings of arguments through the factors of its rules,
+without a cost model. Where its choice for a tensor is none that a strategy makes (an uneven
+dimension, axes out of order, an operation that we do not split), the sharding that agrees with most
+of it is taken."""
 
 from __future__ import annotations
 
@@ -19,8 +20,12 @@ from shardopt.support.errors import UserError
 
 def shardy(tables: IntraOpTables, roles: Roles) -> Restriction:
     if not roles.propagated:
-        raise UserError("preset 'shardy' reads what Shardy propagates: expected its shardings of the graph, found none")
-    # A result that replaces an argument has to lie as the argument does, whatever Shardy made of it.
+        raise UserError(
+            "preset 'shardy' reads what Shardy propagates: expected its shardings of the graph, "
+            "found none"
+        )
+    # A result that replaces an argument has to lie as the argument does, whatever Shardy made of
+    # it.
     replacing = {second for _, second in roles.tied}
     chosen = {
         tensor: nearest(tables.mesh, sharding, tables.column(tensor).distinct)
@@ -31,12 +36,20 @@ def shardy(tables: IntraOpTables, roles: Roles) -> Restriction:
     return Restriction(fixed, _without_resharding(tables, chosen))
 
 
-def _without_resharding(tables: IntraOpTables, chosen: Mapping[int, Sharding]) -> dict[int, Sequence[int]]:
+def _without_resharding(
+    tables: IntraOpTables, chosen: Mapping[int, Sharding]
+) -> dict[int, Sequence[int]]:
     """The strategies that take operands as they lie: Shardy reshards only where there is none."""
     found: dict[int, Sequence[int]] = {}
     for op, node in enumerate(tables.graph.ops):
-        operands = [(place, chosen[tensor]) for place, tensor in enumerate(node.operands) if tensor in chosen]
-        results = [(place, chosen[tensor]) for place, tensor in enumerate(node.results) if tensor in chosen]
+        operands = [
+            (place, chosen[tensor])
+            for place, tensor in enumerate(node.operands)
+            if tensor in chosen
+        ]
+        results = [
+            (place, chosen[tensor]) for place, tensor in enumerate(node.results) if tensor in chosen
+        ]
         numbers = tuple(
             number
             for number, strategy in enumerate(tables.ops[op].strategies)
@@ -49,10 +62,13 @@ def _without_resharding(tables: IntraOpTables, chosen: Mapping[int, Sharding]) -
 
 
 def nearest(mesh: Mesh, wanted: Sharding, choices: Sequence[Sharding]) -> Sharding:
-    """The choice with most of the wanted tiles, of these the one with the fewest others, of these the first."""
+    """The choice with most of the wanted tiles, of these the one with the fewest others, of these
+    the first."""
 
     def rank(choice: Sharding) -> tuple[int, int]:
-        common = prod(tiles(mesh, _common(a, b)) for a, b in zip(wanted.dims, choice.dims, strict=True))
+        common = prod(
+            tiles(mesh, _common(a, b)) for a, b in zip(wanted.dims, choice.dims, strict=True)
+        )
         return -common, prod(choice.tile_counts(mesh))
 
     return min((choice for choice in choices if not choice.partial), key=rank)

@@ -1,12 +1,16 @@
-"""The tensor-parallel presets: weights are split over the innermost axis, the batch over the others.
+"""The tensor-parallel presets: weights are split over the innermost axis, the batch over the
+others.
 
-* `megatron` (Shoeybi et al., arXiv 1909.08053, section 3): of two matrix products in a row the first weight is split by
-  its columns (outputs) and the second by its rows (inputs), so that what lies between stays split and one all-reduce
-  ends the pair; the largest embedding table is split by its rows; what neither product reaches is whole.
-* `sequence` (Korthikanti et al., arXiv 2205.05198, section 4): the all-reduce becomes a reduce-scatter along the
-  sequence, so norms, dropout and residuals in between are split along it, and an all-gather before the next pair.
-* `summa-2d` (Optimus: Xu et al., arXiv 2104.05343, section 3): on a grid of two axes, activations are split by batch
-  and by features, weights on two dimensions; a product gathers its blocks along the rows and the columns of the grid.
+* `megatron` (Shoeybi et al., arXiv 1909.08053, section 3): of two matrix products in a row the
+  first weight is split by its columns (outputs) and the second by its rows (inputs), so that what
+  lies between stays split and one all-reduce ends the pair; the largest embedding table is split by
+  its rows; what neither product reaches is whole.
+* `sequence` (Korthikanti et al., arXiv 2205.05198, section 4): the all-reduce becomes a
+  reduce-scatter along the sequence, so norms, dropout and residuals in between are split along it,
+  and an all-gather before the next pair.
+* `summa-2d` (Optimus: Xu et al., arXiv 2104.05343, section 3): on a grid of two axes, activations
+  are split by batch and by features, weights on two dimensions; a product gathers its blocks along
+  the rows and the columns of the grid.
 """
 
 from __future__ import annotations
@@ -30,24 +34,38 @@ class MegatronWalk(AxisWalk):
         assert rule is not None
         if op.name == "gather":
             is_vocabulary = op.operands[position] in self.uses.vocabulary
-            of_table = [f for factors in rule.operands[position] for f in factors if f in rule.reduction & usable]
+            of_table = [
+                f
+                for factors in rule.operands[position]
+                for f in factors
+                if f in rule.reduction & usable
+            ]
             return (of_table[0] if is_vocabulary and of_table else None), False
         entering = self.factor_of(op, 1 - position)
-        if entering in rule.reduction & usable and any(entering in factors for factors in rule.operands[position]):
+        if entering in rule.reduction & usable and any(
+            entering in factors for factors in rule.operands[position]
+        ):
             return entering, True
         return self.first_output(rule, position, usable), False
 
     def first_output(self, rule: FactorRule, position: int, usable: set[int]) -> int | None:
-        """The major-most factor of the result that is the weight's alone and that the axis divides."""
+        """The major-most factor of the result that is the weight's alone and that the axis
+        divides."""
         leading = {leading_factor(factors, rule.sizes) for factors in rule.operands[position]}
         others = {f for factors in rule.operands[1 - position] for f in factors}
-        outputs = [f for factors in rule.results[0] for f in factors if f in usable & leading and f not in others]
+        outputs = [
+            f
+            for factors in rule.results[0]
+            for f in factors
+            if f in usable & leading and f not in others
+        ]
         return next((f for f in outputs if rule.sizes[f] % self.size == 0), None)
 
 
 class SequenceWalk(MegatronWalk):
     def scatter_dim(self, op: Op, factor: int) -> int | None:
-        """Onto the first dimension that is neither the weight's nor the batch; onto the batch where both are one."""
+        """Onto the first dimension that is neither the weight's nor the batch; onto the batch where
+        both are one."""
         product, rule = self.uses.product(op), op.rule
         if product is None or rule is None or factor not in rule.reduction:
             return None
@@ -72,7 +90,11 @@ class SummaWalk(MegatronWalk):
         if product is None or rule is None or factor not in rule.reduction:
             return None
         of_weight = {f for factors in rule.operands[product] for f in factors}
-        places = [dim for dim, factors in enumerate(rule.results[0]) if factors and factors[0] in of_weight]
+        places = [
+            dim
+            for dim, factors in enumerate(rule.results[0])
+            if factors and factors[0] in of_weight
+        ]
         return next((dim for dim in places if self.divides(op.results[0], dim)), None)
 
     def strategies(self, index: int, split: Split, factor: int) -> Sequence[int]:
@@ -84,12 +106,18 @@ class SummaWalk(MegatronWalk):
     def sharding(self, shape: tuple[int, ...], place: int | None) -> Sharding:
         """Split by the other axis too, along the longest dimension that is left."""
         columns = super().sharding(shape, place)
-        return columns if place is None else split_further(self.tables.mesh, shape, columns, self.plan.axes)
+        return (
+            columns
+            if place is None
+            else split_further(self.tables.mesh, shape, columns, self.plan.axes)
+        )
 
     def is_limited(self, index: int) -> bool:
         """State is on two axes, of which the walk follows one."""
         results = self.graph.ops[index].results
-        in_update = index in self.plan.flow.update or any(self.of_state[result] for result in results)
+        in_update = index in self.plan.flow.update or any(
+            self.of_state[result] for result in results
+        )
         return super().is_limited(index) and not in_update
 
 
@@ -104,7 +132,9 @@ def sequence(tables: IntraOpTables, roles: Roles) -> Restriction:
 def summa_2d(tables: IntraOpTables, roles: Roles) -> Restriction:
     axes = live_axes(tables.mesh)
     if len(axes) != 2:
-        raise UserError(f"preset 'summa-2d' needs a grid: expected a mesh of two axes, found {tables.mesh}")
+        raise UserError(
+            f"preset 'summa-2d' needs a grid: expected a mesh of two axes, found {tables.mesh}"
+        )
     plan = data_parallel(tables, roles, "summa-2d", axes[:1])
     walk = SummaWalk(plan, axes[1])
     walk.run()
@@ -127,6 +157,7 @@ def _pairs(tables: IntraOpTables, roles: Roles, preset: str, method: type[AxisWa
 
 def _no_products(preset: str, tables: IntraOpTables, axis: str, how: str) -> UserError:
     return UserError(
-        f"preset '{preset}' splits weights: expected products of activations with weights that axis {axis}="
+        f"preset '{preset}' splits weights: expected products of activations with weights that "
+        f"axis {axis}="
         f"{tables.mesh.axis_size(axis)} divides{how}, found none"
     )

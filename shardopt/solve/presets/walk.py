@@ -1,11 +1,12 @@
-"""One mesh axis followed through a graph in program order: how presets that split weights arrive at all else.
+"""One mesh axis followed through a graph in program order: how presets that split weights arrive at
+all else.
 
-A *weight product* is a matrix product, convolution or gather of an activation and a weight (or what transposes and
-casts make of one). The first product of a weight decides how it is split; backward products find it decided. All other
-operations take over the split of what they read. Where the axis gets lost (a slice of a split dimension), the operation
-is left to the solver and the axis is taken up again behind it. Subclasses say which factor of a weight is split and
-what becomes of sums over the axis.
-"""
+A *weight product* is a matrix product, convolution or gather of an activation and a weight (or what
+transposes and casts make of one). The first product of a weight decides how it is split; backward
+products find it decided. All other operations take over the split of what they read. Where the axis
+gets lost (a slice of a split dimension), the operation is left to the solver and the axis is taken
+up again behind it. Subclasses say which factor of a weight is split and what becomes of sums over
+the axis."""
 
 from __future__ import annotations
 
@@ -15,19 +16,31 @@ from dataclasses import dataclass, field
 
 from shardopt.graph.op_graph import FactorRule, Op
 from shardopt.mesh.mesh import Sharding
-from shardopt.solve.presets.base import Axes, Dims, Split, dims_of, in_full, strategies_that_split, tiles
+from shardopt.solve.presets.base import (
+    Axes,
+    Dims,
+    Split,
+    dims_of,
+    in_full,
+    strategies_that_split,
+    tiles,
+)
 from shardopt.solve.presets.data import DataParallel
 from shardopt.solve.presets.weights import WeightUses, dim_of, made_of
 from shardopt.solve.sharding.factors import shardable_factors
 
-# Operations whose result has the dimensions of their first operand, and that move or cut what lies along some.
-_LOCAL_MOVES = frozenset({"concatenate", "dynamic_slice", "dynamic_update_slice", "pad", "reverse", "slice"})
+# Operations whose result has the dimensions of their first operand, and that move or cut what lies
+# along some.
+_LOCAL_MOVES = frozenset(
+    {"concatenate", "dynamic_slice", "dynamic_update_slice", "pad", "reverse", "slice"}
+)
 
 
 @dataclass(eq=False)
 class AxisWalk(ABC):
-    """`where[t]` is the dimension of a tensor that `axis` splits, `decided[w]` that of a weight; `rows` are weights
-    split along a contracted factor, `followers` biases and scales split as the activations they are combined with."""
+    """`where[t]` is the dimension of a tensor that `axis` splits, `decided[w]` that of a weight;
+    `rows` are weights split along a contracted factor, `followers` biases and scales split as the
+    activations they are combined with."""
 
     plan: DataParallel
     axis: str
@@ -46,7 +59,8 @@ class AxisWalk(ABC):
         self.of_state = made_of(self.graph, flow, flow.weights | flow.slots)
 
     def run(self) -> None:
-        """Walk again as long as more is known of the inputs than at the start: operations before a decision see it."""
+        """Walk again as long as more is known of the inputs than at the start: operations before a
+        decision see it."""
         known: dict[int, int] | None = None
         while known != self._split_inputs():
             known = self._split_inputs()
@@ -59,17 +73,23 @@ class AxisWalk(ABC):
     def _split_inputs(self) -> dict[int, int]:
         """Weights and their slots."""
         weights = self.followers | self.decided
-        slots = {slot: dim for weight, dim in weights.items() for slot in self.plan.flow.slots_of.get(weight, ())}
+        slots = {
+            slot: dim
+            for weight, dim in weights.items()
+            for slot in self.plan.flow.slots_of.get(weight, ())
+        }
         return slots | weights
 
     # ---- what a method decides ----
 
     @abstractmethod
     def wanted(self, op: Op, position: int, usable: set[int]) -> tuple[int | None, bool]:
-        """The factor to split of a weight in its first product, if any, and whether these are its rows."""
+        """The factor to split of a weight in its first product, if any, and whether these are its
+        rows."""
 
     def scatter_dim(self, op: Op, factor: int) -> int | None:
-        """The result dimension onto which a sum over the axis is scattered; None to leave the sum whole."""
+        """The result dimension onto which a sum over the axis is scattered; None to leave the sum
+        whole."""
         return None
 
     def batch_split(self, index: int, factor: int | None) -> Split:
@@ -84,15 +104,22 @@ class AxisWalk(ABC):
             return numbers
         scattered = strategies_that_split(self.tables, index, split, scatter=target)
         known = self.tables.ops[index].strategies
-        return (*scattered, *(n for n in numbers if known[n].results[0].partial)) if scattered else numbers
+        return (
+            (*scattered, *(n for n in numbers if known[n].results[0].partial))
+            if scattered
+            else numbers
+        )
 
     def state(self) -> dict[int, Sharding]:
-        """Every weight as decided, or split as the first activation it is combined with, or whole; its slots alike."""
+        """Every weight as decided, or split as the first activation it is combined with, or whole;
+        its slots alike."""
         found = {}
         for weight in sorted(self.plan.flow.weights):
             place = self.decided.get(weight, self.followers.get(weight))
             sharding = self.sharding(self.graph.tensors[weight].shape, place)
-            found.update(dict.fromkeys((weight, *self.plan.flow.slots_of.get(weight, ())), sharding))
+            found.update(
+                dict.fromkeys((weight, *self.plan.flow.slots_of.get(weight, ())), sharding)
+            )
         return found
 
     def sharding(self, shape: tuple[int, ...], place: int | None) -> Sharding:
@@ -109,7 +136,9 @@ class AxisWalk(ABC):
         numbers: list[int] = []
         for factor in factors:
             batch = self.batch_split(index, factor)
-            numbers += self.strategies(index, {**batch, factor: (*batch.get(factor, ()), self.axis)}, factor)
+            numbers += self.strategies(
+                index, {**batch, factor: (*batch.get(factor, ()), self.axis)}, factor
+            )
         chosen = factors[0] if numbers else None
         self._mark_results(op, op.rule, chosen)
         if not self.is_limited(index):
@@ -120,19 +149,26 @@ class AxisWalk(ABC):
                 self._note_followers(op, op.rule, chosen)
         elif not self.is_free(index, factors):
             split = self.batch_split(index, None)
-            self.allowed[index] = strategies_that_split(self.tables, index, split) or in_full(self.tables, index)
+            self.allowed[index] = strategies_that_split(self.tables, index, split) or in_full(
+                self.tables, index
+            )
 
     def is_limited(self, index: int) -> bool:
-        """Whether an operation follows the method at all: masks and the like are made where they are needed."""
+        """Whether an operation follows the method at all: masks and the like are made where they
+        are needed."""
         results = self.graph.ops[index].results
         return bool(results) and (self.plan.flow.depends[results[0]] or self.of_state[results[0]])
 
     def is_free(self, index: int, factors: Sequence[int]) -> bool:
-        """Whether an operation that does not take the axis is left to the solver: those that read split values."""
-        return bool(factors) or any(self.where[operand] is not None for operand in self.graph.ops[index].operands)
+        """Whether an operation that does not take the axis is left to the solver: those that read
+        split values."""
+        return bool(factors) or any(
+            self.where[operand] is not None for operand in self.graph.ops[index].operands
+        )
 
     def factors(self, op: Op) -> list[int]:
-        """The factors that the axis may split, alternatives of equal right; empty to leave the axis out."""
+        """The factors that the axis may split, alternatives of equal right; empty to leave the axis
+        out."""
         usable = set(shardable_factors(op))
         product = self.uses.product(op)
         if product is not None:
@@ -144,7 +180,8 @@ class AxisWalk(ABC):
         return self.inherited(op, usable)
 
     def inherited(self, op: Op, usable: set[int]) -> list[int]:
-        """The factors split in the operands: those of activations first, and of these the ones not contracted."""
+        """The factors split in the operands: those of activations first, and of these the ones not
+        contracted."""
         rule = op.rule
         assert rule is not None
         found = [
@@ -156,7 +193,8 @@ class AxisWalk(ABC):
         return list(dict.fromkeys(rank[2] for rank in found if rank[:2] == best))
 
     def factor_of(self, op: Op, position: int) -> int | None:
-        """The factor on which the axis enters by an operand: behind the batch where both split one dimension."""
+        """The factor on which the axis enters by an operand: behind the batch where both split one
+        dimension."""
         tensor, rule = op.operands[position], op.rule
         dim = self.where[tensor]
         if dim is None or rule is None or position >= len(rule.operands):
@@ -183,10 +221,14 @@ class AxisWalk(ABC):
 
     def divides(self, tensor: int, dim: int) -> bool:
         """Whether the axis divides a dimension behind the batch."""
-        return self.graph.tensors[tensor].shape[dim] % (self._tiles_of_batch(tensor, dim) * self.size) == 0
+        return (
+            self.graph.tensors[tensor].shape[dim] % (self._tiles_of_batch(tensor, dim) * self.size)
+            == 0
+        )
 
     def _mark_results(self, op: Op, rule: FactorRule, factor: int | None) -> None:
-        """Where the axis splits the results; behind an operation that it cannot pass, the dimension it split before."""
+        """Where the axis splits the results; behind an operation that it cannot pass, the dimension
+        it split before."""
         for position, result in enumerate(op.results):
             if factor is None:
                 self.where[result] = self._dim_kept(op, result)
@@ -202,12 +244,19 @@ class AxisWalk(ABC):
     # ---- weights ----
 
     def _decide(self, op: Op, position: int, usable: set[int]) -> None:
-        """Split the weight of its first product, unless another use of it was first or the axis does not divide it."""
+        """Split the weight of its first product, unless another use of it was first or the axis
+        does not divide it."""
         factor, by_rows = self.wanted(op, position, usable)
-        dim = None if factor is None or op.rule is None else dim_of(op.rule.operands[position], factor)
+        dim = (
+            None
+            if factor is None or op.rule is None
+            else dim_of(op.rule.operands[position], factor)
+        )
         found = [] if dim is None else list(self.uses.origins(op.operands[position], dim))
         shapes = {weight: self.graph.tensors[weight].shape for weight, _ in found}
-        if not found or any(w in self.decided or shapes[w][place] % self.size for w, place in found):
+        if not found or any(
+            w in self.decided or shapes[w][place] % self.size for w, place in found
+        ):
             return
         self.decided.update(found)
         self.rows.update(weight for weight, _ in found if by_rows)

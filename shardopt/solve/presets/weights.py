@@ -1,4 +1,5 @@
-"""How weights get to the products that use them: through transposes, reshapes and casts, dimension by dimension."""
+"""How weights get to the products that use them: through transposes, reshapes and casts, dimension
+by dimension."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class WeightUses:
         return self.graph.producers()
 
     def product(self, op: Op) -> int | None:
-        """The position of the weight in a product (or gather) with an activation; None for any other operation."""
+        """The position of the weight in a product (or gather) with an activation; None for any
+        other operation."""
         if op.rule is None or (op.name != "gather" and op.name not in _PRODUCTS):
             return None
         weights = [k for k, tensor in enumerate(op.operands[:2]) if self.derived[tensor]]
@@ -61,7 +63,14 @@ class WeightUses:
         if factor not in set(shardable_factors(op)):
             return
         for operand, mapping in zip(op.operands, op.rule.operands, strict=False):
-            place = next((d for d, led in enumerate(mapping) if leading_factor(led, op.rule.sizes) == factor), None)
+            place = next(
+                (
+                    d
+                    for d, led in enumerate(mapping)
+                    if leading_factor(led, op.rule.sizes) == factor
+                ),
+                None,
+            )
             if place is not None:
                 yield from self.origins(operand, place)
 
@@ -71,18 +80,25 @@ class WeightUses:
         pending = [tensor]
         while pending:
             producer = self.producers[pending.pop()]
-            if producer >= 0 and producer not in found and not self.flow.depends[self.graph.ops[producer].results[0]]:
+            if (
+                producer >= 0
+                and producer not in found
+                and not self.flow.depends[self.graph.ops[producer].results[0]]
+            ):
                 found.add(producer)
                 pending += self.graph.ops[producer].operands
         return found
 
 
 def made_of(graph: OpGraph, flow: BatchFlow, sources: Set[int]) -> tuple[bool, ...]:
-    """For each tensor whether it is one of the sources, or made of them and constants but not of the batch."""
+    """For each tensor whether it is one of the sources, or made of them and constants but not of
+    the batch."""
     found = [tensor in sources for tensor in range(len(graph.tensors))]
     for op in graph.ops:
         for result in op.results:
-            found[result] = not flow.depends[result] and any(found[operand] for operand in op.operands)
+            found[result] = not flow.depends[result] and any(
+                found[operand] for operand in op.operands
+            )
     return tuple(found)
 
 

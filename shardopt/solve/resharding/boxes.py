@@ -1,4 +1,5 @@
-"""Boxes of a tensor: which of the tiles of a sharding a box overlaps, and how to cut one into pieces."""
+"""Boxes of a tensor: which of the tiles of a sharding a box overlaps, and how to cut one into
+pieces."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ from shardopt.solve.resharding.plan import Box
 
 @dataclass(frozen=True, eq=False)
 class TileGrid:
-    """The tiles of a sharded tensor and who holds them: `holders` by the number of the tile in each dimension, devices
-    in mesh order. Tiles without elements (`Sharding.tiles` says when) are left out."""
+    """The tiles of a sharded tensor and who holds them: `holders` by the number of the tile in each
+    dimension, devices in mesh order. Tiles without elements (`Sharding.tiles` says when) are left
+    out."""
 
     shape: tuple[int, ...]
     extents: tuple[int, ...]
@@ -22,27 +24,36 @@ class TileGrid:
 
     @staticmethod
     def of(mesh: Mesh, sharding: Sharding, shape: tuple[int, ...]) -> TileGrid:
-        """Raises ValueError where rank or axes do not fit, and for a value that is not summed up yet: its terms differ
-        from device to device."""
+        """Raises ValueError where rank or axes do not fit, and for a value that is not summed up
+        yet: its terms differ from device to device."""
         sharding.check_axes(mesh, shape)
         if sharding.partial:
-            raise ValueError(f"expected a value that is summed up, found sharding {sharding} on mesh {mesh}")
+            raise ValueError(
+                f"expected a value that is summed up, found sharding {sharding} on mesh {mesh}"
+            )
         extents = sharding.local_shape(mesh, shape)
         holders: dict[tuple[int, ...], list[int]] = {}
         numbers = sharding.tile_numbers(mesh).tolist()
         for device, number in zip(mesh.devices, numbers, strict=True):
-            if all(k * extent < whole for k, extent, whole in zip(number, extents, shape, strict=True)):
+            if all(
+                k * extent < whole for k, extent, whole in zip(number, extents, shape, strict=True)
+            ):
                 holders.setdefault(tuple(number), []).append(device)
-        return TileGrid(shape, extents, {number: tuple(devices) for number, devices in holders.items()})
+        return TileGrid(
+            shape, extents, {number: tuple(devices) for number, devices in holders.items()}
+        )
 
     def box(self, number: tuple[int, ...]) -> Box:
         bounds = zip(number, self.extents, self.shape, strict=True)
         return tuple((k * extent, min((k + 1) * extent, whole)) for k, extent, whole in bounds)
 
     def overlaps(self, box: Box) -> Iterator[tuple[Box, tuple[int, ...]]]:
-        """The parts of a box that lie in one tile each, with the holders of the tile, in the order of the tiles."""
+        """The parts of a box that lie in one tile each, with the holders of the tile, in the order
+        of the tiles."""
         spans = zip(box, self.extents, strict=True)
-        for number in product(*(range(start // extent, -(-limit // extent)) for (start, limit), extent in spans)):
+        for number in product(
+            *(range(start // extent, -(-limit // extent)) for (start, limit), extent in spans)
+        ):
             tile = self.box(number)
             common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, tile, strict=True))
             yield common, self.holders[number]
@@ -55,9 +66,8 @@ def volume(box: Box) -> int:
 def cut(box: Box, count: int) -> tuple[Box, ...]:
     """At most `count` pieces of a box, as equal as can be.
 
-    Each dimension in turn is cut by the factor that its extent shares with what is left of the count (arXiv 2201.12023,
-    section 6); what no extent shares cuts the longest one unevenly.
-    """
+    Each dimension in turn is cut by the factor that its extent shares with what is left of the
+    count (arXiv 2201.12023, section 6); what no extent shares cuts the longest one unevenly."""
     parts, left = [], count
     for start, limit in box:
         parts.append(gcd(limit - start, left))
@@ -67,7 +77,11 @@ def cut(box: Box, count: int) -> tuple[Box, ...]:
         longest = max(range(len(box)), key=lengths.__getitem__)
         start, limit = box[longest]
         parts[longest] = min(parts[longest] * left, limit - start)
-    return tuple(product(*(_even(start, limit, part) for (start, limit), part in zip(box, parts, strict=True))))
+    return tuple(
+        product(
+            *(_even(start, limit, part) for (start, limit), part in zip(box, parts, strict=True))
+        )
+    )
 
 
 def _even(start: int, limit: int, parts: int) -> list[tuple[int, int]]:

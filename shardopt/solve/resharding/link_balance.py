@@ -1,9 +1,9 @@
 """Assignment of boxes to links, so that the busiest link is least busy.
 
-First each box, largest first, goes where it makes the busiest of its links least busy. Then boxes on the busiest link
-of all are moved or exchanged as long as that relieves it. Where few boxes have a choice, branch and bound finds the
-best assignment. Each step has a budget of work, so the result does not depend on the machine.
-"""
+First each box, largest first, goes where it makes the busiest of its links least busy. Then boxes
+on the busiest link of all are moved or exchanged as long as that relieves it. Where few boxes have
+a choice, branch and bound finds the best assignment. Each step has a budget of work, so the result
+does not depend on the machine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,13 @@ def assign(options: Sequence[tuple[Option, ...]]) -> list[Option | None]:
     open_.sort(key=lambda fetch: -min(option.seconds for option in options[fetch]))
     least = _bound(loads, [options[fetch] for fetch in open_])
     for fetch in open_:
-        loads.put(fetch, min(options[fetch], key=lambda option: (loads.with_option(option), loads.seconds[option.out])))
+        loads.put(
+            fetch,
+            min(
+                options[fetch],
+                key=lambda option: (loads.with_option(option), loads.seconds[option.out]),
+            ),
+        )
     if loads.top() > least * (1 + _EPSILON):
         _improve(loads, options, open_)
     if len(open_) <= _MOST_SEARCHED and loads.top() > least * (1 + _EPSILON):
@@ -68,14 +74,17 @@ class _Loads:
         return max(self.seconds.values(), default=0.0)
 
     def relieves(self, worst: Link, limit: float, changes: Sequence[tuple[Option, Option]]) -> bool:
-        """Whether replacing options takes something off the worst link and brings no other one to the limit."""
+        """Whether replacing options takes something off the worst link and brings no other one to
+        the limit."""
         delta: defaultdict[Link, float] = defaultdict(float)
         for old, new in changes:
             for option, sign in ((old, -1), (new, 1)):
                 delta[option.out] += sign * option.seconds
                 delta[option.into] += sign * option.seconds
         return delta[worst] < 0 and all(
-            more <= 0 or self.seconds[link] + more < limit for link, more in delta.items() if link != worst
+            more <= 0 or self.seconds[link] + more < limit
+            for link, more in delta.items()
+            if link != worst
         )
 
     def replace(self, fetch: int, new: Option) -> None:
@@ -86,23 +95,32 @@ class _Loads:
 
 
 def _bound(fixed: _Loads, options: Sequence[tuple[Option, ...]]) -> float:
-    """Seconds that no assignment of the boxes with a choice undercuts: what stands, the largest box, and all of them
-    spread evenly over the links that could send them."""
+    """Seconds that no assignment of the boxes with a choice undercuts: what stands, the largest
+    box, and all of them spread evenly over the links that could send them."""
     least = max(fixed.top(), max((min(o.seconds for o in own) for own in options), default=0.0))
     links = dict.fromkeys(option.out for own in options for option in own)
-    total = sum(min(option.seconds for option in own) for own in options) + sum(fixed.seconds[link] for link in links)
+    total = sum(min(option.seconds for option in own) for own in options) + sum(
+        fixed.seconds[link] for link in links
+    )
     return max(least, total / max(len(links), 1))
 
 
 def _improve(loads: _Loads, options: Sequence[tuple[Option, ...]], open_: Sequence[int]) -> None:
-    """Relieve the busiest link by moving one of its boxes, or by exchanging one with a box elsewhere."""
+    """Relieve the busiest link by moving one of its boxes, or by exchanging one with a box
+    elsewhere."""
     left = _MOST_MOVES
     while left > 0:
         top = loads.top()
         worst = next(link for link, seconds in loads.seconds.items() if seconds == top)
-        on_it = [fetch for fetch in open_ if (own := loads.chosen[fetch]) and worst in (own.out, own.into)]
+        on_it = [
+            fetch
+            for fetch in open_
+            if (own := loads.chosen[fetch]) and worst in (own.out, own.into)
+        ]
         found: Changes = ()
-        for changes in chain(_moves(loads, options, on_it), _exchanges(loads, options, on_it, open_)):
+        for changes in chain(
+            _moves(loads, options, on_it), _exchanges(loads, options, on_it, open_)
+        ):
             left -= 1
             replaced = [(_sure(loads.chosen[fetch]), new) for fetch, new in changes]
             if loads.relieves(worst, top * (1 - _EPSILON), replaced):
@@ -116,7 +134,9 @@ def _improve(loads: _Loads, options: Sequence[tuple[Option, ...]], open_: Sequen
             loads.replace(fetch, option)
 
 
-def _moves(loads: _Loads, options: Sequence[tuple[Option, ...]], on_it: Sequence[int]) -> Iterator[Changes]:
+def _moves(
+    loads: _Loads, options: Sequence[tuple[Option, ...]], on_it: Sequence[int]
+) -> Iterator[Changes]:
     for fetch in on_it:
         yield from (((fetch, new),) for new in options[fetch] if new is not loads.chosen[fetch])
 
@@ -143,7 +163,11 @@ class _Search:
     """Depth first over the boxes with a choice, largest first; prunes what cannot beat the best."""
 
     def __init__(
-        self, start: _Loads, options: Sequence[tuple[Option, ...]], open_: Sequence[int], least: float
+        self,
+        start: _Loads,
+        options: Sequence[tuple[Option, ...]],
+        open_: Sequence[int],
+        least: float,
     ) -> None:
         self.options, self.open, self.least = options, open_, least
         self.best, self.best_top = list(start.chosen), start.top()
@@ -162,7 +186,10 @@ class _Search:
             self.best, self.best_top = list(self.loads.chosen), top
             return
         fetch = self.open[depth]
-        ways = sorted((max(top, self.loads.with_option(o)), number) for number, o in enumerate(self.options[fetch]))
+        ways = sorted(
+            (max(top, self.loads.with_option(o)), number)
+            for number, o in enumerate(self.options[fetch])
+        )
         for reached, number in ways:
             self.nodes += 1
             done = self.best_top <= self.least * (1 + _EPSILON) or self.nodes > _MOST_NODES

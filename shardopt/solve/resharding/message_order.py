@@ -1,9 +1,9 @@
 """The order of messages, so that hosts that have nothing to do with each other send at once.
 
-Each link carries one message at a time. This is open-shop scheduling: a message needs the link that it leaves through
-and the one that it arrives through. The link that is free first sends next, to where a link is free too, and of those
-to the one that has most left to receive; that leaves no link idle that could work.
-"""
+Each link carries one message at a time. This is open-shop scheduling: a message needs the link that
+it leaves through and the one that it arrives through. The link that is free first sends next, to
+where a link is free too, and of those to the one that has most left to receive; that leaves no link
+idle that could work."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from heapq import heapify, heappop, heappush
 
 from shardopt.cost.transfers import Links, Ordered
 
-_MOST_ALONE = 4096  # messages that are put in order one by one; time grows with the square of those of a link
+_MOST_ALONE = (
+    4096  # messages that are put in order one by one; time grows with the square of those of a link
+)
 
 
 def best_order(links: Links) -> list[int]:
-    """The numbers of messages in the order in which to send them: as they stand where the busiest link is then never
-    idle, else the better of this and the rule above."""
+    """The numbers of messages in the order in which to send them: as they stand where the busiest
+    link is then never idle, else the better of this and the rule above."""
     plain = Ordered(links)
     if plain.seconds <= links.busiest_seconds * (1 + 1e-9):
         return links.numbers.tolist()

@@ -1,8 +1,7 @@
 """How devices of the destination fill each other's tiles: all-gathers in rings, and chains.
 
-A round is a phase of the plan; rounds are counted from 1, for 0 is what crosses meshes. In a round each device sends to
-one other at most and receives from one other at most.
-"""
+A round is a phase of the plan; rounds are counted from 1, for 0 is what crosses meshes. In a round
+each device sends to one other at most and receives from one other at most."""
 
 from __future__ import annotations
 
@@ -15,13 +14,15 @@ Round = tuple[int, TileSend]
 Bundles = Sequence[Sequence[Box]]  # the boxes that each device starts with
 
 
-def all_gather(hosts: Sequence[Sequence[int]], bundles: Mapping[int, Sequence[Box]]) -> Iterator[Round]:
-    """Afterwards every device has the boxes of all. `hosts` are the devices of each host that take part.
+def all_gather(
+    hosts: Sequence[Sequence[int]], bundles: Mapping[int, Sequence[Box]]
+) -> Iterator[Round]:
+    """Afterwards every device has the boxes of all. `hosts` are the devices of each host that take
+    part.
 
-    Where hosts take part with equally many devices, the k-th of each first gather over the hosts, so that each box
-    goes through a network card once for each further host; then the devices of a host gather what came. Otherwise one
-    ring passes through all hosts.
-    """
+    Where hosts take part with equally many devices, the k-th of each first gather over the hosts,
+    so that each box goes through a network card once for each further host; then the devices of a
+    host gather what came. Otherwise one ring passes through all hosts."""
     if len({len(devices) for devices in hosts}) > 1:
         devices = [device for host in hosts for device in host]
         yield from _ring(devices, [bundles[device] for device in devices], 1)
@@ -35,15 +36,16 @@ def all_gather(hosts: Sequence[Sequence[int]], bundles: Mapping[int, Sequence[Bo
 
 
 def chain(devices: Sequence[int], chunks: Sequence[Box]) -> Iterator[Round]:
-    """The first device has all chunks and the last gets them through all between; a device passes on one chunk while
-    it receives the next."""
+    """The first device has all chunks and the last gets them through all between; a device passes
+    on one chunk while it receives the next."""
     for hop, (giver, taker) in enumerate(pairwise(devices)):
         for number, chunk in enumerate(chunks):
             yield 1 + hop + number, TileSend.of(giver, taker, chunk)
 
 
 def _ring(devices: Sequence[int], bundles: Bundles, first: int) -> Iterator[Round]:
-    """In round k each device passes its successor what it got in the round before, at first its own."""
+    """In round k each device passes its successor what it got in the round before, at first its
+    own."""
     count = len(devices)
     for distance in range(count - 1):
         for place, device in enumerate(devices):

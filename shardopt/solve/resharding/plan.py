@@ -1,9 +1,8 @@
 """The plan of a cross-mesh resharding as a value, what it moves, and its form as one integer array.
 
-In the first phase of a plan source devices send boxes of their tiles to destination devices; in each later one
-destination devices pass on boxes that arrived in phases before. Afterwards each destination device holds its whole tile
-and has received every element of it exactly once.
-"""
+In the first phase of a plan source devices send boxes of their tiles to destination devices; in
+each later one destination devices pass on boxes that arrived in phases before. Afterwards each
+destination device holds its whole tile and has received every element of it exactly once."""
 
 from __future__ import annotations
 
@@ -24,7 +23,8 @@ Box = tuple[tuple[int, int], ...]  # (start, limit) of each dimension
 
 @dataclass(frozen=True, slots=True)
 class TileSend:
-    """One message: the box `[start, limit)` of the whole tensor, in elements per dimension, between global device ids.
+    """One message: the box `[start, limit)` of the whole tensor, in elements per dimension, between
+    global device ids.
 
     Equal devices mean a copy inside the device.
     """
@@ -36,7 +36,12 @@ class TileSend:
 
     @staticmethod
     def of(src_device: int, dst_device: int, box: Box) -> TileSend:
-        return TileSend(src_device, dst_device, tuple(start for start, _ in box), tuple(limit for _, limit in box))
+        return TileSend(
+            src_device,
+            dst_device,
+            tuple(start for start, _ in box),
+            tuple(limit for _, limit in box),
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -51,16 +56,19 @@ class TileSend:
         return self.src_device == self.dst_device
 
     def __str__(self) -> str:
-        box = ", ".join(f"{start}:{limit}" for start, limit in zip(self.start, self.limit, strict=True))
+        box = ", ".join(
+            f"{start}:{limit}" for start, limit in zip(self.start, self.limit, strict=True)
+        )
         return f"{self.src_device}->{self.dst_device} [{box}]"
 
 
 @dataclass(frozen=True)
 class ReshardingPlan:
-    """`phases[0]` are the sends from source to destination mesh, `phases[p]` those inside the destination in phase p.
+    """`phases[0]` are the sends from source to destination mesh, `phases[p]` those inside the
+    destination in phase p.
 
-    The order within a phase is the one in which messages are best sent. `itemsize` is bytes per element.
-    """
+    The order within a phase is the one in which messages are best sent. `itemsize` is bytes per
+    element."""
 
     strategy: str
     rank: int
@@ -77,8 +85,8 @@ class ReshardingPlan:
         return tuple(send for phase in self.phases[1:] for send in phase)
 
     def messages(self, phase: int) -> list[Message]:
-        """What one device sends another in a phase, as one message of so many bytes; none in phases that the plan does
-        not have."""
+        """What one device sends another in a phase, as one message of so many bytes; none in phases
+        that the plan does not have."""
         return merged(self.phases[phase], self.itemsize) if phase < len(self.phases) else []
 
     def to_array(self) -> np.ndarray:
@@ -94,14 +102,21 @@ class ReshardingPlan:
     def from_array(array: np.ndarray, strategy: str, itemsize: int) -> ReshardingPlan:
         """The inverse of `to_array`; raises ValueError for an array that is no plan."""
         columns = array.shape[1] if array.ndim == 2 else 0
-        if columns < _HEADER_COLUMNS or (columns - _HEADER_COLUMNS) % 2 or array.dtype.kind not in "iu":
+        if (
+            columns < _HEADER_COLUMNS
+            or (columns - _HEADER_COLUMNS) % 2
+            or array.dtype.kind not in "iu"
+        ):
             raise ValueError(
-                f"a resharding plan is an integer array [n, 3 + 2 * rank], found {array.dtype}{array.shape}"
+                "a resharding plan is an integer array [n, 3 + 2 * rank], found "
+                f"{array.dtype}{array.shape}"
             )
         rank = (columns - _HEADER_COLUMNS) // 2
         phases: dict[int, list[TileSend]] = {}
         for phase, src, dst, *box in array.tolist():
-            phases.setdefault(phase, []).append(TileSend(src, dst, tuple(box[:rank]), tuple(box[rank:])))
+            phases.setdefault(phase, []).append(
+                TileSend(src, dst, tuple(box[:rank]), tuple(box[rank:]))
+            )
         if min(phases, default=0) < 0:
             raise ValueError(f"resharding plan: expected phases from 0 on, found {min(phases)}")
         found = (tuple(phases.get(phase, ())) for phase in range(1 + max(phases, default=-1)))
@@ -118,8 +133,8 @@ def merged(sends: Iterable[TileSend], itemsize: int) -> list[Message]:
 
 
 def plans_seconds(cluster: Cluster, plans: Iterable[ReshardingPlan]) -> float:
-    """Seconds until plans that start together are through, phase by phase: what they send on one route in one phase is
-    one message."""
+    """Seconds until plans that start together are through, phase by phase: what they send on one
+    route in one phase is one message."""
     plans = tuple(plans)
     count = max((len(plan.phases) for plan in plans), default=0)
     phases = (_joined([plan.messages(phase) for plan in plans]) for phase in range(count))
@@ -136,7 +151,8 @@ def _joined(parts: list[list[Message]]) -> list[Message]:
 
 
 def elements_on_wire(plan: ReshardingPlan) -> int:
-    """Elements that the sends move between different devices; copies inside a device and later phases do not count."""
+    """Elements that the sends move between different devices; copies inside a device and later
+    phases do not count."""
     return _moved_elements(plan.sends)
 
 

@@ -1,9 +1,8 @@
 """Who sends each box: load balance over network cards and links (arXiv 2211.05322, section 3).
 
-Replicas of a source tile leave a choice. What counts is the busiest link: the card of a host, shared by its devices, or
-the link of a device inside its host (`link_balance` assigns boxes to links). Within the host that was chosen, the
-device that has sent least sends.
-"""
+Replicas of a source tile leave a choice. What counts is the busiest link: the card of a host,
+shared by its devices, or the link of a device inside its host (`link_balance` assigns boxes to
+links). Within the host that was chosen, the device that has sent least sends."""
 
 from __future__ import annotations
 
@@ -16,7 +15,8 @@ from shardopt.hardware.cluster import Cluster
 from shardopt.solve.resharding.link_balance import Link, Option, assign
 from shardopt.solve.resharding.plan import Box
 
-_MOST_HOSTS = 32  # that hold a box and are considered; enough for balance, and time does not grow with their number
+# that hold a box and are considered; enough for balance, and time does not grow with their number
+_MOST_HOSTS = 32
 
 
 class Fetch(NamedTuple):
@@ -69,7 +69,10 @@ class _Wires:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._hosts, self._groups = cluster.hosts_of_devices.tolist(), cluster.groups_of_devices.tolist()
+        self._hosts, self._groups = (
+            cluster.hosts_of_devices.tolist(),
+            cluster.groups_of_devices.tolist(),
+        )
         self._byte_seconds: dict[tuple[int, int, bool], float] = {}
 
     def by_host(self, devices: Sequence[int]) -> dict[int, list[int]]:
@@ -79,8 +82,8 @@ class _Wires:
         return found
 
     def options(self, fetch: Fetch, hosts: dict[int, list[int]]) -> Iterator[Option]:
-        """None at all where the target holds the box. Of very many hosts those from the target's place on are taken,
-        so that different targets turn to different ones."""
+        """None at all where the target holds the box. Of very many hosts those from the target's
+        place on are taken, so that different targets turn to different ones."""
         home = self._hosts[fetch.target]
         if fetch.target in hosts.get(home, ()):
             return

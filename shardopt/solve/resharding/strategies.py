@@ -1,8 +1,9 @@
-"""The strategies: which boxes cross to which device of the destination, and what is passed on there.
+"""The strategies: which boxes cross to which device of the destination, and what is passed on
+there.
 
-A strategy makes *drafts*. A draft says what each device fetches from the source mesh, not yet from whom, and what the
-destination devices then pass on. Devices that hold their whole tile already copy it and take no further part.
-"""
+A strategy makes *drafts*. A draft says what each device fetches from the source mesh, not yet from
+whom, and what the destination devices then pass on. Devices that hold their whole tile already copy
+it and take no further part."""
 
 from __future__ import annotations
 
@@ -17,10 +18,11 @@ from shardopt.solve.resharding.passing_on import Round, all_gather, chain
 from shardopt.solve.resharding.plan import Box
 from shardopt.solve.resharding.senders import Fetch
 
-# Rows that may follow the first phase of a plan: it stands in the IR, and a row takes about a microsecond to carry out.
-# Where there would be more, pieces get larger.
+# Rows that may follow the first phase of a plan: it stands in the IR, and a row takes about a
+# microsecond to carry out. Where there would be more, pieces get larger.
 _MOST_ROWS = 1 << 16
-# Chunks of a chain: the time beyond that of its slowest link falls as 1 / chunks, so that many rows gain little.
+# Chunks of a chain: the time beyond that of its slowest link falls as 1 / chunks, so that many rows
+# gain little.
 _CHUNKS = (1, 2, 4, 8, 16)
 _MOST_CHUNKS = 1 << 13
 
@@ -30,7 +32,8 @@ _Hosts = tuple[tuple[int, ...], ...]  # the devices of each host
 
 @dataclass(frozen=True)
 class Resharding:
-    """A tensor on its way: `itemsize` is bytes per element. The meshes may share devices, or be the same."""
+    """A tensor on its way: `itemsize` is bytes per element. The meshes may share devices, or be the
+    same."""
 
     shape: tuple[int, ...]
     itemsize: int
@@ -69,7 +72,9 @@ class Drafting:
             box = target.box(number)
             first, *others = self._source.overlaps(box)
             held = frozenset(() if others else first[1])
-            self._copies += [self._fetch(box, device, first[1]) for device in replicas if device in held]
+            self._copies += [
+                self._fetch(box, device, first[1]) for device in replicas if device in held
+            ]
             hosts = self._by_host([device for device in replicas if device not in held])
             if hosts:
                 self._tiles.append(_Tile(box, hosts))
@@ -91,12 +96,18 @@ class Drafting:
             rounds: list[Round] = []
             for tile in tiles:
                 pieces = self._pieces(tile, _MOST_ROWS // len(tiles))
-                fetches += [f for device, boxes in pieces.items() for box in boxes for f in self._fill(box, device)]
+                fetches += [
+                    f
+                    for device, boxes in pieces.items()
+                    for box in boxes
+                    for f in self._fill(box, device)
+                ]
                 rounds += all_gather(tile.hosts, pieces)
             yield self._draft(fetches, rounds)
 
     def broadcast(self) -> Iterator[Draft]:
-        """Each overlap of two tiles crosses once, to the first device of a chain that visits each host once."""
+        """Each overlap of two tiles crosses once, to the first device of a chain that visits each
+        host once."""
         for tiles in self._scopes():
             fetches: list[Fetch] = []
             chains: list[tuple[tuple[int, ...], Box]] = []
@@ -104,24 +115,30 @@ class Drafting:
                 for turn, (box, holders) in enumerate(self._source.overlaps(tile.box)):
                     holding = [device for device in tile.devices if device in holders]
                     order = self._chain_order(tile.hosts, holders, turn)
-                    fetches += [self._fetch(box, device, holders) for device in holding or order[:1]]
+                    fetches += [
+                        self._fetch(box, device, holders) for device in holding or order[:1]
+                    ]
                     chains.append(((*holding[:1], *order) if holding else order, box))
             hops = sum(len(devices) - 1 for devices, _ in chains)
             for chunks in _CHUNKS if hops else (1,):
                 if chunks == 1 or chunks * hops <= _MOST_CHUNKS:
-                    rounds = [each for devices, box in chains for each in chain(devices, cut(box, chunks))]
+                    rounds = [
+                        each for devices, box in chains for each in chain(devices, cut(box, chunks))
+                    ]
                     yield self._draft(fetches, rounds)
 
     def _scopes(self) -> Iterator[list[_Tile]]:
-        """All replicas of a tile together, so that it crosses once; and, where hosts have several, those of each host
-        alone, so that nothing goes from one host of the destination to another."""
+        """All replicas of a tile together, so that it crosses once; and, where hosts have several,
+        those of each host alone, so that nothing goes from one host of the destination to
+        another."""
         yield self._tiles
         if any(1 < len(tile.hosts) < len(tile.devices) for tile in self._tiles):
             yield [_Tile(tile.box, (host,)) for tile in self._tiles for host in tile.hosts]
 
     def _pieces(self, tile: _Tile, most_rows: int) -> dict[int, list[Box]]:
-        """The finer tiles, by the device that fetches each: along the tiles of the source where their number divides
-        that of the replicas, so that a device fetches from one tile, and if it can from itself."""
+        """The finer tiles, by the device that fetches each: along the tiles of the source where
+        their number divides that of the replicas, so that a device fetches from one tile, and if it
+        can from itself."""
         devices = tile.devices
         count = max(1, min(len(devices), most_rows // len(devices)))
         overlaps = [*self._source.overlaps(tile.box)]
@@ -144,10 +161,13 @@ class Drafting:
         return found
 
     def _chain_order(self, hosts: _Hosts, holders: Sequence[int], turn: int) -> tuple[int, ...]:
-        """The devices without the box: hosts that hold it first, else hosts in turn, and devices in turn."""
+        """The devices without the box: hosts that hold it first, else hosts in turn, and devices in
+        turn."""
         near = {self._cluster.host_of(device) for device in holders}
         turned = _turned(hosts, turn)
-        turned = tuple(sorted(turned, key=lambda devices: self._cluster.host_of(devices[0]) not in near))
+        turned = tuple(
+            sorted(turned, key=lambda devices: self._cluster.host_of(devices[0]) not in near)
+        )
         inside = (_turned(devices, turn // len(hosts)) for devices in turned)
         return tuple(device for devices in inside for device in devices if device not in holders)
 

@@ -1,24 +1,26 @@
-"""Cross-mesh resharding: which device sends which box of a tensor to which device, and in which order.
+"""Cross-mesh resharding: which device sends which box of a tensor to which device, and in which
+order.
 
-A destination tile overlaps some source tiles, and each overlap is a box that one holder of the source tile must send.
-The strategies (Alpa, arXiv 2201.12023, section 6; arXiv 2211.05322):
+A destination tile overlaps some source tiles, and each overlap is a box that one holder of the
+source tile must send. The strategies (Alpa, arXiv 2201.12023, section 6; arXiv 2211.05322):
 
-* `send_recv`: every destination device gets its whole tile from the source mesh. A tile with n replicas crosses n
-  times.
-* `local_allgather`: the replicas of a destination tile share the work. The tile is cut finer, each piece crosses once,
-  to one replica, and the replicas then gather the pieces, over the hosts first and then inside of each. Where the
-  replicas lie on several hosts, those of each host may also do so for themselves. (Alpa leaves this case to
-  `send_recv`, with up to as many times the traffic as a host has devices.)
-* `broadcast`: each overlap crosses once and is handed on in a chain through all replicas, in chunks, so that all links
-  of the chain work at once. Here too hosts may have chains of their own.
+* `send_recv`: every destination device gets its whole tile from the source mesh. A tile with n
+  replicas crosses n times.
+* `local_allgather`: the replicas of a destination tile share the work. The tile is cut finer, each
+  piece crosses once, to one replica, and the replicas then gather the pieces, over the hosts first
+  and then inside of each. Where the replicas lie on several hosts, those of each host may also do
+  so for themselves. (Alpa leaves this case to `send_recv`, with up to as many times the traffic as
+  a host has devices.)
+* `broadcast`: each overlap crosses once and is handed on in a chain through all replicas, in
+  chunks, so that all links of the chain work at once. Here too hosts may have chains of their own.
 * `auto`: the cheapest of these under the cluster's cost model.
 
-In all of them the senders are balanced over cards and links (`senders`), and messages are put in an order in which
-hosts do not wait for each other (`message_order`). Tensors that start together are planned together.
+In all of them the senders are balanced over cards and links (`senders`), and messages are put in an
+order in which hosts do not wait for each other (`message_order`). Tensors that start together are
+planned together.
 
-An overlap that the destination device itself holds is a copy inside the device: it stands in the plan, so that the plan
-alone says how each tile is filled, but crosses no wire.
-"""
+An overlap that the destination device itself holds is a copy inside the device: it stands in the
+plan, so that the plan alone says how each tile is filled, but crosses no wire."""
 
 from __future__ import annotations
 
@@ -56,7 +58,8 @@ def plan_resharding(
     cluster: Cluster,
     strategy: str = AUTO,
 ) -> ReshardingPlan:
-    """Plan how a tensor of `shape` gets from one mesh and sharding to another; see `plan_together`."""
+    """Plan how a tensor of `shape` gets from one mesh and sharding to another; see
+    `plan_together`."""
     return plan_together((Resharding(shape, itemsize, source, destination),), cluster, strategy)[0]
 
 
@@ -65,20 +68,24 @@ def plan_together(
 ) -> tuple[ReshardingPlan, ...]:
     """One plan for each tensor, of tensors that start together.
 
-    `auto` takes the strategy, the same for all or for each the one that is best for it alone, with which all are
-    through first; then fewer messages, then the order of the list above. Raises UserError for an unknown strategy,
-    ValueError if rank or axes of a sharding do not fit.
-    """
+    `auto` takes the strategy, the same for all or for each the one that is best for it alone, with
+    which all are through first; then fewer messages, then the order of the list above. Raises
+    UserError for an unknown strategy, ValueError if rank or axes of a sharding do not fit."""
     if strategy not in (AUTO, *_STRATEGIES):
         known = (AUTO, *_STRATEGIES)
         close = get_close_matches(strategy, known, n=1)
         hint = f"did you mean '{close[0]}'? " if close else ""
-        raise UserError(f"unknown resharding strategy '{strategy}': {hint}known strategies are {', '.join(known)}")
+        raise UserError(
+            f"unknown resharding strategy '{strategy}': {hint}known strategies are "
+            f"{', '.join(known)}"
+        )
     names = (*_STRATEGIES,) if strategy == AUTO else (strategy,)
     planning = _Planning(cluster)
     drafts = [planning.drafts(each, names) for each in reshardings]
     if len(reshardings) == 1:
-        return planning.plans(reshardings, planning.cheapest(reshardings, [[way] for way in drafts[0]]))
+        return planning.plans(
+            reshardings, planning.cheapest(reshardings, [[way] for way in drafts[0]])
+        )
     alone = [planning.best(each, own) for each, own in zip(reshardings, drafts, strict=True)]
     ways = [[best[name] for best in alone] for name in dict.fromkeys((*names, AUTO))]
     return planning.plans(reshardings, planning.cheapest(reshardings, ways))
@@ -90,7 +97,10 @@ class _Planning:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._card_seconds = least_card_seconds(cluster)
-        self._balanced: tuple[list[Fetch], tuple[int, ...]] = [], ()  # fetches and their senders, of the last plans
+        self._balanced: tuple[list[Fetch], tuple[int, ...]] = (
+            [],
+            (),
+        )  # fetches and their senders, of the last plans
 
     def drafts(self, resharding: Resharding, names: Sequence[str]) -> list[_Named]:
         """All drafts of all strategies, the same one once."""
@@ -100,20 +110,24 @@ class _Planning:
         return [(name, draft) for name in names for draft in _STRATEGIES[name](drafting)]
 
     def best(self, resharding: Resharding, drafts: Sequence[_Named]) -> dict[str, _Named]:
-        """The best draft of each strategy for one tensor alone, and that of all; a strategy without drafts has that
-        one."""
+        """The best draft of each strategy for one tensor alone, and that of all; a strategy without
+        drafts has that one."""
         names = dict.fromkeys(name for name, _ in drafts)
-        found = {n: self.cheapest([resharding], [[way] for way in drafts if way[0] == n])[0] for n in names}
+        found = {
+            n: self.cheapest([resharding], [[way] for way in drafts if way[0] == n])[0]
+            for n in names
+        }
         best = self.cheapest([resharding], [[way] for way in found.values()])[0]
         return {name: found.get(name, (name, best[1])) for name in _STRATEGIES} | {AUTO: best}
 
-    def cheapest(self, reshardings: Sequence[Resharding], ways: Sequence[list[_Named]]) -> list[_Named]:
-        """The way with which all are through earliest, of several the one with fewest messages, and of those the first;
-        seconds that differ by rounding are equal.
+    def cheapest(
+        self, reshardings: Sequence[Resharding], ways: Sequence[list[_Named]]
+    ) -> list[_Named]:
+        """The way with which all are through earliest, of several the one with fewest messages, and
+        of those the first; seconds that differ by rounding are equal.
 
-        Ways that must take long because of what hosts receive come last, and are left out when they must take longer
-        than another one does.
-        """
+        Ways that must take long because of what hosts receive come last, and are left out when they
+        must take longer than another one does."""
         if len(ways) == 1:
             return ways[0]
         least = [self._least_seconds(way) for way in ways]
@@ -141,20 +155,29 @@ class _Planning:
                 into[home] += fetch.bytes
         return max(into.values(), default=0) * self._card_seconds
 
-    def plans(self, reshardings: Sequence[Resharding], way: Sequence[_Named]) -> tuple[ReshardingPlan, ...]:
+    def plans(
+        self, reshardings: Sequence[Resharding], way: Sequence[_Named]
+    ) -> tuple[ReshardingPlan, ...]:
         """The drafts with senders, in order."""
         fetches = [fetch for _, draft in way for fetch in draft.fetches]
         if fetches != self._balanced[0]:
             self._balanced = fetches, choose_senders(self._cluster, fetches)
         senders = iter(self._balanced[1])
-        sends = [[TileSend.of(next(senders), fetch.target, fetch.box) for fetch in draft.fetches] for _, draft in way]
-        rank = self._rank([merged(own, each.itemsize) for own, each in zip(sends, reshardings, strict=True)])
+        sends = [
+            [TileSend.of(next(senders), fetch.target, fetch.box) for fetch in draft.fetches]
+            for _, draft in way
+        ]
+        rank = self._rank(
+            [merged(own, each.itemsize) for own, each in zip(sends, reshardings, strict=True)]
+        )
         plans = []
         for resharding, (name, draft), own in zip(reshardings, way, sends, strict=True):
             phases: dict[int, list[TileSend]] = {}
             for phase, send in draft.rounds:
                 phases.setdefault(phase, []).append(send)
-            first = tuple(sorted(own, key=lambda send: rank.get((send.src_device, send.dst_device), -1)))
+            first = tuple(
+                sorted(own, key=lambda send: rank.get((send.src_device, send.dst_device), -1))
+            )
             later = (tuple(phases.get(phase, ())) for phase in range(1, 1 + max(phases, default=0)))
             ordered = (first, *later) if first else ()
             plans.append(ReshardingPlan(name, len(resharding.shape), resharding.itemsize, ordered))

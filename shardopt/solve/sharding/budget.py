@@ -2,10 +2,12 @@
 
 1. Solve without memory; most stages fit.
 2. Else let copies that are shared over a long time be made anew where that is enough.
-3. Else solve within the limit, with values that can be computed again, beginning with shardings that are known. Where
-   the plan exceeds the limit because of copies of operands, count these in the problem and solve again; where it does
-   for other reasons (scratch space), lower the limit of the problem by the excess. The number of rounds is limited.
-4. If nothing fits: the least peak, by `shardopt.solve.sharding.least_peak`, which may still be a plan that does.
+3. Else solve within the limit, with values that can be computed again, beginning with shardings
+   that are known. Where the plan exceeds the limit because of copies of operands, count these in
+   the problem and solve again; where it does for other reasons (scratch space), lower the limit of
+   the problem by the excess. The number of rounds is limited.
+4. If nothing fits: the least peak, by `shardopt.solve.sharding.least_peak`, which may still be a
+   plan that does.
 
 The problem of step 3 only leaves out memory, so its bound holds for every plan within the budget.
 """
@@ -28,8 +30,9 @@ from shardopt.solve.sharding.operand_copies import copies_at_excess, split_copie
 from shardopt.solve.sharding.rematerialization import find_candidates
 
 _MOST_ROUNDS = 8
-# Work of a solve within the limit, as a share of what the time limit allows. Ten times as much made the plans of eight
-# stages of a GPT with 39 billion parameters 0.03 % shorter in all, and this half of it the step 0.001 % longer.
+# Work of a solve within the limit, as a share of what the time limit allows. Ten times as much made
+# the plans of eight stages of a GPT with 39 billion parameters 0.03 % shorter in all, and this half
+# of it the step 0.001 % longer.
 _WORK_SHARE = 0.05
 # A gap this small is rounding.
 OPTIMAL_GAP = 1e-7
@@ -37,7 +40,8 @@ OPTIMAL_GAP = 1e-7
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """A plan within the budget, or None and how much is needed. `rounds` counts solves within a limit."""
+    """A plan within the budget, or None and how much is needed. `rounds` counts solves within a
+    limit."""
 
     solution: Solution
     plan: IntraOpPlan | None
@@ -54,16 +58,16 @@ def fit(
     relaxed: Solution | None = None,
     start: Sequence[int] = (),
 ) -> Fit:
-    """The cheapest plan that holds at most `limit` bytes on a device at any time. Raises UserError when there is none
-    without any limit.
+    """The cheapest plan that holds at most `limit` bytes on a device at any time. Raises UserError
+    when there is none without any limit.
 
-    `relaxed` is the solution of the problem without memory, where that is known, and `start` an assignment of its nodes
-    to begin with within the limit, such as that of a plan which holds more.
+    `relaxed` is the solution of the problem without memory, where that is known, and `start` an
+    assignment of its nodes to begin with within the limit, such as that of a plan which holds more.
 
-    The time limit is for the problem without memory; the search within the limit may take as long again, and so may the
-    search for the least peak. All have budgets of work, so that a time limit which is not struck decides nothing; where
-    it is, `time_limit_struck` is 1 in the statistics of the solution.
-    """
+    The time limit is for the problem without memory; the search within the limit may take as long
+    again, and so may the search for the least peak. All have budgets of work, so that a time limit
+    which is not struck decides nothing; where it is, `time_limit_struck` is 1 in the statistics of
+    the solution."""
     if relaxed is None:
         relaxed = problem.solve(time_limit_seconds, gap_tolerance)
     plan = problem.decode(relaxed)
@@ -72,7 +76,9 @@ def fit(
     plan = split_copies(BudgetModel(problem, ()), relaxed, limit)
     if plan.peak_bytes <= limit:
         return Fit(relaxed, plan)
-    return _Search(problem, limit, time_limit_seconds, gap_tolerance, relaxed, tuple(start) or relaxed.choice).run()
+    return _Search(
+        problem, limit, time_limit_seconds, gap_tolerance, relaxed, tuple(start) or relaxed.choice
+    ).run()
 
 
 @dataclass(eq=False)
@@ -127,8 +133,11 @@ class _Search:
             return replace(self.found, solution=self._judged(self.found.solution, solution, bound))
         return self._least(model, proven, bound)
 
-    def _offer(self, model: BudgetModel, problem: Problem, choice: tuple[int, ...], number: int) -> IntraOpPlan:
-        """The plan of a choice, which is kept if it fits and is cheaper than what was found before."""
+    def _offer(
+        self, model: BudgetModel, problem: Problem, choice: tuple[int, ...], number: int
+    ) -> IntraOpPlan:
+        """The plan of a choice, which is kept if it fits and is cheaper than what was found
+        before."""
         objective = evaluate(problem, choice).objective
         solution = Solution(choice, objective, 0.0, 1.0, "feasible", self.relaxed.statistics)
         plan = split_copies(model, solution, self.limit)
@@ -138,17 +147,22 @@ class _Search:
         return plan
 
     def _least(self, model: BudgetModel, proven: bool, bound: float) -> Fit:
-        least = find_least_peak(model, self.relaxed.choice, self.limit if proven else None, self.seconds)
+        least = find_least_peak(
+            model, self.relaxed.choice, self.limit if proven else None, self.seconds
+        )
         if least.peak_bytes <= self.limit:
             return Fit(self._judged(least.solution, least.solution, bound), least.plan, least)
         return Fit(Solution((), inf, inf, 0.0, "infeasible"), None, least)
 
     def _judged(self, solution: Solution, last: Solution, bound: float) -> Solution:
-        """Choices of the plain problem, with the bound that holds for all plans within the budget."""
+        """Choices of the plain problem, with the bound that holds for all plans within the
+        budget."""
         bound = min(bound, solution.objective)
         gap = relative_gap(solution.objective, bound)
         own = solution.choice[: len(self.problem.problem.costs)]
         optimal = last.status == "optimal" and gap <= max(last.gap, OPTIMAL_GAP)
         status: Status = "optimal" if optimal else "feasible"
         struck = {"time_limit_struck": 1} if self.struck else {}
-        return Solution(own, solution.objective, bound, gap, status, dict(self.relaxed.statistics) | struck)
+        return Solution(
+            own, solution.objective, bound, gap, status, dict(self.relaxed.statistics) | struck
+        )

@@ -1,15 +1,18 @@
-"""The intra-operator problem with all that a memory budget can change: copies of operands, values computed again.
+"""The intra-operator problem with all that a memory budget can change: copies of operands, values
+computed again.
 
-Behind the nodes of the plain problem stand two kinds of further ones, each of which follows the node of one tensor:
+Behind the nodes of the plain problem stand two kinds of further ones, each of which follows the
+node of one tensor:
 
-* for a value that can be computed again (`rematerialization`): (sharding, kept or not). Kept, it takes
-  its bytes in the gap between its readers; else the seconds of the chain, and the sources must lie as the chain wants.
-* for an operand of one operation: (sharding that the operation wants, copied or not). Copied, it takes the bytes of the
-  copy while the operation runs; else the value must be in that sharding itself.
+* for a value that can be computed again (`rematerialization`): (sharding, kept or not). Kept, it
+  takes its bytes in the gap between its readers; else the seconds of the chain, and the sources
+  must lie as the chain wants.
+* for an operand of one operation: (sharding that the operation wants, copied or not). Copied, it
+  takes the bytes of the copy while the operation runs; else the value must be in that sharding
+  itself.
 
-Copies that outlive their first reader, kept sources and scratch space are not in the problem, so that it stays a
-relaxation; `IntraOpPlan.live_bytes` counts everything.
-"""
+Copies that outlive their first reader, kept sources and scratch space are not in the problem, so
+that it stays a relaxation; `IntraOpPlan.live_bytes` counts everything."""
 
 from __future__ import annotations
 
@@ -31,7 +34,8 @@ Operand = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class _Choice:
-    """The node of a candidate: strategies 2k and 2k + 1 are sharding k kept, and computed again by `recipes[k]`."""
+    """The node of a candidate: strategies 2k and 2k + 1 are sharding k kept, and computed again by
+    `recipes[k]`."""
 
     candidate: Candidate
     shardings: tuple[Sharding, ...]
@@ -63,7 +67,9 @@ class BudgetModel:
             costs.append(cost)
             usages.append([usage])
             edges += found
-        return Problem(tuple(costs), tuple(edges), tuple(map(tuple, usages)), limit, len(self.base.order))
+        return Problem(
+            tuple(costs), tuple(edges), tuple(map(tuple, usages)), limit, len(self.base.order)
+        )
 
     def kept(self, shardings: Sequence[int]) -> list[int]:
         """For each candidate the strategy that keeps it, given strategies of the plain nodes."""
@@ -127,7 +133,9 @@ class BudgetModel:
         return found
 
     def _bytes(self, tensor: int) -> np.ndarray:
-        return self.tables.strategies.local_bytes(self.tables.graph.tensors[tensor], self.base.columns[tensor])
+        return self.tables.strategies.local_bytes(
+            self.tables.graph.tensors[tensor], self.base.columns[tensor]
+        )
 
     def _before_scatter(self, op: int) -> np.ndarray:
         """Bytes of the whole result beside the scattered one, under each strategy."""
@@ -135,9 +143,13 @@ class BudgetModel:
         results, strategies = tables.graph.ops[op].results, tables.ops[op].strategies
         total = np.zeros(len(strategies), dtype=np.int64)
         for number, tensor in enumerate(results):
-            column = tables.strategies.column(tuple(strategy.unscattered[number] for strategy in strategies))
+            column = tables.strategies.column(
+                tuple(strategy.unscattered[number] for strategy in strategies)
+            )
             before = tables.strategies.local_bytes(tables.graph.tensors[tensor], column)
-            after = tables.strategies.local_bytes(tables.graph.tensors[tensor], tables.ops[op].results[number])
+            after = tables.strategies.local_bytes(
+                tables.graph.tensors[tensor], tables.ops[op].results[number]
+            )
             total += np.where(before > after, before, 0)
         return total
 
@@ -145,7 +157,9 @@ class BudgetModel:
 
     def _choice(self, candidate: Candidate) -> _Choice:
         shardings = self.base.columns[candidate.tensor].distinct
-        return _Choice(candidate, shardings, tuple(recipe(self.base, candidate, s) for s in shardings))
+        return _Choice(
+            candidate, shardings, tuple(recipe(self.base, candidate, s) for s in shardings)
+        )
 
     def _seconds(self, choice: _Choice) -> np.ndarray:
         repeat = self.tables.graph.ops[choice.candidate.chain[-1]].repeat
@@ -154,16 +168,26 @@ class BudgetModel:
 
     def _held(self, choice: _Choice) -> Usage:
         tensor = self.tables.graph.tensors[choice.candidate.tensor]
-        size = self.tables.strategies.local_bytes(tensor, self.tables.strategies.column(choice.shardings))
+        size = self.tables.strategies.local_bytes(
+            tensor, self.tables.strategies.column(choice.shardings)
+        )
         return Usage(*choice.candidate.gap, np.stack([size, np.zeros_like(size)], axis=1).ravel())
 
     def _choice_edges(self, choice: _Choice, node: int) -> list[Edge]:
         tensor = choice.candidate.tensor
         allowed = _equal(self.base.columns[tensor].shardings, choice.shardings)
-        edges = [Edge(self.base.node_of[tensor], node, np.where(np.repeat(allowed, 2, axis=1), 0.0, np.inf))]
+        edges = [
+            Edge(
+                self.base.node_of[tensor],
+                node,
+                np.where(np.repeat(allowed, 2, axis=1), 0.0, np.inf),
+            )
+        ]
         for source in choice.candidate.sources:
             if source in self.base.node_of and source not in self.base.made_anywhere:
-                edges.append(Edge(self.base.node_of[source], node, self._source_cost(choice, source)))
+                edges.append(
+                    Edge(self.base.node_of[source], node, self._source_cost(choice, source))
+                )
         return edges
 
     def _source_cost(self, choice: _Choice, source: int) -> np.ndarray:
@@ -173,7 +197,9 @@ class BudgetModel:
         for number, found in enumerate(choice.recipes):
             if found is not None:
                 wanted = self.tables.strategies.column((found.sources[source],))
-                seconds = self.tables.strategies.resharding(self.tables.graph.tensors[source], column, wanted, 1)
+                seconds = self.tables.strategies.resharding(
+                    self.tables.graph.tensors[source], column, wanted, 1
+                )
                 if seconds is not None:
                     cost[:, 2 * number + 1] = np.where(seconds[:, 0] > 0, np.inf, 0.0)
         return cost
@@ -192,7 +218,11 @@ class BudgetModel:
         has = np.repeat(_equal(self.base.columns[tensor].shardings, column.distinct), 2, axis=1)
         has[:, 1::2] = True
         edges = [
-            Edge(self.base.node_of[self.tables.graph.ops[op].results[0]], node, np.where(reads, 0.0, np.inf)),
+            Edge(
+                self.base.node_of[self.tables.graph.ops[op].results[0]],
+                node,
+                np.where(reads, 0.0, np.inf),
+            ),
             Edge(self.base.node_of[tensor], node, np.where(has, 0.0, np.inf)),
         ]
         return np.zeros(2 * len(column.distinct)), usage, edges

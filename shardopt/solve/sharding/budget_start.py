@@ -1,8 +1,9 @@
-"""An assignment to begin with: given shardings, and values computed again where the limit is exceeded.
+"""An assignment to begin with: given shardings, and values computed again where the limit is
+exceeded.
 
-With shardings fixed, each value to compute again lowers memory in its gap for a known number of seconds. As long as
-the limit is exceeded, the value is taken that saves most bytes a second of recomputing at the worst time.
-"""
+With shardings fixed, each value to compute again lowers memory in its gap for a known number of
+seconds. As long as the limit is exceeded, the value is taken that saves most bytes a second of
+recomputing at the worst time."""
 
 from __future__ import annotations
 
@@ -17,11 +18,16 @@ from shardopt.solve.sharding.budget_model import BudgetModel, Operand
 def greedy_start(
     model: BudgetModel, problem: Problem, copies: Iterable[Operand], shardings: Sequence[int]
 ) -> tuple[int, ...]:
-    """A choice for every node of `problem = model.problem(limit, copies)`, from one for the plain nodes.
+    """A choice for every node of `problem = model.problem(limit, copies)`, from one for the plain
+    nodes.
 
     It may exceed the limit.
     """
-    choice = [*shardings[: model.first_choice], *model.kept(shardings), *model.copied(shardings, copies)]
+    choice = [
+        *shardings[: model.first_choice],
+        *model.kept(shardings),
+        *model.copied(shardings, copies),
+    ]
     held = _profile(problem, choice)
     limit = problem.memory_limit or 0
     nodes = range(model.first_choice, model.first_choice + len(model.choices))

@@ -1,10 +1,10 @@
 """In which order a compiler runs the operations of a graph.
 
-XLA fuses cheap operations into their readers (`shardopt.solve.sharding.fusion`) and then orders what is left by its own
-means, mostly to save memory (the update of a weight right behind its gradient, not at the end of the step). The rules
-here follow its list scheduler (xla/service/hlo_memory_scheduler.cc) closely enough to predict what is held when; see
-benchmarks/cost/memory_accounting.py for how closely.
-"""
+XLA fuses cheap operations into their readers (`shardopt.solve.sharding.fusion`) and then orders
+what is left by its own means, mostly to save memory (the update of a weight right behind its
+gradient, not at the end of the step). The rules here follow its list scheduler
+(xla/service/hlo_memory_scheduler.cc) closely enough to predict what is held when; see
+benchmarks/cost/memory_accounting.py for how closely."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from shardopt.solve.sharding.fusion import Fusion, fuse
 
 @dataclass(frozen=True)
 class ExecutionOrder:
-    """`order` are all operations, fragment by fragment; `fused` the values that never lie in memory.
+    """`order` are all operations, fragment by fragment; `fused` the values that never lie in
+    memory.
 
-    `readers[t]` are the operations, in program order, that touch the memory of tensor t: a reader whose result is fused
-    does so where that result is used.
-    """
+    `readers[t]` are the operations, in program order, that touch the memory of tensor t: a reader
+    whose result is fused does so where that result is used."""
 
     order: tuple[int, ...]
     fused: frozenset[int]
@@ -30,7 +30,8 @@ class ExecutionOrder:
 
 
 def execution_order(graph: OpGraph, made_anywhere: Set[int], fusion: Fusion) -> ExecutionOrder:
-    """The better of program order and list scheduling, by the bytes of whole tensors; a loop runs as a whole."""
+    """The better of program order and list scheduling, by the bytes of whole tensors; a loop runs
+    as a whole."""
     folded, members = _with_loops_as_ops(graph)
     order = [op for node in _order(folded, fuse(folded, made_anywhere)) for op in members[node]]
     return ExecutionOrder(tuple(order), fusion.fused, fusion.readers)
@@ -46,7 +47,8 @@ def _order(graph: OpGraph, fusion: Fusion) -> list[int]:
 
 
 def _with_loops_as_ops(graph: OpGraph) -> tuple[OpGraph, list[range]]:
-    """The graph with one operation for each outermost loop, and the operations that each of its own stands for."""
+    """The graph with one operation for each outermost loop, and the operations that each of its own
+    stands for."""
     ops: list[Op] = []
     members: list[range] = []
     consumers = graph.consumers()
@@ -64,7 +66,9 @@ def _loop(graph: OpGraph, span: range, consumers: Sequence[Sequence[int]]) -> Op
     inside = [graph.ops[op] for op in span]
     made = dict.fromkeys(tensor for op in inside for tensor in op.results)
     read = dict.fromkeys(tensor for op in inside for tensor in op.operands if tensor not in made)
-    kept = tuple(t for t in made if t in graph.outputs or any(reader not in span for reader in consumers[t]))
+    kept = tuple(
+        t for t in made if t in graph.outputs or any(reader not in span for reader in consumers[t])
+    )
     return Op("while", tuple(read), kept, None, group=inside[0].group, repeat=inside[0].repeat)
 
 
@@ -80,9 +84,12 @@ class _Scheduler:
         self.graph, self.fused, self.readers = graph, fusion.fused, fusion.readers
         self.producers = graph.producers()
         self.outputs = set(graph.outputs)
-        # Outputs are held in the end whatever the order, and most take over the memory of a donated argument.
+        # Outputs are held in the end whatever the order, and most take over the memory of a donated
+        # argument.
         free = self.outputs | self.fused
-        self.memory = [0 if t in free else tensor.size_bytes for t, tensor in enumerate(graph.tensors)]
+        self.memory = [
+            0 if t in free else tensor.size_bytes for t, tensor in enumerate(graph.tensors)
+        ]
         self.reads: dict[int, list[int]] = {}
         for tensor, using in enumerate(self.readers):
             for op in using:
@@ -94,7 +101,8 @@ class _Scheduler:
         return not results or any(result not in self.fused for result in results)
 
     def placed(self, kernels: Sequence[int]) -> list[int]:
-        """The kernels of one fragment in the given order, fused operations before the first that needs them."""
+        """The kernels of one fragment in the given order, fused operations before the first that
+        needs them."""
         group = {self.graph.ops[op].group for op in kernels}
         order: dict[int, None] = {}
         for kernel in kernels:
@@ -120,10 +128,13 @@ class _Scheduler:
                     pending.append((maker, False))
 
     def listed(self, ops: Sequence[int]) -> list[int]:
-        """Of the operations that are ready, always the one that frees most bytes beyond those it needs."""
+        """Of the operations that are ready, always the one that frees most bytes beyond those it
+        needs."""
         inside = set(ops)
         kernels = [op for op in ops if self.is_kernel(op)]
-        waiting = {op: sum(self.producers[t] in inside for t in self.reads.get(op, ())) for op in kernels}
+        waiting = {
+            op: sum(self.producers[t] in inside for t in self.reads.get(op, ())) for op in kernels
+        }
         left = {t: len(self.readers[t]) for op in kernels for t in self.reads.get(op, ())}
         heap: list[tuple[int, int]] = []
         done: dict[int, None] = {}
@@ -152,7 +163,9 @@ class _Scheduler:
         return [*done, *(op for op in ops if not self.is_kernel(op))]
 
     def _gain(self, op: int, left: dict[int, int]) -> int:
-        freed = sum(self.memory[t] for t in self.reads.get(op, ()) if left[t] == 1 and self._is_temporary(t))
+        freed = sum(
+            self.memory[t] for t in self.reads.get(op, ()) if left[t] == 1 and self._is_temporary(t)
+        )
         return freed - sum(self.memory[t] for t in self.graph.ops[op].results)
 
     def _is_temporary(self, tensor: int) -> bool:
@@ -168,6 +181,10 @@ class _Scheduler:
             peak = max(peak, live)
             for tensor in self.reads.get(op, ()):
                 left[tensor] -= 1
-                if not left[tensor] and self._is_temporary(tensor) and self.producers[tensor] in inside:
+                if (
+                    not left[tensor]
+                    and self._is_temporary(tensor)
+                    and self.producers[tensor] in inside
+                ):
                     live -= self.memory[tensor]
         return peak

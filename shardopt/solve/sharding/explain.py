@@ -1,8 +1,9 @@
-"""Why a node of a sharding problem chose as it did: its strategies, and what each of them would change in the plan.
+"""Why a node of a sharding problem chose as it did: its strategies, and what each of them would
+change in the plan.
 
-Two figures stand beside every alternative. *Alone*: all other choices stay, so resharding pays for the difference.
-*Replanned*: the solver chooses everything else anew around it; the difference is what the choice is really worth.
-"""
+Two figures stand beside every alternative. *Alone*: all other choices stay, so resharding pays for
+the difference. *Replanned*: the solver chooses everything else anew around it; the difference is
+what the choice is really worth."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from shardopt.solve.sharding.intra_op import IntraOpProblem
 
 # Each alternative that is replanned takes as long as the plan itself did.
 _MAX_REPLANNED = 6
-# A product over two axes has fifty strategies, over three hundreds; the far end of the list is of no interest.
+# A product over two axes has fifty strategies, over three hundreds; the far end of the list is of
+# no interest.
 _MAX_LINES = 20
 
 
@@ -26,9 +28,9 @@ _MAX_LINES = 20
 class Alternative:
     """One strategy of the node, in seconds of all executions.
 
-    `alone` is inf where a neighbour's choice rules the strategy out; `replanned` is None where it was not computed and
-    inf where no plan within memory has it. `collectives` is the change in (kind, number) of the replanned plan.
-    """
+    `alone` is inf where a neighbour's choice rules the strategy out; `replanned` is None where it
+    was not computed and inf where no plan within memory has it. `collectives` is the change in
+    (kind, number) of the replanned plan."""
 
     number: int
     text: str
@@ -42,19 +44,23 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A node by its description, the plan's seconds, and all strategies: the chosen one first, then by `alone`."""
+    """A node by its description, the plan's seconds, and all strategies: the chosen one first, then
+    by `alone`."""
 
     subject: str
     objective: float
     alternatives: tuple[Alternative, ...]
 
     def lines(self) -> tuple[str, ...]:
-        """A table as text, seconds relative to the plan: what a strategy costs itself, and what it would change."""
+        """A table as text, seconds relative to the plan: what a strategy costs itself, and what it
+        would change."""
         head = ("", "compute", "collectives", "alone", "replanned", "strategy")
         rows = [head, *map(_row, self.alternatives[:_MAX_LINES])]
         widths = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
         lines = [
-            "  ".join([*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+            "  ".join(
+                [*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]
+            ).rstrip()
             for row in rows
         ]
         if rest := self.alternatives[_MAX_LINES:]:
@@ -63,9 +69,15 @@ class Explanation:
 
 
 def explain(
-    problem: IntraOpProblem, solution: Solution, node: int, *, max_replanned: int = _MAX_REPLANNED, gap: float = 0.0
+    problem: IntraOpProblem,
+    solution: Solution,
+    node: int,
+    *,
+    max_replanned: int = _MAX_REPLANNED,
+    gap: float = 0.0,
 ) -> Explanation:
-    """Explain node `node` of a solved problem. The cheapest `max_replanned` alternatives alone are replanned."""
+    """Explain node `node` of a solved problem. The cheapest `max_replanned` alternatives alone are
+    replanned."""
     chosen = solution.choice[node]
     alone = switching_seconds(problem.problem, solution.choice, node)
     order = sorted(range(len(alone)), key=lambda s: (s != chosen, alone[s], s))
@@ -97,14 +109,17 @@ def describe(problem: IntraOpProblem, node: int) -> str:
     graph = problem.tables.graph
     if node < len(problem.ops):
         op = graph.ops[problem.ops[node]]
-        shapes = ", ".join(_type(graph.tensors[t].shape, graph.tensors[t].dtype) for t in op.results)
+        shapes = ", ".join(
+            _type(graph.tensors[t].shape, graph.tensors[t].dtype) for t in op.results
+        )
         return f"'{op.name}' -> {shapes}" + (f", {op.repeat} times a step" if op.repeat > 1 else "")
     tensor = graph.tensors[problem.inputs[node - len(problem.ops)]]
     return f"input {_type(tensor.shape, tensor.dtype)}"
 
 
 def switching_seconds(problem: Problem, choice: Sequence[int], node: int) -> np.ndarray:
-    """Change of the objective for each strategy of `node` when all others keep theirs: float64 `[k]`, memory aside."""
+    """Change of the objective for each strategy of `node` when all others keep theirs: float64
+    `[k]`, memory aside."""
     total = problem.costs[node].copy()
     for edge in problem.edges:
         if edge.u == edge.v == node:
@@ -117,7 +132,12 @@ def switching_seconds(problem: Problem, choice: Sequence[int], node: int) -> np.
 
 
 def _replan(
-    problem: IntraOpProblem, solution: Solution, node: int, strategy: int, base: Counter[str], gap: float
+    problem: IntraOpProblem,
+    solution: Solution,
+    node: int,
+    strategy: int,
+    base: Counter[str],
+    gap: float,
 ) -> tuple[float, tuple[tuple[str, int], ...]]:
     """(change of the objective, change in collectives) of the best plan with this strategy."""
     cost = np.full_like(problem.problem.costs[node], inf)
@@ -131,7 +151,9 @@ def _replan(
         return inf, ()
     counts = Counter(dict(forced.decode(found).summary().collectives))
     counts.subtract(base)
-    return found.objective - solution.objective, tuple(sorted((k, n) for k, n in counts.items() if n))
+    return found.objective - solution.objective, tuple(
+        sorted((k, n) for k, n in counts.items() if n)
+    )
 
 
 def _seconds(problem: IntraOpProblem, node: int, strategy: int) -> tuple[float, float]:
@@ -161,7 +183,9 @@ def _row(alternative: Alternative) -> tuple[str, ...]:
         f"{alternative.compute_seconds:.3g} s",
         f"{alternative.communication_seconds:.3g} s",
         "" if alternative.chosen else _change(alternative.alone),
-        "" if alternative.chosen or alternative.replanned is None else _change(alternative.replanned),
+        ""
+        if alternative.chosen or alternative.replanned is None
+        else _change(alternative.replanned),
         alternative.text + (f"  ({changes})" if changes else ""),
     )
 

@@ -1,9 +1,9 @@
-"""Which factors of an operation may be split: what XLA's partitioner really carries out, operation by operation.
+"""Which factors of an operation may be split: what XLA's partitioner really carries out, operation
+by operation.
 
-Shardy's rules say which dimensions belong together. Whether the partitioner then computes on tiles, or gathers the
-operands and computes everything everywhere, they do not say; tests/e2e/test_op_strategies.py compiles every strategy
-that is left here and compares.
-"""
+Shardy's rules say which dimensions belong together. Whether the partitioner then computes on tiles,
+or gathers the operands and computes everything everywhere, they do not say;
+tests/e2e/test_op_strategies.py compiles every strategy that is left here and compares."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ OPAQUE_OPS: Mapping[str, str] = {
     **dict.fromkeys(("all_gather", "all_reduce", "all_to_all", "collective_broadcast"), _USERS),
     **dict.fromkeys(("collective_permute", "reduce_scatter", "partition_id", "replica_id"), _USERS),
     **dict.fromkeys(("case", "if", "while"), _REGIONS),
-    **dict.fromkeys(("batch_norm_grad", "batch_norm_inference", "batch_norm_training", "fft"), _GATHERED),
+    **dict.fromkeys(
+        ("batch_norm_grad", "batch_norm_inference", "batch_norm_training", "fft"), _GATHERED
+    ),
     **dict.fromkeys(("rng", "rng_bit_generator"), "its numbers depend on the layout of its result"),
 }
 
@@ -43,7 +45,9 @@ WITHOUT_RULE: Mapping[str, str] = {
 def why_opaque(op: Op) -> str:
     """The reason why an operation runs replicated, or nothing."""
     if op.rule is None:
-        return OPAQUE_OPS.get(op.name) or WITHOUT_RULE.get(op.name, "no sharding rule is known for it")
+        return OPAQUE_OPS.get(op.name) or WITHOUT_RULE.get(
+            op.name, "no sharding rule is known for it"
+        )
     return OPAQUE_OPS.get(op.name, "")
 
 
@@ -53,37 +57,46 @@ def is_opaque(op: Op) -> bool:
 
 
 def shardable_factors(op: Op) -> tuple[int, ...]:
-    """Factors that may be split: all but those that need the whole dimension, move data along it in unknown ways, or
-    leave partial results that no collective combines."""
+    """Factors that may be split: all but those that need the whole dimension, move data along it in
+    unknown ways, or leave partial results that no collective combines."""
     rule = op.rule
     if rule is None or is_opaque(op):
         return ()
     windows = {window.factor for window in op.windows}
     below = {factor for window in op.windows for factor in rule.operands[0][window.dim][1:]}
-    whole = rule.need_replication | (rule.permutation - windows) | rule.blocked | below | _lost(rule)
+    whole = (
+        rule.need_replication | (rule.permutation - windows) | rule.blocked | below | _lost(rule)
+    )
     if op.reducer not in COLLECTIVE_REDUCERS:
         whole |= rule.reduction
     if op.name == "dynamic_update_slice":
-        # The rule lets dimensions be split that the update covers in part; XLA would gather the operand for that.
+        # The rule lets dimensions be split that the update covers in part; XLA would gather the
+        # operand for that.
         target, update = ({factor for dim in dims for factor in dim} for dims in rule.operands[:2])
         whole |= target - update
-    return tuple(factor for factor, size in enumerate(rule.sizes) if size > 1 and factor not in whole)
+    return tuple(
+        factor for factor, size in enumerate(rule.sizes) if size > 1 and factor not in whole
+    )
 
 
 def _lost(rule: FactorRule) -> frozenset[int]:
-    """Factors of operands that no result has, although nothing is contracted: reshapes that tangle dimensions."""
+    """Factors of operands that no result has, although nothing is contracted: reshapes that tangle
+    dimensions."""
     kept = {factor for dims in rule.results for dim in dims for factor in dim}
     return frozenset(range(len(rule.sizes))) - kept - rule.reduction
 
 
 def is_feasible(op: Op, split: Split, mesh: Mesh) -> bool:
-    """Whether the factors can be split together: evenly, with borders that are exchanged, and in one reduction."""
+    """Whether the factors can be split together: evenly, with borders that are exchanged, and in
+    one reduction."""
     tiles = {factor: prod(mesh.axis_size(axis) for axis in axes) for factor, axes in split.items()}
     if op.rule is None:
         return True
     windows = [window for window in op.windows if window.factor in split]
     moving = {window.factor for window in windows}
-    if any(op.rule.sizes[factor] % count for factor, count in tiles.items() if factor not in moving):
+    if any(
+        op.rule.sizes[factor] % count for factor, count in tiles.items() if factor not in moving
+    ):
         return False
     if not all(fits(window, tiles[window.factor]) for window in windows):
         return False
@@ -96,8 +109,8 @@ def is_feasible(op: Op, split: Split, mesh: Mesh) -> bool:
 def uneven_factor(op: Op, mesh: Mesh) -> int:
     """The extent of the largest factor that may be split, if some axis does not divide it, else 0.
 
-    Uneven tiles would have to be padded, which XLA does, but neither the sizes of tiles elsewhere nor the runtime know.
-    """
+    Uneven tiles would have to be padded, which XLA does, but neither the sizes of tiles elsewhere
+    nor the runtime know."""
     factors = shardable_factors(op)
     if op.rule is None or not factors:
         return 0
@@ -108,9 +121,9 @@ def uneven_factor(op: Op, mesh: Mesh) -> int:
 def _convolves(op: Op, split: Split, windows: Sequence[Window], mesh: Mesh) -> bool:
     """Whether XLA splits the space of a convolution as asked.
 
-    It does not when the kernel's output features are split too, unless the kernel is a single point; and it spreads a
-    space that is contracted (the gradient of a kernel) over all devices that would do the same work.
-    """
+    It does not when the kernel's output features are split too, unless the kernel is a single
+    point; and it spreads a space that is contracted (the gradient of a kernel) over all devices
+    that would do the same work."""
     assert op.rule is not None
     source, kernel = ({factor for dim in dims for factor in dim} for dims in op.rule.operands)
     if any(window.size > 1 for window in windows) and split.keys() & (kernel - source):

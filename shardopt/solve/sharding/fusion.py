@@ -1,10 +1,11 @@
-"""Which values a compiler never writes to memory, because it fuses what makes them into what reads them.
+"""Which values a compiler never writes to memory, because it fuses what makes them into what reads
+them.
 
-XLA fuses cheap operations into their readers (xla/service/instruction_fusion.cc), into several of them too, as long as
-that does not move more bytes than writing the value once (xla/backends/gpu/transforms/priority_fusion.cc). The rules
-here follow both closely enough to predict what is held in memory, and how many bytes are read and written; see
-benchmarks/cost/memory_accounting.py and benchmarks/cost/op_costs.py for how closely.
-"""
+XLA fuses cheap operations into their readers (xla/service/instruction_fusion.cc), into several of
+them too, as long as that does not move more bytes than writing the value once
+(xla/backends/gpu/transforms/priority_fusion.cc). The rules here follow both closely enough to
+predict what is held in memory, and how many bytes are read and written; see
+benchmarks/cost/memory_accounting.py and benchmarks/cost/op_costs.py for how closely."""
 
 from __future__ import annotations
 
@@ -17,15 +18,55 @@ from shardopt.graph.op_graph import Op, OpGraph
 # Not computed twice: fused only where there is one reader.
 _EXPENSIVE = frozenset(
     {
-        *("atan2", "cbrt", "cosine", "divide", "exponential", "exponential_minus_one", "log", "log_plus_one"),
+        *(
+            "atan2",
+            "cbrt",
+            "cosine",
+            "divide",
+            "exponential",
+            "exponential_minus_one",
+            "log",
+            "log_plus_one",
+        ),
         *("logistic", "power", "remainder", "rsqrt", "sine", "sqrt", "tan", "tanh"),
     }
 )
-# What a loop over the elements of a result can compute on the way, and what is cheap enough to be computed twice.
+# What a loop over the elements of a result can compute on the way, and what is cheap enough to be
+# computed twice.
 CHEAP = _EXPENSIVE | {
-    *("abs", "add", "and", "broadcast_in_dim", "ceil", "clamp", "compare", "concatenate", "convert", "dynamic_slice"),
-    *("floor", "iota", "is_finite", "maximum", "minimum", "multiply", "negate", "not", "or", "pad", "reshape"),
-    *("reverse", "round_nearest_afz", "round_nearest_even", "select", "shift_left", "shift_right_arithmetic"),
+    *(
+        "abs",
+        "add",
+        "and",
+        "broadcast_in_dim",
+        "ceil",
+        "clamp",
+        "compare",
+        "concatenate",
+        "convert",
+        "dynamic_slice",
+    ),
+    *(
+        "floor",
+        "iota",
+        "is_finite",
+        "maximum",
+        "minimum",
+        "multiply",
+        "negate",
+        "not",
+        "or",
+        "pad",
+        "reshape",
+    ),
+    *(
+        "reverse",
+        "round_nearest_afz",
+        "round_nearest_even",
+        "select",
+        "shift_left",
+        "shift_right_arithmetic",
+    ),
     *("shift_right_logical", "sign", "slice", "subtract", "transpose", "xor"),
 }
 _READS_ON_THE_WAY = CHEAP | {"reduce"}
@@ -35,8 +76,9 @@ _FOLDED = frozenset({"reshape", "transpose"})
 
 @dataclass(frozen=True)
 class Fusion:
-    """`fused` are the values that never lie in memory. `readers[t]` are the operations, in program order, that touch
-    the memory of tensor t: a reader whose result is fused does so where that result is used."""
+    """`fused` are the values that never lie in memory. `readers[t]` are the operations, in program
+    order, that touch the memory of tensor t: a reader whose result is fused does so where that
+    result is used."""
 
     fused: frozenset[int]
     readers: tuple[tuple[int, ...], ...]
@@ -53,7 +95,10 @@ def fuse(graph: OpGraph, made_anywhere: Set[int]) -> Fusion:
         using = {index}
         if op.results and (result := op.results[0]) in fusible:
             size, count = graph.tensors[result].size_bytes, len(readers[result])
-            if result in made_anywhere or count * reads[index] <= reads[index] + size + count * size:
+            if (
+                result in made_anywhere
+                or count * reads[index] <= reads[index] + size + count * size
+            ):
                 fused.add(result)
                 using = readers[result]
         for operand in op.operands:
@@ -70,7 +115,11 @@ def _fusible(graph: OpGraph, made_anywhere: Set[int]) -> set[int]:
         if op.name not in CHEAP or len(op.results) != 1 or op.results[0] in kept:
             continue
         using = [graph.ops[reader] for reader in consumers[op.results[0]]]
-        if using and (op.name not in _EXPENSIVE or len(using) == 1) and all(_takes_in(op, reader) for reader in using):
+        if (
+            using
+            and (op.name not in _EXPENSIVE or len(using) == 1)
+            and all(_takes_in(op, reader) for reader in using)
+        ):
             found.add(op.results[0])
     return found
 

@@ -1,8 +1,10 @@
-"""The intra-operator problem of a graph on one mesh: which strategy each operation and each input tensor takes.
+"""The intra-operator problem of a graph on one mesh: which strategy each operation and each input
+tensor takes.
 
-The formulation is Alpa's (arXiv 2201.12023, section 4.2) over strategies from sharding rules: a node pays for its
-compute and its own collectives, an edge for resharding between what the producer makes and what the consumer wants.
-Inputs (weights, optimizer state, accumulators, boundary values) are nodes that choose among all even shardings.
+The formulation is Alpa's (arXiv 2201.12023, section 4.2) over strategies from sharding rules: a
+node pays for its compute and its own collectives, an edge for resharding between what the producer
+makes and what the consumer wants. Inputs (weights, optimizer state, accumulators, boundary values)
+are nodes that choose among all even shardings.
 
     tables = IntraOpTables(graph, mesh, cluster)       # once for each (graph, mesh)
     problem = tables.problem(range(100, 300))          # any set of its operations, without deriving tables again
@@ -77,18 +79,27 @@ def build_problem(
 ) -> IntraOpProblem:
     """The problem of the whole graph; see `IntraOpTables.problem`."""
     tables = IntraOpTables(graph, mesh, cluster)
-    return tables.problem(fixed=fixed, allowed=allowed, tied=tied, memory_limit_bytes=memory_limit_bytes)
+    return tables.problem(
+        fixed=fixed, allowed=allowed, tied=tied, memory_limit_bytes=memory_limit_bytes
+    )
 
 
 def find_made_anywhere(graph: OpGraph) -> frozenset[int]:
-    """Tensors that each reader gets in the sharding it wants: no edge ties it to the others. What leaves the graph
-    or may be captured by regions is excluded, as it has to be one value."""
-    made = {op.results[0] for op in graph.ops if is_made_anywhere(op, tuple(graph.tensors[t] for t in op.operands))}
-    return frozenset(made.difference(graph.outputs, *(op.operands for op in graph.ops if is_opaque(op))))
+    """Tensors that each reader gets in the sharding it wants: no edge ties it to the others. What
+    leaves the graph or may be captured by regions is excluded, as it has to be one value."""
+    made = {
+        op.results[0]
+        for op in graph.ops
+        if is_made_anywhere(op, tuple(graph.tensors[t] for t in op.operands))
+    }
+    return frozenset(
+        made.difference(graph.outputs, *(op.operands for op in graph.ops if is_opaque(op)))
+    )
 
 
 class IntraOpTables:
-    """A graph with the strategies of all its operations on one mesh; problems of any part of it are cut from here."""
+    """A graph with the strategies of all its operations on one mesh; problems of any part of it are
+    cut from here."""
 
     @timed("sharding program: strategies")
     def __init__(
@@ -100,8 +111,8 @@ class IntraOpTables:
         linear: Sequence[Linear] = (),
         strategies: StrategyTables | None = None,
     ) -> None:
-        """`linear` says for each operation which values may be partial (`linear`): by default none. `strategies` are
-        those of this mesh, where another graph has made some."""
+        """`linear` says for each operation which values may be partial (`linear`): by default none.
+        `strategies` are those of this mesh, where another graph has made some."""
         self.graph = graph
         self.mesh = mesh
         self.constraints = constraints
@@ -109,7 +120,9 @@ class IntraOpTables:
         self.linear = linear
         kernels = self.strategies.device.kernels
         accesses = kernel_accesses(graph, self.fusion, kernels is not None and kernels.merged)
-        self.ops: tuple[OpStrategies, ...] = tuple(map(self._strategies, graph.ops, linear or repeat(CLOSED), accesses))
+        self.ops: tuple[OpStrategies, ...] = tuple(
+            map(self._strategies, graph.ops, linear or repeat(CLOSED), accesses)
+        )
 
     def _strategies(self, op: Op, linear: Linear, accesses: Accesses) -> OpStrategies:
         if op.name == MARKER and op.results[0] in self.constraints.allowed:
@@ -120,7 +133,11 @@ class IntraOpTables:
         """The strategies without forbidden axes; the replicated one is among them."""
         permits = self.constraints.permits
         return {
-            index: [number for number, strategy in enumerate(self.ops[index].strategies) if permits(index, strategy)]
+            index: [
+                number
+                for number, strategy in enumerate(self.ops[index].strategies)
+                if permits(index, strategy)
+            ]
             for index in self.constraints.forbidden
         }
 
@@ -147,7 +164,11 @@ class IntraOpTables:
         if producer < 0:
             allowed = self.constraints.allowed.get(tensor)
             shape = self.graph.tensors[tensor].shape
-            return self.strategies.choices(shape) if allowed is None else self.strategies.column(allowed)
+            return (
+                self.strategies.choices(shape)
+                if allowed is None
+                else self.strategies.column(allowed)
+            )
         return self.ops[producer].results[self.graph.ops[producer].results.index(tensor)]
 
     @timed("sharding program: build")
@@ -163,13 +184,13 @@ class IntraOpTables:
     ) -> IntraOpProblem:
         """The problem of the operations `ops` (all by default), which are taken in program order.
 
-        `fixed` gives tensors their sharding; `allowed` limits operations to some of their strategies (number 0 runs in
-        full on every device). `tied` pairs must end with equal shardings; the second of a pair lives in the memory of
-        the first (a donated argument and its result, an accumulator before and after). Tensors and operations outside
-        of the part are ignored.
-        `memory_limit_bytes` bounds the bytes that a device holds at any time, apart from copies of operands; these and
-        recomputed values are the business of `budget`. `residency` says what lives longer than the order
-        of operations tells.
+        `fixed` gives tensors their sharding; `allowed` limits operations to some of their
+        strategies (number 0 runs in full on every device). `tied` pairs must end with equal
+        shardings; the second of a pair lives in the memory of the first (a donated argument and its
+        result, an accumulator before and after). Tensors and operations outside of the part are
+        ignored. `memory_limit_bytes` bounds the bytes that a device holds at any time, apart from
+        copies of operands; these and recomputed values are the business of `budget`. `residency`
+        says what lives longer than the order of operations tells.
 
         Raises ImpossibleSharding for a fixed sharding that no strategy of the operation can make.
         """
@@ -189,7 +210,8 @@ class IntraOpTables:
 
 @dataclass(frozen=True, eq=False)
 class IntraOpProblem:
-    """The arrays for the solver, and what they mean: node n < len(ops) is an operation, the others are `inputs`.
+    """The arrays for the solver, and what they mean: node n < len(ops) is an operation, the others
+    are `inputs`.
 
     The times of memory are positions in `order`, in which the operations run.
     """
@@ -206,10 +228,13 @@ class IntraOpProblem:
     aliases: Mapping[int, int]
 
     def with_residency(self, residency: Residency) -> IntraOpProblem:
-        """The same problem for other facts about memory; only for one without a memory limit, which has usages."""
+        """The same problem for other facts about memory; only for one without a memory limit, which
+        has usages."""
         assert self.problem.usages is None
         tables = self.tables
-        lives = Lifetimes(tables.graph, tables.execution, self.order, self.inputs, self.aliases, residency)
+        lives = Lifetimes(
+            tables.graph, tables.execution, self.order, self.inputs, self.aliases, residency
+        )
         return replace(self, lifetimes=lives.all())
 
     @timed("sharding program: solve")
@@ -219,14 +244,15 @@ class IntraOpProblem:
         gap_tolerance: float = 0.0,
         start: Sequence[int] | None = None,
     ) -> Solution:
-        """Least cost within memory; a large problem is first solved for some of its strategies (`simpler`), and layers
-        that repeat are solved once.
+        """Least cost within memory; a large problem is first solved for some of its strategies
+        (`simpler`), and layers that repeat are solved once.
 
-        However soon the time limit strikes, the plan is no worse than `start` (the assignment of a preset, say), by
-        default everything in full on every device, if that is allowed.
-        """
+        However soon the time limit strikes, the plan is no worse than `start` (the assignment of a
+        preset, say), by default everything in full on every device, if that is allowed."""
         if start is None:
-            start = (0,) * self.problem.num_nodes  # the first strategy and the first sharding of each are whole
+            start = (
+                (0,) * self.problem.num_nodes
+            )  # the first strategy and the first sharding of each are whole
         masks = simpler_masks(self.tables.mesh, self._shardings_of_nodes)
         return solve_in_steps(
             self.problem,
@@ -241,7 +267,10 @@ class IntraOpProblem:
     def _shardings_of_nodes(self) -> list[NodeColumns]:
         """The columns of what each node decides about."""
         ops = (self.tables.ops[index] for index in self.ops)
-        return [*((*op.operands, *op.results) for op in ops), *((self.columns[tensor],) for tensor in self.inputs)]
+        return [
+            *((*op.operands, *op.results) for op in ops),
+            *((self.columns[tensor],) for tensor in self.inputs),
+        ]
 
     def decode(
         self,
@@ -249,14 +278,18 @@ class IntraOpProblem:
         rematerialized: tuple[Rematerialized, ...] = (),
         fresh: FreshCopies = frozenset(),
     ) -> IntraOpPlan:
-        """The plan of a solution, with values computed again and copies made anew. Raises UserError when there is none.
+        """The plan of a solution, with values computed again and copies made anew. Raises UserError
+        when there is none.
 
         Choices of nodes behind those of this problem are ignored.
         """
         if not solution.choice:
-            raise UserError(f"no sharding found on mesh {self.tables.mesh}: {solution.statistics.get('reason')}")
+            raise UserError(
+                f"no sharding found on mesh {self.tables.mesh}: {solution.statistics.get('reason')}"
+            )
         strategies = {
-            op: self.tables.ops[op].strategies[choice] for op, choice in zip(self.ops, solution.choice, strict=False)
+            op: self.tables.ops[op].strategies[choice]
+            for op, choice in zip(self.ops, solution.choice, strict=False)
         }
         shardings = {
             tensor: self.columns[tensor].shardings[choice]
@@ -274,7 +307,14 @@ class IntraOpProblem:
             strategies,
             self.made_anywhere,
             find_communication(
-                graph, mesh, cluster, strategies, shardings, self.made_anywhere, self.tables.fusion.fused, fresh
+                graph,
+                mesh,
+                cluster,
+                strategies,
+                shardings,
+                self.made_anywhere,
+                self.tables.fusion.fused,
+                fresh,
             ),
             self.order,
             self._live_bytes(strategies, shardings, rematerialized, fresh),
@@ -291,14 +331,19 @@ class IntraOpProblem:
     ) -> np.ndarray:
         graph, mesh = self.tables.graph, self.tables.mesh
         lives, needed = with_gaps(graph, mesh, self.lifetimes, shardings, rematerialized)
-        copies = find_copies(graph, mesh, strategies, shardings, self.made_anywhere, fresh, enumerate(self.order))
+        copies = find_copies(
+            graph, mesh, strategies, shardings, self.made_anywhere, fresh, enumerate(self.order)
+        )
         return live_bytes(graph, mesh, lives, shardings, (*copies, *needed), len(self.order))
 
     def _of_first_readers(self, strategies: Mapping[int, Strategy]) -> dict[int, Sharding]:
-        """A value that is made anywhere gets the sharding of its first reader, so that most need no second copy."""
+        """A value that is made anywhere gets the sharding of its first reader, so that most need no
+        second copy."""
         found: dict[int, Sharding] = {}
         for op, strategy in strategies.items():
-            for tensor, wanted in zip(self.tables.graph.ops[op].operands, strategy.operands, strict=True):
+            for tensor, wanted in zip(
+                self.tables.graph.ops[op].operands, strategy.operands, strict=True
+            ):
                 if tensor in self.made_anywhere:
                     found.setdefault(tensor, wanted.reduced())
         return found
@@ -317,11 +362,14 @@ class _Builder:
     columns: dict[int, Column] = field(default_factory=dict)
 
     def add_nodes(self, inputs: Iterable[int]) -> None:
-        """One node an operation, then one for each of `inputs` and of the other tensors that are read."""
+        """One node an operation, then one for each of `inputs` and of the other tensors that are
+        read."""
         graph = self.tables.graph
         for node, index in enumerate(self.ops):
             self.costs.append(self.tables.ops[index].seconds)
-            for tensor, column in zip(graph.ops[index].results, self.tables.ops[index].results, strict=True):
+            for tensor, column in zip(
+                graph.ops[index].results, self.tables.ops[index].results, strict=True
+            ):
                 self.node_of[tensor], self.columns[tensor] = node, column
         read = (tensor for index in self.ops for tensor in graph.ops[index].operands)
         for tensor in dict.fromkeys((*inputs, *read)):
@@ -329,7 +377,9 @@ class _Builder:
                 column = self.tables.column(tensor)
                 self.node_of[tensor], self.columns[tensor] = len(self.costs), column
                 self.inputs.append(tensor)
-                self.costs.append(self.tables.strategies.input_seconds(graph.tensors[tensor], column))
+                self.costs.append(
+                    self.tables.strategies.input_seconds(graph.tensors[tensor], column)
+                )
 
     def add_edges(self) -> None:
         graph = self.tables.graph
@@ -343,7 +393,9 @@ class _Builder:
                 repeat = op.repeat // (op.trips or 1) * trips
                 fused = tensor in self.tables.fusion.fused
                 source = self.columns[tensor]
-                cost = self.tables.strategies.resharding(graph.tensors[tensor], source, column, repeat, fused)
+                cost = self.tables.strategies.resharding(
+                    graph.tensors[tensor], source, column, repeat, fused
+                )
                 if cost is not None:
                     self.edges.append(Edge(self.node_of[tensor], node, cost))
 
@@ -360,7 +412,9 @@ class _Builder:
         for tensor, shardings in allowed.items():
             if tensor in self.node_of:
                 node, column = self.node_of[tensor], self.columns[tensor]
-                chosen = np.array([sharding in shardings for sharding in column.distinct])[column.index]
+                chosen = np.array([sharding in shardings for sharding in column.distinct])[
+                    column.index
+                ]
                 self.costs[node] = np.where(chosen, self.costs[node], np.inf)
                 if not np.isfinite(self.costs[node]).any():
                     raise self._cannot_have(tensor, shardings)
@@ -373,7 +427,9 @@ class _Builder:
         index = self.ops[node] if node < len(self.ops) else None
         if index is not None:
             what = f"the result of '{self.tables.graph.ops[index].name}' of shape {shape}"
-        return ImpossibleSharding(f"sharding {asked} was asked for {what}, expected one of {possible}", index)
+        return ImpossibleSharding(
+            f"sharding {asked} was asked for {what}, expected one of {possible}", index
+        )
 
     def allow(self, allowed: Mapping[int, Sequence[int]]) -> None:
         """Leave operations some of their strategies."""
@@ -386,7 +442,9 @@ class _Builder:
         execution = self.tables.execution
         inside = set(self.ops)
         order = tuple(op for op in execution.order if op in inside)
-        lives = Lifetimes(self.tables.graph, execution, order, self.inputs, self.aliases, residency).all()
+        lives = Lifetimes(
+            self.tables.graph, execution, order, self.inputs, self.aliases, residency
+        ).all()
         usages = None if limit is None else self._usages(lives)
         problem = Problem(tuple(self.costs), tuple(self.edges), usages, limit, len(self.ops))
         return IntraOpProblem(

@@ -1,19 +1,21 @@
 """When each tensor of a part of a graph occupies memory, in positions of the part's operations.
 
-* Inputs stay for the whole part (weights, optimizer state); what another mesh sends stays from its arrival on.
-* A value lives from its operation to its last reader, or to the end when it is an output. What a fragment (a group of
-  operations, one executable) is given stays until the fragment ends.
-* What is made before a loop and read inside stays until the loop ends; in the one over microbatches, what one
-  fragment hands to another (residuals of a backward pass) is held once for each microbatch in flight.
-* A value that takes over the memory of another one (the result that a donated argument becomes, an accumulator before
-  and after the loop) shares one lifetime with it.
+* Inputs stay for the whole part (weights, optimizer state); what another mesh sends stays from its
+  arrival on.
+* A value lives from its operation to its last reader, or to the end when it is an output. What a
+  fragment (a group of operations, one executable) is given stays until the fragment ends.
+* What is made before a loop and read inside stays until the loop ends; in the one over
+  microbatches, what one fragment hands to another (residuals of a backward pass) is held once for
+  each microbatch in flight.
+* A value that takes over the memory of another one (the result that a donated argument becomes, an
+  accumulator before and after the loop) shares one lifetime with it.
 * Elementwise operations, loops and updates of a part write into their operand where that dies.
-* Values that the compiler fuses into their readers take no memory (`shardopt.solve.sharding.execution_order`).
+* Values that the compiler fuses into their readers take no memory
+  (`shardopt.solve.sharding.execution_order`).
 
-Beside these stand, while an operation runs, the copies of its operands in the shardings that it wants (an all-gathered
-weight, say), and the whole result before a reduce-scatter. Copies in one sharding are shared by the readers of one
-fragment, and kept from the first to the last of them.
-"""
+Beside these stand, while an operation runs, the copies of its operands in the shardings that it
+wants (an all-gathered weight, say), and the whole result before a reduce-scatter. Copies in one
+sharding are shared by the readers of one fragment, and kept from the first to the last of them."""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ from shardopt.solve.sharding.strategies import Strategy
 
 # These change a part of their first operand.
 _UPDATES = frozenset({"dynamic_update_slice", "scatter"})
-# A reader that makes a copy of an operand anew, although an earlier reader had one: (tensor, wanted, operation).
+# A reader that makes a copy of an operand anew, although an earlier reader had one: (tensor,
+# wanted, operation).
 FreshCopies = Set[tuple[int, Sharding, int]]
 
 
@@ -48,10 +51,11 @@ class Lifetime:
 
 @dataclass(frozen=True)
 class Copy:
-    """`tensor` in the sharding its readers want, at the positions [start, stop); operation `op` makes it.
+    """`tensor` in the sharding its readers want, at the positions [start, stop); operation `op`
+    makes it.
 
-    `bytes` a device holds of it. `sharding` is None for the whole result that a reduce-scatter starts from.
-    """
+    `bytes` a device holds of it. `sharding` is None for the whole result that a reduce-scatter
+    starts from."""
 
     tensor: int
     sharding: Sharding | None
@@ -63,12 +67,13 @@ class Copy:
 
 @dataclass(frozen=True)
 class Rematerialized:
-    """A value that is dropped at position `gap[0]` and computed again at `gap[1]`, before the first of `readers`.
+    """A value that is dropped at position `gap[0]` and computed again at `gap[1]`, before the first
+    of `readers`.
 
-    `chain` are the operations that are run again, the last of which makes `tensor`, and `strategies` say how.
-    `extended` are their operands that would otherwise be gone by then. `scratch_bytes` a device holds beside the
-    value while the chain runs; `seconds` of one execution.
-    """
+    `chain` are the operations that are run again, the last of which makes `tensor`, and
+    `strategies` say how. `extended` are their operands that would otherwise be gone by then.
+    `scratch_bytes` a device holds beside the value while the chain runs; `seconds` of one
+    execution."""
 
     tensor: int
     chain: tuple[int, ...]
@@ -81,14 +86,17 @@ class Rematerialized:
 
 
 def is_in_place(graph: OpGraph, index: int, result: int, dies: Set[int]) -> bool:
-    """Whether operation `index` can write `result` over an operand of `dies`, the values that nobody reads later."""
+    """Whether operation `index` can write `result` over an operand of `dies`, the values that
+    nobody reads later."""
     op = graph.ops[index]
     if op.name == "while":
         return op.operands[op.results.index(result)] in dies
     if op.name in _UPDATES:
         return op.operands[0] in dies
     size = graph.tensors[result].size_bytes
-    return _is_elementwise(op) and any(t in dies and graph.tensors[t].size_bytes == size for t in op.operands)
+    return _is_elementwise(op) and any(
+        t in dies and graph.tensors[t].size_bytes == size for t in op.operands
+    )
 
 
 def _is_elementwise(op: Op) -> bool:
@@ -126,7 +134,11 @@ class Lifetimes:
         given = set(inputs)
         self.aliases = {b: a for b, a in aliases.items() if b not in given}
         self.group_stop = {graph.ops[op].group: position + 1 for position, op in enumerate(order)}
-        self.loop_span = (0, 0) if residency.loop is None else self._span(residency.loop.start, residency.loop.stop)
+        self.loop_span = (
+            (0, 0)
+            if residency.loop is None
+            else self._span(residency.loop.start, residency.loop.stop)
+        )
         self.spans = (self.loop_span, *(self._span(*loop) for loop in graph.loops))
 
     def _span(self, first: int, last: int) -> tuple[int, int]:
@@ -135,15 +147,22 @@ class Lifetimes:
         return (min(inside), max(inside) + 1) if inside else (0, 0)
 
     def all(self) -> tuple[Lifetime, ...]:
-        """Inputs first, then results as they are made, then what is held for further microbatches."""
+        """Inputs first, then results as they are made, then what is held for further
+        microbatches."""
         spans = {tensor: self._of_input(tensor) for tensor in self.inputs}
         for position, op in enumerate(self.order):
-            spans.update((tensor, self._of_result(tensor, position)) for tensor in self.graph.ops[op].results)
+            spans.update(
+                (tensor, self._of_result(tensor, position)) for tensor in self.graph.ops[op].results
+            )
         roots = {tensor: self._root(tensor) for tensor in spans}
         for tensor, root in roots.items():
             if root != tensor and root in spans:
-                spans[root] = min(spans[root][0], spans[tensor][0]), max(spans[root][1], spans[tensor][1])
-        # Zeros that an accumulator begins with are somebody's memory, although a constant alone would be fused.
+                spans[root] = (
+                    min(spans[root][0], spans[tensor][0]),
+                    max(spans[root][1], spans[tensor][1]),
+                )
+        # Zeros that an accumulator begins with are somebody's memory, although a constant alone
+        # would be fused.
         free = self.free - {root for tensor, root in roots.items() if root != tensor}
         held = [
             Lifetime(tensor, *span)
@@ -173,7 +192,8 @@ class Lifetimes:
         return position, self._stop(tensor, position, self.graph.ops[self.order[position]].group)
 
     def _stop(self, tensor: int, start: int, group: int | None) -> int:
-        """The position behind the last at which a value made at `start` in fragment `group` is held."""
+        """The position behind the last at which a value made at `start` in fragment `group` is
+        held."""
         readers = self.readers[tensor]
         if tensor in self.outputs or any(op not in self.position for op in readers):
             return len(self.order)
@@ -187,8 +207,12 @@ class Lifetimes:
         given = {*self.inputs, *self.aliases.values()}
         dying: dict[int, set[int]] = {}
         for live in held:
-            last = max((self.position.get(op, len(self.order)) for op in self.readers[live.tensor]), default=-1)
-            # What is held for longer (outputs, arguments of a fragment, around a loop) is nobody's to write over.
+            last = max(
+                (self.position.get(op, len(self.order)) for op in self.readers[live.tensor]),
+                default=-1,
+            )
+            # What is held for longer (outputs, arguments of a fragment, around a loop) is nobody's
+            # to write over.
             if live.tensor not in given | self.outputs and live.stop == last + 1:
                 dying.setdefault(last, set()).add(live.tensor)
         for live in held:
@@ -196,12 +220,15 @@ class Lifetimes:
                 live.tensor not in given
                 and live.start < live.stop
                 and live.tensor in self.graph.ops[self.order[live.start]].results
-                and is_in_place(self.graph, self.order[live.start], live.tensor, dying.get(live.start, set()))
+                and is_in_place(
+                    self.graph, self.order[live.start], live.tensor, dying.get(live.start, set())
+                )
             )
             yield replace(live, start=live.start + 1) if made_here else live
 
     def _in_flight(self, held: list[Lifetime]) -> Iterator[Lifetime]:
-        """What fragments of the loop hand on to others is held for the other microbatches in flight too."""
+        """What fragments of the loop hand on to others is held for the other microbatches in flight
+        too."""
         loop = self.residency.loop
         if loop is None or max((loop.in_flight, *loop.of_group.values())) < 2:
             return
@@ -227,8 +254,8 @@ def find_copies(
     fresh: FreshCopies,
     positions: Iterable[tuple[int, int]],
 ) -> tuple[Copy, ...]:
-    """What operations need beside the values themselves. `positions` are (position, operation), in the order in which
-    they run; those left out need nothing."""
+    """What operations need beside the values themselves. `positions` are (position, operation), in
+    the order in which they run; those left out need nothing."""
     found: dict[tuple[int, Sharding, tuple[int, int], int], Copy] = {}
     number: dict[tuple[int, Sharding, tuple[int, int]], int] = {}
     whole: list[Copy] = []
@@ -245,7 +272,9 @@ def find_copies(
                 whole += _way(graph, mesh, tensor, (shardings[tensor], wanted), index, position)
                 known = Copy(tensor, wanted, index, position, position, size)
             found[*key, number[key]] = replace(known, stop=position + 1)
-        for tensor, before, after in zip(op.results, strategy.unscattered, strategy.results, strict=True):
+        for tensor, before, after in zip(
+            op.results, strategy.unscattered, strategy.results, strict=True
+        ):
             size = local_bytes(graph, mesh, tensor, before)
             if size > local_bytes(graph, mesh, tensor, after):
                 whole.append(Copy(tensor, None, index, position, position + 1, size))
@@ -253,7 +282,12 @@ def find_copies(
 
 
 def _way(
-    graph: OpGraph, mesh: Mesh, tensor: int, ends: tuple[Sharding, Sharding], index: int, position: int
+    graph: OpGraph,
+    mesh: Mesh,
+    tensor: int,
+    ends: tuple[Sharding, Sharding],
+    index: int,
+    position: int,
 ) -> Iterator[Copy]:
     """The largest intermediate of a resharding that takes several steps."""
     sizes = [local_bytes(graph, mesh, tensor, stop) for stop in resharding_stops(*ends, mesh)]
@@ -293,7 +327,8 @@ def with_gaps(
     shardings: Mapping[int, Sharding],
     rematerialized: Sequence[Rematerialized],
 ) -> tuple[tuple[Lifetime, ...], tuple[Copy, ...]]:
-    """The lifetimes when values are dropped and computed again, and what is held beside them to do so."""
+    """The lifetimes when values are dropped and computed again, and what is held beside them to do
+    so."""
     if not rematerialized:
         return tuple(lives), ()
     gaps = {again.tensor: again.gap for again in rematerialized}
@@ -308,7 +343,9 @@ def with_gaps(
     for live in lives:
         live = replace(live, stop=max(live.stop, until.get(live.tensor, 0)))
         begin, end = gaps.get(live.tensor, (live.stop, live.stop))
-        found += [Lifetime(live.tensor, live.start, begin, live.count)] if live.start < begin else []
+        found += (
+            [Lifetime(live.tensor, live.start, begin, live.count)] if live.start < begin else []
+        )
         found += [Lifetime(live.tensor, end, live.stop, live.count)] if end < live.stop else []
     return tuple(found), tuple(scratch)
 
@@ -320,7 +357,9 @@ def fresh_copies(
     found: dict[tuple[int, Sharding], int] = {}
     for again in rematerialized:
         for reader in again.readers:
-            for tensor, wanted in zip(graph.ops[reader].operands, strategies[reader].operands, strict=True):
+            for tensor, wanted in zip(
+                graph.ops[reader].operands, strategies[reader].operands, strict=True
+            ):
                 if tensor == again.tensor:
                     found.setdefault((tensor, wanted), reader)
     return frozenset((tensor, wanted, reader) for (tensor, wanted), reader in found.items())

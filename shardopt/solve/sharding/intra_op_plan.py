@@ -1,4 +1,5 @@
-"""What an intra-operator solution says: the sharding of every tensor, the collectives, and the predicted costs."""
+"""What an intra-operator solution says: the sharding of every tensor, the collectives, and the
+predicted costs."""
 
 from __future__ import annotations
 
@@ -22,11 +23,11 @@ from shardopt.solve.sharding.strategies_cost import communication_seconds, writt
 
 @dataclass(frozen=True)
 class Communication:
-    """One collective of the plan: a step before or after operation `op`, on `tensor`; seconds of one execution.
+    """One collective of the plan: a step before or after operation `op`, on `tensor`; seconds of
+    one execution.
 
-    `trips` counts its executions in one execution of the operation's group. `reduces` tells a collective that completes
-    the operation's result from one that reshards an operand.
-    """
+    `trips` counts its executions in one execution of the operation's group. `reduces` tells a
+    collective that completes the operation's result from one that reshards an operand."""
 
     op: int
     tensor: int
@@ -38,12 +39,12 @@ class Communication:
 
 @dataclass(frozen=True)
 class IntraOpPlan:
-    """Shardings of the tensors and strategies of the operations of a part of `graph`; `live_bytes[n]` is what a device
-    holds while the n-th of its operations runs.
+    """Shardings of the tensors and strategies of the operations of a part of `graph`;
+    `live_bytes[n]` is what a device holds while the n-th of its operations runs.
 
-    `rematerialized` values are computed again for their last readers, copies of `fresh` made again for theirs.
-    A tensor of `made_anywhere` (a constant, say) is made once more for each reader that wants another sharding.
-    """
+    `rematerialized` values are computed again for their last readers, copies of `fresh` made again
+    for theirs. A tensor of `made_anywhere` (a constant, say) is made once more for each reader that
+    wants another sharding."""
 
     graph: OpGraph
     mesh: Mesh
@@ -61,19 +62,37 @@ class IntraOpPlan:
         return int(self.live_bytes.max(initial=0))
 
     def summary(self, ops: Iterable[int] | None = None, *, repeated: bool = True) -> CostSummary:
-        """Costs of `ops`, of all operations by default; of one execution of their group unless `repeated`."""
+        """Costs of `ops`, of all operations by default; of one execution of their group unless
+        `repeated`."""
         chosen = set(self.strategies if ops is None else ops)
         moved = [item for item in self.communication if item.op in chosen]
-        groups = {op: self.graph.ops[op].repeat // (self.graph.ops[op].trips or 1) if repeated else 1 for op in chosen}
+        groups = {
+            op: self.graph.ops[op].repeat // (self.graph.ops[op].trips or 1) if repeated else 1
+            for op in chosen
+        }
         times = {op: groups[op] * self.graph.ops[op].trips for op in chosen}
-        held = [int(size) for op, size in zip(self.order, self.live_bytes, strict=True) if op in chosen]
-        computed = [(op, strategy.compute_seconds) for op, strategy in self.strategies.items() if op in chosen]
-        computed += [(again.readers[0], again.seconds) for again in self.rematerialized if again.readers[0] in chosen]
+        held = [
+            int(size) for op, size in zip(self.order, self.live_bytes, strict=True) if op in chosen
+        ]
+        computed = [
+            (op, strategy.compute_seconds)
+            for op, strategy in self.strategies.items()
+            if op in chosen
+        ]
+        computed += [
+            (again.readers[0], again.seconds)
+            for again in self.rematerialized
+            if again.readers[0] in chosen
+        ]
         return CostSummary(
             compute_seconds=sum(seconds * times[op] for op, seconds in computed),
-            communication_seconds=sum(item.seconds * groups[item.op] * item.trips for item in moved),
+            communication_seconds=sum(
+                item.seconds * groups[item.op] * item.trips for item in moved
+            ),
             peak_bytes=max(held, default=0),
-            traffic=total(of_step(item.step, self.mesh, groups[item.op] * item.trips) for item in moved),
+            traffic=total(
+                of_step(item.step, self.mesh, groups[item.op] * item.trips) for item in moved
+            ),
         )
 
 
@@ -87,9 +106,10 @@ def find_communication(
     fused: Set[int] = frozenset(),
     fresh: FreshCopies = frozenset(),
 ) -> tuple[Communication, ...]:
-    """All collectives in program order. Readers of one scope share the steps by which their chains begin, as they do in
-    the compiled module, unless one is named in `fresh`; the solver, which sees pairs only, counts them for each. What
-    is `fused` otherwise is written and read with the first step."""
+    """All collectives in program order. Readers of one scope share the steps by which their chains
+    begin, as they do in the compiled module, unless one is named in `fresh`; the solver, which sees
+    pairs only, counts them for each. What is `fused` otherwise is written and read with the first
+    step."""
     producers, device = graph.producers(), cluster.group_of(mesh).device
     found: list[Communication] = []
     done: set[tuple[int, tuple[Sharding, ...], tuple[int, int]]] = set()
@@ -102,7 +122,10 @@ def find_communication(
             trips = graph.trips_of(index, tensor, producers[tensor])
             way: tuple[Sharding, ...] = ()
             ends = (shardings[tensor], wanted) if tensor in fused else ()
-            extra = sum(written_seconds(device, graph.tensors[tensor], prod(s.tile_counts(mesh))) for s in ends)
+            extra = sum(
+                written_seconds(device, graph.tensors[tensor], prod(s.tile_counts(mesh)))
+                for s in ends
+            )
             for step, after in resharding_path(shardings[tensor], wanted, mesh, shape, itemsize):
                 way = (*way, after)
                 if (tensor, way, op.scope) in done and (tensor, wanted, index) not in fresh:
@@ -114,5 +137,9 @@ def find_communication(
                     extra = 0.0
         for step in strategy.collectives:
             seconds = communication_seconds(cluster, mesh, (step,))
-            found.append(Communication(index, op.results[0], step, seconds, op.trips, reduces=step.kind != PERMUTE))
+            found.append(
+                Communication(
+                    index, op.results[0], step, seconds, op.trips, reduces=step.kind != PERMUTE
+                )
+            )
     return tuple(found)

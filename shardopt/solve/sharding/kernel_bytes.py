@@ -1,11 +1,12 @@
-"""How often each operation of a graph touches each of its tensors in memory, when a compiler fuses it into kernels.
+"""How often each operation of a graph touches each of its tensors in memory, when a compiler fuses
+it into kernels.
 
     %1 = exponential %0                    one kernel: reads %0 and %2 once, writes %3. The exponential pays for %0, the
     %3 = multiply %1, %2                   product for %2 and %3, and nobody for %1.
 
-A kernel reads a tensor once, however many of its operations do; the first of them pays. A cheap operation that several
-kernels repeat pays once for each. Fusion is that of `shardopt.solve.sharding.fusion`.
-"""
+A kernel reads a tensor once, however many of its operations do; the first of them pays. A cheap
+operation that several kernels repeat pays once for each. Fusion is that of
+`shardopt.solve.sharding.fusion`."""
 
 from __future__ import annotations
 
@@ -16,13 +17,17 @@ from shardopt.graph.op_graph import OpGraph
 from shardopt.solve.sharding.fusion import Fusion
 from shardopt.solve.sharding.merged_kernels import merged_kernels
 
-# For each tensor of an operation, operands first: in how many kernels the operation touches its memory.
+# For each tensor of an operation, operands first: in how many kernels the operation touches its
+# memory.
 Accesses = tuple[int, ...]
 
 
 def kernel_accesses(graph: OpGraph, fusion: Fusion, merged: bool = False) -> tuple[Accesses, ...]:
     """For each operation. With `merged`, kernels over the same elements become one, as on GPUs."""
-    fused, number = fusion.fused, merged_kernels(graph, fusion) if merged else tuple(range(len(graph.ops)))
+    fused, number = (
+        fusion.fused,
+        merged_kernels(graph, fusion) if merged else tuple(range(len(graph.ops))),
+    )
     producers, outputs = graph.producers(), set(graph.outputs)
     seen: list[set[int]] = [set() for _ in graph.tensors]
 
@@ -30,7 +35,11 @@ def kernel_accesses(graph: OpGraph, fusion: Fusion, merged: bool = False) -> tup
         """Whether the kernel that makes it writes it to memory."""
         if tensor in fused:
             return False
-        return not merged or tensor in outputs or {number[reader] for reader in fusion.readers[tensor]} != {kernel}
+        return (
+            not merged
+            or tensor in outputs
+            or {number[reader] for reader in fusion.readers[tensor]} != {kernel}
+        )
 
     found: list[Accesses] = []
     for index, op in enumerate(graph.ops):
@@ -48,16 +57,18 @@ def kernel_accesses(graph: OpGraph, fusion: Fusion, merged: bool = False) -> tup
     return tuple(found)
 
 
-def accessed_bytes(name: str, num_operands: int, sizes: Sequence[float], accesses: Accesses) -> float:
-    """Bytes that an operation reads and writes, given those of its tensors (operands first) and how often it touches
-    each."""
+def accessed_bytes(
+    name: str, num_operands: int, sizes: Sequence[float], accesses: Accesses
+) -> float:
+    """Bytes that an operation reads and writes, given those of its tensors (operands first) and how
+    often it touches each."""
     rows = touched(name, num_operands, len(sizes) - num_operands)
     return sum(sizes[k] * share * count for (k, share), count in zip(rows, accesses, strict=True))
 
 
 def kernels_of(name: str, num_operands: int, num_results: int, accesses: Accesses | None) -> int:
-    """How many kernels end with an operation: one where it writes a result to memory, none where it is fused into what
-    reads it, or moves nothing at all. Without `accesses` it runs alone."""
+    """How many kernels end with an operation: one where it writes a result to memory, none where it
+    is fused into what reads it, or moves nothing at all. Without `accesses` it runs alone."""
     written = [share for _, share in touched(name, num_operands, num_results)[num_operands:]]
     counts = (1,) * num_results if accesses is None else accesses[num_operands:]
     return int(any(share and count for share, count in zip(written, counts, strict=True)))

@@ -1,8 +1,8 @@
-"""Layouts of an operation: the ways to put mesh axes on its factors, with the shardings that follow, but no prices.
+"""Layouts of an operation: the ways to put mesh axes on its factors, with the shardings that
+follow, but no prices.
 
-They depend on the mesh by the names of its axes and by what these divide. So meshes of one number of axes mostly share
-them: 4x8 and 8x4 divide 1024 in the same ways.
-"""
+They depend on the mesh by the names of its axes and by what these divide. So meshes of one number
+of axes mostly share them: 4x8 and 8x4 divide 1024 in the same ways."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from shardopt.mesh.shardings import live_axes
 from shardopt.solve.sharding.factors import Axes, Split, is_feasible, shardable_factors
 from shardopt.solve.sharding.linear import Linear
 
-Terms = Mapping[tuple[int, ...], Axes]  # the axes along which the operands of a linear mode are partial
+Terms = Mapping[
+    tuple[int, ...], Axes
+]  # the axes along which the operands of a linear mode are partial
 
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """The sharding of one tensor under each strategy of a node: `distinct[index[s]]`. One object for each content."""
+    """The sharding of one tensor under each strategy of a node: `distinct[index[s]]`. One object
+    for each content."""
 
     shardings: tuple[Sharding, ...]
     distinct: tuple[Sharding, ...]
@@ -33,8 +36,8 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class SplitLayout:
-    """One assignment of axes to factors. `made` are the results before sums along the axes `reduced` are taken, `forms`
-    the shardings in which the results may end: as many strategies."""
+    """One assignment of axes to factors. `made` are the results before sums along the axes
+    `reduced` are taken, `forms` the shardings in which the results may end: as many strategies."""
 
     split: Split
     has_terms: bool
@@ -46,7 +49,8 @@ class SplitLayout:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """All assignments, the empty one first, and the columns of operands and results over all strategies."""
+    """All assignments, the empty one first, and the columns of operands and results over all
+    strategies."""
 
     splits: tuple[SplitLayout, ...]
     operands: tuple[Column, ...]
@@ -54,16 +58,31 @@ class Layout:
 
 
 class Layouts:
-    """The layouts and columns that were asked for so far, for any meshes. Objects given out are shared."""
+    """The layouts and columns that were asked for so far, for any meshes. Objects given out are
+    shared."""
 
     def __init__(self) -> None:
         self._layouts: dict[Hashable, Layout] = {}
         self._columns: dict[tuple[Sharding, ...], Column] = {}
         self._dividing: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
 
-    def of(self, op: Op, operands: Sequence[Tensor], results: Sequence[Tensor], mesh: Mesh, linear: Linear) -> Layout:
+    def of(
+        self,
+        op: Op,
+        operands: Sequence[Tensor],
+        results: Sequence[Tensor],
+        mesh: Mesh,
+        linear: Linear,
+    ) -> Layout:
         """Those of `op` on tensors of these shapes."""
-        key = (op.name, op.rule, op.windows, op.reducer, linear, *self._shapes(op, operands, results, mesh))
+        key = (
+            op.name,
+            op.rule,
+            op.windows,
+            op.reducer,
+            linear,
+            *self._shapes(op, operands, results, mesh),
+        )
         if key not in self._layouts:
             splits = tuple(_split_layouts(op, operands, results, mesh, linear))
             rows = [(each.operands, form) for each in splits for form in each.forms]
@@ -90,15 +109,28 @@ class Layouts:
         if op.windows:  # borders are lines of neighbours, whose number counts
             return mesh.axes, ranks, *(tensor.shape for tensor in results)
         sizes = tuple(size for _, size in mesh.axes if size > 1)
-        extents = (*(op.rule.sizes if op.rule else ()), *(extent for tensor in results for extent in tensor.shape))
-        return mesh.axis_names, live_axes(mesh), ranks, *(self._divides(extent, sizes) for extent in extents)
+        extents = (
+            *(op.rule.sizes if op.rule else ()),
+            *(extent for tensor in results for extent in tensor.shape),
+        )
+        return (
+            mesh.axis_names,
+            live_axes(mesh),
+            ranks,
+            *(self._divides(extent, sizes) for extent in extents),
+        )
 
     def _divides(self, extent: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """For each set of axes whether its tiles divide the extent (1), make single elements of it (2), or do not."""
+        """For each set of axes whether its tiles divide the extent (1), make single elements of it
+        (2), or do not."""
         key = (extent, sizes)
         if key not in self._dividing:
-            sets = (some for count in range(1, len(sizes) + 1) for some in combinations(sizes, count))
-            self._dividing[key] = tuple(2 if extent == tiles else int(extent % tiles == 0) for tiles in map(prod, sets))
+            sets = (
+                some for count in range(1, len(sizes) + 1) for some in combinations(sizes, count)
+            )
+            self._dividing[key] = tuple(
+                2 if extent == tiles else int(extent % tiles == 0) for tiles in map(prod, sets)
+            )
         return self._dividing[key]
 
 
@@ -114,7 +146,8 @@ def _split_layouts(
 
 
 def _splits(op: Op, mesh: Mesh, linear: Linear) -> Iterator[tuple[Split, Terms]]:
-    """Assignments of axes to factors that divide evenly and to linear modes; the empty one comes first."""
+    """Assignments of axes to factors that divide evenly and to linear modes; the empty one comes
+    first."""
     axes = live_axes(mesh)
     for targets in product((None, *shardable_factors(op), *linear.modes), repeat=len(axes)):
         split: dict[int, Axes] = {}
@@ -134,9 +167,15 @@ def _moves(op: Op, split: Split) -> bool:
 
 
 def _shardings(
-    op: Op, split: Split, terms: Terms, operands: Sequence[Tensor], results: Sequence[Tensor], mesh: Mesh
+    op: Op,
+    split: Split,
+    terms: Terms,
+    operands: Sequence[Tensor],
+    results: Sequence[Tensor],
+    mesh: Mesh,
 ) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]] | None:
-    """Shardings of operands and reduced results, or None if one of them is no plain tile assignment."""
+    """Shardings of operands and reduced results, or None if one of them is no plain tile
+    assignment."""
     if op.rule is None:
         return tuple(map(_replicated, operands)), tuple(map(_replicated, results))
     found = []
@@ -149,7 +188,9 @@ def _shardings(
             shardings.append(sharding)
         # Values that regions capture stand behind the operands of the rule.
         found.append((*shardings, *map(_replicated, tensors[len(mappings) :])))
-    return tuple(_partial(sharding, k, terms, mesh) for k, sharding in enumerate(found[0])), found[1]
+    return tuple(_partial(sharding, k, terms, mesh) for k, sharding in enumerate(found[0])), found[
+        1
+    ]
 
 
 def _partial(sharding: Sharding, position: int, terms: Terms, mesh: Mesh) -> Sharding:
@@ -161,7 +202,9 @@ def _replicated(tensor: Tensor) -> Sharding:
     return Sharding.replicated(len(tensor.shape))
 
 
-def _sharding(mapping: tuple[tuple[int, ...], ...], split: Split, rule: FactorRule, mesh: Mesh) -> Sharding | None:
+def _sharding(
+    mapping: tuple[tuple[int, ...], ...], split: Split, rule: FactorRule, mesh: Mesh
+) -> Sharding | None:
     dims: list[Axes] = []
     for factors in mapping:
         axes = _dim_axes(factors, split, rule, mesh)
@@ -172,11 +215,11 @@ def _sharding(mapping: tuple[tuple[int, ...], ...], split: Split, rule: FactorRu
 
 
 def _dim_axes(factors: Sequence[int], split: Split, rule: FactorRule, mesh: Mesh) -> Axes | None:
-    """Axes that split a dimension made of `factors`, or None when the tiles would not be contiguous.
+    """Axes that split a dimension made of `factors`, or None when the tiles would not be
+    contiguous.
 
-    Contiguous tiles come from splitting the major-most factor, and a further one only where all before it are split
-    into single elements.
-    """
+    Contiguous tiles come from splitting the major-most factor, and a further one only where all
+    before it are split into single elements."""
     axes: Axes = ()
     exhausted = True
     for factor in factors:
@@ -196,23 +239,31 @@ def _forms(
     mesh: Mesh,
     linear: Linear,
 ) -> Iterator[tuple[Sharding, ...]]:
-    """The shardings in which the results may end: all-reduced, scattered onto one dimension, partial.
+    """The shardings in which the results may end: all-reduced, scattered onto one dimension,
+    partial.
 
-    Scattering some axes and all-reducing others, or onto several dimensions, doubles the strategies of a contraction
-    over two axes and with it the time of the solver twentyfold, and improved plans by 0.01 % where it was tried.
-    """
+    Scattering some axes and all-reducing others, or onto several dimensions, doubles the strategies
+    of a contraction over two axes and with it the time of the solver twentyfold, and improved plans
+    by 0.01 % where it was tried."""
     if not terms or linear.sums:
         yield results
         if reduced and len(results) == 1:
             scattered = (_scattered(results[0], reduced, dim) for dim in range(results[0].rank))
-            yield from ((sharding,) for sharding in scattered if _fits(sharding, tensors[0].shape, mesh))
+            yield from (
+                (sharding,) for sharding in scattered if _fits(sharding, tensors[0].shape, mesh)
+            )
     contracted = {axis for axes in terms.values() for axis in axes} != set(reduced)
     if reduced and linear.open and (linear.contracts or not contracted):
         yield (Sharding(results[0].dims, reduced),)
 
 
 def _reduced(op: Op, split: Split, terms: Terms, mesh: Mesh) -> Axes:
-    over = {axis for factor, axes in split.items() if op.rule and factor in op.rule.reduction for axis in axes}
+    over = {
+        axis
+        for factor, axes in split.items()
+        if op.rule and factor in op.rule.reduction
+        for axis in axes
+    }
     over.update(axis for axes in terms.values() for axis in axes)
     return tuple(axis for axis in mesh.axis_names if axis in over)
 
@@ -223,7 +274,8 @@ def _scattered(sharding: Sharding, axes: Axes, dim: int) -> Sharding:
 
 
 def _fits(sharding: Sharding, shape: tuple[int, ...], mesh: Mesh) -> bool:
-    """Even, and in the canonical order of axes, so that the same layout does not appear in two spellings."""
+    """Even, and in the canonical order of axes, so that the same layout does not appear in two
+    spellings."""
     order = mesh.axis_names.index
     return all(list(dim) == sorted(dim, key=order) for dim in sharding) and all(
         extent % tiles == 0 for extent, tiles in zip(shape, sharding.tile_counts(mesh), strict=True)

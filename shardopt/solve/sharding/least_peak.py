@@ -1,9 +1,9 @@
 """The smallest memory budget that works, between a proven bound and a plan that was found.
 
-For any weights w >= 0 over time that sum to one, no plan has a smaller peak than the least weighted sum of its usage,
-and that is a problem without a limit. Weights that follow where the plans found so far hold most (multiplicative
-weights, Arora, Hazan and Kale 2012) raise the bound and lower the peak, in a fixed number of solves.
-"""
+For any weights w >= 0 over time that sum to one, no plan has a smaller peak than the least weighted
+sum of its usage, and that is a problem without a limit. Weights that follow where the plans found
+so far hold most (multiplicative weights, Arora, Hazan and Kale 2012) raise the bound and lower the
+peak, in a fixed number of solves."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
 from shardopt.solve.sharding.operand_copies import copies_at_excess, split_copies
 
 _ROUNDS = 12
-_STEEPNESS = 8.0  # weight of the highest time over that of an empty one after one round: e to this power
+_STEEPNESS = (
+    8.0  # weight of the highest time over that of an empty one after one round: e to this power
+)
 _CLOSE = 0.005
 _NEAR_PEAK = 0.98
 _UNKNOWN = 2**62
-# Share of the peak that all costs together weigh: they only break ties, and the bound loses no more than this.
+# Share of the peak that all costs together weigh: they only break ties, and the bound loses no more
+# than this.
 _TIE = 1e-3
 
 
@@ -41,9 +44,13 @@ class LeastPeak:
 
 
 def find_least_peak(
-    model: BudgetModel, shardings: Sequence[int], exceeded: int | None = None, seconds: float | None = None
+    model: BudgetModel,
+    shardings: Sequence[int],
+    exceeded: int | None = None,
+    seconds: float | None = None,
 ) -> LeastPeak:
-    """`shardings` are strategies of the plain nodes to begin with, `exceeded` a limit that is known to be too small.
+    """`shardings` are strategies of the plain nodes to begin with, `exceeded` a limit that is known
+    to be too small.
 
     `seconds` limit the time, which otherwise follows from the number of solves.
     """
@@ -76,7 +83,9 @@ class _Search:
             total += plan.live_bytes / max(plan.peak_bytes, 1)
             weights = np.exp(_STEEPNESS * (total - total.max()))
             weights /= weights.sum()
-            self.copies |= copies_at_excess(self.model.base, plan, int(_NEAR_PEAK * plan.peak_bytes))
+            self.copies |= copies_at_excess(
+                self.model.base, plan, int(_NEAR_PEAK * plan.peak_bytes)
+            )
         self._sharpen()
         return replace(self.best, bound_bytes=min(self.bound, self.best.peak_bytes))
 
@@ -102,7 +111,8 @@ class _Search:
         return self._offer(problem, solution)
 
     def _offer(self, problem: Problem, solution: Solution) -> IntraOpPlan:
-        """The plan of a solution, kept if it holds less than all before; its own costs instead of weighted bytes."""
+        """The plan of a solution, kept if it holds less than all before; its own costs instead of
+        weighted bytes."""
         plan = split_copies(self.model, solution, self._peak() - 1)
         if plan.peak_bytes < self.best.peak_bytes:
             objective = evaluate(problem, solution.choice).objective
@@ -115,7 +125,8 @@ class _Search:
 
 
 def _weighted(problem: Problem, weights: np.ndarray, peak: int) -> tuple[Problem, float]:
-    """Weighted bytes as costs, the costs themselves scaled down to a share of `peak`; and the most they can come to."""
+    """Weighted bytes as costs, the costs themselves scaled down to a share of `peak`; and the most
+    they can come to."""
     tables = (*problem.costs, *(edge.cost for edge in problem.edges))
     most = sum(float(table[np.isfinite(table)].max(initial=0.0)) for table in tables)
     share = _TIE * peak / most if most > 0 else 0.0

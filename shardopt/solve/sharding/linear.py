@@ -1,16 +1,17 @@
 """Which values may stay partial: unfinished sums that only operations linear in them read.
 
-A contraction over a split factor leaves a term of its result on every device. Operations that are linear in the value
-may work on the terms (gradients are added up over microbatches, the gradients of three projections of one value are
-added), and one collective at the end takes the sum. `find_linear` says for each operation which operands may be
-partial together, and whether its result may be.
+A contraction over a split factor leaves a term of its result on every device. Operations that are
+linear in the value may work on the terms (gradients are added up over microbatches, the gradients
+of three projections of one value are added), and one collective at the end takes the sum.
+`find_linear` says for each operation which operands may be partial together, and whether its result
+may be.
 
-A value is *open* (may be partial) if its producer can make terms of it and every reader is linear in it. What leaves
-the graph is never open, nor what is made or read inside of a loop or branch. Of the open values only those are kept
-whose *region* (open values that linear operations connect) can gain: two of them are joined, one is carried from
-microbatch to microbatch, one is read less often than it is made, or one shrinks before it is needed. All others would
-be reduced where they are made anyway.
-"""
+A value is *open* (may be partial) if its producer can make terms of it and every reader is linear
+in it. What leaves the graph is never open, nor what is made or read inside of a loop or branch. Of
+the open values only those are kept whose *region* (open values that linear operations connect) can
+gain: two of them are joined, one is carried from microbatch to microbatch, one is read less often
+than it is made, or one shrinks before it is needed. All others would be reduced where they are made
+anyway."""
 
 from __future__ import annotations
 
@@ -26,12 +27,11 @@ Tied = Iterable[tuple[int, int]]
 class Linear:
     """How an operation deals with partial values.
 
-    Each of `modes` is a set of operand positions that may be partial along one axis, all together; the operation is
-    then linear in them. An empty mode makes terms out of nothing: zeros. `open`: the result may be partial.
-    `contracts`: also along the axes of contracted factors, which leave it to the operation to make the terms. `sums`:
-    the sum of partial operands may be taken right behind the operation; elsewhere its readers take it, or it could
-    have been taken before.
-    """
+    Each of `modes` is a set of operand positions that may be partial along one axis, all together;
+    the operation is then linear in them. An empty mode makes terms out of nothing: zeros. `open`:
+    the result may be partial. `contracts`: also along the axes of contracted factors, which leave
+    it to the operation to make the terms. `sums`: the sum of partial operands may be taken right
+    behind the operation; elsewhere its readers take it, or it could have been taken before."""
 
     modes: tuple[tuple[int, ...], ...] = ()
     open: bool = False
@@ -61,17 +61,21 @@ _IN_BOTH = frozenset({"add", "subtract", "dynamic_update_slice"})
 # Bilinear: linear in either operand, with the other one whole.
 _IN_EITHER = frozenset({"multiply", "dot_general", "convolution"})
 # What zeros stay zeros under.
-_KEEPS_ZEROS = frozenset({"broadcast_in_dim", "convert", "negate", "reshape", "reverse", "slice", "transpose"})
+_KEEPS_ZEROS = frozenset(
+    {"broadcast_in_dim", "convert", "negate", "reshape", "reverse", "slice", "transpose"}
+)
 
 
 def find_linear(graph: OpGraph, tied: Tied = (), closed: Iterable[int] = ()) -> tuple[Linear, ...]:
-    """For each operation of `graph`. The tensors of a `tied` pair end with equal shardings; `closed` are never partial
-    (nor are inputs and outputs of the graph)."""
+    """For each operation of `graph`. The tensors of a `tied` pair end with equal shardings;
+    `closed` are never partial (nor are inputs and outputs of the graph)."""
     return _Analysis(graph, tuple((a, b) for a, b in tied if a != b), frozenset(closed)).run()
 
 
 class _Analysis:
-    def __init__(self, graph: OpGraph, tied: tuple[tuple[int, int], ...], closed: frozenset[int]) -> None:
+    def __init__(
+        self, graph: OpGraph, tied: tuple[tuple[int, int], ...], closed: frozenset[int]
+    ) -> None:
         self.graph = graph
         self.tied = tied
         self.carried = frozenset(tensor for pair in tied for tensor in pair)
@@ -96,14 +100,17 @@ class _Analysis:
 
     def _linear(self, op: Op) -> Linear:
         is_open = len(op.results) == 1 and op.results[0] in self.open
-        modes = tuple(mode for mode in self._modes(op) if any(op.operands[k] in self.open for k in mode))
+        modes = tuple(
+            mode for mode in self._modes(op) if any(op.operands[k] in self.open for k in mode)
+        )
         if is_open and op.results[0] in self.zeros:
             modes = ((), *modes)
         contracts = is_open and _contracts(op, self.always_zero)
         return Linear(modes, is_open, contracts, any(self._ends(op, mode) for mode in modes))
 
     def _ends(self, op: Op, mode: tuple[int, ...]) -> bool:
-        """Whether this is a place to take a sum: the last one, or one where it has become cheaper."""
+        """Whether this is a place to take a sum: the last one, or one where it has become
+        cheaper."""
         if op.results[0] not in self.open:
             return True
         if op.results[0] in self.carried:  # partial before and after, or not at all
@@ -112,14 +119,16 @@ class _Analysis:
         return self._saves(op, inside)
 
     def _shrink_to_fixpoint(self) -> None:
-        """The greatest set of values that all fit together: start with every candidate, drop what cannot be partial,
-        and look again at what a dropped value touches."""
+        """The greatest set of values that all fit together: start with every candidate, drop what
+        cannot be partial, and look again at what a dropped value touches."""
         self.open = {
             result
             for op in self.graph.ops
             if len(op.results) == 1
             for result in op.results
-            if result not in self.closed and result not in self.always_zero and self.graph.tensors[result].dtype != "i1"
+            if result not in self.closed
+            and result not in self.always_zero
+            and self.graph.tensors[result].dtype != "i1"
         }
         partners: dict[int, list[int]] = {}
         for first, second in self.tied:
@@ -130,7 +139,11 @@ class _Analysis:
             dropped = [t for t in doubtful if not self._fits(t, partners.get(t, ()))]
             self.open.difference_update(dropped)
             touched = {op for tensor in dropped for op in self.consumers[tensor]}
-            doubtful = {t for k in touched for t in (*self.graph.ops[k].operands, *self.graph.ops[k].results)}
+            doubtful = {
+                t
+                for k in touched
+                for t in (*self.graph.ops[k].operands, *self.graph.ops[k].results)
+            }
             doubtful.update(other for tensor in dropped for other in partners.get(tensor, ()))
             doubtful &= self.open
 
@@ -146,18 +159,23 @@ class _Analysis:
 
     def _is_read_linearly(self, tensor: int) -> bool:
         readers = self.consumers[tensor]
-        return bool(readers) and all(self._reads_linearly(self.graph.ops[reader], tensor) for reader in readers)
+        return bool(readers) and all(
+            self._reads_linearly(self.graph.ops[reader], tensor) for reader in readers
+        )
 
     def _reads_linearly(self, op: Op, tensor: int) -> bool:
         places = {k for k, operand in enumerate(op.operands) if operand == tensor}
         return any(places <= set(mode) for mode in self._modes(op))
 
     def _modes(self, op: Op) -> list[tuple[int, ...]]:
-        """The linear modes whose operands are all open, or zeros that the operation can make for itself."""
+        """The linear modes whose operands are all open, or zeros that the operation can make for
+        itself."""
         return [
             mode
             for mode in self.modes[id(op)]
-            if all(op.operands[k] in self.open or self._makes_zero(op, op.operands[k]) for k in mode)
+            if all(
+                op.operands[k] in self.open or self._makes_zero(op, op.operands[k]) for k in mode
+            )
         ]
 
     def _makes_zero(self, op: Op, tensor: int) -> bool:
@@ -187,15 +205,22 @@ class _Analysis:
         return {tensor for tensor in self.open if region.of(tensor) in winners}
 
     def _saves(self, op: Op, inside: Sequence[int]) -> bool:
-        """Whether it is cheaper to take the sum behind `op` than that of each of its open operands before it."""
+        """Whether it is cheaper to take the sum behind `op` than that of each of its open operands
+        before it."""
         if not inside or len(set(inside) - self.carried) > 1:
             return bool(inside)
         made, tensors = self.graph.ops[self.producers[inside[0]]], self.graph.tensors
-        return op.repeat < made.repeat or tensors[op.results[0]].size_bytes < tensors[inside[0]].size_bytes
+        return (
+            op.repeat < made.repeat
+            or tensors[op.results[0]].size_bytes < tensors[inside[0]].size_bytes
+        )
 
 
-def linear_modes(op: Op, tensors: Sequence[Tensor], zeros: Set[int] = frozenset()) -> tuple[tuple[int, ...], ...]:
-    """Sets of operand positions in which `op` is linear together, from what it is alone; `zeros` are known zeros."""
+def linear_modes(
+    op: Op, tensors: Sequence[Tensor], zeros: Set[int] = frozenset()
+) -> tuple[tuple[int, ...], ...]:
+    """Sets of operand positions in which `op` is linear together, from what it is alone; `zeros`
+    are known zeros."""
     if op.rule is None or len(op.results) != 1 or not _is_exact(op, tensors):
         return ()
     if op.name in _IN_FIRST:
@@ -208,7 +233,12 @@ def linear_modes(op: Op, tensors: Sequence[Tensor], zeros: Set[int] = frozenset(
         return (tuple(range(len(op.operands))),)
     if op.name == "select":
         return ((1, 2),)
-    if op.name == "reduce" and op.reducer == "add" and len(op.operands) == 2 and op.operands[1] in zeros:
+    if (
+        op.name == "reduce"
+        and op.reducer == "add"
+        and len(op.operands) == 2
+        and op.operands[1] in zeros
+    ):
         return ((0,),)
     if op.name == "pad" and op.operands[1] in zeros:
         return ((0,),)
@@ -218,7 +248,8 @@ def linear_modes(op: Op, tensors: Sequence[Tensor], zeros: Set[int] = frozenset(
 
 
 def _is_exact(op: Op, tensors: Sequence[Tensor]) -> bool:
-    """Whether terms give what the sum gives, up to the order of additions. A sum of rounded terms does not."""
+    """Whether terms give what the sum gives, up to the order of additions. A sum of rounded terms
+    does not."""
     if op.name == "convert":
         source, target = tensors[op.operands[0]], tensors[op.results[0]]
         return _is_float(source) and _is_float(target) and target.itemsize >= source.itemsize
@@ -230,8 +261,9 @@ def _is_float(tensor: Tensor) -> bool:
 
 
 def _contracts(op: Op, zeros: Set[int]) -> bool:
-    """Whether splitting a contracted factor leaves terms of the result. What is not zero to begin with would enter the
-    sum once for each device; and the partitioner sums up what a gather finds on each device by itself."""
+    """Whether splitting a contracted factor leaves terms of the result. What is not zero to begin
+    with would enter the sum once for each device; and the partitioner sums up what a gather finds
+    on each device by itself."""
     if op.rule is None or not op.rule.reduction or op.reducer != "add" or len(op.results) != 1:
         return False
     if op.name == "reduce":

@@ -6,9 +6,8 @@
     %p = %e / broadcast %sum                generator all of its words.
 
 XLA fuses such chains into one kernel of several results, or into one that holds rows
-(xla/service/gpu/transforms/softmax_rewriter_triton.cc, multi_output_fusion.cc). Kernels are told apart by the operation
-that ends them, as in `shardopt.solve.sharding.kernel_bytes`.
-"""
+(xla/service/gpu/transforms/softmax_rewriter_triton.cc, multi_output_fusion.cc). Kernels are told
+apart by the operation that ends them, as in `shardopt.solve.sharding.kernel_bytes`."""
 
 from __future__ import annotations
 
@@ -22,7 +21,8 @@ from shardopt.solve.sharding.fusion import CHEAP, Fusion
 
 @dataclass
 class _Kernel:
-    """Operations that end kernels which became one, and what these read that none of them writes."""
+    """Operations that end kernels which became one, and what these read that none of them
+    writes."""
 
     members: set[int]
     inputs: set[int] = field(default_factory=set)
@@ -31,9 +31,9 @@ class _Kernel:
 def merged_kernels(graph: OpGraph, fusion: Fusion) -> tuple[int, ...]:
     """For each operation the number of the kernel that it would end, equal for those of one kernel.
 
-    A kernel takes in one that reads its results if both go over as many elements, in one fragment and as often, and if
-    all else that the reader reads was there before the first of them began: then no kernel waits for itself.
-    """
+    A kernel takes in one that reads its results if both go over as many elements, in one fragment
+    and as often, and if all else that the reader reads was there before the first of them began:
+    then no kernel waits for itself."""
     producers = graph.producers()
     reads: list[set[int]] = [set() for _ in graph.ops]
     for tensor, readers in enumerate(fusion.readers):
@@ -49,7 +49,11 @@ def merged_kernels(graph: OpGraph, fusion: Fusion) -> tuple[int, ...]:
         makers = defaultdict(set)
         for tensor in reads[index]:
             maker = producers[tensor]
-            if maker >= 0 and _elements(graph, graph.ops[maker]) == size and _runs_like(graph.ops[maker], op):
+            if (
+                maker >= 0
+                and _elements(graph, graph.ops[maker]) == size
+                and _runs_like(graph.ops[maker], op)
+            ):
                 makers[number[maker]].add(tensor)
         for chosen in (tuple(makers), *((each,) for each in sorted(makers))):
             whole = _union([kernels[index], *(kernels[each] for each in chosen)], producers)
@@ -70,7 +74,8 @@ def _union(kernels: list[_Kernel], producers: tuple[int, ...]) -> _Kernel | None
 
 
 def _elements(graph: OpGraph, op: Op) -> int:
-    """How many elements a kernel that ends with the operation goes over; 0 for one that is no loop over elements."""
+    """How many elements a kernel that ends with the operation goes over; 0 for one that is no loop
+    over elements."""
     if op.name == "reduce":
         operand = graph.tensors[op.operands[0]].shape
         inner = op.rule is not None and _reduces_rows(op)

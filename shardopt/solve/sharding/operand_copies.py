@@ -1,4 +1,5 @@
-"""Copies of operands that exceed a limit: which they are, and which need not be shared between readers."""
+"""Copies of operands that exceed a limit: which they are, and which need not be shared between
+readers."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ _MOST_SPLITS = 4
 
 
 def split_copies(model: BudgetModel, solution: Solution, limit: int) -> IntraOpPlan:
-    """The plan of a solution; where it exceeds the limit, copies held there between two readers are made twice."""
+    """The plan of a solution; where it exceeds the limit, copies held there between two readers are
+    made twice."""
     fresh: FreshCopies = frozenset()
     plan = model.decode(solution, fresh)
     for _ in range(_MOST_SPLITS):
@@ -41,7 +43,8 @@ def _later_readers(problem: IntraOpProblem, plan: IntraOpPlan, limit: int) -> Fr
             for op in consumers[copy.tensor]
             if op in position
             and graph.ops[op].scope == scope
-            and (copy.tensor, copy.sharding) in zip(graph.ops[op].operands, plan.strategies[op].operands, strict=True)
+            and (copy.tensor, copy.sharding)
+            in zip(graph.ops[op].operands, plan.strategies[op].operands, strict=True)
         )
         for at in above[(above > copy.start) & (above < copy.stop - 1)].tolist():
             after = next((p for p in wants if p >= at), None)
@@ -52,7 +55,13 @@ def _later_readers(problem: IntraOpProblem, plan: IntraOpPlan, limit: int) -> Fr
 
 def _copies(problem: IntraOpProblem, plan: IntraOpPlan) -> tuple[Copy, ...]:
     return find_copies(
-        plan.graph, plan.mesh, plan.strategies, plan.shardings, plan.made_anywhere, plan.fresh, enumerate(problem.order)
+        plan.graph,
+        plan.mesh,
+        plan.strategies,
+        plan.shardings,
+        plan.made_anywhere,
+        plan.fresh,
+        enumerate(problem.order),
     )
 
 

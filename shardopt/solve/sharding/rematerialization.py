@@ -1,15 +1,16 @@
 """Values that can be dropped and computed again from what is in memory anyway, and what that costs.
 
-A candidate is the result of a cheap operation with a long time between two readers (or before the first). It is made
-again, right before the first reader behind that gap, by a copy of the chain of cheap operations that leads to it from
-tensors which are alive there in any case; a source much smaller than the value may be kept longer for it.
+A candidate is the result of a cheap operation with a long time between two readers (or before the
+first). It is made again, right before the first reader behind that gap, by a copy of the chain of
+cheap operations that leads to it from tensors which are alive there in any case; a source much
+smaller than the value may be kept longer for it.
 
     1: y = tanh(z)       y is read by 2 and 90          y is dropped behind 2
     2: h = y @ w                                   =>   90: y' = tanh(z); … y' …
    90: g = … y …         z is alive at 90               2 … 89 without y
 
-The copies run as they like: in shardings of their own that lead to the sharding of the value without communication.
-"""
+The copies run as they like: in shardings of their own that lead to the sharding of the value
+without communication."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ _MOST_CANDIDATES = 256
 
 @dataclass(frozen=True)
 class Candidate:
-    """`chain` makes `tensor` from `sources` (`extended` ones are kept longer for it); `gap` as in `Rematerialized`;
-    `moved` says that no reader stands before it."""
+    """`chain` makes `tensor` from `sources` (`extended` ones are kept longer for it); `gap` as in
+    `Rematerialized`; `moved` says that no reader stands before it."""
 
     tensor: int
     chain: tuple[int, ...]
@@ -47,7 +48,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the chain runs when the value is wanted in one sharding: per operation, and what its sources must be."""
+    """How the chain runs when the value is wanted in one sharding: per operation, and what its
+    sources must be."""
 
     strategies: tuple[Strategy, ...]
     sources: Mapping[int, Sharding]
@@ -106,7 +108,8 @@ class _Finder:
         return (best, tuple(sorted(late))) if best[1] - best[0] > 1 else None
 
     def _touches(self, consumer: int) -> tuple[int, int]:
-        """The first and last position at which a consumer needs the value: where its result is used, when fused."""
+        """The first and last position at which a consumer needs the value: where its result is
+        used, when fused."""
         results = self.graph.ops[consumer].results
         fused = results and results[0] in self.execution.fused
         ops = self.execution.readers[results[0]] if fused else (consumer,)
@@ -118,13 +121,16 @@ class _Finder:
 
 
 class _Chain:
-    """The search for the sources of one candidate, made by operation `root` again at position `at`."""
+    """The search for the sources of one candidate, made by operation `root` again at position
+    `at`."""
 
     def __init__(self, finder: _Finder, root: int, at: int) -> None:
         self.finder, self.root, self.at = finder, root, at
         self.graph = finder.graph
         self.scope = self.graph.ops[root].scope
-        self.small = self.graph.tensors[self.graph.ops[root].results[0]].size_bytes // _EXTENDED_SHARE
+        self.small = (
+            self.graph.tensors[self.graph.ops[root].results[0]].size_bytes // _EXTENDED_SHARE
+        )
 
     def expand(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
         """(chain, sources, extended sources), or None if something in it is dear and gone."""
@@ -135,7 +141,11 @@ class _Chain:
                 maker = self.finder.producers[operand]
                 if self._is_source(operand):
                     sources[operand] = None
-                elif maker >= 0 and self.graph.ops[maker].scope == self.scope and self._is_cheap(maker):
+                elif (
+                    maker >= 0
+                    and self.graph.ops[maker].scope == self.scope
+                    and self._is_cheap(maker)
+                ):
                     if maker not in chain:
                         chain.add(maker)
                         pending.append(maker)
@@ -163,7 +173,8 @@ class _Chain:
 
 
 def recipe(problem: IntraOpProblem, candidate: Candidate, wanted: Sharding) -> Recipe | None:
-    """The cheapest way without communication to make the value in `wanted`, or None if there is none."""
+    """The cheapest way without communication to make the value in `wanted`, or None if there is
+    none."""
     graph, mesh = problem.tables.graph, problem.tables.mesh
     need: dict[int, Sharding] = {candidate.tensor: wanted}
     strategies: list[Strategy] = []
@@ -174,7 +185,10 @@ def recipe(problem: IntraOpProblem, candidate: Candidate, wanted: Sharding) -> R
             for s in problem.tables.ops[index].strategies
             if s.results[0] == need[op.results[0]]
             and not s.reduced
-            and all(need.get(t, sharding) == sharding for t, sharding in zip(op.operands, s.operands, strict=True))
+            and all(
+                need.get(t, sharding) == sharding
+                for t, sharding in zip(op.operands, s.operands, strict=True)
+            )
         ]
         if not choices:
             return None
@@ -187,7 +201,9 @@ def recipe(problem: IntraOpProblem, candidate: Candidate, wanted: Sharding) -> R
     moved = strategies[0].compute_seconds if candidate.moved else 0.0
     between = (graph.ops[index].results[0] for index in candidate.chain[:-1])
     fused = problem.tables.execution.fused
-    scratch = sum(local_bytes(graph, mesh, tensor, need[tensor]) for tensor in between if tensor not in fused)
+    scratch = sum(
+        local_bytes(graph, mesh, tensor, need[tensor]) for tensor in between if tensor not in fused
+    )
     return Recipe(
         tuple(reversed(strategies)),
         {tensor: need[tensor] for tensor in candidate.sources},

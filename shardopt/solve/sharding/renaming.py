@@ -1,4 +1,5 @@
-"""The plan of one graph as that of another with the same operations on the same tensors, under other numbers."""
+"""The plan of one graph as that of another with the same operations on the same tensors, under
+other numbers."""
 
 from __future__ import annotations
 
@@ -12,10 +13,14 @@ from shardopt.solve.sharding.intra_op_plan import Communication, IntraOpPlan
 
 
 def renamed(
-    plan: IntraOpPlan, graph: OpGraph, mesh: Mesh, tensors: Mapping[int, int], ops: Mapping[int, int]
+    plan: IntraOpPlan,
+    graph: OpGraph,
+    mesh: Mesh,
+    tensors: Mapping[int, int],
+    ops: Mapping[int, int],
 ) -> IntraOpPlan:
-    """The plan for `graph` on `mesh`, where `tensors[t]` and `ops[k]` are what t and k are called there
-    (`shardopt.graph.structure`); axes of the mesh keep their names."""
+    """The plan for `graph` on `mesh`, where `tensors[t]` and `ops[k]` are what t and k are called
+    there (`shardopt.graph.structure`); axes of the mesh keep their names."""
 
     def again(value: Rematerialized) -> Rematerialized:
         return replace(
@@ -39,5 +44,7 @@ def renamed(
         communication=tuple(sorted(map(moved, plan.communication), key=lambda item: item.op)),
         order=tuple(ops[op] for op in plan.order),
         rematerialized=tuple(map(again, plan.rematerialized)),
-        fresh=frozenset((tensors[tensor], sharding, ops[op]) for tensor, sharding, op in plan.fresh),
+        fresh=frozenset(
+            (tensors[tensor], sharding, ops[op]) for tensor, sharding, op in plan.fresh
+        ),
     )

@@ -1,8 +1,8 @@
 """Simpler questions than which strategies are best of all: with fewer axes, and without open sums.
 
-A mesh of shape a×b×c can do what meshes of shape a×bc and ab×c can, if two neighbouring axes always stand together in
-the same place. These have a fraction of the strategies. The masks are ordered so that each may begin from those before.
-"""
+A mesh of shape a×b×c can do what meshes of shape a×bc and ab×c can, if two neighbouring axes always
+stand together in the same place. These have a fraction of the strategies. The masks are ordered so
+that each may begin from those before."""
 
 from __future__ import annotations
 
@@ -16,16 +16,22 @@ from shardopt.mesh.shardings import live_axes
 from shardopt.solve.assignment.restriction import Mask
 from shardopt.solve.sharding.layouts import Column
 
-NodeColumns = tuple[Column, ...]  # of all tensors that a node decides about; equally long, unless there are none
+NodeColumns = tuple[
+    Column, ...
+]  # of all tensors that a node decides about; equally long, unless there are none
 Keeps = Callable[[Sharding], bool]
 
 _FEWEST_AXES = 3  # with two axes, joining them leaves one: too little is left to be worth the work
 
 
 def simpler_masks(mesh: Mesh, nodes: Sequence[NodeColumns]) -> tuple[Mask, ...]:
-    """Masks of the nodes' strategies: neighbouring axes joined, then all sums closed. Those that leave out nothing are
-    left out; while any sum may be open, all of them are without open sums."""
-    return tuple(mask for name, keeps in _rules(mesh, nodes) if (mask := _mask(name, keeps, nodes)) is not None)
+    """Masks of the nodes' strategies: neighbouring axes joined, then all sums closed. Those that
+    leave out nothing are left out; while any sum may be open, all of them are without open sums."""
+    return tuple(
+        mask
+        for name, keeps in _rules(mesh, nodes)
+        if (mask := _mask(name, keeps, nodes)) is not None
+    )
 
 
 def _rules(mesh: Mesh, nodes: Sequence[NodeColumns]) -> Iterator[tuple[str, Keeps]]:
@@ -53,7 +59,9 @@ def _mask(name: str, keeps: Keeps, nodes: Sequence[NodeColumns]) -> Mask | None:
     def allowed(columns: NodeColumns) -> np.ndarray:
         for column in columns:
             if id(column) not in of_column:
-                of_column[id(column)] = np.array([keeps(s) for s in column.distinct], dtype=bool)[column.index]
+                of_column[id(column)] = np.array([keeps(s) for s in column.distinct], dtype=bool)[
+                    column.index
+                ]
         key = tuple(map(id, columns))
         if key not in of_node:
             of_node[key] = np.logical_and.reduce([of_column[id(column)] for column in columns])

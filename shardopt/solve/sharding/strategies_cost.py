@@ -1,4 +1,5 @@
-"""Seconds of collectives and reshardings: what the cost model says, and what a plan of many small steps adds to it."""
+"""Seconds of collectives and reshardings: what the cost model says, and what a plan of many small
+steps adds to it."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from shardopt.hardware.cluster import Cluster, Device
 from shardopt.hardware.curves import Curve
 from shardopt.mesh.mesh import Mesh, Sharding
 
-# Starting one more collective. Ring formulas alone do not tell an all-reduce from a reduce-scatter and an all-gather.
+# Starting one more collective. Ring formulas alone do not tell an all-reduce from a reduce-scatter
+# and an all-gather.
 _LAUNCH_SECONDS = 1e-6
 
 
@@ -28,15 +30,21 @@ def compute_seconds(
     batched: bool = False,
     kernels: int = 1,
 ) -> float:
-    """One device's share of an operation, as part of a larger program: no dispatch, and fused where XLA fuses.
+    """One device's share of an operation, as part of a larger program: no dispatch, and fused where
+    XLA fuses.
 
-    `alone_bytes` is what it would read and write in a kernel of its own, `kernel_bytes` what it adds to the kernels
-    that it is part of, `kernels` the number of kernels that end with it. `batched` tells a product of many small
-    matrices from one of two.
-    """
+    `alone_bytes` is what it would read and write in a kernel of its own, `kernel_bytes` what it
+    adds to the kernels that it is part of, `kernels` the number of kernels that end with it.
+    `batched` tells a product of many small matrices from one of two."""
     share = kernel_bytes / alone_bytes if alone_bytes else 0.0
     return op_seconds(
-        device, flops, alone_bytes, dtype, kind=work_kind(name, batched), in_memory=share, kernels=kernels
+        device,
+        flops,
+        alone_bytes,
+        dtype,
+        kind=work_kind(name, batched),
+        in_memory=share,
+        kernels=kernels,
     )
 
 
@@ -66,12 +74,13 @@ class CommunicationCosts:
 def resharding_table(
     costs: ReshardingCosts, sources: Sequence[Sharding], targets: Sequence[Sharding], tensor: Tensor
 ) -> np.ndarray:
-    """Seconds from every source to every target sharding of one tensor: `[sources, targets]`; inf where none exists."""
+    """Seconds from every source to every target sharding of one tensor: `[sources, targets]`; inf
+    where none exists."""
     chains = costs.table(sources, targets, tensor.size_bytes)
     return chains.seconds + _LAUNCH_SECONDS * chains.steps
 
 
 def written_seconds(device: Device, tensor: Tensor, tiles: int) -> float:
-    """Seconds to write, or to read, a device's share of a value that would stay inside of a kernel if it were not
-    exchanged."""
+    """Seconds to write, or to read, a device's share of a value that would stay inside of a kernel
+    if it were not exchanged."""
     return memory_seconds(device, tensor.size_bytes / tiles, tensor.dtype)

@@ -26,7 +26,8 @@ _MAX_LISTED = 6
 
 def strategy_text(name: str, strategy: Strategy) -> str:
     operands, results, made = (
-        ", ".join(map(sharding_text, each)) for each in (strategy.operands, strategy.results, strategy.unscattered)
+        ", ".join(map(sharding_text, each))
+        for each in (strategy.operands, strategy.results, strategy.unscattered)
     )
     text = f"{name} {operands} -> {results}" if operands else f"{name} -> {results}"
     return text if made == results else f"{text} from {made}"
@@ -34,7 +35,8 @@ def strategy_text(name: str, strategy: Strategy) -> str:
 
 @dataclass
 class StrategyTexts:
-    """The texts of the strategies of each operation of some tables; strategies with equal texts are numbered."""
+    """The texts of the strategies of each operation of some tables; strategies with equal texts are
+    numbered."""
 
     tables: IntraOpTables
     _known: dict[tuple[str, int], dict[str, int]] = field(default_factory=dict)
@@ -60,7 +62,9 @@ class StrategyTexts:
         name, strategies = self.tables.graph.ops[op].name, self.tables.ops[op].strategies
         key = name, id(strategies)
         if key not in self._texts:
-            self._texts[key] = {id(strategies[number]): text for text, number in self.of(op).items()}
+            self._texts[key] = {
+                id(strategies[number]): text for text, number in self.of(op).items()
+            }
         return self._texts[key][id(strategy)]
 
     def number(self, op: int, text: str, path: str) -> int:
@@ -68,7 +72,10 @@ class StrategyTexts:
         known = self.of(op)
         if text not in known:
             some = "; ".join([*known][:_MAX_LISTED]) + ("; …" if len(known) > _MAX_LISTED else "")
-            raise UserError(f"field '{path}': expected a way to split operation {op}: {some}; found {text!r:.200}")
+            raise UserError(
+                f"field '{path}': expected a way to split operation {op}: {some}; found "
+                f"{text!r:.200}"
+            )
         return known[text]
 
 
@@ -78,10 +85,13 @@ def input_name(tensor: int, arguments: Mapping[int, int]) -> str:
 
 
 def record(
-    plan: IntraOpPlan, tables: IntraOpTables, numbers: Mapping[int, int], arguments: Mapping[int, int]
+    plan: IntraOpPlan,
+    tables: IntraOpTables,
+    numbers: Mapping[int, int],
+    arguments: Mapping[int, int],
 ) -> GivenShardings:
-    """What a plan file keeps of a plan. `tables` are those of its graph, or of one that looks alike, in which its
-    operations have other `numbers`."""
+    """What a plan file keeps of a plan. `tables` are those of its graph, or of one that looks
+    alike, in which its operations have other `numbers`."""
     texts = StrategyTexts(tables)
     producers = plan.graph.producers()
     return GivenShardings(
@@ -95,7 +105,10 @@ def record(
             Again(
                 again.tensor,
                 again.chain,
-                tuple(texts.text(numbers[op], s) for op, s in zip(again.chain, again.strategies, strict=True)),
+                tuple(
+                    texts.text(numbers[op], s)
+                    for op, s in zip(again.chain, again.strategies, strict=True)
+                ),
                 again.readers,
                 again.gap,
                 again.extended,
@@ -104,7 +117,10 @@ def record(
             )
             for again in plan.rematerialized
         ),
-        tuple(Fresh(t, sharding_text(s), op) for t, s, op in sorted(plan.fresh, key=lambda f: (f[2], f[0], str(f[1])))),
+        tuple(
+            Fresh(t, sharding_text(s), op)
+            for t, s, op in sorted(plan.fresh, key=lambda f: (f[2], f[0], str(f[1])))
+        ),
     )
 
 
@@ -117,16 +133,28 @@ def restore(
     """
     tables, texts = problem.tables, StrategyTexts(problem.tables)
     if len(given.ops) != len(problem.ops):
-        raise UserError(f"field '{path}.ops': expected {len(problem.ops)} operations, found {len(given.ops)}")
-    choice = [texts.number(op, text, f"{path}.ops[{op}]") for op, text in zip(problem.ops, given.ops, strict=True)]
+        raise UserError(
+            f"field '{path}.ops': expected {len(problem.ops)} operations, found {len(given.ops)}"
+        )
+    choice = [
+        texts.number(op, text, f"{path}.ops[{op}]")
+        for op, text in zip(problem.ops, given.ops, strict=True)
+    ]
     for tensor in problem.inputs:
         name = input_name(tensor, arguments)
-        choice.append(_sharding_number(problem, tensor, given.inputs.get(name), f"{path}.inputs.{name}"))
+        choice.append(
+            _sharding_number(problem, tensor, given.inputs.get(name), f"{path}.inputs.{name}")
+        )
     objective = evaluate(problem.problem, tuple(choice)).objective
     if objective == float("inf"):
-        raise UserError(f"field '{path}': the shardings do not fit together: {_conflict(problem, choice)}")
+        raise UserError(
+            f"field '{path}': the shardings do not fit together: {_conflict(problem, choice)}"
+        )
     solution = Solution(tuple(choice), objective, 0.0, 1.0, "feasible")
-    again = tuple(_rematerialized(tables, texts, row, f"{path}.again[{k}]") for k, row in enumerate(given.again))
+    again = tuple(
+        _rematerialized(tables, texts, row, f"{path}.again[{k}]")
+        for k, row in enumerate(given.again)
+    )
     fresh = {(row.tensor, parse_sharding(row.sharding), row.op) for row in given.fresh}
     return solution, problem.decode(solution, again, frozenset(fresh))
 
@@ -142,7 +170,10 @@ def fixed_inputs(
     unknown = [name for name in given.inputs if name not in named]
     if unknown:
         known = ", ".join(named)
-        raise UserError(f"field '{path}.inputs': expected arguments of the stage ({known}), found '{unknown[0]}'")
+        raise UserError(
+            f"field '{path}.inputs': expected arguments of the stage ({known}), found "
+            f"'{unknown[0]}'"
+        )
     found = {name: _parsed(text, f"{path}.inputs.{name}") for name, text in given.inputs.items()}
     for name, sharding in found.items():
         try:
@@ -164,9 +195,13 @@ def _sharding_number(problem: IntraOpProblem, tensor: int, text: str | None, pat
         raise UserError(f"missing field '{path}'")
     shardings, wanted = problem.columns[tensor].shardings, _parsed(text, path)
     if wanted not in shardings:
-        known = "; ".join(map(sharding_text, shardings[:_MAX_LISTED])) + ("; …" if len(shardings) > _MAX_LISTED else "")
+        known = "; ".join(map(sharding_text, shardings[:_MAX_LISTED])) + (
+            "; …" if len(shardings) > _MAX_LISTED else ""
+        )
         shape = "x".join(map(str, problem.tables.graph.tensors[tensor].shape))
-        raise UserError(f"field '{path}': expected a sharding of shape {shape}: {known}; found {text!r:.80}")
+        raise UserError(
+            f"field '{path}': expected a sharding of shape {shape}: {known}; found {text!r:.80}"
+        )
     return shardings.index(wanted)
 
 
@@ -174,19 +209,35 @@ def _conflict(problem: IntraOpProblem, choice: Sequence[int]) -> str:
     """What no chain of collectives can do."""
     for edge in problem.problem.edges:
         if edge.cost[choice[edge.u], choice[edge.v]] == float("inf"):
-            names = (f"operation {n}" if n < len(problem.ops) else "an input" for n in (edge.u, edge.v))
+            names = (
+                f"operation {n}" if n < len(problem.ops) else "an input" for n in (edge.u, edge.v)
+            )
             return " and ".join(names)
     return "one is not allowed here"
 
 
-def _rematerialized(tables: IntraOpTables, texts: StrategyTexts, row: Again, path: str) -> Rematerialized:
+def _rematerialized(
+    tables: IntraOpTables, texts: StrategyTexts, row: Again, path: str
+) -> Rematerialized:
     count = len(tables.graph.ops)
-    if not all(0 <= op < count for op in (*row.chain, *row.readers)) or len(row.chain) != len(row.strategies):
-        raise UserError(f"field '{path}': expected operations below {count}, each of the chain with its strategy")
+    if not all(0 <= op < count for op in (*row.chain, *row.readers)) or len(row.chain) != len(
+        row.strategies
+    ):
+        raise UserError(
+            f"field '{path}': expected operations below {count}, each of the chain with its "
+            "strategy"
+        )
     strategies = tuple(
         tables.ops[op].strategies[texts.number(op, text, f"{path}.strategies")]
         for op, text in zip(row.chain, row.strategies, strict=True)
     )
     return Rematerialized(
-        row.tensor, row.chain, strategies, row.readers, row.gap, row.extended, row.scratch_bytes, row.seconds
+        row.tensor,
+        row.chain,
+        strategies,
+        row.readers,
+        row.gap,
+        row.extended,
+        row.scratch_bytes,
+        row.seconds,
     )

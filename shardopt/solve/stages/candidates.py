@@ -1,4 +1,5 @@
-"""Candidate stages: which intervals of layers on which options some exact cover of devices and layers can contain."""
+"""Candidate stages: which intervals of layers on which options some exact cover of devices and
+layers can contain."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ from shardopt.solve.stages.step_graph import StepGraph
 class CandidateProblem:
     """A training step by layers, and where its stages may run.
 
-    `num_stages` is None where the planner chooses it. `memory_limit_bytes`: what a device of each host group may hold,
-    None for any amount; empty for any amount in all groups. `roles` is what options with a preset as their method need
-    to know of the inputs of the step. `wanted` leaves candidates out that a plan file has no use for. With several
-    `stages_per_mesh` every device is in so many stages, and `memory_limit_bytes` is the share of each.
-    """
+    `num_stages` is None where the planner chooses it. `memory_limit_bytes`: what a device of each
+    host group may hold, None for any amount; empty for any amount in all groups. `roles` is what
+    options with a preset as their method need to know of the inputs of the step. `wanted` leaves
+    candidates out that a plan file has no use for. With several `stages_per_mesh` every device is
+    in so many stages, and `memory_limit_bytes` is the share of each."""
 
     step: StepGraph
     num_layers: int
@@ -89,7 +90,9 @@ class CandidateProblem:
     def _rest(self, option: StageOption) -> tuple[int, ...]:
         """Devices of every host group that a stage leaves to the others."""
         available = enumerate(self.stage_devices)
-        return tuple(count - option.num_devices * (index == option.group) for index, count in available)
+        return tuple(
+            count - option.num_devices * (index == option.group) for index, count in available
+        )
 
 
 def candidate_mesh(option: StageOption, devices: Sequence[int], name: str = "candidate") -> Mesh:

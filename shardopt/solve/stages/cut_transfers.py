@@ -1,9 +1,9 @@
 """What crosses a cut between two layers, forwards and backwards, and how long that takes.
 
-Every value counts once at each cut that it passes, in the direction from its producer to its readers. The stage DP does
-not know yet where stages will lie, so it takes the slowest link of the cluster. Once stages have devices, a value is
-spread evenly over them: less cannot cross, and how it really lies is decided by the shard phase.
-"""
+Every value counts once at each cut that it passes, in the direction from its producer to its
+readers. The stage DP does not know yet where stages will lie, so it takes the slowest link of the
+cluster. Once stages have devices, a value is spread evenly over them: less cannot cross, and how it
+really lies is decided by the shard phase."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ from shardopt.hardware.topology import neighbours
 
 @dataclass(frozen=True, eq=False)
 class CutTransfers:
-    """Bytes of one microbatch over the cut before each layer, int64 `[L + 1]`: activations, and their gradients."""
+    """Bytes of one microbatch over the cut before each layer, int64 `[L + 1]`: activations, and
+    their gradients."""
 
     cluster: Cluster
     forward_bytes: np.ndarray
     backward_bytes: np.ndarray
-    _known: dict[tuple[tuple[int, int, int], ...], float] = field(default_factory=dict, init=False, repr=False)
+    _known: dict[tuple[tuple[int, int, int], ...], float] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     @property
     def goes_back(self) -> bool:
@@ -39,17 +42,27 @@ class CutTransfers:
         def slowest(size: int) -> float:
             return max((self._seconds([(*pair, size)]) for pair in pairs), default=0.0)
 
-        return np.array([[slowest(int(size)) for size in way] for way in (self.forward_bytes, self.backward_bytes)])
+        return np.array(
+            [
+                [slowest(int(size)) for size in way]
+                for way in (self.forward_bytes, self.backward_bytes)
+            ]
+        )
 
-    def seconds(self, cut: int, source: Sequence[int], target: Sequence[int], forward: bool) -> float:
-        """Seconds over one cut from the devices of a stage to those of the next, or of the one before."""
+    def seconds(
+        self, cut: int, source: Sequence[int], target: Sequence[int], forward: bool
+    ) -> float:
+        """Seconds over one cut from the devices of a stage to those of the next, or of the one
+        before."""
         size = int((self.forward_bytes if forward else self.backward_bytes)[cut])
         return self._seconds(even_messages(source, target, size))
 
     def cards(self, source: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
-        """The network cards between two stages: number 2h is what host h sends through, 2h + 1 what it receives
-        through; none inside of a host."""
-        senders, receivers = ({self.cluster.host_of(device) for device in ids} for ids in (source, target))
+        """The network cards between two stages: number 2h is what host h sends through, 2h + 1 what
+        it receives through; none inside of a host."""
+        senders, receivers = (
+            {self.cluster.host_of(device) for device in ids} for ids in (source, target)
+        )
         if senders == receivers and len(senders) == 1:
             return ()
         return (*sorted(2 * host for host in senders), *sorted(2 * host + 1 for host in receivers))
@@ -62,8 +75,11 @@ class CutTransfers:
         return self._known[sent]
 
 
-def cut_transfers(graph: OpGraph, op_layer: Sequence[int], num_layers: int, cluster: Cluster) -> CutTransfers:
-    """`op_layer[i]` is negative for operations that every stage copies; what they make crosses nothing."""
+def cut_transfers(
+    graph: OpGraph, op_layer: Sequence[int], num_layers: int, cluster: Cluster
+) -> CutTransfers:
+    """`op_layer[i]` is negative for operations that every stage copies; what they make crosses
+    nothing."""
     forward, backward = np.zeros(num_layers + 2, np.int64), np.zeros(num_layers + 2, np.int64)
     consumers = graph.consumers()
     for op, home in zip(graph.ops, op_layer, strict=True):
@@ -71,7 +87,10 @@ def cut_transfers(graph: OpGraph, op_layer: Sequence[int], num_layers: int, clus
             readers = [layer for c in consumers[tensor] if (layer := op_layer[c]) >= 0]
             size = graph.tensors[tensor].size_bytes
             last, first = max(readers, default=home), min(readers, default=home)
-            for crossing, low, high in ((forward, home, max(last, home)), (backward, min(first, home), home)):
+            for crossing, low, high in (
+                (forward, home, max(last, home)),
+                (backward, min(first, home), home),
+            ):
                 crossing[low + 1] += size  # over the cuts low + 1 to high
                 crossing[high + 1] -= size
     return CutTransfers(cluster, forward.cumsum()[:-1], backward.cumsum()[:-1])

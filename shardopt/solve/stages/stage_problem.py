@@ -1,8 +1,9 @@
-"""What the stage DP is given and what it answers, as arrays: candidate stages, their costs, and plans of them.
+"""What the stage DP is given and what it answers, as arrays: candidate stages, their costs, and
+plans of them.
 
-A candidate stage is an interval of layers on a `StageOption`: a submesh of one host group in a logical shape, with or
-without recomputation. Its price is that of the intra-operator solver (`shardopt.solve.stages.pricing`).
-"""
+A candidate stage is an interval of layers on a `StageOption`: a submesh of one host group in a
+logical shape, with or without recomputation. Its price is that of the intra-operator solver
+(`shardopt.solve.stages.pricing`)."""
 
 from __future__ import annotations
 
@@ -16,21 +17,26 @@ from shardopt.hardware.cluster import Cluster, Submesh
 from shardopt.hardware.topology import logical_shapes, submeshes
 from shardopt.options.names import Recompute
 
-Stages = tuple[tuple[int, int, int], ...]  # (first layer, layer after the last, option) in pipeline order
-InFlight = Callable[[int, int, int], float]  # (stage from the end, 1 = last; number of stages; microbatches) -> count
+Stages = tuple[
+    tuple[int, int, int], ...
+]  # (first layer, layer after the last, option) in pipeline order
+InFlight = Callable[
+    [int, int, int], float
+]  # (stage from the end, 1 = last; number of stages; microbatches) -> count
 RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
 
 
 @dataclass(frozen=True)
 class StageOption:
-    """A way to run a stage: `num_devices` of host group `group` as `submesh`, seen as `logical_shape`.
+    """A way to run a stage: `num_devices` of host group `group` as `submesh`, seen as
+    `logical_shape`.
 
-    `recompute`: what the backward computes again instead of keeping it: nothing, the insides of each layer, or the
-    whole stage. `held`: microbatches in flight that the price was made for. 0 stands for a price without a memory
-    limit, judged by fixed bytes + in flight · activation bytes; a price with `held = n` was solved so that n
-    microbatches fit, and serves every stage with at most n in flight. `method` is how the values inside are sharded: by
-    the solver (`ilp`), or as a preset does (`shardopt.solve.presets`).
-    """
+    `recompute`: what the backward computes again instead of keeping it: nothing, the insides of
+    each layer, or the whole stage. `held`: microbatches in flight that the price was made for. 0
+    stands for a price without a memory limit, judged by fixed bytes + in flight · activation bytes;
+    a price with `held = n` was solved so that n microbatches fit, and serves every stage with at
+    most n in flight. `method` is how the values inside are sharded: by the solver (`ilp`), or as a
+    preset does (`shardopt.solve.presets`)."""
 
     num_devices: int
     submesh: Submesh
@@ -57,7 +63,8 @@ def stage_options(cluster: Cluster) -> tuple[StageOption, ...]:
 
 
 def one_f_one_b_in_flight(stage_from_end: int, num_stages: int, num_microbatches: int) -> float:
-    """Microbatches whose activations a stage holds under 1F1B: the last stage 1, the one before 2, ..."""
+    """Microbatches whose activations a stage holds under 1F1B: the last stage 1, the one before 2,
+    ..."""
     return min(stage_from_end, num_microbatches)
 
 
@@ -70,14 +77,15 @@ def gpipe_in_flight(stage_from_end: int, num_stages: int, num_microbatches: int)
 class StageProblem:
     """Costs of every candidate stage.
 
-    `seconds`, `forward_seconds`, `fixed_bytes` and `activation_bytes` are `[L + 1, L + 1, O]`, indexed by first layer,
-    layer after the last, and option; `seconds` is inf where a stage is infeasible, and entries with end <= start are
-    not read. Seconds and activations are those of one microbatch, `seconds` forward and backward, `forward_seconds` its
-    share up to the last forward operation; bytes are per device. `num_devices` and `memory_bytes` (of a device) have
-    one entry for each host group. A plan uses all devices of all groups. `transfer_seconds[:, j]`, if given,
-    `[2, L + 1]`, are those of one microbatch over a cut before layer j, there and back. Where `stages_per_mesh` is more
-    than 1, a plan uses every device in so many stages, and `memory_bytes` is the share that each of them gets.
-    """
+    `seconds`, `forward_seconds`, `fixed_bytes` and `activation_bytes` are `[L + 1, L + 1, O]`,
+    indexed by first layer, layer after the last, and option; `seconds` is inf where a stage is
+    infeasible, and entries with end <= start are not read. Seconds and activations are those of one
+    microbatch, `seconds` forward and backward, `forward_seconds` its share up to the last forward
+    operation; bytes are per device. `num_devices` and `memory_bytes` (of a device) have one entry
+    for each host group. A plan uses all devices of all groups. `transfer_seconds[:, j]`, if given,
+    `[2, L + 1]`, are those of one microbatch over a cut before layer j, there and back. Where
+    `stages_per_mesh` is more than 1, a plan uses every device in so many stages, and `memory_bytes`
+    is the share that each of them gets."""
 
     num_layers: int
     options: tuple[StageOption, ...]
@@ -98,13 +106,32 @@ class StageProblem:
             if getattr(self, name).shape != shape:
                 raise ValueError(f"{name} must have shape {shape}, got {getattr(self, name).shape}")
         if self.transfer_seconds is not None and self.transfer_seconds.shape != (2, shape[0]):
-            raise ValueError(f"transfer_seconds must have shape {(2, shape[0])}, got {self.transfer_seconds.shape}")
-        if min(self.num_layers, self.num_microbatches, len(self.options), *self.num_devices, self.total_devices) < 1:
-            raise ValueError("the numbers of layers, options, devices and microbatches must be at least 1")
+            raise ValueError(
+                f"transfer_seconds must have shape {(2, shape[0])}, got "
+                f"{self.transfer_seconds.shape}"
+            )
+        if (
+            min(
+                self.num_layers,
+                self.num_microbatches,
+                len(self.options),
+                *self.num_devices,
+                self.total_devices,
+            )
+            < 1
+        ):
+            raise ValueError(
+                "the numbers of layers, options, devices and microbatches must be at least 1"
+            )
         if len(self.memory_bytes) != len(self.num_devices):
-            raise ValueError(f"memory_bytes has {len(self.memory_bytes)} groups, num_devices {len(self.num_devices)}")
+            raise ValueError(
+                f"memory_bytes has {len(self.memory_bytes)} groups, num_devices "
+                f"{len(self.num_devices)}"
+            )
         if not all(0 <= option.group < len(self.num_devices) for option in self.options):
-            raise ValueError(f"an option names a host group that is not one of {len(self.num_devices)}")
+            raise ValueError(
+                f"an option names a host group that is not one of {len(self.num_devices)}"
+            )
 
     @property
     def total_devices(self) -> int:
@@ -116,11 +143,14 @@ class StageProblem:
         return min(self.num_layers, self.total_devices)
 
     def cut_seconds(self) -> np.ndarray:
-        """Transfer before each layer, `[2, L + 1]`: what it adds to the sum, and as a station of the pipeline, where
-        both ways go at once. Nothing comes before layer 0."""
+        """Transfer before each layer, `[2, L + 1]`: what it adds to the sum, and as a station of
+        the pipeline, where both ways go at once. Nothing comes before layer 0."""
         cuts = np.zeros((2, self.num_layers + 1))
         if self.transfer_seconds is not None:
-            cuts[:, 1:] = self.transfer_seconds.sum(axis=0)[1:], self.transfer_seconds.max(axis=0)[1:]
+            cuts[:, 1:] = (
+                self.transfer_seconds.sum(axis=0)[1:],
+                self.transfer_seconds.max(axis=0)[1:],
+            )
         return cuts
 
     def limit_bytes(self) -> np.ndarray:
@@ -128,8 +158,9 @@ class StageProblem:
         return np.array([self.memory_bytes[option.group] for option in self.options], dtype=float)
 
     def fits(self, in_flight: float, start: int, end: int) -> np.ndarray:
-        """The options with which layers [start, end) have a finite time and enough memory for so many microbatches,
-        bool `[O]`. An option priced for n microbatches in flight fits where there are at most n."""
+        """The options with which layers [start, end) have a finite time and enough memory for so
+        many microbatches, bool `[O]`. An option priced for n microbatches in flight fits where
+        there are at most n."""
         held = np.array([option.held for option in self.options])
         need = self.fixed_bytes[start, end] + in_flight * self.activation_bytes[start, end]
         fits = np.where(held > 0, in_flight <= held, need <= self.limit_bytes())
@@ -149,11 +180,10 @@ class StageProblem:
 class StageSolution:
     """Stages as (first layer, layer after the last, index into `options`), in pipeline order.
 
-    `seconds` = `sum_seconds` + (B - 1) · `max_stage_seconds`; both include transfers. With v stages a mesh it is
-    `sum_seconds` / v + (v B - 1) · `max_stage_seconds`: the pipeline fills v times as fast, and a mesh then runs v B
-    stages. `bound` is a proven lower bound of `seconds` (nan for baselines), `evaluations` the number of t_max values
-    solved.
-    """
+    `seconds` = `sum_seconds` + (B - 1) · `max_stage_seconds`; both include transfers. With v stages
+    a mesh it is `sum_seconds` / v + (v B - 1) · `max_stage_seconds`: the pipeline fills v times as
+    fast, and a mesh then runs v B stages. `bound` is a proven lower bound of `seconds` (nan for
+    baselines), `evaluations` the number of t_max values solved."""
 
     stages: Stages
     seconds: float
@@ -178,7 +208,9 @@ def evaluate(problem: StageProblem, stages: Stages, status: str = "feasible") ->
 
 def in_flight_counts(problem: StageProblem, num_stages: int) -> tuple[float, ...]:
     """Microbatches in flight of each stage of a pipeline, the last stage first."""
-    return tuple(problem.in_flight(s, num_stages, problem.num_microbatches) for s in range(1, num_stages + 1))
+    return tuple(
+        problem.in_flight(s, num_stages, problem.num_microbatches) for s in range(1, num_stages + 1)
+    )
 
 
 def stage_memory_bytes(problem: StageProblem, stages: Stages) -> tuple[float, ...]:
@@ -199,12 +231,14 @@ def used_devices(problem: StageProblem, stages: Stages) -> tuple[int, ...]:
 
 
 def is_plan(problem: StageProblem, stages: Stages) -> bool:
-    """Whether the stages cover all layers in order and all devices, and each has a finite time and enough memory."""
+    """Whether the stages cover all layers in order and all devices, and each has a finite time and
+    enough memory."""
     ends = [0, *(end for _, end, _ in stages)]
     held = in_flight_counts(problem, len(stages))[::-1]
     return (
         [start for start, _, _ in stages] == ends[:-1]
         and ends[-1] == problem.num_layers
-        and used_devices(problem, stages) == tuple(problem.stages_per_mesh * count for count in problem.num_devices)
+        and used_devices(problem, stages)
+        == tuple(problem.stages_per_mesh * count for count in problem.num_devices)
         and all(problem.fits(count, i, j)[o] for (i, j, o), count in zip(stages, held, strict=True))
     )

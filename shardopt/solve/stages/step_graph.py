@@ -1,12 +1,13 @@
-"""A whole training step as one op graph: what runs before the microbatches, one microbatch, and what runs behind them.
+"""A whole training step as one op graph: what runs before the microbatches, one microbatch, and
+what runs behind them.
 
     zeros ─▶ before ─▶ add(before, gradient) ─▶ after ─▶ sum point ─▶ the update
     once              every microbatch                   once
 
-Operations of the body have `repeat` = the number of microbatches. An accumulator may stay an unfinished sum over the
-whole loop, so that the collective of a gradient runs once a step and not in every microbatch; the sum points behind the
-loop are where it is summed at the latest. The shard phase reads the same from the staged form
-(`shardopt.passes.sharding.accumulators`), stage by stage.
+Operations of the body have `repeat` = the number of microbatches. An accumulator may stay an
+unfinished sum over the whole loop, so that the collective of a gradient runs once a step and not in
+every microbatch; the sum points behind the loop are where it is summed at the latest. The shard
+phase reads the same from the staged form (`shardopt.passes.sharding.accumulators`), stage by stage.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from shardopt.solve.sharding.linear import Linear, find_linear
 
 @dataclass(frozen=True, eq=False)
 class StepGraph:
-    """`op_layer[i]` is the layer of operation i, SHARED for those that every reader copies. Operations
-    [`loop[0]`, `loop[1]`) are the body of a microbatch.
+    """`op_layer[i]` is the layer of operation i, SHARED for those that every reader copies.
+    Operations [`loop[0]`, `loop[1]`) are the body of a microbatch.
 
-    `carried` are (before, after) of every accumulator; `tied` pairs, those of `carried` among them, end with equal
-    shardings and lie in one buffer: also arguments and the results that replace them. `owner` is the layer whose stage
-    holds an input; `literals` are constants whose elements differ. `late[i]`: operation i waits for a value that
-    depends on this layer, although it does not read it. `merged_kernels` says whether the devices' compiler makes one
-    kernel of those over the same elements.
-    """
+    `carried` are (before, after) of every accumulator; `tied` pairs, those of `carried` among them,
+    end with equal shardings and lie in one buffer: also arguments and the results that replace
+    them. `owner` is the layer whose stage holds an input; `literals` are constants whose elements
+    differ. `late[i]`: operation i waits for a value that depends on this layer, although it does
+    not read it. `merged_kernels` says whether the devices' compiler makes one kernel of those over
+    the same elements."""
 
     graph: OpGraph
     op_layer: tuple[int, ...]
@@ -43,7 +44,9 @@ class StepGraph:
 
     def __post_init__(self) -> None:
         if len(self.op_layer) != len(self.graph.ops):
-            raise ValueError(f"expected a layer for {len(self.graph.ops)} operations, found {len(self.op_layer)}")
+            raise ValueError(
+                f"expected a layer for {len(self.graph.ops)} operations, found {len(self.op_layer)}"
+            )
         if not 0 <= self.loop[0] <= self.loop[1] <= len(self.graph.ops):
             raise ValueError(f"expected a loop within 0 … {len(self.graph.ops)}, found {self.loop}")
 
@@ -82,13 +85,15 @@ class StepGraph:
 
     @cached_property
     def units(self) -> tuple[range, ...]:
-        """Operations of the body that run as a whole, in program order: single ones, and the insides of loops and
-        branches."""
+        """Operations of the body that run as a whole, in program order: single ones, and the
+        insides of loops and branches."""
         ops, found = self.graph.ops, []
         start = self.loop[0]
         for op in range(self.loop[0], self.loop[1]):
             last = op + 1 == self.loop[1]
-            if last or not (ops[op].block and ops[op + 1].block and self.op_layer[op] == self.op_layer[op + 1]):
+            if last or not (
+                ops[op].block and ops[op + 1].block and self.op_layer[op] == self.op_layer[op + 1]
+            ):
                 found.append(range(start, op + 1))
                 start = op + 1
         return tuple(found)
@@ -103,8 +108,9 @@ class StepGraph:
 
     @cached_property
     def reached(self) -> tuple[int, ...]:
-        """For each operation of the body the last layer that it depends on: its stage runs it in the backward pass if
-        that layer lies in a later stage. SHARED for operations that depend on none, and for those around the loop."""
+        """For each operation of the body the last layer that it depends on: its stage runs it in
+        the backward pass if that layer lies in a later stage. SHARED for operations that depend on
+        none, and for those around the loop."""
         latest: dict[int, int] = {}
         found = [SHARED] * len(self.graph.ops)
         for unit in self.units:
@@ -115,11 +121,14 @@ class StepGraph:
             for op in unit:
                 found[op] = depth
             for op in unit:
-                latest.update((result, max(depth, self.op_layer[op])) for result in self.graph.ops[op].results)
+                latest.update(
+                    (result, max(depth, self.op_layer[op])) for result in self.graph.ops[op].results
+                )
         return tuple(found)
 
 
 def sum_point(tensor: int, total: int, shape: tuple[int, ...]) -> Op:
-    """An operation in which a value that left the loop as an unfinished sum is summed at the latest."""
+    """An operation in which a value that left the loop as an unfinished sum is summed at the
+    latest."""
     dims = tuple((dim,) for dim in range(len(shape)))
     return Op(MARKER, (tensor,), (total,), FactorRule(shape, (dims,), (dims,)))

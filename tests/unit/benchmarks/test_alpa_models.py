@@ -1,4 +1,5 @@
-"""The models of the Alpa experiments have the published sizes, and a small one of each kind learns."""
+"""The models of the Alpa experiments have the published sizes, and a small one of each kind
+learns."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def test_weights_are_as_many_as_published(case: Any) -> None:
 
     weights = count(build(case.spec).weights)
     if not hasattr(case.spec, "parameters"):
-        assert abs(weights / _published(case.name) - 1) < 0.07  # the names are rounded to one or two digits
+        assert (
+            abs(weights / _published(case.name) - 1) < 0.07
+        )  # the names are rounded to one or two digits
         return
     spec = case.spec
     assert abs(spec.parameters / _published(case.name) - 1) < 0.07
@@ -38,7 +41,10 @@ def test_weights_are_as_many_as_published(case: Any) -> None:
 def test_flops_of_gpt_are_those_of_its_products() -> None:
     spec = GptSpec(1024, 24, 16)
     tokens, h = spec.batch * spec.sequence, spec.hidden
-    products = 2 * tokens * (12 * h * h * spec.layers + spec.vocab * h) + 4 * tokens * spec.sequence * h * spec.layers
+    products = (
+        2 * tokens * (12 * h * h * spec.layers + spec.vocab * h)
+        + 4 * tokens * spec.sequence * h * spec.layers
+    )
     assert spec.flops() == pytest.approx(3 * products)
 
 
@@ -76,9 +82,12 @@ def test_module_of_a_published_model_holds_no_weights(tmp_path: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "microbatches"), [("gpt-tiny", 4), ("moe-tiny", 4), ("wresnet-tiny", 1)])
+@pytest.mark.parametrize(
+    ("name", "microbatches"), [("gpt-tiny", 4), ("moe-tiny", 4), ("wresnet-tiny", 1)]
+)
 def test_tiny_model_runs_as_planned(name: str, microbatches: int, tmp_path: Any) -> None:
-    """On 2x2 host devices against one, in float32: float16 sums of microbatches differ from those of a batch.
+    """On 2x2 host devices against one, in float32: float16 sums of microbatches differ from those
+    of a batch.
 
     Batch normalisation couples the batch: one microbatch.
     """

@@ -1,4 +1,5 @@
-"""The tables of the Alpa experiments: published numbers, methods, one plan, and what a cell says."""
+"""The tables of the Alpa experiments: published numbers, methods, one plan, and what a cell
+says."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ _MEASURED = {
 @pytest.mark.parametrize("name", _MEASURED)
 def test_flops_are_counted_as_in_the_paper(name: str) -> None:
     case = find_case(name)
-    assert tflops(case, _MEASURED[name]) == pytest.approx(published(case.family, "intra-only", case.devices), rel=0.02)
+    assert tflops(case, _MEASURED[name]) == pytest.approx(
+        published(case.family, "intra-only", case.devices), rel=0.02
+    )
 
 
 def test_published_numbers_are_found_by_devices() -> None:

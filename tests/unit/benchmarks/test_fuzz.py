@@ -1,4 +1,5 @@
-"""A short run of the fuzzer on every change; `python -m benchmarks.tools.fuzz_opt` is the long one."""
+"""A short run of the fuzzer on every change; `python -m benchmarks.tools.fuzz_opt` is the long
+one."""
 
 from __future__ import annotations
 
@@ -18,4 +19,6 @@ def test_inputs_are_the_same_for_the_same_seed() -> None:
 
 @pytest.mark.slow
 def test_mutated_inputs_run_or_are_refused(tmp_path: Path) -> None:
-    assert main(["--inputs", "300", "--seed", "11", "--keep", str(tmp_path)]) == 0, sorted(tmp_path.iterdir())
+    assert main(["--inputs", "300", "--seed", "11", "--keep", str(tmp_path)]) == 0, sorted(
+        tmp_path.iterdir()
+    )

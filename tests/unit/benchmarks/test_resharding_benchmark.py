@@ -1,4 +1,5 @@
-"""The public suite of reshardings: figures counted by hand, `auto` against the strategies, the page that shows them."""
+"""The public suite of reshardings: figures counted by hand, `auto` against the strategies, the page
+that shows them."""
 
 from __future__ import annotations
 
@@ -22,27 +23,38 @@ COPIES = {"1": 4, "2": 4, "3": 4, "4": 1, "5": 4, "6": 4, "7": 8, "8": 8, "9": 4
 
 @pytest.mark.parametrize("case", SUITE, ids=lambda case: case.name)
 def test_public_suite(case: Case) -> None:
-    """Each element crosses once but for `send_recv`, through no card more often than it must, and `auto` is best."""
+    """Each element crosses once but for `send_recv`, through no card more often than it must, and
+    `auto` is best."""
     size = SIZE if case.name != "6" else 3072 * 1024 * 170
     seconds = {}
     for strategy in STRATEGIES:
         plan, cluster = planned(case, strategy)
         copies = COPIES[case.name] if plan.strategy == "send_recv" else 1
         assert elements_on_wire(plan) == copies * size
-        receivers = len({cluster.host_of(device) for device in case.resharding.destination[0].devices})
+        receivers = len(
+            {cluster.host_of(device) for device in case.resharding.destination[0].devices}
+        )
         whole = size if case.name in "78" else size // receivers
         into = max(into for _, into in elements_by_card(plan, cluster).values())
         assert into == (whole * 4 if plan.strategy == "send_recv" and copies > 1 else whole)
         seconds[strategy] = plans_seconds(cluster, [plan])
     assert seconds["auto"] == min(seconds.values())
     bound = bound_seconds(case.resharding, cluster)
-    assert bound <= seconds["auto"] * (1 + 1e-9) and seconds["auto"] < (1.52 if case.name in "78" else 1.02) * bound
+    assert (
+        bound <= seconds["auto"] * (1 + 1e-9)
+        and seconds["auto"] < (1.52 if case.name in "78" else 1.02) * bound
+    )
 
 
 def test_the_page_shows_these_figures() -> None:
-    rows = [row for case in SMALL for row in small_rows(case)] + [row for case in SUITE for row in suite_rows(case)]
+    rows = [row for case in SMALL for row in small_rows(case)] + [
+        row for case in SUITE for row in suite_rows(case)
+    ]
     missing = [row for row in rows if f"| {' | '.join(row)} |" not in PAGE]
-    assert not missing, "run python -m benchmarks.solve.resharding and put its tables into docs/evidence/resharding.md"
+    assert not missing, (
+        "run python -m benchmarks.solve.resharding and put its tables into "
+        "docs/evidence/resharding.md"
+    )
 
 
 def test_picture() -> None:

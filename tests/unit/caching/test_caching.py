@@ -1,4 +1,5 @@
-"""The store on disk: entries survive other processes and damage, and an unusable folder is no error."""
+"""The store on disk: entries survive other processes and damage, and an unusable folder is no
+error."""
 
 from __future__ import annotations
 
@@ -67,7 +68,9 @@ def test_trimming_keeps_what_was_used_last(tmp_path: Path) -> None:
     assert [store.get("things", key) is not None for key in keys] == [True, False, False, True]
 
 
-def test_the_variable_names_the_folder_or_turns_the_cache_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_variable_names_the_folder_or_turns_the_cache_off(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     store = default_store()
     assert store is not None and store.folder == tmp_path

@@ -26,7 +26,9 @@ from shardopt.hardware.cluster import Cluster, Device, Link
 from shardopt.mesh.mesh import Mesh, Sharding
 
 LINK = Link(1.0, 10.0)
-CLUSTER = Cluster.uniform("c", 2, 4, Device("d", {"f32": 1.0}, 1, 1.0), Link(1.0, 100.0), Link(2.0, 8.0), 0.0)
+CLUSTER = Cluster.uniform(
+    "c", 2, 4, Device("d", {"f32": 1.0}, 1, 1.0), Link(1.0, 100.0), Link(2.0, 8.0), 0.0
+)
 MESH = Mesh("m", (("x", 2), ("y", 4)), tuple(range(8)))
 CUBE = Mesh("m", (("x", 2), ("y", 2), ("z", 4)), tuple(range(16)))
 
@@ -35,7 +37,9 @@ def sharding(*dims: str) -> Sharding:
     return Sharding(tuple(tuple(dim) for dim in dims))
 
 
-def steps(src: Sharding, dst: Sharding, mesh: Mesh = MESH, shape: tuple[int, ...] = (64, 64)) -> tuple[Step, ...]:
+def steps(
+    src: Sharding, dst: Sharding, mesh: Mesh = MESH, shape: tuple[int, ...] = (64, 64)
+) -> tuple[Step, ...]:
     return resharding_steps(src, dst, mesh, shape, 1)
 
 
@@ -62,12 +66,18 @@ def test_one_device_communicates_nothing() -> None:
 def test_formulas_take_arrays() -> None:
     sizes = np.array([0.0, 400.0])
     np.testing.assert_array_equal(all_reduce_seconds(LINK, 4, sizes), [6, 66])
-    np.testing.assert_array_equal(collective_seconds(CLUSTER, MESH, "all_gather", ("y",), sizes), [3, 6])
+    np.testing.assert_array_equal(
+        collective_seconds(CLUSTER, MESH, "all_gather", ("y",), sizes), [3, 6]
+    )
 
 
 def test_gathering_axis_by_axis_moves_what_gathering_at_once_moves() -> None:
     both = all_gather_seconds(Link(0.0, 10.0), 8, 800.0)
-    assert all_gather_seconds(Link(0.0, 10.0), 4, 400.0) + all_gather_seconds(Link(0.0, 10.0), 2, 800.0) == both
+    assert (
+        all_gather_seconds(Link(0.0, 10.0), 4, 400.0)
+        + all_gather_seconds(Link(0.0, 10.0), 2, 800.0)
+        == both
+    )
 
 
 def test_placement_enters_the_price() -> None:
@@ -94,12 +104,20 @@ def test_unknown_kind_is_refused() -> None:
         (("x", "y"), ("x", "y"), ()),
         (("x", ""), ("", ""), (Step("all_gather", ("x",), 4096),)),
         (("xy", ""), ("x", ""), (Step("all_gather", ("y",), 2048),)),
-        (("xy", ""), ("", ""), (Step("all_gather", ("y",), 2048), Step("all_gather", ("x",), 4096))),
+        (
+            ("xy", ""),
+            ("", ""),
+            (Step("all_gather", ("y",), 2048), Step("all_gather", ("x",), 4096)),
+        ),
         (("x", ""), ("", "x"), (Step("all_to_all", ("x",), 4096),)),
         (("xy", ""), ("x", "y"), (Step("all_to_all", ("y",), 2048),)),
         (("xy", ""), ("", "xy"), (Step("all_to_all", ("x", "y"), 4096),)),
         (("xy", ""), ("yx", ""), (Step("permute", ("x", "y"), 512),)),
-        (("xy", ""), ("y", ""), (Step("permute", ("x", "y"), 512), Step("all_gather", ("x",), 1024))),
+        (
+            ("xy", ""),
+            ("y", ""),
+            (Step("permute", ("x", "y"), 512), Step("all_gather", ("x",), 1024)),
+        ),
         # Slicing first halves what the gather moves.
         (("x", ""), ("", "y"), (Step("all_gather", ("x",), 1024),)),
     ],
@@ -109,8 +127,12 @@ def test_chains(src: tuple[str, ...], dst: tuple[str, ...], expected: tuple[Step
 
 
 def test_same_axes_on_other_axes_of_equal_size_are_a_permute() -> None:
-    assert steps(sharding("x", "y"), sharding("y", "x"), CUBE) == (Step("permute", ("x", "y"), 1024),)
-    assert steps(sharding("x", "z"), sharding("y", "z"), CUBE) == (Step("permute", ("x", "y"), 512),)
+    assert steps(sharding("x", "y"), sharding("y", "x"), CUBE) == (
+        Step("permute", ("x", "y"), 1024),
+    )
+    assert steps(sharding("x", "z"), sharding("y", "z"), CUBE) == (
+        Step("permute", ("x", "y"), 512),
+    )
 
 
 def test_axes_of_size_one_never_cost_anything() -> None:
@@ -124,7 +146,10 @@ def all_shardings(mesh: Mesh, rank: int) -> list[Sharding]:
     for size in range(len(mesh.axes) + 1):
         for order in itertools.permutations(mesh.axis_names, size):
             for places in itertools.product(range(rank), repeat=size):
-                dims = tuple(tuple(a for a, p in zip(order, places, strict=True) if p == d) for d in range(rank))
+                dims = tuple(
+                    tuple(a for a, p in zip(order, places, strict=True) if p == d)
+                    for d in range(rank)
+                )
                 found.append(Sharding(dims))
     return list(dict.fromkeys(found))
 

@@ -19,14 +19,26 @@ DEVICE = Device("d", {"f32": 1e12, "bf16": 4e12}, 2**30, 1e11)
 
 @pytest.mark.parametrize(
     ("dtype", "family"),
-    [("f32", "f32"), ("bf16", "bf16"), ("f8E4M3FN", "f8"), ("ui8", "i8"), ("i32", "f32"), ("complex<f64>", "f64")],
+    [
+        ("f32", "f32"),
+        ("bf16", "bf16"),
+        ("f8E4M3FN", "f8"),
+        ("ui8", "i8"),
+        ("i32", "f32"),
+        ("complex<f64>", "f64"),
+    ],
 )
 def test_dtype_families(dtype: str, family: str) -> None:
     assert dtype_family(dtype) == family
 
 
 def test_missing_rates_fall_back_to_wider_types() -> None:
-    assert peak_flops(DEVICE, "f16") == peak_flops(DEVICE, "f8E5M2") == peak_flops(DEVICE, "bf16") == 4e12
+    assert (
+        peak_flops(DEVICE, "f16")
+        == peak_flops(DEVICE, "f8E5M2")
+        == peak_flops(DEVICE, "bf16")
+        == 4e12
+    )
     assert peak_flops(DEVICE, "i32") == peak_flops(DEVICE, "f32") == 1e12
     assert peak_flops(DEVICE, "f64") == 5e11
 
@@ -36,13 +48,17 @@ def test_roofline() -> None:
     assert op_seconds(DEVICE, 1e3, 1e11, "f32") == pytest.approx(1.0)
 
 
-KERNELS = KernelRates({"f32": 0.5, "bf16": 0.8}, convolutions=0.5, memory=0.8, least_seconds=1e-6, merged=True)
+KERNELS = KernelRates(
+    {"f32": 0.5, "bf16": 0.8}, convolutions=0.5, memory=0.8, least_seconds=1e-6, merged=True
+)
 DESCRIBED = replace(DEVICE, kernels=KERNELS)
 
 
 def test_products_reach_their_share_of_the_peak() -> None:
     assert op_seconds(DESCRIBED, 4e11, 0.0, "bf16", kind="matmul") == pytest.approx(0.125 + 1e-6)
-    assert op_seconds(DESCRIBED, 4e11, 0.0, "f16", kind="matmul") == pytest.approx(0.125 + 1e-6), "as bf16"
+    assert op_seconds(DESCRIBED, 4e11, 0.0, "f16", kind="matmul") == pytest.approx(0.125 + 1e-6), (
+        "as bf16"
+    )
     assert op_seconds(DESCRIBED, 4e11, 0.0, "f32", kind="convolution") == pytest.approx(1.6 + 1e-6)
 
 
@@ -55,18 +71,24 @@ def test_no_kernel_takes_less_than_the_least() -> None:
     assert op_seconds(DESCRIBED, 1.0, 0.0, "f32", kind="elementwise") == pytest.approx(1e-6)
     assert op_seconds(DESCRIBED, 1.0, 0.0, "f32", kind="elementwise", kernels=0) == 0.0, "fused"
     assert op_seconds(DESCRIBED, 1.0, 8e10, "f32", kind="elementwise") == pytest.approx(1.0 + 1e-6)
-    assert op_seconds(DESCRIBED, 1.0, 8e10, "f32", kind="elementwise", in_memory=0.25) == pytest.approx(0.25 + 1e-6)
+    assert op_seconds(
+        DESCRIBED, 1.0, 8e10, "f32", kind="elementwise", in_memory=0.25
+    ) == pytest.approx(0.25 + 1e-6)
 
 
 def measured_products() -> list[dict[str, Any]]:
-    lines = (Path(__file__).parents[3] / "benchmarks" / "one_device" / "h100" / "operations.jsonl").read_text()
+    lines = (
+        Path(__file__).parents[3] / "benchmarks" / "one_device" / "h100" / "operations.jsonl"
+    ).read_text()
     rows = [json.loads(line) for line in lines.splitlines()]
-    return [row for row in rows if row["name"] in ("dot", "scores", "values") and row["flops"] > 1e8]
+    return [
+        row for row in rows if row["name"] in ("dot", "scores", "values") and row["flops"] > 1e8
+    ]
 
 
 def test_products_of_an_h100_take_what_was_measured() -> None:
-    """Of the preset, against single products of many shapes; rows that are not aligned for the matrix units excepted:
-    XLA pads them."""
+    """Of the preset, against single products of many shapes; rows that are not aligned for the
+    matrix units excepted: XLA pads them."""
     device = load_cluster("h100-sxm").groups[0].device
     errors = []
     for row in measured_products():

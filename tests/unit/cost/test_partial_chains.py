@@ -1,4 +1,5 @@
-"""Chains that take sums: against a search over every state with every move, and carried out on numpy arrays."""
+"""Chains that take sums: against a search over every state with every move, and carried out on
+numpy arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from shardopt.cost.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, PERMUTE, REDUCE_SCATTER, Step, steps_seconds
+from shardopt.cost.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    PERMUTE,
+    REDUCE_SCATTER,
+    Step,
+    steps_seconds,
+)
 from shardopt.cost.resharding_chain import resharding_steps, resharding_stops
 from shardopt.cost.resharding_costs import ReshardingCosts
 from shardopt.mesh.mesh import Mesh, Sharding
@@ -23,18 +32,21 @@ WHOLE, ROWS, OPEN = Sharding(((), ())), Sharding((("x",), ())), Sharding(((), ()
 
 
 def canonical(mesh: Mesh) -> list[Sharding]:
-    """Every sharding of rank 2 with axes in mesh order, each axis on a dimension, on the sum, or on none."""
+    """Every sharding of rank 2 with axes in mesh order, each axis on a dimension, on the sum, or on
+    none."""
     found = []
     for places in itertools.product(range(4), repeat=len(mesh.axes)):
         *dims, partial = (
-            tuple(a for a, p in zip(mesh.axis_names, places, strict=True) if p == where) for where in range(3)
+            tuple(a for a, p in zip(mesh.axis_names, places, strict=True) if p == where)
+            for where in range(3)
         )
         found.append(Sharding(tuple(dims), partial))
     return found
 
 
 def moves(state: Sharding, mesh: Mesh) -> Iterator[tuple[float, Sharding]]:
-    """(share of the local bytes that a device sends, state afterwards) of every single collective there is."""
+    """(share of the local bytes that a device sends, state afterwards) of every single collective
+    there is."""
     for d, dim in enumerate(state.dims):
         for cut in range(len(dim)):
             n = tiles(dim[cut:], mesh)
@@ -103,7 +115,8 @@ def sent(src: Sharding, dst: Sharding, mesh: Mesh) -> float:
 
 @pytest.mark.parametrize("mesh", [SQUARE, OBLONG])
 def test_a_chain_lies_between_every_trick_and_taking_the_sums_first(mesh: Mesh) -> None:
-    """The search leaves out detours that a partitioner would not take, such as cutting a tensor to sum less of it."""
+    """The search leaves out detours that a partitioner would not take, such as cutting a tensor to
+    sum less of it."""
     for src in canonical(mesh):
         best = least_bytes(src, mesh)
         for dst in canonical(mesh):
@@ -117,9 +130,14 @@ def test_a_chain_lies_between_every_trick_and_taking_the_sums_first(mesh: Mesh) 
             assert found >= 64 * best[dst] - 1e-9
             if not set(dst.axes) & set(src.partial):
                 assert found <= min(
-                    sent(src, summed, mesh) + sent(summed, dst, mesh), sent(src, moved, mesh) + sent(moved, dst, mesh)
+                    sent(src, summed, mesh) + sent(summed, dst, mesh),
+                    sent(src, moved, mesh) + sent(moved, dst, mesh),
                 )
-            if not src.axes and set(dst.axes) <= set(src.partial) and mesh.axis_names == src.partial:
+            if (
+                not src.axes
+                and set(dst.axes) <= set(src.partial)
+                and mesh.axis_names == src.partial
+            ):
                 assert found == pytest.approx(64 * best[dst])
 
 
@@ -163,7 +181,8 @@ def test_a_table_may_forbid_everything() -> None:
 
 @pytest.mark.parametrize("mesh", [SQUARE, OBLONG])
 def test_the_sum_over_open_axes_stays_the_value(mesh: Mesh) -> None:
-    """Each state of a chain, filled as its collective fills it, adds up to the tensor that the first state held."""
+    """Each state of a chain, filled as its collective fills it, adds up to the tensor that the
+    first state held."""
     rng = np.random.default_rng(0)
     for src, dst in itertools.product(canonical(mesh), repeat=2):
         if not set(dst.partial) <= set(src.partial):
@@ -181,15 +200,28 @@ def boxes(sharding: Sharding, mesh: Mesh) -> list[tuple[slice, ...]]:
 
 
 def coordinates(mesh: Mesh, axes: tuple[str, ...]) -> list[tuple[int, ...]]:
-    found = dict(zip(mesh.axis_names, np.indices(mesh.shape).reshape(len(mesh.axes), -1).tolist(), strict=True))
+    found = dict(
+        zip(
+            mesh.axis_names,
+            np.indices(mesh.shape).reshape(len(mesh.axes), -1).tolist(),
+            strict=True,
+        )
+    )
     return [tuple(found[axis][device] for axis in axes) for device in range(mesh.size)]
 
 
-def terms_of(value: np.ndarray, sharding: Sharding, mesh: Mesh, rng: np.random.Generator) -> list[np.ndarray]:
+def terms_of(
+    value: np.ndarray, sharding: Sharding, mesh: Mesh, rng: np.random.Generator
+) -> list[np.ndarray]:
     """For every device its part of a term of its own along the partial axes."""
-    terms = {where: rng.integers(-9, 9, SHAPE) for where in set(coordinates(mesh, sharding.partial))}
+    terms = {
+        where: rng.integers(-9, 9, SHAPE) for where in set(coordinates(mesh, sharding.partial))
+    }
     return [
-        terms[where][box] for where, box in zip(coordinates(mesh, sharding.partial), boxes(sharding, mesh), strict=True)
+        terms[where][box]
+        for where, box in zip(
+            coordinates(mesh, sharding.partial), boxes(sharding, mesh), strict=True
+        )
     ]
 
 
@@ -197,7 +229,9 @@ def total(held: list[np.ndarray], sharding: Sharding, mesh: Mesh) -> np.ndarray:
     """The value, from one replica of each term and tile."""
     found = np.zeros(SHAPE, dtype=np.int64)
     seen = set()
-    for part, box, where in zip(held, boxes(sharding, mesh), coordinates(mesh, sharding.partial), strict=True):
+    for part, box, where in zip(
+        held, boxes(sharding, mesh), coordinates(mesh, sharding.partial), strict=True
+    ):
         key = (where, *((side.start, side.stop) for side in box))
         if key not in seen:
             seen.add(key)
@@ -205,12 +239,19 @@ def total(held: list[np.ndarray], sharding: Sharding, mesh: Mesh) -> np.ndarray:
     return found
 
 
-def carry_out(held: list[np.ndarray], before: Sharding, after: Sharding, mesh: Mesh) -> list[np.ndarray]:
-    """What a collective from `before` to `after` leaves: each device gets the part it wants of the terms it may see."""
+def carry_out(
+    held: list[np.ndarray], before: Sharding, after: Sharding, mesh: Mesh
+) -> list[np.ndarray]:
+    """What a collective from `before` to `after` leaves: each device gets the part it wants of the
+    terms it may see."""
     summed = tuple(axis for axis in before.partial if axis not in after.partial)
     keep = coordinates(mesh, after.partial)
     whole = {
-        where: total([part if at == where else 0 * part for part, at in zip(held, keep, strict=True)], before, mesh)
+        where: total(
+            [part if at == where else 0 * part for part, at in zip(held, keep, strict=True)],
+            before,
+            mesh,
+        )
         for where in set(keep)
     }
     assert set(summed) | set(after.partial) == set(before.partial)

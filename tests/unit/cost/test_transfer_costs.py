@@ -8,7 +8,9 @@ from shardopt.cost.transfers import Links, Ordered, even_messages, messages_seco
 from shardopt.hardware.cluster import Cluster, Device, Link
 
 # Two hosts of two devices; a byte takes 1 s inside a host and 10 s between hosts.
-CLUSTER = Cluster.uniform("test", 2, 2, Device("d", {"f32": 1.0}, 1, 1.0), Link(0.5, 1.0), Link(3.0, 0.1), 0.0)
+CLUSTER = Cluster.uniform(
+    "test", 2, 2, Device("d", {"f32": 1.0}, 1, 1.0), Link(0.5, 1.0), Link(3.0, 0.1), 0.0
+)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +38,10 @@ def test_latency_counts_for_empty_messages() -> None:
 # A third host with two devices in a group of its own: 4 s and 20 s a byte between the groups.
 GROUPS = replace(
     CLUSTER,
-    groups=(*CLUSTER.groups, replace(CLUSTER.groups[0], name="other", hosts=1, intra_host=Link(0.25, 2.0))),
+    groups=(
+        *CLUSTER.groups,
+        replace(CLUSTER.groups[0], name="other", hosts=1, intra_host=Link(0.25, 2.0)),
+    ),
     between_groups=Link(4.0, 0.05),
 )
 
@@ -54,7 +59,9 @@ GROUPS = replace(
         ([(0, 4, 2), (4, 0, 2)], 4 + 40),
     ],
 )
-def test_messages_between_groups_share_the_cards(messages: list[tuple[int, int, int]], seconds: float) -> None:
+def test_messages_between_groups_share_the_cards(
+    messages: list[tuple[int, int, int]], seconds: float
+) -> None:
     assert messages_seconds(GROUPS, messages) == pytest.approx(seconds)
 
 
@@ -65,7 +72,8 @@ def test_a_narrow_fabric_is_shared_by_the_hosts_of_a_group() -> None:
 
 
 def test_messages_in_order() -> None:
-    """Each link carries one at a time: here the second waits for the card of host 0 and keeps the third waiting."""
+    """Each link carries one at a time: here the second waits for the card of host 0 and keeps the
+    third waiting."""
     hosts = replace(CLUSTER, groups=(replace(CLUSTER.groups[0], hosts=4),))
     rows = [(0, 4, 4), (1, 6, 4), (2, 6, 4), (3, 3, 9), (2, 4, 4)]
     ordered = Ordered(Links.of(hosts, rows))
@@ -78,7 +86,9 @@ def test_messages_in_order() -> None:
 
 
 def test_phases_follow_each_other() -> None:
-    assert phases_seconds(CLUSTER, [[(0, 2, 4)], [], [(2, 3, 4), (3, 2, 4)]]) == pytest.approx(3 + 40 + 0.5 + 4)
+    assert phases_seconds(CLUSTER, [[(0, 2, 4)], [], [(2, 3, 4), (3, 2, 4)]]) == pytest.approx(
+        3 + 40 + 0.5 + 4
+    )
 
 
 def test_an_even_spread_takes_the_smaller_mesh_as_it_is() -> None:

@@ -44,12 +44,18 @@ def test_topology(devices: bool) -> None:
         module = ir.Module.parse(FUNCTION, context)
         write_topology(module.body.operations[0].operation, (LINE, GRID), devices=devices)
         found = read_topology(reparsed(module).body.operations[0].operation)
-    numbered = (LINE, replace(GRID, devices=(2, 3, 4, 5, 6, 7)))  # without ids: consecutive over all meshes
+    numbered = (
+        LINE,
+        replace(GRID, devices=(2, 3, 4, 5, 6, 7)),
+    )  # without ids: consecutive over all meshes
     assert found == ((LINE, GRID) if devices else numbered)
 
 
 def test_cost() -> None:
-    traffic = (Traffic("all_reduce", ("x", "y"), 3, 12345678901), Traffic("permute", (), 1, 1 << 40))
+    traffic = (
+        Traffic("all_reduce", ("x", "y"), 3, 12345678901),
+        Traffic("permute", (), 1, 1 << 40),
+    )
     cost = CostSummary(1.5e-3, 2.5e-7, 1 << 40, traffic)
     with make_context() as context, ir.Location.unknown(context):
         module = ir.Module.parse(FUNCTION, context)
@@ -63,7 +69,9 @@ def test_mesh_tensor(element: str, dims: tuple[tuple[str, ...], ...] | None) -> 
     sharding = None if dims is None else Sharding(dims)
     with make_context() as context:
         tensor = ir.Type.parse(f"tensor<6x4x{element}>", context)
-        parsed = parse_mesh_tensor(ir.Type.parse(str(mesh_tensor_type("m1", tensor, sharding)), context))
+        parsed = parse_mesh_tensor(
+            ir.Type.parse(str(mesh_tensor_type("m1", tensor, sharding)), context)
+        )
         assert (parsed.mesh, parsed.tensor, parsed.sharding) == ("m1", tensor, sharding)
 
 

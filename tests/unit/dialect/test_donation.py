@@ -14,7 +14,12 @@ def parse(arguments: str, results: str) -> ir.Module:
     return ir.Module.parse(f"func.func private @main({arguments}) -> ({results})", make_context())
 
 
-ALIAS, DONOR, SMALL, BIG = "tf.aliasing_output", "jax.buffer_donor = true", "tensor<2xf32>", "tensor<4xf32>"
+ALIAS, DONOR, SMALL, BIG = (
+    "tf.aliasing_output",
+    "jax.buffer_donor = true",
+    "tensor<2xf32>",
+    "tensor<4xf32>",
+)
 
 
 @pytest.mark.parametrize(
@@ -44,4 +49,6 @@ def test_argument_attributes_has_one_dictionary_an_argument() -> None:
         found = argument_attributes(next(functions(attributed)))
         assert [list(entries(attributes)) for attributes in found] == [[], [ALIAS]]
     with plain.context:
-        assert [len(attributes) for attributes in argument_attributes(next(functions(plain)))] == [0]
+        assert [len(attributes) for attributes in argument_attributes(next(functions(plain)))] == [
+            0
+        ]

@@ -12,7 +12,14 @@ from jaxlib import xla_client as xc
 from jaxlib.mlir import ir
 
 from shardopt.dialect.mpmd import mesh_tensor_type, parse_mesh_tensor
-from shardopt.dialect.sharding import from_mhlo, from_sdy, split_tuple, to_mhlo, to_sdy, tuple_to_mhlo
+from shardopt.dialect.sharding import (
+    from_mhlo,
+    from_sdy,
+    split_tuple,
+    to_mhlo,
+    to_sdy,
+    tuple_to_mhlo,
+)
 from shardopt.ir.context import make_context
 from shardopt.mesh.mesh import Mesh, Sharding
 
@@ -21,7 +28,8 @@ MESH = Mesh("m", (("x", 2), ("y", 2)), (0, 1, 2, 3))
 
 @st.composite
 def meshes_and_shardings(draw: st.DrawFn) -> tuple[Mesh, Sharding]:
-    """Up to four axes of size 1 to 4, each on a dimension of a tensor of rank 0 to 3, on an open sum, or on none."""
+    """Up to four axes of size 1 to 4, each on a dimension of a tensor of rank 0 to 3, on an open
+    sum, or on none."""
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     axes = tuple((f"a{k}", size) for k, size in enumerate(sizes))
     rank = draw(st.integers(0, 3))
@@ -35,17 +43,27 @@ def meshes_and_shardings(draw: st.DrawFn) -> tuple[Mesh, Sharding]:
     return Mesh("mesh", axes, tuple(range(prod(sizes)))), sharding
 
 
-def xla_tiles(text: str, shape: tuple[int, ...], num_devices: int) -> list[tuple[tuple[int, int], ...]]:
+def xla_tiles(
+    text: str, shape: tuple[int, ...], num_devices: int
+) -> list[tuple[tuple[int, int], ...]]:
     """The box of each logical device, computed from XLA's tile assignment."""
     sharding = xc.HloSharding.from_string(text)
     if sharding.is_replicated() or sharding.is_unreduced():
         return [tuple((0, extent) for extent in shape)] * num_devices
-    assignment = np.array(sharding.tile_assignment_devices()).reshape(sharding.tile_assignment_dimensions())
+    assignment = np.array(sharding.tile_assignment_devices()).reshape(
+        sharding.tile_assignment_dimensions()
+    )
     boxes: dict[int, tuple[tuple[int, int], ...]] = {}
     for place, device in np.ndenumerate(assignment):
         steps = [extent // tiles for extent, tiles in zip(shape, assignment.shape, strict=False)]
-        boxes[int(device)] = tuple((k * step, (k + 1) * step) for k, step in zip(place, steps, strict=False))
-    behind = [xc.OpSharding.Type.REPLICATED] if sharding.replicate_on_last_tile_dim() else sharding.subgroup_types()
+        boxes[int(device)] = tuple(
+            (k * step, (k + 1) * step) for k, step in zip(place, steps, strict=False)
+        )
+    behind = (
+        [xc.OpSharding.Type.REPLICATED]
+        if sharding.replicate_on_last_tile_dim()
+        else sharding.subgroup_types()
+    )
     assert len(behind) == assignment.ndim - len(shape)
     return [boxes[device] for device in range(num_devices)]
 
@@ -96,33 +114,55 @@ def terms(text: str) -> set[frozenset[int]]:
     devices = np.arange(MESH.size)
     if sharding.is_unreduced():
         return {frozenset(devices.tolist())}
-    assignment = np.array(sharding.tile_assignment_devices()).reshape(sharding.tile_assignment_dimensions())
-    where = (
-        assignment.ndim - len(sharding.subgroup_types()) + sharding.subgroup_types().index(xc.OpSharding.Type.UNREDUCED)
+    assignment = np.array(sharding.tile_assignment_devices()).reshape(
+        sharding.tile_assignment_dimensions()
     )
-    return {frozenset(row) for row in np.moveaxis(assignment, where, -1).reshape(-1, assignment.shape[where]).tolist()}
+    where = (
+        assignment.ndim
+        - len(sharding.subgroup_types())
+        + sharding.subgroup_types().index(xc.OpSharding.Type.UNREDUCED)
+    )
+    return {
+        frozenset(row)
+        for row in np.moveaxis(assignment, where, -1).reshape(-1, assignment.shape[where]).tolist()
+    }
 
 
 @pytest.mark.parametrize(
     ("dims", "partial", "text"),
     [
         (((), ()), ("x", "y"), "{unreduced}"),
-        (((), ()), ("y",), "{devices=[1,1,2,2]<=[2,2]T(1,0) last_tile_dims={unreduced, replicated}}"),
+        (
+            ((), ()),
+            ("y",),
+            "{devices=[1,1,2,2]<=[2,2]T(1,0) last_tile_dims={unreduced, replicated}}",
+        ),
         ((("y",), ()), ("x",), "{devices=[2,1,2]<=[2,2]T(1,0) last_tile_dims={unreduced}}"),
         ((), ("x",), "{devices=[2,2]<=[4] last_tile_dims={unreduced, replicated}}"),
     ],
 )
-def test_partial_sums(dims: tuple[tuple[str, ...], ...], partial: tuple[str, ...], text: str) -> None:
+def test_partial_sums(
+    dims: tuple[tuple[str, ...], ...], partial: tuple[str, ...], text: str
+) -> None:
     sharding = Sharding(dims, partial)
     assert to_mhlo(sharding, MESH) == text
     assert from_mhlo(text, len(dims), MESH) == sharding
-    along = {("x", "y"): [[0, 1, 2, 3]], ("x",): [[0, 2], [1, 3]], ("y",): [[0, 1], [2, 3]]}[partial]
+    along = {("x", "y"): [[0, 1, 2, 3]], ("x",): [[0, 2], [1, 3]], ("y",): [[0, 1], [2, 3]]}[
+        partial
+    ]
     assert terms(text) == set(map(frozenset, along))
 
 
 def test_a_tuple_with_partial_sums_splits_into_its_parts() -> None:
-    shardings = [Sharding(((), ())), Sharding(((), ()), ("y",)), Sharding(((),), ("x", "y")), Sharding((("x",),))]
-    assert split_tuple(tuple_to_mhlo(shardings, MESH)) == [to_mhlo(sharding, MESH) for sharding in shardings]
+    shardings = [
+        Sharding(((), ())),
+        Sharding(((), ()), ("y",)),
+        Sharding(((),), ("x", "y")),
+        Sharding((("x",),)),
+    ]
+    assert split_tuple(tuple_to_mhlo(shardings, MESH)) == [
+        to_mhlo(sharding, MESH) for sharding in shardings
+    ]
     assert split_tuple(to_mhlo(shardings[1], MESH)) == [to_mhlo(shardings[1], MESH)]
 
 
@@ -135,7 +175,10 @@ def test_axes_of_size_one_split_nothing() -> None:
 def test_tuple_only_for_several_results() -> None:
     row, whole = Sharding((("x",), ())), Sharding.replicated(1)
     assert tuple_to_mhlo([whole], MESH) == "{replicated}"
-    assert tuple_to_mhlo([row, whole], MESH) == "{{devices=[2,1,2]<=[4] last_tile_dim_replicate}, {replicated}}"
+    assert (
+        tuple_to_mhlo([row, whole], MESH)
+        == "{{devices=[2,1,2]<=[4] last_tile_dim_replicate}, {replicated}}"
+    )
 
 
 @pytest.mark.parametrize("text", ['<@m, [{"x", ?}, {}]>', '<@m, [{"x":(1)2}]>'])
@@ -151,7 +194,9 @@ def test_text_that_is_no_sharding() -> None:
 
 @pytest.mark.parametrize("dims", [None, ((), ()), (("x",), ("y",)), ((), ("y", "x"))])
 @pytest.mark.parametrize("element", ["f32", "ui32", "complex<f32>"])
-def test_mesh_tensor_type_round_trip(dims: tuple[tuple[str, ...], ...] | None, element: str) -> None:
+def test_mesh_tensor_type_round_trip(
+    dims: tuple[tuple[str, ...], ...] | None, element: str
+) -> None:
     sharding = None if dims is None else Sharding(dims, ("z",) if dims[0] else ())
     with make_context():
         tensor = ir.Type.parse(f"tensor<4x8x{element}>")

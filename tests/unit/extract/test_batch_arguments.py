@@ -54,12 +54,18 @@ def test_arguments_are_named(main: ir.Operation, texts: str, chosen: dict[int, i
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ("bat", r"none called 'bat' \(1: batch\['x'\] tensor<8x3xf32>, .*, 5: batch_2 tensor<8xf32>\)$"),
+        (
+            "bat",
+            r"none called 'bat' \(1: batch\['x'\] tensor<8x3xf32>, .*, 5: batch_2 tensor<8xf32>\)$",
+        ),
         ("batch['[xy]']", "none called"),
         ("batch,elsewhere", "none called 'elsewhere'"),
         ("batch['n']", r"dimension below 0 of argument 3 \(batch\['n'\]\), found 0"),
         ("6", "expected a batch argument below 6, found 6"),
-        ("2", r"extent 3 of dimension 0 of argument 2 \(batch\['y\[0\]'\]\); its divisors are 1, 3"),
+        (
+            "2",
+            r"extent 3 of dimension 0 of argument 2 \(batch\['y\[0\]'\]\); its divisors are 1, 3",
+        ),
     ],
 )
 def test_mistakes_are_told_with_names(main: ir.Operation, texts: str, message: str) -> None:

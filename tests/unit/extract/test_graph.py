@@ -34,7 +34,9 @@ def read(text: str) -> OpGraph:
 
 def op_of(body: str, arguments: str, result: str) -> Op:
     """The last operation of a body that defines %r."""
-    return read(f"func.func @main({arguments}) -> {result} {{ {body}\n return %r : {result} }}").ops[-1]
+    return read(
+        f"func.func @main({arguments}) -> {result} {{ {body}\n return %r : {result} }}"
+    ).ops[-1]
 
 
 def test_graph_of_two_operations() -> None:
@@ -65,7 +67,10 @@ def test_rule_of_a_batched_product() -> None:
     )
     rule = op.rule
     assert rule is not None
-    sizes = [tuple(rule.sizes[f] for dim in value for f in dim) for value in (*rule.operands, *rule.results)]
+    sizes = [
+        tuple(rule.sizes[f] for dim in value for f in dim)
+        for value in (*rule.operands, *rule.results)
+    ]
     assert sizes == [(3, 4, 5), (3, 5, 7), (3, 4, 7)]
     (contracted,) = rule.reduction
     assert rule.sizes[contracted] == 5
@@ -74,7 +79,9 @@ def test_rule_of_a_batched_product() -> None:
 
 def test_rule_of_a_merging_reshape() -> None:
     op = op_of(
-        "%r = stablehlo.reshape %a : (tensor<2x4x8xf32>) -> tensor<8x8xf32>", "%a: tensor<2x4x8xf32>", "tensor<8x8xf32>"
+        "%r = stablehlo.reshape %a : (tensor<2x4x8xf32>) -> tensor<8x8xf32>",
+        "%a: tensor<2x4x8xf32>",
+        "tensor<8x8xf32>",
     )
     assert op.rule is not None
     merged = op.rule.results[0][0]
@@ -119,7 +126,8 @@ def test_reductions_that_partial_results_can_be_taken_of(
 
 
 @pytest.mark.parametrize(
-    "body", ["stablehlo.constant dense<0.0> : tensor<4x8xf32>", "stablehlo.iota dim = 1 : tensor<4x8xf32>"]
+    "body",
+    ["stablehlo.constant dense<0.0> : tensor<4x8xf32>", "stablehlo.iota dim = 1 : tensor<4x8xf32>"],
 )
 def test_constants_may_be_made_in_any_sharding(body: str) -> None:
     op = op_of(f"%r = {body}", "", "tensor<4x8xf32>")
@@ -154,7 +162,9 @@ def test_values_that_regions_capture_are_operands() -> None:
     graph = read(LOOP)
     loop = graph.ops[-1]
     assert loop.name == "while"
-    assert loop.operands == (3, 0, 1, 2, 3), "initial values, then bound, weights and step in order of first use"
+    assert loop.operands == (3, 0, 1, 2, 3), (
+        "initial values, then bound, weights and step in order of first use"
+    )
     assert len(loop.results) == 2
     assert loop.rule is None
 
@@ -186,13 +196,17 @@ def test_itemsize(elements: str, itemsize: int) -> None:
 
 @pytest.mark.parametrize("text", ["tensor<?xf32>", "tensor<*xf32>", "i32"])
 def test_only_static_tensors_are_read(text: str) -> None:
-    with make_context(), pytest.raises(ValueError, match="expected a ranked tensor of static shape"):
+    with (
+        make_context(),
+        pytest.raises(ValueError, match="expected a ranked tensor of static shape"),
+    ):
         read_tensor(ir.Type.parse(text))
 
 
 def test_repeat_and_group_are_the_callers() -> None:
     module = ir.Module.parse(
-        "func.func @main() { %0 = stablehlo.constant dense<0.0> : tensor<4xf32>\n return }", make_context()
+        "func.func @main() { %0 = stablehlo.constant dense<0.0> : tensor<4xf32>\n return }",
+        make_context(),
     )
     with module.context:
         reader = GraphReader()
@@ -225,7 +239,8 @@ module {
 
 
 def test_what_changes_in_no_iteration_is_resharded_once() -> None:
-    """The matrix comes from before the loop, the carried value and the product change in each of three iterations."""
+    """The matrix comes from before the loop, the carried value and the product change in each of
+    three iterations."""
     with make_context() as context:
         module = ir.Module.parse(CHANGING, context)
         mark_carried(module.operation)
@@ -234,7 +249,10 @@ def test_what_changes_in_no_iteration_is_resharded_once() -> None:
     producers, names = graph.producers(), [op.name for op in graph.ops]
     dot, tanh = names.index("dot_general"), names.index("tanh")
     carried, matrix = graph.ops[dot].operands
-    assert [graph.trips_of(dot, tensor, producers[tensor]) for tensor in (carried, matrix)] == [3, 1]
+    assert [graph.trips_of(dot, tensor, producers[tensor]) for tensor in (carried, matrix)] == [
+        3,
+        1,
+    ]
     assert graph.trips_of(tanh, graph.ops[tanh].operands[0], dot) == 3
     outside = names.index("negate")
     assert graph.trips_of(outside, graph.ops[outside].operands[0], -1) == 1

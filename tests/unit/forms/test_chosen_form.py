@@ -1,4 +1,5 @@
-"""Strategies and rows of rematerialization come back from the attributes that they are written to."""
+"""Strategies and rows of rematerialization come back from the attributes that they are written
+to."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def test_strategies_are_read_back(strategy: OpStrategy) -> None:
     assert parse_strategy(str(strategy)) == strategy
 
 
-@pytest.mark.parametrize("text", ["", "[{x}]", "[{x}] -> {x}", "[{x}] -> [{x}] from", "[{x}] [{x}] -> [{x}]"])
+@pytest.mark.parametrize(
+    "text", ["", "[{x}]", "[{x}] -> {x}", "[{x}] -> [{x}] from", "[{x}] [{x}] -> [{x}]"]
+)
 def test_other_texts_are_no_strategies(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         parse_strategy(text)

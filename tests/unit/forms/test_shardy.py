@@ -37,9 +37,16 @@ def all_shardings(mesh: Mesh, rank: int) -> list[Sharding]:
     """Every way to give some axes, in any order, to the dimensions of a tensor."""
     found = {Sharding.replicated(rank)}
     for count in range(1, len(mesh.axes) + 1):
-        for axes, dims in product(permutations(mesh.axis_names, count), product(range(rank), repeat=count)):
+        for axes, dims in product(
+            permutations(mesh.axis_names, count), product(range(rank), repeat=count)
+        ):
             found.add(
-                Sharding(tuple(tuple(a for a, d in zip(axes, dims, strict=True) if d == dim) for dim in range(rank)))
+                Sharding(
+                    tuple(
+                        tuple(a for a, d in zip(axes, dims, strict=True) if d == dim)
+                        for dim in range(rank)
+                    )
+                )
             )
     return sorted(found, key=str)
 
@@ -55,11 +62,17 @@ def test_texts_read_back(shape: str, rank: int) -> None:
 
 def test_axes_are_named() -> None:
     mesh = parse_mesh("2x1x4")
-    assert from_mhlo(to_mhlo(Sharding((("z", "x"), ())), mesh), 2, mesh) == Sharding((("z", "x"), ()))
-    assert from_mhlo("{devices=[2,1,4]<=[8] last_tile_dim_replicate}", 2, mesh) == Sharding((("x",), ()))
+    assert from_mhlo(to_mhlo(Sharding((("z", "x"), ())), mesh), 2, mesh) == Sharding(
+        (("z", "x"), ())
+    )
+    assert from_mhlo("{devices=[2,1,4]<=[8] last_tile_dim_replicate}", 2, mesh) == Sharding(
+        (("x",), ())
+    )
 
 
-@pytest.mark.parametrize("text", ["{maximal device=0}", "{devices=[3,1]<=[3]}", "{devices=[2]0,1}", ""])
+@pytest.mark.parametrize(
+    "text", ["{maximal device=0}", "{devices=[3,1]<=[3]}", "{devices=[2]0,1}", ""]
+)
 def test_foreign_texts(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         from_mhlo(text, 2, parse_mesh("2x2"))
@@ -78,7 +91,9 @@ def test_annotations_become_constraints() -> None:
     assert "mhlo" not in text and "custom_call" not in text
     assert 'sdy.mesh @mesh = <["x"=2, "y"=2]>' in text
     assert 'sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>, tf.aliasing_output = 0 : i32' in text
-    constraints = [line.split(" = ", 1)[1] for line in text.splitlines() if "sharding_constraint" in line]
+    constraints = [
+        line.split(" = ", 1)[1] for line in text.splitlines() if "sharding_constraint" in line
+    ]
     assert constraints == [
         'sdy.sharding_constraint %0 <@mesh, [{"x", "y"}, {}]> : tensor<8x4xf32>',
         'sdy.sharding_constraint %1 <@mesh, [{}, {"y"}]> : tensor<8x4xf32>',

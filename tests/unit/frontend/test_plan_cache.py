@@ -1,4 +1,5 @@
-"""Whole plans in the cache: the same plan and messages as without it, found again only for the same question."""
+"""Whole plans in the cache: the same plan and messages as without it, found again only for the same
+question."""
 
 from __future__ import annotations
 
@@ -49,14 +50,21 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlanOptions:
     return PlanOptions(str(tmp_path / "pair.yaml"), microbatches=2, layers=1, submesh="1x2")
 
 
-def planned(options: PlanOptions, source: bytes = MODEL, *, cache: bool = True) -> tuple[Plan, list[Diagnostic], bool]:
-    """The plan, what was said but for remarks about the cache, and whether the plan was found there."""
+def planned(
+    options: PlanOptions, source: bytes = MODEL, *, cache: bool = True
+) -> tuple[Plan, list[Diagnostic], bool]:
+    """The plan, what was said but for remarks about the cache, and whether the plan was found
+    there."""
     said: list[Diagnostic] = []
     phases: list[str] = []
     plan = make_plan(source, options, cache=cache, on_phase=phases.append, handler=said.append)
     found = any(diagnostic.kind == "cached-plan" for diagnostic in said)
     assert found == (not phases)
-    return plan, [diagnostic for diagnostic in said if diagnostic.kind not in ("cached-plan", "cache")], found
+    return (
+        plan,
+        [diagnostic for diagnostic in said if diagnostic.kind not in ("cached-plan", "cache")],
+        found,
+    )
 
 
 def test_a_plan_is_found_again_with_all_that_was_said(options: PlanOptions) -> None:
@@ -102,7 +110,9 @@ def test_every_file_that_an_option_names_counts(
     assert len(keys) == 3 and None not in keys
 
 
-def test_a_damaged_entry_is_planned_anew_with_a_remark(options: PlanOptions, tmp_path: Path) -> None:
+def test_a_damaged_entry_is_planned_anew_with_a_remark(
+    options: PlanOptions, tmp_path: Path
+) -> None:
     cold = planned(options)[0]
     [entry] = (tmp_path / "cache" / "plans").rglob("*/*")
     entry.write_bytes(entry.read_bytes()[:-1])
@@ -121,7 +131,9 @@ print(*sorted({"jax", "ortools", "numba", "ray"} & set(sys.modules)))
 """
 
 
-def test_processes_plan_at_once_and_a_found_plan_loads_no_solver(options: PlanOptions, tmp_path: Path) -> None:
+def test_processes_plan_at_once_and_a_found_plan_loads_no_solver(
+    options: PlanOptions, tmp_path: Path
+) -> None:
     def start() -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", LIGHT, options.cluster]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -102,6 +102,9 @@ def test_parallelize_is_a_decorator_with_or_without_arguments() -> None:
         """One step."""
         return x
 
-    for made in (parallelize(step, cluster="cpu-test:1x4"), parallelize(cluster=os.fspath("cpu-test:1x4"))(step)):
+    for made in (
+        parallelize(step, cluster="cpu-test:1x4"),
+        parallelize(cluster=os.fspath("cpu-test:1x4"))(step),
+    ):
         assert isinstance(made, Parallelized)
         assert (made.__name__, made.__doc__, made.__wrapped__) == ("step", "One step.", step)  # type: ignore[attr-defined]

@@ -38,17 +38,22 @@ def test_divisors_are_thinned(extent: int, expected: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch_args", "counts"), [("auto", (1, 2, 6)), ("none", (1,)), ("2:1", (1, 2, 4, 8, 16, 32, 64))]
+    ("batch_args", "counts"),
+    [("auto", (1, 2, 6)), ("none", (1,)), ("2:1", (1, 2, 4, 8, 16, 32, 64))],
 )
 def test_the_batch_says_which_numbers_there_are(batch_args: str, counts: tuple[int, ...]) -> None:
     with make_context() as context:
-        found = microbatch_choices(load_module(STEP, context), replace(OPTIONS, batch_args=batch_args))
+        found = microbatch_choices(
+            load_module(STEP, context), replace(OPTIONS, batch_args=batch_args)
+        )
     assert tuple(choice.options.microbatches for choice in found) == counts
 
 
 def predicted(plan: Plan) -> float:
     with make_context() as context:
-        prediction = read_prediction(read_program(load_module(dict(plan.forms)["stage"], context)).loop)
+        prediction = read_prediction(
+            read_program(load_module(dict(plan.forms)["stage"], context)).loop
+        )
     assert prediction is not None
     return prediction.step_seconds
 
@@ -56,16 +61,24 @@ def predicted(plan: Plan) -> float:
 def test_the_shortest_predicted_step_wins() -> None:
     said: list[Diagnostic] = []
     found = make_plan(STEP, OPTIONS, cache=False, handler=said.append)
-    tried = {count: make_plan(STEP, replace(OPTIONS, microbatches=count), cache=False) for count in (1, 2, 6)}
+    tried = {
+        count: make_plan(STEP, replace(OPTIONS, microbatches=count), cache=False)
+        for count in (1, 2, 6)
+    }
     steps = {count: predicted(plan) for count, plan in tried.items()}
     best = min(steps, key=steps.__getitem__)
     assert found.summary.num_microbatches == best
     assert found.module == tried[best].module
     remark = next(each.message for each in said if each.kind == "microbatches")
     assert f"{best} microbatch" in remark.split(";")[0]
-    planned = {int(count): float(step) for count, step in re.findall(r"(\d+) microbatch\w*: ([\d.e-]+) s", remark)}
+    planned = {
+        int(count): float(step)
+        for count, step in re.findall(r"(\d+) microbatch\w*: ([\d.e-]+) s", remark)
+    }
     assert planned == pytest.approx({count: steps[count] for count in planned}, rel=1e-3)
-    for count, least in re.findall(r"(\d+) microbatch\w*: one stage alone takes ([\d.e-]+) s or more", remark):
+    for count, least in re.findall(
+        r"(\d+) microbatch\w*: one stage alone takes ([\d.e-]+) s or more", remark
+    ):
         assert steps[best] <= float(least) * 1.001
         assert float(least) <= steps[int(count)] * 1.001
         planned[int(count)] = steps[int(count)]
@@ -74,7 +87,8 @@ def test_the_shortest_predicted_step_wins() -> None:
 
 
 def test_layers_get_more_as_long_as_the_step_gets_shorter() -> None:
-    """Numbers as found, then multiples; the best is the one before the last, or the last there may be."""
+    """Numbers as found, then multiples; the best is the one before the last, or the last there may
+    be."""
     said: list[Diagnostic] = []
     options = replace(OPTIONS, microbatches=2, layers="search", stages=None)
     found = make_plan(STEP, options, cache=False, handler=said.append)
@@ -86,7 +100,10 @@ def test_layers_get_more_as_long_as_the_step_gets_shorter() -> None:
     if best == "layers as found":
         assert found.module == first.module
     else:
-        assert found.module == make_plan(STEP, replace(options, layers=int(best.split()[0])), cache=False).module
+        assert (
+            found.module
+            == make_plan(STEP, replace(options, layers=int(best.split()[0])), cache=False).module
+        )
     assert best in names[-2:]
     assert [phase for phase, _ in found.forms] == [phase for phase, _ in first.forms]
 
@@ -95,7 +112,9 @@ def test_layers_grow_until_a_step_gets_no_shorter(monkeypatch: pytest.MonkeyPatc
     """Four layers are found; eight and twelve are better, sixteen cannot be."""
     seconds = {None: 4.0, 8: 3.0, 12: 2.5}
 
-    def attempt(choice: Choice, module: object, run: object, best: Attempt | None = None) -> Attempt:
+    def attempt(
+        choice: Choice, module: object, run: object, best: Attempt | None = None
+    ) -> Attempt:
         made = Attempt(choice, module, num_layers=choice.options.layers or 4)  # type: ignore[arg-type]
         made.step_seconds = seconds.get(choice.options.layers)
         made.refusal = None if made.step_seconds else UserError("cannot cut")
@@ -106,14 +125,18 @@ def test_layers_grow_until_a_step_gets_no_shorter(monkeypatch: pytest.MonkeyPatc
         best, attempts = grow_layers(load_module(STEP, context), OPTIONS, run=None)  # type: ignore[arg-type]
     assert best.choice.options.layers == 12
     assert comparison(best, attempts) == (
-        "best with 12 layers; steps: layers as found: 4 s; 8 layers: 3 s; 12 layers: 2.5 s; 16 layers: cannot cut"
+        "best with 12 layers; steps: layers as found: 4 s; 8 layers: 3 s; 12 layers: 2.5 s; 16 "
+        "layers: cannot cut"
     )
 
 
 def test_layers_and_microbatches_are_searched_one_after_the_other() -> None:
     said: list[Diagnostic] = []
     make_plan(STEP, replace(OPTIONS, layers="search"), cache=False, handler=said.append)
-    assert [each.kind for each in said if each.kind in ("microbatches", "layers")] == ["microbatches", "layers"]
+    assert [each.kind for each in said if each.kind in ("microbatches", "layers")] == [
+        "microbatches",
+        "layers",
+    ]
 
 
 def test_without_any_plan_the_last_reason_is_given() -> None:
@@ -121,4 +144,6 @@ def test_without_any_plan_the_last_reason_is_given() -> None:
         make_plan(STEP, replace(OPTIONS, memory_budget="1KiB"), cache=False)
     path = Path(__file__).parents[3] / "docs/tutorial/mlp.mlir"
     with pytest.raises(UserError, match="cannot tell the batch arguments"):
-        make_plan(path.read_bytes().replace(b"tf.aliasing_output = ", b"a.b = "), OPTIONS, cache=False)
+        make_plan(
+            path.read_bytes().replace(b"tf.aliasing_output = ", b"a.b = "), OPTIONS, cache=False
+        )

@@ -43,7 +43,11 @@ def test_every_preset_loads_under_its_own_name() -> None:
 
 def test_shape_override() -> None:
     loaded = load_cluster("p3.16xlarge:4x8")
-    assert (loaded.groups[0].hosts, loaded.groups[0].devices_per_host, loaded.num_devices) == (4, 8, 32)
+    assert (loaded.groups[0].hosts, loaded.groups[0].devices_per_host, loaded.num_devices) == (
+        4,
+        8,
+        32,
+    )
     assert loaded.host_of(17) == 2
     assert loaded.groups == (replace(load_cluster("p3.16xlarge").groups[0], hosts=4),)
     assert hash(loaded) == hash(load_cluster("p3.16xlarge:4x8"))
@@ -76,12 +80,24 @@ def change(path: str, value: object) -> dict:
         ("intra_host.latency_seconds", ..., "missing field 'intra_host.latency_seconds'"),
         ("device.peak_flops.f32", ..., "missing field 'device.peak_flops.f32'"),
         ("devices", 4, "unknown field 'devices'; did you mean 'device'?"),
-        ("device.peak_flops.fp16", 1.0, "unknown field 'device.peak_flops.fp16'; did you mean 'f16'?"),
+        (
+            "device.peak_flops.fp16",
+            1.0,
+            "unknown field 'device.peak_flops.fp16'; did you mean 'f16'?",
+        ),
         ("hosts", 0, "field 'hosts': expected a positive number, got 0"),
         ("hosts", 1.5, "field 'hosts': expected a whole number, got 1.5"),
         ("hosts", True, "field 'hosts': expected a number, got True"),
-        ("device.memory_bytes", "16 GiB", "field 'device.memory_bytes': expected a number, got '16 GiB'"),
-        ("device.memory_bandwidth", float("nan"), "field 'device.memory_bandwidth': expected a number, got nan"),
+        (
+            "device.memory_bytes",
+            "16 GiB",
+            "field 'device.memory_bytes': expected a number, got '16 GiB'",
+        ),
+        (
+            "device.memory_bandwidth",
+            float("nan"),
+            "field 'device.memory_bandwidth': expected a number, got nan",
+        ),
         (
             "inter_host.latency_seconds",
             -1,
@@ -91,7 +107,9 @@ def change(path: str, value: object) -> dict:
         ("name", 3, "field 'name': expected a name, got 3"),
     ],
 )
-def test_bad_fields_name_file_and_path(tmp_path: Path, path: str, value: object, message: str) -> None:
+def test_bad_fields_name_file_and_path(
+    tmp_path: Path, path: str, value: object, message: str
+) -> None:
     file = write(tmp_path, change(path, value))
     with pytest.raises(UserError) as error:
         load_cluster(file)
@@ -102,12 +120,25 @@ def test_bad_fields_name_file_and_path(tmp_path: Path, path: str, value: object,
     ("spec", "message"),
     [
         ("p3.16xlrge", "unknown cluster preset 'p3.16xlrge'; did you mean 'p3.16xlarge'?"),
-        ("zzz:2x2", "unknown cluster preset 'zzz' (known: a100-80g, cpu-test, h100-sxm, p3.16xlarge, tpu-v5e)"),
+        (
+            "zzz:2x2",
+            "unknown cluster preset 'zzz' (known: a100-80g, cpu-test, h100-sxm, p3.16xlarge, "
+            "tpu-v5e)",
+        ),
         ("no/such.yaml", "no/such.yaml: cannot read the cluster file: No such file or directory"),
-        ("cpu-test:2y2", "cluster 'cpu-test:2y2': expected HOSTSxDEVICES after ':', such as '2x8', got '2y2'"),
+        (
+            "cpu-test:2y2",
+            "cluster 'cpu-test:2y2': expected HOSTSxDEVICES after ':', such as '2x8', got '2y2'",
+        ),
         ("cpu-test:1000x8", "cluster 'cpu-test': expected at most 4096 devices, got 8000"),
-        ("cpu-test:256x8+cpu-test:257x8", "cluster 'cpu-test+cpu-test': expected at most 4096 devices, got 4104"),
-        ("cpu-test:0x2", "cluster 'cpu-test:0x2': expected HOSTSxDEVICES after ':', such as '2x8', got '0x2'"),
+        (
+            "cpu-test:256x8+cpu-test:257x8",
+            "cluster 'cpu-test+cpu-test': expected at most 4096 devices, got 4104",
+        ),
+        (
+            "cpu-test:0x2",
+            "cluster 'cpu-test:0x2': expected HOSTSxDEVICES after ':', such as '2x8', got '0x2'",
+        ),
     ],
 )
 def test_bad_specs(spec: str, message: str) -> None:
@@ -156,8 +187,16 @@ def test_groups_number_devices_and_hosts_one_after_another(tmp_path: Path) -> No
 
 
 def test_links_between_groups(tmp_path: Path) -> None:
-    third = {**GOOD, "name": "third", "inter_host": {"latency_seconds": 1e-6, "bandwidth_bytes_per_second": 5e8}}
-    fourth = {**GOOD, "name": "fourth", "inter_host": {"latency_seconds": 9e-4, "bandwidth_bytes_per_second": 7e8}}
+    third = {
+        **GOOD,
+        "name": "third",
+        "inter_host": {"latency_seconds": 1e-6, "bandwidth_bytes_per_second": 5e8},
+    }
+    fourth = {
+        **GOOD,
+        "name": "fourth",
+        "inter_host": {"latency_seconds": 9e-4, "bandwidth_bytes_per_second": 7e8},
+    }
     groups, links = [FAST, third, fourth], [{"groups": ["third", "fast"], "link": LINK}]
     named = load_cluster(write(tmp_path, grouped(groups=groups, links=links)))
     assert named.link_between(0, 1) == named.link_between(1, 0) == Link(2e-3, 2e8)
@@ -172,7 +211,10 @@ def test_links_between_groups(tmp_path: Path) -> None:
     [
         (grouped(groups=[]), "field 'groups': expected a list that is not empty, got []"),
         (grouped(groups=[FAST, FAST]), "field 'groups': expected unique names, got 'fast' twice"),
-        (grouped(groups=[FAST, {**SLOW, "hosts": 0}]), "field 'groups[1].hosts': expected a positive number, got 0"),
+        (
+            grouped(groups=[FAST, {**SLOW, "hosts": 0}]),
+            "field 'groups[1].hosts': expected a positive number, got 0",
+        ),
         (grouped(hosts=2), "unknown field 'hosts' (known: name, groups, between_groups, links)"),
         (grouped(link=[]), "unknown field 'link'; did you mean 'links'?"),
         (grouped(between_groups=3), "expected a mapping of fields in 'between_groups', got 3"),
@@ -186,10 +228,16 @@ def test_links_between_groups(tmp_path: Path) -> None:
         ),
         (
             grouped(links=[{"groups": ["fast", "fast"], "link": LINK}]),
-            "field 'links[0].groups': expected two groups, got 'fast' twice (its hosts talk over inter_host)",
+            "field 'links[0].groups': expected two groups, got 'fast' twice (its hosts talk over "
+            "inter_host)",
         ),
         (
-            grouped(links=[{"groups": list(pair), "link": LINK} for pair in (("fast", "slow"), ("slow", "fast"))]),
+            grouped(
+                links=[
+                    {"groups": list(pair), "link": LINK}
+                    for pair in (("fast", "slow"), ("slow", "fast"))
+                ]
+            ),
             "field 'links[1].groups': expected one link for 'slow' and 'fast', got another",
         ),
     ],
@@ -204,10 +252,16 @@ def test_bad_groups(tmp_path: Path, data: dict, message: str) -> None:
 def test_presets_combine_into_groups() -> None:
     both = load_cluster("p3.16xlarge:2x8+a100-80g:1x4")
     assert str(both) == "p3.16xlarge+a100-80g:2x8+1x4"
-    assert both.groups == tuple(load_cluster(f).groups[0] for f in ("p3.16xlarge:2x8", "a100-80g:1x4"))
+    assert both.groups == tuple(
+        load_cluster(f).groups[0] for f in ("p3.16xlarge:2x8", "a100-80g:1x4")
+    )
     assert both.link_between(0, 1) == load_cluster("p3.16xlarge").groups[0].inter_host
     twice = load_cluster("cpu-test:1x4+cpu-test:2x2+cpu-test")
-    assert [str(group) for group in twice.groups] == ["cpu-test:1x4", "cpu-test-2:2x2", "cpu-test-3:1x4"]
+    assert [str(group) for group in twice.groups] == [
+        "cpu-test:1x4",
+        "cpu-test-2:2x2",
+        "cpu-test-3:1x4",
+    ]
 
 
 def test_files_combine_too(tmp_path: Path) -> None:
@@ -216,9 +270,13 @@ def test_files_combine_too(tmp_path: Path) -> None:
     assert load_cluster(f"{flat}:2x2").groups[0].hosts == 2
     flat = write(tmp_path, GOOD, "plain.yaml")
     assert load_cluster(f"{flat}:2x2+a100-80g").num_devices == 12
-    with pytest.raises(UserError, match="expected parts with one host group each, 'mixed' has several"):
+    with pytest.raises(
+        UserError, match="expected parts with one host group each, 'mixed' has several"
+    ):
         load_cluster(f"{flat}+{mixed}")
-    with pytest.raises(UserError, match="expected no ':1x4' for a description with several host groups"):
+    with pytest.raises(
+        UserError, match="expected no ':1x4' for a description with several host groups"
+    ):
         load_cluster(f"{mixed}:1x4")
     with pytest.raises(UserError, match="unknown cluster preset ''"):
         load_cluster("cpu-test+")
@@ -228,11 +286,15 @@ def test_files_combine_too(tmp_path: Path) -> None:
 
 
 def test_the_schema_in_the_package_is_that_of_the_readers() -> None:
-    stored = json.loads((resources.files("shardopt") / "schemas" / "cluster.schema.json").read_text())
+    stored = json.loads(
+        (resources.files("shardopt") / "schemas" / "cluster.schema.json").read_text()
+    )
     assert stored == DESCRIPTION.schema()
 
 
-@pytest.mark.parametrize("path", ["hosts", "device.memory_bytes", "device.peak_flops.f32", "intra_host", "name"])
+@pytest.mark.parametrize(
+    "path", ["hosts", "device.memory_bytes", "device.peak_flops.f32", "intra_host", "name"]
+)
 @pytest.mark.parametrize("value", [..., 0, -1, "x", [], None])
 def test_schema_and_readers_agree(path: str, value: object) -> None:
     data = change(path, value)
@@ -242,16 +304,36 @@ def test_schema_and_readers_agree(path: str, value: object) -> None:
 
 def test_schema_accepts_all_forms() -> None:
     validator = jsonschema.Draft202012Validator(DESCRIPTION.schema())
-    for data in (MIXED, grouped(between_groups=None), *(describe(load_cluster(name)) for name in presets())):
+    for data in (
+        MIXED,
+        grouped(between_groups=None),
+        *(describe(load_cluster(name)) for name in presets()),
+    ):
         validator.validate(data)
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["1e9", "fast"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*GOOD, *MIXED]), inner, max_size=4),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["1e9", "fast"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from([*GOOD, *MIXED]), inner, max_size=4)
+    ),
     max_leaves=6,
 )
-PATHS = [*GOOD, "groups.0", "groups.1.device", "groups.1.device.peak_flops.f32", "links", "between_groups", "groups"]
+PATHS = [
+    *GOOD,
+    "groups.0",
+    "groups.1.device",
+    "groups.1.device.peak_flops.f32",
+    "links",
+    "between_groups",
+    "groups",
+]
 
 
 @settings(max_examples=300, deadline=None)
@@ -281,7 +363,10 @@ def test_any_text_is_a_cluster_or_a_user_error(spec: str) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.text(max_size=40) | st.text(alphabet="{}[]:-,.!&*#|>'\"0123456789eanT \n", max_size=40), st.booleans())
+@given(
+    st.text(max_size=40) | st.text(alphabet="{}[]:-,.!&*#|>'\"0123456789eanT \n", max_size=40),
+    st.booleans(),
+)
 def test_any_file_is_a_cluster_or_a_user_error(text: str, is_json: bool) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / ("c.json" if is_json else "c.yaml")

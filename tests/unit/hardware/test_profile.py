@@ -51,15 +51,21 @@ MESH = Mesh("m", (("x", 2), ("y", 2)), (0, 1, 2, 3))
 
 @st.composite
 def points(draw: st.DrawFn) -> tuple[list[float], list[float]]:
-    steps = draw(st.lists(st.tuples(st.integers(1, 1 << 20), st.floats(0, 1e3)), min_size=1, max_size=8))
+    steps = draw(
+        st.lists(st.tuples(st.integers(1, 1 << 20), st.floats(0, 1e3)), min_size=1, max_size=8)
+    )
     first = draw(st.sampled_from([0, 1]))
-    sizes = np.cumsum([step for step, _ in steps]) - (steps[0][0] if first == 0 and len(steps) > 1 else 0)
+    sizes = np.cumsum([step for step, _ in steps]) - (
+        steps[0][0] if first == 0 and len(steps) > 1 else 0
+    )
     return [float(size) for size in sizes], np.cumsum([rise for _, rise in steps]).tolist()
 
 
 @settings(deadline=None)
 @given(points(), st.lists(st.floats(0, 1e7), min_size=2, max_size=20))
-def test_curves_are_exact_at_their_points_and_rise(xy: tuple[list[float], list[float]], at: list[float]) -> None:
+def test_curves_are_exact_at_their_points_and_rise(
+    xy: tuple[list[float], list[float]], at: list[float]
+) -> None:
     curve = Curve.through(*xy)
     np.testing.assert_allclose([curve.at(x) for x in xy[0]], xy[1], rtol=1e-9, atol=1e-9)
     found = [curve.at(x) for x in sorted(at)]
@@ -71,13 +77,17 @@ def test_curves_are_exact_at_their_points_and_rise(xy: tuple[list[float], list[f
 def test_curves_go_on_with_their_outer_slopes() -> None:
     curve = Curve.through((10, 20, 40), (5, 6, 10))
     assert [curve.at(x) for x in (0.0, 5.0, 15.0, 30.0, 60.0)] == [4, 4.5, 5.5, 8, 14]
-    assert Curve.through((10, 20), (1, 5)).at(5.0) == 0.5  # the first slope would be below zero at 0
+    assert (
+        Curve.through((10, 20), (1, 5)).at(5.0) == 0.5
+    )  # the first slope would be below zero at 0
     assert Curve.through((10,), (1,)).at(30.0) == 3
 
 
 @settings(deadline=None)
 @given(st.lists(points(), min_size=1, max_size=5), st.floats(0, 1e7))
-def test_a_table_of_curves_is_its_curves(many: list[tuple[list[float], list[float]]], at: float) -> None:
+def test_a_table_of_curves_is_its_curves(
+    many: list[tuple[list[float], list[float]]], at: float
+) -> None:
     curves = [Curve.affine(1.0, 2.0), *(Curve.through(*xy) for xy in many)]
     sizes = at * np.linspace(0, 1, len(curves))
     expected = [curve.at(float(size)) for curve, size in zip(curves, sizes, strict=True)]
@@ -94,7 +104,9 @@ def test_a_table_of_curves_is_its_curves(many: list[tuple[list[float], list[floa
         ((0,), (1,), "beyond size 0"),
     ],
 )
-def test_points_that_make_no_curve(sizes: tuple[float, ...], seconds: tuple[float, ...], message: str) -> None:
+def test_points_that_make_no_curve(
+    sizes: tuple[float, ...], seconds: tuple[float, ...], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         Curve.through(sizes, seconds)
 
@@ -125,21 +137,39 @@ def test_a_file_round_trips(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"version": 99}, "field 'version': expected 1, found 99"),
-        ({"device": "tpu"}, "expected a profile of device 'cpu', which cluster cpu-test:2x4 has, found one of 'tpu'"),
+        (
+            {"device": "tpu"},
+            "expected a profile of device 'cpu', which cluster cpu-test:2x4 has, found one of "
+            "'tpu'",
+        ),
         ({"device": 3}, "field 'device': expected a name"),
         ({"devices": 0}, "field 'devices': expected a positive whole number, found 0"),
         ({"speeds": [1.0]}, "expected 4 positive speeds"),
         ({"sizes": 3}, "unknown field 'sizes'"),
         ({"measurements": 3}, "field 'measurements': expected a list"),
-        ({"measurements": [{"kind": "gossip", "points": []}]}, r"measurements\[0\].kind': expected one of"),
-        ({"measurements": [{"kind": "send", "points": [[1]]}]}, r"measurements\[0\].points': expected a list of"),
-        ({"measurements": [{"kind": "send", "points": [[1, "a"]]}]}, r"measurements\[0\].points': expected numbers"),
-        ({"measurements": [{"kind": "send", "points": [[2, 1], [1, 1]]}]}, r"measurements\[0\]': expected rising"),
+        (
+            {"measurements": [{"kind": "gossip", "points": []}]},
+            r"measurements\[0\].kind': expected one of",
+        ),
+        (
+            {"measurements": [{"kind": "send", "points": [[1]]}]},
+            r"measurements\[0\].points': expected a list of",
+        ),
+        (
+            {"measurements": [{"kind": "send", "points": [[1, "a"]]}]},
+            r"measurements\[0\].points': expected numbers",
+        ),
+        (
+            {"measurements": [{"kind": "send", "points": [[2, 1], [1, 1]]}]},
+            r"measurements\[0\]': expected rising",
+        ),
         ({"measurements": [{"points": []}]}, r"missing field 'measurements\[0\].kind'"),
         ({"measurements": [{"kind": "send", "points": [[1, 1]]}] * 2}, "found two of"),
     ],
 )
-def test_a_bad_file_is_one_clear_error(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_a_bad_file_is_one_clear_error(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
     path = tmp_path / "p.json"
     path.write_text(json.dumps({**profile_json(PROFILE), **change}))
     with pytest.raises(UserError, match=f"p.json: .*{message}"):
@@ -188,12 +218,20 @@ def test_kinds_of_collectives_have_one_spelling() -> None:
 def test_measured_work_overrides_the_roofline() -> None:
     device, formula = MEASURED.groups[0].device, GROUP.device
     assert op_seconds(device, 1e6, 0.0, "f32", kind="matmul") == pytest.approx(1e-3)
-    assert op_seconds(device, 1e6, 0.0, "f32", kind="batch_matmul") == pytest.approx(1e-3)  # no curve of its own
-    assert op_seconds(device, 1e9, 0.0, "bf16", kind="matmul") == op_seconds(formula, 1e9, 0.0, "bf16")
+    assert op_seconds(device, 1e6, 0.0, "f32", kind="batch_matmul") == pytest.approx(
+        1e-3
+    )  # no curve of its own
+    assert op_seconds(device, 1e9, 0.0, "bf16", kind="matmul") == op_seconds(
+        formula, 1e9, 0.0, "bf16"
+    )
     assert op_seconds(device, 1.0, 200.0, "f32", kind="elementwise", in_memory=0.25) == 0.75
     assert op_seconds(device, 1.0, 200.0, "i32", kind="elementwise") == 3.0
-    assert op_seconds(device, 1.0, 200.0, "f32", kind="transcendental", in_memory=0.25) == 0.75 + 4.0
-    assert op_seconds(device, 6e15, 100.0, "f32", kind="reduction") == op_seconds(formula, 6e15, 1.0, "f32")
+    assert (
+        op_seconds(device, 1.0, 200.0, "f32", kind="transcendental", in_memory=0.25) == 0.75 + 4.0
+    )
+    assert op_seconds(device, 6e15, 100.0, "f32", kind="reduction") == op_seconds(
+        formula, 6e15, 1.0, "f32"
+    )
     assert memory_seconds(device, 100.0) == 1.0
 
 

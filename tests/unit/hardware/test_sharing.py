@@ -75,8 +75,9 @@ def test_a_stage_alone_has_the_host_to_itself() -> None:
 
 
 def test_tasks_slow_down_when_others_begin() -> None:
-    """GPipe, two stages, two microbatches. F0 of stage 0 alone: 1/4; then F1 beside F0 of stage 1 at half that speed:
-    1/2; then stage 1 alone: F1 1/4, B0 1/2; B1 of stage 1 beside B0 of stage 0: 1; B1 of stage 0 alone: 1/2."""
+    """GPipe, two stages, two microbatches. F0 of stage 0 alone: 1/4; then F1 beside F0 of stage 1
+    at half that speed: 1/2; then stage 1 alone: F1 1/4, B0 1/2; B1 of stage 1 beside B0 of stage 0:
+    1; B1 of stage 0 alone: 1/2."""
     result = run("gpipe", 2, 2, sharing_of(cluster(CORES), meshes(1, 1)))
     assert result.makespan_seconds == pytest.approx(1 / 4 + 1 / 2 + 1 / 4 + 1 / 2 + 1 + 1 / 2)
 
@@ -84,20 +85,27 @@ def test_tasks_slow_down_when_others_begin() -> None:
 @settings(deadline=None, max_examples=40)
 @given(st.sampled_from(["gpipe", "1f1b"]), st.sampled_from([1, 2, 4]), st.integers(1, 6))
 def test_shared_cores_do_the_sum_of_the_work(schedule: str, stages: int, microbatches: int) -> None:
-    """Where k devices are k times as slow, the step takes as long as all work on one, whatever the order."""
+    """Where k devices are k times as slow, the step takes as long as all work on one, whatever the
+    order."""
     fair = Profile("d", 4, (), (4.0, 2.0, 4 / 3, 1.0))
     sharing = sharing_of(cluster(fair), meshes(*(1,) * stages))
-    assert run(schedule, stages, microbatches, sharing).makespan_seconds == pytest.approx(3 * stages * microbatches / 4)
+    assert run(schedule, stages, microbatches, sharing).makespan_seconds == pytest.approx(
+        3 * stages * microbatches / 4
+    )
     # The clock of shared hosts is the other one where nobody is faster.
     constant = Sharing(((((0, 1)),),) * stages, (Profile("d", 1, (), (1.0,)),) * stages)
-    alone, plain = run(schedule, stages, microbatches, constant), run(schedule, stages, microbatches, None)
+    alone, plain = (
+        run(schedule, stages, microbatches, constant),
+        run(schedule, stages, microbatches, None),
+    )
     assert alone.makespan_seconds == pytest.approx(plain.makespan_seconds)
     for found, expected in zip(alone.start_seconds, plain.start_seconds, strict=True):
         assert found == pytest.approx(expected)
 
 
 def by_small_steps(work: list[tuple[int, float, float]], sharing: Sharing) -> dict[int, float]:
-    """The ends of tasks given as (mesh, start, seconds), one a mesh: advance to whatever starts or ends next."""
+    """The ends of tasks given as (mesh, start, seconds), one a mesh: advance to whatever starts or
+    ends next."""
     now, ends = 0.0, {}
     left = {mesh: seconds for mesh, _, seconds in work}
     start = {mesh: begin for mesh, begin, _ in work}

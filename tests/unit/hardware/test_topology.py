@@ -8,13 +8,21 @@ import pytest
 
 from shardopt.forms.mesh_checks import mesh_mistakes
 from shardopt.hardware.cluster import Cluster, Device, Link, Submesh
-from shardopt.hardware.topology import axis_link, group_placement, logical_shapes, neighbours, submeshes
+from shardopt.hardware.topology import (
+    axis_link,
+    group_placement,
+    logical_shapes,
+    neighbours,
+    submeshes,
+)
 from shardopt.mesh.mesh import Mesh
 
 
 def cluster(hosts: int, devices_per_host: int) -> Cluster:
     device = Device("d", {"f32": 1e12}, 2**30, 1e11)
-    return Cluster.uniform("c", hosts, devices_per_host, device, Link(1e-6, 100.0), Link(1e-5, 16.0), 0.0)
+    return Cluster.uniform(
+        "c", hosts, devices_per_host, device, Link(1e-6, 100.0), Link(1e-5, 16.0), 0.0
+    )
 
 
 def changed(c: Cluster, **fields: object) -> Cluster:
@@ -30,7 +38,14 @@ def mesh(*shape: int, devices: tuple[int, ...] | None = None) -> Mesh:
 
 
 def test_submeshes_are_those_of_the_paper() -> None:
-    assert [str(s) for _, s in submeshes(cluster(3, 8))] == ["1x1", "1x2", "1x4", "1x8", "2x8", "3x8"]
+    assert [str(s) for _, s in submeshes(cluster(3, 8))] == [
+        "1x1",
+        "1x2",
+        "1x4",
+        "1x8",
+        "2x8",
+        "3x8",
+    ]
     assert [str(s) for _, s in submeshes(cluster(1, 6))] == ["1x1", "1x2", "1x4", "1x6"]
     assert [str(s) for _, s in submeshes(cluster(2, 1))] == ["1x1", "2x1"]
 
@@ -54,7 +69,9 @@ def test_axis_inside_a_host_uses_the_fast_link() -> None:
 def test_axis_across_hosts_shares_the_network_card_between_its_groups() -> None:
     c = cluster(2, 4)
     assert axis_link(c, mesh(2, 4), "x") == Link(1e-5, 4.0)  # four groups leave each host
-    assert axis_link(c, mesh(8), "x") == Link(1e-5, 16.0)  # one ring over both hosts crosses each card once
+    assert axis_link(c, mesh(8), "x") == Link(
+        1e-5, 16.0
+    )  # one ring over both hosts crosses each card once
     assert group_placement(c, mesh(8), ("x",)).members_per_host == 4
     assert group_placement(c, mesh(2, 4), ("x", "y")) == group_placement(c, mesh(8), ("x",))
     assert axis_link(c, mesh(4, 2), "x") == Link(1e-5, 8.0)
@@ -74,8 +91,12 @@ def test_a_narrow_fabric_is_shared_by_all_crossings() -> None:
     c = changed(cluster(4, 2), fabric_bandwidth=24.0)
     assert axis_link(c, mesh(8), "x") == Link(1e-5, 6.0)  # one ring leaves each of four hosts
     assert axis_link(c, mesh(4, 2), "x") == Link(1e-5, 3.0)
-    assert axis_link(c, mesh(2, 2, devices=(0, 1, 2, 3)), "x") == Link(1e-5, 6.0)  # two rings, two hosts
-    assert axis_link(changed(c, fabric_bandwidth=64.0), mesh(8), "x") == Link(1e-5, 16.0)  # as wide as the cards
+    assert axis_link(c, mesh(2, 2, devices=(0, 1, 2, 3)), "x") == Link(
+        1e-5, 6.0
+    )  # two rings, two hosts
+    assert axis_link(changed(c, fabric_bandwidth=64.0), mesh(8), "x") == Link(
+        1e-5, 16.0
+    )  # as wide as the cards
 
 
 def test_a_mesh_has_the_links_of_its_host_group() -> None:
@@ -87,7 +108,9 @@ def test_a_mesh_has_the_links_of_its_host_group() -> None:
     assert axis_link(c, mesh(2, 2, devices=(0, 1, 2, 3)), "x") == Link(1e-5, 8.0)
     assert axis_link(c, mesh(2, 2, devices=(4, 5, 6, 7)), "x") == Link(0.0, 5e4)
     assert axis_link(c, mesh(2, 2, devices=(4, 5, 6, 7)), "y") == Link(0.0, 1e6)
-    with pytest.raises(ValueError, match="expected mesh 'm' inside one host group of cluster mixed:2x2"):
+    with pytest.raises(
+        ValueError, match="expected mesh 'm' inside one host group of cluster mixed:2x2"
+    ):
         axis_link(c, mesh(2, 2, devices=(2, 3, 4, 5)), "x")
 
 
@@ -98,7 +121,9 @@ def test_submeshes_lie_in_one_group() -> None:
 
 
 def test_neighbours_are_one_pair_for_each_kind_of_link() -> None:
-    c = Cluster("c", tuple(changed(cluster(*s), name=f"{s}").groups[0] for s in ((2, 2), (1, 4), (1, 1))))
+    c = Cluster(
+        "c", tuple(changed(cluster(*s), name=f"{s}").groups[0] for s in ((2, 2), (1, 4), (1, 1)))
+    )
     assert neighbours(c) == ((0, 2), (4, 5), (0, 4), (0, 8), (4, 8))
     assert neighbours(cluster(1, 1)) == ()
 
@@ -108,4 +133,6 @@ def test_a_mesh_over_two_groups_is_a_mistake() -> None:
     apart = [mesh(2, 2, devices=(0, 1, 2, 3)), replace(mesh(2, 2), name="n", devices=(4, 5, 6, 7))]
     assert list(mesh_mistakes(apart, c)) == []
     (mistake,) = mesh_mistakes([mesh(2, devices=(3, 4))], c)
-    assert mistake.startswith("expected mesh 'm' inside one host group of cluster mixed:2x2+1x4, found devices of 'c'")
+    assert mistake.startswith(
+        "expected mesh 'm' inside one host group of cluster mixed:2x2+1x4, found devices of 'c'"
+    )

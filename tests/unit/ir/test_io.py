@@ -14,9 +14,24 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from shardopt.ir.context import make_context
-from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, Position, in_binary_file, in_file, position_of, render
+from shardopt.ir.diagnostics import (
+    DiagnosedError,
+    Diagnostic,
+    Position,
+    in_binary_file,
+    in_file,
+    position_of,
+    render,
+)
 from shardopt.ir.formats import exported_module, format_of
-from shardopt.ir.io import OutputForm, encode_module, load_module, module_bytecode, module_text, save_module
+from shardopt.ir.io import (
+    OutputForm,
+    encode_module,
+    load_module,
+    module_bytecode,
+    module_text,
+    save_module,
+)
 from shardopt.support.errors import UserError
 from shardopt.tools.roundtrip import verify_roundtrip
 
@@ -32,7 +47,9 @@ module @step {
 
 def portable_artifact(text: str) -> bytes:
     """The versioned form of a module; serialising changes the module, hence one of its own."""
-    return stablehlo.serialize_portable_artifact(ir.Module.parse(text, make_context()), stablehlo.get_current_version())
+    return stablehlo.serialize_portable_artifact(
+        ir.Module.parse(text, make_context()), stablehlo.get_current_version()
+    )
 
 
 @pytest.fixture
@@ -48,13 +65,19 @@ def module(context: ir.Context) -> ir.Module:
 def test_text_bytecode_and_portable_artifacts_read_alike(module: ir.Module, tmp_path: Path) -> None:
     portable = portable_artifact(TEXT)
     assert module_text(module) == TEXT
-    for name, data in {"a.mlir": TEXT.encode(), "a.mlirbc": module_bytecode(module), "b.mlirbc": portable}.items():
+    for name, data in {
+        "a.mlir": TEXT.encode(),
+        "a.mlirbc": module_bytecode(module),
+        "b.mlirbc": portable,
+    }.items():
         (tmp_path / name).write_bytes(data)
         assert module_text(load_module(tmp_path / name, make_context())) == TEXT
         assert module_text(load_module(data, make_context())) == TEXT
 
 
-def test_stdin_and_stdout(context: ir.Context, monkeypatch: pytest.MonkeyPatch, capfdbinary) -> None:
+def test_stdin_and_stdout(
+    context: ir.Context, monkeypatch: pytest.MonkeyPatch, capfdbinary
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
     save_module(load_module("-", context), "-")
     assert capfdbinary.readouterr().out == TEXT.encode()
@@ -80,7 +103,9 @@ def test_bytecode_keeps_locations(context: ir.Context, tmp_path: Path) -> None:
         ("unknown", "<unknown>"),
     ],
 )
-def test_positions_of_every_kind_of_location(location: str, expected: str, context: ir.Context) -> None:
+def test_positions_of_every_kind_of_location(
+    location: str, expected: str, context: ir.Context
+) -> None:
     operation = ir.Module.parse(f"module {{}} loc({location})", context).operation
     assert str(position_of(operation)) == expected
 
@@ -90,12 +115,17 @@ def test_positions_of_every_kind_of_location(location: str, expected: str, conte
     [
         (
             "func.func @main( {\n}\n",
-            ["{file}:1:17: error: expected non-function type", "  func.func @main( {", " " * 18 + "^"],
+            [
+                "{file}:1:17: error: expected non-function type",
+                "  func.func @main( {",
+                " " * 18 + "^",
+            ],
         ),
         (
             "func.func @main(%x: i32) -> i64 {\n\treturn %x : i32\n}\n",
             [
-                "{file}:2:2: error: type of return operand 0 ('i32') doesn't match function result type ('i64') "
+                "{file}:2:2: error: type of return operand 0 ('i32') doesn't match function result "
+                "type ('i64') "
                 "in function @main",
                 "   return %x : i32",
                 "   ^",
@@ -110,7 +140,9 @@ def test_text_that_is_no_module_is_diagnosed(
     path.write_text(text)
     with pytest.raises(DiagnosedError) as caught:
         load_module(path, context)
-    assert render(caught.value.diagnostic).split("\n") == [line.replace("{file}", str(path)) for line in expected]
+    assert render(caught.value.diagnostic).split("\n") == [
+        line.replace("{file}", str(path)) for line in expected
+    ]
     assert context.emit_error_diagnostics is False  # left as it was
 
 
@@ -119,7 +151,9 @@ def test_bytes_are_called_by_their_name(context: ir.Context) -> None:
         load_module(b"module {", context, name="exported step")
 
 
-@pytest.mark.parametrize("data", [b"\x7fELF\x02\x01\x01\x00", b"\xff\xfe", b"module {}\0", b"PK\x03\x04"])
+@pytest.mark.parametrize(
+    "data", [b"\x7fELF\x02\x01\x01\x00", b"\xff\xfe", b"module {}\0", b"PK\x03\x04"]
+)
 def test_foreign_files_are_rejected_unread(data: bytes, context: ir.Context) -> None:
     with pytest.raises(UserError, match="'-' holds neither MLIR text nor MLIR bytecode"):
         load_module(data, context)
@@ -132,7 +166,9 @@ def test_truncated_bytecode_is_diagnosed(module: ir.Module) -> None:
                 load_module(data[:length], make_context())
 
 
-def test_missing_files_and_folders_are_diagnosed(context: ir.Context, module: ir.Module, tmp_path: Path) -> None:
+def test_missing_files_and_folders_are_diagnosed(
+    context: ir.Context, module: ir.Module, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=r"cannot read '.*gone\.mlir': No such file or directory"):
         load_module(tmp_path / "gone.mlir", context)
     with pytest.raises(UserError, match="Is a directory"):
@@ -141,11 +177,15 @@ def test_missing_files_and_folders_are_diagnosed(context: ir.Context, module: ir
         save_module(module, tmp_path / "gone" / "out.mlir")
 
 
-def test_an_invalid_module_is_not_written(context: ir.Context, module: ir.Module, tmp_path: Path) -> None:
+def test_an_invalid_module_is_not_written(
+    context: ir.Context, module: ir.Module, tmp_path: Path
+) -> None:
     target = tmp_path / "out.mlir"
     target.write_text("old")
     with context:
-        module.body.operations[0].attributes["function_type"] = ir.TypeAttr.parse("(tensor<4xf32>) -> tensor<8xf32>")
+        module.body.operations[0].attributes["function_type"] = ir.TypeAttr.parse(
+            "(tensor<4xf32>) -> tensor<8xf32>"
+        )
     with pytest.raises(DiagnosedError):
         save_module(module, target)
     assert target.read_text() == "old"
@@ -176,10 +216,13 @@ EXPORTED = Path(__file__).parents[2] / "lit" / "tools" / "Inputs" / "exported.bi
 
 
 def test_exported_files_hold_a_module(context: ir.Context) -> None:
-    """`jax.export.export(jax.jit(lambda x: jnp.sin(x) @ x))(f32[4,4]).serialize(vjp_order=1)` of jax 0.10.2."""
+    """`jax.export.export(jax.jit(lambda x: jnp.sin(x) @ x))(f32[4,4]).serialize(vjp_order=1)` of
+    jax 0.10.2."""
     assert format_of(EXPORTED.read_bytes()) == "exported"
     text = module_text(load_module(EXPORTED, context))
-    assert "module @jit__lambda" in text and "stablehlo.cosine" not in text  # the function, not its derivative
+    assert (
+        "module @jit__lambda" in text and "stablehlo.cosine" not in text
+    )  # the function, not its derivative
     assert "jax" not in sys.modules or "jax._src.export.serialization" not in sys.modules
 
 
@@ -212,7 +255,10 @@ def test_source_lines_of_inputs_that_are_no_files(context: ir.Context) -> None:
     text = "func.func @main( {\n}\n"
     with pytest.raises(DiagnosedError) as caught:
         load_module(text.encode(), context, name="<pipe>")
-    assert render(caught.value.diagnostic, sources={"<pipe>": text}).split("\n")[1] == "  func.func @main( {"
+    assert (
+        render(caught.value.diagnostic, sources={"<pipe>": text}).split("\n")[1]
+        == "  func.func @main( {"
+    )
 
 
 def test_a_roundtrip_that_loses_nothing(module: ir.Module) -> None:
@@ -220,8 +266,13 @@ def test_a_roundtrip_that_loses_nothing(module: ir.Module) -> None:
 
 
 def test_errors_in_binary_files_name_the_file() -> None:
-    inside = Diagnostic("error", "expected type", Position('!mpmd.mesh_tensor<"m", tensor<2xf-1>>', 1, 33))
+    inside = Diagnostic(
+        "error", "expected type", Position('!mpmd.mesh_tensor<"m", tensor<2xf-1>>', 1, 33)
+    )
     expected = """a.mlirbc: error: expected type (at !mpmd.mesh_tensor<"m", tensor<2xf-1>>:1:33)"""
     assert str(in_binary_file(inside, "a.mlirbc")) == expected
     assert str(in_binary_file(Diagnostic("error", "x"), "a.mlirbc")) == "a.mlirbc: error: x"
-    assert in_file(Diagnostic("error", "x", Position("b.mlir", 2, 1)), "a.mlir").position.file == "b.mlir"
+    assert (
+        in_file(Diagnostic("error", "x", Position("b.mlir", 2, 1)), "a.mlir").position.file
+        == "b.mlir"
+    )

@@ -1,4 +1,5 @@
-"""Annotations of users: read from GSPMD's and Shardy's words, and what they allow on meshes that are cut otherwise."""
+"""Annotations of users: read from GSPMD's and Shardy's words, and what they allow on meshes that
+are cut otherwise."""
 
 from __future__ import annotations
 
@@ -18,7 +19,13 @@ from shardopt.ir.context import make_context
 from shardopt.mesh.annotation import Annotation
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.mesh.shardings import all_shardings, shardings_that
-from shardopt.passes.importing.user_shardings import UnsupportedError, from_gspmd, from_shardy, read_meshes, split_texts
+from shardopt.passes.importing.user_shardings import (
+    UnsupportedError,
+    from_gspmd,
+    from_shardy,
+    read_meshes,
+    split_texts,
+)
 
 SHAPE = (8, 16)
 
@@ -37,7 +44,8 @@ def boxes(sharding: Sharding, mesh: Mesh) -> list:
 @pytest.mark.parametrize("theirs", MESHES, ids=str)
 @pytest.mark.parametrize("ours", MESHES, ids=str)
 def test_what_is_allowed_puts_the_same_tiles_on_the_same_devices(theirs: Mesh, ours: Mesh) -> None:
-    """Every sharding of one mesh, said in both languages, against all shardings of another by their tiles."""
+    """Every sharding of one mesh, said in both languages, against all shardings of another by their
+    tiles."""
     with make_context() as context:
         axes = ", ".join(f'"{name}"={size}' for name, size in theirs.axes)
         meshes = read_meshes(ir.Module.parse(f"sdy.mesh @mesh = <[{axes}]>", context))
@@ -46,7 +54,9 @@ def test_what_is_allowed_puts_the_same_tiles_on_the_same_devices(theirs: Mesh, o
             shardy = from_shardy(ir.Attribute.parse(f"#sdy.sharding{to_sdy(said, 'mesh')}"), meshes)
             for sharding in all_shardings(ours, SHAPE):
                 same = boxes(said, theirs) == boxes(sharding, ours)
-                assert annotation.agrees(sharding, ours) == same, f"{annotation} and {sharding} on {ours}"
+                assert annotation.agrees(sharding, ours) == same, (
+                    f"{annotation} and {sharding} on {ours}"
+                )
                 assert shardy.agrees(sharding, ours) == same, f"{shardy} and {sharding} on {ours}"
 
 
@@ -75,7 +85,9 @@ def test_tile_texts_mean_what_xla_says(case: tuple[str, tuple[int, int]]) -> Non
     xla = xc.HloSharding.from_string(text)
     wanted: dict[int, tuple[int, ...]] = dict.fromkeys(range(8), (0, 0))
     if not xla.is_replicated():
-        assignment = np.array(xla.tile_assignment_devices()).reshape(xla.tile_assignment_dimensions())
+        assignment = np.array(xla.tile_assignment_devices()).reshape(
+            xla.tile_assignment_dimensions()
+        )
         wanted = {int(device): place[:2] for place, device in np.ndenumerate(assignment)}
     order = annotation.devices or tuple(range(8))
     # the annotation as a sharding of a mesh of its own, whose devices stand in the order it names
@@ -88,14 +100,21 @@ def test_tile_texts_mean_what_xla_says(case: tuple[str, tuple[int, int]]) -> Non
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_open_dimensions_may_be_split_further(mesh: Mesh) -> None:
-    """Half of the rows on devices 0 to 3, whatever else: every finer split of what is open, and nothing else."""
+    """Half of the rows on devices 0 to 3, whatever else: every finer split of what is open, and
+    nothing else."""
     half = Annotation((("a", 2), ("b", 4)), (("a",), ()), open=(0, 1))
     for sharding in all_shardings(mesh, SHAPE):
         rows = sharding.tiles(mesh, SHAPE)[:, 0]
-        inside = all((lo >= 4) == (device >= 4) and (hi > 4) == (device >= 4) for device, (lo, hi) in enumerate(rows))
+        inside = all(
+            (lo >= 4) == (device >= 4) and (hi > 4) == (device >= 4)
+            for device, (lo, hi) in enumerate(rows)
+        )
         assert half.agrees(sharding, mesh) == inside, str(sharding)
     closed = Annotation(half.axes, half.dims, open=(1,))
-    assert {s.tile_counts(mesh)[0] for s in shardings_that(lambda s: closed.agrees(s, mesh), mesh, SHAPE)} <= {2}
+    assert {
+        s.tile_counts(mesh)[0]
+        for s in shardings_that(lambda s: closed.agrees(s, mesh), mesh, SHAPE)
+    } <= {2}
 
 
 def test_axes_that_stay_whole_split_no_open_dimension() -> None:
@@ -108,14 +127,18 @@ def test_axes_that_stay_whole_split_no_open_dimension() -> None:
 def test_orders_that_the_planner_never_chooses_are_found_where_nothing_else_agrees() -> None:
     mesh = mesh_of(2, 4)
     annotation = from_gspmd("{devices=[8,1]<=[2,4]T(1,0)}", 2)
-    assert shardings_that(lambda s: annotation.agrees(s, mesh), mesh, SHAPE) == (Sharding((("y", "x"), ())),)
+    assert shardings_that(lambda s: annotation.agrees(s, mesh), mesh, SHAPE) == (
+        Sharding((("y", "x"), ())),
+    )
 
 
 def test_misfits_say_why() -> None:
     mesh = mesh_of(2, 2)
     eight = Annotation((("a", 8),), (("a",), ()))
     assert eight.misfit(mesh, (8, 8)) == "it is over 8 devices, mesh mesh[x=2, y=2] has 4"
-    assert eight.misfit(mesh_of(8), (4, 8)) == "dimension 0 of extent 4 does not divide into 8 tiles"
+    assert (
+        eight.misfit(mesh_of(8), (4, 8)) == "dimension 0 of extent 4 does not divide into 8 tiles"
+    )
     assert eight.misfit(mesh_of(8), (8,)) == "it has rank 2, the tensor 8 has rank 1"
     assert Annotation((("a", 8),), ((), ())).misfit(mesh, (3, 3)) == ""
 
@@ -127,14 +150,24 @@ def test_annotations_of_one_device_say_nothing() -> None:
     assert from_gspmd("{replicated}", 2, "unspecified_dims=[0,1]").is_vacuous
 
 
-@pytest.mark.parametrize("text", ["{maximal device=1}", "{devices=[1,2]<=[2] last_tile_dims={unreduced}}"])
+@pytest.mark.parametrize(
+    "text", ["{maximal device=1}", "{devices=[1,2]<=[2] last_tile_dims={unreduced}}"]
+)
 def test_what_has_no_form_of_ours(text: str) -> None:
     with pytest.raises(UnsupportedError):
         from_gspmd(text, 1)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", "{devices=[2]}", "{devices=[2]<=[4]}", "{devices=[2]0,0}", "{devices=[2,2]<=[2,2]T(0,0)}"]
+    "text",
+    [
+        "",
+        "{}",
+        "{devices=[2]}",
+        "{devices=[2]<=[4]}",
+        "{devices=[2]0,0}",
+        "{devices=[2,2]<=[2,2]T(0,0)}",
+    ],
 )
 def test_broken_texts(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
@@ -143,7 +176,10 @@ def test_broken_texts(text: str) -> None:
 
 def test_tuples_of_texts() -> None:
     nested = "{{devices=[2,2]<=[4] last_tile_dims={replicated}}, {replicated}}"
-    assert split_texts(nested) == ["{devices=[2,2]<=[4] last_tile_dims={replicated}}", "{replicated}"]
+    assert split_texts(nested) == [
+        "{devices=[2,2]<=[4] last_tile_dims={replicated}}",
+        "{replicated}",
+    ]
     assert split_texts("{replicated}") == ["{replicated}"] and split_texts("{}") == []
 
 
@@ -153,7 +189,9 @@ def test_attributes_round_trip(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 4), max_size=3))
     axes = tuple((f"a:({k}){size}", size) for k, size in enumerate(sizes))
     places = data.draw(st.lists(st.integers(-1, 2), min_size=len(axes), max_size=len(axes)))
-    dims = tuple(tuple(name for (name, _), p in zip(axes, places, strict=True) if p == d) for d in range(2))
+    dims = tuple(
+        tuple(name for (name, _), p in zip(axes, places, strict=True) if p == d) for d in range(2)
+    )
     replicated = tuple(name for (name, _), p in zip(axes, places, strict=True) if p == 2)
     devices = data.draw(st.sampled_from([(), tuple(reversed(range(prod(sizes))))])) if axes else ()
     open_ = tuple(sorted(data.draw(st.sets(st.integers(0, 1)))))

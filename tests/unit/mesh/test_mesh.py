@@ -22,12 +22,18 @@ def test_a_partial_value_has_the_tiles_of_the_reduced_one() -> None:
 @pytest.mark.parametrize(
     ("sharding", "message"),
     [
-        (Sharding((("x",), ()), ("w",)), r"names axis 'w', which is not an axis of mesh m\[x=2, y=2, z=2\]"),
+        (
+            Sharding((("x",), ()), ("w",)),
+            r"names axis 'w', which is not an axis of mesh m\[x=2, y=2, z=2\]",
+        ),
         (Sharding((("x",), ()), ("x",)), "uses an axis twice"),
         (Sharding(((), ()), ("y", "y")), "uses an axis twice"),
         (Sharding(((), ()), ("y", "x")), "names partial axes in another order than mesh"),
         (Sharding((("x", "y"), ("z", "w"))), "names axis 'w'"),
-        (Sharding(((), ("x", "y")), ("z",)), "dimension 1 of extent 6 is not divisible into 4 tiles"),
+        (
+            Sharding(((), ("x", "y")), ("z",)),
+            "dimension 1 of extent 6 is not divisible into 4 tiles",
+        ),
         (Sharding(((),), ("x",)), "has rank 1, the tensor has rank 2"),
     ],
 )

@@ -1,9 +1,8 @@
 """docs/reference/costs.md, made from small examples of all operations and XLA's cost analysis:
 `python -m tests.unit.operations.costs_page
 
-`DEPARTURES` names every example whose FLOPs, transcendentals or bytes are not XLA's, with the reason; a test sees to it
-that no other differs.
-"""
+`DEPARTURES` names every example whose FLOPs, transcendentals or bytes are not XLA's, with the
+reason; a test sees to it that no other differs."""
 
 from __future__ import annotations
 
@@ -27,11 +26,14 @@ _TUPLE = "XLA adds the table of pointers of a tuple, 8 bytes for each result"
 _SCALAR = "XLA broadcasts a scalar operand by an operation of its own"
 _RENAMED = "free: the result is the operand under another name"
 _INDICES = "XLA counts the first of several scalar indices"
-_LAYOUT = "XLA has chosen a layout in which nothing moves; in general, and here, all is read and written"
+_LAYOUT = (
+    "XLA has chosen a layout in which nothing moves; in general, and here, all is read and written"
+)
 _UNKNOWN = "XLA does not know what a custom call does"
 _CAPTURED = "XLA hands what the regions read to them as copies and tuples"
 
-# Example or operation, and why it departs: (in FLOPs and transcendentals, in bytes); "" where it does not.
+# Example or operation, and why it departs: (in FLOPs and transcendentals, in bytes); "" where it
+# does not.
 DEPARTURES: dict[str, tuple[str, str]] = {
     "batch_norm_grad": (_NORM, ""),
     "batch_norm_inference": (_NORM, ""),
@@ -125,7 +127,10 @@ class Count:
 
     @property
     def same_work(self) -> bool:
-        return (self.ours.flops, self.ours.transcendentals) == (self.xla.flops, self.xla.transcendentals)
+        return (self.ours.flops, self.ours.transcendentals) == (
+            self.xla.flops,
+            self.xla.transcendentals,
+        )
 
     @property
     def same_bytes(self) -> bool:
@@ -143,7 +148,10 @@ def _ours(example: Example) -> XlaCosts:
     for op in graph.ops:
         flops += op.flops * op.repeat
         transcendentals += op.transcendentals * op.repeat
-        sizes = [[graph.tensors[tensor].size_bytes for tensor in side] for side in (op.operands, op.results)]
+        sizes = [
+            [graph.tensors[tensor].size_bytes for tensor in side]
+            for side in (op.operands, op.results)
+        ]
         moved += touched_bytes(op.name, *sizes) * op.repeat
     return XlaCosts(flops, transcendentals, moved)
 
@@ -164,9 +172,15 @@ def _departures(found: tuple[Count, ...]) -> Iterator[str]:
     for count in found:
         in_work, in_bytes = DEPARTURES.get(count.example.name, ("", ""))
         if in_work:
-            yield f"| {_name(count)} | FLOPs | {count.ours.flops:g} | {count.xla.flops:g} | {in_work} |\n"
+            yield (
+                f"| {_name(count)} | FLOPs | {count.ours.flops:g} | {count.xla.flops:g} | "
+                f"{in_work} |\n"
+            )
         if in_bytes:
-            yield f"| {_name(count)} | bytes | {count.ours.bytes:g} | {count.xla.bytes:g} | {in_bytes} |\n"
+            yield (
+                f"| {_name(count)} | bytes | {count.ours.bytes:g} | {count.xla.bytes:g} | "
+                f"{in_bytes} |\n"
+            )
 
 
 def _name(count: Count) -> str:

@@ -1,8 +1,7 @@
 """One small module for every StableHLO operation that occurs in real models, as text.
 
-Extents are small, divide by 4 wherever a dimension may be split, and differ between the dimensions of one tensor, so
-that a wrong dimension does not pass for the right one.
-"""
+Extents are small, divide by 4 wherever a dimension may be split, and differ between the dimensions
+of one tensor, so that a wrong dimension does not pass for the right one."""
 
 from __future__ import annotations
 
@@ -11,7 +10,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Example:
-    """`name` is unique; `op` is the operation in question, the first of its name in the body of `@main`."""
+    """`name` is unique; `op` is the operation in question, the first of its name in the body of
+    `@main`."""
 
     name: str
     op: str
@@ -23,26 +23,64 @@ def _example(name: str, arguments: str, results: str, body: str, op: str = "") -
     types = results.split(" * ")
     values = "%r" if len(types) == 1 else ", ".join(f"%r#{k}" for k in range(len(types)))
     listed = ", ".join(types)
-    text = f"func.func public @main({arguments}) -> ({listed}) {{\n{body}\nreturn {values} : {listed}\n}}"
+    text = (
+        f"func.func public @main({arguments}) -> ({listed}) {{\n{body}\nreturn {values} : "
+        f"{listed}\n}}"
+    )
     return Example(name, op or name.partition(":")[0], text)
 
 
 def _unary(name: str, source: str = "8x16xf32", result: str = "") -> Example:
     result = result or source
     types = f"tensor<{source}>" if source == result else f"(tensor<{source}>) -> tensor<{result}>"
-    return _example(name, f"%a: tensor<{source}>", f"tensor<{result}>", f"%r = stablehlo.{name} %a : {types}")
+    return _example(
+        name, f"%a: tensor<{source}>", f"tensor<{result}>", f"%r = stablehlo.{name} %a : {types}"
+    )
 
 
 def _binary(name: str, type_: str = "8x16xf32") -> Example:
     types = f"tensor<{type_}>"
-    return _example(name, f"%a: {types}, %b: {types}", types, f"%r = stablehlo.{name} %a, %b : {types}")
+    return _example(
+        name, f"%a: {types}, %b: {types}", types, f"%r = stablehlo.{name} %a, %b : {types}"
+    )
 
 
 _FLOAT_UNARY = (
-    *("abs", "cbrt", "ceil", "cosine", "exponential", "exponential_minus_one", "floor", "log", "log_plus_one"),
-    *("logistic", "negate", "round_nearest_afz", "round_nearest_even", "rsqrt", "sign", "sine", "sqrt", "tan", "tanh"),
+    *(
+        "abs",
+        "cbrt",
+        "ceil",
+        "cosine",
+        "exponential",
+        "exponential_minus_one",
+        "floor",
+        "log",
+        "log_plus_one",
+    ),
+    *(
+        "logistic",
+        "negate",
+        "round_nearest_afz",
+        "round_nearest_even",
+        "rsqrt",
+        "sign",
+        "sine",
+        "sqrt",
+        "tan",
+        "tanh",
+    ),
 )
-_FLOAT_BINARY = ("add", "atan2", "divide", "maximum", "minimum", "multiply", "power", "remainder", "subtract")
+_FLOAT_BINARY = (
+    "add",
+    "atan2",
+    "divide",
+    "maximum",
+    "minimum",
+    "multiply",
+    "power",
+    "remainder",
+    "subtract",
+)
 _INT_BINARY = ("and", "or", "xor", "shift_left", "shift_right_arithmetic", "shift_right_logical")
 
 ELEMENTWISE: tuple[Example, ...] = (
@@ -71,7 +109,8 @@ ELEMENTWISE: tuple[Example, ...] = (
         "compare",
         "%a: tensor<8x16xf32>, %b: tensor<8x16xf32>",
         "tensor<8x16xi1>",
-        "%r = stablehlo.compare LT, %a, %b : (tensor<8x16xf32>, tensor<8x16xf32>) -> tensor<8x16xi1>",
+        "%r = stablehlo.compare LT, %a, %b : (tensor<8x16xf32>, tensor<8x16xf32>) -> "
+        "tensor<8x16xi1>",
     ),
     _example(
         "select",
@@ -89,7 +128,8 @@ ELEMENTWISE: tuple[Example, ...] = (
         "clamp",
         "%l: tensor<f32>, %a: tensor<8x16xf32>, %h: tensor<f32>",
         "tensor<8x16xf32>",
-        "%r = stablehlo.clamp %l, %a, %h : (tensor<f32>, tensor<8x16xf32>, tensor<f32>) -> tensor<8x16xf32>",
+        "%r = stablehlo.clamp %l, %a, %h : (tensor<f32>, tensor<8x16xf32>, tensor<f32>) -> "
+        "tensor<8x16xf32>",
     ),
     _example(
         "reduce_precision",
@@ -148,7 +188,8 @@ _CONTRACTIONS = (
         "reduce:two dimensions",
         "%a: tensor<4x8x16xf32>",
         "tensor<16xf32>",
-        _ZERO + "%r = stablehlo.reduce(%a init: %z) applies stablehlo.add across dimensions = [0, 1]"
+        _ZERO
+        + "%r = stablehlo.reduce(%a init: %z) applies stablehlo.add across dimensions = [0, 1]"
         " : (tensor<4x8x16xf32>, tensor<f32>) -> tensor<16xf32>",
     ),
     _example(
@@ -170,7 +211,8 @@ _CONTRACTIONS = (
         "reduce:max",
         "%a: tensor<4x8x16xf32>",
         "tensor<4x16xf32>",
-        _LOWEST + "%r = stablehlo.reduce(%a init: %z) applies stablehlo.maximum across dimensions = [1]"
+        _LOWEST
+        + "%r = stablehlo.reduce(%a init: %z) applies stablehlo.maximum across dimensions = [1]"
         " : (tensor<4x8x16xf32>, tensor<f32>) -> tensor<4x16xf32>",
     ),
     _example(
@@ -197,9 +239,16 @@ _CONTRACTIONS = (
     stablehlo.return %v, %w : tensor<f32>, tensor<i32>
   }""",
     ),
-    _conv("same", "4x8x8x8xf32", "3x3x8x16xf32", "4x8x8x16xf32", "pad = [[1, 1], [1, 1]]", _ONE_GROUP),
     _conv(
-        "strided", "4x8x8x8xf32", "3x3x8x16xf32", "4x4x4x16xf32", "stride = [2, 2], pad = [[1, 1], [1, 1]]", _ONE_GROUP
+        "same", "4x8x8x8xf32", "3x3x8x16xf32", "4x8x8x16xf32", "pad = [[1, 1], [1, 1]]", _ONE_GROUP
+    ),
+    _conv(
+        "strided",
+        "4x8x8x8xf32",
+        "3x3x8x16xf32",
+        "4x4x4x16xf32",
+        "stride = [2, 2], pad = [[1, 1], [1, 1]]",
+        _ONE_GROUP,
     ),
     _conv("pointwise", "4x8x8x8xf32", "1x1x8x16xf32", "4x8x8x16xf32", "", _ONE_GROUP),
     _conv("patches", "4x8x8x8xf32", "2x2x8x16xf32", "4x4x4x16xf32", "stride = [2, 2]", _ONE_GROUP),
@@ -290,7 +339,9 @@ _CONTRACTIONS = (
 )
 
 _MOVEMENT = (
-    _example("constant", "", "tensor<8x16xf32>", "%r = stablehlo.constant dense<1.5> : tensor<8x16xf32>"),
+    _example(
+        "constant", "", "tensor<8x16xf32>", "%r = stablehlo.constant dense<1.5> : tensor<8x16xf32>"
+    ),
     _example("iota", "", "tensor<8x16xi32>", "%r = stablehlo.iota dim = 1 : tensor<8x16xi32>"),
     _example(
         "broadcast_in_dim",
@@ -302,7 +353,8 @@ _MOVEMENT = (
         "transpose",
         "%a: tensor<4x8x16xf32>",
         "tensor<16x4x8xf32>",
-        "%r = stablehlo.transpose %a, dims = [2, 0, 1] : (tensor<4x8x16xf32>) -> tensor<16x4x8xf32>",
+        "%r = stablehlo.transpose %a, dims = [2, 0, 1] : (tensor<4x8x16xf32>) -> "
+        "tensor<16x4x8xf32>",
     ),
     _example(
         "reshape:merge",
@@ -350,13 +402,15 @@ _MOVEMENT = (
         "concatenate",
         "%a: tensor<8x16xf32>, %b: tensor<8x16xf32>",
         "tensor<8x32xf32>",
-        "%r = stablehlo.concatenate %a, %b, dim = 1 : (tensor<8x16xf32>, tensor<8x16xf32>) -> tensor<8x32xf32>",
+        "%r = stablehlo.concatenate %a, %b, dim = 1 : (tensor<8x16xf32>, tensor<8x16xf32>) -> "
+        "tensor<8x32xf32>",
     ),
     _example(
         "concatenate:stack",
         "%a: tensor<1x16xf32>, %b: tensor<1x16xf32>",
         "tensor<2x16xf32>",
-        "%r = stablehlo.concatenate %a, %b, dim = 0 : (tensor<1x16xf32>, tensor<1x16xf32>) -> tensor<2x16xf32>",
+        "%r = stablehlo.concatenate %a, %b, dim = 0 : (tensor<1x16xf32>, tensor<1x16xf32>) -> "
+        "tensor<2x16xf32>",
     ),
     _example(
         "pad",
@@ -406,7 +460,8 @@ _MOVEMENT = (
         "%a: tensor<4x8x16xf32>, %u: tensor<1x8x16xf32>, %i: tensor<i32>, %j: tensor<i32>",
         "tensor<4x8x16xf32>",
         "%r = stablehlo.dynamic_update_slice %a, %u, %i, %j, %j"
-        " : (tensor<4x8x16xf32>, tensor<1x8x16xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<4x8x16xf32>",
+        " : (tensor<4x8x16xf32>, tensor<1x8x16xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> "
+        "tensor<4x8x16xf32>",
     ),
     _example(
         "gather:rows",
@@ -489,20 +544,25 @@ _LINEAR_ALGEBRA = (
         "fft",
         "%a: tensor<4x16xcomplex<f32>>",
         "tensor<4x16xcomplex<f32>>",
-        "%r = stablehlo.fft %a, type = FFT, length = [16] : (tensor<4x16xcomplex<f32>>) -> tensor<4x16xcomplex<f32>>",
+        "%r = stablehlo.fft %a, type = FFT, length = [16] : (tensor<4x16xcomplex<f32>>) -> "
+        "tensor<4x16xcomplex<f32>>",
     ),
     _example(
         "batch_norm_inference",
-        "%a: tensor<4x8x16xf32>, %s: tensor<16xf32>, %o: tensor<16xf32>, %m: tensor<16xf32>, %v: tensor<16xf32>",
+        "%a: tensor<4x8x16xf32>, %s: tensor<16xf32>, %o: tensor<16xf32>, %m: tensor<16xf32>, %v: "
+        "tensor<16xf32>",
         "tensor<4x8x16xf32>",
-        '%r = "stablehlo.batch_norm_inference"(%a, %s, %o, %m, %v) <{epsilon = 1.0 : f32, feature_index = 2 : i64}>'
-        " : (tensor<4x8x16xf32>, tensor<16xf32>, tensor<16xf32>, tensor<16xf32>, tensor<16xf32>) -> tensor<4x8x16xf32>",
+        '%r = "stablehlo.batch_norm_inference"(%a, %s, %o, %m, %v) <{epsilon = 1.0 : f32, '
+        "feature_index = 2 : i64}>"
+        " : (tensor<4x8x16xf32>, tensor<16xf32>, tensor<16xf32>, tensor<16xf32>, tensor<16xf32>) "
+        "-> tensor<4x8x16xf32>",
     ),
     _example(
         "batch_norm_training",
         "%a: tensor<4x8x16xf32>, %s: tensor<16xf32>, %o: tensor<16xf32>",
         "tensor<4x8x16xf32> * tensor<16xf32> * tensor<16xf32>",
-        '%r:3 = "stablehlo.batch_norm_training"(%a, %s, %o) <{epsilon = 1.0 : f32, feature_index = 2 : i64}>'
+        '%r:3 = "stablehlo.batch_norm_training"(%a, %s, %o) <{epsilon = 1.0 : f32, feature_index = '
+        "2 : i64}>"
         " : (tensor<4x8x16xf32>, tensor<16xf32>, tensor<16xf32>)"
         " -> (tensor<4x8x16xf32>, tensor<16xf32>, tensor<16xf32>)",
     ),
@@ -528,7 +588,8 @@ _OTHERS = (
         "%a: tensor<8x16xf32>",
         "tensor<8x16xf32>",
         "%r = stablehlo.custom_call @annotate_device_placement(%a) {has_side_effect = true,"
-        ' mhlo.frontend_attributes = {_xla_buffer_placement = "device"}} : (tensor<8x16xf32>) -> tensor<8x16xf32>',
+        ' mhlo.frontend_attributes = {_xla_buffer_placement = "device"}} : (tensor<8x16xf32>) -> '
+        "tensor<8x16xf32>",
     ),
     _example(
         "custom_call:top_k",
@@ -540,4 +601,10 @@ _OTHERS = (
     ),
 )
 
-EXAMPLES: tuple[Example, ...] = (*ELEMENTWISE, *_CONTRACTIONS, *_MOVEMENT, *_LINEAR_ALGEBRA, *_OTHERS)
+EXAMPLES: tuple[Example, ...] = (
+    *ELEMENTWISE,
+    *_CONTRACTIONS,
+    *_MOVEMENT,
+    *_LINEAR_ALGEBRA,
+    *_OTHERS,
+)

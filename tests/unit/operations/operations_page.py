@@ -77,7 +77,11 @@ def op_of(example: Example) -> Op:
 
 def page() -> str:
     reasons = {**OPAQUE_OPS, **WITHOUT_RULE}
-    rows = (f"| `{name}` | {why} |\n" for name, why in sorted(reasons.items()) if name not in ("case", "if", "while"))
+    rows = (
+        f"| `{name}` | {why} |\n"
+        for name, why in sorted(reasons.items())
+        if name not in ("case", "if", "while")
+    )
     return _HEAD + "".join(_rows()) + _CONTROL.format(trips=UNKNOWN_TRIPS) + "".join(rows)
 
 
@@ -95,10 +99,25 @@ def _cells(op: Op, rule: FactorRule) -> tuple[str, ...]:
     split = set(shardable_factors(op))
     moving = {window.factor for window in op.windows if fits(window, _FEW)} & split
     split -= {window.factor for window in op.windows} - moving
-    used = {f for dims in (*rule.operands, *rule.results) for dim in dims for f in dim if rule.sizes[f] > 1}
-    groups = (split - moving - rule.reduction, (split & rule.reduction) - moving, moving, used - split)
-    operands, results = (", ".join(_tensor(dims) for dims in side) for side in (rule.operands, rule.results))
-    return f"`{operands} -> {results}`", *(" ".join(ascii_lowercase[f] for f in sorted(group)) for group in groups)
+    used = {
+        f
+        for dims in (*rule.operands, *rule.results)
+        for dim in dims
+        for f in dim
+        if rule.sizes[f] > 1
+    }
+    groups = (
+        split - moving - rule.reduction,
+        (split & rule.reduction) - moving,
+        moving,
+        used - split,
+    )
+    operands, results = (
+        ", ".join(_tensor(dims) for dims in side) for side in (rule.operands, rule.results)
+    )
+    return f"`{operands} -> {results}`", *(
+        " ".join(ascii_lowercase[f] for f in sorted(group)) for group in groups
+    )
 
 
 def _tensor(dims: tuple[tuple[int, ...], ...]) -> str:

@@ -1,4 +1,5 @@
-"""FLOPs and bytes of every operation are those of XLA's cost analysis, or docs/reference/costs.md has a reason."""
+"""FLOPs and bytes of every operation are those of XLA's cost analysis, or docs/reference/costs.md
+has a reason."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def test_every_departure_is_of_an_example() -> None:
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m tests.unit.operations.costs_page"
+    assert PAGE.read_text(encoding="utf-8") == page(), (
+        "run: python -m tests.unit.operations.costs_page"
+    )
 
 
 def test_a_loop_counts_its_trips() -> None:

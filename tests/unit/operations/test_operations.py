@@ -1,4 +1,5 @@
-"""Every operation of real models has strategies or a reason for having one only, and a row in its page."""
+"""Every operation of real models has strategies or a reason for having one only, and a row in its
+page."""
 
 from __future__ import annotations
 
@@ -18,16 +19,84 @@ from tests.unit.solve.sharding.op_graphs import CLUSTER, LINE, MESH
 
 CUBE = Mesh("m", (("x", 2), ("y", 2), ("z", 2)), tuple(range(8)))
 
-# What modules of 15 public model libraries consist of, beside functions and calls, which import inlines.
+# What modules of 15 public model libraries consist of, beside functions and calls, which import
+# inlines.
 SEEN = frozenset(
     {
-        *("abs", "add", "all_gather", "all_reduce", "and", "atan2", "bitcast_convert", "broadcast_in_dim", "case"),
-        *("cbrt", "ceil", "cholesky", "clamp", "compare", "complex", "composite", "concatenate", "constant", "convert"),
-        *("convolution", "cosine", "custom_call", "divide", "dot_general", "dynamic_slice", "dynamic_update_slice"),
-        *("exponential", "exponential_minus_one", "fft", "floor", "gather", "imag", "iota", "is_finite", "log"),
-        *("log_plus_one", "logistic", "maximum", "minimum", "multiply", "negate", "not", "optimization_barrier", "or"),
-        *("pad", "partition_id", "popcnt", "power", "real", "reduce", "reduce_precision", "reduce_window", "remainder"),
-        *("reshape", "reverse", "rng_bit_generator", "round_nearest_afz", "round_nearest_even", "rsqrt", "scatter"),
+        *(
+            "abs",
+            "add",
+            "all_gather",
+            "all_reduce",
+            "and",
+            "atan2",
+            "bitcast_convert",
+            "broadcast_in_dim",
+            "case",
+        ),
+        *(
+            "cbrt",
+            "ceil",
+            "cholesky",
+            "clamp",
+            "compare",
+            "complex",
+            "composite",
+            "concatenate",
+            "constant",
+            "convert",
+        ),
+        *(
+            "convolution",
+            "cosine",
+            "custom_call",
+            "divide",
+            "dot_general",
+            "dynamic_slice",
+            "dynamic_update_slice",
+        ),
+        *(
+            "exponential",
+            "exponential_minus_one",
+            "fft",
+            "floor",
+            "gather",
+            "imag",
+            "iota",
+            "is_finite",
+            "log",
+        ),
+        *(
+            "log_plus_one",
+            "logistic",
+            "maximum",
+            "minimum",
+            "multiply",
+            "negate",
+            "not",
+            "optimization_barrier",
+            "or",
+        ),
+        *(
+            "pad",
+            "partition_id",
+            "popcnt",
+            "power",
+            "real",
+            "reduce",
+            "reduce_precision",
+            "reduce_window",
+            "remainder",
+        ),
+        *(
+            "reshape",
+            "reverse",
+            "rng_bit_generator",
+            "round_nearest_afz",
+            "round_nearest_even",
+            "rsqrt",
+            "scatter",
+        ),
         *(
             "select",
             "select_and_scatter",
@@ -37,7 +106,18 @@ SEEN = frozenset(
             "sign",
             "sine",
         ),
-        *("slice", "sort", "sqrt", "subtract", "tan", "tanh", "transpose", "triangular_solve", "while", "xor"),
+        *(
+            "slice",
+            "sort",
+            "sqrt",
+            "subtract",
+            "tan",
+            "tanh",
+            "transpose",
+            "triangular_solve",
+            "while",
+            "xor",
+        ),
     }
 )
 
@@ -65,7 +145,9 @@ def test_strategies_exist_and_cost_something_finite(example: Example) -> None:
         assert len(set(found)) == len(found)
         assert (len(found) == 1) == bool(why_opaque(op))
         for strategy in found:
-            for tensor, sharding in zip((*operands, *results), (*strategy.operands, *strategy.results), strict=True):
+            for tensor, sharding in zip(
+                (*operands, *results), (*strategy.operands, *strategy.results), strict=True
+            ):
                 sharding.check(mesh, tensor.shape)
 
 
@@ -83,7 +165,9 @@ WINDOWS = st.builds(
 
 
 @given(WINDOWS)
-def test_a_device_has_what_its_windows_read_once_the_borders_have_come(case: tuple[int, Window]) -> None:
+def test_a_device_has_what_its_windows_read_once_the_borders_have_come(
+    case: tuple[int, Window],
+) -> None:
     tiles, window = case
     if not fits(window, tiles):
         return
@@ -98,7 +182,9 @@ def test_a_device_has_what_its_windows_read_once_the_borders_have_come(case: tup
             for k in range(window.size)
         )
         read = [
-            p // window.spacing for p in places if p % window.spacing == 0 and 0 <= p // window.spacing < window.source
+            p // window.spacing
+            for p in places
+            if p % window.spacing == 0 and 0 <= p // window.spacing < window.source
         ]
         assert all(device * tile - left <= place < (device + 1) * tile + right for place in read)
         assert not read or max(read) - min(read) < reach(window, tiles)

@@ -1,4 +1,5 @@
-"""More small modules, for the counting of FLOPs and bytes alone: rare operations, element types, windows, regions."""
+"""More small modules, for the counting of FLOPs and bytes alone: rare operations, element types,
+windows, regions."""
 
 from __future__ import annotations
 
@@ -40,12 +41,19 @@ MORE: tuple[Example, ...] = (
         "4x16x8 3x8x16 4x17x16",
         "pad = [[3, 3]], stride = [2], lhs_dilate = [2], rhs_dilate = [2]",
     ),
-    _line("all at once", "4x16x8 5x8x16 4x11x16", "pad = [[3, 2]], stride = [3], lhs_dilate = [2], rhs_dilate = [1]"),
+    _line(
+        "all at once",
+        "4x16x8 5x8x16 4x11x16",
+        "pad = [[3, 2]], stride = [3], lhs_dilate = [2], rhs_dilate = [1]",
+    ),
     _line("cropped", "4x16x8 3x8x16 4x12x16", "pad = [[-1, -1]]"),
     _line("wide padding", "4x16x8 3x8x16 4x34x16", "pad = [[10, 10]]"),
     *(
         _example(
-            f"{name}:complex", f"%a: {_COMPLEX}, %b: {_COMPLEX}", _COMPLEX, f"%r = stablehlo.{name} %a, %b : {_COMPLEX}"
+            f"{name}:complex",
+            f"%a: {_COMPLEX}, %b: {_COMPLEX}",
+            _COMPLEX,
+            f"%r = stablehlo.{name} %a, %b : {_COMPLEX}",
         )
         for name in ("add", "multiply", "divide")
     ),
@@ -57,19 +65,24 @@ MORE: tuple[Example, ...] = (
         f" : ({_COMPLEX}, tensor<16x4xcomplex<f32>>) -> tensor<8x4xcomplex<f32>>",
     ),
     _example(
-        "power:integers", "%a: tensor<8x16xi32>", "tensor<8x16xi32>", "%r = stablehlo.power %a, %a : tensor<8x16xi32>"
+        "power:integers",
+        "%a: tensor<8x16xi32>",
+        "tensor<8x16xi32>",
+        "%r = stablehlo.power %a, %a : tensor<8x16xi32>",
     ),
     _example(
         "fft:of reals",
         "%a: tensor<4x16xf32>",
         "tensor<4x9xcomplex<f32>>",
-        "%r = stablehlo.fft %a, type = RFFT, length = [16] : (tensor<4x16xf32>) -> tensor<4x9xcomplex<f32>>",
+        "%r = stablehlo.fft %a, type = RFFT, length = [16] : (tensor<4x16xf32>) -> "
+        "tensor<4x9xcomplex<f32>>",
     ),
     _example(
         "fft:to reals",
         "%a: tensor<4x9xcomplex<f32>>",
         "tensor<4x16xf32>",
-        "%r = stablehlo.fft %a, type = IRFFT, length = [16] : (tensor<4x9xcomplex<f32>>) -> tensor<4x16xf32>",
+        "%r = stablehlo.fft %a, type = IRFFT, length = [16] : (tensor<4x9xcomplex<f32>>) -> "
+        "tensor<4x16xf32>",
     ),
     _example(
         "fft:two dimensions",

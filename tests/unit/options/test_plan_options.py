@@ -30,7 +30,15 @@ from shardopt.passes.options import OptionSpec, option_specs
 from shardopt.passes.registry import PASSES, pass_class
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.pipeline.parser import parse_pipeline
-from shardopt.pipeline.phases import PHASE_NAMES, PHASES, PIPELINES, Phase, When, expand_phase, phase_options
+from shardopt.pipeline.phases import (
+    PHASE_NAMES,
+    PHASES,
+    PIPELINES,
+    Phase,
+    When,
+    expand_phase,
+    phase_options,
+)
 from shardopt.planfile.fields import schema
 from shardopt.planfile.option_fields import options_reader
 from shardopt.runtime.driver import open_run
@@ -60,8 +68,12 @@ def find_phase(name: str) -> Phase:
 
 def takers(phase: Phase, name: str) -> list[tuple[str, OptionSpec]]:
     """The passes of a phase that have an option, and what they say of it."""
-    steps = [step for each in phase.steps for step in (each.steps if isinstance(each, When) else (each,))]
-    found = [(step, spec) for step in steps if step in PASSES for spec in option_specs(pass_class(step))]
+    steps = [
+        step for each in phase.steps for step in (each.steps if isinstance(each, When) else (each,))
+    ]
+    found = [
+        (step, spec) for step in steps if step in PASSES for spec in option_specs(pass_class(step))
+    ]
     return [(step, spec) for step, spec in found if spec.name == name]
 
 
@@ -85,7 +97,10 @@ def test_passes_have_the_default_and_the_type_of_the_table(option: Row) -> None:
     for phase, name in option.phases.items():
         for step, spec in takers(find_phase(phase), name or option.name):
             if (step, spec.name) not in OTHER_DEFAULTS:
-                assert spec.default_text == OptionSpec("", "", option.type, option.pass_default, "").default_text
+                assert (
+                    spec.default_text
+                    == OptionSpec("", "", option.type, option.pass_default, "").default_text
+                )
             if get_args(spec.type) and option.base is str and option.choices:
                 assert set(get_args(spec.type)) & set(option.choices), (step, spec.name)
             elif spec.type != tuple[str, ...]:
@@ -115,7 +130,9 @@ def test_the_command_line_has_it_with_its_default(option: Row) -> None:
     if option.base is bool:
         assert getattr(parser.parse_args([option.flag]), option.field) is not option.default
         return
-    text = option.choices[-1] if option.choices else {int: "7", float: "0.25", str: "x"}[option.base]
+    text = (
+        option.choices[-1] if option.choices else {int: "7", float: "0.25", str: "x"}[option.base]
+    )
     value = getattr(parser.parse_args([option.flag, text]), option.field)
     assert value == (text if option.choices else option.base(text))
     if option.is_optional and option.base is int:
@@ -136,7 +153,9 @@ def test_the_schema_of_plan_files_has_it(option: Row) -> None:
 
 
 def test_the_docs_have_every_option() -> None:
-    assert [cells[0] for cells in option_rows()] == [f"`{field.name}`" for field in fields(PlanOptions)]
+    assert [cells[0] for cells in option_rows()] == [
+        f"`{field.name}`" for field in fields(PlanOptions)
+    ]
 
 
 def test_no_pass_declares_an_option_of_planning_again() -> None:
@@ -144,7 +163,9 @@ def test_no_pass_declares_an_option_of_planning_again() -> None:
     handed = {name or each.name for each in ROWS for name in each.phases.values()}
     for path in sorted((ROOT / "shardopt" / "passes").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.AnnAssign) and ast.unparse(node.value or node).startswith("option("):
+            if isinstance(node, ast.AnnAssign) and ast.unparse(node.value or node).startswith(
+                "option("
+            ):
                 assert ast.unparse(node.target).replace("_", "-") not in handed, path
 
 
@@ -166,7 +187,11 @@ def test_defaults_leave_phases_to_themselves() -> None:
         ({"inter_op": "equal-op"}, "stage", "cluster=c.yaml inter-op=equal-layer"),
         ({"schedule": "order.csv"}, "stage", "cluster=c.yaml schedule=gpipe"),
         ({"schedule": "order.csv"}, "schedule", "schedule=order.csv"),
-        ({"schedule": "zero-bubble"}, "stage", "cluster=c.yaml schedule=zero-bubble split-backward=true"),
+        (
+            {"schedule": "zero-bubble"},
+            "stage",
+            "cluster=c.yaml schedule=zero-bubble split-backward=true",
+        ),
         ({"gap": 0.0, "time_limit": 5.0}, "shard", "gap=0.0 time-limit=5.0"),
         ({"constraints": "a b.yaml"}, "shard", 'constraints="a b.yaml"'),
     ],
@@ -183,7 +208,9 @@ def test_what_phases_are_told(options: dict[str, Any], phase: str, text: str) ->
 class More(PlanOptions):
     """The table with one more row."""
 
-    colour: Literal["red", "blue"] = row("red", help="what to paint", phases={"shard": "paint"}, in_file="changed")
+    colour: Literal["red", "blue"] = row(
+        "red", help="what to paint", phases={"shard": "paint"}, in_file="changed"
+    )
 
 
 @dataclass(frozen=True)
@@ -205,15 +232,23 @@ def test_a_new_option_is_a_keyword() -> None:
     assert inspect.signature(plan).parameters["colour"].default == "red"
     assert "colour          what to paint" in (plan.__doc__ or "")
     source = keywords_module(More)
-    assert '    colour: Literal["red", "blue"]\n    """What to paint. Default: \'red\'."""' in source
+    assert (
+        '    colour: Literal["red", "blue"]\n    """What to paint. Default: \'red\'."""' in source
+    )
     found: dict[str, Any] = {}
     exec(source, found)
-    assert "colour" in found["PlanKeywords"].__annotations__ and "colour" not in found["ShardKeywords"].__annotations__
+    assert (
+        "colour" in found["PlanKeywords"].__annotations__
+        and "colour" not in found["ShardKeywords"].__annotations__
+    )
 
 
 def test_a_new_option_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     parser = plan_parser(More)
-    assert parser.parse_args(["--colour", "blue"]).colour == "blue" and parser.parse_args([]).colour == "red"
+    assert (
+        parser.parse_args(["--colour", "blue"]).colour == "blue"
+        and parser.parse_args([]).colour == "red"
+    )
     assert "what to paint (default red)" in parser.format_help()
     with pytest.raises(SystemExit):
         parser.parse_args(["--colour", "green"])
@@ -230,9 +265,14 @@ def test_a_new_option_is_one_of_a_pass() -> None:
 
 def test_a_new_option_is_a_field_of_plan_files() -> None:
     reader = options_reader(More)
-    assert reader.schema()["properties"]["colour"] == {"enum": ["red", "blue"], "description": "what to paint"}
+    assert reader.schema()["properties"]["colour"] == {
+        "enum": ["red", "blue"],
+        "description": "what to paint",
+    }
     assert mistakes_of(reader, {"colour": "blue"}) == ({"colour": "blue"}, ())
-    assert mistakes_of(reader, {"colour": "green"})[1] == ("field 'colour': expected one of red, blue, got 'green'",)
+    assert mistakes_of(reader, {"colour": "green"})[1] == (
+        "field 'colour': expected one of red, blue, got 'green'",
+    )
     assert kept_options(More("c.yaml", colour="blue"))["colour"] == "blue"
     assert kept_options(More("c.yaml")) == kept_options(PlanOptions("c.yaml"))
 
@@ -260,7 +300,9 @@ def test_they_reach_the_pass_from_keywords() -> None:
 
 
 def test_they_reach_the_pass_from_the_command_line() -> None:
-    flags = [word for name, value in LATE.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    flags = [
+        word for name, value in LATE.items() for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
     parser = plan_parser()
     args: Namespace = parser.parse_args(["--cluster", "cpu-test:1x4", *flags])
     asked = plan_file_command.asked_options(parser, args)
@@ -293,7 +335,10 @@ def test_they_are_kept_in_plan_files_where_they_were_changed() -> None:
 
 def test_a_searched_number_of_layers_is_read_again() -> None:
     asked = PlanOptions("c.yaml", layers="search")
-    assert mistakes_of(options_reader(PlanOptions), kept_options(asked)) == (kept_options(asked), ())
+    assert mistakes_of(options_reader(PlanOptions), kept_options(asked)) == (
+        kept_options(asked),
+        (),
+    )
 
 
 # ---- calls ----
@@ -316,7 +361,9 @@ def test_wrong_keywords(function: Function, options: dict[str, Any], message: st
 def test_keywords_in_other_forms() -> None:
     given = {"batch_args": {0: 1, "x": 0}, "memory_budget": 512, "profile": Path("p.json")}
     asked = options_of("optimize", Path("c.yaml"), given)
-    assert asked == PlanOptions("c.yaml", batch_args="0:1,x:0", memory_budget="512", profile="p.json")
+    assert asked == PlanOptions(
+        "c.yaml", batch_args="0:1,x:0", memory_budget="512", profile="p.json"
+    )
 
 
 def test_options_of_runs_are_keywords_with_the_defaults_of_their_class() -> None:

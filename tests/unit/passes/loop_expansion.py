@@ -1,4 +1,5 @@
-"""Turn a rolled microbatch loop back into straight-line code, which the reference interpreter can run."""
+"""Turn a rolled microbatch loop back into straight-line code, which the reference interpreter can
+run."""
 
 from __future__ import annotations
 
@@ -36,11 +37,15 @@ def evaluate(module: ir.Module, arguments: Sequence[np.ndarray]) -> list[np.ndar
 
 def _dense(array: np.ndarray, type_: ir.Type) -> ir.DenseElementsAttr:
     tensor = ir.RankedTensorType(type_)
-    return ir.DenseElementsAttr.get(np.ascontiguousarray(array), type=tensor.element_type, shape=list(tensor.shape))
+    return ir.DenseElementsAttr.get(
+        np.ascontiguousarray(array), type=tensor.element_type, shape=list(tensor.shape)
+    )
 
 
 def _main(module: ir.Module) -> ir.Operation:
-    return next(op.operation for op in module.body.operations if "main" in str(op.attributes["sym_name"]))
+    return next(
+        op.operation for op in module.body.operations if "main" in str(op.attributes["sym_name"])
+    )
 
 
 def _index(program: Program, number: int) -> ir.Value:

@@ -1,4 +1,5 @@
-"""Evaluates programs with a microbatch loop, in the microbatched or the staged form, with the StableHLO interpreter."""
+"""Evaluates programs with a microbatch loop, in the microbatched or the staged form, with the
+StableHLO interpreter."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def evaluate(module: ir.Module, arguments: Sequence[np.ndarray]) -> list[np.ndar
             passed = [values.get(value) or local[value] for value in program.call.operands]
             inside: Values = dict(zip(program.body_block.arguments, passed, strict=True))
             _evaluate_ops(program.body_ops, inside)
-            local.update(zip(program.call.results, [inside[v] for v in program.body_returned], strict=True))
+            local.update(
+                zip(program.call.results, [inside[v] for v in program.body_returned], strict=True)
+            )
             carried = [local[value] for value in terminator(program.loop_block).operands]
         values.update(zip(program.loop.results, carried, strict=True))
         _evaluate_ops(program.epilogue, values)
@@ -72,7 +75,8 @@ def _index(number: int) -> ir.DenseElementsAttr:
 
 
 def _evaluate_ops(ops: Sequence[ir.Operation], values: Values) -> None:
-    """Extends `values` by the results of `ops`: fragments, transfers, and runs of plain operations."""
+    """Extends `values` by the results of `ops`: fragments, transfers, and runs of plain
+    operations."""
     for name, group in groupby(ops, key=lambda op: op.name if op.name.startswith("mpmd.") else ""):
         for run in [list(group)] if not name else ([op] for op in group):
             if name == "mpmd.transfer":
@@ -86,19 +90,26 @@ def _evaluate_ops(ops: Sequence[ir.Operation], values: Values) -> None:
 
 def _evaluate_fragment(fragment: ir.Operation, values: Values) -> None:
     block = fragment.regions[0].blocks[0]
-    inside = dict(zip(block.arguments, [values[operand] for operand in fragment.operands], strict=True))
+    inside = dict(
+        zip(block.arguments, [values[operand] for operand in fragment.operands], strict=True)
+    )
     results = _interpret(body_of(block), list(terminator(block).operands), inside)
     values.update(zip(fragment.results, results, strict=True))
 
 
-def _interpret(ops: Sequence[ir.Operation], results: Sequence[ir.Value], values: Values) -> list[ir.DenseElementsAttr]:
-    """Runs plain operations as a module of their own; `values` holds what they read from outside."""
+def _interpret(
+    ops: Sequence[ir.Operation], results: Sequence[ir.Value], values: Values
+) -> list[ir.DenseElementsAttr]:
+    """Runs plain operations as a module of their own; `values` holds what they read from
+    outside."""
     made = {result for op in ops for result in op.results}
     read = [v for op in ops for v in (*op.operands, *free_values(op))] + list(results)
     inputs = list(dict.fromkeys(value for value in read if value not in made))
     module = ir.Module.create()
     function = func.FuncOp(
-        "main", ([v.type for v in inputs], [v.type for v in results]), ip=ir.InsertionPoint(module.body)
+        "main",
+        ([v.type for v in inputs], [v.type for v in results]),
+        ip=ir.InsertionPoint(module.body),
     )
     block = function.add_entry_block()
     inner: dict[ir.Value, ir.Value] = dict(zip(inputs, block.arguments, strict=True))

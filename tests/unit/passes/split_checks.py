@@ -54,7 +54,8 @@ def check(
     atol: float = 2e-6,
     **options: Any,
 ) -> Program:
-    """The step cut into each number of microbatches gives the same results; returns the last program."""
+    """The step cut into each number of microbatches gives the same results; returns the last
+    program."""
     flat = [np.asarray(leaf) for leaf in jax.tree.leaves(arguments)]
     original = lower(step, *arguments)
     imported = module_bytecode(original)

@@ -1,4 +1,5 @@
-"""Models whose layers share something (a tied embedding, skip connections, an encoder's output): who is in which layer.
+"""Models whose layers share something (a tied embedding, skip connections, an encoder's output):
+who is in which layer.
 
 Each is a whole training step with Adam, lowered by JAX, cut into microbatches and clustered.
 """
@@ -30,7 +31,9 @@ Loss = Callable[..., jax.Array]
 
 def weights(*names: str, seed: int = 0) -> Params:
     keys = jax.random.split(jax.random.key(seed), len(names))
-    return {name: jax.random.normal(key, (WIDTH, WIDTH)) for name, key in zip(names, keys, strict=True)}
+    return {
+        name: jax.random.normal(key, (WIDTH, WIDTH)) for name, key in zip(names, keys, strict=True)
+    }
 
 
 def block(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -70,7 +73,11 @@ TIED = {"embedding": jnp.ones((WORDS, WIDTH)), **weights("w0", "w1", "w2", "w3")
 BATCH = jnp.ones((ROWS, WIDTH))
 MODELS: dict[str, tuple[Loss, Params, tuple[jax.Array, jax.Array]]] = {
     "tied": (tied, TIED, (jnp.zeros((ROWS,), jnp.int32), jnp.ones((ROWS, WORDS)))),
-    "encoder-decoder": (encoder_decoder, weights("d0", "d1", "d2", "e0", "e1", "e2", "x0", "x1", "x2"), (BATCH, BATCH)),
+    "encoder-decoder": (
+        encoder_decoder,
+        weights("d0", "d1", "d2", "e0", "e1", "e2", "x0", "x1", "x2"),
+        (BATCH, BATCH),
+    ),
     "unet": (unet, weights("down0", "down1", "down2", "up0", "up1", "up2"), (BATCH, BATCH)),
 }
 
@@ -104,7 +111,10 @@ class Clustered:
             for value in same_size_origins(self.program.returned[result])
             if (made_by := defining(value)) is not None and made_by == self.program.loop
         }
-        return [operation(self.program.body_returned[self.program.carried[k][1]]) for k in sorted(numbers)]
+        return [
+            operation(self.program.body_returned[self.program.carried[k][1]])
+            for k in sorted(numbers)
+        ]
 
 
 def operation(value: ir.Value) -> ir.Operation:
@@ -118,7 +128,8 @@ def layer(op: ir.Operation) -> int:
 
 
 def same_size_origins(value: ir.Value) -> list[ir.Value]:
-    """Arguments and loop results of equal size that a value is computed from through values of that size."""
+    """Arguments and loop results of equal size that a value is computed from through values of that
+    size."""
     size, found, stack = prod(shape_of(value)), [], [value]
     while stack:
         current = stack.pop()
@@ -140,7 +151,9 @@ def clustered(model: str, layers: int, microbatches: int = 2) -> Clustered:
         value, grads = jax.value_and_grad(loss)(params, *batch)
         first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, grads)
         second = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g**2, second, grads)
-        params = jax.tree.map(lambda p, m, v: p - 0.1 * m / (jnp.sqrt(v) + 1e-3), params, first, second)
+        params = jax.tree.map(
+            lambda p, m, v: p - 0.1 * m / (jnp.sqrt(v) + 1e-3), params, first, second
+        )
         return (params, first, second), value
 
     zeros = jax.tree.map(jnp.zeros_like, params)
@@ -153,7 +166,9 @@ def clustered(model: str, layers: int, microbatches: int = 2) -> Clustered:
 
 def cluster(module: ir.Module, microbatches: int, layers: int) -> Program:
     """No microbatches: a step that has no batch."""
-    options = f"num-microbatches={microbatches}" if microbatches else "num-microbatches=1 batch-args=none"
+    options = (
+        f"num-microbatches={microbatches}" if microbatches else "num-microbatches=1 batch-args=none"
+    )
     with module.context:
         run_pipeline(
             module,
@@ -166,14 +181,18 @@ def cluster(module: ir.Module, microbatches: int, layers: int) -> Program:
 @pytest.mark.parametrize(
     ("model", "layers"), [("tied", 4), ("encoder-decoder", 3), ("encoder-decoder", 6), ("unet", 3)]
 )
-def test_state_gradients_and_updates_are_where_the_parameter_is(model: str, layers: int, microbatches: int) -> None:
+def test_state_gradients_and_updates_are_where_the_parameter_is(
+    model: str, layers: int, microbatches: int
+) -> None:
     found = clustered(model, layers, microbatches)
     donation = read_donation(found.program.main)
     for number, name in enumerate(found.names):
         parameter = name.split(":")[-1]
         home = found.layer_of(parameter)
         assert found.argument_layer[number] == home == found.uses(parameter)[0], name
-        assert layer(operation(found.program.returned[donation[number]])) == home, f"update of {name}"
+        assert layer(operation(found.program.returned[donation[number]])) == home, (
+            f"update of {name}"
+        )
         assert [layer(op) for op in found.sums(name)] == [home], f"gradient of {parameter}"
 
 
@@ -187,8 +206,8 @@ def test_a_parameter_is_read_in_one_layer_forward_and_backward(microbatches: int
 
 @pytest.mark.parametrize("microbatches", [2, 0])
 def test_terms_of_a_tied_gradient_are_where_the_uses_are(microbatches: int) -> None:
-    """The look-up and its scatter in the first layer, the product with the transpose and its gradient in the last; the
-    sum of both terms in the first, which has the embedding."""
+    """The look-up and its scatter in the first layer, the product with the transpose and its
+    gradient in the last; the sum of both terms in the first, which has the embedding."""
     found = clustered("tied", 4, microbatches)
     uses = found.uses("embedding")
     assert (uses[0], uses[-1], found.layer_of("embedding")) == (0, 3, 0)
@@ -213,11 +232,14 @@ def test_terms_of_a_tied_gradient_are_where_the_uses_are(microbatches: int) -> N
 
 @pytest.mark.parametrize("microbatches", [2, 0])
 def test_what_an_encoder_makes_is_read_by_several_layers_of_the_decoder(microbatches: int) -> None:
-    """Each adds a term to its gradient, which reaches the encoder as one sum, from the decoder's first layer down."""
+    """Each adds a term to its gradient, which reaches the encoder as one sum, from the decoder's
+    first layer down."""
     found = clustered("encoder-decoder", 6, microbatches)
     encoder, decoder = ([found.layer_of(f"{side}{k}") for k in range(3)] for side in "ed")
     crossing = [found.layer_of(f"x{k}") for k in range(3)]
-    assert encoder == sorted(encoder) and decoder == sorted(decoder) and crossing == sorted(crossing)
+    assert (
+        encoder == sorted(encoder) and decoder == sorted(decoder) and crossing == sorted(crossing)
+    )
     assert max(encoder) < min(decoder + crossing)
     assert len({*crossing}) == 3
     assert set(encoder + decoder + crossing) == set(range(6))
@@ -231,7 +253,8 @@ def test_both_sides_of_a_skip_connection_keep_their_order() -> None:
 
 @pytest.mark.parametrize("adam", [False, True])
 def test_a_copy_in_half_precision_is_where_the_parameter_is(adam: bool) -> None:
-    """The body reads the copy, which no update reads: it is made anew from the parameter in full precision."""
+    """The body reads the copy, which no update reads: it is made anew from the parameter in full
+    precision."""
 
     def step(state: Any, x: jax.Array, y: jax.Array) -> Any:
         half = jnp.float16
@@ -244,12 +267,21 @@ def test_a_copy_in_half_precision_is_where_the_parameter_is(adam: bool) -> None:
 
         grads = [grad.astype(jnp.float32) for grad in jax.grad(loss)(state["copy"])]
         first = [0.9 * m + 0.1 * grad for m, grad in zip(state["first"], grads, strict=True)]
-        main = [w - 0.1 * (m if adam else g) for w, m, g in zip(state["main"], first, grads, strict=True)]
+        main = [
+            w - 0.1 * (m if adam else g)
+            for w, m, g in zip(state["main"], first, grads, strict=True)
+        ]
         return {"copy": [w.astype(half) for w in main], "first": first, "main": main}
 
     main = list(weights("a", "b", "c", "d").values())
-    state = {"copy": [w.astype(jnp.float16) for w in main], "first": [jnp.zeros_like(w) for w in main], "main": main}
-    lowered = jax.jit(step, donate_argnums=0).lower(state, jnp.zeros((ROWS, WIDTH)), jnp.zeros((ROWS, WIDTH)))
+    state = {
+        "copy": [w.astype(jnp.float16) for w in main],
+        "first": [jnp.zeros_like(w) for w in main],
+        "main": main,
+    }
+    lowered = jax.jit(step, donate_argnums=0).lower(
+        state, jnp.zeros((ROWS, WIDTH)), jnp.zeros((ROWS, WIDTH))
+    )
     module = ir.Module.parse(lowered.as_text(), make_context())
     program = cluster(module, 2, 4)
     layers = [ir.IntegerAttr(each[LAYER]).value for each in argument_attributes(program.main)]
@@ -278,5 +310,7 @@ def test_an_update_that_may_be_skipped_is_where_the_parameter_is() -> None:
     shapes = [shape_of(argument) for argument in program.main_block.arguments]
     state = [layer for layer, shape in zip(layers, shapes, strict=True) if shape == (WIDTH, WIDTH)]
     assert state == [0, 1, 2, 3] * 2, "parameters, momentum"
-    conditionals = [op for op in program.epilogue if op.name == "stablehlo.case" and shape_of(op.results[0])]
+    conditionals = [
+        op for op in program.epilogue if op.name == "stablehlo.case" and shape_of(op.results[0])
+    ]
     assert sorted(map(layer, conditionals)) == [0, 1, 2, 3]

@@ -1,4 +1,5 @@
-"""The import passes keep what a program computes: against StableHLO's reference interpreter, and compiled by XLA."""
+"""The import passes keep what a program computes: against StableHLO's reference interpreter, and
+compiled by XLA."""
 
 from __future__ import annotations
 
@@ -40,21 +41,32 @@ def names(module: ir.Module) -> set[str]:
 def random_inputs(module: ir.Module, low: int = -3, high: int = 7) -> list[np.ndarray]:
     """Small whole numbers of every argument's type: sums of them are exact in any order."""
     rng = np.random.default_rng(0)
-    types = [ir.RankedTensorType(a.type) for a in module.body.operations[0].regions[0].blocks[0].arguments]
+    types = [
+        ir.RankedTensorType(a.type)
+        for a in module.body.operations[0].regions[0].blocks[0].arguments
+    ]
     return [rng.integers(low, high, t.shape).astype(DTYPES[str(t.element_type)]) for t in types]
 
 
 def interpret(module: ir.Module, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """What the reference interpreter says; it knows no non-finite literals, and arguments go in as constants."""
+    """What the reference interpreter says; it knows no non-finite literals, and arguments go in as
+    constants."""
     attributes = [
-        ir.DenseElementsAttr.get(np.ascontiguousarray(x), shape=x.shape, type=ir.RankedTensorType(t.type).element_type)
-        for x, t in zip(inputs, module.body.operations[0].regions[0].blocks[0].arguments, strict=True)
+        ir.DenseElementsAttr.get(
+            np.ascontiguousarray(x), shape=x.shape, type=ir.RankedTensorType(t.type).element_type
+        )
+        for x, t in zip(
+            inputs, module.body.operations[0].regions[0].blocks[0].arguments, strict=True
+        )
     ]
     return [np.array(result) for result in stablehlo.eval_module(module, attributes)]
 
 
-def check_equivalent(text: str, *passes: Pass, inputs: Sequence[np.ndarray] | None = None) -> ir.Module:
-    """Run the passes, and compare the module's results before and after. Returns the rewritten module."""
+def check_equivalent(
+    text: str, *passes: Pass, inputs: Sequence[np.ndarray] | None = None
+) -> ir.Module:
+    """Run the passes, and compare the module's results before and after. Returns the rewritten
+    module."""
     before, after = ir.Module.parse(text), ir.Module.parse(text)
     for step in passes:
         step.run(after, PassContext())
@@ -67,15 +79,20 @@ def check_equivalent(text: str, *passes: Pass, inputs: Sequence[np.ndarray] | No
 
 def scatter(dims: str, types: str, body: str = "stablehlo.add") -> str:
     combine = (
-        f"%s = {body} %a, %b : tensor<f32>" if body else "%s = stablehlo.reshape %b : (tensor<f32>) -> tensor<f32>"
+        f"%s = {body} %a, %b : tensor<f32>"
+        if body
+        else "%s = stablehlo.reshape %b : (tensor<f32>) -> tensor<f32>"
     )
     return (
-        f'"stablehlo.scatter"(%x, %indices, %u) <{{scatter_dimension_numbers = #stablehlo.scatter<{dims}>}}> ({{'
-        f"^bb0(%a: tensor<f32>, %b: tensor<f32>): {combine} stablehlo.return %s : tensor<f32> }}) : {types}"
+        '"stablehlo.scatter"(%x, %indices, %u) <{scatter_dimension_numbers = '
+        f"#stablehlo.scatter<{dims}>}}> ({{"
+        f"^bb0(%a: tensor<f32>, %b: tensor<f32>): {combine} stablehlo.return %s : tensor<f32> }}) "
+        f": {types}"
     )
 
 
-# ------------------------------------------------------------------------------------------------------ inline-calls
+# ------------------------------------------------------------------------------------------------------
+# inline-calls
 
 
 def test_calls_and_composites_are_inlined(context: ir.Context) -> None:
@@ -99,9 +116,11 @@ def test_calls_and_composites_are_inlined(context: ir.Context) -> None:
 
 
 def test_deep_call_chains_grow_as_their_meaning(context: ir.Context) -> None:
-    """Each function calls the next twice: 2^10 additions, from 11 functions, without recursion in the pass."""
+    """Each function calls the next twice: 2^10 additions, from 11 functions, without recursion in
+    the pass."""
     functions = [
-        f"func.func {'public @main' if k == 0 else f'private @f{k}'}(%x: tensor<f32>) -> tensor<f32> {{"
+        f"func.func {'public @main' if k == 0 else f'private @f{k}'}(%x: tensor<f32>) -> "
+        "tensor<f32> {"
         f" %0 = call @f{k + 1}(%x) : (tensor<f32>) -> tensor<f32>"
         f" %1 = call @f{k + 1}(%0) : (tensor<f32>) -> tensor<f32> return %1 : tensor<f32> }}"
         for k in range(10)
@@ -122,7 +141,8 @@ def test_recursion_is_an_error(context: ir.Context) -> None:
         InlineCalls().run(module, PassContext())
 
 
-# --------------------------------------------------------------------------------------------------------- normalize
+# ---------------------------------------------------------------------------------------------------------
+# normalize
 
 
 @pytest.mark.parametrize(
@@ -162,12 +182,15 @@ def test_recursion_is_an_error(context: ir.Context) -> None:
             "%s = stablehlo.slice %m [2:6, 0:3] : (tensor<6x3xf32>) -> tensor<4x3xf32>\n"
             "%t = stablehlo.slice %s [0:2, 1:3] : (tensor<4x3xf32>) -> tensor<2x2xf32>\n"
             "%p = stablehlo.slice %m [1:5, 0:1] : (tensor<6x3xf32>) -> tensor<4x1xf32>\n"
-            "%q = stablehlo.concatenate %t, %t, dim = 0 : (tensor<2x2xf32>, tensor<2x2xf32>) -> tensor<4x2xf32>\n"
+            "%q = stablehlo.concatenate %t, %t, dim = 0 : (tensor<2x2xf32>, tensor<2x2xf32>) -> "
+            "tensor<4x2xf32>\n"
             "%0 = stablehlo.concatenate %p, %q, dim = 1 : (tensor<4x1xf32>, tensor<4x2xf32>) -> R",
         ),
     ],
 )
-def test_normal_form_computes_the_same(context: ir.Context, argument: str, result: str, body: str) -> None:
+def test_normal_form_computes_the_same(
+    context: ir.Context, argument: str, result: str, body: str
+) -> None:
     body = body.replace("(A", f"(tensor<{argument}xf32>").replace("A", f"tensor<{argument}xf32>")
     body = body.replace("-> R", f"-> tensor<{result}xf32>")
     text = f"""func.func @main(%x: tensor<{argument}xf32>) -> tensor<{result}xf32> {{
@@ -179,11 +202,14 @@ def test_normal_form_computes_the_same(context: ir.Context, argument: str, resul
     assert again.statistics["rewritten"] == 0, "one sweep reaches the normal form"
     for op in operations(after.operation, {"stablehlo.broadcast_in_dim"}):
         dims = list(ir.DenseI64ArrayAttr(op.attributes["broadcast_dimensions"]))
-        source, target = (ir.RankedTensorType(v.type).shape for v in (op.operands[0], op.results[0]))
+        source, target = (
+            ir.RankedTensorType(v.type).shape for v in (op.operands[0], op.results[0])
+        )
         assert [target[d] for d in dims] == list(source), "no dimension is stretched"
 
 
-# ----------------------------------------------------------------------------------------------------- batch-gathers
+# -----------------------------------------------------------------------------------------------------
+# batch-gathers
 
 ROWS = """
   %iota = stablehlo.iota dim = 0 : tensor<4xi32>
@@ -195,7 +221,10 @@ ROWS = """
   %r = stablehlo.broadcast_in_dim %rows, dims = [0] : (tensor<4xi32>) -> tensor<4x3x1xi32>
   %c = stablehlo.reshape %cols : (tensor<4x3xi32>) -> tensor<4x3x1xi32>
 """
-JOIN = "stablehlo.concatenate %r, %c, dim = 2 : (tensor<4x3x1xi32>, tensor<4x3x1xi32>) -> tensor<4x3x2xi32>"
+JOIN = (
+    "stablehlo.concatenate %r, %c, dim = 2 : (tensor<4x3x1xi32>, tensor<4x3x1xi32>) -> "
+    "tensor<4x3x2xi32>"
+)
 SWAPPED = JOIN.replace("%r, %c", "%c, %r")
 PICK = """ "stablehlo.gather"(%x, %indices) <{dimension_numbers = #stablehlo.gather<collapsed_slice_dims = [0, 1],
   start_index_map = MAP, index_vector_dim = 2>, slice_sizes = array<i64: 1, 1>}> : (tensor<4x5xf32>, tensor<4x3x2xi32>)
@@ -212,7 +241,8 @@ PUT = scatter(
 def test_row_coordinates_become_a_batch(
     context: ir.Context, columns_first: bool, last_column: int | None, op: str, result: str
 ) -> None:
-    """Out-of-range columns behave as before: a gather clamps them, a scatter drops them, a clamp moves them."""
+    """Out-of-range columns behave as before: a gather clamps them, a scatter drops them, a clamp
+    moves them."""
     join, index_map = (SWAPPED, "[1, 0]") if columns_first else (JOIN, "[0, 1]")
     indices = f"%indices = {join}"
     if last_column is not None:
@@ -233,11 +263,15 @@ def test_row_coordinates_become_a_batch(
 
 @pytest.mark.parametrize("body", ["stablehlo.add", "stablehlo.maximum", ""])
 def test_scatter_by_coordinates_alone(context: ir.Context, body: str) -> None:
-    """Rows 0..3 of x are combined with rows of u: transposed by its window, and summed over the dimension of size 2."""
+    """Rows 0..3 of x are combined with rows of u: transposed by its window, and summed over the
+    dimension of size 2."""
     dims = (
-        "update_window_dims = [1], inserted_window_dims = [1], scatter_dims_to_operand_dims = [1], index_vector_dim = 2"
+        "update_window_dims = [1], inserted_window_dims = [1], scatter_dims_to_operand_dims = "
+        "[1], index_vector_dim = 2"
     )
-    op = scatter(dims, "(tensor<5x4xf32>, tensor<2x4x1xi32>, tensor<2x5x4xf32>) -> tensor<5x4xf32>", body)
+    op = scatter(
+        dims, "(tensor<5x4xf32>, tensor<2x4x1xi32>, tensor<2x5x4xf32>) -> tensor<5x4xf32>", body
+    )
     text = f"""func.func @main(%x: tensor<5x4xf32>, %u: tensor<2x5x4xf32>) -> tensor<5x4xf32> {{
       %indices = stablehlo.iota dim = 1 : tensor<2x4x1xi32>
       %0 = {op}
@@ -281,7 +315,10 @@ def test_gather_by_coordinates_alone(context: ir.Context) -> None:
         ("stablehlo.add %iota, %two : tensor<2x3xi32>", None),
         ("stablehlo.transpose %other, dims = [1, 0] : (tensor<3x2xi32>) -> tensor<2x3xi32>", 1),
         # zeros along a dimension of size 1, which is then stretched
-        ("stablehlo.broadcast_in_dim %single, dims = [1] : (tensor<1xi32>) -> tensor<2x3xi32>", None),
+        (
+            "stablehlo.broadcast_in_dim %single, dims = [1] : (tensor<1xi32>) -> tensor<2x3xi32>",
+            None,
+        ),
     ],
 )
 def test_what_counts_as_a_coordinate(context: ir.Context, expression: str, dim: int | None) -> None:
@@ -297,7 +334,8 @@ def test_what_counts_as_a_coordinate(context: ir.Context, expression: str, dim: 
     assert coordinate_dim(terminator.operands[0]) == dim
 
 
-# ------------------------------------------------------------------------------------------------------ unroll-loops
+# ------------------------------------------------------------------------------------------------------
+# unroll-loops
 
 
 def loop(condition: str, step: str, start: int = 0, type_: str = "i32") -> str:
@@ -345,7 +383,9 @@ def loop(condition: str, step: str, start: int = 0, type_: str = "i32") -> str:
         (loop("LE, %i, %four", "stablehlo.add %i, %one", type_="i8"), 5, False),
     ],
 )
-def test_unrolled_loops_compute_the_same(context: ir.Context, text: str, trips: int, stacked: bool) -> None:
+def test_unrolled_loops_compute_the_same(
+    context: ir.Context, text: str, trips: int, stacked: bool
+) -> None:
     module = ir.Module.parse(text)
     (found,) = operations(module.operation, {"stablehlo.while"})
     assert trip_count(found, 100) == trips
@@ -370,14 +410,17 @@ def test_trips_are_counted_only_as_far_as_asked(context: ir.Context) -> None:
     assert [trip_count(found, limit) for limit in (0, 2, 3, 4, 5)] == [1, 3, 4, 4, 4]
 
 
-# ---------------------------------------------------------------------------------------- whole programs, against XLA
+# ---------------------------------------------------------------------------------------- whole
+# programs, against XLA
 
 
 def imported(module: ir.Module) -> ir.Module:
     """The import phase with loops unrolled, step by step."""
     InlineCalls().run(module, PassContext())
     UnrollLoops().run(module, PassContext())
-    run_native(module, "builtin.module(func.func(chlo-legalize-to-stablehlo),canonicalize,cse,symbol-dce)")
+    run_native(
+        module, "builtin.module(func.func(chlo-legalize-to-stablehlo),canonicalize,cse,symbol-dce)"
+    )
     BatchGathers().run(module, PassContext())
     Normalize().run(module, PassContext())
     run_native(module, CANONICALIZE)
@@ -394,7 +437,9 @@ def run_xla(jax: Any, module: ir.Module, inputs: Sequence[Any]) -> list[np.ndarr
     code = io.BytesIO()
     module.operation.write_bytecode(code)
     options = get_compile_options(num_replicas=1, num_partitions=1)
-    program = device.client.compile_and_load(code.getvalue(), xla_client.DeviceList((device,)), options)
+    program = device.client.compile_and_load(
+        code.getvalue(), xla_client.DeviceList((device,)), options
+    )
     results = program.execute_sharded([jax.device_put(x, device) for x in inputs])
     return [np.asarray(arrays[0]) for arrays in results.disassemble_into_single_device_arrays()]
 
@@ -418,11 +463,17 @@ def picked_losses(jax: Any) -> tuple[Callable, Sequence[Any]]:
 
     def loss(x, labels, cols):
         taken = jnp.take_along_axis(jax.nn.log_softmax(x), labels[:, None], axis=1)[:, 0]
-        indexed = x[jnp.arange(x.shape[0]), labels] + x.at[jnp.arange(x.shape[0]), cols].get(mode="clip")
+        indexed = x[jnp.arange(x.shape[0]), labels] + x.at[jnp.arange(x.shape[0]), cols].get(
+            mode="clip"
+        )
         return -jnp.mean(taken) + jnp.sum(indexed * jnp.arange(5.0))
 
     x = np.random.default_rng(2).normal(size=(5, 7)).astype(np.float32)
-    return jax.value_and_grad(loss), [x, np.array([0, 6, 3, -1, 2], np.int32), np.array([0, 9, -9, 6, 1], np.int32)]
+    return jax.value_and_grad(loss), [
+        x,
+        np.array([0, 6, 3, -1, 2], np.int32),
+        np.array([0, 9, -9, 6, 1], np.int32),
+    ]
 
 
 def dropout(jax: Any) -> tuple[Callable, Sequence[Any]]:
@@ -430,24 +481,34 @@ def dropout(jax: Any) -> tuple[Callable, Sequence[Any]]:
         keep = jax.random.bernoulli(jax.random.wrap_key_data(key), 0.7, x.shape)
         return jax.numpy.where(keep, x / 0.7, 0.0), jax.lax.top_k(x, 2)
 
-    return drop, [np.array([0, 42], np.uint32), np.random.default_rng(3).normal(size=(6, 5)).astype(np.float32)]
+    return drop, [
+        np.array([0, 42], np.uint32),
+        np.random.default_rng(3).normal(size=(6, 5)).astype(np.float32),
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "gone"),
     [
-        (scan_over_layers, ("stablehlo.while", "stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice")),
+        (
+            scan_over_layers,
+            ("stablehlo.while", "stablehlo.dynamic_slice", "stablehlo.dynamic_update_slice"),
+        ),
         (picked_losses, ()),
         (dropout, ()),
     ],
 )
-def test_imported_programs_give_the_same_numbers(context: ir.Context, program: Callable, gone: Sequence[str]) -> None:
+def test_imported_programs_give_the_same_numbers(
+    context: ir.Context, program: Callable, gone: Sequence[str]
+) -> None:
     jax = pytest.importorskip("jax")
     function, inputs = program(jax)
     exported = jax.export.export(jax.jit(function))(*inputs)
     original = stablehlo.deserialize_portable_artifact(context, exported.mlir_module_serialized)
-    rewritten = imported(stablehlo.deserialize_portable_artifact(context, exported.mlir_module_serialized))
+    rewritten = imported(
+        stablehlo.deserialize_portable_artifact(context, exported.mlir_module_serialized)
+    )
     assert not names(rewritten) & {"func.call", "stablehlo.composite", *gone}
     if program is picked_losses:
         for op in operations(rewritten.operation, {"stablehlo.gather", "stablehlo.scatter"}):

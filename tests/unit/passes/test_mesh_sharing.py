@@ -1,4 +1,5 @@
-"""Meshes that look alike are solved once: the plan is, to the byte, the one that solving each of them gives."""
+"""Meshes that look alike are solved once: the plan is, to the byte, the one that solving each of
+them gives."""
 
 from __future__ import annotations
 
@@ -21,12 +22,14 @@ STAGES = 5
 
 
 def step(layers: Sequence[int], rows: int = 32, width: int = 16) -> str:
-    """A step of equal layers `y = tanh(x w)`: forward, backward, and updates in the order of `layers`."""
+    """A step of equal layers `y = tanh(x w)`: forward, backward, and updates in the order of
+    `layers`."""
     x, w = f"tensor<{rows}x{width}xf32>", f"tensor<{width}x{width}xf32>"
     lines, value = [], "%x"
     for k in sorted(layers):
         lines += [
-            f"%z{k} = stablehlo.dot_general {value}, %w{k}, contracting_dims = [1] x [0] : ({x}, {w}) -> {x}",
+            f"%z{k} = stablehlo.dot_general {value}, %w{k}, contracting_dims = [1] x [0] : ({x}, "
+            f"{w}) -> {x}",
             f"%y{k} = stablehlo.tanh %z{k} : {x}",
         ]
         value = f"%y{k}"
@@ -35,22 +38,31 @@ def step(layers: Sequence[int], rows: int = 32, width: int = 16) -> str:
         before = f"%y{k - 1}" if k else "%x"
         lines += [
             f"%s{k} = stablehlo.multiply %y{k}, {grad} : {x}",
-            f"%d{k} = stablehlo.dot_general {before}, %s{k}, contracting_dims = [0] x [0] : ({x}, {x}) -> {w}",
-            f"%g{k} = stablehlo.dot_general %s{k}, %w{k}, contracting_dims = [1] x [1] : ({x}, {w}) -> {x}",
+            f"%d{k} = stablehlo.dot_general {before}, %s{k}, contracting_dims = [0] x [0] : ({x}, "
+            f"{x}) -> {w}",
+            f"%g{k} = stablehlo.dot_general %s{k}, %w{k}, contracting_dims = [1] x [1] : ({x}, "
+            f"{w}) -> {x}",
         ]
         grad = f"%g{k}"
     lines += [f"%n{k} = stablehlo.subtract %w{k}, %d{k} : {w}" for k in layers]
-    weights = ", ".join(f"%w{k}: {w} {{tf.aliasing_output = {at} : i32}}" for at, k in enumerate(layers))
+    weights = ", ".join(
+        f"%w{k}: {w} {{tf.aliasing_output = {at} : i32}}" for at, k in enumerate(layers)
+    )
     returned = ", ".join(f"%n{k}" for k in layers)
     types = ", ".join([w] * len(layers))
     body = "\n".join(lines)
-    return f"func.func public @main(%x: {x}, {weights}) -> ({types}) {{\n{body}\nreturn {returned} : {types}\n}}"
+    return (
+        f"func.func public @main(%x: {x}, {weights}) -> ({types}) {{\n{body}\nreturn "
+        f"{returned} "
+        f": {types}\n}}"
+    )
 
 
 def staged(layers: Sequence[int]) -> bytes:
     """The step in stages of equally many layers."""
     options = (
-        f"num-microbatches=4 layers={len(layers)} delta=0.1 cluster=cpu-test:{STAGES}x2 num-stages={STAGES} "
+        f"num-microbatches=4 layers={len(layers)} delta=0.1 cluster=cpu-test:{STAGES}x2 "
+        f"num-stages={STAGES} "
         "submesh=1x2 logical-shape=1x2 inter-op=equal-layer batch-args=0"
     )
     with make_context() as context:
@@ -70,7 +82,9 @@ def sharded(staged: bytes, options: str) -> tuple[str, int]:
     with make_context() as context:
         module = load_module(staged, context)
         result = run_pipeline(module, phase_range("shard", "shard", options))
-        return module_text(module), int(result.statistics["shardopt-choose-shardings", "meshes solved"])
+        return module_text(module), int(
+            result.statistics["shardopt-choose-shardings", "meshes solved"]
+        )
 
 
 @pytest.fixture
@@ -89,19 +103,29 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 @pytest.mark.parametrize(
     "options",
-    ["", "memory-budget=7KiB", "intra-op=data batch-args=0", "intra-op=zero3 batch-args=0", "intra-op=replicate"],
+    [
+        "",
+        "memory-budget=7KiB",
+        "intra-op=data batch-args=0",
+        "intra-op=zero3 batch-args=0",
+        "intra-op=replicate",
+    ],
 )
-def test_the_plan_is_that_of_solving_every_mesh(five: bytes, alone: Callable[[], None], options: str) -> None:
+def test_the_plan_is_that_of_solving_every_mesh(
+    five: bytes, alone: Callable[[], None], options: str
+) -> None:
     shared, kinds = sharded(five, options)
     alone()
     each, solved = sharded(five, options)
     assert shared == each
-    # the first mesh has no gradient to hand on, the last begins with one; those in the middle are equal
+    # the first mesh has no gradient to hand on, the last begins with one; those in the middle are
+    # equal
     assert (kinds, solved) == (3, STAGES)
 
 
 def test_updates_sorted_by_name_do_not_keep_stages_apart(alone: Callable[[], None]) -> None:
-    """Of layers 0 to 9, as of any that a model sorts as text, some stages have the later one first."""
+    """Of layers 0 to 9, as of any that a model sorts as text, some stages have the later one
+    first."""
     module = staged([1, 0, 2, 3, 5, 4, 6, 7, 8, 9])
     shared, kinds = sharded(module, "")
     alone()

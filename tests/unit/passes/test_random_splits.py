@@ -1,4 +1,5 @@
-"""Random steps that reduce, mix, move and pair rows of the batch: cut into microbatches they are exact, or refused."""
+"""Random steps that reduce, mix, move and pair rows of the batch: cut into microbatches they are
+exact, or refused."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from shardopt.runtime.reference import run_reference
 
 ROWS, WIDTH = 4, 3
 
-# Of two values (rows x width, width x width or width) and a weight (width x width); what does not fit is passed over.
+# Of two values (rows x width, width x width or width) and a weight (width x width); what does not
+# fit is passed over.
 OPS: dict[str, Callable[..., jax.Array]] = {
     "tanh": lambda a, b, w: jnp.tanh(a),
     "add": lambda a, b, w: a + b,
@@ -57,7 +59,9 @@ OPS: dict[str, Callable[..., jax.Array]] = {
 
 Program = list[tuple[str, int, int, int]]
 programs = st.lists(
-    st.tuples(st.sampled_from(sorted(OPS)), st.integers(0, 9), st.integers(0, 9), st.integers(0, 1)),
+    st.tuples(
+        st.sampled_from(sorted(OPS)), st.integers(0, 9), st.integers(0, 9), st.integers(0, 1)
+    ),
     min_size=2,
     max_size=8,
 )
@@ -67,7 +71,9 @@ def run(program: Program, weights: list[jax.Array], x: jax.Array, y: jax.Array) 
     values = [x, y]
     for name, first, second, weight in program:
         try:
-            value = OPS[name](values[-1 - first % len(values)], values[-1 - second % len(values)], weights[weight])
+            value = OPS[name](
+                values[-1 - first % len(values)], values[-1 - second % len(values)], weights[weight]
+            )
         except (TypeError, ValueError, IndexError):
             continue
         if value.shape in ((ROWS, WIDTH), (WIDTH, WIDTH), (WIDTH,)):
@@ -79,7 +85,11 @@ def run(program: Program, weights: list[jax.Array], x: jax.Array, y: jax.Array) 
 @given(programs, st.sampled_from([2, 4]), st.booleans())
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 def test_a_random_step_is_exact_or_refused(program: Program, count: int, train: bool) -> None:
-    weights, x, y = [normal(0, WIDTH, WIDTH), normal(1, WIDTH, WIDTH)], normal(2, ROWS, WIDTH), normal(3, ROWS, WIDTH)
+    weights, x, y = (
+        [normal(0, WIDTH, WIDTH), normal(1, WIDTH, WIDTH)],
+        normal(2, ROWS, WIDTH),
+        normal(3, ROWS, WIDTH),
+    )
 
     def step(weights: Any, x: jax.Array, y: jax.Array) -> Any:
         def loss(weights: Any) -> Any:
@@ -103,5 +113,7 @@ def test_a_random_step_is_exact_or_refused(program: Program, count: int, train: 
     with original.context:
         expand_loop(module)
         # by XLA: the reference interpreter scatters into its operand, which others may read
-        for left, right in zip(run_reference(original, flat), run_reference(module, flat), strict=True):
+        for left, right in zip(
+            run_reference(original, flat), run_reference(module, flat), strict=True
+        ):
             np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)

@@ -1,4 +1,5 @@
-"""A step cut into microbatches computes what the whole step computes, and mistakes are told with a place."""
+"""A step cut into microbatches computes what the whole step computes, and mistakes are told with a
+place."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def adam(state: Any, x: jax.Array, y: jax.Array) -> Any:
     first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, grads)
     second = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g**2, second, grads)
     rate = 0.1 / (1 + count)
-    params = jax.tree.map(lambda p, m, v: p - rate * m / (jnp.sqrt(v) + 1e-3), params, first, second)
+    params = jax.tree.map(
+        lambda p, m, v: p - rate * m / (jnp.sqrt(v) + 1e-3), params, first, second
+    )
     return params, first, second, count + 1
 
 
@@ -91,14 +94,20 @@ def test_softmax_cross_entropy_by_label() -> None:
         log_probs = jax.nn.log_softmax(mlp(params, x))
         return -jnp.mean(jnp.take_along_axis(log_probs, labels[:, None], axis=-1))
 
-    check(partial(sgd, loss), mlp_params(), normal(3, ROWS, 3), jnp.asarray([0, 1, 1, 0], jnp.int32))
+    check(
+        partial(sgd, loss), mlp_params(), normal(3, ROWS, 3), jnp.asarray([0, 1, 1, 0], jnp.int32)
+    )
 
 
 def attention(params: Any, x: jax.Array) -> jax.Array:
     """Causal, two heads, with layer normalization and a learned position."""
     rows, length, width = x.shape
     x = x + params["position"]
-    normed = (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5) * params["scale"]
+    normed = (
+        (x - x.mean(-1, keepdims=True))
+        * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
+        * params["scale"]
+    )
     q, k, v = (jnp.reshape(normed @ params[name], (rows, length, 2, width // 2)) for name in "qkv")
     scores = jnp.einsum("bthd,bshd->bhts", q, k)
     scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -1e9)
@@ -114,8 +123,13 @@ def test_attention_with_layer_norm() -> None:
 
 def test_convolution_and_pooling() -> None:
     def loss(kernel: jax.Array, x: jax.Array) -> jax.Array:
-        image = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-        return jnp.mean(jax.lax.reduce_window(image, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID") ** 2)
+        image = jax.lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        return jnp.mean(
+            jax.lax.reduce_window(image, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+            ** 2
+        )
 
     check(partial(sgd, loss), normal(0, 2, 2, 2, 3), normal(1, ROWS, 4, 4, 2), counts=(1, 2))
 
@@ -130,7 +144,9 @@ def test_a_batch_that_is_not_the_first_dimension() -> None:
 
 def test_checkpointed_blocks_keep_their_barrier() -> None:
     loss = jax.checkpoint(mse)
-    program = check(partial(sgd, loss), mlp_params(), normal(3, ROWS, 3), normal(4, ROWS, 2), counts=(1, 2))
+    program = check(
+        partial(sgd, loss), mlp_params(), normal(3, ROWS, 3), normal(4, ROWS, 2), counts=(1, 2)
+    )
     assert "optimization_barrier" in names(program.body_ops)
 
 
@@ -155,7 +171,14 @@ def test_max_min_and_boolean_reductions() -> None:
     def step(w: jax.Array, x: jax.Array) -> Any:
         y = x * w
         total = jnp.sum((y * 8).astype(jnp.int32), axis=0)
-        return w + y.max(0), y.min(0), jnp.any(y > 0.3, axis=0), jnp.all(y > -0.3, axis=0), total, y.prod(0)
+        return (
+            w + y.max(0),
+            y.min(0),
+            jnp.any(y > 0.3, axis=0),
+            jnp.all(y > -0.3, axis=0),
+            total,
+            y.prod(0),
+        )
 
     check(step, normal(1, 3), normal(0, ROWS, 3))
 
@@ -186,13 +209,16 @@ def batch_norm(params: Any, x: jax.Array) -> jax.Array:
 
 def test_batch_norm_is_refused_by_default() -> None:
     module = lower(partial(sgd, batch_norm), mlp_params(), normal(3, ROWS, 3))
-    with pytest.raises(DiagnosedError, match=r"reduced over the whole batch by 'stablehlo\.reduce'") as caught:
+    with pytest.raises(
+        DiagnosedError, match=r"reduced over the whole batch by 'stablehlo\.reduce'"
+    ) as caught:
         split(module, 2)
     assert caught.value.diagnostic.notes[0].message == "reduced over the batch here"
 
 
 def test_batch_norm_of_a_microbatch() -> None:
-    """With the rows of a microbatch repeated, the statistics of the whole batch are those of the microbatch."""
+    """With the rows of a microbatch repeated, the statistics of the whole batch are those of the
+    microbatch."""
     params, x = mlp_params(), normal(3, ROWS, 3)
 
     def gradients(params: Any, x: jax.Array) -> Any:
@@ -204,7 +230,9 @@ def test_batch_norm_of_a_microbatch() -> None:
     with module.context:
         expand_loop(module)
         found = evaluate(module, flat)
-    halves = [jax.tree.leaves(gradients(params, jnp.concatenate([half, half]))) for half in (x[:2], x[2:])]
+    halves = [
+        jax.tree.leaves(gradients(params, jnp.concatenate([half, half]))) for half in (x[:2], x[2:])
+    ]
     for result, first, second in zip(found, *halves, strict=True):
         np.testing.assert_allclose(result, (first + second) / 2, rtol=1e-4, atol=1e-5)
 
@@ -227,23 +255,31 @@ def test_contrastive_loss_is_refused() -> None:
 def test_an_indivisible_batch_is_told_with_its_divisors() -> None:
     module = lower(partial(sgd, mse), mlp_params(), normal(3, 6, 3), normal(4, 6, 2))
     with pytest.raises(
-        DiagnosedError, match=r"found extent 6 of dimension 0 of argument 3 \(batch\[0\]\); its divisors are 1, 2, 3, 6"
+        DiagnosedError,
+        match=r"found extent 6 of dimension 0 of argument 3 \(batch\[0\]\); its divisors are 1, 2, "
+        r"3, 6",
     ):
         split(module, 4)
 
 
 def test_ambiguous_batch_arguments_are_listed() -> None:
     module = lower(
-        partial(sgd, lambda p, x, y: jnp.sum(x) * jnp.sum(y) * jnp.sum(p)), normal(0, 2), normal(1, 4), normal(2, 3)
+        partial(sgd, lambda p, x, y: jnp.sum(x) * jnp.sum(y) * jnp.sum(p)),
+        normal(0, 2),
+        normal(1, 4),
+        normal(2, 3),
     )
     with pytest.raises(
-        DiagnosedError, match=r"first extent \(1: batch\[0\] tensor<4xf32>, 2: batch\[1\] tensor<3xf32>\)"
+        DiagnosedError,
+        match=r"first extent \(1: batch\[0\] tensor<4xf32>, 2: batch\[1\] tensor<3xf32>\)",
     ):
         split(module, 1)
 
 
 def test_a_step_without_a_batch_is_one_iteration() -> None:
-    program = check(adam, adam_state(), normal(3, 3, 3), normal(4, 3, 2), counts=(1,), batch_args=("none",))
+    program = check(
+        adam, adam_state(), normal(3, 3, 3), normal(4, 3, 2), counts=(1,), batch_args=("none",)
+    )
     assert "dot_general" not in names(program.epilogue)
     assert "sqrt" not in names(program.body_ops), "updates stay behind the loop there, too"
     assert len(program.loop.results) == 3, "a gradient for each parameter"
@@ -256,7 +292,9 @@ def test_losses_and_other_results_without_a_batch() -> None:
         loss, grads = jax.value_and_grad(mse)(params, x, y)
         return jax.tree.map(lambda p, g: p - loss * g, params, grads), loss, x @ y
 
-    program = check(step, mlp_params(), normal(3, 3, 3), normal(4, 3, 2), counts=(1,), batch_args=("none",))
+    program = check(
+        step, mlp_params(), normal(3, 3, 3), normal(4, 3, 2), counts=(1,), batch_args=("none",)
+    )
     assert len(program.loop.results) == 5
     assert names(program.epilogue) <= {"broadcast_in_dim", "multiply", "subtract", "transpose"}
 

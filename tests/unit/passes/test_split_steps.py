@@ -1,4 +1,5 @@
-"""Training steps of the kinds that are published: cut into microbatches they compute what they compute whole."""
+"""Training steps of the kinds that are published: cut into microbatches they compute what they
+compute whole."""
 
 from __future__ import annotations
 
@@ -39,13 +40,16 @@ def step_of(optimizer: optax.GradientTransformation, state: Any, *batch: Any) ->
 def test_optimizers_stay_behind_the_loop(optimizer: optax.GradientTransformation) -> None:
     params = mlp_params()
     state = params, optimizer.init(params)
-    program = check(partial(step_of, optimizer), state, normal(3, ROWS, 3), normal(4, ROWS, 2), counts=(4,))
+    program = check(
+        partial(step_of, optimizer), state, normal(3, ROWS, 3), normal(4, ROWS, 2), counts=(4,)
+    )
     assert len(program.loop.results) == 4, "the loss and one gradient a parameter"
 
 
 @pytest.mark.parametrize("scale", [1024.0, 1e30], ids=["finite", "overflow"])
 def test_dynamic_loss_scaling(scale: float) -> None:
-    """Of half precision: one gradient that is not finite skips the update of all, and halves the scale."""
+    """Of half precision: one gradient that is not finite skips the update of all, and halves the
+    scale."""
 
     def step(state: Any, x: jax.Array, y: jax.Array) -> Any:
         params, scale, good = state
@@ -63,7 +67,9 @@ def test_dynamic_loss_scaling(scale: float) -> None:
         return (params, scale, jnp.where(good >= 2, 0, good)), value, finite
 
     state = mlp_params(), jnp.float32(scale), jnp.int32(1)
-    program = check(step, state, normal(3, ROWS, 3), normal(4, ROWS, 2), counts=(2, 4), rtol=1e-2, atol=1e-3)
+    program = check(
+        step, state, normal(3, ROWS, 3), normal(4, ROWS, 2), counts=(2, 4), rtol=1e-2, atol=1e-3
+    )
     assert "is_finite" not in names(program.body_ops)
 
 
@@ -72,22 +78,41 @@ def test_a_loss_weighted_by_examples() -> None:
         return jnp.average(jnp.sum((mlp(params, x) - y) ** 2, axis=-1), weights=weight)
 
     weight = jnp.asarray([0.5, 2.0, 0.0, 1.0])
-    check(partial(sgd, loss), mlp_params(), normal(3, ROWS, 3), normal(4, ROWS, 2), weight, counts=(4,))
+    check(
+        partial(sgd, loss),
+        mlp_params(),
+        normal(3, ROWS, 3),
+        normal(4, ROWS, 2),
+        weight,
+        counts=(4,),
+    )
 
 
 def test_losses_with_weight_decay_and_metrics() -> None:
-    """Several losses in one, a penalty on the parameters, and metrics: means, sums, extremes and spreads."""
+    """Several losses in one, a penalty on the parameters, and metrics: means, sums, extremes and
+    spreads."""
 
     def losses(params: Any, x: jax.Array, y: jax.Array) -> Any:
         out = mlp(params, x)
         first, second = jnp.mean((out - y) ** 2), jnp.sum(optax.huber_loss(out, y))
         penalty = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params))
         right = jnp.mean(jnp.argmax(out, -1) == jnp.argmax(y, -1))
-        return first + 0.1 * second + 0.01 * penalty, (first, second, right, jnp.max(out), out.std())
+        return first + 0.1 * second + 0.01 * penalty, (
+            first,
+            second,
+            right,
+            jnp.max(out),
+            out.std(),
+        )
 
     def step(params: Any, x: jax.Array, y: jax.Array) -> Any:
         (value, more), grads = jax.value_and_grad(losses, has_aux=True)(params, x, y)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value, more, optax.tree.norm(grads)
+        return (
+            jax.tree.map(lambda p, g: p - 0.1 * g, params, grads),
+            value,
+            more,
+            optax.tree.norm(grads),
+        )
 
     check(step, mlp_params(), normal(3, ROWS, 3), normal(4, ROWS, 2), counts=(4,))
 
@@ -105,7 +130,9 @@ def test_two_losses_with_gradients_of_their_own() -> None:
             return jnp.mean(jax.nn.softplus(-verdict(judge, maker)))
 
         def judges(judge: Any) -> jax.Array:
-            return jnp.mean(jax.nn.softplus(verdict(judge, maker))) + jnp.mean(jax.nn.softplus(-mlp(judge, real)))
+            return jnp.mean(jax.nn.softplus(verdict(judge, maker))) + jnp.mean(
+                jax.nn.softplus(-mlp(judge, real))
+            )
 
         return (sgd(fools, maker)[0], sgd(judges, judge)[0]), fools(maker), judges(judge)
 
@@ -118,7 +145,14 @@ def test_outputs_of_each_example_are_gathered_in_order() -> None:
     def step(params: Any, x: jax.Array, y: jax.Array) -> Any:
         out = mlp(params, x)
         both = jnp.concatenate([out, y], axis=-1)
-        return *sgd(mse, params, x, y), both, both[:, ::-1].T, jnp.argsort(both, -1), out > 0, jnp.cumsum(both, 0)
+        return (
+            *sgd(mse, params, x, y),
+            both,
+            both[:, ::-1].T,
+            jnp.argsort(both, -1),
+            out > 0,
+            jnp.cumsum(both, 0),
+        )
 
     check(step, mlp_params(), normal(3, ROWS, 3), normal(4, ROWS, 2), counts=(2, 4))
 
@@ -128,7 +162,12 @@ def test_an_evaluation_step() -> None:
     def evaluate(params: Any, x: jax.Array, y: jax.Array) -> Any:
         out = mlp(params, x)
         right = jnp.argmax(out, -1) == jnp.argmax(y, -1)
-        return {"logits": out, "loss": jnp.mean((out - y) ** 2), "right": right.sum(), "count": right.size}
+        return {
+            "logits": out,
+            "loss": jnp.mean((out - y) ** 2),
+            "right": right.sum(),
+            "count": right.size,
+        }
 
     arguments = mlp_params(), normal(3, ROWS, 3), normal(4, ROWS, 2)
     program = check(evaluate, *arguments, counts=(4,), batch_args=("x", "y"))
@@ -136,20 +175,26 @@ def test_an_evaluation_step() -> None:
 
 
 def test_one_argument_of_the_batch_is_enough() -> None:
-    """What meets its rows has to have rows: the inputs are sliced, too, and the model runs in the loop."""
+    """What meets its rows has to have rows: the inputs are sliced, too, and the model runs in the
+    loop."""
 
     def loss(params: Any, x: jax.Array, labels: jax.Array) -> jax.Array:
         return optax.softmax_cross_entropy_with_integer_labels(mlp(params, x), labels).mean()
 
     labels = jnp.asarray([0, 1, 1, 0], jnp.int32)
-    program = check(partial(sgd, loss), mlp_params(), normal(3, ROWS, 3), labels, counts=(2,), batch_args=("4",))
+    program = check(
+        partial(sgd, loss), mlp_params(), normal(3, ROWS, 3), labels, counts=(2,), batch_args=("4",)
+    )
     assert "dot_general" not in names(program.prologue) | names(program.epilogue)
 
 
 def dropout(params: Any, x: jax.Array, key: jax.Array) -> jax.Array:
     key = jax.random.wrap_key_data(key)
     hidden = jnp.tanh(x @ params["w1"] + params["b1"]) * jax.random.bernoulli(key, 0.5, (len(x), 5))
-    return jnp.mean((hidden @ params["w2"] + 0.1 * jax.random.normal(jax.random.fold_in(key, 1), (len(x), 2))) ** 2)
+    return jnp.mean(
+        (hidden @ params["w2"] + 0.1 * jax.random.normal(jax.random.fold_in(key, 1), (len(x), 2)))
+        ** 2
+    )
 
 
 @pytest.mark.parametrize("partitionable", [True, False])
@@ -162,7 +207,9 @@ def test_random_bits_are_those_of_the_whole_batch(partitionable: bool) -> None:
 def test_a_random_key_for_each_example() -> None:
     def loss(params: Any, x: jax.Array, key: jax.Array) -> jax.Array:
         keys = jax.random.split(jax.random.wrap_key_data(key), len(x))
-        return jnp.mean((mlp(params, x) * jax.vmap(lambda key: jax.random.bernoulli(key, 0.5, (2,)))(keys)) ** 2)
+        return jnp.mean(
+            (mlp(params, x) * jax.vmap(lambda key: jax.random.bernoulli(key, 0.5, (2,)))(keys)) ** 2
+        )
 
     check(partial(sgd, loss), mlp_params(), normal(3, ROWS, 3), KEY, counts=(4,))
 
@@ -182,7 +229,8 @@ def standardized(params: Any, x: jax.Array, key: jax.Array) -> jax.Array:
 
 @pytest.mark.parametrize("loss", [shuffled, mixed_up, standardized])
 def test_rows_of_the_inputs_may_be_mixed_before_the_model(loss: Callable[..., jax.Array]) -> None:
-    """On the whole batch, before the loop, which costs little: the model sees slices of what comes out."""
+    """On the whole batch, before the loop, which costs little: the model sees slices of what comes
+    out."""
     program = check(partial(sgd, loss), mlp_params(), normal(3, ROWS, 3), KEY, counts=(2, 4))
     assert "dot_general" not in names(program.prologue)
 
@@ -216,8 +264,12 @@ def test_gradients_clipped_for_each_example() -> None:
     """As differential privacy wants it: the batch is a batch of gradients."""
 
     def step(params: Any, x: jax.Array, y: jax.Array) -> Any:
-        grads = jax.vmap(jax.grad(lambda p, x, y: mse(p, x[None], y[None])), (None, 0, 0))(params, x, y)
-        norms = jnp.sqrt(sum(jnp.sum(g.reshape(len(g), -1) ** 2, -1) for g in jax.tree.leaves(grads)))
+        grads = jax.vmap(jax.grad(lambda p, x, y: mse(p, x[None], y[None])), (None, 0, 0))(
+            params, x, y
+        )
+        norms = jnp.sqrt(
+            sum(jnp.sum(g.reshape(len(g), -1) ** 2, -1) for g in jax.tree.leaves(grads))
+        )
         share = jnp.minimum(1, 0.5 / norms) / len(norms)
         return jax.tree.map(lambda p, g: p - jnp.tensordot(share, g, 1), params, grads), norms
 
@@ -230,7 +282,12 @@ def test_a_mixture_of_experts_by_one_hot_products() -> None:
         hot = jax.nn.one_hot(jnp.argmax(gate, -1), 2)
         return jnp.mean(jnp.einsum("nd,edf,ne,ne->nf", x, params["up"], hot, gate) ** 2)
 
-    check(partial(sgd, loss), {"router": normal(0, 3, 2), "up": normal(1, 2, 3, 5)}, normal(3, ROWS, 3), counts=(4,))
+    check(
+        partial(sgd, loss),
+        {"router": normal(0, 3, 2), "up": normal(1, 2, 3, 5)},
+        normal(3, ROWS, 3),
+        counts=(4,),
+    )
 
 
 def test_a_teacher_that_averages_its_student() -> None:
@@ -247,9 +304,17 @@ def test_double_precision_agrees_to_ten_digits() -> None:
     with jax.enable_x64(True):
         optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(0.1))
         params, x, y = jax.tree.map(
-            lambda leaf: leaf.astype(jnp.float64), (mlp_params(), normal(3, ROWS, 3), normal(4, ROWS, 2))
+            lambda leaf: leaf.astype(jnp.float64),
+            (mlp_params(), normal(3, ROWS, 3), normal(4, ROWS, 2)),
         )
-        check(partial(step_of, optimizer), (params, optimizer.init(params)), x, y, rtol=1e-10, atol=1e-14)
+        check(
+            partial(step_of, optimizer),
+            (params, optimizer.init(params)),
+            x,
+            y,
+            rtol=1e-10,
+            atol=1e-14,
+        )
 
 
 def norm_with_running_statistics(state: Any, x: jax.Array) -> Any:
@@ -266,12 +331,23 @@ def norm_with_running_statistics(state: Any, x: jax.Array) -> Any:
 
 
 def test_batch_statistics_of_equal_microbatches_are_those_of_the_batch() -> None:
-    """So a step whose microbatches stand for the batch is exact there; the running statistics leave the loop, too."""
+    """So a step whose microbatches stand for the batch is exact there; the running statistics leave
+    the loop, too."""
     params = {"w1": normal(0, 3, 5), "w2": normal(1, 5, 2)}
     state = params, (jnp.zeros(5), jnp.ones(5))
     rows = jnp.tile(normal(3, 2, 3), (2, 1))
-    check(norm_with_running_statistics, state, rows, counts=(2,), batch_coupling="per-microbatch", atol=1e-5)
-    with pytest.raises(DiagnosedError, match=r"'stablehlo\.subtract' .* reduced over the whole batch by 'stablehlo\."):
+    check(
+        norm_with_running_statistics,
+        state,
+        rows,
+        counts=(2,),
+        batch_coupling="per-microbatch",
+        atol=1e-5,
+    )
+    with pytest.raises(
+        DiagnosedError,
+        match=r"'stablehlo\.subtract' .* reduced over the whole batch by 'stablehlo\.",
+    ):
         split(lower(norm_with_running_statistics, state, rows), 2)
 
 
@@ -307,7 +383,9 @@ def worst(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
 def test_losses_whose_gradient_needs_the_whole_forward_pass(loss: Callable[..., jax.Array]) -> None:
     """Refused, with the operation that needs a total and the one that makes it."""
     module = lower(partial(sgd, loss), mlp_params(), normal(3, ROWS, 3), normal(4, ROWS, 2))
-    with pytest.raises(DiagnosedError, match=r"needs a value reduced over the whole batch by 'stablehlo\.reduce'"):
+    with pytest.raises(
+        DiagnosedError, match=r"needs a value reduced over the whole batch by 'stablehlo\.reduce'"
+    ):
         split(module, 2)
 
 
@@ -317,7 +395,9 @@ def test_iota_masks_of_the_batch_are_sliced() -> None:
     def loss(params: Any, x: jax.Array) -> jax.Array:
         rows = jnp.arange(len(x))
         scale = jnp.where(rows % 3 == 1, 2.0, jnp.where(rows < 2, 0.5, 1.0))
-        table = jnp.asarray(np.arange(12.0, dtype=np.float32).reshape(4, 3))  # a constant with a row for each example
+        table = jnp.asarray(
+            np.arange(12.0, dtype=np.float32).reshape(4, 3)
+        )  # a constant with a row for each example
         return jnp.mean(mlp(params, x + table) ** 2 * scale[:, None])
 
     check(partial(sgd, loss), mlp_params(), normal(3, ROWS, 3), counts=(2, 4))

@@ -1,4 +1,5 @@
-"""What is planned to travel together does so: groups of transfers in the IR against the messages of the program."""
+"""What is planned to travel together does so: groups of transfers in the IR against the messages of
+the program."""
 
 from __future__ import annotations
 

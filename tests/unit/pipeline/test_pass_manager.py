@@ -1,4 +1,5 @@
-"""The manager: order, failures and whose fault they are, statistics, and what instrumentation sees."""
+"""The manager: order, failures and whose fault they are, statistics, and what instrumentation
+sees."""
 
 from __future__ import annotations
 
@@ -31,7 +32,14 @@ from shardopt.pipeline.statistics import (
     statistics_report,
     summed,
 )
-from shardopt.pipeline.timing import Timed, merged, timing_json, timing_list, timing_report, timing_tree
+from shardopt.pipeline.timing import (
+    Timed,
+    merged,
+    timing_json,
+    timing_list,
+    timing_report,
+    timing_tree,
+)
 from shardopt.support.errors import UserError
 from shardopt.support.spans import timed
 
@@ -62,7 +70,9 @@ class TryRun(Pass):
         if self.action == "crash":
             raise KeyError("stage")
         if self.action == "break":
-            function.attributes["function_type"] = ir.TypeAttr.parse("(tensor<8xf32>) -> tensor<8xf32>")
+            function.attributes["function_type"] = ir.TypeAttr.parse(
+                "(tensor<8xf32>) -> tensor<8xf32>"
+            )
         if self.action == "solve":
             with timed("solve"):
                 sum(range(1000))
@@ -94,7 +104,9 @@ def module(tmp_path: Path) -> ir.Module:
 
 def test_runs_python_and_native_passes_in_order(module: ir.Module) -> None:
     seen: list[Diagnostic] = []
-    result = run_pipeline(module, "shardopt-try-run,func.func(cse),canonicalize", handler=seen.append)
+    result = run_pipeline(
+        module, "shardopt-try-run,func.func(cse),canonicalize", handler=seen.append
+    )
     assert str(module).count("stablehlo.add") == 1
     assert "shardopt.tried" in str(module)
     assert [step.leaf.name for step in result.steps] == ["shardopt-try-run", "cse", "canonicalize"]
@@ -123,7 +135,9 @@ def test_a_failure_names_both_ops(module: ir.Module, tmp_path: Path) -> None:
 
 
 def test_a_user_error_without_a_place_gets_the_pass(module: ir.Module) -> None:
-    with pytest.raises(PassFailure, match=r"shardopt-try-run: cluster\.yaml: expected a number of hosts"):
+    with pytest.raises(
+        PassFailure, match=r"shardopt-try-run: cluster\.yaml: expected a number of hosts"
+    ):
         run_pipeline(module, "shardopt-try-run{action=user-error}")
 
 
@@ -134,7 +148,10 @@ def test_a_bug_stays_an_exception_and_names_the_pass(module: ir.Module) -> None:
 
 
 def test_a_pass_that_breaks_the_module_is_a_bug(module: ir.Module) -> None:
-    with pytest.raises(InvalidModuleError, match=r"does not verify after shardopt-try-run\{action=break\}\n.*error: "):
+    with pytest.raises(
+        InvalidModuleError,
+        match=r"does not verify after shardopt-try-run\{action=break\}\n.*error: ",
+    ):
         run_pipeline(module, "shardopt-try-run{action=break}")
     assert not issubclass(InvalidModuleError, UserError)
 
@@ -176,7 +193,9 @@ class Recorder(Instrumentation):
 def test_instrumentation_sees_every_pass(module: ir.Module) -> None:
     recorder = Recorder()
     with pytest.raises(PassFailure):
-        run_pipeline(module, "canonicalize,shardopt-try-run{action=fail}", instrumentation=[recorder])
+        run_pipeline(
+            module, "canonicalize,shardopt-try-run{action=fail}", instrumentation=[recorder]
+        )
     assert recorder.events == [
         "begin builtin.module(canonicalize,shardopt-try-run{action=fail})",
         "before canonicalize",
@@ -188,7 +207,11 @@ def test_instrumentation_sees_every_pass(module: ir.Module) -> None:
 
 def test_ir_is_printed_only_after_passes_that_change_it(module: ir.Module) -> None:
     stream = io.StringIO()
-    run_pipeline(module, "canonicalize,cse,canonicalize", instrumentation=[IRPrinter(stream, after_change=True)])
+    run_pipeline(
+        module,
+        "canonicalize,cse,canonicalize",
+        instrumentation=[IRPrinter(stream, after_change=True)],
+    )
     assert stream.getvalue().count("IR Dump") == 1
     assert stream.getvalue().startswith("// -----// IR Dump After cse //----- //\nmodule {\n")
 
@@ -203,7 +226,10 @@ def test_tree_files_can_be_run_again(module: ir.Module, tmp_path: Path) -> None:
         "pipeline.txt",
         "timing.json",
     ]
-    assert [row["name"] for row in json.loads((tree / "timing.json").read_text())][:2] == ["canonicalize", "cse"]
+    assert [row["name"] for row in json.loads((tree / "timing.json").read_text())][:2] == [
+        "canonicalize",
+        "cse",
+    ]
     again = load_module(tree / "01_canonicalize.mlir", make_context())
     run_pipeline(again, (tree / "pipeline.txt").read_text().split("\n")[0])
     assert str(again) == (tree / "02_cse.mlir").read_text()
@@ -214,7 +240,15 @@ def test_timing_report_sums_groups(module: ir.Module) -> None:
     tree = timing_tree(result, [Timed("Parser", 1.0)])
     rows = timing_report(tree).split("\n")[6:]
     names = [row[row.index(")") + 3 :] for row in rows]
-    assert names == ["Parser", "func.func", "  cse", "  canonicalize", "symbol-dce", "Verifier", "Total"]
+    assert names == [
+        "Parser",
+        "func.func",
+        "  cse",
+        "  canonicalize",
+        "symbol-dce",
+        "Verifier",
+        "Total",
+    ]
     seconds = [float(row.split()[0]) for row in rows]
     assert seconds[1] == pytest.approx(seconds[2] + seconds[3], abs=2e-4)
     assert seconds[-1] == pytest.approx(sum(seconds[:2]) + sum(seconds[4:6]), abs=3e-4)
@@ -222,7 +256,10 @@ def test_timing_report_sums_groups(module: ir.Module) -> None:
 
 def test_timing_lists_each_name_with_its_own_time() -> None:
     solve = Timed("solve", 2.0)
-    tree = (Timed("phase", 6.0, (Timed("cse", 1.0), Timed("shard", 5.0, (solve,)))), Timed("cse", 0.5))
+    tree = (
+        Timed("phase", 6.0, (Timed("cse", 1.0), Timed("shard", 5.0, (solve,)))),
+        Timed("cse", 0.5),
+    )
     assert timing_list(tree) == (Timed("shard", 3.0), solve, Timed("cse", 1.5))
     parsed = json.loads(timing_json(tree))
     assert [row["name"] for row in parsed] == ["phase", "cse", "Total"]
@@ -232,16 +269,27 @@ def test_timing_lists_each_name_with_its_own_time() -> None:
 
 def test_spans_of_a_pass_are_recorded(module: ir.Module) -> None:
     result = run_pipeline(module, "shardopt-try-run{action=solve}")
-    assert list(result.steps[0].spans) == ["solve"] and 0 < result.steps[0].spans["solve"] <= result.steps[0].seconds
+    assert (
+        list(result.steps[0].spans) == ["solve"]
+        and 0 < result.steps[0].spans["solve"] <= result.steps[0].seconds
+    )
 
 
 def test_statistics_of_every_pass(module: ir.Module) -> None:
     counter = OpCounter()
-    result = run_pipeline(module, "shardopt-try-run{action=solve},cse,cse", instrumentation=[counter])
+    result = run_pipeline(
+        module, "shardopt-try-run{action=solve},cse,cse", instrumentation=[counter]
+    )
     figures = pass_figures(result, counter)
     assert figures[1] == PassFigures("cse", (), {"ops before": 4, "ops after": 3})
-    assert statistics_report(figures, "list").split("\n")[3:5] == ["cse", "  (S)          1 ops removed"]
-    assert json.loads(statistics_json(figures))[1]["statistics"] == {"ops before": 4, "ops after": 3}
+    assert statistics_report(figures, "list").split("\n")[3:5] == [
+        "cse",
+        "  (S)          1 ops removed",
+    ]
+    assert json.loads(statistics_json(figures))[1]["statistics"] == {
+        "ops before": 4,
+        "ops after": 3,
+    }
     assert summed([figures, figures])[1].figures["ops before"] == 8
 
 

@@ -67,7 +67,9 @@ def _registered():
     vars(module).update(TryOptions=TryOptions, TryOthers=TryOthers)
     sys.modules[module.__name__] = module
     try_phase = Phase(
-        "try", "two passes and a switch", ("shardopt-try-options", "cse", When("more", ("shardopt-try-others",)))
+        "try",
+        "two passes and a switch",
+        ("shardopt-try-options", "cse", When("more", ("shardopt-try-others",))),
     )
     last_phase = Phase("last", "one pass", ("shardopt-try-others", "func.func(canonicalize)"))
     with pytest.MonkeyPatch.context() as patch:
@@ -82,9 +84,14 @@ def _registered():
 
 def test_options_print_only_what_differs_from_the_default() -> None:
     assert str(TryOptions()) == "shardopt-try-options"
-    assert str(TryOptions(num_stages=2, schedule="gpipe")) == "shardopt-try-options{num-stages=2 schedule=gpipe}"
+    assert (
+        str(TryOptions(num_stages=2, schedule="gpipe"))
+        == "shardopt-try-options{num-stages=2 schedule=gpipe}"
+    )
     given = TryOptions(devices=(0, 1), names=(), cluster='a "b" {', budget=1e-9, exact=True)
-    assert str(given).endswith(r'{devices=0,1 names={} cluster="a \"b\" {" budget=1e-09 exact=true}')
+    assert str(given).endswith(
+        r'{devices=0,1 names={} cluster="a \"b\" {" budget=1e-09 exact=true}'
+    )
 
 
 @given(
@@ -117,11 +124,31 @@ def test_option_values_as_a_user_writes_them() -> None:
 @pytest.mark.parametrize(
     ("text", "message", "offset"),
     [
-        ("stages=2", "unknown option of shardopt-try-options: 'stages'; did you mean 'num-stages'?", 0),
-        ("exact num-stages=two", "option 'num-stages' of shardopt-try-options expects int, found 'two'", 6),
-        ("schedule=gpip", "option 'schedule' of shardopt-try-options expects 1f1b | gpipe, found 'gpip'", 0),
-        ("devices=1,x", "option 'devices' of shardopt-try-options expects list of int, found '1,x'", 0),
-        ("exact=yes", "option 'exact' of shardopt-try-options expects true or false, found 'yes'", 0),
+        (
+            "stages=2",
+            "unknown option of shardopt-try-options: 'stages'; did you mean 'num-stages'?",
+            0,
+        ),
+        (
+            "exact num-stages=two",
+            "option 'num-stages' of shardopt-try-options expects int, found 'two'",
+            6,
+        ),
+        (
+            "schedule=gpip",
+            "option 'schedule' of shardopt-try-options expects 1f1b | gpipe, found 'gpip'",
+            0,
+        ),
+        (
+            "devices=1,x",
+            "option 'devices' of shardopt-try-options expects list of int, found '1,x'",
+            0,
+        ),
+        (
+            "exact=yes",
+            "option 'exact' of shardopt-try-options expects true or false, found 'yes'",
+            0,
+        ),
         ("budget=", "option 'budget' of shardopt-try-options expects float, found ''", 0),
         ("cluster", "expects str, found '' (a value is missing)", 0),
         ("exact exact", "option 'exact' of shardopt-try-options is given twice", 6),
@@ -137,7 +164,9 @@ def test_wrong_options_are_diagnosed(text: str, message: str, offset: int) -> No
 
 
 def test_option_specs_tell_a_user_what_to_write() -> None:
-    described = {spec.name: (spec.type_text, spec.default_text) for spec in option_specs(TryOptions)}
+    described = {
+        spec.name: (spec.type_text, spec.default_text) for spec in option_specs(TryOptions)
+    }
     assert described == {
         "num-stages": ("int", "1"),
         "schedule": ("1f1b | gpipe", "1f1b"),
@@ -184,7 +213,11 @@ def test_blanks_and_a_missing_anchor_are_fine() -> None:
         ("cse)", "expected ',' or the end of the pipeline, found ')'", 3),
         ("cse canonicalize", "expected ',' or the end of the pipeline, found 'c'", 4),
         ("cse,,cse", "expected the name of a pass or phase, found ','", 4),
-        ("shardopt-try-options{exact depth=2}", "unknown option of shardopt-try-options: 'depth'", 27),
+        (
+            "shardopt-try-options{exact depth=2}",
+            "unknown option of shardopt-try-options: 'depth'",
+            27,
+        ),
         ("shardopt-try-options{exact", "'{' is never closed", 20),
         ("cse,canonicalize{depth=2}", "no such option depth", 4),
         ("func.func(shardopt-try-options)", "cannot be nested under func.func", 10),
@@ -192,7 +225,11 @@ def test_blanks_and_a_missing_anchor_are_fine() -> None:
         ("sdy-populate-op-sharding-rules", "restricted to 'func.func'", 0),
         ("shardopt-try{depth=2}", "unknown option of shardopt-try: 'depth'", 13),
         ("shardopt-try{more=maybe}", "option 'more' expects true or false, found 'maybe'", 13),
-        ("cse,shardopt-try{num-stages=x}", "shardopt-try: option 'num-stages' of shardopt-try-options expects int", 4),
+        (
+            "cse,shardopt-try{num-stages=x}",
+            "shardopt-try: option 'num-stages' of shardopt-try-options expects int",
+            4,
+        ),
     ],
 )
 def test_wrong_pipelines_point_at_the_place(text: str, message: str, column: int) -> None:
@@ -212,7 +249,11 @@ def test_the_caret_stands_under_its_line() -> None:
 def test_a_phase_hands_its_options_to_the_passes_that_have_them() -> None:
     step = parse_pipeline("shardopt-try{num-stages=2 exact=true more=true depth=3}").steps[0]
     assert isinstance(step, PhaseStep)
-    expected = "shardopt-try-options{num-stages=2 exact=true},cse,shardopt-try-others{num-stages=2 depth=3}"
+    expected = (
+        "shardopt-try-options{num-stages=2 "
+        "exact=true},cse,shardopt-try-others{num-stages=2 "
+        "depth=3}"
+    )
     assert ",".join(map(str, step.steps)) == expected
     assert expand_phase(phases.PHASES[0]) == "shardopt-try-options,cse"
     assert "depth" in phase_options(phases.PHASES[0])
@@ -232,7 +273,10 @@ def test_phase_ranges() -> None:
     assert phase_range("last") == "builtin.module(shardopt-last)"
     assert phase_range(last="try", options="exact") == "builtin.module(shardopt-try{exact})"
     options = "num-stages=2 schedule=gpipe"
-    assert phase_range(options=options) == f"builtin.module(shardopt-try{{{options}}},shardopt-last{{num-stages=2}})"
+    assert (
+        phase_range(options=options)
+        == f"builtin.module(shardopt-try{{{options}}},shardopt-last{{num-stages=2}})"
+    )
     with pytest.raises(UserError, match="unknown option of the phases last to last: 'exact'"):
         phase_range("last", options="exact")
     with pytest.raises(UserError, match="phase 'last' comes after phase 'try'"):
@@ -242,7 +286,10 @@ def test_phase_ranges() -> None:
 
 
 def test_flags_nest_native_passes_by_themselves() -> None:
-    assert str(parse_flag("sdy-populate-op-sharding-rules", "")) == "func.func(sdy-populate-op-sharding-rules)"
+    assert (
+        str(parse_flag("sdy-populate-op-sharding-rules", ""))
+        == "func.func(sdy-populate-op-sharding-rules)"
+    )
     assert str(parse_flag("canonicalize", "max-iterations=2")) == "canonicalize{max-iterations=2}"
     assert str(parse_flag("shardopt-try-others", "depth=2")) == "shardopt-try-others{depth=2}"
     assert str(parse_flag("shardopt-try", "exact")) == "shardopt-try{exact}"

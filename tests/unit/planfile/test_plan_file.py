@@ -1,4 +1,5 @@
-"""Plan files: the fields, what the parts say of each other, the schema, and files that a machine has damaged."""
+"""Plan files: the fields, what the parts say of each other, the schema, and files that a machine
+has damaged."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ MODEL = str(Path(__file__).parents[3] / "docs" / "tutorial" / "mlp.mlir")
 
 @cache
 def planned() -> Plan:
-    return make_plan(MODEL, PlanOptions("cpu-test:1x4", microbatches=4, layers=2, stages=2), cache=False)
+    return make_plan(
+        MODEL, PlanOptions("cpu-test:1x4", microbatches=4, layers=2, stages=2), cache=False
+    )
 
 
 def document() -> dict[str, Any]:
@@ -72,13 +75,20 @@ def write(folder: Path, data: object) -> str:
 # ---- texts ----
 
 
-@given(st.lists(st.lists(st.sampled_from("xyz"), max_size=2).map(tuple), max_size=3).map(tuple), st.booleans())
-def test_shardings_are_read_as_they_are_written(dims: tuple[tuple[str, ...], ...], partial: bool) -> None:
+@given(
+    st.lists(st.lists(st.sampled_from("xyz"), max_size=2).map(tuple), max_size=3).map(tuple),
+    st.booleans(),
+)
+def test_shardings_are_read_as_they_are_written(
+    dims: tuple[tuple[str, ...], ...], partial: bool
+) -> None:
     sharding = Sharding(dims, ("x", "z") if partial else ())
     assert parse_sharding(sharding_text(sharding)) == sharding
 
 
-@pytest.mark.parametrize("text", ["", "x", "[x]", "[{x}", "[{x}, {}] +", "[{x} {y}]", "[{x}, ]", "[[x]]", "[{}] + x"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "[x]", "[{x}", "[{x}, {}] +", "[{x} {y}]", "[{x}, ]", "[[x]]", "[{}] + x"]
+)
 def test_other_texts_are_no_shardings(text: str) -> None:
     with pytest.raises(ValueError, match="expected a sharding such as"):
         parse_sharding(text)
@@ -90,9 +100,17 @@ def test_runs_stand_for_layers(layers: list[int]) -> None:
     assert layers_in(runs) == tuple(layers)
 
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+)
 JSON = st.recursive(
-    SCALARS, lambda i: st.lists(i, max_size=3) | st.dictionaries(st.text(max_size=4), i, max_size=3), max_leaves=8
+    SCALARS,
+    lambda i: st.lists(i, max_size=3) | st.dictionaries(st.text(max_size=4), i, max_size=3),
+    max_leaves=8,
 )
 
 
@@ -111,7 +129,10 @@ def test_a_written_plan_has_no_mistakes(tmp_path: Path) -> None:
 
 
 def test_the_schema_in_the_package_is_that_of_the_readers() -> None:
-    assert json.loads((resources.files("shardopt") / "schemas" / "plan.schema.json").read_text()) == schema()
+    assert (
+        json.loads((resources.files("shardopt") / "schemas" / "plan.schema.json").read_text())
+        == schema()
+    )
 
 
 MISTAKES = [
@@ -123,20 +144,64 @@ MISTAKES = [
     ("stage", [], "unknown field 'stage'; did you mean 'stages'?"),
     ("cluster.hosts", 0, "field 'cluster.hosts': expected a positive number, got 0"),
     ("stages.0.layers", [0], "field 'stages[0].layers': expected a list of 2 items, got [0]"),
-    ("stages.0.layers", [0, 1], "field 'stages[1].layers': expected layers from 2 on, found 1 to 1"),
-    ("stages.0.layers", [1, 0], "field 'stages[0].layers': expected the first layer before the last, found 1 to 0"),
+    (
+        "stages.0.layers",
+        [0, 1],
+        "field 'stages[1].layers': expected layers from 2 on, found 1 to 1",
+    ),
+    (
+        "stages.0.layers",
+        [1, 0],
+        "field 'stages[0].layers': expected the first layer before the last, found 1 to 0",
+    ),
     ("stages.1.layers", [1, 2], "field 'stages[1].layers': expected 1 as the last layer, found 2"),
-    ("stages.0.submesh", "1*2", "field 'stages[0].submesh': expected sizes such as '1x4', got '1*2'"),
-    ("stages.0.submesh", "1x1", "field 'stages[0].logical_shape': expected 1 devices as in 'submesh', found 2"),
-    ("stages.0.submesh", "2x1", "field 'stages[0].submesh': expected a part of a host or whole hosts of cpu-test:1x4"),
-    ("stages.1.devices", [2, 1], "field 'stages[1].devices': expected every device once, found 1 in stage 0, too"),
+    (
+        "stages.0.submesh",
+        "1*2",
+        "field 'stages[0].submesh': expected sizes such as '1x4', got '1*2'",
+    ),
+    (
+        "stages.0.submesh",
+        "1x1",
+        "field 'stages[0].logical_shape': expected 1 devices as in 'submesh', found 2",
+    ),
+    (
+        "stages.0.submesh",
+        "2x1",
+        "field 'stages[0].submesh': expected a part of a host or whole hosts of cpu-test:1x4",
+    ),
+    (
+        "stages.1.devices",
+        [2, 1],
+        "field 'stages[1].devices': expected every device once, found 1 in stage 0, too",
+    ),
     ("stages.1.devices", [2, 4], "field 'stages[1].devices': expected devices below 4, found 4"),
-    ("stages.1.devices", ..., "field 'stages[1]': expected devices in all stages or in none, found none here"),
+    (
+        "stages.1.devices",
+        ...,
+        "field 'stages[1]': expected devices in all stages or in none, found none here",
+    ),
     ("stages.0.group", "gpu", "field 'stages[0].group': expected one of cpu-test, found 'gpu'"),
-    ("stages.0.recompute", "some", "field 'stages[0].recompute': expected one of none, layer, full, got 'some'"),
-    ("stages.0.predicted.peak_bytes", 3 << 30, "field 'stages[0].predicted.peak_bytes': expected at most 2147483648"),
-    ("stages.0.shardings.inputs.arg0", "x", "field 'stages[0].shardings.inputs.arg0': expected a sharding such as"),
-    ("stages.0.shardings.inputs.arg0", "[{z}, {}]", "field 'stages[0].shardings.inputs.arg0': expected axes x, y"),
+    (
+        "stages.0.recompute",
+        "some",
+        "field 'stages[0].recompute': expected one of none, layer, full, got 'some'",
+    ),
+    (
+        "stages.0.predicted.peak_bytes",
+        3 << 30,
+        "field 'stages[0].predicted.peak_bytes': expected at most 2147483648",
+    ),
+    (
+        "stages.0.shardings.inputs.arg0",
+        "x",
+        "field 'stages[0].shardings.inputs.arg0': expected a sharding such as",
+    ),
+    (
+        "stages.0.shardings.inputs.arg0",
+        "[{z}, {}]",
+        "field 'stages[0].shardings.inputs.arg0': expected axes x, y",
+    ),
     ("stages.0.shardings.inputs.arg0", "[{y}, {y}]", "expected every axis once, found [{y}, {y}]"),
     ("layers.count", 3, "field 'layers.count': expected 2, the layers in 'layers.body', found 3"),
     (
@@ -157,33 +222,60 @@ def test_mistakes_name_the_field(tmp_path: Path, path: str, value: object, messa
 
 def test_all_mistakes_are_told(tmp_path: Path) -> None:
     data = document()
-    for path, value in (("stages.0.submesh", 3), ("stages.1.recompute", "x"), ("options", 3), ("layers.count", 0)):
+    for path, value in (
+        ("stages.0.submesh", 3),
+        ("stages.1.recompute", "x"),
+        ("options", 3),
+        ("layers.count", 0),
+    ):
         change(data, path, value)
     assert len(check_plan(write(tmp_path, data))) == 4
 
 
 # What only shows when the plan is applied to a model.
 MISTAKES_WITH_A_MODEL = [
-    ("model.fingerprint", "sha256:0", "field 'model.fingerprint': the plan was made for another model"),
+    (
+        "model.fingerprint",
+        "sha256:0",
+        "field 'model.fingerprint': the plan was made for another model",
+    ),
     ("layers.body", [[0, 3], [1, 3]], "field 'layers.body': expected the layers of"),
-    ("layers.arguments", [[0, 3]], "field 'layers.arguments': expected the layers of 4 arguments, found 3"),
+    (
+        "layers.arguments",
+        [[0, 3]],
+        "field 'layers.arguments': expected the layers of 4 arguments, found 3",
+    ),
     ("stages.0.shardings.ops", ["add"], "field 'stages[0].shardings.ops': expected"),
-    ("stages.0.shardings.ops.0", "add [] -> []", "field 'stages[0].shardings.ops[0]': expected a way to split"),
+    (
+        "stages.0.shardings.ops.0",
+        "add [] -> []",
+        "field 'stages[0].shardings.ops[0]': expected a way to split",
+    ),
     ("stages.0.shardings.inputs.arg0", ..., "missing field 'stages[0].shardings.inputs.arg0'"),
-    ("stages.0.shardings.inputs.arg0", "[{}]", "field 'stages[0].shardings.inputs.arg0': expected a sharding of shape"),
+    (
+        "stages.0.shardings.inputs.arg0",
+        "[{}]",
+        "field 'stages[0].shardings.inputs.arg0': expected a sharding of shape",
+    ),
     ("options.schedule", "2f2b", "unknown schedule '2f2b'"),
 ]
 
 
-@pytest.mark.parametrize(("path", "value", "message"), MISTAKES_WITH_A_MODEL, ids=lambda value: str(value)[:40])
-def test_mistakes_that_show_with_the_model(tmp_path: Path, path: str, value: object, message: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "value", "message"), MISTAKES_WITH_A_MODEL, ids=lambda value: str(value)[:40]
+)
+def test_mistakes_that_show_with_the_model(
+    tmp_path: Path, path: str, value: object, message: str
+) -> None:
     file = write(tmp_path, change(document(), path, value))
     assert check_plan(file) == ()
     found = check_plan(file, MODEL)
     assert len(found) == 1 and message in found[0], found
 
 
-def test_check_plan_prints_mistakes_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_plan_prints_mistakes_and_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     good = write(tmp_path, document())
     assert main(["plan", "--check-plan", good]) == 0
     assert capsys.readouterr().out == f"{good}: no mistakes found\n"
@@ -248,7 +340,13 @@ def test_more_stages_are_a_difference() -> None:
 
 def places(value: Any, prefix: str = "") -> list[str]:
     """All paths into a document."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     found = []
     for name, inner in items:
         if "." not in str(name):
@@ -256,7 +354,10 @@ def places(value: Any, prefix: str = "") -> list[str]:
     return found
 
 
-DAMAGE = st.tuples(st.sampled_from(places(_document())), JSON | st.sampled_from([..., -1, 0, 1, 2, 10**9, "1x2", "x"]))
+DAMAGE = st.tuples(
+    st.sampled_from(places(_document())),
+    JSON | st.sampled_from([..., -1, 0, 1, 2, 10**9, "1x2", "x"]),
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -296,11 +397,16 @@ def test_text_that_is_no_json(tmp_path: Path) -> None:
 
 
 def test_what_kernels_reach_is_part_of_what_was_decided_on() -> None:
-    """A prediction made with other rates is not this plan's own; without rates the hash is that of older files."""
+    """A prediction made with other rates is not this plan's own; without rates the hash is that of
+    older files."""
     group = load_cluster("h100-sxm:1x2").groups[0]
     assert group.device.kernels is not None
     faster = replace(group.device.kernels, memory=1.0)
-    devices = [replace(group.device, kernels=kernels) for kernels in (None, group.device.kernels, faster)]
-    files = [PlanFile(2, cluster=Cluster("c", (replace(group, device=device),))) for device in devices]
+    devices = [
+        replace(group.device, kernels=kernels) for kernels in (None, group.device.kernels, faster)
+    ]
+    files = [
+        PlanFile(2, cluster=Cluster("c", (replace(group, device=device),))) for device in devices
+    ]
     assert len({file.decisions() for file in files}) == 3
     assert "kernels" not in repr(files[0].cluster)

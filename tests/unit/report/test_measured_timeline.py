@@ -33,7 +33,10 @@ def simulated() -> SimulationResult:
 
 def doubled(simulated: SimulationResult) -> dict[Task, tuple[float, float]]:
     """Everything takes twice as long, on a clock that shows 100 at the start."""
-    return {span.task: (100 + 2 * span.start_seconds, 100 + 2 * span.end_seconds) for span in simulated.spans()}
+    return {
+        span.task: (100 + 2 * span.start_seconds, 100 + 2 * span.end_seconds)
+        for span in simulated.spans()
+    }
 
 
 def test_a_step_of_twice_the_length(simulated: SimulationResult) -> None:
@@ -58,9 +61,14 @@ def test_tasks_that_were_not_measured_take_no_time(simulated: SimulationResult) 
     assert measured_result(simulated, {}).makespan_seconds == 0
 
 
-def test_transfers_lead_from_the_end_of_a_task_to_the_start_of_its_reader(simulated: SimulationResult) -> None:
+def test_transfers_lead_from_the_end_of_a_task_to_the_start_of_its_reader(
+    simulated: SimulationResult,
+) -> None:
     measured = measured_result(simulated, doubled(simulated))
-    found = {(str(each.src), str(each.dst)): (each.start_seconds, each.end_seconds) for each in measured.transfers}
+    found = {
+        (str(each.src), str(each.dst)): (each.start_seconds, each.end_seconds)
+        for each in measured.transfers
+    }
     spans = {str(span.task): span for span in measured.spans()}
     assert found["0F1", "1F1"] == (spans["0F1"].end_seconds, spans["1F1"].start_seconds)
 
@@ -78,7 +86,9 @@ def test_table(simulated: SimulationResult) -> None:
 
 def test_picture_has_both_on_one_axis(simulated: SimulationResult) -> None:
     memory = [MemoryProfile((0.0, 1.0), (10, 20)), MemoryProfile((0.0,), (5,))]
-    root = ElementTree.fromstring(comparison_svg(simulated, measured_result(simulated, doubled(simulated), memory)))
+    root = ElementTree.fromstring(
+        comparison_svg(simulated, measured_result(simulated, doubled(simulated), memory))
+    )
     inner = [child for child in root if child.tag.endswith("svg")]
     titles = [child.text for picture in inner for child in picture if child.tag.endswith("title")]
     assert [str(title).split(":")[0] for title in titles] == ["simulated", "measured"]

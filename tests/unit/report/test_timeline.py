@@ -45,7 +45,9 @@ def test_narrow_rows_show_only_microbatches() -> None:
 
 def test_rows_name_the_stage_where_a_mesh_has_several() -> None:
     lists = ("0F0 2F0 2B0 0B0", "1F0 1B0")
-    schedule = Schedule("shared", 1, (0, 1, 0), tuple(tuple(map(Task.parse, own.split())) for own in lists))
+    schedule = Schedule(
+        "shared", 1, (0, 1, 0), tuple(tuple(map(Task.parse, own.split())) for own in lists)
+    )
     graph = chain_graph(3)
     rows = timeline_rows(simulate(schedule, graph, dict.fromkeys(graph.tasks, 1.0)), 60)
     assert rows[1].startswith("mesh 0 0F0-------··········2F0-------2B0=======··········0B0=======")
@@ -54,7 +56,9 @@ def test_rows_name_the_stage_where_a_mesh_has_several() -> None:
 
 def test_text_colours_boxes_by_kind(result: SimulationResult) -> None:
     text = timeline_text(result, 36)
-    assert tuple(line.rstrip() for line in text.plain.rstrip("\n").split("\n")) == timeline_rows(result, 36)
+    assert tuple(line.rstrip() for line in text.plain.rstrip("\n").split("\n")) == timeline_rows(
+        result, 36
+    )
     colours = {text.plain[span.start : span.end]: str(span.style) for span in text.spans}
     assert KIND_STYLES[TaskKind.FORWARD].colour in colours["F0--"]
     assert KIND_STYLES[TaskKind.BACKWARD].colour in colours["B1======"]
@@ -67,7 +71,17 @@ def test_svg(result: SimulationResult) -> None:
     assert tooltips[0] == "0F0 (forward): 0 to 1 ms"
     assert "1B1 (backward): 5 to 7 ms" in tooltips
     texts = [node.text for node in root.iter(f"{SVG}text")]
-    assert {"mesh 0", "mesh 1", "F0", "B1", "5", "ms", "forward", "backward", "idle (bubble)"} <= set(texts)
+    assert {
+        "mesh 0",
+        "mesh 1",
+        "F0",
+        "B1",
+        "5",
+        "ms",
+        "forward",
+        "backward",
+        "idle (bubble)",
+    } <= set(texts)
     assert float(root.attrib["width"]) == 1100
 
 

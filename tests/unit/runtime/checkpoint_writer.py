@@ -1,7 +1,7 @@
 """A process that writes checkpoints until it is killed: `python checkpoint_writer.py FOLDER`.
 
-Each has two files of 1 MiB with the step in every element. A line with the step follows when it stands.
-"""
+Each has two files of 1 MiB with the step in every element. A line with the step follows when it
+stands."""
 
 from __future__ import annotations
 

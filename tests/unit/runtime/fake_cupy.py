@@ -1,9 +1,10 @@
-"""cupy and NCCL on host memory, with streams that do nothing until somebody waits, and then in any allowed order.
+"""cupy and NCCL on host memory, with streams that do nothing until somebody waits, and then in any
+allowed order.
 
-What a stream was given runs in order; which stream goes on is drawn by chance. A send runs when its receive has come to
-the head of its stream, too, and never before. Memory that is let go is overwritten at once, or, if it was taken for a
-stream, when that stream comes to it: whoever still reads it then reads garbage.
-"""
+What a stream was given runs in order; which stream goes on is drawn by chance. A send runs when its
+receive has come to the head of its stream, too, and never before. Memory that is let go is
+overwritten at once, or, if it was taken for a stream, when that stream comes to it: whoever still
+reads it then reads garbage."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ class World:
         self.lock = threading.RLock()
         self.streams: dict[int, Stream] = {}
         self.numbers = count(1000)
-        self.comms: dict[tuple[int, ...], list[deque[P2P]]] = defaultdict(lambda: [deque(), deque()])
+        self.comms: dict[tuple[int, ...], list[deque[P2P]]] = defaultdict(
+            lambda: [deque(), deque()]
+        )
         self.members: dict[tuple[int, ...], set[int]] = defaultdict(set)
         self.pool, self.graves = BufferPool(), []  # type: ignore[var-annotated]
         self.local = threading.local()
@@ -144,11 +147,18 @@ class Array:
 
     def __init__(self, world: World, pointer: Pointer, array: np.ndarray) -> None:
         self.world, self._pointer, self._array = world, pointer, array
-        self.shape, self.dtype, self.nbytes, self.flags = array.shape, array.dtype, array.nbytes, array.flags
+        self.shape, self.dtype, self.nbytes, self.flags = (
+            array.shape,
+            array.dtype,
+            array.nbytes,
+            array.flags,
+        )
 
     @property
     def data(self) -> Pointer:
-        return Pointer(self.world, self._pointer.memory, self._array.ctypes.data - self._pointer.memory.ptr)
+        return Pointer(
+            self.world, self._pointer.memory, self._array.ctypes.data - self._pointer.memory.ptr
+        )
 
     def __getitem__(self, slices: Any) -> Array:
         return Array(self.world, self._pointer, self._array[slices])
@@ -186,7 +196,9 @@ class Communicator:
 
     def _post(self, what: str, pointer: int, size: int, peer: int, stream: int) -> None:
         assert peer == 1 - self.rank or self.size == 1
-        assert self.world.local.device == self.world.streams[stream].device, "the device of the communicator is current"
+        assert self.world.local.device == self.world.streams[stream].device, (
+            "the device of the communicator is current"
+        )
         self.world.local.group.append((self, what, pointer, size, stream))
 
     def check_async_error(self) -> None:
@@ -205,7 +217,8 @@ def _group_start(world: World) -> None:
 
 
 def _group_end(world: World) -> None:
-    """One operation on each stream; with the other end's, which must be the same pieces, it becomes ready."""
+    """One operation on each stream; with the other end's, which must be the same pieces, it becomes
+    ready."""
     posted: dict[tuple[int, str], P2P] = {}
     with world.lock:
         world.groups.append([(what, size) for _, what, _, size, _ in world.local.group])
@@ -235,7 +248,9 @@ def _enqueue(world: World, comm: Communicator, what: str, stream: Stream) -> P2P
             return
         mate = other[0]
         sent, received = (p2p, mate) if side == 0 else (mate, p2p)
-        assert [size for _, size in sent.parts] == [size for _, size in received.parts], "both ends mean one message"
+        assert [size for _, size in sent.parts] == [size for _, size in received.parts], (
+            "both ends mean one message"
+        )
         for (source, size), (target, _) in zip(sent.parts, received.parts, strict=True):
             ctypes.memmove(target, source, size)
         own.popleft()
@@ -301,7 +316,9 @@ def fake_cupy(world: World) -> Any:
         alloc=lambda size: Pointer(world, Memory(world, size, None), 0),
         nccl=nccl,
     )
-    return SimpleNamespace(cuda=cuda, ndarray=array, empty=empty, ascontiguousarray=ascontiguousarray)
+    return SimpleNamespace(
+        cuda=cuda, ndarray=array, empty=empty, ascontiguousarray=ascontiguousarray
+    )
 
 
 class Shard:

@@ -1,4 +1,5 @@
-"""Random exported programs, an interpreter of instruction lists that knows no device, and mutations of instructions."""
+"""Random exported programs, an interpreter of instruction lists that knows no device, and mutations
+of instructions."""
 
 from __future__ import annotations
 
@@ -61,8 +62,8 @@ def planned_steps(source: MeshValue, target: MeshValue, strategy: str) -> tuple[
 
 @st.composite
 def exported_programs(draw: st.DrawFn) -> ExportedProgram:
-    """Arguments, calls and transfers on three meshes; each call has a function of its own, some donate, some results
-    are state."""
+    """Arguments, calls and transfers on three meshes; each call has a function of its own, some
+    donate, some results are state."""
     specs = st.sampled_from([TensorSpec(SHAPE, "float32", sharding) for sharding in SHARDINGS])
     meshes = st.sampled_from([mesh.name for mesh in MESHES])
     by_name = {mesh.name: mesh for mesh in MESHES}
@@ -78,7 +79,9 @@ def exported_programs(draw: st.DrawFn) -> ExportedProgram:
             ends = [(by_name[value.mesh], value.spec) for value in (source, target)]
             steps = default_steps(ends[0], ends[1])
             if steps and draw(st.booleans()):
-                steps = planned_steps(source, target, draw(st.sampled_from(["local_allgather", "broadcast"])))
+                steps = planned_steps(
+                    source, target, draw(st.sampled_from(["local_allgather", "broadcast"]))
+                )
             ops.append(Transfer(chosen, len(values), steps))
             values.append(target)
             continue
@@ -87,7 +90,9 @@ def exported_programs(draw: st.DrawFn) -> ExportedProgram:
         results = tuple(draw(specs) for _ in range(draw(st.integers(1, 2))))
         donates = tuple(k for k in range(len(inputs)) if draw(st.booleans()))
         name = f"f{len(functions)}"
-        functions.append(StageFunction(name, b"", tuple(values[v].spec for v in inputs), results, donates))
+        functions.append(
+            StageFunction(name, b"", tuple(values[v].spec for v in inputs), results, donates)
+        )
         outputs = tuple(range(len(values), len(values) + len(results)))
         ops.append(Call(source.mesh, name, "fwd", 0, inputs, outputs))
         values.extend(MeshValue(source.mesh, spec) for spec in results)
@@ -111,7 +116,12 @@ def exported_programs(draw: st.DrawFn) -> ExportedProgram:
 def program_of_all_kinds() -> ExportedProgram:
     """One small program with every kind of instruction."""
     split, whole = (TensorSpec(SHAPE, "float32", SHARDINGS[k]) for k in (1, 0))
-    values = [MeshValue("m0", split), MeshValue("m2", whole), MeshValue("m0", whole), MeshValue("m1", whole)]
+    values = [
+        MeshValue("m0", split),
+        MeshValue("m2", whole),
+        MeshValue("m0", whole),
+        MeshValue("m1", whole),
+    ]
     values += [MeshValue("m0", split), MeshValue("m0", split)]
     ops: tuple[Call | Transfer, ...] = (
         Transfer(0, 1, planned_steps(values[0], values[1], "local_allgather")),
@@ -139,7 +149,8 @@ def need(holds: bool, what: str) -> None:
 
 
 class Interpreter:
-    """Runs all lists, a mesh as far as it gets at a time, with terms in place of arrays. Raises Impossible."""
+    """Runs all lists, a mesh as far as it gets at a time, with terms in place of arrays. Raises
+    Impossible."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -148,7 +159,9 @@ class Interpreter:
         self.landed: list[dict[int, int]] = [{} for _ in program.meshes]
         for part in program.meshes:
             held = {buffer: ("argument", number) for number, buffer in part.arguments}
-            self.held.append({**held, **{buffer: ("index", number) for number, buffer in part.indices}})
+            self.held.append(
+                {**held, **{buffer: ("index", number) for number, buffer in part.indices}}
+            )
 
     def run(self) -> dict[int, Any]:
         """The terms of the results."""
@@ -157,13 +170,19 @@ class Interpreter:
         while moved:
             moved = False
             for mesh, part in enumerate(self.program.meshes):
-                while positions[mesh] < len(part.instructions) and self._do(mesh, part.instructions[positions[mesh]]):
+                while positions[mesh] < len(part.instructions) and self._do(
+                    mesh, part.instructions[positions[mesh]]
+                ):
                     positions[mesh], moved = positions[mesh] + 1, True
         for mesh, part in enumerate(self.program.meshes):
             need(positions[mesh] == len(part.instructions), "stuck")
             self._end(mesh, part)
         need(not self.messages, "a message nobody takes")
-        return {k: self.held[mesh][b] for mesh, part in enumerate(self.program.meshes) for k, b in part.results}
+        return {
+            k: self.held[mesh][b]
+            for mesh, part in enumerate(self.program.meshes)
+            for k, b in part.results
+        }
 
     def _do(self, mesh: int, each: Instruction) -> bool:
         part, held = self.program.meshes[mesh], self.held[mesh]
@@ -171,9 +190,14 @@ class Interpreter:
             case Run():
                 function = next((f for f in part.functions if f.name == each.function), None)
                 assert function is not None or need(False, "no function") is None
-                terms = [self._take(mesh, b, s) for b, s in zip_all(each.inputs, function.arguments)]
+                terms = [
+                    self._take(mesh, b, s) for b, s in zip_all(each.inputs, function.arguments)
+                ]
                 need(each.donated == tuple(each.inputs[k] for k in function.donates), "donation")
-                need(all(each.inputs.count(buffer) == 1 for buffer in each.donated), "donated and passed twice")
+                need(
+                    all(each.inputs.count(buffer) == 1 for buffer in each.donated),
+                    "donated and passed twice",
+                )
                 for buffer in each.donated:
                     self._drop(mesh, buffer)
                 for k, (buffer, spec) in enumerate(zip_all(each.outputs, function.results)):
@@ -190,7 +214,9 @@ class Interpreter:
                     return False
                 source, target, sent = self.messages.pop(each.tag)
                 need((source, target) == (each.source, part.mesh.name), "wrong mesh")
-                for (route, term), (buffer, own) in zip_all(sent, list(zip_all(each.buffers, each.routes))):
+                for (route, term), (buffer, own) in zip_all(
+                    sent, list(zip_all(each.buffers, each.routes))
+                ):
                     need(route == own, "wrong route")
                     self._land(mesh, buffer, route, term)
             case Reshard():
@@ -199,7 +225,9 @@ class Interpreter:
             case Allgather() | Broadcast():
                 need(self.landed[mesh].pop(each.buffer, None) == each.route, "nothing to complete")
             case Copy():
-                self._put(mesh, each.output, part.buffers[each.input], self._take(mesh, each.input, None))
+                self._put(
+                    mesh, each.output, part.buffers[each.input], self._take(mesh, each.input, None)
+                )
             case Free():
                 for buffer in each.buffers:
                     self._take(mesh, buffer, None)
@@ -212,8 +240,13 @@ class Interpreter:
             self.landed[mesh][buffer] = route
 
     def _take(self, mesh: int, buffer: int, spec: TensorSpec | None) -> Any:
-        need(buffer in self.held[mesh] and buffer not in self.landed[mesh], f"%{buffer} is not there")
-        need(spec in (None, self.program.meshes[mesh].buffers[buffer]), f"%{buffer} is of another type")
+        need(
+            buffer in self.held[mesh] and buffer not in self.landed[mesh], f"%{buffer} is not there"
+        )
+        need(
+            spec in (None, self.program.meshes[mesh].buffers[buffer]),
+            f"%{buffer} is of another type",
+        )
         return self.held[mesh][buffer]
 
     def _put(self, mesh: int, buffer: int, spec: TensorSpec, term: Any) -> None:
@@ -222,7 +255,10 @@ class Interpreter:
         self.held[mesh][buffer] = term
 
     def _drop(self, mesh: int, buffer: int) -> None:
-        need(buffer not in self.program.meshes[mesh].kept_buffers, f"%{buffer} is needed in the next step")
+        need(
+            buffer not in self.program.meshes[mesh].kept_buffers,
+            f"%{buffer} is needed in the next step",
+        )
         del self.held[mesh][buffer]
 
     def _end(self, mesh: int, part: MeshProgram) -> None:
@@ -243,7 +279,8 @@ KINDS = (*KEEPING, "buffer", "fewer", "tag", "route", "mesh", "function", "compl
 
 @st.composite
 def mutations(draw: st.DrawFn, program: Program, kind: str) -> Program:
-    """The program with one instruction changed; the program itself where it has none of that kind."""
+    """The program with one instruction changed; the program itself where it has none of that
+    kind."""
     choices = [
         (mesh, position)
         for mesh, part in enumerate(program.meshes)
@@ -281,18 +318,24 @@ def _applies(kind: str, each: Instruction) -> bool:
     return isinstance(each, special.get(kind, (object,)))
 
 
-def _changed(draw: st.DrawFn, kind: str, each: Instruction, program: Program, part: MeshProgram) -> Instruction:
+def _changed(
+    draw: st.DrawFn, kind: str, each: Instruction, program: Program, part: MeshProgram
+) -> Instruction:
     numbers = st.integers(-1, len(part.buffers))
     fields: dict[str, Any] = vars(each)
     if kind == "completion" and isinstance(each, Allgather | Broadcast):
-        return (Broadcast if isinstance(each, Allgather) else Allgather)(each.tag, each.buffer, each.route)
+        return (Broadcast if isinstance(each, Allgather) else Allgather)(
+            each.tag, each.buffer, each.route
+        )
     if kind == "buffer":
         name = draw(st.sampled_from([n for n in fields if n in BUFFER_FIELDS]))
         if not isinstance(fields[name], tuple):
             return replace(each, **{name: draw(numbers)})
         if fields[name]:
             k = draw(st.integers(0, len(fields[name]) - 1))
-            return replace(each, **{name: (*fields[name][:k], draw(numbers), *fields[name][k + 1 :])})
+            return replace(
+                each, **{name: (*fields[name][:k], draw(numbers), *fields[name][k + 1 :])}
+            )
     if kind == "fewer":
         some = [n for n, value in fields.items() if isinstance(value, tuple) and value]
         if some:
@@ -301,7 +344,10 @@ def _changed(draw: st.DrawFn, kind: str, each: Instruction, program: Program, pa
     choices: dict[str, tuple[str, Any]] = {
         "tag": ("tag", st.integers(0, 9)),
         "route": ("route", st.integers(-1, len(program.routes))),
-        "mesh": ("target" if "target" in fields else "source", st.sampled_from(["m0", "m1", "m2", "m9"])),
+        "mesh": (
+            "target" if "target" in fields else "source",
+            st.sampled_from(["m0", "m1", "m2", "m9"]),
+        ),
         "function": ("function", st.sampled_from([*(f.name for f in part.functions), "other"])),
     }
     if kind in choices:

@@ -1,4 +1,5 @@
-"""A process that writes checkpoints is killed again and again: what it said stands, stands, and is whole."""
+"""A process that writes checkpoints is killed again and again: what it said stands, stands, and is
+whole."""
 
 from __future__ import annotations
 
@@ -22,8 +23,14 @@ KILLS = 8
 def test_nothing_that_was_checkpointed_is_lost(tmp_path: Path) -> None:
     generator, reached, half_written = random.Random(0), 0, 0
     for _ in range(KILLS):
-        command = [sys.executable, str(Path(__file__).with_name("checkpoint_writer.py")), str(tmp_path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]) as writer:
+        command = [
+            sys.executable,
+            str(Path(__file__).with_name("checkpoint_writer.py")),
+            str(tmp_path),
+        ]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
+        ) as writer:
             assert writer.stdout is not None
             said = [int(writer.stdout.readline())]
             time.sleep(generator.uniform(0, 0.1))
@@ -36,6 +43,8 @@ def test_nothing_that_was_checkpointed_is_lost(tmp_path: Path) -> None:
         for step, folder in found:
             manifest = read_manifest(folder)
             assert manifest.step == step
-            assert (read_box(folder, manifest.arrays[0], ((0, SHAPE[0]), (0, SHAPE[1]))) == step).all()
+            assert (
+                read_box(folder, manifest.arrays[0], ((0, SHAPE[0]), (0, SHAPE[1]))) == step
+            ).all()
         reached = found[-1][0]
     assert half_written, "some were killed in the middle of it, or this shows nothing"

@@ -1,5 +1,5 @@
-"""Checkpoint files: any box of what was written under one sharding comes back, damage is one error, and nothing that is
-half written is seen."""
+"""Checkpoint files: any box of what was written under one sharding comes back, damage is one error,
+and nothing that is half written is seen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ from shardopt.forms.reshard_steps import tiles_by_device
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.state.checkpoint_folder import CheckpointFolder, checkpoints, find_checkpoint
 from shardopt.runtime.state.fillings import Filling, fill, full, normal, uniform
-from shardopt.runtime.state.manifest import MANIFEST_NAME, Manifest, StoredArray, manifest_text, read_manifest
+from shardopt.runtime.state.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    StoredArray,
+    manifest_text,
+    read_manifest,
+)
 from shardopt.runtime.state.ownership import owned_boxes
 from shardopt.runtime.state.shard_files import ShardWriter, read_box
 from shardopt.support.errors import UserError
@@ -41,7 +47,9 @@ def placements(draw: Any) -> tuple[Mesh, Sharding]:
     return Mesh("m", axes, tuple(range(count))), Sharding(tuple(map(tuple, dims)))
 
 
-def write(folder: Path, name: str, whole: np.ndarray, mesh: Mesh, sharding: Sharding, hosts: int = 1) -> StoredArray:
+def write(
+    folder: Path, name: str, whole: np.ndarray, mesh: Mesh, sharding: Sharding, hosts: int = 1
+) -> StoredArray:
     """As the workers of `hosts` hosts would write it."""
     spec = TensorSpec(whole.shape, whole.dtype.name, sharding)
     owned, found = owned_boxes(mesh, spec, turn=3), []
@@ -58,7 +66,13 @@ def _slices(box: Box) -> tuple[slice, ...]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(placements(), placements(), st.sampled_from(sorted(MLIR_NAMES)), st.integers(1, 3), st.integers(0, 99))
+@given(
+    placements(),
+    placements(),
+    st.sampled_from(sorted(MLIR_NAMES)),
+    st.integers(1, 3),
+    st.integers(0, 99),
+)
 def test_what_one_placement_writes_another_reads(
     tmp_path_factory: pytest.TempPathFactory,
     source: tuple[Mesh, Sharding],
@@ -67,7 +81,8 @@ def test_what_one_placement_writes_another_reads(
     hosts: int,
     seed: int,
 ) -> None:
-    """Bit for bit, through a manifest, with blocks so small that boxes begin and end inside them."""
+    """Bit for bit, through a manifest, with blocks so small that boxes begin and end inside
+    them."""
     folder = tmp_path_factory.mktemp("checkpoint")
     item = numpy_dtype(dtype)
     bits = np.random.default_rng(seed).integers(
@@ -83,12 +98,17 @@ def test_what_one_placement_writes_another_reads(
         assert found == Manifest(5, (stored,))
         for box in tiles_by_device(target[0], TensorSpec(whole.shape, dtype, target[1])).values():
             tile = read_box(folder, found.arrays[0], box)
-            assert tile.dtype == item and tile.tobytes() == np.ascontiguousarray(whole[_slices(box)]).tobytes()
+            assert (
+                tile.dtype == item
+                and tile.tobytes() == np.ascontiguousarray(whole[_slices(box)]).tobytes()
+            )
     written = sum(path.stat().st_size for path in folder.glob("*.bin"))
     assert whole.nbytes <= written < whole.nbytes + 64 * len(stored.shards)  # replicas once
 
 
-def test_a_box_reads_only_the_blocks_that_it_meets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_box_reads_only_the_blocks_that_it_meets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in ("manifest", "shard_files"):
         monkeypatch.setattr(f"shardopt.runtime.state.{module}.BLOCK_BYTES", 64)
     whole = np.arange(32 * 8, dtype=np.float32).reshape(32, 8)
@@ -98,7 +118,10 @@ def test_a_box_reads_only_the_blocks_that_it_meets(tmp_path: Path, monkeypatch: 
     data[-1] ^= 1  # in the last block, that of rows 30 and 31
     path.write_bytes(data)
     np.testing.assert_array_equal(read_box(tmp_path, stored, ((3, 29), (2, 5))), whole[3:29, 2:5])
-    with pytest.raises(UserError, match=r"w\.0\.bin': 'w' is damaged at byte 960: the data do not have their checksum"):
+    with pytest.raises(
+        UserError,
+        match=r"w\.0\.bin': 'w' is damaged at byte 960: the data do not have their checksum",
+    ):
         read_box(tmp_path, stored, ((3, 31), (2, 5)))
     path.write_bytes(data[:-40])
     with pytest.raises(UserError, match=r"w\.0\.bin': 'w' ends 40 bytes too early"):
@@ -123,13 +146,21 @@ def _mutations(document: Any, draw: Any) -> Any:
     paths: list[tuple[Any, Any]] = []
 
     def walk(node: Any) -> None:
-        for key in list(node) if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ():
+        for key in (
+            list(node)
+            if isinstance(node, dict)
+            else range(len(node))
+            if isinstance(node, list)
+            else ()
+        ):
             paths.append((node, key))
             walk(node[key])
 
     walk(document)
     node, key = draw(st.sampled_from(paths))
-    other = draw(st.sampled_from([None, -1, 1 << 70, 1.5, "../x", [], {}, True, [[]], "float32", 0, 1, 2]))
+    other = draw(
+        st.sampled_from([None, -1, 1 << 70, 1.5, "../x", [], {}, True, [[]], "float32", 0, 1, 2])
+    )
     if other == node[key] and type(other) is type(node[key]):
         other = "else"
     if isinstance(node, dict) and draw(st.booleans()):
@@ -141,7 +172,9 @@ def _mutations(document: Any, draw: Any) -> Any:
 
 @settings(max_examples=120, deadline=None)
 @given(st.data())
-def test_damaged_manifests_are_one_error(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_damaged_manifests_are_one_error(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     folder = tmp_path_factory.mktemp("checkpoint")
     whole = np.arange(24, dtype=np.float32).reshape(4, 6)
     mesh = Mesh("m", (("x", 2),), (0, 1))
@@ -168,7 +201,9 @@ def test_damaged_manifests_are_one_error(tmp_path_factory: pytest.TempPathFactor
 
 def _write_step(folder: CheckpointFolder, step: int) -> Path:
     writing = folder.begin()
-    stored = write(writing, "w", np.full(6, step), Mesh("m", (("x", 2),), (0, 1)), Sharding((("x",),)))
+    stored = write(
+        writing, "w", np.full(6, step), Mesh("m", (("x", 2),), (0, 1)), Sharding((("x",),))
+    )
     return folder.commit(writing, Manifest(step, (stored,)))
 
 
@@ -189,7 +224,9 @@ def test_the_newest_complete_checkpoint_counts_and_old_ones_go(tmp_path: Path) -
     folder.close()
     again = CheckpointFolder(folder.folder, keep=2)
     assert not list(folder.folder.glob(".writing-*"))
-    with pytest.raises(UserError, match=r"step-0+6' exists already: checkpoints are never overwritten"):
+    with pytest.raises(
+        UserError, match=r"step-0+6' exists already: checkpoints are never overwritten"
+    ):
         _write_step(again, 6)
     assert not list(folder.folder.glob(".writing-*"))
     again.close()
@@ -198,17 +235,27 @@ def test_the_newest_complete_checkpoint_counts_and_old_ones_go(tmp_path: Path) -
 def test_a_file_that_the_driver_cannot_see_is_named(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, keep=2)
     writing = folder.begin()
-    stored = write(writing, "w", np.zeros(6), Mesh("m", (("x", 2),), (0, 1)), Sharding((("x",),)), hosts=2)
+    stored = write(
+        writing, "w", np.zeros(6), Mesh("m", (("x", 2),), (0, 1)), Sharding((("x",),)), hosts=2
+    )
     (writing / "w.1.bin").unlink()
-    with pytest.raises(UserError, match=r"w\.1\.bin' was written by a worker and cannot be seen here"):
+    with pytest.raises(
+        UserError, match=r"w\.1\.bin' was written by a worker and cannot be seen here"
+    ):
         folder.commit(writing, Manifest(1, (stored,)))
     assert checkpoints(tmp_path) == [] and not writing.exists()
     folder.close()
 
 
 @settings(max_examples=40, deadline=None)
-@given(placements(), st.sampled_from(["float32", "bfloat16", "float8_e4m3fn", "int32", "bool"]), st.integers(0, 9))
-def test_filled_values_do_not_depend_on_the_sharding(placement: tuple[Mesh, Sharding], dtype: str, seed: int) -> None:
+@given(
+    placements(),
+    st.sampled_from(["float32", "bfloat16", "float8_e4m3fn", "int32", "bool"]),
+    st.integers(0, 9),
+)
+def test_filled_values_do_not_depend_on_the_sharding(
+    placement: tuple[Mesh, Sharding], dtype: str, seed: int
+) -> None:
     spec = TensorSpec((12, 24, 12), dtype, placement[1])
     whole_box = tuple((0, extent) for extent in spec.shape)
     for filling in (uniform(0, 2, seed), normal(0.5, 0.1, seed), full(1)):
@@ -227,7 +274,9 @@ def test_filled_values_have_the_distribution_they_name(monkeypatch: pytest.Monke
     assert abs(bell.mean() - 2) < 0.03 and abs(bell.std() - 3) < 0.03
     assert abs(np.mean(np.abs(bell - 2) < 3) - 0.6827) < 0.005
     assert abs(np.corrcoef(bell[:, :-1].ravel(), bell[:, 1:].ravel())[0, 1]) < 0.01
-    assert abs(np.corrcoef(bell.ravel(), fill(normal(2, 3, 0), "v", spec, box).ravel())[0, 1]) < 0.01
+    assert (
+        abs(np.corrcoef(bell.ravel(), fill(normal(2, 3, 0), "v", spec, box).ravel())[0, 1]) < 0.01
+    )
     monkeypatch.setattr("shardopt.runtime.state.fillings._CHUNK_ELEMENTS", 700)
     np.testing.assert_array_equal(fill(normal(2, 3, 0), "w", spec, box), bell)
     scalar = TensorSpec((), "float64", Sharding(()))

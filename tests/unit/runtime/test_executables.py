@@ -1,4 +1,5 @@
-"""Executables on disk: what is found again, what is made again, and functions that are compiled once."""
+"""Executables on disk: what is found again, what is made again, and functions that are compiled
+once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Commands and answers of workers: what goes into a frame comes out of it, and the wait for answers ends."""
+"""Commands and answers of workers: what goes into a frame comes out of it, and the wait for answers
+ends."""
 
 from __future__ import annotations
 
@@ -21,12 +22,21 @@ from shardopt.runtime.backends.gather import gather
 from shardopt.runtime.errors import Cancelled, Kind, MeshError
 from shardopt.support.errors import UserError
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=5)
+)
 VALUES = st.recursive(
     SCALARS,
     lambda inner: (
         st.lists(inner, max_size=3).map(tuple)
-        | st.dictionaries(st.integers() | st.text(max_size=3) | st.tuples(st.integers()), inner, max_size=3)
+        | st.dictionaries(
+            st.integers() | st.text(max_size=3) | st.tuples(st.integers()), inner, max_size=3
+        )
     ),
     max_leaves=8,
 )
@@ -35,7 +45,9 @@ VALUES = st.recursive(
 def passed_on(value: Any) -> Any:
     left, right = socket.socketpair()
     with left, right:
-        thread = threading.Thread(target=send_frame, args=(left, value))  # what is large does not fit into the socket
+        thread = threading.Thread(
+            target=send_frame, args=(left, value)
+        )  # what is large does not fit into the socket
         thread.start()
         found = receive_frame(right)
         thread.join()
@@ -89,7 +101,9 @@ def test_an_unknown_object_is_refused() -> None:
             receive_frame(right)
 
 
-def test_the_cause_is_waited_for_and_hosts_that_hang_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cause_is_waited_for_and_hosts_that_hang_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(gathering, "_PEER_SECONDS", 0.2)
     died, cut, fine = (Future[int]() for _ in range(3))
     hangs: Future[int] = Future()
@@ -98,7 +112,9 @@ def test_the_cause_is_waited_for_and_hosts_that_hang_are_not(monkeypatch: pytest
     def cancel_all(reason: str) -> None:
         told.append(reason)
         fine.set_exception(Cancelled(reason))
-        threading.Timer(0.05, died.set_exception, [MeshError("a/0", "", "killed", Kind.DIED)]).start()
+        threading.Timer(
+            0.05, died.set_exception, [MeshError("a/0", "", "killed", Kind.DIED)]
+        ).start()
 
     cut.set_exception(MeshError("b", "", "connection reset", Kind.CUT))
     with pytest.raises(MeshError, match="mesh 'a', host 0: killed"):

@@ -24,7 +24,9 @@ def monitor() -> tuple[Monitor, int, int]:
     first, second = (part.instructions for part in program.meshes)
     send = next(number for number, each in enumerate(first) if isinstance(each, Send))
     tag = next(each.tag for each in first if isinstance(each, Send))
-    recv = next(number for number, each in enumerate(second) if isinstance(each, Recv) and each.tag == tag)
+    recv = next(
+        number for number, each in enumerate(second) if isinstance(each, Recv) and each.tag == tag
+    )
     found = Monitor(program, {"m0": ("m0/0", "m0/1"), "m1": ("m1",)}, LIMITS)
     found.begin(0.0)
     return found, send, recv
@@ -44,31 +46,44 @@ def test_a_message_that_all_hosts_sent_and_nobody_got_was_lost() -> None:
     error = at(24, sent)
     assert error is not None and error.kind is Kind.LOST
     assert str(error).startswith(f"mesh 'm1', host 0, step 4, instruction {recv} (")
-    assert "message 0 of mesh 'm0' was sent and has not come for 10 s (limit message_seconds=10)" in str(error)
+    assert (
+        "message 0 of mesh 'm0' was sent and has not come for 10 s (limit message_seconds=10)"
+        in str(error)
+    )
 
 
 def test_a_message_under_way_gets_its_time() -> None:
     found, send, recv = monitor()
     for now in range(40):
         statuses = {"m0/0": Status(4, send + 1, False, 0), "m0/1": Status(4, send + 1, False, 0)}
-        assert found.observe(statuses | {"m1": Status(4, recv, now % 9 > 0, 0)}, ("m1",), now) is None
+        assert (
+            found.observe(statuses | {"m1": Status(4, recv, now % 9 > 0, 0)}, ("m1",), now) is None
+        )
 
 
 def test_who_holds_up_the_others_is_named() -> None:
     found, send, recv = monitor()
-    statuses = {"m0/0": Status(0, 0, True, 0), "m0/1": Status(0, send, False, 0), "m1": Status(0, recv, True, 0)}
+    statuses = {
+        "m0/0": Status(0, 0, True, 0),
+        "m0/1": Status(0, send, False, 0),
+        "m1": Status(0, recv, True, 0),
+    }
     assert found.observe(statuses, tuple(statuses), 1.0) is None
     assert found.observe(statuses, tuple(statuses), 60.5) is None
     error = found.observe(statuses, tuple(statuses), 61.5)
     assert error is not None and (error.worker, error.kind) == ("m0/1", Kind.STUCK)
     assert f"instruction {send} (SEND" in str(error) and "limit progress_seconds=60" in str(error)
-    assert found.observe(statuses | {"m1": Status(0, recv + 1, False, 0)}, tuple(statuses), 62) is None
+    assert (
+        found.observe(statuses | {"m1": Status(0, recv + 1, False, 0)}, tuple(statuses), 62) is None
+    )
     found.begin(70)
     assert found.observe(statuses, tuple(statuses), 71) is None
     assert found.observe({}, (), 900) is None  # nobody is asked for anything
 
 
-@pytest.mark.parametrize(("known", "where"), [((2, 3), ", step 2, instruction 3 ("), (None, ": no sign")])
+@pytest.mark.parametrize(
+    ("known", "where"), [((2, 3), ", step 2, instruction 3 ("), (None, ": no sign")]
+)
 def test_silence_is_an_error_outside_of_steps_too(
     monkeypatch: pytest.MonkeyPatch, known: tuple[int, int] | None, where: str
 ) -> None:
@@ -87,13 +102,21 @@ def test_silence_is_an_error_outside_of_steps_too(
         assert watch.check(["m0", "m1"]) is None
         for worker, question in questions:
             if not question.done() and (worker == "m0" or now < 103):
-                question.set_result({"step": 0, "position": int(now), "waiting": False, "pending": 0})
+                question.set_result(
+                    {"step": 0, "position": int(now), "waiting": False, "pending": 0}
+                )
     now = 106.0
     error = watch.check(["m0", "m1"])
     assert error is None  # what m1 said at 102 was heard at 104
     now = 108.0
     assert watch.check(["m0"]) is None
     error = watch.check(["m0", "m1"])
-    assert error is not None and str(error).startswith(f"mesh 'm1', host 0{where}") and error.kind is Kind.STUCK
-    assert "no sign of life for 4.0 s (limit silence_seconds=3): its process is stopped" in str(error)
+    assert (
+        error is not None
+        and str(error).startswith(f"mesh 'm1', host 0{where}")
+        and error.kind is Kind.STUCK
+    )
+    assert "no sign of life for 4.0 s (limit silence_seconds=3): its process is stopped" in str(
+        error
+    )
     assert len(questions) < 8  # nobody is asked again before there is an answer

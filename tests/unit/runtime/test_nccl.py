@@ -1,4 +1,5 @@
-"""Messages from GPU to GPU, on a stand-in for cupy and NCCL that runs streams in any allowed order."""
+"""Messages from GPU to GPU, on a stand-in for cupy and NCCL that runs streams in any allowed
+order."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def link(source: int, target: int, back: bool = False) -> Link:
     return Link(*reversed(ends)) if back else Link(*ends)
 
 
-LINKS = [link(source, target, back) for source in (0, 1) for target in (0, 1) for back in (False, True)]
+LINKS = [
+    link(source, target, back) for source in (0, 1) for target in (0, 1) for back in (False, True)
+]
 
 
 @contextmanager
@@ -67,7 +70,8 @@ def contents(words: Any, dtype: np.dtype = F32) -> np.ndarray:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_pieces_arrive_in_whatever_order_streams_run(seed: int) -> None:
-    """Both ways at once, several messages, boxes in one run and not; sources are dropped as soon as they are sent."""
+    """Both ways at once, several messages, boxes in one run and not; sources are dropped as soon as
+    they are sent."""
     world = World(seed)
     compute = fake_cupy(world)
     with compute.cuda.Device(0):
@@ -78,7 +82,10 @@ def test_pieces_arrive_in_whatever_order_streams_run(seed: int) -> None:
         for message in range(4):
             for name, back in (("a", False), ("b", True)):
                 other = "b" if name == "a" else "a"
-                values = [np.random.default_rng((seed, message, k, back)).random((4, 6), np.float32) for k in range(6)]
+                values = [
+                    np.random.default_rng((seed, message, k, back)).random((4, 6), np.float32)
+                    for k in range(6)
+                ]
                 links = [link(k % 2, k // 3, back) for k in range(6)]
                 parts = [
                     (each, Shard(world, value, world.random.choice(streams)), boxes[k % 3])
@@ -90,7 +97,8 @@ def test_pieces_arrive_in_whatever_order_streams_run(seed: int) -> None:
                 cudas = both[other]._cudas
                 shards = [cudas[each.target.shard].take((4, 6), F32) for each in links]
                 windows = [
-                    (each, shard[boxes[k % 3]]) for k, (each, shard) in enumerate(zip(links, shards, strict=True))
+                    (each, shard[boxes[k % 3]])
+                    for k, (each, shard) in enumerate(zip(links, shards, strict=True))
                 ]
                 events = [event for _, _, event in both[other].receive(windows)]
                 arrived.append((values, shards, events))
@@ -159,7 +167,9 @@ def test_memory_that_comes_back_waits_for_its_last_reader() -> None:
     assert cuda.take((5, 3), F32).data.ptr != place
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.bool_, np.complex128, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn])
+@pytest.mark.parametrize(
+    "dtype", [np.float32, np.bool_, np.complex128, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn]
+)
 def test_xla_takes_memory_over_as_it_is(dtype: type) -> None:
     """Also types that cupy has none of; the owner lives as long as the array."""
     device = own_devices(2).own[1]

@@ -17,7 +17,13 @@ from shardopt.runtime.profiling.chains import COMPUTE, Chain, elementwise, matmu
 from shardopt.runtime.profiling.collective_chains import collective
 from shardopt.runtime.profiling.measure import Request, measure_profile
 from shardopt.runtime.profiling.messages import measure_message
-from shardopt.runtime.profiling.slopes import Effort, MergedError, bytecode_of, measure_chain, slope_of
+from shardopt.runtime.profiling.slopes import (
+    Effort,
+    MergedError,
+    bytecode_of,
+    measure_chain,
+    slope_of,
+)
 from shardopt.tools.shardopt import main
 
 LEAST = Effort(fewest=1, most=1, seconds=0.0)
@@ -25,9 +31,14 @@ DEVICES = host_devices(4)
 ALL = Replicas(DEVICES)
 
 
-def run(chain: Chain, steps: int, *values: np.ndarray, replicas: Replicas = ALL) -> list[np.ndarray]:
-    """What each device ends with; the first argument differs by device, the others are the same everywhere."""
-    executable, _ = replicas.compile(bytecode_of(chain.text(steps)), [(chain.arguments[0], "float32")])
+def run(
+    chain: Chain, steps: int, *values: np.ndarray, replicas: Replicas = ALL
+) -> list[np.ndarray]:
+    """What each device ends with; the first argument differs by device, the others are the same
+    everywhere."""
+    executable, _ = replicas.compile(
+        bytecode_of(chain.text(steps)), [(chain.arguments[0], "float32")]
+    )
     outputs, token = executable([replicas.put(value) for value in values])
     token.block_until_ready()
     return [np.asarray(shard) for shard in outputs[0]._arrays]
@@ -58,12 +69,18 @@ def test_chains_of_collectives_do_what_they_say(group: int) -> None:
     np.testing.assert_array_equal(run(gathered, 1, x[: 16 // group])[0], x[: 16 // group])
     swapped = collective("all_to_all", 64 * group, group, 4, scatters=False)
     assert swapped.size == 64 * group and swapped.arguments == ((16,),)
-    assert [row[0] for row in run(swapped, 1, x)] == [16 // group * (device % group) for device in range(4)]
+    assert [row[0] for row in run(swapped, 1, x)] == [
+        16 // group * (device % group) for device in range(4)
+    ]
 
 
 @pytest.mark.parametrize("kind", [*COMPUTE_KINDS, *COLLECTIVES])
 def test_every_chain_survives_the_compiler(kind: str) -> None:
-    chain = COMPUTE[kind](16, "f32") if kind in COMPUTE else collective(kind, 1024, 2, 4, scatters=False)
+    chain = (
+        COMPUTE[kind](16, "f32")
+        if kind in COMPUTE
+        else collective(kind, 1024, 2, 4, scatters=False)
+    )
     assert measure_chain(chain, ALL, LEAST).samples == 1
 
 
@@ -74,10 +91,15 @@ def test_merged_work_is_refused() -> None:
         return f"%y{step} = stablehlo.add {x}, %x1 : tensor<64xf32>", f"%y{step}"
 
     def same(step: int, x: str) -> tuple[str, str]:
-        return f"%y{step} = stablehlo.dot_general %x1, %x1, contracting_dims = [1] x [0] : {types}", f"%y{step}"
+        return (
+            f"%y{step} = stablehlo.dot_general %x1, %x1, contracting_dims = [1] x [0] : {types}",
+            f"%y{step}",
+        )
 
     types = "(tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>"
-    with pytest.raises(MergedError, match=r"expected 4 more add and as many more kernels .*, found 4 and 0"):
+    with pytest.raises(
+        MergedError, match=r"expected 4 more add and as many more kernels .*, found 4 and 0"
+    ):
         measure_chain(replace(chain, link=no_barrier), ALL, LEAST)
     with pytest.raises(MergedError, match=r"expected 4 more dot .*, found 0 and 0"):
         measure_chain(replace(matmul(8, "f32"), link=same), ALL, LEAST)
@@ -85,8 +107,14 @@ def test_merged_work_is_refused() -> None:
 
 def test_a_slope_is_that_of_the_smallest_samples() -> None:
     short, long = iter([9.0, 3.0, 1.0, 2.0]), iter([9.0, 12.0, 5.0, 7.0])
-    slope = slope_of(lambda: next(short), lambda: next(long), 4, Effort(fewest=3, most=3, seconds=0.0))
-    assert (slope.seconds, round(slope.spread, 6), slope.samples) == (1.0, 0.4, 3)  # the first of each warms up
+    slope = slope_of(
+        lambda: next(short), lambda: next(long), 4, Effort(fewest=3, most=3, seconds=0.0)
+    )
+    assert (slope.seconds, round(slope.spread, 6), slope.samples) == (
+        1.0,
+        0.4,
+        3,
+    )  # the first of each warms up
 
 
 def test_messages_go_through_the_transport_of_plans() -> None:
@@ -105,15 +133,27 @@ def test_a_profile_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     profile = measure_profile(
         DEVICES[:2], Request("host", effort=LEAST, longest_seconds=0.0), {}, remark=remarks.append
     )
-    assert {each.kind for each in profile.measurements} == {*COMPUTE_KINDS, *COLLECTIVES, SEND, DISPATCH}
-    assert remarks[0] == "matmul f32, size 16: left out: the longer program took less time than the shorter one"
+    assert {each.kind for each in profile.measurements} == {
+        *COMPUTE_KINDS,
+        *COLLECTIVES,
+        SEND,
+        DISPATCH,
+    }
+    assert (
+        remarks[0]
+        == "matmul f32, size 16: left out: the longer program took less time than the shorter one"
+    )
     assert profile.measurements[0] == Measurement("matmul", (2.0 * 32**3,), (1.0,), "f32")
     assert len(profile.speeds) == 2 and profile.speeds[0] >= profile.speeds[1] == 1.0
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     quick = Request("d", effort=LEAST, longest_seconds=0.0)
-    monkeypatch.setattr(Request, "quick", staticmethod(lambda device, dtypes: replace(quick, device=device)))
+    monkeypatch.setattr(
+        Request, "quick", staticmethod(lambda device, dtypes: replace(quick, device=device))
+    )
     files = [tmp_path / "p.json", tmp_path / "p.svg"]
     arguments = ["--quick", "--platform", "cpu", "--devices", "2", "--date", "2026-01-31"]
     assert main(["profile", *arguments, "-o", str(files[0]), "--svg", str(files[1])]) == 0

@@ -15,16 +15,25 @@ from test_runtime_program import build, pipeline
 from shardopt.runtime.program.build import build_program
 from shardopt.runtime.program.check import check_program
 from shardopt.runtime.program.instructions import Program
-from shardopt.runtime.program.json_form import only_mesh, program_from_json, program_to_json, readable_json
+from shardopt.runtime.program.json_form import (
+    only_mesh,
+    program_from_json,
+    program_to_json,
+    readable_json,
+)
 
 
-@pytest.mark.parametrize("program", [build(), build_program(pipeline(["fwd"] * 3, "1f1b"))], ids=["example", "by-hand"])
+@pytest.mark.parametrize(
+    "program", [build(), build_program(pipeline(["fwd"] * 3, "1f1b"))], ids=["example", "by-hand"]
+)
 def test_round_trip(program: Program) -> None:
     text = program_to_json(program)
     assert program_from_json(text) == program
     assert program_to_json(program_from_json(text)) == text, "the same bytes again"
     part = only_mesh(program, "m1")
-    assert [each.mesh.name for each in part.meshes] == ["m1"] and program_from_json(program_to_json(part)) == part
+    assert [each.mesh.name for each in part.meshes] == ["m1"] and program_from_json(
+        program_to_json(part)
+    ) == part
 
 
 def test_what_is_shared_is_written_once() -> None:
@@ -32,7 +41,9 @@ def test_what_is_shared_is_written_once() -> None:
     document = json.loads(program_to_json(program))
     specs = {spec for part in program.meshes for spec in part.buffers}
     assert len(document["tables"]["TensorSpec"]) <= len(specs) + 2, "those of routes and arguments"
-    assert len(document["tables"]["StageFunction"]) == len({f for part in program.meshes for f in part.functions})
+    assert len(document["tables"]["StageFunction"]) == len(
+        {f for part in program.meshes for f in part.functions}
+    )
 
 
 def test_readable_form_names_functions_by_their_hash() -> None:
@@ -54,18 +65,42 @@ FAULTS: list[tuple[Callable[[Any, Any], None], Any, str]] = [
     (at("format"), "other", "expected a JSON document of format 'shardopt.program'"),
     (at("version"), 2, "expected version 1 of 'shardopt.program', found 2"),
     (at("tables", "TensorSpec"), None, "tables.TensorSpec: expected a list, found None"),
-    (at("program", "meshes", 0, "buffers", 0), 99, r"program.meshes\[0\].buffers\[0\]: expected a number below"),
-    (at("program", "meshes", 0, "instructions", 1, "op"), "EXEC", "expected an op of RUN, SEND, .* found 'EXEC'"),
-    (at("program", "meshes", 0, "instructions", 2, "tag"), True, r"instructions\[2\].tag: expected int, found True"),
-    (at("program", "meshes", 0, "mesh", "devices"), [0, 0], "meshes.0..mesh: mesh 'm0': device ids .* not unique"),
-    (at("program", "routes", 0, "pieces", 0), {"shard": 1}, "expected the fields shard, box, found shard"),
+    (
+        at("program", "meshes", 0, "buffers", 0),
+        99,
+        r"program.meshes\[0\].buffers\[0\]: expected a number below",
+    ),
+    (
+        at("program", "meshes", 0, "instructions", 1, "op"),
+        "EXEC",
+        "expected an op of RUN, SEND, .* found 'EXEC'",
+    ),
+    (
+        at("program", "meshes", 0, "instructions", 2, "tag"),
+        True,
+        r"instructions\[2\].tag: expected int, found True",
+    ),
+    (
+        at("program", "meshes", 0, "mesh", "devices"),
+        [0, 0],
+        "meshes.0..mesh: mesh 'm0': device ids .* not unique",
+    ),
+    (
+        at("program", "routes", 0, "pieces", 0),
+        {"shard": 1},
+        "expected the fields shard, box, found shard",
+    ),
     (at("tables", "StageFunction", 0, "bytecode"), "?", r"tables.StageFunction\[0\].bytecode: "),
     (at("program"), [], "program: expected an object"),
 ]
 
 
-@pytest.mark.parametrize(("put", "value", "message"), FAULTS, ids=[message[:30] for _, _, message in FAULTS])
-def test_what_does_not_fit_is_refused_with_its_place(put: Callable[[Any, Any], None], value: Any, message: str) -> None:
+@pytest.mark.parametrize(
+    ("put", "value", "message"), FAULTS, ids=[message[:30] for _, _, message in FAULTS]
+)
+def test_what_does_not_fit_is_refused_with_its_place(
+    put: Callable[[Any, Any], None], value: Any, message: str
+) -> None:
     document = json.loads(program_to_json(build()))
     put(document, value)
     with pytest.raises(ValueError, match=message):
@@ -81,7 +116,11 @@ def test_what_is_no_document_is_refused(text: str | bytes) -> None:
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The places of all lists and of all values in them."""
     items = (
-        list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
+        list(value.items())
+        if isinstance(value, dict)
+        else list(enumerate(value))
+        if isinstance(value, list)
+        else []
     )
     return [path, *(leaf for key, item in items for leaf in leaves(item, (*path, key)))]
 
@@ -92,11 +131,12 @@ PLACES = [path for path in leaves(json.loads(DOCUMENT)) if path]
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.sampled_from(PLACES), st.sampled_from([None, -1, 0, 1, 3, 10**12, 1.5, True, "", "m0", [], [0], [[0, 9]], {}])
+    st.sampled_from(PLACES),
+    st.sampled_from([None, -1, 0, 1, 3, 10**12, 1.5, True, "", "m0", [], [0], [[0, 9]], {}]),
 )
 def test_a_damaged_document_is_refused_or_checked(path: tuple[Any, ...], value: Any) -> None:
-    """Whatever stands in one place, reading ends in ValueError, or in a program of which the check finds what is
-    wrong without failing itself."""
+    """Whatever stands in one place, reading ends in ValueError, or in a program of which the check
+    finds what is wrong without failing itself."""
     document = json.loads(DOCUMENT)
     at(*path)(document, value)
     try:

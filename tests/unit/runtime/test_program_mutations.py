@@ -1,4 +1,5 @@
-"""The verifier against an interpreter: on random programs, and on all that one changed instruction makes of them."""
+"""The verifier against an interpreter: on random programs, and on all that one changed instruction
+makes of them."""
 
 from __future__ import annotations
 
@@ -43,14 +44,17 @@ def test_random_programs_are_good_and_run(exported: object) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_passes_the_check_runs(kind: str) -> None:
-    """A mutant has faults, or every worker can carry it out; if its instructions are those of the original, to the same
-    end. The verifier refuses nothing that differs from the original in no more than a name."""
+    """A mutant has faults, or every worker can carry it out; if its instructions are those of the
+    original, to the same end. The verifier refuses nothing that differs from the original in no
+    more than a name."""
     refused: list[bool] = []
 
     @QUICK
     @given(st.data())
     def check(data: st.DataObject) -> None:
-        program = build_program(data.draw(st.one_of(st.just(program_of_all_kinds()), exported_programs())))
+        program = build_program(
+            data.draw(st.one_of(st.just(program_of_all_kinds()), exported_programs()))
+        )
         mutant = data.draw(mutations(program, kind))
         faults = check_program(mutant)
         if mutant == program:
@@ -58,16 +62,23 @@ def test_what_passes_the_check_runs(kind: str) -> None:
             return
         refused.append(bool(faults))
         try:
-            terms = Interpreter(mutant).run() if not any("does not exist" in fault for fault in faults) else None
+            terms = (
+                Interpreter(mutant).run()
+                if not any("does not exist" in fault for fault in faults)
+                else None
+            )
         except Impossible as reason:
             assert faults, f"{kind}: {reason}"
             return
         if not faults and kind in KEEPING:
             assert terms == Interpreter(program).run()
-        if faults and terms is not None:  # the verifier is stricter than one order of execution needs
-            assert any("deadlock" in fault or "nothing to complete" in fault or "tag" in fault for fault in faults), (
-                faults
-            )
+        if (
+            faults and terms is not None
+        ):  # the verifier is stricter than one order of execution needs
+            assert any(
+                "deadlock" in fault or "nothing to complete" in fault or "tag" in fault
+                for fault in faults
+            ), faults
 
     check()
     assert any(refused)
@@ -83,7 +94,10 @@ def test_hosts_that_do_not_pair_up_are_found(monkeypatch: pytest.MonkeyPatch) ->
     program = build_program(program_of_all_kinds())
     hosts = hosts_of(program, 2)
     assert [len(own) for own in hosts.values()] == [1, 1, 2]
-    doubled = {**hosts, "m2": (hosts["m2"][0], replace(hosts["m2"][1], shards=hosts["m2"][0].shards))}
+    doubled = {
+        **hosts,
+        "m2": (hosts["m2"][0], replace(hosts["m2"][1], shards=hosts["m2"][0].shards)),
+    }
     assert list(find_host_faults(program, doubled)) == [
         "mesh m2: its hosts have the shards [0, 0, 1, 1], expected each of 4 once"
     ]
@@ -94,7 +108,11 @@ def test_hosts_that_do_not_pair_up_are_found(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("shardopt.runtime.program.check_hosts.rounds_of", forgetful)
     faults = list(find_host_faults(program, hosts))
-    assert any("worker m2/1 takes other boxes of host 0 than that gives" in fault for fault in faults), faults
-    assert any("of host 0 does not fit where it lands in shard" in fault for fault in faults), faults
+    assert any(
+        "worker m2/1 takes other boxes of host 0 than that gives" in fault for fault in faults
+    ), faults
+    assert any("of host 0 does not fit where it lands in shard" in fault for fault in faults), (
+        faults
+    )
     monkeypatch.setattr("shardopt.runtime.program.check_hosts.pieces_between", lambda *_: ())
     assert any("is sent []" in fault for fault in find_host_faults(program, hosts))

@@ -20,7 +20,9 @@ from shardopt.runtime.errors import (
 from shardopt.support.errors import UserError
 
 CAUSES = {
-    "m2": MeshError("m2", "step 1, instruction 4 (FREE %1)", "process 7 was killed (signal 9)", Kind.DIED),
+    "m2": MeshError(
+        "m2", "step 1, instruction 4 (FREE %1)", "process 7 was killed (signal 9)", Kind.DIED
+    ),
     "m3/1": ValueError("too hot"),
     "m4": MessageLost("message 3 was lost"),
     "m5": MeshError("m5", "", "no sign of life", Kind.STUCK),
@@ -34,7 +36,9 @@ CAUSES = {
 def test_causes_come_before_their_consequences_in_any_order_of_arrival() -> None:
     for pair in itertools.permutations(CAUSES, 2):
         found = first_failure({name: CAUSES[name] for name in pair})
-        assert isinstance(found, MeshError) and found.kind == min(kind_of(CAUSES[name]) for name in pair)
+        assert isinstance(found, MeshError) and found.kind == min(
+            kind_of(CAUSES[name]) for name in pair
+        )
         assert found.worker == min(pair, key=lambda name: kind_of(CAUSES[name]))
     assert str(first_failure(CAUSES)) == (
         "mesh 'm2', host 0, step 1, instruction 4 (FREE %1): process 7 was killed (signal 9)"
@@ -75,4 +79,6 @@ def test_running_out_of_memory_is_called_that(error: BaseException, text: str) -
 
 
 def test_broken_connections_are_consequences() -> None:
-    assert {kind_of(error) for error in (BrokenPipeError(), EOFError(), ConnectionResetError())} == {Kind.CUT}
+    assert {
+        kind_of(error) for error in (BrokenPipeError(), EOFError(), ConnectionResetError())
+    } == {Kind.CUT}

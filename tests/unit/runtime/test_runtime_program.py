@@ -1,4 +1,5 @@
-"""Exported modules to instructions: reading, verifying, building, checking, and the tile algebra behind transfers."""
+"""Exported modules to instructions: reading, verifying, building, checking, and the tile algebra
+behind transfers."""
 
 from __future__ import annotations
 
@@ -30,7 +31,16 @@ from shardopt.ir.context import make_context
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.program.build import build_program
 from shardopt.runtime.program.check import check_program
-from shardopt.runtime.program.instructions import Copy, Free, Instruction, Program, Recv, Reshard, Run, Send
+from shardopt.runtime.program.instructions import (
+    Copy,
+    Free,
+    Instruction,
+    Program,
+    Recv,
+    Reshard,
+    Run,
+    Send,
+)
 from shardopt.runtime.program.text import format_program
 from shardopt.schedule.schedules import ScheduleText
 from shardopt.support.errors import UserError
@@ -58,9 +68,17 @@ def of_type(program: Program, mesh: int, kind: type) -> list[Instruction]:
 
 def test_names_of_arguments_and_donation_pairs() -> None:
     exported = read(EXAMPLE)
-    assert [(each.name, each.alias) for each in exported.arguments] == [("w0", 0), ("w1", 1), ("x", None), ("t", None)]
+    assert [(each.name, each.alias) for each in exported.arguments] == [
+        ("w0", 0),
+        ("w1", 1),
+        ("x", None),
+        ("t", None),
+    ]
     assert [each.name for each in exported.results] == ["w0", "w1", "loss"]
-    assert {function.name: function.donates for function in exported.functions}["stage1_fwd"] == (4, 5)
+    assert {function.name: function.donates for function in exported.functions}["stage1_fwd"] == (
+        4,
+        5,
+    )
 
 
 def test_axes_of_size_one_are_dropped_from_shardings() -> None:
@@ -70,7 +88,11 @@ def test_axes_of_size_one_are_dropped_from_shardings() -> None:
 
 
 FAULTS = [
-    ("      %t: ", '      %z: !mpmd.mesh_tensor<"m9", tensor<f32>>, %t: ', "mesh 'm9' is not in the topology (m0, m1)"),
+    (
+        "      %t: ",
+        '      %z: !mpmd.mesh_tensor<"m9", tensor<f32>>, %t: ',
+        "mesh 'm9' is not in the topology (m0, m1)",
+    ),
     (
         "      %t: ",
         '      %z: !mpmd.mesh_tensor<"m0", tensor<i4>>, %t: ',
@@ -80,7 +102,8 @@ FAULTS = [
     (
         '@stage0_fwd(%w: tensor<8x8xf32> {mhlo.sharding = "{replicated}"}',
         '@stage0_fwd(%w: tensor<8x8xf32> {mhlo.sharding = "{devices=[2,1]<=[2]}"}',
-        'argument 0 of @stage0_fwd: expected mhlo.sharding "{replicated}", found "{devices=[2,1]<=[2]}"',
+        'argument 0 of @stage0_fwd: expected mhlo.sharding "{replicated}", found '
+        '"{devices=[2,1]<=[2]}"',
     ),
     (
         '-> (tensor<4x8xf32> {mhlo.sharding = "{devices=[2,1]<=[2]}"}) attributes',
@@ -88,16 +111,36 @@ FAULTS = [
         'result 0 of @stage0_fwd: expected mhlo.sharding "{devices=[2,1]<=[2]}", found none',
     ),
     ('name = "1f1b"', 'name = "1f2b"', "unknown schedule '1f2b': did you mean '1f1b'?"),
-    ("[0, 1, 3, 2, 4, 4, 8]", "[0, 1, 3, 2, 4, 4, 7]", "tile [0:4, 4:8] of device 3 is not filled completely"),
+    (
+        "[0, 1, 3, 2, 4, 4, 8]",
+        "[0, 1, 3, 2, 4, 4, 7]",
+        "tile [0:4, 4:8] of device 3 is not filled completely",
+    ),
     ("[0, 1, 3, 2, 4, 4, 8]", "[0, 1, 3, 0, 4, 2, 8]", "exceeds the source tile [2:4, 0:8]"),
     ("[0, 1, 2, 2, 0, 4, 4]", "[0, 0, 2, 0, 0, 2, 4]", "part of it arrives twice"),
     ("[[0, 2, 0], [1, 0, 1]]", "[[0, 2, 0], [1, 1, 0]]", "device 1 has not received that box"),
     ('shardopt.kind = "bwd"', 'shardopt.kind = "update"', "expected a kind of the microbatch body"),
     ('shardopt.kind = "bwd", ', "", "expected attribute 'shardopt.kind', found none"),
-    ('kind = "fwd", shardopt.stage = 1', 'kind = "fwd", shardopt.stage = 0', "fwd of stage 0 runs on mesh 'm0' and on"),
-    ("{tf.aliasing_output = 0 : i32, jax.arg", "{tf.aliasing_output = 2 : i32, jax.arg", "expected equal types"),
-    ("{tf.aliasing_output = 0 : i32, jax.arg", "{tf.aliasing_output = 1 : i32, jax.arg", "expected equal types"),
-    ("return %n0, %n1, %nl", "return %g0, %n1, %nl", "carried value 0: expected its own argument, or the result of a"),
+    (
+        'kind = "fwd", shardopt.stage = 1',
+        'kind = "fwd", shardopt.stage = 0',
+        "fwd of stage 0 runs on mesh 'm0' and on",
+    ),
+    (
+        "{tf.aliasing_output = 0 : i32, jax.arg",
+        "{tf.aliasing_output = 2 : i32, jax.arg",
+        "expected equal types",
+    ),
+    (
+        "{tf.aliasing_output = 0 : i32, jax.arg",
+        "{tf.aliasing_output = 1 : i32, jax.arg",
+        "expected equal types",
+    ),
+    (
+        "return %n0, %n1, %nl",
+        "return %g0, %n1, %nl",
+        "carried value 0: expected its own argument, or the result of a",
+    ),
 ]
 
 
@@ -175,7 +218,17 @@ def test_index_and_donated_buffers_are_never_sent_or_copied() -> None:
     program = build()
     assert not of_type(program, 0, Copy) and not of_type(program, 1, Copy)
     assert [len(part.indices) for part in program.meshes] == [4, 4]
-    assert len({each.tag for part in (0, 1) for each in of_type(program, part, Send) if isinstance(each, Send)}) == 9
+    assert (
+        len(
+            {
+                each.tag
+                for part in (0, 1)
+                for each in of_type(program, part, Send)
+                if isinstance(each, Send)
+            }
+        )
+        == 9
+    )
 
 
 def test_donating_a_kept_argument_makes_a_copy() -> None:
@@ -198,13 +251,17 @@ MESHES = tuple(Mesh(f"m{number}", (("x", 2),), (2 * number, 2 * number + 1)) for
 
 
 def transfer(values: list[MeshValue], source: int, target: int) -> Transfer:
-    ends = [(next(mesh for mesh in MESHES if mesh.name == values[v].mesh), values[v].spec) for v in (source, target)]
+    ends = [
+        (next(mesh for mesh in MESHES if mesh.name == values[v].mesh), values[v].spec)
+        for v in (source, target)
+    ]
     return Transfer(source, target, default_steps(ends[0], ends[1]))
 
 
 def pipeline(kinds: list[str], schedule: str | None) -> ExportedProgram:
-    """Loop over 4 microbatches. Body: stage 0 makes v; v goes m0 -> m1 -> m2 and m1 only passes it on; a captured
-    weight goes m0 -> m2 in the body; stage 1 runs on m1; stage 2 takes both on m2 and accumulates."""
+    """Loop over 4 microbatches. Body: stage 0 makes v; v goes m0 -> m1 -> m2 and m1 only passes it
+    on; a captured weight goes m0 -> m2 in the body; stage 1 runs on m1; stage 2 takes both on m2
+    and accumulates."""
     one = StageFunction("one", b"", (WHOLE,), (WHOLE,), ())
     many = StageFunction("many", b"", (WHOLE, WHOLE, WHOLE, WHOLE, INDEX), (WHOLE,), (3,))
     values = [
@@ -236,7 +293,9 @@ def pipeline(kinds: list[str], schedule: str | None) -> ExportedProgram:
     arguments = (LoopArgument("captured", 0), LoopArgument("carried", 0), LoopArgument("index"))
     text = None if schedule is None else ScheduleText(schedule)
     loop = Loop(4, text, body, arguments, (1,), (0,), (2,))
-    main = Body((MeshValue("m0", WHOLE), MeshValue("m2", WHOLE), MeshValue("m2", WHOLE)), (loop,), (2,))
+    main = Body(
+        (MeshValue("m0", WHOLE), MeshValue("m2", WHOLE), MeshValue("m2", WHOLE)), (loop,), (2,)
+    )
     return ExportedProgram(
         MESHES,
         (Argument("w", main.values[0], None), Argument("sum", main.values[1], 0)),
@@ -253,8 +312,12 @@ def test_values_passed_on_and_captured_values_that_move(schedule: str | None) ->
     assert len(of_type(program, 0, Send)) == 4 + 1, "each microbatch once, the weight once"
     assert len(of_type(program, 1, Reshard)) == 4
     assert [len(of_type(program, mesh, Recv)) for mesh in range(3)] == [0, 4, 4 + 1]
-    sizes = sorted(len(recv.buffers) for recv in of_type(program, 2, Recv) if isinstance(recv, Recv))
-    assert sizes == [1, 2, 2, 2, 2], "what m1 makes and what it passes on travel together, the weight alone"
+    sizes = sorted(
+        len(recv.buffers) for recv in of_type(program, 2, Recv) if isinstance(recv, Recv)
+    )
+    assert sizes == [1, 2, 2, 2, 2], (
+        "what m1 makes and what it passes on travel together, the weight alone"
+    )
     chain = [run for run in of_type(program, 2, Run) if isinstance(run, Run)]
     assert [run.inputs[3] for run in chain[1:]] == [run.outputs[0] for run in chain[:-1]]
 
@@ -356,7 +419,11 @@ MUTATIONS = [
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), MUTATIONS, ids=[message for _, message in MUTATIONS])
-def test_check_finds_a_mutation(change: Callable[[list[Instruction]], object], message: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "message"), MUTATIONS, ids=[message for _, message in MUTATIONS]
+)
+def test_check_finds_a_mutation(
+    change: Callable[[list[Instruction]], object], message: str
+) -> None:
     faults = check_program(mutate(build(), 0, change))
     assert any(message in fault for fault in faults), faults

@@ -1,4 +1,5 @@
-"""The threads that send: each target in order, none behind another; what was read may then be written to."""
+"""The threads that send: each target in order, none behind another; what was read may then be
+written to."""
 
 from __future__ import annotations
 

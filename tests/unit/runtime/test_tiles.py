@@ -1,4 +1,5 @@
-"""What travels between the hosts of two meshes: plans on random meshes, shardings and hosts, byte by byte."""
+"""What travels between the hosts of two meshes: plans on random meshes, shardings and hosts, byte
+by byte."""
 
 from __future__ import annotations
 
@@ -25,7 +26,10 @@ from shardopt.solve.resharding.transfers import plan_resharding
 from shardopt.support.errors import UserError
 
 MESHES = (Mesh("a", (("x", 2),), (0, 1)), Mesh("b", (("x", 2),), (2, 3)))
-WHOLE, SPLIT = TensorSpec((8,), "int32", Sharding(((),))), TensorSpec((8,), "int32", Sharding((("x",),)))
+WHOLE, SPLIT = (
+    TensorSpec((8,), "int32", Sharding(((),))),
+    TensorSpec((8,), "int32", Sharding((("x",),))),
+)
 
 DEVICES = 16
 MESH_SHAPES = st.lists(st.sampled_from([1, 2, 3]), min_size=1, max_size=2)
@@ -33,7 +37,8 @@ MESH_SHAPES = st.lists(st.sampled_from([1, 2, 3]), min_size=1, max_size=2)
 
 @st.composite
 def ends(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[Mesh, Sharding], tuple[Mesh, Sharding]]:
-    """A shape that the shardings need not divide, and two random (mesh, sharding), on some devices both perhaps."""
+    """A shape that the shardings need not divide, and two random (mesh, sharding), on some devices
+    both perhaps."""
     rank = draw(st.integers(0, 3))
     sides = []
     for name in ("a", "b"):
@@ -46,13 +51,23 @@ def ends(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[Mesh, Sharding], tuple
                 dims[where].append(axis)
         devices = tuple(draw(st.permutations(range(DEVICES)))[:size])
         sides.append((Mesh(name, axes, devices), Sharding(tuple(map(tuple, dims)))))
-    return tuple(draw(st.sampled_from((1, 2, 3, 5, 8, 12))) for _ in range(rank)), sides[0], sides[1]
+    return (
+        tuple(draw(st.sampled_from((1, 2, 3, 5, 8, 12))) for _ in range(rank)),
+        sides[0],
+        sides[1],
+    )
 
 
 @settings(max_examples=100, deadline=None)
-@given(ends(), st.sampled_from(["default", "send_recv", "local_allgather", "broadcast", "auto"]), st.data())
+@given(
+    ends(),
+    st.sampled_from(["default", "send_recv", "local_allgather", "broadcast", "auto"]),
+    st.data(),
+)
 def test_every_plan_moves_the_tensor(
-    case: tuple[tuple[int, ...], tuple[Mesh, Sharding], tuple[Mesh, Sharding]], strategy: str, data: st.DataObject
+    case: tuple[tuple[int, ...], tuple[Mesh, Sharding], tuple[Mesh, Sharding]],
+    strategy: str,
+    data: st.DataObject,
 ) -> None:
     """Wherever the hosts of both meshes are."""
     shape, source, target = case
@@ -65,7 +80,10 @@ def test_every_plan_moves_the_tensor(
         plan = plan_resharding(shape, 4, source, target, load_cluster("cpu-test:4x4"), strategy)
         rows, limits = plan.to_array().tolist(), 3 + len(shape)
         steps = tuple(
-            ReshardStep(row[0], row[1], row[2], tuple(zip(row[3:limits], row[limits:], strict=True))) for row in rows
+            ReshardStep(
+                row[0], row[1], row[2], tuple(zip(row[3:limits], row[limits:], strict=True))
+            )
+            for row in rows
         )
     held, wanted = tiles_by_device(source[0], source_spec), tiles_by_device(target[0], target_spec)
     assert find_plan_fault(steps, held, wanted) is None
@@ -92,9 +110,15 @@ def filled(shard: np.ndarray, tile: Box) -> np.ndarray:
 
 
 def travel(
-    route: Route, shards: list[np.ndarray], source: Mesh, target: Mesh, groups: list[list[int]], keep: bool
+    route: Route,
+    shards: list[np.ndarray],
+    source: Mesh,
+    target: Mesh,
+    groups: list[list[int]],
+    keep: bool,
 ) -> list[np.ndarray]:
-    """The shards of the target, whose hosts get messages from those of the source and from each other."""
+    """The shards of the target, whose hosts get messages from those of the source and from each
+    other."""
     givers, takers = hosts_of_mesh(source, groups), hosts_of_mesh(target, groups)
     boxes = {taker.name: Mailbox() for taker in takers}
     into = {taker.name: RouteTarget(route, target, taker) for taker in takers}
@@ -105,8 +129,13 @@ def travel(
         cut = RouteSource(route, giver, taker)
         assert bool(cut.size) == (giver.name in landings[taker.name].pieces)
         if cut.size:
-            boxes[taker.name].deliver(giver.name, 0, 0, cut.cut([shards[k] for k in giver.shards]), keep=keep)
-    completions = {taker.name: Exchanges(route, target, takers, taker, 1, boxes[taker.name]) for taker in takers}
+            boxes[taker.name].deliver(
+                giver.name, 0, 0, cut.cut([shards[k] for k in giver.shards]), keep=keep
+            )
+    completions = {
+        taker.name: Exchanges(route, target, takers, taker, 1, boxes[taker.name])
+        for taker in takers
+    }
 
     def finish(taker: Host) -> Sequence[np.ndarray]:
         def give(worker: str, tag: int, pieces: list[np.ndarray]) -> None:
@@ -120,21 +149,39 @@ def travel(
 
     with ThreadPoolExecutor(len(takers)) as threads:
         finished = list(threads.map(finish, takers))
-    assert not any(box._messages or box._arrivals for box in boxes.values()), "something was sent and not received"
-    places = {k: own[place] for host, own in zip(takers, finished, strict=True) for place, k in enumerate(host.shards)}
+    assert not any(box._messages or box._arrivals for box in boxes.values()), (
+        "something was sent and not received"
+    )
+    places = {
+        k: own[place]
+        for host, own in zip(takers, finished, strict=True)
+        for place, k in enumerate(host.shards)
+    }
     return [places[shard] for shard in range(target.size)]
 
 
 def test_shards_of_uneven_tiles_are_padded() -> None:
-    mesh, spec = Mesh("m", (("x", 4),), (0, 1, 2, 3)), TensorSpec((5, 2), "int32", Sharding((("x",), ())))
+    mesh, spec = (
+        Mesh("m", (("x", 4),), (0, 1, 2, 3)),
+        TensorSpec((5, 2), "int32", Sharding((("x",), ()))),
+    )
     whole = np.arange(1, 11, dtype=np.int32).reshape(5, 2)
     shards = Tiling(mesh, spec).split(whole)
-    assert [shard.tolist() for shard in shards] == [[[1, 2], [3, 4]], [[5, 6], [7, 8]], [[9, 10], [0, 0]], [[0, 0]] * 2]
+    assert [shard.tolist() for shard in shards] == [
+        [[1, 2], [3, 4]],
+        [[5, 6], [7, 8]],
+        [[9, 10], [0, 0]],
+        [[0, 0]] * 2,
+    ]
     np.testing.assert_array_equal(Tiling(mesh, spec).join(shards), whole)
 
 
 def test_a_box_for_two_devices_travels_once() -> None:
-    route = make_route((MESHES[0], WHOLE), (MESHES[1], SPLIT), default_steps((MESHES[0], WHOLE), (MESHES[1], SPLIT)))
+    route = make_route(
+        (MESHES[0], WHOLE),
+        (MESHES[1], SPLIT),
+        default_steps((MESHES[0], WHOLE), (MESHES[1], SPLIT)),
+    )
     assert len(route.pieces) == len(route.placements) == 2
     steps = (ReshardStep(0, 0, 2, ((0, 4),)), ReshardStep(0, 0, 3, ((0, 4),)))
     route = make_route((MESHES[0], WHOLE), (MESHES[1], WHOLE), steps)

@@ -1,4 +1,5 @@
-"""What a run tells about itself: times of instructions, the trace, memory, and where workers stand."""
+"""What a run tells about itself: times of instructions, the trace, memory, and where workers
+stand."""
 
 from __future__ import annotations
 
@@ -48,14 +49,20 @@ def spans(run: Run) -> tuple[Span, ...]:
     return run.spans()
 
 
-def test_every_instruction_of_every_step_has_its_spans(program: Program, spans: tuple[Span, ...]) -> None:
+def test_every_instruction_of_every_step_has_its_spans(
+    program: Program, spans: tuple[Span, ...]
+) -> None:
     for part in program.meshes:
         own = [span for span in spans if span.worker == part.mesh.name]
         thread = [
-            (s.step, s.position) for s in own if s.row == "worker" or s.text.split(" = ")[-1].startswith(COMPLETES)
+            (s.step, s.position)
+            for s in own
+            if s.row == "worker" or s.text.split(" = ")[-1].startswith(COMPLETES)
         ]
         positions = range(len(part.instructions) + 2)
-        assert sorted(thread) == [(step, position) for step in range(STEPS) for position in positions]
+        assert sorted(thread) == [
+            (step, position) for step in range(STEPS) for position in positions
+        ]
         for row, kind in (("compute", RunInstruction), ("send", Send)):
             listed = [k for k, each in enumerate(part.instructions) if isinstance(each, kind)]
             assert sorted((s.step, s.position) for s in own if s.row == row) == [
@@ -76,26 +83,37 @@ def test_times_are_in_order(program: Program, spans: tuple[Span, ...]) -> None:
         assert send.bytes == recvs[key].bytes > 0
     for part in program.meshes:
         computed = sorted(
-            (s.ready_seconds, s.end_seconds) for s in spans if (s.worker, s.row) == (part.mesh.name, "compute")
+            (s.ready_seconds, s.end_seconds)
+            for s in spans
+            if (s.worker, s.row) == (part.mesh.name, "compute")
         )
         assert all(before[1] <= after[0] + 1e-9 for before, after in pairwise(computed))
 
 
 def test_tasks_have_times(spans: tuple[Span, ...]) -> None:
     times = task_times(spans, STEPS - 1)
-    expected = [f"{stage}{kind}{i}" for stage, kind in ((0, "F"), (0, "B"), (1, "F")) for i in range(4)]
+    expected = [
+        f"{stage}{kind}{i}" for stage, kind in ((0, "F"), (0, "B"), (1, "F")) for i in range(4)
+    ]
     assert sorted(map(str, times)) == sorted([*expected, "0U", "1U"])
     assert times[Task.parse("0F0")][0] < times[Task.parse("1F0")][1] <= times[Task.parse("0B0")][1]
 
 
 def test_labels_name_tasks() -> None:
-    for text, label in (("0F3", "fwd stage 0 microbatch 3"), ("2W0", "bwd_weight stage 2 microbatch 0")):
+    for text, label in (
+        ("0F3", "fwd stage 0 microbatch 3"),
+        ("2W0", "bwd_weight stage 2 microbatch 0"),
+    ):
         task = Task.parse(text)
-        assert task_of(label) == task and label_of(label.split()[0], task.stage, task.microbatch) == label
+        assert (
+            task_of(label) == task
+            and label_of(label.split()[0], task.stage, task.microbatch) == label
+        )
     assert task_of("update stage 1") == Task.parse("1U")
-    assert [task_of(label) for label in ("prologue stage 0", "fwd stage 0", "update stage 0 microbatch 1", "")] == [
-        None
-    ] * 4
+    assert [
+        task_of(label)
+        for label in ("prologue stage 0", "fwd stage 0", "update stage 0 microbatch 1", "")
+    ] == [None] * 4
 
 
 def test_chrome_trace(program: Program, spans: tuple[Span, ...]) -> None:
@@ -107,7 +125,9 @@ def test_chrome_trace(program: Program, spans: tuple[Span, ...]) -> None:
     assert len(by_phase["X"]) == len(spans) and all(event["dur"] >= 0 for event in by_phase["X"])
     ids = [[event["id"] for event in by_phase[phase]] for phase in "sf"]
     assert ids[0] == ids[1] == list(range(9 * STEPS)), "an arrow for each message"
-    assert all(start["ts"] <= end["ts"] for start, end in zip(by_phase["s"], by_phase["f"], strict=True))
+    assert all(
+        start["ts"] <= end["ts"] for start, end in zip(by_phase["s"], by_phase["f"], strict=True)
+    )
     assert {event["args"]["bytes"] for event in by_phase["C"]} >= {
         mesh_memory(part).after[0] for part in program.meshes
     }
@@ -116,8 +136,14 @@ def test_chrome_trace(program: Program, spans: tuple[Span, ...]) -> None:
 def test_predicted_memory_is_what_lives_after_every_instruction(program: Program, run: Run) -> None:
     live = run.live_bytes()
     for part in program.meshes:
-        landed = {k for k, each in enumerate(part.instructions[1:]) if isinstance(each, Broadcast)}  # still on the host
-        pairs = enumerate(zip(mesh_memory(part).after, live[part.mesh.name][: len(part.instructions)], strict=True))
+        landed = {
+            k for k, each in enumerate(part.instructions[1:]) if isinstance(each, Broadcast)
+        }  # still on the host
+        pairs = enumerate(
+            zip(
+                mesh_memory(part).after, live[part.mesh.name][: len(part.instructions)], strict=True
+            )
+        )
         assert [k for k, (predicted, measured) in pairs if predicted != measured] == sorted(landed)
 
 
@@ -128,7 +154,9 @@ def test_a_limit_of_memory_is_kept(program: Program, run: Run) -> None:
     assert over_limit(program, peak) == ()
     (fault,) = over_limit(program, peak - 1)
     assert re.match(
-        r"mesh m0, instruction \d+ \(.*\): a device would hold \d+ bytes, the limit is \d+ bytes; the large", fault
+        r"mesh m0, instruction \d+ \(.*\): a device would hold \d+ bytes, the limit is \d+ bytes; "
+        r"the large",
+        fault,
     )
     assert f"%1 f32[16, 8] [{{}}, {{}}] ({16 * 8 * 4} bytes)" in fault
     with pytest.raises(UserError, match="a device would hold"):
@@ -167,9 +195,13 @@ def test_a_worker_that_waits_is_reported_and_not_ended(program: Program) -> None
         assert expected.shape == () and run.steps_done == 2
     first = said[0].splitlines()
     assert re.fullmatch(r"no progress for \d+ s:", first[0])
-    recv = next(k for k, each in enumerate(program.meshes[0].instructions) if isinstance(each, Recv))
+    recv = next(
+        k for k, each in enumerate(program.meshes[0].instructions) if isinstance(each, Recv)
+    )
     for line in (first[1], here.splitlines()[0]):
-        assert line.startswith(f"mesh 'm0', host 0: step 1, instruction {recv} (%8 = RECV #2 from m1 route 1) for ")
+        assert line.startswith(
+            f"mesh 'm0', host 0: step 1, instruction {recv} (%8 = RECV #2 from m1 route 1) for "
+        )
         assert "waits for message #2 from mesh 'm1'" in line
     assert first[2].startswith("mesh 'm1', host 0: step 1, instruction 0 (")
 
@@ -184,6 +216,8 @@ def test_times_are_kept_only_where_asked_for(program: Program) -> None:
     with open_run(program, quick_compile=True) as run:
         run.load(random_inputs(program, 0))
         run.step()
-        assert not any(isinstance(each, Free) for part in program.meshes for each in part.instructions[:1])
+        assert not any(
+            isinstance(each, Free) for part in program.meshes for each in part.instructions[:1]
+        )
         with pytest.raises(Exception, match="times are kept only in runs that were opened for it"):
             run.spans()

@@ -1,4 +1,5 @@
-"""What carries messages: memory that comes back, pieces that land where they belong, sockets with and without files."""
+"""What carries messages: memory that comes back, pieces that land where they belong, sockets with
+and without files."""
 
 from __future__ import annotations
 
@@ -31,7 +32,10 @@ MIB = 1 << 20
 
 def whole(*shapes: tuple[int, ...], dtype: np.dtype = F32, source: str = "a") -> Landing:
     """Every piece is a shard of its own."""
-    places = [(Place(number, tuple(slice(0, size) for size in shape)),) for number, shape in enumerate(shapes)]
+    places = [
+        (Place(number, tuple(slice(0, size) for size in shape)),)
+        for number, shape in enumerate(shapes)
+    ]
     return Landing(tuple((shape, dtype) for shape in shapes), {source: places})
 
 
@@ -127,7 +131,10 @@ def test_a_message_that_nobody_expects_is_refused() -> None:
     mailbox = Mailbox()
     mailbox.expect(0, whole((4,)))
     for source, tag in (("a", 1), ("b", 0)):
-        with pytest.raises(LookupError, match=f"worker '{source}' sent message {tag} of step 5, which nobody expects"):
+        with pytest.raises(
+            LookupError,
+            match=f"worker '{source}' sent message {tag} of step 5, which nobody expects",
+        ):
             mailbox.deliver(source, 5, tag, [np.zeros(4, F32)])
 
 
@@ -137,7 +144,9 @@ def test_a_message_that_nobody_expects_is_refused() -> None:
 @contextmanager
 def joined(*, unix: bool) -> Iterator[tuple[SocketTransport, SocketTransport]]:
     """Worker a, which sends to worker b."""
-    sender, receiver = (SocketTransport(Mailbox(), "127.0.0.1", b"token", name, unix=unix) for name in "ab")
+    sender, receiver = (
+        SocketTransport(Mailbox(), "127.0.0.1", b"token", name, unix=unix) for name in "ab"
+    )
     try:
         sender.connect({"b": receiver.address})
         yield sender, receiver
@@ -148,10 +157,15 @@ def joined(*, unix: bool) -> Iterator[tuple[SocketTransport, SocketTransport]]:
 
 @pytest.mark.parametrize("unix", [True, False])
 def test_pieces_of_any_type_land_in_shards(unix: bool) -> None:
-    pieces = [np.array(3, ml_dtypes.bfloat16), np.arange(6, dtype=np.int16).reshape(2, 3).T, np.zeros((0, 2), F32)]
+    pieces = [
+        np.array(3, ml_dtypes.bfloat16),
+        np.arange(6, dtype=np.int16).reshape(2, 3).T,
+        np.zeros((0, 2), F32),
+    ]
     pieces += [np.arange(4 * 300 * 300, dtype=np.float32).reshape(4, 300, 300)[:, 1:, 7:]]
     landing = Landing(
-        tuple((piece.shape, piece.dtype) for piece in pieces), whole(*(piece.shape for piece in pieces)).pieces
+        tuple((piece.shape, piece.dtype) for piece in pieces),
+        whole(*(piece.shape for piece in pieces)).pieces,
     )
     with joined(unix=unix) as (sender, receiver):
         family = socket.AF_UNIX if unix else socket.AF_INET
@@ -168,7 +182,8 @@ def test_pieces_of_any_type_land_in_shards(unix: bool) -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_any_boxes_come_through_in_any_boxes(data: st.DataObject) -> None:
-    """With short limits, so that every way of splitting is taken: long runs, staged parts, many vectors."""
+    """With short limits, so that every way of splitting is taken: long runs, staged parts, many
+    vectors."""
     shape = tuple(data.draw(st.lists(st.integers(1, 9), min_size=0, max_size=4)))
     margins = [(data.draw(st.integers(0, 2)), data.draw(st.integers(0, 2))) for _ in shape]
     box = (..., *(slice(low, low + size) for size, (low, _) in zip(shape, margins, strict=True)))
@@ -180,7 +195,9 @@ def test_any_boxes_come_through_in_any_boxes(data: st.DataObject) -> None:
         limits.setattr(vectors, "_RUN_BYTES", 16)
         limits.setattr(vectors, "_STAGE_BYTES", 64)
         limits.setattr(vectors, "_VECTORS", 3)
-        writing = threading.Thread(target=vectors.send_arrays, args=(near, b"head", [source, source]))
+        writing = threading.Thread(
+            target=vectors.send_arrays, args=(near, b"head", [source, source])
+        )
         writing.start()
         assert vectors.receive_exactly(far, 4) == b"head"
         targets: list[np.ndarray] = [np.zeros(outer, dtype)[box], np.zeros(shape, dtype)]
@@ -191,7 +208,9 @@ def test_any_boxes_come_through_in_any_boxes(data: st.DataObject) -> None:
 
 
 def test_sockets_refuse_a_foreign_token() -> None:
-    foreign, listener = (SocketTransport(Mailbox(), "127.0.0.1", token) for token in (b"one", b"two"))
+    foreign, listener = (
+        SocketTransport(Mailbox(), "127.0.0.1", token) for token in (b"one", b"two")
+    )
     try:
         with pytest.raises((EOFError, PermissionError, ConnectionError)):
             foreign.connect({"b": listener.address})
@@ -268,7 +287,9 @@ def test_a_slow_stranger_is_left_and_holds_nobody_up(monkeypatch: pytest.MonkeyP
         listener.close()
 
 
-@pytest.mark.parametrize("said", [struct.pack("<H", 65535), b"GET / HTTP/1.1\r\n\r\n" + bytes(400), bytes(66)])
+@pytest.mark.parametrize(
+    "said", [struct.pack("<H", 65535), b"GET / HTTP/1.1\r\n\r\n" + bytes(400), bytes(66)]
+)
 def test_strangers_are_hung_up_on_and_do_no_harm(said: bytes) -> None:
     listener = SocketTransport(Mailbox(), "127.0.0.1", b"token", "b", unix=False)
     try:
@@ -293,10 +314,16 @@ def test_nobody_listens_on_all_addresses(host: str) -> None:
 
 
 def test_objects_carry_all_pieces_in_order() -> None:
-    pieces = [np.arange(6, dtype=np.int16).reshape(2, 3).T, np.array(3, ml_dtypes.bfloat16), np.zeros((0, 2), F32)]
+    pieces = [
+        np.arange(6, dtype=np.int16).reshape(2, 3).T,
+        np.array(3, ml_dtypes.bfloat16),
+        np.zeros((0, 2), F32),
+    ]
     receiver = RayObjectTransport("b", Mailbox(), {})
     shapes = whole(*(piece.shape for piece in pieces)).pieces
-    receiver.mailbox.expect(7, Landing(tuple((piece.shape, piece.dtype) for piece in pieces), shapes))
+    receiver.mailbox.expect(
+        7, Landing(tuple((piece.shape, piece.dtype) for piece in pieces), shapes)
+    )
     data = [each.copy() for each in as_bytes(pieces)]
     for each in data:
         each.flags.writeable = False  # as Ray gives it
@@ -308,7 +335,10 @@ def test_objects_carry_all_pieces_in_order() -> None:
 
 @pytest.mark.parametrize(
     ("number", "bytes", "said"),
-    [(1, 16, "message 0 from worker 'a' was lost"), (0, 15, r"expected pieces of \[16\] bytes, found \[15\]")],
+    [
+        (1, 16, "message 0 from worker 'a' was lost"),
+        (0, 15, r"expected pieces of \[16\] bytes, found \[15\]"),
+    ],
 )
 def test_a_wrong_object_fails_the_receiver(number: int, bytes: int, said: str) -> None:
     receiver = RayObjectTransport("b", Mailbox(), {})

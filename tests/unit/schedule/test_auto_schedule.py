@@ -1,4 +1,5 @@
-"""The schedule built from durations: optimal on small cases, never behind a named one, within memory."""
+"""The schedule built from durations: optimal on small cases, never behind a named one, within
+memory."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def workload(
     share = {F: forward, B: backward, I: backward / 2, W: backward / 2}
     seconds = {task: float(share[task.kind][task.stage]) for task in graph.tasks}
     crossing = [edge.src.stage != edge.dst.stage for edge in graph.edges]
-    transfers = tuple(float(rng.choice([0.0, 0.1, 0.5])) if crosses else 0.0 for crosses in crossing)
+    transfers = tuple(
+        float(rng.choice([0.0, 0.1, 0.5])) if crosses else 0.0 for crosses in crossing
+    )
     homes = tuple(stage % (meshes or stages) for stage in range(stages))
     kept = {StageTask(F, stage): 10 for stage in range(stages)}
     memory = None if in_flight is None else (10 * in_flight,) * (meshes or stages)
@@ -56,7 +59,9 @@ def every_schedule(work: Workload) -> Iterator[Schedule]:
             forwards, backwards = iter(range(count)), iter(range(count))
             own.append(
                 tuple(
-                    Task(F, stage, next(forwards)) if place in places else Task(B, stage, next(backwards))
+                    Task(F, stage, next(forwards))
+                    if place in places
+                    else Task(B, stage, next(backwards))
                     for place in range(2 * count)
                 )
             )
@@ -90,7 +95,9 @@ def test_it_is_optimal_on_two_stages(seed: int, in_flight: int | None) -> None:
 @given(seed=st.integers(0, 10**6))
 def test_bounds_hold_on_three_stages(seed: int) -> None:
     work = workload(3, 2, seed)
-    assert lower_bound_seconds(work) <= one_machine_bound_seconds(work) <= least_makespan(work) + 1e-9
+    assert (
+        lower_bound_seconds(work) <= one_machine_bound_seconds(work) <= least_makespan(work) + 1e-9
+    )
 
 
 @settings(deadline=None, max_examples=20)
@@ -100,12 +107,18 @@ def test_bounds_hold_on_three_stages(seed: int) -> None:
     rounds=st.sampled_from([1, 2, 4]),
     kinds=st.sampled_from([(F, B), (F, I, W)]),
 )
-def test_no_named_schedule_is_shorter(seed: int, stages: int, rounds: int, kinds: tuple[TaskKind, ...]) -> None:
+def test_no_named_schedule_is_shorter(
+    seed: int, stages: int, rounds: int, kinds: tuple[TaskKind, ...]
+) -> None:
     work = workload(stages, stages * rounds, seed, kinds)
     chosen = auto_schedule(work)
     validate(chosen.schedule, work.graph)
     bound = one_machine_bound_seconds(work)
-    assert bound - 1e-9 <= chosen.result.makespan_seconds <= (1.08 if rounds == 1 and W in kinds else 1.05) * bound
+    assert (
+        bound - 1e-9
+        <= chosen.result.makespan_seconds
+        <= (1.08 if rounds == 1 and W in kinds else 1.05) * bound
+    )
     for kind in SCHEDULES.values():
         if set(kind.kinds) == set(kinds) and kind.suits(stages, stages):
             named = build_schedule(kind.name, stages, stages * rounds)
@@ -120,7 +133,9 @@ def test_memory_is_kept(seed: int, in_flight: int) -> None:
 
 
 def test_memory_for_nothing_is_an_error() -> None:
-    with pytest.raises(UserError, match="no schedule keeps the activations within 0, 0 bytes a mesh"):
+    with pytest.raises(
+        UserError, match="no schedule keeps the activations within 0, 0 bytes a mesh"
+    ):
         auto_schedule(workload(2, 2, 0, in_flight=0))
 
 

@@ -1,4 +1,5 @@
-"""Sends and receives: what blocks under eager sends and under rendezvous is what blocks when everything is tried."""
+"""Sends and receives: what blocks under eager sends and under rendezvous is what blocks when
+everything is tried."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ from shardopt.schedule.validate import ScheduleError, link
 
 
 def blocks_by_brute_force(steps: Steps, rendezvous: bool) -> bool:
-    """Every mesh is two programs, its list and the line of what it sends; whatever can move does, until nothing can."""
+    """Every mesh is two programs, its list and the line of what it sends; whatever can move does,
+    until nothing can."""
     position = [0] * len(steps)
     lines: list[list[int]] = [[] for _ in steps]
     through = [0] * len(steps)
@@ -56,7 +58,8 @@ def blocks_by_brute_force(steps: Steps, rendezvous: bool) -> bool:
 
 @st.composite
 def exchanges(draw: st.DrawFn) -> Steps:
-    """Messages between two to four meshes in any order, some of which must be sent before the mesh goes on."""
+    """Messages between two to four meshes in any order, some of which must be sent before the mesh
+    goes on."""
     count = draw(st.integers(2, 4))
     steps: list[list[tuple[Do, int]]] = [[] for _ in range(count)]
     for message in range(draw(st.integers(1, 8))):
@@ -66,7 +69,9 @@ def exchanges(draw: st.DrawFn) -> Steps:
     for own in steps:
         if draw(st.booleans()):
             place = draw(st.integers(0, len(own)))
-            own.insert(place, (Do.SENT, draw(st.integers(0, sum(do is Do.SEND for do, _ in own[:place])))))
+            own.insert(
+                place, (Do.SENT, draw(st.integers(0, sum(do is Do.SEND for do, _ in own[:place]))))
+            )
     return tuple(map(tuple, steps))
 
 
@@ -99,7 +104,10 @@ def test_corrupted_schedules_are_refused_exactly_when_they_block(
     """Two tasks of a mesh change places, once or twice."""
     meshes = 2 * kind.mesh_multiple
     stages = meshes * (2 if kind.stages_per_mesh == SEVERAL else kind.stages_per_mesh)
-    schedule, graph = build_schedule(kind.name, stages, microbatches, meshes), kind.graph(stages, meshes, kind.kinds)
+    schedule, graph = (
+        build_schedule(kind.name, stages, microbatches, meshes),
+        kind.graph(stages, meshes, kind.kinds),
+    )
     rows = [list(own) for own in schedule.tasks]
     for _ in range(data.draw(st.integers(1, 2))):
         own = data.draw(st.sampled_from(rows))
@@ -114,7 +122,9 @@ def test_corrupted_schedules_are_refused_exactly_when_they_block(
         moved = False
         for own in lists:
             while own and all(
-                (source, own[0].microbatch) in done for target, source in needs if target == own[0].stage_task
+                (source, own[0].microbatch) in done
+                for target, source in needs
+                if target == own[0].stage_task
             ):
                 done.add((own[0].stage_task, own[0].microbatch))
                 own.pop(0)
@@ -130,7 +140,9 @@ def test_corrupted_schedules_are_refused_exactly_when_they_block(
 def test_only_dualpipe_needs_the_order_of_receipt() -> None:
     for kind in SCHEDULES.values():
         stages = 4 * (2 if kind.stages_per_mesh == SEVERAL else kind.stages_per_mesh)
-        reason = validate(build_schedule(kind.name, stages, 16, 4), kind.graph(stages, 4, kind.kinds))
+        reason = validate(
+            build_schedule(kind.name, stages, 16, 4), kind.graph(stages, 4, kind.kinds)
+        )
         if kind.name == "dualpipe-v":
             assert reason == "mesh 1 waits for 7I0 for 6I0, sent behind 0F6 for 1F6"
         else:
@@ -169,12 +181,15 @@ def test_a_run_waits_for_what_it_overwrites() -> None:
     steps = steps_of([first, [Recv(1, (2,), "m0", (0,)), Recv(0, (1,), "m0", (0,))]])
     assert steps[0] == ((Do.SEND, 0), (Do.SENT, 1), (Do.SEND, 1))
     assert not run_exchange(steps, rendezvous=False).blocks
-    said = describe(steps, run_exchange(steps, rendezvous=True), lambda mesh, at: f"mesh {mesh}", "#{}".format)
+    said = describe(
+        steps, run_exchange(steps, rendezvous=True), lambda mesh, at: f"mesh {mesh}", "#{}".format
+    )
     assert said == "mesh 0 waits until #0 is sent; mesh 1 waits for #1"
 
 
 def test_a_message_waits_only_for_its_own_receiver_where_there_are_lanes() -> None:
-    """0 sends to 2 first and then to 1; 2 wants what 1 makes of it before: one lane blocks, a lane each does not."""
+    """0 sends to 2 first and then to 1; 2 wants what 1 makes of it before: one lane blocks, a lane
+    each does not."""
     send, recv = Do.SEND, Do.RECV
     steps: Steps = (((send, 0), (send, 1)), ((recv, 1), (send, 2)), ((recv, 2), (recv, 0)))
     assert run_exchange(steps, rendezvous=True).blocks
@@ -190,7 +205,8 @@ def test_messages_to_one_receiver_keep_their_order_with_lanes() -> None:
 
 
 def test_what_is_written_over_waits_for_all_sends_before_it_with_lanes() -> None:
-    """The wait comes before the sends that others need to come to their RECVs: it blocks with lanes, too."""
+    """The wait comes before the sends that others need to come to their RECVs: it blocks with
+    lanes, too."""
     send, recv, sent = Do.SEND, Do.RECV, Do.SENT
     steps: Steps = (((send, 0), (sent, 1), (send, 1)), ((recv, 1), (recv, 0)))
     outcome = run_exchange(steps, rendezvous=True, lanes=True)

@@ -25,7 +25,13 @@ from shardopt.schedule.tasks import ONCE, Schedule, StageTask, Task, TaskKind
 from shardopt.schedule.validate import ScheduleError, link
 from shardopt.support.errors import UserError
 
-F, B, I, W, U = TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT, TaskKind.UPDATE
+F, B, I, W, U = (
+    TaskKind.FORWARD,
+    TaskKind.BACKWARD,
+    TaskKind.BACKWARD_INPUT,
+    TaskKind.BACKWARD_WEIGHT,
+    TaskKind.UPDATE,
+)
 
 
 def make_schedule(*meshes: str, stage_to_mesh: tuple[int, ...] | None = None) -> Schedule:
@@ -37,13 +43,20 @@ def make_schedule(*meshes: str, stage_to_mesh: tuple[int, ...] | None = None) ->
 class TestNotation:
     @pytest.mark.parametrize(
         ("text", "task"),
-        [("0F3", Task(F, 0, 3)), ("12B345", Task(B, 12, 345)), ("1I0", Task(I, 1, 0)), ("7U", Task(U, 7, ONCE))],
+        [
+            ("0F3", Task(F, 0, 3)),
+            ("12B345", Task(B, 12, 345)),
+            ("1I0", Task(I, 1, 0)),
+            ("7U", Task(U, 7, ONCE)),
+        ],
     )
     def test_round_trip(self, text: str, task: Task) -> None:
         assert Task.parse(text) == task
         assert str(task) == text
 
-    @pytest.mark.parametrize("text", ["", "F3", "0X1", "0F", "0U1", "0F3x", "-1F0", "0f3", "0F-1", "0UNSHARD"])
+    @pytest.mark.parametrize(
+        "text", ["", "F3", "0X1", "0F", "0U1", "0F3x", "-1F0", "0f3", "0F-1", "0UNSHARD"]
+    )
     def test_bad_text_is_a_user_error(self, text: str) -> None:
         with pytest.raises(UserError, match="is not a task"):
             Task.parse(text)
@@ -57,7 +70,11 @@ class TestNotation:
 
 class TestCsv:
     @settings(deadline=None)
-    @given(name=st.sampled_from(sorted(SCHEDULES)), meshes=st.integers(1, 6), microbatches=st.integers(1, 9))
+    @given(
+        name=st.sampled_from(sorted(SCHEDULES)),
+        meshes=st.integers(1, 6),
+        microbatches=st.integers(1, 9),
+    )
     def test_round_trip(self, name: str, meshes: int, microbatches: int) -> None:
         meshes *= SCHEDULES[name].mesh_multiple
         stages = meshes * max(SCHEDULES[name].stages_per_mesh, 1)
@@ -113,7 +130,8 @@ class TestCsv:
 class TestBuilders:
     def test_1f1b_order(self) -> None:
         assert str(build_schedule("1f1b", 3, 4)) == (
-            "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3\n1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3\n2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3"
+            "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3\n1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3\n2F0 2B0 2F1 2B1 2F2 "
+            "2B2 2F3 2B3"
         )
 
     def test_gpipe_and_inference_order(self) -> None:
@@ -127,7 +145,9 @@ class TestBuilders:
         chunks=st.integers(1, 4),
         microbatches=st.integers(1, 20),
     )
-    def test_all_are_valid(self, kind: ScheduleKind, meshes: int, chunks: int, microbatches: int) -> None:
+    def test_all_are_valid(
+        self, kind: ScheduleKind, meshes: int, chunks: int, microbatches: int
+    ) -> None:
         meshes *= kind.mesh_multiple
         stages = meshes * (chunks if kind.stages_per_mesh == SEVERAL else kind.stages_per_mesh)
         schedule = build_schedule(kind.name, stages, microbatches, meshes)
@@ -137,11 +157,14 @@ class TestBuilders:
         assert len(listed) == stages * microbatches * len(kind.kinds)
         updates = tuple(StageTask(U, stage) for stage in range(stages))
         ends = tuple(Edge(StageTask(kind.kinds[-1], own.stage), own) for own in updates)
-        validate(schedule.with_updates(), StageGraph((*graph.tasks, *updates), (*graph.edges, *ends)))
+        validate(
+            schedule.with_updates(), StageGraph((*graph.tasks, *updates), (*graph.edges, *ends))
+        )
 
     def test_unknown_name_suggests_the_closest(self) -> None:
         with pytest.raises(
-            UserError, match=r"unknown schedule '1F1b': did you mean '1f1b'\? known schedules are gpipe"
+            UserError,
+            match=r"unknown schedule '1F1b': did you mean '1f1b'\? known schedules are gpipe",
         ):
             build_schedule("1F1b", 2, 2)
         with pytest.raises(UserError, match="needs at least 1 stage and 1 microbatch, got 2 and 0"):
@@ -152,23 +175,42 @@ class TestBuilders:
         assert schedule.stage_to_mesh == stage_homes("interleaved:3", 6) == (0, 1, 0, 1, 0, 1)
         assert schedule == build_schedule("interleaved", 6, 4, 2)
         assert find_schedule("interleaved").planned == find_schedule("interleaved:2")
-        with pytest.raises(UserError, match="'interleaved:3' needs 3 stages on every mesh, got 4 stages on 2 meshes"):
+        with pytest.raises(
+            UserError,
+            match="'interleaved:3' needs 3 stages on every mesh, got 4 stages on 2 meshes",
+        ):
             build_schedule("interleaved:3", 4, 4, 2)
-        with pytest.raises(UserError, match="expected a number of stages a mesh behind ':', found '0'"):
+        with pytest.raises(
+            UserError, match="expected a number of stages a mesh behind ':', found '0'"
+        ):
             find_schedule("interleaved:0")
-        with pytest.raises(UserError, match="'1f1b' has a fixed number of stages a mesh, expected no ':2'"):
+        with pytest.raises(
+            UserError, match="'1f1b' has a fixed number of stages a mesh, expected no ':2'"
+        ):
             find_schedule("1f1b:2")
 
     @pytest.mark.parametrize(
         ("name", "stages", "meshes", "message"),
         [
             ("1f1b", 4, 2, "'1f1b' needs 1 stage on every mesh, got 4 stages on 2 meshes"),
-            ("interleaved", 5, 2, "'interleaved' needs the same number of stages on every mesh, got 5 stages on 2"),
+            (
+                "interleaved",
+                5,
+                2,
+                "'interleaved' needs the same number of stages on every mesh, got 5 stages on 2",
+            ),
             ("chimera", 6, 3, "'chimera' needs a multiple of 2 meshes, got 3"),
-            ("dualpipe-v", 4, 4, "'dualpipe-v' needs 2 stages on every mesh, got 4 stages on 4 meshes"),
+            (
+                "dualpipe-v",
+                4,
+                4,
+                "'dualpipe-v' needs 2 stages on every mesh, got 4 stages on 4 meshes",
+            ),
         ],
     )
-    def test_stages_must_suit_the_meshes(self, name: str, stages: int, meshes: int, message: str) -> None:
+    def test_stages_must_suit_the_meshes(
+        self, name: str, stages: int, meshes: int, message: str
+    ) -> None:
         with pytest.raises(UserError, match=message):
             build_schedule(name, stages, 4, meshes)
 
@@ -179,7 +221,9 @@ class TestInFlight:
     def test_counts_match_the_formulas(self, stages: int, microbatches: int) -> None:
         assert in_flight("gpipe", stages, microbatches) == (microbatches,) * stages
         assert in_flight("inference", stages, microbatches) == (1,) * stages
-        assert in_flight("1f1b", stages, microbatches) == tuple(min(stages - s, microbatches) for s in range(stages))
+        assert in_flight("1f1b", stages, microbatches) == tuple(
+            min(stages - s, microbatches) for s in range(stages)
+        )
         eager = tuple(min(2 * (stages - s) - 1, microbatches) for s in range(stages))
         assert in_flight("eager-1f1b", stages, microbatches) == eager
         assert in_flight("zero-bubble", stages, max(microbatches, stages)) == (stages,) * stages
@@ -194,7 +238,9 @@ class TestInFlight:
         self, kind: ScheduleKind, stages: int, microbatches: int
     ) -> None:
         schedule = build_schedule(kind.name, stages, microbatches)
-        assert in_flight(kind.name, stages, microbatches) == tuple(map(peak_in_flight, schedule.tasks))
+        assert in_flight(kind.name, stages, microbatches) == tuple(
+            map(peak_in_flight, schedule.tasks)
+        )
 
     def test_example(self) -> None:
         assert in_flight("1f1b", 4, 8) == (4, 3, 2, 1)
@@ -202,8 +248,17 @@ class TestInFlight:
 
 class TestGraph:
     def test_chain(self) -> None:
-        edges = [(str(edge), edge.bytes) for edge in chain_graph(2, (F, B, U), activation_bytes=8).edges]
-        assert edges == [("0F->0B", 0), ("0B->0U", 0), ("0F->1F", 8), ("1B->0B", 8), ("1F->1B", 0), ("1B->1U", 0)]
+        edges = [
+            (str(edge), edge.bytes) for edge in chain_graph(2, (F, B, U), activation_bytes=8).edges
+        ]
+        assert edges == [
+            ("0F->0B", 0),
+            ("0B->0U", 0),
+            ("0F->1F", 8),
+            ("1B->0B", 8),
+            ("1F->1B", 0),
+            ("1B->1U", 0),
+        ]
         split = [str(edge) for edge in chain_graph(1, (F, I, W)).edges]
         assert split == ["0F->0I", "0F->0W", "0I->0W"]
 
@@ -218,13 +273,23 @@ class TestGraph:
     def test_errors(self, edges: list[tuple[str, str]], message: str) -> None:
         tasks = (StageTask(F, 0), StageTask(B, 0), StageTask(U, 0))
         with pytest.raises(ValueError, match=message):
-            StageGraph(tasks, tuple(Edge(StageTask(TaskKind(a), 0), StageTask(TaskKind(b), 0)) for a, b in edges))
+            StageGraph(
+                tasks,
+                tuple(Edge(StageTask(TaskKind(a), 0), StageTask(TaskKind(b), 0)) for a, b in edges),
+            )
 
 
 class TestValidate:
     def test_skip_connection_and_fused_last_stage(self) -> None:
-        """The last stage's forward holds its backward; the backward of stage 0 also reads the forward of stage 1."""
-        tasks = (StageTask(F, 0), StageTask(F, 1), StageTask(F, 2), StageTask(B, 1), StageTask(B, 0))
+        """The last stage's forward holds its backward; the backward of stage 0 also reads the
+        forward of stage 1."""
+        tasks = (
+            StageTask(F, 0),
+            StageTask(F, 1),
+            StageTask(F, 2),
+            StageTask(B, 1),
+            StageTask(B, 0),
+        )
         pairs = [(0, 1), (1, 2), (2, 3), (3, 4), (1, 4), (0, 4), (1, 3)]
         graph = StageGraph(tasks, tuple(Edge(tasks[src], tasks[dst], 4) for src, dst in pairs))
         for name in ("gpipe", "1f1b"):
@@ -234,8 +299,16 @@ class TestValidate:
     def test_order_respects_dependences_and_lists(self) -> None:
         linked = link(build_schedule("1f1b", 4, 6).with_updates(), chain_graph(4, (F, B, U)))
         rank = {node: position for position, node in enumerate(linked.order)}
-        assert all(rank[source] < rank[node] for node, preds in enumerate(linked.predecessors) for source, _ in preds)
-        assert all(rank[n] < rank[n + 1] for n in range(len(rank) - 1) if linked.mesh_of[n] == linked.mesh_of[n + 1])
+        assert all(
+            rank[source] < rank[node]
+            for node, preds in enumerate(linked.predecessors)
+            for source, _ in preds
+        )
+        assert all(
+            rank[n] < rank[n + 1]
+            for n in range(len(rank) - 1)
+            if linked.mesh_of[n] == linked.mesh_of[n + 1]
+        )
 
     @pytest.mark.parametrize(
         ("meshes", "message"),
@@ -243,7 +316,8 @@ class TestValidate:
             (("0F0 0B0", "1B0 1F0"), r"mesh 1 runs 1B0 \(task 1 of 2\) before 1F0, which it needs"),
             (
                 ("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"),
-                r"deadlock: mesh 0 waits before 0B0 \(task 2 of 4\) for 1B0, mesh 1 waits before 1F1 \(task 2 of 4\)",
+                r"deadlock: mesh 0 waits before 0B0 \(task 2 of 4\) for 1B0, mesh 1 waits before "
+                r"1F1 \(task 2 of 4\)",
             ),
             (("0F0 0B0 0F0", "1F0 1B0"), "mesh 0: task 0F0 is listed twice"),
             (("0F0 0B0", "1F0"), "task 1B0 is not listed on any mesh"),
@@ -256,10 +330,17 @@ class TestValidate:
             validate(make_schedule(*meshes), chain_graph(2))
 
     def test_long_deadlock_is_abridged(self) -> None:
-        """A circle of six: every backward waits for the forward of the stage before, listed behind its backward."""
+        """A circle of six: every backward waits for the forward of the stage before, listed behind
+        its backward."""
         tasks = tuple(StageTask(kind, stage) for stage in range(6) for kind in (F, B))
-        graph = StageGraph(tasks, tuple(Edge(StageTask(F, stage), StageTask(B, (stage + 1) % 6)) for stage in range(6)))
-        with pytest.raises(ScheduleError, match=r"deadlock: mesh 0 waits before 0B0 .* for 5F0, mesh 5 .* and 2 more$"):
+        graph = StageGraph(
+            tasks,
+            tuple(Edge(StageTask(F, stage), StageTask(B, (stage + 1) % 6)) for stage in range(6)),
+        )
+        with pytest.raises(
+            ScheduleError,
+            match=r"deadlock: mesh 0 waits before 0B0 .* for 5F0, mesh 5 .* and 2 more$",
+        ):
             validate(make_schedule(*(f"{stage}B0 {stage}F0" for stage in range(6))), graph)
 
     def test_absent_kinds_wait_for_nothing(self) -> None:
@@ -272,7 +353,9 @@ class TestValidate:
     ) -> None:
         graph = chain_graph(stages)
         schedule = build_schedule("1f1b", stages, microbatches)
-        shuffled = replace(schedule, tasks=tuple(tuple(data.draw(st.permutations(own))) for own in schedule.tasks))
+        shuffled = replace(
+            schedule, tasks=tuple(tuple(data.draw(st.permutations(own))) for own in schedule.tasks)
+        )
         if runs_to_the_end(shuffled, graph):
             validate(shuffled, graph)
         else:
@@ -291,7 +374,10 @@ def runs_to_the_end(schedule: Schedule, graph: StageGraph) -> bool:
     while moved:
         moved = False
         for own in lists:
-            if own and all(Task(n.kind, n.stage, own[0].microbatch) in done for n in needs.get(own[0].stage_task, ())):
+            if own and all(
+                Task(n.kind, n.stage, own[0].microbatch) in done
+                for n in needs.get(own[0].stage_task, ())
+            ):
                 done.add(own.pop(0))
                 moved = True
     return not any(lists)

@@ -1,4 +1,5 @@
-"""Schedules that are lists of tasks only: Chimera, PipeDream, PipeDream-2BW and TeraPipe, and the cuts of tokens."""
+"""Schedules that are lists of tasks only: Chimera, PipeDream, PipeDream-2BW and TeraPipe, and the
+cuts of tokens."""
 
 from __future__ import annotations
 
@@ -18,11 +19,14 @@ from shardopt.support.errors import UserError
 
 @pytest.mark.parametrize("meshes", [2, 4, 8, 16])
 def test_chimera(meshes: int) -> None:
-    """With backwards as long as forwards the bubble is (p - 2) / (2 m + p - 2): arXiv 2107.06925, table 2."""
+    """With backwards as long as forwards the bubble is (p - 2) / (2 m + p - 2): arXiv 2107.06925,
+    table 2."""
     for microbatches in range(meshes, 8 * meshes + 1, meshes):
         result = EvenPipeline(meshes, microbatches, backward_seconds=1.0).simulate("chimera")
         assert result.makespan_seconds == 2 * microbatches + meshes - 2
-        assert result.bubble_fraction == pytest.approx((meshes - 2) / (2 * microbatches + meshes - 2))
+        assert result.bubble_fraction == pytest.approx(
+            (meshes - 2) / (2 * microbatches + meshes - 2)
+        )
         assert (min(result.peak_in_flight), max(result.peak_in_flight)) == (meshes // 2 + 1, meshes)
 
 
@@ -34,18 +38,26 @@ def test_chimera_takes_any_number_of_microbatches() -> None:
 @pytest.mark.parametrize("meshes", [2, 4, 8, 16])
 def test_pipedream_keeps_versions_of_weights(meshes: int) -> None:
     for microbatches in range(meshes, 8 * meshes + 1, meshes):
-        each, twice = (build_schedule(name, meshes, microbatches) for name in ("pipedream", "pipedream-2bw"))
+        each, twice = (
+            build_schedule(name, meshes, microbatches) for name in ("pipedream", "pipedream-2bw")
+        )
         if microbatches >= 2 * meshes:  # with fewer the last ones leave before there are so many
-            assert [weight_versions(own, delayed=False) for own in each.tasks] == list(range(meshes, 0, -1))
+            assert [weight_versions(own, delayed=False) for own in each.tasks] == list(
+                range(meshes, 0, -1)
+            )
         expected = min(2, microbatches // meshes)  # the first group has nothing older to use
         assert [weight_versions(own, delayed=True) for own in twice.tasks] == [expected] * meshes
         updates = [task for own in twice.tasks for task in own if task.kind == "A"]
         assert len(updates) == microbatches
-        assert str(each).replace("A", "").count("B") == str(build_schedule("1f1b", meshes, microbatches)).count("B")
+        assert str(each).replace("A", "").count("B") == str(
+            build_schedule("1f1b", meshes, microbatches)
+        ).count("B")
 
 
 def test_versions_of_one_flush_are_one() -> None:
-    assert all(weight_versions(own, delayed=False) == 1 for own in build_schedule("1f1b", 4, 8).tasks)
+    assert all(
+        weight_versions(own, delayed=False) == 1 for own in build_schedule("1f1b", 4, 8).tasks
+    )
 
 
 @pytest.mark.parametrize("meshes", [2, 4, 8, 16])
@@ -60,13 +72,24 @@ def test_terapipe(meshes: int) -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(seed=st.integers(0, 10**6), meshes=st.integers(1, 9), microbatches=st.integers(1, 4), count=st.integers(1, 8))
+@given(
+    seed=st.integers(0, 10**6),
+    meshes=st.integers(1, 9),
+    microbatches=st.integers(1, 4),
+    count=st.integers(1, 8),
+)
 def test_slices_are_the_best_of_all(seed: int, meshes: int, microbatches: int, count: int) -> None:
     rng = np.random.default_rng(seed)
     table = rng.uniform(0.1, 1.0, (count, count))
-    if seed % 2:  # a launch, work that grows with the slice, and attention to all that stands before it
+    if (
+        seed % 2
+    ):  # a launch, work that grows with the slice, and attention to all that stands before it
         length, context = np.arange(1, count + 1)[:, None], np.arange(count)[None]
-        table = rng.uniform(0, 2) + length * rng.uniform(0.1, 1) + rng.uniform(0, 0.2) * length * (context + length / 2)
+        table = (
+            rng.uniform(0, 2)
+            + length * rng.uniform(0.1, 1)
+            + rng.uniform(0, 0.2) * length * (context + length / 2)
+        )
     best = float("inf")
     for number in range(count):
         for inner in combinations(range(1, count), number):
@@ -76,11 +99,14 @@ def test_slices_are_the_best_of_all(seed: int, meshes: int, microbatches: int, c
     assert found.step_seconds == pytest.approx(best)
     assert sum(found.lengths) == count
     begins = np.cumsum((0, *found.lengths))
-    assert found.seconds == tuple(table[n - 1, b] for n, b in zip(found.lengths, begins, strict=False))
+    assert found.seconds == tuple(
+        table[n - 1, b] for n, b in zip(found.lengths, begins, strict=False)
+    )
 
 
 def test_unequal_slices_are_what_the_formula_says() -> None:
-    """Later slices attend to more, so they are shorter; what is simulated takes no longer than the formula says."""
+    """Later slices attend to more, so they are shorter; what is simulated takes no longer than the
+    formula says."""
     length, context = np.arange(1, 33)[:, None], np.arange(32)[None]
     table = 0.5 + 0.1 * length + 0.01 * length * (context + length / 2)
     found = token_slices(table, 4, 2)
@@ -89,7 +115,9 @@ def test_unequal_slices_are_what_the_formula_says() -> None:
     assert pipeline.simulate("terapipe").makespan_seconds <= found.step_seconds + 1e-9
 
 
-@pytest.mark.parametrize("table", [np.ones((2, 3)), np.ones(4), np.zeros((2, 2)), np.full((3, 3), np.nan)])
+@pytest.mark.parametrize(
+    "table", [np.ones((2, 3)), np.ones(4), np.zeros((2, 2)), np.full((3, 3), np.nan)]
+)
 def test_tables_of_slices_are_checked(table: np.ndarray) -> None:
     with pytest.raises(UserError, match=r"square table|positive numbers"):
         token_slices(table, 2)
@@ -97,7 +125,9 @@ def test_tables_of_slices_are_checked(table: np.ndarray) -> None:
 
 def test_plans_do_not_run_what_is_only_simulated() -> None:
     for name in ("chimera", "pipedream", "pipedream-2bw", "terapipe"):
-        with pytest.raises(UserError, match=f"schedule '{name}' is simulated only .*; plans run gpipe, 1f1b"):
+        with pytest.raises(
+            UserError, match=f"schedule '{name}' is simulated only .*; plans run gpipe, 1f1b"
+        ):
             find_runnable(name)
         assert name not in searched_schedules(True)
         assert SCHEDULES[name].simulated_only

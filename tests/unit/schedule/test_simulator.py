@@ -17,7 +17,13 @@ from shardopt.schedule.tasks import Schedule, StageTask, Task, TaskKind
 from shardopt.schedule.trace import chrome_trace
 from shardopt.schedule.validate import link
 
-F, B, I, W, U = TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT, TaskKind.UPDATE
+F, B, I, W, U = (
+    TaskKind.FORWARD,
+    TaskKind.BACKWARD,
+    TaskKind.BACKWARD_INPUT,
+    TaskKind.BACKWARD_WEIGHT,
+    TaskKind.UPDATE,
+)
 SECONDS = {F: 1.0, B: 2.0, I: 1.0, W: 1.0, U: 0.5}
 
 
@@ -26,15 +32,19 @@ def durations(graph: StageGraph) -> dict[StageTask, float]:
 
 
 def run(name: str, meshes: int, microbatches: int, chunks: int = 1) -> SimulationResult:
-    """A pipeline whose work on every mesh is F = 1, I = W = 1, B = 2, in equal chunks; transfers take no time."""
+    """A pipeline whose work on every mesh is F = 1, I = W = 1, B = 2, in equal chunks; transfers
+    take no time."""
     graph = chain_graph(meshes * chunks, SCHEDULES[name].kinds)
     schedule = build_schedule(name, meshes * chunks, microbatches, meshes)
-    return simulate(schedule, graph, {task: seconds / chunks for task, seconds in durations(graph).items()})
+    return simulate(
+        schedule, graph, {task: seconds / chunks for task, seconds in durations(graph).items()}
+    )
 
 
 class TestMakespan:
     @pytest.mark.parametrize(
-        ("name", "seconds", "in_flight"), [("gpipe", 33.0, (8, 8, 8, 8)), ("1f1b", 33.0, (4, 3, 2, 1))]
+        ("name", "seconds", "in_flight"),
+        [("gpipe", 33.0, (8, 8, 8, 8)), ("1f1b", 33.0, (4, 3, 2, 1))],
     )
     def test_known_values(self, name: str, seconds: float, in_flight: tuple[int, ...]) -> None:
         result = run(name, 4, 8)
@@ -54,9 +64,16 @@ class TestMakespan:
 
     @pytest.mark.parametrize(
         ("name", "chunks", "seconds"),
-        [("interleaved", 2, 28.5), ("interleaved", 4, 26.25), ("zero-bubble", 1, 27.0), ("dualpipe-v", 2, 25.5)],
+        [
+            ("interleaved", 2, 28.5),
+            ("interleaved", 4, 26.25),
+            ("zero-bubble", 1, 27.0),
+            ("dualpipe-v", 2, 25.5),
+        ],
     )
-    def test_known_values_with_chunks_and_halves(self, name: str, chunks: int, seconds: float) -> None:
+    def test_known_values_with_chunks_and_halves(
+        self, name: str, chunks: int, seconds: float
+    ) -> None:
         assert run(name, 4, 8, chunks).makespan_seconds == seconds
 
     @pytest.mark.parametrize("meshes", [2, 4, 8, 16])
@@ -76,7 +93,9 @@ class TestMakespan:
                 bubble = (meshes - 1) / (meshes - 1 + chunks * microbatches)
                 assert result.bubble_fraction == pytest.approx(bubble)
                 most = (2 * left + (chunks - 1) * meshes + 1 for left in reversed(range(meshes)))
-                assert result.peak_in_flight == tuple(min(count, chunks * microbatches) for count in most)
+                assert result.peak_in_flight == tuple(
+                    min(count, chunks * microbatches) for count in most
+                )
             result = run("zero-bubble", meshes, microbatches)
             assert result.makespan_seconds == 3 * microbatches + meshes - 1
             assert result.peak_in_flight == (meshes,) * meshes
@@ -86,23 +105,39 @@ class TestMakespan:
                 assert result.peak_in_flight == (2 * meshes + 1,) * meshes
 
     def test_split_backward_runs_from_a_task_list(self) -> None:
-        """Two stages, one microbatch: the weight half of stage 1 runs while stage 0 does its input half."""
+        """Two stages, one microbatch: the weight half of stage 1 runs while stage 0 does its input
+        half."""
         graph = chain_graph(2, (F, I, W))
         lists = ("0F0 0I0 0W0", "1F0 1I0 1W0")
-        schedule = Schedule("split", 1, (0, 1), tuple(tuple(map(Task.parse, own.split())) for own in lists))
+        schedule = Schedule(
+            "split", 1, (0, 1), tuple(tuple(map(Task.parse, own.split())) for own in lists)
+        )
         assert simulate(schedule, graph, durations(graph)).makespan_seconds == 5.0
 
     def test_fused_last_stage_and_skip_edge(self) -> None:
         forward0, fused, backward0 = StageTask(F, 0), StageTask(F, 1), StageTask(B, 0)
-        graph = StageGraph((forward0, fused, backward0), (Edge(forward0, fused), Edge(fused, backward0)))
-        result = simulate(build_schedule("1f1b", 2, 2), graph, {forward0: 1.0, fused: 3.0, backward0: 2.0})
+        graph = StageGraph(
+            (forward0, fused, backward0), (Edge(forward0, fused), Edge(fused, backward0))
+        )
+        result = simulate(
+            build_schedule("1f1b", 2, 2), graph, {forward0: 1.0, fused: 3.0, backward0: 2.0}
+        )
         assert result.makespan_seconds == 9.0
         assert result.peak_in_flight == (2, 1)
-        assert [str(span.task) for span in result.spans()] == ["0F0", "0F1", "0B0", "0B1", "1F0", "1F1"]
+        assert [str(span.task) for span in result.spans()] == [
+            "0F0",
+            "0F1",
+            "0B0",
+            "0B1",
+            "1F0",
+            "1F1",
+        ]
 
     def test_update_waits_for_all_microbatches_of_other_stages(self) -> None:
         tasks = (StageTask(F, 0), StageTask(F, 1), StageTask(U, 0), StageTask(U, 1))
-        graph = StageGraph(tasks, (Edge(tasks[0], tasks[1]), Edge(tasks[1], tasks[2]), Edge(tasks[2], tasks[3])))
+        graph = StageGraph(
+            tasks, (Edge(tasks[0], tasks[1]), Edge(tasks[1], tasks[2]), Edge(tasks[2], tasks[3]))
+        )
         schedule = build_schedule("inference", 2, 3).with_updates()
         result = simulate(schedule, graph, durations(graph), [0.0, 10.0, 0.0])
         assert result.start_seconds[0][-1] == 4.0 + 10.0
@@ -121,7 +156,11 @@ class TestTransfers:
         result = simulate(build_schedule("inference", 2, 3), graph, durations(graph), [1.5])
         assert result.start_seconds[1] == (2.5, 3.5, 4.5)
         spans = [(str(t.src), str(t.dst), t.start_seconds, t.end_seconds) for t in result.transfers]
-        assert spans == [("0F0", "1F0", 1.0, 2.5), ("0F1", "1F1", 2.0, 3.5), ("0F2", "1F2", 3.0, 4.5)]
+        assert spans == [
+            ("0F0", "1F0", 1.0, 2.5),
+            ("0F1", "1F1", 2.0, 3.5),
+            ("0F2", "1F2", 3.0, 4.5),
+        ]
 
     @settings(deadline=None)
     @given(seconds=st.lists(st.integers(0, 5), min_size=7, max_size=7))
@@ -142,15 +181,26 @@ class TestTransfers:
 
 class TestLinks:
     def test_transfers_over_one_link_wait_for_each_other(self) -> None:
-        """Two stages send to the next over one network card: 1 and 1, so that each second one starts late."""
+        """Two stages send to the next over one network card: 1 and 1, so that each second one
+        starts late."""
         tasks = (StageTask(F, 0), StageTask(F, 1), StageTask(F, 2), StageTask(F, 3))
         graph = StageGraph(tasks, (Edge(tasks[0], tasks[2]), Edge(tasks[1], tasks[3])))
         lists = tuple((Task(F, stage, 0), Task(F, stage, 1)) for stage in range(4))
         schedule = Schedule("pairs", 2, (0, 1, 2, 3), lists)
         alone = simulate(schedule, graph, durations(graph), [1.0, 1.0])
         shared = simulate(schedule, graph, durations(graph), [1.0, 1.0], edge_links=[[7], [7]])
-        assert [(t.start_seconds, t.end_seconds) for t in alone.transfers] == [(1, 2), (2, 3), (1, 2), (2, 3)]
-        assert [(t.start_seconds, t.end_seconds) for t in shared.transfers] == [(1, 2), (3, 4), (2, 3), (4, 5)]
+        assert [(t.start_seconds, t.end_seconds) for t in alone.transfers] == [
+            (1, 2),
+            (2, 3),
+            (1, 2),
+            (2, 3),
+        ]
+        assert [(t.start_seconds, t.end_seconds) for t in shared.transfers] == [
+            (1, 2),
+            (3, 4),
+            (2, 3),
+            (4, 5),
+        ]
         assert (alone.makespan_seconds, shared.makespan_seconds) == (4.0, 6.0)
 
     def test_links_that_nobody_shares_change_nothing(self) -> None:
@@ -178,7 +228,9 @@ class TestMemory:
     def test_peak_counts_microbatches_in_flight(self, name: str, peaks: tuple[int, ...]) -> None:
         graph = chain_graph(4)
         activations = {StageTask(F, stage): 100 for stage in range(4)}
-        result = simulate(build_schedule(name, 4, 8), graph, durations(graph), None, activations, (5, 6, 7, 8))
+        result = simulate(
+            build_schedule(name, 4, 8), graph, durations(graph), None, activations, (5, 6, 7, 8)
+        )
         assert [profile.peak_bytes for profile in result.memory] == [
             100 * peak + fixed for peak, fixed in zip(peaks, (5, 6, 7, 8), strict=True)
         ]
@@ -188,16 +240,23 @@ class TestMemory:
         """F holds 10 until the end of B; B holds 3 while it runs."""
         graph = chain_graph(1)
         activations = {StageTask(F, 0): 10, StageTask(B, 0): 3}
-        memory = simulate(build_schedule("1f1b", 1, 2), graph, durations(graph), None, activations).memory[0]
+        memory = simulate(
+            build_schedule("1f1b", 1, 2), graph, durations(graph), None, activations
+        ).memory[0]
         assert memory.seconds == (0.0, 0.0, 1.0, 1.0, 3.0, 3.0, 4.0, 4.0, 6.0)
         assert memory.bytes == (0, 10, 10, 13, 0, 10, 10, 13, 0)
 
     def test_values_live_from_the_first_of_their_tasks_to_the_last(self) -> None:
-        """5 are received for B and read until W; 3 made by F lie where B writes its own 3, which W reads."""
+        """5 are received for B and read until W; 3 made by F lie where B writes its own 3, which W
+        reads."""
         graph = chain_graph(1, (F, I, W))
         schedule = Schedule("split", 1, (0,), (tuple(map(Task.parse, ("0F0", "0I0", "0W0"))),))
         forward, inputs, weights = (StageTask(kind, 0) for kind in (F, I, W))
-        held = [Held((inputs, weights), 5), Held((forward, inputs), 3, taken_over=True), Held((inputs, weights), 3)]
+        held = [
+            Held((inputs, weights), 5),
+            Held((forward, inputs), 3, taken_over=True),
+            Held((inputs, weights), 3),
+        ]
         memory = simulate(schedule, graph, durations(graph), fixed_bytes=(1,), held=held).memory[0]
         assert memory.bytes == (1, 4, 4, 9, 9, 9, 1)
 
@@ -235,7 +294,9 @@ class TestArguments:
 def test_chrome_trace() -> None:
     graph = chain_graph(2)
     activations = {StageTask(F, 0): 100}
-    result = simulate(build_schedule("1f1b", 2, 2), graph, durations(graph), [0.0, 0.25, 0.0, 0.0], activations)
+    result = simulate(
+        build_schedule("1f1b", 2, 2), graph, durations(graph), [0.0, 0.25, 0.0, 0.0], activations
+    )
     trace = json.loads(json.dumps(chrome_trace(result)))
     events = trace["traceEvents"]
     tasks = {event["name"]: event for event in events if event["ph"] == "X"}
@@ -254,7 +315,9 @@ class TestTimes:
         seconds=st.lists(st.sampled_from([0.0, 0.1, 0.7, 2.0]), min_size=64, max_size=64),
         overlap=st.booleans(),
     )
-    def test_the_walk_gives_what_the_events_give(self, name: str, seconds: list[float], overlap: bool) -> None:
+    def test_the_walk_gives_what_the_events_give(
+        self, name: str, seconds: list[float], overlap: bool
+    ) -> None:
         kind = SCHEDULES[name]
         stages = 4 * (2 if kind.stages_per_mesh == SEVERAL else kind.stages_per_mesh)
         graph = kind.graph(stages, 4, kind.kinds)

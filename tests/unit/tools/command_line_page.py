@@ -33,7 +33,9 @@ def page() -> str:
 
 
 def _commands() -> Iterator[str]:
-    (commands,) = (action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
+    (commands,) = (
+        action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)
+    )
     for name, parser in commands.choices.items():
         yield f"## shardopt {name}\n\n{parser.description or _help_of(commands, name)}\n"
         yield "| argument | default | meaning |\n|---|---|---|"
@@ -48,7 +50,11 @@ def _help_of(commands: argparse._SubParsersAction, name: str) -> str:
 
 def _row(action: argparse.Action) -> str:
     values = [str(choice) for choice in action.choices or ()]
-    metavar = action.metavar if isinstance(action.metavar, str) else "|".join(values) or action.dest.upper()
+    metavar = (
+        action.metavar
+        if isinstance(action.metavar, str)
+        else "|".join(values) or action.dest.upper()
+    )
     if not action.option_strings:
         shown = metavar
     else:

@@ -1,4 +1,5 @@
-"""Expectations in comments, and splitting an input: what is read, what meets what, and which lines are named."""
+"""Expectations in comments, and splitting an input: what is read, what meets what, and which lines
+are named."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def test_places(text: str, lines: list[int]) -> None:
 
 
 def test_each_expectation_is_met_once() -> None:
-    expectations, _ = read_expectations("// expected-error @+1 {{bad}}\n// expected-note @+0 {{here}}", "f")
+    expectations, _ = read_expectations(
+        "// expected-error @+1 {{bad}}\n// expected-note @+0 {{here}}", "f"
+    )
     said = at(2, "error", "a bad op", at(2, "note", "look here"))
     assert unmet(expectations, [said]) == []
     again = unmet(expectations, [said, at(2, "error", "a bad op")])
@@ -46,7 +49,12 @@ def test_each_expectation_is_met_once() -> None:
 
 @pytest.mark.parametrize(
     "said",
-    [at(1, "error", "bad"), at(2, "warning", "bad"), at(2, "error", "good"), at(2, "error", "bad", file="g")],
+    [
+        at(1, "error", "bad"),
+        at(2, "warning", "bad"),
+        at(2, "error", "good"),
+        at(2, "error", "bad", file="g"),
+    ],
 )
 def test_line_severity_message_and_file_must_agree(said: Diagnostic) -> None:
     expectations, _ = read_expectations("// expected-error @+1 {{bad}}", "f")
@@ -81,7 +89,12 @@ def test_malformed_expectations_are_errors(line: str, message: str) -> None:
 def test_parts_keep_their_line_numbers() -> None:
     chunks = split_input("a\n// -----\nb\nc\n  // -----  \n// -----\nd // -----\n")
     assert [chunk.first_line for chunk in chunks] == [1, 3, 6, 7]
-    assert [chunk.text for chunk in chunks] == ["a\n", "\n\nb\nc\n", "\n" * 5 + "\n", "\n" * 6 + "d // -----\n\n"]
+    assert [chunk.text for chunk in chunks] == [
+        "a\n",
+        "\n\nb\nc\n",
+        "\n" * 5 + "\n",
+        "\n" * 6 + "d // -----\n\n",
+    ]
     assert [chunk.text.strip() for chunk in split_input("a\n// next\nb", "// next")] == ["a", "b"]
     assert len(split_input("a")) == 1
 

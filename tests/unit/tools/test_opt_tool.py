@@ -1,4 +1,5 @@
-"""The driver as a function: exit codes, what reaches which stream, and that failures leave no file."""
+"""The driver as a function: exit codes, what reaches which stream, and that failures leave no
+file."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def source(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_success_writes_the_module(source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_success_writes_the_module(
+    source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = tmp_path / "out.mlir"
     assert opt.main([source, "--cse", "-o", str(target)]) == 0
     assert target.read_text().count("stablehlo.add") == 1
@@ -67,7 +70,9 @@ def test_mistakes_exit_with_1_and_leave_no_file(
     assert captured.out == "" and captured.err.startswith("shardopt-opt: error: ")
 
 
-@pytest.mark.parametrize("arguments", [["--verify-each=maybe"], ["a.mlir", "b.mlir"], ["-o"], ["-x"]])
+@pytest.mark.parametrize(
+    "arguments", [["--verify-each=maybe"], ["a.mlir", "b.mlir"], ["-o"], ["-x"]]
+)
 def test_wrong_usage_exits_with_1(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         opt.main(arguments)
@@ -97,7 +102,9 @@ def test_a_bug_exits_with_2_and_a_traceback(
 
 def rerun_file(errors: str) -> Path:
     """The reproducer in the last line that the tool printed."""
-    match = re.search(r"note: to run cse again: shardopt-opt (\S+) --run-reproducer$", errors.rstrip())
+    match = re.search(
+        r"note: to run cse again: shardopt-opt (\S+) --run-reproducer$", errors.rstrip()
+    )
     assert match is not None
     return Path(match[1])
 
@@ -136,7 +143,9 @@ def test_a_crash_of_a_native_pass_is_a_bug_with_a_reproducer(
     monkeypatch.setattr("shardopt.pipeline.manager.run_native", abort_in_cse)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     target = tmp_path / "out.mlir"
-    monkeypatch.setattr(sys, "argv", ["shardopt-opt", source, "--canonicalize", "--cse", "-o", str(target)])
+    monkeypatch.setattr(
+        sys, "argv", ["shardopt-opt", source, "--canonicalize", "--cse", "-o", str(target)]
+    )
     assert opt.main() == 2
     assert not target.exists()
     errors = capfd.readouterr().err
@@ -161,13 +170,20 @@ def test_supervision_passes_exit_codes_and_traces_on() -> None:
     assert supervised(lambda _: 3, on_crash) == 3 and not seen
     assert supervised(crash, on_crash) == 7
     assert seen == [Crash(signal.SIGABRT, {"doing": "pass", "part": 1})]
-    assert supervised(lambda _: os.kill(os.getpid(), signal.SIGKILL) or 0, on_crash) == 128 + signal.SIGKILL
+    assert (
+        supervised(lambda _: os.kill(os.getpid(), signal.SIGKILL) or 0, on_crash)
+        == 128 + signal.SIGKILL
+    )
 
 
 def test_passes_are_described_from_source_as_their_classes_say() -> None:
     for name in PASSES:
         cls, info = pass_class(name), pass_info(name)
-        assert (info.summary, info.anchor, info.options) == (cls.summary, cls.anchor, option_specs(cls))
+        assert (info.summary, info.anchor, info.options) == (
+            cls.summary,
+            cls.anchor,
+            option_specs(cls),
+        )
 
 
 def test_no_flag_of_the_tool_is_the_name_of_a_pass() -> None:
@@ -178,7 +194,14 @@ def test_no_flag_of_the_tool_is_the_name_of_a_pass() -> None:
 
 
 def test_flags_keep_their_order_and_their_options() -> None:
-    argv = ["in.mlir", "--shardopt-outline-stages=num-stages=2 schedule=1f1b", "-o", "out", "--cse", "--emit-bytecode"]
+    argv = [
+        "in.mlir",
+        "--shardopt-outline-stages=num-stages=2 schedule=1f1b",
+        "-o",
+        "out",
+        "--cse",
+        "--emit-bytecode",
+    ]
     known, flags = split_pass_flags(build_parser(), argv)
     assert known == ("in.mlir", "-o", "out", "--emit-bytecode")
     assert flags == (
@@ -211,12 +234,20 @@ def test_remarks_are_shown_on_request(capsys: pytest.CaptureFixture[str]) -> Non
 def test_every_pass_belongs_to_a_phase_and_every_phase_ends_verified() -> None:
     used = set()
     for phase in PHASES:
-        steps = [part for step in phase.steps for part in (step.steps if isinstance(step, When) else (step,))]
+        steps = [
+            part
+            for step in phase.steps
+            for part in (step.steps if isinstance(step, When) else (step,))
+        ]
         used.update(steps)
         assert steps[-1].startswith("shardopt-verify-")
     assert sorted(set(PASSES) - used) == []
 
 
 def test_help_names_passes_and_their_options() -> None:
-    run = subprocess.run([sys.executable, "-m", "shardopt.tools.opt", "--help"], capture_output=True, text=True)
-    assert run.returncode == 0 and "--pass-pipeline" in run.stdout and "num-stages (int" in run.stdout
+    run = subprocess.run(
+        [sys.executable, "-m", "shardopt.tools.opt", "--help"], capture_output=True, text=True
+    )
+    assert (
+        run.returncode == 0 and "--pass-pipeline" in run.stdout and "num-stages (int" in run.stdout
+    )

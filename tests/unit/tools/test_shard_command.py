@@ -37,9 +37,13 @@ def shard(*arguments: str) -> int:
     return main(["shard", *arguments, "--cluster", "cpu-test:1x4"])
 
 
-def test_tables_show_where_arguments_lie_and_what_is_exchanged(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_show_where_arguments_lie_and_what_is_exchanged(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert shard(model, "--mesh", "4", "--intra-op", "data", "--batch-args", "1") == 0
-    rows = [[cell.strip() for cell in line.split("│")] for line in capsys.readouterr().out.splitlines()]
+    rows = [
+        [cell.strip() for cell in line.split("│")] for line in capsys.readouterr().out.splitlines()
+    ]
     assert ["", "w (donated)", "64x64xf32", "[{}, {}]", "1", "16 KiB", ""] in rows
     assert ["", "x", "256x64xf32", '[{"x"}, {}]', "1", "16 KiB", ""] in rows
     assert ["", "all-reduce", "x", "1", "16 KiB", ""] in rows
@@ -52,7 +56,9 @@ def test_json_holds_the_same(model: str, capsys: pytest.CaptureFixture[str]) -> 
     assert [row["name"] for row in found["arguments"]] == ["w", "x"]
     assert [row["sharding"] for row in found["arguments"]] == ["[{}, {}]", '[{"x"}, {}]']
     assert found["arguments"][1]["local_bytes"] == 256 * 64 * 4 // 4
-    assert found["cost"]["traffic"] == [{"kind": "all_reduce", "axes": ["x"], "tensors": 1, "bytes": 64 * 64 * 4}]
+    assert found["cost"]["traffic"] == [
+        {"kind": "all_reduce", "axes": ["x"], "tensors": 1, "bytes": 64 * 64 * 4}
+    ]
 
 
 @pytest.mark.parametrize("suffix", [".mlir", ".mlirbc"])
@@ -60,7 +66,9 @@ def test_the_written_module_is_the_sharded_one(model: str, tmp_path: Path, suffi
     target = tmp_path / f"out{suffix}"
     assert shard(model, "--mesh", "4", "-o", str(target)) == 0
     assert target.read_bytes().startswith(b"ML\xefR") == (suffix == ".mlirbc")
-    assert b"devices=[4,1]<=[4]" in target.read_bytes() or b"devices=[1,4]<=[4]" in target.read_bytes()
+    assert (
+        b"devices=[4,1]<=[4]" in target.read_bytes() or b"devices=[1,4]<=[4]" in target.read_bytes()
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,13 +76,20 @@ def test_the_written_module_is_the_sharded_one(model: str, tmp_path: Path, suffi
     [
         (("--mesh", "2x"), "expected the shape of a mesh"),
         (("--mesh", "4x4"), "needs 16 devices, cluster cpu-test:1x4 has 4"),
-        (("--mesh", "4", "--intra-op", "best"), "option 'intra-op' of shardopt-choose-shardings expects"),
+        (
+            ("--mesh", "4", "--intra-op", "best"),
+            "option 'intra-op' of shardopt-choose-shardings expects",
+        ),
         (("--mesh", "4", "--gap", "-1"), "gap must not be negative, found -1"),
         (("--mesh", "4", "-o", "no/such/folder/out.mlir"), "its folder does not exist"),
     ],
 )
 def test_mistakes_are_one_message_and_nothing_is_written(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+    model: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    message: str,
 ) -> None:
     before = sorted(tmp_path.iterdir())
     assert shard(model, *arguments) == 1

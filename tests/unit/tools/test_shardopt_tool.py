@@ -34,7 +34,12 @@ CLUSTER = {
     "name": "pair",
     "hosts": 1,
     "devices_per_host": 2,
-    "device": {"name": "d", "peak_flops": {"f32": 1e9}, "memory_bytes": 1 << 30, "memory_bandwidth": 1e10},
+    "device": {
+        "name": "d",
+        "peak_flops": {"f32": 1e9},
+        "memory_bytes": 1 << 30,
+        "memory_bandwidth": 1e10,
+    },
     "intra_host": {"latency_seconds": 1e-6, "bandwidth_bytes_per_second": 1e9},
     "inter_host": {"latency_seconds": 1e-5, "bandwidth_bytes_per_second": 1e8},
     "dispatch_seconds": 1e-5,
@@ -43,7 +48,9 @@ CLUSTER = {
 
 def shardopt(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "shardopt.tools.shardopt", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "160"})
+    return subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "160"}
+    )
 
 
 @pytest.fixture
@@ -93,25 +100,36 @@ def test_wrong_options_give_one_line_and_no_output(
         ("func.func @main(", ("model.mlir:1:",)),
         ("func.func @main() -> tensor<f32> {\n  return %x : tensor<f32>\n}", ("model.mlir:2:",)),
         ("func.func @other() {\n  return\n}", ("main",)),
-        ("func.func @main(%x: tensor<?xf32>) -> tensor<?xf32> {\n  return %x : tensor<?xf32>\n}", ("tensor<?xf32>",)),
+        (
+            "func.func @main(%x: tensor<?xf32>) -> tensor<?xf32> {\n  return %x : tensor<?xf32>\n}",
+            ("tensor<?xf32>",),
+        ),
         ("", ("model.mlir",)),
     ],
     ids=["unfinished", "undefined value", "no main", "dynamic shape", "empty"],
 )
-def test_wrong_modules_give_a_location_and_no_output(tmp_path: Path, text: str, parts: tuple[str, ...]) -> None:
+def test_wrong_modules_give_a_location_and_no_output(
+    tmp_path: Path, text: str, parts: tuple[str, ...]
+) -> None:
     (tmp_path / "model.mlir").write_text(text)
-    result = shardopt("plan", tmp_path / "model.mlir", "--cluster", "cpu-test:1x2", "-o", tmp_path / "plan")
+    result = shardopt(
+        "plan", tmp_path / "model.mlir", "--cluster", "cpu-test:1x2", "-o", tmp_path / "plan"
+    )
     assert_refused(result, *parts)
     assert not (tmp_path / "plan").exists()
 
 
 @pytest.mark.parametrize("field", ["hosts", "device.memory_bytes", "inter_host.latency_seconds"])
-def test_a_cluster_file_with_a_missing_field_names_it(model: Path, tmp_path: Path, field: str) -> None:
+def test_a_cluster_file_with_a_missing_field_names_it(
+    model: Path, tmp_path: Path, field: str
+) -> None:
     described = json.loads(json.dumps(CLUSTER))
     parent, _, leaf = field.rpartition(".")
     del (described[parent] if parent else described)[leaf]
     (tmp_path / "cluster.json").write_text(json.dumps(described))
-    result = shardopt("plan", model, "--cluster", tmp_path / "cluster.json", "-o", tmp_path / "plan")
+    result = shardopt(
+        "plan", model, "--cluster", tmp_path / "cluster.json", "-o", tmp_path / "plan"
+    )
     assert_refused(result, "cluster.json", field)
     assert len(result.stderr.splitlines()) == 1
     assert not (tmp_path / "plan").exists()
@@ -144,7 +162,9 @@ def test_plan_run_and_check(model: Path, tmp_path: Path) -> None:
     plan = tmp_path / "plan"
     cluster = tmp_path / "cluster.json"
     cluster.write_text(json.dumps(CLUSTER))
-    planned = shardopt("plan", model, "--cluster", cluster, "--microbatches", "2", "--stages", "2", "-o", plan)
+    planned = shardopt(
+        "plan", model, "--cluster", cluster, "--microbatches", "2", "--stages", "2", "-o", plan
+    )
     assert planned.returncode == 0, planned.stderr
     assert "pair:1x2" in planned.stdout
     assert {path.name for path in plan.iterdir()} == {
@@ -182,7 +202,8 @@ def test_help_loads_nothing_heavy(option: str) -> None:
     code = (
         "import sys\nfrom shardopt.tools.shardopt import main\n"
         f"try:\n    main(['{option}'])\nexcept SystemExit:\n    pass\n"
-        "loaded = {'jax', 'jaxlib', 'ortools', 'ray', 'numpy'} & sys.modules.keys()\nassert not loaded, loaded"
+        "loaded = {'jax', 'jaxlib', 'ortools', 'ray', 'numpy'} & sys.modules.keys()\nassert not "
+        "loaded, loaded"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 

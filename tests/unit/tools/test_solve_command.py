@@ -12,7 +12,8 @@ import pytest
 from benchmarks.solve.iopddl import evaluate
 from shardopt.tools.shardopt import main
 
-# Five tensors in a chain and a shortcut: node 2 is cheap whole, but whole it does not fit beside node 3.
+# Five tensors in a chain and a shortcut: node 2 is cheap whole, but whole it does not fit beside
+# node 3.
 INSTANCE: dict[str, Any] = {
     "problem": {
         "name": "five",
@@ -43,7 +44,8 @@ def write(path: Path, document: Any) -> Path:
 
 
 def cheapest(document: Any) -> int:
-    """By trying everything, with the benchmark's evaluator, which shares nothing with the solver."""
+    """By trying everything, with the benchmark's evaluator, which shares nothing with the
+    solver."""
     from itertools import product
 
     sizes = [len(costs) for costs in document["problem"]["nodes"]["costs"]]
@@ -52,7 +54,9 @@ def cheapest(document: Any) -> int:
 
 
 @pytest.mark.parametrize("name", ["five.json", "five.json.gz"])
-def test_the_assignment_is_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_the_assignment_is_the_last_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     path = write(tmp_path / name, INSTANCE)
     assert main(["solve", str(path), "--time-limit", "20", "--cross-check", "cp-sat"]) == 0
     output = capsys.readouterr()
@@ -79,7 +83,10 @@ def test_output_is_the_same_every_time(tmp_path: Path, capsys: pytest.CaptureFix
         (b"{", "five.json: "),
         (b"[1, 2]", "expected an object with the field 'problem'"),
         (b"\xff\xfe\x00", "five.json: "),
-        (b'{"problem": {"nodes": {}, "edges": {}}}', "expected an object with the field 'intervals'"),
+        (
+            b'{"problem": {"nodes": {}, "edges": {}}}',
+            "expected an object with the field 'intervals'",
+        ),
     ],
 )
 def test_bad_files_are_one_error(

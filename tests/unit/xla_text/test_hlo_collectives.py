@@ -10,7 +10,9 @@ from shardopt.mesh.mesh import Mesh
 from shardopt.xla_text.hlo import HloCollective, module_traffic, parse_collectives
 
 LINE = Mesh("m", (("x", 4),), (0, 1, 2, 3))
-GRID = Mesh("m", (("x", 2), ("y", 2)), (4, 5, 6, 7))  # groups in HLO are of logical numbers, not of these
+GRID = Mesh(
+    "m", (("x", 2), ("y", 2)), (4, 5, 6, 7)
+)  # groups in HLO are of logical numbers, not of these
 
 TEXT = """
 ENTRY %main (p0: f32[8,8]) -> f32[32,8] {
@@ -79,7 +81,8 @@ ENTRY %main (p0: f32[8]) -> f32[8] {
 
 
 def test_an_all_reduce_of_an_all_reduce_runs_along_both_axes() -> None:
-    """The second tensor of the first goes on into the second; the first one is read otherwise, too."""
+    """The second tensor of the first goes on into the second; the first one is read otherwise,
+    too."""
     assert [(c.name, c.sizes, c.axes) for c in parse_collectives(FOLDED, GRID)] == [
         ("ar.1", (32,), ("y",)),
         ("ar.2", (32,), ("x",)),
@@ -114,11 +117,16 @@ def test_axes_of_groups(groups: str, axes: tuple[str, ...]) -> None:
 
 
 def test_other_text_has_no_collectives() -> None:
-    assert parse_collectives("%x = f32[8]{0} add(%all-reduce.1, %b)\n// all-reduce(%a), nothing", LINE) == ()
+    assert (
+        parse_collectives("%x = f32[8]{0} add(%all-reduce.1, %b)\n// all-reduce(%a), nothing", LINE)
+        == ()
+    )
 
 
 def test_a_step_counts_what_a_device_holds() -> None:
-    assert of_step(Step(ALL_TO_ALL, ("y", "x"), 4096.0), GRID, 2) == Traffic(ALL_TO_ALL, ("x", "y"), 2, 2048)
+    assert of_step(Step(ALL_TO_ALL, ("y", "x"), 4096.0), GRID, 2) == Traffic(
+        ALL_TO_ALL, ("x", "y"), 2, 2048
+    )
     assert of_step(Step(ALL_GATHER, ("y",), 4096.0), GRID) == Traffic(ALL_GATHER, ("y",), 1, 4096)
 
 
@@ -126,7 +134,12 @@ def test_plan_and_module_are_compared_by_kind_and_axes() -> None:
     plan = total([Traffic(REDUCE_SCATTER, ("x",), 1, 5000), Traffic(ALL_REDUCE, ("x",), 1, 5000)])
     same = (Traffic(ALL_REDUCE, ("x",), 2, 10000),)  # as the CPU backend writes it
     [row] = compare(plan, same)
-    assert (row.kind, row.predicted_tensors, row.found_tensors, row.excess_bytes) == ("reduced", 2, 2, 0)
+    assert (row.kind, row.predicted_tensors, row.found_tensors, row.excess_bytes) == (
+        "reduced",
+        2,
+        2,
+        0,
+    )
     assert agree([row], 0.0)
     elsewhere = compare(plan, (Traffic(ALL_REDUCE, ("y",), 2, 10000),))
     assert [row.excess_bytes for row in elsewhere] == [-10000, 10000] and not agree(elsewhere, 0.05)

@@ -1,8 +1,10 @@
-"""Baselines whose stages have equally many layers and devices: `equal-layer`, `equal-op` and the grid of Megatron-LM.
+"""Baselines whose stages have equally many layers and devices: `equal-layer`, `equal-op` and the
+grid of Megatron-LM.
 
-* `equal-layer`: the best option for each stage; with layers of equally many operations this is `equal-op`.
-* `megatron` (Narayanan et al., SC'21, arXiv 2104.04473): every (dp, tp, pp) with dp · tp · pp devices and pp equal
-  stages, all of them sharded alike.
+* `equal-layer`: the best option for each stage; with layers of equally many operations this is
+  `equal-op`.
+* `megatron` (Narayanan et al., SC'21, arXiv 2104.04473): every (dp, tp, pp) with dp · tp · pp
+  devices and pp equal stages, all of them sharded alike.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ from shardopt.support.errors import UserError
 
 
 def equal_layer_stages(problem: StageProblem, request: Request) -> StageSolution:
-    """Equal layers and equal devices a stage, the best option for each, the best even number of stages.
+    """Equal layers and equal devices a stage, the best option for each, the best even number of
+    stages.
 
-    Raises UserError if no (or not the given) number of stages divides layers and devices and fits the memory.
-    """
+    Raises UserError if no (or not the given) number of stages divides layers and devices and fits
+    the memory."""
     return _best_even(problem, request, [range(len(problem.options))])
 
 
@@ -48,7 +51,9 @@ EQUAL_LAYER = Planner(equal_layer_stages)
 MEGATRON = Planner(megatron_stages, _megatron_options)
 
 
-def _best_even(problem: StageProblem, request: Request, choices: Iterable[Sequence[int]]) -> StageSolution:
+def _best_even(
+    problem: StageProblem, request: Request, choices: Iterable[Sequence[int]]
+) -> StageSolution:
     """The best plan whose stages take their options from one of `choices`."""
     layers, devices, wanted = problem.num_layers, problem.total_devices, request.num_stages
     counts = range(1, problem.most_stages + 1) if wanted is None else (wanted,)
@@ -57,7 +62,10 @@ def _best_even(problem: StageProblem, request: Request, choices: Iterable[Sequen
     plans = [evaluate(problem, stages) for stages in found if stages is not None]
     if not plans:
         how_many = "any number of" if wanted is None else str(wanted)
-        raise UserError(f"{layers} layers on {devices} devices cannot be split evenly into {how_many} stages that fit")
+        raise UserError(
+            f"{layers} layers on {devices} devices cannot be split evenly into {how_many} stages "
+            "that fit"
+        )
     return min(plans, key=lambda plan: plan.seconds)
 
 
@@ -66,17 +74,25 @@ def _even_stages(problem: StageProblem, count: int, options: Sequence[int]) -> S
     per_stage, devices = problem.num_layers // count, problem.total_devices // count
     if any(size % devices for size in problem.num_devices):
         return None
-    groups = [group for group, size in enumerate(problem.num_devices) for _ in range(size // devices)]
+    groups = [
+        group for group, size in enumerate(problem.num_devices) for _ in range(size // devices)
+    ]
     stages = []
-    for index, (group, held) in enumerate(zip(groups, in_flight_counts(problem, count)[::-1], strict=True)):
+    for index, (group, held) in enumerate(
+        zip(groups, in_flight_counts(problem, count)[::-1], strict=True)
+    ):
         start, end = index * per_stage, (index + 1) * per_stage
         fits = problem.fits(held, start, end)
         chosen = [
             o
             for o in options
-            if fits[o] and problem.options[o].num_devices == devices and problem.options[o].group == group
+            if fits[o]
+            and problem.options[o].num_devices == devices
+            and problem.options[o].group == group
         ]
         if not chosen:
             return None
-        stages.append((start, end, min(chosen, key=lambda o: float(problem.seconds[start, end, o]))))
+        stages.append(
+            (start, end, min(chosen, key=lambda o: float(problem.seconds[start, end, o])))
+        )
     return tuple(stages)

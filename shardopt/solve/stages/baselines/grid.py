@@ -1,9 +1,10 @@
-"""The grid of tensor and data parallelism inside of a stage: which presets a logical shape stands for.
+"""The grid of tensor and data parallelism inside of a stage: which presets a logical shape stands
+for.
 
-A logical shape (rows, columns) is read as data parallelism over the rows and tensor parallelism over the columns, which
-are neighbouring devices. Tensor parallelism stays inside a host, as its collectives are in the way of every layer
-(Narayanan et al., SC'21, arXiv 2104.04473, takeaway 1). One axis alone appears as (1, n); it stands for either.
-"""
+A logical shape (rows, columns) is read as data parallelism over the rows and tensor parallelism
+over the columns, which are neighbouring devices. Tensor parallelism stays inside a host, as its
+collectives are in the way of every layer (Narayanan et al., SC'21, arXiv 2104.04473, takeaway 1).
+One axis alone appears as (1, n); it stands for either."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Baseline `mcmc`: a random walk over plans instead of the stage DP, as FlexFlow searches (Jia et al., MLSys'19,
-arXiv 1807.05358, section 6.2), in the space of the stage DP and at its prices.
+"""Baseline `mcmc`: a random walk over plans instead of the stage DP, as FlexFlow searches (Jia et
+al., MLSys'19, arXiv 1807.05358, section 6.2), in the space of the stage DP and at its prices.
 
-A Metropolis-Hastings chain whose stationary distribution is proportional to exp(-energy) over all exact covers of
-layers and devices, with energy = SHARPNESS · log(seconds of a step), more where stages exceed the memory. FlexFlow
-takes the seconds themselves; the logarithm makes the walk the same in any unit. A proposal is one of
+A Metropolis-Hastings chain whose stationary distribution is proportional to exp(-energy) over all
+exact covers of layers and devices, with energy = SHARPNESS · log(seconds of a step), more where
+stages exceed the memory. FlexFlow takes the seconds themselves; the logarithm makes the walk the
+same in any unit. A proposal is one of
 
 1. move a cut by a layer,
 2. give the two stages at a cut other options with the same devices together,
@@ -12,9 +13,9 @@ takes the seconds themselves; the logarithm makes the walk the same in any unit.
 5. join the two stages at a cut,
 6. any plan, each with equal probability, so that no part of the space is out of reach.
 
-Each draws a place (a layer) and options with equal probability, whatever the plan; where the move is impossible, the
-plan stays. So moves 1 to 3 and 6 are symmetric, and 4 and 5 reverse each other with a ratio that is known.
-"""
+Each draws a place (a layer) and options with equal probability, whatever the plan; where the move
+is impossible, the plan stays. So moves 1 to 3 and 6 are symmetric, and 4 and 5 reverse each other
+with a ratio that is known."""
 
 from __future__ import annotations
 
@@ -28,11 +29,18 @@ from typing import TypeVar
 from shardopt.solve.stages.baselines.planner import Planner, Request
 from shardopt.solve.stages.baselines.random_plans import RandomPlans
 from shardopt.solve.stages.dp.infeasible import why_infeasible
-from shardopt.solve.stages.stage_problem import StageProblem, Stages, StageSolution, evaluate, in_flight_counts
+from shardopt.solve.stages.stage_problem import (
+    StageProblem,
+    Stages,
+    StageSolution,
+    evaluate,
+    in_flight_counts,
+)
 from shardopt.support.errors import UserError
 
-# A plan that is a tenth slower than the present one is taken in one case of seven. Half of this finds the optimum of
-# small random problems somewhat sooner, twice as much comes nearer to that of large ones.
+# A plan that is a tenth slower than the present one is taken in one case of seven. Half of this
+# finds the optimum of small random problems somewhat sooner, twice as much comes nearer to that of
+# large ones.
 _SHARPNESS = 20.0
 # One of so many proposals is any plan at all.
 _ANYWHERE = 10
@@ -42,7 +50,8 @@ Devices = tuple[int, ...]  # of every host group
 
 
 def mcmc_stages(problem: StageProblem, request: Request) -> StageSolution:
-    """The best plan that fits among all that the chain looks at. The same for the same seed and proposals.
+    """The best plan that fits among all that the chain looks at. The same for the same seed and
+    proposals.
 
     Raises UserError where there is no plan, or the chain meets none that fits.
     """
@@ -52,14 +61,18 @@ def mcmc_stages(problem: StageProblem, request: Request) -> StageSolution:
     moves = Moves(problem, Random(request.seed), may_cut=request.num_stages is None)
     best = _walk(problem, plans, moves, request.proposals)
     if best is None:
-        raise UserError(f"none of {request.proposals + 1} plans that inter-op=mcmc looked at fits the memory")
+        raise UserError(
+            f"none of {request.proposals + 1} plans that inter-op=mcmc looked at fits the memory"
+        )
     return best
 
 
 MCMC = Planner(mcmc_stages)
 
 
-def _walk(problem: StageProblem, plans: RandomPlans, moves: Moves, proposals: int) -> StageSolution | None:
+def _walk(
+    problem: StageProblem, plans: RandomPlans, moves: Moves, proposals: int
+) -> StageSolution | None:
     """The best plan that fits, and None if there was none."""
     best: StageSolution | None = None
     stages: Stages = ()
@@ -81,7 +94,8 @@ def _walk(problem: StageProblem, plans: RandomPlans, moves: Moves, proposals: in
 
 
 def _lacking(problem: StageProblem, stages: Stages) -> float:
-    """0 for a plan that fits; for each stage that does not, 1 and the logarithm of what it needs over what there is."""
+    """0 for a plan that fits; for each stage that does not, 1 and the logarithm of what it needs
+    over what there is."""
     total = 0.0
     for stage, held in zip(stages, in_flight_counts(problem, len(stages))[::-1], strict=True):
         option = problem.options[stage[2]]
@@ -94,7 +108,8 @@ def _lacking(problem: StageProblem, stages: Stages) -> float:
 
 @dataclass(eq=False)
 class Moves:
-    """Local proposals. `singles[d]` are the options with devices d, `pairs[d]` two of them with d together."""
+    """Local proposals. `singles[d]` are the options with devices d, `pairs[d]` two of them with d
+    together."""
 
     problem: StageProblem
     random: Random
@@ -105,17 +120,24 @@ class Moves:
     def __post_init__(self) -> None:
         problem = self.problem
         groups = range(len(problem.num_devices))
-        self.devices = [tuple(o.num_devices * (o.group == group) for group in groups) for o in problem.options]
+        self.devices = [
+            tuple(o.num_devices * (o.group == group) for group in groups) for o in problem.options
+        ]
         for option, devices in enumerate(self.devices):
             self.singles.setdefault(devices, []).append(option)
         for first, devices in enumerate(self.devices):
             for second, others in enumerate(self.devices):
                 self.pairs.setdefault(_sum(devices, others), []).append((first, second))
-        self.kinds = (self._shift, self._trade, self._change, *((self._split, self._join) if self.may_cut else ()))
+        self.kinds = (
+            self._shift,
+            self._trade,
+            self._change,
+            *((self._split, self._join) if self.may_cut else ()),
+        )
 
     def propose(self, stages: Stages) -> tuple[Stages, float]:
-        """A plan next to this one (or itself, where the move that was drawn is impossible) and the logarithm of the
-        probability to be proposed the way back over that of the way there."""
+        """A plan next to this one (or itself, where the move that was drawn is impossible) and the
+        logarithm of the probability to be proposed the way back over that of the way there."""
         return self._one_of(self.kinds)(stages)
 
     def _one_of(self, things: Sequence[T]) -> T:
@@ -133,7 +155,12 @@ class Moves:
         if not is_cut or not stages[index - 1][0] < to < stages[index][1]:
             return stages, 0.0
         (start, _, first), (_, end, second) = stages[index - 1 : index + 1]
-        return (*stages[: index - 1], (start, to, first), (to, end, second), *stages[index + 1 :]), 0.0
+        return (
+            *stages[: index - 1],
+            (start, to, first),
+            (to, end, second),
+            *stages[index + 1 :],
+        ), 0.0
 
     def _trade(self, stages: Stages) -> tuple[Stages, float]:
         cut, index, is_cut = self._place(stages)
@@ -141,7 +168,12 @@ class Moves:
             return stages, 0.0
         (start, _, first), (_, end, second) = stages[index - 1 : index + 1]
         first, second = self._one_of(self.pairs[_sum(self.devices[first], self.devices[second])])
-        return (*stages[: index - 1], (start, cut, first), (cut, end, second), *stages[index + 1 :]), 0.0
+        return (
+            *stages[: index - 1],
+            (start, cut, first),
+            (cut, end, second),
+            *stages[index + 1 :],
+        ), 0.0
 
     def _change(self, stages: Stages) -> tuple[Stages, float]:
         _, index, _ = self._place(stages)
@@ -157,7 +189,12 @@ class Moves:
             return stages, 0.0
         first, second = self._one_of(pairs)
         ratio = math.log(len(pairs) / len(self.singles[self.devices[option]]))
-        return (*stages[:index], (start, cut, first), (cut, end, second), *stages[index + 1 :]), ratio
+        return (
+            *stages[:index],
+            (start, cut, first),
+            (cut, end, second),
+            *stages[index + 1 :],
+        ), ratio
 
     def _join(self, stages: Stages) -> tuple[Stages, float]:
         _, index, is_cut = self._place(stages)
@@ -168,7 +205,11 @@ class Moves:
         if devices not in self.singles:
             return stages, 0.0
         ratio = math.log(len(self.singles[devices]) / len(self.pairs[devices]))
-        return (*stages[: index - 1], (start, end, self._one_of(self.singles[devices])), *stages[index + 1 :]), ratio
+        return (
+            *stages[: index - 1],
+            (start, end, self._one_of(self.singles[devices])),
+            *stages[index + 1 :],
+        ), ratio
 
 
 def _sum(first: Devices, second: Devices) -> Devices:

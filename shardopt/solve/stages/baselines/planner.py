@@ -1,8 +1,8 @@
 """What a planner of stages is: which stages it may use, and how it chooses a plan of them.
 
-All planners see one cost model. What tells them apart are the options that they leave of those at hand (submeshes,
-logical shapes, how values inside of a stage are sharded) and the plans that they look at.
-"""
+All planners see one cost model. What tells them apart are the options that they leave of those at
+hand (submeshes, logical shapes, how values inside of a stage are sharded) and the plans that they
+look at."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from shardopt.support.errors import UserError
 
 @dataclass(frozen=True)
 class Request:
-    """What a planner is asked for: a number of stages (None leaves it open), and what a random search may do."""
+    """What a planner is asked for: a number of stages (None leaves it open), and what a random
+    search may do."""
 
     num_stages: int | None = None
     seed: int = 0
@@ -24,10 +25,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Planner:
-    """`options` leaves of all options, with methods where the planner decides those, what a stage may be. `solve`
-    returns the best plan that it can find, and raises UserError where there is none. `one_stage`: all layers are one.
-    `by_dp`: `solve` is the stage DP over these options, so its runners-up may be simulated, too.
-    """
+    """`options` leaves of all options, with methods where the planner decides those, what a stage
+    may be. `solve` returns the best plan that it can find, and raises UserError where there is
+    none. `one_stage`: all layers are one. `by_dp`: `solve` is the stage DP over these options, so
+    its runners-up may be simulated, too."""
 
     solve: Callable[[StageProblem, Request], StageSolution]
     options: Callable[[Iterable[StageOption]], tuple[StageOption, ...]] = tuple
@@ -35,9 +36,13 @@ class Planner:
     by_dp: bool = False
 
     def request(self, name: str, request: Request) -> Request:
-        """The request as this planner takes it. Raises UserError for several stages where there can be but one."""
+        """The request as this planner takes it. Raises UserError for several stages where there can
+        be but one."""
         if self.one_stage and request.num_stages not in (None, 1):
-            raise UserError(f"inter-op={name} makes one stage of all layers, found num-stages={request.num_stages}")
+            raise UserError(
+                f"inter-op={name} makes one stage of all layers, found "
+                f"num-stages={request.num_stages}"
+            )
         return replace(request, num_stages=1) if self.one_stage else request
 
 
@@ -51,5 +56,8 @@ def with_methods(
     options = tuple(options)
     chosen = next((option.method for option in options if option.method != "ilp"), None)
     if chosen is not None:
-        raise UserError(f"this inter-op planner chooses how stages are sharded: expected intra-op=ilp, found {chosen}")
+        raise UserError(
+            "this inter-op planner chooses how stages are sharded: expected intra-op=ilp, found "
+            f"{chosen}"
+        )
     return tuple(replace(option, method=method) for option in options for method in methods(option))

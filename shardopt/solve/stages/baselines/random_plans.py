@@ -1,4 +1,5 @@
-"""All exact covers of layers and devices, counted, so that any one of them can be drawn with equal probability."""
+"""All exact covers of layers and devices, counted, so that any one of them can be drawn with equal
+probability."""
 
 from __future__ import annotations
 
@@ -12,19 +13,24 @@ from shardopt.solve.stages.stage_problem import StageProblem, Stages
 
 
 class RandomPlans:
-    """Plans of stages with a finite time, whether or not they fit the memory; of `num_stages` stages if given.
+    """Plans of stages with a finite time, whether or not they fit the memory; of `num_stages`
+    stages if given.
 
-    N[s, k, d] is the number of plans of layers k.. on d free devices of every host group with s stages (N[0] for any
-    number, where it is open): the sum over end and size of options(k, end, size) · N[s - 1, end, d - size].
-    """
+    N[s, k, d] is the number of plans of layers k.. on d free devices of every host group with s
+    stages (N[0] for any number, where it is open): the sum over end and size of options(k, end,
+    size) · N[s - 1, end, d - size]."""
 
     def __init__(self, problem: StageProblem, num_stages: int | None) -> None:
         keys = [(option.group, option.num_devices) for option in problem.options]
         self.problem, self.num_stages = problem, num_stages
-        self.sizes = tuple(size for size in sorted(set(keys)) if size[1] <= problem.num_devices[size[0]])
+        self.sizes = tuple(
+            size for size in sorted(set(keys)) if size[1] <= problem.num_devices[size[0]]
+        )
         self.of_size = tuple(np.array([key == size for key in keys]) for size in self.sizes)
         usable = problem.shardable()
-        self.choices = np.stack([usable[:, :, chosen].sum(axis=-1) for chosen in self.of_size], axis=-1, dtype=float)
+        self.choices = np.stack(
+            [usable[:, :, chosen].sum(axis=-1) for chosen in self.of_size], axis=-1, dtype=float
+        )
         self.counts = self._count()
 
     @property
@@ -39,7 +45,9 @@ class RandomPlans:
             row -= self.num_stages is not None
             ways = np.zeros((self.problem.num_layers + 1, len(self.sizes)))
             for size, left in self._left(free):
-                rest = self.counts[row, start + 1 :].reshape(len(ways) - start - 1, -1)[:, self._flat(left)]
+                rest = self.counts[row, start + 1 :].reshape(len(ways) - start - 1, -1)[
+                    :, self._flat(left)
+                ]
                 ways[start + 1 :, size] = self.choices[start, start + 1 :, size] * rest
             end, size = divmod(_drawn(ways.ravel(), random), len(self.sizes))
             usable = np.isfinite(self.problem.seconds[start, end]) & self.of_size[size]
@@ -59,16 +67,23 @@ class RandomPlans:
     def _count(self) -> np.ndarray:
         layers, devices = self.problem.num_layers, self.problem.num_devices
         shift = 0 if self.num_stages is None else 1
-        counts = np.zeros(((self.num_stages or 0) + 1, layers + 1, *(count + 1 for count in devices)))
+        counts = np.zeros(
+            ((self.num_stages or 0) + 1, layers + 1, *(count + 1 for count in devices))
+        )
         counts[(0, layers, *(0 for _ in devices))] = 1
         for row in range(shift, len(counts)):
             for start in range(layers - 1, -1, -1):
                 for size, (group, taken) in enumerate(self.sizes):
                     before: list[Any] = [slice(None)] * len(devices)
                     after = before.copy()
-                    before[group], after[group] = slice(taken, None), slice(devices[group] + 1 - taken)
+                    before[group], after[group] = (
+                        slice(taken, None),
+                        slice(devices[group] + 1 - taken),
+                    )
                     tail = counts[row - shift, start + 1 :][:, *after]
-                    counts[row, start][*before] += np.tensordot(self.choices[start, start + 1 :, size], tail, axes=1)
+                    counts[row, start][*before] += np.tensordot(
+                        self.choices[start, start + 1 :, size], tail, axes=1
+                    )
         return counts
 
 

@@ -31,6 +31,8 @@ INTER_OP: tuple[str, ...] = get_args(InterOp)
 def find_planner(name: str) -> Planner:
     """Raises UserError for an unknown name."""
     if name not in _PLANNERS:
-        raise UserError(f"unknown inter-op planner '{name}'; expected one of {', '.join(_PLANNERS)}")
+        raise UserError(
+            f"unknown inter-op planner '{name}'; expected one of {', '.join(_PLANNERS)}"
+        )
     module, attribute = _PLANNERS[cast("StagePlanner", name)]
     return cast("Planner", getattr(import_module(f"{_HOME}.{module}"), attribute))

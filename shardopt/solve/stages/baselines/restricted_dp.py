@@ -1,14 +1,17 @@
-"""Baselines that are the stage DP over fewer options: what a stage may be is all that they differ in.
+"""Baselines that are the stage DP over fewer options: what a stage may be is all that they differ
+in.
 
 * `dp`: no restriction. It is the planner itself, and stands here as the one to compare with.
 * `inter-only`: a pipeline and nothing else, each stage on one device.
 * `intra-only`: no pipeline, one stage on all devices.
-* `pp-dp`: a pipeline with data parallelism inside of the stages (PipeDream: Narayanan et al., SOSP'19, arXiv
-  1806.03377; DAPPLE: Fan et al., PPoPP'21, arXiv 2007.01045).
-* `piper`: contiguous stages, each with a degree of data and one of tensor parallelism, with or without recomputation
-  (Piper: Tarnawski et al., NeurIPS'21).
-* `deepspeed`: no pipeline; experts over some devices, ZeRO at one of its stages for all else (DeepSpeed-MoE:
-  Rajbhandari et al., arXiv 2201.05596), as Alpa (section 8.1) compares with for mixtures of experts.
+* `pp-dp`: a pipeline with data parallelism inside of the stages (PipeDream: Narayanan et al.,
+  SOSP'19, arXiv 1806.03377; DAPPLE: Fan et al., PPoPP'21, arXiv 2007.01045).
+* `piper`: contiguous stages, each with a degree of data and one of tensor parallelism, with or
+  without recomputation (Piper: Tarnawski et al., NeurIPS'21).
+* `deepspeed`: no pipeline; experts over some devices, ZeRO at one of its stages for all else
+  (DeepSpeed-MoE:
+  Rajbhandari et al., arXiv 2201.05596), as Alpa (section 8.1) compares with for mixtures of
+  experts.
 """
 
 from __future__ import annotations
@@ -34,8 +37,11 @@ def _one_device(options: Iterable[StageOption]) -> tuple[StageOption, ...]:
 
 
 def _data(options: Iterable[StageOption]) -> tuple[StageOption, ...]:
-    """One axis, or hosts by devices: the sum of a gradient inside of hosts first is the better one."""
-    return with_methods(options, lambda option: ["data"] * (is_flat(option) or is_hosts_by_devices(option)))
+    """One axis, or hosts by devices: the sum of a gradient inside of hosts first is the better
+    one."""
+    return with_methods(
+        options, lambda option: ["data"] * (is_flat(option) or is_hosts_by_devices(option))
+    )
 
 
 def _data_and_tensor(options: Iterable[StageOption]) -> tuple[StageOption, ...]:
@@ -45,7 +51,8 @@ def _data_and_tensor(options: Iterable[StageOption]) -> tuple[StageOption, ...]:
 def _experts_and_zero(options: Iterable[StageOption]) -> tuple[StageOption, ...]:
     """(dp, ep): experts over the last axis; one axis, or hosts by devices, also without experts."""
     return with_methods(
-        options, lambda option: (*_ZERO * (is_flat(option) or is_hosts_by_devices(option)), *_EXPERT_ZERO)
+        options,
+        lambda option: (*_ZERO * (is_flat(option) or is_hosts_by_devices(option)), *_EXPERT_ZERO),
     )
 
 

@@ -1,9 +1,8 @@
 """The K best plans, for a judge that sees more than the sum and the maximum: the event simulator.
 
-The formula of the stage DP is exact for equal stages only. A plan that is slightly longer by it may be shorter when it
-runs, so the best plans with different numbers of stages, and those that trade a longer sum for a shorter bottleneck,
-are handed on.
-"""
+The formula of the stage DP is exact for equal stages only. A plan that is slightly longer by it may
+be shorter when it runs, so the best plans with different numbers of stages, and those that trade a
+longer sum for a shorter bottleneck, are handed on."""
 
 from __future__ import annotations
 
@@ -16,7 +15,9 @@ from shardopt.solve.stages.dp.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import StageProblem, Stages, StageSolution
 from shardopt.support.spans import timed
 
-NEAR = 1.3  # plans longer than this multiple of the best are of no interest: the formula is hardly ever so far off
+# plans longer than this multiple of the best are of no interest: the formula is hardly ever so far
+# off
+NEAR = 1.3
 
 
 @timed("stage DP: best plans")
@@ -25,10 +26,10 @@ def best_plans(
 ) -> tuple[StageSolution, ...]:
     """At most `k` different plans by rising `seconds`, the optimum first.
 
-    Of the plans that are the best of their number of stages, the shortest are here, as far as they are within `near`
-    times the optimum; those have the status "optimal". They leave places to runners-up that the search over t_max met:
-    plans of the least sum for some longest station. Raises UserError where `solve_stages` does.
-    """
+    Of the plans that are the best of their number of stages, the shortest are here, as far as they
+    are within `near` times the optimum; those have the status "optimal". They leave places to
+    runners-up that the search over t_max met: plans of the least sum for some longest station.
+    Raises UserError where `solve_stages` does."""
     optimum = solve_stages(problem, num_stages)
     best = {len(optimum.stages): optimum}
     met: dict[Stages, StageSolution] = {}
@@ -42,7 +43,9 @@ def best_plans(
         found = search.run()
         if found is not None and count not in best:
             best[count] = replace(found, status="optimal", bound=found.seconds)
-        met.update((plan.stages, plan) for plan in search.found if plan.seconds <= optimum.seconds * near)
+        met.update(
+            (plan.stages, plan) for plan in search.found if plan.seconds <= optimum.seconds * near
+        )
     first = sorted(best.values(), key=_order)[:k]
     for plan in first:
         met.pop(plan.stages, None)

@@ -1,10 +1,11 @@
-"""The search over t_max, the longest station of the pipeline: branch and bound over its candidate values.
+"""The search over t_max, the longest station of the pipeline: branch and bound over its candidate
+values.
 
-If F(t) uses only m <= t, no t in [m, t] does better, and every t in (a, m) has T >= F(t) + (B - 1) · (next candidate
-above a); intervals that cannot win are dropped, others halved. It visits tens of candidates instead of the thousands of
-an upward enumeration and stays exact, so the epsilon of the paper is not needed. The recursion itself leaves out what
-cannot beat the best plan known, so a good plan to begin with makes all of it shorter.
-"""
+If F(t) uses only m <= t, no t in [m, t] does better, and every t in (a, m) has T >= F(t) + (B - 1)
+· (next candidate above a); intervals that cannot win are dropped, others halved. It visits tens of
+candidates instead of the thousands of an upward enumeration and stays exact, so the epsilon of the
+paper is not needed. The recursion itself leaves out what cannot beat the best plan known, so a good
+plan to begin with makes all of it shorter."""
 
 from __future__ import annotations
 
@@ -23,11 +24,13 @@ ROUNDING = 1e-9  # sums of the same stages in another order differ by less than 
 class BottleneckSearch:
     """Branch and bound over t_max for one recursion.
 
-    `best` is the best plan known, also of other recursions; plans longer than `cutoff` are of no interest. Afterwards
-    `found` are the plans met on the way, each of least sum for some t_max, and `evaluations` counts the t_max tried.
-    """
+    `best` is the best plan known, also of other recursions; plans longer than `cutoff` are of no
+    interest. Afterwards `found` are the plans met on the way, each of least sum for some t_max, and
+    `evaluations` counts the t_max tried."""
 
-    def __init__(self, search: Search, best: StageSolution | None = None, cutoff: float = np.inf) -> None:
+    def __init__(
+        self, search: Search, best: StageSolution | None = None, cutoff: float = np.inf
+    ) -> None:
         self.search = search
         self.best, self.cutoff = best, cutoff if best is None else min(cutoff, best.seconds)
         self.found: list[StageSolution] = []
@@ -51,7 +54,8 @@ class BottleneckSearch:
         return self.best
 
     def _is_settled_by(self, relaxed: Recursion) -> bool:
-        """Begin with what the relaxed recursion finds, as far as it fits: whether that is as good as the bound."""
+        """Begin with what the relaxed recursion finds, as far as it fits: whether that is as good
+        as the bound."""
         intervals = Intervals(relaxed, self.search.problem.num_microbatches - 1, np.inf)
         least = np.inf
         for stations in intervals.run(-1, 0.0):
@@ -71,8 +75,9 @@ class BottleneckSearch:
 
 
 class Intervals:
-    """The open intervals of t_max that may hold a plan within `cutoff`. `run` asks the recursion for one t_max after
-    another; the caller says with `went` what came of each answer, before it takes the next."""
+    """The open intervals of t_max that may hold a plan within `cutoff`. `run` asks the recursion
+    for one t_max after another; the caller says with `went` what came of each answer, before it
+    takes the next."""
 
     def __init__(self, recursion: Recursion, repeats: int, cutoff: float) -> None:
         self.recursion, self.repeats, self.cutoff = recursion, repeats, cutoff
@@ -113,15 +118,18 @@ class Intervals:
             self._push(middle, high, floor)
 
     def _solve(self, candidate: int, least: int) -> tuple[Station, ...] | None:
-        """The stages of least sum up to this candidate t_max; None if there are none, or none within the cutoff while
-        the longest station is at least candidate `least`."""
+        """The stages of least sum up to this candidate t_max; None if there are none, or none
+        within the cutoff while the longest station is at least candidate `least`."""
         self.evaluations += 1
         limit = self.cutoff * (1 + ROUNDING) - self.repeats * float(self.candidates[least])
         return self.recursion.solve(float(self.candidates[candidate]), limit)
 
     def _push(self, low: int, high: int, floor: float) -> None:
         if high - low > 1:
-            heapq.heappush(self._queue, (floor + self.repeats * float(self.candidates[low + 1]), low, high, floor))
+            heapq.heappush(
+                self._queue,
+                (floor + self.repeats * float(self.candidates[low + 1]), low, high, floor),
+            )
 
     def _index(self, seconds: float) -> int:
         """Index of the first candidate that is not below `seconds`."""

@@ -1,8 +1,9 @@
-"""Why there is no plan: the first thing missing, in this order: a cover of the devices, shardings, memory.
+"""Why there is no plan: the first thing missing, in this order: a cover of the devices, shardings,
+memory.
 
-The plan that lacks the fewest bytes is found by the recursion of the stage DP, with missing bytes in place of seconds
-and the least t_max with an answer: that is how much more memory a device would need.
-"""
+The plan that lacks the fewest bytes is found by the recursion of the stage DP, with missing bytes
+in place of seconds and the least t_max with an answer: that is how much more memory a device would
+need."""
 
 from __future__ import annotations
 
@@ -20,18 +21,29 @@ def why_infeasible(problem: StageProblem, num_stages: int | None) -> str:
         return f"{stages}{problem.num_layers} layers cannot use exactly {_devices(problem)}"
     shardable = np.where(problem.shardable(), 0.0, np.inf)
     if _leanest(problem, num_stages, shardable) is None:
-        covered = [bool(np.isfinite(shardable[: k + 1, k + 1 :]).any()) for k in range(problem.num_layers)]
+        covered = [
+            bool(np.isfinite(shardable[: k + 1, k + 1 :]).any()) for k in range(problem.num_layers)
+        ]
         where = "" if all(covered) else f": layer {covered.index(False)} is in no feasible stage"
-        return f"no cut of {stages}{problem.num_layers} layers has a feasible sharding for every stage{where}"
+        return (
+            f"no cut of {stages}{problem.num_layers} layers has a feasible sharding for every "
+            f"stage{where}"
+        )
     plan = _leanest(problem, num_stages, shardable, with_memory=True)
     if plan is None:
-        return f"no plan of {stages}{problem.num_layers} layers: all were priced for fewer microbatches in flight"
-    return f"no plan of {stages}{problem.num_layers} layers fits the memory of a device {_missing(problem, plan)}"
+        return (
+            f"no plan of {stages}{problem.num_layers} layers: all were priced for fewer "
+            "microbatches in flight"
+        )
+    return (
+        f"no plan of {stages}{problem.num_layers} layers fits the memory of a device "
+        f"{_missing(problem, plan)}"
+    )
 
 
 def _missing(problem: StageProblem, plan: Stages) -> str:
-    """What each stage of the leanest plan needs and lacks, and how much memory it takes at least: exactly that much if
-    the bytes are exact and not lower bounds."""
+    """What each stage of the leanest plan needs and lacks, and how much memory it takes at least:
+    exactly that much if the bytes are exact and not lower bounds."""
     held = in_flight_counts(problem, len(plan))[::-1]
     over, most = [], 0.0
     for number, ((start, end, option), count) in enumerate(zip(plan, held, strict=True)):
@@ -40,7 +52,8 @@ def _missing(problem: StageProblem, plan: Stages) -> str:
         if need > limit:
             most = max(most, need - limit)
             over.append(
-                f"stage {number} (layers {start}-{end - 1} on {problem.options[option]}, {count:g} in flight) needs "
+                f"stage {number} (layers {start}-{end - 1} on {problem.options[option]}, {count:g} "
+                "in flight) needs "
                 f"{_size(need)} and lacks {_size(need - limit)}"
             )
     stages = f"{len(plan)} stage{'s' * (len(plan) > 1)}"
@@ -61,7 +74,9 @@ def _devices(problem: StageProblem) -> str:
     for group, count in enumerate(problem.num_devices):
         sizes = sorted({option.num_devices for option in problem.options if option.group == group})
         where = f" of host group {group}" if len(problem.num_devices) > 1 else ""
-        parts.append(f"{count} devices{where} with submeshes of {', '.join(map(str, sizes)) or 'no'} devices")
+        parts.append(
+            f"{count} devices{where} with submeshes of {', '.join(map(str, sizes)) or 'no'} devices"
+        )
     return " and ".join(parts)
 
 
@@ -77,18 +92,24 @@ def _need_bytes(problem: StageProblem, in_flight: float) -> np.ndarray:
 def _leanest(
     problem: StageProblem, num_stages: int | None, allowed: np.ndarray, with_memory: bool = False
 ) -> Stages | None:
-    """The plan of stages with `allowed` 0 (not inf) whose most demanding stage lacks the fewest bytes; any plan
-    without memory."""
+    """The plan of stages with `allowed` 0 (not inf) whose most demanding stage lacks the fewest
+    bytes; any plan without memory."""
     sizes, size_of = make_sizes(problem)
     plans = []
     for held, counts in count_groups(problem, num_stages):
         levels, level_of = np.unique(held, return_inverse=True)
-        lacking = [allowed + (_lack_bytes(problem, level) if with_memory else 0.0) for level in levels]
+        lacking = [
+            allowed + (_lack_bytes(problem, level) if with_memory else 0.0) for level in levels
+        ]
         costs = np.stack([_least_by_size(lack, size_of, len(sizes.offset)) for lack in lacking])
-        for recursion in CostTable(costs, costs, level_of, sizes).recursions(counts, problem.most_stages):
+        for recursion in CostTable(costs, costs, level_of, sizes).recursions(
+            counts, problem.most_stages
+        ):
             most, answer = _least_maximum(recursion)
             stages = []
-            for (start, end, size), level in zip(answer, level_of[: len(answer)][::-1], strict=True):
+            for (start, end, size), level in zip(
+                answer, level_of[: len(answer)][::-1], strict=True
+            ):
                 lack = np.where(size_of == size, lacking[level][start, end], np.inf)
                 stages.append((start, end, int(lack.argmin())))
             if stages:
@@ -97,7 +118,8 @@ def _leanest(
 
 
 def _lack_bytes(problem: StageProblem, in_flight: float) -> np.ndarray:
-    """How many bytes are missing, `[L + 1, L + 1, O]`; inf for what was priced for fewer microbatches in flight."""
+    """How many bytes are missing, `[L + 1, L + 1, O]`; inf for what was priced for fewer
+    microbatches in flight."""
     held = np.array([option.held for option in problem.options])
     lack = np.maximum(_need_bytes(problem, in_flight) - problem.limit_bytes(), 0.0)
     return np.where(held > 0, np.where(in_flight <= held, 0.0, np.inf), lack)

@@ -1,9 +1,9 @@
 """Compiled loops of the stage DP. Importing this module loads numba.
 
-Devices in use are one number, `flat`: the mixed-radix number of the devices of every host group. Adding a stage of
-`devices` devices of a group adds `devices · stride` to it, and the numbers of which that is true are contiguous runs
-(one for each value of the groups with larger strides), so the inner loops are plain runs over memory.
-"""
+Devices in use are one number, `flat`: the mixed-radix number of the devices of every host group.
+Adding a stage of `devices` devices of a group adds `devices · stride` to it, and the numbers of
+which that is true are contiguous runs (one for each value of the groups with larger strides), so
+the inner loops are plain runs over memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-# Minima over contiguous runs vectorise only without NaN and signed zeros, which do not occur; infinities do.
+# Minima over contiguous runs vectorise only without NaN and signed zeros, which do not occur;
+# infinities do.
 FAST = {"nnan", "nsz"}
 
 
@@ -26,7 +27,8 @@ class Sizes(NamedTuple):
 
 
 class States(NamedTuple):
-    """State r: r stages are placed, counted from the end of the pipeline; the last state means "at least" if `open`.
+    """State r: r stages are placed, counted from the end of the pipeline; the last state means "at
+    least" if `open`.
 
     `level[r]` is the index of the costs of the stage that is placed in state r.
     """
@@ -46,11 +48,11 @@ def cheapest_by_size(
     levels: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    """out[l, i, j, g]: the least seconds of layers i..j-1 on options of size g with levels[l] microbatches in flight.
+    """out[l, i, j, g]: the least seconds of layers i..j-1 on options of size g with levels[l]
+    microbatches in flight.
 
-    `levels` rise, so an option fits up to some level; it is noted there, and the levels below take it over. A size of
-    -1 is that of no group.
-    """
+    `levels` rise, so an option fits up to some level; it is noted there, and the levels below take
+    it over. A size of -1 is that of no group."""
     layers, top = seconds.shape[0] - 1, len(levels) - 1
     out[:] = np.inf
     for i in range(layers):
@@ -85,16 +87,18 @@ def sweep(
     limit: float,
     best: np.ndarray,
 ) -> None:
-    """best[r, k, flat]: the least sum of `total` with which r stages cover layers k.. on `flat` devices, none of them
-    with a `longest` station above `t_max`.
+    """best[r, k, flat]: the least sum of `total` with which r stages cover layers k.. on `flat`
+    devices, none of them with a `longest` station above `t_max`.
 
-    `total` and `longest` are `[levels, L + 1, L + 1, G]`. `rest[k, flat]` is a lower bound of the sum of the layers
-    before k on `flat` devices; states whose sum must exceed `limit` are left out.
+    `total` and `longest` are `[levels, L + 1, L + 1, G]`. `rest[k, flat]` is a lower bound of the
+    sum of the layers before k on `flat` devices; states whose sum must exceed `limit` are left out.
     """
     layers, top = total.shape[1] - 1, best.shape[0] - 1
     best[:] = np.inf
     best[0, layers, 0] = 0.0
-    first = np.zeros((top + 1, layers + 1), dtype=np.int64)  # the finite part of each row: first <= flat < stop
+    first = np.zeros(
+        (top + 1, layers + 1), dtype=np.int64
+    )  # the finite part of each row: first <= flat < stop
     stop = np.zeros((top + 1, layers + 1), dtype=np.int64)
     stop[0, layers] = 1
     for start in range(layers - 1, -1, -1):
@@ -110,7 +114,9 @@ def sweep(
                     cost = total[level, start, end, size]
                     offset, run, block = sizes.offset[size], sizes.run[size], sizes.block[size]
                     for base in range(0, len(tail), block):
-                        for flat in range(max(base, first[state, end]), min(base + run, stop[state, end])):
+                        for flat in range(
+                            max(base, first[state, end]), min(base + run, stop[state, end])
+                        ):
                             into[flat + offset] = min(into[flat + offset], tail[flat] + cost)
         for state in range(top + 1):
             row, begin, after = best[state, start], sizes.full + 1, 0
@@ -133,12 +139,14 @@ def trace(
     state: int,
     found: np.ndarray,
 ) -> int:
-    """The stages behind best[state, 0, full] as rows (first layer, layer after the last, size) of `found`, and how many
-    they are. The first of equals, so that the answer is deterministic."""
+    """The stages behind best[state, 0, full] as rows (first layer, layer after the last, size) of
+    `found`, and how many they are. The first of equals, so that the answer is deterministic."""
     layers, top = total.shape[1] - 1, best.shape[0] - 1
     start, flat, count = 0, sizes.full, 0
     while start < layers:
-        source, end, size = _step(total, longest, t_max, states, sizes, best, state, start, flat, top)
+        source, end, size = _step(
+            total, longest, t_max, states, sizes, best, state, start, flat, top
+        )
         if source < 0:
             return -1
         found[count, 0], found[count, 1], found[count, 2] = start, end, size
@@ -171,6 +179,9 @@ def _step(
                     continue
                 if longest[level, start, end, size] > t_max:
                     continue
-                if best[source, end, before] + total[level, start, end, size] == best[state, start, flat]:
+                if (
+                    best[source, end, before] + total[level, start, end, size]
+                    == best[state, start, flat]
+                ):
                     return source, end, size
     return -1, -1, -1

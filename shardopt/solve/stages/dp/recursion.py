@@ -1,11 +1,11 @@
 """The recursion of the stage DP: the cheapest stages for a given t_max.
 
-Alpa (OSDI'22, section 5.2), equation 3: F(s, k, d; t_max) = min over (end, option) of t(k, end, option) +
-F(s - 1, end, d - devices(option); t_max), where s counts stages from the end and no stage exceeds t_max or the memory.
-Options of one size on one host group are interchangeable for the devices, so only the cheapest of each takes part. The
-memory of a stage depends on s through the microbatches in flight; from the s on behind which nothing changes any more,
-one state stands for all further s, and with memory to spare there is only that one.
-"""
+Alpa (OSDI'22, section 5.2), equation 3: F(s, k, d; t_max) = min over (end, option) of t(k, end,
+option) + F(s - 1, end, d - devices(option); t_max), where s counts stages from the end and no stage
+exceeds t_max or the memory. Options of one size on one host group are interchangeable for the
+devices, so only the cheapest of each takes part. The memory of a stage depends on s through the
+microbatches in flight; from the s on behind which nothing changes any more, one state stands for
+all further s, and with memory to spare there is only that one."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ class Station(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Recursion:
-    """`total` and `longest`, `[levels, L + 1, L + 1, G]`: what a stage adds to the sum, and its longest station, for
-    every size and every level of microbatches in flight; inf where infeasible. Lower levels never cost more. `answers`
-    are the states in which a plan may end, `candidates` all values that t_max may have, rising.
+    """`total` and `longest`, `[levels, L + 1, L + 1, G]`: what a stage adds to the sum, and its
+    longest station, for every size and every level of microbatches in flight; inf where infeasible.
+    Lower levels never cost more. `answers` are the states in which a plan may end, `candidates` all
+    values that t_max may have, rising.
 
-    `relaxed` is the recursion with the fewest microbatches in flight everywhere, for which the number of stages does
-    not matter: a lower bound. It is None where this recursion is no different.
-    """
+    `relaxed` is the recursion with the fewest microbatches in flight everywhere, for which the
+    number of stages does not matter: a lower bound. It is None where this recursion is no
+    different."""
 
     total: np.ndarray
     longest: np.ndarray
@@ -49,7 +50,8 @@ class Recursion:
     relaxed: Recursion | None = None
 
     def solve(self, t_max: float, limit: float = np.inf) -> tuple[Station, ...] | None:
-        """The stages of least sum without a station above `t_max`, or None if that sum exceeds `limit`."""
+        """The stages of least sum without a station above `t_max`, or None if that sum exceeds
+        `limit`."""
         from shardopt.solve.stages.dp.kernels import trace
 
         best = self._sweep(t_max, limit)
@@ -65,21 +67,29 @@ class Recursion:
     def least_sums(self, t_max: float, limit: float) -> np.ndarray:
         """The least sum for each of the answers, inf where it exceeds `limit`."""
         best = self._sweep(t_max, limit)
-        return np.full(len(self.answers), np.inf) if best is None else best[list(self.answers), 0, -1]
+        return (
+            np.full(len(self.answers), np.inf) if best is None else best[list(self.answers), 0, -1]
+        )
 
     def measure(self, stations: tuple[Station, ...]) -> tuple[float, float]:
         """The sum and the longest station of an answer of a recursion with one level."""
         stages = [(0, *station) for station in stations]
-        return sum(float(self.total[stage]) for stage in stages), max(float(self.longest[stage]) for stage in stages)
+        return sum(float(self.total[stage]) for stage in stages), max(
+            float(self.longest[stage]) for stage in stages
+        )
 
     @cached_property
     def low_end(self) -> tuple[int, float]:
-        """The index of the last candidate t_max that allows no plan, and the least sum of all plans; of a recursion
-        that is relaxed itself."""
+        """The index of the last candidate t_max that allows no plan, and the least sum of all
+        plans; of a recursion that is relaxed itself."""
         low, high = -1, len(self.candidates) - 1
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if np.isfinite(self._before(self.candidates[middle])[0, -1]) else (middle, high)
+            low, high = (
+                (low, middle)
+                if np.isfinite(self._before(self.candidates[middle])[0, -1])
+                else (middle, high)
+            )
         return low, float(self._before(self.candidates[-1])[0, -1]) if high >= 0 else np.inf
 
     def _sweep(self, t_max: float, limit: float) -> np.ndarray | None:
@@ -97,8 +107,8 @@ class Recursion:
         return best
 
     def _before(self, t_max: float) -> np.ndarray:
-        """`[L + 1, width]`: in row k the least sums of all layers but the last k on some devices; of a recursion that
-        is relaxed itself."""
+        """`[L + 1, width]`: in row k the least sums of all layers but the last k on some devices;
+        of a recursion that is relaxed itself."""
         from shardopt.solve.stages.dp.kernels import sweep
 
         layers, width = self.total.shape[1] - 1, self.sizes.full + 1
@@ -109,9 +119,11 @@ class Recursion:
 
     @cached_property
     def _backwards(self) -> tuple[np.ndarray, np.ndarray]:
-        """The costs with the layers counted from the end: what comes before a layer is then behind it."""
+        """The costs with the layers counted from the end: what comes before a layer is then behind
+        it."""
         return tuple(  # type: ignore[return-value]
-            np.ascontiguousarray(each[:1, ::-1, ::-1].transpose(0, 2, 1, 3)) for each in (self.total, self.longest)
+            np.ascontiguousarray(each[:1, ::-1, ::-1].transpose(0, 2, 1, 3))
+            for each in (self.total, self.longest)
         )
 
 
@@ -123,12 +135,15 @@ def candidates_of(longest: np.ndarray) -> np.ndarray:
 
 
 def make_sizes(problem: StageProblem) -> tuple[Sizes, np.ndarray]:
-    """The (host group, devices) of the options, and for each option which of them it has, int64 `[O]`."""
+    """The (host group, devices) of the options, and for each option which of them it has, int64
+    `[O]`."""
     from shardopt.solve.stages.dp.kernels import Sizes
 
     strides = np.cumprod([1, *(count + 1 for count in problem.num_devices)])
     keys = [(option.group, option.num_devices) for option in problem.options]
-    known = sorted({key for key in keys if key[1] <= problem.num_devices[key[0]]}) or sorted(set(keys))
+    known = sorted({key for key in keys if key[1] <= problem.num_devices[key[0]]}) or sorted(
+        set(keys)
+    )
     group, devices = (np.array(column, dtype=np.int64) for column in zip(*known, strict=True))
     run = (np.array(problem.num_devices)[group] + 1 - devices) * strides[group]
     size_of = np.array([known.index(key) if key in known else -1 for key in keys])

@@ -1,4 +1,5 @@
-"""The recursions of a problem: which numbers of stages share one, and which stages fit at which place."""
+"""The recursions of a problem: which numbers of stages share one, and which stages fit at which
+place."""
 
 from __future__ import annotations
 
@@ -11,7 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardopt.solve.stages.dp.recursion import Recursion, Station, candidates_of, make_sizes
-from shardopt.solve.stages.stage_problem import StageProblem, StageSolution, evaluate, in_flight_counts
+from shardopt.solve.stages.stage_problem import (
+    StageProblem,
+    StageSolution,
+    evaluate,
+    in_flight_counts,
+)
 
 if TYPE_CHECKING:
     from shardopt.solve.stages.dp.kernels import Sizes
@@ -26,8 +32,9 @@ class Search:
     size_of: np.ndarray
 
     def plan(self, stations: tuple[Station, ...]) -> StageSolution | None:
-        """The plan with the cheapest option that fits for each station, the first of equals; None where none fits, as
-        may be for an answer of the relaxed recursion, or where the number of stages is not allowed."""
+        """The plan with the cheapest option that fits for each station, the first of equals; None
+        where none fits, as may be for an answer of the relaxed recursion, or where the number of
+        stages is not allowed."""
         if not self.recursion.states.open and len(stations) not in self.recursion.answers:
             return None
         held = in_flight_counts(self.problem, len(stations))[::-1]
@@ -41,9 +48,12 @@ class Search:
         return evaluate(self.problem, tuple(stages))
 
 
-def count_groups(problem: StageProblem, num_stages: int | None) -> Iterator[tuple[np.ndarray, tuple[int, ...]]]:
-    """(microbatches in flight by stage from the end, numbers of stages it holds for): one group for all numbers of
-    stages if a stage's count does not depend on how many stages come before it, as in 1F1B, else one for each."""
+def count_groups(
+    problem: StageProblem, num_stages: int | None
+) -> Iterator[tuple[np.ndarray, tuple[int, ...]]]:
+    """(microbatches in flight by stage from the end, numbers of stages it holds for): one group for
+    all numbers of stages if a stage's count does not depend on how many stages come before it, as
+    in 1F1B, else one for each."""
     counts = (num_stages,) if num_stages is not None else tuple(range(1, problem.most_stages + 1))
     held = {n: np.array(in_flight_counts(problem, n), dtype=float) for n in counts}
     longest = held[counts[-1]]
@@ -74,11 +84,16 @@ class SearchTables:
         return Search(self.problem, self._table(group).of_count(count), self.size_of)
 
     def least_seconds(self, cutoff: float, parts: int = 6) -> dict[int, float]:
-        """A lower bound of the step for each number of stages, inf where it exceeds `cutoff`; 0 for numbers of stages
-        that share no table with others. The values of t_max are cut into `parts` intervals."""
+        """A lower bound of the step for each number of stages, inf where it exceeds `cutoff`; 0 for
+        numbers of stages that share no table with others. The values of t_max are cut into `parts`
+        intervals."""
         if len(self._groups) > 1:
             return {count: 0.0 for _, counts in self._groups for count in counts}
-        table, counts, repeats = self._table(0), self._groups[0][1], self.problem.num_microbatches - 1
+        table, counts, repeats = (
+            self._table(0),
+            self._groups[0][1],
+            self.problem.num_microbatches - 1,
+        )
         low, floor = table.relaxed.low_end
         high = len(table.candidates) - 1
         if repeats:
@@ -88,16 +103,24 @@ class SearchTables:
         ends = np.unique(np.linspace(low, high, parts + 1).astype(int))
         for before, last in pairwise(ends):  # t_max above candidate `before`, up to `last`
             rest = repeats * float(table.candidates[before + 1])
-            np.minimum(bounds, recursion.least_sums(float(table.candidates[last]), cutoff - rest) + rest, out=bounds)
+            np.minimum(
+                bounds,
+                recursion.least_sums(float(table.candidates[last]), cutoff - rest) + rest,
+                out=bounds,
+            )
         return dict(zip(counts, bounds.tolist(), strict=True))
 
     def _table(self, group: int) -> CostTable:
         """Costs of the stages that fit, by level."""
         if group not in self._tables:
-            levels, level_of = np.unique(self._groups[group][0], return_inverse=True)  # 1F1B repeats its last count
+            levels, level_of = np.unique(
+                self._groups[group][0], return_inverse=True
+            )  # 1F1B repeats its last count
             costs = self._costs(levels)
             both, longer = self.problem.cut_seconds()[:, :, None, None]
-            self._tables[group] = CostTable(costs + both, np.maximum(costs, longer), level_of, self.sizes)
+            self._tables[group] = CostTable(
+                costs + both, np.maximum(costs, longer), level_of, self.sizes
+            )
         return self._tables[group]
 
     def _costs(self, levels: np.ndarray) -> np.ndarray:
@@ -108,14 +131,19 @@ class SearchTables:
         arrays = (problem.seconds, problem.fixed_bytes, problem.activation_bytes)
         seconds, fixed, activation = (np.ascontiguousarray(each, dtype=float) for each in arrays)
         costs = np.empty((len(levels), *problem.seconds.shape[:2], len(self.sizes.offset)))
-        cheapest_by_size(seconds, fixed, activation, held, problem.limit_bytes(), self.size_of, levels, costs)
+        cheapest_by_size(
+            seconds, fixed, activation, held, problem.limit_bytes(), self.size_of, levels, costs
+        )
         return costs
 
 
 class CostTable:
-    """Costs by level, from which recursions are made; `level_of[s]` is the level of the s-th stage from the end."""
+    """Costs by level, from which recursions are made; `level_of[s]` is the level of the s-th stage
+    from the end."""
 
-    def __init__(self, total: np.ndarray, longest: np.ndarray, level_of: np.ndarray, sizes: Sizes) -> None:
+    def __init__(
+        self, total: np.ndarray, longest: np.ndarray, level_of: np.ndarray, sizes: Sizes
+    ) -> None:
         self.total, self.longest, self.level_of, self.sizes = total, longest, level_of, sizes
         self.candidates = candidates_of(longest)
 
@@ -137,7 +165,9 @@ class CostTable:
     def any_count(self) -> Recursion:
         """Any number of stages; those behind which all cost the same are one state."""
         last = len(self.level_of) - 1
-        while last > 0 and np.array_equal(self.total[self.level_of[last - 1]], self.total[self.level_of[-1]]):
+        while last > 0 and np.array_equal(
+            self.total[self.level_of[last - 1]], self.total[self.level_of[-1]]
+        ):
             last -= 1
         if last == 0:
             return self.relaxed
@@ -149,10 +179,14 @@ class CostTable:
         from shardopt.solve.stages.dp.kernels import States
 
         anywhere = States(np.zeros(1, np.int64), True)
-        return Recursion(self.total[:1], self.longest[:1], self.candidates, anywhere, self.sizes, (0,))
+        return Recursion(
+            self.total[:1], self.longest[:1], self.candidates, anywhere, self.sizes, (0,)
+        )
 
     def _recursion(self, level: np.ndarray, is_open: bool, answers: tuple[int, ...]) -> Recursion:
         from shardopt.solve.stages.dp.kernels import States
 
         states = States(level, is_open)
-        return Recursion(self.total, self.longest, self.candidates, states, self.sizes, answers, self.relaxed)
+        return Recursion(
+            self.total, self.longest, self.candidates, states, self.sizes, answers, self.relaxed
+        )

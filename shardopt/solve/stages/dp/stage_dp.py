@@ -1,11 +1,15 @@
-"""Stage DP: cut the layers into pipeline stages and give each a submesh, so that one training step is shortest.
+"""Stage DP: cut the layers into pipeline stages and give each a submesh, so that one training step
+is shortest.
 
-Alpa (OSDI'22, section 5.2), equations 2-4: T* = min sum of t_i + (B - 1) · max t_i over stages that use all devices.
-Departures from the paper:
+Alpa (OSDI'22, section 5.2), equations 2-4: T* = min sum of t_i + (B - 1) · max t_i over stages that
+use all devices. Departures from the paper:
 
-1. Memory is fixed + in_flight · activations, with the in-flight count of the schedule at hand, not always 1F1B's.
-2. The transfer at a cut is one more station of the pipeline: it counts in the sum and in the maximum.
-3. t_max is searched by branch and bound instead of upwards (`shardopt.solve.stages.dp.bottleneck_search`).
+1. Memory is fixed + in_flight · activations, with the in-flight count of the schedule at hand, not
+   always 1F1B's.
+2. The transfer at a cut is one more station of the pipeline: it counts in the sum and in the
+   maximum.
+3. t_max is searched by branch and bound instead of upwards
+   (`shardopt.solve.stages.dp.bottleneck_search`).
 4. F drops the number of stages where memory does not depend on it, which is most of the time.
 5. Hosts may be of several groups; every group's devices are covered exactly.
 """
@@ -19,7 +23,13 @@ import numpy as np
 from shardopt.solve.stages.dp.bottleneck_search import BottleneckSearch
 from shardopt.solve.stages.dp.infeasible import why_infeasible
 from shardopt.solve.stages.dp.searches import SearchTables
-from shardopt.solve.stages.stage_problem import StageProblem, Stages, StageSolution, evaluate, is_plan
+from shardopt.solve.stages.stage_problem import (
+    StageProblem,
+    Stages,
+    StageSolution,
+    evaluate,
+    is_plan,
+)
 from shardopt.support.errors import UserError
 from shardopt.support.spans import timed
 
@@ -30,17 +40,21 @@ def solve_stages(
 ) -> StageSolution:
     """The plan with the shortest step, with exactly `num_stages` stages if given.
 
-    `incumbent` is a plan to begin with, such as the best under other prices: what cannot beat it is not looked at. It
-    is ignored where it is no plan of this problem. Raises UserError that says what is missing: a cover of the devices,
-    a feasible sharding, or memory by stage.
-    """
+    `incumbent` is a plan to begin with, such as the best under other prices: what cannot beat it is
+    not looked at. It is ignored where it is no plan of this problem. Raises UserError that says
+    what is missing: a cover of the devices, a feasible sharding, or memory by stage."""
     if num_stages is not None and not 1 <= num_stages <= problem.most_stages:
         raise UserError(
-            f"cannot make {num_stages} stages of {problem.num_layers} layers on {problem.total_devices} devices: "
+            f"cannot make {num_stages} stages of {problem.num_layers} layers on "
+            f"{problem.total_devices} devices: "
             f"a stage needs a layer and a device"
         )
     best: StageSolution | None = None
-    if incumbent is not None and num_stages in (None, len(incumbent)) and is_plan(problem, incumbent):
+    if (
+        incumbent is not None
+        and num_stages in (None, len(incumbent))
+        and is_plan(problem, incumbent)
+    ):
         best = evaluate(problem, incumbent)
     evaluations = 0
     for search in SearchTables(problem, num_stages).fewest():
@@ -53,7 +67,8 @@ def solve_stages(
 
 
 def least_longest_stage(problem: StageProblem) -> float:
-    """A lower bound of the longest stage of any plan, whatever its schedule and transfers; inf if there is no plan.
+    """A lower bound of the longest stage of any plan, whatever its schedule and transfers; inf if
+    there is no plan.
 
     With prices that are lower bounds it is one, too."""
     lean = replace(problem, in_flight=_one_in_flight, transfer_seconds=None)

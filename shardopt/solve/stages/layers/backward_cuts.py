@@ -1,11 +1,12 @@
-"""Where the backward pass crosses from a layer to the one before it: a minimum cut for every boundary.
+"""Where the backward pass crosses from a layer to the one before it: a minimum cut for every
+boundary.
 
-Operations that read a weight, or make a term of its gradient, stay with that weight. Between them stand operations
-that could go either way (the tail of a normalisation, sums of residual branches), and a careless choice sends several
-tensors over a boundary where one would do. For boundary k the operations of layers >= k are the source side of a
-minimum cut whose capacities are bytes, each value counted once. The least source sides of rising boundaries are nested,
-because the operations tied to either side are; so an operation's layer is the number of source sides it is in.
-"""
+Operations that read a weight, or make a term of its gradient, stay with that weight. Between them
+stand operations that could go either way (the tail of a normalisation, sums of residual branches),
+and a careless choice sends several tensors over a boundary where one would do. For boundary k the
+operations of layers >= k are the source side of a minimum cut whose capacities are bytes, each
+value counted once. The least source sides of rising boundaries are nested, because the operations
+tied to either side are; so an operation's layer is the number of source sides it is in."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ _SOURCE, _SINK = 0, 1
 
 @dataclass(frozen=True)
 class BackwardValue:
-    """A tensor that backward operations `readers` read, made by backward operation `producer` or, if that is None, by
-    the forward pass in layer `home`, whose readers take it up to layer `spread` anyway."""
+    """A tensor that backward operations `readers` read, made by backward operation `producer` or,
+    if that is None, by the forward pass in layer `home`, whose readers take it up to layer `spread`
+    anyway."""
 
     bytes: int
     readers: tuple[int, ...]
@@ -29,7 +31,8 @@ class BackwardValue:
 
 @dataclass(frozen=True)
 class BackwardProblem:
-    """Backward operations in program order; operation i may be in layers `least[i]` to `most[i]`."""
+    """Backward operations in program order; operation i may be in layers `least[i]` to
+    `most[i]`."""
 
     num_layers: int
     least: tuple[int, ...]
@@ -38,8 +41,9 @@ class BackwardProblem:
 
 
 def place_backward(problem: BackwardProblem) -> tuple[int, ...]:
-    """The layer of every operation: never below that of a reader of its results, with the fewest bytes over each
-    boundary. Bounds that contradict this give way upwards: `most` yields to the `least` of readers."""
+    """The layer of every operation: never below that of a reader of its results, with the fewest
+    bytes over each boundary. Bounds that contradict this give way upwards: `most` yields to the
+    `least` of readers."""
     least, most = _consistent(problem)
     layer = [0] * len(least)
     for boundary in range(1, problem.num_layers):
@@ -51,7 +55,9 @@ def place_backward(problem: BackwardProblem) -> tuple[int, ...]:
 def _consistent(problem: BackwardProblem) -> tuple[list[int], list[int]]:
     """Bounds tightened along the dataflow, so that any cut between them is possible."""
     least, most = list(problem.least), list(problem.most)
-    made = sorted((value.producer, value.readers) for value in problem.values if value.producer is not None)
+    made = sorted(
+        (value.producer, value.readers) for value in problem.values if value.producer is not None
+    )
     for producer, readers in reversed(made):
         least[producer] = max([least[producer], *(least[reader] for reader in readers)])
         most[producer] = max(most[producer], least[producer])
@@ -61,7 +67,9 @@ def _consistent(problem: BackwardProblem) -> tuple[list[int], list[int]]:
     return least, most
 
 
-def _above(problem: BackwardProblem, least: Sequence[int], most: Sequence[int], boundary: int) -> list[int]:
+def _above(
+    problem: BackwardProblem, least: Sequence[int], most: Sequence[int], boundary: int
+) -> list[int]:
     """The operations in layers from `boundary` on."""
     free = [op for op in range(len(least)) if least[op] < boundary <= most[op]]
     above = [op for op in range(len(least)) if least[op] >= boundary]
@@ -79,7 +87,9 @@ def _above(problem: BackwardProblem, least: Sequence[int], most: Sequence[int], 
         if value.producer is not None:
             start = node.get(value.producer, fixed.get(value.producer, _SINK))
             for end in sorted(ends - {_SOURCE, _SINK, start}):
-                flow.add_arc_with_capacity(end, start, unlimited)  # a reader above takes its producer along
+                flow.add_arc_with_capacity(
+                    end, start, unlimited
+                )  # a reader above takes its producer along
         else:
             start = _SOURCE if value.home >= boundary else _SINK
         if start == _SINK and value.producer is None and value.spread < boundary:

@@ -10,7 +10,17 @@ from shardopt.graph.op_graph import OpGraph
 
 # Operations that are not worth a copy in every stage.
 NEVER_SHARED = frozenset(
-    {"dot_general", "convolution", "while", "case", "rng_bit_generator", "rng", "sort", "scatter", "custom_call"}
+    {
+        "dot_general",
+        "convolution",
+        "while",
+        "case",
+        "rng_bit_generator",
+        "rng",
+        "sort",
+        "scatter",
+        "custom_call",
+    }
 )
 
 
@@ -26,7 +36,8 @@ def copyable_ops(graph: OpGraph, free_inputs: frozenset[int]) -> tuple[bool, ...
 
 
 def reached(graph: OpGraph, targets: Sequence[int]) -> list[int]:
-    """For each operation the set (as bits, in the order of `targets`) of those tensors that depend on it."""
+    """For each operation the set (as bits, in the order of `targets`) of those tensors that depend
+    on it."""
     of_tensor = [0] * len(graph.tensors)
     for bit, tensor in enumerate(targets):
         of_tensor[tensor] |= 1 << bit

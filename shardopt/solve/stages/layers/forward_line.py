@@ -1,10 +1,13 @@
-"""The forward operations as a straight line, how many layers it is worth, and the ways of cutting it.
+"""The forward operations as a straight line, how many layers it is worth, and the ways of cutting
+it.
 
-* `dp`: the layer DP (`shardopt.solve.stages.layers.layer_dp`), with no layer below the share 1 - delta of an equal one.
-* `equal-op`: every layer has the same number of operators that do the work (matrix products, convolutions), as in the
-  baseline "equal operator" of Alpa's §8.4.
-* `equal-layer`: every layer has the same number of the model's own blocks (`shardopt.solve.stages.layers.blocks`), cut
-  where fewest bytes cross; where the model has too few, about the same FLOPs.
+* `dp`: the layer DP (`shardopt.solve.stages.layers.layer_dp`), with no layer below the share 1 -
+  delta of an equal one.
+* `equal-op`: every layer has the same number of operators that do the work (matrix products,
+  convolutions), as in the baseline "equal operator" of Alpa's §8.4.
+* `equal-layer`: every layer has the same number of the model's own blocks
+  (`shardopt.solve.stages.layers.blocks`), cut where fewest bytes cross; where the model has too
+  few, about the same FLOPs.
 """
 
 from __future__ import annotations
@@ -26,20 +29,21 @@ from shardopt.solve.stages.layers.layer_dp import (
     solve_layers,
 )
 
-# The layer DP is quadratic in the operations it may cut between. Operations lighter than 1/1000 of the whole are
-# joined with their neighbours first: no balanced cut can depend on one of them.
+# The layer DP is quadratic in the operations it may cut between. Operations lighter than 1/1000 of
+# the whole are joined with their neighbours first: no balanced cut can depend on one of them.
 _MAX_UNITS = 1000
-# With fewer blocks than this, layers are parts of blocks where cutting one costs no more than cutting between two.
+# With fewer blocks than this, layers are parts of blocks where cutting one costs no more than
+# cutting between two.
 _FEW_BLOCKS = MAX_AUTO_LAYERS // 2
 
 
 @dataclass(frozen=True)
 class ForwardLine:
-    """Units are consecutive operations that are not cut apart: `flops[u]`, and `values` between them.
+    """Units are consecutive operations that are not cut apart: `flops[u]`, and `values` between
+    them.
 
-    `operators[k]` is the unit of the k-th operator that does the work, `kinds[k]` is equal for equal ones and
-    `work[k]` its FLOPs.
-    """
+    `operators[k]` is the unit of the k-th operator that does the work, `kinds[k]` is equal for
+    equal ones and `work[k]` its FLOPs."""
 
     flops: np.ndarray
     values: Sequence[Value]
@@ -61,8 +65,8 @@ class ForwardLine:
         return np.cumsum(steps)
 
     def cut(self, num_layers: int, delta: float, least: float, method: str) -> LayerSolution:
-        """`delta` and `least` as in `solve_layers`. Raises UserError when the layers cannot be that many, or not be
-        balanced within `delta`."""
+        """`delta` and `least` as in `solve_layers`. Raises UserError when the layers cannot be that
+        many, or not be balanced within `delta`."""
         if method == "dp":
             return solve_layers(self.flops, self.values, num_layers, delta, least)
         weights = self._operator_counts() if method == "equal-op" else self.flops
@@ -71,12 +75,15 @@ class ForwardLine:
         return evaluate(self.flops, self.values, equal_shares(weights, num_layers))
 
     def best_count(self, delta: float) -> int:
-        """The number of layers where nobody says: one for each block, or for equally many, up to 16."""
+        """The number of layers where nobody says: one for each block, or for equally many, up to
+        16."""
         blocks = count_blocks(self.runs)
         if blocks < _FEW_BLOCKS:
             least = max(0.0, 1 - delta)
             return max(blocks, auto_layers(self.flops, self.values, delta=delta, least=least))
-        fitting = (count for count in range(MAX_AUTO_LAYERS, _FEW_BLOCKS, -1) if blocks % count == 0)
+        fitting = (
+            count for count in range(MAX_AUTO_LAYERS, _FEW_BLOCKS, -1) if blocks % count == 0
+        )
         return blocks if blocks <= MAX_AUTO_LAYERS else next(fitting, MAX_AUTO_LAYERS)
 
     def _operator_counts(self) -> np.ndarray:
@@ -92,14 +99,16 @@ class ForwardLine:
             first = firsts[len(firsts) * layer // num_layers]
             low, high = self.operators[first - 1] + 1, self.operators[first]
             low = max(low, inner[-1] + 1 if inner else 1)
-            # Between the last operator of one block and the first of the next; the last of the cheapest places.
+            # Between the last operator of one block and the first of the next; the last of the
+            # cheapest places.
             behind = int(np.argmin(self.crossing[low : high + 1][::-1])) if low <= high else 0
             inner.append(high - behind if low <= high else low)
         return (0, *inner, len(self.flops))
 
 
 def join(flops: np.ndarray) -> np.ndarray:
-    """Unit of each operation: when there are many, neighbours are joined into about `_MAX_UNITS` units."""
+    """Unit of each operation: when there are many, neighbours are joined into about `_MAX_UNITS`
+    units."""
     if len(flops) <= _MAX_UNITS:
         return np.arange(len(flops))
     limit, longest = 2 * flops.sum() / _MAX_UNITS, -(-2 * len(flops) // _MAX_UNITS)

@@ -1,13 +1,14 @@
-"""Layer clustering: cut a straight line of operations into layers that exchange little and weigh about the same.
+"""Layer clustering: cut a straight line of operations into layers that exchange little and weigh
+about the same.
 
-Alpa (OSDI'22, section 5.2), equation 6: G(k, r) = min over i of max(G(i-1, r-1), C(i, k)) subject to
-FLOP(o_i..o_k) <= (1 + delta) · FLOP_total / L, where C(i, k) is the bytes operations i..k receive from earlier
-ones, each value once. Ties in the bottleneck G go to the smaller sum of C, then to the smaller variance of FLOPs.
+Alpa (OSDI'22, section 5.2), equation 6: G(k, r) = min over i of max(G(i-1, r-1), C(i, k)) subject
+to FLOP(o_i..o_k) <= (1 + delta) · FLOP_total / L, where C(i, k) is the bytes operations i..k
+receive from earlier ones, each value once. Ties in the bottleneck G go to the smaller sum of C,
+then to the smaller variance of FLOPs.
 
-The matrix C is never stored: an operation that reads a value adds its bytes to one contiguous range of layer starts,
-so the column C(·, k) follows from C(·, k-1), and the FLOP bound keeps only a window of about (1 + delta) n / L starts
-alive.
-"""
+The matrix C is never stored: an operation that reads a value adds its bytes to one contiguous range
+of layer starts, so the column C(·, k) follows from C(·, k-1), and the FLOP bound keeps only a
+window of about (1 + delta) n / L starts alive."""
 
 from __future__ import annotations
 
@@ -20,14 +21,19 @@ import numpy as np
 from shardopt.support.errors import UserError
 from shardopt.support.spans import timed
 
-DEFAULT_DELTA = 0.5  # Alpa's choice: uneven enough to cut between blocks, even enough to balance stages
-MAX_AUTO_LAYERS = 16  # the stage DP and the profiling of stage candidates grow with the square of the layers
+DEFAULT_DELTA = (
+    0.5  # Alpa's choice: uneven enough to cut between blocks, even enough to balance stages
+)
+MAX_AUTO_LAYERS = (
+    16  # the stage DP and the profiling of stage candidates grow with the square of the layers
+)
 _INFINITE_BYTES = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor of `bytes` made by operation `producer` and read by the operations `consumers` (later ones)."""
+    """A tensor of `bytes` made by operation `producer` and read by the operations `consumers`
+    (later ones)."""
 
     producer: int
     bytes: int
@@ -36,8 +42,8 @@ class Value:
 
 @dataclass(frozen=True)
 class LayerSolution:
-    """Layers are `[boundaries[r], boundaries[r + 1])`. `cost` is the most bytes one layer receives, `total_bytes`
-    the sum over layers."""
+    """Layers are `[boundaries[r], boundaries[r + 1])`. `cost` is the most bytes one layer receives,
+    `total_bytes` the sum over layers."""
 
     boundaries: tuple[int, ...]
     cost: int
@@ -53,7 +59,9 @@ class LayerSolution:
 
     @property
     def layer_of_op(self) -> tuple[int, ...]:
-        return tuple(layer for layer, (start, end) in enumerate(self.layers) for _ in range(start, end))
+        return tuple(
+            layer for layer, (start, end) in enumerate(self.layers) for _ in range(start, end)
+        )
 
 
 @timed("layer DP: solve")
@@ -64,13 +72,14 @@ def solve_layers(
     delta: float = DEFAULT_DELTA,
     least: float = 0.0,
 ) -> LayerSolution:
-    """The optimal clustering of `n` operations, `flops[n]` each, into exactly `num_layers` non-empty layers.
+    """The optimal clustering of `n` operations, `flops[n]` each, into exactly `num_layers`
+    non-empty layers.
 
-    Two exact passes: the least bottleneck c*, then the least (sum of C, sum of squared layer FLOPs) among clusterings
-    whose layers all receive at most c*. Raises UserError if `num_layers` is infeasible, with the largest feasible one.
-    Where it is possible at all, no layer has less than the share `least` of an equal one. The paper has no such bound
-    (0); without it a loss, which receives next to nothing, becomes a layer, and two blocks elsewhere have to share one.
-    """
+    Two exact passes: the least bottleneck c*, then the least (sum of C, sum of squared layer FLOPs)
+    among clusterings whose layers all receive at most c*. Raises UserError if `num_layers` is
+    infeasible, with the largest feasible one. Where it is possible at all, no layer has less than
+    the share `least` of an equal one. The paper has no such bound (0); without it a loss, which
+    receives next to nothing, becomes a layer, and two blocks elsewhere have to share one."""
     flops = _checked_flops(flops, values)
     _check_feasible(flops, num_layers, delta)
     reads = _reads(len(flops), values)
@@ -84,8 +93,8 @@ def solve_layers(
 
 
 def relaxed_delta(flops: np.ndarray, num_layers: int, delta: float) -> float:
-    """`delta` for a number of layers that nobody asked for: one operation may outweigh a layer, and what follows it has
-    to go somewhere, so that the balance gives way, not the user."""
+    """`delta` for a number of layers that nobody asked for: one operation may outweigh a layer, and
+    what follows it has to go somewhere, so that the balance gives way, not the user."""
     heaviest = num_layers * float(flops.max(initial=0.0)) / max(float(flops.sum()), 1.0)
     return delta + max(0.0, heaviest - 1)
 
@@ -97,8 +106,9 @@ def auto_layers(
     delta: float = DEFAULT_DELTA,
     least: float = 0.0,
 ) -> int:
-    """A number of layers where no block repeats: the most, up to `max_layers`, that cut nothing dearer than the best
-    cut in two, and leave no layer less than the share `least` of an equal one. 1 if there is no cut in two.
+    """A number of layers where no block repeats: the most, up to `max_layers`, that cut nothing
+    dearer than the best cut in two, and leave no layer less than the share `least` of an equal one.
+    1 if there is no cut in two.
 
     `delta` is relaxed for heavy operations (`relaxed_delta`).
     """
@@ -106,7 +116,9 @@ def auto_layers(
     reads = _reads(len(flops), values)
     best, cheapest = 1, _INFINITE_BYTES - 1
     for count in range(2, min(max_layers, len(flops)) + 1):
-        cost = _least_bottleneck(reads, _starts(flops, count, relaxed_delta(flops, count, delta), least), count)
+        cost = _least_bottleneck(
+            reads, _starts(flops, count, relaxed_delta(flops, count, delta), least), count
+        )
         if best == 1:
             cheapest = min(cost, cheapest)
         if cost <= cheapest:
@@ -115,7 +127,8 @@ def auto_layers(
 
 
 def equal_shares(weights: Sequence[float] | np.ndarray, num_layers: int) -> tuple[int, ...]:
-    """Boundaries where the running sum of `weights` is nearest to equal shares, whatever crosses them: baselines."""
+    """Boundaries where the running sum of `weights` is nearest to equal shares, whatever crosses
+    them: baselines."""
     _check_count(len(weights), num_layers)
     n, prefix = len(weights), np.concatenate(([0.0], np.cumsum(weights)))
     boundaries = [0]
@@ -127,7 +140,10 @@ def equal_shares(weights: Sequence[float] | np.ndarray, num_layers: int) -> tupl
 
 
 def evaluate(
-    flops: Sequence[float] | np.ndarray, values: Sequence[Value], boundaries: Sequence[int], status: str = "feasible"
+    flops: Sequence[float] | np.ndarray,
+    values: Sequence[Value],
+    boundaries: Sequence[int],
+    status: str = "feasible",
 ) -> LayerSolution:
     """The clustering given by `boundaries` with its costs, counted from the definition."""
     layer_of = np.repeat(np.arange(len(boundaries) - 1), np.diff(boundaries))
@@ -137,7 +153,9 @@ def evaluate(
         for layer in {int(layer_of[consumer]) for consumer in value.consumers} - {int(home)}:
             received[layer] += value.bytes
     work = tuple(float(np.sum(flops[start:end])) for start, end in pairwise(boundaries))
-    return LayerSolution(tuple(boundaries), max(received), sum(received), tuple(received), work, status)
+    return LayerSolution(
+        tuple(boundaries), max(received), sum(received), tuple(received), work, status
+    )
 
 
 # ---- input ----
@@ -149,13 +167,16 @@ def _checked_flops(flops: Sequence[float] | np.ndarray, values: Sequence[Value])
         raise ValueError("flops must be a vector of finite numbers of at least 0")
     for value in values:
         if not all(0 <= value.producer < consumer < len(flops) for consumer in value.consumers):
-            raise ValueError(f"{value}: consumers must come after the producer, within {len(flops)} operations")
+            raise ValueError(
+                f"{value}: consumers must come after the producer, within {len(flops)} operations"
+            )
     return flops
 
 
 def _reads(n: int, values: Sequence[Value]) -> list[list[tuple[int, int]]]:
-    """For each operation k: (first start, bytes) of the values it reads. A layer that starts at `first start` or
-    later, and ends at k, has no earlier reader of the value inside and does not make it itself."""
+    """For each operation k: (first start, bytes) of the values it reads. A layer that starts at
+    `first start` or later, and ends at k, has no earlier reader of the value inside and does not
+    make it itself."""
     reads: list[list[tuple[int, int]]] = [[] for _ in range(n)]
     for value in values:
         previous = value.producer
@@ -174,7 +195,8 @@ def _bound(flops: np.ndarray, num_layers: int, delta: float) -> float:
 
 
 def _earliest_starts(flops: np.ndarray, num_layers: int, delta: float) -> np.ndarray:
-    """int64 `[n + 1]`: the earliest start of a layer that ends before operation `end`; `end` if there is none."""
+    """int64 `[n + 1]`: the earliest start of a layer that ends before operation `end`; `end` if
+    there is none."""
     prefix = np.concatenate(([0.0], np.cumsum(flops)))
     starts = np.searchsorted(prefix, prefix - _bound(flops, num_layers, delta), side="left")
     return np.minimum(starts, np.arange(len(prefix)))
@@ -182,8 +204,8 @@ def _earliest_starts(flops: np.ndarray, num_layers: int, delta: float) -> np.nda
 
 @dataclass(frozen=True)
 class _Starts:
-    """int64 `[n + 1]`: where a layer that ends before operation `end` may start: from `earliest[end]` to
-    `latest[end]`; nowhere if the former is greater."""
+    """int64 `[n + 1]`: where a layer that ends before operation `end` may start: from
+    `earliest[end]` to `latest[end]`; nowhere if the former is greater."""
 
     earliest: np.ndarray
     latest: np.ndarray
@@ -193,14 +215,17 @@ def _starts(flops: np.ndarray, num_layers: int, delta: float, least: float) -> _
     prefix = np.concatenate(([0.0], np.cumsum(flops)))
     work = least * float(flops.sum()) / num_layers * (1 - 1e-9)
     latest = np.searchsorted(prefix, prefix - work, side="right") - 1
-    return _Starts(_earliest_starts(flops, num_layers, delta), np.minimum(latest, np.arange(len(prefix)) - 1))
+    return _Starts(
+        _earliest_starts(flops, num_layers, delta), np.minimum(latest, np.arange(len(prefix)) - 1)
+    )
 
 
 def _min_layers(flops: np.ndarray, num_layers: int, delta: float) -> int:
-    """Fewest layers under the FLOP bound for `num_layers`; n + 1 if one operation alone exceeds the bound.
+    """Fewest layers under the FLOP bound for `num_layers`; n + 1 if one operation alone exceeds the
+    bound.
 
-    Splitting a layer keeps the bound, so `num_layers` is feasible if and only if this is at most `num_layers` <= n.
-    """
+    Splitting a layer keeps the bound, so `num_layers` is feasible if and only if this is at most
+    `num_layers` <= n."""
     starts = _earliest_starts(flops, num_layers, delta)
     end, count = len(flops), 0
     while end > 0:
@@ -214,7 +239,9 @@ def _check_count(n: int, num_layers: int) -> None:
     if num_layers < 1:
         raise UserError(f"the number of layers must be at least 1, got {num_layers}")
     if num_layers > n:
-        raise UserError(f"cannot cut {n} operations into {num_layers} layers: a layer needs an operation")
+        raise UserError(
+            f"cannot cut {n} operations into {num_layers} layers: a layer needs an operation"
+        )
 
 
 def _check_feasible(flops: np.ndarray, num_layers: int, delta: float) -> None:
@@ -225,10 +252,13 @@ def _check_feasible(flops: np.ndarray, num_layers: int, delta: float) -> None:
     n, total = len(flops), float(flops.sum())
     if num_layers <= n and _min_layers(flops, num_layers, delta) <= num_layers:
         return
-    # No layer can weigh less than the heaviest operation, which bounds the feasible numbers from above.
+    # No layer can weigh less than the heaviest operation, which bounds the feasible numbers from
+    # above.
     heaviest = int(np.argmax(flops)) if n else 0
     top = min(n, int((1 + delta) * total / flops[heaviest] * (1 + 1e-9))) if total > 0 else n
-    largest = next((count for count in range(top, 0, -1) if _min_layers(flops, count, delta) <= count), 0)
+    largest = next(
+        (count for count in range(top, 0, -1) if _min_layers(flops, count, delta) <= count), 0
+    )
     reason = "a layer needs an operation"
     if num_layers <= n:
         reason = (
@@ -236,27 +266,37 @@ def _check_feasible(flops: np.ndarray, num_layers: int, delta: float) -> None:
             f"and operation {heaviest}, the heaviest, has {flops[heaviest] / total:.1%}"
         )
     raise UserError(
-        f"cannot cut {n} operations into {num_layers} layers: {reason}; the largest feasible number is {largest}"
+        f"cannot cut {n} operations into {num_layers} layers: {reason}; the largest feasible "
+        f"number is {largest}"
     )
 
 
 # ---- the two passes ----
 
 
-def _columns(reads: Sequence[Sequence[tuple[int, int]]], starts: _Starts) -> Iterator[tuple[int, int, np.ndarray]]:
-    """For each end 1..n with permitted starts: (end, the first of them, C of the layers [start, end) for all)."""
+def _columns(
+    reads: Sequence[Sequence[tuple[int, int]]], starts: _Starts
+) -> Iterator[tuple[int, int, np.ndarray]]:
+    """For each end 1..n with permitted starts: (end, the first of them, C of the layers [start,
+    end) for all)."""
     column = np.zeros(len(reads), dtype=np.int64)
     for end in range(1, len(reads) + 1):
         low, high = int(starts.earliest[end]), int(starts.latest[end]) + 1
         for first, size in reads[end - 1]:
-            column[max(first, low) : end] += size  # starts before `low` never come back: `earliest` does not decrease
+            column[max(first, low) : end] += (
+                size  # starts before `low` never come back: `earliest` does not decrease
+            )
         if low < high:
             yield end, low, column[low:high]
 
 
-def _least_bottleneck(reads: Sequence[Sequence[tuple[int, int]]], starts: _Starts, num_layers: int) -> int:
+def _least_bottleneck(
+    reads: Sequence[Sequence[tuple[int, int]]], starts: _Starts, num_layers: int
+) -> int:
     """`_INFINITE_BYTES` if there is no clustering."""
-    best = np.full((len(reads) + 1, num_layers + 1), _INFINITE_BYTES, dtype=np.int64)  # [operations before, layers]
+    best = np.full(
+        (len(reads) + 1, num_layers + 1), _INFINITE_BYTES, dtype=np.int64
+    )  # [operations before, layers]
     best[0, 0] = 0
     for end, low, column in _columns(reads, starts):
         best[end, 1:] = np.maximum(best[low : low + len(column), :-1], column[:, None]).min(axis=0)
@@ -272,12 +312,13 @@ def _least_sum(
 ) -> tuple[int, ...]:
     """Boundaries with every C at most `limit`, least in (sum of C, sum of squared FLOPs).
 
-    With the total fixed, the least sum of squares is the least variance. Both sums are additive over layers, so the
-    lexicographic recursion is exact.
-    """
+    With the total fixed, the least sum of squares is the least variance. Both sums are additive
+    over layers, so the lexicographic recursion is exact."""
     n = len(reads)
     prefix = np.concatenate(([0.0], np.cumsum(flops)))
-    total = np.full((n + 1, num_layers + 1), np.inf)  # bytes stay below 2**53, so these sums are exact
+    total = np.full(
+        (n + 1, num_layers + 1), np.inf
+    )  # bytes stay below 2**53, so these sums are exact
     square = np.full((n + 1, num_layers + 1), np.inf)
     parent = np.zeros((n + 1, num_layers + 1), dtype=np.int64)
     total[0, 0] = square[0, 0] = 0

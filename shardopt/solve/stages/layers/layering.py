@@ -1,21 +1,23 @@
-"""Which layer every operation of a microbatch belongs to, forward and backward alike, from the graph alone.
+"""Which layer every operation of a microbatch belongs to, forward and backward alike, from the
+graph alone.
 
-Alpa (§5.1, eq. 6) clusters the forward graph before differentiation. We see the whole step, so first the forward part
-is found, then clustered by the layer DP, then the rest follows it:
+Alpa (§5.1, eq. 6) clusters the forward graph before differentiation. We see the whole step, so
+first the forward part is found, then clustered by the layer DP, then the rest follows it:
 
-1. *Forward* are the operations every gradient depends on. Gradients need the loss, the loss needs the forward pass,
-   and a backward operation of layer k reaches only gradients of layers ≤ k: so the intersection of the gradients'
-   ancestors is the forward pass (with the head of the backward pass, which belongs to the last layer anyway). Where
-   only early weights are trained it has much of the backward pass, too; what leads to the loss or a metric has not.
+1. *Forward* are the operations every gradient depends on. Gradients need the loss, the loss needs
+   the forward pass, and a backward operation of layer k reaches only gradients of layers ≤ k: so
+   the intersection of the gradients' ancestors is the forward pass (with the head of the backward
+   pass, which belongs to the last layer anyway). Where only early weights are trained it has much
+   of the backward pass, too; what leads to the loss or a metric has not.
 2. Forward operations are clustered in program order.
-3. A backward operation that reads a weight, or makes a term of its gradient, belongs to the layer of that use of the
-   weight. Between those, minimum cuts decide (`backward_cuts`). Backward dataflow never rises, as the
-   forward never falls.
+3. A backward operation that reads a weight, or makes a term of its gradient, belongs to the layer
+   of that use of the weight. Between those, minimum cuts decide (`backward_cuts`). Backward
+   dataflow never rises, as the forward never falls.
 4. What no gradient needs (losses, metrics) follows its operands.
 
-Operations computed from nothing but constants and the microbatch index belong to no layer (`SHARED`): every stage makes
-its own copy. So do masks and the like, which several layers read and small inputs give.
-"""
+Operations computed from nothing but constants and the microbatch index belong to no layer
+(`SHARED`): every stage makes its own copy. So do masks and the like, which several layers read and
+small inputs give."""
 
 from __future__ import annotations
 
@@ -27,16 +29,22 @@ from itertools import pairwise
 import numpy as np
 
 from shardopt.graph.op_graph import SHARED, Op, OpGraph
-from shardopt.solve.stages.layers.backward_cuts import BackwardProblem, BackwardValue, place_backward
+from shardopt.solve.stages.layers.backward_cuts import (
+    BackwardProblem,
+    BackwardValue,
+    place_backward,
+)
 from shardopt.solve.stages.layers.dependences import NEVER_SHARED, copyable_ops, reached
 from shardopt.solve.stages.layers.forward_line import ForwardLine, join
 from shardopt.solve.stages.layers.layer_dp import LayerSolution, Value, relaxed_delta
 from shardopt.support.errors import UserError
 
 _UNKNOWN = -2
-# Below this share of the FLOPs the intersection of ancestors is not a forward pass (there is no common loss).
+# Below this share of the FLOPs the intersection of ancestors is not a forward pass (there is no
+# common loss).
 _MIN_FORWARD_SHARE = 0.1
-# A backward pass has twice the FLOPs of its forward pass; a smaller share shows only a part of the forward pass.
+# A backward pass has twice the FLOPs of its forward pass; a smaller share shows only a part of the
+# forward pass.
 _FORWARD_OF_BOTH = 0.3
 # Operators that do the work of a model; what blocks of it are recognised by.
 _OPERATORS = frozenset({"convolution", "custom_call", "dot", "dot_general", "while"})
@@ -46,14 +54,13 @@ _SUMMING = frozenset({"add", "convert", "reshape", "transpose"})
 
 @dataclass(frozen=True)
 class LayerProblem:
-    """The body of a microbatch. `weight_of[t]`: output t accumulates the gradient of what these inputs (one weight, and
-    casts or transposes of it) show.
+    """The body of a microbatch. `weight_of[t]`: output t accumulates the gradient of what these
+    inputs (one weight, and casts or transposes of it) show.
 
-    `free_inputs` (the microbatch index) tie nothing to a layer. `accumulators[t] = a`: output t continues input a.
-    `starts`, if there are any, are the operations at which layers begin, but for the first layer.
-    `num_layers=None` finds the number, but never fewer than `least_layers`; `method` is "dp" or a baseline,
-    "equal-op" or "equal-layer".
-    """
+    `free_inputs` (the microbatch index) tie nothing to a layer. `accumulators[t] = a`: output t
+    continues input a. `starts`, if there are any, are the operations at which layers begin, but for
+    the first layer. `num_layers=None` finds the number, but never fewer than `least_layers`;
+    `method` is "dp" or a baseline, "equal-op" or "equal-layer"."""
 
     graph: OpGraph
     weight_of: Mapping[int, tuple[int, ...]]
@@ -68,7 +75,8 @@ class LayerProblem:
 
 @dataclass(frozen=True)
 class Layering:
-    """`layer[i]` of operation i (or `SHARED`); the forward set; the solution of the DP over the forward units."""
+    """`layer[i]` of operation i (or `SHARED`); the forward set; the solution of the DP over the
+    forward units."""
 
     layer: tuple[int, ...]
     is_forward: tuple[bool, ...]
@@ -77,7 +85,8 @@ class Layering:
 
 
 def assign_layers(problem: LayerProblem) -> Layering:
-    """Solve a `LayerProblem`. Raises UserError when `num_layers` cannot be balanced within `delta`."""
+    """Solve a `LayerProblem`. Raises UserError when `num_layers` cannot be balanced within
+    `delta`."""
     return _Assignment(problem).run()
 
 
@@ -110,7 +119,9 @@ class _Assignment:
         if not gradients:
             return everything
         full = (1 << len(gradients)) - 1
-        common = tuple(bits == full and own for bits, own in zip(self.needed, everything, strict=True))
+        common = tuple(
+            bits == full and own for bits, own in zip(self.needed, everything, strict=True)
+        )
         if self._flops(common) < _MIN_FORWARD_SHARE * self._flops(everything):
             return everything
         shown = reached(self.graph, [t for t in self.graph.outputs if t not in gradients])
@@ -118,13 +129,16 @@ class _Assignment:
         return forward if self._flops(forward) >= _FORWARD_OF_BOTH * self._flops(common) else common
 
     def _flops(self, chosen: Sequence[bool]) -> float:
-        return sum(op.weighted_flops for op, inside in zip(self.graph.ops, chosen, strict=True) if inside)
+        return sum(
+            op.weighted_flops for op, inside in zip(self.graph.ops, chosen, strict=True) if inside
+        )
 
     def _summing_ops(self) -> frozenset[int]:
-        """Ops that combine with an accumulator, and those that only add up or reshape what is about to be combined.
+        """Ops that combine with an accumulator, and those that only add up or reshape what is about
+        to be combined.
 
-        The gradient of a tied weight is such a sum over several layers, and must not pull them together.
-        """
+        The gradient of a tied weight is such a sum over several layers, and must not pull them
+        together."""
         found: set[int] = set()
         stack = [
             index
@@ -151,7 +165,9 @@ class _Assignment:
     def _ends_sum(self, index: int, output: int, accumulator: int) -> bool:
         """Without a batch the only iteration replaces an accumulator instead of adding to it."""
         op = self.graph.ops[index]
-        return accumulator in op.operands or (output in self.problem.weight_of and op.name in _SUMMING)
+        return accumulator in op.operands or (
+            output in self.problem.weight_of and op.name in _SUMMING
+        )
 
     def _contributions(self) -> Iterator[tuple[int, tuple[int, ...]]]:
         """(tensor that goes into the sum of a gradient, the weight whose gradient it is)."""
@@ -167,7 +183,9 @@ class _Assignment:
     def _cluster_forward(self) -> LayerSolution:
         """Step 2: the layer DP on units of consecutive forward operations."""
         sources = self._sources()
-        ops = [index for index, inside in enumerate(self.forward) if inside and index not in sources]
+        ops = [
+            index for index, inside in enumerate(self.forward) if inside and index not in sources
+        ]
         flops = np.array([self.graph.ops[index].weighted_flops for index in ops], dtype=float)
         units = np.arange(len(ops)) if self.problem.starts else join(flops)
         unit_of = dict(zip(ops, units.tolist(), strict=True))
@@ -190,23 +208,29 @@ class _Assignment:
         return solution
 
     def _sources(self) -> dict[int, frozenset[int]]:
-        """Cheap forward ops that read only inputs (masks, slices of random bits, casts of weights) or each other, in
-        program order, and the inputs they come from.
+        """Cheap forward ops that read only inputs (masks, slices of random bits, casts of weights)
+        or each other, in program order, and the inputs they come from.
 
-        Their place in program order says nothing: they belong to the first layer that reads them, or to none where
-        several do and the inputs are smaller than the result (an attention mask).
+        Their place in program order says nothing: they belong to the first layer that reads them,
+        or to none where several do and the inputs are smaller than the result (an attention mask).
         """
         found: dict[int, frozenset[int]] = {}
         for index, op in enumerate(self.graph.ops):
             light = self.forward[index] and op.name not in NEVER_SHARED
             made_by = [p for t in op.operands if (p := self.producers[t]) >= 0]
-            if light and all(self.shared[p] or p in found for p in made_by) and self._forward_consumers(index):
+            if (
+                light
+                and all(self.shared[p] or p in found for p in made_by)
+                and self._forward_consumers(index)
+            ):
                 direct = frozenset(t for t in op.operands if self.producers[t] < 0)
                 found[index] = direct.union(*(found[p] for p in made_by if p in found))
         return found
 
     def _forward_consumers(self, index: int) -> list[int]:
-        return [c for r in self.graph.ops[index].results for c in self.consumers[r] if self.forward[c]]
+        return [
+            c for r in self.graph.ops[index].results for c in self.consumers[r] if self.forward[c]
+        ]
 
     def _line(self, unit_of: Mapping[int, int], flops: np.ndarray) -> ForwardLine:
         """The forward operations, in program order, with their units and FLOPs."""
@@ -218,7 +242,10 @@ class _Assignment:
             np.bincount(units, weights=flops, minlength=num_units),
             self._values(unit_of),
             tuple(unit_of[index] for index in workers),
-            tuple((ops[k].name, *(tensors[t].shape for t in (*ops[k].operands, *ops[k].results))) for k in workers),
+            tuple(
+                (ops[k].name, *(tensors[t].shape for t in (*ops[k].operands, *ops[k].results)))
+                for k in workers
+            ),
             tuple(ops[index].weighted_flops for index in workers),
         )
 
@@ -236,7 +263,8 @@ class _Assignment:
         boundaries = (0, *inner, len(ops))
         if any(low >= high for low, high in pairwise(boundaries)):
             raise UserError(
-                f"expected a forward operation in every layer, found layers that begin at {inner} of {len(ops)}"
+                f"expected a forward operation in every layer, found layers that begin at {inner} "
+                f"of {len(ops)}"
             )
         sums = tuple(float(flops[low:high].sum()) for low, high in pairwise(boundaries))
         return LayerSolution(boundaries, 0, 0, (0,) * len(sums), sums, "given")
@@ -248,7 +276,9 @@ class _Assignment:
             for result in self.graph.ops[index].results:
                 readers = {unit_of[c] for c in self.consumers[result] if c in unit_of} - {unit}
                 if readers:
-                    found.append(Value(unit, self.graph.tensors[result].size_bytes, tuple(sorted(readers))))
+                    found.append(
+                        Value(unit, self.graph.tensors[result].size_bytes, tuple(sorted(readers)))
+                    )
         return found
 
     def _share_followers(self) -> None:
@@ -272,16 +302,23 @@ class _Assignment:
         bounds = [self._anchors(self.graph.ops[index], uses) or (0, top) for index in ops]
         values = tuple(self._backward_values(number))
         least, most = tuple(low for low, _ in bounds), tuple(high for _, high in bounds)
-        for index, layer in zip(ops, place_backward(BackwardProblem(top + 1, least, most, values)), strict=True):
+        for index, layer in zip(
+            ops, place_backward(BackwardProblem(top + 1, least, most, values)), strict=True
+        ):
             self.layer[index] = layer
 
     def _anchors(self, op: Op, uses: Mapping[int, tuple[int, ...]]) -> tuple[int, int] | None:
-        """(least, most) layer of an operation that reads a weight or makes a term of its gradient, None for others."""
+        """(least, most) layer of an operation that reads a weight or makes a term of its gradient,
+        None for others."""
         origin = [self._use_behind(op, r, uses) for r in op.results if r in self.contributions]
         if origin:
             return max(origin), max(origin)
         read = [uses[t] for t in op.operands if t in uses]
-        return (max(layers[0] for layers in read), max(layers[-1] for layers in read)) if read else None
+        return (
+            (max(layers[0] for layers in read), max(layers[-1] for layers in read))
+            if read
+            else None
+        )
 
     def _backward_values(self, number: Mapping[int, int]) -> Iterator[BackwardValue]:
         """The values that backward operations read, of their own and of the forward pass."""
@@ -299,20 +336,27 @@ class _Assignment:
 
     def _forward_reads(self, op: Op) -> list[int]:
         """Layers of the forward operations whose results `op` reads."""
-        return [self.layer[p] for t in op.operands if (p := self.producers[t]) >= 0 and self.forward[p]]
+        return [
+            self.layer[p] for t in op.operands if (p := self.producers[t]) >= 0 and self.forward[p]
+        ]
 
     def _use_behind(self, op: Op, contribution: int, uses: Mapping[int, tuple[int, ...]]) -> int:
-        """The layer of the use of a weight that a contribution to its gradient comes from: where the forward reads the
-        weight together with a value that went into the contribution, else the first use not before those values."""
+        """The layer of the use of a weight that a contribution to its gradient comes from: where
+        the forward reads the weight together with a value that went into the contribution, else the
+        first use not before those values."""
         floor = max(self._forward_reads(op), default=0)
         weight = self.contributions[contribution]
         together = [
             self.layer[c]
             for t in op.operands
             for c in self.consumers[t]
-            if self.forward[c] and t not in weight and any(w in self.graph.ops[c].operands for w in weight)
+            if self.forward[c]
+            and t not in weight
+            and any(w in self.graph.ops[c].operands for w in weight)
         ]
-        return min(together or [k for w in weight for k in uses.get(w, ()) if k >= floor], default=floor)
+        return min(
+            together or [k for w in weight for k in uses.get(w, ()) if k >= floor], default=floor
+        )
 
     def _forward_uses(self) -> dict[int, tuple[int, ...]]:
         """For each input tensor the layers whose forward operations read it, ascending."""
@@ -325,13 +369,18 @@ class _Assignment:
         return {tensor: tuple(sorted(layers)) for tensor, layers in uses.items()}
 
     def _assign_rest(self) -> None:
-        """Step 4 and the sums: after forward operands the latest layer, after backward ones the earliest."""
+        """Step 4 and the sums: after forward operands the latest layer, after backward ones the
+        earliest."""
         backward: set[int] = set()
         for index, op in enumerate(self.graph.ops):
-            made_by = [p for t in op.operands if (p := self.producers[t]) >= 0 and self.layer[p] >= 0]
+            made_by = [
+                p for t in op.operands if (p := self.producers[t]) >= 0 and self.layer[p] >= 0
+            ]
             behind = [self.layer[p] for p in made_by if p in backward]
             if self.layer[index] == _UNKNOWN or index in self.summing:
-                self.layer[index] = min(behind) if behind else max((self.layer[p] for p in made_by), default=0)
+                self.layer[index] = (
+                    min(behind) if behind else max((self.layer[p] for p in made_by), default=0)
+                )
             elif self.forward[index] or self.shared[index]:
                 continue
             if behind or self.needed[index]:

@@ -1,10 +1,11 @@
-"""Which layer owns the operations around the microbatch loop: weight casts, random bits, gradient clipping, updates.
+"""Which layer owns the operations around the microbatch loop: weight casts, random bits, gradient
+clipping, updates.
 
-Parameters belong to the layer whose forward pass reads them, accumulated values to the layer that accumulates them.
-The epilogue follows its largest owned operand (an update follows its parameter and gradient; the few operations that
-mix layers, such as a global norm, work on scalars). The prologue follows its consumers. Constants, and small values
-that several layers need (learning-rate schedules, step counts, keys), are `SHARED`: every reader computes its own copy.
-"""
+Parameters belong to the layer whose forward pass reads them, accumulated values to the layer that
+accumulates them. The epilogue follows its largest owned operand (an update follows its parameter
+and gradient; the few operations that mix layers, such as a global norm, work on scalars). The
+prologue follows its consumers. Constants, and small values that several layers need (learning-rate
+schedules, step counts, keys), are `SHARED`: every reader computes its own copy."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 
 from shardopt.graph.op_graph import SHARED, Op, OpGraph
 
-# Cheaper to make again wherever they are read than to send, whatever their size, as long as what they read is small.
+# Cheaper to make again wherever they are read than to send, whatever their size, as long as what
+# they read is small.
 _COPYABLE = frozenset({"constant", "iota", "broadcast_in_dim"})
 # A value of at most this size is cheaper to compute again on every stage than to send.
 SMALL_BYTES = 4096
@@ -42,7 +44,8 @@ class Ownership:
 
 
 def assign_owners(problem: OwnershipProblem) -> Ownership:
-    """Two sweeps: the epilogue forwards from what is owned, then everything left backwards from its consumers."""
+    """Two sweeps: the epilogue forwards from what is owned, then everything left backwards from its
+    consumers."""
     graph = problem.graph
     layer: list[int | None] = [None] * len(graph.ops)
     owner = dict(problem.owned)
@@ -50,7 +53,9 @@ def assign_owners(problem: OwnershipProblem) -> Ownership:
         op = graph.ops[index]
         owned = [t for t in op.operands if t in owner]
         if owned and not _spreads(graph, op):
-            chosen = layer[index] = owner[max(owned, key=lambda t: (graph.tensors[t].size_bytes, -owned.index(t)))]
+            chosen = layer[index] = owner[
+                max(owned, key=lambda t: (graph.tensors[t].size_bytes, -owned.index(t)))
+            ]
             owner.update((result, chosen) for result in op.results)
     small = _cheap_to_copy(problem)
     consumers = graph.consumers()
@@ -61,7 +66,9 @@ def assign_owners(problem: OwnershipProblem) -> Ownership:
             constant = not graph.ops[index].operands
             layer[index] = _choose({k for k in readers if k is not None}, small[index], constant)
     final = tuple(0 if k is None else k for k in layer)
-    return Ownership(final, {t: _input_layer(t, problem, consumers[t], final) for t in graph.inputs})
+    return Ownership(
+        final, {t: _input_layer(t, problem, consumers[t], final) for t in graph.inputs}
+    )
 
 
 def _choose(readers: set[int], small: bool, constant: bool) -> int:
@@ -70,7 +77,9 @@ def _choose(readers: set[int], small: bool, constant: bool) -> int:
     return min((k for k in readers if k >= 0), default=0)
 
 
-def _input_layer(tensor: int, problem: OwnershipProblem, consumers: tuple[int, ...], layer: tuple[int, ...]) -> int:
+def _input_layer(
+    tensor: int, problem: OwnershipProblem, consumers: tuple[int, ...], layer: tuple[int, ...]
+) -> int:
     if tensor in problem.owned:
         return problem.owned[tensor]
     readers = {layer[c] for c in consumers} | set(problem.demand.get(tensor, ()))
@@ -87,11 +96,14 @@ def _all_small(graph: OpGraph, tensors: Iterable[int]) -> bool:
 
 
 def _cheap_to_copy(problem: OwnershipProblem) -> list[bool]:
-    """Ops that every reader may compute again: small with a small ancestry up to arguments, or a spread scalar."""
+    """Ops that every reader may compute again: small with a small ancestry up to arguments, or a
+    spread scalar."""
     graph = problem.graph
     producers = graph.producers()
     pure: list[bool] = []
     for op in graph.ops:
-        known = all(pure[producers[t]] if producers[t] >= 0 else t not in problem.owned for t in op.operands)
+        known = all(
+            pure[producers[t]] if producers[t] >= 0 else t not in problem.owned for t in op.operands
+        )
         pure.append(known and _all_small(graph, (*op.operands, *op.results)))
     return [own or _spreads(graph, op) for own, op in zip(pure, graph.ops, strict=True)]

@@ -1,13 +1,14 @@
 """Lower bounds of what layers take, before anything is solved, and from one layer alone.
 
 1. Every operation on as many devices as its rule and shapes can use at all, without communication.
-2. The sharding problem of one layer, *relaxed* so that it costs no less in any stage around the layer: what comes from
-   other layers or shared operations is there in the sharding that its reader wants, sums that leave the layer may stay
-   unfinished, as anything may that is unfinished in a step on one mesh, and what is given to the layer costs nothing.
+2. The sharding problem of one layer, *relaxed* so that it costs no less in any stage around the
+   layer: what comes from other layers or shared operations is there in the sharding that its reader
+   wants, sums that leave the layer may stay unfinished, as anything may that is unfinished in a
+   step on one mesh, and what is given to the layer costs nothing.
 
-A stage costs at least the sum over its layers: a sharding of the stage is one of each relaxed layer, and what joins
-layers only adds to it. Equal blocks within a layer are tied, as they are in the price of a stage.
-"""
+A stage costs at least the sum over its layers: a sharding of the stage is one of each relaxed
+layer, and what joins layers only adds to it. Equal blocks within a layer are tied, as they are in
+the price of a stage."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ class RelaxedLayer:
     def key(self) -> str:
         """The hash of all that the bound depends on."""
         view = self.view
-        loose = f"{self.part.key}{view.linear}{view.accesses}{sorted(view.free)}{sorted(view.unpaid)}"
+        loose = (
+            f"{self.part.key}{view.linear}{view.accesses}{sorted(view.free)}{sorted(view.unpaid)}"
+        )
         return sha256(loose.encode()).hexdigest()
 
     @cached_property
@@ -54,14 +57,14 @@ class RelaxedLayer:
         return find_classes(self.part, self.view)
 
     def seconds(self, tables: StrategyTables) -> float:
-        """What the layer adds at least to the seconds of a step on any stage with this mesh; inf if nothing can run
-        it there."""
+        """What the layer adds at least to the seconds of a step on any stage with this mesh; inf if
+        nothing can run it there."""
         return ClassProblem(self.classes, tables).solve(GAP, only_bound=True).bound
 
 
 def relaxed_layer(step: StepGraph, layer: int, last: bool) -> RelaxedLayer:
-    """Layer `layer` of a step in a stage before the last, or in the last one, where forward and backward are one
-    fragment, in which more is fused."""
+    """Layer `layer` of a step in a stage before the last, or in the last one, where forward and
+    backward are one fragment, in which more is fused."""
     part = cut_part(step, layer, layer + 1, step.num_layers - (not last))
     linear = tuple(step.linear[op] for op in part.source_ops)
     shared = [node for node, op in enumerate(part.source_ops) if step.op_layer[op] == SHARED]
@@ -70,7 +73,8 @@ def relaxed_layer(step: StepGraph, layer: int, last: bool) -> RelaxedLayer:
     passing = part.sent | part.arrivals.keys() | made
     accesses = tuple(
         tuple(
-            0 if tensor in passing else count for tensor, count in zip((*op.operands, *op.results), each, strict=True)
+            0 if tensor in passing else count
+            for tensor, count in zip((*op.operands, *op.results), each, strict=True)
         )
         for op, each in zip(part.graph.ops, part.accesses, strict=True)
     )
@@ -86,20 +90,33 @@ class Rooflines:
         self._kinds: list[LeastCompute] = []
         rules: dict[FactorRule | None, int] = {}
         of_rule = {
-            id(rule): rules.setdefault(rule, len(rules)) for rule in {id(op.rule): op.rule for op in graph.ops}.values()
+            id(rule): rules.setdefault(rule, len(rules))
+            for rule in {id(op.rule): op.rule for op in graph.ops}.values()
         }
         rows = []
         for op, layer in zip(graph.ops, step.op_layer, strict=True):
             if layer == SHARED:
                 continue
-            operands, results = (tuple(graph.tensors[t] for t in some) for some in (op.operands, op.results))
-            key = (op.name, of_rule[id(op.rule)], op.windows, op.reducer, op.weighted_flops, operands, results)
+            operands, results = (
+                tuple(graph.tensors[t] for t in some) for some in (op.operands, op.results)
+            )
+            key = (
+                op.name,
+                of_rule[id(op.rule)],
+                op.windows,
+                op.reducer,
+                op.weighted_flops,
+                operands,
+                results,
+            )
             kind = number.setdefault(key, len(number))
             if kind == len(self._kinds):
                 self._kinds.append(LeastCompute(op, operands, results, cluster))
             rows.append((kind, layer, op.repeat))
         table = np.array(rows, dtype=np.int64).reshape(-1, 3)
-        self._times = np.zeros((len(number), step.num_layers))  # how often operations of a kind run in each layer
+        self._times = np.zeros(
+            (len(number), step.num_layers)
+        )  # how often operations of a kind run in each layer
         np.add.at(self._times, (table[:, 0], table[:, 1]), table[:, 2])
 
     def seconds(self, mesh: Mesh) -> np.ndarray:
@@ -109,14 +126,16 @@ class Rooflines:
 
 
 def kept_bytes(part: StagePart) -> tuple[int, int]:
-    """Bytes of whole tensors that a part keeps for its backward: of what its forward makes, apart from what leaves it,
-    and of what other stages make."""
+    """Bytes of whole tensors that a part keeps for its backward: of what its forward makes, apart
+    from what leaves it, and of what other stages make."""
     graph = part.graph
     made_anywhere = find_made_anywhere(graph)
     execution = execution_order(graph, made_anywhere, fuse(graph, made_anywhere))
     aliases = {b: a for a, b in part.tied}
     order, inputs = execution.order, graph.inputs
-    one, two = (Lifetimes(graph, execution, order, inputs, aliases, part.residency(n)).all() for n in (1, 2))
+    one, two = (
+        Lifetimes(graph, execution, order, inputs, aliases, part.residency(n)).all() for n in (1, 2)
+    )
     held = {live.tensor for live in two[len(one) :]}
     made, given = held - part.sent - part.arrivals.keys(), held & part.arrivals.keys()
     return tuple(sum(graph.tensors[tensor].size_bytes for tensor in some) for some in (made, given))  # type: ignore[return-value]

@@ -1,8 +1,8 @@
-"""The sharding problem of a stage's classes on one mesh, and what its solution costs the whole stage.
+"""The sharding problem of a stage's classes on one mesh, and what its solution costs the whole
+stage.
 
-Costs of nodes and edges are those of `shardopt.solve.sharding.intra_op`, times the number of members. A solution gives
-every operation the strategy of its class.
-"""
+Costs of nodes and edges are those of `shardopt.solve.sharding.intra_op`, times the number of
+members. A solution gives every operation the strategy of its class."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from shardopt.solve.sharding.layouts import Column
 from shardopt.solve.sharding.strategies_tables import OpStrategies, StrategyTables
 from shardopt.solve.stages.pricing.classes import Classes
 
-# Table entries that the solver may touch for one problem, about a fifth of a second; half of it is spent when layers
-# are as large as those of a transformer on a mesh of two axes.
+# Table entries that the solver may touch for one problem, about a fifth of a second; half of it is
+# spent when layers are as large as those of a transformer on a mesh of two axes.
 WORK = 100_000_000
 
 
@@ -33,7 +33,12 @@ class ClassProblem:
         """The strategies of every class of operations."""
         classes, graph = self.classes, self.classes.part.graph
         return {
-            c: self.tables.of(graph.ops[node], graph.tensors, classes.view.linear[node], classes.view.accesses[node])
+            c: self.tables.of(
+                graph.ops[node],
+                graph.tensors,
+                classes.view.linear[node],
+                classes.view.accesses[node],
+            )
             for c, node in enumerate(classes.members.tolist())
             if node < len(graph.ops)
         }
@@ -75,7 +80,10 @@ class ClassProblem:
             first = op.operands.index(op.operands[position])
             if first < position and self.ops[target].operands[first] is wanted:
                 continue  # an operand used twice in the same way (x * x) is resharded once
-            tensor, fused = graph.tensors[op.operands[position]], op.operands[position] in classes.view.fused
+            tensor, fused = (
+                graph.tensors[op.operands[position]],
+                op.operands[position] in classes.view.fused,
+            )
             table = self.tables.resharding(tensor, self.result(source, k), wanted, times, fused)
             if table is not None:
                 edges.append(Edge(source, target, table * count))
@@ -83,12 +91,14 @@ class ClassProblem:
 
     def _ties(self) -> list[Edge]:
         tables = (
-            (a, b, self.tables.equality(self.result(a, i), self.result(b, j))) for a, i, b, j in self.classes.equal
+            (a, b, self.tables.equality(self.result(a, i), self.result(b, j)))
+            for a, i, b, j in self.classes.equal
         )
         return [Edge(a, b, table) for a, b, table in tables if table.any()]
 
     def solve(self, gap_tolerance: float, only_bound: bool = False) -> Solution:
-        """The first strategy of every class, which runs it in full everywhere, is as good a beginning as any."""
+        """The first strategy of every class, which runs it in full everywhere, is as good a
+        beginning as any."""
         begin = (0,) * self.problem.num_nodes
         return improve(
             self.problem,
@@ -104,8 +114,9 @@ class ClassProblem:
         return tuple(np.array(choice, dtype=np.int64)[self.classes.of_node].tolist())
 
     def seconds(self, choice: Sequence[int]) -> np.ndarray:
-        """Seconds of a step in each fragment, `[fragments]`, when every class takes its choice: computing, collectives
-        and reshardings as the solver counts them, each reader's for itself, without the writing of inputs."""
+        """Seconds of a step in each fragment, `[fragments]`, when every class takes its choice:
+        computing, collectives and reshardings as the solver counts them, each reader's for itself,
+        without the writing of inputs."""
         part, sizes = self.classes.part, self.classes.sizes
         found = np.zeros(len(part.kinds))
         for c, each in self.ops.items():

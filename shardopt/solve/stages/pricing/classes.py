@@ -1,11 +1,12 @@
-"""The operations of a stage by classes of those that look alike, and the small problem in which a class decides once.
+"""The operations of a stage by classes of those that look alike, and the small problem in which a
+class decides once.
 
-Layers repeat within a stage. Colour refinement (`shardopt.solve.assignment.symmetry`) of the graph itself, before any
-strategy is derived, finds operations that are alike up to a distance. One of each class stands for all: its strategies
-cost as often as the class has members, and an edge between two classes as often as members are joined. The work for one
-mesh then depends on the size of a layer, not on the number of layers, and everything else is done once for all meshes.
-A small stage has classes of one member each, so that its problem is the full one.
-"""
+Layers repeat within a stage. Colour refinement (`shardopt.solve.assignment.symmetry`) of the graph
+itself, before any strategy is derived, finds operations that are alike up to a distance. One of
+each class stands for all: its strategies cost as often as the class has members, and an edge
+between two classes as often as members are joined. The work for one mesh then depends on the size
+of a layer, not on the number of layers, and everything else is done once for all meshes. A small
+stage has classes of one member each, so that its problem is the full one."""
 
 from __future__ import annotations
 
@@ -23,16 +24,18 @@ from shardopt.solve.stages.pricing.stage_part import StagePart
 
 _U64 = np.uint64
 
-# Classes of a stage at most, unless its operations have more kinds: presolve takes 80 microseconds for each, on each
-# mesh. A block of a transformer with its backward pass and its update has 300 to 700.
+# Classes of a stage at most, unless its operations have more kinds: presolve takes 80 microseconds
+# for each, on each mesh. A block of a transformer with its backward pass and its update has 300 to
+# 700.
 MOST_CLASSES = 500
 
 
 @dataclass(frozen=True, eq=False)
 class PartView:
-    """What is taken for granted about a part: for each operation which values may be partial, and in how many kernels
-    it touches each of its tensors; `free` tensors, which every reader gets in the sharding that it wants; `unpaid`
-    nodes, which cost nothing; and `fused` tensors, which are written and read only where they are exchanged."""
+    """What is taken for granted about a part: for each operation which values may be partial, and
+    in how many kernels it touches each of its tensors; `free` tensors, which every reader gets in
+    the sharding that it wants; `unpaid` nodes, which cost nothing; and `fused` tensors, which are
+    written and read only where they are exchanged."""
 
     linear: tuple[Linear, ...]
     accesses: tuple[Accesses, ...]
@@ -43,11 +46,11 @@ class PartView:
 
 @dataclass(frozen=True, eq=False)
 class Reads:
-    """What operations read, an entry for each operand that is resharded for its reader: int64 `[n]` each.
+    """What operations read, an entry for each operand that is resharded for its reader: int64 `[n]`
+    each.
 
-    Node `target[k]` reads, as its operand `operand[k]`, result `result[k]` of node `source[k]` (0 for an input).
-    `times[k]` counts the reshardings in a step.
-    """
+    Node `target[k]` reads, as its operand `operand[k]`, result `result[k]` of node `source[k]` (0
+    for an input). `times[k]` counts the reshardings in a step."""
 
     source: np.ndarray
     result: np.ndarray
@@ -58,10 +61,11 @@ class Reads:
 
 @dataclass(frozen=True, eq=False)
 class Classes:
-    """Node n of a part is operation n, or input n - (number of operations); `of_node[n]` is its class.
+    """Node n of a part is operation n, or input n - (number of operations); `of_node[n]` is its
+    class.
 
-    `members[c]` is the first node of class c, `sizes[c]` how many there are. `inputs` are the tensors of input nodes.
-    """
+    `members[c]` is the first node of class c, `sizes[c]` how many there are. `inputs` are the
+    tensors of input nodes."""
 
     part: StagePart
     view: PartView
@@ -79,10 +83,16 @@ class Classes:
 
     @cached_property
     def joined(self) -> np.ndarray:
-        """The distinct (source class, result, target class, operand, times) of reads, a row each, and in a last column
-        how many reads are like that: int64 `[m, 6]`."""
+        """The distinct (source class, result, target class, operand, times) of reads, a row each,
+        and in a last column how many reads are like that: int64 `[m, 6]`."""
         reads = self.reads
-        columns = (self.of_node[reads.source], reads.result, self.of_node[reads.target], reads.operand, reads.times)
+        columns = (
+            self.of_node[reads.source],
+            reads.result,
+            self.of_node[reads.target],
+            reads.operand,
+            reads.times,
+        )
         rows, counts = np.unique(np.stack(columns, axis=1), axis=0, return_counts=True)
         return np.concatenate([rows, counts[:, None]], axis=1)
 
@@ -91,18 +101,26 @@ class Classes:
         """Distinct (class, result, class, result) whose shardings are tied."""
         place = places(self.part.graph, self.inputs)
         pairs = ((place[a], place[b]) for a, b in self.part.tied if a in place and b in place)
-        found = {(int(self.of_node[m]), i, int(self.of_node[n]), j): None for (m, i), (n, j) in pairs}
+        found = {
+            (int(self.of_node[m]), i, int(self.of_node[n]), j): None for (m, i), (n, j) in pairs
+        }
         return tuple(found)
 
 
 def places(graph: OpGraph, inputs: Sequence[int]) -> dict[int, tuple[int, int]]:
     """For each tensor the node that decides about it, and which of its results it is."""
-    found = {tensor: (node, k) for node, op in enumerate(graph.ops) for k, tensor in enumerate(op.results)}
+    found = {
+        tensor: (node, k)
+        for node, op in enumerate(graph.ops)
+        for k, tensor in enumerate(op.results)
+    }
     found.update((tensor, (len(graph.ops) + number, 0)) for number, tensor in enumerate(inputs))
     return found
 
 
-def find_classes(part: StagePart, view: PartView | None = None, most: int = MOST_CLASSES) -> Classes:
+def find_classes(
+    part: StagePart, view: PartView | None = None, most: int = MOST_CLASSES
+) -> Classes:
     """The classes of a part, at most `most`, as far as operations of different kinds allow."""
     classes = single_classes(part, view)
     kinds = node_kinds(part, classes.view, classes.inputs)
@@ -115,7 +133,10 @@ def single_classes(part: StagePart, view: PartView | None = None) -> Classes:
     if view is None:
         view = PartView(part.linear, part.accesses, part.free, fused=part.fusion.fused)
     graph = part.graph
-    read, given = dict.fromkeys(tensor for op in graph.ops for tensor in op.operands), set(graph.inputs)
+    read, given = (
+        dict.fromkeys(tensor for op in graph.ops for tensor in op.operands),
+        set(graph.inputs),
+    )
     inputs = tuple(t for t in dict.fromkeys((*graph.inputs, *read)) if t in given)
     reads = _reads(graph, places(graph, inputs), view.free)
     return Classes(part, view, inputs, np.arange(len(graph.ops) + len(inputs)), reads)
@@ -144,7 +165,8 @@ def node_kinds(part: StagePart, view: PartView, inputs: Sequence[int]) -> np.nda
     graph, number = part.graph, dict[object, int]()
     rules: dict[FactorRule | None, int] = {}
     of_rule = {
-        id(op.rule): rules.setdefault(op.rule, len(rules)) for op in {id(op.rule): op for op in graph.ops}.values()
+        id(op.rule): rules.setdefault(op.rule, len(rules))
+        for op in {id(op.rule): op for op in graph.ops}.values()
     }
     found = []
     for node, (op, *each) in enumerate(zip(graph.ops, view.linear, view.accesses, strict=True)):
@@ -170,10 +192,13 @@ def node_kinds(part: StagePart, view: PartView, inputs: Sequence[int]) -> np.nda
 
 
 def _refine(kinds: np.ndarray, reads: Reads, ties: np.ndarray, most: int) -> np.ndarray:
-    """The classes after as many rounds as keep at most `most` of them, at least one: int64 `[nodes]`."""
+    """The classes after as many rounds as keep at most `most` of them, at least one: int64
+    `[nodes]`."""
     label = reads.result * 64 + reads.operand
     out, into = mixed(label.astype(_U64)), mixed(label.astype(_U64) ^ _U64(0x5555555555555555))
-    tie_out, tie_into = (mixed((ties[:, k] + shift).astype(_U64)) for k, shift in ((1, 1 << 20), (3, 1 << 21)))
+    tie_out, tie_into = (
+        mixed((ties[:, k] + shift).astype(_U64)) for k, shift in ((1, 1 << 20), (3, 1 << 21))
+    )
     colours, rounds = numbered(mixed(kinds.astype(_U64))), 0
     while True:
         own = mixed(colours.astype(_U64))
@@ -183,6 +208,8 @@ def _refine(kinds: np.ndarray, reads: Reads, ties: np.ndarray, most: int) -> np.
         np.add.at(around, ties[:, 0], mixed(tie_out ^ own[ties[:, 2]]))
         np.add.at(around, ties[:, 2], mixed(tie_into ^ own[ties[:, 0]]))
         finer = numbered(mixed(own) + around)
-        if finer.max(initial=-1) == colours.max(initial=-1) or (rounds and finer.max(initial=-1) >= most):
+        if finer.max(initial=-1) == colours.max(initial=-1) or (
+            rounds and finer.max(initial=-1) >= most
+        ):
             return colours
         colours, rounds = finer, rounds + 1

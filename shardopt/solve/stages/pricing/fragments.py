@@ -1,9 +1,10 @@
-"""Which operations of a stage run together: the fragments that `shardopt.passes.stages.staging` will outline.
+"""Which operations of a stage run together: the fragments that `shardopt.passes.stages.staging`
+will outline.
 
-Around the loop: what needs nothing of other stages' results there, then the rest. Inside: forward, then backward. An
-operation is backward when it depends on layers behind the stage, and also when only the backward reads it, from values
-that are kept for that backward anyway: then there is less to keep.
-"""
+Around the loop: what needs nothing of other stages' results there, then the rest. Inside: forward,
+then backward. An operation is backward when it depends on layers behind the stage, and also when
+only the backward reads it, from values that are kept for that backward anyway: then there is less
+to keep."""
 
 from __future__ import annotations
 
@@ -19,15 +20,16 @@ Kind = Literal["before", "forward", "backward", "after"]
 
 @dataclass(frozen=True)
 class Fragment:
-    """Operations of a step graph in program order; copies of shared operations among them are not listed."""
+    """Operations of a step graph in program order; copies of shared operations among them are not
+    listed."""
 
     kind: Kind
     ops: tuple[int, ...]
 
 
 def fragments(step: StepGraph, start: int, end: int, turn: int) -> tuple[Fragment, ...]:
-    """The fragments of layers [start, end), in the order in which they run; empty ones are left out. The backward is
-    what depends on layers from `turn` on: those behind the stage."""
+    """The fragments of layers [start, end), in the order in which they run; empty ones are left
+    out. The backward is what depends on layers from `turn` on: those behind the stage."""
     inside = sorted(op for layer in range(start, end) for op in step.ops_of_layer.get(layer, ()))
     begin, stop = step.loop
     body = _kinds(step, [op for op in inside if begin <= op < stop], turn)
@@ -41,8 +43,8 @@ def fragments(step: StepGraph, start: int, end: int, turn: int) -> tuple[Fragmen
 
 
 def _around(step: StepGraph, ops: Sequence[int], first: int) -> tuple[list[int], list[int]]:
-    """Operations around the loop that wait for nothing that other layers make there, and those that do; `first` is the
-    first operation of that part of the step."""
+    """Operations around the loop that wait for nothing that other layers make there, and those that
+    do; `first` is the first operation of that part of the step."""
     own, waits = set(ops), set[int]()
     for op in ops:
         makers = (_maker(step, tensor, first) for tensor in step.graph.ops[op].operands)
@@ -59,16 +61,21 @@ def _maker(step: StepGraph, tensor: int, first: int) -> int | None:
 
 
 def _kinds(step: StepGraph, ops: Sequence[int], turn: int) -> dict[int, Kind]:
-    kinds: dict[int, Kind] = {op: "backward" if step.reached[op] >= turn else "forward" for op in ops}
+    kinds: dict[int, Kind] = {
+        op: "backward" if step.reached[op] >= turn else "forward" for op in ops
+    }
     if "backward" in kinds.values():
         _postpone(step, kinds)
     return kinds
 
 
 def _postpone(step: StepGraph, kinds: dict[int, Kind]) -> None:
-    """Turn forward into backward where only the backward reads the results and all that is read is kept for it."""
+    """Turn forward into backward where only the backward reads the results and all that is read is
+    kept for it."""
     returned = {after for _, after in step.carried}
-    kept = {t for op, kind in kinds.items() if kind == "backward" for t in step.graph.ops[op].operands}
+    kept = {
+        t for op, kind in kinds.items() if kind == "backward" for t in step.graph.ops[op].operands
+    }
     for unit in reversed(step.units_of(kinds)):
         if kinds[unit[0]] != "forward":
             continue

@@ -1,9 +1,8 @@
-"""What a device holds of a stage whose sharding is known: the accounting of `shardopt.solve.sharding.intra_op_memory`,
-for parts in which many operations are alike.
+"""What a device holds of a stage whose sharding is known: the accounting of
+`shardopt.solve.sharding.intra_op_memory`, for parts in which many operations are alike.
 
-Nodes of one kind with one choice have the same shardings, so these are looked at once for each such pair; only the
-operations that need copies of their operands are walked through one by one.
-"""
+Nodes of one kind with one choice have the same shardings, so these are looked at once for each such
+pair; only the operations that need copies of their operands are walked through one by one."""
 
 from __future__ import annotations
 
@@ -29,13 +28,15 @@ class ShardedPart:
     choice: tuple[int, ...]
 
     def live_bytes(self, copies: bool, in_flight: int = 1) -> np.ndarray:
-        """Bytes that a device holds while each operation runs, with or without the copies of operands: int64
-        `[positions]`."""
+        """Bytes that a device holds while each operation runs, with or without the copies of
+        operands: int64 `[positions]`."""
         change = np.zeros(len(self.facts.execution.order) + 1, dtype=np.int64)
         lives = [(live, 1) for live in self.facts.lifetimes]
         if in_flight > 1:
             lives += [(live, in_flight - 1) for live in self.facts.further]
-        held = [(live.start, live.stop, count * self.bytes_of(live.tensor)) for live, count in lives]
+        held = [
+            (live.start, live.stop, count * self.bytes_of(live.tensor)) for live, count in lives
+        ]
         held += [(copy.start, copy.stop, copy.bytes) for copy in self._copies] if copies else []
         start, stop, size = np.array(held, dtype=np.int64).reshape(-1, 3).T
         np.add.at(change, start, size)
@@ -71,7 +72,9 @@ class ShardedPart:
         graph, found = part.graph, list[Strategy | Sharding]()
         for node in self._pairs[0]:
             if node < len(graph.ops):
-                of = self.tables.of(graph.ops[node], graph.tensors, part.linear[node], part.accesses[node])
+                of = self.tables.of(
+                    graph.ops[node], graph.tensors, part.linear[node], part.accesses[node]
+                )
                 found.append(of.strategies[self.choice[node]])
             else:
                 column = self.tables.choices(graph.tensors[inputs[node - len(graph.ops)]].shape)
@@ -86,17 +89,23 @@ class ShardedPart:
     @cached_property
     def _shardings(self) -> tuple[tuple[Sharding, ...], ...]:
         """Of each pair, of all its results."""
-        return tuple((each,) if isinstance(each, Sharding) else each.results for each in self._strategies)
+        return tuple(
+            (each,) if isinstance(each, Sharding) else each.results for each in self._strategies
+        )
 
     @cached_property
     def _tiles(self) -> tuple[tuple[int, ...], ...]:
         mesh = self.tables.mesh
-        return tuple(tuple(prod(sharding.tile_counts(mesh)) for sharding in each) for each in self._shardings)
+        return tuple(
+            tuple(prod(sharding.tile_counts(mesh)) for sharding in each) for each in self._shardings
+        )
 
     @cached_property
     def _copies(self) -> tuple[Copy, ...]:
         graph, ops = self.facts.part.graph, sorted(self._resharding_ops())
-        read = dict.fromkeys(t for op in ops for t in graph.ops[op].operands if t not in self.facts.part.free)
+        read = dict.fromkeys(
+            t for op in ops for t in graph.ops[op].operands if t not in self.facts.part.free
+        )
         made = dict.fromkeys(tensor for op in ops for tensor in graph.ops[op].results)
         shardings = {}
         for tensor in (*read, *made):
@@ -104,7 +113,9 @@ class ShardedPart:
             shardings[tensor] = self._shardings[self._pair_of[node]][k]
         strategies = {op: self._strategy(op) for op in ops}
         order = sorted((int(self.facts.position[op]), op) for op in ops)
-        return find_copies(graph, self.tables.mesh, strategies, shardings, self.facts.part.free, frozenset(), order)
+        return find_copies(
+            graph, self.tables.mesh, strategies, shardings, self.facts.part.free, frozenset(), order
+        )
 
     def _resharding_ops(self) -> set[int]:
         """Operations that want an operand in another sharding than its own, or scatter a result."""
@@ -117,5 +128,11 @@ class ShardedPart:
             reader = self._strategies[target]
             assert isinstance(reader, Strategy)
             differs[number] = self._shardings[source][k] != reader.operands[operand]
-        scatters = [isinstance(each, Strategy) and each.unscattered != each.results for each in self._strategies]
-        return {*reads.target[differs[row]].tolist(), *np.flatnonzero(np.array(scatters)[pair]).tolist()}
+        scatters = [
+            isinstance(each, Strategy) and each.unscattered != each.results
+            for each in self._strategies
+        ]
+        return {
+            *reads.target[differs[row]].tolist(),
+            *np.flatnonzero(np.array(scatters)[pair]).tolist(),
+        }

@@ -1,11 +1,12 @@
 """Prices of candidate stages that are found only where a plan needs them.
 
 1. Every candidate stage has a lower bound of its seconds and bytes.
-2. A planner, such as the stage DP, finds the best plan of these. What is not exact in it is priced, a level at a time,
-   and the planner asked again: bounds that were too low drop out, and other plans come forward.
-3. A plan of exact prices is the best of all. So is, nearly, the best exact plan met on the way once the bounds leave
-   little room below it; when the budget of solves is spent, it is the answer with the gap that remains, unless one
-   stage on all devices is shorter.
+2. A planner, such as the stage DP, finds the best plan of these. What is not exact in it is priced,
+   a level at a time, and the planner asked again: bounds that were too low drop out, and other
+   plans come forward.
+3. A plan of exact prices is the best of all. So is, nearly, the best exact plan met on the way once
+   the bounds leave little room below it; when the budget of solves is spent, it is the answer with
+   the gap that remains, unless one stage on all devices is shorter.
 """
 
 from __future__ import annotations
@@ -18,15 +19,22 @@ import numpy as np
 from shardopt.solve.stages.candidates import CandidateProblem
 from shardopt.solve.stages.pricing.price_arrays import LAYERS, MEMORY, SECONDS, PriceArrays
 from shardopt.solve.stages.pricing.pricer import Pricer, PricerCounts
-from shardopt.solve.stages.stage_problem import InFlight, StageProblem, Stages, StageSolution, evaluate, is_plan
+from shardopt.solve.stages.stage_problem import (
+    InFlight,
+    StageProblem,
+    Stages,
+    StageSolution,
+    evaluate,
+    is_plan,
+)
 from shardopt.support.errors import UserError
 from shardopt.support.progress import progress
 
 # A plan this close to the bound is good enough: prices are no closer to the optimum themselves.
 GAP = 0.005
 
-# Sharding problems for one search, of one or two tenths of a second each. Further searches with the same prices, under
-# other schedules, know most of them already and get a share of it.
+# Sharding problems for one search, of one or two tenths of a second each. Further searches with the
+# same prices, under other schedules, know most of them already and get a share of it.
 MOST_SOLVES, MORE_SOLVES = 250, 30
 
 # While the best plan may still be this far from the optimum, several times as many may be solved.
@@ -75,7 +83,8 @@ class LazyPrices:
         return self.arrays.stage_problem(held)
 
     def exact(self, plans: Sequence[Stages]) -> tuple[Stages, ...]:
-        """Those of some plans, in their order, all of whose stages have exact prices; some are made so now."""
+        """Those of some plans, in their order, all of whose stages have exact prices; some are made
+        so now."""
         budget = self.counts.solves + MOST_FOR_OTHERS
         for stages in plans:
             while self.counts.solves < budget and (pending := self._pending(stages)):
@@ -89,11 +98,11 @@ class LazyPrices:
             self.arrays.refine(pending)
 
     def best(self, held: InFlight, planner: Planner) -> StageSolution:
-        """The best plan under exact prices, or one within the tolerance of it, relatively; its `bound` is proven.
+        """The best plan under exact prices, or one within the tolerance of it, relatively; its
+        `bound` is proven.
 
-        The planner must choose a plan that is best under the arrays it is given. Raises its UserError where even the
-        bounds allow no plan.
-        """
+        The planner must choose a plan that is best under the arrays it is given. Raises its
+        UserError where even the bounds allow no plan."""
         arrays, best, bound = self.arrays, None, 0.0
         budget = max(self.most_solves, self.counts.solves + MORE_SOLVES)
         next_guess = 0
@@ -112,13 +121,15 @@ class LazyPrices:
                     return replace(self._or_one_stage(best, held), status="feasible", bound=bound)
             arrays.refine(pending)
             best = self._better(best, held, found.stages)
-            if self.counts.solves >= next_guess and all(arrays.level[stage] >= LAYERS for stage in found.stages):
+            if self.counts.solves >= next_guess and all(
+                arrays.level[stage] >= LAYERS for stage in found.stages
+            ):
                 best = self._guess(best, held, planner)
                 next_guess = self.counts.solves + GUESS_EVERY
 
     def _or_one_stage(self, best: StageSolution, held: InFlight) -> StageSolution:
-        """The plan, or a shorter one without a pipeline: there are few of those, and a search that was not finished
-        should not lose to them."""
+        """The plan, or a shorter one without a pipeline: there are few of those, and a search that
+        was not finished should not lose to them."""
         layers = self.arrays.candidates.shape[1] - 1
         for option in map(int, np.flatnonzero(self.arrays.candidates[0, layers])):
             stages = ((0, layers, option),)
@@ -130,8 +141,11 @@ class LazyPrices:
             best = self._better(best, held, stages) or best
         return best
 
-    def _guess(self, best: StageSolution | None, held: InFlight, planner: Planner) -> StageSolution | None:
-        """A good plan where the bounds do not show one yet: the best under likely prices, made exact."""
+    def _guess(
+        self, best: StageSolution | None, held: InFlight, planner: Planner
+    ) -> StageSolution | None:
+        """A good plan where the bounds do not show one yet: the best under likely prices, made
+        exact."""
         try:
             stages = planner(self.arrays.likely_problem(held), None).stages
         except UserError:
@@ -141,12 +155,15 @@ class LazyPrices:
         return self._better(best, held, stages)
 
     def _pending(self, stages: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-        """The stages of a plan to find out more about: their seconds first, as memory is dearer to count."""
+        """The stages of a plan to find out more about: their seconds first, as memory is dearer to
+        count."""
         level = self.arrays.level
         unpriced = [stage for stage in dict.fromkeys(stages) if level[stage] < SECONDS]
         return unpriced or [stage for stage in dict.fromkeys(stages) if level[stage] < MEMORY]
 
-    def _better(self, best: StageSolution | None, held: InFlight, stages: Stages) -> StageSolution | None:
+    def _better(
+        self, best: StageSolution | None, held: InFlight, stages: Stages
+    ) -> StageSolution | None:
         """The plan of `stages` if all of it is exact, it fits, and it is shorter."""
         if any(self.arrays.level[stage] < MEMORY for stage in stages):
             return best

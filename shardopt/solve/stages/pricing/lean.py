@@ -1,10 +1,11 @@
-"""Shardings of a stage for which memory matters: what a device holds at the peak has a price per byte.
+"""Shardings of a stage for which memory matters: what a device holds at the peak has a price per
+byte.
 
-The shortest sharding of a stage often keeps weights or optimizer state on several devices. Where it does not fit, a
-byte is given a price in seconds, as the multiplier of a memory limit would, and the small problem of the classes is
-solved again: first what costs next to nothing is split (state that only the update reads), with a higher price also
-what has to be gathered in every microbatch. The shard phase solves the same stage under the limit itself.
-"""
+The shortest sharding of a stage often keeps weights or optimizer state on several devices. Where it
+does not fit, a byte is given a price in seconds, as the multiplier of a memory limit would, and the
+small problem of the classes is solved again: first what costs next to nothing is split (state that
+only the update reads), with a higher price also what has to be gathered in every microbatch. The
+shard phase solves the same stage under the limit itself."""
 
 from __future__ import annotations
 
@@ -21,14 +22,15 @@ from shardopt.solve.stages.pricing.part_facts import PartFacts
 from shardopt.solve.stages.pricing.prices import GAP, Sharding
 from shardopt.solve.stages.pricing.stage_part import StagePart
 
-# What all the memory of a device is worth, in times of the shortest step of the stage, from mild to strict.
+# What all the memory of a device is worth, in times of the shortest step of the stage, from mild to
+# strict.
 STRICTNESS = (1.0, 10.0)
 
 
 @dataclass(frozen=True)
 class LeanSharder:
-    """Shortens a step plus `byte_seconds` times what a device holds where `plain`, the shortest sharding, holds most
-    with `in_flight` microbatches."""
+    """Shortens a step plus `byte_seconds` times what a device holds where `plain`, the shortest
+    sharding, holds most with `in_flight` microbatches."""
 
     plain: Sharding
     byte_seconds: float
@@ -51,12 +53,23 @@ class LeanSharder:
         solution = improve(problem, start, gap_tolerance=GAP, work=WORK, store=tables.store)
         if not solution.choice:
             return Sharding((), ())
-        return Sharding(tuple(priced.seconds(solution.choice).tolist()), priced.spread(solution.choice))
+        return Sharding(
+            tuple(priced.seconds(solution.choice).tolist()), priced.spread(solution.choice)
+        )
 
     def _at_peak(self, facts: PartFacts, tables: StrategyTables) -> list[tuple[int, int]]:
-        """What a device holds at the position where the shortest sharding, without copies of operands, holds most:
-        tensors, and of how many microbatches."""
-        live_bytes = ShardedPart(facts, tables, self.plain.choice).live_bytes(copies=False, in_flight=self.in_flight)
+        """What a device holds at the position where the shortest sharding, without copies of
+        operands, holds most: tensors, and of how many microbatches."""
+        live_bytes = ShardedPart(facts, tables, self.plain.choice).live_bytes(
+            copies=False, in_flight=self.in_flight
+        )
         peak = int(live_bytes.argmax()) if live_bytes.size else 0
-        lives = [*((live, 1) for live in facts.lifetimes), *((live, self.in_flight - 1) for live in facts.further)]
-        return [(live.tensor, count) for live, count in lives if count and live.start <= peak < live.stop]
+        lives = [
+            *((live, 1) for live in facts.lifetimes),
+            *((live, self.in_flight - 1) for live in facts.further),
+        ]
+        return [
+            (live.tensor, count)
+            for live, count in lives
+            if count and live.start <= peak < live.stop
+        ]

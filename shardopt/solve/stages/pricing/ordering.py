@@ -1,8 +1,8 @@
 """An order of a stage's operations that does not depend on how the model names its parameters.
 
-Updates stand in a program in the order of the parameters' names, where layer 10 comes before layer 2. Here they stand
-in the order in which the body first touches what they update, so that equal layers become equal programs.
-"""
+Updates stand in a program in the order of the parameters' names, where layer 10 comes before layer
+2. Here they stand in the order in which the body first touches what they update, so that equal
+layers become equal programs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,13 @@ def first_uses(step: StepGraph, body: Iterable[int]) -> dict[int, int]:
 
 
 def by_first_use(step: StepGraph, ops: Sequence[int], uses: Mapping[int, int]) -> tuple[int, ...]:
-    """Operations around the loop in an order of dependences, those that belong to early tensors of the body first."""
+    """Operations around the loop in an order of dependences, those that belong to early tensors of
+    the body first."""
     anchors = _anchors(step, ops, uses)
     rank = {op: (anchors[op], number) for number, op in enumerate(ops)}
-    waiting = {op: {step.producers[t] for t in step.graph.ops[op].operands} & rank.keys() for op in ops}
+    waiting = {
+        op: {step.producers[t] for t in step.graph.ops[op].operands} & rank.keys() for op in ops
+    }
     readers: dict[int, list[int]] = {}
     for op, makers in waiting.items():
         for maker in makers:
@@ -46,8 +49,9 @@ def by_first_use(step: StepGraph, ops: Sequence[int], uses: Mapping[int, int]) -
 
 
 def _anchors(step: StepGraph, ops: Sequence[int], uses: Mapping[int, int]) -> dict[int, int]:
-    """For each operation the tensor of the body that it works for: the last that it depends on, else the first that
-    depends on it. Scalars (norms, step counts) tie everything to everything and do not count."""
+    """For each operation the tensor of the body that it works for: the last that it depends on,
+    else the first that depends on it. Scalars (norms, step counts) tie everything to everything and
+    do not count."""
     graph, last = step.graph, len(uses)
     of_tensor = {t: use for t, use in uses.items() if prod(graph.tensors[t].shape) > 1}
     found: dict[int, int] = {}
@@ -55,11 +59,15 @@ def _anchors(step: StepGraph, ops: Sequence[int], uses: Mapping[int, int]) -> di
         read = [of_tensor[t] for t in graph.ops[op].operands if t in of_tensor]
         if read:
             found[op] = max(read)
-            of_tensor.update((t, found[op]) for t in graph.ops[op].results if prod(graph.tensors[t].shape) > 1)
+            of_tensor.update(
+                (t, found[op]) for t in graph.ops[op].results if prod(graph.tensors[t].shape) > 1
+            )
     for op in reversed(ops):
         if op not in found:
             results = graph.ops[op].results
-            behind = [found[reader] for t in results for reader in step.consumers[t] if reader in found]
+            behind = [
+                found[reader] for t in results for reader in step.consumers[t] if reader in found
+            ]
             behind += [uses[t] for t in results if t in uses]
             found[op] = min(behind, default=last)
     return found

@@ -1,7 +1,8 @@
-"""What is the same about a part of a step on every mesh: its classes, the order in which it runs, what is held when.
+"""What is the same about a part of a step on every mesh: its classes, the order in which it runs,
+what is held when.
 
-Parts that are equal (`StagePart.key`) have equal facts wherever they stand in the model, so that these are found once.
-"""
+Parts that are equal (`StagePart.key`) have equal facts wherever they stand in the model, so that
+these are found once."""
 
 from __future__ import annotations
 
@@ -13,7 +14,13 @@ import numpy as np
 from shardopt.solve.sharding.execution_order import ExecutionOrder, execution_order
 from shardopt.solve.sharding.intra_op import find_made_anywhere
 from shardopt.solve.sharding.intra_op_memory import Lifetime, Lifetimes
-from shardopt.solve.stages.pricing.classes import Classes, find_classes, node_kinds, places, single_classes
+from shardopt.solve.stages.pricing.classes import (
+    Classes,
+    find_classes,
+    node_kinds,
+    places,
+    single_classes,
+)
 from shardopt.solve.stages.pricing.stage_part import StagePart
 
 
@@ -39,7 +46,9 @@ class PartFacts:
 
     @cached_property
     def execution(self) -> ExecutionOrder:
-        return execution_order(self.part.graph, find_made_anywhere(self.part.graph), self.part.fusion)
+        return execution_order(
+            self.part.graph, find_made_anywhere(self.part.graph), self.part.fusion
+        )
 
     @cached_property
     def position(self) -> np.ndarray:
@@ -55,7 +64,8 @@ class PartFacts:
 
     @cached_property
     def first_readers(self) -> dict[int, tuple[int, int]]:
-        """For each tensor that readers get as they want it, the first one and which of its operands it is."""
+        """For each tensor that readers get as they want it, the first one and which of its operands
+        it is."""
         found: dict[int, tuple[int, int]] = {}
         for node, op in enumerate(self.part.graph.ops):
             for position, tensor in enumerate(op.operands):
@@ -79,4 +89,6 @@ class PartFacts:
             if a != b and a in self.place and b in self.place:
                 aliases.setdefault(b, a)
         execution, inputs = self.execution, self.singles.inputs
-        return Lifetimes(part.graph, execution, execution.order, inputs, aliases, part.residency(in_flight)).all()
+        return Lifetimes(
+            part.graph, execution, execution.order, inputs, aliases, part.residency(in_flight)
+        ).all()

@@ -1,9 +1,9 @@
-"""The arrays of the stage DP while prices are being found: lower bounds that become exact one after the other.
+"""The arrays of the stage DP while prices are being found: lower bounds that become exact one after
+the other.
 
-An entry rises through levels: a roofline; the sum of its layers' bounds; the seconds of its sharding; and the bytes of
-that plan. Seconds and bytes of an entry never fall, so what the stage DP finds with them is a bound of what it will
-find with exact ones.
-"""
+An entry rises through levels: a roofline; the sum of its layers' bounds; the seconds of its
+sharding; and the bytes of that plan. Seconds and bytes of an entry never fall, so what the stage DP
+finds with them is a bound of what it will find with exact ones."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ Candidate = tuple[int, int, int]  # first layer, layer after the last, option
 
 @dataclass(eq=False)
 class PriceArrays:
-    """`level[i, j, o]` says what is known; seconds are those of one microbatch. `refusals`: why methods do not apply to
-    some stages, each reason once."""
+    """`level[i, j, o]` says what is known; seconds are those of one microbatch. `refusals`: why
+    methods do not apply to some stages, each reason once."""
 
     problem: CandidateProblem
     pricer: Pricer
@@ -72,7 +72,8 @@ class PriceArrays:
         roles = StepRoles(self.problem.step, self.problem.roles)
         methods = [option.method for option in self.problem.options]
         known: dict[str, Sharder] = {
-            method: OptimalSharder() if method == "ilp" else PresetSharder(method, roles) for method in set(methods)
+            method: OptimalSharder() if method == "ilp" else PresetSharder(method, roles)
+            for method in set(methods)
         }
         return tuple(known[method] for method in methods)
 
@@ -95,11 +96,15 @@ class PriceArrays:
         )
 
     def likely_problem(self, held: InFlight) -> StageProblem:
-        """What prices will probably be: bounds, and bytes as much above them as in what is exact."""
+        """What prices will probably be: bounds, and bytes as much above them as in what is
+        exact."""
         exact = self.level == MEMORY
         need = [
             np.where(exact, found, found * _typical(found[exact], least[exact]))
-            for found, least in ((self.fixed_bytes, self.least_bytes[0]), (self.activation_bytes, self.least_bytes[1]))
+            for found, least in (
+                (self.fixed_bytes, self.least_bytes[0]),
+                (self.activation_bytes, self.least_bytes[1]),
+            )
         ]
         return replace(self.stage_problem(held), fixed_bytes=need[0], activation_bytes=need[1])
 
@@ -119,7 +124,8 @@ class PriceArrays:
         return self.problem.transfers().slowest_seconds()
 
     def _state_bytes(self) -> np.ndarray:
-        """Bytes of state and accumulators that live all step with each layer, at least, `[layers]`."""
+        """Bytes of state and accumulators that live all step with each layer, at least,
+        `[layers]`."""
         step = self.problem.step
         found = np.zeros(self.problem.num_layers)
         for before, after in step.carried:
@@ -135,7 +141,8 @@ class PriceArrays:
     def _roofs(self) -> list[np.ndarray]:
         """Seconds of every layer on each option with nothing communicated, of a step."""
         keys = [
-            (option.recompute == "none", mesh) for option, mesh in zip(self.problem.options, self.meshes, strict=True)
+            (option.recompute == "none", mesh)
+            for option, mesh in zip(self.problem.options, self.meshes, strict=True)
         ]
         of_step = {
             plain: Rooflines(self._step("none" if plain else "layer"), self.problem.cluster)
@@ -145,14 +152,20 @@ class PriceArrays:
         return [known[key] for key in keys]
 
     def _kept_bytes(self, recompute: Recompute) -> np.ndarray:
-        """Bytes that the forward of every interval keeps for its backward, at least, `[L + 1, L + 1]`."""
+        """Bytes that the forward of every interval keeps for its backward, at least, `[L + 1, L +
+        1]`."""
         if recompute not in self._kept:
-            parts = [self._relaxed_layer(layer, False, recompute).part for layer in range(self.problem.num_layers)]
+            parts = [
+                self._relaxed_layer(layer, False, recompute).part
+                for layer in range(self.problem.num_layers)
+            ]
             known = {part.key: part for part in parts}
             of_part = {key: kept_bytes(part) for key, part in known.items()}
             made, given = np.array([of_part[part.key] for part in parts], dtype=float).T
             entering = np.append(given, 0.0)[:, None]
-            whole = _sums(made[None, :])[..., 0] if recompute == "none" else entering + 0.0 * entering.T
+            whole = (
+                _sums(made[None, :])[..., 0] if recompute == "none" else entering + 0.0 * entering.T
+            )
             self._kept[recompute] = whole
         return self._kept[recompute]
 
@@ -172,15 +185,19 @@ class PriceArrays:
         return recompute_forward(self.problem.step, dict(zip(layers, layers, strict=True)))
 
     def _bound_layers(self, candidate: Candidate) -> None:
-        """Solve one layer of a candidate: of those that are alike, the most numerous, which often settles it."""
+        """Solve one layer of a candidate: of those that are alike, the most numerous, which often
+        settles it."""
         start, end, o = candidate
         last, again = end == self.problem.num_layers, self.problem.options[o].recompute
-        unsolved = [layer for layer in range(start, end) if not self.layer_is_solved[int(last), o, layer]]
+        unsolved = [
+            layer for layer in range(start, end) if not self.layer_is_solved[int(last), o, layer]
+        ]
         keys = {layer: self._relaxed_layer(layer, last, again).key for layer in unsolved}
         count = Counter(keys.values())
         chosen = max(unsolved, key=lambda layer: (count[keys[layer]], -layer))
         found = (
-            self.pricer.bound(self._relaxed_layer(chosen, last, again), self.meshes[o]) / self.problem.num_microbatches
+            self.pricer.bound(self._relaxed_layer(chosen, last, again), self.meshes[o])
+            / self.problem.num_microbatches
         )
         alike = [
             layer
@@ -188,7 +205,9 @@ class PriceArrays:
             if self._relaxed_layer(layer, last, again).key == keys[chosen]
         ]
         for other, option in enumerate(self.problem.options):
-            if self.meshes[other] == self.meshes[o] and (option.recompute == "none") == (again == "none"):
+            if self.meshes[other] == self.meshes[o] and (option.recompute == "none") == (
+                again == "none"
+            ):
                 for layer in alike:
                     at = int(last), other, layer
                     self.layer_seconds[at] = max(self.layer_seconds[at], found)
@@ -218,7 +237,11 @@ class PriceArrays:
 
     def _set_seconds(self, candidate: Candidate, part: StagePart, found: Sharding) -> None:
         repeats = self.problem.num_microbatches
-        forward = [s for s, kind in zip(found.fragment_seconds, part.kinds, strict=True) if kind == "forward"]
+        forward = [
+            s
+            for s, kind in zip(found.fragment_seconds, part.kinds, strict=True)
+            if kind == "forward"
+        ]
         self.seconds[candidate] = sum(found.fragment_seconds) / repeats
         self.forward_seconds[candidate] = sum(forward) / repeats
 
@@ -232,10 +255,11 @@ class PriceArrays:
         self.level[candidate] = MEMORY
 
     def _leaner(self, candidate: Candidate, plain: Memory) -> Memory:
-        """The memory of a stage, whose seconds become those of a leaner sharding where the shortest does not fit.
+        """The memory of a stage, whose seconds become those of a leaner sharding where the shortest
+        does not fit.
 
-        How many microbatches it will hold the plan decides; here as many as stages of its size would stand behind it.
-        """
+        How many microbatches it will hold the plan decides; here as many as stages of its size
+        would stand behind it."""
         start, end, o = candidate
         limits = self.problem.memory_limit_bytes
         limit = limits[self.problem.options[o].group] if limits else None
@@ -247,9 +271,17 @@ class PriceArrays:
         for strictness in STRICTNESS:
             if limit is None or found.fixed_bytes + held * found.activation_bytes <= limit:
                 break
-            sharder = LeanSharder(shortest, strictness * sum(shortest.fragment_seconds) / limit, held)
-            sharding, memory = self.pricer.sharding(part, mesh, sharder), self.pricer.memory(part, mesh, sharder)
-            if memory.fixed_bytes + held * memory.activation_bytes < found.fixed_bytes + held * found.activation_bytes:
+            sharder = LeanSharder(
+                shortest, strictness * sum(shortest.fragment_seconds) / limit, held
+            )
+            sharding, memory = (
+                self.pricer.sharding(part, mesh, sharder),
+                self.pricer.memory(part, mesh, sharder),
+            )
+            if (
+                memory.fixed_bytes + held * memory.activation_bytes
+                < found.fixed_bytes + held * found.activation_bytes
+            ):
                 found = memory
                 self._set_seconds(candidate, part, sharding)
         return found
@@ -277,7 +309,8 @@ def _sums(values: np.ndarray) -> np.ndarray:
     return np.transpose(total[:, None, :] - total[:, :, None], (1, 2, 0)).clip(min=0.0)
 
 
-# Of bytes to their bounds, where nothing is known yet: weights and activations lie once more on some devices.
+# Of bytes to their bounds, where nothing is known yet: weights and activations lie once more on
+# some devices.
 _USUAL_EXCESS = 1.2
 
 

@@ -1,9 +1,9 @@
-"""Prices and bounds of stages, each computed once: within a run, and between runs where there is a store on disk.
+"""Prices and bounds of stages, each computed once: within a run, and between runs where there is a
+store on disk.
 
-An entry depends on the content of the stage's graph, on the mesh and its cluster, and on how stages are sharded; all of
-these are in its key, so that equal stages on equal meshes share a price wherever they stand, and a price from the store
-is the one that would be computed.
-"""
+An entry depends on the content of the stage's graph, on the mesh and its cluster, and on how stages
+are sharded; all of these are in its key, so that equal stages on equal meshes share a price
+wherever they stand, and a price from the store is the one that would be computed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ _KIND = "prices"
 
 @dataclass
 class PricerCounts:
-    """Problems that were solved, plans whose memory was counted, and what the store knew already."""
+    """Problems that were solved, plans whose memory was counted, and what the store knew
+    already."""
 
     solves: int = 0
     accounts: int = 0
@@ -73,9 +74,13 @@ class Pricer:
     def memory(self, part: StagePart, mesh: Mesh, sharder: Sharder) -> Memory:
         def compute() -> Memory:
             self.counts.accounts += 1
-            return memory_of(self._facts_of(part), self._tables_of(mesh), self.sharding(part, mesh, sharder))
+            return memory_of(
+                self._facts_of(part), self._tables_of(mesh), self.sharding(part, mesh, sharder)
+            )
 
-        return self._remember(f"memory {sharder.content(part)}", part.key, mesh, compute, lambda row: Memory(*row))
+        return self._remember(
+            f"memory {sharder.content(part)}", part.key, mesh, compute, lambda row: Memory(*row)
+        )
 
     def _facts_of(self, part: StagePart) -> PartFacts:
         return self._facts.setdefault(part.key, PartFacts(part))
@@ -86,25 +91,36 @@ class Pricer:
         return self._tables[mesh]
 
     def _remember(
-        self, what: str, content: str, mesh: Mesh, compute: Callable[[], _T], read: Callable[[list], _T]
+        self,
+        what: str,
+        content: str,
+        mesh: Mesh,
+        compute: Callable[[], _T],
+        read: Callable[[list], _T],
     ) -> _T:
         known = (what, content, mesh)
         if known not in self._known:
             self._known[known] = self._from_store(known, compute, read)
         return self._known[known]  # type: ignore[return-value]
 
-    def _from_store(self, known: tuple[str, str, Mesh], compute: Callable[[], _T], read: Callable[[list], _T]) -> _T:
+    def _from_store(
+        self, known: tuple[str, str, Mesh], compute: Callable[[], _T], read: Callable[[list], _T]
+    ) -> _T:
         store = active_store()
         if store is None:
             return compute()
         what, content, mesh = known
-        key = key_of("stage price", what, content, repr((mesh.axes, mesh.devices)), repr(self.cluster))
+        key = key_of(
+            "stage price", what, content, repr((mesh.axes, mesh.devices)), repr(self.cluster)
+        )
         data = store.get(_KIND, key)
         if data is not None:
             try:
                 found = read(json.loads(data))
             except (ValueError, TypeError) as error:
-                store.drop(_KIND, key, f"a cached price does not read back and is made again: {error}")
+                store.drop(
+                    _KIND, key, f"a cached price does not read back and is made again: {error}"
+                )
             else:
                 self.counts.from_store += 1
                 return found

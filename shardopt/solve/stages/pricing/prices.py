@@ -1,9 +1,9 @@
 """The price of one stage on one mesh: seconds of its fragments, and what a device holds.
 
-Seconds come from the problem of the stage's classes (`class_problem`). Memory is that of the plan in which every
-operation does as its class: the same accounting as in the shard phase (`shardopt.solve.sharding.intra_op_memory`), with
-what the forward keeps for the backward counted apart, as the schedule decides how many microbatches of it are held.
-"""
+Seconds come from the problem of the stage's classes (`class_problem`). Memory is that of the plan
+in which every operation does as its class: the same accounting as in the shard phase
+(`shardopt.solve.sharding.intra_op_memory`), with what the forward keeps for the backward counted
+apart, as the schedule decides how many microbatches of it are held."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from shardopt.solve.stages.pricing.held_bytes import ShardedPart
 from shardopt.solve.stages.pricing.part_facts import PartFacts
 from shardopt.solve.stages.pricing.stage_part import StagePart
 
-# Prices are this close to the optimum of what they are the price of; differences below it are noise of the cost model.
+# Prices are this close to the optimum of what they are the price of; differences below it are noise
+# of the cost model.
 GAP = 0.002
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """How a stage is sharded: seconds of a step in each fragment, and the choice of every operation and input of the
-    part. Without choices no sharding exists; `refusal` says why, where a method knows."""
+    """How a stage is sharded: seconds of a step in each fragment, and the choice of every operation
+    and input of the part. Without choices no sharding exists; `refusal` says why, where a method
+    knows."""
 
     fragment_seconds: tuple[float, ...]
     choice: tuple[int, ...]
@@ -45,7 +47,8 @@ class Sharder(Protocol):
         """What the sharding depends on beside the graph of the part and the mesh."""
 
     def shard(self, part: StagePart, facts: PartFacts, tables: StrategyTables) -> Sharding:
-        """`facts` may be those of an equal part. Raises UserError where the method does not apply to the part."""
+        """`facts` may be those of an equal part. Raises UserError where the method does not apply
+        to the part."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,9 @@ class OptimalSharder:
         solution = problem.solve(self.gap_tolerance)
         if not solution.choice:
             return Sharding((), ())
-        return Sharding(tuple(problem.seconds(solution.choice).tolist()), problem.spread(solution.choice))
+        return Sharding(
+            tuple(problem.seconds(solution.choice).tolist()), problem.spread(solution.choice)
+        )
 
 
 def memory_of(facts: PartFacts, tables: StrategyTables, sharding: Sharding) -> Memory:

@@ -1,9 +1,10 @@
-"""A step whose stages compute their forward again in the backward, as `shardopt.passes.stages.recomputation` does.
+"""A step whose stages compute their forward again in the backward, as
+`shardopt.passes.stages.recomputation` does.
 
-By *units*: a layer each, or all layers of a stage. The backward of a unit are its operations that depend on later
-units. What they read of the unit's forward is computed again from what enters the unit, right before it is needed.
-Barriers are no operations of the graph, so the copies say themselves which layer they wait for.
-"""
+By *units*: a layer each, or all layers of a stage. The backward of a unit are its operations that
+depend on later units. What they read of the unit's forward is computed again from what enters the
+unit, right before it is needed. Barriers are no operations of the graph, so the copies say
+themselves which layer they wait for."""
 
 from __future__ import annotations
 
@@ -18,13 +19,14 @@ _NEVER_AGAIN = "rng"
 
 
 def can_recompute(step: StepGraph) -> bool:
-    """Whether the body is straight line code; what loops and branches would cost again is not known here."""
+    """Whether the body is straight line code; what loops and branches would cost again is not known
+    here."""
     return not any(op.block for op in step.graph.ops[slice(*step.loop)])
 
 
 def recompute_forward(step: StepGraph, unit_of_layer: Mapping[int, int]) -> StepGraph:
-    """The step in which every unit is computed again. `unit_of_layer[k]` is the unit of layer k, rising with k; layers
-    that are missing keep what they make. Tensors keep their numbers."""
+    """The step in which every unit is computed again. `unit_of_layer[k]` is the unit of layer k,
+    rising with k; layers that are missing keep what they make. Tensors keep their numbers."""
     body = _Body(step, unit_of_layer)
     for unit in sorted(body.units):
         body.repeat(unit)
@@ -33,7 +35,8 @@ def recompute_forward(step: StepGraph, unit_of_layer: Mapping[int, int]) -> Step
 
 @dataclass
 class _Unit:
-    """The operations of a unit in program order: `backward` are those that depend on layers behind `last_layer`."""
+    """The operations of a unit in program order: `backward` are those that depend on layers behind
+    `last_layer`."""
 
     last_layer: int
     forward: dict[int, None] = field(default_factory=dict)
@@ -55,22 +58,33 @@ class _Body:
         }
         self.tensors = list(step.graph.tensors)
         self.ops = list(step.graph.ops)
-        self.copies: dict[int, list[tuple[Op, int, int]]] = {}  # before operation: (copy, its layer, what it waits for)
+        self.copies: dict[
+            int, list[tuple[Op, int, int]]
+        ] = {}  # before operation: (copy, its layer, what it waits for)
 
     def repeat(self, number: int) -> None:
         """Copy what the backward of a unit needs of its forward."""
         step, readers = self.step, list(self.units[number].backward)
         ready = max(self._outside(self._chain(number, readers, self.kept)), default=-1)
-        # In a backward pass that begins before the forward is complete, the first readers keep the originals.
+        # In a backward pass that begins before the forward is complete, the first readers keep the
+        # originals.
         readers = [op for op in readers if op > ready]
         chain = self._chain(number, readers, self.kept)
-        made = {tensor for op in chain if step.op_layer[op] != SHARED for tensor in step.graph.ops[op].results}
+        made = {
+            tensor
+            for op in chain
+            if step.op_layer[op] != SHARED
+            for tensor in step.graph.ops[op].results
+        }
         readers = [op for op in readers if made.intersection(step.graph.ops[op].operands)]
         if not readers:
             return
-        again = {tensor: self._fresh(tensor) for op in chain for tensor in step.graph.ops[op].results}
+        again = {
+            tensor: self._fresh(tensor) for op in chain for tensor in step.graph.ops[op].results
+        }
         self.copies[readers[0]] = [
-            (_reading(step.graph.ops[op], again, True), step.op_layer[op], step.reached[readers[0]]) for op in chain
+            (_reading(step.graph.ops[op], again, True), step.op_layer[op], step.reached[readers[0]])
+            for op in chain
         ]
         for op in readers:
             self.ops[op] = _reading(self.ops[op], {tensor: again[tensor] for tensor in made}, False)
@@ -90,7 +104,9 @@ class _Body:
         graph = step.graph
         return replace(
             step,
-            graph=OpGraph(tuple(self.tensors), tuple(ops), graph.inputs, graph.outputs, (), graph.carried),
+            graph=OpGraph(
+                tuple(self.tensors), tuple(ops), graph.inputs, graph.outputs, (), graph.carried
+            ),
             op_layer=tuple(layers),
             loop=(step.loop[0], step.loop[1] + added),
             late=late,
@@ -101,10 +117,11 @@ class _Body:
         return len(self.tensors) - 1
 
     def _chain(self, number: int, readers: Iterable[int], kept: Container[int]) -> list[int]:
-        """The forward operations of a unit that `readers` need again if `kept` are there, in program order.
+        """The forward operations of a unit that `readers` need again if `kept` are there, in
+        program order.
 
-        With them come the shared operations they read that stand behind the first reader, where copies stand.
-        """
+        With them come the shared operations they read that stand behind the first reader, where
+        copies stand."""
         step, unit, readers = self.step, self.units[number], tuple(readers)
         first = min(readers, default=0)
         found: dict[int, None] = {}
@@ -122,13 +139,17 @@ class _Body:
         return sorted(found)
 
     def _outside(self, chain: Sequence[int]) -> list[int]:
-        """The operations of the body whose results copies of `chain` read, apart from `chain` itself."""
+        """The operations of the body whose results copies of `chain` read, apart from `chain`
+        itself."""
         inside, step = set(chain), self.step
-        makers = dict.fromkeys(step.producers[tensor] for op in chain for tensor in step.graph.ops[op].operands)
+        makers = dict.fromkeys(
+            step.producers[tensor] for op in chain for tensor in step.graph.ops[op].operands
+        )
         return [op for op in makers if op not in inside and step.in_body(op)]
 
     def _entering(self, chain: Sequence[int]) -> list[int]:
-        """The values of `_outside` that belong to a layer: they are kept, or come from another stage."""
+        """The values of `_outside` that belong to a layer: they are kept, or come from another
+        stage."""
         outside = {op for op in self._outside(chain) if self.step.op_layer[op] != SHARED}
         read = dict.fromkeys(tensor for op in chain for tensor in self.step.graph.ops[op].operands)
         return [tensor for tensor in read if self.step.producers[tensor] in outside]
@@ -137,4 +158,8 @@ class _Body:
 def _reading(op: Op, again: Mapping[int, int], renamed: bool) -> Op:
     """The operation on other values; `renamed` also gives its results their new numbers."""
     operands = tuple(again.get(tensor, tensor) for tensor in op.operands)
-    return replace(op, operands=operands, results=tuple(again[t] for t in op.results) if renamed else op.results)
+    return replace(
+        op,
+        operands=operands,
+        results=tuple(again[t] for t in op.results) if renamed else op.results,
+    )

@@ -1,8 +1,8 @@
 """A known method (`shardopt.solve.presets`) as the way a candidate stage is sharded.
 
-The stage is looked at alone, as the shard phase will see its mesh: what other layers make arrives as an input, which
-carries the batch where the whole step does, and the first product of the stage begins a new pair.
-"""
+The stage is looked at alone, as the shard phase will see its mesh: what other layers make arrives
+as an input, which carries the batch where the whole step does, and the first product of the stage
+begins a new pair."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from shardopt.solve.stages.step_graph import StepGraph
 
 @dataclass(frozen=True, eq=False)
 class StepRoles:
-    """The roles of the inputs of a step, and on which dimension each of its tensors carries the batch."""
+    """The roles of the inputs of a step, and on which dimension each of its tensors carries the
+    batch."""
 
     step: StepGraph
     roles: Roles
@@ -40,7 +41,11 @@ class StepRoles:
         return replace(
             self.roles,
             state=frozenset(t for t, source in sources.items() if source in self.roles.state),
-            batch={t: self.roles.batch[source] for t, source in sources.items() if source in self.roles.batch},
+            batch={
+                t: self.roles.batch[source]
+                for t, source in sources.items()
+                if source in self.roles.batch
+            },
             received={t: dim for t in sorted(made) if (dim := self.batch[sources[t]]) is not None},
             tied=part.tied,
         )
@@ -55,14 +60,21 @@ class PresetSharder:
 
     def content(self, part: StagePart) -> str:
         roles = self.roles.of_part(part)
-        return f"{self.method} {sorted(roles.state)} {sorted(roles.batch.items())} {sorted(roles.received.items())}"
+        return (
+            f"{self.method} {sorted(roles.state)} {sorted(roles.batch.items())} "
+            f"{sorted(roles.received.items())}"
+        )
 
     def shard(self, part: StagePart, facts: PartFacts, tables: StrategyTables) -> Sharding:
         """Raises UserError where the preset does not apply."""
-        whole = IntraOpTables(part.graph, tables.mesh, tables.cluster, linear=part.linear, strategies=tables)
+        whole = IntraOpTables(
+            part.graph, tables.mesh, tables.cluster, linear=part.linear, strategies=tables
+        )
         found = restrict(self.method, whole, self.roles.of_part(part))
         problem = whole.problem(fixed=found.fixed, allowed=found.allowed, tied=part.tied).problem
-        solution = improve(problem, (0,) * problem.num_nodes, gap_tolerance=GAP, work=WORK, store=tables.store)
+        solution = improve(
+            problem, (0,) * problem.num_nodes, gap_tolerance=GAP, work=WORK, store=tables.store
+        )
         if not solution.choice:
             return Sharding((), ())
         seconds = ClassProblem(facts.singles, tables).seconds(solution.choice)

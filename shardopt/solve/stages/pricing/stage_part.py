@@ -1,10 +1,10 @@
-"""The part of a step that one stage runs, as a graph of its own: what the shard phase will plan on the stage's mesh.
+"""The part of a step that one stage runs, as a graph of its own: what the shard phase will plan on
+the stage's mesh.
 
     layers [2, 4) of a step  ─▶  before · forward · backward · after, each with copies of the shared operations it reads
 
-Tensors are numbered by first use, so that equal stages have equal graphs wherever they stand in the model; `key` names
-the content, and is the same in every process.
-"""
+Tensors are numbered by first use, so that equal stages have equal graphs wherever they stand in the
+model; `key` names the content, and is the same in every process."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ from shardopt.solve.stages.step_graph import StepGraph
 
 @dataclass(frozen=True, eq=False)
 class StagePart:
-    """Layers [start, end) of a step on one mesh. Operations of fragment k have group k; `kinds[k]` says what it is.
+    """Layers [start, end) of a step on one mesh. Operations of fragment k have group k; `kinds[k]`
+    says what it is.
 
-    `source_ops[i]` is the operation of the step that operation i is (a copy of), `source_tensors` the same of tensors.
-    `sent` are tensors that other stages read; `loop` is (first, behind the last) operation of the body, `arrivals[t]`
-    the operation before which input t comes from another stage.
-    """
+    `source_ops[i]` is the operation of the step that operation i is (a copy of), `source_tensors`
+    the same of tensors. `sent` are tensors that other stages read; `loop` is (first, behind the
+    last) operation of the body, `arrivals[t]` the operation before which input t comes from another
+    stage."""
 
     graph: OpGraph
     kinds: tuple[Kind, ...]
@@ -67,21 +68,34 @@ class StagePart:
     @cached_property
     def free(self) -> frozenset[int]:
         """Tensors that each reader gets in the sharding that it wants."""
-        return find_made_anywhere(self.graph).difference(tensor for pair in self.tied for tensor in pair)
+        return find_made_anywhere(self.graph).difference(
+            tensor for pair in self.tied for tensor in pair
+        )
 
     @cached_property
     def key(self) -> str:
         """The hash of all that prices depend on."""
-        loose = (self.kinds, sorted(self.tied), sorted(self.sent), self.loop, sorted(self.arrivals.items()))
+        loose = (
+            self.kinds,
+            sorted(self.tied),
+            sorted(self.sent),
+            self.loop,
+            sorted(self.arrivals.items()),
+        )
         merged = ("merged kernels",) * self.merged_kernels
-        structure = structure_of(self.graph)  # says nothing of the order, in which a sharding lists its choices
+        structure = structure_of(
+            self.graph
+        )  # says nothing of the order, in which a sharding lists its choices
         digest = sha256(structure.digest)
-        digest.update(repr((structure.ops, structure.tensors, loose, sorted(self.literals), *merged)).encode())
+        digest.update(
+            repr((structure.ops, structure.tensors, loose, sorted(self.literals), *merged)).encode()
+        )
         return digest.hexdigest()
 
 
 def cut_part(step: StepGraph, start: int, end: int, turn: int | None = None) -> StagePart:
-    """The part of layers [start, end). Backward is what depends on layers from `turn` on, by default from `end`."""
+    """The part of layers [start, end). Backward is what depends on layers from `turn` on, by
+    default from `end`."""
     return _Cutter(step, start, end, end if turn is None else turn).run()
 
 
@@ -109,7 +123,9 @@ class _Planned(NamedTuple):
 class _Cutter:
     def __init__(self, step: StepGraph, start: int, end: int, turn: int) -> None:
         self.step, self.start, self.end, self.turn = step, start, end, turn
-        self.number: dict[tuple[int | None, int], int] = {}  # (fragment, or None, and tensor of the step) -> tensor
+        self.number: dict[
+            tuple[int | None, int], int
+        ] = {}  # (fragment, or None, and tensor of the step) -> tensor
         self.tensors: list[Tensor] = []
         self.source_tensors: list[int] = []
         self.ops: list[Op] = []
@@ -135,7 +151,11 @@ class _Cutter:
         given = self._given_shared(self._with_copies(body, inside=True))
         uses = first_uses(self.step, body)
         planned = [
-            _Planned(part.kind, part.ops if part.kind in _IN_LOOP else by_first_use(self.step, part.ops, uses), ())
+            _Planned(
+                part.kind,
+                part.ops if part.kind in _IN_LOOP else by_first_use(self.step, part.ops, uses),
+                (),
+            )
             for part in parts
         ]
         if given and (not planned or planned[0].kind != "before"):
@@ -150,9 +170,12 @@ class _Cutter:
         read = dict.fromkeys(tensor for op in ops for tensor in step.graph.ops[op].operands)
         return tuple(t for t in read if step.is_shared(t) and not step.in_body(step.producers[t]))
 
-    def _with_copies(self, ops: Sequence[int], inside: bool, wanted: Iterable[int] = ()) -> list[int]:
-        """`ops`, in their order, each behind the shared operations, inside or outside of the loop, that it needs; what
-        a region needs stands before the region. At the end those for `wanted` values."""
+    def _with_copies(
+        self, ops: Sequence[int], inside: bool, wanted: Iterable[int] = ()
+    ) -> list[int]:
+        """`ops`, in their order, each behind the shared operations, inside or outside of the loop,
+        that it needs; what a region needs stands before the region. At the end those for `wanted`
+        values."""
         graph = self.step.graph
         found: dict[int, None] = {}
         at = 0
@@ -174,13 +197,19 @@ class _Cutter:
         step, stack = self.step, [tensor]
         while stack:
             producer = step.producers[stack[-1]]
-            if producer in found or not step.is_shared(stack[-1]) or step.in_body(producer) != inside:
+            if (
+                producer in found
+                or not step.is_shared(stack[-1])
+                or step.in_body(producer) != inside
+            ):
                 stack.pop()
                 continue
             missing = [
                 t
                 for t in step.graph.ops[producer].operands
-                if step.is_shared(t) and step.in_body(step.producers[t]) == inside and step.producers[t] not in found
+                if step.is_shared(t)
+                and step.in_body(step.producers[t]) == inside
+                and step.producers[t] not in found
             ]
             if missing:
                 stack += reversed(missing)
@@ -192,7 +221,12 @@ class _Cutter:
         step, begin = self.step, len(self.ops)
         inside = planned.kind in _IN_LOOP
         ops = self._with_copies(planned.ops, inside, planned.exports)
-        made = {result for op in ops if step.op_layer[op] == SHARED for result in step.graph.ops[op].results}
+        made = {
+            result
+            for op in ops
+            if step.op_layer[op] == SHARED
+            for result in step.graph.ops[op].results
+        }
         shared_by_all = set(planned.exports)
 
         def tensor(source: int) -> int:
@@ -205,7 +239,8 @@ class _Cutter:
             each = step.graph.ops[op]
             operands = tuple(map(tensor, each.operands))
             results = tuple(
-                self._made(group if r in made and r not in shared_by_all else None, r) for r in each.results
+                self._made(group if r in made and r not in shared_by_all else None, r)
+                for r in each.results
             )
             self.ops.append(_copy_of(each, operands, results, group))
             self.source_ops.append(op)
@@ -215,7 +250,8 @@ class _Cutter:
                 self.loops.append((min(inner), max(inner) + 1))
 
     def _tensor(self, group: int | None, source: int, begin: int) -> int:
-        """The tensor that a reader in the fragment that begins at `begin` gets; one not made here before arrives."""
+        """The tensor that a reader in the fragment that begins at `begin` gets; one not made here
+        before arrives."""
         key = (group, source)
         if key not in self.number:
             producer = self.step.producers[source]
@@ -250,7 +286,9 @@ class _Cutter:
             frozenset(number for (_, source), number in self.number.items() if source in some)
             for some in (step.graph.carried, step.literals)
         )
-        graph = OpGraph(tuple(self.tensors), tuple(self.ops), inputs, outputs, tuple(self.loops), carried)
+        graph = OpGraph(
+            tuple(self.tensors), tuple(self.ops), inputs, outputs, tuple(self.loops), carried
+        )
         return StagePart(
             graph,
             kinds,
@@ -265,7 +303,8 @@ class _Cutter:
         )
 
     def _sent(self, defined: Set[int]) -> frozenset[int]:
-        """What operations of other layers, or those that anybody may copy, read of what is made here."""
+        """What operations of other layers, or those that anybody may copy, read of what is made
+        here."""
         step = self.step
         return frozenset(
             number
@@ -273,5 +312,8 @@ class _Cutter:
             if group is None
             and number in defined
             and not step.is_shared(source)
-            and any(not self.start <= step.op_layer[reader] < self.end for reader in step.consumers[source])
+            and any(
+                not self.start <= step.op_layer[reader] < self.end
+                for reader in step.consumers[source]
+            )
         )

@@ -1,13 +1,15 @@
 """Stages that a plan file gives in whole or in part.
 
-What is open of a stage (its layers, its submesh, its logical shape) is chosen as the stage DP does, T = sum of t_i +
-(B - 1) · max t_i, but the k-th stage only has the choices that the k-th entry of the file leaves it:
+What is open of a stage (its layers, its submesh, its logical shape) is chosen as the stage DP does,
+T = sum of t_i + (B - 1) · max t_i, but the k-th stage only has the choices that the k-th entry of
+the file leaves it:
 
-    F(k, i, used) = min over j, option of t(i, j, option) + F(k + 1, j, used + devices of the option)
+    F(k, i, used) = min over j, option of t(i, j, option) + F(k + 1, j, used + devices of the
+    option)
 
-The maximum is bounded from above, at first not at all, then by less than that of the plan before: the best of these
-plans is the best of all, since a plan with a smaller sum has a larger maximum than the bound it was found under.
-"""
+The maximum is bounded from above, at first not at all, then by less than that of the plan before:
+the best of these plans is the best of all, since a plan with a smaller sum has a larger maximum
+than the bound it was found under."""
 
 from __future__ import annotations
 
@@ -33,8 +35,11 @@ from shardopt.support.errors import UserError
 Cut = tuple[int, int, StageOption]  # (first layer, layer after the last, option)
 
 
-def fixed_stages(given: Sequence[GivenStage], num_layers: int, cluster: Cluster) -> tuple[Cut, ...] | None:
-    """The stages, if the file leaves nothing open. Raises UserError where they do not cover the layers."""
+def fixed_stages(
+    given: Sequence[GivenStage], num_layers: int, cluster: Cluster
+) -> tuple[Cut, ...] | None:
+    """The stages, if the file leaves nothing open. Raises UserError where they do not cover the
+    layers."""
     if not given or not all(stage.is_fixed for stage in given):
         return None
     found, behind = [], 0
@@ -42,7 +47,10 @@ def fixed_stages(given: Sequence[GivenStage], num_layers: int, cluster: Cluster)
         assert stage.layers is not None
         first, last = stage.layers
         if first != behind or last < first:
-            raise UserError(f"field 'stages[{k}].layers': expected layers from {behind} on, found {first} to {last}")
+            raise UserError(
+                f"field 'stages[{k}].layers': expected layers from {behind} on, found {first} to "
+                f"{last}"
+            )
         behind = last + 1
         found.append((first, behind, _option(stage, k, cluster)))
     if behind != num_layers:
@@ -55,7 +63,8 @@ def _option(stage: GivenStage, k: int, cluster: Cluster) -> StageOption:
     assert submesh is not None and shape is not None
     if shape[0] * shape[1] != submesh.num_devices:
         raise UserError(
-            f"field 'stages[{k}].logical_shape': expected a shape of the {submesh.num_devices} devices of submesh "
+            f"field 'stages[{k}].logical_shape': expected a shape of the {submesh.num_devices} "
+            "devices of submesh "
             f"{submesh}, found {shape[0]}x{shape[1]}"
         )
     return StageOption(
@@ -74,7 +83,9 @@ def group_number(stage: GivenStage, k: int, cluster: Cluster) -> int:
     if stage.group is None:
         return 0 if stage.devices is None else cluster.group_index(stage.devices[0])
     if stage.group not in names:
-        raise UserError(f"field 'stages[{k}].group': expected one of {', '.join(names)}, found '{stage.group}'")
+        raise UserError(
+            f"field 'stages[{k}].group': expected one of {', '.join(names)}, found '{stage.group}'"
+        )
     return names.index(stage.group)
 
 
@@ -85,7 +96,10 @@ def allows(stage: GivenStage, k: int, cluster: Cluster, option: StageOption) -> 
         and (stage.logical_shape is None or stage.logical_shape == option.logical_shape)
         and (stage.devices is None or len(stage.devices) == option.num_devices)
         and (stage.intra_op is None or stage.intra_op == option.method)
-        and ((stage.group is None and stage.devices is None) or group_number(stage, k, cluster) == option.group)
+        and (
+            (stage.group is None and stage.devices is None)
+            or group_number(stage, k, cluster) == option.group
+        )
     )
 
 
@@ -93,7 +107,9 @@ def allows_layers(stage: GivenStage, start: int, end: int) -> bool:
     return stage.layers is None or stage.layers == (start, end - 1)
 
 
-def with_given_ways(options: Sequence[StageOption], given: Sequence[GivenStage]) -> tuple[StageOption, ...]:
+def with_given_ways(
+    options: Sequence[StageOption], given: Sequence[GivenStage]
+) -> tuple[StageOption, ...]:
     """The options, and those with the methods and logical shapes that the file names."""
     methods = [stage.intra_op for stage in given if stage.intra_op is not None]
     found = (*options, *(replace(option, method=name) for name in methods for option in options))
@@ -107,14 +123,18 @@ def with_given_ways(options: Sequence[StageOption], given: Sequence[GivenStage])
     return tuple(dict.fromkeys((*found, *shaped)))
 
 
-def wanted_by(given: Sequence[GivenStage], cluster: Cluster) -> Callable[[int, int, StageOption], bool] | None:
-    """Which candidates (first layer, layer after the last, option) a plan with these stages can have."""
+def wanted_by(
+    given: Sequence[GivenStage], cluster: Cluster
+) -> Callable[[int, int, StageOption], bool] | None:
+    """Which candidates (first layer, layer after the last, option) a plan with these stages can
+    have."""
     if not given:
         return None
 
     def wanted(start: int, end: int, option: StageOption) -> bool:
         return any(
-            allows_layers(stage, start, end) and allows(stage, k, cluster, option) for k, stage in enumerate(given)
+            allows_layers(stage, start, end) and allows(stage, k, cluster, option)
+            for k, stage in enumerate(given)
         )
 
     return wanted
@@ -123,35 +143,50 @@ def wanted_by(given: Sequence[GivenStage], cluster: Cluster) -> Callable[[int, i
 def given_devices(
     given: Sequence[GivenStage], chosen: Sequence[StageOption], cluster: Cluster
 ) -> tuple[tuple[int, ...], ...] | None:
-    """The devices of every stage, if the file names them; stages with the same ones share a mesh. Raises UserError
-    where they are not what the stages need."""
+    """The devices of every stage, if the file names them; stages with the same ones share a mesh.
+    Raises UserError where they are not what the stages need."""
     named = [(k, stage.devices) for k, stage in enumerate(given) if stage.devices is not None]
     if not named:
         return None
     if len(named) < len(given):
-        raise UserError(f"field 'stages': expected devices in all stages or in none, found them in {len(named)}")
+        raise UserError(
+            f"field 'stages': expected devices in all stages or in none, found them in {len(named)}"
+        )
     owner: dict[int, int] = {}
     for k, devices in named:
         option, path = chosen[k], f"stages[{k}].devices"
         if len(devices) != option.num_devices:
-            raise UserError(f"field '{path}': expected {option.num_devices} devices, found {len(devices)}")
+            raise UserError(
+                f"field '{path}': expected {option.num_devices} devices, found {len(devices)}"
+            )
         for device in devices:
             if not 0 <= device < cluster.num_devices or cluster.group_index(device) != option.group:
                 group = cluster.groups[option.group]
-                raise UserError(f"field '{path}': expected devices of host group {group}, found {device}")
+                raise UserError(
+                    f"field '{path}': expected devices of host group {group}, found {device}"
+                )
             if owner.setdefault(device, k) != k and given[owner[device]].devices != devices:
                 raise UserError(f"field '{path}': device {device} is in stage {owner[device]}, too")
         if len(set(devices)) != len(devices):
-            raise UserError(f"field '{path}': expected every device once, found {', '.join(map(str, devices))}")
+            raise UserError(
+                f"field '{path}': expected every device once, found {', '.join(map(str, devices))}"
+            )
     return tuple(devices for _, devices in named)
 
 
 def given_planner(planner: Planner, given: Sequence[GivenStage], cluster: Cluster) -> Planner:
     """A planner with the options of another one that keeps to the stages of the file."""
-    return replace(planner, solve=lambda problem, _: solve_given(problem, given, cluster), one_stage=False, by_dp=False)
+    return replace(
+        planner,
+        solve=lambda problem, _: solve_given(problem, given, cluster),
+        one_stage=False,
+        by_dp=False,
+    )
 
 
-def solve_given(problem: StageProblem, given: Sequence[GivenStage], cluster: Cluster) -> StageSolution:
+def solve_given(
+    problem: StageProblem, given: Sequence[GivenStage], cluster: Cluster
+) -> StageSolution:
     """The best plan of as many stages as the file has. Raises UserError where there is none."""
     tables = [_table(problem, stage, k, len(given), cluster) for k, stage in enumerate(given)]
     best, bound = None, np.inf
@@ -161,17 +196,23 @@ def solve_given(problem: StageProblem, given: Sequence[GivenStage], cluster: Clu
             best = found
         bound = found.max_stage_seconds
     if best is None:
-        raise UserError(f"no plan has the {len(given)} stages of the plan file: {_reason(problem, tables)}")
+        raise UserError(
+            f"no plan has the {len(given)} stages of the plan file: {_reason(problem, tables)}"
+        )
     return replace(best, bound=best.seconds)
 
 
-def _table(problem: StageProblem, stage: GivenStage, k: int, count: int, cluster: Cluster) -> np.ndarray:
-    """Seconds of every interval and option as the k-th stage, inf where it may not be: `[L + 1, L + 1, O]`."""
+def _table(
+    problem: StageProblem, stage: GivenStage, k: int, count: int, cluster: Cluster
+) -> np.ndarray:
+    """Seconds of every interval and option as the k-th stage, inf where it may not be: `[L + 1, L +
+    1, O]`."""
     held = in_flight_counts(problem, count)[::-1][k]
     priced = {option.recompute for option in problem.options}
     options = np.array(
         [
-            allows(stage, k, cluster, option) and (stage.recompute not in priced or option.recompute == stage.recompute)
+            allows(stage, k, cluster, option)
+            and (stage.recompute not in priced or option.recompute == stage.recompute)
             for option in problem.options
         ]
     )
@@ -187,7 +228,9 @@ def _table(problem: StageProblem, stage: GivenStage, k: int, count: int, cluster
 def _shortest(problem: StageProblem, tables: Sequence[np.ndarray], bound: float) -> Stages | None:
     """The plan of the least sum whose stages and cuts all take less than `bound`."""
     cuts, goal = problem.cut_seconds(), tuple(problem.num_devices)
-    reached: dict[tuple[int, tuple[int, ...]], tuple[float, Stages]] = {(0, (0,) * len(goal)): (0.0, ())}
+    reached: dict[tuple[int, tuple[int, ...]], tuple[float, Stages]] = {
+        (0, (0,) * len(goal)): (0.0, ())
+    }
     for table in tables:
         following: dict[tuple[int, tuple[int, ...]], tuple[float, Stages]] = {}
         for (start, used), (spent, stages) in reached.items():
@@ -195,7 +238,9 @@ def _shortest(problem: StageProblem, tables: Sequence[np.ndarray], bound: float)
                 continue
             for end, option, seconds in _choices(problem, table, start, bound):
                 place = problem.options[option]
-                taken = tuple(n + place.num_devices * (g == place.group) for g, n in enumerate(used))
+                taken = tuple(
+                    n + place.num_devices * (g == place.group) for g, n in enumerate(used)
+                )
                 total = spent + float(cuts[0, start]) + seconds
                 if (
                     all(n <= limit for n, limit in zip(taken, goal, strict=True))
@@ -206,7 +251,9 @@ def _shortest(problem: StageProblem, tables: Sequence[np.ndarray], bound: float)
     return reached[problem.num_layers, goal][1] if (problem.num_layers, goal) in reached else None
 
 
-def _choices(problem: StageProblem, table: np.ndarray, start: int, bound: float) -> Iterator[tuple[int, int, float]]:
+def _choices(
+    problem: StageProblem, table: np.ndarray, start: int, bound: float
+) -> Iterator[tuple[int, int, float]]:
     """(end, option, seconds): of each end and number of devices the fastest."""
     for end in range(start + 1, problem.num_layers + 1):
         fastest: dict[tuple[int, int], tuple[float, int]] = {}
@@ -220,6 +267,9 @@ def _choices(problem: StageProblem, table: np.ndarray, start: int, bound: float)
 def _reason(problem: StageProblem, tables: Sequence[np.ndarray]) -> str:
     for k, table in enumerate(tables):
         if not np.isfinite(table).any():
-            return f"stage {k} has no layers and submesh that fit its device memory and what the file says"
+            return (
+                f"stage {k} has no layers and submesh that fit its device memory and what the "
+                "file says"
+            )
     devices = " + ".join(map(str, problem.num_devices))
     return f"they do not cover {problem.num_layers} layers and {devices} devices"

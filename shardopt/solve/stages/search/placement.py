@@ -1,15 +1,17 @@
 """On which devices the stages of a pipeline go: neighbours in the pipeline close to each other.
 
-Alpa sorts the stages by size and scatters them: 32 stages of one device on 4 hosts of 8 gave 5 transfers between hosts
-where 3 are needed. Here the number of transfers between hosts is least, host group by host group.
+Alpa sorts the stages by size and scatters them: 32 stages of one device on 4 hosts of 8 gave 5
+transfers between hosts where 3 are needed. Here the number of transfers between hosts is least,
+host group by host group.
 
     stages   1x2  1x4  1x1  1x1        hosts   0: 1x2 1x1 1x1    1: 1x4      2 transfers between hosts
 
 1. Whole hosts are taken by the stages that need them; the others share the rest.
-2. A search (A*) lays the small stages out in pipeline order: a stage goes on the host of the stage before it, or on
-   another one, where a transfer crosses hosts. Its bound is the number of crossings with as many hosts as one likes.
-3. Blocks of devices that belong together (a shared host, the hosts of one stage) are numbered by their first stage.
-"""
+2. A search (A*) lays the small stages out in pipeline order: a stage goes on the host of the stage
+   before it, or on another one, where a transfer crosses hosts. Its bound is the number of
+   crossings with as many hosts as one likes.
+3. Blocks of devices that belong together (a shared host, the hosts of one stage) are numbered by
+their first stage."""
 
 from __future__ import annotations
 
@@ -20,17 +22,19 @@ from dataclasses import dataclass
 from shardopt.hardware.cluster import Cluster, HostGroup, Submesh
 from shardopt.support.errors import UserError
 
-# After so many steps the search only goes on from the furthest node: the packing is then not proven to have the fewest
-# crossings. Pipelines of powers of two on 16 hosts of 8 take tens to hundreds of steps.
+# After so many steps the search only goes on from the furthest node: the packing is then not proven
+# to have the fewest crossings. Pipelines of powers of two on 16 hosts of 8 take tens to hundreds of
+# steps.
 _PROVING_STEPS = 10_000
-# With sizes that do not divide each other the search may run into dead ends; it gives up after so many steps.
+# With sizes that do not divide each other the search may run into dead ends; it gives up after so
+# many steps.
 _MOST_STEPS = 20_000
 
 
 def place(cluster: Cluster, stages: Sequence[tuple[int, Submesh]]) -> tuple[tuple[int, ...], ...]:
-    """Global device ids of each pipeline stage (host group, submesh): contiguous, inside one host or on whole
-    neighbouring hosts of its group. Groups of sizes that divide each other (powers of two) pack whenever any packing
-    exists.
+    """Global device ids of each pipeline stage (host group, submesh): contiguous, inside one host
+    or on whole neighbouring hosts of its group. Groups of sizes that divide each other (powers of
+    two) pack whenever any packing exists.
 
     Raises UserError if a stage fits no host, or the stages do not pack.
     """
@@ -42,25 +46,41 @@ def place(cluster: Cluster, stages: Sequence[tuple[int, Submesh]]) -> tuple[tupl
         found = _place_in_group(group, members, submeshes)
         if found is None:
             shapes = ", ".join(map(str, submeshes))
-            where = f"cluster {cluster}" if len(cluster.groups) == 1 else f"host group {group} of cluster {cluster}"
-            raise UserError(f"cannot place {len(members)} stages with submeshes {shapes} on {where}")
+            where = (
+                f"cluster {cluster}"
+                if len(cluster.groups) == 1
+                else f"host group {group} of cluster {cluster}"
+            )
+            raise UserError(
+                f"cannot place {len(members)} stages with submeshes {shapes} on {where}"
+            )
         for stage, start in zip(members, found, strict=True):
             starts[stage] = cluster.first_devices[index] + start
-    return tuple(tuple(range(at, at + mesh.num_devices)) for at, (_, mesh) in zip(starts, stages, strict=True))
+    return tuple(
+        tuple(range(at, at + mesh.num_devices))
+        for at, (_, mesh) in zip(starts, stages, strict=True)
+    )
 
 
-def _check(cluster: Cluster, group: HostGroup, members: Sequence[int], submeshes: Sequence[Submesh]) -> None:
+def _check(
+    cluster: Cluster, group: HostGroup, members: Sequence[int], submeshes: Sequence[Submesh]
+) -> None:
     width = group.devices_per_host
     for stage, submesh in zip(members, submeshes, strict=True):
-        if submesh.devices_per_host > width or (submesh.hosts > 1 and submesh.devices_per_host != width):
+        if submesh.devices_per_host > width or (
+            submesh.hosts > 1 and submesh.devices_per_host != width
+        ):
             raise UserError(
                 f"stage {stage}: submesh {submesh} is neither inside one host nor whole hosts of "
                 f"{cluster if len(cluster.groups) == 1 else group}"
             )
 
 
-def _place_in_group(group: HostGroup, members: Sequence[int], stages: Sequence[Submesh]) -> tuple[int, ...] | None:
-    """First device of every stage, counted from the group's first; `members` are their numbers in the pipeline."""
+def _place_in_group(
+    group: HostGroup, members: Sequence[int], stages: Sequence[Submesh]
+) -> tuple[int, ...] | None:
+    """First device of every stage, counted from the group's first; `members` are their numbers in
+    the pipeline."""
     width = group.devices_per_host
     small = [k for k, submesh in enumerate(stages) if submesh.devices_per_host < width]
     whole = [k for k, submesh in enumerate(stages) if submesh.devices_per_host == width]
@@ -74,7 +94,9 @@ def _place_in_group(group: HostGroup, members: Sequence[int], stages: Sequence[S
     if bins is None:
         return None
     starts, cursor = [0] * len(stages), 0
-    for block in sorted([*([small[k] for k in host] for host in bins if host), *([k] for k in whole)]):
+    for block in sorted(
+        [*([small[k] for k in host] for host in bins if host), *([k] for k in whole)]
+    ):
         for k in block:
             starts[k] = cursor
             cursor += stages[k].num_devices
@@ -84,7 +106,8 @@ def _place_in_group(group: HostGroup, members: Sequence[int], stages: Sequence[S
 
 @dataclass(frozen=True)
 class _Packing:
-    """Small stages to be laid on hosts. `joined[k]`: the stage follows the one before it in the pipeline."""
+    """Small stages to be laid on hosts. `joined[k]`: the stage follows the one before it in the
+    pipeline."""
 
     sizes: Sequence[int]
     joined: Sequence[bool]
@@ -92,17 +115,23 @@ class _Packing:
     hosts: int
 
     def bounds(self) -> list[list[int]]:
-        """`[k][f]`: the fewest crossings from stage k on, if the current host has f free devices and other hosts are
-        as many as one likes: a stage then stays whenever it fits."""
+        """`[k][f]`: the fewest crossings from stage k on, if the current host has f free devices
+        and other hosts are as many as one likes: a stage then stays whenever it fits."""
         rows = [[0] * (self.width + 1)]
         for size, joined in zip(reversed(self.sizes), reversed(self.joined), strict=True):
             after = rows[-1]
             moved = after[self.width - size]
-            rows.append([after[f - size] if f >= size and joined else moved + joined for f in range(self.width + 1)])
+            rows.append(
+                [
+                    after[f - size] if f >= size and joined else moved + joined
+                    for f in range(self.width + 1)
+                ]
+            )
         return rows[::-1]
 
     def needs(self) -> list[dict[int, int]]:
-        """`[k][s]`: blocks of s devices that the stages of at least s devices from stage k on take."""
+        """`[k][s]`: blocks of s devices that the stages of at least s devices from stage k on
+        take."""
         rows = [dict.fromkeys(sorted(set(self.sizes)), 0)]
         for size in reversed(self.sizes):
             rows.append({s: blocks + size // s for s, blocks in rows[-1].items()})
@@ -110,11 +139,11 @@ class _Packing:
 
 
 def _fewest_crossings(packing: _Packing) -> list[list[int]] | None:
-    """The stages on each host, so that the fewest lie on another host than the stage they are joined to; None where
-    there is no packing (or none was found in `_MOST_STEPS`).
+    """The stages on each host, so that the fewest lie on another host than the stage they are
+    joined to; None where there is no packing (or none was found in `_MOST_STEPS`).
 
-    A node of the search is the hosts of the first stages; hosts with equally many free devices are equal.
-    """
+    A node of the search is the hosts of the first stages; hosts with equally many free devices are
+    equal."""
     bounds, needs, count = packing.bounds(), packing.needs(), len(packing.sizes)
     queue: list[tuple[int, int, int, int, tuple[int, ...], tuple[int, ...]]] = []
     heapq.heappush(queue, (0, 0, 0, 0, (), (packing.width,) * packing.hosts))
@@ -141,7 +170,8 @@ def _fewest_crossings(packing: _Packing) -> list[list[int]] | None:
 def _moves(
     packing: _Packing, stage: int, chosen: Sequence[int], free: tuple[int, ...]
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """(host, free devices of all hosts afterwards): the current host, and one of every other kind."""
+    """(host, free devices of all hosts afterwards): the current host, and one of every other
+    kind."""
     size = packing.sizes[stage]
     current = chosen[-1] if chosen else -1
     kinds = {free[host]: host for host in reversed(range(packing.hosts)) if host != current}

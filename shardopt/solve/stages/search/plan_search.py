@@ -1,11 +1,12 @@
-"""The search over schedules: each with its own microbatches in flight goes through the stage DP and the simulator.
+"""The search over schedules: each with its own microbatches in flight goes through the stage DP and
+the simulator.
 
-    of the schedule that holds least: the best plan of the DP, until its prices are exact, and the K next
-    for each schedule: those of them that fit its microbatches in flight ─▶ simulated
-    the best of each schedule ─▶ the shortest; of those alike, the one that fills its fullest device least
+    of the schedule that holds least: the best plan of the DP, until its prices are exact, and the K
+    next for each schedule: those of them that fit its microbatches in flight ─▶ simulated the best
+    of each schedule ─▶ the shortest; of those alike, the one that fills its fullest device least
 
-Prices may be lower bounds until somebody asks (`Prices.best`), so stages that no good plan uses are never priced.
-"""
+Prices may be lower bounds until somebody asks (`Prices.best`), so stages that no good plan uses are
+never priced."""
 
 from __future__ import annotations
 
@@ -49,11 +50,12 @@ class Prices(Protocol):
         """The costs known so far; entries that are not exact yet are lower bounds."""
 
     def best(self, held: InFlight, solve: DpSolver) -> StageSolution:
-        """The best plan under exact prices, or one proven to be almost as good; `solve` finds the best under given
-        ones."""
+        """The best plan under exact prices, or one proven to be almost as good; `solve` finds the
+        best under given ones."""
 
     def exact(self, plans: Sequence[Stages]) -> tuple[Stages, ...]:
-        """Those of some plans that all of whose stages have exact prices, some of them made so now."""
+        """Those of some plans that all of whose stages have exact prices, some of them made so
+        now."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,8 @@ class ExactPrices:
 class PlanSearch:
     """The plan found, and all that were simulated because they might have been shorter, best first.
 
-    `formula_bound` is a lower bound of the formula's seconds over all plans and schedules, None for a baseline.
-    """
+    `formula_bound` is a lower bound of the formula's seconds over all plans and schedules, None for
+    a baseline."""
 
     best: SimulatedPlan
     simulated: tuple[SimulatedPlan, ...]
@@ -93,7 +95,8 @@ class PlanSearch:
 
 
 def schedule_in_flight(schedule: str) -> InFlight:
-    """The microbatches in flight of a schedule as the stage DP asks for them. Raises UserError for an unknown name."""
+    """The microbatches in flight of a schedule as the stage DP asks for them. Raises UserError for
+    an unknown name."""
     if find_schedule(schedule).stages_per_mesh != 1:
         return mean_in_flight(schedule)
 
@@ -114,10 +117,11 @@ def search_plans(
 ) -> PlanSearch:
     """The best plan over `schedules` of those that `planner` looks at.
 
-    Raises UserError that says what is missing under the schedule that holds the fewest microbatches, if none has a
-    plan; and as soon as prices make it certain that no step is shorter than `faster_than` seconds.
-    """
-    # The formula prices a host that is all at work; where devices share one, stages may be faster by so much.
+    Raises UserError that says what is missing under the schedule that holds the fewest
+    microbatches, if none has a plan; and as soon as prices make it certain that no step is shorter
+    than `faster_than` seconds."""
+    # The formula prices a host that is all at work; where devices share one, stages may be faster
+    # by so much.
     speed = most_speed(transfers.cluster)
     lean_first = [*schedules]
     if len(lean_first) > 1:  # all have one stage a mesh
@@ -130,9 +134,12 @@ def search_plans(
         held = schedule_in_flight(schedule)
         try:
             if known and planner.by_dp:
-                # A schedule that holds more has no plan that the leanest has not, and by the formula none is shorter.
+                # A schedule that holds more has no plan that the leanest has not, and by the
+                # formula none is shorter.
                 problem = prices.problem(held)
-                plans = tuple(evaluate(problem, stages) for stages in known if is_plan(problem, stages))
+                plans = tuple(
+                    evaluate(problem, stages) for stages in known if is_plan(problem, stages)
+                )
             else:
                 problem, plans = _exact_plans(prices, held, planner, request, k, speed, faster_than)
                 bound = min(bound, plans[0].bound)
@@ -145,16 +152,24 @@ def search_plans(
         raise errors[0]
     simulated.sort(key=lambda each: (each.step_seconds, each.peak_bytes, each.plan.stages))
     search = PlanSearch(simulated[0], tuple(simulated), bound if planner.by_dp else None)
-    alike = [each for each in search.best_by_schedule if each.step_seconds <= search.best.step_seconds * (1 + ALIKE)]
+    alike = [
+        each
+        for each in search.best_by_schedule
+        if each.step_seconds <= search.best.step_seconds * (1 + ALIKE)
+    ]
     return replace(search, best=min(alike, key=lambda each: each.peak_bytes))
 
 
 def _check_speed(problem: StageProblem, seconds: float) -> None:
-    """Raises UserError if one stage of any plan takes so many seconds a step, by prices that may be lower bounds."""
+    """Raises UserError if one stage of any plan takes so many seconds a step, by prices that may be
+    lower bounds."""
     if np.isfinite(seconds) and problem.stages_per_mesh == 1:
         least = problem.num_microbatches * least_longest_stage(problem)
         if least >= seconds:
-            raise UserError(f"one stage alone takes {least:.4g} s or more of a step, no less than {seconds:.4g} s")
+            raise UserError(
+                f"one stage alone takes {least:.4g} s or more of a step, no less than "
+                f"{seconds:.4g} s"
+            )
 
 
 def _simulate(
@@ -164,7 +179,8 @@ def _simulate(
     transfers: CutTransfers,
     simulated: list[SimulatedPlan],
 ) -> None:
-    """Add the plans that can be placed and may be the shortest; raises UserError if none can be placed."""
+    """Add the plans that can be placed and may be the shortest; raises UserError if none can be
+    placed."""
     errors = []
     for plan in plans:
         best = min((each.step_seconds for each in simulated), default=np.inf)
@@ -178,19 +194,35 @@ def _simulate(
 
 
 def _exact_plans(
-    prices: Prices, held: InFlight, planner: Planner, request: Request, k: int, speed: float, faster_than: float
+    prices: Prices,
+    held: InFlight,
+    planner: Planner,
+    request: Request,
+    k: int,
+    speed: float,
+    faster_than: float,
 ) -> tuple[StageProblem, tuple[StageSolution, ...]]:
-    """The best plan of the planner and, of the stage DP, the best others under the prices known then, at exact
-    prices."""
+    """The best plan of the planner and, of the stage DP, the best others under the prices known
+    then, at exact prices."""
 
     def solve(problem: StageProblem, known: Stages | None) -> StageSolution:
         _check_speed(problem, faster_than * speed)
-        return solve_stages(problem, request.num_stages, known) if planner.by_dp else planner.solve(problem, request)
+        return (
+            solve_stages(problem, request.num_stages, known)
+            if planner.by_dp
+            else planner.solve(problem, request)
+        )
 
     optimum = prices.best(held, solve)
     if not planner.by_dp:
         return prices.problem(held), (optimum,)
-    plans = (plan.stages for plan in best_plans(prices.problem(held), k, request.num_stages, NEAR * speed))
+    plans = (
+        plan.stages
+        for plan in best_plans(prices.problem(held), k, request.num_stages, NEAR * speed)
+    )
     others = prices.exact([stages for stages in plans if stages != optimum.stages])
     problem = prices.problem(held)
-    return problem, (optimum, *(evaluate(problem, stages) for stages in others if is_plan(problem, stages)))
+    return problem, (
+        optimum,
+        *(evaluate(problem, stages) for stages in others if is_plan(problem, stages)),
+    )

@@ -1,10 +1,11 @@
-"""The step of a plan as the event simulator sees it, under a schedule: the judge over the plans of the stage DP.
+"""The step of a plan as the event simulator sees it, under a schedule: the judge over the plans of
+the stage DP.
 
-The sum plus (B - 1) times the maximum is what a pipeline takes whose stages only go forwards. In a schedule that turns
-round, uneven stages, forwards that differ from backwards by stage and transfers that nothing hides make it longer;
-transfers that go both ways at once make it shorter, and every call takes its time. The simulator runs the tasks of the
-schedule on the devices that `place` gives the stages, and lets the transfers of a host wait for its network card.
-"""
+The sum plus (B - 1) times the maximum is what a pipeline takes whose stages only go forwards. In a
+schedule that turns round, uneven stages, forwards that differ from backwards by stage and transfers
+that nothing hides make it longer; transfers that go both ways at once make it shorter, and every
+call takes its time. The simulator runs the tasks of the schedule on the devices that `place` gives
+the stages, and lets the transfers of a host wait for its network card."""
 
 from __future__ import annotations
 
@@ -24,13 +25,18 @@ from shardopt.schedule.validate import LinkedSchedule, link
 from shardopt.schedule.workload import Workload
 from shardopt.solve.stages.cut_transfers import CutTransfers
 from shardopt.solve.stages.search.placement import place
-from shardopt.solve.stages.stage_problem import StageOption, StageProblem, StageSolution, stage_memory_bytes
+from shardopt.solve.stages.stage_problem import (
+    StageOption,
+    StageProblem,
+    StageSolution,
+    stage_memory_bytes,
+)
 
 
 @dataclass(frozen=True)
 class SimulatedPlan:
-    """A plan of the stage DP under a schedule, the seconds of a step by the simulator, and the bytes of the fullest
-    device."""
+    """A plan of the stage DP under a schedule, the seconds of a step by the simulator, and the
+    bytes of the fullest device."""
 
     plan: StageSolution
     schedule: str
@@ -39,28 +45,41 @@ class SimulatedPlan:
 
 
 def simulate_plan(
-    problem: StageProblem, plan: StageSolution, schedule: str, transfers: CutTransfers, best: float = float("inf")
+    problem: StageProblem,
+    plan: StageSolution,
+    schedule: str,
+    transfers: CutTransfers,
+    best: float = float("inf"),
 ) -> SimulatedPlan | None:
     """One step of `plan`, or None if no schedule could make it shorter than `best` seconds.
 
     Raises UserError where the stages cannot be placed, or do not suit the schedule.
     """
     homes = stage_homes(schedule, len(plan.stages))
-    meshes = place_meshes(transfers.cluster, [problem.options[option] for _, _, option in plan.stages], homes)
+    meshes = place_meshes(
+        transfers.cluster, [problem.options[option] for _, _, option in plan.stages], homes
+    )
     work = _workload(problem, plan, schedule, transfers, [meshes[home] for home in homes])
     sharing = sharing_of(transfers.cluster, meshes)
-    if sharing is None and lower_bound_seconds(work) >= best:  # with a host to itself a stage is faster than priced
+    if (
+        sharing is None and lower_bound_seconds(work) >= best
+    ):  # with a host to itself a stage is faster than priced
         return None
     linked = _linked(schedule, len(plan.stages), problem.num_microbatches)
-    seconds = makespan_seconds(linked, work.task_seconds, work.transfer_seconds, work.edge_links, sharing)
+    seconds = makespan_seconds(
+        linked, work.task_seconds, work.transfer_seconds, work.edge_links, sharing
+    )
     held = [0.0] * len(meshes)
     for home, size in zip(homes, stage_memory_bytes(problem, plan.stages), strict=True):
         held[home] += size
     return SimulatedPlan(plan, schedule, seconds, max(held))
 
 
-def place_meshes(cluster: Cluster, options: Sequence[StageOption], homes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The devices of every mesh, where stage s has an option and mesh `homes[s]`. Raises UserError."""
+def place_meshes(
+    cluster: Cluster, options: Sequence[StageOption], homes: Sequence[int]
+) -> tuple[tuple[int, ...], ...]:
+    """The devices of every mesh, where stage s has an option and mesh `homes[s]`. Raises
+    UserError."""
     first = {home: stage for stage, home in reversed([*enumerate(homes)])}
     own = [options[first[mesh]] for mesh in range(len(first))]
     return place(cluster, [(option.group, option.submesh) for option in own])
@@ -79,20 +98,33 @@ def _workload(
     seconds = {}
     for stage, where in enumerate(plan.stages):
         option, whole = problem.options[where[2]], float(problem.seconds[where])
-        call = dispatch_seconds(transfers.cluster.groups[option.group], option.num_devices, buffers=0)
+        call = dispatch_seconds(
+            transfers.cluster.groups[option.group], option.num_devices, buffers=0
+        )
         forward = min(float(problem.forward_seconds[where]), whole) if backwards else whole
         seconds[StageTask(TaskKind.FORWARD, stage)] = forward + call
-        called = call if stage < count - 1 else 0.0  # forward and backward of the last stage are one fragment
-        seconds |= {StageTask(kind, stage): (whole - forward) / len(backwards) + called for kind in backwards}
+        called = (
+            call if stage < count - 1 else 0.0
+        )  # forward and backward of the last stage are one fragment
+        seconds |= {
+            StageTask(kind, stage): (whole - forward) / len(backwards) + called
+            for kind in backwards
+        }
     delays, links = [], []
     for edge in graph.edges:
         source, target = edge.src.stage, edge.dst.stage
         cut = plan.stages[max(source, target)][0]
         crosses = devices[source] != devices[target]
-        delays.append(transfers.seconds(cut, devices[source], devices[target], source < target) if crosses else 0.0)
+        delays.append(
+            transfers.seconds(cut, devices[source], devices[target], source < target)
+            if crosses
+            else 0.0
+        )
         links.append(transfers.cards(devices[source], devices[target]) if crosses else ())
     homes = stage_homes(schedule, count)
-    return Workload(graph, homes, problem.num_microbatches, seconds, tuple(delays), edge_links=tuple(links))
+    return Workload(
+        graph, homes, problem.num_microbatches, seconds, tuple(delays), edge_links=tuple(links)
+    )
 
 
 @lru_cache(maxsize=64)
@@ -103,4 +135,6 @@ def _graph(schedule: str, num_stages: int) -> StageGraph:
 @lru_cache(maxsize=8)
 def _linked(schedule: str, num_stages: int, num_microbatches: int) -> LinkedSchedule:
     """Plans of as many stages differ only in their times."""
-    return link(build_schedule(schedule, num_stages, num_microbatches), _graph(schedule, num_stages))
+    return link(
+        build_schedule(schedule, num_stages, num_microbatches), _graph(schedule, num_stages)
+    )

@@ -1,14 +1,15 @@
 """Plans of schedules that put several stages on a mesh: interleaved 1F1B, DualPipeV.
 
-p equal meshes of one logical shape take v stages each; where stage s goes is for the schedule to say (round robin, or
-down and up again in a V). The stage DP cuts the layers into p · v stages that are as even as can be, for
+p equal meshes of one logical shape take v stages each; where stage s goes is for the schedule to
+say (round robin, or down and up again in a V). The stage DP cuts the layers into p · v stages that
+are as even as can be, for
 
     T = sum of t_i / v + (v B - 1) · max t_i          (Narayanan et al., SC'21, arXiv 2104.04473, section 2.2)
 
-which has the minima of its own objective, sum + (B' - 1) · max, with B' = v (v B - 1) + 1 microbatches. Every device
-counts v times, as it is in v stages. Of its memory each stage gets an equal share, with the microbatches in flight that
-the stages of its mesh have on average: exact for equal stages. The shard phase plans a mesh within its whole memory.
-"""
+which has the minima of its own objective, sum + (B' - 1) · max, with B' = v (v B - 1) + 1
+microbatches. Every device counts v times, as it is in v stages. Of its memory each stage gets an
+equal share, with the microbatches in flight that the stages of its mesh have on average: exact for
+equal stages. The shard phase plans a mesh within its whole memory."""
 
 from __future__ import annotations
 
@@ -30,18 +31,25 @@ from shardopt.support.errors import UserError
 
 
 def sharing_planner(planner: Planner, name: str, kind: ScheduleKind) -> Planner:
-    """A planner of `kind.stages_per_mesh` stages a mesh instead of `planner`, the stage DP. Raises UserError for a
-    planner, called `name`, that is another one."""
+    """A planner of `kind.stages_per_mesh` stages a mesh instead of `planner`, the stage DP. Raises
+    UserError for a planner, called `name`, that is another one."""
     if not planner.by_dp or planner.one_stage:
-        raise UserError(f"schedule '{kind.name}' puts several stages on a mesh: expected inter-op=dp, found {name}")
+        raise UserError(
+            f"schedule '{kind.name}' puts several stages on a mesh: expected inter-op=dp, found "
+            f"{name}"
+        )
     return replace(planner, solve=solve_sharing, by_dp=False)
 
 
 def mean_in_flight(schedule: str) -> InFlight:
-    """What the stages of a mesh have in flight on average, rounded up, as the stage DP asks for it."""
+    """What the stages of a mesh have in flight on average, rounded up, as the stage DP asks for
+    it."""
 
     def held(stage_from_end: int, num_stages: int, num_microbatches: int) -> float:
-        counts, homes = in_flight(schedule, num_stages, num_microbatches), stage_homes(schedule, num_stages)
+        counts, homes = (
+            in_flight(schedule, num_stages, num_microbatches),
+            stage_homes(schedule, num_stages),
+        )
         home = homes[num_stages - stage_from_end]
         own = [count for count, other in zip(counts, homes, strict=True) if other == home]
         return -(-sum(own) // len(own))
@@ -50,12 +58,18 @@ def mean_in_flight(schedule: str) -> InFlight:
 
 
 def solve_sharing(problem: StageProblem, request: Request) -> StageSolution:
-    """The best plan over the numbers of meshes and their logical shapes. Raises UserError where there is none."""
+    """The best plan over the numbers of meshes and their logical shapes. Raises UserError where
+    there is none."""
     each, devices = problem.stages_per_mesh, problem.num_devices[0]
     if len(problem.num_devices) > 1:
-        raise UserError("several stages a mesh need meshes that are alike: expected one host group in the cluster")
+        raise UserError(
+            "several stages a mesh need meshes that are alike: expected one host group in the "
+            "cluster"
+        )
     if request.num_stages is not None and request.num_stages % each:
-        raise UserError(f"{request.num_stages} stages cannot be laid on meshes of {each} stages each")
+        raise UserError(
+            f"{request.num_stages} stages cannot be laid on meshes of {each} stages each"
+        )
     counts = range(1, devices + 1) if request.num_stages is None else (request.num_stages // each,)
     meshes = [p for p in counts if devices % p == 0 and p * each <= problem.num_layers]
     best: StageSolution | None = None
@@ -71,14 +85,15 @@ def solve_sharing(problem: StageProblem, request: Request) -> StageSolution:
     if best is None:
         wanted = "" if request.num_stages is None else f"{request.num_stages} stages of "
         raise UserError(
-            f"no plan puts {each} stages on every mesh, of {wanted}{problem.num_layers} layers on {devices} devices"
-            + (f": {errors[0]}" if errors else "")
+            f"no plan puts {each} stages on every mesh, of {wanted}{problem.num_layers} layers on "
+            f"{devices} devices" + (f": {errors[0]}" if errors else "")
         )
     return best
 
 
 def _alike(options: Sequence[StageOption], num_devices: int) -> Iterator[tuple[int, ...]]:
-    """The options of each logical mesh of so many devices: what they recompute may differ by stage."""
+    """The options of each logical mesh of so many devices: what they recompute may differ by
+    stage."""
     groups: dict[StageOption, list[int]] = {}
     for index, option in enumerate(options):
         if option.num_devices == num_devices:

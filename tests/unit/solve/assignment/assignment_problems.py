@@ -1,4 +1,5 @@
-"""Small random assignment problems, and the brute force they are checked against. Not a test itself."""
+"""Small random assignment problems, and the brute force they are checked against. Not a test
+itself."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ NUM_PROBLEMS = 300
 
 
 def random_problem(seed: int, *, max_nodes: int = 6, memory: bool | None = None) -> Problem:
-    """A small problem with ties, forbidden entries, self and parallel edges, overlapping and empty segments."""
+    """A small problem with ties, forbidden entries, self and parallel edges, overlapping and empty
+    segments."""
     rng = np.random.default_rng(seed)
     num_nodes = int(rng.integers(1, max_nodes + 1))
     sizes = [int(rng.integers(1, 5)) for _ in range(num_nodes)]
@@ -25,7 +27,9 @@ def random_problem(seed: int, *, max_nodes: int = 6, memory: bool | None = None)
         values = (rng.integers(0, 4, shape) if tied else rng.random(shape)) * scale
         return np.where(rng.random(shape) < forbidden, inf, values)
 
-    costs = tuple(table(size) if rng.random() < 0.3 else rng.integers(0, 4, size) * scale for size in sizes)
+    costs = tuple(
+        table(size) if rng.random() < 0.3 else rng.integers(0, 4, size) * scale for size in sizes
+    )
     pairs = rng.integers(0, num_nodes, (int(rng.integers(0, 2 * num_nodes + 1)), 2)).tolist()
     edges = tuple(Edge(u, v, table(sizes[u], sizes[v])) for u, v in pairs)
     if memory is False or (memory is None and rng.random() < 0.4):
@@ -41,7 +45,10 @@ def random_problem(seed: int, *, max_nodes: int = 6, memory: bool | None = None)
 
 def brute_force(problem: Problem) -> float:
     """The least objective of an allowed assignment, inf if there is none."""
-    evaluations = (evaluate(problem, choice) for choice in itertools.product(*(range(len(c)) for c in problem.costs)))
+    evaluations = (
+        evaluate(problem, choice)
+        for choice in itertools.product(*(range(len(c)) for c in problem.costs))
+    )
     return min((found.objective for found in evaluations if found.feasible), default=inf)
 
 
@@ -49,13 +56,19 @@ def grid(rows: int, columns: int, *, limit_share: float | None, seed: int = 0) -
     """A grid with random tables: too wide to reduce away, so that the integer program gets work."""
     rng = np.random.default_rng(seed)
     size, count = 4, rows * columns
-    right = [(r * columns + c, r * columns + c + 1) for r in range(rows) for c in range(columns - 1)]
-    down = [(r * columns + c, (r + 1) * columns + c) for r in range(rows - 1) for c in range(columns)]
+    right = [
+        (r * columns + c, r * columns + c + 1) for r in range(rows) for c in range(columns - 1)
+    ]
+    down = [
+        (r * columns + c, (r + 1) * columns + c) for r in range(rows - 1) for c in range(columns)
+    ]
     edges = tuple(Edge(u, v, rng.random((size, size)) * 1e-3) for u, v in right + down)
     costs = tuple(rng.random(size) * 1e-3 for _ in range(count))
     if limit_share is None:
         return Problem(costs, edges)
-    usages = tuple((Usage(v, min(count, v + 8), rng.integers(1, 100, size) << 20),) for v in range(count))
+    usages = tuple(
+        (Usage(v, min(count, v + 8), rng.integers(1, 100, size) << 20),) for v in range(count)
+    )
     free = solve(Problem(costs, edges))
     peak = evaluate(Problem(costs, edges, usages, None, count), free.choice).peak_usage
     return Problem(costs, edges, usages, int(peak * limit_share), count)

@@ -16,7 +16,8 @@ from shardopt.solve.assignment.problem import evaluate
 from shardopt.solve.assignment.sharding_ilp import solve
 from shardopt.support.errors import UserError
 
-# Node 1 would like strategy 0, which node 0 forbids beside its own cheap one; at time 3 nodes 1 and 2 must share 10.
+# Node 1 would like strategy 0, which node 0 forbids beside its own cheap one; at time 3 nodes 1 and
+# 2 must share 10.
 INSTANCE: dict[str, Any] = {
     "problem": {
         "name": "three",
@@ -49,7 +50,12 @@ def test_fields_arrive() -> None:
     assert [(edge.u, edge.v) for edge in problem.edges] == [(0, 1), (3, 1)]
     assert problem.edges[0].cost.tolist() == [[inf, 0.0], [0.0, 0.0]]
     assert problem.usages is not None
-    assert [len(segments) for segments in problem.usages] == [1, 1, 0, 1]  # the empty interval never counts
+    assert [len(segments) for segments in problem.usages] == [
+        1,
+        1,
+        0,
+        1,
+    ]  # the empty interval never counts
     assert (problem.memory_limit, problem.num_times) == (10, 6)
 
 
@@ -72,7 +78,10 @@ def test_read_solve_and_format(tmp_path: Path, name: str) -> None:
         (with_field(("problem", "edges", "costs"), [[0]]), "expected 2 costs, found 1"),
         (with_field(("problem", "edges", "nodes", 0), [0, 9]), r"edge \[0, 9\]: there are 4 nodes"),
         (with_field(("problem", "edges", "costs", 0), [1, 2, 3]), "expected 2 x 2 costs, found 3"),
-        (with_field(("problem", "nodes", "usages", 0), [-1, 0]), "node 0: bytes must not be negative"),
+        (
+            with_field(("problem", "nodes", "usages", 0), [-1, 0]),
+            "node 0: bytes must not be negative",
+        ),
         (with_field(("problem", "nodes", "intervals", 0), ["a", 1]), "problem: invalid literal"),
     ],
 )

@@ -1,4 +1,5 @@
-"""The path for large problems, forced on small ones: bounds hold, assignments are allowed, budgets and starts count."""
+"""The path for large problems, forced on small ones: bounds hold, assignments are allowed, budgets
+and starts count."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from shardopt.solve.assignment.presolve import presolve
 from shardopt.solve.assignment.problem import Edge, Problem, Usage, evaluate
 from shardopt.solve.assignment.sharding_ilp import improve, solve
 
-pytest.importorskip("numba", reason="the path for large problems is compiled by numba, which is not installed")
+pytest.importorskip(
+    "numba", reason="the path for large problems is compiled by numba, which is not installed"
+)
 
 from shardopt.solve.assignment.flat_problem import flatten
 from shardopt.solve.assignment.large_problem import solve_large
@@ -30,10 +33,11 @@ _WORK = 3_000_000
 
 
 def dense_problem(seed: int, *, memory: bool) -> Problem:
-    """Six nodes, all pairs of them joined: nothing for presolve to take away, and enumeration has the answer.
+    """Six nodes, all pairs of them joined: nothing for presolve to take away, and enumeration has
+    the answer.
 
-    Costs tie in half of the problems, a fifth of the pairs is forbidden in half of them, some intervals are empty.
-    """
+    Costs tie in half of the problems, a fifth of the pairs is forbidden in half of them, some
+    intervals are empty."""
     rng = np.random.default_rng(seed)
     num_nodes, size, num_times = 6, 3, 8
     tied, forbidden = rng.random() < 0.5, rng.choice([0.0, 0.2])
@@ -56,7 +60,9 @@ def dense_problem(seed: int, *, memory: bool) -> Problem:
         spans = np.sort(rng.integers(0, num_times + 1, (2, 2))).tolist()
         return tuple(Usage(lo, hi, rng.integers(0, 10, size)) for lo, hi in spans)
 
-    return Problem(costs, edges, tuple(segments() for _ in costs), int(rng.integers(14, 40)), num_times)
+    return Problem(
+        costs, edges, tuple(segments() for _ in costs), int(rng.integers(14, 40)), num_times
+    )
 
 
 def least(problem: Problem) -> float:
@@ -126,7 +132,9 @@ def test_flat_arrays_agree_with_the_problem(memory: bool) -> None:
         expected = evaluate(problem, choice.tolist())
         assert cost_of(flat, flat.costs, choice) == pytest.approx(expected.objective, rel=1e-12)
         excess = (usage_of(flat, choice) - flat.capacity).max(initial=-1)
-        assert (excess <= 0) == (problem.memory_limit is None or expected.peak_usage <= problem.memory_limit)
+        assert (excess <= 0) == (
+            problem.memory_limit is None or expected.peak_usage <= problem.memory_limit
+        )
 
 
 @pytest.mark.parametrize("limit_share", [None, 0.85])
@@ -136,7 +144,11 @@ def test_grid_is_enclosed(limit_share: float | None) -> None:
     solution = improve(problem, (0,) * problem.num_nodes, work=10 * _WORK)
     assert solution.bound <= optimum * (1 + 1e-9)
     assert optimum * (1 - 1e-9) <= solution.objective <= optimum * 1.02
-    assert evaluate(problem, solution.choice) == (solution.objective, evaluate(problem, solution.choice)[1], True)
+    assert evaluate(problem, solution.choice) == (
+        solution.objective,
+        evaluate(problem, solution.choice)[1],
+        True,
+    )
 
 
 def test_a_start_is_never_made_worse() -> None:
@@ -197,9 +209,14 @@ def test_equal_budgets_give_equal_answers_under_any_hash_seed() -> None:
     )
 
     def run(seed: str) -> str:
-        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment = os.environ | {
+            "PYTHONHASHSEED": seed,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
         command = [sys.executable, "-c", script]
-        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            command, env=environment, check=True, capture_output=True, text=True
+        ).stdout
 
     assert run("1") == run("2")
 

@@ -1,4 +1,5 @@
-"""Each reduction preserves the optimum and carries solutions back; together they reduce what they should."""
+"""Each reduction preserves the optimum and carries solutions back; together they reduce what they
+should."""
 
 from __future__ import annotations
 
@@ -18,7 +19,10 @@ from shardopt.solve.assignment.table_store import TableStore
 def best_choice(problem: Problem) -> tuple[int, ...] | None:
     choices = itertools.product(*(range(len(cost)) for cost in problem.costs))
     allowed = [(evaluate(problem, choice), choice) for choice in choices]
-    return min(((found.objective, choice) for found, choice in allowed if found.feasible), default=(inf, None))[1]
+    return min(
+        ((found.objective, choice) for found, choice in allowed if found.feasible),
+        default=(inf, None),
+    )[1]
 
 
 def residual(problem: Problem, store: TableStore | None) -> tuple[object, ...]:
@@ -55,15 +59,21 @@ def test_optimum_is_preserved_and_restored(memory: bool) -> None:
 
 
 def test_every_remaining_assignment_restores_to_one_of_equal_cost() -> None:
-    """Steps are exact, not only at the optimum: contraction and folding keep each assignment's cost and memory."""
+    """Steps are exact, not only at the optimum: contraction and folding keep each assignment's cost
+    and memory."""
     for seed in range(6000, 6100):
         problem = random_problem(seed, memory=True)
         reduced = presolve(problem)
         if reduced.problem is None:
             continue
         for choice in itertools.product(*(range(len(cost)) for cost in reduced.problem.costs)):
-            left, full = evaluate(reduced.problem, choice), evaluate(problem, reduced.restore(choice))
-            assert full.objective == pytest.approx(left.objective + reduced.constant, rel=1e-9, abs=1e-15)
+            left, full = (
+                evaluate(reduced.problem, choice),
+                evaluate(problem, reduced.restore(choice)),
+            )
+            assert full.objective == pytest.approx(
+                left.objective + reduced.constant, rel=1e-9, abs=1e-15
+            )
             assert full.feasible == left.feasible
 
 
@@ -88,7 +98,9 @@ def test_functional_chain_contracts_with_its_memory() -> None:
     usages = tuple((Usage(node, node + 2, rng.integers(0, 9, 4)),) for node in range(10))
     problem = Problem(tuple(rng.random(4) for _ in range(10)), tuple(edges), usages, 8, 11)
     reduced = presolve(problem)
-    assert reduced.problem is None or reduced.problem.num_nodes <= 2  # the chain, and the base of its memory
+    assert (
+        reduced.problem is None or reduced.problem.num_nodes <= 2
+    )  # the chain, and the base of its memory
     assert (reduced.problem is None) == (brute_force_chain(problem) == inf)
 
 
@@ -114,12 +126,16 @@ def test_memory_that_cannot_overflow_is_dropped() -> None:
 
 
 def test_dominated_and_duplicate_strategies_go_but_thrifty_ones_stay() -> None:
-    # Strategy 1 repeats 0, strategy 2 is dearer, strategy 3 is dearer but needs less memory. The other node stays open.
+    # Strategy 1 repeats 0, strategy 2 is dearer, strategy 3 is dearer but needs less memory. The
+    # other node stays open.
     cost = np.array([1.0, 1.0, 2.0, 2.0])
     usages = ((Usage(0, 1, np.array([5, 5, 5, 1])),), (Usage(0, 1, np.array([5, 0])),))
     reduced = presolve(Problem((cost, np.array([0.0, 9.0])), (), usages, 7, 1))
     assert reduced.problem is not None
-    assert [len(cost) for cost in reduced.problem.costs][:2] == [2, 2]  # a third one carries the base
+    assert [len(cost) for cost in reduced.problem.costs][:2] == [
+        2,
+        2,
+    ]  # a third one carries the base
     assert {reduced.restore((s, 0))[0] for s in range(2)} == {0, 3}
 
 
@@ -132,7 +148,8 @@ def test_strategy_that_leaves_no_room_is_removed() -> None:
 
 
 def test_a_large_layered_graph_is_reduced_quickly() -> None:
-    """Equal layers share their tables, so the store does each product once; the bound leaves room for slow machines."""
+    """Equal layers share their tables, so the store does each product once; the bound leaves room
+    for slow machines."""
     rng = np.random.default_rng(3)
     tables = [rng.random((8, 8)) for _ in range(12)]
     costs = [rng.random(8) for _ in range(10)]
@@ -151,7 +168,10 @@ def test_a_large_layered_graph_is_reduced_quickly() -> None:
 
 def test_store_keeps_one_object_for_equal_tables() -> None:
     store = TableStore()
-    first, second = store.intern(np.arange(6.0).reshape(2, 3)), store.intern(np.arange(6.0).reshape(2, 3))
+    first, second = (
+        store.intern(np.arange(6.0).reshape(2, 3)),
+        store.intern(np.arange(6.0).reshape(2, 3)),
+    )
     assert first is second
     assert store.transpose(store.transpose(first)) is first
     assert store.analyse(first).row_part is not None  # 3 r + c

@@ -1,4 +1,5 @@
-"""Restrictions of a problem: what they allow, that their answers are answers of the whole, and that none is lost."""
+"""Restrictions of a problem: what they allow, that their answers are answers of the whole, and that
+none is lost."""
 
 from __future__ import annotations
 
@@ -72,7 +73,9 @@ def test_the_whole_is_never_worse_than_a_part(memory: bool) -> None:
     assert better > NUM_PROBLEMS / 10
 
 
-def test_what_a_part_found_stands_when_no_time_is_left_for_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_part_found_stands_when_no_time_is_left_for_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     problem = grid(6, 6, limit_share=None)
     mask = random_mask(problem, 1)
     expected = solve_in_steps(restrict(problem, mask).problem, ()).objective
@@ -97,10 +100,18 @@ def test_joined_axes_stand_together_in_one_place() -> None:
     masks = {mask.name: mask.allowed[0] for mask in simpler_masks(mesh, [(every,)])}
     assert list(masks) == ["yz_joined", "xy_joined"]
     for name, joined in (("yz_joined", "2x4"), ("xy_joined", "4x2")):
-        kept = {sharding.dims for sharding, keep in zip(every.shardings, masks[name], strict=True) if keep}
+        kept = {
+            sharding.dims
+            for sharding, keep in zip(every.shardings, masks[name], strict=True)
+            if keep
+        }
         as_two = all_shardings(parse_mesh(joined), shape)
-        names = {"x": ("x",), "y": ("y", "z")} if joined == "2x4" else {"x": ("x", "y"), "y": ("z",)}
-        assert kept == {tuple(sum((names[a] for a in dim), ()) for dim in sharding) for sharding in as_two}
+        names = (
+            {"x": ("x",), "y": ("y", "z")} if joined == "2x4" else {"x": ("x", "y"), "y": ("z",)}
+        )
+        assert kept == {
+            tuple(sum((names[a] for a in dim), ()) for dim in sharding) for sharding in as_two
+        }
 
 
 def test_sums_are_closed_before_they_are_open() -> None:

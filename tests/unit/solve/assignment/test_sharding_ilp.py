@@ -1,4 +1,5 @@
-"""The intra-operator solver against brute force, and what it promises about statuses, bounds and determinism."""
+"""The intra-operator solver against brute force, and what it promises about statuses, bounds and
+determinism."""
 
 from __future__ import annotations
 
@@ -51,9 +52,10 @@ def test_what_is_known_of_the_optimum_without_memory_saves_time_only() -> None:
         free = solve(problem.without_memory(), store=store)
         if free.choice and not evaluate(problem, free.choice).feasible:
             found = solve(problem, store=store, does_not_fit=True)
-            assert (found.status, found.objective) == ("optimal", pytest.approx(brute_force(problem))) or (
-                found.status == "infeasible" and brute_force(problem) == inf
-            )
+            assert (found.status, found.objective) == (
+                "optimal",
+                pytest.approx(brute_force(problem)),
+            ) or (found.status == "infeasible" and brute_force(problem) == inf)
             tried += 1
     assert tried > 30
 
@@ -64,7 +66,9 @@ def test_marginal_ilp_alone_agrees_with_brute_force() -> None:
         check_optimal(problem, solve_marginal(problem))
 
 
-def test_integer_program_after_presolve_agrees_with_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_integer_program_after_presolve_agrees_with_brute_force(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(component_solver, "is_tiny", lambda problem: False)
     monkeypatch.setattr(component_solver, "elimination_order", lambda problem: None)
     for seed in range(2000, 2000 + NUM_PROBLEMS):
@@ -115,7 +119,8 @@ def test_memory_infeasibility_states_the_lower_bound_and_the_limit() -> None:
 
 
 def test_memory_infeasibility_through_forbidden_pairs() -> None:
-    # One of the two nodes must take its large strategy, although each alone could take the small one.
+    # One of the two nodes must take its large strategy, although each alone could take the small
+    # one.
     pair = Edge(0, 1, np.array([[0.0, 0.0], [0.0, inf]]))
     segment = (Usage(0, 1, np.array([8, 5])),)
     solution = solve(Problem((np.zeros(2), np.zeros(2)), (pair,), (segment, segment), 12, 1))
@@ -178,9 +183,14 @@ def test_equal_solutions_under_any_hash_seed() -> None:
     )
 
     def run(seed: str) -> str:
-        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment = os.environ | {
+            "PYTHONHASHSEED": seed,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
         command = [sys.executable, "-c", script]
-        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            command, env=environment, check=True, capture_output=True, text=True
+        ).stdout
 
     assert run("1") == run("2")
 
@@ -190,14 +200,23 @@ def test_equal_solutions_under_any_hash_seed() -> None:
     [
         ({"costs": (np.zeros((2, 2)),)}, "node 0: expected costs of rank 1"),
         ({"costs": (np.zeros(1), np.array([np.nan]))}, "node 1: costs must be finite or inf"),
-        ({"costs": (np.zeros(2),), "edges": (Edge(0, 1, np.zeros((2, 2))),)}, r"edge \(0, 1\): the problem has nodes"),
+        (
+            {"costs": (np.zeros(2),), "edges": (Edge(0, 1, np.zeros((2, 2))),)},
+            r"edge \(0, 1\): the problem has nodes",
+        ),
         (
             {"costs": (np.zeros(2),) * 2, "edges": (Edge(0, 1, np.zeros((2, 3))),)},
             r"a table of shape \(2, 2\)",
         ),
-        ({"costs": (np.zeros(1),) * 2, "edges": (Edge(0, 1, np.array([[-inf]])),)}, r"edge \(0, 1\): costs must be"),
+        (
+            {"costs": (np.zeros(1),) * 2, "edges": (Edge(0, 1, np.array([[-inf]])),)},
+            r"edge \(0, 1\): costs must be",
+        ),
         ({"costs": (np.zeros(2),), "usages": ()}, "expected usages of 1 nodes"),
-        ({"costs": (np.zeros(2),), "usages": ((Usage(0, 3, np.zeros(2)),),), "num_times": 2}, "is not within"),
+        (
+            {"costs": (np.zeros(2),), "usages": ((Usage(0, 3, np.zeros(2)),),), "num_times": 2},
+            "is not within",
+        ),
         (
             {"costs": (np.zeros(2),), "usages": ((Usage(0, 1, np.zeros(1)),),), "num_times": 1},
             "bytes of shape",
@@ -217,8 +236,15 @@ def test_malformed_problems_are_refused(arguments: dict, message: str) -> None:
 def test_evaluate_counts_every_part() -> None:
     problem = Problem(
         (np.array([1.0, 2.0]), np.array([4.0])),
-        (Edge(0, 1, np.array([[8.0], [inf]])), Edge(1, 0, np.array([[16.0, 0.0]])), Edge(1, 1, np.array([[32.0]]))),
-        ((Usage(0, 2, np.array([3, 0])), Usage(1, 3, np.array([5, 0]))), (Usage(1, 1, np.array([100])),)),
+        (
+            Edge(0, 1, np.array([[8.0], [inf]])),
+            Edge(1, 0, np.array([[16.0, 0.0]])),
+            Edge(1, 1, np.array([[32.0]])),
+        ),
+        (
+            (Usage(0, 2, np.array([3, 0])), Usage(1, 3, np.array([5, 0]))),
+            (Usage(1, 1, np.array([100])),),
+        ),
         memory_limit=7,
         num_times=3,
     )

@@ -29,7 +29,8 @@ def colours_after(problem: Problem, rounds: int) -> list[int]:
 
 
 def layered(seed: int, *, layers: int = 3, memory: bool = True) -> Problem:
-    """Equal random layers in a chain beside a node that all of them see, as weights that layers share."""
+    """Equal random layers in a chain beside a node that all of them see, as weights that layers
+    share."""
     rng = np.random.default_rng(seed)
     width = int(rng.integers(1, 3))
     sizes = [int(rng.integers(2, 4)) for _ in range(width)]
@@ -63,11 +64,17 @@ def test_colours_of_a_chain_tell_how_far_the_ends_are() -> None:
     chain = Problem((cost,) * length, tuple(Edge(v, v + 1, table) for v in range(length - 1)))
     for rounds in range(length + 2):
         views = [(min(v, rounds), min(length - 1 - v, rounds)) for v in range(length)]
-        assert colours_after(chain, rounds) == [list(dict.fromkeys(views)).index(view) for view in views]
+        assert colours_after(chain, rounds) == [
+            list(dict.fromkeys(views)).index(view) for view in views
+        ]
 
 
 def test_direction_and_table_of_an_edge_matter() -> None:
-    cost, one, other = np.zeros(2), np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([[0.0, 1.0], [1.0, 2.0]])
+    cost, one, other = (
+        np.zeros(2),
+        np.array([[0.0, 1.0], [1.0, 0.0]]),
+        np.array([[0.0, 1.0], [1.0, 2.0]]),
+    )
     apart = Problem((cost,) * 4, (Edge(0, 1, one), Edge(2, 3, other)))
     assert colours_after(apart, 0) == [0, 0, 0, 0]
     assert colours_after(apart, 1) == [0, 1, 2, 3]
@@ -82,13 +89,18 @@ def test_a_tied_assignment_costs_and_holds_what_it_does_in_the_whole_problem() -
             colours = np.array(colours_after(problem, rounds))
             tied = tie(problem, colours)
             for choice in itertools.product(*(range(len(cost)) for cost in tied.costs)):
-                small, whole = evaluate(tied, choice), evaluate(problem, np.asarray(choice)[colours].tolist())
+                small, whole = (
+                    evaluate(tied, choice),
+                    evaluate(problem, np.asarray(choice)[colours].tolist()),
+                )
                 assert small.objective == pytest.approx(whole.objective)
                 assert (small.peak_usage, small.feasible) == (whole.peak_usage, whole.feasible)
 
 
 @pytest.mark.parametrize("memory", [False, True])
-def test_the_tied_optimum_is_the_best_of_all_tied_assignments(memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tied_optimum_is_the_best_of_all_tied_assignments(
+    memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(repeated_layers, "_MAX_DIRECT_ENTRIES", 0)
     monkeypatch.setattr(symmetry, "_MAX_SHARE_LEFT", 1.0)
     monkeypatch.setattr(symmetry, "_MAX_TIED_NODES", 0)  # one round
@@ -119,8 +131,16 @@ def test_freeing_never_harms(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = repeated_grids(6, 4)
     solution = solve_repeated(problem)
     assert solution.status == "optimal"
-    assert evaluate(problem, solution.choice).objective == solution.objective == pytest.approx(solution.bound)
-    assert solution.objective == solution.statistics["freed_objective"] <= solution.statistics["tied_objective"]
+    assert (
+        evaluate(problem, solution.choice).objective
+        == solution.objective
+        == pytest.approx(solution.bound)
+    )
+    assert (
+        solution.objective
+        == solution.statistics["freed_objective"]
+        <= solution.statistics["tied_objective"]
+    )
     assert solution.statistics["tied_nodes"] <= problem.num_nodes / 2
 
 
@@ -135,17 +155,25 @@ def test_without_work_to_free_the_tied_solution_stands(monkeypatch: pytest.Monke
     monkeypatch.setattr(repeated_layers, "solve", without_work)
     solution = solve_repeated(problem)
     assert seen == [solution.choice]
-    assert solution.statistics["tied_objective"] == solution.statistics["freed_objective"] == solution.objective
+    assert (
+        solution.statistics["tied_objective"]
+        == solution.statistics["freed_objective"]
+        == solution.objective
+    )
     tied = tie_repeated(problem)
     assert tied is not None
-    assert solution.choice == tied.spread([solution.choice[k] for k in np.unique(tied.colours, return_index=True)[1]])
+    assert solution.choice == tied.spread(
+        [solution.choice[k] for k in np.unique(tied.colours, return_index=True)[1]]
+    )
 
 
 def test_an_impossible_tie_is_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neighbours must differ here, so that tying them leaves nothing."""
     monkeypatch.setattr(repeated_layers, "_MAX_DIRECT_ENTRIES", 0)
     differ = np.where(np.eye(2, dtype=bool), inf, 0.0)
-    ring = Problem((np.array([0.0, 1.0]),) * 8, tuple(Edge(v, (v + 1) % 8, differ) for v in range(8)))
+    ring = Problem(
+        (np.array([0.0, 1.0]),) * 8, tuple(Edge(v, (v + 1) % 8, differ) for v in range(8))
+    )
     assert np.array_equal(colours_after(ring, 3), [0] * 8)
     monkeypatch.setattr(symmetry.Refinement, "advance", lambda refinement: next(rounds))
     rounds = iter((True, False))
@@ -164,7 +192,9 @@ def repeated_grids(layers: int, side: int) -> Problem:
     tables = {pair: rng.random((3, 3)) for pair in right + down}
     onward = rng.random((3, 3))
     edges = [
-        Edge(layer * cells + u, layer * cells + v, table) for layer in range(layers) for (u, v), table in tables.items()
+        Edge(layer * cells + u, layer * cells + v, table)
+        for layer in range(layers)
+        for (u, v), table in tables.items()
     ]
     edges += [Edge(layer * cells - 1, layer * cells, onward) for layer in range(1, layers)]
     return Problem(cost * layers, tuple(edges))
@@ -173,7 +203,10 @@ def repeated_grids(layers: int, side: int) -> Problem:
 def test_little_repetition_is_not_tied() -> None:
     rng = np.random.default_rng(1)
     costs = tuple(rng.random(3) for _ in range(8))
-    assert tie_repeated(Problem(costs, tuple(Edge(v, v + 1, rng.random((3, 3))) for v in range(7)))) is None
+    assert (
+        tie_repeated(Problem(costs, tuple(Edge(v, v + 1, rng.random((3, 3))) for v in range(7))))
+        is None
+    )
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 2, 5])
@@ -185,13 +218,19 @@ def test_the_order_of_nodes_and_edges_does_not_matter(rounds: int) -> None:
         costs = [problem.costs[v] for v in np.argsort(order)]
         edges = [Edge(int(order[e.u]), int(order[e.v]), e.cost) for e in problem.edges]
         permuted = Problem(tuple(costs), tuple(edges[k] for k in rng.permutation(len(edges))))
-        before, after = np.array(colours_after(problem, rounds)), np.array(colours_after(permuted, rounds))[order]
+        before, after = (
+            np.array(colours_after(problem, rounds)),
+            np.array(colours_after(permuted, rounds))[order],
+        )
         assert len(set(before)) == len(set(after)) == len(set(zip(before, after, strict=True)))
 
 
 def test_equal_arrays_need_not_be_one_object() -> None:
     problem = layered(3)
-    copied = Problem(tuple(map(np.copy, problem.costs)), tuple(Edge(e.u, e.v, np.copy(e.cost)) for e in problem.edges))
+    copied = Problem(
+        tuple(map(np.copy, problem.costs)),
+        tuple(Edge(e.u, e.v, np.copy(e.cost)) for e in problem.edges),
+    )
     assert colours_after(problem, 2) == colours_after(copied, 2)
 
 
@@ -203,7 +242,11 @@ def test_colours_do_not_depend_on_the_hash_seed() -> None:
         path = os.pathsep.join(filter(None, (folder, *sys.path)))
         environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": path}
         run = subprocess.run(
-            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+            [sys.executable, "-c", script],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         outputs.add(run.stdout)
     assert len(outputs) == 1

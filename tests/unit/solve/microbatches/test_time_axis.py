@@ -1,4 +1,5 @@
-"""Where the batch goes, on graphs small enough to check by hand, and on random ones against block-wise meaning."""
+"""Where the batch goes, on graphs small enough to check by hand, and on random ones against
+block-wise meaning."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from shardopt.solve.microbatches.time_plan import plan_loop
 
 
 class Builder:
-    """Ops by name on f32 tensors; a rule is given as `"ij,jk->ik"` with one letter a factor, spaces between dims."""
+    """Ops by name on f32 tensors; a rule is given as `"ij,jk->ik"` with one letter a factor, spaces
+    between dims."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
@@ -30,7 +32,13 @@ class Builder:
         return self.inputs[-1]
 
     def op(
-        self, name: str, rule: str, *operands: int, reducer: str | None = None, moved: str = "", **sizes: int
+        self,
+        name: str,
+        rule: str,
+        *operands: int,
+        reducer: str | None = None,
+        moved: str = "",
+        **sizes: int,
     ) -> int:
         letters = list(sizes)
         sources, _, target = rule.partition("->")
@@ -96,7 +104,10 @@ def test_a_gradient_is_partial_and_its_update_whole() -> None:
     plan = plan_loop(axis)
     assert (plan.prologue, [op.op for op in plan.body], plan.epilogue) == ((), [0, 1], (2,))
     assert plan.captures == (t["w"],)
-    assert [(a.view.tensor, a.reducer) for a in plan.accumulators] == [(t["h"], ""), (t["g"], "add")]
+    assert [(a.view.tensor, a.reducer) for a in plan.accumulators] == [
+        (t["h"], ""),
+        (t["g"], "add"),
+    ]
 
 
 def test_what_nothing_needs_runs_nowhere() -> None:
@@ -146,8 +157,12 @@ def test_only_the_major_part_of_a_split_batch_may_be_cut() -> None:
     parts = b.op("reshape", "am j->a m j", t["h"], a=2, m=4, j=4)
     assert run(b, t, parts).states[parts].split == Split(0, 1, 2)
     plan_loop(run(b, t, parts))
-    product = b.op("dot_general", "a m i,i j->a m j", parts, t["w"], a=2, m=4, i=4, j=4, reducer="add")
-    with pytest.raises(CouplingError, match="major part has 2 rows, not divisible by 4 microbatches"):
+    product = b.op(
+        "dot_general", "a m i,i j->a m j", parts, t["w"], a=2, m=4, i=4, j=4, reducer="add"
+    )
+    with pytest.raises(
+        CouplingError, match="major part has 2 rows, not divisible by 4 microbatches"
+    ):
         run(b, t, product, count=4)
 
 
@@ -162,7 +177,8 @@ def test_a_light_reduction_runs_on_the_whole_batch() -> None:
 
 @given(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=4), st.data())
 def test_locating_a_split_and_placing_it_back_agree(sizes: list[int], data: st.DataObject) -> None:
-    """Element e of a dimension belongs to block i; the located factor's coordinate gives the same block."""
+    """Element e of a dimension belongs to block i; the located factor's coordinate gives the same
+    block."""
     factors = tuple(range(len(sizes)))
     target = data.draw(st.sampled_from(factors))
     count = data.draw(st.sampled_from([n for n in (1, 2, 3, 4) if sizes[target] % n == 0]))
@@ -179,4 +195,6 @@ def test_locating_a_split_and_placing_it_back_agree(sizes: list[int], data: st.D
         minor *= size
     block = extent // (split.outer * count)
     for element in range(extent):
-        assert (element // block) % count == (element // minor % sizes[target]) // (sizes[target] // count)
+        assert (element // block) % count == (element // minor % sizes[target]) // (
+            sizes[target] // count
+        )

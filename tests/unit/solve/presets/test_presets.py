@@ -1,4 +1,5 @@
-"""Presets on graphs made by hand: what they take from Shardy, how tied values agree, and the table of the benchmark."""
+"""Presets on graphs made by hand: what they take from Shardy, how tied values agree, and the table
+of the benchmark."""
 
 from __future__ import annotations
 
@@ -59,13 +60,27 @@ def test_tied_results_are_left_to_the_solver_where_a_preset_would_have_them_diff
 
 def record(preset: str, seconds: float, status: str = "optimal") -> Record:
     return Record(
-        "gpt", "2x4", preset, "a100-80g", 1.0, status, seconds, gap=0.0, planned_bytes=2048, solve_seconds=1.5
+        "gpt",
+        "2x4",
+        preset,
+        "a100-80g",
+        1.0,
+        status,
+        seconds,
+        gap=0.0,
+        planned_bytes=2048,
+        solve_seconds=1.5,
     )
 
 
 def test_the_table_compares_with_the_solver_on_the_same_mesh() -> None:
     data = replace(record("data", 3.0), compiled_bytes=4096)
-    records = [record("ilp", 2.0), data, record("zero1", float("inf"), "refused"), record("mics", 1.0)]
+    records = [
+        record("ilp", 2.0),
+        data,
+        record("zero1", float("inf"), "refused"),
+        record("mics", 1.0),
+    ]
     assert markdown(records, ("ilp", "data", "zero1", "mics")).splitlines() == [
         "### 2x4",
         "",

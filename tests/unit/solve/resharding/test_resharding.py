@@ -1,4 +1,5 @@
-"""Resharding plans: known traffic, exact contents on random meshes, balance against brute force, and the array form."""
+"""Resharding plans: known traffic, exact contents on random meshes, balance against brute force,
+and the array form."""
 
 from __future__ import annotations
 
@@ -60,12 +61,24 @@ SENDS = tuple(
 )
 MEASURED = replace(
     HOSTS_OF_TWO,
-    groups=(replace(HOSTS_OF_TWO.groups[0], device=replace(DEVICE, profile=Profile("d", 2, SENDS, (1.0, 1.0)))),),
+    groups=(
+        replace(
+            HOSTS_OF_TWO.groups[0],
+            device=replace(DEVICE, profile=Profile("d", 2, SENDS, (1.0, 1.0))),
+        ),
+    ),
 )
 LEFT2, RIGHT2 = Mesh("left", (("x", 2),), (0, 1)), Mesh("right", (("x", 2),), (2, 3))
-LEFT4, RIGHT4 = Mesh("left", (("x", 1), ("y", 4)), (0, 1, 2, 3)), Mesh("right", (("x", 1), ("y", 4)), (4, 5, 6, 7))
+LEFT4, RIGHT4 = (
+    Mesh("left", (("x", 1), ("y", 4)), (0, 1, 2, 3)),
+    Mesh("right", (("x", 1), ("y", 4)), (4, 5, 6, 7)),
+)
 RIGHT8_AT_4 = Mesh("right", (("x", 2), ("y", 4)), tuple(range(4, 12)))
-REPLICATED, ROWS, COLUMNS = Sharding(((), (), ())), Sharding((("x",), (), ())), Sharding(((), ("x",), ()))
+REPLICATED, ROWS, COLUMNS = (
+    Sharding(((), (), ())),
+    Sharding((("x",), (), ())),
+    Sharding(((), ("x",), ())),
+)
 
 
 class TestTraffic:
@@ -84,14 +97,18 @@ class TestTraffic:
     def test_two_to_two(
         self, source: Sharding, destination: Sharding, strategy: str, elements: int, count: int
     ) -> None:
-        plan = plan_resharding((4, 8, 16), 4, (LEFT2, source), (RIGHT2, destination), HOSTS_OF_TWO, strategy)
+        plan = plan_resharding(
+            (4, 8, 16), 4, (LEFT2, source), (RIGHT2, destination), HOSTS_OF_TWO, strategy
+        )
         assert (elements_on_wire(plan), messages(plan)) == (elements, count)
         assert bytes_on_wire(plan) == 4 * elements
 
     def test_replicas_share_the_work_on_finer_tiles(self) -> None:
         source, destination = (LEFT4, REPLICATED), (RIGHT4, REPLICATED)
         whole = plan_resharding((6, 8, 16), 4, source, destination, HOSTS_OF_FOUR, "send_recv")
-        shared = plan_resharding((6, 8, 16), 4, source, destination, HOSTS_OF_FOUR, "local_allgather")
+        shared = plan_resharding(
+            (6, 8, 16), 4, source, destination, HOSTS_OF_FOUR, "local_allgather"
+        )
         assert (elements_on_wire(whole), elements_passed_on(whole)) == (3072, 0)
         assert (elements_on_wire(shared), elements_passed_on(shared)) == (768, 3 * 768)
         assert {send.shape for send in shared.sends} == {(3, 4, 16)}
@@ -122,11 +139,15 @@ class TestTraffic:
         side = (LEFT2, ROWS)
         plan = plan_resharding((4, 8, 16), 4, side, side, ONE_HOST)
         assert (elements_on_wire(plan), messages(plan)) == (0, 0)
-        assert plan.sends == (TileSend(0, 0, (0, 0, 0), (2, 8, 16)), TileSend(1, 1, (2, 0, 0), (4, 8, 16)))
+        assert plan.sends == (
+            TileSend(0, 0, (0, 0, 0), (2, 8, 16)),
+            TileSend(1, 1, (2, 0, 0), (4, 8, 16)),
+        )
 
     @pytest.mark.parametrize("strategy", ["local_allgather", "broadcast"])
     def test_within_a_mesh_what_is_held_stays(self, strategy: str) -> None:
-        """From rows to replicas on the same four devices: an all-gather, of which nothing crosses meshes."""
+        """From rows to replicas on the same four devices: an all-gather, of which nothing crosses
+        meshes."""
         mesh = Mesh("m", (("x", 4),), (0, 1, 2, 3))
         ends = (mesh, Sharding((("x",), ()))), (mesh, Sharding.replicated(2))
         plan = plan_resharding((8, 4), 4, *ends, HOSTS_OF_FOUR, strategy)
@@ -142,7 +163,9 @@ class TestTraffic:
         ends = (LEFT2, Sharding(())), (RIGHT2, Sharding(()))
         scalar = plan_resharding((), 4, *ends, ONE_HOST, "local_allgather")
         assert scalar.phases == ((TileSend(0, 2, (), ()),), (TileSend(2, 3, (), ()),))
-        empty = plan_resharding((0, 4), 4, (LEFT2, Sharding.replicated(2)), (RIGHT2, Sharding.replicated(2)), ONE_HOST)
+        empty = plan_resharding(
+            (0, 4), 4, (LEFT2, Sharding.replicated(2)), (RIGHT2, Sharding.replicated(2)), ONE_HOST
+        )
         assert not any(empty.phases)
 
 
@@ -155,31 +178,46 @@ class TestStrategies:
         assert plan_resharding((4, 80, 160), 4, *ends, slow_inside).strategy == "send_recv"
 
     def test_auto_prefers_the_plain_plan_when_equal(self) -> None:
-        assert plan_resharding((4, 8, 16), 4, (LEFT2, COLUMNS), (RIGHT2, ROWS), ONE_HOST).strategy == "send_recv"
+        assert (
+            plan_resharding((4, 8, 16), 4, (LEFT2, COLUMNS), (RIGHT2, ROWS), ONE_HOST).strategy
+            == "send_recv"
+        )
 
     def test_a_chain_is_cut_where_latency_allows(self) -> None:
         ends = (LEFT4, REPLICATED), (RIGHT4, REPLICATED)
         small, large = (
-            plan_resharding(shape, 4, *ends, HOSTS_OF_FOUR, "broadcast") for shape in ((4, 4, 4), (64, 64, 64))
+            plan_resharding(shape, 4, *ends, HOSTS_OF_FOUR, "broadcast")
+            for shape in ((4, 4, 4), (64, 64, 64))
         )
         assert (len(small.sends), len(small.passed_on)) == (1, 3)
         assert len(large.sends) == 1 and len(large.passed_on) == 3 * 16
         assert len(large.phases) == 1 + 3 + 15
 
     def test_a_chain_visits_each_host_once(self) -> None:
-        ends = (LEFT2, REPLICATED), (Mesh("right", (("x", 8),), (8, 4, 9, 5, 10, 6, 11, 7)), REPLICATED)
+        ends = (
+            (LEFT2, REPLICATED),
+            (Mesh("right", (("x", 8),), (8, 4, 9, 5, 10, 6, 11, 7)), REPLICATED),
+        )
         plan = plan_resharding((40, 80, 16), 4, *ends, HOSTS_OF_FOUR, "broadcast")
         size = 40 * 80 * 16
-        assert elements_by_card(plan, HOSTS_OF_FOUR) == {0: (size, 0), 1: (0, size), 2: (size, size)}
+        assert elements_by_card(plan, HOSTS_OF_FOUR) == {
+            0: (size, 0),
+            1: (0, size),
+            2: (size, size),
+        }
 
     def test_unknown_strategy(self) -> None:
         ends = (LEFT2, Sharding.replicated(1)), (RIGHT2, Sharding.replicated(1))
-        with pytest.raises(UserError, match=r"'send_rcv': did you mean 'send_recv'\? known strategies are auto"):
+        with pytest.raises(
+            UserError, match=r"'send_rcv': did you mean 'send_recv'\? known strategies are auto"
+        ):
             plan_resharding((4,), 4, *ends, ONE_HOST, "send_rcv")
 
     def test_sharding_must_fit(self) -> None:
         with pytest.raises(ValueError, match="names axis 'z'"):
-            plan_resharding((4,), 4, (LEFT2, Sharding((("z",),))), (RIGHT2, Sharding.replicated(1)), ONE_HOST)
+            plan_resharding(
+                (4,), 4, (LEFT2, Sharding((("z",),))), (RIGHT2, Sharding.replicated(1)), ONE_HOST
+            )
 
     def test_terms_of_a_sum_are_refused(self) -> None:
         ends = (LEFT2, Sharding(((),), ("x",))), (RIGHT2, Sharding.replicated(1))
@@ -187,7 +225,9 @@ class TestStrategies:
             plan_resharding((4,), 4, *ends, ONE_HOST)
 
     def test_tensors_that_travel_together_pay_latency_once(self) -> None:
-        one = Resharding((64, 64), 4, (LEFT2, Sharding((("x",), ()))), (RIGHT2, Sharding((("x",), ()))))
+        one = Resharding(
+            (64, 64), 4, (LEFT2, Sharding((("x",), ()))), (RIGHT2, Sharding((("x",), ())))
+        )
         seconds = plans_seconds(HOSTS_OF_TWO, plan_together((one,), HOSTS_OF_TWO))
         both = plans_seconds(HOSTS_OF_TWO, plan_together((one, one), HOSTS_OF_TWO))
         assert both == pytest.approx(2 * seconds - 1e-5)
@@ -196,7 +236,9 @@ class TestStrategies:
         """Each has one sender to choose; alone both would take the first host."""
         source = (Mesh("left", (("x", 4),), (0, 1, 2, 3)), Sharding.replicated(1))
         target = (Mesh("right", (("x", 1),), (4,)), (Mesh("right", (("x", 1),), (6,))))
-        group = tuple(Resharding((64,), 4, source, (mesh, Sharding.replicated(1))) for mesh in target)
+        group = tuple(
+            Resharding((64,), 4, source, (mesh, Sharding.replicated(1))) for mesh in target
+        )
         plans = plan_together(group, HOSTS_OF_TWO, "send_recv")
         assert sorted(HOSTS_OF_TWO.host_of(plan.sends[0].src_device) for plan in plans) == [0, 1]
 
@@ -206,7 +248,12 @@ class TestArray:
         ends = (LEFT2, Sharding.replicated(1)), (RIGHT2, Sharding.replicated(1))
         array = plan_resharding((4,), 4, *ends, HOSTS_OF_TWO, "local_allgather").to_array()
         assert array.dtype == np.int64
-        assert array.tolist() == [[0, 0, 2, 0, 2], [0, 1, 3, 2, 4], [1, 2, 3, 0, 2], [1, 3, 2, 2, 4]]
+        assert array.tolist() == [
+            [0, 0, 2, 0, 2],
+            [0, 1, 3, 2, 4],
+            [1, 2, 3, 0, 2],
+            [1, 3, 2, 2, 4],
+        ]
 
     def test_bad_arrays(self) -> None:
         with pytest.raises(ValueError, match=r"integer array \[n, 3 \+ 2 \* rank\]"):
@@ -221,11 +268,21 @@ class TestArray:
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_the_assignment_of_senders_is_the_best(data: st.DataObject) -> None:
-    """Against all assignments, with boxes of random sizes that random devices on four hosts hold."""
-    hosts = cluster(4, 2, inside=Link(0.0, 1.0), between=Link(0.0, data.draw(st.sampled_from((0.1, 0.7)))))
+    """Against all assignments, with boxes of random sizes that random devices on four hosts
+    hold."""
+    hosts = cluster(
+        4, 2, inside=Link(0.0, 1.0), between=Link(0.0, data.draw(st.sampled_from((0.1, 0.7))))
+    )
     fetches = tuple(
-        Fetch(((0, size),), size, data.draw(st.integers(0, 7)), tuple(data.draw(st.permutations(range(8)))[:held]))
-        for size, held in data.draw(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3)), min_size=1, max_size=6))
+        Fetch(
+            ((0, size),),
+            size,
+            data.draw(st.integers(0, 7)),
+            tuple(data.draw(st.permutations(range(8)))[:held]),
+        )
+        for size, held in data.draw(
+            st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3)), min_size=1, max_size=6)
+        )
     )
     able = [(f.target,) if f.target in f.holders else f.holders for f in fetches]
     best = min(busiest_seconds(hosts, fetches, choice) for choice in product(*able))
@@ -238,7 +295,12 @@ def test_many_boxes_are_spread_evenly() -> None:
     """200 boxes of which each lies on two of eight hosts; the search tree would be too large."""
     hosts, rng = cluster(24, 1), np.random.default_rng(0)
     fetches = tuple(
-        Fetch(((0, 100),), int(rng.integers(50, 150)), 8 + k % 16, tuple(map(int, rng.choice(8, 2, replace=False))))
+        Fetch(
+            ((0, 100),),
+            int(rng.integers(50, 150)),
+            8 + k % 16,
+            tuple(map(int, rng.choice(8, 2, replace=False))),
+        )
         for k in range(200)
     )
     sent = [0] * 8
@@ -249,10 +311,13 @@ def test_many_boxes_are_spread_evenly() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    rows=st.lists(st.tuples(st.integers(0, 3), st.integers(4, 7), st.integers(1, 9)), min_size=1, max_size=14),
+    rows=st.lists(
+        st.tuples(st.integers(0, 3), st.integers(4, 7), st.integers(1, 9)), min_size=1, max_size=14
+    ),
 )
 def test_order_lets_hosts_send_at_once(rows: list[tuple[int, int, int]]) -> None:
-    """Never longer than in the order given, never shorter than the busiest link needs, and at most twice that."""
+    """Never longer than in the order given, never shorter than the busiest link needs, and at most
+    twice that."""
     links = Links.of(cluster(8, 1, between=Link(0.0, 1.0)), rows)
     order = best_order(links)
     assert sorted(order) == list(range(len(rows)))
@@ -278,7 +343,10 @@ def test_pieces_make_up_the_box(shape: list[int], count: int) -> None:
     pieces = cut(box, count)
     assert sum(map(volume, pieces)) == volume(box) and min(map(volume, pieces)) > 0
     assert len(pieces) <= count and len(pieces) >= min(count, max(shape))
-    assert all(count != len(pieces) or prod(shape) % count or len(set(map(volume, pieces))) <= 2 for _ in pieces)
+    assert all(
+        count != len(pieces) or prod(shape) % count or len(set(map(volume, pieces))) <= 2
+        for _ in pieces
+    )
 
 
 # ---- random plans, executed ----
@@ -288,8 +356,13 @@ CLUSTERS = (ONE_HOST, HOSTS_OF_TWO, HOSTS_OF_FOUR, TWO_GROUPS, MEASURED)
 
 @st.composite
 def sides(draw: st.DrawFn, rank: int) -> Side:
-    """A mesh of up to 16 devices out of 24, so that two may overlap, and a sharding on some of its axes."""
-    sizes = draw(st.lists(st.sampled_from((1, 2, 3, 4)), min_size=1, max_size=3).filter(lambda s: prod(s) <= 16))
+    """A mesh of up to 16 devices out of 24, so that two may overlap, and a sharding on some of its
+    axes."""
+    sizes = draw(
+        st.lists(st.sampled_from((1, 2, 3, 4)), min_size=1, max_size=3).filter(
+            lambda s: prod(s) <= 16
+        )
+    )
     devices = draw(st.permutations(range(24)))[: prod(sizes)]
     axes = tuple((f"a{index}", size) for index, size in enumerate(sizes))
     dims: list[list[str]] = [[] for _ in range(rank)]
@@ -307,13 +380,16 @@ def problems(draw: st.DrawFn) -> tuple[tuple[int, ...], Side, Side]:
     source, destination = draw(sides(rank)), draw(sides(rank))
     if draw(st.booleans()):
         return tuple(draw(st.integers(0, 13)) for _ in range(rank)), source, destination
-    tiles = zip(source[1].tile_counts(source[0]), destination[1].tile_counts(destination[0]), strict=True)
+    tiles = zip(
+        source[1].tile_counts(source[0]), destination[1].tile_counts(destination[0]), strict=True
+    )
     shape = tuple(int(np.lcm(a, b)) * draw(st.integers(1, 3)) for a, b in tiles)
     return shape, source, destination
 
 
 def shards(tensor: np.ndarray, side: Side) -> dict[int, np.ndarray]:
-    """Per device a tensor-sized array with the shard's values, and -1 where the device holds nothing."""
+    """Per device a tensor-sized array with the shard's values, and -1 where the device holds
+    nothing."""
     held = {}
     for device, box in zip(side[0].devices, side[1].tiles(side[0], tensor.shape), strict=True):
         window = tuple(slice(start, limit) for start, limit in box)
@@ -332,9 +408,13 @@ def execute(plan: ReshardingPlan, held: dict[int, np.ndarray], side: Side) -> di
     return received
 
 
-def deliver(sends: tuple[TileSend, ...], sources: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
+def deliver(
+    sends: tuple[TileSend, ...], sources: dict[int, np.ndarray], received: dict[int, np.ndarray]
+) -> None:
     for send in sends:
-        window = tuple(slice(start, limit) for start, limit in zip(send.start, send.limit, strict=True))
+        window = tuple(
+            slice(start, limit) for start, limit in zip(send.start, send.limit, strict=True)
+        )
         assert (sources[send.src_device][window] >= 0).all(), f"{send}: sent but not held"
         assert (received[send.dst_device][window] < 0).all(), f"{send}: received twice"
         received[send.dst_device][window] = sources[send.src_device][window]
@@ -342,7 +422,9 @@ def deliver(sends: tuple[TileSend, ...], sources: dict[int, np.ndarray], receive
 
 @settings(max_examples=100, deadline=None)
 @given(problem=problems(), hosts=st.sampled_from(CLUSTERS))
-def test_random_plans_fill_every_tile_exactly_once(problem: tuple[tuple[int, ...], Side, Side], hosts: Cluster) -> None:
+def test_random_plans_fill_every_tile_exactly_once(
+    problem: tuple[tuple[int, ...], Side, Side], hosts: Cluster
+) -> None:
     shape, source, destination = problem
     tensor = np.arange(prod(shape)).reshape(shape)
     held, expected = shards(tensor, source), shards(tensor, destination)

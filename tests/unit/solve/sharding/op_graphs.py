@@ -7,7 +7,9 @@ from shardopt.hardware.cluster import Cluster, Device, Link
 from shardopt.mesh.mesh import Mesh
 
 # No latencies and slow devices: splitting always pays, so the choice is between ways to split.
-CLUSTER = Cluster.uniform("test", 1, 8, Device("d", {"f32": 1e9}, 1 << 30, 1e9), Link(0.0, 1e9), Link(0.0, 1e9), 0.0)
+CLUSTER = Cluster.uniform(
+    "test", 1, 8, Device("d", {"f32": 1e9}, 1 << 30, 1e9), Link(0.0, 1e9), Link(0.0, 1e9), 0.0
+)
 MESH = Mesh("m", (("x", 2), ("y", 2)), (0, 1, 2, 3))
 LINE = Mesh("m", (("x", 4),), (0, 1, 2, 3))
 
@@ -17,7 +19,8 @@ def f32(*shape: int) -> Tensor:
 
 
 def rule(text: str, sizes: dict[str, int], **kinds: str) -> FactorRule:
-    """`rule("ik,kj->ij", {...}, reduction="k")`: one letter a factor; `(ab)` is a dimension of two factors."""
+    """`rule("ik,kj->ij", {...}, reduction="k")`: one letter a factor; `(ab)` is a dimension of two
+    factors."""
     letters = sorted(sizes)
     number = {letter: n for n, letter in enumerate(letters)}
 
@@ -26,7 +29,9 @@ def rule(text: str, sizes: dict[str, int], **kinds: str) -> FactorRule:
 
     left, right = text.split("->")
     special = {kind: frozenset(number[letter] for letter in found) for kind, found in kinds.items()}
-    return FactorRule(tuple(sizes[letter] for letter in letters), tensors(left), tensors(right), **special)
+    return FactorRule(
+        tuple(sizes[letter] for letter in letters), tensors(left), tensors(right), **special
+    )
 
 
 def _dims(text: str, number: dict[str, int]) -> list[tuple[int, ...]]:
@@ -43,7 +48,9 @@ def _dims(text: str, number: dict[str, int]) -> list[tuple[int, ...]]:
     return dims
 
 
-def matmul(rows: int, inner: int, columns: int, operands: tuple[int, int], result: int, repeat: int = 1) -> Op:
+def matmul(
+    rows: int, inner: int, columns: int, operands: tuple[int, int], result: int, repeat: int = 1
+) -> Op:
     sizes = {"i": rows, "k": inner, "j": columns}
     flops = 2.0 * rows * inner * columns
     return Op(
@@ -61,11 +68,14 @@ def elementwise(name: str, shape: tuple[int, ...], operands: tuple[int, ...], re
     letters = "abcdef"[: len(shape)]
     text = ",".join([letters] * len(operands)) + "->" + letters
     size = float(f32(*shape).size_bytes // 4)
-    return Op(name, operands, (result,), rule(text, dict(zip(letters, shape, strict=True))), flops=size)
+    return Op(
+        name, operands, (result,), rule(text, dict(zip(letters, shape, strict=True))), flops=size
+    )
 
 
 def mlp(batch: int, hidden: int, layers: int) -> OpGraph:
-    """x -> relu(x w0) -> relu(… w1) …; tensor 0 is x, tensor 1 + 3k the weight, 2 + 3k and 3 + 3k the values."""
+    """x -> relu(x w0) -> relu(… w1) …; tensor 0 is x, tensor 1 + 3k the weight, 2 + 3k and 3 + 3k
+    the values."""
     tensors, ops = [f32(batch, hidden)], []
     for layer in range(layers):
         weight = 1 + 3 * layer

@@ -1,4 +1,5 @@
-"""The intra-operator problem under what users demand: the cheapest of the assignments that obey, and no other."""
+"""The intra-operator problem under what users demand: the cheapest of the assignments that obey,
+and no other."""
 
 from __future__ import annotations
 
@@ -51,14 +52,18 @@ def cheapest(graph: OpGraph, constraints: Constraints) -> float:
     axes = constraints.forbidden.get(0, frozenset())
     products: list[Strategy] = []
     for strategy in free.ops[0].strategies:
-        used = {a for s in (*strategy.operands, *strategy.results) for dim in s.dims for a in dim} | {*strategy.reduced}
+        used = {
+            a for s in (*strategy.operands, *strategy.results) for dim in s.dims for a in dim
+        } | {*strategy.reduced}
         products += [] if used & axes else [strategy]
     inputs = [constraints.allowed.get(tensor, all_shardings(MESH, SHAPE)) for tensor in (0, 1)]
     marks = constraints.allowed.get(3, all_shardings(MESH, SHAPE))
     best = float("inf")
     for left, right, strategy, mark in product(*inputs, products, marks):
         shardings = {0: left, 1: right, 2: strategy.results[0], 3: mark}
-        best = min(best, seconds_of(graph, MESH, {0: strategy, 1: marker_strategy(mark)}, shardings))
+        best = min(
+            best, seconds_of(graph, MESH, {0: strategy, 1: marker_strategy(mark)}, shardings)
+        )
     return best
 
 
@@ -80,7 +85,9 @@ def test_the_plan_obeys_and_is_the_cheapest_that_does(
     assert all(plan.shardings[tensor] in found for tensor, found in allowed.items())
     used = {axis for sharding in plan.strategies[0].operands for axis in sharding.axes}
     assert forbidden.isdisjoint(used | {*plan.strategies[0].reduced})
-    assert seconds_of(graph, MESH, plan.strategies, plan.shardings) == pytest.approx(cheapest(graph, constraints))
+    assert seconds_of(graph, MESH, plan.strategies, plan.shardings) == pytest.approx(
+        cheapest(graph, constraints)
+    )
 
 
 def test_a_marker_alone_costs_nothing() -> None:
@@ -100,7 +107,9 @@ def test_a_value_is_moved_where_no_strategy_makes_what_is_asked() -> None:
 def test_presets_leave_to_the_user_what_the_user_constrains(preset: str) -> None:
     assert preset in PRESETS
     rows = Sharding((("x",), ()))
-    tables = IntraOpTables(marked_product(), MESH, CLUSTER, Constraints({0: (rows,), 3: (rows,)}, {0: frozenset("y")}))
+    tables = IntraOpTables(
+        marked_product(), MESH, CLUSTER, Constraints({0: (rows,), 3: (rows,)}, {0: frozenset("y")})
+    )
     restriction = restrict(preset, tables, Roles())
     problem = tables.problem(fixed=restriction.fixed, allowed=restriction.allowed)
     plan = problem.decode(problem.solve())
@@ -108,11 +117,19 @@ def test_presets_leave_to_the_user_what_the_user_constrains(preset: str) -> None
     assert "y" not in plan.strategies[0].operands[1].axes
 
 
-def test_a_preset_does_not_limit_operations_to_forbidden_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preset_does_not_limit_operations_to_forbidden_axes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     graph = marked_product()
     free = IntraOpTables(graph, MESH, CLUSTER).ops[0].strategies
-    over_y = [number for number, s in enumerate(free) if any("y" in sharding.axes for sharding in s.operands)]
-    monkeypatch.setattr(intra_op_presets, "PRESETS", {"y": lambda tables, roles: Restriction(allowed={0: over_y})})
+    over_y = [
+        number
+        for number, s in enumerate(free)
+        if any("y" in sharding.axes for sharding in s.operands)
+    ]
+    monkeypatch.setattr(
+        intra_op_presets, "PRESETS", {"y": lambda tables, roles: Restriction(allowed={0: over_y})}
+    )
     assert restrict("y", IntraOpTables(graph, MESH, CLUSTER), Roles()).allowed == {0: over_y}
     tables = IntraOpTables(graph, MESH, CLUSTER, Constraints({}, {0: frozenset("y")}))
     assert restrict("y", tables, Roles()).allowed == {}

@@ -38,7 +38,9 @@ def test_replanned_is_the_best_plan_with_that_strategy(node: int) -> None:
         costs = list(problem.problem.costs)
         costs[node] = np.where(np.arange(len(costs[node])) == alternative.number, costs[node], inf)
         best = replace(problem, problem=Problem(tuple(costs), problem.problem.edges)).solve()
-        assert alternative.replanned == pytest.approx(best.objective - problem.solve().objective, abs=1e-12)
+        assert alternative.replanned == pytest.approx(
+            best.objective - problem.solve().objective, abs=1e-12
+        )
         assert 0 <= alternative.replanned <= alternative.alone + 1e-12
 
 
@@ -88,7 +90,10 @@ def test_switching_counts_parallel_edges_in_both_directions() -> None:
     from shardopt.solve.assignment.problem import Edge
 
     costs = tuple(rng.random(k) for k in (2, 3, 2))
-    edges = tuple(Edge(u, v, rng.random((len(costs[u]), len(costs[v])))) for u, v in ((0, 1), (1, 0), (1, 2), (1, 1)))
+    edges = tuple(
+        Edge(u, v, rng.random((len(costs[u]), len(costs[v]))))
+        for u, v in ((0, 1), (1, 0), (1, 2), (1, 1))
+    )
     problem, choice = Problem(costs, edges), [1, 2, 0]
     base = evaluate(problem, choice).objective
     expected = [evaluate(problem, [1, s, 0]).objective - base for s in range(3)]

@@ -13,7 +13,9 @@ from shardopt.solve.sharding.kernel_bytes import accessed_bytes, kernel_accesses
 VECTOR = Tensor((64,), "f32", 4)
 
 
-def graph_of(*rows: tuple[str, tuple[int, ...]], inputs: int = 1, outputs: tuple[int, ...] = ()) -> OpGraph:
+def graph_of(
+    *rows: tuple[str, tuple[int, ...]], inputs: int = 1, outputs: tuple[int, ...] = ()
+) -> OpGraph:
     """Operation k makes tensor `inputs + k` of tensors before it; all are vectors."""
     ops = tuple(Op(name, operands, (inputs + k,), None) for k, (name, operands) in enumerate(rows))
     last = inputs + len(rows) - 1
@@ -25,7 +27,9 @@ def total(graph: OpGraph) -> float:
     rows = zip(graph.ops, kernel_accesses(graph, fuse(graph, frozenset())), strict=True)
     sizes = [tensor.size_bytes for tensor in graph.tensors]
     return sum(
-        accessed_bytes(op.name, len(op.operands), [sizes[t] for t in (*op.operands, *op.results)], accesses)
+        accessed_bytes(
+            op.name, len(op.operands), [sizes[t] for t in (*op.operands, *op.results)], accesses
+        )
         for op, accesses in rows
     )
 
@@ -42,7 +46,9 @@ def test_a_kernel_reads_a_tensor_once() -> None:
 
 
 def test_a_cheap_operation_runs_in_every_kernel_that_reads_it() -> None:
-    graph = graph_of(("negate", (0,)), ("sort", (1,)), ("abs", (1,)), ("cosine", (1,)), outputs=(2, 3, 4))
+    graph = graph_of(
+        ("negate", (0,)), ("sort", (1,)), ("abs", (1,)), ("cosine", (1,)), outputs=(2, 3, 4)
+    )
     assert fuse(graph, frozenset()).fused == frozenset(), "a sort reads memory"
     graph = graph_of(("negate", (0,)), ("abs", (1,)), ("cosine", (1,)), outputs=(2, 3))
     assert kernel_accesses(graph, fuse(graph, frozenset())) == ((2, 0), (0, 1), (0, 1))
@@ -74,7 +80,8 @@ def test_a_sum_that_many_kernels_read_is_written() -> None:
 
 
 def test_a_chain_of_sums_costs_the_same_for_each() -> None:
-    """A residual stream: every layer reads the sum of all layers before it, but does not take the sum anew."""
+    """A residual stream: every layer reads the sum of all layers before it, but does not take the
+    sum anew."""
 
     def stream(depth: int) -> OpGraph:
         rows: list[tuple[str, tuple[int, ...]]] = []
@@ -93,7 +100,9 @@ def test_a_chain_of_sums_costs_the_same_for_each() -> None:
     assert total(stream(40)) - total(stream(39)) == total(stream(20)) - total(stream(19))
 
 
-NAMES = st.sampled_from(("add", "multiply", "exponential", "negate", "reshape", "transpose", "reduce", "sort"))
+NAMES = st.sampled_from(
+    ("add", "multiply", "exponential", "negate", "reshape", "transpose", "reduce", "sort")
+)
 
 
 @st.composite
@@ -104,7 +113,9 @@ def graphs(draw: st.DrawFn) -> OpGraph:
         count = 2 if name in ("add", "multiply") else 1
         rows.append((name, tuple(draw(st.integers(0, k + 1)) for _ in range(count))))
     used = {operand for _, operands in rows for operand in operands}
-    return graph_of(*rows, inputs=2, outputs=tuple(t for t in range(2, 2 + len(rows)) if t not in used))
+    return graph_of(
+        *rows, inputs=2, outputs=tuple(t for t in range(2, 2 + len(rows)) if t not in used)
+    )
 
 
 @given(graphs())
@@ -120,7 +131,9 @@ def test_every_kernel_reads_once_what_it_needs_and_fusing_never_costs(graph: OpG
         assert reads[tensor] == (0 if tensor in fusion.fused else len(kernels))
         assert set(fusion.readers[tensor]) == kernels
     unfused = sum(
-        accessed_bytes(op.name, len(op.operands), [256] * (len(op.operands) + 1), (1,) * (len(op.operands) + 1))
+        accessed_bytes(
+            op.name, len(op.operands), [256] * (len(op.operands) + 1), (1,) * (len(op.operands) + 1)
+        )
         for op in graph.ops
     )
     assert total(graph) <= unfused + 256 * sum(op.name == "reshape" for op in graph.ops) * 2

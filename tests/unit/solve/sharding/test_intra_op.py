@@ -13,12 +13,26 @@ from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.assignment.problem import evaluate
 from shardopt.solve.presets.presets import Roles, restrict, split_greedily
-from shardopt.solve.sharding.intra_op import ImpossibleSharding, IntraOpProblem, IntraOpTables, build_problem
+from shardopt.solve.sharding.intra_op import (
+    ImpossibleSharding,
+    IntraOpProblem,
+    IntraOpTables,
+    build_problem,
+)
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
 from shardopt.solve.sharding.strategies import Strategy
 from shardopt.solve.sharding.strategies_cost import communication_seconds
 from shardopt.support.errors import UserError
-from tests.unit.solve.sharding.op_graphs import CLUSTER, LINE, MESH, elementwise, f32, matmul, mlp, rule
+from tests.unit.solve.sharding.op_graphs import (
+    CLUSTER,
+    LINE,
+    MESH,
+    elementwise,
+    f32,
+    matmul,
+    mlp,
+    rule,
+)
 
 REPLICATED = Sharding.replicated(2)
 ROWS, COLUMNS = Sharding((("x",), ())), Sharding(((), ("x",)))
@@ -31,7 +45,10 @@ def solved(problem: IntraOpProblem) -> IntraOpPlan:
 
 
 def seconds_of(
-    graph: OpGraph, mesh: Mesh, strategies: Mapping[int, Strategy], shardings: Mapping[int, Sharding]
+    graph: OpGraph,
+    mesh: Mesh,
+    strategies: Mapping[int, Strategy],
+    shardings: Mapping[int, Sharding],
 ) -> float:
     """The objective from its definition: every input, edge and execution on its own."""
     total = 0.0
@@ -75,13 +92,17 @@ def chain(rows: int, inner: int, *, repeat: int = 1) -> OpGraph:
 
 @pytest.mark.parametrize(("rows", "inner"), [(64, 4), (4, 16), (4, 4), (2, 8)])
 @pytest.mark.parametrize("tied", [(), ((0, 4),)])
-def test_the_optimum_is_that_of_brute_force(rows: int, inner: int, tied: tuple[tuple[int, int], ...]) -> None:
+def test_the_optimum_is_that_of_brute_force(
+    rows: int, inner: int, tied: tuple[tuple[int, int], ...]
+) -> None:
     graph, mesh = chain(rows, inner, repeat=3), Mesh("m", (("x", 2),), (0, 1))
     problem = build_problem(graph, mesh, CLUSTER, tied=tied)
     solution = problem.solve()
     assert solution.objective == pytest.approx(brute_force(graph, mesh, tied))
     plan = problem.decode(solution)
-    assert seconds_of(graph, mesh, plan.strategies, plan.shardings) == pytest.approx(solution.objective)
+    assert seconds_of(graph, mesh, plan.strategies, plan.shardings) == pytest.approx(
+        solution.objective
+    )
     assert all(plan.shardings[a] == plan.shardings[b] for a, b in tied)
 
 
@@ -103,14 +124,17 @@ def test_fixed_shardings_are_kept() -> None:
 def test_an_impossible_fixed_sharding_is_refused_with_the_possible_ones() -> None:
     graph = OpGraph((f32(4), f32(4)), (Op("while", (0,), (1,), None),), (0,), (1,))
     with pytest.raises(
-        ImpossibleSharding, match=r"sharding \[\{\"x\"\}\] .* result of 'while' .*, expected one of \[\{\}\]"
+        ImpossibleSharding,
+        match=r"sharding \[\{\"x\"\}\] .* result of 'while' .*, expected one of \[\{\}\]",
     ) as raised:
         build_problem(graph, LINE, CLUSTER, fixed={1: Sharding((("x",),))})
     assert raised.value.op == 0
 
 
 def test_contradictory_ties_are_infeasible_with_a_reason() -> None:
-    problem = build_problem(chain(64, 16), LINE, CLUSTER, fixed={0: ROWS, 4: COLUMNS}, tied=((0, 4),))
+    problem = build_problem(
+        chain(64, 16), LINE, CLUSTER, fixed={0: ROWS, 4: COLUMNS}, tied=((0, 4),)
+    )
     with pytest.raises(UserError, match=r"no sharding found on mesh m\[x=4\]: .+"):
         problem.decode(problem.solve())
 
@@ -140,7 +164,8 @@ def test_live_bytes_count_inputs_always_and_values_until_their_last_reader() -> 
     problem = build_problem(graph, Mesh("m", (("x", 1),), (0,)), CLUSTER)
     weight, value = 64, 128
     held = solved(problem).live_bytes.tolist()
-    # The second product reads the first through the maximum, which is fused; the last maximum is written in place.
+    # The second product reads the first through the maximum, which is fused; the last maximum is
+    # written in place.
     assert held == [2 * weight + value + k * value for k in (1, 1, 2, 1)]
 
 
@@ -187,7 +212,9 @@ def constant_with_two_readers() -> OpGraph:
 
 def test_a_constant_is_made_in_the_sharding_of_each_reader() -> None:
     graph = constant_with_two_readers()
-    plan = solved(build_problem(graph, LINE, CLUSTER, fixed={0: ROWS, 3: ROWS, 2: COLUMNS, 4: COLUMNS}))
+    plan = solved(
+        build_problem(graph, LINE, CLUSTER, fixed={0: ROWS, 3: ROWS, 2: COLUMNS, 4: COLUMNS})
+    )
     assert plan.made_anywhere == {1}
     assert plan.communication == ()
     assert plan.shardings[1] == plan.strategies[1].operands[1]
@@ -206,7 +233,9 @@ ROLES = Roles(state=frozenset({1, 4}), batch={0: 0}, tied=())
 def preset(name: str, graph: OpGraph, mesh: Mesh = LINE, roles: Roles = ROLES) -> IntraOpPlan:
     tables = IntraOpTables(graph, mesh, CLUSTER)
     restriction = restrict(name, tables, roles)
-    return solved(tables.problem(fixed=restriction.fixed, allowed=restriction.allowed, tied=roles.tied))
+    return solved(
+        tables.problem(fixed=restriction.fixed, allowed=restriction.allowed, tied=roles.tied)
+    )
 
 
 def test_replicate_splits_nothing() -> None:
@@ -222,7 +251,13 @@ def test_data_keeps_state_whole_and_splits_the_batch() -> None:
 
 
 def test_data_splits_the_microbatch_behind_the_slice() -> None:
-    cut = Op("dynamic_slice", (0,), (1,), rule("ab->ab", {"a": 4, "b": 8}, need_replication="a"), repeat=4)
+    cut = Op(
+        "dynamic_slice",
+        (0,),
+        (1,),
+        rule("ab->ab", {"a": 4, "b": 8}, need_replication="a"),
+        repeat=4,
+    )
     ops = (cut, Op("reshape", (1,), (2,), rule("ab->b", {"a": 1, "b": 8}), repeat=4))
     tensors = (f32(4, 8), f32(1, 8), f32(8))
     tables = IntraOpTables(OpGraph(tensors, ops, (0,), (2,)), LINE, CLUSTER)
@@ -232,9 +267,9 @@ def test_data_splits_the_microbatch_behind_the_slice() -> None:
 def test_heuristic_splits_the_largest_dimension_of_every_input() -> None:
     plan = preset("heuristic", mlp(16, 64, 2))
     assert plan.shardings[0] == COLUMNS
-    assert split_greedily(MESH, (6, 4, 2), lambda local: sorted(range(3), key=lambda d: -local[d])) == Sharding(
-        (("x",), ("y",), ())
-    )
+    assert split_greedily(
+        MESH, (6, 4, 2), lambda local: sorted(range(3), key=lambda d: -local[d])
+    ) == Sharding((("x",), ("y",), ()))
 
 
 def test_a_preset_gives_way_where_a_tied_tensor_cannot_follow() -> None:
@@ -244,5 +279,7 @@ def test_a_preset_gives_way_where_a_tied_tensor_cannot_follow() -> None:
 
 
 def test_an_unknown_preset_lists_the_known_ones() -> None:
-    with pytest.raises(UserError, match="unknown intra-op preset 'zero'; expected one of ilp, data, zero1"):
+    with pytest.raises(
+        UserError, match="unknown intra-op preset 'zero'; expected one of ilp, data, zero1"
+    ):
         preset("zero", mlp(4, 4, 1))

@@ -16,7 +16,9 @@ def graph(ops: list[Op], outputs: tuple[int, ...], dtypes: dict[int, str] | None
     count = 1 + max(tensor for op in ops for tensor in (*op.operands, *op.results))
     made = {result for op in ops for result in op.results}
     tensors = [Tensor(SQUARE, (dtypes or {}).get(k, "f32"), 4) for k in range(count)]
-    return OpGraph(tuple(tensors), tuple(ops), tuple(k for k in range(count) if k not in made), outputs)
+    return OpGraph(
+        tuple(tensors), tuple(ops), tuple(k for k in range(count) if k not in made), outputs
+    )
 
 
 def product(first: int, second: int, result: int, repeat: int = 1) -> Op:
@@ -34,7 +36,15 @@ def zeros(result: int) -> Op:
 def test_two_products_may_be_added_before_they_are_summed_up() -> None:
     """0 and 1 are inputs, 2 and 3 products, 4 their sum, 5 what leaves the graph."""
     found = find_linear(
-        graph([product(0, 1, 2), product(1, 0, 3), on_squares("add", (2, 3), 4), on_squares("tanh", (4,), 5)], (5,))
+        graph(
+            [
+                product(0, 1, 2),
+                product(1, 0, 3),
+                on_squares("add", (2, 3), 4),
+                on_squares("tanh", (4,), 5),
+            ],
+            (5,),
+        )
     )
     made = Linear((), open=True, contracts=True)
     # The sum has a reader that is not linear: it is taken there.
@@ -42,34 +52,55 @@ def test_two_products_may_be_added_before_they_are_summed_up() -> None:
 
 
 def test_what_only_one_product_feeds_gains_nothing() -> None:
-    found = find_linear(graph([product(0, 1, 2), on_squares("negate", (2,), 3), on_squares("tanh", (3,), 4)], (4,)))
+    found = find_linear(
+        graph([product(0, 1, 2), on_squares("negate", (2,), 3), on_squares("tanh", (3,), 4)], (4,))
+    )
     assert set(found) == {CLOSED}
 
 
 @pytest.mark.parametrize("reader", ["tanh", "maximum"])
 def test_a_reader_that_is_not_linear_closes_a_value(reader: str) -> None:
     other = on_squares(reader, (2,) if reader == "tanh" else (2, 0), 5)
-    found = find_linear(graph([product(0, 1, 2), product(1, 0, 3), on_squares("add", (2, 3), 4), other], (4, 5)))
+    found = find_linear(
+        graph([product(0, 1, 2), product(1, 0, 3), on_squares("add", (2, 3), 4), other], (4, 5))
+    )
     assert set(found) == {CLOSED}
 
 
 def test_outputs_and_what_the_caller_closes_are_never_partial() -> None:
-    ops = [product(0, 1, 2), product(1, 0, 3), on_squares("add", (2, 3), 4), on_squares("negate", (4,), 5)]
+    ops = [
+        product(0, 1, 2),
+        product(1, 0, 3),
+        on_squares("add", (2, 3), 4),
+        on_squares("negate", (4,), 5),
+    ]
     joined, last = find_linear(graph(ops, (5,)))[2:]
-    assert joined == Linear(((0, 1),), open=True, sums=True)  # summed up here, or behind the negation
+    assert joined == Linear(
+        ((0, 1),), open=True, sums=True
+    )  # summed up here, or behind the negation
     assert last == Linear(((0,),), sums=True)
     assert set(find_linear(graph(ops, (2, 5)))) == {CLOSED}
     assert set(find_linear(graph(ops, (5,)), closed=[3])) == {CLOSED}
 
 
 def test_a_value_is_not_linear_in_its_own_square() -> None:
-    ops = [product(0, 1, 2), product(1, 0, 3), on_squares("add", (2, 3), 4), on_squares("multiply", (4, 4), 5)]
+    ops = [
+        product(0, 1, 2),
+        product(1, 0, 3),
+        on_squares("add", (2, 3), 4),
+        on_squares("multiply", (4, 4), 5),
+    ]
     assert find_linear(graph(ops, (5,)))[2] == Linear(((0, 1),), sums=True)
     assert find_linear(graph(ops, (5,)))[3] == CLOSED
 
 
 def test_a_sum_with_something_whole_is_not_linear() -> None:
-    ops = [product(0, 1, 2), product(1, 0, 3), on_squares("add", (2, 0), 4), on_squares("add", (4, 3), 5)]
+    ops = [
+        product(0, 1, 2),
+        product(1, 0, 3),
+        on_squares("add", (2, 0), 4),
+        on_squares("add", (4, 3), 5),
+    ]
     assert set(find_linear(graph(ops, (5,)))) == {CLOSED}
 
 
@@ -83,9 +114,13 @@ def test_zeros_may_stand_in_for_a_term() -> None:
 
 
 def accumulation(start: Op, trips: int = 4) -> OpGraph:
-    """1 starts an accumulator, 2 is a product of each iteration, 3 the accumulator after it, 4 read behind the loop."""
+    """1 starts an accumulator, 2 is a product of each iteration, 3 the accumulator after it, 4 read
+    behind the loop."""
     gather = on_squares("add", (1, 2), 3)
-    body = [product(0, 0, 2, repeat=trips), Op(gather.name, (1, 2), (3,), gather.rule, repeat=trips)]
+    body = [
+        product(0, 0, 2, repeat=trips),
+        Op(gather.name, (1, 2), (3,), gather.rule, repeat=trips),
+    ]
     return graph([start, *body, on_squares("negate", (3,), 4)], (4,))
 
 
@@ -107,9 +142,12 @@ def test_an_accumulator_that_starts_from_something_else_is_closed() -> None:
 
 
 def test_carried_zeros_are_no_zeros() -> None:
-    """Behind the first iteration the accumulator holds something: adding it to a whole value is not linear."""
+    """Behind the first iteration the accumulator holds something: adding it to a whole value is not
+    linear."""
     body = [product(0, 0, 2, repeat=4), on_squares("add", (1, 2), 3), on_squares("add", (1, 0), 5)]
-    found = find_linear(graph([zeros(1), *body, on_squares("negate", (3,), 4)], (4, 5)), tied=[(1, 3)])
+    found = find_linear(
+        graph([zeros(1), *body, on_squares("negate", (3,), 4)], (4, 5)), tied=[(1, 3)]
+    )
     assert set(found) == {CLOSED}
 
 
@@ -129,10 +167,14 @@ def test_a_reduction_must_start_from_zero(initial: bool) -> None:
     assert [linear.open for linear in found] == [False, initial, initial, False, False]
 
 
-@pytest.mark.parametrize(("before", "after", "linear"), [("bf16", "f32", True), ("f32", "bf16", False)])
+@pytest.mark.parametrize(
+    ("before", "after", "linear"), [("bf16", "f32", True), ("f32", "bf16", False)]
+)
 def test_terms_are_not_rounded(before: str, after: str, linear: bool) -> None:
     sizes = {"bf16": 2, "f32": 4}
-    tensors = [Tensor(SQUARE, before, sizes[before])] * 3 + [Tensor(SQUARE, after, sizes[after])] * 4
+    tensors = [Tensor(SQUARE, before, sizes[before])] * 3 + [
+        Tensor(SQUARE, after, sizes[after])
+    ] * 4
     ops = (
         product(0, 1, 2),
         on_squares("convert", (2,), 3),

@@ -1,4 +1,5 @@
-"""Memory of a part of a graph against brute force, plans within a budget against exhaustive search."""
+"""Memory of a part of a graph against brute force, plans within a budget against exhaustive
+search."""
 
 from __future__ import annotations
 
@@ -46,20 +47,24 @@ def random_graph(seed: int, ops: int) -> OpGraph:
 
 
 def held_by_definition(problem: IntraOpProblem, plan: IntraOpPlan) -> list[int]:
-    """Bytes while each operation runs, by walking the order and asking of every tensor whether it is needed again."""
+    """Bytes while each operation runs, by walking the order and asking of every tensor whether it
+    is needed again."""
     graph, order = plan.graph, problem.order
     fused = problem.tables.execution.fused
     position = {op: at for at, op in enumerate(order)}
 
     def touches(tensor: int) -> list[int]:
-        """Positions at which memory of the tensor is read: a fused reader reads where its own result is."""
+        """Positions at which memory of the tensor is read: a fused reader reads where its own
+        result is."""
         found = []
         for index, op in enumerate(graph.ops):
             if tensor in op.operands:
                 found += touches(op.results[0]) if op.results[0] in fused else [position[index]]
         return found
 
-    held = [sum(local_bytes(graph, plan.mesh, t, plan.shardings[t]) for t in graph.inputs)] * len(order)
+    held = [sum(local_bytes(graph, plan.mesh, t, plan.shardings[t]) for t in graph.inputs)] * len(
+        order
+    )
     for made_at, index in enumerate(order):
         [tensor] = graph.ops[index].results
         if tensor in fused:
@@ -68,13 +73,18 @@ def held_by_definition(problem: IntraOpProblem, plan: IntraOpPlan) -> list[int]:
         dying = [
             t
             for t in graph.ops[index].operands
-            if t not in graph.inputs and t not in graph.outputs and t not in fused and max(touches(t)) == made_at
+            if t not in graph.inputs
+            and t not in graph.outputs
+            and t not in fused
+            and max(touches(t)) == made_at
         ]
         first = made_at + 1 if dying and graph.ops[index].name != "dot_general" else made_at
         for at in range(first, last + 1):
             held[at] += local_bytes(graph, plan.mesh, tensor, plan.shardings[tensor])
     nothing: frozenset[int] = frozenset()
-    for copy in find_copies(graph, plan.mesh, plan.strategies, plan.shardings, nothing, plan.fresh, enumerate(order)):
+    for copy in find_copies(
+        graph, plan.mesh, plan.strategies, plan.shardings, nothing, plan.fresh, enumerate(order)
+    ):
         for at in range(copy.start, copy.stop):
             held[at] += copy.bytes
     return held
@@ -89,7 +99,8 @@ def test_bytes_over_time_are_those_of_the_definition(seed: int) -> None:
 
 
 def test_a_loop_keeps_what_it_reads_and_what_is_in_flight() -> None:
-    """0 -> a -> (loop: forward b, c of a; backward d of b) -> e; the residual b is held for three microbatches."""
+    """0 -> a -> (loop: forward b, c of a; backward d of b) -> e; the residual b is held for three
+    microbatches."""
     ops = (
         matmul(8, 8, 8, (0, 1), 2),
         Op(**{**vars(matmul(8, 8, 8, (2, 1), 3)), "group": 1, "repeat": 4}),
@@ -117,12 +128,15 @@ def test_an_accumulator_is_one_buffer_from_before_the_loop_to_its_last_reader() 
         Op(**{**vars(matmul(8, 8, 8, (2, 0), 4)), "group": 2}),
     )
     graph = OpGraph((f32(*SQUARE),) * 5, ops, (0,), (4,))
-    problem = IntraOpTables(graph, ONE, CLUSTER).problem(tied=((1, 2),), residency=Residency(Loop(1, 3)))
+    problem = IntraOpTables(graph, ONE, CLUSTER).problem(
+        tied=((1, 2),), residency=Residency(Loop(1, 3))
+    )
     assert (problem.decode(problem.solve()).live_bytes // BYTES).tolist() == [2, 2, 3, 3]
 
 
 def test_an_accumulator_that_begins_with_a_constant_is_held_like_any_other() -> None:
-    """The constant alone would be made by its reader; here the sum takes its place in every microbatch."""
+    """The constant alone would be made by its reader; here the sum takes its place in every
+    microbatch."""
     ops = (
         elementwise("constant", SQUARE, (), 1),
         Op(**{**vars(elementwise("power", SQUARE, (1, 0), 2)), "group": 1, "repeat": 4}),
@@ -130,13 +144,16 @@ def test_an_accumulator_that_begins_with_a_constant_is_held_like_any_other() -> 
         Op(**{**vars(matmul(8, 8, 8, (2, 0), 4)), "group": 2}),
     )
     graph = OpGraph((f32(*SQUARE),) * 5, ops, (0,), (4,))
-    problem = IntraOpTables(graph, ONE, CLUSTER).problem(tied=((1, 2),), residency=Residency(Loop(1, 3)))
+    problem = IntraOpTables(graph, ONE, CLUSTER).problem(
+        tied=((1, 2),), residency=Residency(Loop(1, 3))
+    )
     held = (problem.decode(problem.solve()).live_bytes // BYTES).tolist()
     assert held[-3:] == [2, 3, 3]
 
 
 def with_residuals() -> OpGraph:
-    """z = x w, y = z ^ z, then h = y w, g = h h, and late a = g y and b = a z: y can be made again from z."""
+    """z = x w, y = z ^ z, then h = y w, g = h h, and late a = g y and b = a z: y can be made again
+    from z."""
     ops = (
         matmul(8, 8, 8, (0, 1), 2),
         elementwise("power", SQUARE, (2, 2), 3),
@@ -150,7 +167,8 @@ def with_residuals() -> OpGraph:
 
 
 def exhaustive(problem: IntraOpProblem) -> Callable[[int], float]:
-    """limit -> the least objective over all assignments and sets of recomputed values that hold at most so much."""
+    """limit -> the least objective over all assignments and sets of recomputed values that hold at
+    most so much."""
     model = BudgetModel(problem, find_candidates(problem))
     full = model.problem(1 << 40, ())
     found = []
@@ -187,7 +205,9 @@ def test_two_devices_and_random_graphs_agree_with_exhaustive_search(seed: int) -
         if result.plan is not None:
             assert result.plan.peak_bytes <= limit
             assert result.solution.bound <= expected * (1 + 1e-9) or expected == inf
-            assert result.solution.status != "optimal" or result.solution.objective <= expected * (1 + 1e-9)
+            assert result.solution.status != "optimal" or result.solution.objective <= expected * (
+                1 + 1e-9
+            )
         elif expected == inf:
             assert result.least is not None and result.least.bound_bytes <= result.least.peak_bytes
         else:
@@ -247,12 +267,15 @@ def test_a_plan_that_holds_less_is_where_the_search_within_a_limit_begins() -> N
     assert free.plan is not None
     within = fit(problem, free.plan.peak_bytes - 512)
     assert within.plan is not None and len(within.solution.choice) == len(free.solution.choice)
-    again = fit(problem, free.plan.peak_bytes - 512, relaxed=free.solution, start=within.solution.choice)
+    again = fit(
+        problem, free.plan.peak_bytes - 512, relaxed=free.solution, start=within.solution.choice
+    )
     assert again.plan is not None and again.solution.objective <= within.solution.objective
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("17", 17), ("512MiB", 512 << 20), ("1.5GB", 1_500_000_000), ("2 KiB", 2048), ("3B", 3)]
+    ("text", "count"),
+    [("17", 17), ("512MiB", 512 << 20), ("1.5GB", 1_500_000_000), ("2 KiB", 2048), ("3B", 3)],
 )
 def test_bytes_are_read_with_their_unit(text: str, count: int) -> None:
     assert parse_bytes(text) == count

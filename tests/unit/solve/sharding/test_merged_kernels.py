@@ -21,7 +21,9 @@ VECTOR = Tensor((64,), "f32", 4)
 
 def reduce(operand: int, result: int, over: str = "b") -> Op:
     kept = "a" if over == "b" else "b"
-    return Op("reduce", (operand,), (result,), rule(f"ab->{kept}", SIZES, reduction=over), reducer="add")
+    return Op(
+        "reduce", (operand,), (result,), rule(f"ab->{kept}", SIZES, reduction=over), reducer="add"
+    )
 
 
 def spread(operand: int, result: int) -> Op:
@@ -46,10 +48,18 @@ def softmax(over: str = "b") -> OpGraph:
 def touched(graph: OpGraph, merged: bool) -> tuple[int, int]:
     """How often kernels read, and how often they write, tensors of all rows."""
     reads = writes = 0
-    for op, accesses in zip(graph.ops, kernel_accesses(graph, fuse(graph, frozenset()), merged), strict=True):
-        for number, (tensor, count) in enumerate(zip((*op.operands, *op.results), accesses, strict=True)):
+    for op, accesses in zip(
+        graph.ops, kernel_accesses(graph, fuse(graph, frozenset()), merged), strict=True
+    ):
+        for number, (tensor, count) in enumerate(
+            zip((*op.operands, *op.results), accesses, strict=True)
+        ):
             if graph.tensors[tensor].shape == (ROWS, ROW):
-                reads, writes = (reads + count, writes) if number < len(op.operands) else (reads, writes + count)
+                reads, writes = (
+                    (reads + count, writes)
+                    if number < len(op.operands)
+                    else (reads, writes + count)
+                )
     return reads, writes
 
 
@@ -60,7 +70,8 @@ def test_a_softmax_reads_and_writes_once() -> None:
 
 
 def test_columns_are_not_held_on_the_chip() -> None:
-    """A reduction over the outer dimension has seen nothing to the end before it has seen everything."""
+    """A reduction over the outer dimension has seen nothing to the end before it has seen
+    everything."""
     assert touched(softmax(over="a"), merged=True) == touched(softmax(over="a"), merged=False)
 
 
@@ -74,10 +85,13 @@ def test_an_update_writes_moments_and_weights_in_one_kernel() -> None:
 
 
 def test_what_something_else_has_to_run_between_stays_apart() -> None:
-    """0 -> exponential 1 -> sort 2 -> add(1, 2): one kernel would have to wait for the sort, and the sort for it."""
+    """0 -> exponential 1 -> sort 2 -> add(1, 2): one kernel would have to wait for the sort, and
+    the sort for it."""
     ops = tuple(
         Op(name, operands, (k + 1,), None)
-        for k, (name, operands) in enumerate((("exponential", (0,)), ("sort", (1,)), ("add", (1, 2))))
+        for k, (name, operands) in enumerate(
+            (("exponential", (0,)), ("sort", (1,)), ("add", (1, 2)))
+        )
     )
     graph = OpGraph((VECTOR,) * 4, ops, (0,), (3,))
     assert merged_kernels(graph, fuse(graph, frozenset())) == (0, 1, 2)
@@ -86,11 +100,21 @@ def test_what_something_else_has_to_run_between_stays_apart() -> None:
 NAMES = ("exponential", "add", "sort", "abs", "multiply", "cosine")
 
 
-@given(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=14))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(NAMES), st.integers(0, 20), st.integers(0, 20)),
+        min_size=1,
+        max_size=14,
+    )
+)
 def test_no_kernel_waits_for_itself(rows: list[tuple[str, int, int]]) -> None:
     ops = []
     for k, (name, first, second) in enumerate(rows):
-        operands = (first % (k + 1), second % (k + 1)) if name in ("add", "multiply") else (first % (k + 1),)
+        operands = (
+            (first % (k + 1), second % (k + 1))
+            if name in ("add", "multiply")
+            else (first % (k + 1),)
+        )
         ops.append(Op(name, operands, (k + 1,), None))
     graph = OpGraph((VECTOR,) * (len(ops) + 1), tuple(ops), (0,), (len(ops),))
     fusion = fuse(graph, frozenset())

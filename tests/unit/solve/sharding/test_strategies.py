@@ -7,7 +7,12 @@ from itertools import product
 import numpy as np
 import pytest
 
-from shardopt.cost.collectives import ALL_REDUCE, REDUCE_SCATTER, all_reduce_seconds, reduce_scatter_seconds
+from shardopt.cost.collectives import (
+    ALL_REDUCE,
+    REDUCE_SCATTER,
+    all_reduce_seconds,
+    reduce_scatter_seconds,
+)
 from shardopt.graph.op_graph import FactorRule, Op
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.sharding.factors import shardable_factors
@@ -26,7 +31,9 @@ REPLICATED = Sharding.replicated(2)
 LINK = CLUSTER.groups[0].intra_host
 
 
-def strategies_of(op: Op, operands: tuple, results: tuple, mesh: Mesh = MESH) -> tuple[Strategy, ...]:
+def strategies_of(
+    op: Op, operands: tuple, results: tuple, mesh: Mesh = MESH
+) -> tuple[Strategy, ...]:
     return op_strategies(op, operands, results, mesh, CLUSTER)
 
 
@@ -35,7 +42,11 @@ def dot_strategies(mesh: Mesh = MESH) -> tuple[Strategy, ...]:
 
 
 def only(found: tuple[Strategy, ...], operands: str, results: str) -> Strategy:
-    [strategy] = [s for s in found if ", ".join(map(str, s.operands)) == operands and str(s.results[0]) == results]
+    [strategy] = [
+        s
+        for s in found
+        if ", ".join(map(str, s.operands)) == operands and str(s.results[0]) == results
+    ]
     return strategy
 
 
@@ -55,17 +66,23 @@ def test_a_split_contraction_is_all_reduced_or_scattered() -> None:
     found = dot_strategies(LINE)
     contracted = '[{}, {"x"}], [{"x"}, {}]'
     whole = only(found, contracted, "[{}, {}]")
-    assert [(step.kind, step.axes, step.bytes) for step in whole.collectives] == [(ALL_REDUCE, ("x",), 512.0)]
+    assert [(step.kind, step.axes, step.bytes) for step in whole.collectives] == [
+        (ALL_REDUCE, ("x",), 512.0)
+    ]
     assert whole.communication_seconds == pytest.approx(all_reduce_seconds(LINK, 4, 512) + 1e-6)
     scattered = only(found, contracted, '[{"x"}, {}]')
     assert [(step.kind, step.bytes) for step in scattered.collectives] == [(REDUCE_SCATTER, 512.0)]
-    assert scattered.communication_seconds == pytest.approx(reduce_scatter_seconds(LINK, 4, 512) + 1e-6)
+    assert scattered.communication_seconds == pytest.approx(
+        reduce_scatter_seconds(LINK, 4, 512) + 1e-6
+    )
     assert scattered.unscattered == (REPLICATED,)
 
 
 def test_axes_that_are_reduced_together_are_scattered_together() -> None:
     both = only(dot_strategies(), '[{}, {"x", "y"}], [{"x", "y"}, {}]', '[{"x", "y"}, {}]')
-    assert [(s.kind, s.axes, s.bytes) for s in both.collectives] == [(REDUCE_SCATTER, ("x", "y"), 512.0)]
+    assert [(s.kind, s.axes, s.bytes) for s in both.collectives] == [
+        (REDUCE_SCATTER, ("x", "y"), 512.0)
+    ]
 
 
 def test_axes_of_a_dimension_stay_in_mesh_order() -> None:
@@ -117,7 +134,9 @@ def test_uneven_dimensions_are_not_split() -> None:
 
 def test_axes_of_size_one_split_nothing() -> None:
     mesh = Mesh("m", (("x", 1), ("y", 2)), (0, 1))
-    assert {axis for s in dot_strategies(mesh) for sharding in s.results for axis in sharding.axes} == {"y"}
+    assert {
+        axis for s in dot_strategies(mesh) for sharding in s.results for axis in sharding.axes
+    } == {"y"}
     assert all_shardings(mesh, (3, 4)) == (REPLICATED, Sharding(((), ("y",))))
 
 
@@ -130,7 +149,8 @@ def test_split_work_is_cheaper() -> None:
 @pytest.mark.parametrize("text", ["ik,kj->ij", "bik,bkj->bij", "ij->j", "ij,j->ij", "ij->ji"])
 @pytest.mark.parametrize("mesh", [MESH, LINE])
 def test_what_the_devices_compute_is_the_result(text: str, mesh: Mesh) -> None:
-    """Each device contracts its tiles; the sum over the reduced axes holds the device's tile of the result."""
+    """Each device contracts its tiles; the sum over the reduced axes holds the device's tile of the
+    result."""
     sizes = {letter: 4 for letter in text if letter.isalpha()}
     left, right = text.split("->")
     contracted = "".join(sorted(set(left) - set(right) - {","}))
@@ -149,11 +169,15 @@ def test_what_the_devices_compute_is_the_result(text: str, mesh: Mesh) -> None:
             np.testing.assert_array_equal(whole[_slices(box)], expected[_slices(box)])
 
 
-def _local_contractions(text: str, values: list[np.ndarray], strategy: Strategy, mesh: Mesh) -> list[np.ndarray]:
+def _local_contractions(
+    text: str, values: list[np.ndarray], strategy: Strategy, mesh: Mesh
+) -> list[np.ndarray]:
     """Global arrays that hold what each device computes, zero elsewhere."""
     boxes = [s.tiles(mesh, value.shape) for s, value in zip(strategy.operands, values, strict=True)]
     found = []
-    for device, keep in enumerate(strategy.unscattered[0].tiles(mesh, np.einsum(text, *values).shape)):
+    for device, keep in enumerate(
+        strategy.unscattered[0].tiles(mesh, np.einsum(text, *values).shape)
+    ):
         parts = []
         for value, tiles in zip(values, boxes, strict=True):
             part = np.zeros_like(value)
@@ -228,7 +252,10 @@ def test_resharding_that_costs_nothing_has_no_table() -> None:
 def test_meshes_share_layouts_only_where_they_divide_alike(extents: tuple[int, int, int]) -> None:
     """Whichever mesh asks first."""
     rows, inner, columns = extents
-    op, tensors = matmul(rows, inner, columns, (0, 1), 2), (f32(rows, inner), f32(inner, columns), f32(rows, columns))
+    op, tensors = (
+        matmul(rows, inner, columns, (0, 1), 2),
+        (f32(rows, inner), f32(inner, columns), f32(rows, columns)),
+    )
     shapes = [(2, 4), (4, 2), (2, 2), (2, 3), (8, 1), (1, 8), (3, 2)]
     meshes = [Mesh("m", (("x", x), ("y", y)), tuple(range(x * y))) for x, y in shapes]
     for order in (meshes, meshes[::-1]):
@@ -239,7 +266,9 @@ def test_meshes_share_layouts_only_where_they_divide_alike(extents: tuple[int, i
                 StrategyTables(mesh, CLUSTER, layouts).of(op, tensors),
             )
             assert shared.strategies == own.strategies
-            for mine, other in zip((*own.operands, *own.results), (*shared.operands, *shared.results), strict=True):
+            for mine, other in zip(
+                (*own.operands, *own.results), (*shared.operands, *shared.results), strict=True
+            ):
                 assert mine.shardings == other.shardings
 
 
@@ -252,7 +281,8 @@ def join_strategies(linear: Linear, mesh: Mesh = MESH) -> tuple[Strategy, ...]:
 
 
 def test_a_fused_value_is_written_where_it_is_exchanged() -> None:
-    """And read again, each device its share before and after; a slice is taken inside of the kernel."""
+    """And read again, each device its share before and after; a slice is taken inside of the
+    kernel."""
     tables = StrategyTables(LINE, CLUSTER)
     tensor = f32(8, 8)
     column = tables.choices((8, 8))
@@ -267,7 +297,9 @@ def test_a_fused_value_is_written_where_it_is_exchanged() -> None:
 
 def test_an_open_contraction_may_stay_partial() -> None:
     op, tensors = matmul(8, 4, 16, (0, 1), 2), (f32(8, 4), f32(4, 16))
-    found = op_strategies(op, tensors, (f32(8, 16),), LINE, CLUSTER, Linear((), open=True, contracts=True))
+    found = op_strategies(
+        op, tensors, (f32(8, 16),), LINE, CLUSTER, Linear((), open=True, contracts=True)
+    )
     partial = only(found, '[{}, {"x"}], [{"x"}, {}]', '[{}, {}], unreduced={"x"}')
     assert partial.collectives == () and partial.reduced == ("x",)
     assert partial.unscattered == partial.results
@@ -285,12 +317,18 @@ def test_what_is_linear_in_both_operands_takes_both_partial_along_the_same_axes(
 
 @pytest.mark.parametrize(
     ("result", "kinds"),
-    [("[{}, {}]", [ALL_REDUCE]), ('[{"x"}, {}]', [REDUCE_SCATTER]), ('[{}, {}], unreduced={"x"}', [])],
+    [
+        ("[{}, {}]", [ALL_REDUCE]),
+        ('[{"x"}, {}]', [REDUCE_SCATTER]),
+        ('[{}, {}], unreduced={"x"}', []),
+    ],
 )
 def test_terms_are_summed_up_scattered_or_handed_on(result: str, kinds: list[str]) -> None:
     partial = ", ".join(['[{}, {}], unreduced={"x"}'] * 2)
     strategy = only(join_strategies(JOIN, LINE), partial, result)
-    assert [(step.kind, step.axes, step.bytes) for step in strategy.collectives] == [(k, ("x",), 256.0) for k in kinds]
+    assert [(step.kind, step.axes, step.bytes) for step in strategy.collectives] == [
+        (k, ("x",), 256.0) for k in kinds
+    ]
     # The operation itself is written as partial; the sum stands behind it.
     assert str(strategy.unscattered[0]) == '[{}, {}], unreduced={"x"}'
     # Every device works on whole terms.
@@ -315,8 +353,11 @@ def test_zeros_are_terms_for_nothing() -> None:
 
 
 def test_a_gather_that_sums_up_by_itself_stays_whole_along_that_axis() -> None:
-    """Partial along one axis because its operand is, but not along the one that splits what it looks up."""
-    op = Op("gather", (0, 1), (2,), rule("ik,j->jk", {"i": 8, "j": 4, "k": 8}, reduction="i"), "add")
+    """Partial along one axis because its operand is, but not along the one that splits what it
+    looks up."""
+    op = Op(
+        "gather", (0, 1), (2,), rule("ik,j->jk", {"i": 8, "j": 4, "k": 8}, reduction="i"), "add"
+    )
     tensors = (f32(8, 8), f32(4)), (f32(4, 8),)
     found = op_strategies(op, *tensors, MESH, CLUSTER, Linear(((0,),), open=True, sums=True))
     assert any(s.results[0].partial == ("x",) for s in found)

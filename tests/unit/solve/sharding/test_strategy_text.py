@@ -1,4 +1,5 @@
-"""Solutions as a plan file keeps them: read back they are the same, values that are computed again among them."""
+"""Solutions as a plan file keeps them: read back they are the same, values that are computed again
+among them."""
 
 from __future__ import annotations
 
@@ -36,7 +37,15 @@ def recorded(problem: IntraOpProblem, plan: IntraOpPlan) -> GivenShardings:
 
 def assert_kept(problem: IntraOpProblem, plan: IntraOpPlan) -> None:
     solution, again = restore(problem, recorded(problem, plan), ARGUMENTS, "stages[0].shardings")
-    for name in ("shardings", "strategies", "communication", "rematerialized", "fresh", "made_anywhere", "order"):
+    for name in (
+        "shardings",
+        "strategies",
+        "communication",
+        "rematerialized",
+        "fresh",
+        "made_anywhere",
+        "order",
+    ):
         assert getattr(again, name) == getattr(plan, name), name
     assert np.array_equal(again.live_bytes, plan.live_bytes)
     assert again.summary() == plan.summary() and np.isfinite(solution.objective)
@@ -80,10 +89,19 @@ def test_what_does_not_exist_is_refused() -> None:
     given = recorded(problem, problem.decode(problem.solve()))
     cases = [
         (replace(given, ops=given.ops[1:]), "field 'p.ops': expected "),
-        (replace(given, ops=("dot", *given.ops[1:])), r"field 'p.ops\[0\]': expected a way to split operation 0: "),
+        (
+            replace(given, ops=("dot", *given.ops[1:])),
+            r"field 'p.ops\[0\]': expected a way to split operation 0: ",
+        ),
         (replace(given, inputs={}), "missing field 'p.inputs.arg0'"),
-        (replace(given, inputs={**given.inputs, "arg0": "[{q}, {}]"}), "field 'p.inputs.arg0': expected a sharding of"),
-        (replace(given, inputs={**given.inputs, "arg0": "q"}), "field 'p.inputs.arg0': expected a sharding such as"),
+        (
+            replace(given, inputs={**given.inputs, "arg0": "[{q}, {}]"}),
+            "field 'p.inputs.arg0': expected a sharding of",
+        ),
+        (
+            replace(given, inputs={**given.inputs, "arg0": "q"}),
+            "field 'p.inputs.arg0': expected a sharding such as",
+        ),
     ]
     for changed, message in cases:
         with pytest.raises(UserError, match=message):

@@ -26,26 +26,39 @@ from shardopt.solve.stages.stage_problem import (
 Allowed = Callable[[StageProblem, Stages], bool]
 
 
-def all_plans(problem: StageProblem, start: int = 0, free: tuple[int, ...] | None = None) -> Iterator[Stages]:
+def all_plans(
+    problem: StageProblem, start: int = 0, free: tuple[int, ...] | None = None
+) -> Iterator[Stages]:
     """Every exact cover of layers and devices by stages of finite time."""
     free = problem.num_devices if free is None else free
     if start == problem.num_layers:
         yield from [()] * (not any(free))
         return
-    for end, (o, option) in itertools.product(range(start + 1, problem.num_layers + 1), enumerate(problem.options)):
-        left = tuple(count - option.num_devices * (group == option.group) for group, count in enumerate(free))
+    for end, (o, option) in itertools.product(
+        range(start + 1, problem.num_layers + 1), enumerate(problem.options)
+    ):
+        left = tuple(
+            count - option.num_devices * (group == option.group) for group, count in enumerate(free)
+        )
         if min(left) >= 0 and math.isfinite(problem.seconds[start, end, o]):
             yield from (((start, end, o), *rest) for rest in all_plans(problem, end, left))
 
 
 def fits(problem: StageProblem, stages: Stages) -> bool:
     held = in_flight_counts(problem, len(stages))[::-1]
-    return all(problem.fits(count, start, end)[o] for (start, end, o), count in zip(stages, held, strict=True))
+    return all(
+        problem.fits(count, start, end)[o]
+        for (start, end, o), count in zip(stages, held, strict=True)
+    )
 
 
 def least(problem: StageProblem, allowed: Allowed = lambda problem, stages: True) -> float | None:
     """The shortest step of the plans that fit and are allowed; None where there is none."""
-    steps = [evaluate(problem, p).seconds for p in all_plans(problem) if allowed(problem, p) and fits(problem, p)]
+    steps = [
+        evaluate(problem, p).seconds
+        for p in all_plans(problem)
+        if allowed(problem, p) and fits(problem, p)
+    ]
     return min(steps, default=None)
 
 
@@ -53,12 +66,23 @@ def least(problem: StageProblem, allowed: Allowed = lambda problem, stages: True
 def problems(draw: st.DrawFn, planner: Planner | None = None) -> StageProblem:
     """Prices of all stages on a small cluster, of the options that a planner has a use for."""
     cluster = load_cluster(f"cpu-test:{draw(st.sampled_from(['1x1', '1x2', '1x4', '2x2', '3x1']))}")
-    kinds = [replace(option, recompute=mode) for option in stage_options(cluster) for mode in ("none", "full")]
+    kinds = [
+        replace(option, recompute=mode)
+        for option in stage_options(cluster)
+        for mode in ("none", "full")
+    ]
     options = tuple(kinds) if planner is None else planner.options(kinds)
     if planner is not None and planner.one_stage:
         options = tuple(option for option in options if option.num_devices == cluster.num_devices)
     layers, rng = draw(st.integers(1, 4)), np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    return priced(options or kinds, (cluster.num_devices,), layers, draw(st.integers(1, 6)), rng, draw(st.booleans()))
+    return priced(
+        options or kinds,
+        (cluster.num_devices,),
+        layers,
+        draw(st.integers(1, 6)),
+        rng,
+        draw(st.booleans()),
+    )
 
 
 def priced(
@@ -69,11 +93,15 @@ def priced(
     rng: np.random.Generator,
     tight: bool,
 ) -> StageProblem:
-    """Random prices; equal ones for options that agree in everything, so that restrictions can be compared."""
+    """Random prices; equal ones for options that agree in everything, so that restrictions can be
+    compared."""
     shape = (layers + 1, layers + 1, len(options))
     seconds = rng.uniform(0.1, 5, shape)
     seconds[rng.random(shape) < 0.1] = np.inf
-    fixed, activations = rng.integers(0, 4, shape).astype(float), rng.integers(0, 3, shape).astype(float)
+    fixed, activations = (
+        rng.integers(0, 4, shape).astype(float),
+        rng.integers(0, 3, shape).astype(float),
+    )
     in_flight = one_f_one_b_in_flight if rng.random() < 0.5 else gpipe_in_flight
     return StageProblem(
         layers,

@@ -23,19 +23,27 @@ def row(*sizes: int) -> tuple[StageOption, ...]:
     return tuple(StageOption(size, Submesh(1, size), (1, size)) for size in sizes)
 
 
-def additive(layers: list[float], sizes: tuple[int, ...], devices: int, batches: int, exponent: float) -> StageProblem:
+def additive(
+    layers: list[float], sizes: tuple[int, ...], devices: int, batches: int, exponent: float
+) -> StageProblem:
     """Stage seconds are the layers' sum / devices ** exponent; no memory."""
     prefix = np.concatenate(([0.0], np.cumsum(layers)))
-    seconds = (prefix[None, :] - prefix[:, None])[:, :, None] / np.array(sizes, dtype=float) ** exponent
+    seconds = (prefix[None, :] - prefix[:, None])[:, :, None] / np.array(
+        sizes, dtype=float
+    ) ** exponent
     zeros = np.zeros_like(seconds)
-    return StageProblem(len(layers), row(*sizes), (devices,), batches, seconds, zeros, zeros, zeros, (1.0,))
+    return StageProblem(
+        len(layers), row(*sizes), (devices,), batches, seconds, zeros, zeros, zeros, (1.0,)
+    )
 
 
 def all_plans(problem: StageProblem, num_stages: int | None = None) -> Iterator[Stages]:
     """All cuts and options that use all devices and fit the memory, from the definition."""
     layers, held = problem.num_layers, [option.held for option in problem.options]
     for count in range(1, layers + 1) if num_stages is None else (num_stages,):
-        counts = [problem.in_flight(count - k, count, problem.num_microbatches) for k in range(count)]
+        counts = [
+            problem.in_flight(count - k, count, problem.num_microbatches) for k in range(count)
+        ]
         for inner in itertools.combinations(range(1, layers), count - 1):
             pairs = list(itertools.pairwise((0, *inner, layers)))
             for chosen in itertools.product(range(len(problem.options)), repeat=count):
@@ -53,10 +61,18 @@ def all_plans(problem: StageProblem, num_stages: int | None = None) -> Iterator[
 
 
 def step_seconds(problem: StageProblem, stages: Stages) -> float:
-    cuts = np.zeros((2, problem.num_layers + 1)) if problem.transfer_seconds is None else problem.transfer_seconds
+    cuts = (
+        np.zeros((2, problem.num_layers + 1))
+        if problem.transfer_seconds is None
+        else problem.transfer_seconds
+    )
     stages_seconds = [float(problem.seconds[stage]) for stage in stages]
     ways = [float(cuts[way, start]) for start, _, _ in stages[1:] for way in (0, 1)]
-    longest = (problem.num_microbatches - 1) * max(stages_seconds + ways) if problem.num_microbatches > 1 else 0.0
+    longest = (
+        (problem.num_microbatches - 1) * max(stages_seconds + ways)
+        if problem.num_microbatches > 1
+        else 0.0
+    )
     return sum(stages_seconds + ways) + longest
 
 
@@ -90,7 +106,8 @@ SCHEDULES: tuple[InFlight, ...] = (
 
 
 def random_problem(seed: int) -> tuple[StageProblem, int | None]:
-    """Up to four layers, three sizes in up to two host groups, variants, transfers, any schedule, infeasible stages."""
+    """Up to four layers, three sizes in up to two host groups, variants, transfers, any schedule,
+    infeasible stages."""
     rng = np.random.default_rng(seed)
     groups, layers = int(rng.choice([1, 1, 2])), int(rng.integers(1, 5))
     devices = tuple(int(rng.integers(1, 6 if groups == 1 else 4)) for _ in range(groups))

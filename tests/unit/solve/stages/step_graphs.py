@@ -1,4 +1,5 @@
-"""Hand-made training steps as op graphs: a network of matrix products and its backward pass, as autodiff writes it."""
+"""Hand-made training steps as op graphs: a network of matrix products and its backward pass, as
+autodiff writes it."""
 
 from __future__ import annotations
 
@@ -11,12 +12,15 @@ from shardopt.solve.stages.step_graph import StepGraph, sum_point
 
 WIDTH = 8
 _SQUARE, _DIMS = (WIDTH, WIDTH), ((0,), (1,))
-_PRODUCT = FactorRule((WIDTH,) * 3, (((0,), (2,)), ((2,), (1,))), (_DIMS,), reduction=frozenset({2}))
+_PRODUCT = FactorRule(
+    (WIDTH,) * 3, (((0,), (2,)), ((2,), (1,))), (_DIMS,), reduction=frozenset({2})
+)
 
 
 @dataclass
 class StepBuilder:
-    """Nodes `h_k = tanh(h_i @ w) + …`, then `backward` from the last; everything is WIDTH x WIDTH."""
+    """Nodes `h_k = tanh(h_i @ w) + …`, then `backward` from the last; everything is WIDTH x
+    WIDTH."""
 
     tensors: list[Tensor] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
@@ -38,9 +42,17 @@ class StepBuilder:
     def op(self, label: str, name: str, *operands: int) -> int:
         """Append an operation; its result."""
         result = self.tensor()
-        rule = _PRODUCT if name == "dot_general" else FactorRule(_SQUARE, (_DIMS,) * len(operands), (_DIMS,))
-        flops = {"dot_general": 2.0 * WIDTH**3, "constant": 0.0, "transpose": 0.0}.get(name, float(WIDTH**2))
-        self.ops.append(Op(name, operands, (result,), rule, "add" if rule is _PRODUCT else None, flops))
+        rule = (
+            _PRODUCT
+            if name == "dot_general"
+            else FactorRule(_SQUARE, (_DIMS,) * len(operands), (_DIMS,))
+        )
+        flops = {"dot_general": 2.0 * WIDTH**3, "constant": 0.0, "transpose": 0.0}.get(
+            name, float(WIDTH**2)
+        )
+        self.ops.append(
+            Op(name, operands, (result,), rule, "add" if rule is _PRODUCT else None, flops)
+        )
         self.names.append(label)
         return result
 
@@ -57,8 +69,11 @@ class StepBuilder:
         self.accumulators[output] = accumulator
         return output
 
-    def backward(self, seed: int, trained: Sequence[int], sums: dict[int, tuple[int, int]] | None = None) -> None:
-        """Gradients of `trained`, from the gradient `seed` of the last node; sums[a] = (b, c): value a is b + c."""
+    def backward(
+        self, seed: int, trained: Sequence[int], sums: dict[int, tuple[int, int]] | None = None
+    ) -> None:
+        """Gradients of `trained`, from the gradient `seed` of the last node; sums[a] = (b, c):
+        value a is b + c."""
         gradient = {self.nodes[-1][2]: seed}
         terms: dict[int, list[int]] = {}
         for k in reversed(range(len(self.nodes))):
@@ -69,7 +84,11 @@ class StepBuilder:
             terms.setdefault(weight, []).append(self.op(f"b{k}.dw", "dot_general", source, inner))
             passed = self.op(f"b{k}.dx", "dot_general", inner, weight)
             for part in (sums or {}).get(source, (source,)):
-                gradient[part] = passed if part not in gradient else self.op(f"b{k}.sum", "add", gradient[part], passed)
+                gradient[part] = (
+                    passed
+                    if part not in gradient
+                    else self.op(f"b{k}.sum", "add", gradient[part], passed)
+                )
         for weight in trained:
             total = terms[weight][0]
             for term in terms[weight][1:]:
@@ -80,11 +99,14 @@ class StepBuilder:
         defined = {result for op in self.ops for result in op.results}
         inputs = tuple(t for t in range(len(self.tensors)) if t not in defined)
         graph = OpGraph(tuple(self.tensors), tuple(self.ops), inputs, tuple(self.accumulators))
-        problem = LayerProblem(graph, self.weight_of, self.accumulators, frozenset(self.free), num_layers)
+        problem = LayerProblem(
+            graph, self.weight_of, self.accumulators, frozenset(self.free), num_layers
+        )
         return problem if not options else type(problem)(**{**vars(problem), **options})
 
     def step(self, num_layers: int, microbatches: int) -> StepGraph:
-        """The whole step: accumulators begin as zeros, and the sum of each gradient is taken off its weight."""
+        """The whole step: accumulators begin as zeros, and the sum of each gradient is taken off
+        its weight."""
         body = self.problem(num_layers)
         layers = assign_layers(body).layer
         producer = body.graph.producers()
@@ -95,7 +117,9 @@ class StepBuilder:
             return len(tensors) - 1
 
         zero = FactorRule(_SQUARE, (), (_DIMS,))
-        starts = [Op("constant", (), (before,), zero, zero=True) for before in self.accumulators.values()]
+        starts = [
+            Op("constant", (), (before,), zero, zero=True) for before in self.accumulators.values()
+        ]
         inner = [replace(op, repeat=microbatches) for op in self.ops]
         behind: list[Op] = []
         behind_layers: list[int] = []
@@ -105,16 +129,30 @@ class StepBuilder:
             behind.append(sum_point(after, total, _SQUARE))
             for weight in weights:
                 updated = fresh(weight)
-                behind.append(Op("subtract", (weight, total), (updated,), FactorRule(_SQUARE, (_DIMS,) * 2, (_DIMS,))))
+                behind.append(
+                    Op(
+                        "subtract",
+                        (weight, total),
+                        (updated,),
+                        FactorRule(_SQUARE, (_DIMS,) * 2, (_DIMS,)),
+                    )
+                )
                 donated.append((weight, updated))
                 returned.append(updated)
             returned += [] if weights else [total]
             behind_layers += [layers[producer[after]]] * (1 + len(weights))
         own = [layers[producer[after]] for after in self.accumulators]
         given = set(body.graph.inputs) - set(self.accumulators.values())
-        graph = OpGraph(tuple(tensors), (*starts, *inner, *behind), tuple(sorted(given)), tuple(returned))
+        graph = OpGraph(
+            tuple(tensors), (*starts, *inner, *behind), tuple(sorted(given)), tuple(returned)
+        )
         readers = body.graph.consumers()
-        owner = {tensor: min((layers[op] for op in readers[tensor]), default=0) for tensor in sorted(given)}
+        owner = {
+            tensor: min((layers[op] for op in readers[tensor]), default=0)
+            for tensor in sorted(given)
+        }
         carried = tuple((before, after) for after, before in self.accumulators.items())
         loop = len(starts), len(starts) + len(inner)
-        return StepGraph(graph, (*own, *layers, *behind_layers), loop, carried, (*carried, *donated), owner)
+        return StepGraph(
+            graph, (*own, *layers, *behind_layers), loop, carried, (*carried, *donated), owner
+        )

@@ -5,7 +5,11 @@ from itertools import product
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shardopt.solve.stages.layers.backward_cuts import BackwardProblem, BackwardValue, place_backward
+from shardopt.solve.stages.layers.backward_cuts import (
+    BackwardProblem,
+    BackwardValue,
+    place_backward,
+)
 
 
 def crossing_bytes(problem: BackwardProblem, layer: tuple[int, ...]) -> int:
@@ -16,7 +20,12 @@ def crossing_bytes(problem: BackwardProblem, layer: tuple[int, ...]) -> int:
             above = [layer[op] >= boundary for op in value.readers]
             home = value.home if value.producer is None else layer[value.producer]
             down = home >= boundary and not all(above)
-            up = value.producer is None and home < boundary and value.spread < boundary and any(above)
+            up = (
+                value.producer is None
+                and home < boundary
+                and value.spread < boundary
+                and any(above)
+            )
             total += value.bytes * (down or up)
     return total
 
@@ -34,7 +43,9 @@ def falls(problem: BackwardProblem, layer: tuple[int, ...]) -> bool:
 @st.composite
 def problems(draw: st.DrawFn) -> BackwardProblem:
     num_ops, num_layers = draw(st.integers(1, 5)), draw(st.integers(1, 4))
-    bounds = [sorted(draw(st.tuples(*[st.integers(0, num_layers - 1)] * 2))) for _ in range(num_ops)]
+    bounds = [
+        sorted(draw(st.tuples(*[st.integers(0, num_layers - 1)] * 2))) for _ in range(num_ops)
+    ]
     values = []
     for op in range(num_ops):
         readers = tuple(reader for reader in range(op + 1, num_ops) if draw(st.booleans()))
@@ -51,12 +62,16 @@ def problems(draw: st.DrawFn) -> BackwardProblem:
 @settings(max_examples=300, deadline=None)
 @given(problems())
 def test_cuts_are_as_cheap_as_any_placement(problem: BackwardProblem) -> None:
-    within = product(*(range(low, high + 1) for low, high in zip(problem.least, problem.most, strict=True)))
+    within = product(
+        *(range(low, high + 1) for low, high in zip(problem.least, problem.most, strict=True))
+    )
     allowed = [layer for layer in within if falls(problem, layer)]
     assume(allowed)
     found = place_backward(problem)
     assert found in allowed
-    assert crossing_bytes(problem, found) == min(crossing_bytes(problem, layer) for layer in allowed)
+    assert crossing_bytes(problem, found) == min(
+        crossing_bytes(problem, layer) for layer in allowed
+    )
 
 
 @settings(max_examples=200, deadline=None)
@@ -64,11 +79,14 @@ def test_cuts_are_as_cheap_as_any_placement(problem: BackwardProblem) -> None:
 def test_contradictory_bounds_give_way_upwards(problem: BackwardProblem) -> None:
     found = place_backward(problem)
     assert falls(problem, found)
-    assert all(low <= layer < problem.num_layers for low, layer in zip(problem.least, found, strict=True))
+    assert all(
+        low <= layer < problem.num_layers for low, layer in zip(problem.least, found, strict=True)
+    )
 
 
 def test_normalisation_crosses_as_one_tensor() -> None:
-    """Two terms and a residual are summed before they leave the layer whose normalisation they come from."""
+    """Two terms and a residual are summed before they leave the layer whose normalisation they come
+    from."""
     values = (
         BackwardValue(8, (2,), 0),  # the gradient inside the layer
         BackwardValue(8, (3,), 1),  # the gradient past it
@@ -80,5 +98,7 @@ def test_normalisation_crosses_as_one_tensor() -> None:
 
 
 def test_a_small_summary_crosses_before_it_is_spread() -> None:
-    problem = BackwardProblem(2, (1, 0, 0), (1, 1, 0), (BackwardValue(1, (1,), 0), BackwardValue(64, (2,), 1)))
+    problem = BackwardProblem(
+        2, (1, 0, 0), (1, 1, 0), (BackwardValue(1, (1,), 0), BackwardValue(64, (2,), 1))
+    )
     assert place_backward(problem) == (1, 0, 0)

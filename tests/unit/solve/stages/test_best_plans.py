@@ -19,7 +19,12 @@ from shardopt.solve.stages.baselines.planner import Request
 from shardopt.solve.stages.baselines.registry import find_planner
 from shardopt.solve.stages.cut_transfers import CutTransfers
 from shardopt.solve.stages.dp.best_plans import NEAR, best_plans
-from shardopt.solve.stages.search.plan_search import DpSolver, ExactPrices, schedule_in_flight, search_plans
+from shardopt.solve.stages.search.plan_search import (
+    DpSolver,
+    ExactPrices,
+    schedule_in_flight,
+    search_plans,
+)
 from shardopt.solve.stages.search.rerank import SimulatedPlan, simulate_plan
 from shardopt.solve.stages.stage_problem import (
     InFlight,
@@ -38,10 +43,14 @@ DP = find_planner("dp")
 def cluster(spec: str, call_seconds: float = 0.0) -> Cluster:
     """A preset in which a call takes so long."""
     found = load_cluster(spec)
-    return replace(found, groups=tuple(replace(group, dispatch_seconds=call_seconds) for group in found.groups))
+    return replace(
+        found, groups=tuple(replace(group, dispatch_seconds=call_seconds) for group in found.groups)
+    )
 
 
-def transfers(problem: StageProblem, spec: str, forward: int = 0, backward: int = 0) -> CutTransfers:
+def transfers(
+    problem: StageProblem, spec: str, forward: int = 0, backward: int = 0
+) -> CutTransfers:
     ways = (np.full(problem.num_layers + 1, size, dtype=np.int64) for size in (forward, backward))
     return CutTransfers(cluster(spec), *ways)
 
@@ -51,7 +60,8 @@ def transfers(problem: StageProblem, spec: str, forward: int = 0, backward: int 
 
 @pytest.mark.parametrize("block", range(4))
 def test_the_best_of_each_number_of_stages_are_among_them(block: int) -> None:
-    """A thousand cases: the plans are valid and different, and the shortest best-of-its-number are all there."""
+    """A thousand cases: the plans are valid and different, and the shortest best-of-its-number are
+    all there."""
     seen = 0
     for seed in range(250 * block, 250 * (block + 1)):
         problem, _ = random_problem(seed)
@@ -65,7 +75,9 @@ def test_the_best_of_each_number_of_stages_are_among_them(block: int) -> None:
         seen += 1
         for k in (1, 3):
             plans = best_plans(problem, k)
-            near = sorted(seconds for seconds in least.values() if seconds <= NEAR * min(least.values()))[:k]
+            near = sorted(
+                seconds for seconds in least.values() if seconds <= NEAR * min(least.values())
+            )[:k]
             found = [plan.seconds for plan in plans if plan.status == "optimal"]
             assert found[: len(near)] == pytest.approx(near), f"seed {seed}"
             assert len({plan.stages for plan in plans}) == len(plans) <= k
@@ -90,7 +102,9 @@ def plan_of(problem: StageProblem, stages: Stages) -> StageSolution:
     return evaluate(problem, stages)
 
 
-def simulated(problem: StageProblem, stages: Stages, schedule: str, cut: CutTransfers) -> SimulatedPlan:
+def simulated(
+    problem: StageProblem, stages: Stages, schedule: str, cut: CutTransfers
+) -> SimulatedPlan:
     found = simulate_plan(problem, plan_of(problem, stages), schedule, cut)
     assert found is not None
     return found
@@ -105,30 +119,39 @@ def test_equal_stages_take_what_the_formula_says() -> None:
 
 
 def test_every_call_takes_its_time() -> None:
-    """Half a second a call: two for each microbatch of the first stage, one for the last, which is one fragment."""
+    """Half a second a call: two for each microbatch of the first stage, one for the last, which is
+    one fragment."""
     problem = replace(additive([3] * 2, (1,), 2, 8, 0.0), forward_seconds=np.full((3, 3, 1), 1.0))
     stages = ((0, 1, 0), (1, 2, 0))
     cut = replace(transfers(problem, "cpu-test:1x2"), cluster=cluster("cpu-test:1x2", 0.5))
-    # The first stage is busy with 1.5 and 2.5 for each microbatch, and waits twice: 3.5 - 1.5 for the last in the
-    # beginning, and 1 at the end.
-    assert simulated(problem, stages, "1f1b", cut).step_seconds == pytest.approx(8 * (1.5 + 2.5) + 2 + 1)
+    # The first stage is busy with 1.5 and 2.5 for each microbatch, and waits twice: 3.5 - 1.5 for
+    # the last in the beginning, and 1 at the end.
+    assert simulated(problem, stages, "1f1b", cut).step_seconds == pytest.approx(
+        8 * (1.5 + 2.5) + 2 + 1
+    )
 
 
 def test_the_simulator_is_asked_with_the_seconds_of_the_plan() -> None:
-    """By hand: stages of different lengths, activations of 1 MB and gradients of 2 MB between two hosts."""
+    """By hand: stages of different lengths, activations of 1 MB and gradients of 2 MB between two
+    hosts."""
     problem = additive([3, 5, 4], (1,), 3, 6, 0.0)
     problem = replace(problem, forward_seconds=np.minimum(problem.seconds, 1.5))
     cut = transfers(problem, "cpu-test:3x1", 10**6, 2 * 10**6)
     stages = ((0, 1, 0), (1, 2, 0), (2, 3, 0))
     found = simulated(problem, stages, "1f1b", cut)
     graph = chain_graph(3)
-    seconds = {task: 1.5 if task.kind == TaskKind.FORWARD else [1.5, 3.5, 2.5][task.stage] for task in graph.tasks}
+    seconds = {
+        task: 1.5 if task.kind == TaskKind.FORWARD else [1.5, 3.5, 2.5][task.stage]
+        for task in graph.tasks
+    }
     link = cut.cluster.groups[0].inter_host
     delays, cards = [], []
     for edge in graph.edges:
         a, b = edge.src.stage, edge.dst.stage
         size = 0 if a == b else 10**6 * (1 if a < b else 2)
-        delays.append(link.latency_seconds + size / link.bandwidth_bytes_per_second if size else 0.0)
+        delays.append(
+            link.latency_seconds + size / link.bandwidth_bytes_per_second if size else 0.0
+        )
         cards.append((2 * a, 2 * b + 1) if size else ())
     expected = simulate(build_schedule("1f1b", 3, 6), graph, seconds, delays, edge_links=cards)
     assert found.step_seconds == pytest.approx(expected.makespan_seconds)
@@ -140,7 +163,9 @@ def test_neighbours_on_one_host_are_nearer_than_the_formula_fears() -> None:
     cut = transfers(problem, "cpu-test:1x4", 10**6, 10**6)
     far = transfers(problem, "cpu-test:2x2", 10**6, 10**6)
     stages = ((0, 1, 0), (1, 2, 0))
-    near_seconds, far_seconds = (simulated(problem, stages, "1f1b", each).step_seconds for each in (cut, far))
+    near_seconds, far_seconds = (
+        simulated(problem, stages, "1f1b", each).step_seconds for each in (cut, far)
+    )
     assert near_seconds < far_seconds
 
 
@@ -194,7 +219,8 @@ def test_lower_bounds_are_made_exact_where_it_matters() -> None:
 
 
 def test_a_schedule_that_fits_is_found() -> None:
-    """Activations for two microbatches fit: GPipe has no plan, eager 1F1B none with a pipeline as fast."""
+    """Activations for two microbatches fit: GPipe has no plan, eager 1F1B none with a pipeline as
+    fast."""
     problem = additive([1, 1], (1, 2), 2, 8, 0.1)
     problem = replace(
         problem,
@@ -215,7 +241,9 @@ def test_eager_1f1b_hides_transfers_where_memory_allows() -> None:
     problem = replace(problem, forward_seconds=problem.seconds / 3)
     size = int(cluster("cpu-test:4x1").groups[0].inter_host.bandwidth_bytes_per_second)
     cut = transfers(problem, "cpu-test:4x1", size, size)
-    found = search_plans(ExactPrices(problem), searched_schedules(trains=True), cut, DP, Request(num_stages=4))
+    found = search_plans(
+        ExactPrices(problem), searched_schedules(trains=True), cut, DP, Request(num_stages=4)
+    )
     assert found.best.schedule == "eager-1f1b"
     steps = {each.schedule: each.step_seconds for each in found.best_by_schedule}
     assert steps["eager-1f1b"] < steps["1f1b"]
@@ -223,7 +251,9 @@ def test_eager_1f1b_hides_transfers_where_memory_allows() -> None:
 
 def test_alike_schedules_go_to_the_one_with_the_least_memory() -> None:
     problem = additive([3, 3], (1,), 2, 8, 0.0)
-    problem = replace(problem, forward_seconds=problem.seconds / 3, activation_bytes=np.ones_like(problem.seconds))
+    problem = replace(
+        problem, forward_seconds=problem.seconds / 3, activation_bytes=np.ones_like(problem.seconds)
+    )
     problem = replace(problem, memory_bytes=(100.0,))
     cut = transfers(problem, "cpu-test:1x2")
     for order in (("gpipe", "1f1b", "eager-1f1b"), ("eager-1f1b", "gpipe", "1f1b")):
@@ -231,8 +261,8 @@ def test_alike_schedules_go_to_the_one_with_the_least_memory() -> None:
 
 
 def test_simulating_the_best_plans_pays() -> None:
-    """Problems small enough to simulate every plan: the plan found is near the best of all, and nearer than the optimum
-    of the formula."""
+    """Problems small enough to simulate every plan: the plan found is near the best of all, and
+    nearer than the optimum of the formula."""
     schedules = searched_schedules(trains=True)
     behind, formula_behind = [], []
     for seed in range(24):
@@ -254,8 +284,9 @@ def test_simulating_the_best_plans_pays() -> None:
 
 
 def uneven_problem(seed: int) -> tuple[StageProblem, CutTransfers]:
-    """Three or four layers on two hosts with four devices, of which forwards take a quarter to a half; the last stage
-    has its backward in its forward. Devices scale badly, so that pipelines pay."""
+    """Three or four layers on two hosts with four devices, of which forwards take a quarter to a
+    half; the last stage has its backward in its forward. Devices scale badly, so that pipelines
+    pay."""
     rng = np.random.default_rng(seed)
     layers, devices = int(rng.integers(3, 5)), np.array([1, 2, 4, 8])
     prefix = np.concatenate(([0.0], rng.uniform(0.005, 0.015, layers).cumsum()))
@@ -266,7 +297,9 @@ def uneven_problem(seed: int) -> tuple[StageProblem, CutTransfers]:
     forward[:, layers] = seconds[:, layers]
     options = (*row(1, 2, 4), StageOption(8, Submesh(2, 4), (2, 4)))
     problem = additive([1] * layers, (1, 2, 4, 8), 8, int(rng.choice([4, 8])), 1.0)
-    cut = transfers(problem, "cpu-test:2x4", *(int(rng.choice([10**4, 10**6, 4 * 10**6])) for _ in range(2)))
+    cut = transfers(
+        problem, "cpu-test:2x4", *(int(rng.choice([10**4, 10**6, 4 * 10**6])) for _ in range(2))
+    )
     return replace(
         problem,
         options=options,
@@ -282,7 +315,9 @@ def uneven_problem(seed: int) -> tuple[StageProblem, CutTransfers]:
 def test_unknown_schedules_are_refused() -> None:
     problem = additive([1, 1], (1,), 2, 4, 0.0)
     with pytest.raises(UserError, match="unknown schedule"):
-        search_plans(ExactPrices(problem), ("1f2b",), transfers(problem, "cpu-test:1x2"), DP, Request())
+        search_plans(
+            ExactPrices(problem), ("1f2b",), transfers(problem, "cpu-test:1x2"), DP, Request()
+        )
 
 
 def test_in_flight_counts_from_the_end() -> None:

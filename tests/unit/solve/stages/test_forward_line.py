@@ -15,7 +15,8 @@ from shardopt.solve.stages.layers.layer_dp import Value, solve_layers
 
 
 def runs_of(text: str) -> list[tuple[int, int, int]]:
-    """(start, period, repeats) of the blocks among operations written as letters, each with the same work."""
+    """(start, period, repeats) of the blocks among operations written as letters, each with the
+    same work."""
     return [(run.start, run.period, run.repeats) for run in find_blocks(text, [1.0] * len(text))]
 
 
@@ -26,7 +27,10 @@ def runs_of(text: str) -> list[tuple[int, int, int]]:
         ("aaaa", [(0, 1, 4)]),
         ("eqqqoffqqqoffqqqoffh", [(1, 6, 3)]),  # three projections of one block are not the blocks
         ("eabababxyzxyzxyzh", [(1, 2, 3), (7, 3, 3)]),  # an encoder and a decoder
-        ("sAbcbcdEfefefGhgh", [(2, 2, 2), (8, 2, 2)]),  # nothing shorter than half of the longest run's blocks
+        (
+            "sAbcbcdEfefefGhgh",
+            [(2, 2, 2), (8, 2, 2)],
+        ),  # nothing shorter than half of the longest run's blocks
     ],
 )
 def test_blocks(operations: str, found: list[tuple[int, int, int]]) -> None:
@@ -64,18 +68,24 @@ def test_runs_are_disjoint_and_repeat(operations: list[int]) -> None:
 
 
 def model(blocks: int, *, head: float = 0.0) -> ForwardLine:
-    """Blocks of four units with 1, 2, 1 and 0 FLOPs, 5 bytes between blocks and 9 inside; a head behind them."""
+    """Blocks of four units with 1, 2, 1 and 0 FLOPs, 5 bytes between blocks and 9 inside; a head
+    behind them."""
     flops = [1.0, 2.0, 1.0, 0.0] * blocks + [head] * (head > 0)
     values = [Value(k, 5 if k % 4 == 3 else 9, (k + 1,)) for k in range(len(flops) - 1)]
     operators = [unit for unit in range(4 * blocks) if unit % 4 < 3] + [4 * blocks] * (head > 0)
     kinds = [f"{unit % 4}" if unit < 4 * blocks else "head" for unit in operators]
     return ForwardLine(
-        np.array(flops), values, tuple(operators), tuple(kinds), tuple(flops[unit] for unit in operators)
+        np.array(flops),
+        values,
+        tuple(operators),
+        tuple(kinds),
+        tuple(flops[unit] for unit in operators),
     )
 
 
 @pytest.mark.parametrize(
-    ("blocks", "layers"), [(8, 8), (12, 12), (16, 16), (24, 12), (32, 16), (34, 16), (40, 10), (48, 16)]
+    ("blocks", "layers"),
+    [(8, 8), (12, 12), (16, 16), (24, 12), (32, 16), (34, 16), (40, 10), (48, 16)],
 )
 def test_one_layer_for_each_block_or_for_equally_many(blocks: int, layers: int) -> None:
     line = model(blocks)
@@ -87,7 +97,9 @@ def test_one_layer_for_each_block_or_for_equally_many(blocks: int, layers: int) 
 
 
 def test_few_blocks_are_cut_where_that_is_cheap() -> None:
-    line = ForwardLine(np.ones(8), [Value(k, 5, (k + 1,)) for k in range(7)], (0, 4), ("a", "a"), (1.0, 1.0))
+    line = ForwardLine(
+        np.ones(8), [Value(k, 5, (k + 1,)) for k in range(7)], (0, 4), ("a", "a"), (1.0, 1.0)
+    )
     assert count_blocks(line.runs) == 2
     assert line.best_count(0.5) == 8
 

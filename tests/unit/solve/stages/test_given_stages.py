@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.planfile.parts import GivenStage
-from shardopt.solve.stages.search.given_stages import allows, allows_layers, given_devices, solve_given, wanted_by
+from shardopt.solve.stages.search.given_stages import (
+    allows,
+    allows_layers,
+    given_devices,
+    solve_given,
+    wanted_by,
+)
 from shardopt.solve.stages.stage_problem import (
     StageProblem,
     Stages,
@@ -26,7 +32,9 @@ from shardopt.solve.stages.stage_problem import (
 )
 from shardopt.support.errors import UserError
 
-CLUSTERS = tuple(load_cluster(spec) for spec in ("cpu-test:1x2", "cpu-test:2x2", "cpu-test:1x2+cpu-test:1x1"))
+CLUSTERS = tuple(
+    load_cluster(spec) for spec in ("cpu-test:1x2", "cpu-test:2x2", "cpu-test:1x2+cpu-test:1x1")
+)
 
 
 def random_problem(cluster: Cluster, layers: int, batches: int, seed: int) -> StageProblem:
@@ -49,7 +57,9 @@ def random_problem(cluster: Cluster, layers: int, batches: int, seed: int) -> St
     )
 
 
-def all_plans(problem: StageProblem, stages: list[GivenStage], cluster: Cluster) -> Iterator[Stages]:
+def all_plans(
+    problem: StageProblem, stages: list[GivenStage], cluster: Cluster
+) -> Iterator[Stages]:
     """Every plan that fits, covers all devices and obeys the file."""
 
     def cuts(start: int, left: int) -> Iterator[tuple[tuple[int, int], ...]]:
@@ -62,9 +72,12 @@ def all_plans(problem: StageProblem, stages: list[GivenStage], cluster: Cluster)
 
     for spans in cuts(0, len(stages)):
         for chosen in product(range(len(problem.options)), repeat=len(stages)):
-            plan = tuple((start, end, option) for (start, end), option in zip(spans, chosen, strict=True))
+            plan = tuple(
+                (start, end, option) for (start, end), option in zip(spans, chosen, strict=True)
+            )
             obeys = all(
-                allows_layers(stage, start, end) and allows(stage, k, cluster, problem.options[option])
+                allows_layers(stage, start, end)
+                and allows(stage, k, cluster, problem.options[option])
                 for k, (stage, (start, end, option)) in enumerate(zip(stages, plan, strict=True))
             )
             if (
@@ -73,7 +86,9 @@ def all_plans(problem: StageProblem, stages: list[GivenStage], cluster: Cluster)
                 and np.isfinite(sum(problem.seconds[cut] for cut in plan))
             ):
                 needs = stage_memory_bytes(problem, plan)
-                limits = (problem.memory_bytes[problem.options[option].group] for _, _, option in plan)
+                limits = (
+                    problem.memory_bytes[problem.options[option].group] for _, _, option in plan
+                )
                 if all(need <= limit for need, limit in zip(needs, limits, strict=True)):
                     yield plan
 
@@ -83,21 +98,28 @@ def all_plans(problem: StageProblem, stages: list[GivenStage], cluster: Cluster)
 def test_the_best_plan_that_the_file_allows_is_found(data: st.DataObject) -> None:
     cluster = data.draw(st.sampled_from(CLUSTERS))
     layers = data.draw(st.integers(1, 4))
-    problem = random_problem(cluster, layers, data.draw(st.integers(1, 4)), data.draw(st.integers(0, 10**6)))
+    problem = random_problem(
+        cluster, layers, data.draw(st.integers(1, 4)), data.draw(st.integers(0, 10**6))
+    )
     options = st.sampled_from(problem.options)
     stages = []
     for _ in range(data.draw(st.integers(1, min(layers, 3)))):
         option = data.draw(options)
         stage = GivenStage(
             group=cluster.groups[option.group].name if data.draw(st.booleans()) else None,
-            submesh=(option.submesh.hosts, option.submesh.devices_per_host) if data.draw(st.booleans()) else None,
+            submesh=(option.submesh.hosts, option.submesh.devices_per_host)
+            if data.draw(st.booleans())
+            else None,
             logical_shape=option.logical_shape if data.draw(st.booleans()) else None,
         )
         if data.draw(st.integers(0, 3)) == 0:
             first = data.draw(st.integers(0, layers - 1))
             stage = replace(stage, layers=(first, data.draw(st.integers(first, layers - 1))))
         stages.append(stage)
-    best = min((evaluate(problem, plan).seconds for plan in all_plans(problem, stages, cluster)), default=None)
+    best = min(
+        (evaluate(problem, plan).seconds for plan in all_plans(problem, stages, cluster)),
+        default=None,
+    )
     if best is None:
         with pytest.raises(UserError, match="no plan has the"):
             solve_given(problem, stages, cluster)
@@ -106,7 +128,9 @@ def test_the_best_plan_that_the_file_allows_is_found(data: st.DataObject) -> Non
     assert found.seconds == pytest.approx(best)
     assert found.stages in set(all_plans(problem, stages, cluster))
     wanted = wanted_by(stages, cluster)
-    assert wanted is not None and all(wanted(i, j, problem.options[option]) for i, j, option in found.stages)
+    assert wanted is not None and all(
+        wanted(i, j, problem.options[option]) for i, j, option in found.stages
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,13 +140,23 @@ def test_the_best_plan_that_the_file_allows_is_found(data: st.DataObject) -> Non
         ([(0, 1), (1, 2)], "field 'stages.1..devices': device 1 is in stage 0, too"),
         ([(0, 0), (1, 2)], "field 'stages.0..devices': expected every device once, found 0, 0"),
         ([(0, 1), (2,)], "field 'stages.0..devices': expected 1 devices, found 2"),
-        ([(0,), (7,)], "field 'stages.1..devices': expected devices of host group cpu-test:2x2, found 7"),
+        (
+            [(0,), (7,)],
+            "field 'stages.1..devices': expected devices of host group cpu-test:2x2, found 7",
+        ),
     ],
 )
-def test_devices_must_be_those_of_the_stages(devices: list[tuple[int, ...] | None], message: str) -> None:
+def test_devices_must_be_those_of_the_stages(
+    devices: list[tuple[int, ...] | None], message: str
+) -> None:
     cluster = CLUSTERS[1]
-    one, two = (next(way for way in stage_options(cluster) if way.num_devices == size) for size in (1, 2))
-    ways = [two if ids is not None and len(ids) == 2 and len(devices[1] or ()) == 2 else one for ids in devices]
+    one, two = (
+        next(way for way in stage_options(cluster) if way.num_devices == size) for size in (1, 2)
+    )
+    ways = [
+        two if ids is not None and len(ids) == 2 and len(devices[1] or ()) == 2 else one
+        for ids in devices
+    ]
     with pytest.raises(UserError, match=message):
         given_devices([GivenStage(devices=ids) for ids in devices], ways, cluster)
 
@@ -130,4 +164,7 @@ def test_devices_must_be_those_of_the_stages(devices: list[tuple[int, ...] | Non
 def test_stages_with_the_same_devices_share_a_mesh() -> None:
     one = stage_options(CLUSTERS[1])[0]
     devices = ((0,), (1,), (0,))
-    assert given_devices([GivenStage(devices=ids) for ids in devices], [one] * 3, CLUSTERS[1]) == devices
+    assert (
+        given_devices([GivenStage(devices=ids) for ids in devices], [one] * 3, CLUSTERS[1])
+        == devices
+    )

@@ -27,14 +27,21 @@ def chain(sizes: list[int]) -> list[Value]:
 
 def received(values: list[Value], start: int, end: int) -> int:
     """C of the layer [start, end), from its definition."""
-    return sum(v.bytes for v in values if v.producer < start and any(start <= c < end for c in v.consumers))
+    return sum(
+        v.bytes for v in values if v.producer < start and any(start <= c < end for c in v.consumers)
+    )
 
 
 def brute_force(
     flops: list[int], values: list[Value], num_layers: int, delta: float, least: float = 0.0
 ) -> tuple | None:
-    """Least (max C, sum C, sum of squared FLOPs) over all clusterings; None if none keeps the FLOP bounds."""
-    n, bound, floor = len(flops), (1 + delta) * sum(flops) / num_layers + 1e-6, least * sum(flops) / num_layers - 1e-6
+    """Least (max C, sum C, sum of squared FLOPs) over all clusterings; None if none keeps the FLOP
+    bounds."""
+    n, bound, floor = (
+        len(flops),
+        (1 + delta) * sum(flops) / num_layers + 1e-6,
+        least * sum(flops) / num_layers - 1e-6,
+    )
     keys = []
     for inner in itertools.combinations(range(1, n), num_layers - 1):
         layers = list(itertools.pairwise((0, *inner, n)))
@@ -63,7 +70,9 @@ def test_agrees_with_brute_force(problem: tuple[list[int], list[Value], int, flo
     flops, values, num_layers, delta = problem
     expected = brute_force(flops, values, num_layers, delta)
     if expected is None:
-        feasible = [n for n in range(1, len(flops) + 1) if brute_force(flops, values, n, delta) is not None]
+        feasible = [
+            n for n in range(1, len(flops) + 1) if brute_force(flops, values, n, delta) is not None
+        ]
         with pytest.raises(UserError, match=f"largest feasible number is {max(feasible)}$"):
             solve_layers(flops, values, num_layers, delta)
         return
@@ -95,11 +104,16 @@ def test_a_least_share_agrees_with_brute_force(
 
 @settings(max_examples=200, deadline=None)
 @given(problems(), st.sampled_from([0.0, 0.5]))
-def test_auto_agrees_with_brute_force(problem: tuple[list[int], list[Value], int, float], least: float) -> None:
+def test_auto_agrees_with_brute_force(
+    problem: tuple[list[int], list[Value], int, float], least: float
+) -> None:
     """The most layers whose bottleneck is not above that of two."""
     flops, values, _, delta = problem
     counts = range(2, len(flops) + 1)
-    found = [brute_force(flops, values, n, relaxed_delta(np.array(flops), n, delta), least) for n in counts]
+    found = [
+        brute_force(flops, values, n, relaxed_delta(np.array(flops), n, delta), least)
+        for n in counts
+    ]
     feasible = [(count, key[0]) for count, key in enumerate(found, start=2) if key is not None]
     expected = max((count for count, cost in feasible if cost <= feasible[0][1]), default=1)
     assert auto_layers(flops, values, delta=delta, least=least) == expected
@@ -111,8 +125,12 @@ def test_equal_chain_is_cut_evenly() -> None:
     assert solution.layer_of_op == (0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3)
 
 
-@pytest.mark.parametrize(("delta", "boundaries", "cost"), [(0.5, (0, 3, 7, 12), 1), (0.1, (0, 4, 8, 12), 9)])
-def test_cheap_cuts_are_taken_within_the_flop_bound(delta: float, boundaries: tuple[int, ...], cost: int) -> None:
+@pytest.mark.parametrize(
+    ("delta", "boundaries", "cost"), [(0.5, (0, 3, 7, 12), 1), (0.1, (0, 4, 8, 12), 9)]
+)
+def test_cheap_cuts_are_taken_within_the_flop_bound(
+    delta: float, boundaries: tuple[int, ...], cost: int
+) -> None:
     solution = solve_layers([1] * 12, chain([9, 9, 1, 9, 9, 9, 1, 9, 9, 9, 9, 9]), 3, delta)
     assert (solution.boundaries, solution.cost) == (boundaries, cost)
 
@@ -123,7 +141,13 @@ def test_a_value_counts_once_per_receiving_layer() -> None:
 
 
 def test_smaller_sum_breaks_ties_of_the_bottleneck() -> None:
-    values = [Value(0, 5, (1,)), Value(1, 3, (2,)), Value(2, 5, (3,)), Value(3, 5, (4,)), Value(0, 4, (4,))]
+    values = [
+        Value(0, 5, (1,)),
+        Value(1, 3, (2,)),
+        Value(2, 5, (3,)),
+        Value(3, 5, (4,)),
+        Value(0, 4, (4,)),
+    ]
     solution = solve_layers([1] * 5, values, 3, delta=2.0)
     assert (solution.cost, solution.total_bytes) == brute_force([1] * 5, values, 3, 2.0)[:2]  # type: ignore[index]
 
@@ -132,10 +156,15 @@ def test_smaller_sum_breaks_ties_of_the_bottleneck() -> None:
     ("num_layers", "message"),
     [
         (0, "the number of layers must be at least 1, got 0"),
-        (5, "cannot cut 4 operations into 5 layers: a layer needs an operation; the largest feasible number is 2"),
+        (
+            5,
+            "cannot cut 4 operations into 5 layers: a layer needs an operation; the largest "
+            "feasible number is 2",
+        ),
         (
             3,
-            "cannot cut 4 operations into 3 layers: a layer may hold 50.0% of the FLOPs (delta 0.5), "
+            "cannot cut 4 operations into 3 layers: a layer may hold 50.0% of the FLOPs (delta "
+            "0.5), "
             "and operation 1, the heaviest, has 62.5%; the largest feasible number is 2",
         ),
     ],
@@ -176,7 +205,8 @@ def test_equal_shares() -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=9), st.data())
 def test_equal_shares_are_as_near_as_cuts_can_be(weights: list[int], data: st.DataObject) -> None:
-    """Each cut is the nearest to its share of those that the cuts before it and the layers behind it leave."""
+    """Each cut is the nearest to its share of those that the cuts before it and the layers behind
+    it leave."""
     count = data.draw(st.integers(1, len(weights)))
     boundaries = equal_shares(weights, count)
     running = [sum(weights[:k]) for k in range(len(weights) + 1)]
@@ -191,8 +221,12 @@ def test_equal_shares_are_as_near_as_cuts_can_be(weights: list[int], data: st.Da
 def test_three_thousand_operations() -> None:
     rng = np.random.default_rng(0)
     n = 3000
-    flops = rng.integers(0, 100, n) * (rng.random(n) < 0.2)  # most operations are cheap, as in real modules
-    values = [Value(i, int(rng.integers(1, 1000)), (i + 1, min(n - 1, i + 20))) for i in range(n - 1)]
+    flops = rng.integers(0, 100, n) * (
+        rng.random(n) < 0.2
+    )  # most operations are cheap, as in real modules
+    values = [
+        Value(i, int(rng.integers(1, 1000)), (i + 1, min(n - 1, i + 20))) for i in range(n - 1)
+    ]
     solution = solve_layers(flops, values, 16)
     for weights in (flops, [1] * n):
         assert solution.cost <= evaluate(flops, values, equal_shares(weights, 16)).cost

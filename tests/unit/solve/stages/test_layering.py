@@ -40,12 +40,15 @@ def test_forward_backward_and_accumulation_share_a_layer() -> None:
 
 def test_two_layers_cut_in_the_middle() -> None:
     found = layers(mlp(4), 2)
-    assert [found[f"f{k}"] for k in range(4)] == [0, 0, 1, 1] == [found[f"b{k}.dw"] for k in range(4)]
+    assert (
+        [found[f"f{k}"] for k in range(4)] == [0, 0, 1, 1] == [found[f"b{k}.dw"] for k in range(4)]
+    )
 
 
 @pytest.mark.parametrize("trained", [(0,), (3,), (1, 2)])
 def test_frozen_weights_do_not_hide_the_forward_pass(trained: tuple[int, ...]) -> None:
-    """With only early weights trained, all that their gradients have in common is most of the backward pass."""
+    """With only early weights trained, all that their gradients have in common is most of the
+    backward pass."""
     found = layers(mlp(4, trained), 4)
     assert [found[f"f{k}"] for k in range(4)] == [0, 1, 2, 3]
     assert [found[f"b{k}.dw"] for k in trained] == list(trained)
@@ -73,11 +76,14 @@ def test_one_weight_in_every_layer() -> None:
     step.accumulate("loss.acc", step.op("metric", "multiply", loss, loss))
     step.backward(loss, [weight])
     found = layers(step, 4)
-    assert [found[f"f{k}"] for k in range(4)] == [0, 1, 2, 3] == [found[f"b{k}.dw"] for k in range(4)]
+    assert (
+        [found[f"f{k}"] for k in range(4)] == [0, 1, 2, 3] == [found[f"b{k}.dw"] for k in range(4)]
+    )
 
 
 def test_weight_seen_in_two_forms() -> None:
-    """An embedding is read by the first layer, its transpose, captured as another input, by the last."""
+    """An embedding is read by the first layer, its transpose, captured as another input, by the
+    last."""
     step = StepBuilder()
     embedding, transposed, value = step.weight(), step.tensor(), step.tensor()
     first = step.node(value, embedding)
@@ -93,7 +99,8 @@ def test_weight_seen_in_two_forms() -> None:
 
 
 def test_auxiliary_loss_keeps_its_layer() -> None:
-    """A metric of an early layer is no reason to compute it late, and a sum of metrics comes after both."""
+    """A metric of an early layer is no reason to compute it late, and a sum of metrics comes after
+    both."""
     step = mlp(4)
     early = step.op("aux", "multiply", step.nodes[0][2], step.nodes[0][2])
     late = step.op("late", "multiply", step.nodes[3][2], step.nodes[3][2])
@@ -149,7 +156,8 @@ def test_constants_and_what_follows_from_the_index_are_shared() -> None:
 
 
 def test_mask_of_small_inputs_is_copied() -> None:
-    """A mask that several layers read is not sent: each makes it from the few bytes it comes from."""
+    """A mask that several layers read is not sent: each makes it from the few bytes it comes
+    from."""
     step = StepBuilder()
     value, few = step.tensor(), step.tensor((1,))
     mask = step.op("mask", "broadcast_in_dim", step.op("clipped", "minimum", few, few))
@@ -187,24 +195,32 @@ def test_too_many_layers_is_a_users_mistake() -> None:
 
 
 def groups_in_order(problem: LayerProblem, found: Layering, cuts: tuple[int, ...]) -> bool:
-    """Whether stages cut at `cuts` can run: forward fragments by rising stage, then backward ones by falling stage."""
+    """Whether stages cut at `cuts` can run: forward fragments by rising stage, then backward ones
+    by falling stage."""
     producers = problem.graph.producers()
     latest = [SHARED] * len(problem.graph.ops)
     place: list[tuple[int, int]] = []
     for index, op in enumerate(problem.graph.ops):
-        stage = SHARED if found.layer[index] == SHARED else sum(found.layer[index] >= cut for cut in cuts)
+        stage = (
+            SHARED
+            if found.layer[index] == SHARED
+            else sum(found.layer[index] >= cut for cut in cuts)
+        )
         made_by = [p for t in op.operands if (p := producers[t]) >= 0]
         reached = max((latest[p] for p in made_by), default=SHARED)
         latest[index] = max(reached, stage)
         place.append((1, -stage) if reached > stage else (0, stage))
-        if stage != SHARED and any(found.layer[p] != SHARED and place[p] > place[index] for p in made_by):
+        if stage != SHARED and any(
+            found.layer[p] != SHARED and place[p] > place[index] for p in made_by
+        ):
             return False
     return True
 
 
 @st.composite
 def networks(draw: st.DrawFn) -> StepBuilder:
-    """Random networks with skip connections and tied weights, metrics of values and of gradients."""
+    """Random networks with skip connections and tied weights, metrics of values and of
+    gradients."""
     step = StepBuilder()
     weights = [step.weight() for _ in range(draw(st.integers(1, 4)))]
     values = [step.tensor()]
@@ -218,16 +234,23 @@ def networks(draw: st.DrawFn) -> StepBuilder:
         values.append(step.node(source, draw(st.sampled_from(weights))))
     loss = step.op("loss", "subtract", values[-1], step.tensor())
     step.accumulate("loss.acc", step.op("metric", "multiply", loss, loss))
-    step.backward(loss, [w for w in weights if any(w == weight for _, weight, _ in reached_nodes(step, sums))], sums)
+    step.backward(
+        loss,
+        [w for w in weights if any(w == weight for _, weight, _ in reached_nodes(step, sums))],
+        sums,
+    )
     for _ in range(draw(st.integers(0, 3))):
         made = [t for op in step.ops for t in op.results if t not in step.accumulators]
         step.accumulate(
-            "extra.acc", step.op("extra", "multiply", draw(st.sampled_from(made)), draw(st.sampled_from(made)))
+            "extra.acc",
+            step.op("extra", "multiply", draw(st.sampled_from(made)), draw(st.sampled_from(made))),
         )
     return step
 
 
-def reached_nodes(step: StepBuilder, sums: dict[int, tuple[int, int]]) -> list[tuple[int, int, int]]:
+def reached_nodes(
+    step: StepBuilder, sums: dict[int, tuple[int, int]]
+) -> list[tuple[int, int, int]]:
     """The nodes that the last one depends on: those with a gradient."""
     wanted = {step.nodes[-1][2]}
     found = []

@@ -1,4 +1,5 @@
-"""Two layers with an Adam-like update, a global norm and a step count: who owns the operations around the loop."""
+"""Two layers with an Adam-like update, a global norm and a step count: who owns the operations
+around the loop."""
 
 from __future__ import annotations
 
@@ -7,14 +8,20 @@ from dataclasses import dataclass, field
 import pytest
 
 from shardopt.graph.op_graph import SHARED, Op, OpGraph, Tensor
-from shardopt.solve.stages.layers.ownership import SMALL_BYTES, Ownership, OwnershipProblem, assign_owners
+from shardopt.solve.stages.layers.ownership import (
+    SMALL_BYTES,
+    Ownership,
+    OwnershipProblem,
+    assign_owners,
+)
 
 BIG, SCALAR = (64, 64), ()
 
 
 @dataclass
 class MainBuilder:
-    """`@main` without its loop: operations are added in order, `start_epilogue` separates its two halves."""
+    """`@main` without its loop: operations are added in order, `start_epilogue` separates its two
+    halves."""
 
     tensors: list[Tensor] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
@@ -29,7 +36,9 @@ class MainBuilder:
             self.owned[len(self.tensors) - 1] = owner
         return len(self.tensors) - 1
 
-    def op(self, label: str, *operands: int, name: str = "multiply", shape: tuple[int, ...] = BIG) -> int:
+    def op(
+        self, label: str, *operands: int, name: str = "multiply", shape: tuple[int, ...] = BIG
+    ) -> int:
         result = self.tensor(shape)
         self.ops.append(Op(name, operands, (result,), None))
         self.names.append(label)
@@ -56,7 +65,9 @@ def test_update_follows_parameter_and_gradient() -> None:
         main.op(f"update{k}", weights[k], moment)
     layers, found = main.solve()
     assert layers == {"moment0": 0, "update0": 0, "moment1": 1, "update1": 1}
-    assert [found.input_layer[t] for t in moments] == [0, 1], "optimizer state lives with its parameter"
+    assert [found.input_layer[t] for t in moments] == [0, 1], (
+        "optimizer state lives with its parameter"
+    )
 
 
 def test_global_norm_travels_as_scalars() -> None:
@@ -69,8 +80,15 @@ def test_global_norm_travels_as_scalars() -> None:
         spread = main.op(f"spread{k}", norm, name="broadcast_in_dim")
         main.op(f"scaled{k}", gradients[k], spread)
     layers, _ = main.solve()
-    assert [layers["square0"], layers["square1"], layers["scaled0"], layers["scaled1"]] == [0, 1, 0, 1]
-    assert [layers["spread0"], layers["spread1"]] == [0, 1], "a broadcast belongs to its reader, so the scalar is sent"
+    assert [layers["square0"], layers["square1"], layers["scaled0"], layers["scaled1"]] == [
+        0,
+        1,
+        0,
+        1,
+    ]
+    assert [layers["spread0"], layers["spread1"]] == [0, 1], (
+        "a broadcast belongs to its reader, so the scalar is sent"
+    )
     assert layers["norm"] in (0, 1)
 
 
@@ -109,7 +127,10 @@ def test_constants_are_always_copied() -> None:
 def test_prologue_follows_its_readers_in_the_loop() -> None:
     main = MainBuilder()
     batch = main.tensor()
-    cast, labels = main.op("cast", batch, name="reshape"), main.op("labels", main.tensor(), name="reshape")
+    cast, labels = (
+        main.op("cast", batch, name="reshape"),
+        main.op("labels", main.tensor(), name="reshape"),
+    )
     main.demand |= {cast: (0,), labels: (1,)}
     layers, found = main.solve()
     assert (layers["cast"], layers["labels"]) == (0, 1)
@@ -123,7 +144,9 @@ def test_large_value_of_several_layers_has_one_owner() -> None:
     assert main.solve()[0]["table"] == 1
 
 
-@pytest.mark.parametrize(("extent", "expected"), [(SMALL_BYTES // 4, SHARED), (SMALL_BYTES // 4 + 1, 0)])
+@pytest.mark.parametrize(
+    ("extent", "expected"), [(SMALL_BYTES // 4, SHARED), (SMALL_BYTES // 4 + 1, 0)]
+)
 def test_small_has_a_limit(extent: int, expected: int) -> None:
     main = MainBuilder()
     key = main.op("key", main.tensor((extent,)), shape=(extent,))

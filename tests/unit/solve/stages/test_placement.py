@@ -18,7 +18,9 @@ from shardopt.support.errors import UserError
 
 def cluster(hosts: int, devices_per_host: int) -> Cluster:
     device = Device("d", {"f32": 1e12}, 2**30, 1e11)
-    return Cluster.uniform("c", hosts, devices_per_host, device, Link(1e-6, 100.0), Link(1e-5, 16.0), 0.0)
+    return Cluster.uniform(
+        "c", hosts, devices_per_host, device, Link(1e-6, 100.0), Link(1e-5, 16.0), 0.0
+    )
 
 
 def shapes(*sizes: str, group: int = 0) -> list[tuple[int, Submesh]]:
@@ -46,9 +48,15 @@ def test_stages_that_do_not_pack_in_order_are_regrouped() -> None:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        (["1x4", "1x4", "1x4"], "cannot place 3 stages with submeshes 1x4, 1x4, 1x4 on cluster c:2x6"),
+        (
+            ["1x4", "1x4", "1x4"],
+            "cannot place 3 stages with submeshes 1x4, 1x4, 1x4 on cluster c:2x6",
+        ),
         (["3x6"], "cannot place 1 stages with submeshes 3x6 on cluster c:2x6"),
-        (["1x1", "2x3"], "stage 1: submesh 2x3 is neither inside one host nor whole hosts of c:2x6"),
+        (
+            ["1x1", "2x3"],
+            "stage 1: submesh 2x3 is neither inside one host nor whole hosts of c:2x6",
+        ),
     ],
 )
 def test_impossible_placements(sizes: list[str], message: str) -> None:
@@ -60,9 +68,16 @@ def test_impossible_placements(sizes: list[str], message: str) -> None:
 def test_groups_have_devices_of_their_own() -> None:
     slow, fast = cluster(2, 2).groups[0], cluster(1, 4).groups[0]
     c = Cluster("mixed", (slow, replace(fast, name="fast")))
-    stages = [*shapes("1x1"), *shapes("1x2", group=1), *shapes("1x2", "1x1"), *shapes("1x2", group=1)]
+    stages = [
+        *shapes("1x1"),
+        *shapes("1x2", group=1),
+        *shapes("1x2", "1x1"),
+        *shapes("1x2", group=1),
+    ]
     assert place(c, stages) == ((0,), (4, 5), (2, 3), (1,), (6, 7))
-    with pytest.raises(UserError, match="cannot place 3 stages with submeshes 1x2, 1x2, 1x2 on host group c:2x2 of"):
+    with pytest.raises(
+        UserError, match="cannot place 3 stages with submeshes 1x2, 1x2, 1x2 on host group c:2x2 of"
+    ):
         place(c, shapes("1x2", "1x2", "1x2"))
 
 
@@ -80,7 +95,9 @@ def fewest_hops(c: Cluster, stages: Sequence[tuple[int, Submesh]]) -> int | None
             taken = range(host, host + mesh.hosts)
             if all(free[h] >= mesh.devices_per_host for h in taken):
                 left = [f - mesh.devices_per_host * (h in taken) for h, f in enumerate(free)]
-                yield from search(at + 1, left, taken, crossed + (at > 0 and not set(last) & set(taken)))
+                yield from search(
+                    at + 1, left, taken, crossed + (at > 0 and not set(last) & set(taken))
+                )
 
     return min(search(0, frees, range(0), 0), default=None)
 
@@ -88,8 +105,13 @@ def fewest_hops(c: Cluster, stages: Sequence[tuple[int, Submesh]]) -> int | None
 @settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_no_placement_crosses_hosts_less_often(data: st.DataObject) -> None:
-    counts = data.draw(st.lists(st.tuples(st.integers(1, 3), st.sampled_from([2, 3, 4])), min_size=1, max_size=2))
-    c = Cluster("c", tuple(replace(cluster(*count).groups[0], name=f"g{k}") for k, count in enumerate(counts)))
+    counts = data.draw(
+        st.lists(st.tuples(st.integers(1, 3), st.sampled_from([2, 3, 4])), min_size=1, max_size=2)
+    )
+    c = Cluster(
+        "c",
+        tuple(replace(cluster(*count).groups[0], name=f"g{k}") for k, count in enumerate(counts)),
+    )
     stages = data.draw(st.lists(st.sampled_from(submeshes(c)), min_size=1, max_size=6))
     fewest = fewest_hops(c, stages)
     if fewest is None:
@@ -105,7 +127,9 @@ def test_powers_of_two_and_whole_hosts_always_pack(data: st.DataObject) -> None:
     c = cluster(data.draw(st.integers(1, 4)), data.draw(st.sampled_from([1, 2, 4, 8])))
     left, stages = c.num_devices, []
     while left:
-        stages.append(data.draw(st.sampled_from([s for s in submeshes(c) if s[1].num_devices <= left])))
+        stages.append(
+            data.draw(st.sampled_from([s for s in submeshes(c) if s[1].num_devices <= left]))
+        )
         left -= stages[-1][1].num_devices
     stages = data.draw(st.permutations(stages))
     placed = place(c, stages)

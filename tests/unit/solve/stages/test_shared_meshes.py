@@ -1,4 +1,5 @@
-"""Plans with several stages a mesh: against all cuts from the definition, and what cannot be laid so."""
+"""Plans with several stages a mesh: against all cuts from the definition, and what cannot be laid
+so."""
 
 from __future__ import annotations
 
@@ -14,7 +15,11 @@ from shardopt.schedule.schedules import build_schedule, find_schedule, in_flight
 from shardopt.schedule.simulator import simulate
 from shardopt.solve.stages.baselines.planner import Request
 from shardopt.solve.stages.baselines.registry import find_planner
-from shardopt.solve.stages.search.shared_meshes import mean_in_flight, sharing_planner, solve_sharing
+from shardopt.solve.stages.search.shared_meshes import (
+    mean_in_flight,
+    sharing_planner,
+    solve_sharing,
+)
 from shardopt.solve.stages.stage_problem import StageProblem, Stages, evaluate, is_plan
 from shardopt.support.errors import UserError
 
@@ -52,7 +57,11 @@ def all_plans(problem: StageProblem) -> list[Stages]:
             for chosen in itertools.product(range(len(problem.options)), repeat=count):
                 stages = tuple((i, j, o) for (i, j), o in zip(pairs, chosen, strict=True))
                 sizes = {problem.options[o].num_devices for o in chosen}
-                if len(sizes) == 1 and meshes * sizes.pop() == problem.total_devices and is_plan(problem, stages):
+                if (
+                    len(sizes) == 1
+                    and meshes * sizes.pop() == problem.total_devices
+                    and is_plan(problem, stages)
+                ):
                     found.append(stages)
     return found
 
@@ -72,12 +81,23 @@ def test_the_best_plan_of_all(seed: int, each: int) -> None:
 
 
 @pytest.mark.parametrize(("each", "meshes", "microbatches"), [(2, 2, 4), (3, 4, 8), (4, 4, 16)])
-def test_the_formula_is_the_simulated_step_of_equal_stages(each: int, meshes: int, microbatches: int) -> None:
+def test_the_formula_is_the_simulated_step_of_equal_stages(
+    each: int, meshes: int, microbatches: int
+) -> None:
     stages = each * meshes
     seconds = np.broadcast_to(np.array(3.0), (stages + 1, stages + 1, 1)).copy()
     zeros = np.zeros_like(seconds)
     problem = StageProblem(
-        stages, row(1), (meshes,), microbatches, seconds, zeros, zeros, zeros, (1.0,), stages_per_mesh=each
+        stages,
+        row(1),
+        (meshes,),
+        microbatches,
+        seconds,
+        zeros,
+        zeros,
+        zeros,
+        (1.0,),
+        stages_per_mesh=each,
     )
     formula = evaluate(problem, tuple((s, s + 1, 0) for s in range(stages))).seconds
     graph = chain_graph(stages)
@@ -101,6 +121,7 @@ def test_what_cannot_be_laid_so_is_refused() -> None:
     with pytest.raises(UserError, match="expected one host group"):
         solve_sharing(replace(problem, num_devices=(2, 2), memory_bytes=(1.0, 1.0)), Request())
     with pytest.raises(
-        UserError, match="'interleaved:2' puts several stages on a mesh: expected inter-op=dp, found megatron"
+        UserError,
+        match="'interleaved:2' puts several stages on a mesh: expected inter-op=dp, found megatron",
     ):
         sharing_planner(find_planner("megatron"), "megatron", find_schedule("interleaved:2"))

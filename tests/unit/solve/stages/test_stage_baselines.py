@@ -1,4 +1,5 @@
-"""Baseline planners: each against brute force over its own space, and none better than the stage DP."""
+"""Baseline planners: each against brute force over its own space, and none better than the stage
+DP."""
 
 from __future__ import annotations
 
@@ -24,7 +25,13 @@ from shardopt.solve.stages.baselines.planner import Request
 from shardopt.solve.stages.baselines.random_plans import RandomPlans
 from shardopt.solve.stages.baselines.registry import INTER_OP, PLANNER_NAMES, find_planner
 from shardopt.solve.stages.dp.stage_dp import solve_stages
-from shardopt.solve.stages.stage_problem import StageOption, StageProblem, Stages, evaluate, stage_options
+from shardopt.solve.stages.stage_problem import (
+    StageOption,
+    StageProblem,
+    Stages,
+    evaluate,
+    stage_options,
+)
 from shardopt.support.errors import UserError
 
 HOST = load_cluster("cpu-test:1x4")
@@ -39,8 +46,12 @@ def test_names_are_the_same_everywhere() -> None:
     assert set(get_args(passes["intra_op"])) == methods
     assert set(get_args(get_type_hints(ChooseShardings)["intra_op"])) == {*PRESETS, "auto"}
     for name in PLANNER_NAMES:
-        assert {option.method for option in find_planner(name).options(stage_options(TWO_HOSTS))} <= methods
-    with pytest.raises(UserError, match=r"unknown inter-op planner 'magic'; expected one of dp, .*mcmc"):
+        assert {
+            option.method for option in find_planner(name).options(stage_options(TWO_HOSTS))
+        } <= methods
+    with pytest.raises(
+        UserError, match=r"unknown inter-op planner 'magic'; expected one of dp, .*mcmc"
+    ):
         find_planner("magic")
 
 
@@ -48,12 +59,20 @@ def test_names_are_the_same_everywhere() -> None:
 
 
 def spelled(name: str, options: tuple[StageOption, ...] | None = None) -> list[str]:
-    return [str(option) for option in find_planner(name).options(options or stage_options(TWO_HOSTS))]
+    return [
+        str(option) for option in find_planner(name).options(options or stage_options(TWO_HOSTS))
+    ]
 
 
 def test_options_of_each_planner() -> None:
     everything = [str(option) for option in stage_options(TWO_HOSTS)]
-    assert spelled("dp") == spelled("mcmc") == spelled("intra-only") == spelled("equal-layer") == everything
+    assert (
+        spelled("dp")
+        == spelled("mcmc")
+        == spelled("intra-only")
+        == spelled("equal-layer")
+        == everything
+    )
     assert spelled("inter-only") == ["1x1 as 1x1"]
     assert spelled("pp-dp") == [
         "1x1 as 1x1 by data",
@@ -77,7 +96,13 @@ def test_options_of_each_planner() -> None:
     [whole] = [option for option in stage_options(TWO_HOSTS) if option.logical_shape == (2, 4)]
     assert spelled("deepspeed", (whole,)) == [
         f"2x4 as 2x4 by {method}"
-        for method in ("data", "zero1", "zero2", "zero3", *(f"expert{zero}" for zero in ("", *ZEROS)))
+        for method in (
+            "data",
+            "zero1",
+            "zero2",
+            "zero3",
+            *(f"expert{zero}" for zero in ("", *ZEROS)),
+        )
     ]
 
 
@@ -102,7 +127,9 @@ def test_planners_that_choose_the_method_do_not_take_another(name: str) -> None:
 def test_planners_of_one_stage_make_no_other_number(name: str) -> None:
     planner = find_planner(name)
     assert planner.request(name, Request()).num_stages == 1
-    with pytest.raises(UserError, match=f"inter-op={name} makes one stage of all layers, found num-stages=2"):
+    with pytest.raises(
+        UserError, match=f"inter-op={name} makes one stage of all layers, found num-stages=2"
+    ):
         planner.request(name, Request(2))
 
 
@@ -153,8 +180,11 @@ def test_agrees_with_brute_force_over_its_own_space(name: str, data: st.DataObje
     assert allowed is None or allowed(problem, found.stages)
 
 
-def restricted(name: str, rng: np.random.Generator, layers: int, batches: int) -> tuple[StageProblem, StageProblem]:
-    """What the planner is given and what the stage DP is given: a method is one of the assignments of the solver."""
+def restricted(
+    name: str, rng: np.random.Generator, layers: int, batches: int
+) -> tuple[StageProblem, StageProblem]:
+    """What the planner is given and what the stage DP is given: a method is one of the assignments
+    of the solver."""
     free = stage_options(TWO_HOSTS)
     whole = priced(free, (8,), layers, batches, rng, tight=False)
     chosen = find_planner(name).options(free)
@@ -176,7 +206,9 @@ def restricted(name: str, rng: np.random.Generator, layers: int, batches: int) -
 @pytest.mark.parametrize("name", PLANNER_NAMES)
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 8), st.integers(1, 8))
-def test_no_baseline_is_better_than_the_stage_dp(name: str, seed: int, layers: int, batches: int) -> None:
+def test_no_baseline_is_better_than_the_stage_dp(
+    name: str, seed: int, layers: int, batches: int
+) -> None:
     own, whole = restricted(name, np.random.default_rng(seed), layers, batches)
     planner = find_planner(name)
     try:
@@ -190,7 +222,8 @@ def test_no_baseline_is_better_than_the_stage_dp(name: str, seed: int, layers: i
 
 
 def test_equal_stages_by_hand() -> None:
-    """Stage seconds are layers / sqrt(devices): two stages of two devices, unless one stage is asked for."""
+    """Stage seconds are layers / sqrt(devices): two stages of two devices, unless one stage is
+    asked for."""
     options = tuple(o for o in stage_options(HOST) if o.logical_shape[0] == 1)
     problem = priced(options, (4,), 4, 8, np.random.default_rng(0), tight=False)
     work = np.array([1.0, 2, 3, 4]).cumsum()
@@ -228,7 +261,11 @@ def test_the_walk_gives_plans_that_fit_and_none_better_than_the_best(
 def test_the_walk_reaches_the_optimum_of_small_problems(seed: int) -> None:
     rng = np.random.default_rng(seed)
     cluster = load_cluster(("cpu-test:1x4", "cpu-test:2x2", "cpu-test:3x1")[seed % 3])
-    options = [replace(option, recompute=mode) for option in stage_options(cluster) for mode in ("none", "full")]
+    options = [
+        replace(option, recompute=mode)
+        for option in stage_options(cluster)
+        for mode in ("none", "full")
+    ]
     problem = priced(options, (cluster.num_devices,), 4, seed % 6 + 1, rng, tight=bool(seed % 2))
     if least(problem) is None:  # without a limit there is always a plan here
         problem = replace(problem, memory_bytes=(1e9,))
@@ -270,15 +307,25 @@ def test_plans_are_drawn_with_equal_probability() -> None:
     assert plans.counts[-1, 0, 4] == len(known) >= 10
     seen = Counter(plans.draw(random) for _ in range(200 * len(known)))
     assert set(seen) == known
-    assert min(seen.values()) > 140 and max(seen.values()) < 260  # four standard deviations of 200 draws each
+    assert (
+        min(seen.values()) > 140 and max(seen.values()) < 260
+    )  # four standard deviations of 200 draws each
     two = RandomPlans(problem, 2)
     assert two.counts[-1, 0, 4] == sum(len(stages) == 2 for stages in known)
     assert all(len(two.draw(random)) == 2 for _ in range(20))
 
 
 def test_moves_there_and_back_have_the_stated_ratio() -> None:
-    """Counted over many proposals between every two plans: the walk without energies would be uniform."""
-    problem = priced(stage_options(load_cluster("cpu-test:1x2")), (2,), 3, 2, np.random.default_rng(0), tight=False)
+    """Counted over many proposals between every two plans: the walk without energies would be
+    uniform."""
+    problem = priced(
+        stage_options(load_cluster("cpu-test:1x2")),
+        (2,),
+        3,
+        2,
+        np.random.default_rng(0),
+        tight=False,
+    )
     problem = replace(problem, seconds=np.ones_like(problem.seconds))
     moves = Moves(problem, Random(0), may_cut=True)
     count, known = 4000, sorted(all_plans(problem))

@@ -58,13 +58,18 @@ def test_the_number_of_stages_can_be_fixed() -> None:
 
 def test_a_slow_transfer_is_a_station_of_the_pipeline() -> None:
     problem = replace(
-        additive([1] * 4, (1, 2), 2, 8, 1.0), transfer_seconds=np.array([[9.0, 3.0, 0.5, 3.0, 9.0], [0.0] * 5])
+        additive([1] * 4, (1, 2), 2, 8, 1.0),
+        transfer_seconds=np.array([[9.0, 3.0, 0.5, 3.0, 9.0], [0.0] * 5]),
     )
     fast = solve_stages(problem, 2)
     assert (fast.stages, fast.seconds) == (((0, 2, 0), (2, 4, 0)), 4.5 + 7 * 2)
-    slow = replace(problem, transfer_seconds=np.array([[0.0, 3.0, 2.5, 3.0, 0.0], [0.0, 3.0, 1.0, 3.0, 0.0]]))
+    slow = replace(
+        problem, transfer_seconds=np.array([[0.0, 3.0, 2.5, 3.0, 0.0], [0.0, 3.0, 1.0, 3.0, 0.0]])
+    )
     both = solve_stages(slow, 2)
-    assert (both.max_stage_seconds, both.sum_seconds) == (2.5, 4 + 2.5 + 1.0), "gradients go back at the same time"
+    assert (both.max_stage_seconds, both.sum_seconds) == (2.5, 4 + 2.5 + 1.0), (
+        "gradients go back at the same time"
+    )
     assert solve_stages(slow).stages == ((0, 4, 1),)
 
 
@@ -79,7 +84,10 @@ def test_agrees_with_brute_force(block: int) -> None:
         problem, num_stages = random_problem(seed)
         expected = brute_force(problem, num_stages)
         if expected is None:
-            with pytest.raises(UserError, match=r"cannot use exactly|feasible sharding|needs .* and lacks|were priced"):
+            with pytest.raises(
+                UserError,
+                match=r"cannot use exactly|feasible sharding|needs .* and lacks|were priced",
+            ):
                 solve_stages(problem, num_stages)
             continue
         feasible += 1
@@ -112,12 +120,20 @@ def check_plan(problem: StageProblem, solution: StageSolution) -> None:
 # ---- memory and errors ----
 
 
-def with_memory(fixed: float, activation: float, memory: float, in_flight: InFlight | None = None) -> StageProblem:
-    """Four equal layers on up to four devices; bytes by layer, divided by the devices of a stage."""
+def with_memory(
+    fixed: float, activation: float, memory: float, in_flight: InFlight | None = None
+) -> StageProblem:
+    """Four equal layers on up to four devices; bytes by layer, divided by the devices of a
+    stage."""
     problem = additive([1] * 4, (1, 2, 4), 4, 8, 0.5)
     layers = np.arange(5)[None, :, None] - np.arange(5)[:, None, None]
     share = layers / np.array([1, 2, 4])
-    changed = replace(problem, fixed_bytes=fixed * share, activation_bytes=activation * share, memory_bytes=(memory,))
+    changed = replace(
+        problem,
+        fixed_bytes=fixed * share,
+        activation_bytes=activation * share,
+        memory_bytes=(memory,),
+    )
     return changed if in_flight is None else replace(changed, in_flight=in_flight)
 
 
@@ -163,7 +179,9 @@ def test_less_memory_than_named_is_never_enough() -> None:
 def test_devices_that_cannot_be_covered() -> None:
     with pytest.raises(UserError) as error:
         solve_stages(additive([1] * 2, (1, 2), 5, 1, 1.0))
-    assert str(error.value) == "2 layers cannot use exactly 5 devices with submeshes of 1, 2 devices"
+    assert (
+        str(error.value) == "2 layers cannot use exactly 5 devices with submeshes of 1, 2 devices"
+    )
 
 
 def test_layer_without_a_sharding() -> None:
@@ -172,7 +190,8 @@ def test_layer_without_a_sharding() -> None:
     with pytest.raises(UserError) as error:
         solve_stages(problem)
     assert str(error.value) == (
-        "no cut of 3 layers has a feasible sharding for every stage: layer 1 is in no feasible stage"
+        "no cut of 3 layers has a feasible sharding for every stage: layer 1 is in no feasible "
+        "stage"
     )
 
 
@@ -212,7 +231,9 @@ def test_forty_eight_layers_on_sixty_four_devices_need_few_attempts(memory: floa
     prefix = np.concatenate(([0.0], rng.uniform(0.5, 1.5, 48).cumsum()))
     span = (prefix[None, :] - prefix[:, None])[:, :, None]
     seconds = span / sizes**0.8 * rng.uniform(1, 1.3, (49, 49, len(meshes)))
-    problem = StageProblem(48, meshes, (64,), 64, seconds, seconds / 3, span / sizes, 0.2 * span / sizes, (memory,))
+    problem = StageProblem(
+        48, meshes, (64,), 64, seconds, seconds / 3, span / sizes, 0.2 * span / sizes, (memory,)
+    )
     solution = solve_stages(problem)
     assert solution.evaluations < 100
     check_plan(problem, solution)

@@ -1,4 +1,5 @@
-"""Prices of candidate stages: which are found, which share a solution, what they hold, and the bounds below them."""
+"""Prices of candidate stages: which are found, which share a solution, what they hold, and the
+bounds below them."""
 
 from __future__ import annotations
 
@@ -59,10 +60,15 @@ def chain(depth: int = 4, microbatches: int = MICROBATCHES) -> StepGraph:
 
 
 def problem(
-    depth: int = 4, num_stages: int | None = None, shape: str = "1x4", microbatches: int = MICROBATCHES
+    depth: int = 4,
+    num_stages: int | None = None,
+    shape: str = "1x4",
+    microbatches: int = MICROBATCHES,
 ) -> CandidateProblem:
     where = cluster(shape)
-    return CandidateProblem(chain(depth, microbatches), depth, where, stage_options(where), microbatches, num_stages)
+    return CandidateProblem(
+        chain(depth, microbatches), depth, where, stage_options(where), microbatches, num_stages
+    )
 
 
 def exact(given: CandidateProblem) -> tuple[LazyPrices, StageProblem]:
@@ -88,23 +94,31 @@ def test_every_candidate_of_some_cover_has_a_price(priced: tuple[LazyPrices, Sta
 
 
 def test_equal_intervals_are_solved_once(priced: tuple[LazyPrices, StageProblem]) -> None:
-    """Layers 1 and 2 of the chain have equal operations and equal dataflow; the first and the last differ."""
+    """Layers 1 and 2 of the chain have equal operations and equal dataflow; the first and the last
+    differ."""
     _, stages = priced
-    assert cut_part(chain(), 1, 2).key == cut_part(chain(), 2, 3).key == cut_part(chain(5), 3, 4).key
+    assert (
+        cut_part(chain(), 1, 2).key == cut_part(chain(), 2, 3).key == cut_part(chain(5), 3, 4).key
+    )
     assert len({cut_part(chain(), k, k + 1).key for k in range(4)}) == 3
     np.testing.assert_array_equal(stages.seconds[1, 2], stages.seconds[2, 3])
     np.testing.assert_array_equal(stages.fixed_bytes[1, 2], stages.fixed_bytes[2, 3])
 
 
 def test_bytes_are_weights_sums_and_what_the_backward_needs() -> None:
-    """On one device: a weight and the sum of its gradients, and what layer 1 of three keeps for its backward."""
+    """On one device: a weight and the sum of its gradients, and what layer 1 of three keeps for its
+    backward."""
     step = chain(3)
     one = stage_options(cluster("1x1"))[0]
     tables = StrategyTables(candidate_mesh(one, (0,)), cluster("1x1"))
     found = []
     for start, end in ((1, 2), (2, 3)):
         part = cut_part(step, start, end)
-        found.append(memory_of(PartFacts(part), tables, OptimalSharder().shard(part, PartFacts(part), tables)))
+        found.append(
+            memory_of(
+                PartFacts(part), tables, OptimalSharder().shard(part, PartFacts(part), tables)
+            )
+        )
     inner, last = found
     assert inner.activation_bytes == 2 * BYTES, "what the layer gets and what it makes"
     assert last.activation_bytes == 0, "the last stage holds nothing between forward and backward"
@@ -118,14 +132,17 @@ def test_a_price_is_what_the_plan_of_its_choices_costs(start: int, end: int) -> 
         tables = StrategyTables(candidate_mesh(option, range(option.num_devices)), where)
         found = OptimalSharder().shard(part, PartFacts(part), tables)
         whole = IntraOpTables(part.graph, tables.mesh, where, linear=part.linear, strategies=tables)
-        plan = whole.problem(tied=part.tied).decode(Solution(found.choice, 0.0, 0.0, 0.0, "feasible"))
+        plan = whole.problem(tied=part.tied).decode(
+            Solution(found.choice, 0.0, 0.0, 0.0, "feasible")
+        )
         assert sum(found.fragment_seconds) == pytest.approx(plan.summary().seconds, rel=0.02)
         assert sum(found.fragment_seconds) >= plan.summary().seconds * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 1), (1, 3), (0, 4)])
 def test_bytes_are_those_of_the_plan_of_a_choice(start: int, end: int) -> None:
-    """With copies of operands, and without them for several microbatches in flight, whatever is chosen."""
+    """With copies of operands, and without them for several microbatches in flight, whatever is
+    chosen."""
     part, where = cut_part(chain(), start, end), cluster()
     facts, random = PartFacts(part), np.random.default_rng(end)
     for option in stage_options(where):
@@ -141,7 +158,9 @@ def test_bytes_are_those_of_the_plan_of_a_choice(start: int, end: int) -> None:
             sharded = ShardedPart(facts, tables, choice)
             assert sharded.live_bytes(copies=True).tolist() == plan.live_bytes.tolist()
             lives = problem.with_residency(part.residency(3)).lifetimes
-            held = live_bytes(part.graph, tables.mesh, lives, plan.shardings, (), len(problem.order))
+            held = live_bytes(
+                part.graph, tables.mesh, lives, plan.shardings, (), len(problem.order)
+            )
             assert sharded.live_bytes(copies=False, in_flight=3).tolist() == held.tolist()
 
 
@@ -156,7 +175,9 @@ def test_bounds_never_exceed_prices(depth: int) -> None:
             for end in range(start + 1, depth + 1):
                 part = cut_part(step, start, end)
                 price = sum(OptimalSharder().shard(part, PartFacts(part), tables).fragment_seconds)
-                layers = [relaxed_layer(step, k, end == depth).seconds(tables) for k in range(start, end)]
+                layers = [
+                    relaxed_layer(step, k, end == depth).seconds(tables) for k in range(start, end)
+                ]
                 assert sum(layers) <= price * (1 + 1e-9)
                 assert roof[start:end].sum() <= price * (1 + 1e-9)
 
@@ -168,7 +189,9 @@ def test_lazy_and_eager_prices_give_one_plan(num_stages: int | None, limit: int 
     _, everything = exact(given)
     eager = solve_stages(everything, num_stages)
     lazy = LazyPrices(given, gap_tolerance=0.0)
-    found = lazy.best(one_f_one_b_in_flight, lambda stages, known: solve_stages(stages, num_stages, known))
+    found = lazy.best(
+        one_f_one_b_in_flight, lambda stages, known: solve_stages(stages, num_stages, known)
+    )
     assert found.seconds == pytest.approx(eager.seconds, rel=1e-9)
     assert found.bound == pytest.approx(eager.seconds, rel=1e-9)
     assert lazy.num_priced <= lazy.num_candidates
@@ -180,23 +203,31 @@ def test_few_candidates_are_priced() -> None:
     assert lazy.num_priced < lazy.num_candidates / 2
 
 
-def test_a_search_that_ends_early_does_not_lose_to_one_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planner meets a pipeline of four, then one of three that looks shorter, and nothing more may be priced."""
+def test_a_search_that_ends_early_does_not_lose_to_one_stage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The planner meets a pipeline of four, then one of three that looks shorter, and nothing more
+    may be priced."""
     _, everything = exact(problem())
     whole, three, four = (solve_stages(everything, count) for count in (1, 3, 4))
     assert whole.seconds < four.seconds
     monkeypatch.setattr(lazy_prices, "MORE_SOLVES", 0)
 
     def planner(stages: StageProblem, known: Stages | None) -> StageSolution:
-        return replace(evaluate(stages, (four if known is None else three).stages), seconds=0.5 * whole.seconds)
+        return replace(
+            evaluate(stages, (four if known is None else three).stages), seconds=0.5 * whole.seconds
+        )
 
-    found = LazyPrices(problem(), gap_tolerance=0.0, most_solves=0).best(one_f_one_b_in_flight, planner)
+    found = LazyPrices(problem(), gap_tolerance=0.0, most_solves=0).best(
+        one_f_one_b_in_flight, planner
+    )
     assert found.stages == whole.stages
     assert found.seconds == pytest.approx(whole.seconds, rel=0.005)
 
 
 def test_cut_costs_what_crosses_it(priced: tuple[LazyPrices, StageProblem]) -> None:
-    """One activation forwards and one gradient back cross each cut, whatever the number of their readers."""
+    """One activation forwards and one gradient back cross each cut, whatever the number of their
+    readers."""
     expected = messages_seconds(cluster(), [(0, 1, BYTES)])
     found = priced[1].transfer_seconds
     assert found is not None
@@ -211,7 +242,8 @@ def test_a_given_number_of_stages_prunes_candidates() -> None:
 
 
 def test_forward_is_what_needs_no_later_stage(priced: tuple[LazyPrices, StageProblem]) -> None:
-    """The last stage has its backward in the forward fragment; before it, one product of three is forward."""
+    """The last stage has its backward in the forward fragment; before it, one product of three is
+    forward."""
     _, stages = priced
     last, inner = (slice(3, 4), 4, slice(0, 1)), (slice(1, 2), 2, slice(0, 1))
     assert (stages.forward_seconds[last] > 0.5 * stages.seconds[last]).all()
@@ -262,9 +294,15 @@ def test_prices_from_disk_are_those_that_would_be_computed(tmp_path: Path) -> No
     """In two processes whose hashes differ; a damaged entry is made again, with a remark."""
 
     def run(seed: str) -> tuple[str, list[int]]:
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parent)}
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": seed,
+            "PYTHONPATH": str(Path(__file__).parent),
+        }
         command = [sys.executable, "-c", _PRICES, str(tmp_path)]
-        text = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+        text = subprocess.run(
+            command, env=environment, check=True, capture_output=True, text=True
+        ).stdout
         arrays, counts = text.splitlines()
         return arrays, [int(count) for count in counts.split()]
 

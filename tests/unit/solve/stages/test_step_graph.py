@@ -32,15 +32,22 @@ def test_an_accumulator_begins_before_the_loop_and_is_summed_behind_it() -> None
 
 def test_gradients_and_accumulators_may_stay_open() -> None:
     found = step()
-    opened = {op.results[0] for op, linear in zip(found.graph.ops, found.linear, strict=True) if linear.open}
+    opened = {
+        op.results[0]
+        for op, linear in zip(found.graph.ops, found.linear, strict=True)
+        if linear.open
+    }
     gradients = {found.graph.ops[found.producers[after]].operands[1] for _, after in found.carried}
     assert gradients | {tensor for pair in found.carried for tensor in pair} <= opened
-    activations = {t for op in found.graph.ops if op.name == "tanh" for t in (*op.operands, *op.results)}
+    activations = {
+        t for op in found.graph.ops if op.name == "tanh" for t in (*op.operands, *op.results)
+    }
     assert opened.isdisjoint(activations)
 
 
 def test_what_the_backward_reaches() -> None:
-    """The backward of layer 0 depends on layer 1, its forward does not; nothing in layer 1 depends on a later one."""
+    """The backward of layer 0 depends on layer 1, its forward does not; nothing in layer 1 depends
+    on a later one."""
     found = step()
     body = range(*found.loop)
     first = [found.reached[op] for op in body if found.op_layer[op] == 0]
