@@ -18,7 +18,7 @@ from shardopt.runtime.health.watch import Watch
 from shardopt.runtime.program.hosts import Hosts
 from shardopt.runtime.program.instructions import Instruction, MeshProgram, Program, Send
 from shardopt.runtime.program.json_form import only_mesh, program_to_json
-from shardopt.runtime.tracing.where import Standing
+from shardopt.runtime.tracing.where import WorkerStatus
 from shardopt.support.errors import UserError
 
 # Tags of one program end below; those of the next begin there, so that messages of two steps never
@@ -113,8 +113,8 @@ class AttachedBackend:
             {worker: (self._name, method, *each) for worker, each in arguments.items()},
         )
 
-    def where(self) -> dict[str, Standing | None]:
-        found: dict[str, Standing | None] = self._backend.where()
+    def where(self) -> dict[str, WorkerStatus | None]:
+        found: dict[str, WorkerStatus | None] = self._backend.where()
         return found
 
     def close(self) -> None:

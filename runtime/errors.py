@@ -109,8 +109,8 @@ def first_failure(errors: Mapping[str, BaseException]) -> BaseException:
 
     Mistakes of the user, which a worker may be the first to see, are handed on as they are.
     """
-    mistake = next((error for error in errors.values() if isinstance(error, UserError)), None)
-    if mistake is not None:
-        return mistake
+    error = next((error for error in errors.values() if isinstance(error, UserError)), None)
+    if error is not None:
+        return error
     name = min(errors, key=lambda name: kind_of(errors[name]))
     return mesh_error(name, "", errors[name])

@@ -15,7 +15,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from shardopt.dialect.dtypes import numpy_dtype
-from shardopt.forms.exported_program import Box, TensorSpec
+from shardopt.forms.exported_program import Slice, TensorSpec
 from shardopt.runtime.attached import (
     AttachedBackend,
     check_placement,
@@ -26,13 +26,13 @@ from shardopt.runtime.devices.tiles import Tiling
 from shardopt.runtime.health.watch import Watch
 from shardopt.runtime.program.hosts import Host, Hosts
 from shardopt.runtime.program.instructions import Program
-from shardopt.runtime.state.fillings import Filling
+from shardopt.runtime.state.initializers import Initializer
 from shardopt.runtime.state.ownership import state_arguments
 from shardopt.runtime.state.periodic import PeriodicCheckpoints
 from shardopt.runtime.state.run_state import RunState, ShardMaker
 from shardopt.runtime.tracing.spans import Span, spans_of
 from shardopt.runtime.tracing.watchdog import Watchdog, report
-from shardopt.runtime.tracing.where import Standing
+from shardopt.runtime.tracing.where import WorkerStatus
 from shardopt.support.errors import UserError
 
 
@@ -43,7 +43,7 @@ class Backend(Protocol):
     hosts: Hosts
     watch: Watch
 
-    def where(self) -> Mapping[str, Standing | None]:
+    def where(self) -> Mapping[str, WorkerStatus | None]:
         """Where every worker stands, by name, while another call runs; None for one that does not
         answer."""
 
@@ -100,16 +100,22 @@ class Run:
         self._call("load", self._by_worker(dict(enumerate(inputs))))
         self._missing.clear()
 
-    def create(self, values: Mapping[int, Filling | ShardMaker]) -> None:
-        """Make arguments shard by shard, none of them whole: a `Filling` is computed by the
+    def create(self, values: Mapping[int, Initializer | ShardMaker]) -> None:
+        """Make arguments shard by shard, none of them whole: a `Initializer` is computed by the
         workers, a callback gives the elements of a global index, as of
         `jax.make_array_from_callback`. Raises UserError, MeshError."""
         for number in values:
             self._home(number)
-        fillings = {number: value for number, value in values.items() if isinstance(value, Filling)}
-        self._state.fill(fillings)
+        initializers = {
+            number: value for number, value in values.items() if isinstance(value, Initializer)
+        }
+        self._state.fill(initializers)
         self._state.make(
-            {number: value for number, value in values.items() if not isinstance(value, Filling)}
+            {
+                number: value
+                for number, value in values.items()
+                if not isinstance(value, Initializer)
+            }
         )
         self._missing -= values.keys()
 
@@ -177,7 +183,7 @@ class Run:
             self._tiling(spec, host).paste(found[host.name], whole)
         return whole
 
-    def argument(self, number: int, box: Box | None = None) -> np.ndarray:
+    def argument(self, number: int, box: Slice | None = None) -> np.ndarray:
         """What an argument holds now, or a global box of it: of state, what the last step made of
         it."""
         self._home(number)

@@ -29,7 +29,7 @@ from shardopt.runtime.program.instructions import MeshProgram, Route
 from shardopt.runtime.program.json_form import program_from_json
 from shardopt.runtime.state.worker_state import WorkerState
 from shardopt.runtime.tracing.recorder import Recorder
-from shardopt.runtime.tracing.where import Standing, standing
+from shardopt.runtime.tracing.where import WorkerStatus, worker_status
 from shardopt.runtime.transports.mailbox import Transport
 
 Parts = Sequence[np.ndarray]  # a host's tiles of a value, replicas once
@@ -160,11 +160,11 @@ class Worker:
             )
         return tuple(self._live_bytes.bytes)
 
-    def where(self) -> Standing:
+    def where(self) -> WorkerStatus:
         """Where the worker stands; may be called from any thread."""
         if self._active is not self:
             return self._active.where()
-        return standing(
+        return worker_status(
             self._context, unpack_position(self._position[0])[1], self._since, self._busy
         )
 

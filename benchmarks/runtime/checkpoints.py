@@ -25,7 +25,7 @@ from benchmarks.runtime.state_programs import mlp
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.run import Run
-from shardopt.runtime.state.fillings import normal
+from shardopt.runtime.state.initializers import normal
 
 _BLOCK = 1 << 20
 

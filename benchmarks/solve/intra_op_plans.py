@@ -25,13 +25,13 @@ from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions, symbol_name
 from shardopt.mesh.mesh import Sharding, parse_mesh
 from shardopt.passes.sharding.accumulators import add_sum_points, separate_accumulators
-from shardopt.passes.sharding.roles import find_roles
+from shardopt.passes.sharding.input_kinds import find_input_kinds
 from shardopt.passes.sharding.user_constraints import read_demands
 from shardopt.passes.sharding.writing import write_plans
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.xla import XlaMesh
 from shardopt.solve.assignment.problem import Solution, evaluate
-from shardopt.solve.presets.presets import Restriction, Roles, restrict
+from shardopt.solve.presets.presets import InputKinds, Restriction, restrict
 from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
 from shardopt.solve.sharding.linear import find_linear
@@ -111,14 +111,16 @@ def measure(task: Task, about_to: Callable[[str, str], None]) -> Iterator[Record
     with _imported(task) as (_, graph):
         linear = find_linear(graph.graph, graph.tied, graph.sent) if task.partial_sums else ()
         tables = IntraOpTables(graph.graph, graph.mesh, task.cluster, linear=linear)
-        roles = {preset: _roles(task, preset, graph, tables, annotated) for preset in task.presets}
+        input_kinds = {
+            preset: _input_kinds(task, preset, graph, tables, annotated) for preset in task.presets
+        }
     free = _problem(task, graph, tables, Restriction())
     best: tuple[float, str, Solution] | None = None
     for preset in sorted(task.presets, key=lambda name: name == SOLVER):
         about_to(preset, "solving")
         begin = perf_counter()
         try:
-            restriction = restrict(preset, tables, _raised(roles[preset]))
+            restriction = restrict(preset, tables, _raised(input_kinds[preset]))
             problem = free if preset == SOLVER else _problem(task, graph, tables, restriction)
             start = best[2].choice if preset == SOLVER and best is not None else None
             solution = problem.solve(task.time_limit, task.gap, start)
@@ -155,25 +157,25 @@ def _annotated(task: Task) -> dict[int, Sharding]:
     return found if any(sharding.axes for sharding in found.values()) else {}
 
 
-def _roles(
+def _input_kinds(
     task: Task,
     preset: str,
     graph: MeshGraph,
     tables: IntraOpTables,
     annotated: Mapping[int, Sharding],
-) -> Roles | UserError:
+) -> InputKinds | UserError:
     """A preset may refuse the module already here; the others go on."""
     given = {graph.arguments[k]: sharding for k, sharding in annotated.items()}
     try:
-        return find_roles(preset, graph, tables, task.batch_args, given)
+        return find_input_kinds(preset, graph, tables, task.batch_args, given)
     except UserError as error:
         return error
 
 
-def _raised(roles: Roles | UserError) -> Roles:
-    if isinstance(roles, UserError):
-        raise roles
-    return roles
+def _raised(input_kinds: InputKinds | UserError) -> InputKinds:
+    if isinstance(input_kinds, UserError):
+        raise input_kinds
+    return input_kinds
 
 
 def _problem(

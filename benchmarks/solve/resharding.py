@@ -28,7 +28,7 @@ from shardopt.hardware.cluster import Cluster
 from shardopt.solve.resharding.boxes import TileGrid, volume
 from shardopt.solve.resharding.plan import (
     ReshardingPlan,
-    elements_by_card,
+    elements_by_nic,
     elements_on_wire,
     elements_passed_on,
     messages,
@@ -103,11 +103,11 @@ def suite_rows(case: Case) -> Iterator[tuple[str, ...]]:
     phases."""
     for strategy in STRATEGIES:
         plan, cluster = planned(case, strategy)
-        cards = elements_by_card(plan, cluster).values()
+        nics = elements_by_nic(plan, cluster).values()
         counts = (
             elements_on_wire(plan),
-            max(out for out, _ in cards),
-            max(into for _, into in cards),
+            max(out for out, _ in nics),
+            max(into for _, into in nics),
         )
         seconds = plans_seconds(cluster, [plan])
         yield (

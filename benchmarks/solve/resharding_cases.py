@@ -109,9 +109,9 @@ def p3_cluster(hosts: int, devices: int = 4) -> Cluster:
     hosts."""
     cluster = load_cluster(f"p3.16xlarge:{hosts}x{devices}")
     (group,) = cluster.groups
-    card = Link(group.inter_host.latency_seconds, 1.25e9)
+    nic = Link(group.inter_host.latency_seconds, 1.25e9)
     return replace(
-        cluster, name="p3.8xlarge", groups=(replace(group, name="p3.8xlarge", inter_host=card),)
+        cluster, name="p3.8xlarge", groups=(replace(group, name="p3.8xlarge", inter_host=nic),)
     )
 
 

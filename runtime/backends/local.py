@@ -16,7 +16,7 @@ from shardopt.runtime.health.monitor import DEFAULT_LIMITS, Limits
 from shardopt.runtime.health.watch import Watch
 from shardopt.runtime.program.hosts import Hosts, one_host_each
 from shardopt.runtime.program.instructions import Program
-from shardopt.runtime.tracing.where import Standing
+from shardopt.runtime.tracing.where import WorkerStatus
 from shardopt.runtime.transports.mailbox import Mailbox
 from shardopt.runtime.worker import Worker
 
@@ -82,7 +82,7 @@ class LocalBackend:
                 self._stuck.add(error.worker)
             raise
 
-    def where(self) -> dict[str, Standing | None]:
+    def where(self) -> dict[str, WorkerStatus | None]:
         return {name: worker.where() for name, worker in self._workers.items()}
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class LocalBackend:
         for worker in self._workers.values():
             worker.cancel(reason)
 
-    def _ask(self, worker: str) -> Future[Standing]:
-        answer: Future[Standing] = Future()
+    def _ask(self, worker: str) -> Future[WorkerStatus]:
+        answer: Future[WorkerStatus] = Future()
         answer.set_result(self._workers[worker].where())
         return answer

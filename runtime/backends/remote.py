@@ -22,7 +22,7 @@ from shardopt.runtime.health.watch import Watch
 from shardopt.runtime.program.hosts import Host, Hosts
 from shardopt.runtime.program.instructions import MeshProgram, Program, Send
 from shardopt.runtime.program.json_form import only_mesh, program_to_json
-from shardopt.runtime.tracing.where import Standing
+from shardopt.runtime.tracing.where import WorkerStatus
 
 _ANSWER_SECONDS = 2.0  # for workers that are asked where they stand
 
@@ -66,7 +66,7 @@ class RemoteBackend(ABC):
         futures = {name: self.submit(name, method, *values) for name, values in arguments.items()}
         return gather(futures, self._cancel_all, self.watch.check)
 
-    def where(self) -> dict[str, Standing | None]:
+    def where(self) -> dict[str, WorkerStatus | None]:
         """Where every worker stands, None for one that does not answer."""
         asked = {host.name: self.control(host.name, "where") for host in self._all_hosts()}
         answered, _ = wait(asked.values(), timeout=_ANSWER_SECONDS)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from shardopt.forms.exported_program import Box
+from shardopt.forms.exported_program import Slice
 from shardopt.mesh.mesh import Mesh
 from shardopt.runtime.devices.tiles import Tiling, box_slices
 from shardopt.runtime.program.host_routes import Round, rounds_of, wire_tag
@@ -78,7 +78,7 @@ class Exchanges:
 def _step(round_: Round, hosts: Sequence[Host], own: Host, type_: ShardType, tag: int) -> _Step:
     local = {shard: place for place, shard in enumerate(own.shards)}
 
-    def place(shard: int, box: Box) -> Place:
+    def place(shard: int, box: Slice) -> Place:
         return Place(local[shard], box_slices(box))
 
     types: list[ShardType] = []

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from shardopt.dialect.dtypes import numpy_dtype
-from shardopt.forms.exported_program import Box, TensorSpec
+from shardopt.forms.exported_program import Slice, TensorSpec
 from shardopt.forms.reshard_steps import tiles_by_device
 from shardopt.mesh.mesh import Mesh
 from shardopt.runtime.program.host_routes import pieces_between
@@ -21,7 +21,7 @@ from shardopt.runtime.transports.landing import Landing, Place, Shards
 Slices = tuple[slice, ...]
 
 
-def box_slices(box: Box) -> Slices:
+def box_slices(box: Slice) -> Slices:
     return tuple(slice(start, limit) for start, limit in box)
 
 
@@ -38,10 +38,10 @@ class Tiling:
         self.local_shape = spec.sharding.local_shape(mesh, spec.shape)
         boxes = list(tiles_by_device(mesh, spec).values())
         shards = range(mesh.size) if host is None else host.shards
-        first: dict[Box, int] = {}
+        first: dict[Slice, int] = {}
         for shard, box in enumerate(boxes):
             first.setdefault(box, shard)
-        numbers: dict[Box, int] = {}
+        numbers: dict[Slice, int] = {}
         self._part = [numbers.setdefault(boxes[shard], len(numbers)) for shard in shards]
         # The ellipsis keeps a scalar's part an array.
         self._slices: list[Any] = [(..., *box_slices(box)) for box in numbers]

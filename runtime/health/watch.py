@@ -14,7 +14,7 @@ from shardopt.runtime.errors import Kind, MeshError
 from shardopt.runtime.health.monitor import Limits, Monitor, Status
 from shardopt.runtime.program.hosts import Hosts
 from shardopt.runtime.program.instructions import Program
-from shardopt.runtime.tracing.where import Standing
+from shardopt.runtime.tracing.where import WorkerStatus
 
 
 class Watch:
@@ -26,14 +26,14 @@ class Watch:
         program: Program,
         hosts: Hosts,
         limits: Limits,
-        ask: Callable[[str], Future[Standing]],
+        ask: Callable[[str], Future[WorkerStatus]],
         position: Callable[[str], tuple[int, int] | None],
     ) -> None:
         self._limits, self._ask, self._position, self._hosts = limits, ask, position, hosts
         self._main = self._monitor = self._monitor_of(program)
         self._attached: dict[str, Monitor] = {}
         self._names = [host.name for own in hosts.values() for host in own]
-        self._asked: dict[str, Future[Standing]] = {}
+        self._asked: dict[str, Future[WorkerStatus]] = {}
         self._heard: dict[str, float] = {}
         self._stepping = False
 

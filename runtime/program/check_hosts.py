@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from shardopt.forms.exported_program import Box
+from shardopt.forms.exported_program import Slice
 from shardopt.runtime.program.host_routes import Round, pieces_between, rounds_of
 from shardopt.runtime.program.hosts import Host, Hosts
 from shardopt.runtime.program.instructions import Program, Reshard, Route, Send
@@ -84,5 +84,5 @@ def _of_round(number: int, host: Host, rounds: dict[int, Round]) -> Iterator[str
             )
 
 
-def _extents(box: Box) -> tuple[int, ...]:
+def _extents(box: Slice) -> tuple[int, ...]:
     return tuple(limit - start for start, limit in box)

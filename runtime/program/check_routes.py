@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardopt.forms.exported_program import Box, ReshardStep
+from shardopt.forms.exported_program import ReshardStep, Slice
 from shardopt.forms.reshard_steps import find_plan_fault, tiles_by_device
 from shardopt.mesh.mesh import Mesh
 from shardopt.runtime.program.instructions import Program, Reshard, Route, Send
@@ -85,7 +85,7 @@ def route_fault(route: Route, source: Mesh, target: Mesh) -> str | None:
     return find_plan_fault(tuple(steps), held, wanted)
 
 
-def _global(box: Box, tile: Box) -> Box | None:
+def _global(box: Slice, tile: Slice) -> Slice | None:
     """A box in the coordinates of a tile, in those of the tensor; None if it is no box of that
     rank."""
     if len(box) != len(tile) or any(not 0 <= start <= limit for start, limit in box):

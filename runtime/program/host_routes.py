@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardopt.forms.exported_program import Box
+from shardopt.forms.exported_program import Slice
 from shardopt.forms.reshard_steps import intersect
 from shardopt.runtime.program.hosts import Host
 from shardopt.runtime.program.instructions import Exchange, Route
@@ -42,9 +42,9 @@ class Round:
     goes: (host, number of the box, shard, box)."""
 
     local: tuple[Exchange, ...]
-    outgoing: tuple[tuple[int, tuple[tuple[int, Box], ...]], ...]
-    incoming: tuple[tuple[int, tuple[tuple[int, Box], ...]], ...]
-    landing: tuple[tuple[int, int, int, Box], ...]
+    outgoing: tuple[tuple[int, tuple[tuple[int, Slice], ...]], ...]
+    incoming: tuple[tuple[int, tuple[tuple[int, Slice], ...]], ...]
+    landing: tuple[tuple[int, int, int, Slice], ...]
 
 
 def rounds_of(route: Route, hosts: Sequence[Host], own: Host) -> tuple[Round, ...]:
@@ -57,7 +57,7 @@ def rounds_of(route: Route, hosts: Sequence[Host], own: Host) -> tuple[Round, ..
 def _independent(exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
     """Runs of the list in which nothing is passed on that arrives in the same run."""
     rounds: list[list[Exchange]] = []
-    written: dict[int, list[Box]] = {}
+    written: dict[int, list[Slice]] = {}
     for move in exchanges:
         if not rounds or any(
             _overlap(move.source_box, box) for box in written.get(move.source_shard, ())
@@ -69,14 +69,14 @@ def _independent(exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
     return rounds
 
 
-def _overlap(left: Box, right: Box) -> bool:
+def _overlap(left: Slice, right: Slice) -> bool:
     """Scalars, which have no extent, overlap."""
     return intersect(left, right) is not None
 
 
 def _round(moves: Sequence[Exchange], home: dict[int, int], own: int) -> Round:
-    outgoing: dict[int, dict[tuple[int, Box], int]] = {}
-    incoming: dict[int, dict[tuple[int, Box], int]] = {}
+    outgoing: dict[int, dict[tuple[int, Slice], int]] = {}
+    incoming: dict[int, dict[tuple[int, Slice], int]] = {}
     local, landing = [], []
     for move in moves:
         source, target = home[move.source_shard], home[move.target_shard]
@@ -95,6 +95,6 @@ def _round(moves: Sequence[Exchange], home: dict[int, int], own: int) -> Round:
 
 
 def _ordered(
-    boxes: dict[int, dict[tuple[int, Box], int]],
-) -> tuple[tuple[int, tuple[tuple[int, Box], ...]], ...]:
+    boxes: dict[int, dict[tuple[int, Slice], int]],
+) -> tuple[tuple[int, tuple[tuple[int, Slice], ...]], ...]:
     return tuple((host, tuple(own)) for host, own in sorted(boxes.items()))

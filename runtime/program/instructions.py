@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from shardopt.forms.exported_program import Argument, Box, Result, StageFunction, TensorSpec
+from shardopt.forms.exported_program import Argument, Result, Slice, StageFunction, TensorSpec
 from shardopt.mesh.mesh import Mesh
 
 
@@ -23,7 +23,7 @@ class Piece:
     part."""
 
     shard: int
-    box: Box
+    box: Slice
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Placement:
 
     piece: int
     shard: int
-    box: Box
+    box: Slice
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Exchange:
     """
 
     source_shard: int
-    source_box: Box
+    source_box: Slice
     target_shard: int
-    target_box: Box
+    target_box: Slice
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _has_one_giver_each(exchanges: tuple[Exchange, ...]) -> bool:
             shard = leader[shard]
         return shard
 
-    given: dict[int, set[Box]] = {}
+    given: dict[int, set[Slice]] = {}
     givers: set[int] = set()
     for move in exchanges:
         leader[group(move.source_shard)] = group(move.target_shard)
@@ -89,7 +89,7 @@ def _has_one_giver_each(exchanges: tuple[Exchange, ...]) -> bool:
     return len({group(shard) for shard in givers}) == len(givers)
 
 
-def _within(box: Box, other: Box) -> bool:
+def _within(box: Slice, other: Slice) -> bool:
     pairs = zip(box, other, strict=False)
     return len(box) == len(other) and all(
         low <= start and limit <= high for (start, limit), (low, high) in pairs

@@ -3,7 +3,7 @@ local shards."""
 
 from __future__ import annotations
 
-from shardopt.forms.exported_program import Box, ReshardStep, TensorSpec
+from shardopt.forms.exported_program import ReshardStep, Slice, TensorSpec
 from shardopt.forms.reshard_steps import tiles_by_device
 from shardopt.mesh.mesh import Mesh
 from shardopt.runtime.program.instructions import Exchange, Piece, Placement, Route
@@ -33,7 +33,7 @@ def make_route(
     return Route(source[1], target[1], tuple(pieces), tuple(placements), tuple(exchanges))
 
 
-def relative(box: Box, tile: Box) -> Box:
+def relative(box: Slice, tile: Slice) -> Slice:
     """A global box in the coordinates of the tile that contains it."""
     return tuple(
         (start - origin, limit - origin)

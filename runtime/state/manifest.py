@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from shardopt.dialect.dtypes import MLIR_NAMES, numpy_dtype
-from shardopt.forms.exported_program import Box
+from shardopt.forms.exported_program import Slice
 from shardopt.support.errors import UserError
 
 MANIFEST_NAME = "manifest.json"
@@ -38,7 +38,7 @@ _FORMAT, _VERSION = "shardopt-checkpoint", 1
 class StoredShard:
     """A box of the array: from `offset` on in `file`, with a checksum for each block."""
 
-    box: Box
+    box: Slice
     file: str
     offset: int
     checksums: tuple[int, ...]
@@ -63,7 +63,7 @@ class Manifest:
         return next((array for array in self.arrays if array.name == name), None)
 
 
-def shard_bytes(box: Box, dtype: str) -> int:
+def shard_bytes(box: Slice, dtype: str) -> int:
     return prod(limit - start for start, limit in box) * numpy_dtype(dtype).itemsize
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardopt.forms.exported_program import Argument, Box, TensorSpec
+from shardopt.forms.exported_program import Argument, Slice, TensorSpec
 from shardopt.forms.reshard_steps import tiles_by_device
 from shardopt.mesh.mesh import Mesh
 from shardopt.runtime.program.instructions import Program
 from shardopt.support.errors import UserError
 
 
-def owned_boxes(mesh: Mesh, spec: TensorSpec, turn: int) -> tuple[tuple[int, Box], ...]:
+def owned_boxes(mesh: Mesh, spec: TensorSpec, turn: int) -> tuple[tuple[int, Slice], ...]:
     """(position in the mesh, box) for every distinct tile: one holder each, replicas by `turn`, so
     that the arrays of a program spread over the hosts that hold copies."""
-    holders: dict[Box, list[int]] = {}
+    holders: dict[Slice, list[int]] = {}
     for position, tile in enumerate(tiles_by_device(mesh, spec).values()):
         holders.setdefault(tile, []).append(position)
     return tuple((found[turn % len(found)], box) for box, found in holders.items())

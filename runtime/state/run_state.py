@@ -12,12 +12,12 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from shardopt.dialect.dtypes import numpy_dtype
-from shardopt.forms.exported_program import Box
+from shardopt.forms.exported_program import Slice
 from shardopt.forms.reshard_steps import format_box, tiles_by_device
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.state.checkpoint_folder import abandon, begin, commit, find_checkpoint
-from shardopt.runtime.state.fillings import Filling
 from shardopt.runtime.state.init_functions import split_init_function
+from shardopt.runtime.state.initializers import Initializer
 from shardopt.runtime.state.manifest import Manifest, StoredArray, StoredShard
 from shardopt.runtime.state.ownership import state_arguments, state_keys
 from shardopt.support.errors import UserError
@@ -91,11 +91,11 @@ class RunState:
         )
         return manifest.step
 
-    def fill(self, fillings: Mapping[int, Filling]) -> None:
+    def fill(self, initializers: Mapping[int, Initializer]) -> None:
         """Have the workers compute arguments. Raises MeshError."""
         self._to_homes(
             "fill",
-            {number: (self._keys[number], *astuple(each)) for number, each in fillings.items()},
+            {number: (self._keys[number], *astuple(each)) for number, each in initializers.items()},
         )
 
     def initialize(
@@ -127,7 +127,7 @@ class RunState:
             tiles = tuple((box, self._made(number, maker, box)) for box in boxes)
             self._call("put", {worker: ({number: tiles},) for worker in self._workers[mesh.name]})
 
-    def read(self, number: int, box: Box | None = None) -> np.ndarray:
+    def read(self, number: int, box: Slice | None = None) -> np.ndarray:
         """An argument's elements, by default all of them, put together from what the workers
         hold."""
         value = self._program.arguments[number].value
@@ -188,7 +188,7 @@ class RunState:
                 f"found {found.dtype}{list(found.shape)}"
             )
 
-    def _made(self, number: int, maker: ShardMaker, box: Box) -> np.ndarray:
+    def _made(self, number: int, maker: ShardMaker, box: Slice) -> np.ndarray:
         argument = self._program.arguments[number]
         tile = np.asarray(maker(tuple(slice(start, limit) for start, limit in box)))
         shape, dtype = (

@@ -12,7 +12,7 @@ from types import TracebackType
 import numpy as np
 
 from shardopt.dialect.dtypes import numpy_dtype
-from shardopt.forms.exported_program import Box
+from shardopt.forms.exported_program import Slice
 from shardopt.forms.reshard_steps import intersect
 from shardopt.runtime.state.manifest import BLOCK_BYTES, StoredArray, StoredShard, shard_bytes
 from shardopt.support.errors import UserError
@@ -28,7 +28,7 @@ class ShardWriter:
         self._name = name
         self._file = (folder / name).open("xb")
 
-    def add(self, box: Box, shard: np.ndarray) -> StoredShard:
+    def add(self, box: Slice, shard: np.ndarray) -> StoredShard:
         """Append the shard's bytes. Raises OSError."""
         data = np.ascontiguousarray(shard).reshape(-1).view(np.uint8).data
         offset = self._file.tell()
@@ -54,7 +54,7 @@ class ShardWriter:
                 os.fsync(self._file.fileno())
 
 
-def read_box(folder: Path, array: StoredArray, box: Box) -> np.ndarray:
+def read_box(folder: Path, array: StoredArray, box: Slice) -> np.ndarray:
     """The elements of a global box, in new memory; reads only rows of shards that meet it.
 
     Raises UserError that names the file and the array when bytes are missing or do not have their
@@ -73,7 +73,7 @@ def read_box(folder: Path, array: StoredArray, box: Box) -> np.ndarray:
     return found
 
 
-def _read_rows(folder: Path, array: StoredArray, shard: StoredShard, box: Box) -> np.ndarray:
+def _read_rows(folder: Path, array: StoredArray, shard: StoredShard, box: Slice) -> np.ndarray:
     """`box` of one shard, which holds it: the rows of the first dimension are read and checked, the
     rest cut out."""
     dtype = numpy_dtype(array.dtype)

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from shardopt.forms.exported_program import Box, StageFunction
+from shardopt.forms.exported_program import Slice, StageFunction
 from shardopt.forms.reshard_steps import intersect, tiles_by_device
 from shardopt.runtime.actions.context import Context
-from shardopt.runtime.state.fillings import Filling, fill
+from shardopt.runtime.state.initializers import Initializer, fill
 from shardopt.runtime.state.manifest import read_manifest
 from shardopt.runtime.state.ownership import owned_boxes
 from shardopt.runtime.state.shard_files import ShardWriter, read_box
 
-Shards = tuple[tuple[Box, str, int, tuple[int, ...]], ...]  # fields of StoredShard
+Shards = tuple[tuple[Slice, str, int, tuple[int, ...]], ...]  # fields of StoredShard
 
 
 class WorkerState:
@@ -49,14 +49,14 @@ class WorkerState:
         for number, key in keys.items():
             self._make(number, partial(read_box, Path(folder), stored[key]))
 
-    def fill(self, fillings: Mapping[int, tuple[str, str, float, float, int]]) -> None:
-        """Compute this worker's shards of arguments from a name and the fields of a `Filling`
+    def fill(self, initializers: Mapping[int, tuple[str, str, float, float, int]]) -> None:
+        """Compute this worker's shards of arguments from a name and the fields of a `Initializer`
         each."""
-        for number, (name, kind, a, b, seed) in fillings.items():
+        for number, (name, kind, a, b, seed) in initializers.items():
             spec = self._context.program.buffers[self._buffers[number]]
-            self._make(number, partial(fill, Filling(kind, a, b, seed), name, spec))
+            self._make(number, partial(fill, Initializer(kind, a, b, seed), name, spec))
 
-    def put(self, tiles: Mapping[int, Sequence[tuple[Box, np.ndarray]]]) -> None:
+    def put(self, tiles: Mapping[int, Sequence[tuple[Slice, np.ndarray]]]) -> None:
         """Take this worker's shards from the tiles given, each box once."""
         for number, boxes in tiles.items():
             known = {_as_box(box): tile for box, tile in boxes}
@@ -77,7 +77,7 @@ class WorkerState:
         for number, array in zip(numbers, outputs, strict=True):
             self._context.buffers[self._buffers[number]] = array
 
-    def pieces(self, number: int, box: Box) -> tuple[tuple[Box, np.ndarray], ...]:
+    def pieces(self, number: int, box: Slice) -> tuple[tuple[Slice, np.ndarray], ...]:
         """The parts of a global box that this worker owns, in memory of their own."""
         found = []
         for tile, shard in self._owned(number):
@@ -91,7 +91,7 @@ class WorkerState:
                 found.append((common, shard[cut].copy()))  # the ellipsis keeps a scalar an array
         return tuple(found)
 
-    def _owned(self, number: int) -> list[tuple[Box, np.ndarray]]:
+    def _owned(self, number: int) -> list[tuple[Slice, np.ndarray]]:
         """(box, view of the shard) for the tiles that this worker writes; drop the views before the
         next step."""
         buffer = self._buffers[number]
@@ -108,7 +108,7 @@ class WorkerState:
             if place in shards
         ]
 
-    def _tiles(self, buffer: int) -> list[Box]:
+    def _tiles(self, buffer: int) -> list[Slice]:
         """The tile of every device of this worker, in mesh order."""
         tiles = list(
             tiles_by_device(
@@ -117,10 +117,10 @@ class WorkerState:
         )
         return [tiles[place] for place in self._context.host.shards]
 
-    def _make(self, number: int, tile: Callable[[Box], np.ndarray]) -> None:
+    def _make(self, number: int, tile: Callable[[Slice], np.ndarray]) -> None:
         """Each distinct tile is made once, and copied for every device that holds it."""
         buffer = self._buffers[number]
-        made: dict[Box, np.ndarray] = {}
+        made: dict[Slice, np.ndarray] = {}
         shards = []
         for box in self._tiles(buffer):
             if box not in made:
@@ -131,6 +131,6 @@ class WorkerState:
         )
 
 
-def _as_box(box: Sequence[Sequence[int]]) -> Box:
+def _as_box(box: Sequence[Sequence[int]]) -> Slice:
     """A box that may have become lists on its way."""
     return tuple((start, limit) for start, limit in box)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
 
-from shardopt.runtime.tracing.where import Standing, standing_text
+from shardopt.runtime.tracing.where import WorkerStatus, status_text
 
-Standings = Mapping[str, Standing | None]  # by worker
+WorkerStatuses = Mapping[str, WorkerStatus | None]  # by worker
 
 _LOOKS = 4  # in the time after which it speaks
 
@@ -20,7 +20,7 @@ class Watchdog:
     progress."""
 
     def __init__(
-        self, seconds: float, where: Callable[[], Standings], say: Callable[[str], None]
+        self, seconds: float, where: Callable[[], WorkerStatuses], say: Callable[[str], None]
     ) -> None:
         self._seconds, self._where, self._say = seconds, where, say
         self._running, self._closed = threading.Event(), threading.Event()
@@ -59,7 +59,7 @@ class Watchdog:
                 self._say(report(found, now - changed))
 
 
-def report(found: Standings, seconds: float | None = None) -> str:
+def report(found: WorkerStatuses, seconds: float | None = None) -> str:
     """One line a worker; `seconds` without progress."""
     head = [] if seconds is None else [f"no progress for {seconds:.0f} s:"]
-    return "\n".join([*head, *(standing_text(worker, at) for worker, at in sorted(found.items()))])
+    return "\n".join([*head, *(status_text(worker, at) for worker, at in sorted(found.items()))])

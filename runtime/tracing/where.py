@@ -19,10 +19,10 @@ from shardopt.runtime.program.text import brief_instruction, place
 
 # Plain values, so that they pass over any connection: "busy", "step", "position", "place",
 # "seconds", "waits" and "doing" as text, "waiting" (for a message), "pending" (messages to send).
-Standing = Mapping[str, Any]
+WorkerStatus = Mapping[str, Any]
 
 
-def standing(context: Context, position: int, since: float, busy: bool) -> Standing:
+def worker_status(context: Context, position: int, since: float, busy: bool) -> WorkerStatus:
     """`since` is when the worker came to the instruction at `position` (`time.monotonic`), or, if
     it is not `busy`, when its last step ended."""
     program = context.program
@@ -48,7 +48,7 @@ def standing(context: Context, position: int, since: float, busy: bool) -> Stand
     }
 
 
-def standing_text(worker: str, found: Standing | None) -> str:
+def status_text(worker: str, found: WorkerStatus | None) -> str:
     """One line; None stands for a worker that does not answer."""
     mesh, _, host = worker.partition("/")
     who = f"mesh '{mesh}', host {int(host or 0)}"

@@ -226,8 +226,8 @@ class SocketTransport:
         connection.settimeout(None)
         return name.decode()
 
-    def _answer(self, role: bytes, challenge: bytes) -> bytes:
-        return hmac.digest(self._token, role + challenge, "sha256")
+    def _answer(self, input_kind: bytes, challenge: bytes) -> bytes:
+        return hmac.digest(self._token, input_kind + challenge, "sha256")
 
 
 def _receive_by(deadline: float, connection: socket.socket, size: int) -> bytes:

@@ -57,14 +57,14 @@ def byte_seconds(cluster: Cluster, source: int, target: int) -> float:
     ).slopes[-1]
 
 
-def least_card_seconds(cluster: Cluster) -> float:
+def least_nic_seconds(cluster: Cluster) -> float:
     """Seconds for each byte through the fastest network card; 0 where sending was measured, which
     may be any curve."""
     if any(group.device.profile is not None for group in cluster.groups):
         return 0.0
     groups = range(len(cluster.groups))
-    cards = [group.inter_host for group in cluster.groups]
-    links = [*cards, *(cluster.link_between(a, b) for a in groups for b in groups if a < b)]
+    nics = [group.inter_host for group in cluster.groups]
+    links = [*nics, *(cluster.link_between(a, b) for a in groups for b in groups if a < b)]
     return 1 / max(link.bandwidth_bytes_per_second for link in links)
 
 
@@ -90,8 +90,8 @@ class Links:
         source, target, size = rows[numbers].T
         hosts, groups = cluster.hosts_of_devices, cluster.groups_of_devices
         inside = hosts[source] == hosts[target]
-        cards = int(hosts[-1]) + 1
-        out, into = (np.where(inside, cards + end, hosts[end]) for end in (source, target))
+        nics = int(hosts[-1]) + 1
+        out, into = (np.where(inside, nics + end, hosts[end]) for end in (source, target))
         kind = (groups[source] * len(cluster.groups) + groups[target]) * 2 + inside
         seconds, latency, shared = np.zeros(len(size)), 0.0, 0.0
         for each in np.unique(kind).tolist():

@@ -18,7 +18,7 @@ from shardopt.dialect.profile import profile_attr, profile_of
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.cluster_file import DESCRIPTION, describe, load_cluster
 from shardopt.hardware.profile_file import with_profile
-from shardopt.support.documents import mistakes_of
+from shardopt.support.documents import errors_of
 
 CLUSTER = "shardopt.cluster"
 
@@ -39,9 +39,9 @@ def read_cluster(module: ir.Module) -> Cluster:
         )
     attribute = module.operation.attributes[CLUSTER]
     values = to_values(attribute)
-    cluster, mistakes = mistakes_of(DESCRIPTION, _without_profiles(values))
-    if mistakes:
-        raise ValueError(f"attribute '{CLUSTER}': {mistakes[0]}")
+    cluster, errors = errors_of(DESCRIPTION, _without_profiles(values))
+    if errors:
+        raise ValueError(f"attribute '{CLUSTER}': {errors[0]}")
     devices = [
         ir.DictAttr(ir.DictAttr(group)["device"]) for group in _group_attrs(ir.DictAttr(attribute))
     ]

@@ -43,7 +43,7 @@ class PipelineGraph:
     `edge_links` are the network cards that the transfers of each edge use: number 2h is what host h
     sends through, 2h + 1 what it receives through. `fixed_bytes[m]` is what a device of mesh m
     holds all step long: arguments of the step, what lives across the loop, and accumulators; `held`
-    is what it holds for each microbatch, `around_bytes[m]` the most that it holds before and behind
+    is what it holds for each microbatch, `outside_bytes[m]` the most that it holds before and behind
     the loop."""
 
     graph: StageGraph
@@ -56,7 +56,7 @@ class PipelineGraph:
     edge_links: tuple[tuple[int, ...], ...] = ()
     sharing: Sharing | None = None
     held: tuple[Held, ...] = ()
-    around_bytes: tuple[int, ...] = ()
+    outside_bytes: tuple[int, ...] = ()
 
     @property
     def num_meshes(self) -> int:
@@ -96,8 +96,8 @@ def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
     for op in program.body_ops:
         if op.name == "mpmd.transfer":
             if op.operands[0] in made_by:
-                source, before, cards = made_by[op.operands[0]]
-                used = cards | _cards(op, cluster)
+                source, before, nics = made_by[op.operands[0]]
+                used = nics | _nics(op, cluster)
                 made_by[op.results[0]] = (source, before + _transfer_seconds(op), used)
             continue
         task = task_of(op)
@@ -107,14 +107,14 @@ def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
         for value in op.operands:
             if value not in made_by or made_by[value][0] == task:
                 continue
-            source, delay, cards = made_by[value]
+            source, delay, nics = made_by[value]
             size, longest, used = edges.get((source, task), (0, 0.0, frozenset[int]()))
             moved = (
                 read_tensor(parse_mesh_tensor(value.type).tensor).size_bytes
                 if source.stage != task.stage
                 else 0
             )
-            edges[source, task] = (size + moved, max(longest, delay), used | cards)
+            edges[source, task] = (size + moved, max(longest, delay), used | nics)
             if source.stage == task.stage and value not in stays:
                 stays[value] = None
                 kept[source] = kept.get(source, 0) + local_bytes(value.type, by_name)
@@ -125,22 +125,22 @@ def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
     graph = StageGraph(
         tuple(seconds), tuple(Edge(a, b, size) for (a, b), (size, _, _) in edges.items())
     )
-    around = step_bytes(program, by_name)
+    outside_loop = step_bytes(program, by_name)
     return PipelineGraph(
         graph,
         seconds,
         tuple(delay for _, delay, _ in edges.values()),
         kept,
-        around.in_loop,
+        outside_loop.in_loop,
         num_stages,
         tuple(
             numbers[homes[stage]] if stage in homes else min(stage, len(meshes) - 1)
             for stage in range(num_stages)
         ),
-        tuple(tuple(sorted(cards)) for _, _, cards in edges.values()),
+        tuple(tuple(sorted(nics)) for _, _, nics in edges.values()),
         sharing_of(cluster, [mesh.devices for mesh in meshes]) if cluster is not None else None,
         held_values(program, by_name, task_of),
-        around.around,
+        outside_loop.outside_loop,
     )
 
 
@@ -167,7 +167,7 @@ def peak_bytes(pipeline: PipelineGraph, result: SimulationResult) -> tuple[int, 
     """The most that a device of each mesh holds in a step."""
     return tuple(
         max(own.peak_bytes, most)
-        for own, most in zip(result.memory, pipeline.around_bytes, strict=True)
+        for own, most in zip(result.memory, pipeline.outside_bytes, strict=True)
     )
 
 
@@ -247,7 +247,7 @@ def _call_seconds(op: ir.Operation, meshes: dict[str, Mesh], cluster: Cluster | 
     return dispatch_seconds(cluster.group_of(mesh), mesh.size, len(op.operands) + len(op.results))
 
 
-def _cards(op: ir.Operation, cluster: Cluster | None) -> frozenset[int]:
+def _nics(op: ir.Operation, cluster: Cluster | None) -> frozenset[int]:
     """The network cards that a planned transfer between hosts uses, numbered as in
     `PipelineGraph`."""
     if cluster is None or RESHARDING not in op.attributes:

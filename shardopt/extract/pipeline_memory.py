@@ -41,7 +41,7 @@ class StepBytes:
     it holds before and behind the loop."""
 
     in_loop: tuple[int, ...]
-    around: tuple[int, ...]
+    outside_loop: tuple[int, ...]
 
 
 def step_bytes(program: Program, meshes: Mapping[str, Mesh]) -> StepBytes:

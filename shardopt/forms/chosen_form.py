@@ -24,7 +24,7 @@ from shardopt.dialect.strategy import read_strategy
 from shardopt.extract.control_flow import numbered_operations
 from shardopt.extract.op_graph import free_values
 from shardopt.forms.imported_form import Violation
-from shardopt.forms.mesh_checks import value_mistake
+from shardopt.forms.mesh_checks import value_error
 from shardopt.forms.sharded_form import COST
 from shardopt.ir.rewriting import functions, operations, symbol_name, terminator
 from shardopt.mesh.mesh import Mesh, Sharding
@@ -65,9 +65,9 @@ def _of_function(function: ir.Operation, meshes: Mapping[str, Mesh]) -> Iterator
 
 
 def _of_value(value: ir.Value, meshes: Mapping[str, Mesh]) -> Iterator[str]:
-    mistake = value_mistake(value.type, meshes)
-    if mistake:
-        yield mistake
+    error = value_error(value.type, meshes)
+    if error:
+        yield error
     elif parse_mesh_tensor(value.type).sharding is None:
         yield f"expected a mesh tensor with a sharding, found {value.type}"
 

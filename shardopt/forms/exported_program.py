@@ -13,7 +13,7 @@ from shardopt.dialect.dtypes import mlir_name
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.schedule.schedules import ScheduleText
 
-Box = tuple[tuple[int, int], ...]  # (start, limit) of each dimension
+Slice = tuple[tuple[int, int], ...]  # (start, limit) of each dimension
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ReshardStep:
     phase: int
     source: int
     target: int
-    box: Box
+    box: Slice
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import Mesh
 
 
-def mesh_mistakes(meshes: Sequence[Mesh], cluster: Cluster) -> Iterator[str]:
+def mesh_errors(meshes: Sequence[Mesh], cluster: Cluster) -> Iterator[str]:
     """Names must be unique, device ids disjoint and those of the cluster, and a mesh must lie in
     one host group."""
     names: set[str] = set()
@@ -39,7 +39,7 @@ def mesh_mistakes(meshes: Sequence[Mesh], cluster: Cluster) -> Iterator[str]:
             yield str(error)
 
 
-def value_mistake(type_: ir.Type, meshes: Mapping[str, Mesh]) -> str:
+def value_error(type_: ir.Type, meshes: Mapping[str, Mesh]) -> str:
     """What is wrong with the type of a value outside of fragments, or nothing: a mesh tensor on a
     mesh that exists, with a sharding, if it has one, that fits."""
     if not is_mesh_tensor(type_):

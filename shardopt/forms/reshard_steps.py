@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from math import prod
 
-from shardopt.forms.exported_program import Box, ReshardStep, TensorSpec
+from shardopt.forms.exported_program import ReshardStep, Slice, TensorSpec
 from shardopt.mesh.mesh import Mesh
 
 
@@ -17,7 +17,7 @@ def default_steps(
 
     Empty when both sides are the same devices with the same tiles.
     """
-    held: dict[Box, list[int]] = {}
+    held: dict[Slice, list[int]] = {}
     for device, tile in tiles_by_device(*source).items():
         held.setdefault(tile, []).append(device)
     wanted = tiles_by_device(*target)
@@ -33,7 +33,7 @@ def default_steps(
     return tuple(steps)
 
 
-def tiles_by_device(mesh: Mesh, spec: TensorSpec) -> dict[int, Box]:
+def tiles_by_device(mesh: Mesh, spec: TensorSpec) -> dict[int, Slice]:
     """The global box that each device of the mesh holds; empty where uneven tiles leave a device
     nothing."""
     boxes = spec.sharding.tiles(mesh, spec.shape).tolist()
@@ -43,21 +43,23 @@ def tiles_by_device(mesh: Mesh, spec: TensorSpec) -> dict[int, Box]:
     }
 
 
-def intersect(left: Box, right: Box) -> Box | None:
+def intersect(left: Slice, right: Slice) -> Slice | None:
     """The common box, or None if it has no elements."""
     common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(left, right, strict=True))
     return common if all(start < limit for start, limit in common) else None
 
 
 def find_plan_fault(
-    steps: tuple[ReshardStep, ...], held: dict[int, Box], wanted: dict[int, Box]
+    steps: tuple[ReshardStep, ...], held: dict[int, Slice], wanted: dict[int, Slice]
 ) -> str | None:
     """Why a resharding plan is wrong, or None: every element of each wanted tile must arrive
     exactly once.
 
     `held` and `wanted` give the tile of each source and target device. What a device passes on in a
     later phase it must have received in a phase before that."""
-    received: dict[int, list[tuple[int, Box]]] = {device: [] for device in wanted}  # with the phase
+    received: dict[int, list[tuple[int, Slice]]] = {
+        device: [] for device in wanted
+    }  # with the phase
     for step in sorted(steps, key=lambda step: step.phase):
         text = (
             f"phase {step.phase}, device {step.source} to {step.target}, box {format_box(step.box)}"
@@ -86,20 +88,20 @@ def find_plan_fault(
     return None
 
 
-def _meet(left: Box, right: Box) -> bool:
+def _meet(left: Slice, right: Slice) -> bool:
     """Whether boxes have an element in common; the boxes of a scalar do."""
     return all(a < d and c < b for (a, b), (c, d) in zip(left, right, strict=True))
 
 
-def format_box(box: Box) -> str:
+def format_box(box: Slice) -> str:
     return "[" + ", ".join(f"{start}:{limit}" for start, limit in box) + "]"
 
 
-def _covers(parts: list[Box], box: Box) -> bool:
+def _covers(parts: list[Slice], box: Slice) -> bool:
     """Whether disjoint parts fill the box."""
     overlaps = (intersect(part, box) for part in parts)
     return sum(_volume(overlap) for overlap in overlaps if overlap is not None) == _volume(box)
 
 
-def _volume(box: Box) -> int:
+def _volume(box: Slice) -> int:
     return prod(limit - start for start, limit in box)

@@ -26,7 +26,7 @@ from shardopt.cost.traffic import Traffic
 from shardopt.dialect.attributes import f64, i64
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor, read_topology
 from shardopt.dialect.sharding import split_tuple
-from shardopt.forms.shardy_form import mistakes, read_mesh
+from shardopt.forms.shardy_form import errors, read_mesh
 from shardopt.ir.rewriting import functions, symbol_name, terminator
 from shardopt.mesh.mesh import Mesh
 
@@ -109,7 +109,7 @@ def violations(module: ir.Module) -> Iterator[Violation]:
     elif "topology" not in main.attributes:
         mesh = read_mesh(module)
         yield from (
-            _of_plain(module, main) if mesh is None else starmap(Violation, mistakes(main, mesh))
+            _of_plain(module, main) if mesh is None else starmap(Violation, errors(main, mesh))
         )
     else:
         meshes = {mesh.name: mesh for mesh in read_topology(main)}
@@ -224,12 +224,12 @@ def _of_ops(block: ir.Block, devices: int) -> Iterator[Violation]:
             )
             continue
         for text, result in zip(texts, op.results, strict=False):
-            message = _tile_mistake(text, tuple(ir.RankedTensorType(result.type).shape), devices)
+            message = _tile_error(text, tuple(ir.RankedTensorType(result.type).shape), devices)
             if message:
                 yield Violation(op, f"'{op.name}': {message}")
 
 
-def _tile_mistake(text: str, shape: tuple[int, ...], devices: int) -> str:
+def _tile_error(text: str, shape: tuple[int, ...], devices: int) -> str:
     """What is wrong with one sharding of a tensor on so many devices, or nothing."""
     if text in (REPLICATED, PARTIAL):
         return ""

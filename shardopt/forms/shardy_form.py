@@ -60,7 +60,7 @@ def needs_no_constraint(op: ir.Operation) -> bool:
     return op.name in ("stablehlo.constant", "stablehlo.iota")
 
 
-def mistakes(main: ir.Operation, mesh: Mesh) -> Iterator[tuple[ir.Operation, str]]:
+def errors(main: ir.Operation, mesh: Mesh) -> Iterator[tuple[ir.Operation, str]]:
     """All departures from the form in program order: the operation and what was expected of it."""
     type_ = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
     for which, types in (("arg_attrs", type_.inputs), ("res_attrs", type_.results)):

@@ -31,7 +31,7 @@ from shardopt.dialect.mpmd import (
 )
 from shardopt.dialect.program import Program, body_of, read_program
 from shardopt.forms.imported_form import Violation
-from shardopt.forms.mesh_checks import mesh_mistakes, value_mistake
+from shardopt.forms.mesh_checks import mesh_errors, value_error
 from shardopt.ir.rewriting import symbol_name
 from shardopt.mesh.mesh import Mesh
 
@@ -47,7 +47,7 @@ def violations(module: ir.Module) -> Iterator[Violation]:
     except (ValueError, KeyError) as error:
         yield Violation(module.operation, str(error))
         return
-    for message in mesh_mistakes(meshes, cluster):
+    for message in mesh_errors(meshes, cluster):
         yield Violation(program.main, message)
     yield from _of_body_topology(program)
     yield from _Checker(program, {mesh.name: mesh for mesh in meshes}).violations()
@@ -94,7 +94,7 @@ class _Checker:
             yield Violation(program.loop, str(error))
 
     def _of_value(self, op: ir.Operation, value: ir.Value, where: str) -> Iterator[Violation]:
-        message = value_mistake(value.type, self.meshes)
+        message = value_error(value.type, self.meshes)
         if message:
             yield Violation(op, f"{where}: {message}")
 

@@ -16,7 +16,7 @@ from shardopt.dialect.mpmd import RESHARDING, parse_mesh_tensor, read_topology
 from shardopt.dialect.program import Program, read_program
 from shardopt.forms.exported_form import mesh_value, read_steps
 from shardopt.forms.imported_form import Violation
-from shardopt.forms.mesh_checks import value_mistake
+from shardopt.forms.mesh_checks import value_error
 from shardopt.forms.reshard_steps import find_plan_fault, tiles_by_device
 from shardopt.ir.rewriting import operations
 from shardopt.mesh.mesh import Mesh
@@ -34,7 +34,7 @@ def violations(module: ir.Module) -> Iterator[Violation]:
     arrived: dict[tuple[ir.Value, str], ir.Operation] = {}
     for op in operations(module.operation, ("mpmd.transfer",)):
         message = next(
-            filter(None, (value_mistake(v.type, meshes) for v in (op.operands[0], op.results[0]))),
+            filter(None, (value_error(v.type, meshes) for v in (op.operands[0], op.results[0]))),
             "",
         )
         if message:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardopt.options.plan_options import PlanOptions
-from shardopt.planfile.checks import plan_mistakes
+from shardopt.planfile.checks import plan_errors
 from shardopt.planfile.option_fields import read_options
 from shardopt.planfile.plan_file import load_plan_file
 from shardopt.support.errors import UserError
@@ -20,9 +20,9 @@ def options_after(path: str, asked: Mapping[str, Any]) -> PlanOptions:
     """
     plan = load_plan_file(path)
     options, wrong = read_options(plan)
-    mistakes = (*wrong, *plan_mistakes(plan, plan.cluster))
-    if mistakes:
-        raise UserError(f"{path}: {mistakes[0]}")
+    errors = (*wrong, *plan_errors(plan, plan.cluster))
+    if errors:
+        raise UserError(f"{path}: {errors[0]}")
     if plan.cluster is not None:
         options["cluster"] = ""  # the passes take it from the file
     options.update(asked)

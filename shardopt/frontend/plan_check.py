@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from shardopt.frontend.given_plan import options_after
 from shardopt.hardware.cluster_file import load_cluster
-from shardopt.planfile.checks import plan_mistakes
+from shardopt.planfile.checks import plan_errors
 from shardopt.planfile.option_fields import read_options
 from shardopt.planfile.plan_file import load_values, read_plan_file
 from shardopt.support.errors import UserError
@@ -18,9 +18,9 @@ def check_plan(path: str, model: str | None = None) -> tuple[str, ...]:
 
     Raises UserError for files that cannot be read.
     """
-    plan, mistakes = read_plan_file(load_values(path))
-    if mistakes:
-        return mistakes
+    plan, errors = read_plan_file(load_values(path))
+    if errors:
+        return errors
     cluster, named = plan.cluster, plan.options.get("cluster")
     _, wrong = read_options(plan)
     if cluster is None and isinstance(named, str) and named:
@@ -28,7 +28,7 @@ def check_plan(path: str, model: str | None = None) -> tuple[str, ...]:
             cluster = load_cluster(named)
         except UserError as error:
             wrong = (*wrong, f"field 'options.cluster': {error}")
-    found = (*wrong, *plan_mistakes(plan, cluster))
+    found = (*wrong, *plan_errors(plan, cluster))
     return found if found or model is None else _applied(path, model)
 
 

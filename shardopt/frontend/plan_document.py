@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _PREDICTED = (
     "forward_seconds",
     "backward_seconds",
-    "around_seconds",
+    "outside_seconds",
     "peak_bytes",
     "collective_bytes",
     "sent_bytes",

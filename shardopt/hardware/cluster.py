@@ -193,10 +193,10 @@ class Cluster:
         named = [link.link for link in self.links if set(link.groups) == {end.name for end in ends}]
         if named or self.between_groups is not None:
             return [*named, self.between_groups][0]  # type: ignore[return-value]
-        cards = [end.inter_host for end in ends]
+        nics = [end.inter_host for end in ends]
         return Link(
-            max(card.latency_seconds for card in cards),
-            min(card.bandwidth_bytes_per_second for card in cards),
+            max(nic.latency_seconds for nic in nics),
+            min(nic.bandwidth_bytes_per_second for nic in nics),
         )
 
     def __str__(self) -> str:

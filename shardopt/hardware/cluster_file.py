@@ -101,7 +101,7 @@ GROUP = Record(HostGroup, _GROUP_FIELDS)
 FLAT = Record(lambda **fields: Cluster(fields["name"], (HostGroup(**fields),)), _GROUP_FIELDS)
 
 
-def _group_mistake(cluster: Cluster) -> str:
+def _group_error(cluster: Cluster) -> str:
     names = [group.name for group in cluster.groups]
     for name in names:
         if names.count(name) > 1:
@@ -149,16 +149,16 @@ GROUPED = Record(
             (),
         ),
     },
-    _group_mistake,
+    _group_error,
 )
 
 
 class _Description:
     """One of the two forms; the key `groups` tells which."""
 
-    def read(self, value: Any, path: str, mistakes: list[str]) -> Any:
+    def read(self, value: Any, path: str, errors: list[str]) -> Any:
         form = GROUPED if isinstance(value, dict) and "groups" in value else FLAT
-        return form.read(value, path, mistakes)
+        return form.read(value, path, errors)
 
     def schema(self) -> Schema:
         return {

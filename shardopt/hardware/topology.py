@@ -70,13 +70,13 @@ def group_placement(cluster: Cluster, mesh: Mesh, axes: tuple[str, ...]) -> Grou
     members = np.stack(
         [(crossing == host).sum(axis=1) for host in np.unique(crossing)]
     )  # [hosts, groups]
-    card = owner.inter_host
+    nic = owner.inter_host
     bandwidth = min(
         owner.intra_host.bandwidth_bytes_per_second,
-        card.bandwidth_bytes_per_second / int((members > 0).sum(axis=1).max()),
+        nic.bandwidth_bytes_per_second / int((members > 0).sum(axis=1).max()),
         (owner.fabric_bandwidth or math.inf) / int((members > 0).sum()),
     )
-    latency = max(owner.intra_host.latency_seconds, card.latency_seconds)
+    latency = max(owner.intra_host.latency_seconds, nic.latency_seconds)
     return GroupPlacement(size, Link(latency, bandwidth), int(members.max()), crosses=True)
 
 

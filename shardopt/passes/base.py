@@ -64,10 +64,10 @@ class PassContext:
         involved."""
         return PassFailure(diagnostic("error", where, message, notes))
 
-    def refuse(self, mistakes: Iterable[tuple[Located, str]]) -> None:
+    def refuse(self, errors: Iterable[tuple[Located, str]]) -> None:
         """Raise the first of the mistakes that a verifier found, if there is one, with the next few
         as notes."""
-        found = list(islice(mistakes, _MAX_REPORTED))
+        found = list(islice(errors, _MAX_REPORTED))
         if found:
             raise self.error(*found[0], notes=found[1:])
 

@@ -63,7 +63,7 @@ from shardopt.support.errors import UserError
 def _extract(
     program: Program, cluster: Cluster, planner: Planner, options: OutlineStages
 ) -> CandidateProblem:
-    step, roles = read_step(program, options.batch_args)
+    step, input_kinds = read_step(program, options.batch_args)
     step = replace(step, merged_kernels=cluster.merges_kernels)
     given = options.given.stages
     found = open_options(cluster, options.submesh, options.logical_shape, options.intra_op)
@@ -89,7 +89,7 @@ def _extract(
         program.num_microbatches,
         len(given) or options.request(planner).num_stages,
         tuple(None if limit is None else limit // options.kind.stages_per_mesh for limit in limits),
-        roles,
+        input_kinds,
         wanted_by(given, cluster),
         options.kind.stages_per_mesh,
     )

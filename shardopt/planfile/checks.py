@@ -12,19 +12,19 @@ from shardopt.mesh.sharding_text import parse_sharding
 from shardopt.planfile.parts import GivenStage, PlanFile
 
 
-def plan_mistakes(plan: PlanFile, cluster: Cluster | None) -> Iterator[str]:
+def plan_errors(plan: PlanFile, cluster: Cluster | None) -> Iterator[str]:
     """All mistakes that show without a model. `cluster` is that of the file, or what its options
     name."""
-    yield from _layer_mistakes(plan)
+    yield from _layer_errors(plan)
     for k, stage in enumerate(plan.stages):
-        yield from _shape_mistakes(stage, k)
-        yield from _sharding_mistakes(stage, k)
+        yield from _shape_errors(stage, k)
+        yield from _sharding_errors(stage, k)
         if cluster is not None:
-            yield from _cluster_mistakes(stage, k, cluster)
-    yield from _device_mistakes(plan, cluster)
+            yield from _cluster_errors(stage, k, cluster)
+    yield from _device_errors(plan, cluster)
 
 
-def _layer_mistakes(plan: PlanFile) -> Iterator[str]:
+def _layer_errors(plan: PlanFile) -> Iterator[str]:
     given, count = plan.layers, None
     if given is not None and given.body is not None:
         used = {layer for layer, _ in given.body}
@@ -56,10 +56,10 @@ def _layer_mistakes(plan: PlanFile) -> Iterator[str]:
             )
     elif given is not None:
         count = given.count
-    yield from _cover_mistakes(plan.stages, count)
+    yield from _cover_errors(plan.stages, count)
 
 
-def _cover_mistakes(stages: tuple[GivenStage, ...], count: int | None) -> Iterator[str]:
+def _cover_errors(stages: tuple[GivenStage, ...], count: int | None) -> Iterator[str]:
     """Layers of neighbouring stages must follow each other; stages without layers stand for any
     number from one on."""
     behind: int | None = 0
@@ -87,7 +87,7 @@ def _cover_mistakes(stages: tuple[GivenStage, ...], count: int | None) -> Iterat
         )
 
 
-def _shape_mistakes(stage: GivenStage, k: int) -> Iterator[str]:
+def _shape_errors(stage: GivenStage, k: int) -> Iterator[str]:
     sizes = {
         name: prod(pair)
         for name, pair in (("submesh", stage.submesh), ("logical_shape", stage.logical_shape))
@@ -102,7 +102,7 @@ def _shape_mistakes(stage: GivenStage, k: int) -> Iterator[str]:
             yield f"field 'stages[{k}].{name}': expected {wanted}, found {sizes[name]}"
 
 
-def _cluster_mistakes(stage: GivenStage, k: int, cluster: Cluster) -> Iterator[str]:
+def _cluster_errors(stage: GivenStage, k: int, cluster: Cluster) -> Iterator[str]:
     names = [group.name for group in cluster.groups]
     if stage.group is not None and stage.group not in names:
         yield (
@@ -131,11 +131,11 @@ def _cluster_mistakes(stage: GivenStage, k: int, cluster: Cluster) -> Iterator[s
             "found "
             f"'{names[groups[0]]}'"
         )
-    yield from _submesh_mistakes(stage, k, cluster.groups[group])
-    yield from _memory_mistakes(stage, k, cluster.groups[group])
+    yield from _submesh_errors(stage, k, cluster.groups[group])
+    yield from _memory_errors(stage, k, cluster.groups[group])
 
 
-def _submesh_mistakes(stage: GivenStage, k: int, group: HostGroup) -> Iterator[str]:
+def _submesh_errors(stage: GivenStage, k: int, group: HostGroup) -> Iterator[str]:
     if stage.submesh is None:
         return
     hosts, width = stage.submesh
@@ -150,14 +150,14 @@ def _submesh_mistakes(stage: GivenStage, k: int, group: HostGroup) -> Iterator[s
         )
 
 
-def _memory_mistakes(stage: GivenStage, k: int, group: HostGroup) -> Iterator[str]:
+def _memory_errors(stage: GivenStage, k: int, group: HostGroup) -> Iterator[str]:
     peak = (stage.predicted or {}).get("peak_bytes")
     if isinstance(peak, int | float) and peak > group.device.memory_bytes:
         limit = f"{group.device.memory_bytes}, the memory of a device"
         yield f"field 'stages[{k}].predicted.peak_bytes': expected at most {limit}, found {peak}"
 
 
-def _device_mistakes(plan: PlanFile, cluster: Cluster | None) -> Iterator[str]:
+def _device_errors(plan: PlanFile, cluster: Cluster | None) -> Iterator[str]:
     owner: dict[int, int] = {}
     for k, stage in enumerate(plan.stages):
         seen: set[int] = set()
@@ -190,7 +190,7 @@ def _device_mistakes(plan: PlanFile, cluster: Cluster | None) -> Iterator[str]:
             )
 
 
-def _sharding_mistakes(stage: GivenStage, k: int) -> Iterator[str]:
+def _sharding_errors(stage: GivenStage, k: int) -> Iterator[str]:
     """Axes are those of the mesh, each once. Whether they divide the values shows with the
     model."""
     if stage.shardings is None:

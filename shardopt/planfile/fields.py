@@ -30,14 +30,14 @@ class Sizes:
 
     example: str
 
-    def read(self, value: Any, path: str, mistakes: list[str]) -> tuple[int, int] | None:
+    def read(self, value: Any, path: str, errors: list[str]) -> tuple[int, int] | None:
         match = (
             re.fullmatch(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})", value)
             if isinstance(value, str)
             else None
         )
         if match is None:
-            mistakes.append(
+            errors.append(
                 f"field '{path}': expected sizes such as '{self.example}', got {value!r:.80}"
             )
             return None
@@ -48,9 +48,9 @@ class Sizes:
 
 
 class _Version:
-    def read(self, value: Any, path: str, mistakes: list[str]) -> int | None:
+    def read(self, value: Any, path: str, errors: list[str]) -> int | None:
         if value != VERSION or isinstance(value, bool):
-            mistakes.append(f"expected field '{path}' to be {VERSION}, found {value!r:.80}")
+            errors.append(f"expected field '{path}' to be {VERSION}, found {value!r:.80}")
         return VERSION
 
     def schema(self) -> Schema:

@@ -26,9 +26,9 @@ class _WordOr:
     words: tuple[str, ...]
     inner: Reader
 
-    def read(self, value: Any, path: str, mistakes: list[str]) -> Any:
+    def read(self, value: Any, path: str, errors: list[str]) -> Any:
         is_word = isinstance(value, str) and value in self.words
-        return value if is_word else self.inner.read(value, path, mistakes)
+        return value if is_word else self.inner.read(value, path, errors)
 
     def schema(self) -> Schema:
         return {"anyOf": [{"enum": list(self.words)}, self.inner.schema()]}
@@ -40,8 +40,8 @@ class Options:
 
     table: type
 
-    def read(self, value: Any, path: str, mistakes: list[str]) -> Any:
-        return Table(Scalar()).read(value, path, mistakes)
+    def read(self, value: Any, path: str, errors: list[str]) -> Any:
+        return Table(Scalar()).read(value, path, errors)
 
     def schema(self) -> Schema:
         return options_reader(self.table).schema()
@@ -50,8 +50,8 @@ class Options:
 def read_options(plan: PlanFile) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The options of a plan file, and what is wrong with them; where something is, they must not be
     used."""
-    mistakes: list[str] = []
-    return options_reader(PlanOptions).read(plan.options, "options", mistakes), tuple(mistakes)
+    errors: list[str] = []
+    return options_reader(PlanOptions).read(plan.options, "options", errors), tuple(errors)
 
 
 def options_reader(table: type) -> Record:

@@ -12,7 +12,7 @@ from typing import Any
 
 from shardopt.planfile.fields import PLAN
 from shardopt.planfile.parts import VERSION, PlanFile
-from shardopt.support.documents import mistakes_of, parse_text, read_text
+from shardopt.support.documents import errors_of, parse_text, read_text
 from shardopt.support.errors import UserError
 
 
@@ -25,7 +25,7 @@ def read_plan_file(value: Any) -> tuple[PlanFile, tuple[str, ...]]:
         return PlanFile(VERSION), (
             f"expected field 'version' to be {VERSION}, found {version!r:.80}",
         )
-    return mistakes_of(PLAN, value)
+    return errors_of(PLAN, value)
 
 
 def load_values(path: str) -> Any:
@@ -36,7 +36,7 @@ def load_values(path: str) -> Any:
 
 def load_plan_file(path: str) -> PlanFile:
     """Raises UserError with the file and the first mistake."""
-    plan, mistakes = read_plan_file(load_values(path))
-    if mistakes:
-        raise UserError(f"{path}: {mistakes[0]}")
+    plan, errors = read_plan_file(load_values(path))
+    if errors:
+        raise UserError(f"{path}: {errors[0]}")
     return plan

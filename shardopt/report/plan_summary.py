@@ -51,7 +51,7 @@ class StageRow:
     devices: tuple[int, ...]
     forward_seconds: float
     backward_seconds: float
-    around_seconds: float
+    outside_seconds: float
     peak_bytes: int
     memory_bytes: int
     collectives: tuple[Traffic, ...]
@@ -74,10 +74,10 @@ class PlanSummary:
     @property
     def step_seconds(self) -> float:
         """The whole step: the microbatches, and what every mesh does before and after them."""
-        around: dict[str, float] = {}
+        outside_loop: dict[str, float] = {}
         for row in self.stages:
-            around[row.mesh] = around.get(row.mesh, 0.0) + row.around_seconds
-        return self.makespan_seconds + max(around.values(), default=0.0)
+            outside_loop[row.mesh] = outside_loop.get(row.mesh, 0.0) + row.outside_seconds
+        return self.makespan_seconds + max(outside_loop.values(), default=0.0)
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -218,7 +218,7 @@ def stage_table(summary: PlanSummary) -> Table:
             row.recompute.replace("none", "–"),
             seconds_text(row.forward_seconds),
             seconds_text(row.backward_seconds),
-            seconds_text(row.around_seconds),
+            seconds_text(row.outside_seconds),
             bytes_text(row.peak_bytes),
             ", ".join(
                 f"{item.tensors} {item.kind.replace('_', '-')} {'·'.join(item.axes)}"

@@ -5,7 +5,7 @@ fields.
     link = read_document(LINK, value, "link.yaml")                                # UserError with file and field
     schema = LINK.schema()
 
-All mistakes of a document are found in one pass (`mistakes_of`).
+All mistakes of a document are found in one pass (`errors_of`).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from shardopt.support.errors import UserError
 from shardopt.support.readers import Reader
 
 
-def mistakes_of(reader: Reader, value: Any) -> tuple[Any, tuple[str, ...]]:
+def errors_of(reader: Reader, value: Any) -> tuple[Any, tuple[str, ...]]:
     """What is read, and everything that is wrong; where something is, what is read must not be
     used."""
-    mistakes: list[str] = []
-    return reader.read(value, "", mistakes), tuple(mistakes)
+    errors: list[str] = []
+    return reader.read(value, "", errors), tuple(errors)
 
 
 def read_document(reader: Reader, value: Any, file: str) -> Any:
     """Raises UserError with the file and the first mistake."""
-    read, mistakes = mistakes_of(reader, value)
-    if mistakes:
-        raise UserError(f"{file}: {mistakes[0]}")
+    read, errors = errors_of(reader, value)
+    if errors:
+        raise UserError(f"{file}: {errors[0]}")
     return read
 
 

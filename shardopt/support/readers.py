@@ -17,18 +17,18 @@ Schema = dict[str, Any]
 
 
 class Reader(Protocol):
-    """Reads a value found under a field path; adds what is wrong to `mistakes`, each with the
+    """Reads a value found under a field path; adds what is wrong to `errors`, each with the
     path."""
 
-    def read(self, value: Any, path: str, mistakes: list[str]) -> Any: ...
+    def read(self, value: Any, path: str, errors: list[str]) -> Any: ...
 
     def schema(self) -> Schema: ...
 
 
-def wrong(expected: str, value: Any, path: str, mistakes: list[str]) -> Any:
+def wrong(expected: str, value: Any, path: str, errors: list[str]) -> Any:
     """Adds that something else was expected; None, for a reader to return."""
     where = f"field '{path}': " if path else ""
-    mistakes.append(f"{where}expected {expected}, got {shown(value)}")
+    errors.append(f"{where}expected {expected}, got {shown(value)}")
     return None
 
 
@@ -46,11 +46,11 @@ class Text:
     choices: tuple[str, ...] = ()
     may_be_empty: bool = False
 
-    def read(self, value: Any, path: str, mistakes: list[str]) -> str | None:
+    def read(self, value: Any, path: str, errors: list[str]) -> str | None:
         if not isinstance(value, str) or not (value or self.may_be_empty):
-            return wrong(self.expected, value, path, mistakes)
+            return wrong(self.expected, value, path, errors)
         if self.choices and value not in self.choices:
-            mistakes.append(f"field '{path}': {_unknown(value, self.choices)}")
+            errors.append(f"field '{path}': {_unknown(value, self.choices)}")
             return None
         return value
 
@@ -62,8 +62,8 @@ class Text:
 
 @dataclass(frozen=True)
 class Flag:
-    def read(self, value: Any, path: str, mistakes: list[str]) -> bool | None:
-        return value if isinstance(value, bool) else wrong("true or false", value, path, mistakes)
+    def read(self, value: Any, path: str, errors: list[str]) -> bool | None:
+        return value if isinstance(value, bool) else wrong("true or false", value, path, errors)
 
     def schema(self) -> Schema:
         return {"type": "boolean"}
@@ -73,12 +73,12 @@ class Flag:
 class Scalar:
     """A text, a finite number, true, false or null, as it is."""
 
-    def read(self, value: Any, path: str, mistakes: list[str]) -> str | float | bool | None:
+    def read(self, value: Any, path: str, errors: list[str]) -> str | float | bool | None:
         if isinstance(value, float) and not math.isfinite(value):
-            return wrong("a finite number", value, path, mistakes)
+            return wrong("a finite number", value, path, errors)
         fits = value is None or isinstance(value, str | int | float)
         return (
-            value if fits else wrong("a text, a number, true, false or null", value, path, mistakes)
+            value if fits else wrong("a text, a number, true, false or null", value, path, errors)
         )
 
     def schema(self) -> Schema:
@@ -97,28 +97,28 @@ class Number:
     whole: bool = False
     at_most: float | None = None
 
-    def read(self, value: Any, path: str, mistakes: list[str]) -> float | int | None:
+    def read(self, value: Any, path: str, errors: list[str]) -> float | int | None:
         try:
             number = math.nan if isinstance(value, bool) else float(value)
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
-            return wrong("a number", value, path, mistakes)
+            return wrong("a number", value, path, errors)
         if self.above is not None and number <= self.above:
             return wrong(
                 "a positive number" if self.above == 0 else f"more than {self.above}",
                 value,
                 path,
-                mistakes,
+                errors,
             )
         if self.at_least is not None and number < self.at_least:
-            return wrong(f"a number of at least {self.at_least:g}", value, path, mistakes)
+            return wrong(f"a number of at least {self.at_least:g}", value, path, errors)
         if self.at_most is not None and number > self.at_most:
-            return wrong(f"a number of at most {self.at_most:g}", value, path, mistakes)
+            return wrong(f"a number of at most {self.at_most:g}", value, path, errors)
         if not self.whole:
             return number
         return (
-            int(number) if number == int(number) else wrong("a whole number", value, path, mistakes)
+            int(number) if number == int(number) else wrong("a whole number", value, path, errors)
         )
 
     def schema(self) -> Schema:

@@ -17,8 +17,8 @@ class Nullable:
 
     inner: Reader
 
-    def read(self, value: Any, path: str, mistakes: list[str]) -> Any:
-        return None if value is None else self.inner.read(value, path, mistakes)
+    def read(self, value: Any, path: str, errors: list[str]) -> Any:
+        return None if value is None else self.inner.read(value, path, errors)
 
     def schema(self) -> Schema:
         return {"anyOf": [{"type": "null"}, self.inner.schema()]}
@@ -32,14 +32,14 @@ class Items:
     least: int = 0
     most: int | None = None
 
-    def read(self, value: Any, path: str, mistakes: list[str]) -> tuple[Any, ...] | None:
+    def read(self, value: Any, path: str, errors: list[str]) -> tuple[Any, ...] | None:
         if (
             not isinstance(value, list | tuple)
             or len(value) < self.least
             or len(value) > (self.most or len(value))
         ):
-            return wrong(self._expected(), value, path, mistakes)
-        return tuple(self.item.read(item, f"{path}[{k}]", mistakes) for k, item in enumerate(value))
+            return wrong(self._expected(), value, path, errors)
+        return tuple(self.item.read(item, f"{path}[{k}]", errors) for k, item in enumerate(value))
 
     def _expected(self) -> str:
         if self.most is not None and self.most == self.least:
@@ -65,11 +65,11 @@ class Row:
 
     items: tuple[Reader, ...]
 
-    def read(self, value: Any, path: str, mistakes: list[str]) -> tuple[Any, ...] | None:
+    def read(self, value: Any, path: str, errors: list[str]) -> tuple[Any, ...] | None:
         if not isinstance(value, list | tuple) or len(value) != len(self.items):
-            return wrong(f"a list of {len(self.items)} items", value, path, mistakes)
+            return wrong(f"a list of {len(self.items)} items", value, path, errors)
         pairs = enumerate(zip(self.items, value, strict=True))
-        return tuple(reader.read(item, f"{path}[{k}]", mistakes) for k, (reader, item) in pairs)
+        return tuple(reader.read(item, f"{path}[{k}]", errors) for k, (reader, item) in pairs)
 
     def schema(self) -> Schema:
         items = [item.schema() for item in self.items]
@@ -90,13 +90,13 @@ class Table:
     known: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
 
-    def read(self, value: Any, path: str, mistakes: list[str]) -> dict[str, Any] | None:
-        if not _is_mapping(value, path, mistakes):
+    def read(self, value: Any, path: str, errors: list[str]) -> dict[str, Any] | None:
+        if not _is_mapping(value, path, errors):
             return None
         known = self.known or tuple(value)
-        _check_names(value, known, self.required, path, mistakes)
+        _check_names(value, known, self.required, path, errors)
         return {
-            name: self.item.read(value[name], _join(path, name), mistakes)
+            name: self.item.read(value[name], _join(path, name), errors)
             for name in known
             if name in value
         }
@@ -126,24 +126,24 @@ class Record:
     fields: Mapping[str, Field]
     check: Callable[[Any], str] | None = None
 
-    def read(self, value: Any, path: str, mistakes: list[str]) -> Any:
-        if not _is_mapping(value, path, mistakes):
+    def read(self, value: Any, path: str, errors: list[str]) -> Any:
+        if not _is_mapping(value, path, errors):
             return None
-        before = len(mistakes)
+        before = len(errors)
         required = tuple(name for name, field in self.fields.items() if field.default is REQUIRED)
-        _check_names(value, tuple(self.fields), required, path, mistakes)
+        _check_names(value, tuple(self.fields), required, path, errors)
         found = {
-            name: field.reader.read(value[name], _join(path, name), mistakes)
+            name: field.reader.read(value[name], _join(path, name), errors)
             if name in value
             else field.default
             for name, field in self.fields.items()
         }
-        if len(mistakes) > before:
+        if len(errors) > before:
             return None
         made = self.make(**found)
         objection = self.check(made) if self.check is not None else ""
         if objection:
-            mistakes.append(f"field '{path}': {objection}" if path else objection)
+            errors.append(f"field '{path}': {objection}" if path else objection)
         return made
 
     def schema(self) -> Schema:
@@ -169,10 +169,10 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _is_mapping(value: Any, path: str, mistakes: list[str]) -> bool:
+def _is_mapping(value: Any, path: str, errors: list[str]) -> bool:
     if not isinstance(value, dict):
         where = f" in {path!r}" if path else ""
-        mistakes.append(f"expected a mapping of fields{where}, got {shown(value)}")
+        errors.append(f"expected a mapping of fields{where}, got {shown(value)}")
     return isinstance(value, dict)
 
 
@@ -181,8 +181,8 @@ def _check_names(
     known: Sequence[str],
     required: Sequence[str],
     path: str,
-    mistakes: list[str],
+    errors: list[str],
 ) -> None:
     unknown = [str(key) for key in value if key not in known]
-    mistakes += [f"unknown field '{_join(path, key)}'{suggestion(key, known)}" for key in unknown]
-    mistakes += [f"missing field '{_join(path, key)}'" for key in required if key not in value]
+    errors += [f"unknown field '{_join(path, key)}'{suggestion(key, known)}" for key in unknown]
+    errors += [f"missing field '{_join(path, key)}'" for key in required if key not in value]

@@ -55,7 +55,7 @@ def read_expectations(
     waiting: list[
         tuple[re.Match[str], Position]
     ] = []  # `@below`, until a line without an expectation comes
-    mistakes: list[Diagnostic] = []
+    errors: list[Diagnostic] = []
     above = UNKNOWN_LINE
     for number, line in enumerate(text.split("\n"), start=first_line):
         match = _DESIGNATOR.search(line)
@@ -64,7 +64,7 @@ def read_expectations(
             waiting.clear()
             above = number
             if wrong := _LOOKS_LIKE_ONE.search(line):
-                mistakes.append(_malformed(Position(file, number, wrong.start() + 1)))
+                errors.append(_malformed(Position(file, number, wrong.start() + 1)))
             continue
         where = Position(file, number, match.start() + 1)
         if match["place"] == "below":
@@ -73,7 +73,7 @@ def read_expectations(
             found.append(_expectation(match, _line_of(match["place"], number, above), where))
     found += [_expectation(earlier, where.line, where) for earlier, where in waiting]
     found.sort(key=lambda expectation: expectation.written_at.line)
-    return tuple(found), mistakes + [
+    return tuple(found), errors + [
         _bad_regex(one) for one in found if one.is_regex and not _compiles(one.text)
     ]
 

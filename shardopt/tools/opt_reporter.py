@@ -50,14 +50,14 @@ class Reporter:
     def unexpected(self, text: str) -> bool:
         """Compare what was kept with the expectations in `text`; print the differences, true if
         there are any."""
-        expectations, mistakes = read_expectations(text, self.file)
+        expectations, errors = read_expectations(text, self.file)
         optional: tuple[Severity, ...] = () if self.options.remarks else ("remark",)
         if self.options.verify_diagnostics == "only-expected":
             optional = ("error", "warning", "remark", "note")
-        mistakes += unmet(expectations, self.kept, optional)
-        for mistake in mistakes:
-            self._print(mistake)
-        return bool(mistakes)
+        errors += unmet(expectations, self.kept, optional)
+        for error in errors:
+            self._print(error)
+        return bool(errors)
 
     def _is_wanted(self, remark: Diagnostic) -> bool:
         """By category or kind; expectations may name any remark, unless some are selected. Answers

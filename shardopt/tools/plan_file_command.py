@@ -51,12 +51,12 @@ def run_plan_file_command(args: argparse.Namespace) -> int:
 def _check(path: str, model: str | None) -> int:
     from shardopt.frontend.plan_check import check_plan
 
-    mistakes = check_plan(path, model)
-    for mistake in mistakes:
-        print(f"{path}: {mistake}", file=sys.stderr)
-    if not mistakes:
+    errors = check_plan(path, model)
+    for error in errors:
+        print(f"{path}: {error}", file=sys.stderr)
+    if not errors:
         print(f"{path}: no mistakes found" + (f" for {model}" if model else ""))
-    return EXIT_USER_ERROR if mistakes else 0
+    return EXIT_USER_ERROR if errors else 0
 
 
 def _diff(first: str, second: str) -> int:

@@ -22,11 +22,11 @@ from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions
 from shardopt.mesh.mesh import Sharding, parse_mesh
 from shardopt.passes.choose_shardings import ChooseShardings
-from shardopt.passes.sharding.roles import find_roles
+from shardopt.passes.sharding.input_kinds import find_input_kinds
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.solve.assignment.problem import Solution, evaluate
 from shardopt.solve.presets.flow import BatchFlow, follow_batch
-from shardopt.solve.presets.presets import PRESETS, Restriction, Roles, restrict
+from shardopt.solve.presets.presets import PRESETS, InputKinds, Restriction, restrict
 from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
 from shardopt.support.errors import UserError
@@ -45,7 +45,7 @@ OF_MODEL = {"transformer": transformer, "mixture": mixture, **MODELS}
 class Planned:
     graph: MeshGraph
     tables: IntraOpTables
-    roles: Roles
+    input_kinds: InputKinds
     restriction: Restriction
     problem: IntraOpProblem
     solution: Solution
@@ -63,7 +63,7 @@ class Planned:
         return [tuple(sorted(shape)) for shape in shapes if shape]
 
     def flow(self) -> BatchFlow:
-        return follow_batch(self.graph.graph, self.roles, "test")
+        return follow_batch(self.graph.graph, self.input_kinds, "test")
 
     def weight_shapes(self) -> Counter[tuple[int, ...]]:
         return Counter(
@@ -74,7 +74,7 @@ class Planned:
 @cache
 def read(
     model: str, mesh: str, cluster: Cluster = CLUSTER
-) -> tuple[MeshGraph, IntraOpTables, dict[str, Roles]]:
+) -> tuple[MeshGraph, IntraOpTables, dict[str, InputKinds]]:
     with make_context() as context, ir.Location.unknown():
         module = load_module(OF_MODEL[model]()[0], context)
         run_pipeline(module, "builtin.module(shardopt-import)")
@@ -82,20 +82,24 @@ def read(
             [main] = functions(module)
             graph = read_plain(main, parse_mesh(mesh))
         tables = IntraOpTables(graph.graph, graph.mesh, cluster)
-        roles = {"ilp": find_roles("ilp", graph, tables, ("auto",))}
+        input_kinds = {"ilp": find_input_kinds("ilp", graph, tables, ("auto",))}
         with suppress(UserError):  # where the batch does not divide
-            roles["shardy"] = find_roles("shardy", graph, tables, ("auto",))
-    return graph, tables, roles
+            input_kinds["shardy"] = find_input_kinds("shardy", graph, tables, ("auto",))
+    return graph, tables, input_kinds
 
 
 @cache
 def planned(model: str, preset: str, mesh: str = "2x2") -> Planned:
-    graph, tables, roles_of = read(model, mesh)
-    roles = roles_of.get(preset, roles_of["ilp"])
-    restriction = restrict(preset, tables, roles)
-    problem = tables.problem(fixed=restriction.fixed, allowed=restriction.allowed, tied=roles.tied)
+    graph, tables, input_kinds_of = read(model, mesh)
+    input_kinds = input_kinds_of.get(preset, input_kinds_of["ilp"])
+    restriction = restrict(preset, tables, input_kinds)
+    problem = tables.problem(
+        fixed=restriction.fixed, allowed=restriction.allowed, tied=input_kinds.tied
+    )
     solution = problem.solve(gap_tolerance=GAP)
-    return Planned(graph, tables, roles, restriction, problem, solution, problem.decode(solution))
+    return Planned(
+        graph, tables, input_kinds, restriction, problem, solution, problem.decode(solution)
+    )
 
 
 def test_the_pass_knows_every_preset() -> None:
@@ -113,7 +117,7 @@ def test_data_reduces_every_gradient_once() -> None:
     found = planned("transformer", "data", "4")
     assert Counter(found.moved("all_reduce")) == found.weight_shapes()
     assert {c.step.kind for c in found.plan.communication} == {"all_reduce"}
-    assert all(found.plan.shardings[k].is_replicated for k in found.roles.state)
+    assert all(found.plan.shardings[k].is_replicated for k in found.input_kinds.state)
 
 
 def test_zero1_splits_the_optimizer_state_and_gathers_the_weights() -> None:
@@ -153,7 +157,9 @@ def test_zero_holds_a_fraction_of_the_state() -> None:
     def held(preset: str) -> int:
         found = planned("transformer", preset, "4")
         tensors, mesh = found.graph.graph.tensors, found.graph.mesh
-        tiles = {k: prod(found.plan.shardings[k].tile_counts(mesh)) for k in found.roles.state}
+        tiles = {
+            k: prod(found.plan.shardings[k].tile_counts(mesh)) for k in found.input_kinds.state
+        }
         return sum(tensors[k].size_bytes // count for k, count in tiles.items())
 
     assert held("zero1") == held("zero2") == held("data") // 2
@@ -167,7 +173,7 @@ def test_mics_splits_the_state_over_the_inner_axis_alone() -> None:
     # Positions are wanted in parts.
     assert {*found.moved("all_gather", ("y",)), (LENGTH, HIDDEN)} >= set(found.weight_shapes())
     assert not found.moved("all_gather", ("x",))
-    batch = found.roles.batch
+    batch = found.input_kinds.batch
     assert all(found.plan.shardings[k] == Sharding((("x", "y"), (), ())) for k in batch)
 
 
@@ -214,7 +220,7 @@ def test_summa_splits_weights_and_activations_on_both_axes() -> None:
         if tensor.shape == ACTIVATION and found.flow().depends[k]
     ]
     both = [k for k in layers if found.plan.shardings[k] == Sharding((("x",), (), ("y",)))]
-    assert len(both) > 0.8 * len([k for k in layers if k not in found.roles.batch])
+    assert len(both) > 0.8 * len([k for k in layers if k not in found.input_kinds.batch])
     assert Counter(found.moved("all_gather", ("x",))) >= Counter(
         tuple(sorted(tensors[k].shape)) for k in matrices
     )
@@ -289,7 +295,7 @@ def test_no_baseline_is_cheaper_than_the_solver(model: str, mesh: str) -> None:
 
 def test_the_solver_starts_from_a_baseline_when_it_may_not_search() -> None:
     baseline = planned("transformer", "sequence")
-    free = baseline.tables.problem(tied=baseline.roles.tied)
+    free = baseline.tables.problem(tied=baseline.input_kinds.tied)
     found = free.solve(time_limit_seconds=1e-6, start=baseline.solution.choice)
     assert found.objective <= evaluate(free.problem, baseline.solution.choice).objective
 
@@ -338,9 +344,9 @@ def test_a_preset_that_does_not_apply_says_why(
 
 
 def test_presets_that_need_a_batch_ask_for_one() -> None:
-    _, tables, roles = read("transformer", "2x2")
+    _, tables, input_kinds = read("transformer", "2x2")
     with pytest.raises(UserError, match="expected batch arguments, found none"):
-        restrict("zero3", tables, replace(roles["ilp"], batch={}))
+        restrict("zero3", tables, replace(input_kinds["ilp"], batch={}))
 
 
 def test_megatron_gives_the_numbers_of_one_device() -> None:

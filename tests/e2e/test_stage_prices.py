@@ -77,7 +77,7 @@ def test_a_stage_of_two_is_priced_with_what_it_computes_again(recompute: str) ->
     planned: dict[str, float] = defaultdict(float)
     with make_context() as context:
         program = read_program(load_module(dumps["cluster"].encode(), context))
-        step, roles = read_step(program)
+        step, input_kinds = read_step(program)
         for function in functions(load_module(dumps["shard"].encode(), context)):
             times = given.microbatches if symbol_name(function) == "microbatch" else 1
             for fragment in operations(function, {"mpmd.fragment"}):
@@ -88,7 +88,7 @@ def test_a_stage_of_two_is_priced_with_what_it_computes_again(recompute: str) ->
     ways = [o for o in stage_options(where) if o.num_devices == 1]
     again = tuple(replace(option, recompute=recompute) for option in ways)
     prices = LazyPrices(
-        CandidateProblem(step, step.num_layers, where, again, MICROBATCHES, 2, (), roles)
+        CandidateProblem(step, step.num_layers, where, again, MICROBATCHES, 2, (), input_kinds)
     )
     found = prices.best(
         one_f_one_b_in_flight, lambda problem, known: solve_stages(problem, 2, known)

@@ -17,7 +17,7 @@ from shardopt.runtime.driver import open_run
 from shardopt.runtime.errors import MeshError
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.run import Run
-from shardopt.runtime.state.fillings import fill, normal, uniform
+from shardopt.runtime.state.initializers import fill, normal, uniform
 from shardopt.runtime.state.periodic import CheckpointOptions
 from shardopt.support.errors import UserError
 from shardopt.tools.shardopt import main
@@ -166,10 +166,10 @@ def test_arguments_are_made_where_they_live() -> None:
         assert asked == [(slice(0, 4), slice(0, 4)), (slice(4, 8), slice(0, 4))]
         with pytest.raises(UserError, match="argument 3 has no value yet"):
             run.argument(3)
-        for number, filling in ((0, normal(0, 0.3, 1)), (2, uniform(-1, 1, 2))):
+        for number, initializer in ((0, normal(0, 0.3, 1)), (2, uniform(-1, 1, 2))):
             argument = run.program.arguments[number]
             box = tuple((0, extent) for extent in argument.value.spec.shape)
-            made = fill(filling, argument.name, argument.value.spec, box)
+            made = fill(initializer, argument.name, argument.value.spec, box)
             np.testing.assert_array_equal(run.argument(number), made)
         np.testing.assert_array_equal(run.argument(1), w1)
         run.step({3: t})

@@ -96,7 +96,7 @@ def _holders(
         mesh,
         plan.strategies,
         plan.shardings,
-        plan.made_anywhere,
+        plan.cheap_to_clone,
         plan.fresh,
         enumerate(problem.order),
     )

@@ -17,9 +17,9 @@ from shardopt.hardware.memory_limit import memory_limit
 from shardopt.passes.base import PassContext
 from shardopt.passes.given.shardings import first_stage, fixed_of, given_of, restored
 from shardopt.passes.sharding.explanations import report_explanations, select_explained
+from shardopt.passes.sharding.input_kinds import find_input_kinds, received_batches
 from shardopt.passes.sharding.memory_report import report_rematerialized, too_small
 from shardopt.passes.sharding.remarks import report_plan, report_strategies
-from shardopt.passes.sharding.roles import find_roles, received_batches
 from shardopt.passes.sharding.selection import Selected
 from shardopt.passes.sharding.solving import MeshSolver, Solved
 from shardopt.passes.sharding.user_constraints import Demands
@@ -93,8 +93,10 @@ class Planner:
         tables = IntraOpTables(
             graph.graph, graph.mesh, strategies.cluster, constraints, linear, strategies
         )
-        roles = find_roles(graph.method, graph, tables, self.options.batch_args, received=received)
-        restriction = restrict(graph.method, tables, roles)
+        input_kinds = find_input_kinds(
+            graph.method, graph, tables, self.options.batch_args, received=received
+        )
+        restriction = restrict(graph.method, tables, input_kinds)
         fixed, allowed = restriction.fixed, restriction.allowed
         try:
             return tables.problem(

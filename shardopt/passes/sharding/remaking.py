@@ -20,7 +20,7 @@ from shardopt.mesh.mesh import Sharding
 
 def make_for_readers(
     reader: GraphReader,
-    made_anywhere: Set[int],
+    cheap_to_clone: Set[int],
     shardings: Mapping[int, Sharding],
     wanted: Mapping[int, Sequence[Sharding]],
 ) -> dict[ir.Value, Sharding]:
@@ -39,7 +39,7 @@ def make_for_readers(
         for position, tensor in enumerate(op.operands[: len(handle.operands)]):
             sharding = wanted[number][position]
             if (
-                tensor in made_anywhere
+                tensor in cheap_to_clone
                 and sharding != shardings[tensor]
                 and makers[tensor][0] == op.group
             ):

@@ -46,7 +46,7 @@ def _write(graph: MeshGraph, plan: IntraOpPlan) -> None:
     for number, (op, handle) in enumerate(zip(graph.reader.ops, graph.reader.handles, strict=True)):
         results = tuple(plan.shardings[tensor] for tensor in op.results)
         write_strategy(handle, _chosen(plan.strategies[number], results))
-        if op.results and op.results[0] in plan.made_anywhere:
+        if op.results and op.results[0] in plan.cheap_to_clone:
             handle.attributes[CLONE] = ir.UnitAttr.get(handle.context)
     again, groups = list(_again(graph, plan)), [op.group for op in graph.reader.ops]
     for number, fragment in enumerate(graph.fragments):

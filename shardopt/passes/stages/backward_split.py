@@ -85,7 +85,7 @@ class _Halves:
         self.returned = list(terminator(self.block).operands)
         self.urgent = dict.fromkeys(urgent)
         self.first = self._ancestors(self.returned[number] for number in urgent)
-        self.cheap = self._made_anywhere()
+        self.cheap = self._cheap_to_clone()
 
     def _ancestors(self, values: Iterable[ir.Value]) -> dict[ir.Operation, None]:
         found: dict[ir.Operation, None] = {}
@@ -97,7 +97,7 @@ class _Halves:
                 stack += reads(op)
         return found
 
-    def _made_anywhere(self) -> dict[ir.Operation, None]:
+    def _cheap_to_clone(self) -> dict[ir.Operation, None]:
         """Operations on constants alone: both halves make their own."""
         found: dict[ir.Operation, None] = {}
         for op in self.ops:

@@ -19,12 +19,14 @@ from shardopt.extract.control_flow import RegionReader
 from shardopt.extract.op_graph import read_tensor, sharding_rules
 from shardopt.graph.op_graph import SHARED
 from shardopt.ir.rewriting import defining
-from shardopt.solve.presets.base import Roles
+from shardopt.solve.presets.base import InputKinds
 from shardopt.solve.stages.step_graph import StepGraph, sum_point
 from shardopt.support.errors import UserError
 
 
-def read_step(program: Program, batch_args: Sequence[str] = ("auto",)) -> tuple[StepGraph, Roles]:
+def read_step(
+    program: Program, batch_args: Sequence[str] = ("auto",)
+) -> tuple[StepGraph, InputKinds]:
     """The step, and the roles of its inputs. Raises UserError where an operation or an argument has
     no layer, and ValueError for malformed `batch_args`."""
     check_clustered(program)
@@ -37,7 +39,7 @@ def read_step(program: Program, batch_args: Sequence[str] = ("auto",)) -> tuple[
     names = {k: argument_name(argument) for k, argument in arguments.items()}
     batch = batch_numbers(tensors, names, donated, batch_args)
     state = frozenset(reader.reader.tensor(arguments[k]) for k in donated)
-    return step, Roles(
+    return step, InputKinds(
         state, {reader.reader.tensor(arguments[k]): dim for k, dim in batch.items()}, {}, step.tied
     )
 

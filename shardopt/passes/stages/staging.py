@@ -161,7 +161,7 @@ class _Staging:
                 kinds[op] = "bwd"
                 kept.update((v, stage) for v in values)
 
-    def _resolve_around(
+    def _resolve_outside_loop(
         self, ops: Sequence[ir.Operation], kind: str, wanted: Iterable[tuple[ir.Value, int]]
     ) -> list[Resolved]:
         """Groups of prologue or epilogue by (crossings before, stage); `wanted`: (value, stage)
@@ -199,7 +199,7 @@ class _Staging:
     def _build_main(self, body: Sequence[Resolved]) -> None:
         program = self.program
         captures = self._captures(body)
-        prologue = self._resolve_around(
+        prologue = self._resolve_outside_loop(
             program.prologue,
             "prologue",
             [
@@ -217,7 +217,7 @@ class _Staging:
             (value, self._return_stage(replaced.get(k), value))
             for k, value in enumerate(program.returned)
         ]
-        epilogue = self._resolve_around(program.epilogue, "update", returned)
+        epilogue = self._resolve_outside_loop(program.epilogue, "update", returned)
         live = {value for group in (*prologue, *epilogue) for value in group.inputs}
         live |= {*program.returned, *program.captured.values(), *program.loop.operands}
 

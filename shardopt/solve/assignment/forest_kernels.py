@@ -125,7 +125,7 @@ def choose_everywhere(flat: Flat, scratch: Scratch) -> None:
 
 
 @njit(cache=True, nogil=True)
-def choose_around(flat: Flat, scratch: Scratch, start: int, reach: int) -> None:
+def choose_outside_loop(flat: Flat, scratch: Scratch, start: int, reach: int) -> None:
     """A forest among the first `reach` nodes of a breadth-first search with random order among
     neighbours."""
     scratch.move[0] += 1

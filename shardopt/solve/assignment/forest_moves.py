@@ -10,8 +10,8 @@ from shardopt.solve.assignment.flat_problem import ROW_OVERHEAD, Flat
 from shardopt.solve.assignment.forest_kernels import (
     Scratch,
     below,
-    choose_around,
     choose_everywhere,
+    choose_outside_loop,
 )
 from shardopt.solve.assignment.message_kernels import FAST, pair_cost
 
@@ -191,7 +191,7 @@ def search(
     nodes, work = len(scratch.chosen), 0
     while work < budget:
         largest = SMALLEST_REACH + below(scratch, LARGEST_REACH - SMALLEST_REACH)
-        choose_around(
+        choose_outside_loop(
             flat,
             scratch,
             below(scratch, nodes),

@@ -18,7 +18,7 @@ Dims = tuple[Axes, ...]
 
 
 @dataclass(frozen=True)
-class Roles:
+class InputKinds:
     """What the presets need to know of a graph: inputs that hold state, inputs that hold the batch
     with the dimension it lies on, the same of what other meshes send, the pairs that must agree,
     and for `shardy` what Shardy's own propagation made of the tensors."""

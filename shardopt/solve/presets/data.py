@@ -24,8 +24,8 @@ from shardopt.graph.op_graph import MARKER
 from shardopt.mesh.mesh import Sharding
 from shardopt.solve.presets.base import (
     Axes,
+    InputKinds,
     Restriction,
-    Roles,
     Split,
     finished,
     in_full,
@@ -124,11 +124,11 @@ class DataParallel:
 
 
 def data_parallel(
-    tables: IntraOpTables, roles: Roles, preset: str, axes: Axes | None = None
+    tables: IntraOpTables, input_kinds: InputKinds, preset: str, axes: Axes | None = None
 ) -> DataParallel:
     """Over all axes by default. Raises UserError when the batch is not known or divides over none
     of the axes."""
-    flow = follow_batch(tables.graph, roles, preset)
+    flow = follow_batch(tables.graph, input_kinds, preset)
     wanted = live_axes(tables.mesh) if axes is None else axes
     taken: Axes = ()
     for axis in wanted:
@@ -143,43 +143,49 @@ def data_parallel(
     return DataParallel(tables, flow, taken)
 
 
-def data(tables: IntraOpTables, roles: Roles) -> Restriction:
-    plan = data_parallel(tables, roles, "data")
+def data(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
+    plan = data_parallel(tables, input_kinds, "data")
     others: dict[int, Sequence[int]] = {
         op: in_full(tables, op)
         for op, node in enumerate(tables.graph.ops)
-        if op in plan.flow.update or not tables.made_anywhere.issuperset(node.results)
+        if op in plan.flow.update or not tables.cheap_to_clone.issuperset(node.results)
     }
-    state = replicated(tables, sorted(roles.state))
+    state = replicated(tables, sorted(input_kinds.state))
     return Restriction(
         {**state, **plan.inputs()}, {**others, **plan.activations(), **plan.sums_once_a_step()}
     )
 
 
-def zero1(tables: IntraOpTables, roles: Roles) -> Restriction:
-    plan = data_parallel(tables, roles, "zero1")
+def zero1(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
+    plan = data_parallel(tables, input_kinds, "zero1")
     if not plan.flow.slots:
         raise UserError(
             "preset 'zero1' splits optimizer state: expected state that only the update reads, "
             "found none"
         )
-    state = {**replicated(tables, sorted(roles.state)), **plan.shards(plan.flow.slots, plan.axes)}
+    state = {
+        **replicated(tables, sorted(input_kinds.state)),
+        **plan.shards(plan.flow.slots, plan.axes),
+    }
     return Restriction({**state, **plan.inputs()}, {**plan.allowed(), **plan.sums_once_a_step()})
 
 
-def zero2(tables: IntraOpTables, roles: Roles) -> Restriction:
-    plan = with_gradients(tables, roles, "zero2")
-    state = {**replicated(tables, sorted(roles.state)), **plan.shards(plan.flow.slots, plan.axes)}
+def zero2(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
+    plan = with_gradients(tables, input_kinds, "zero2")
+    state = {
+        **replicated(tables, sorted(input_kinds.state)),
+        **plan.shards(plan.flow.slots, plan.axes),
+    }
     return Restriction({**state, **plan.inputs()}, {**plan.allowed(), **plan.scattered_gradients()})
 
 
-def zero3(tables: IntraOpTables, roles: Roles) -> Restriction:
-    plan = with_gradients(tables, roles, "zero3")
-    state = plan.shards(plan.flow.weights | roles.state, plan.axes)
+def zero3(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
+    plan = with_gradients(tables, input_kinds, "zero3")
+    state = plan.shards(plan.flow.weights | input_kinds.state, plan.axes)
     return Restriction({**state, **plan.inputs()}, {**plan.allowed(), **plan.scattered_gradients()})
 
 
-def mics(tables: IntraOpTables, roles: Roles) -> Restriction:
+def mics(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
     axes = live_axes(tables.mesh)
     if len(axes) < 2:
         raise UserError(
@@ -187,8 +193,8 @@ def mics(tables: IntraOpTables, roles: Roles) -> Restriction:
             "expected a mesh of at "
             f"least two axes, found {tables.mesh}"
         )
-    plan = with_gradients(tables, roles, "mics")
-    state = plan.shards(plan.flow.weights | roles.state, axes[-1:])
+    plan = with_gradients(tables, input_kinds, "mics")
+    state = plan.shards(plan.flow.weights | input_kinds.state, axes[-1:])
     return Restriction(
         {**state, **plan.inputs()}, {**plan.allowed(axes[-1:]), **_open_gradients(plan)}
     )
@@ -204,10 +210,10 @@ def _open_gradients(plan: DataParallel) -> dict[int, Sequence[int]]:
     return {op: numbers for op, numbers in found.items() if numbers}
 
 
-def with_gradients(tables: IntraOpTables, roles: Roles, preset: str) -> DataParallel:
+def with_gradients(tables: IntraOpTables, input_kinds: InputKinds, preset: str) -> DataParallel:
     """Over all axes. Raises UserError as `data_parallel` does, and when the graph has no
     gradients."""
-    plan = data_parallel(tables, roles, preset)
+    plan = data_parallel(tables, input_kinds, preset)
     if not plan.flow.gradients:
         raise UserError(
             f"preset '{preset}' splits gradients: expected sums over the batch that update the "

@@ -21,8 +21,8 @@ from collections.abc import Sequence, Set
 from shardopt.graph.op_graph import Op
 from shardopt.mesh.mesh import Sharding
 from shardopt.solve.presets.base import (
+    InputKinds,
     Restriction,
-    Roles,
     Split,
     replicated,
     scattered_or_open,
@@ -109,20 +109,21 @@ class ExpertWalk(AxisWalk):
         return any(self._repeats_along(operand, place) for operand, place in values)
 
 
-def expert(tables: IntraOpTables, roles: Roles) -> Restriction:
+def expert(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
     if not live_axes(tables.mesh):
         return Restriction()
-    plan = data_parallel(tables, roles, "expert")
+    plan = data_parallel(tables, input_kinds, "expert")
     walk = _walk(plan, "expert")
     return Restriction(
-        {**replicated(tables, sorted(roles.state)), **walk.state(), **plan.inputs()}, walk.allowed
+        {**replicated(tables, sorted(input_kinds.state)), **walk.state(), **plan.inputs()},
+        walk.allowed,
     )
 
 
-def expert_zero1(tables: IntraOpTables, roles: Roles) -> Restriction:
+def expert_zero1(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
     if not live_axes(tables.mesh):
         return Restriction()
-    plan = data_parallel(tables, roles, "expert-zero1")
+    plan = data_parallel(tables, input_kinds, "expert-zero1")
     if not plan.flow.slots:
         raise UserError(
             "preset 'expert-zero1' splits optimizer state: expected state that only the update "
@@ -130,25 +131,25 @@ def expert_zero1(tables: IntraOpTables, roles: Roles) -> Restriction:
         )
     walk = _walk(plan, "expert-zero1")
     return Restriction(
-        {**_sharded_state(walk, roles, plan.flow.slots), **plan.inputs()}, walk.allowed
+        {**_sharded_state(walk, input_kinds, plan.flow.slots), **plan.inputs()}, walk.allowed
     )
 
 
-def expert_zero2(tables: IntraOpTables, roles: Roles) -> Restriction:
+def expert_zero2(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
     if not live_axes(tables.mesh):
         return Restriction()
-    walk = _walk(with_gradients(tables, roles, "expert-zero2"), "expert-zero2")
-    state = _sharded_state(walk, roles, walk.plan.flow.slots)
+    walk = _walk(with_gradients(tables, input_kinds, "expert-zero2"), "expert-zero2")
+    state = _sharded_state(walk, input_kinds, walk.plan.flow.slots)
     return Restriction(
         {**state, **walk.plan.inputs()}, {**walk.allowed, **_scattered_gradients(walk)}
     )
 
 
-def expert_zero3(tables: IntraOpTables, roles: Roles) -> Restriction:
+def expert_zero3(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
     if not live_axes(tables.mesh):
         return Restriction()
-    walk = _walk(with_gradients(tables, roles, "expert-zero3"), "expert-zero3")
-    state = _sharded_state(walk, roles, walk.plan.flow.weights | roles.state)
+    walk = _walk(with_gradients(tables, input_kinds, "expert-zero3"), "expert-zero3")
+    state = _sharded_state(walk, input_kinds, walk.plan.flow.weights | input_kinds.state)
     return Restriction(
         {**state, **walk.plan.inputs()}, {**walk.allowed, **_scattered_gradients(walk)}
     )
@@ -168,11 +169,13 @@ def _walk(plan: DataParallel, preset: str) -> ExpertWalk:
     return walk
 
 
-def _sharded_state(walk: ExpertWalk, roles: Roles, sharded: Set[int]) -> dict[int, Sharding]:
+def _sharded_state(
+    walk: ExpertWalk, input_kinds: InputKinds, sharded: Set[int]
+) -> dict[int, Sharding]:
     """All state as `expert` has it; of the tensors in `sharded` each device keeps a part of its
     copy."""
     tables, plan = walk.tables, walk.plan
-    state = {**replicated(tables, sorted(roles.state)), **walk.state()}
+    state = {**replicated(tables, sorted(input_kinds.state)), **walk.state()}
     for tensor in sorted(sharded & state.keys()):
         shape, rest = (
             tables.graph.tensors[tensor].shape,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from shardopt.graph.op_graph import Op, OpGraph
-from shardopt.solve.presets.base import Roles
+from shardopt.solve.presets.base import InputKinds
 from shardopt.solve.sharding.factors import shardable_factors
 from shardopt.support.errors import UserError
 
@@ -44,9 +44,9 @@ class BatchFlow:
     slots_of: Mapping[int, tuple[int, ...]]
 
 
-def follow_batch(graph: OpGraph, roles: Roles, preset: str) -> BatchFlow:
+def follow_batch(graph: OpGraph, input_kinds: InputKinds, preset: str) -> BatchFlow:
     """Raises UserError when no input is known to hold the batch."""
-    seeds = _seeds(graph, roles)
+    seeds = _seeds(graph, input_kinds)
     if not seeds:
         raise UserError(
             f"preset '{preset}' splits the batch: expected batch arguments, found none (see "
@@ -54,15 +54,16 @@ def follow_batch(graph: OpGraph, roles: Roles, preset: str) -> BatchFlow:
         )
     dims, factors = _spread(graph, seeds)
     depends = [
-        tensor in roles.batch or tensor in roles.received for tensor in range(len(graph.tensors))
+        tensor in input_kinds.batch or tensor in input_kinds.received
+        for tensor in range(len(graph.tensors))
     ]
     for op in graph.ops:
         for result in op.results:
             depends[result] = any(depends[operand] for operand in op.operands)
     feeds = _feeding(graph, factors)
-    batch = {*roles.batch, *roles.received}
+    batch = {*input_kinds.batch, *input_kinds.received}
     weights = {k for k in graph.inputs if feeds[k] and k not in batch and _is_number(graph, k)}
-    slots = {k for k in roles.state - weights if graph.tensors[k].shape and not feeds[k]}
+    slots = {k for k in input_kinds.state - weights if graph.tensors[k].shape and not feeds[k]}
     late = [
         k for k, op in enumerate(graph.ops) if op.results and not any(feeds[r] for r in op.results)
     ]
@@ -78,7 +79,7 @@ def follow_batch(graph: OpGraph, roles: Roles, preset: str) -> BatchFlow:
         frozenset(k for k in late if factors[k] is None and depends[graph.ops[k].results[0]]),
         {
             weight: _read_alike(graph, after, slots)
-            for weight, after in roles.tied
+            for weight, after in input_kinds.tied
             if weight in weights
         },
     )
@@ -86,15 +87,15 @@ def follow_batch(graph: OpGraph, roles: Roles, preset: str) -> BatchFlow:
 
 def follow_between(
     graphs: Sequence[OpGraph],
-    roles: Sequence[Roles],
+    input_kinds: Sequence[InputKinds],
     sources: Sequence[Mapping[int, tuple[int, int]]],
-) -> tuple[Roles, ...]:
-    """Roles with `received` filled in: the batch goes on where another mesh sends a value that
+) -> tuple[InputKinds, ...]:
+    """InputKinds with `received` filled in: the batch goes on where another mesh sends a value that
     carries it.
 
     `sources[m]` says for the inputs of graph m that arrive from elsewhere which tensor of which
     graph they are."""
-    found = list(roles)
+    found = list(input_kinds)
     changed = True
     while changed:  # each round finds a value more, or is the last
         carried = [
@@ -110,19 +111,19 @@ def follow_between(
     return tuple(found)
 
 
-def batch_dims(graph: OpGraph, roles: Roles) -> tuple[int | None, ...]:
+def batch_dims(graph: OpGraph, input_kinds: InputKinds) -> tuple[int | None, ...]:
     """For each tensor the dimension that carries the batch."""
-    return tuple(_spread(graph, _seeds(graph, roles))[0])
+    return tuple(_spread(graph, _seeds(graph, input_kinds))[0])
 
 
-def _seeds(graph: OpGraph, roles: Roles) -> dict[int, int]:
+def _seeds(graph: OpGraph, input_kinds: InputKinds) -> dict[int, int]:
     """Where the batch starts: (a slice of) a batch argument, or a value that arrives with it."""
     cut = dict(
         seed
-        for argument, dim in sorted(roles.batch.items())
+        for argument, dim in sorted(input_kinds.batch.items())
         for seed in _microbatches(graph, argument, dim)
     )
-    return {**cut, **roles.received}
+    return {**cut, **input_kinds.received}
 
 
 def _spread(graph: OpGraph, seeds: Mapping[int, int]) -> tuple[list[int | None], list[int | None]]:

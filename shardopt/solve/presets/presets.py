@@ -20,16 +20,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from shardopt.mesh.mesh import Sharding
 from shardopt.solve.presets import data, expert, shardy
 from shardopt.solve.presets import tensor as tensor_parallel
-from shardopt.solve.presets.base import Restriction, Roles, largest, replicated, split_greedily
+from shardopt.solve.presets.base import InputKinds, Restriction, largest, replicated, split_greedily
 from shardopt.solve.sharding.intra_op import IntraOpTables
 from shardopt.support.errors import UserError
 
-__all__ = ["PRESETS", "Restriction", "Roles", "restrict", "split_greedily"]
+__all__ = ["PRESETS", "InputKinds", "Restriction", "restrict", "split_greedily"]
 
-Preset = Callable[[IntraOpTables, Roles], Restriction]
+Preset = Callable[[IntraOpTables, InputKinds], Restriction]
 
 
-def restrict(preset: str, tables: IntraOpTables, roles: Roles) -> Restriction:
+def restrict(preset: str, tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
     """What a preset fixes. Raises UserError for an unknown name and for a preset that does not
     apply to the graph.
 
@@ -38,8 +38,8 @@ def restrict(preset: str, tables: IntraOpTables, roles: Roles) -> Restriction:
     an operation that no strategy is left for that makes what is fixed for its results."""
     if preset not in PRESETS:
         raise UserError(f"unknown intra-op preset '{preset}'; expected one of {', '.join(PRESETS)}")
-    wanted = PRESETS[preset](tables, roles)
-    tied = _tied_to(roles.tied)
+    wanted = PRESETS[preset](tables, input_kinds)
+    tied = _tied_to(input_kinds.tied)
     fixed: dict[int, Sharding] = {}
     everywhere: dict[int, Sharding] = {}
     for tensor, sharding in wanted.fixed.items():
@@ -115,16 +115,16 @@ def _disagreeing(
     return whole if others and set.intersection(*others) else set(options)
 
 
-def _ilp(tables: IntraOpTables, roles: Roles) -> Restriction:
+def _ilp(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
     return Restriction()
 
 
-def _replicate(tables: IntraOpTables, roles: Roles) -> Restriction:
+def _replicate(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
     in_full = dict.fromkeys(range(len(tables.graph.ops)), (0,))
     return Restriction(replicated(tables, tables.graph.inputs), in_full)
 
 
-def _heuristic(tables: IntraOpTables, roles: Roles) -> Restriction:
+def _heuristic(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
     tensors = tables.graph.tensors
     return Restriction(
         {k: split_greedily(tables.mesh, tensors[k].shape, largest) for k in tables.graph.inputs}

@@ -13,24 +13,24 @@ from itertools import takewhile
 from math import prod
 
 from shardopt.mesh.mesh import Mesh, Sharding
-from shardopt.solve.presets.base import Restriction, Roles, tiles
+from shardopt.solve.presets.base import InputKinds, Restriction, tiles
 from shardopt.solve.sharding.intra_op import IntraOpTables
 from shardopt.support.errors import UserError
 
 
-def shardy(tables: IntraOpTables, roles: Roles) -> Restriction:
-    if not roles.propagated:
+def shardy(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
+    if not input_kinds.propagated:
         raise UserError(
             "preset 'shardy' reads what Shardy propagates: expected its shardings of the graph, "
             "found none"
         )
     # A result that replaces an argument has to lie as the argument does, whatever Shardy made of
     # it.
-    replacing = {second for _, second in roles.tied}
+    replacing = {second for _, second in input_kinds.tied}
     chosen = {
         tensor: nearest(tables.mesh, sharding, tables.column(tensor).distinct)
-        for tensor, sharding in sorted(roles.propagated.items())
-        if tensor not in tables.made_anywhere
+        for tensor, sharding in sorted(input_kinds.propagated.items())
+        if tensor not in tables.cheap_to_clone
     }
     fixed = {tensor: sharding for tensor, sharding in chosen.items() if tensor not in replacing}
     return Restriction(fixed, _without_resharding(tables, chosen))

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from shardopt.graph.op_graph import FactorRule, Op
 from shardopt.mesh.mesh import Sharding
-from shardopt.solve.presets.base import Restriction, Roles, Split, scattering, split_further
+from shardopt.solve.presets.base import InputKinds, Restriction, Split, scattering, split_further
 from shardopt.solve.presets.data import data_parallel
 from shardopt.solve.presets.flow import leading_factor
 from shardopt.solve.presets.walk import AxisWalk
@@ -121,21 +121,21 @@ class SummaWalk(MegatronWalk):
         return super().is_limited(index) and not in_update
 
 
-def megatron(tables: IntraOpTables, roles: Roles) -> Restriction:
-    return _pairs(tables, roles, "megatron", MegatronWalk)
+def megatron(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
+    return _pairs(tables, input_kinds, "megatron", MegatronWalk)
 
 
-def sequence(tables: IntraOpTables, roles: Roles) -> Restriction:
-    return _pairs(tables, roles, "sequence", SequenceWalk)
+def sequence(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
+    return _pairs(tables, input_kinds, "sequence", SequenceWalk)
 
 
-def summa_2d(tables: IntraOpTables, roles: Roles) -> Restriction:
+def summa_2d(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
     axes = live_axes(tables.mesh)
     if len(axes) != 2:
         raise UserError(
             f"preset 'summa-2d' needs a grid: expected a mesh of two axes, found {tables.mesh}"
         )
-    plan = data_parallel(tables, roles, "summa-2d", axes[:1])
+    plan = data_parallel(tables, input_kinds, "summa-2d", axes[:1])
     walk = SummaWalk(plan, axes[1])
     walk.run()
     if not walk.decided:
@@ -143,11 +143,13 @@ def summa_2d(tables: IntraOpTables, roles: Roles) -> Restriction:
     return Restriction({**walk.state(), **plan.inputs()}, walk.allowed)
 
 
-def _pairs(tables: IntraOpTables, roles: Roles, preset: str, method: type[AxisWalk]) -> Restriction:
+def _pairs(
+    tables: IntraOpTables, input_kinds: InputKinds, preset: str, method: type[AxisWalk]
+) -> Restriction:
     axes = live_axes(tables.mesh)
     if not axes:
         return Restriction()
-    plan = data_parallel(tables, roles, preset, axes[:-1])
+    plan = data_parallel(tables, input_kinds, preset, axes[:-1])
     walk = method(plan, axes[-1])
     walk.run()
     if not walk.rows:

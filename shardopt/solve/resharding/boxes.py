@@ -9,7 +9,7 @@ from itertools import product
 from math import gcd, prod
 
 from shardopt.mesh.mesh import Mesh, Sharding
-from shardopt.solve.resharding.plan import Box
+from shardopt.solve.resharding.plan import Slice
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,11 +43,11 @@ class TileGrid:
             shape, extents, {number: tuple(devices) for number, devices in holders.items()}
         )
 
-    def box(self, number: tuple[int, ...]) -> Box:
+    def box(self, number: tuple[int, ...]) -> Slice:
         bounds = zip(number, self.extents, self.shape, strict=True)
         return tuple((k * extent, min((k + 1) * extent, whole)) for k, extent, whole in bounds)
 
-    def overlaps(self, box: Box) -> Iterator[tuple[Box, tuple[int, ...]]]:
+    def overlaps(self, box: Slice) -> Iterator[tuple[Slice, tuple[int, ...]]]:
         """The parts of a box that lie in one tile each, with the holders of the tile, in the order
         of the tiles."""
         spans = zip(box, self.extents, strict=True)
@@ -59,11 +59,11 @@ class TileGrid:
             yield common, self.holders[number]
 
 
-def volume(box: Box) -> int:
+def volume(box: Slice) -> int:
     return prod(limit - start for start, limit in box)
 
 
-def cut(box: Box, count: int) -> tuple[Box, ...]:
+def cut(box: Slice, count: int) -> tuple[Slice, ...]:
     """At most `count` pieces of a box, as equal as can be.
 
     Each dimension in turn is cut by the factor that its extent shares with what is left of the

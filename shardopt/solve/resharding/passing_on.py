@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from shardopt.solve.resharding.plan import Box, TileSend
+from shardopt.solve.resharding.plan import Slice, TileSend
 
 Round = tuple[int, TileSend]
-Bundles = Sequence[Sequence[Box]]  # the boxes that each device starts with
+Bundles = Sequence[Sequence[Slice]]  # the boxes that each device starts with
 
 
 def all_gather(
-    hosts: Sequence[Sequence[int]], bundles: Mapping[int, Sequence[Box]]
+    hosts: Sequence[Sequence[int]], bundles: Mapping[int, Sequence[Slice]]
 ) -> Iterator[Round]:
     """Afterwards every device has the boxes of all. `hosts` are the devices of each host that take
     part.
@@ -35,7 +35,7 @@ def all_gather(
         yield from _ring(host, arrived, len(hosts))
 
 
-def chain(devices: Sequence[int], chunks: Sequence[Box]) -> Iterator[Round]:
+def chain(devices: Sequence[int], chunks: Sequence[Slice]) -> Iterator[Round]:
     """The first device has all chunks and the last gets them through all between; a device passes
     on one chunk while it receives the next."""
     for hop, (giver, taker) in enumerate(pairwise(devices)):

@@ -18,7 +18,7 @@ from shardopt.hardware.cluster import Cluster
 
 _HEADER_COLUMNS = 3  # phase, source device, destination device
 
-Box = tuple[tuple[int, int], ...]  # (start, limit) of each dimension
+Slice = tuple[tuple[int, int], ...]  # (start, limit) of each dimension
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class TileSend:
     limit: tuple[int, ...]
 
     @staticmethod
-    def of(src_device: int, dst_device: int, box: Box) -> TileSend:
+    def of(src_device: int, dst_device: int, box: Slice) -> TileSend:
         return TileSend(
             src_device,
             dst_device,
@@ -170,7 +170,7 @@ def messages(plan: ReshardingPlan) -> int:
     return sum(not send.is_local for send in plan.sends)
 
 
-def elements_by_card(plan: ReshardingPlan, cluster: Cluster) -> dict[int, tuple[int, int]]:
+def elements_by_nic(plan: ReshardingPlan, cluster: Cluster) -> dict[int, tuple[int, int]]:
     """Elements that each host sends to other hosts and receives from them, in all phases."""
     found: dict[int, tuple[int, int]] = {}
     for send in (send for phase in plan.phases for send in phase):

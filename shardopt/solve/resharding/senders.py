@@ -13,7 +13,7 @@ from typing import NamedTuple
 from shardopt.cost.transfers import byte_seconds
 from shardopt.hardware.cluster import Cluster
 from shardopt.solve.resharding.link_balance import Link, Option, assign
-from shardopt.solve.resharding.plan import Box
+from shardopt.solve.resharding.plan import Slice
 
 # that hold a box and are considered; enough for balance, and time does not grow with their number
 _MOST_HOSTS = 32
@@ -22,7 +22,7 @@ _MOST_HOSTS = 32
 class Fetch(NamedTuple):
     """A box that device `target` gets from one of its `holders` in the first phase."""
 
-    box: Box
+    box: Slice
     bytes: int
     target: int
     holders: tuple[int, ...]

@@ -15,7 +15,7 @@ from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.resharding.boxes import TileGrid, cut, volume
 from shardopt.solve.resharding.passing_on import Round, all_gather, chain
-from shardopt.solve.resharding.plan import Box
+from shardopt.solve.resharding.plan import Slice
 from shardopt.solve.resharding.senders import Fetch
 
 # Rows that may follow the first phase of a plan: it stands in the IR, and a row takes about a
@@ -51,7 +51,7 @@ class Draft(NamedTuple):
 class _Tile(NamedTuple):
     """A destination tile and the devices that must get it."""
 
-    box: Box
+    box: Slice
     hosts: _Hosts
 
     @property
@@ -110,7 +110,7 @@ class Drafting:
         host once."""
         for tiles in self._scopes():
             fetches: list[Fetch] = []
-            chains: list[tuple[tuple[int, ...], Box]] = []
+            chains: list[tuple[tuple[int, ...], Slice]] = []
             for tile in tiles:
                 for turn, (box, holders) in enumerate(self._source.overlaps(tile.box)):
                     holding = [device for device in tile.devices if device in holders]
@@ -135,7 +135,7 @@ class Drafting:
         if any(1 < len(tile.hosts) < len(tile.devices) for tile in self._tiles):
             yield [_Tile(tile.box, (host,)) for tile in self._tiles for host in tile.hosts]
 
-    def _pieces(self, tile: _Tile, most_rows: int) -> dict[int, list[Box]]:
+    def _pieces(self, tile: _Tile, most_rows: int) -> dict[int, list[Slice]]:
         """The finer tiles, by the device that fetches each: along the tiles of the source where
         their number divides that of the replicas, so that a device fetches from one tile, and if it
         can from itself."""
@@ -146,7 +146,7 @@ class Drafting:
         if count % len(overlaps) == 0:
             parts = [(box, frozenset(holders)) for box, holders in overlaps]
         pieces = [(piece, held) for box, held in parts for piece in cut(box, count // len(parts))]
-        found: dict[int, list[Box]] = {device: [] for device in devices}
+        found: dict[int, list[Slice]] = {device: [] for device in devices}
         places = [devices[number * len(devices) // len(pieces)] for number in range(len(pieces))]
         left = []
         for place, (piece, held) in zip(places, pieces, strict=True):
@@ -171,11 +171,11 @@ class Drafting:
         inside = (_turned(devices, turn // len(hosts)) for devices in turned)
         return tuple(device for devices in inside for device in devices if device not in holders)
 
-    def _fill(self, box: Box, device: int) -> Iterator[Fetch]:
+    def _fill(self, box: Slice, device: int) -> Iterator[Fetch]:
         """What a device fetches to have a box: the part of each source tile from its holders."""
         return (self._fetch(part, device, holders) for part, holders in self._source.overlaps(box))
 
-    def _fetch(self, box: Box, device: int, holders: tuple[int, ...]) -> Fetch:
+    def _fetch(self, box: Slice, device: int, holders: tuple[int, ...]) -> Fetch:
         return Fetch(box, volume(box) * self._itemsize, device, holders)
 
     def _draft(self, fetches: Sequence[Fetch], rounds: Sequence[Round] = ()) -> Draft:

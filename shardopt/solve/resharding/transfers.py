@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from types import MappingProxyType
 
-from shardopt.cost.transfers import Links, least_card_seconds
+from shardopt.cost.transfers import Links, least_nic_seconds
 from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.resharding.message_order import best_order
@@ -96,7 +96,7 @@ class _Planning:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._card_seconds = least_card_seconds(cluster)
+        self._nic_seconds = least_nic_seconds(cluster)
         self._balanced: tuple[list[Fetch], tuple[int, ...]] = (
             [],
             (),
@@ -153,7 +153,7 @@ class _Planning:
             home = int(hosts[fetch.target])
             if home not in near[fetch.holders]:
                 into[home] += fetch.bytes
-        return max(into.values(), default=0) * self._card_seconds
+        return max(into.values(), default=0) * self._nic_seconds
 
     def plans(
         self, reshardings: Sequence[Resharding], way: Sequence[_Named]

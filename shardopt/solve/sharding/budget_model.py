@@ -184,7 +184,7 @@ class BudgetModel:
             )
         ]
         for source in choice.candidate.sources:
-            if source in self.base.node_of and source not in self.base.made_anywhere:
+            if source in self.base.node_of and source not in self.base.cheap_to_clone:
                 edges.append(
                     Edge(self.base.node_of[source], node, self._source_cost(choice, source))
                 )

@@ -29,11 +29,11 @@ class ExecutionOrder:
     readers: tuple[tuple[int, ...], ...]
 
 
-def execution_order(graph: OpGraph, made_anywhere: Set[int], fusion: Fusion) -> ExecutionOrder:
+def execution_order(graph: OpGraph, cheap_to_clone: Set[int], fusion: Fusion) -> ExecutionOrder:
     """The better of program order and list scheduling, by the bytes of whole tensors; a loop runs
     as a whole."""
     folded, members = _with_loops_as_ops(graph)
-    order = [op for node in _order(folded, fuse(folded, made_anywhere)) for op in members[node]]
+    order = [op for node in _order(folded, fuse(folded, cheap_to_clone)) for op in members[node]]
     return ExecutionOrder(tuple(order), fusion.fused, fusion.readers)
 
 

@@ -84,9 +84,9 @@ class Fusion:
     readers: tuple[tuple[int, ...], ...]
 
 
-def fuse(graph: OpGraph, made_anywhere: Set[int]) -> Fusion:
-    """`made_anywhere` are values that each reader makes for itself."""
-    fusible = _fusible(graph, made_anywhere)
+def fuse(graph: OpGraph, cheap_to_clone: Set[int]) -> Fusion:
+    """`cheap_to_clone` are values that each reader makes for itself."""
+    fusible = _fusible(graph, cheap_to_clone)
     reads = _bytes_read(graph, fusible)
     fused: set[int] = set()
     readers: list[set[int]] = [set() for _ in graph.tensors]
@@ -96,7 +96,7 @@ def fuse(graph: OpGraph, made_anywhere: Set[int]) -> Fusion:
         if op.results and (result := op.results[0]) in fusible:
             size, count = graph.tensors[result].size_bytes, len(readers[result])
             if (
-                result in made_anywhere
+                result in cheap_to_clone
                 or count * reads[index] <= reads[index] + size + count * size
             ):
                 fused.add(result)
@@ -106,11 +106,11 @@ def fuse(graph: OpGraph, made_anywhere: Set[int]) -> Fusion:
     return Fusion(frozenset(fused), tuple(tuple(sorted(using)) for using in readers))
 
 
-def _fusible(graph: OpGraph, made_anywhere: Set[int]) -> set[int]:
+def _fusible(graph: OpGraph, cheap_to_clone: Set[int]) -> set[int]:
     """Values that every reader can compute on its way."""
     kept = set(graph.outputs)
     consumers = graph.consumers()
-    found = set(made_anywhere)
+    found = set(cheap_to_clone)
     for op in graph.ops:
         if op.name not in CHEAP or len(op.results) != 1 or op.results[0] in kept:
             continue

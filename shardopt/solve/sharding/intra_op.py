@@ -45,7 +45,7 @@ from shardopt.solve.sharding.kernel_bytes import Accesses, kernel_accesses
 from shardopt.solve.sharding.layouts import Column
 from shardopt.solve.sharding.linear import CLOSED, Linear
 from shardopt.solve.sharding.simpler import NodeColumns, simpler_masks
-from shardopt.solve.sharding.strategies import Strategy, is_made_anywhere
+from shardopt.solve.sharding.strategies import Strategy, is_cheap_to_clone
 from shardopt.solve.sharding.strategies_tables import OpStrategies, StrategyTables
 from shardopt.support.errors import UserError
 from shardopt.support.spans import timed
@@ -84,13 +84,13 @@ def build_problem(
     )
 
 
-def find_made_anywhere(graph: OpGraph) -> frozenset[int]:
+def find_cheap_to_clone(graph: OpGraph) -> frozenset[int]:
     """Tensors that each reader gets in the sharding it wants: no edge ties it to the others. What
     leaves the graph or may be captured by regions is excluded, as it has to be one value."""
     made = {
         op.results[0]
         for op in graph.ops
-        if is_made_anywhere(op, tuple(graph.tensors[t] for t in op.operands))
+        if is_cheap_to_clone(op, tuple(graph.tensors[t] for t in op.operands))
     }
     return frozenset(
         made.difference(graph.outputs, *(op.operands for op in graph.ops if is_opaque(op)))
@@ -147,16 +147,16 @@ class IntraOpTables:
 
     @cached_property
     def execution(self) -> ExecutionOrder:
-        return execution_order(self.graph, self.made_anywhere, self.fusion)
+        return execution_order(self.graph, self.cheap_to_clone, self.fusion)
 
     @cached_property
     def fusion(self) -> Fusion:
-        return fuse(self.graph, self.made_anywhere)
+        return fuse(self.graph, self.cheap_to_clone)
 
     @cached_property
-    def made_anywhere(self) -> frozenset[int]:
-        """See `find_made_anywhere`."""
-        return find_made_anywhere(self.graph)
+    def cheap_to_clone(self) -> frozenset[int]:
+        """See `find_cheap_to_clone`."""
+        return find_cheap_to_clone(self.graph)
 
     def column(self, tensor: int) -> Column:
         """The shardings a tensor may have: those of its operation, or all when it is an input."""
@@ -197,7 +197,7 @@ class IntraOpTables:
         fixed, tied = fixed or {}, tuple((a, b) for a, b in tied if a != b)
         pinned = {*fixed, *self.constraints.allowed, *(tensor for pair in tied for tensor in pair)}
         ops = tuple(range(len(self.graph.ops))) if ops is None else tuple(sorted(ops))
-        builder = _Builder(self, ops, self.made_anywhere - pinned)
+        builder = _Builder(self, ops, self.cheap_to_clone - pinned)
         builder.add_nodes(self.graph.inputs if len(ops) == len(self.graph.ops) else ())
         builder.add_edges()
         builder.tie(tied)
@@ -220,7 +220,7 @@ class IntraOpProblem:
     ops: tuple[int, ...]
     inputs: tuple[int, ...]
     columns: Mapping[int, Column]
-    made_anywhere: frozenset[int]
+    cheap_to_clone: frozenset[int]
     lifetimes: tuple[Lifetime, ...]
     problem: Problem
     node_of: Mapping[int, int]
@@ -305,14 +305,14 @@ class IntraOpProblem:
             mesh,
             shardings,
             strategies,
-            self.made_anywhere,
+            self.cheap_to_clone,
             find_communication(
                 graph,
                 mesh,
                 cluster,
                 strategies,
                 shardings,
-                self.made_anywhere,
+                self.cheap_to_clone,
                 self.tables.fusion.fused,
                 fresh,
             ),
@@ -332,7 +332,7 @@ class IntraOpProblem:
         graph, mesh = self.tables.graph, self.tables.mesh
         lives, needed = with_gaps(graph, mesh, self.lifetimes, shardings, rematerialized)
         copies = find_copies(
-            graph, mesh, strategies, shardings, self.made_anywhere, fresh, enumerate(self.order)
+            graph, mesh, strategies, shardings, self.cheap_to_clone, fresh, enumerate(self.order)
         )
         return live_bytes(graph, mesh, lives, shardings, (*copies, *needed), len(self.order))
 
@@ -344,7 +344,7 @@ class IntraOpProblem:
             for tensor, wanted in zip(
                 self.tables.graph.ops[op].operands, strategy.operands, strict=True
             ):
-                if tensor in self.made_anywhere:
+                if tensor in self.cheap_to_clone:
                     found.setdefault(tensor, wanted.reduced())
         return found
 
@@ -353,7 +353,7 @@ class IntraOpProblem:
 class _Builder:
     tables: IntraOpTables
     ops: tuple[int, ...]
-    made_anywhere: frozenset[int]
+    cheap_to_clone: frozenset[int]
     inputs: list[int] = field(default_factory=list)
     aliases: dict[int, int] = field(default_factory=dict)
     costs: list[np.ndarray] = field(default_factory=list)
@@ -387,7 +387,7 @@ class _Builder:
             op, strategies = graph.ops[index], self.tables.ops[index]
             # An operand used twice in the same way (x * x) is resharded once.
             for tensor, column in dict.fromkeys(zip(op.operands, strategies.operands, strict=True)):
-                if tensor in self.made_anywhere:
+                if tensor in self.cheap_to_clone:
                     continue
                 trips = graph.trips_of(index, tensor, self.tables.producers[tensor])
                 repeat = op.repeat // (op.trips or 1) * trips
@@ -452,7 +452,7 @@ class _Builder:
             self.ops,
             tuple(self.inputs),
             self.columns,
-            self.made_anywhere,
+            self.cheap_to_clone,
             lives,
             problem,
             self.node_of,

@@ -250,7 +250,7 @@ def find_copies(
     mesh: Mesh,
     strategies: Mapping[int, Strategy],
     shardings: Mapping[int, Sharding],
-    made_anywhere: Set[int],
+    cheap_to_clone: Set[int],
     fresh: FreshCopies,
     positions: Iterable[tuple[int, int]],
 ) -> tuple[Copy, ...]:
@@ -262,7 +262,7 @@ def find_copies(
     for position, index in positions:
         op, strategy = graph.ops[index], strategies[index]
         for tensor, wanted in zip(op.operands, strategy.operands, strict=True):
-            if tensor in made_anywhere or shardings[tensor] == wanted:
+            if tensor in cheap_to_clone or shardings[tensor] == wanted:
                 continue
             key = (tensor, wanted, op.scope)
             number[key] = number.get(key, 0) + ((tensor, wanted, index) in fresh)

@@ -43,14 +43,14 @@ class IntraOpPlan:
     `live_bytes[n]` is what a device holds while the n-th of its operations runs.
 
     `rematerialized` values are computed again for their last readers, copies of `fresh` made again
-    for theirs. A tensor of `made_anywhere` (a constant, say) is made once more for each reader that
+    for theirs. A tensor of `cheap_to_clone` (a constant, say) is made once more for each reader that
     wants another sharding."""
 
     graph: OpGraph
     mesh: Mesh
     shardings: Mapping[int, Sharding]
     strategies: Mapping[int, Strategy]
-    made_anywhere: Set[int]
+    cheap_to_clone: Set[int]
     communication: tuple[Communication, ...]
     order: tuple[int, ...]
     live_bytes: np.ndarray
@@ -102,7 +102,7 @@ def find_communication(
     cluster: Cluster,
     strategies: Mapping[int, Strategy],
     shardings: Mapping[int, Sharding],
-    made_anywhere: Set[int],
+    cheap_to_clone: Set[int],
     fused: Set[int] = frozenset(),
     fresh: FreshCopies = frozenset(),
 ) -> tuple[Communication, ...]:
@@ -116,7 +116,7 @@ def find_communication(
     for index, strategy in strategies.items():
         op = graph.ops[index]
         for tensor, wanted in zip(op.operands, strategy.operands, strict=True):
-            if tensor in made_anywhere or shardings[tensor] == wanted:
+            if tensor in cheap_to_clone or shardings[tensor] == wanted:
                 continue
             shape, itemsize = graph.tensors[tensor].shape, graph.tensors[tensor].itemsize
             trips = graph.trips_of(index, tensor, producers[tensor])

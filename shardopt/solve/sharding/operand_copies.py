@@ -59,7 +59,7 @@ def _copies(problem: IntraOpProblem, plan: IntraOpPlan) -> tuple[Copy, ...]:
         plan.mesh,
         plan.strategies,
         plan.shardings,
-        plan.made_anywhere,
+        plan.cheap_to_clone,
         plan.fresh,
         enumerate(problem.order),
     )

@@ -40,7 +40,7 @@ def renamed(
         mesh=mesh,
         shardings={tensors[tensor]: sharding for tensor, sharding in plan.shardings.items()},
         strategies=dict(sorted((ops[op], strategy) for op, strategy in plan.strategies.items())),
-        made_anywhere=frozenset(tensors[tensor] for tensor in plan.made_anywhere),
+        cheap_to_clone=frozenset(tensors[tensor] for tensor in plan.cheap_to_clone),
         communication=tuple(sorted(map(moved, plan.communication), key=lambda item: item.op)),
         order=tuple(ops[op] for op in plan.order),
         rematerialized=tuple(map(again, plan.rematerialized)),

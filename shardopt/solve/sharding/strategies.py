@@ -132,7 +132,7 @@ class LeastCompute:
         return self._known[key]
 
 
-def is_made_anywhere(op: Op, operands: Sequence[Tensor]) -> bool:
+def is_cheap_to_clone(op: Op, operands: Sequence[Tensor]) -> bool:
     """Whether every reader can have the result in the sharding it wants for nothing: constants,
     iotas and broadcast scalars are made where they are used."""
     if op.name == "broadcast_in_dim":

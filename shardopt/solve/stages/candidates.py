@@ -11,7 +11,7 @@ import numpy as np
 from shardopt.graph.op_graph import SHARED
 from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import AXIS_NAMES, Mesh
-from shardopt.solve.presets.base import Roles
+from shardopt.solve.presets.base import InputKinds
 from shardopt.solve.stages.cut_transfers import CutTransfers, cut_transfers
 from shardopt.solve.stages.stage_problem import StageOption
 from shardopt.solve.stages.step_graph import StepGraph
@@ -22,7 +22,7 @@ class CandidateProblem:
     """A training step by layers, and where its stages may run.
 
     `num_stages` is None where the planner chooses it. `memory_limit_bytes`: what a device of each
-    host group may hold, None for any amount; empty for any amount in all groups. `roles` is what
+    host group may hold, None for any amount; empty for any amount in all groups. `input_kinds` is what
     options with a preset as their method need to know of the inputs of the step. `wanted` leaves
     candidates out that a plan file has no use for. With several `stages_per_mesh` every device is
     in so many stages, and `memory_limit_bytes` is the share of each."""
@@ -34,7 +34,7 @@ class CandidateProblem:
     num_microbatches: int
     num_stages: int | None = None
     memory_limit_bytes: tuple[int | None, ...] = ()
-    roles: Roles = field(default_factory=Roles)
+    input_kinds: InputKinds = field(default_factory=InputKinds)
     wanted: Callable[[int, int, StageOption], bool] | None = None
     stages_per_mesh: int = 1
 

@@ -57,7 +57,7 @@ class CutTransfers:
         size = int((self.forward_bytes if forward else self.backward_bytes)[cut])
         return self._seconds(even_messages(source, target, size))
 
-    def cards(self, source: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
+    def nics(self, source: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
         """The network cards between two stages: number 2h is what host h sends through, 2h + 1 what
         it receives through; none inside of a host."""
         senders, receivers = (

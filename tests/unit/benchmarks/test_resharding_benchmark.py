@@ -13,7 +13,7 @@ from shardopt.cost.transfers import phases_seconds
 from shardopt.forms.exported_program import ReshardStep
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.report.resharding_svg import resharding_svg, step_phases
-from shardopt.solve.resharding.plan import elements_by_card, elements_on_wire, plans_seconds
+from shardopt.solve.resharding.plan import elements_by_nic, elements_on_wire, plans_seconds
 
 PAGE = (Path(__file__).parents[3] / "docs" / "evidence" / "resharding.md").read_text()
 SIZE = 1024 * 1024 * 512
@@ -35,7 +35,7 @@ def test_public_suite(case: Case) -> None:
             {cluster.host_of(device) for device in case.resharding.destination[0].devices}
         )
         whole = size if case.name in "78" else size // receivers
-        into = max(into for _, into in elements_by_card(plan, cluster).values())
+        into = max(into for _, into in elements_by_nic(plan, cluster).values())
         assert into == (whole * 4 if plan.strategy == "send_recv" and copies > 1 else whole)
         seconds[strategy] = plans_seconds(cluster, [plan])
     assert seconds["auto"] == min(seconds.values())

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from shardopt.hardware.cluster import Cluster, Link
 from shardopt.hardware.cluster_file import DESCRIPTION, describe, load_cluster, presets
-from shardopt.support.documents import mistakes_of
+from shardopt.support.documents import errors_of
 from shardopt.support.errors import UserError
 
 GOOD = describe(load_cluster("cpu-test"))
@@ -299,7 +299,7 @@ def test_the_schema_in_the_package_is_that_of_the_readers() -> None:
 def test_schema_and_readers_agree(path: str, value: object) -> None:
     data = change(path, value)
     valid = not list(jsonschema.Draft202012Validator(DESCRIPTION.schema()).iter_errors(data))
-    assert valid == (not mistakes_of(DESCRIPTION, data)[1])
+    assert valid == (not errors_of(DESCRIPTION, data)[1])
 
 
 def test_schema_accepts_all_forms() -> None:
@@ -349,10 +349,10 @@ def test_changed_descriptions_are_clusters_or_mistakes(changes: list[tuple[str, 
             inner = inner[step] if fits or (isinstance(inner, dict) and step in inner) else {}
         if isinstance(inner, dict):
             inner.pop(last, None) if value is ... else inner.update({last: value})
-    made, mistakes = mistakes_of(DESCRIPTION, data)
-    assert mistakes or isinstance(made, Cluster)
-    if not mistakes:
-        assert mistakes_of(DESCRIPTION, describe(made)) == (made, ())
+    made, errors = errors_of(DESCRIPTION, data)
+    assert errors or isinstance(made, Cluster)
+    if not errors:
+        assert errors_of(DESCRIPTION, describe(made)) == (made, ())
 
 
 @settings(max_examples=200, deadline=None)

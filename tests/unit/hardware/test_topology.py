@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from shardopt.forms.mesh_checks import mesh_mistakes
+from shardopt.forms.mesh_checks import mesh_errors
 from shardopt.hardware.cluster import Cluster, Device, Link, Submesh
 from shardopt.hardware.topology import (
     axis_link,
@@ -131,8 +131,8 @@ def test_neighbours_are_one_pair_for_each_kind_of_link() -> None:
 def test_a_mesh_over_two_groups_is_a_mistake() -> None:
     c = Cluster("mixed", (cluster(2, 2).groups[0], changed(cluster(1, 4), name="other").groups[0]))
     apart = [mesh(2, 2, devices=(0, 1, 2, 3)), replace(mesh(2, 2), name="n", devices=(4, 5, 6, 7))]
-    assert list(mesh_mistakes(apart, c)) == []
-    (mistake,) = mesh_mistakes([mesh(2, devices=(3, 4))], c)
-    assert mistake.startswith(
+    assert list(mesh_errors(apart, c)) == []
+    (error,) = mesh_errors([mesh(2, devices=(3, 4))], c)
+    assert error.startswith(
         "expected mesh 'm' inside one host group of cluster mixed:2x2+1x4, found devices of 'c'"
     )

@@ -43,7 +43,7 @@ from shardopt.planfile.fields import schema
 from shardopt.planfile.option_fields import options_reader
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.options import RunOptions
-from shardopt.support.documents import mistakes_of
+from shardopt.support.documents import errors_of
 from shardopt.tools import plan_file_command
 from shardopt.tools.common import ToolParser
 from shardopt.tools.plan_arguments import add_plan_options
@@ -269,8 +269,8 @@ def test_a_new_option_is_a_field_of_plan_files() -> None:
         "enum": ["red", "blue"],
         "description": "what to paint",
     }
-    assert mistakes_of(reader, {"colour": "blue"}) == ({"colour": "blue"}, ())
-    assert mistakes_of(reader, {"colour": "green"})[1] == (
+    assert errors_of(reader, {"colour": "blue"}) == ({"colour": "blue"}, ())
+    assert errors_of(reader, {"colour": "green"})[1] == (
         "field 'colour': expected one of red, blue, got 'green'",
     )
     assert kept_options(More("c.yaml", colour="blue"))["colour"] == "blue"
@@ -335,7 +335,7 @@ def test_they_are_kept_in_plan_files_where_they_were_changed() -> None:
 
 def test_a_searched_number_of_layers_is_read_again() -> None:
     asked = PlanOptions("c.yaml", layers="search")
-    assert mistakes_of(options_reader(PlanOptions), kept_options(asked)) == (
+    assert errors_of(options_reader(PlanOptions), kept_options(asked)) == (
         kept_options(asked),
         (),
     )

@@ -135,7 +135,7 @@ def test_the_schema_in_the_package_is_that_of_the_readers() -> None:
     )
 
 
-MISTAKES = [
+ERRORS = [
     ("version", 1, "expected field 'version' to be 2, found 1"),
     ("version", ..., "expected field 'version' to be 2, found None"),
     ("options.microbatches", "many", "field 'options.microbatches': expected a number, got 'many'"),
@@ -214,10 +214,10 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("path", "value", "message"), MISTAKES, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("path", "value", "message"), ERRORS, ids=lambda value: str(value)[:40])
 def test_mistakes_name_the_field(tmp_path: Path, path: str, value: object, message: str) -> None:
     found = check_plan(write(tmp_path, change(document(), path, value)))
-    assert any(message in mistake for mistake in found), found
+    assert any(message in error for error in found), found
 
 
 def test_all_mistakes_are_told(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_all_mistakes_are_told(tmp_path: Path) -> None:
 
 
 # What only shows when the plan is applied to a model.
-MISTAKES_WITH_A_MODEL = [
+ERRORS_WITH_A_MODEL = [
     (
         "model.fingerprint",
         "sha256:0",
@@ -262,7 +262,7 @@ MISTAKES_WITH_A_MODEL = [
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "message"), MISTAKES_WITH_A_MODEL, ids=lambda value: str(value)[:40]
+    ("path", "value", "message"), ERRORS_WITH_A_MODEL, ids=lambda value: str(value)[:40]
 )
 def test_mistakes_that_show_with_the_model(
     tmp_path: Path, path: str, value: object, message: str
@@ -371,21 +371,21 @@ def test_damaged_files_are_applied_or_refused(damage: list[tuple[str, object]]) 
             continue  # a change before took the place away
     with TemporaryDirectory() as folder:
         file = write(Path(folder), data)
-        mistakes = check_plan(file)
+        errors = check_plan(file)
         try:
             plan = make_plan(MODEL, options_after(file, {}), cache=False)
         except UserError:  # what C++ diagnoses is one, too
             return
     assert not read_plan_file(data)[1] and len(plan.summary.stages) >= 1
-    if not mistakes:
+    if not errors:
         assert sorted(d for stage in plan.summary.stages for d in stage.devices) == [0, 1, 2, 3]
 
 
 @settings(max_examples=100, deadline=None)
 @given(JSON | st.text(max_size=30))
 def test_any_values_are_refused(value: Any) -> None:
-    _, mistakes = read_plan_file(value)
-    assert mistakes
+    _, errors = read_plan_file(value)
+    assert errors
     differences(value, document())
 
 

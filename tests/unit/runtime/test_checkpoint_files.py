@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardopt.dialect.dtypes import MLIR_NAMES, numpy_dtype
-from shardopt.forms.exported_program import Box, TensorSpec
+from shardopt.forms.exported_program import Slice, TensorSpec
 from shardopt.forms.reshard_steps import tiles_by_device
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.state.checkpoint_folder import CheckpointFolder, checkpoints, find_checkpoint
-from shardopt.runtime.state.fillings import Filling, fill, full, normal, uniform
+from shardopt.runtime.state.initializers import Initializer, fill, full, normal, uniform
 from shardopt.runtime.state.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -61,7 +61,7 @@ def write(
     return StoredArray(name, whole.shape, whole.dtype.name, tuple(found))
 
 
-def _slices(box: Box) -> tuple[slice, ...]:
+def _slices(box: Slice) -> tuple[slice, ...]:
     return tuple(slice(*extent) for extent in box)
 
 
@@ -258,11 +258,11 @@ def test_filled_values_do_not_depend_on_the_sharding(
 ) -> None:
     spec = TensorSpec((12, 24, 12), dtype, placement[1])
     whole_box = tuple((0, extent) for extent in spec.shape)
-    for filling in (uniform(0, 2, seed), normal(0.5, 0.1, seed), full(1)):
-        whole = fill(filling, "w", spec, whole_box)
+    for initializer in (uniform(0, 2, seed), normal(0.5, 0.1, seed), full(1)):
+        whole = fill(initializer, "w", spec, whole_box)
         assert whole.dtype == numpy_dtype(dtype)
         for box in tiles_by_device(placement[0], spec).values():
-            assert fill(filling, "w", spec, box).tobytes() == whole[_slices(box)].tobytes()
+            assert fill(initializer, "w", spec, box).tobytes() == whole[_slices(box)].tobytes()
 
 
 def test_filled_values_have_the_distribution_they_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,9 +277,9 @@ def test_filled_values_have_the_distribution_they_name(monkeypatch: pytest.Monke
     assert (
         abs(np.corrcoef(bell.ravel(), fill(normal(2, 3, 0), "v", spec, box).ravel())[0, 1]) < 0.01
     )
-    monkeypatch.setattr("shardopt.runtime.state.fillings._CHUNK_ELEMENTS", 700)
+    monkeypatch.setattr("shardopt.runtime.state.initializers._CHUNK_ELEMENTS", 700)
     np.testing.assert_array_equal(fill(normal(2, 3, 0), "w", spec, box), bell)
     scalar = TensorSpec((), "float64", Sharding(()))
     assert 0 <= fill(uniform(0, 1, 0), "s", scalar, ()) < 1
     with pytest.raises(UserError, match="unknown filling 'gamma': known are full, uniform, normal"):
-        Filling("gamma", 1)
+        Initializer("gamma", 1)

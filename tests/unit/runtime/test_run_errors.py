@@ -51,8 +51,8 @@ def test_of_equal_kinds_the_first_to_arrive_counts() -> None:
 
 
 def test_mistakes_of_the_user_stay_what_they_are() -> None:
-    mistake = UserError("damaged")
-    assert first_failure({"m0": CAUSES["m2"], "m1": mistake}) is mistake
+    error = UserError("damaged")
+    assert first_failure({"m0": CAUSES["m2"], "m1": error}) is error
 
 
 def test_an_error_names_mesh_and_host_and_survives_pickling() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardopt.forms.exported_program import Box, ReshardStep, TensorSpec
+from shardopt.forms.exported_program import ReshardStep, Slice, TensorSpec
 from shardopt.forms.reshard_steps import default_steps, find_plan_fault, tiles_by_device
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.mesh.mesh import Mesh, Sharding
@@ -104,7 +104,7 @@ def test_every_plan_moves_the_tensor(
             np.testing.assert_array_equal(filled(got[shard], tile), filled(mine, tile))
 
 
-def filled(shard: np.ndarray, tile: Box) -> np.ndarray:
+def filled(shard: np.ndarray, tile: Slice) -> np.ndarray:
     """A shard without what pads an uneven tile."""
     return shard[tuple(slice(limit - start) for start, limit in tile)]
 

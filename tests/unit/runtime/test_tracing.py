@@ -23,7 +23,7 @@ from shardopt.runtime.run import Run
 from shardopt.runtime.tracing.chrome import run_trace
 from shardopt.runtime.tracing.spans import Span, route_bytes, task_times
 from shardopt.runtime.tracing.watchdog import Watchdog
-from shardopt.runtime.tracing.where import standing_text
+from shardopt.runtime.tracing.where import status_text
 from shardopt.schedule.tasks import Task
 from shardopt.support.errors import UserError
 
@@ -207,9 +207,9 @@ def test_a_worker_that_waits_is_reported_and_not_ended(program: Program) -> None
 
 
 def test_standings_as_text() -> None:
-    assert standing_text("m0/1", None) == "mesh 'm0', host 1: does not answer"
+    assert status_text("m0/1", None) == "mesh 'm0', host 1: does not answer"
     idle = {"busy": False, "seconds": 1.25, "step": 4}
-    assert standing_text("m0", idle) == "mesh 'm0', host 0: idle for 1.2 s, 4 steps done"
+    assert status_text("m0", idle) == "mesh 'm0', host 0: idle for 1.2 s, 4 steps done"
 
 
 def test_times_are_kept_only_where_asked_for(program: Program) -> None:

@@ -28,8 +28,8 @@ def at(line: int, severity: str, message: str, *notes: Diagnostic, file: str = "
     ],
 )
 def test_places(text: str, lines: list[int]) -> None:
-    expectations, mistakes = read_expectations(text, "f")
-    assert [expectation.line for expectation in expectations] == lines and not mistakes
+    expectations, errors = read_expectations(text, "f")
+    assert [expectation.line for expectation in expectations] == lines and not errors
 
 
 def test_each_expectation_is_met_once() -> None:
@@ -82,8 +82,8 @@ def test_optional_diagnostics_take_their_notes_along_and_op_dumps_never_count() 
     ],
 )
 def test_malformed_expectations_are_errors(line: str, message: str) -> None:
-    _, mistakes = read_expectations(f"\n{line}\n", "f")
-    assert len(mistakes) == 1 and message in mistakes[0].message and mistakes[0].position.line == 2
+    _, errors = read_expectations(f"\n{line}\n", "f")
+    assert len(errors) == 1 and message in errors[0].message and errors[0].position.line == 2
 
 
 def test_parts_keep_their_line_numbers() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from shardopt.solve.stages.dp.recursion import Recursion, Station
+from shardopt.solve.stages.dp.recursion import PipelineSlot, Recursion
 from shardopt.solve.stages.dp.searches import Search
 from shardopt.solve.stages.stage_problem import StageSolution
 
@@ -45,8 +45,8 @@ class BottleneckSearch:
             if np.isinf(self.cutoff) and self._is_settled_by(recursion.relaxed):
                 return self.best
         intervals = Intervals(recursion, repeats, self.cutoff)
-        for stations in intervals.run(low, floor):
-            plan = self.search.plan(stations)
+        for slots in intervals.run(low, floor):
+            plan = self.search.plan(slots)
             assert plan is not None, "the recursion has stages that fit"
             self._take(plan)
             intervals.went(plan.sum_seconds, plan.max_stage_seconds, self.cutoff)
@@ -58,11 +58,11 @@ class BottleneckSearch:
         as the bound."""
         intervals = Intervals(relaxed, self.search.problem.num_microbatches - 1, np.inf)
         least = np.inf
-        for stations in intervals.run(-1, 0.0):
-            total, longest = relaxed.measure(stations)
+        for slots in intervals.run(-1, 0.0):
+            total, longest = relaxed.measure(slots)
             least = min(least, total + intervals.repeats * longest)
             intervals.went(total, longest, least)
-            plan = self.search.plan(stations)
+            plan = self.search.plan(slots)
             if plan is not None:
                 self._take(plan)
         self.evaluations += intervals.evaluations
@@ -91,14 +91,14 @@ class Intervals:
         """The sum and the longest station of the last answer, and the cutoff since."""
         self._answer, self.cutoff = (total, longest), cutoff
 
-    def run(self, low: int, floor: float) -> Iterator[tuple[Station, ...]]:
+    def run(self, low: int, floor: float) -> Iterator[tuple[PipelineSlot, ...]]:
         """Answers for values of t_max above candidate `low`; all sums are at least `floor`."""
         high = len(self.candidates)
         if np.isinf(self.cutoff) and high > low + 1:
-            stations = self._solve(high - 1, 0)
-            if stations is None:
+            slots = self._solve(high - 1, 0)
+            if slots is None:
                 return
-            yield stations
+            yield slots
             floor, longest = self._answer
             high = self._index(longest)
         self._push(low, high, floor)
@@ -111,13 +111,13 @@ class Intervals:
             middle = (low + high) // 2
             if not low < middle < high:
                 continue
-            stations = self._solve(middle, low + 1)
-            if stations is not None:
-                yield stations
+            slots = self._solve(middle, low + 1)
+            if slots is not None:
+                yield slots
                 self._push(low, self._index(self._answer[1]), self._answer[0])
             self._push(middle, high, floor)
 
-    def _solve(self, candidate: int, least: int) -> tuple[Station, ...] | None:
+    def _solve(self, candidate: int, least: int) -> tuple[PipelineSlot, ...] | None:
         """The stages of least sum up to this candidate t_max; None if there are none, or none
         within the cutoff while the longest station is at least candidate `least`."""
         self.evaluations += 1

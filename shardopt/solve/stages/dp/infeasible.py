@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardopt.solve.stages.dp.recursion import Recursion, Station, make_sizes
+from shardopt.solve.stages.dp.recursion import PipelineSlot, Recursion, make_sizes
 from shardopt.solve.stages.dp.searches import CostTable, count_groups
 from shardopt.solve.stages.stage_problem import StageProblem, Stages, in_flight_counts
 
@@ -125,7 +125,7 @@ def _lack_bytes(problem: StageProblem, in_flight: float) -> np.ndarray:
     return np.where(held > 0, np.where(in_flight <= held, 0.0, np.inf), lack)
 
 
-def _least_maximum(recursion: Recursion) -> tuple[float, tuple[Station, ...]]:
+def _least_maximum(recursion: Recursion) -> tuple[float, tuple[PipelineSlot, ...]]:
     """The least t_max with an answer, and the answer; none if there is none."""
     candidates = recursion.candidates
     low, high = -1, len(candidates) - 1

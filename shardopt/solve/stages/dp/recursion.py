@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardopt.solve.stages.dp.kernels import Sizes, States
 
 
-class Station(NamedTuple):
+class PipelineSlot(NamedTuple):
     """A stage of an answer: its layers, and the index of its size."""
 
     start: int
@@ -49,7 +49,7 @@ class Recursion:
     answers: tuple[int, ...]
     relaxed: Recursion | None = None
 
-    def solve(self, t_max: float, limit: float = np.inf) -> tuple[Station, ...] | None:
+    def solve(self, t_max: float, limit: float = np.inf) -> tuple[PipelineSlot, ...] | None:
         """The stages of least sum without a station above `t_max`, or None if that sum exceeds
         `limit`."""
         from shardopt.solve.stages.dp.kernels import trace
@@ -62,7 +62,7 @@ class Recursion:
         found = np.empty((layers, 3), dtype=np.int64)
         state = self.answers[int(finals.argmin())]
         count = trace(self.total, self.longest, t_max, self.states, self.sizes, best, state, found)
-        return tuple(Station(*map(int, row)) for row in found[:count])
+        return tuple(PipelineSlot(*map(int, row)) for row in found[:count])
 
     def least_sums(self, t_max: float, limit: float) -> np.ndarray:
         """The least sum for each of the answers, inf where it exceeds `limit`."""
@@ -71,9 +71,9 @@ class Recursion:
             np.full(len(self.answers), np.inf) if best is None else best[list(self.answers), 0, -1]
         )
 
-    def measure(self, stations: tuple[Station, ...]) -> tuple[float, float]:
+    def measure(self, slots: tuple[PipelineSlot, ...]) -> tuple[float, float]:
         """The sum and the longest station of an answer of a recursion with one level."""
-        stages = [(0, *station) for station in stations]
+        stages = [(0, *slot) for slot in slots]
         return sum(float(self.total[stage]) for stage in stages), max(
             float(self.longest[stage]) for stage in stages
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardopt.solve.stages.dp.recursion import Recursion, Station, candidates_of, make_sizes
+from shardopt.solve.stages.dp.recursion import PipelineSlot, Recursion, candidates_of, make_sizes
 from shardopt.solve.stages.stage_problem import (
     StageProblem,
     StageSolution,
@@ -31,15 +31,15 @@ class Search:
     recursion: Recursion
     size_of: np.ndarray
 
-    def plan(self, stations: tuple[Station, ...]) -> StageSolution | None:
+    def plan(self, slots: tuple[PipelineSlot, ...]) -> StageSolution | None:
         """The plan with the cheapest option that fits for each station, the first of equals; None
         where none fits, as may be for an answer of the relaxed recursion, or where the number of
         stages is not allowed."""
-        if not self.recursion.states.open and len(stations) not in self.recursion.answers:
+        if not self.recursion.states.open and len(slots) not in self.recursion.answers:
             return None
-        held = in_flight_counts(self.problem, len(stations))[::-1]
+        held = in_flight_counts(self.problem, len(slots))[::-1]
         stages = []
-        for (start, end, size), count in zip(stations, held, strict=True):
+        for (start, end, size), count in zip(slots, held, strict=True):
             fits = self.problem.fits(count, start, end) & (self.size_of == size)
             if not fits.any():
                 return None

@@ -23,7 +23,7 @@ from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import Mesh
 from shardopt.solve.sharding.execution_order import execution_order
 from shardopt.solve.sharding.fusion import fuse
-from shardopt.solve.sharding.intra_op import find_made_anywhere
+from shardopt.solve.sharding.intra_op import find_cheap_to_clone
 from shardopt.solve.sharding.intra_op_memory import Lifetimes
 from shardopt.solve.sharding.strategies import LeastCompute
 from shardopt.solve.sharding.strategies_tables import StrategyTables
@@ -129,8 +129,8 @@ def kept_bytes(part: StagePart) -> tuple[int, int]:
     """Bytes of whole tensors that a part keeps for its backward: of what its forward makes, apart
     from what leaves it, and of what other stages make."""
     graph = part.graph
-    made_anywhere = find_made_anywhere(graph)
-    execution = execution_order(graph, made_anywhere, fuse(graph, made_anywhere))
+    cheap_to_clone = find_cheap_to_clone(graph)
+    execution = execution_order(graph, cheap_to_clone, fuse(graph, cheap_to_clone))
     aliases = {b: a for a, b in part.tied}
     order, inputs = execution.order, graph.inputs
     one, two = (

@@ -34,15 +34,15 @@ def fragments(step: StepGraph, start: int, end: int, turn: int) -> tuple[Fragmen
     begin, stop = step.loop
     body = _kinds(step, [op for op in inside if begin <= op < stop], turn)
     parts: list[tuple[Kind, list[int]]] = [
-        *(("before", ops) for ops in _around(step, [op for op in inside if op < begin], 0)),
+        *(("before", ops) for ops in _outside_loop(step, [op for op in inside if op < begin], 0)),
         ("forward", [op for op, kind in body.items() if kind == "forward"]),
         ("backward", [op for op, kind in body.items() if kind == "backward"]),
-        *(("after", ops) for ops in _around(step, [op for op in inside if op >= stop], stop)),
+        *(("after", ops) for ops in _outside_loop(step, [op for op in inside if op >= stop], stop)),
     ]
     return tuple(Fragment(kind, tuple(ops)) for kind, ops in parts if ops)
 
 
-def _around(step: StepGraph, ops: Sequence[int], first: int) -> tuple[list[int], list[int]]:
+def _outside_loop(step: StepGraph, ops: Sequence[int], first: int) -> tuple[list[int], list[int]]:
     """Operations around the loop that wait for nothing that other layers make there, and those that
     do; `first` is the first operation of that part of the step."""
     own, waits = set(ops), set[int]()

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from shardopt.solve.sharding.execution_order import ExecutionOrder, execution_order
-from shardopt.solve.sharding.intra_op import find_made_anywhere
+from shardopt.solve.sharding.intra_op import find_cheap_to_clone
 from shardopt.solve.sharding.intra_op_memory import Lifetime, Lifetimes
 from shardopt.solve.stages.pricing.classes import (
     Classes,
@@ -47,7 +47,7 @@ class PartFacts:
     @cached_property
     def execution(self) -> ExecutionOrder:
         return execution_order(
-            self.part.graph, find_made_anywhere(self.part.graph), self.part.fusion
+            self.part.graph, find_cheap_to_clone(self.part.graph), self.part.fusion
         )
 
     @cached_property

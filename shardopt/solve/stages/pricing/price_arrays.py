@@ -23,7 +23,7 @@ from shardopt.solve.stages.pricing.lean import STRICTNESS, LeanSharder
 from shardopt.solve.stages.pricing.pricer import Pricer
 from shardopt.solve.stages.pricing.prices import Memory, OptimalSharder, Sharder, Sharding
 from shardopt.solve.stages.pricing.recomputation import recompute_forward
-from shardopt.solve.stages.pricing.stage_method import PresetSharder, StepRoles
+from shardopt.solve.stages.pricing.stage_method import PresetSharder, StepInputKinds
 from shardopt.solve.stages.pricing.stage_part import StagePart, cut_part
 from shardopt.solve.stages.stage_problem import InFlight, StageProblem
 from shardopt.solve.stages.step_graph import StepGraph
@@ -69,10 +69,10 @@ class PriceArrays:
     @cached_property
     def sharders(self) -> tuple[Sharder, ...]:
         """How a stage on each option is sharded."""
-        roles = StepRoles(self.problem.step, self.problem.roles)
+        input_kinds = StepInputKinds(self.problem.step, self.problem.input_kinds)
         methods = [option.method for option in self.problem.options]
         known: dict[str, Sharder] = {
-            method: OptimalSharder() if method == "ilp" else PresetSharder(method, roles)
+            method: OptimalSharder() if method == "ilp" else PresetSharder(method, input_kinds)
             for method in set(methods)
         }
         return tuple(known[method] for method in methods)

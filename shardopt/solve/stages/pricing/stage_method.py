@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardopt.solve.assignment.sharding_ilp import improve
-from shardopt.solve.presets.base import Roles
+from shardopt.solve.presets.base import InputKinds
 from shardopt.solve.presets.flow import batch_dims
 from shardopt.solve.presets.presets import restrict
 from shardopt.solve.sharding.intra_op import IntraOpTables
@@ -23,28 +23,28 @@ from shardopt.solve.stages.step_graph import StepGraph
 
 
 @dataclass(frozen=True, eq=False)
-class StepRoles:
+class StepInputKinds:
     """The roles of the inputs of a step, and on which dimension each of its tensors carries the
     batch."""
 
     step: StepGraph
-    roles: Roles
+    input_kinds: InputKinds
 
     @cached_property
     def batch(self) -> tuple[int | None, ...]:
-        return batch_dims(self.step.graph, self.roles)
+        return batch_dims(self.step.graph, self.input_kinds)
 
-    def of_part(self, part: StagePart) -> Roles:
+    def of_part(self, part: StagePart) -> InputKinds:
         """The roles of the inputs of a part."""
         sources = {tensor: part.source_tensors[tensor] for tensor in part.graph.inputs}
         made = {t for t, source in sources.items() if self.step.producers[source] >= 0}
         return replace(
-            self.roles,
-            state=frozenset(t for t, source in sources.items() if source in self.roles.state),
+            self.input_kinds,
+            state=frozenset(t for t, source in sources.items() if source in self.input_kinds.state),
             batch={
-                t: self.roles.batch[source]
+                t: self.input_kinds.batch[source]
                 for t, source in sources.items()
-                if source in self.roles.batch
+                if source in self.input_kinds.batch
             },
             received={t: dim for t in sorted(made) if (dim := self.batch[sources[t]]) is not None},
             tied=part.tied,
@@ -56,13 +56,13 @@ class PresetSharder:
     """What a preset leaves open is decided by the solver."""
 
     method: str
-    roles: StepRoles
+    input_kinds: StepInputKinds
 
     def content(self, part: StagePart) -> str:
-        roles = self.roles.of_part(part)
+        input_kinds = self.input_kinds.of_part(part)
         return (
-            f"{self.method} {sorted(roles.state)} {sorted(roles.batch.items())} "
-            f"{sorted(roles.received.items())}"
+            f"{self.method} {sorted(input_kinds.state)} {sorted(input_kinds.batch.items())} "
+            f"{sorted(input_kinds.received.items())}"
         )
 
     def shard(self, part: StagePart, facts: PartFacts, tables: StrategyTables) -> Sharding:
@@ -70,7 +70,7 @@ class PresetSharder:
         whole = IntraOpTables(
             part.graph, tables.mesh, tables.cluster, linear=part.linear, strategies=tables
         )
-        found = restrict(self.method, whole, self.roles.of_part(part))
+        found = restrict(self.method, whole, self.input_kinds.of_part(part))
         problem = whole.problem(fixed=found.fixed, allowed=found.allowed, tied=part.tied).problem
         solution = improve(
             problem, (0,) * problem.num_nodes, gap_tolerance=GAP, work=WORK, store=tables.store

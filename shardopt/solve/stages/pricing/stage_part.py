@@ -19,7 +19,7 @@ from shardopt.graph.op_graph import SHARED, Op, OpGraph, Tensor
 from shardopt.graph.residency import Loop, Residency
 from shardopt.graph.structure import structure_of
 from shardopt.solve.sharding.fusion import Fusion, fuse
-from shardopt.solve.sharding.intra_op import find_made_anywhere
+from shardopt.solve.sharding.intra_op import find_cheap_to_clone
 from shardopt.solve.sharding.kernel_bytes import Accesses, kernel_accesses
 from shardopt.solve.sharding.linear import Linear, find_linear
 from shardopt.solve.stages.pricing.fragments import Kind, fragments
@@ -63,12 +63,12 @@ class StagePart:
 
     @cached_property
     def fusion(self) -> Fusion:
-        return fuse(self.graph, find_made_anywhere(self.graph))
+        return fuse(self.graph, find_cheap_to_clone(self.graph))
 
     @cached_property
     def free(self) -> frozenset[int]:
         """Tensors that each reader gets in the sharding that it wants."""
-        return find_made_anywhere(self.graph).difference(
+        return find_cheap_to_clone(self.graph).difference(
             tensor for pair in self.tied for tensor in pair
         )
 

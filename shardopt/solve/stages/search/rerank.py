@@ -120,7 +120,7 @@ def _workload(
             if crosses
             else 0.0
         )
-        links.append(transfers.cards(devices[source], devices[target]) if crosses else ())
+        links.append(transfers.nics(devices[source], devices[target]) if crosses else ())
     homes = stage_homes(schedule, count)
     return Workload(
         graph, homes, problem.num_microbatches, seconds, tuple(delays), edge_links=tuple(links)

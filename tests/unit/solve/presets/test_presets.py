@@ -13,7 +13,7 @@ from benchmarks.solve.intra_op import beaten, markdown, read_records
 from benchmarks.solve.intra_op_plans import Record
 from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.mesh.mesh import Sharding
-from shardopt.solve.presets.presets import Roles, restrict
+from shardopt.solve.presets.presets import InputKinds, restrict
 from shardopt.solve.presets.shardy import nearest
 from shardopt.solve.sharding.intra_op import IntraOpTables
 from shardopt.solve.sharding.strategies import all_shardings
@@ -41,7 +41,7 @@ def test_the_nearest_sharding_keeps_most_tiles(
 def test_what_shardy_propagates_is_fixed_and_the_rest_is_free() -> None:
     graph = OpGraph((f32(8, 8),) * 3, (elementwise("add", (8, 8), (0, 1), 2),), (0, 1), (2,))
     tables = IntraOpTables(graph, MESH, CLUSTER)
-    found = restrict("shardy", tables, Roles(propagated={0: ROWS, 2: COLUMNS}))
+    found = restrict("shardy", tables, InputKinds(propagated={0: ROWS, 2: COLUMNS}))
     assert found.fixed == {0: ROWS, 2: COLUMNS}
     assert not found.allowed  # no strategy of an addition takes rows and makes columns
 
@@ -50,9 +50,9 @@ def test_tied_results_are_left_to_the_solver_where_a_preset_would_have_them_diff
     """A buffer that starts whole and is written in parts: the start gives way."""
     start = Op("constant", (), (1,), rule("->ab", {"a": 8, "b": 8}))
     graph = OpGraph((f32(8, 8),) * 3, (start, elementwise("negate", (8, 8), (0,), 2)), (0,), (1, 2))
-    roles = Roles(batch={0: 0}, tied=((1, 2),))
+    input_kinds = InputKinds(batch={0: 0}, tied=((1, 2),))
     tables = IntraOpTables(graph, MESH, CLUSTER)
-    allowed = restrict("data", tables, roles).allowed
+    allowed = restrict("data", tables, input_kinds).allowed
     made = {str(tables.ops[1].strategies[number].results[0]) for number in allowed[1]}
     assert made == {'[{"x", "y"}, {}]'}
     assert 0 not in allowed

@@ -22,7 +22,7 @@ from shardopt.solve.resharding.plan import (
     ReshardingPlan,
     TileSend,
     bytes_on_wire,
-    elements_by_card,
+    elements_by_nic,
     elements_on_wire,
     elements_passed_on,
     messages,
@@ -131,9 +131,9 @@ class TestTraffic:
             ends = source, (RIGHT8_AT_4, Sharding.replicated(2))
             plan = plan_resharding((64, 160), 4, *ends, HOSTS_OF_FOUR, strategy)
             assert elements_on_wire(plan) == wire * 64 * 160
-            cards = elements_by_card(plan, HOSTS_OF_FOUR)
+            nics = elements_by_nic(plan, HOSTS_OF_FOUR)
             received = 4 if strategy == "send_recv" else 1
-            assert cards[1][1] == cards[2][1] == received * 64 * 160
+            assert nics[1][1] == nics[2][1] == received * 64 * 160
 
     def test_same_device_is_a_copy(self) -> None:
         side = (LEFT2, ROWS)
@@ -200,7 +200,7 @@ class TestStrategies:
         )
         plan = plan_resharding((40, 80, 16), 4, *ends, HOSTS_OF_FOUR, "broadcast")
         size = 40 * 80 * 16
-        assert elements_by_card(plan, HOSTS_OF_FOUR) == {
+        assert elements_by_nic(plan, HOSTS_OF_FOUR) == {
             0: (size, 0),
             1: (0, size),
             2: (size, size),

@@ -13,7 +13,7 @@ from shardopt.graph.op_graph import MARKER, Op, OpGraph
 from shardopt.mesh.mesh import Sharding
 from shardopt.mesh.shardings import all_shardings
 from shardopt.solve.presets import presets as intra_op_presets
-from shardopt.solve.presets.presets import PRESETS, Restriction, Roles, restrict
+from shardopt.solve.presets.presets import PRESETS, InputKinds, Restriction, restrict
 from shardopt.solve.sharding.constraints import Constraints
 from shardopt.solve.sharding.intra_op import IntraOpTables
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
@@ -110,7 +110,7 @@ def test_presets_leave_to_the_user_what_the_user_constrains(preset: str) -> None
     tables = IntraOpTables(
         marked_product(), MESH, CLUSTER, Constraints({0: (rows,), 3: (rows,)}, {0: frozenset("y")})
     )
-    restriction = restrict(preset, tables, Roles())
+    restriction = restrict(preset, tables, InputKinds())
     problem = tables.problem(fixed=restriction.fixed, allowed=restriction.allowed)
     plan = problem.decode(problem.solve())
     assert plan.shardings[0] == plan.shardings[3] == rows
@@ -128,8 +128,10 @@ def test_a_preset_does_not_limit_operations_to_forbidden_axes(
         if any("y" in sharding.axes for sharding in s.operands)
     ]
     monkeypatch.setattr(
-        intra_op_presets, "PRESETS", {"y": lambda tables, roles: Restriction(allowed={0: over_y})}
+        intra_op_presets,
+        "PRESETS",
+        {"y": lambda tables, input_kinds: Restriction(allowed={0: over_y})},
     )
-    assert restrict("y", IntraOpTables(graph, MESH, CLUSTER), Roles()).allowed == {0: over_y}
+    assert restrict("y", IntraOpTables(graph, MESH, CLUSTER), InputKinds()).allowed == {0: over_y}
     tables = IntraOpTables(graph, MESH, CLUSTER, Constraints({}, {0: frozenset("y")}))
-    assert restrict("y", tables, Roles()).allowed == {}
+    assert restrict("y", tables, InputKinds()).allowed == {}

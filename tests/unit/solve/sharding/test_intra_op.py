@@ -12,7 +12,7 @@ from shardopt.cost.resharding_chain import resharding_steps
 from shardopt.graph.op_graph import Op, OpGraph
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.assignment.problem import evaluate
-from shardopt.solve.presets.presets import Roles, restrict, split_greedily
+from shardopt.solve.presets.presets import InputKinds, restrict, split_greedily
 from shardopt.solve.sharding.intra_op import (
     ImpossibleSharding,
     IntraOpProblem,
@@ -215,7 +215,7 @@ def test_a_constant_is_made_in_the_sharding_of_each_reader() -> None:
     plan = solved(
         build_problem(graph, LINE, CLUSTER, fixed={0: ROWS, 3: ROWS, 2: COLUMNS, 4: COLUMNS})
     )
-    assert plan.made_anywhere == {1}
+    assert plan.cheap_to_clone == {1}
     assert plan.communication == ()
     assert plan.shardings[1] == plan.strategies[1].operands[1]
 
@@ -227,14 +227,16 @@ def test_readers_of_one_group_share_a_resharding_in_the_plan() -> None:
     assert plan.summary().collectives == (("all_to_all", 1),)
 
 
-ROLES = Roles(state=frozenset({1, 4}), batch={0: 0}, tied=())
+ROLES = InputKinds(state=frozenset({1, 4}), batch={0: 0}, tied=())
 
 
-def preset(name: str, graph: OpGraph, mesh: Mesh = LINE, roles: Roles = ROLES) -> IntraOpPlan:
+def preset(
+    name: str, graph: OpGraph, mesh: Mesh = LINE, input_kinds: InputKinds = ROLES
+) -> IntraOpPlan:
     tables = IntraOpTables(graph, mesh, CLUSTER)
-    restriction = restrict(name, tables, roles)
+    restriction = restrict(name, tables, input_kinds)
     return solved(
-        tables.problem(fixed=restriction.fixed, allowed=restriction.allowed, tied=roles.tied)
+        tables.problem(fixed=restriction.fixed, allowed=restriction.allowed, tied=input_kinds.tied)
     )
 
 
@@ -261,7 +263,7 @@ def test_data_splits_the_microbatch_behind_the_slice() -> None:
     ops = (cut, Op("reshape", (1,), (2,), rule("ab->b", {"a": 1, "b": 8}), repeat=4))
     tensors = (f32(4, 8), f32(1, 8), f32(8))
     tables = IntraOpTables(OpGraph(tensors, ops, (0,), (2,)), LINE, CLUSTER)
-    assert restrict("data", tables, Roles(batch={0: 0})).fixed == {2: Sharding((("x",),))}
+    assert restrict("data", tables, InputKinds(batch={0: 0})).fixed == {2: Sharding((("x",),))}
 
 
 def test_heuristic_splits_the_largest_dimension_of_every_input() -> None:
@@ -274,7 +276,7 @@ def test_heuristic_splits_the_largest_dimension_of_every_input() -> None:
 
 def test_a_preset_gives_way_where_a_tied_tensor_cannot_follow() -> None:
     graph = OpGraph((f32(8), f32(8)), (Op("while", (0,), (1,), None),), (0,), (1,))
-    plan = preset("heuristic", graph, roles=Roles(state=frozenset({0}), tied=((0, 1),)))
+    plan = preset("heuristic", graph, input_kinds=InputKinds(state=frozenset({0}), tied=((0, 1),)))
     assert plan.shardings[0].is_replicated
 
 

@@ -21,7 +21,7 @@ from shardopt.solve.sharding.linear import CLOSED, Linear
 from shardopt.solve.sharding.strategies import (
     Strategy,
     all_shardings,
-    is_made_anywhere,
+    is_cheap_to_clone,
     op_strategies,
 )
 from shardopt.solve.sharding.strategies_tables import StrategyTables
@@ -224,11 +224,11 @@ def _elements(sharding: Sharding, shape: tuple[int, ...]) -> list[list[int]]:
     return [sorted(numbers[_slices(box)].ravel().tolist()) for box in sharding.tiles(MESH, shape)]
 
 
-def test_made_anywhere() -> None:
-    assert is_made_anywhere(Op("constant", (), (0,), rule("->ij", {"i": 2, "j": 2})), ())
+def test_cheap_to_clone() -> None:
+    assert is_cheap_to_clone(Op("constant", (), (0,), rule("->ij", {"i": 2, "j": 2})), ())
     broadcast = Op("broadcast_in_dim", (0,), (1,), None)
-    assert is_made_anywhere(broadcast, (f32(),))
-    assert not is_made_anywhere(broadcast, (f32(4),))
+    assert is_cheap_to_clone(broadcast, (f32(),))
+    assert not is_cheap_to_clone(broadcast, (f32(4),))
 
 
 def test_equal_operations_share_their_tables() -> None:

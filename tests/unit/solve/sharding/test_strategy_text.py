@@ -24,8 +24,8 @@ ARGUMENTS = {0: 0, 1: 3}  # the other inputs are no arguments of the model
 
 def through_a_file(given: GivenShardings) -> GivenShardings:
     written = json.loads(json.dumps({"version": 2, "stages": [{"shardings": asdict(given)}]}))
-    plan, mistakes = read_plan_file(written)
-    assert not mistakes
+    plan, errors = read_plan_file(written)
+    assert not errors
     found = plan.stages[0].shardings
     assert found is not None
     return found
@@ -43,7 +43,7 @@ def assert_kept(problem: IntraOpProblem, plan: IntraOpPlan) -> None:
         "communication",
         "rematerialized",
         "fresh",
-        "made_anywhere",
+        "cheap_to_clone",
         "order",
     ):
         assert getattr(again, name) == getattr(plan, name), name

@@ -145,15 +145,15 @@ def test_the_simulator_is_asked_with_the_seconds_of_the_plan() -> None:
         for task in graph.tasks
     }
     link = cut.cluster.groups[0].inter_host
-    delays, cards = [], []
+    delays, nics = [], []
     for edge in graph.edges:
         a, b = edge.src.stage, edge.dst.stage
         size = 0 if a == b else 10**6 * (1 if a < b else 2)
         delays.append(
             link.latency_seconds + size / link.bandwidth_bytes_per_second if size else 0.0
         )
-        cards.append((2 * a, 2 * b + 1) if size else ())
-    expected = simulate(build_schedule("1f1b", 3, 6), graph, seconds, delays, edge_links=cards)
+        nics.append((2 * a, 2 * b + 1) if size else ())
+    expected = simulate(build_schedule("1f1b", 3, 6), graph, seconds, delays, edge_links=nics)
     assert found.step_seconds == pytest.approx(expected.makespan_seconds)
 
 

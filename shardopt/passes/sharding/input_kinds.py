@@ -12,30 +12,32 @@ from shardopt.mesh.mesh import Sharding
 from shardopt.passes.sharding.shardy_propagation import propagate
 from shardopt.solve.presets.data import data_parallel
 from shardopt.solve.presets.flow import follow_between
-from shardopt.solve.presets.presets import Roles
+from shardopt.solve.presets.presets import InputKinds
 from shardopt.solve.sharding.intra_op import IntraOpTables
 
 
-def find_roles(
+def find_input_kinds(
     preset: str,
     graph: MeshGraph,
     tables: IntraOpTables,
     batch_args: Sequence[str],
     annotated: Mapping[int, Sharding] | None = None,
     received: Mapping[int, int] | None = None,
-) -> Roles:
+) -> InputKinds:
     """What a preset has to know of a graph. Raises UserError and ValueError.
 
     Shardy propagates from shardings that the user demands or, for want of any, from `annotated`
     ones or from the batch. `received` is where the batch lies in values that other meshes send."""
-    roles = Roles(graph.state, batch_of(graph, batch_args), received or {}, tuple(graph.tied))
+    input_kinds = InputKinds(
+        graph.state, batch_of(graph, batch_args), received or {}, tuple(graph.tied)
+    )
     if preset != "shardy":
-        return roles
+        return input_kinds
     demanded = {
         tensor: found[0] for tensor, found in tables.constraints.allowed.items() if len(found) == 1
     }
-    given = demanded or annotated or data_parallel(tables, roles, preset).inputs()
-    return replace(roles, propagated=propagate(graph, given))
+    given = demanded or annotated or data_parallel(tables, input_kinds, preset).inputs()
+    return replace(input_kinds, propagated=propagate(graph, given))
 
 
 def received_batches(
@@ -44,8 +46,8 @@ def received_batches(
     """For each mesh where the batch lies in what others send; only presets want to know."""
     if set(presets) == {"ilp"}:
         return [{} for _ in graphs]
-    roles = [Roles(graph.state, batch_of(graph, batch_args)) for graph in graphs]
+    input_kinds = [InputKinds(graph.state, batch_of(graph, batch_args)) for graph in graphs]
     found = follow_between(
-        [graph.graph for graph in graphs], roles, [graph.sources for graph in graphs]
+        [graph.graph for graph in graphs], input_kinds, [graph.sources for graph in graphs]
     )
     return [known.received for known in found]

@@ -14,7 +14,7 @@ from math import prod, tau
 import numpy as np
 
 from shardopt.dialect.dtypes import numpy_dtype
-from shardopt.forms.exported_program import Box, TensorSpec
+from shardopt.forms.exported_program import Slice, TensorSpec
 from shardopt.support.errors import UserError
 
 _CHUNK_ELEMENTS = 1 << 18  # what is computed in double precision at once, beside the shard itself
@@ -24,7 +24,7 @@ _INCREMENT, _FIRST, _SECOND = (
 
 
 @dataclass(frozen=True)
-class Filling:
+class Initializer:
     """`full`: a everywhere. `uniform`: from a to below b; integers are rounded down. `normal`: mean
     a, deviation b."""
 
@@ -38,38 +38,40 @@ class Filling:
             raise UserError(f"unknown filling '{self.kind}': known are full, uniform, normal")
 
 
-def full(value: float) -> Filling:
-    return Filling("full", value)
+def full(value: float) -> Initializer:
+    return Initializer("full", value)
 
 
-def uniform(low: float, high: float, seed: int) -> Filling:
-    return Filling("uniform", low, high, seed)
+def uniform(low: float, high: float, seed: int) -> Initializer:
+    return Initializer("uniform", low, high, seed)
 
 
-def normal(mean: float, deviation: float, seed: int) -> Filling:
-    return Filling("normal", mean, deviation, seed)
+def normal(mean: float, deviation: float, seed: int) -> Initializer:
+    return Initializer("normal", mean, deviation, seed)
 
 
-def fill(filling: Filling, name: str, spec: TensorSpec, box: Box) -> np.ndarray:
+def fill(initializer: Initializer, name: str, spec: TensorSpec, box: Slice) -> np.ndarray:
     """The elements of a global box of the array `name`, in new memory."""
     dtype = numpy_dtype(spec.dtype)
     shape = [limit - start for start, limit in box]
-    if filling.kind == "full":
-        return np.full(shape, filling.a, dtype)
+    if initializer.kind == "full":
+        return np.full(shape, initializer.a, dtype)
     found = np.empty(shape, dtype)
     if not box:
-        found[...] = _values(filling, _key(filling.seed, name), np.zeros((), np.uint64), dtype)
+        found[...] = _values(
+            initializer, _key(initializer.seed, name), np.zeros((), np.uint64), dtype
+        )
         return found
     rows = max(1, _CHUNK_ELEMENTS // max(1, prod(shape[1:])))
     for first in range(0, shape[0], rows):
         last = min(first + rows, shape[0])
         start = box[0][0]
         index = _flat_indices(spec.shape, ((start + first, start + last), *box[1:]))
-        found[first:last] = _values(filling, _key(filling.seed, name), index, dtype)
+        found[first:last] = _values(initializer, _key(initializer.seed, name), index, dtype)
     return found
 
 
-def _flat_indices(shape: tuple[int, ...], box: Box) -> np.ndarray:
+def _flat_indices(shape: tuple[int, ...], box: Slice) -> np.ndarray:
     """The row-major number in the whole array of every element of the box."""
     index = np.zeros([1] * len(shape), np.uint64)
     for dim, (start, limit) in enumerate(box):
@@ -79,15 +81,15 @@ def _flat_indices(shape: tuple[int, ...], box: Box) -> np.ndarray:
     return index
 
 
-def _values(filling: Filling, key: int, index: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    if filling.kind == "uniform":
-        values = filling.a + (filling.b - filling.a) * _unit(key, index)
+def _values(initializer: Initializer, key: int, index: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    if initializer.kind == "uniform":
+        values = initializer.a + (initializer.b - initializer.a) * _unit(key, index)
         return np.floor(values).astype(dtype) if dtype.kind in "biu" else values.astype(dtype)
     twice = index + index  # two numbers an element
     radius = np.sqrt(-2.0 * np.log1p(-_unit(key, twice)))
-    return (filling.a + filling.b * radius * np.cos(tau * _unit(key, twice + np.uint64(1)))).astype(
-        dtype
-    )
+    return (
+        initializer.a + initializer.b * radius * np.cos(tau * _unit(key, twice + np.uint64(1)))
+    ).astype(dtype)
 
 
 def _unit(key: int, index: np.ndarray) -> np.ndarray:
