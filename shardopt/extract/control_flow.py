@@ -20,6 +20,7 @@ collectives out of all of them."""
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -133,6 +134,8 @@ def pin_values(
     to say the same, or it moves the planned resharding of a reader to another place. Returns the
     new values with their shardings."""
     pinned: dict[ir.Value, Sharding] = {}
+    # What enters a region may be the identity behind an earlier loop.
+    lies = ChainMap(pinned, dict(shardings))
     for op in operations(root, CONTROL_FLOW):
         # Constants are made anew in every region.
         captured = [value for value in free_values(op) if _is_tensor(value) and not _is_made(value)]
@@ -140,7 +143,7 @@ def pin_values(
             ip = ir.InsertionPoint.at_block_begin(block)
             entering = [value for value in (*block.arguments, *captured) if _is_tensor(value)]
             copies = {value: identity(value, op.location, ip) for value in entering}
-            pinned |= {copy.result: shardings[value] for value, copy in copies.items()}
+            pinned |= {copy.result: lies[value] for value, copy in copies.items()}
             _replace_inside(block, copies)
         for result in filter(_is_tensor, op.results):
             copy = identity(result, op.location, ir.InsertionPoint.after(op))

@@ -117,6 +117,21 @@ def switched() -> Model:
 
 
 @cache
+def chained() -> Model:
+    """A branch and a loop that read what a loop has made, themselves in a loop: a line search."""
+
+    def function(x: jax.Array, w: jax.Array) -> jax.Array:
+        def step(k: jax.Array, x: jax.Array) -> jax.Array:
+            x = lax.fori_loop(0, 2, lambda _, x: jnp.tanh(x @ w), x)
+            x = lax.cond(k > 0, lambda: x @ w, lambda: x + 1.0)
+            return lax.fori_loop(0, 3, lambda _, y: y @ w + x, x)
+
+        return lax.fori_loop(0, 2, step, x)
+
+    return infer(function, normal(0, 64, 32), normal(1, 32, 32))
+
+
+@cache
 def dropout() -> Model:
     """Random bits by threefry, whose rounds are a loop over integers."""
 
@@ -127,11 +142,13 @@ def dropout() -> Model:
     return train(loss, normal(0, 16, 64), jax.random.key_data(jax.random.key(3)), normal(1, 32, 16))
 
 
-MODELS = (scanned_mlp, lstm, nested, swapped, switched, dropout, until)
+MODELS = (scanned_mlp, lstm, nested, swapped, switched, chained, dropout, until)
 
 
 @pytest.mark.parametrize(
-    "model", (scanned_mlp, nested, swapped, switched, until), ids=lambda model: model.__name__
+    "model",
+    (scanned_mlp, nested, swapped, switched, chained, until),
+    ids=lambda model: model.__name__,
 )
 def test_numbers_and_collectives(model: Callable[[], Model]) -> None:
     check(model, compile_sharded(model(), "4", shardy=True))
