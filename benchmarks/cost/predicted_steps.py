@@ -185,12 +185,12 @@ def table(rows: Sequence[Row]) -> Table:
     predicted, measured = [row.predicted for row in rows], [row.best for row in rows]
     work = [min(row.cpu) for row in rows]
     with_step, with_work = rank_correlation(predicted, measured), rank_correlation(predicted, work)
-    found = Table(
+    drawn = Table(
         title="seconds of a step",
         caption=f"Spearman's rank correlation of the prediction over {len(rows)} plans: "
         f"{with_step:.3f} with the step, {with_work:.3f} with its CPU time",
     )
-    found.add_column("plan")
+    drawn.add_column("plan")
     for name in (
         "stages",
         "predicted",
@@ -201,9 +201,9 @@ def table(rows: Sequence[Row]) -> Table:
         "rank predicted",
         "rank measured",
     ):
-        found.add_column(name, justify="right")
+        drawn.add_column(name, justify="right")
     for row, first, second in zip(rows, ranks(predicted), ranks(measured), strict=True):
-        found.add_row(
+        drawn.add_row(
             row.name,
             str(row.stages),
             f"{row.predicted:.4f}",
@@ -214,7 +214,7 @@ def table(rows: Sequence[Row]) -> Table:
             f"{first:g}",
             f"{second:g}",
         )
-    return found
+    return drawn
 
 
 def ranks(values: Sequence[float]) -> list[float]:

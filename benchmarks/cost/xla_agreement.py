@@ -92,12 +92,12 @@ def measure(
     except subprocess.TimeoutExpired as stopped:
         stdout, stderr, code = stopped.stdout or b"", stopped.stderr or b"", 0
         note = f"not compiled within {args.timeout:.0f} s"
-    said = _by_format(stderr.decode(errors="replace"))
+    messages = _by_format(stderr.decode(errors="replace"))
     records = {record["format"]: record for record in map(json.loads, stdout.decode().splitlines())}
     for name in args.format:
         if name in records:
             yield _row(
-                (path.stem, mesh, plan, name), records[name], said.get(name, ""), args.tolerance
+                (path.stem, mesh, plan, name), records[name], messages.get(name, ""), args.tolerance
             )
         else:
             last = (stderr.decode(errors="replace").strip().splitlines() or [f"exit code {code}"])[
@@ -112,9 +112,9 @@ def _by_format(text: str) -> dict[str, str]:
     return {part.split("\n", 1)[0].strip(): part for part in parts}
 
 
-def _row(name: tuple[str, str, str, str], record: dict, said: str, tolerance: float) -> Row:
-    differences = compare(_traffic(record["predicted"]), _traffic(record["found"]))
-    gathered = said.count(REMATERIALIZATION)
+def _row(name: tuple[str, str, str, str], record: dict, messages: str, tolerance: float) -> Row:
+    differences = compare(_traffic(record["predicted"]), _traffic(record["emitted"]))
+    gathered = messages.count(REMATERIALIZATION)
     verdict = "agree" if agree(differences, tolerance) and not gathered else "DIFFER"
     return Row(*name, verdict, differences, gathered, record["compile_seconds"])
 

@@ -72,7 +72,7 @@ class Outcome:
 
     format: str
     predicted: tuple[Traffic, ...]
-    found: tuple[Traffic, ...]
+    emitted: tuple[Traffic, ...]
     compile_seconds: float
 
 

@@ -57,14 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         "batch_args": args.batch_args,
         "layers": args.layers,
     }
-    found: dict[str, dict[str, Row]] = {}
+    rows_of: dict[str, dict[str, Row]] = {}
     for module in args.modules:
-        found[module.name] = _planned(module, planners, options, args.limit)
+        rows_of[module.name] = _planned(module, planners, options, args.limit)
         if args.json is not None:
-            args.json.write_text(json.dumps(found, indent=1) + "\n")
+            args.json.write_text(json.dumps(rows_of, indent=1) + "\n")
     console = Console(width=200)
-    console.print(table(found, planners))
-    for name, rows in found.items():
+    console.print(table(rows_of, planners))
+    for name, rows in rows_of.items():
         for planner, row in rows.items():
             if "step_seconds" in row:
                 console.print(f"{name}, {planner}: {stages(row)}", markup=False)
@@ -72,9 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 console.print(
                     f"{name}, {planner}: {row.get('error', row.get('crash'))}", markup=False
                 )
-    if any("crash" in row for rows in found.values() for row in rows.values()):
+    if any("crash" in row for rows in rows_of.values() for row in rows.values()):
         return 2
-    return 1 if any(shorter(rows) for rows in found.values()) else 0
+    return 1 if any(shorter(rows) for rows in rows_of.values()) else 0
 
 
 def _planned(
@@ -100,14 +100,14 @@ def shorter(rows: Mapping[str, Row]) -> tuple[str, ...]:
     return tuple(planner for planner, row in rows.items() if row.get("step_seconds", least) < least)
 
 
-def table(found: Mapping[str, Mapping[str, Row]], planners: Sequence[str]) -> Table:
+def table(rows_of: Mapping[str, Mapping[str, Row]], planners: Sequence[str]) -> Table:
     """Seconds of the stage DP, and the others relative to it."""
     drawn = Table(
         "module", title="predicted step: of the stage DP in seconds, of the others relative to it"
     )
     for planner in planners:
         drawn.add_column(planner, justify="right")
-    for name, rows in found.items():
+    for name, rows in rows_of.items():
         best = rows[_FIRST].get("step_seconds")
         drawn.add_row(
             name,

@@ -73,20 +73,20 @@ def find_models(
     for path in sorted(folder.glob("*.mlirbc"), key=lambda path: (path.stat().st_size, path.name)):
         if fnmatch(path.stem, pattern):
             numbers = listed.get(path.stem, {}).get("batch_args")
-            found = ("auto",) if numbers is None else tuple(map(str, numbers)) or ("none",)
-            yield path, tuple(given[path.stem].split(",")) if path.stem in given else found
+            numbered = ("auto",) if numbers is None else tuple(map(str, numbers)) or ("none",)
+            yield path, tuple(given[path.stem].split(",")) if path.stem in given else numbered
 
 
 def read_records(path: Path | None) -> dict[tuple, Record]:
     """The last record of each key; a last line cut short by the end of a process is dropped."""
-    found = {}
+    records = {}
     for line in path.read_text().splitlines() if path is not None and path.is_file() else ():
         try:
             record = Record(**json.loads(line))
         except json.JSONDecodeError:
             continue
-        found[record.key] = record
-    return found
+        records[record.key] = record
+    return records
 
 
 def run(tasks: Sequence[Task], output: Path | None, console: Console) -> dict[tuple, Record]:
@@ -179,14 +179,14 @@ def _rows(
 def _costs(here: Records, model: str, columns: Sequence[str]) -> list[str]:
     best = here.get((model, SOLVER))
     if best is None or best.status == "refused":
-        found = ["–"] * 3
+        cells = ["–"] * 3
     else:
-        found = [
+        cells = [
             f"{best.seconds:.4g} s",
             "optimal" if best.status == "optimal" else f"{best.gap:.2%}",
             f"{best.solve_seconds:.1f} s",
         ]
-    return found + [_relative(here.get((model, preset)), best) for preset in columns[3:]]
+    return cells + [_relative(here.get((model, preset)), best) for preset in columns[3:]]
 
 
 def _relative(record: Record | None, best: Record | None) -> str:
@@ -198,15 +198,15 @@ def _relative(record: Record | None, best: Record | None) -> str:
 
 
 def _bytes(here: Records, model: str, columns: Sequence[str]) -> list[str]:
-    found = []
+    cells = []
     for preset in columns:
         record = here.get((model, preset))
         if record is None or record.status == "refused":
-            found.append("–")
+            cells.append("–")
         else:
             compiled = f"{record.compiled_bytes / 1024:.4g}" if record.compiled_bytes >= 0 else "?"
-            found.append(f"{record.planned_bytes / 1024:.4g} / {compiled}")
-    return found
+            cells.append(f"{record.planned_bytes / 1024:.4g} / {compiled}")
+    return cells
 
 
 def main() -> int:

@@ -130,15 +130,15 @@ def measure(task: Task, about_to: Callable[[str, str], None]) -> Iterator[Record
                 preset, "refused", note=str(error), solve_seconds=perf_counter() - begin
             )
             continue
-        seconds, found = perf_counter() - begin, _on(free, solution)
+        seconds, cost = perf_counter() - begin, _on(free, solution)
         note = (
             f"the plan of {best[1]}"
-            if start is not None and best is not None and found == best[0]
+            if start is not None and best is not None and cost == best[0]
             else ""
         )
-        if found < (best[0] if best else float("inf")):
-            best = (found, preset, solution)
-        record = _solved(task, preset, solution, found, plan, seconds, note)
+        if cost < (best[0] if best else float("inf")):
+            best = (cost, preset, solution)
+        record = _solved(task, preset, solution, cost, plan, seconds, note)
         yield from _compiled(task, record, plan, about_to)
 
 
@@ -153,8 +153,10 @@ def _annotated(task: Task) -> dict[int, Sharding]:
         with sharding_rules(module):
             graph = read_plain(_main(module), mesh)
         allowed = demands.allowed(graph.reader)
-    found = {k: allowed[t][0] for k, t in graph.arguments.items() if len(allowed.get(t, ())) == 1}
-    return found if any(sharding.axes for sharding in found.values()) else {}
+    shardings = {
+        k: allowed[t][0] for k, t in graph.arguments.items() if len(allowed.get(t, ())) == 1
+    }
+    return shardings if any(sharding.axes for sharding in shardings.values()) else {}
 
 
 def _input_kinds(
@@ -237,11 +239,11 @@ def _compiled(
     except Exception as error:  # the table must go on: what XLA refuses is one row
         yield Record(**{**record.as_dict(), "note": f"{type(error).__name__}: {error}"})  # type: ignore[arg-type]
         return
-    found = {
+    figures = {
         "compiled_bytes": sum(t.bytes for t in traffic),
         "compiled_collectives": ", ".join(map(str, traffic)),
     }
-    yield Record(**{**record.as_dict(), **found})  # type: ignore[arg-type]
+    yield Record(**{**record.as_dict(), **figures})  # type: ignore[arg-type]
 
 
 def _why_not_compiled(task: Task, plan: IntraOpPlan) -> str:
@@ -299,10 +301,10 @@ def _compile(task: Task, plan: IntraOpPlan) -> str:
         module.operation.write_bytecode(buffer)
 
     def specs(tensors: Sequence[int]) -> tuple[TensorSpec, ...]:
-        found = [plan.graph.tensors[k] for k in tensors]
+        described = [plan.graph.tensors[k] for k in tensors]
         return tuple(
             TensorSpec(tensor.shape, numpy_name(tensor.dtype), plan.shardings[k])
-            for k, tensor in zip(tensors, found, strict=True)
+            for k, tensor in zip(tensors, described, strict=True)
         )
 
     arguments, results = specs(tuple(graph.arguments.values())), specs(plan.graph.outputs)

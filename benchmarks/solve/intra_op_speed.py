@@ -79,10 +79,10 @@ def measure(path: Path, mesh: str, cluster: str, time_limit: float) -> Row:
         except DiagnosedError as error:
             return Row(path.stem, mesh, error=str(error).splitlines()[0])
     total, cpu = perf_counter() - begin, process_time() - begin_cpu
-    found = next(step for step in result.steps if step.leaf.name == _PASS)
-    spans = {name.removeprefix(_SPAN).split()[0]: seconds for name, seconds in found.spans.items()}
-    spans["import"] = total - found.seconds
-    numbers = {name.partition(": ")[2]: value for name, value in found.statistics.items()}
+    step = next(step for step in result.steps if step.leaf.name == _PASS)
+    spans = {name.removeprefix(_SPAN).split()[0]: seconds for name, seconds in step.spans.items()}
+    spans["import"] = total - step.seconds
+    numbers = {name.partition(": ")[2]: value for name, value in step.statistics.items()}
     return Row(
         path.stem,
         mesh,

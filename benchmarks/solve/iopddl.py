@@ -130,9 +130,9 @@ def evaluate(document: Any, choice: list[int]) -> tuple[int | None, str]:
 
 def _field(text: str, label: str) -> str:
     """The value in the row `label` of the printed table."""
-    found = re.search(rf"^\W*{label}\W+(\S.*?)\s*\W?$", text, re.MULTILINE)
-    assert found is not None, f"no {label} in the output"
-    return found[1]
+    match = re.search(rf"^\W*{label}\W+(\S.*?)\s*\W?$", text, re.MULTILINE)
+    assert match is not None, f"no {label} in the output"
+    return match[1]
 
 
 def markdown(rows: list[Row]) -> str:

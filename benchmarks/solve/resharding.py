@@ -178,12 +178,12 @@ def plan_rows(folder: Path) -> Iterator[tuple[str, ...]]:
     begin = process_time()
     plans = [plan_together(group, cluster) for group in groups]
     spent = process_time() - begin
-    found = [plans_seconds(cluster, own) for own in plans]
+    seconds = [plans_seconds(cluster, group) for group in plans]
     estimated = [_estimate(group, cluster) for group in groups]
-    flat = [plan for own in plans for plan in own]
+    flat = [plan for group in plans for plan in group]
     rows = sum(len(phase) for plan in flat for phase in plan.phases)
     wire = sum(elements_on_wire(plan) * plan.itemsize for plan in flat) / _MI
-    times = (1e3 * each for each in (max(found), max(estimated), sum(found), sum(estimated)))
+    times = (1e3 * each for each in (max(seconds), max(estimated), sum(seconds), sum(estimated)))
     counts = (len(flat), len(groups), rows)
     yield (
         folder.name,

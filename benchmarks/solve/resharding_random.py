@@ -58,6 +58,6 @@ def random_senders(count: int) -> tuple[str, ...]:
 
 def _ratio_row(what: str, against: str, ratios: np.ndarray) -> tuple[str, ...]:
     figures = (ratios.mean(axis=0), ratios.max(axis=0))
-    texts = (f"{found:.3f} ({plain:.3f})" for plain, found in figures)
+    texts = (f"{ratio:.3f} ({plain:.3f})" for plain, ratio in figures)
     equal = (ratios < 1 + 1e-6).mean(axis=0)
     return (what, str(len(ratios)), against, *texts, f"{equal[1]:.0%} ({equal[0]:.0%})")

@@ -142,11 +142,13 @@ def op_seconds(
         return max(
             memory, curve.at(flops) if curve else flops / (peak_flops(device, dtype) * EFFICIENCY)
         )
-    own = _first(device, (kind,), family, "f32") if kind in measured.COMPUTE_KINDS else None
-    if own is None:
+    curve = _first(device, (kind,), family, "f32") if kind in measured.COMPUTE_KINDS else None
+    if curve is None:
         return max(memory, flops / (peak_flops(device, dtype) * EFFICIENCY))
     # What such work takes beyond its memory traffic is not saved by fusion.
-    return memory + max(0.0, own.at(bytes_accessed) - memory_seconds(device, bytes_accessed, dtype))
+    return memory + max(
+        0.0, curve.at(bytes_accessed) - memory_seconds(device, bytes_accessed, dtype)
+    )
 
 
 def memory_seconds(device: Device, bytes_accessed: float, dtype: str = "f32") -> float:
@@ -182,5 +184,5 @@ def dispatch_seconds(group: HostGroup, devices: int, buffers: int) -> float:
 def _first(device: Device, kinds: tuple[str, ...], *families: str) -> Curve | None:
     if device.profile is None:
         return None
-    found = (device.profile.curve(kind, family) for kind in kinds for family in families)
-    return next((curve for curve in found if curve is not None), None)
+    curves = (device.profile.curve(kind, family) for kind in kinds for family in families)
+    return next((curve for curve in curves if curve is not None), None)

@@ -52,14 +52,14 @@ def resharding_path(
         raise ValueError(f"expected a sum along axes of {src} to stay open, found {dst}")
     total = math.prod(shape) * itemsize
     chain = _chain(src, dst, mesh.axes)
-    found: list[tuple[Step | None, Sharding]] = []
+    path: list[tuple[Step | None, Sharding]] = []
     for kind, axes, share, after in chain:
-        if kind == _SLICE and found and found[-1][0] is None:
-            found.pop()  # one slice takes all that can be sliced
-        found.append((None if kind == _SLICE else Step(kind, axes, total * share), after))
-    if found and found[-1][1] != dst:
-        found[-1] = (found[-1][0], dst)  # the same tiles, with axes of size one
-    return tuple(found)
+        if kind == _SLICE and path and path[-1][0] is None:
+            path.pop()  # one slice takes all that can be sliced
+        path.append((None if kind == _SLICE else Step(kind, axes, total * share), after))
+    if path and path[-1][1] != dst:
+        path[-1] = (path[-1][0], dst)  # the same tiles, with axes of size one
+    return tuple(path)
 
 
 def can_reshard(src: Sharding, dst: Sharding) -> bool:
@@ -96,13 +96,13 @@ def _chain(
         tuple(_renamed(dim, names) for dim in pair) for pair in zip(src.dims, dst.dims, strict=True)
     ]
     busy = sorted((d for d, pair in enumerate(pairs) if any(pair)), key=pairs.__getitem__)
-    found = _search(
+    chain = _search(
         Sharding(tuple(pairs[d][0] for d in busy), _renamed(src.partial, names)),
         Sharding(tuple(pairs[d][1] for d in busy), _renamed(dst.partial, names)),
         tuple(sizes[axis] for axis in names),
     )
     steps = []
-    for kind, over, share, after in found:
+    for kind, over, share, after in chain:
         dims = {d: _renamed(dim, ours) for d, dim in zip(busy, after.dims, strict=True)}
         whole = Sharding(
             tuple(dims.get(d, ()) for d in range(src.rank)), _renamed(after.partial, ours)
@@ -156,13 +156,13 @@ def _priced_moves(
     sizes = {f"{number}": size for number, size in enumerate(axis_sizes)}
     whole = math.prod(axis_sizes) ** 2  # bytes in units that keep every fraction below an integer
     local, target = (whole // _tiles(sharding.axes, sizes) for sharding in (state, dst))
-    found = []
+    moves = []
     for kind, over, after in _moves(state, dst, sizes):
         wire, full = _wire_and_full(kind, _tiles(over, sizes), local)
         # Only gathers make what a device holds larger, by as much as they send.
         left = max(0, target - whole // _tiles(after.axes, sizes))
-        found.append((wire, left, (kind, over, full / whole, after)))
-    return tuple(found)
+        moves.append((wire, left, (kind, over, full / whole, after)))
+    return tuple(moves)
 
 
 def _wire_and_full(kind: str, n: int, local: int) -> tuple[int, int]:
@@ -228,8 +228,8 @@ def _free_for(dim: Axes, target: Axes, used: set[str], sizes: dict[str, int]) ->
     """Axes that may split a dimension further: the one that is wanted there, or, where that one is
     at work elsewhere or the dimension is split by others than wanted already, any that a permute
     can exchange later."""
-    wanted = target[len(dim)] if len(target) > len(dim) and target[: len(dim)] == dim else None
-    for axis in sizes if wanted is None or wanted in used else (wanted,):
+    following = target[len(dim)] if len(target) > len(dim) and target[: len(dim)] == dim else None
+    for axis in sizes if following is None or following in used else (following,):
         if axis not in used and _tiles(target, sizes) % _tiles((*dim, axis), sizes) == 0:
             yield axis
 
@@ -244,8 +244,8 @@ def _permutes(
         pairs = zip(itertools.chain(*state), itertools.chain(*after), strict=True)
         moved = {axis for pair in pairs if pair[0] != pair[1] for axis in pair}
         yield PERMUTE, tuple(axis for axis in sizes if axis in moved), after
-    wanted = {d: _same_tiles(dim, dst[d], sizes) for d, dim in enumerate(state)}
-    changes = {d: dim for d, dim in wanted.items() if dim != state[d]}
+    aligned = {d: _same_tiles(dim, dst[d], sizes) for d, dim in enumerate(state)}
+    changes = {d: dim for d, dim in aligned.items() if dim != state[d]}
     for change in (
         [changes, *({d: dim} for d, dim in changes.items())] if len(changes) > 1 else [changes]
     ):
@@ -259,7 +259,7 @@ def _permutes(
 def _aligned(state: Dims, dst: Dims, partial: Axes, sizes: dict[str, int]) -> Dims:
     """`state` with the axes that `dst` wants wherever those in their place have the same size. What
     they drive out takes the places that they leave, or one of an unused axis."""
-    wanted = {
+    stay = {
         (d, k): target[k]
         for d, (dim, target) in enumerate(zip(state, dst, strict=True))
         for k in range(min(len(dim), len(target)))
@@ -268,21 +268,21 @@ def _aligned(state: Dims, dst: Dims, partial: Axes, sizes: dict[str, int]) -> Di
     free = [
         axis
         for axis in (*itertools.chain(*state), *sizes)
-        if axis not in wanted.values() and axis not in partial
+        if axis not in stay.values() and axis not in partial
     ]
-    places = [
-        (d, k) for d, dim in enumerate(state) for k in range(len(dim)) if (d, k) not in wanted
-    ]
-    found = dict(wanted)
+    places = [(d, k) for d, dim in enumerate(state) for k in range(len(dim)) if (d, k) not in stay]
+    axis_at = dict(stay)
     for d, k in sorted(
         places, key=lambda place: state[place[0]][place[1]] not in free
     ):  # those that can stay first
-        own = state[d][k]
-        found[d, k] = (
-            own if own in free else next(axis for axis in free if sizes[axis] == sizes[own])
+        current = state[d][k]
+        axis_at[d, k] = (
+            current
+            if current in free
+            else next(axis for axis in free if sizes[axis] == sizes[current])
         )
-        free = [axis for axis in free if axis != found[d, k]]
-    return tuple(tuple(found[d, k] for k in range(len(dim))) for d, dim in enumerate(state))
+        free = [axis for axis in free if axis != axis_at[d, k]]
+    return tuple(tuple(axis_at[d, k] for k in range(len(dim))) for d, dim in enumerate(state))
 
 
 def _tiles(axes: Axes, sizes: dict[str, int]) -> int:

@@ -98,10 +98,10 @@ class Difference:
         )
 
 
-def compare(predicted: Iterable[Traffic], found: Iterable[Traffic]) -> tuple[Difference, ...]:
+def compare(predicted: Iterable[Traffic], compiled: Iterable[Traffic]) -> tuple[Difference, ...]:
     """One row for each kind and set of axes that either side has, equal rows included; sorted."""
     rows: dict[tuple[str, tuple[str, ...]], list[int]] = {}
-    for side, items in enumerate((predicted, found)):
+    for side, items in enumerate((predicted, compiled)):
         for item in comparable(items):
             row = rows.setdefault((item.kind, item.axes), [0, 0, 0, 0])
             row[side], row[2 + side] = item.tensors, item.bytes

@@ -95,16 +95,18 @@ class Links:
         kind = (groups[source] * len(cluster.groups) + groups[target]) * 2 + inside
         seconds, latency, shared = np.zeros(len(size)), 0.0, 0.0
         for each in np.unique(kind).tolist():
-            own = kind == each
+            of_kind = kind == each
             first, second = divmod(each // 2, len(cluster.groups))
-            curve = _link_curve(cluster, first, second, bool(each % 2), len(np.unique(out[own])))
+            curve = _link_curve(
+                cluster, first, second, bool(each % 2), len(np.unique(out[of_kind]))
+            )
             latency = max(latency, curve.at(0.0))
-            seconds[own] = np.maximum(
-                *(_shares(curve, link[own], size[own]) for link in (out, into))
+            seconds[of_kind] = np.maximum(
+                *(_shares(curve, link[of_kind], size[of_kind]) for link in (out, into))
             )
             fabric = cluster.groups[first].fabric_bandwidth
             if first == second and not each % 2 and fabric is not None:
-                shared = max(shared, float(size[own].sum()) / fabric)
+                shared = max(shared, float(size[of_kind].sum()) / fabric)
         return Links(numbers, out, into, seconds, latency, shared)
 
     def reordered(self, order: Sequence[int]) -> Links:

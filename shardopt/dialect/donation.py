@@ -35,8 +35,8 @@ def read_donation(func: ir.Operation) -> dict[int, int]:
     for index, attrs in enumerate(attributes):
         if BUFFER_DONOR not in attrs or index in pairs:
             continue
-        wanted = _buffer(type_.inputs[index])
-        result = next((r for r in free if _buffer(type_.results[r]) == wanted), None)
+        buffer = _buffer(type_.inputs[index])
+        result = next((r for r in free if _buffer(type_.results[r]) == buffer), None)
         if result is not None:
             pairs[index] = result
             free.remove(result)

@@ -94,25 +94,25 @@ def read_topology(func: ir.Operation) -> tuple[Mesh, ...]:
     length."""
     if TOPOLOGY not in func.attributes:
         raise ValueError(f"expected attribute '{TOPOLOGY}' on the function, found none")
-    found = [
+    named_axes = [
         (m["name"], tuple((a["name"], int(a["size"])) for a in _AXIS.finditer(m["axes"])))
         for m in _TOPOLOGY_MESH.finditer(str(func.attributes[TOPOLOGY]))
     ]
     if DEVICES in func.attributes:
         ids = [tuple(ir.DenseI64ArrayAttr(row)) for row in ir.ArrayAttr(func.attributes[DEVICES])]
-        if len(ids) != len(found):
+        if len(ids) != len(named_axes):
             raise ValueError(
-                f"expected {len(found)} rows in '{DEVICES}' (one a mesh of the topology), found "
+                f"expected {len(named_axes)} rows in '{DEVICES}' (one a mesh of the topology), found "
                 f"{len(ids)}"
             )
     else:
         ids, start = [], 0
-        for _, axes in found:
+        for _, axes in named_axes:
             size = prod(extent for _, extent in axes)
             ids.append(tuple(range(start, start + size)))
             start += size
     return tuple(
-        Mesh(name, axes, devices) for (name, axes), devices in zip(found, ids, strict=True)
+        Mesh(name, axes, devices) for (name, axes), devices in zip(named_axes, ids, strict=True)
     )
 
 
@@ -129,10 +129,12 @@ def read_methods(loop: ir.Operation, num_stages: int) -> tuple[str, ...]:
     """Raises ValueError where there is not one a stage."""
     if INTRA_OP not in loop.attributes:
         return ("ilp",) * num_stages
-    found = tuple(ir.StringAttr(method).value for method in ir.ArrayAttr(loop.attributes[INTRA_OP]))
-    if len(found) != num_stages:
-        raise ValueError(f"expected {num_stages} names in '{INTRA_OP}', found {len(found)}")
-    return found
+    methods = tuple(
+        ir.StringAttr(method).value for method in ir.ArrayAttr(loop.attributes[INTRA_OP])
+    )
+    if len(methods) != num_stages:
+        raise ValueError(f"expected {num_stages} names in '{INTRA_OP}', found {len(methods)}")
+    return methods
 
 
 def mesh_shape_attr(mesh: Mesh) -> ir.Attribute:

@@ -69,7 +69,7 @@ def parse_batch_arguments(texts: Sequence[str]) -> tuple[BatchItem, ...]:
     ValueError."""
     if tuple(texts) in (("auto",), ("none",)):
         return ()
-    found = []
+    items = []
     for text in texts:
         match = _ITEM.fullmatch(text)
         if match is None or match["name"] in ("auto", "none"):
@@ -77,8 +77,8 @@ def parse_batch_arguments(texts: Sequence[str]) -> tuple[BatchItem, ...]:
                 "expected batch-args to be auto, none or a list of INDEX[:DIM] or NAME[:DIM], "
                 f"found '{text}'"
             )
-        found.append(BatchItem(match["name"], int(match["dim"] or 0)))
-    return tuple(found)
+        items.append(BatchItem(match["name"], int(match["dim"] or 0)))
+    return tuple(items)
 
 
 def choose_batch_arguments(
@@ -121,13 +121,13 @@ def _named(
 ) -> dict[int, int]:
     """argument -> dimension, by the first item that names it; a pattern passes over those without
     its dimension."""
-    found: dict[int, int] = {}
+    dims: dict[int, int] = {}
     for number, shape in shapes.items():
         for item in items:
             if item.matches(number, names.get(number, "")) and item.dim < len(shape):
-                found[number] = item.dim
+                dims[number] = item.dim
                 break
-    return found
+    return dims
 
 
 def _check_item(

@@ -43,15 +43,15 @@ def _taken_over(fragment: ir.Operation, dying: Sequence[int]) -> dict[int, int]:
     Arguments of the function (accumulators, donated state) come first, so that what lives on stays
     in its buffer."""
     free = list(range(len(fragment.results)))
-    found = {}
+    reused = {}
     for k in sorted(dying, key=lambda k: not isinstance(fragment.operands[k], ir.BlockArgument)):
         match = next(
             (r for r in free if fragment.results[r].type == fragment.operands[k].type), None
         )
         if match is not None:
             free.remove(match)
-            found[k] = match
-    return found
+            reused[k] = match
+    return reused
 
 
 def _uses(block: ir.Block) -> Iterator[tuple[ir.Value, ir.Operation]]:

@@ -1,7 +1,7 @@
 """A module in the chosen form, as the passes that obey the decisions read it.
 
     for part in read_parts(module):       # each fragment, or the @main of a plain module
-        part.reader, part.wanted          # operations by number, and how they want their operands
+        part.reader, part.required        # operations by number, and how they want their operands
         part.shardings, part.values()     # how every tensor lies, and every IR value
         …rewrite, with `values` kept up to date…
         part.settle(values)               # strategies that say what now stands there
@@ -62,13 +62,13 @@ class ChosenPart:
     def shardings(self) -> dict[int, Sharding]:
         """How each tensor of `reader` lies."""
         arguments = map(self.reader.tensor, self.block.arguments)
-        found = dict(zip(arguments, self.arguments, strict=True))
+        by_tensor = dict(zip(arguments, self.arguments, strict=True))
         for op, strategy in zip(self.reader.ops, self.strategies, strict=True):
-            found.update(zip(op.results, strategy.results, strict=True))
-        return found
+            by_tensor.update(zip(op.results, strategy.results, strict=True))
+        return by_tensor
 
     @property
-    def wanted(self) -> dict[int, tuple[Sharding, ...]]:
+    def required(self) -> dict[int, tuple[Sharding, ...]]:
         """The shardings in which each operation wants its operands."""
         return {number: strategy.operands for number, strategy in enumerate(self.strategies)}
 
@@ -98,11 +98,11 @@ class ChosenPart:
         rows = zip(self.reader.handles, self.reader.ops, self.strategies, strict=True)
         for handle, op, strategy in rows:
             for position, tensor in enumerate(op.operands):
-                wanted, lies = strategy.operands[position], self.shardings[tensor]
-                if wanted != lies:
+                required, lies = strategy.operands[position], self.shardings[tensor]
+                if required != lies:
                     return (
                         handle,
-                        f"operand {position} of '{handle.name}' as {wanted}, found {lies}",
+                        f"operand {position} of '{handle.name}' as {required}, found {lies}",
                     )
         return None
 
@@ -144,10 +144,10 @@ def _part(holder: ir.Operation, mesh: Mesh, arguments: tuple[Sharding, ...]) -> 
 
 
 def _sharding(value: ir.Value) -> Sharding:
-    found = parse_mesh_tensor(value.type).sharding
-    if found is None:
+    sharding = parse_mesh_tensor(value.type).sharding
+    if sharding is None:
         raise ValueError(
             "expected a mesh tensor with a sharding (run shardopt-choose-shardings first), found "
             f"{value.type}"
         )
-    return found
+    return sharding

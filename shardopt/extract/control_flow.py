@@ -51,15 +51,15 @@ _UPDATES = frozenset(
 def planned_operations(block: ir.Block) -> list[ir.Operation]:
     """The operations that `RegionReader` reads of a block, and the loops and branches around them,
     in program order."""
-    found = []
+    planned = []
     for view in block.operations:
         op = view.operation
-        found.append(op)
+        planned.append(op)
         if op.name in CONTROL_FLOW:
-            found += [
+            planned += [
                 inner for region in op.regions for inner in planned_operations(region.blocks[0])
             ]
-    return found
+    return planned
 
 
 def numbered_operations(block: ir.Block) -> list[ir.Operation]:
@@ -67,15 +67,15 @@ def numbered_operations(block: ir.Block) -> list[ir.Operation]:
     `RegionReader` numbers them: instead of loops and branches those of their regions, and no
     barriers."""
     *body, _ = (view.operation for view in block.operations)
-    found = []
+    numbered = []
     for op in body:
         if op.name in CONTROL_FLOW:
-            found += [
+            numbered += [
                 inner for region in op.regions for inner in numbered_operations(region.blocks[0])
             ]
         elif op.name != "stablehlo.optimization_barrier":
-            found.append(op)
-    return found
+            numbered.append(op)
+    return numbered
 
 
 def mark_carried(root: ir.Operation) -> int:
@@ -180,8 +180,8 @@ class RegionReader(GraphReader):
 
     def take_ties(self) -> list[tuple[int, int]]:
         """Pairs of tensors, found since the last call, that must have one sharding."""
-        found, self.ties = self.ties, []
-        return found
+        ties, self.ties = self.ties, []
+        return ties
 
     def add_ops(self, ops: Iterable[ir.Operation], *, group: int = -1, repeat: int = 1) -> None:
         for op in ops:

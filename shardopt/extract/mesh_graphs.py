@@ -63,8 +63,8 @@ class MeshGraph:
     @property
     def stages(self) -> dict[int, int]:
         """The stage of each fragment that has one, by the number of the fragment."""
-        found = ((k, op) for k, op in enumerate(self.fragments) if STAGE_ID in op.attributes)
-        return {k: ir.IntegerAttr(op.attributes[STAGE_ID]).value for k, op in found}
+        staged = ((k, op) for k, op in enumerate(self.fragments) if STAGE_ID in op.attributes)
+        return {k: ir.IntegerAttr(op.attributes[STAGE_ID]).value for k, op in staged}
 
     @property
     def state(self) -> frozenset[int]:
@@ -94,17 +94,17 @@ class MeshGraph:
 
 def read_plain(main: ir.Operation, mesh: Mesh) -> MeshGraph:
     """The graph of a module without a topology. Must run inside `sharding_rules`."""
-    found = MeshGraph(mesh)
+    graph = MeshGraph(mesh)
     block = main.regions[0].blocks[0]
-    found.arguments = {
-        number: found.reader.tensor(argument) for number, argument in enumerate(block.arguments)
+    graph.arguments = {
+        number: graph.reader.tensor(argument) for number, argument in enumerate(block.arguments)
     }
-    found.outputs = found.read_fragment(main, block, repeat=1)
-    found.tied += [
-        (found.arguments[argument], found.outputs[result])
+    graph.outputs = graph.read_fragment(main, block, repeat=1)
+    graph.tied += [
+        (graph.arguments[argument], graph.outputs[result])
         for argument, result in read_donation(main).items()
     ]
-    return found
+    return graph
 
 
 def read_staged(module: ir.Module, main: ir.Operation) -> tuple[MeshGraph, ...]:
@@ -212,9 +212,9 @@ class _Extractor:
         )
         held, methods = self.in_flight(op, count), read_methods(op, count)
         for number, (mesh, start) in enumerate(zip(self.meshes.values(), starts, strict=True)):
-            own = mesh.stages
-            mesh.loop = Loop(start, len(mesh.reader.ops), *_shared(held, own, number))
-            mesh.method = methods[min(own.values(), default=number)]
+            stages = mesh.stages
+            mesh.loop = Loop(start, len(mesh.reader.ops), *_shared(held, stages, number))
+            mesh.method = methods[min(stages.values(), default=number)]
         self.bind_all(list(op.results), yielded)
         for before, after in zip(carried, yielded, strict=True):
             self.tie(before, after)

@@ -132,10 +132,10 @@ _RULES: dict[str, FactorRule] = {}
 
 
 def _parse_rule(text: str, op: ir.Operation) -> FactorRule:
-    found = _RULES.get(text)
-    if found is None:
+    rule = _RULES.get(text)
+    if rule is None:
         attr = sdy.OpShardingRuleAttr(op.attributes[_RULE])
-        found = _RULES[text] = FactorRule(
+        rule = _RULES[text] = FactorRule(
             sizes=tuple(attr.factor_sizes),
             operands=tuple(_mapping(m) for m in attr.operand_mappings),
             results=tuple(_mapping(m) for m in attr.result_mappings),
@@ -144,7 +144,7 @@ def _parse_rule(text: str, op: ir.Operation) -> FactorRule:
             permutation=frozenset(attr.permutation_factors),
             blocked=frozenset(attr.blocked_propagation_factors),
         )
-    return found
+    return rule
 
 
 def _mapping(attr: ir.Attribute) -> tuple[tuple[int, ...], ...]:
@@ -221,23 +221,23 @@ def _integer(text: str) -> tuple[int, bool]:
 
 def free_values(op: ir.Operation) -> list[ir.Value]:
     """Values defined outside `op` that its regions read, in order of first use."""
-    found: dict[ir.Value, None] = {}
+    free: dict[ir.Value, None] = {}
     for region in op.regions:
         inside: set[ir.Value] = set()
         for block in region.blocks:
-            _collect_free(block, inside, found)
-    return list(found)
+            _collect_free(block, inside, free)
+    return list(free)
 
 
-def _collect_free(block: ir.Block, inside: set[ir.Value], found: dict[ir.Value, None]) -> None:
+def _collect_free(block: ir.Block, inside: set[ir.Value], free: dict[ir.Value, None]) -> None:
     inside.update(block.arguments)
     for inner in block.operations:
-        found.update(
+        free.update(
             (operand, None) for operand in inner.operation.operands if operand not in inside
         )
         for region in inner.operation.regions:
             for nested in region.blocks:
-                _collect_free(nested, inside, found)
+                _collect_free(nested, inside, free)
         inside.update(inner.operation.results)
 
 

@@ -166,8 +166,8 @@ def simulate_pipeline(
 def peak_bytes(pipeline: PipelineGraph, result: SimulationResult) -> tuple[int, ...]:
     """The most that a device of each mesh holds in a step."""
     return tuple(
-        max(own.peak_bytes, most)
-        for own, most in zip(result.memory, pipeline.outside_bytes, strict=True)
+        max(profile.peak_bytes, most)
+        for profile, most in zip(result.memory, pipeline.outside_bytes, strict=True)
     )
 
 
@@ -193,14 +193,14 @@ def valid_schedule(text: ScheduleText, pipeline: PipelineGraph, num_microbatches
         _check_halves(text.name, pipeline.graph)
     schedule = text.build(pipeline.num_stages, num_microbatches, pipeline.num_meshes)
     if schedule.stage_to_mesh != pipeline.stage_to_mesh:
-        wanted, found = (
+        expected, actual = (
             ", ".join(map(str, homes)) for homes in (schedule.stage_to_mesh, pipeline.stage_to_mesh)
         )
         raise UserError(
-            f"schedule '{text.name}': expected the stages on meshes {wanted}, found them on {found}"
+            f"schedule '{text.name}': expected the stages on meshes {expected}, found them on {actual}"
         )
     applied = next(
-        (task for own in schedule.tasks for task in own if task.kind is TaskKind.APPLY), None
+        (task for row in schedule.tasks for task in row if task.kind is TaskKind.APPLY), None
     )
     if applied is not None:
         raise UserError(
@@ -214,16 +214,16 @@ def valid_schedule(text: ScheduleText, pipeline: PipelineGraph, num_microbatches
 def _check_halves(name: str, graph: StageGraph) -> None:
     """Raise UserError where a schedule splits backwards and the program does not, or the other way
     round."""
-    found = {task.kind for task in graph.tasks}
+    kinds = {task.kind for task in graph.tasks}
     halves = {TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT}
-    wanted = halves.intersection(find_schedule(name).kinds)
-    if wanted and TaskKind.BACKWARD in found:
+    split_kinds = halves.intersection(find_schedule(name).kinds)
+    if split_kinds and TaskKind.BACKWARD in kinds:
         raise UserError(
             f"schedule '{name}' orders the halves of a backward: expected fragments of kind "
             "bwd_input and bwd_weight "
             f"(run shardopt-split-backward after the stage phase), found bwd"
         )
-    if not wanted and found & halves:
+    if not split_kinds and kinds & halves:
         raise UserError(
             f"schedule '{name}' orders whole backwards: expected fragments of kind bwd, found "
             "halves"

@@ -135,8 +135,8 @@ def held_values(
         taken.update(op.operands[k] for k in reused)
     accumulators = set(program.body_returned)
     sizes: dict[tuple[tuple[StageTask, ...], bool], int] = {}
-    for value, own in tasks.items():
-        if own and value not in accumulators:
-            key = tuple(own), value in taken
+    for value, users in tasks.items():
+        if users and value not in accumulators:
+            key = tuple(users), value in taken
             sizes[key] = sizes.get(key, 0) + local_bytes(value.type, meshes)
-    return tuple(Held(own, size, again) for (own, again), size in sizes.items())
+    return tuple(Held(users, size, again) for (users, again), size in sizes.items())

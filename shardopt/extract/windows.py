@@ -42,15 +42,15 @@ def convolution_windows(op: ir.Operation) -> tuple[Window, ...]:
         for name in ("window_strides", "lhs_dilation", "rhs_dilation")
     )
     padding = _pairs(op, len(spatial))
-    found = []
+    windows = []
     for k, dim in enumerate(spatial):
         extents = (
             source[dim],
             target[dims.output_spatial_dimensions[k]],
             kernel[dims.kernel_spatial_dimensions[k]],
         )
-        found.append(Window(-1, dim, *extents, stride[k], padding[k][0], spacing[k], dilation[k]))
-    return tuple(found)
+        windows.append(Window(-1, dim, *extents, stride[k], padding[k][0], spacing[k], dilation[k]))
+    return tuple(windows)
 
 
 def _of_convolution(op: ir.Operation, rule: FactorRule) -> Iterator[Window]:

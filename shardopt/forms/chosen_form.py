@@ -127,13 +127,14 @@ def _of_strategy(
     sides = [("operands", strategy.operands, operands), ("results", strategy.results, results)]
     if strategy.is_scattered:
         sides.append(("results", strategy.made, results))
-    for what, found, values in sides:
-        if len(found) != len(values):
+    for what, shardings, values in sides:
+        if len(shardings) != len(values):
             yield Violation(
-                op, f"expected shardings of {len(values)} {what} of '{op.name}', found {len(found)}"
+                op,
+                f"expected shardings of {len(values)} {what} of '{op.name}', found {len(shardings)}",
             )
             return
-        for number, (sharding, value) in enumerate(zip(found, values, strict=True)):
+        for number, (sharding, value) in enumerate(zip(shardings, values, strict=True)):
             message = _misfit(sharding, tuple(ir.RankedTensorType(value.type).shape), mesh)
             if message:
                 yield Violation(op, f"{what[:-1]} {number} of '{op.name}': {message}")

@@ -81,10 +81,10 @@ def _of_shared(program: Program) -> Iterator[Violation]:
                 yield _tied(op, f"accumulator {ir.BlockArgument(value).arg_number} of the body")
 
 
-def _tied(op: ir.Operation, found: str) -> Violation:
+def _tied(op: ir.Operation, layered: str) -> Violation:
     return Violation(
         op,
-        f"expected '{op.name}', which has no layer, to read none either, found it reading {found}",
+        f"expected '{op.name}', which has no layer, to read none either, found it reading {layered}",
     )
 
 

@@ -189,9 +189,10 @@ class _Reader:
         compare equal."""
         value = mesh_value(type_)
         live = {name for name, size in self.meshes[value.mesh].axes if size > 1}
-        found = value.spec.sharding
+        sharding = value.spec.sharding
         *dims, partial = (
-            tuple(axis for axis in axes if axis in live) for axes in (*found.dims, found.partial)
+            tuple(axis for axis in axes if axis in live)
+            for axes in (*sharding.dims, sharding.partial)
         )
         return replace(value, spec=replace(value.spec, sharding=Sharding(tuple(dims), partial)))
 

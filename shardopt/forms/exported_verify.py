@@ -199,12 +199,12 @@ class _Verifier:
     def _verify_callee(self, op: ir.Operation, callee: ir.Operation, mesh: Mesh) -> None:
         name = ir.StringAttr(callee.attributes["sym_name"]).value
         expected = mesh_shape_attr(mesh)
-        found = callee.attributes.get(MESH_SHAPE, None)
-        if found != expected:
+        stated = callee.attributes.get(MESH_SHAPE, None)
+        if stated != expected:
             self.report(
                 op,
                 f"function @{name}: expected mesh_shape {expected} of mesh '{mesh.name}', found "
-                f"{found}",
+                f"{stated}",
             )
         annotated = is_annotated(callee)
         calls = [inner.name for inner in _nested_ops(callee) if inner.name == "func.call"]
@@ -257,13 +257,13 @@ class _Verifier:
                 )
             return
         expected = to_mhlo(value.spec.sharding, mesh)
-        found = (
+        annotation = (
             f'"{ir.StringAttr(attributes[MHLO_SHARDING]).value}"'
             if MHLO_SHARDING in attributes
             else "none"
         )
-        if found != f'"{expected}"':
-            self.report(op, f'{where}: expected {MHLO_SHARDING} "{expected}", found {found}')
+        if annotation != f'"{expected}"':
+            self.report(op, f'{where}: expected {MHLO_SHARDING} "{expected}", found {annotation}')
 
     def _verify_transfer(self, op: ir.Operation) -> None:
         source, target = mesh_value(op.operands[0].type), mesh_value(op.results[0].type)

@@ -54,10 +54,10 @@ def _of_functions(program: Program) -> Iterator[Violation]:
         yield Violation(program.call, f"expected the loop to call '@{MICROBATCH}', found '@{name}'")
     for function in functions(program.module):
         if symbol_name(function) not in (MAIN, name):
-            found = symbol_name(function)
+            extra = symbol_name(function)
             yield Violation(
                 function,
-                f"expected no functions but '@{MAIN}' and '@{MICROBATCH}', found '@{found}'",
+                f"expected no functions but '@{MAIN}' and '@{MICROBATCH}', found '@{extra}'",
             )
     attributes = program.body.attributes
     if (

@@ -17,15 +17,15 @@ def default_steps(
 
     Empty when both sides are the same devices with the same tiles.
     """
-    held: dict[Slice, list[int]] = {}
+    holders_of: dict[Slice, list[int]] = {}
     for device, tile in tiles_by_device(*source).items():
-        held.setdefault(tile, []).append(device)
-    wanted = tiles_by_device(*target)
-    if all(device in held.get(tile, ()) for device, tile in wanted.items()):
+        holders_of.setdefault(tile, []).append(device)
+    target_tiles = tiles_by_device(*target)
+    if all(device in holders_of.get(tile, ()) for device, tile in target_tiles.items()):
         return ()
     steps = []
-    for turn, (device, tile) in enumerate(wanted.items()):
-        for source_tile, holders in held.items():
+    for turn, (device, tile) in enumerate(target_tiles.items()):
+        for source_tile, holders in holders_of.items():
             box = intersect(tile, source_tile)
             if box is not None:
                 holder = device if device in holders else holders[turn % len(holders)]
@@ -50,15 +50,15 @@ def intersect(left: Slice, right: Slice) -> Slice | None:
 
 
 def find_plan_fault(
-    steps: tuple[ReshardStep, ...], held: dict[int, Slice], wanted: dict[int, Slice]
+    steps: tuple[ReshardStep, ...], source_tiles: dict[int, Slice], target_tiles: dict[int, Slice]
 ) -> str | None:
     """Why a resharding plan is wrong, or None: every element of each wanted tile must arrive
     exactly once.
 
-    `held` and `wanted` give the tile of each source and target device. What a device passes on in a
+    `source_tiles` and `target_tiles` give the tile of each source and target device. What a device passes on in a
     later phase it must have received in a phase before that."""
     received: dict[int, list[tuple[int, Slice]]] = {
-        device: [] for device in wanted
+        device: [] for device in target_tiles
     }  # with the phase
     for step in sorted(steps, key=lambda step: step.phase):
         text = (
@@ -66,15 +66,15 @@ def find_plan_fault(
         )
         if step.phase < 0:
             return f"{text}: phases count from 0"
-        if step.target not in wanted:
+        if step.target not in target_tiles:
             return f"{text}: {step.target} is no device of the target mesh"
-        if intersect(step.box, wanted[step.target]) != step.box:
-            return f"{text}: exceeds the target tile {format_box(wanted[step.target])}"
+        if intersect(step.box, target_tiles[step.target]) != step.box:
+            return f"{text}: exceeds the target tile {format_box(target_tiles[step.target])}"
         if step.phase == 0:
-            if step.source not in held:
+            if step.source not in source_tiles:
                 return f"{text}: {step.source} is no device of the source mesh"
-            if intersect(step.box, held[step.source]) != step.box:
-                return f"{text}: exceeds the source tile {format_box(held[step.source])}"
+            if intersect(step.box, source_tiles[step.source]) != step.box:
+                return f"{text}: exceeds the source tile {format_box(source_tiles[step.source])}"
         else:
             before = [box for phase, box in received.get(step.source, ()) if phase < step.phase]
             if step.box not in before and not _covers(before, step.box):
@@ -82,7 +82,7 @@ def find_plan_fault(
         if any(_meet(step.box, other) for _, other in received[step.target]):
             return f"{text}: part of it arrives twice"
         received[step.target].append((step.phase, step.box))
-    for device, tile in wanted.items():
+    for device, tile in target_tiles.items():
         if not _covers([box for _, box in received[device]], tile):
             return f"tile {format_box(tile)} of device {device} is not filled completely"
     return None

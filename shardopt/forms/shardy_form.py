@@ -42,14 +42,14 @@ def signature_shardings(main: ir.Operation, which: str) -> tuple[Sharding, ...]:
     one is missing."""
     if which not in main.attributes:
         return ()
-    found = []
+    shardings = []
     for number, row in enumerate(ir.ArrayAttr(main.attributes[which])):
         attributes = ir.DictAttr(row)
         if SDY_SHARDING not in attributes:
             what = "argument" if which == "arg_attrs" else "result"
             raise ValueError(f"expected '{SDY_SHARDING}' on {what} {number} of '@main', found none")
-        found.append(from_sdy(str(attributes[SDY_SHARDING]))[1])
-    return tuple(found)
+        shardings.append(from_sdy(str(attributes[SDY_SHARDING]))[1])
+    return tuple(shardings)
 
 
 def needs_no_constraint(op: ir.Operation) -> bool:

@@ -62,14 +62,14 @@ def complete_module(
 def _sign(function: ir.Operation, which: str, shardings: Sequence[Sharding], mesh: Mesh) -> None:
     if not shardings:
         return
-    found: list[dict[str, ir.Attribute]] = [{} for _ in shardings]
+    dictionaries: list[dict[str, ir.Attribute]] = [{} for _ in shardings]
     if which in function.attributes:
         rows = (ir.DictAttr(row) for row in ir.ArrayAttr(function.attributes[which]))
-        found = [{row[k].name: row[k].attr for k in range(len(row))} for row in rows]
+        dictionaries = [{row[k].name: row[k].attr for k in range(len(row))} for row in rows]
     function.attributes[which] = ir.ArrayAttr.get(
         [
             ir.DictAttr.get({**attributes, SDY_SHARDING: sharding_attribute(sharding, mesh)})
-            for attributes, sharding in zip(found, shardings, strict=True)
+            for attributes, sharding in zip(dictionaries, shardings, strict=True)
         ]
     )
 

@@ -54,11 +54,15 @@ def violations(module: ir.Module) -> Iterator[Violation]:
 
 
 def _of_body_topology(program: Program) -> Iterator[Violation]:
-    expected, found = program.main.attributes[TOPOLOGY], program.body.attributes.get(TOPOLOGY, None)
-    if found != expected:
+    expected, topology = (
+        program.main.attributes[TOPOLOGY],
+        program.body.attributes.get(TOPOLOGY, None),
+    )
+    if topology != expected:
         name = symbol_name(program.body)
         yield Violation(
-            program.body, f"expected the topology of '@main' on '@{name}', found {found or 'none'}"
+            program.body,
+            f"expected the topology of '@main' on '@{name}', found {topology or 'none'}",
         )
 
 
@@ -123,11 +127,11 @@ class _Checker:
         mesh = ir.StringAttr(op.attributes["mesh_name"]).value
         kind = ir.StringAttr(op.attributes[KIND]).value if KIND in op.attributes else None
         if kind not in kinds:
-            found = f"'{kind}'" if kind else "none"
+            kind_text = f"'{kind}'" if kind else "none"
             yield Violation(
                 op,
                 f"expected '{KIND}' {' or '.join(map(repr, kinds))} on the fragment here, found "
-                f"{found}",
+                f"{kind_text}",
             )
         if STAGE_ID not in op.attributes:
             yield Violation(op, f"expected a stage on the fragment of mesh '{mesh}', found none")

@@ -69,7 +69,9 @@ def _of_plan(op: ir.Operation, meshes: Mapping[str, Mesh]) -> Iterator[Violation
     if steps is None:
         yield Violation(op, f"{route}: expected '{RESHARDING}' with steps, found none")
         return
-    held, wanted = (tiles_by_device(meshes[value.mesh], value.spec) for value in (source, target))
-    fault = find_plan_fault(steps, held, wanted)
+    source_tiles, target_tiles = (
+        tiles_by_device(meshes[value.mesh], value.spec) for value in (source, target)
+    )
+    fault = find_plan_fault(steps, source_tiles, target_tiles)
     if fault is not None:
         yield Violation(op, f"{route}: {fault}")

@@ -146,16 +146,16 @@ class OpGraph:
 
     @cached_property
     def _producers(self) -> tuple[int, ...]:
-        found = [-1] * len(self.tensors)
+        producer_of = [-1] * len(self.tensors)
         for index, op in enumerate(self.ops):
             for result in op.results:
-                found[result] = index
-        return tuple(found)
+                producer_of[result] = index
+        return tuple(producer_of)
 
     @cached_property
     def _consumers(self) -> tuple[tuple[int, ...], ...]:
-        found: list[list[int]] = [[] for _ in self.tensors]
+        consumers_of: list[list[int]] = [[] for _ in self.tensors]
         for index, op in enumerate(self.ops):
             for operand in dict.fromkeys(op.operands):
-                found[operand].append(index)
-        return tuple(map(tuple, found))
+                consumers_of[operand].append(index)
+        return tuple(map(tuple, consumers_of))

@@ -193,5 +193,5 @@ def _rule(op: Op) -> str:
 
 
 def _type(graph: OpGraph, tensor: int) -> str:
-    found = graph.tensors[tensor]
-    return f"{found.shape}{found.dtype}"
+    value = graph.tensors[tensor]
+    return f"{value.shape}{value.dtype}"

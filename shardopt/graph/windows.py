@@ -41,18 +41,18 @@ def meetings(window: Window) -> int:
     """Pairs of an element of the result and one of the window that meet an element of the operand:
     neither padding, nor one of the empty places between its elements."""
     end = (window.source - 1) * window.spacing
-    found = 0
+    pairs = 0
     for k in range(window.size):
         shift = k * window.dilation - window.low
         first = max(-(shift // window.stride), 0)
         last = min((end - shift) // window.stride, window.target - 1)
         if window.spacing == 1:
-            found += max(last - first + 1, 0)
+            pairs += max(last - first + 1, 0)
         else:
-            found += sum(
+            pairs += sum(
                 (o * window.stride + shift) % window.spacing == 0 for o in range(first, last + 1)
             )
-    return found
+    return pairs
 
 
 def fits(window: Window, tiles: int) -> bool:
@@ -70,12 +70,12 @@ def exchanges(window: Window, tiles: int) -> tuple[int, ...]:
     tile = window.source // tiles
     if window.mirrored:
         return (tile,)
-    found: list[int] = []
+    sizes: list[int] = []
     for rest in halo(window, tiles):
         while rest > 0:
-            found.append(min(rest, tile))
+            sizes.append(min(rest, tile))
             rest -= tile
-    return tuple(found)
+    return tuple(sizes)
 
 
 def halo(window: Window, tiles: int) -> tuple[int, int]:

@@ -140,10 +140,10 @@ def in_binary_file(diagnostic: Diagnostic, name: str, unnamed: str = "") -> Diag
     Positions that the file holds (of the source it was made from, or inside a type it stores as
     text) may be damaged themselves: they go into the message."""
     notes = tuple(in_binary_file(note, name, unnamed) for note in diagnostic.notes)
-    said = diagnostic.message
+    message = diagnostic.message
     if diagnostic.severity != "note" and diagnostic.position.file not in ("", unnamed):
-        said += f" (at {diagnostic.position})"
-    return replace(diagnostic, message=said, position=Position(name), notes=notes)
+        message += f" (at {diagnostic.position})"
+    return replace(diagnostic, message=message, position=Position(name), notes=notes)
 
 
 def from_native(native: ir.DiagnosticInfo | ir.Diagnostic) -> Diagnostic:

@@ -72,15 +72,15 @@ def operations(
     An operation comes behind those in its regions, so that a rewrite which erases it leaves no dead
     handle in the rest of the list; `outer_first` puts it before them, which is the order of the
     text."""
-    found: list[ir.Operation] = []
+    matches: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
         if not names or op.name in names:
-            found.append(op)
+            matches.append(op)
         return ir.WalkResult.ADVANCE
 
     root.operation.walk(visit, ir.WalkOrder.PRE_ORDER if outer_first else ir.WalkOrder.POST_ORDER)
-    return found
+    return matches
 
 
 def functions(module: ir.Module) -> Iterator[ir.Operation]:

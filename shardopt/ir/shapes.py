@@ -91,9 +91,9 @@ def slice_(value: ir.Value, starts: Sequence[int], limits: Sequence[int]) -> ir.
         return value
     producer = _producer(value)
     if producer is not None and producer.name in _SLICE_SOURCES:
-        found = _SLICE_SOURCES[producer.name](producer, starts, limits)
-        if found is not None:
-            return slice_(*found)
+        source = _SLICE_SOURCES[producer.name](producer, starts, limits)
+        if source is not None:
+            return slice_(*source)
     return stablehlo.SliceOp(value, list(starts), list(limits), [1] * len(shape)).result
 
 

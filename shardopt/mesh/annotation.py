@@ -99,9 +99,9 @@ class Annotation:
             return False
         names, sizes = zip(*self.axes, strict=True)
         theirs = _places(sizes, names, self.dims, self.devices)
-        for dim, ((mine, count), (wanted, tiles)) in enumerate(zip(ours, theirs, strict=True)):
+        for dim, ((mine, count), (required, tiles)) in enumerate(zip(ours, theirs, strict=True)):
             finer = count // tiles if dim in self.open else 1
-            if finer < 1 or (finer * tiles != count) or not np.array_equal(mine // finer, wanted):
+            if finer < 1 or (finer * tiles != count) or not np.array_equal(mine // finer, required):
                 return False
         return all(
             self._is_constant(places, axis) for places, _ in ours for axis in self.replicated
@@ -143,7 +143,7 @@ def _places(
     tiles."""
     coords = dict(zip(names, np.indices(shape).reshape(len(shape), -1), strict=True))
     sizes = dict(zip(names, shape, strict=True))
-    found = []
+    tiles_of_dims = []
     for axes in dims:
         place = np.zeros(prod(shape), dtype=np.int64)
         for axis in axes:
@@ -152,8 +152,8 @@ def _places(
         if devices:
             by_device = np.empty_like(place)
             by_device[np.array(devices)] = place
-        found.append((by_device, prod(sizes[axis] for axis in axes)))
-    return tuple(found)
+        tiles_of_dims.append((by_device, prod(sizes[axis] for axis in axes)))
+    return tuple(tiles_of_dims)
 
 
 def _shape(shape: tuple[int, ...]) -> str:

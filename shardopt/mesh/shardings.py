@@ -17,7 +17,7 @@ def live_axes(mesh: Mesh) -> tuple[str, ...]:
 def all_shardings(mesh: Mesh, shape: tuple[int, ...]) -> tuple[Sharding, ...]:
     """Every even sharding of a shape, the axes of a dimension in mesh order; replicated first."""
     axes, sizes = live_axes(mesh), dict(mesh.axes)
-    found = []
+    shardings = []
     for places in product(range(-1, len(shape)), repeat=len(axes)):
         dims = tuple(
             tuple(a for a, place in zip(axes, places, strict=True) if place == d)
@@ -27,8 +27,8 @@ def all_shardings(mesh: Mesh, shape: tuple[int, ...]) -> tuple[Sharding, ...]:
             extent % prod(sizes[a] for a in dim) == 0
             for extent, dim in zip(shape, dims, strict=True)
         ):
-            found.append(Sharding(dims))
-    return tuple(found)
+            shardings.append(Sharding(dims))
+    return tuple(shardings)
 
 
 def shardings_that(
@@ -37,9 +37,9 @@ def shardings_that(
     """The even shardings that agree; those with the axes of a dimension in another order only where
     no other does."""
     canonical = all_shardings(mesh, shape)
-    found = tuple(filter(agree, canonical))
-    if found:
-        return found
+    agreeing = tuple(filter(agree, canonical))
+    if agreeing:
+        return agreeing
     reordered = (
         Sharding(dims)
         for sharding in canonical

@@ -66,8 +66,8 @@ class AnnotateShardings(Pass):
             parts = read_parts(module)
         except ValueError as error:
             raise pm.error(module.operation, str(error)) from error
-        for op, said in filter(None, (part.unsettled() for part in parts)):
-            raise pm.error(op, f"expected {said} (run shardopt-insert-reshards first)")
+        for op, requirement in filter(None, (part.unsettled() for part in parts)):
+            raise pm.error(op, f"expected {requirement} (run shardopt-insert-reshards first)")
         for part in parts:
             _annotate(part)
             if _is_plain(part):
@@ -78,9 +78,9 @@ class AnnotateShardings(Pass):
         if self.sharding_format == "sdy":
             to_shardy(module, part.mesh)
         elif any(sharding.partial for sharding in part.shardings.values()):
-            said = (
+            message = (
                 "sums stay open: only for Shardy's partitioner, GSPMD would drop them without "
                 "a "
                 "word"
             )
-            pm.warning(part.holder, said)
+            pm.warning(part.holder, message)

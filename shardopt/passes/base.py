@@ -67,9 +67,9 @@ class PassContext:
     def refuse(self, errors: Iterable[tuple[Located, str]]) -> None:
         """Raise the first of the mistakes that a verifier found, if there is one, with the next few
         as notes."""
-        found = list(islice(errors, _MAX_REPORTED))
-        if found:
-            raise self.error(*found[0], notes=found[1:])
+        reported = list(islice(errors, _MAX_REPORTED))
+        if reported:
+            raise self.error(*reported[0], notes=reported[1:])
 
     def warning(
         self, where: Located, message: str, notes: Sequence[tuple[Located, str]] = ()

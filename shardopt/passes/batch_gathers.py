@@ -183,10 +183,10 @@ class BatchGathers(Pass):
     )
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
-        found = operations(module.operation, ("stablehlo.gather", "stablehlo.scatter"))
+        indexed = operations(module.operation, ("stablehlo.gather", "stablehlo.scatter"))
         rewritten = 0
-        for op in found:
+        for op in indexed:
             with ir.InsertionPoint(op), op.location:
                 rewritten += _rebatch(op)
-        pm.statistic("indexed", len(found))
+        pm.statistic("indexed", len(indexed))
         pm.statistic("rewritten", rewritten)

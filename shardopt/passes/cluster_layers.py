@@ -52,7 +52,7 @@ def _gradients(program: Program) -> dict[int, list[int]]:
     captured_from: dict[ir.Value, list[int]] = {}
     for k, value in program.captured.items():
         captured_from.setdefault(_source(value, program), []).append(k)
-    found: dict[int, list[int]] = {}
+    weights_of: dict[int, list[int]] = {}
     replaced = {
         result: program.main_block.arguments[a] for a, result in read_donation(program.main).items()
     }
@@ -62,8 +62,8 @@ def _gradients(program: Program) -> dict[int, list[int]]:
         if not weights and replaced.get(k) in captured_from:
             weights = [captured_from[replaced[k]]]
         if len(weights) == 1 and prod(ir.RankedTensorType(returned.type).shape) > 1:
-            found.update((number, weights[0]) for number in loop_results)
-    return found
+            weights_of.update((number, weights[0]) for number in loop_results)
+    return weights_of
 
 
 def _source(value: ir.Value, program: Program) -> ir.Value:
@@ -181,12 +181,12 @@ def _extract_main(
 
 def _tensor_layers(reader: GraphReader, layers: Layering) -> Mapping[int, tuple[int, ...]]:
     """For each tensor of the body the layers that read it, ascending."""
-    found: dict[int, set[int]] = {}
+    readers_of: dict[int, set[int]] = {}
     for op, layer in zip(reader.ops, layers.layer, strict=True):
         for operand in op.operands:
             if layer >= 0:
-                found.setdefault(operand, set()).add(layer)
-    return {tensor: tuple(sorted(readers)) for tensor, readers in found.items()}
+                readers_of.setdefault(operand, set()).add(layer)
+    return {tensor: tuple(sorted(readers)) for tensor, readers in readers_of.items()}
 
 
 def _annotate(reader: GraphReader, layers: tuple[int, ...]) -> None:

@@ -40,13 +40,13 @@ from shardopt.passes.sharding.resharding_stops import insert_scatters, insert_st
 
 def _insert(part: ChosenPart) -> int:
     """Rewrite a fragment; how many operations were added."""
-    reader, wanted, values = part.reader, part.wanted, part.values()
+    reader, required, values = part.reader, part.required, part.values()
     scattered = {
         k: (s.made[0], s.results[0]) for k, s in enumerate(part.strategies) if s.is_scattered
     }
     parts = insert_scatters(reader, scattered)
-    clones = make_for_readers(reader, part.clones, part.shardings, wanted)
-    stops = insert_stops(reader, part.mesh, part.shardings, wanted, part.clones)
+    clones = make_for_readers(reader, part.clones, part.shardings, required)
+    stops = insert_stops(reader, part.mesh, part.shardings, required, part.clones)
     values |= parts | clones | stops
     drop_idle_sum_points(reader, values)
     part.settle(values | pin_values(part.holder, values))

@@ -117,16 +117,16 @@ class _Lowering:
             attrs[ALIASING_OUTPUT] = i32(alias)
         return ir.DictAttr.get(attrs)
 
-    def _intern(self, function: ir.Operation, wanted: str) -> str:
+    def _intern(self, function: ir.Operation, preferred: str) -> str:
         text = str(
             function.get_asm(enable_debug_info=False, use_local_scope=True, assume_verified=True)
         )
         if text in self.by_text:
             function.erase()
             return self.by_text[text]
-        name, count = wanted, 1
+        name, count = preferred, 1
         while name in self.names:
-            name, count = f"{wanted}_{count}", count + 1
+            name, count = f"{preferred}_{count}", count + 1
         self.names.add(name)
         self.by_text[text] = name
         function.attributes["sym_name"] = ir.StringAttr.get(name)

@@ -104,13 +104,13 @@ class OptionText:
 def split_options(text: str) -> tuple[OptionText, ...]:
     """Split `a=1 b="x y" c={p=1 q=2} d=1,2` at blanks outside of quotes and braces. Raises
     OptionError."""
-    found = []
+    options = []
     for offset, part in _split(text, blanks=True):
         name, equals, value = part.partition("=")
         if not re.fullmatch(r"[A-Za-z][\w.-]*", name):
             raise OptionError(f"expected 'name=value', found '{part}'", offset)
-        found.append(OptionText(name, value if equals else None, offset))
-    return tuple(found)
+        options.append(OptionText(name, value if equals else None, offset))
+    return tuple(options)
 
 
 def parse_options(cls: type, text: str, owner: str) -> dict[str, Any]:
@@ -118,21 +118,23 @@ def parse_options(cls: type, text: str, owner: str) -> dict[str, Any]:
     OptionError."""
     specs = {spec.name: spec for spec in option_specs(cls)}
     values: dict[str, Any] = {}
-    for given in split_options(text):
-        spec = specs.get(given.name)
+    for option in split_options(text):
+        spec = specs.get(option.name)
         if spec is None:
             raise OptionError(
-                unknown_name(f"option of {owner}", given.name, tuple(specs)), given.offset
+                unknown_name(f"option of {owner}", option.name, tuple(specs)), option.offset
             )
         if spec.field in values:
-            raise OptionError(f"option '{given.name}' of {owner} is given twice", given.offset)
+            raise OptionError(f"option '{option.name}' of {owner} is given twice", option.offset)
         try:
-            values[spec.field] = _parse_value(spec.type, given.text)
+            values[spec.field] = _parse_value(spec.type, option.text)
         except ValueError as error:
-            found = given.text if given.text is not None else ""
-            message = f"option '{given.name}' of {owner} expects {spec.type_text}, found '{found}'"
+            value_text = option.text if option.text is not None else ""
+            message = (
+                f"option '{option.name}' of {owner} expects {spec.type_text}, found '{value_text}'"
+            )
             raise OptionError(
-                f"{message} ({error})" if str(error) else message, given.offset
+                f"{message} ({error})" if str(error) else message, option.offset
             ) from None
     return values
 

@@ -73,7 +73,7 @@ class _Reader:
     ) -> list:
         """One annotation a value, None for what says nothing or has no form of ours."""
         try:
-            found = list(read())
+            annotations = list(read())
         except UnsupportedError as error:
             self.unsupported.append((op.location, str(error)))
             return [None] * len(types)
@@ -83,16 +83,16 @@ class _Reader:
             ) from None
         except ValueError as error:
             raise self.pm.error(op, f"sharding annotation of {_named(op)}: {error}") from None
-        if len(found) != len(types):
+        if len(annotations) != len(types):
             raise self.pm.error(
-                op, f"expected {len(types)} shardings on {_named(op)}, found {len(found)}"
+                op, f"expected {len(types)} shardings on {_named(op)}, found {len(annotations)}"
             )
-        for annotation, type_ in zip(found, types, strict=True):
+        for annotation, type_ in zip(annotations, types, strict=True):
             rank = ir.RankedTensorType(type_).rank if isinstance(type_, ir.RankedTensorType) else 0
             if annotation.rank != rank:
-                said = f"expected rank {rank}, found {annotation.rank} in {annotation}"
-                raise self.pm.error(op, f"sharding annotation of {_named(op)}: {said}")
-        telling = [None if annotation.is_vacuous else annotation for annotation in found]
+                mismatch = f"expected rank {rank}, found {annotation.rank} in {annotation}"
+                raise self.pm.error(op, f"sharding annotation of {_named(op)}: {mismatch}")
+        telling = [None if annotation.is_vacuous else annotation for annotation in annotations]
         self.vacuous += telling.count(None)
         self.kept += len(telling) - telling.count(None)
         return telling
@@ -180,26 +180,26 @@ def _read_op(op: ir.Operation, reader: _Reader) -> None:
     for name in attributes:
         del op.attributes[name]
     types = [result.type for result in op.results]
-    found = [None] * len(types)
+    annotations = [None] * len(types)
     if op.name in _CONSTRAINTS:
-        found = reader.read(
+        annotations = reader.read(
             op, types, lambda: [from_shardy(op.attributes["sharding"], reader.meshes)]
         )
     elif attributes and op.parent is not None and op_name(op.parent) not in _WHOLE:
         reader.unsupported.append((op.location, str(next(iter(attributes.values())))))
     elif attributes and types:
-        found = reader.of_attributes(op, attributes, types)
+        annotations = reader.of_attributes(op, attributes, types)
     elif op.name in _STATEMENTS:
         reader.unsupported.append((op.location, op.name))
     elif SHARDING in op.attributes or not (op.name in _IDENTITIES or is_marker(op)):
         return
-    _mark(op, found)
+    _mark(op, annotations)
 
 
-def _mark(op: ir.Operation, found: list) -> None:
+def _mark(op: ir.Operation, annotations: list) -> None:
     """Put markers in the place of an operation that only says something, and behind any other."""
     hands_on = op.name in _IDENTITIES or is_marker(op)
-    for number, (result, annotation) in enumerate(zip(op.results, found, strict=True)):
+    for number, (result, annotation) in enumerate(zip(op.results, annotations, strict=True)):
         value = op.operands[0] if hands_on else result
         if annotation is not None:
             marker = identity(value, op.location, ir.InsertionPoint.after(op))
@@ -250,10 +250,10 @@ def _report(reader: _Reader, mode: str, pm: PassContext) -> None:
     if not reader.unsupported:
         return
     (first, text), count = reader.unsupported[0], len(reader.unsupported)
-    said = f"{count} sharding annotations cannot be kept, the first of them '{text}'"
+    message = f"{count} sharding annotations cannot be kept, the first of them '{text}'"
     if mode == "require":
-        raise pm.error(first, said)
-    pm.warning(first, said)
+        raise pm.error(first, message)
+    pm.warning(first, message)
 
 
 @dataclass(frozen=True)
@@ -271,10 +271,10 @@ class ReadAnnotations(Pass):
             return  # a module without an entry is for the verifier to refuse
         manual = operations(main, ("sdy.manual_computation",))
         if manual:
-            said = "which is code for one device of a mesh"
+            reason = "which is code for one device of a mesh"
             raise pm.error(
                 manual[0],
-                f"expected a program for all devices, found 'sdy.manual_computation', {said}",
+                f"expected a program for all devices, found 'sdy.manual_computation', {reason}",
             )
         if self.annotations == "drop":
             pm.statistic("annotations dropped", _drop(module, main, pm))

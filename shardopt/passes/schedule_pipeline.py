@@ -77,16 +77,16 @@ def _chosen(program: Program, pipeline: PipelineGraph) -> tuple[ScheduleText, Si
         profile.peak_bytes - fixed
         for profile, fixed in zip(result.memory, pipeline.fixed_bytes, strict=True)
     )
-    found = auto_schedule(replace(work, memory_bytes=tuple(held)))
-    if found.result.makespan_seconds >= enough:
+    shorter = auto_schedule(replace(work, memory_bytes=tuple(held)))
+    if shorter.result.makespan_seconds >= enough:
         return text, result
-    return _listed(found, pipeline, program)
+    return _listed(shorter, pipeline, program)
 
 
 def _listed(
-    found: Chosen, pipeline: PipelineGraph, program: Program
+    chosen: Chosen, pipeline: PipelineGraph, program: Program
 ) -> tuple[ScheduleText, SimulationResult]:
-    text = ScheduleText(found.origin) if found.is_named else ScheduleText.of(found.schedule)
+    text = ScheduleText(chosen.origin) if chosen.is_named else ScheduleText.of(chosen.schedule)
     return text, simulate_pipeline(text, pipeline, program.num_microbatches)
 
 
@@ -118,11 +118,11 @@ class SchedulePipeline(Pass):
         write_schedule(program.loop, text, result, peak_bytes(pipeline, result))
         reason = check_exchange(result.linked)
         if reason:
-            said = (
+            message = (
                 "sends go out in the order in which they are received, since as tasks end they "
                 f"could block: {reason}"
             )
-            pm.remark("schedule", module.operation, said, category="passed")
+            pm.remark("schedule", module.operation, message, category="passed")
         pm.statistic("makespan seconds", result.makespan_seconds)
         pm.statistic("bubble", result.bubble_fraction)
 
@@ -131,9 +131,9 @@ class SchedulePipeline(Pass):
             return ScheduleText(self.schedule)
         imported = _imported(self.schedule)
         if imported.left_out:
-            said = (
+            message = (
                 f"{imported} of '{self.schedule}' are left out: sends, receives and reductions "
                 "follow from the plan"
             )
-            pm.remark("schedule", module.operation, said, category="passed")
+            pm.remark("schedule", module.operation, message, category="passed")
         return ScheduleText.of(imported.schedule)

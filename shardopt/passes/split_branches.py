@@ -38,6 +38,6 @@ class SplitBranches(Pass):
         parts = 0
         for op in operations(module.operation, BRANCHES):
             if len(op.results) > 1 and not has_user_attribute(op):
-                found = split_results(op)
-                parts += found if found > 1 else 0
+                count = split_results(op)
+                parts += count if count > 1 else 0
         pm.statistic("parts", parts)

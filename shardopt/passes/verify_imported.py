@@ -23,7 +23,7 @@ class VerifyImported(Pass):
     summary = "check that the module is one function of StableHLO operations on static shapes"
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
-        found = list(islice(violations(module), _MAX_REPORTED))
-        if found:
-            first, *others = found
+        reported = list(islice(violations(module), _MAX_REPORTED))
+        if reported:
+            first, *others = reported
             raise pm.error(first.op, first.message, [(other.op, other.message) for other in others])

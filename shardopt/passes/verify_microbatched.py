@@ -24,7 +24,7 @@ class VerifyMicrobatched(Pass):
     summary = "check that @main is a prologue, one microbatch loop and an epilogue"
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
-        found = list(islice(violations(module), _MAX_REPORTED))
-        if found:
-            first, *others = found
+        reported = list(islice(violations(module), _MAX_REPORTED))
+        if reported:
+            first, *others = reported
             raise pm.error(first.op, first.message, [(other.op, other.message) for other in others])

@@ -27,7 +27,7 @@ class VerifySharded(Pass):
     summary = "check that every value inside a stage has a sharding"
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
-        found = list(islice(violations(module), _MAX_REPORTED))
-        if found:
-            first, *others = found
+        reported = list(islice(violations(module), _MAX_REPORTED))
+        if reported:
+            first, *others = reported
             raise pm.error(first.op, first.message, [(other.op, other.message) for other in others])

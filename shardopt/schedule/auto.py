@@ -82,5 +82,6 @@ def _fits(result: SimulationResult, work: Workload) -> bool:
     if work.memory_bytes is None:
         return True
     return all(
-        own.peak_bytes <= limit for own, limit in zip(result.memory, work.memory_bytes, strict=True)
+        profile.peak_bytes <= limit
+        for profile, limit in zip(result.memory, work.memory_bytes, strict=True)
     )

@@ -40,12 +40,14 @@ def lower_bound_seconds(work: Workload) -> float:
     )
     busiest = 0.0
     for mesh in range(work.num_meshes):
-        own = [task for task in ways.order if work.stage_to_mesh[task.stage] == mesh]
-        if own:
-            busy = sum(_runs(work, task) * work.task_seconds[task] for task in own)
+        tasks = [task for task in ways.order if work.stage_to_mesh[task.stage] == mesh]
+        if tasks:
+            busy = sum(_runs(work, task) * work.task_seconds[task] for task in tasks)
             busiest = max(
                 busiest,
-                min(ways.head[task] for task in own) + busy + min(ways.tail[task] for task in own),
+                min(ways.head[task] for task in tasks)
+                + busy
+                + min(ways.tail[task] for task in tasks),
             )
     return max(longest, busiest)
 

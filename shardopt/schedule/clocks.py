@@ -58,12 +58,12 @@ class SharedClock:
     def __init__(self, sharing: Sharing) -> None:
         self._sharing = sharing
         meshes_of: dict[int, list[int]] = {}
-        for mesh, own in enumerate(sharing.hosts):
-            for host, _ in own:
+        for mesh, shares in enumerate(sharing.hosts):
+            for host, _ in shares:
                 meshes_of.setdefault(host, []).append(mesh)
         self._beside = [
-            tuple(sorted({other for host, _ in own for other in meshes_of[host]}))
-            for own in sharing.hosts
+            tuple(sorted({other for host, _ in shares for other in meshes_of[host]}))
+            for shares in sharing.hosts
         ]
         self._load: Counter[int] = Counter()
         self._starts: list[tuple[float, int, int, float]] = []  # start, node, mesh, seconds

@@ -69,11 +69,11 @@ def from_rows(rows: Sequence[Sequence[str]], name: str) -> Schedule:
     """The schedule of tasks that are separated already, one row a mesh; raises UserError as
     `read_csv`."""
     none: Counter[str] = Counter()
-    found = (
+    rows_of_tasks = (
         tuple(_tasks(row, f"schedule '{name}', row {number}", none))
         for number, row in enumerate(rows, start=1)
     )
-    return _schedule(name, tuple(found))
+    return _schedule(name, tuple(rows_of_tasks))
 
 
 def _tasks(cells: Sequence[str], where: str, left_out: Counter[str]) -> Iterator[Task]:
@@ -97,8 +97,8 @@ def _tasks(cells: Sequence[str], where: str, left_out: Counter[str]) -> Iterator
 
 def _schedule(name: str, tasks: tuple[tuple[Task, ...], ...]) -> Schedule:
     home: dict[int, int] = {}
-    for mesh, own in enumerate(tasks):
-        for task in own:
+    for mesh, row in enumerate(tasks):
+        for task in row:
             if home.setdefault(task.stage, mesh) != mesh:
                 raise UserError(
                     f"schedule '{name}': stage {task.stage} has tasks on mesh {home[task.stage]} "
@@ -110,7 +110,7 @@ def _schedule(name: str, tasks: tuple[tuple[Task, ...], ...]) -> Schedule:
         raise UserError(
             f"schedule '{name}': stage {missing} has no tasks, but stage {max(home)} has"
         )
-    num_microbatches = 1 + max((task.microbatch for own in tasks for task in own), default=ONCE)
+    num_microbatches = 1 + max((task.microbatch for row in tasks for task in row), default=ONCE)
     if num_microbatches < 1:
         raise UserError(f"schedule '{name}': no task has a microbatch")
     if num_microbatches > sum(map(len, tasks)):

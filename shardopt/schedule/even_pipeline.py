@@ -47,9 +47,9 @@ class EvenPipeline:
     def with_slices(self, table: Sequence[Sequence[float]]) -> EvenPipeline:
         """The slices of tokens with the shortest step for TeraPipe, whose seconds `token_slices`
         describes: forward and backward together, shared as before."""
-        found = token_slices(np.array(table), self.num_meshes, self.num_microbatches)
+        sliced = token_slices(np.array(table), self.num_meshes, self.num_microbatches)
         total = self.forward_seconds + self.backward_seconds
-        return replace(self, slices=tuple(seconds / total for seconds in found.seconds))
+        return replace(self, slices=tuple(seconds / total for seconds in sliced.seconds))
 
     def build(self, name: str) -> Schedule:
         """Raises UserError for an unknown name, and for numbers that do not suit the schedule."""
@@ -109,9 +109,9 @@ class EvenPipeline:
         """`shares` of a mesh's work for its stages, in turn; by default equal ones."""
         share = {}
         for mesh in range(1 + max(homes)):
-            own = [stage for stage, home in enumerate(homes) if home == mesh]
-            for number, stage in enumerate(own):
-                share[stage] = shares[number % len(shares)] if shares else 1 / len(own)
+            stages = [stage for stage, home in enumerate(homes) if home == mesh]
+            for number, stage in enumerate(stages):
+                share[stage] = shares[number % len(shares)] if shares else 1 / len(stages)
         crossing = [homes[edge.src.stage] != homes[edge.dst.stage] for edge in graph.edges]
         kept = [task for task in graph.tasks if task.kind is TaskKind.FORWARD]
         return Workload(

@@ -44,20 +44,20 @@ class Times:
         """Those that take time, by target and then by source, as in the lists."""
         if self.moved is not None:
             return sorted(self.moved, key=itemgetter(1))
-        found = []
+        moved = []
         for node, sources in enumerate(linked.predecessors):
             for source, edge in sources:
                 if self.delays[edge] > 0:
-                    found.append(
+                    moved.append(
                         (source, node, self.ends[source], self.ends[source] + self.delays[edge])
                     )
-        return found
+        return moved
 
     @staticmethod
     def of(linked: LinkedSchedule, costs: Costs) -> Times:
         contended = any(
-            seconds > 0 and own
-            for seconds, own in zip(costs.transfer_seconds, costs.links, strict=True)
+            seconds > 0 and links
+            for seconds, links in zip(costs.transfer_seconds, costs.links, strict=True)
         )
         return (
             Times.by_events(linked, costs)
@@ -123,7 +123,7 @@ class _Links:
 
     def __init__(self, costs: Costs) -> None:
         self._seconds, self._links = costs.transfer_seconds, costs.links
-        self._free = dict.fromkeys((number for own in costs.links for number in own), 0.0)
+        self._free = dict.fromkeys((number for links in costs.links for number in links), 0.0)
         self.moved: list[Moved] = []
 
     def arrival(self, source: int, node: int, now: float, edge: int) -> float:
@@ -143,4 +143,4 @@ class _Links:
 
 def _longest_send(linked: LinkedSchedule, seconds: Sequence[float]) -> list[float]:
     """For each node how long its transfers take, which all start at once."""
-    return [max((seconds[edge] for _, edge in own), default=0.0) for own in linked.readers]
+    return [max((seconds[edge] for _, edge in readers), default=0.0) for readers in linked.readers]

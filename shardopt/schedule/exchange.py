@@ -61,7 +61,7 @@ def run_exchange(steps: Steps, rendezvous: bool, lanes: bool = False) -> Outcome
     """Run the meshes against each other, in O(steps). With `lanes`, a message waits only behind
     others for its receiver."""
     send, recv = Do.SEND, Do.RECV
-    sender = {value: mesh for mesh, own in enumerate(steps) for do, value in own if do is send}
+    sender = {value: mesh for mesh, row in enumerate(steps) for do, value in row if do is send}
     lane = _lanes(steps, sender) if lanes else sender
     position = [0] * len(steps)
     count = max(lane.values(), default=0) + 1 if lanes else len(steps)
@@ -79,9 +79,9 @@ def run_exchange(steps: Steps, rendezvous: bool, lanes: bool = False) -> Outcome
     runnable = deque(range(len(steps)))
     while runnable:
         mesh = runnable.popleft()
-        own, at = steps[mesh], position[mesh]
-        while at < len(own):
-            do, value = own[at]
+        row, at = steps[mesh], position[mesh]
+        while at < len(row):
+            do, value = row[at]
             if do is send:
                 at_lane = lane[value] if lanes else mesh
                 queue = queues[at_lane]
@@ -119,10 +119,14 @@ def run_exchange(steps: Steps, rendezvous: bool, lanes: bool = False) -> Outcome
     if not rendezvous:
         return Outcome(stopped, tuple(received), {}, {})
     holding = {
-        mesh: own[first_left[mesh]] for mesh, own in enumerate(made) if first_left[mesh] < len(own)
+        mesh: queue[first_left[mesh]]
+        for mesh, queue in enumerate(made)
+        if first_left[mesh] < len(queue)
     }
     ahead = {
-        value: own[through[at]] for at, own in enumerate(queues) for value in own[through[at] :]
+        value: queue[through[at]]
+        for at, queue in enumerate(queues)
+        for value in queue[through[at] :]
     }
     return Outcome(stopped, tuple(received), holding, ahead)
 
@@ -135,7 +139,7 @@ def _advance(made: list[int], first_left: list[int], mesh: int, arrived: set[int
 def _lanes(steps: Steps, sender: dict[int, int]) -> dict[int, int]:
     """A number for each sender and receiver; what nobody receives has the lane of its sender
     alone."""
-    receiver = {value: mesh for mesh, own in enumerate(steps) for do, value in own if do is Do.RECV}
+    receiver = {value: mesh for mesh, row in enumerate(steps) for do, value in row if do is Do.RECV}
     numbers: dict[tuple[int, int], int] = {}
     return {
         value: numbers.setdefault((mesh, receiver.get(value, -1)), len(numbers))
@@ -152,26 +156,26 @@ def in_order_of_receipt(steps: Steps) -> Steps:
     if eager.blocks:
         return steps
     rank = {message: number for number, message in enumerate(eager.received)}
-    return tuple(tuple(_postponed(own, rank)) for own in steps)
+    return tuple(tuple(_postponed(row, rank)) for row in steps)
 
 
-def _postponed(own: tuple[Step, ...], rank: dict[int, int]) -> Sequence[Step]:
-    sends = [value for do, value in own if do is Do.SEND]
-    wanted = sorted(sends, key=rank.__getitem__)
-    if wanted == sends:
-        return own
+def _postponed(row: tuple[Step, ...], rank: dict[int, int]) -> Sequence[Step]:
+    sends = [value for do, value in row if do is Do.SEND]
+    by_receipt = sorted(sends, key=rank.__getitem__)
+    if by_receipt == sends:
+        return row
     made: set[int] = set()
-    found: list[Step] = []
+    postponed: list[Step] = []
     following = 0
-    for do, value in own:
+    for do, value in row:
         if do is Do.SEND:
             made.add(value)
         else:
-            found.append((do, value))
-        while following < len(wanted) and wanted[following] in made:
-            found.append((Do.SEND, wanted[following]))
+            postponed.append((do, value))
+        while following < len(by_receipt) and by_receipt[following] in made:
+            postponed.append((Do.SEND, by_receipt[following]))
             following += 1
-    return found
+    return postponed
 
 
 @dataclass(frozen=True)
@@ -216,8 +220,8 @@ def messages_of(linked: LinkedSchedule) -> Messages:
         while message < count and targets_of[message] == node:
             steps[mesh].append((recv, message))
             message += 1
-        for _, own in sorted(leaving.get(node, ())):
-            steps[mesh].append((send, own))
+        for _, outgoing in sorted(leaving.get(node, ())):
+            steps[mesh].append((send, outgoing))
     return Messages(tuple(map(tuple, steps)), tuple(sources_of), tuple(targets_of))
 
 
@@ -226,8 +230,8 @@ def describe(
 ) -> str:
     """The circle of waits of an outcome that blocks. `mesh_name(mesh, step)` says who stopped
     where, `name(message)` what a message is."""
-    receiver = {value: mesh for mesh, own in enumerate(steps) for do, value in own if do is Do.RECV}
-    sender = {value: mesh for mesh, own in enumerate(steps) for do, value in own if do is Do.SEND}
+    receiver = {value: mesh for mesh, row in enumerate(steps) for do, value in row if do is Do.RECV}
+    sender = {value: mesh for mesh, row in enumerate(steps) for do, value in row if do is Do.SEND}
 
     def wait(mesh: int) -> tuple[str, int]:
         """What a mesh waits for, and the mesh that it waits for."""
@@ -243,14 +247,14 @@ def describe(
             ]
         return text, source
 
-    said: dict[int, tuple[str, int]] = {}
+    waits: dict[int, tuple[str, int]] = {}
     mesh = min(outcome.stopped)
-    while mesh not in said:
-        said[mesh] = wait(mesh)
-        mesh = said[mesh][1]
-    circle = list(said)[list(said).index(mesh) :]
+    while mesh not in waits:
+        waits[mesh] = wait(mesh)
+        mesh = waits[mesh][1]
+    circle = list(waits)[list(waits).index(mesh) :]
     more = f", and {len(circle) - _MOST_SHOWN} more" if len(circle) > _MOST_SHOWN else ""
-    return "; ".join(said[own][0] for own in circle[:_MOST_SHOWN]) + more
+    return "; ".join(waits[member][0] for member in circle[:_MOST_SHOWN]) + more
 
 
 def check_exchange(linked: LinkedSchedule) -> str:

@@ -82,8 +82,8 @@ def list_schedule(work: Workload, rule: Rule, name: str = "auto") -> Schedule | 
     cannot proceed)."""
     if not rule.from_end:
         return _Run(work, rule).schedule(name)
-    found = _Run(_reversed(work), rule).schedule(name)
-    return None if found is None else _read_backwards(found, work)
+    reversed_schedule = _Run(_reversed(work), rule).schedule(name)
+    return None if reversed_schedule is None else _read_backwards(reversed_schedule, work)
 
 
 def _reversed(work: Workload) -> Workload:
@@ -105,8 +105,8 @@ def _read_backwards(schedule: Schedule, work: Workload) -> Schedule:
     """The last task comes first, and the last microbatch too; updates behind everything else."""
     last = schedule.num_microbatches - 1
     rows = [
-        [Task(task.kind, task.stage, last - task.microbatch) for task in own[::-1]]
-        for own in schedule.tasks
+        [Task(task.kind, task.stage, last - task.microbatch) for task in row[::-1]]
+        for row in schedule.tasks
     ]
     for task in work.graph.tasks:
         if task.kind.runs_once:
@@ -158,8 +158,8 @@ class _Run:
         orders: list[list[int]] = [[] for _ in range(self.work.num_meshes)]
         for k, home in enumerate(self.home):
             orders[home].append(k)
-        for own in orders:
-            own.sort(
+        for order in orders:
+            order.sort(
                 key=lambda k: (
                     urgency.get(self.tasks[k].kind, len(urgency)),
                     sign * self.tasks[k].stage,

@@ -104,23 +104,27 @@ def memory_profiles(
                 released[last] += each.bytes
     position = 0
     for mesh, tasks in enumerate(linked.schedule.tasks):
-        own = slice(position, position + len(tasks))
+        nodes_of_mesh = slice(position, position + len(tasks))
         position += len(tasks)
         yield _profile(
-            allocated[own], released[own], fixed_bytes[mesh], start_seconds[mesh], end_seconds[mesh]
+            allocated[nodes_of_mesh],
+            released[nodes_of_mesh],
+            fixed_bytes[mesh],
+            start_seconds[mesh],
+            end_seconds[mesh],
         )
 
 
 def _nodes_of(tasks: Set[StageTask], linked: LinkedSchedule) -> dict[StageTask, list[int]]:
     """The nodes of some tasks by microbatch; none of tasks that the schedule does not list."""
-    found: dict[tuple[TaskKind, int], list[tuple[int, int]]] = {
+    by_task: dict[tuple[TaskKind, int], list[tuple[int, int]]] = {
         (task.kind, task.stage): [] for task in tasks
     }
     for node, task in enumerate(linked.nodes):
-        own = found.get((task.kind, task.stage))
-        if own is not None:
-            own.append((task.microbatch, node))
-    return {task: [node for _, node in sorted(found[task.kind, task.stage])] for task in tasks}
+        runs = by_task.get((task.kind, task.stage))
+        if runs is not None:
+            runs.append((task.microbatch, node))
+    return {task: [node for _, node in sorted(by_task[task.kind, task.stage])] for task in tasks}
 
 
 def _profile(

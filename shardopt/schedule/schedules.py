@@ -196,7 +196,7 @@ def build_schedule(
             f"schedule '{name}' needs at least 1 stage and 1 microbatch, got {num_stages} and "
             f"{num_microbatches}"
         )
-    wanted = kind.stages_per_mesh
+    stages_each = kind.stages_per_mesh
     if meshes > 0 and meshes % kind.mesh_multiple:
         raise UserError(
             f"schedule '{name}' needs a multiple of {kind.mesh_multiple} meshes, got {meshes}"
@@ -204,10 +204,10 @@ def build_schedule(
     if not kind.suits(num_stages, meshes):
         each = (
             "the same number of stages"
-            if wanted == SEVERAL
+            if stages_each == SEVERAL
             else "1 stage"
-            if wanted == 1
-            else f"{wanted} stages"
+            if stages_each == 1
+            else f"{stages_each} stages"
         )
         raise UserError(
             f"schedule '{name}' needs {each} on every mesh, got {num_stages} stages on {meshes} "
@@ -237,13 +237,13 @@ class ScheduleText:
         if not self.rows:
             return build_schedule(self.name, num_stages, num_microbatches, num_meshes)
         schedule = from_rows([row.split() for row in self.rows], self.name)
-        found = (schedule.num_stages, schedule.num_microbatches, schedule.num_meshes)
-        wanted = (num_stages, num_microbatches, num_meshes or schedule.num_meshes)
-        if found != wanted:
+        actual = (schedule.num_stages, schedule.num_microbatches, schedule.num_meshes)
+        expected = (num_stages, num_microbatches, num_meshes or schedule.num_meshes)
+        if actual != expected:
             form = "{} stages, {} microbatches and {} meshes"
-            expected, given = form.format(*wanted), form.format(*found)
+            expected_text, actual_text = form.format(*expected), form.format(*actual)
             raise UserError(
-                f"schedule '{self.name}': expected tasks of {expected}, found tasks of {given}"
+                f"schedule '{self.name}': expected tasks of {expected_text}, found tasks of {actual_text}"
             )
         return schedule
 

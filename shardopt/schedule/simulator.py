@@ -117,7 +117,7 @@ def simulate(
     )
     fixed = tuple(fixed_bytes) if fixed_bytes is not None else (0,) * schedule.num_meshes
     links = (
-        tuple(tuple(own) for own in edge_links)
+        tuple(tuple(numbers) for numbers in edge_links)
         if edge_links is not None
         else ((),) * len(graph.edges)
     )
@@ -132,8 +132,8 @@ def simulate(
     )
     start_seconds, end_seconds = linked.rows(times.starts), linked.rows(times.ends)
     busy = tuple(
-        sum(end - start for start, end in zip(own_starts, own_ends, strict=True))
-        for own_starts, own_ends in zip(start_seconds, end_seconds, strict=True)
+        sum(end - start for start, end in zip(starts, ends, strict=True))
+        for starts, ends in zip(start_seconds, end_seconds, strict=True)
     )
     makespan = max(times.ends, default=0.0)
     if held is None:

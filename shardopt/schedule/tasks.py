@@ -91,8 +91,8 @@ class Task:
             )
         kind = TaskKind(match[2])
         if kind.runs_once == bool(match[3]):
-            wanted = "no microbatch: it runs once per step" if kind.runs_once else "a microbatch"
-            raise UserError(f"'{text.strip()}' is not a task: kind {kind} takes {wanted}")
+            expected = "no microbatch: it runs once per step" if kind.runs_once else "a microbatch"
+            raise UserError(f"'{text.strip()}' is not a task: kind {kind} takes {expected}")
         return Task(kind, int(match[1]), int(match[3]) if match[3] else ONCE)
 
     def __str__(self) -> str:
@@ -141,7 +141,7 @@ class Schedule:
             for mesh in range(self.num_meshes)
         )
         return replace(
-            self, tasks=tuple(own + tail for own, tail in zip(self.tasks, updates, strict=True))
+            self, tasks=tuple(row + tail for row, tail in zip(self.tasks, updates, strict=True))
         )
 
     def __str__(self) -> str:

@@ -57,12 +57,12 @@ def token_slices(seconds: np.ndarray, num_meshes: int, num_microbatches: int = 1
         if not cuts:
             break
         tried += 1
-        own = tuple(float(by_end[end, begin]) for begin, end in pairwise(cuts))
-        step = num_microbatches * total + fill * max(own)
+        slice_seconds = tuple(float(by_end[end, begin]) for begin, end in pairwise(cuts))
+        step = num_microbatches * total + fill * max(slice_seconds)
         if best is None or step < best.step_seconds:
             lengths = tuple(end - begin for begin, end in pairwise(cuts))
-            best = TokenSlices(lengths, own, step, tried)
-        smaller = int(np.searchsorted(times, max(own))) - 1
+            best = TokenSlices(lengths, slice_seconds, step, tried)
+        smaller = int(np.searchsorted(times, max(slice_seconds))) - 1
         # The sum only grows as the bound falls, so this much no later solution can do without.
         if smaller < 0 or num_microbatches * total + fill * shortest >= best.step_seconds:
             break

@@ -49,19 +49,19 @@ class LinkedSchedule:
     @cached_property
     def readers(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         """For each node the (node, index into graph.edges) pairs that read what it makes."""
-        found: list[list[tuple[int, int]]] = [[] for _ in self.nodes]
+        readers_of: list[list[tuple[int, int]]] = [[] for _ in self.nodes]
         for node, sources in enumerate(self.predecessors):
             for source, edge in sources:
-                found[source].append((node, edge))
-        return tuple(map(tuple, found))
+                readers_of[source].append((node, edge))
+        return tuple(map(tuple, readers_of))
 
     def rows(self, values: Sequence[T]) -> tuple[tuple[T, ...], ...]:
         """Values of all nodes by mesh."""
-        found, position = [], 0
+        by_mesh, position = [], 0
         for tasks in self.schedule.tasks:
-            found.append(tuple(values[position : position + len(tasks)]))
+            by_mesh.append(tuple(values[position : position + len(tasks)]))
             position += len(tasks)
-        return tuple(found)
+        return tuple(by_mesh)
 
 
 def link(schedule: Schedule, graph: StageGraph) -> LinkedSchedule:
@@ -102,15 +102,17 @@ def _node_table(
 ) -> dict[StageTask, list[int]]:
     """Nodes of each task of the graph, by microbatch."""
     count = schedule.num_microbatches
-    table = {own: [-1] * (1 if own.kind.runs_once else count) for own in graph.tasks}
-    by_numbers = {(own.kind, own.stage): runs for own, runs in table.items()}
-    for node, task in enumerate(nodes):
-        found = by_numbers.get((task.kind, task.stage))
-        if found is not None:
-            found[task.microbatch] = node  # ONCE is the last, and only, entry of its list
-    for own, runs in table.items():
+    table = {task: [-1] * (1 if task.kind.runs_once else count) for task in graph.tasks}
+    by_numbers = {(task.kind, task.stage): runs for task, runs in table.items()}
+    for node, node_task in enumerate(nodes):
+        runs_of_task = by_numbers.get((node_task.kind, node_task.stage))
+        if runs_of_task is not None:
+            runs_of_task[node_task.microbatch] = (
+                node  # ONCE is the last, and only, entry of its list
+            )
+    for task, runs in table.items():
         if -1 in runs:
-            missing = Task(own.kind, own.stage, ONCE if own.kind.runs_once else runs.index(-1))
+            missing = Task(task.kind, task.stage, ONCE if task.kind.runs_once else runs.index(-1))
             raise ScheduleError(
                 f"schedule '{schedule.name}': task {missing} is not listed on any mesh"
             )
@@ -120,15 +122,15 @@ def _node_table(
 def _predecessors(
     graph: StageGraph, table: dict[StageTask, list[int]], num_nodes: int
 ) -> tuple[tuple[tuple[int, int], ...], ...]:
-    found: list[list[tuple[int, int]]] = [[] for _ in range(num_nodes)]
+    predecessors: list[list[tuple[int, int]]] = [[] for _ in range(num_nodes)]
     for index, edge in enumerate(graph.edges):
         sources, targets = table[edge.src], table[edge.dst]
         if edge.dst.kind.runs_once:
-            found[targets[0]].extend((source, index) for source in sources)
+            predecessors[targets[0]].extend((source, index) for source in sources)
         else:
             for source, target in zip(sources, targets, strict=True):
-                found[target].append((source, index))
-    return tuple(map(tuple, found))
+                predecessors[target].append((source, index))
+    return tuple(map(tuple, predecessors))
 
 
 def _sweep(

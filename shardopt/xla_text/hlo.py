@@ -75,13 +75,13 @@ def parse_collectives(text: str, mesh: Mesh) -> tuple[HloCollective, ...]:
     XLA's all-reduce folder writes it on some backends; here it is, on all of them."""
     computations = dict(_computations(text))
     times = _executions(computations)
-    found: list[HloCollective] = []
+    collectives: list[HloCollective] = []
     for name, lines in computations.items():
         parsed = [
             item for line in lines if (item := _parse(line, mesh, times.get(name, 1))) is not None
         ]
-        found += _folded(parsed, lines, mesh)
-    return tuple(found)
+        collectives += _folded(parsed, lines, mesh)
+    return tuple(collectives)
 
 
 def module_traffic(text: str, mesh: Mesh) -> tuple[Traffic, ...]:
@@ -156,12 +156,12 @@ _TRANSPARENT = frozenset({"bitcast", "copy", "get-tuple-element", "reshape", "tr
 Place = tuple[str, int]  # an instruction and which of its tensors
 
 
-def _folded(found: list[HloCollective], lines: list[str], mesh: Mesh) -> list[HloCollective]:
+def _folded(parsed: list[HloCollective], lines: list[str], mesh: Mesh) -> list[HloCollective]:
     """All-reduces along different axes that follow one another as one; each tensor is looked at on
     its own."""
-    reduces = {item.name: item for item in found if item.kind == ALL_REDUCE}
+    reduces = {item.name: item for item in parsed if item.kind == ALL_REDUCE}
     if len({item.axes for item in reduces.values()}) < 2:
-        return found
+        return parsed
     axes = {(name, k): item.axes for name, item in reduces.items() for k in range(len(item.sizes))}
     gone: set[Place] = set()
     for place, before in _chains(reduces, lines).items():
@@ -172,7 +172,7 @@ def _folded(found: list[HloCollective], lines: list[str], mesh: Mesh) -> list[Hl
             gone.add(before)
     return [
         part
-        for item in found
+        for item in parsed
         for part in (_parts(item, axes, gone) if item.name in reduces else [item])
     ]
 
@@ -200,7 +200,7 @@ def _chains(reduces: dict[str, HloCollective], lines: list[str]) -> dict[Place, 
     kinds = {match["name"]: match["op"] for match in matches}
     index = {match["name"]: int(match["index"] or 0) for match in matches}
     readers = Counter(operand for each in operands.values() for operand in each)
-    found: dict[Place, Place] = {}
+    chained: dict[Place, Place] = {}
     for name in (name for name in operands if name in reduces):
         for k, value in enumerate(operands[name]):
             tensor = 0
@@ -209,5 +209,5 @@ def _chains(reduces: dict[str, HloCollective], lines: list[str]) -> dict[Place, 
                 tensor = index[value] if kinds[value] == "get-tuple-element" else tensor
                 value = operands[value][0]
             if value in reduces and (len(reduces[value].sizes) > 1 or readers[value] == 1):
-                found[name, k] = (value, tensor)
-    return found
+                chained[name, k] = (value, tensor)
+    return chained

@@ -281,7 +281,7 @@ def compile_plain(model: Model, mesh: str, preset: str, cluster: Cluster) -> Com
 def test_data_parallel_counts_hold_through_shardy() -> None:
     """An MLP of six layers, as through GSPMD: twelve gradients and the loss."""
     compiled = compile_plain(mlp(256, 32), "4x1", "data", FAST)
-    assert compiled.predicted == compiled.found == {"all_reduce": 13}
+    assert compiled.predicted == compiled.emitted == {"all_reduce": 13}
     check_numbers(compiled)
 
 
@@ -289,7 +289,7 @@ def test_data_parallel_counts_hold_through_shardy() -> None:
 def test_tensor_parallel_counts_hold_through_shardy() -> None:
     """One sum a layer boundary, and the loss."""
     compiled = compile_plain(mlp(32, 256), "1x4", "ilp", SLOW)
-    assert reduced(compiled.found) == reduced(compiled.predicted) == 6
+    assert reduced(compiled.emitted) == reduced(compiled.predicted) == 6
     check_numbers(compiled)
 
 

@@ -33,7 +33,7 @@ def exchanged(
 ) -> tuple[tuple[Traffic, ...], ...]:
     """What was planned and what was compiled, in the same notation."""
     [outcome] = check(MODELS[name]()[0], Case(mesh, plan, gap=0.05), (form,))
-    return comparable(outcome.predicted), comparable(outcome.found)
+    return comparable(outcome.predicted), comparable(outcome.emitted)
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_data_parallel_reduces_each_gradient_once() -> None:
     """Batch 256, hidden 32 on 4x1: twelve gradients and the loss, nothing else."""
     compiled = compile_sharded(mlp(256, 32), "4x1", "data", FAST)
     assert compiled.predicted == {"all_reduce": 13}
-    assert compiled.found == {"all_reduce": 13}
+    assert compiled.emitted == {"all_reduce": 13}
     check_numbers(compiled)
 
 
@@ -171,7 +171,7 @@ def test_the_solver_splits_a_wide_batch_by_its_rows() -> None:
     compiled = compile_sharded(mlp(256, 32), "4x1")
     batch = compiled.function.arguments[-2:]
     assert [str(spec.sharding) for spec in batch] == ['[{"x"}, {}]'] * 2
-    assert reduced(compiled.found) == reduced(compiled.predicted) == 13
+    assert reduced(compiled.emitted) == reduced(compiled.predicted) == 13
     check_numbers(compiled)
 
 
@@ -182,9 +182,9 @@ def test_the_solver_splits_wide_weights_and_keeps_their_gradients_local() -> Non
     kernels = [spec for spec in compiled.function.arguments if spec.shape == (256, 256)]
     assert len(kernels) == 6 and not any(spec.sharding.is_replicated for spec in kernels)
     assert (
-        reduced(compiled.found) == reduced(compiled.predicted) == 6
+        reduced(compiled.emitted) == reduced(compiled.predicted) == 6
     )  # one a layer boundary, and the loss
-    assert compiled.found.get("all_gather", 0) == compiled.predicted.get("all_gather", 0)
+    assert compiled.emitted.get("all_gather", 0) == compiled.predicted.get("all_gather", 0)
     check_numbers(compiled)
 
 

@@ -28,11 +28,11 @@ def write_layers(program: Program, given: GivenLayers) -> int:
     }
     count = max((layer for layer, _ in given.body or ()), default=0) + 1
     layers = {
-        name: _checked(name, runs, len(found), -1, count) for name, (found, runs) in ops.items()
+        name: _checked(name, runs, len(handles), -1, count) for name, (handles, runs) in ops.items()
     }
     arguments = _checked("arguments", given.arguments, len(program.main_block.arguments), 0, count)
-    for name, (found, _) in ops.items():
-        for op, layer in zip(found, layers[name], strict=True):
+    for name, (handles, _) in ops.items():
+        for op, layer in zip(handles, layers[name], strict=True):
             op.attributes[LAYER] = i64(layer)
     program.main.attributes["arg_attrs"] = ir.ArrayAttr.get(
         [
@@ -44,11 +44,11 @@ def write_layers(program: Program, given: GivenLayers) -> int:
 
 
 def _checked(name: str, runs: Runs, count: int, least: int, layers: int) -> tuple[int, ...]:
-    found = sum(length for _, length in runs)
-    if found != count:
+    total = sum(length for _, length in runs)
+    if total != count:
         what = "arguments" if name == "arguments" else "operations"
         raise UserError(
-            f"field 'layers.{name}': expected the layers of {count} {what}, found {found}"
+            f"field 'layers.{name}': expected the layers of {count} {what}, found {total}"
         )
     for layer, _ in runs:
         if not least <= layer < layers:
@@ -63,9 +63,9 @@ def first_ops(ops: Sequence[ir.Operation], starts: Sequence[str]) -> tuple[int, 
     """Numbers of the operations at which layers begin. Each start is a number, or a pattern of
     locations that stands for the first operation behind the start before it that matches. Raises
     UserError where none does."""
-    found: list[int] = []
+    firsts: list[int] = []
     for k, start in enumerate(starts):
-        behind = found[-1] + 1 if found else 0
+        behind = firsts[-1] + 1 if firsts else 0
         at = (
             int(start)
             if start.isdecimal()
@@ -76,19 +76,19 @@ def first_ops(ops: Sequence[ir.Operation], starts: Sequence[str]) -> tuple[int, 
                 f"field 'layers.starts[{k}]': expected an operation from {behind} to "
                 f"{len(ops) - 1}, found {at}"
             )
-        found.append(at)
-    return tuple(found)
+        firsts.append(at)
+    return tuple(firsts)
 
 
 def _matching(ops: Sequence[ir.Operation], pattern: str, behind: int, path: str) -> int:
     try:
-        wanted = re.compile(pattern)
+        expression = re.compile(pattern)
     except re.error as error:
         raise UserError(
             f"field '{path}': expected a number or a regular expression, found {pattern!r}: {error}"
         ) from None
     for number in range(behind, len(ops)):
-        if wanted.search(str(ops[number].location)):
+        if expression.search(str(ops[number].location)):
             return number
     raise UserError(
         f"field '{path}': no operation from {behind} on has a location that matches {pattern!r}"

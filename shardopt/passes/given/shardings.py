@@ -19,15 +19,15 @@ def first_stage(plan: PlanFile, graph: MeshGraph, number: int) -> int:
     """The stage of the file that says how the values of a mesh are sharded: its first. `number` is
     that of the mesh, for one without fragments. Raises UserError where another stage of the mesh
     says something."""
-    own = sorted(set(graph.stages.values())) or [number]
-    for stage in own[1:]:
+    stages = sorted(set(graph.stages.values())) or [number]
+    for stage in stages[1:]:
         if stage < len(plan.stages) and plan.stages[stage].shardings is not None:
             raise UserError(
                 f"field 'stages[{stage}].shardings': expected the shardings of mesh "
                 f"'{graph.mesh.name}' in its first "
-                f"stage, stages[{own[0]}]"
+                f"stage, stages[{stages[0]}]"
             )
-    return own[0]
+    return stages[0]
 
 
 def given_of(plan: PlanFile, number: int) -> GivenShardings | None:

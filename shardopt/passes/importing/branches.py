@@ -59,16 +59,16 @@ def _groups(op: ir.Operation) -> list[list[int]]:
             for inner in _behind(value, block, owner):
                 first, second = sorted((find(number), find(owner.setdefault(inner, number))))
                 root[second] = first
-    found: dict[int, list[int]] = {}
+    groups: dict[int, list[int]] = {}
     for number in range(len(root)):
-        found.setdefault(find(number), []).append(number)
-    return list(found.values())
+        groups.setdefault(find(number), []).append(number)
+    return list(groups.values())
 
 
 def _behind(value: ir.Value, block: ir.Block, owner: dict[ir.Operation, int]) -> list[ir.Operation]:
     """The large operations of the block that a value is computed from, up to those that have an
     owner."""
-    found: list[ir.Operation] = []
+    large: list[ir.Operation] = []
     seen: set[ir.Operation] = set()
     pending = [value]
     while pending:
@@ -77,10 +77,10 @@ def _behind(value: ir.Value, block: ir.Block, owner: dict[ir.Operation, int]) ->
             continue
         seen.add(op)
         if _is_large(op):
-            found.append(op)
+            large.append(op)
         if op not in owner:
             pending += [*op.operands, *(free_values(op) if len(op.regions) else ())]
-    return found
+    return large
 
 
 def _is_large(op: ir.Operation) -> bool:

@@ -102,10 +102,10 @@ def split_texts(text: str) -> list[str]:
 
 def read_meshes(module: ir.Module) -> dict[str, sdy.MeshAttr]:
     """The `sdy.mesh` ops of a module by name."""
-    found = (op.operation for op in module.body.operations if op.operation.name == "sdy.mesh")
+    mesh_ops = (op.operation for op in module.body.operations if op.operation.name == "sdy.mesh")
     return {
         ir.StringAttr(op.attributes["sym_name"]).value: sdy.MeshAttr(op.attributes["mesh"])
-        for op in found
+        for op in mesh_ops
     }
 
 

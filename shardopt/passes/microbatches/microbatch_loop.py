@@ -50,12 +50,12 @@ class StepReader(GraphReader):
 
     def splats(self) -> dict[int, Splat]:
         """tensor -> element, for constants whose elements are all equal."""
-        found = {
+        elements = {
             op.results[0]: read_splat(handle)
             for op, handle in zip(self.ops, self.handles, strict=True)
             if op.name == "constant"
         }
-        return {tensor: value for tensor, value in found.items() if value is not None}
+        return {tensor: value for tensor, value in elements.items() if value is not None}
 
 
 class LoopWriter:
@@ -95,10 +95,10 @@ class LoopWriter:
     def _main_ops(self, indices: Sequence[int]) -> list[ir.Operation]:
         """The operations of ops of the graph; of a barrier that runs in several places, the part
         that runs here."""
-        found = []
+        handles = []
         for handle, group in groupby(indices, key=lambda k: self.reader.handles[k]):
             if handle.name != _BARRIER:
-                found.append(handle)
+                handles.append(handle)
                 continue
             ops = [self.reader.ops[k] for k in group]
             with ir.InsertionPoint(handle):
@@ -106,8 +106,8 @@ class LoopWriter:
             for op, value in zip(ops, new, strict=True):
                 self.values[op.results[0]].replace_all_uses_with(value)
                 self.values[op.results[0]] = value
-            found.append(_defining(new[0]))
-        return found
+            handles.append(_defining(new[0]))
+        return handles
 
     def _captured(self) -> list[ir.Value]:
         whole = [self.values[tensor] for tensor in self.plan.captures]

@@ -29,7 +29,7 @@ _FRAGMENT = "mpmd.fragment"
 def separate_accumulators(module: ir.Module) -> int:
     """Give every value that a loop carries and that starts as a constant a constant of its own; how
     many got one."""
-    wanted: dict[ir.Operation, list[_Start]] = {}
+    starts_of: dict[ir.Operation, list[_Start]] = {}
     for loop in _loops(module):
         seen: set[ir.Value] = set()
         for position, value in enumerate(loop.operands):
@@ -44,13 +44,13 @@ def separate_accumulators(module: ir.Module) -> int:
                 and constant is not None
                 and (value in seen or _has_other_readers(constant))
             ):
-                wanted.setdefault(fragment, []).append(_Start(loop, position, constant))
+                starts_of.setdefault(fragment, []).append(_Start(loop, position, constant))
             seen.add(value)
-    for fragment, starts in wanted.items():
+    for fragment, starts in starts_of.items():
         results = _return_copies(fragment, [start.constant for start in starts])
         for start, result in zip(starts, results, strict=True):
             start.loop.operands[start.position] = result
-    return sum(map(len, wanted.values()))
+    return sum(map(len, starts_of.values()))
 
 
 def add_sum_points(module: ir.Module) -> int:

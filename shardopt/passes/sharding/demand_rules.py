@@ -51,23 +51,23 @@ def choices(rules: Sequence[Rule], value: ir.Value, mesh: Mesh) -> tuple[Shardin
     """The shardings of a value that all of its rules allow. Raises DemandError, which names two
     that contradict."""
     shape = tensor_shape(value)
-    found = shardings_that(
+    agreeing = shardings_that(
         lambda sharding: all(rule.allows(sharding) for rule in rules), mesh, shape
     )
-    if found:
-        return found
+    if agreeing:
+        return agreeing
     alone = [rule for rule in rules if not shardings_that(rule.allows, mesh, shape)]
     if alone:
-        said = f"{alone[0].source}: no sharding of {what_is(value)} on mesh {mesh} agrees"
-        raise DemandError(alone[0].where, said)
+        message = f"{alone[0].source}: no sharding of {what_is(value)} on mesh {mesh} agrees"
+        raise DemandError(alone[0].where, message)
     first, *others = rules
     second = next((r for r in others if not _together(first, r, mesh, shape)), others[-1])
-    said = (
+    message = (
         f"{first.source} and {second.source} contradict each other for {what_is(value)} on "
         "mesh "
         f"{mesh}"
     )
-    raise DemandError(first.where, said, [(second.where, "the other stands here")])
+    raise DemandError(first.where, message, [(second.where, "the other stands here")])
 
 
 def _together(first: Rule, second: Rule, mesh: Mesh, shape: tuple[int, ...]) -> bool:

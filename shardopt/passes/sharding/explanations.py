@@ -20,8 +20,8 @@ _MAX_NAMED = 20
 
 def select_explained(graphs: Sequence[MeshGraph], text: str) -> tuple[tuple[Selected, ...], ...]:
     """What `text` names, for each mesh. Raises UserError when it names nothing on any."""
-    found = tuple(select(graph, text) if text else () for graph in graphs)
-    if text and not any(found):
+    selected = tuple(select(graph, text) if text else () for graph in graphs)
+    if text and not any(selected):
         names = ", ".join(
             sorted({op.name for graph in graphs for op in graph.graph.ops})[:_MAX_NAMED]
         )
@@ -30,7 +30,7 @@ def select_explained(graphs: Sequence[MeshGraph], text: str) -> tuple[tuple[Sele
             "optional :N, or a pattern "
             f"that some location matches, found '{text}'"
         )
-    return found
+    return selected
 
 
 def report_explanations(
@@ -38,11 +38,11 @@ def report_explanations(
     graph: MeshGraph,
     problem: IntraOpProblem,
     solution: Solution,
-    wanted: Sequence[Selected],
+    selections: Sequence[Selected],
 ) -> None:
     """One remark of kind `explain` for each, at its operation."""
     gap = max(solution.gap, 1e-9)  # replanned figures are as good as the plan itself
-    for selected in wanted[:_MAX_EXPLAINED]:
+    for selected in selections[:_MAX_EXPLAINED]:
         node = problem.node_of.get(selected.tensor)
         if node is None:
             pm.remark(
@@ -51,14 +51,14 @@ def report_explanations(
                 f"{selected.name} has no choice of its own: it is made anywhere it is read",
             )
             continue
-        found = explain(problem, solution, node, gap=gap)
+        explanation = explain(problem, solution, node, gap=gap)
         where = graph.reader.handles[selected.op] if selected.op >= 0 else None
         head = (
-            f"{selected.name} ({found.subject}) on mesh '{graph.mesh.name}', plan "
-            f"{found.objective:.4g} s"
+            f"{selected.name} ({explanation.subject}) on mesh '{graph.mesh.name}', plan "
+            f"{explanation.objective:.4g} s"
         )
-        pm.remark("explain", where, "\n".join((head, *found.lines())), category="analysis")
-    if rest := wanted[_MAX_EXPLAINED:]:
+        pm.remark("explain", where, "\n".join((head, *explanation.lines())), category="analysis")
+    if rest := selections[_MAX_EXPLAINED:]:
         named = ", ".join(
             f"{s.name} {describe(problem, node)}"
             for s in rest[:_MAX_NAMED]

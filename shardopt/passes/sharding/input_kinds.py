@@ -34,10 +34,12 @@ def find_input_kinds(
     if preset != "shardy":
         return input_kinds
     demanded = {
-        tensor: found[0] for tensor, found in tables.constraints.allowed.items() if len(found) == 1
+        tensor: shardings[0]
+        for tensor, shardings in tables.constraints.allowed.items()
+        if len(shardings) == 1
     }
-    given = demanded or annotated or data_parallel(tables, input_kinds, preset).inputs()
-    return replace(input_kinds, propagated=propagate(graph, given))
+    seeds = demanded or annotated or data_parallel(tables, input_kinds, preset).inputs()
+    return replace(input_kinds, propagated=propagate(graph, seeds))
 
 
 def received_batches(
@@ -47,7 +49,7 @@ def received_batches(
     if set(presets) == {"ilp"}:
         return [{} for _ in graphs]
     input_kinds = [InputKinds(graph.state, batch_of(graph, batch_args)) for graph in graphs]
-    found = follow_between(
+    followed = follow_between(
         [graph.graph for graph in graphs], input_kinds, [graph.sources for graph in graphs]
     )
-    return [known.received for known in found]
+    return [known.received for known in followed]

@@ -26,16 +26,18 @@ def report_rematerialized(graph: MeshGraph, plan: IntraOpPlan, pm: PassContext) 
     if not plan.rematerialized:
         return
     total_bytes = total_seconds = 0.0
-    for again in plan.rematerialized:
-        size = local_bytes(plan.graph, plan.mesh, again.tensor, plan.shardings[again.tensor])
-        seconds = again.seconds * plan.graph.ops[again.chain[-1]].repeat
+    for remat in plan.rematerialized:
+        size = local_bytes(plan.graph, plan.mesh, remat.tensor, plan.shardings[remat.tensor])
+        seconds = remat.seconds * plan.graph.ops[remat.chain[-1]].repeat
         total_bytes, total_seconds = total_bytes + size, total_seconds + seconds
-        said = (
-            f"computed again for {len(again.readers)} of its readers by {len(again.chain)} "
+        message = (
+            f"computed again for {len(remat.readers)} of its readers by {len(remat.chain)} "
             "operations: "
             f"saves {format_bytes(size)} a device in between, takes {seconds:.3g} s"
         )
-        pm.remark("rematerialized", graph.reader.handles[again.chain[-1]], said, category="passed")
+        pm.remark(
+            "rematerialized", graph.reader.handles[remat.chain[-1]], message, category="passed"
+        )
     mesh = graph.mesh.name
     pm.statistic(f"{mesh}: rematerialized values", len(plan.rematerialized))
     pm.statistic(f"{mesh}: rematerialized bytes", int(total_bytes))
@@ -43,17 +45,17 @@ def report_rematerialized(graph: MeshGraph, plan: IntraOpPlan, pm: PassContext) 
 
 
 def too_small(
-    graph: MeshGraph, problem: IntraOpProblem, found: Fit, limit: int, pm: PassContext
+    graph: MeshGraph, problem: IntraOpProblem, fit: Fit, limit: int, pm: PassContext
 ) -> PassFailure:
     """The error: how much is missing, where the smallest peak lies and what it consists of, which
     budget works."""
-    least = found.least
+    least = fit.least
     if least is None or least.plan is None:
-        said = (
+        message = (
             f"no sharding found on mesh {graph.mesh}: "
-            f"{found.solution.statistics.get('reason', 'memory')}"
+            f"{fit.solution.statistics.get('reason', 'memory')}"
         )
-        return pm.error(graph.fragments[0], said)
+        return pm.error(graph.fragments[0], message)
     at = int(least.plan.live_bytes.argmax())
     op = problem.order[at]
     proven = least.bound_bytes > limit
@@ -64,7 +66,7 @@ def too_small(
     )
     exact = least.bound_bytes == least.peak_bytes
     smallest = "and none below does" if exact else f"none below {least.bound_bytes} bytes can"
-    said = (
+    message = (
         f"mesh '{graph.mesh.name}' does not fit into {format_bytes(limit)} a device ({missing}); "
         f"the smallest budget found to work is {format_bytes(least.peak_bytes)}, {smallest}"
     )
@@ -75,14 +77,14 @@ def too_small(
     )
     notes: list[tuple[ir.Operation, str]] = [(graph.reader.handles[op], note)]
     constraints = problem.tables.constraints
-    if asked := len(constraints.allowed) + len(constraints.forbidden):
+    if constrained := len(constraints.allowed) + len(constraints.forbidden):
         notes.append(
             (
                 graph.fragments[0],
-                f"the user constrains {asked} of the values and operations of this mesh",
+                f"the user constrains {constrained} of the values and operations of this mesh",
             )
         )
-    return pm.error(graph.reader.handles[op], said, notes=notes)
+    return pm.error(graph.reader.handles[op], message, notes=notes)
 
 
 def _holders(

@@ -54,15 +54,15 @@ class Planner:
         batch_args, methods = self.options.batch_args, [graph.method for graph in graphs]
         received = received_batches(methods, graphs, batch_args)
         solver = MeshSolver(self.cluster, self.problem, self._solve, self._fit)
-        given = load_plan_file(self.options.plan) if self.options.plan else PlanFile(VERSION)
-        found = []
-        for number, (graph, wanted, batch) in enumerate(
+        plan_file = load_plan_file(self.options.plan) if self.options.plan else PlanFile(VERSION)
+        plans = []
+        for number, (graph, selected, batch) in enumerate(
             zip(graphs, explained, received, strict=True)
         ):
             progress(number, len(graphs), f"meshes, now {graph.mesh}")
-            stage = first_stage(given, graph, number)
-            constraints = self._constraints(graph, given, stage)
-            rows = given_of(given, stage)
+            stage = first_stage(plan_file, graph, number)
+            constraints = self._constraints(graph, plan_file, stage)
+            rows = given_of(plan_file, stage)
             if rows is not None and rows.ops:
                 strategies = StrategyTables(graph.mesh, self.cluster)
                 solved = restored(
@@ -71,14 +71,14 @@ class Planner:
             else:
                 # Shardy reads the module itself, and who asks for an explanation is told about this
                 # very mesh
-                alone = graph.method == "shardy" or bool(wanted)
+                alone = graph.method == "shardy" or bool(selected)
                 solved = solver.plan(
                     graph, constraints, batch_of(graph, batch_args), batch, alone=alone
                 )
-            self._report(graph, solved, wanted)
-            found.append(solved)
+            self._report(graph, solved, selected)
+            plans.append(solved)
         self.pm.statistic("meshes solved", solver.num_kinds)
-        return found
+        return plans
 
     def problem(
         self,
@@ -136,12 +136,12 @@ class Planner:
             option == "auto" and (staged or self.options.sharding_format == "sdy")
         )
 
-    def _report(self, graph: MeshGraph, solved: Solved, wanted: Sequence[Selected]) -> None:
+    def _report(self, graph: MeshGraph, solved: Solved, selected: Sequence[Selected]) -> None:
         if solved.plan is None:
             raise too_small(
-                graph, solved.problem, solved.found, self._limit(solved.problem) or 0, self.pm
+                graph, solved.problem, solved.fit, self._limit(solved.problem) or 0, self.pm
             )
         report_plan(self.pm, graph, solved)
         report_rematerialized(graph, solved.plan, self.pm)
         report_strategies(graph, solved, solved.plan, self.pm)
-        report_explanations(self.pm, graph, solved.problem, solved.found.solution, wanted)
+        report_explanations(self.pm, graph, solved.problem, solved.fit.solution, selected)

@@ -22,11 +22,11 @@ def make_for_readers(
     reader: GraphReader,
     cheap_to_clone: Set[int],
     shardings: Mapping[int, Sharding],
-    wanted: Mapping[int, Sequence[Sharding]],
+    required: Mapping[int, Sequence[Sharding]],
 ) -> dict[ir.Value, Sharding]:
     """Insert the copies and hand them to their readers; the new values and their shardings.
 
-    `wanted[k]` are the operand shardings of operation k of the reader. A reader in another fragment
+    `required[k]` are the operand shardings of operation k of the reader. A reader in another fragment
     than the maker gets the value over the boundary and is left alone."""
     makers = {
         op.results[0]: (op.group, handle)
@@ -37,7 +37,7 @@ def make_for_readers(
     for number, (op, handle) in enumerate(zip(reader.ops, reader.handles, strict=True)):
         # Values that regions capture stand behind the operands, and are never made anywhere.
         for position, tensor in enumerate(op.operands[: len(handle.operands)]):
-            sharding = wanted[number][position]
+            sharding = required[number][position]
             if (
                 tensor in cheap_to_clone
                 and sharding != shardings[tensor]

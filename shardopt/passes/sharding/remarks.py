@@ -21,7 +21,7 @@ def report_plan(pm: PassContext, graph: MeshGraph, solved: Solved) -> None:
     mesh, problem, solution, plan = (
         graph.mesh.name,
         solved.problem.problem,
-        solved.found.solution,
+        solved.fit.solution,
         solved.plan,
     )
     assert plan is not None
@@ -36,24 +36,24 @@ def report_plan(pm: PassContext, graph: MeshGraph, solved: Solved) -> None:
     for kind, number in cost.collectives:
         pm.statistic(f"{mesh}: {kind}", number)
     kinds = ", ".join(f"{number} {kind}" for kind, number in cost.collectives) or "no collectives"
-    said = (
+    message = (
         f"mesh '{mesh}': predicted {cost.seconds:.3g} s with {kinds}; within "
         f"{solution.gap:.2%} "
         "of the optimum"
     )
     if solution.statistics.get("time_limit_struck"):
-        said += "; the time limit struck, and another run may find another plan"
+        message += "; the time limit struck, and another run may find another plan"
     tied, freed = (solution.statistics.get(f"{how}_objective") for how in ("tied", "freed"))
     if isinstance(tied, float) and isinstance(freed, float):
         pm.statistic(f"{mesh}: objective with equal layers tied", tied)
         pm.statistic(f"{mesh}: objective with all layers free", freed)
-        said += (
+        message += (
             f"; solved once for {solution.statistics['tied_nodes']} kinds of nodes at "
             f"{tied:.4g} s, freed {freed:.4g} s"
         )
     if solved.first is not graph:
-        said += f"; mesh '{solved.first.mesh.name}' looks alike and was solved for both"
-    pm.remark("sharding-plan", None, said, category="analysis")
+        message += f"; mesh '{solved.first.mesh.name}' looks alike and was solved for both"
+    pm.remark("sharding-plan", None, message, category="analysis")
 
 
 def report_strategies(graph: MeshGraph, solved: Solved, plan: IntraOpPlan, pm: PassContext) -> None:
@@ -71,14 +71,14 @@ def report_strategies(graph: MeshGraph, solved: Solved, plan: IntraOpPlan, pm: P
             if all(sharding.is_replicated for sharding in (*s.operands, *s.results))
         ]
         operands = " × ".join(map(str, chosen.operands))
-        said = (
+        message = (
             f"{operands} -> {', '.join(map(str, chosen.results))}: {chosen.compute_seconds:.3g} s "
             "of compute and "
             f"{chosen.communication_seconds:.3g} s of collectives; of {len(all_of_it)} strategies "
             "the cheapest alone "
             f"takes {cheapest:.3g} s" + (f", replicated {whole[0]:.3g} s" if whole else "")
         )
-        pm.remark("strategy", handle, said, category="passed")
+        pm.remark("strategy", handle, message, category="passed")
 
 
 def report_lost(lost: Sequence[Lost], mode: str, pm: PassContext) -> None:
@@ -90,7 +90,9 @@ def report_lost(lost: Sequence[Lost], mode: str, pm: PassContext) -> None:
     counts = ", ".join(
         f"{sum(item.mesh == mesh for item in lost)} on mesh {mesh}" for mesh in meshes
     )
-    said = f"sharding annotations that cannot be obeyed: {counts}; the first is {lost[0].message}"
+    message = (
+        f"sharding annotations that cannot be obeyed: {counts}; the first is {lost[0].message}"
+    )
     if mode == "require":
-        raise pm.error(lost[0].where, said)
-    pm.warning(lost[0].where, said)
+        raise pm.error(lost[0].where, message)
+    pm.warning(lost[0].where, message)

@@ -106,22 +106,22 @@ class Rematerializer:
 
     def _anchor(self, reader: ir.Operation, excluded: set[ir.Value]) -> ir.Value | None:
         """The operand of `reader` that is computed last."""
-        found: tuple[int, ir.Value] | None = None
+        latest: tuple[int, ir.Value] | None = None
         for value in reader.operands:
             maker = defining(value)
             if value in excluded or maker is None or maker.name in MADE_ANYWHERE:
                 continue
             number = self.number.get(maker, -1)
-            if found is None or number > found[0]:
-                found = number, value
-        return None if found is None else found[1]
+            if latest is None or number > latest[0]:
+                latest = number, value
+        return None if latest is None else latest[1]
 
-    def _constrained(self, value: ir.Value, wanted: Sharding, before: ir.Operation) -> ir.Value:
-        if self.shardings[value] == wanted:
+    def _constrained(self, value: ir.Value, required: Sharding, before: ir.Operation) -> ir.Value:
+        if self.shardings[value] == required:
             return value
         stop = identity(value, before.location, ir.InsertionPoint(before))
-        write_strategy(stop, OpStrategy.plain([self.shardings[value]], [wanted]))
-        self.shardings[stop.result] = wanted
+        write_strategy(stop, OpStrategy.plain([self.shardings[value]], [required]))
+        self.shardings[stop.result] = required
         return stop.result
 
 
@@ -133,7 +133,7 @@ def _replace(op: ir.Operation, old: ir.Value, new: ir.Value) -> None:
 
 def later_readers(
     reader: GraphReader,
-    wanted: Mapping[int, Sequence[Sharding]],
+    required: Mapping[int, Sequence[Sharding]],
     tensor: int,
     sharding: Sharding,
     first: int,
@@ -146,6 +146,6 @@ def later_readers(
         if reader.ops[number].scope == scope
         and any(
             t == tensor and s == sharding
-            for t, s in zip(reader.ops[number].operands, wanted[number], strict=True)
+            for t, s in zip(reader.ops[number].operands, required[number], strict=True)
         )
     )

@@ -20,38 +20,38 @@ def report_replicated(graph: MeshGraph, pm: PassContext) -> None:
     _report_opaque(graph, pm)
     _report_uneven(graph, pm)
     for loop in graph.reader.guessed:
-        said = (
+        message = (
             "a loop whose number of iterations depends on data is planned as if it ran "
             f"{UNKNOWN_TRIPS} times"
         )
-        pm.remark("unknown-trip-count", loop, said)
+        pm.remark("unknown-trip-count", loop, message)
 
 
 def _report_opaque(graph: MeshGraph, pm: PassContext) -> None:
-    found: dict[tuple[str, str], list[ir.Operation]] = {}
+    opaque: dict[tuple[str, str], list[ir.Operation]] = {}
     for op, handle in zip(graph.reader.ops, graph.reader.handles, strict=True):
         if why := why_opaque(op):
-            found.setdefault((_kind(handle), why), []).append(handle)
-    for (kind, why), handles in found.items():
-        said = f"{kind} cannot be partitioned and runs replicated{_many(handles)}: {why}"
-        pm.remark("no-sharding-rule", handles[0], said)
+            opaque.setdefault((_kind(handle), why), []).append(handle)
+    for (kind, why), handles in opaque.items():
+        message = f"{kind} cannot be partitioned and runs replicated{_many(handles)}: {why}"
+        pm.remark("no-sharding-rule", handles[0], message)
 
 
 def _report_uneven(graph: MeshGraph, pm: PassContext) -> None:
-    found: dict[tuple[int, str], list[ir.Operation]] = {}
+    uneven: dict[tuple[int, str], list[ir.Operation]] = {}
     for op, handle in zip(graph.reader.ops, graph.reader.handles, strict=True):
         extent = uneven_factor(op, graph.mesh) if op.name in _HEAVY else 0
         for axis, size in graph.mesh.axes if extent else ():
             if extent % size:
-                found.setdefault((extent, axis), []).append(handle)
-    for (extent, axis), handles in found.items():
+                uneven.setdefault((extent, axis), []).append(handle)
+    for (extent, axis), handles in uneven.items():
         size = graph.mesh.axis_size(axis)
-        said = (
+        message = (
             f"the largest dimension, of extent {extent}, is not split along axis '{axis}' of size "
             f"{size}, which does "
             f"not divide it{_many(handles)}"
         )
-        pm.remark("uneven-dimension", handles[0], said)
+        pm.remark("uneven-dimension", handles[0], message)
 
 
 def _many(handles: list[ir.Operation]) -> str:

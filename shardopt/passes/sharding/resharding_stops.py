@@ -31,26 +31,26 @@ def insert_scatters(
 
     Returns the shardings of the new values and those, now of the reduced form, of the operations'
     own results."""
-    found: dict[ir.Value, Sharding] = {}
+    new_shardings: dict[ir.Value, Sharding] = {}
     for number, (reduced, kept) in scattered.items():
         handle = reader.handles[number]
         result = handle.results[0]
         stop = identity(result, handle.location, ir.InsertionPoint.after(handle))
         result.replace_all_uses_except(stop.result, stop)
-        found[result], found[stop.result] = reduced, kept
-    return found
+        new_shardings[result], new_shardings[stop.result] = reduced, kept
+    return new_shardings
 
 
 def insert_stops(
     reader: GraphReader,
     mesh: Mesh,
     shardings: Mapping[int, Sharding],
-    wanted: Mapping[int, Sequence[Sharding]],
+    required: Mapping[int, Sequence[Sharding]],
     skip: Set[int],
 ) -> dict[ir.Value, Sharding]:
     """Insert the stops before the first reader that needs them; the new values and their shardings.
 
-    `wanted[k]` are the operand shardings of operation k of the reader. Readers in one scope share
+    `required[k]` are the operand shardings of operation k of the reader. Readers in one scope share
     the stops by which their ways begin; in the fragment that makes them, tensors of `skip` are left
     alone."""
     home = {result: op.group for op in reader.ops for result in op.results}
@@ -59,7 +59,7 @@ def insert_stops(
     for number, (op, handle) in enumerate(zip(reader.ops, reader.handles, strict=True)):
         # Values that regions capture stand behind the operands; what reads them is replicated.
         for position, tensor in enumerate(op.operands[: len(handle.operands)]):
-            target = wanted[number][position]
+            target = required[number][position]
             if shardings[tensor] == target or (tensor in skip and home[tensor] == op.group):
                 continue
             value = handle.operands[position]

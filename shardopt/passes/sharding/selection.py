@@ -37,9 +37,9 @@ def select(graph: MeshGraph, text: str) -> tuple[Selected, ...]:
         return _of_signature(graph, match["which"], int(match["number"]))
     match = _NAMED.fullmatch(text)
     if match and match["name"] in {op.name for op in graph.graph.ops}:
-        found = [k for k, op in enumerate(graph.graph.ops) if op.name == match["name"]]
-        chosen = found if match["number"] is None else found[int(match["number"]) :][:1]
-        return tuple(_op(graph, k, found.index(k)) for k in chosen)
+        named = [k for k, op in enumerate(graph.graph.ops) if op.name == match["name"]]
+        chosen = named if match["number"] is None else named[int(match["number"]) :][:1]
+        return tuple(_op(graph, k, named.index(k)) for k in chosen)
     try:
         pattern = re.compile(text)
     except re.error as error:
@@ -62,19 +62,19 @@ def _of_signature(graph: MeshGraph, which: str, number: int) -> tuple[Selected, 
 
 def _by_location(graph: MeshGraph, pattern: re.Pattern[str]) -> tuple[Selected, ...]:
     inputs = set(graph.graph.inputs)
-    found = []
+    selected = []
     for value, tensor in graph.reader.index.items():
         if tensor in inputs and isinstance(value, ir.BlockArgument):
             name = position_of(value).name
             if name and pattern.search(name):
                 inputs.discard(tensor)  # a value may be an argument of several functions
-                found.append(Selected(-1, tensor, name))
+                selected.append(Selected(-1, tensor, name))
     counts: dict[str, int] = {}
     for k, (op, handle) in enumerate(zip(graph.graph.ops, graph.reader.handles, strict=True)):
         order = counts[op.name] = counts.get(op.name, -1) + 1
         if pattern.search(str(handle.location)):
-            found.append(_op(graph, k, order))
-    return tuple(found)
+            selected.append(_op(graph, k, order))
+    return tuple(selected)
 
 
 def _op(graph: MeshGraph, number: int, order: int) -> Selected:

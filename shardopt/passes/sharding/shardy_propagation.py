@@ -59,24 +59,24 @@ def _numbered_copy(module: ir.Operation, graph: MeshGraph) -> ir.Operation:
             del handle.attributes[_NUMBER]
 
 
-def _annotate(copy: ir.Operation, graph: MeshGraph, given: Mapping[int, Sharding]) -> None:
+def _annotate(copy: ir.Operation, graph: MeshGraph, seeds: Mapping[int, Sharding]) -> None:
     axes = [sdy.MeshAxisAttr.get(name, size) for name, size in graph.mesh.axes]
     with ir.InsertionPoint.at_block_begin(copy.regions[0].blocks[0]):
         sdy.MeshOp(ir.StringAttr.get(graph.mesh.name), sdy.MeshAttr.get(axes))
     main = _main(copy)
     rows = [entries(row) for row in argument_attributes(main)]
     for number, tensor in graph.arguments.items():
-        if tensor in given:
-            rows[number][SDY_SHARDING] = sharding_attribute(given[tensor], graph.mesh)
+        if tensor in seeds:
+            rows[number][SDY_SHARDING] = sharding_attribute(seeds[tensor], graph.mesh)
     main.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(row) for row in rows])
     for op, results in _numbered(main, graph):
-        if any(tensor in given for tensor in results):
+        if any(tensor in seeds for tensor in results):
             ranks = [len(graph.graph.tensors[tensor].shape) for tensor in results]
-            wanted = [
-                given.get(tensor, Sharding.replicated(rank))
+            shardings = [
+                seeds.get(tensor, Sharding.replicated(rank))
                 for tensor, rank in zip(results, ranks, strict=True)
             ]
-            per_value = [sharding_attribute(sharding, graph.mesh) for sharding in wanted]
+            per_value = [sharding_attribute(sharding, graph.mesh) for sharding in shardings]
             op.attributes[SDY_SHARDING] = sdy.TensorShardingPerValueAttr.get(per_value)
 
 
@@ -97,18 +97,20 @@ def _main(copy: ir.Operation) -> ir.Operation:
 def _read(copy: ir.Operation, graph: MeshGraph) -> dict[int, Sharding]:
     """What propagation does not reach is replicated: the partitioner would leave it so."""
     main, tensors = _main(copy), graph.graph.tensors
-    found: dict[int, Sharding] = {}
+    shardings: dict[int, Sharding] = {}
     for number, row in enumerate(map(entries, argument_attributes(main))):
         if number in graph.arguments:
             tensor = graph.arguments[number]
-            found[tensor] = _sharding(row.get(SDY_SHARDING), graph.mesh, len(tensors[tensor].shape))
+            shardings[tensor] = _sharding(
+                row.get(SDY_SHARDING), graph.mesh, len(tensors[tensor].shape)
+            )
     for op, results in _numbered(main, graph):
         chosen: Sequence[ir.Attribute | None] = [None] * len(results)
         if SDY_SHARDING in op.attributes:
             chosen = sdy.TensorShardingPerValueAttr(op.attributes[SDY_SHARDING]).shardings
         for tensor, sharding in zip(results, chosen, strict=True):
-            found[tensor] = _sharding(sharding, graph.mesh, len(tensors[tensor].shape))
-    return found
+            shardings[tensor] = _sharding(sharding, graph.mesh, len(tensors[tensor].shape))
+    return shardings
 
 
 def _sharding(attribute: ir.Attribute | None, mesh: Mesh, rank: int) -> Sharding:

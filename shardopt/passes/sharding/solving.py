@@ -35,12 +35,12 @@ FitWithin = Callable[[IntraOpProblem, Solution, Sequence[int]], Fit]
 
 @dataclass(frozen=True, eq=False)
 class Solved:
-    """The plan of a mesh, or None, and then `problem` is its own. Else `problem` and what `found`
+    """The plan of a mesh, or None, and then `problem` is its own. Else `problem` and what `fit`
     chooses are those of the mesh `first`, which looks alike; `ops` says which operation of this
     mesh is which there."""
 
     problem: IntraOpProblem
-    found: Fit
+    fit: Fit
     plan: IntraOpPlan | None
     first: MeshGraph
     ops: Mapping[int, int]
@@ -82,9 +82,9 @@ class MeshSolver:
         """The plan of a mesh. `batch` and `received` tensors hold the batch along a dimension;
         `alone` keeps it apart from meshes that look alike."""
         structure = structure_of(graph.graph)
-        asked = _asked(graph, structure, constraints, {**received, **batch})
+        requirements = _requirements(graph, structure, constraints, {**received, **batch})
         links = _links(self.cluster, graph.mesh)
-        key = (structure.digest, *links, *asked, graph.mesh.name if alone else "")
+        key = (structure.digest, *links, *requirements, graph.mesh.name if alone else "")
         kind = self._kinds.get(key)
         if kind is None:
             strategies = self._strategies.setdefault(
@@ -104,15 +104,15 @@ class MeshSolver:
             larger = min((counts for counts in kind.fits if _hold_more(counts, held)), default=None)
             start = () if larger is None else kind.fits[larger].solution.choice
             kind.fits[held] = self.fit(problem, kind.relaxed, start)
-        found = kind.fits[held]
+        fit = kind.fits[held]
         if kind.graph is graph:
-            return Solved(problem, found, found.plan, graph, {op: op for op in structure.ops})
-        if found.plan is None:  # the error names what stands on this very mesh
+            return Solved(problem, fit, fit.plan, graph, {op: op for op in structure.ops})
+        if fit.plan is None:  # the error names what stands on this very mesh
             return self.plan(graph, constraints, batch, received, alone=True)
         tensors = dict(zip(kind.structure.tensors, structure.tensors, strict=True))
         ops = dict(zip(kind.structure.ops, structure.ops, strict=True))
-        plan = renamed(found.plan, graph.graph, graph.mesh, tensors, ops)
-        return Solved(problem, found, plan, kind.graph, {op: first for first, op in ops.items()})
+        plan = renamed(fit.plan, graph.graph, graph.mesh, tensors, ops)
+        return Solved(problem, fit, plan, kind.graph, {op: first for first, op in ops.items()})
 
 
 def _hold_more(counts: tuple[int, ...], others: tuple[int, ...]) -> bool:
@@ -131,7 +131,7 @@ def _links(cluster: Cluster, mesh: Mesh) -> tuple[Hashable, ...]:
     )
 
 
-def _asked(
+def _requirements(
     graph: MeshGraph, structure: Structure, constraints: Constraints, batch: Mapping[int, int]
 ) -> tuple[Hashable, ...]:
     """What the operations do not say, with tensors by canonical number."""
@@ -156,9 +156,9 @@ def _asked(
     )
 
 
-def _renumbered(found: Mapping[int, Hashable], number: Mapping[int, int]) -> tuple[Hashable, ...]:
+def _renumbered(values: Mapping[int, Hashable], number: Mapping[int, int]) -> tuple[Hashable, ...]:
     return tuple(
         sorted(
-            ((number[tensor], value) for tensor, value in found.items()), key=lambda item: item[0]
+            ((number[tensor], value) for tensor, value in values.items()), key=lambda item: item[0]
         )
     )

@@ -108,15 +108,15 @@ class Demands:
     def allowed(self, reader: GraphReader) -> dict[int, tuple[Sharding, ...]]:
         """The shardings that the tensors of a graph may have."""
         return {
-            reader.index[value]: found
-            for value, found in self._allowed.items()
+            reader.index[value]: shardings
+            for value, shardings in self._allowed.items()
             if value in reader.index
         }
 
     def forbidden(self, reader: GraphReader) -> dict[int, frozenset[str]]:
         """The axes that may not split the operations of a graph."""
-        found = ((number, self._forbidden.get(op)) for number, op in enumerate(reader.handles))
-        return {number: axes for number, axes in found if axes}
+        axes_of = ((number, self._forbidden.get(op)) for number, op in enumerate(reader.handles))
+        return {number: axes for number, axes in axes_of if axes}
 
     # ---- annotations ----
 
@@ -156,7 +156,7 @@ class Demands:
     def _read_signature(self) -> None:
         arguments = list(self.main.regions[0].blocks[0].arguments)
         last = ir.FunctionType(ir.TypeAttr(self.main.attributes["function_type"]).value)
-        found = [
+        entering = [
             self._rules_of_argument(k, *row)
             for k, row in enumerate(self._rows("arg_attrs", arguments))
         ]
@@ -167,11 +167,11 @@ class Demands:
         ]
         for argument, result in read_donation(self.main).items():
             shared = [
-                *found[argument],
-                *(rule for rule in returned[result] if rule not in found[argument]),
+                *entering[argument],
+                *(rule for rule in returned[result] if rule not in entering[argument]),
             ]
-            found[argument], returned[result] = shared, shared
-        for argument, rules in zip(arguments, found, strict=True):
+            entering[argument], returned[result] = shared, shared
+        for argument, rules in zip(arguments, entering, strict=True):
             self._add(argument, self._mesh(argument), rules)
         for number, (place, rules) in enumerate(zip(places, returned, strict=True)):
             if rules:
@@ -245,12 +245,12 @@ class Demands:
     # ---- the constraints file ----
 
     def _read_ops(self, block: ir.Block, mesh: Mesh) -> None:
-        wanted = [entry for entry in self.entries if entry.is_of_ops and entry.on_mesh(mesh)]
-        for op in planned_operations(block) if wanted else ():
+        entries = [entry for entry in self.entries if entry.is_of_ops and entry.on_mesh(mesh)]
+        for op in planned_operations(block) if entries else ():
             if is_marker(op) or not len(op.results):
                 continue
             location, name = str(op.location), op.name.removeprefix("stablehlo.")
-            for entry in wanted:
+            for entry in entries:
                 if entry.names_op(name, location):
                     self._constrain_op(op, entry, mesh)
 
@@ -291,8 +291,8 @@ class Demands:
         if forbid and entry.forbid:
             self._check_forbidden(entry)
             axes = frozenset(entry.forbid)
-            said = f"{entry}: no axis {', '.join(entry.forbid)}"
-            rules.append(Rule(said, where, lambda sharding: axes.isdisjoint(sharding.axes)))
+            text = f"{entry}: no axis {', '.join(entry.forbid)}"
+            rules.append(Rule(text, where, lambda sharding: axes.isdisjoint(sharding.axes)))
         return rules
 
     def _check_forbidden(self, entry: Entry) -> None:

@@ -48,11 +48,11 @@ def _write(graph: MeshGraph, plan: IntraOpPlan) -> None:
         write_strategy(handle, _chosen(plan.strategies[number], results))
         if op.results and op.results[0] in plan.cheap_to_clone:
             handle.attributes[CLONE] = ir.UnitAttr.get(handle.context)
-    again, groups = list(_again(graph, plan)), [op.group for op in graph.reader.ops]
+    remats, groups = list(_remats(graph, plan)), [op.group for op in graph.reader.ops]
     for number, fragment in enumerate(graph.fragments):
         ops = [op for op, group in enumerate(groups) if group == number]
-        own = [row for row in again if groups[row.readers[0]] == number]
-        write_rematerialization(fragment, [_numbered_from(min(ops), row) for row in own])
+        rows = [row for row in remats if groups[row.readers[0]] == number]
+        write_rematerialization(fragment, [_numbered_from(min(ops), row) for row in rows])
         write_cost(fragment, plan.summary(ops, repeated=False))
 
 
@@ -63,18 +63,18 @@ def _chosen(strategy: Strategy, results: tuple[Sharding, ...]) -> OpStrategy:
     return OpStrategy(strategy.operands, results, made)
 
 
-def _again(graph: MeshGraph, plan: IntraOpPlan) -> Iterator[ComputeAgain | ReadAgain]:
+def _remats(graph: MeshGraph, plan: IntraOpPlan) -> Iterator[ComputeAgain | ReadAgain]:
     """Rows with operations numbered as in the whole graph."""
-    wanted = {op: strategy.operands for op, strategy in plan.strategies.items()}
-    for again in plan.rematerialized:
-        strategies = tuple(OpStrategy.plain(s.operands, s.results) for s in again.strategies)
-        yield ComputeAgain(again.chain, strategies, again.readers)
-    separate = {again.tensor for again in plan.rematerialized}
+    required = {op: strategy.operands for op, strategy in plan.strategies.items()}
+    for remat in plan.rematerialized:
+        strategies = tuple(OpStrategy.plain(s.operands, s.results) for s in remat.strategies)
+        yield ComputeAgain(remat.chain, strategies, remat.readers)
+    separate = {remat.tensor for remat in plan.rematerialized}
     for tensor, sharding, op in sorted(
         plan.fresh, key=lambda copy: (copy[2], copy[0], str(copy[1]))
     ):
         if tensor not in separate:
-            readers = later_readers(graph.reader, wanted, tensor, sharding, op)
+            readers = later_readers(graph.reader, required, tensor, sharding, op)
             yield ReadAgain(graph.reader.ops[readers[0]].operands.index(tensor), readers)
 
 

@@ -67,12 +67,12 @@ def weight_versions(tasks: Sequence[Task], delayed: bool) -> int:
 
 
 def _newest_version(tasks: Sequence[Task]) -> Callable[[int], int]:
-    version, found = 0, {}
+    version, newest = 0, {}
     for task in tasks:
         version += task.kind is TaskKind.APPLY
         if task.kind is TaskKind.FORWARD:
-            found[task.microbatch] = version
-    return found.__getitem__
+            newest[task.microbatch] = version
+    return newest.__getitem__
 
 
 def _delayed_version(tasks: Sequence[Task]) -> Callable[[int], int]:

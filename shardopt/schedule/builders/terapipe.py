@@ -20,9 +20,9 @@ def terapipe(num_stages: int, num_microbatches: int, num_meshes: int) -> Schedul
     runs = range(num_microbatches)
     rows = []
     for mesh in range(num_meshes):
-        own = range(mesh * slices, (mesh + 1) * slices)
-        forwards = [Task(TaskKind.FORWARD, stage, i) for i in runs for stage in own]
-        backwards = [Task(TaskKind.BACKWARD, stage, i) for i in runs for stage in reversed(own)]
+        stages = range(mesh * slices, (mesh + 1) * slices)
+        forwards = [Task(TaskKind.FORWARD, stage, i) for i in runs for stage in stages]
+        backwards = [Task(TaskKind.BACKWARD, stage, i) for i in runs for stage in reversed(stages)]
         rows.append((*forwards, *backwards))
     homes = tuple(mesh for mesh in range(num_meshes) for _ in range(slices))
     return Schedule("terapipe", num_microbatches, homes, tuple(rows))

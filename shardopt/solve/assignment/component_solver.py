@@ -72,18 +72,18 @@ class ComponentSolver:
             return self._integer_program(part, start, self._seconds_left)
         if pairs > _MIDDLE_PAIRS or self.only_local:
             return self._large(part, start, work, progress)
-        found = self._large(part, start, int(_GLANCE_SHARE * work), progress)
-        if self._good_enough(found):
-            return found
+        solution = self._large(part, start, int(_GLANCE_SHARE * work), progress)
+        if self._good_enough(solution):
+            return solution
         left = self._seconds_left
         share = None if left is None else _INTEGER_PROGRAM_SHARE * left
-        found = _better(found, self._integer_program(part, found.choice or None, share))
-        if found.status == "infeasible" or self._good_enough(found):
-            return found
-        return _better(found, self._large(part, found.choice or None, work, progress))
+        solution = _better(solution, self._integer_program(part, solution.choice or None, share))
+        if solution.status == "infeasible" or self._good_enough(solution):
+            return solution
+        return _better(solution, self._large(part, solution.choice or None, work, progress))
 
-    def _good_enough(self, found: Solution) -> bool:
-        return found.gap <= max(self.gap_tolerance, OPTIMAL_GAP)
+    def _good_enough(self, solution: Solution) -> bool:
+        return solution.gap <= max(self.gap_tolerance, OPTIMAL_GAP)
 
     def direct_method(self, part: Problem) -> Callable[[], Solution] | None:
         """How to solve a tiny or narrow component; None for others."""
@@ -106,18 +106,18 @@ class ComponentSolver:
         self, part: Problem, start: tuple[int, ...] | None, seconds: float | None
     ) -> Solution:
         self._count("integer_programs")
-        found = solve_marginal(
+        solution = solve_marginal(
             part, time_limit_seconds=seconds, gap_tolerance=self.gap_tolerance, start=start
         )
         for name in ("columns", "rounds", "memory_rows", "cover_rows"):
-            self._count(name, int(found.statistics[name]))
+            self._count(name, int(solution.statistics[name]))
         if (
-            found.status in ("feasible", "timeout")
-            and not self._good_enough(found)
+            solution.status in ("feasible", "timeout")
+            and not self._good_enough(solution)
             and seconds is not None
         ):
             self.counts["time_limit_struck"] = 1
-        return found
+        return solution
 
     def _large(
         self, part: Problem, start: tuple[int, ...] | None, work: int, progress: Progress | None
@@ -131,7 +131,7 @@ class ComponentSolver:
             return Solution(start or (), objective, bound, relative_gap(objective, bound), status)
         from shardopt.solve.assignment.large_problem import solve_large
 
-        found = solve_large(
+        solution = solve_large(
             part,
             work=work,
             deadline=self.deadline,
@@ -141,10 +141,10 @@ class ComponentSolver:
             only_bound=self.only_bound,
         )
         for name in ("ascent_steps", "starts", "work"):
-            self._count(name, int(found.statistics[name]))
-        if found.statistics["late"]:
+            self._count(name, int(solution.statistics[name]))
+        if solution.statistics["late"]:
             self.counts["time_limit_struck"] = 1
-        return found
+        return solution
 
     def _count(self, name: str, amount: int = 1) -> None:
         self.counts[name] = self.counts.get(name, 0) + amount

@@ -109,7 +109,7 @@ def _field(value: Any, name: str, where: str) -> Any:
 
 
 def _list(value: Any, name: str, where: str) -> list[Any]:
-    found = _field(value, name, where)
-    if not isinstance(found, list):
+    items = _field(value, name, where)
+    if not isinstance(items, list):
         raise UserError(f"{where}.{name}: expected a list")
-    return found
+    return items

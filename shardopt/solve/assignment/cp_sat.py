@@ -60,8 +60,8 @@ def solve_cp_sat(problem: Problem, *, time_limit_seconds: float) -> Solution:
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return Solution((), inf, bound, inf, "timeout")
     choice = tuple(
-        next(s for s, literal in enumerate(found) if solver.boolean_value(literal))
-        for found in nodes
+        next(s for s, literal in enumerate(literals) if solver.boolean_value(literal))
+        for literals in nodes
     )
     objective = evaluate(problem, choice).objective
     bound = min(bound, objective)

@@ -55,25 +55,25 @@ class ForestSearch:
 
         `scale` is a price per byte to raise by where `prices` are all 0.
         """
-        found = choice.copy()
-        self._relax(found, prices, _FIRST_PASSES)
-        if self.offer(found):
-            return found
+        candidate = choice.copy()
+        self._relax(candidate, prices, _FIRST_PASSES)
+        if self.offer(candidate):
+            return candidate
         low, high = prices, prices
         level = max(float(prices.max(initial=0.0)), scale)
         for attempt in range(_RAISES):
-            excess = np.maximum(self._excess(found), 0)
+            excess = np.maximum(self._excess(candidate), 0)
             if not excess.any():
                 break
             low, high = (
                 high,
                 high + _STEEPNESS * _STEEPENING**attempt * level * excess / excess.max(),
             )
-            self._relax(found, high, _LATER_PASSES)
+            self._relax(candidate, high, _LATER_PASSES)
         else:
             return None
-        self.offer(found)
-        return self._lower_prices(found, low, high)
+        self.offer(candidate)
+        return self._lower_prices(candidate, low, high)
 
     def polish(
         self, choice: np.ndarray, prices: np.ndarray, work: int, heat: float = 0.0
@@ -88,9 +88,9 @@ class ForestSearch:
         self.offer(choice)
         return choice
 
-    def _lower_prices(self, found: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        """Bisect between prices that were too low and prices at which `found` keeps the limit."""
-        best, cost = found, self.cost(found)
+    def _lower_prices(self, choice: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        """Bisect between prices that were too low and prices at which `choice` keeps the limit."""
+        best, cost = choice, self.cost(choice)
         for _ in range(_BISECTIONS):
             middle = 0.5 * (low + high)
             trial = best.copy()

@@ -188,10 +188,10 @@ class _Run:
         """An assignment from the messages' choice, improved with `polish` work."""
         self.starts += 1
         scale = _FIRST_PRICE * abs(self.ascent.bound) / max(float(self.flat.capacity.sum()), 1.0)
-        found = self.search.start_from(self.ascent.choice, prices, scale)
+        choice = self.search.start_from(self.ascent.choice, prices, scale)
         end = self.search.work + polish
-        while found is not None and self.search.work < end and not self.late:
-            found = self.search.polish(found, prices, min(_CHUNK, end - self.search.work))
+        while choice is not None and self.search.work < end and not self.late:
+            choice = self.search.polish(choice, prices, min(_CHUNK, end - self.search.work))
         self._tell()
 
     def _tell(self) -> None:

@@ -83,9 +83,9 @@ class MarginalModel:
         if time_limit_seconds is not None:
             parameters.time_limit = timedelta(seconds=max(time_limit_seconds, 1e-3))
         # Only x is looked at; reading y, duals and the basis back costs as long as solving.
-        wanted = list(islice(model.variables(), self.num_x))
+        x_variables = list(islice(model.variables(), self.num_x))
         filters = mathopt.ModelSolveParameters(
-            variable_values_filter=mathopt.VariableFilter(filtered_items=wanted),
+            variable_values_filter=mathopt.VariableFilter(filtered_items=x_variables),
             dual_values_filter=mathopt.LinearConstraintFilter(filtered_items=()),
             reduced_costs_filter=mathopt.VariableFilter(filtered_items=()),
         )
@@ -102,7 +102,7 @@ class MarginalModel:
         if reason not in (reasons.OPTIMAL, reasons.FEASIBLE, reasons.NO_SOLUTION_FOUND):
             raise RuntimeError(f"HiGHS failed: {result.termination}")
         x = (
-            np.array(result.variable_values(wanted))
+            np.array(result.variable_values(x_variables))
             if result.has_primal_feasible_solution()
             else None
         )

@@ -148,13 +148,13 @@ def _reduce(graph: FactorGraph) -> None:
 def _simplify_edge(graph: FactorGraph, u: int, v: int) -> None:
     if _remove_dead(graph, u, v):
         return  # `restrict` queued the edge again
-    found = graph.store.analyse(graph.tables[u][v])
-    if found.row_part is not None and found.column_part is not None:
-        graph.add_cost(u, found.row_part)
-        graph.add_cost(v, found.column_part)
+    analysis = graph.store.analyse(graph.tables[u][v])
+    if analysis.row_part is not None and analysis.column_part is not None:
+        graph.add_cost(u, analysis.row_part)
+        graph.add_cost(v, analysis.column_part)
         graph.unlink(u, v)
         return
-    v_of_u, u_of_v = found.column_of_row, found.row_of_column
+    v_of_u, u_of_v = analysis.column_of_row, analysis.row_of_column
     if v_of_u is not None and u_of_v is not None and len(graph.tables[u]) < len(graph.tables[v]):
         v_of_u = None  # a bijection: the node with more edges stays
     if v_of_u is not None and _contraction_pays(graph, v, u):
@@ -164,10 +164,10 @@ def _simplify_edge(graph: FactorGraph, u: int, v: int) -> None:
 
 
 def _remove_dead(graph: FactorGraph, u: int, v: int) -> bool:
-    found = graph.store.analyse(graph.tables[u][v])
-    if found.dead_rows is None or found.dead_columns is None:
+    analysis = graph.store.analyse(graph.tables[u][v])
+    if analysis.dead_rows is None or analysis.dead_columns is None:
         return False
-    for node, other, dead in ((u, v, found.dead_rows), (v, u, found.dead_columns)):
+    for node, other, dead in ((u, v, analysis.dead_rows), (v, u, analysis.dead_columns)):
         if dead.any():
             graph.restrict(
                 node, ~dead, f"its strategies are incompatible with those of node {other}"

@@ -52,11 +52,11 @@ class Restricted:
     def project(self, choice: Sequence[int]) -> tuple[int, ...] | None:
         """The inverse of `spread`; None for a choice that is not among those kept."""
         places = [int(np.searchsorted(kept, s)) for kept, s in zip(self.kept, choice, strict=True)]
-        found = all(
+        is_kept = all(
             place < len(kept) and kept[place] == s
             for kept, place, s in zip(self.kept, places, choice, strict=True)
         )
-        return tuple(places) if found else None
+        return tuple(places) if is_kept else None
 
 
 def restrict(problem: Problem, mask: Mask) -> Restricted:
@@ -112,14 +112,14 @@ def solve_in_steps(
         WORK_PER_SECOND
         * (DEFAULT_WORK_SECONDS if time_limit_seconds is None else time_limit_seconds)
     )
-    best, found = start, {}
+    best, objectives = start, {}
     if table_entries(problem) > _MAX_DIRECT_ENTRIES:
         until = None if time_limit_seconds is None else begin + _TIME_SHARE * time_limit_seconds
         for mask in masks:
             share = int(_WORK_SHARE * work / len(masks))
             part = _solve_part(problem, mask, until, gap_tolerance, best, share, store)
             if part:
-                found[f"restricted_{mask.name}"] = evaluate(problem, part).objective
+                objectives[f"restricted_{mask.name}"] = evaluate(problem, part).objective
                 best = cheapest(problem, part, best)
     left = (
         None if time_limit_seconds is None else max(begin + time_limit_seconds - monotonic(), 0.0)
@@ -132,7 +132,7 @@ def solve_in_steps(
         work=work,
         store=store,
     )
-    statistics = dict(solution.statistics) | found
+    statistics = dict(solution.statistics) | objectives
     return Solution(
         solution.choice,
         solution.objective,

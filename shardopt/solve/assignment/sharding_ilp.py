@@ -131,8 +131,8 @@ class _Run:
         if self.work is not None:
             self.budget = self.work
         if self.start is not None:
-            found = evaluate(self.problem, self.start)
-            self.start_cost = found.objective if found.feasible else inf
+            evaluation = evaluate(self.problem, self.start)
+            self.start_cost = evaluation.objective if evaluation.feasible else inf
 
     def without_memory(self) -> Solution | None:
         """The optimum without memory, if direct methods find it: often it fits, else it is a

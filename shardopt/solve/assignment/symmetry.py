@@ -69,14 +69,14 @@ class Refinement:
     def advance(self) -> bool:
         """One round; False when it splits no colour, as every further round then would not
         either."""
-        own = mixed(self.colours.astype(_U64))
+        words = mixed(self.colours.astype(_U64))
         # Sums of mixed words stand for multisets of neighbours. If two should ever collide, nodes
         # that differ are tied, which costs quality and not correctness.
-        around = np.zeros(len(own), dtype=_U64)
-        np.add.at(around, self._u, mixed(self._out ^ own[self._v]))
-        np.add.at(around, self._v, mixed(self._in ^ own[self._u]))
+        neighbours = np.zeros(len(words), dtype=_U64)
+        np.add.at(neighbours, self._u, mixed(self._out ^ words[self._v]))
+        np.add.at(neighbours, self._v, mixed(self._in ^ words[self._u]))
         before = self.num_colours
-        self.colours = numbered(mixed(own) + around)
+        self.colours = numbered(mixed(words) + neighbours)
         return self.num_colours > before
 
 
@@ -98,8 +98,8 @@ def tie(problem: Problem, colours: np.ndarray) -> Problem:
     strategies."""
     costs: list[np.ndarray | None] = [None] * (int(colours.max(initial=-1)) + 1)
     for node, colour in enumerate(colours.tolist()):
-        own, sofar = problem.costs[node], costs[colour]
-        costs[colour] = own if sofar is None else sofar + own
+        cost, sofar = problem.costs[node], costs[colour]
+        costs[colour] = cost if sofar is None else sofar + cost
     usages = None if problem.usages is None else _merged_usages(problem.usages, colours, len(costs))
     merged = tuple(cost for cost in costs if cost is not None)
     return Problem(
@@ -118,14 +118,14 @@ def _merged_edges(edges: Sequence[Edge], colours: np.ndarray) -> tuple[Edge, ...
     for edge in edges:
         u, v = int(colours[edge.u]), int(colours[edge.v])
         tables[id(edge.cost)] = edge.cost
-        found = counts.setdefault((min(u, v), max(u, v)), {})
+        table_counts = counts.setdefault((min(u, v), max(u, v)), {})
         key = id(edge.cost), u > v
-        found[key] = found.get(key, 0) + 1
+        table_counts[key] = table_counts.get(key, 0) + 1
     merged = []
-    for (u, v), found in counts.items():
+    for (u, v), table_counts in counts.items():
         terms = [
             (tables[table].T if turned else tables[table]) * count
-            for (table, turned), count in found.items()
+            for (table, turned), count in table_counts.items()
         ]
         merged.append(Edge(u, v, reduce(np.add, terms)))
     return tuple(merged)
@@ -134,10 +134,10 @@ def _merged_edges(edges: Sequence[Edge], colours: np.ndarray) -> tuple[Edge, ...
 def _merged_usages(
     usages: Sequence[Sequence[Usage]], colours: np.ndarray, num_colours: int
 ) -> tuple[tuple[Usage, ...], ...]:
-    found: list[list[Usage]] = [[] for _ in range(num_colours)]
+    merged: list[list[Usage]] = [[] for _ in range(num_colours)]
     for node, segments in enumerate(usages):
-        found[int(colours[node])] += segments
-    return tuple(map(tuple, found))
+        merged[int(colours[node])] += segments
+    return tuple(map(tuple, merged))
 
 
 class _Names:

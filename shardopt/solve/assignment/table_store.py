@@ -83,11 +83,11 @@ class TableStore:
             return array
         array = np.ascontiguousarray(array)
         key = (array.shape, array.dtype.char, blake2b(array.data, digest_size=16).digest())
-        found = self._canonical.setdefault(key, array)
-        if found is array:
+        canonical = self._canonical.setdefault(key, array)
+        if canonical is array:
             self._held_bytes += array.nbytes
-        self._ids.add(id(found))
-        return found
+        self._ids.add(id(canonical))
+        return canonical
 
     def transpose(self, table: np.ndarray) -> np.ndarray:
         return self._remember(

@@ -159,7 +159,7 @@ class _Walk:
         except CouplingError as error:
             if not light:
                 self.couplings[index] = error
-            split = self._sliced_again(op, operands) if light else None
+            split = self._resliced(op, operands) if light else None
             self._set(op, State(Kind.BATCHED if split else Kind.WHOLE, split, light=light))
 
     def _set(self, op: Op, state: State) -> None:
@@ -241,7 +241,7 @@ class _Walk:
             self._set(op, State(Kind.PARTIAL, reducer=op.reducer or "", light=light))
         self.cuts[index] = cut
 
-    def _sliced_again(self, op: Op, operands: list[State]) -> Split | None:
+    def _resliced(self, op: Op, operands: list[State]) -> Split | None:
         """Where rows that a light op has mixed (shuffled, sorted, summed up to each) are rows
         again: on the full batch before the loop it is exact, and so are slices of its results."""
         batched, split = next(
@@ -249,8 +249,8 @@ class _Walk:
         )
         rows = self.graph.tensors[batched].shape[split.dim]
         shapes = [self.graph.tensors[result].shape for result in op.results]
-        found = all(split.dim < len(shape) and shape[split.dim] == rows for shape in shapes)
-        return split if found and split.extent % self.batch.num_microbatches == 0 else None
+        keeps_rows = all(split.dim < len(shape) and shape[split.dim] == rows for shape in shapes)
+        return split if keeps_rows and split.extent % self.batch.num_microbatches == 0 else None
 
     def _use_accumulated(self, index: int, op: Op, operands: list[State]) -> None:
         """Accumulated operands of a batched op are light, or stand for the batch in every
@@ -289,15 +289,22 @@ class _Walk:
         for k, state in enumerate(operands):
             if state.split is None:
                 continue
-            found = None
+            operand_cut = None
             if k < len(op.rule.operands):
-                found = locate(op.rule.operands[k][state.split.dim], op.rule.sizes, state.split)
-            if found is None:
+                operand_cut = locate(
+                    op.rule.operands[k][state.split.dim], op.rule.sizes, state.split
+                )
+            if operand_cut is None:
                 raise CouplingError(f"does not keep the batch of operand {k} in one piece", index)
-            if cut is not None and (found.factor, found.outer) != (cut.factor, cut.outer):
+            if cut is not None and (operand_cut.factor, operand_cut.outer) != (
+                cut.factor,
+                cut.outer,
+            ):
                 raise CouplingError("pairs every row of the batch with every other row", index)
             cut = (
-                found if cut is None else Cut(cut.factor, cut.outer, gcd(cut.extent, found.extent))
+                operand_cut
+                if cut is None
+                else Cut(cut.factor, cut.outer, gcd(cut.extent, operand_cut.extent))
             )
         assert cut is not None
         if cut.extent % self.batch.num_microbatches:

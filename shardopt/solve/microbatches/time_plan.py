@@ -52,7 +52,7 @@ def plan_loop(axis: TimeAxis) -> TimePlan:
 
 
 @dataclass
-class _Wanted:
+class _Demand:
     """What later ops ask of one tensor; `body` keeps the views in the order they were asked for."""
 
     main: Place = Place.NOWHERE
@@ -65,7 +65,7 @@ class _Placement:
     def __init__(self, axis: TimeAxis) -> None:
         self.axis = axis
         self.graph = axis.graph
-        self.wanted = [_Wanted() for _ in axis.graph.tensors]
+        self.demands = [_Demand() for _ in axis.graph.tensors]
         self.cloned_ops = self._cloned_ops()
         self.sources = self._sources()
         self.places = [Place.NOWHERE] * len(axis.graph.ops)
@@ -94,20 +94,20 @@ class _Placement:
 
         So of random bits, and the mask made from them, the mask is sliced.
         """
-        found: list[frozenset[int]] = [frozenset()] * len(self.graph.tensors)
+        sources: list[frozenset[int]] = [frozenset()] * len(self.graph.tensors)
         for op in self.graph.ops:
             opaque = op.rule is None or op.name in _UNSPLITTABLE
-            read = frozenset().union(*(found[t] for t in op.operands))
+            read = frozenset().union(*(sources[t] for t in op.operands))
             size = sum(self.graph.tensors[t].size_bytes for t in read)
             for result in op.results:
-                own = opaque or size > self.graph.tensors[result].size_bytes
-                found[result] = frozenset({result}) if own else read
-        return found
+                is_source = opaque or size > self.graph.tensors[result].size_bytes
+                sources[result] = frozenset({result}) if is_source else read
+        return sources
 
     # ---- demands ----
 
     def _want_main(self, tensor: int, place: Place) -> None:
-        self.wanted[tensor].main = max(self.wanted[tensor].main, place)
+        self.demands[tensor].main = max(self.demands[tensor].main, place)
 
     def _want_operands(self, op: Op, place: Place) -> None:
         for tensor in op.operands:
@@ -121,7 +121,7 @@ class _Placement:
         if (index, cut) not in self.body:
             self.body[index, cut] = None
             for view in self._operands(index, cut):
-                self.wanted[view.tensor].body.setdefault(view)
+                self.demands[view.tensor].body.setdefault(view)
 
     def _operands(self, index: int, cut: Cut | None) -> tuple[View, ...]:
         op = self.graph.ops[index]
@@ -150,7 +150,7 @@ class _Placement:
             self._visit_batched(index, op)
         else:
             self._keep_before_loop(op)
-        place = max(self.wanted[result].main for result in op.results)
+        place = max(self.demands[result].main for result in op.results)
         if (
             place is not Place.NOWHERE
             and self.places[index] is Place.NOWHERE
@@ -168,7 +168,7 @@ class _Placement:
         must_clone = state.kind is Kind.WHOLE and not state.light
         reads_batch = any(self.axis.states[t].kind is Kind.BATCHED for t in op.operands)
         for k, result in enumerate(op.results):
-            for view in self.wanted[result].body:
+            for view in self.demands[result].body:
                 cut = None if reads_batch else self._cut_for(op, k, view.split)
                 if (
                     view.split is None
@@ -214,13 +214,13 @@ class _Placement:
         """Batched ops and contractions over the batch: in the body, and after the loop what it
         collects."""
         for result in op.results:
-            if self.wanted[result].main is Place.EPILOGUE and not self._moves_to_epilogue(
+            if self.demands[result].main is Place.EPILOGUE and not self._moves_to_epilogue(
                 op, result
             ):
                 self._collect(result)
-            for view in self.wanted[result].body:
+            for view in self.demands[result].body:
                 self._check_estimate(index, view)
-        if any(self.wanted[r].body or r in self.accumulators for r in op.results):
+        if any(self.demands[r].body or r in self.accumulators for r in op.results):
             self._run_in_body(index, self.axis.cuts[index])
 
     def _moves_to_epilogue(self, op: Op, result: int) -> bool:
@@ -230,7 +230,7 @@ class _Placement:
         return state.light or (
             state.kind is Kind.PARTIAL
             and is_layout(self.graph, op)
-            and not self.wanted[result].body
+            and not self.demands[result].body
         )
 
     def _check_estimate(self, index: int, view: View) -> None:
@@ -247,7 +247,7 @@ class _Placement:
         """What mixes batch inputs alone is computed on the full batch, exactly, and the body
         captures or slices it."""
         for result in op.results:
-            for view in self.wanted[result].body:
+            for view in self.demands[result].body:
                 self._provide(view)
 
     def _provide(self, view: View) -> None:
@@ -259,7 +259,7 @@ class _Placement:
             self.slices.setdefault(view)
 
     def visit_input(self, tensor: int) -> None:
-        for view in self.wanted[tensor].body:
+        for view in self.demands[tensor].body:
             self._provide(view)
 
     # ---- the result ----

@@ -47,11 +47,13 @@ def plan_single(graph: OpGraph) -> TimePlan:
         for k in sorted(body)
     )
     made = dict.fromkeys(t for k in sorted(body) for t in graph.ops[k].results)
-    again = {t for k in epilogue for t in graph.ops[k].results}
-    wanted = {t for k in epilogue for t in graph.ops[k].operands} | set(graph.outputs)
+    epilogue_results = {t for k in epilogue for t in graph.ops[k].results}
+    read_after = {t for k in epilogue for t in graph.ops[k].operands} | set(graph.outputs)
     read = {t for k in body for t in graph.ops[k].operands}
     captures = tuple(t for t in graph.inputs if t in read)
-    accumulators = tuple(Accumulator(View(t)) for t in made if t in wanted and t not in again)
+    accumulators = tuple(
+        Accumulator(View(t)) for t in made if t in read_after and t not in epilogue_results
+    )
     return TimePlan(1, (), ops, epilogue, captures, (), accumulators)
 
 
@@ -98,13 +100,13 @@ def _origins(
 
 def _ancestors(graph: OpGraph, tensors: set[int]) -> set[int]:
     """The operations that make the tensors, and what those need."""
-    found: set[int] = set()
+    ancestors: set[int] = set()
     needed = set(tensors)
     for index in range(len(graph.ops) - 1, -1, -1):
         if not needed.isdisjoint(graph.ops[index].results):
-            found.add(index)
+            ancestors.add(index)
             needed.update(graph.ops[index].operands)
-    return found
+    return ancestors
 
 
 def _epilogue(graph: OpGraph, body: Set[int]) -> tuple[int, ...]:
@@ -113,13 +115,13 @@ def _epilogue(graph: OpGraph, body: Set[int]) -> tuple[int, ...]:
     for op in graph.ops:
         if constant.issuperset(op.operands) and op.name not in _MIXING and op.rule is not None:
             constant.update(op.results)
-    found: list[int] = []
+    indices: list[int] = []
     read: set[int] = set()
     for index in range(len(graph.ops) - 1, -1, -1):
         op = graph.ops[index]
         if index not in body or (
             not read.isdisjoint(op.results) and constant.issuperset(op.results)
         ):
-            found.append(index)
+            indices.append(index)
             read.update(op.operands)
-    return tuple(reversed(found))
+    return tuple(reversed(indices))

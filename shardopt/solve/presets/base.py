@@ -141,7 +141,7 @@ def scattering(tables: IntraOpTables, op: int, split: Split) -> tuple[int, ...]:
     )
 
 
-def scattered_or_open(tables: IntraOpTables, op: int, split: Split) -> tuple[int, ...]:
+def scattered_or_unreduced(tables: IntraOpTables, op: int, split: Split) -> tuple[int, ...]:
     """The strategies that leave each device a part of the sum over the split factors, or the sum to
     their readers."""
     whole = strategies_that_split(tables, op, split)

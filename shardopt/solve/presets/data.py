@@ -31,7 +31,7 @@ from shardopt.solve.presets.base import (
     in_full,
     largest,
     replicated,
-    scattered_or_open,
+    scattered_or_unreduced,
     split_greedily,
     strategies_that_split,
     strategies_within,
@@ -53,13 +53,13 @@ class DataParallel:
 
     def inputs(self) -> dict[int, Sharding]:
         """The shardings of the tensors in which the batch starts."""
-        found = {}
+        shardings = {}
         for tensor, place in self.flow.seeds.items():
             rank = len(self.tables.graph.tensors[tensor].shape)
-            found[tensor] = Sharding(
+            shardings[tensor] = Sharding(
                 tuple(self.axes if dim == place else () for dim in range(rank))
             )
-        return found
+        return shardings
 
     def split(self, op: int) -> Split:
         """The split of an operation along the batch, empty when it has none or an uneven one."""
@@ -75,7 +75,7 @@ class DataParallel:
     def activations(self) -> dict[int, Sequence[int]]:
         """The strategies of all operations that depend on the batch, without the update; sums are
         finished at once."""
-        found: dict[int, Sequence[int]] = {}
+        strategies: dict[int, Sequence[int]] = {}
         for op, node in enumerate(self.tables.graph.ops):
             batched = self.flow.factors[op] is not None
             if batched or (
@@ -84,8 +84,8 @@ class DataParallel:
                 numbers = strategies_that_split(self.tables, op, self.split(op)) or in_full(
                     self.tables, op
                 )
-                found[op] = finished(self.tables, op, numbers) or numbers
-        return found
+                strategies[op] = finished(self.tables, op, numbers) or numbers
+        return strategies
 
     def allowed(self, update_axes: Axes | None = None) -> dict[int, Sequence[int]]:
         """`activations`, and the update without axes other than these (those of the batch by
@@ -101,20 +101,20 @@ class DataParallel:
         whole, behind it."""
         graph = self.tables.graph
         looped = [op for op in sorted(self.flow.gradients) if graph.ops[op].repeat > 1]
-        found = {op: strategies_that_split(self.tables, op, self.split(op)) for op in looped}
+        summed = {op: strategies_that_split(self.tables, op, self.split(op)) for op in looped}
         sum_points = [op for op in sorted(self.flow.update) if graph.ops[op].name == MARKER]
         whole = {op: finished(self.tables, op, in_full(self.tables, op)) for op in sum_points}
-        return {op: numbers for op, numbers in (*found.items(), *whole.items()) if numbers}
+        return {op: numbers for op, numbers in (*summed.items(), *whole.items()) if numbers}
 
     def scattered_gradients(self) -> dict[int, Sequence[int]]:
         """The gradients as sums that are scattered, or left for their readers to finish, where that
         is possible."""
-        found: dict[int, Sequence[int]] = {}
+        scattered: dict[int, Sequence[int]] = {}
         for op in sorted(self.flow.gradients):
             split = self.split(op)
-            if split and (better := scattered_or_open(self.tables, op, split)):
-                found[op] = better
-        return found
+            if split and (better := scattered_or_unreduced(self.tables, op, split)):
+                scattered[op] = better
+        return scattered
 
     def shards(self, tensors: Iterable[int], axes: Axes) -> dict[int, Sharding]:
         shapes = {k: self.tables.graph.tensors[k].shape for k in sorted(tensors)}
@@ -129,13 +129,13 @@ def data_parallel(
     """Over all axes by default. Raises UserError when the batch is not known or divides over none
     of the axes."""
     flow = follow_batch(tables.graph, input_kinds, preset)
-    wanted = live_axes(tables.mesh) if axes is None else axes
+    candidates = live_axes(tables.mesh) if axes is None else axes
     taken: Axes = ()
-    for axis in wanted:
+    for axis in candidates:
         if flow.extent % tiles(tables.mesh, (*taken, axis)) == 0:
             taken = (*taken, axis)
-    if wanted and not taken:
-        sizes = ", ".join(f"{axis}={tables.mesh.axis_size(axis)}" for axis in wanted)
+    if candidates and not taken:
+        sizes = ", ".join(f"{axis}={tables.mesh.axis_size(axis)}" for axis in candidates)
         raise UserError(
             f"preset '{preset}' splits the batch: expected an extent that {sizes} divides, found "
             f"{flow.extent}"
@@ -196,18 +196,18 @@ def mics(tables: IntraOpTables, input_kinds: InputKinds) -> Restriction:
     plan = with_gradients(tables, input_kinds, "mics")
     state = plan.shards(plan.flow.weights | input_kinds.state, axes[-1:])
     return Restriction(
-        {**state, **plan.inputs()}, {**plan.allowed(axes[-1:]), **_open_gradients(plan)}
+        {**state, **plan.inputs()}, {**plan.allowed(axes[-1:]), **_unreduced_gradients(plan)}
     )
 
 
-def _open_gradients(plan: DataParallel) -> dict[int, Sequence[int]]:
+def _unreduced_gradients(plan: DataParallel) -> dict[int, Sequence[int]]:
     """Gradients that their readers may finish: scattered over one axis, all-reduced over the
     others."""
-    found = {
+    by_gradient = {
         op: strategies_that_split(plan.tables, op, plan.split(op))
         for op in sorted(plan.flow.gradients)
     }
-    return {op: numbers for op, numbers in found.items() if numbers}
+    return {op: numbers for op, numbers in by_gradient.items() if numbers}
 
 
 def with_gradients(tables: IntraOpTables, input_kinds: InputKinds, preset: str) -> DataParallel:

@@ -25,7 +25,7 @@ from shardopt.solve.presets.base import (
     Restriction,
     Split,
     replicated,
-    scattered_or_open,
+    scattered_or_unreduced,
     split_further,
 )
 from shardopt.solve.presets.data import DataParallel, data_parallel, with_gradients
@@ -40,7 +40,7 @@ from shardopt.support.errors import UserError
 class ExpertWalk(AxisWalk):
     """The axis belongs to the experts where they are computed, to the batch elsewhere."""
 
-    def wanted(self, op: Op, position: int, usable: set[int]) -> tuple[int | None, bool]:
+    def weight_factor(self, op: Op, position: int, usable: set[int]) -> tuple[int | None, bool]:
         rule = op.rule
         assert rule is not None
         if op.name != "dot_general":
@@ -188,13 +188,13 @@ def _sharded_state(
 def _scattered_gradients(walk: ExpertWalk) -> dict[int, Sequence[int]]:
     """As of `zero2`; the gradients of experts are summed over the axes along which these are
     repeated."""
-    found = walk.plan.scattered_gradients()
+    strategies = walk.plan.scattered_gradients()
     for op in sorted(walk.plan.flow.gradients & walk.allowed.keys()):
         factors = walk.factors(walk.graph.ops[op])
         splits = [{**walk.batch_split(op, factor), factor: (walk.axis,)} for factor in factors]
         of_expert = [
-            number for split in splits for number in scattered_or_open(walk.tables, op, split)
+            number for split in splits for number in scattered_or_unreduced(walk.tables, op, split)
         ]
         if factors:
-            found[op] = tuple(dict.fromkeys(of_expert)) or walk.allowed[op]
-    return found
+            strategies[op] = tuple(dict.fromkeys(of_expert)) or walk.allowed[op]
+    return strategies

@@ -95,20 +95,20 @@ def follow_between(
 
     `sources[m]` says for the inputs of graph m that arrive from elsewhere which tensor of which
     graph they are."""
-    found = list(input_kinds)
+    kinds = list(input_kinds)
     changed = True
     while changed:  # each round finds a value more, or is the last
         carried = [
             _spread(graph, _seeds(graph, known))[0]
-            for graph, known in zip(graphs, found, strict=True)
+            for graph, known in zip(graphs, kinds, strict=True)
         ]
         changed = False
         for number, arriving in enumerate(sources):
             dims = {tensor: carried[mesh][sent] for tensor, (mesh, sent) in arriving.items()}
             received = {tensor: dim for tensor, dim in dims.items() if dim is not None}
-            changed |= received != found[number].received
-            found[number] = replace(found[number], received=received)
-    return tuple(found)
+            changed |= received != kinds[number].received
+            kinds[number] = replace(kinds[number], received=received)
+    return tuple(kinds)
 
 
 def batch_dims(graph: OpGraph, input_kinds: InputKinds) -> tuple[int | None, ...]:
@@ -143,14 +143,14 @@ def _read_alike(graph: OpGraph, tensor: int, slots: Set[int]) -> tuple[int, ...]
     """The slots that a value is made of through values of its own shape: those of the weight that
     it replaces."""
     producers = graph.producers()
-    shape, found, pending = graph.tensors[tensor].shape, {tensor}, [tensor]
+    shape, seen, pending = graph.tensors[tensor].shape, {tensor}, [tensor]
     while pending:
         producer = producers[pending.pop()]
         operands = graph.ops[producer].operands if producer >= 0 else ()
-        alike = [k for k in operands if k not in found and graph.tensors[k].shape == shape]
-        found.update(alike)
+        alike = [k for k in operands if k not in seen and graph.tensors[k].shape == shape]
+        seen.update(alike)
         pending += alike
-    return tuple(sorted(found & slots))
+    return tuple(sorted(seen & slots))
 
 
 def sums_over_batch(op: Op, factor: int | None) -> bool:
@@ -160,7 +160,7 @@ def sums_over_batch(op: Op, factor: int | None) -> bool:
 def _microbatches(graph: OpGraph, argument: int, dim: int) -> list[tuple[int, int]]:
     """(tensor, batch dimension) to split for a batch argument: itself, or in a loop over
     microbatches its slices."""
-    found = []
+    places = []
     pending = [argument] if any(op.repeat > 1 for op in graph.ops) else []
     while pending:
         tensor = pending.pop()
@@ -170,8 +170,8 @@ def _microbatches(graph: OpGraph, argument: int, dim: int) -> list[tuple[int, in
         pending += [op.results[0] for op in reversed(cuts)]
         if not cuts and tensor != argument:
             shape = graph.tensors[tensor].shape
-            found.append((tensor, next((d for d, extent in enumerate(shape) if extent > 1), 0)))
-    return found or [(argument, dim)]
+            places.append((tensor, next((d for d, extent in enumerate(shape) if extent > 1), 0)))
+    return places or [(argument, dim)]
 
 
 def _batch_factor(graph: OpGraph, op: Op, dims: list[int | None]) -> int | None:
@@ -180,7 +180,7 @@ def _batch_factor(graph: OpGraph, op: Op, dims: list[int | None]) -> int | None:
     if op.rule is None:
         return None
     usable = set(shardable_factors(op))
-    found = [
+    candidates = [
         (graph.tensors[tensor].size_bytes, -position, factor)
         for position, (tensor, mapping) in enumerate(
             zip(op.operands, op.rule.operands, strict=False)
@@ -189,7 +189,7 @@ def _batch_factor(graph: OpGraph, op: Op, dims: list[int | None]) -> int | None:
         and (factor := leading_factor(mapping[dim], op.rule.sizes)) is not None
         and factor in usable
     ]
-    return max(found)[2] if found else None
+    return max(candidates)[2] if candidates else None
 
 
 def leading_factor(factors: tuple[int, ...], sizes: tuple[int, ...]) -> int | None:

@@ -38,11 +38,11 @@ def restrict(preset: str, tables: IntraOpTables, input_kinds: InputKinds) -> Res
     an operation that no strategy is left for that makes what is fixed for its results."""
     if preset not in PRESETS:
         raise UserError(f"unknown intra-op preset '{preset}'; expected one of {', '.join(PRESETS)}")
-    wanted = PRESETS[preset](tables, input_kinds)
+    restriction = PRESETS[preset](tables, input_kinds)
     tied = _tied_to(input_kinds.tied)
     fixed: dict[int, Sharding] = {}
     everywhere: dict[int, Sharding] = {}
-    for tensor, sharding in wanted.fixed.items():
+    for tensor, sharding in restriction.fixed.items():
         group = tied.get(tensor, (tensor,))
         choices = (everywhere.get(tensor, sharding), Sharding.replicated(sharding.rank))
         if possible := [choice for choice in choices if _is_possible(tables, choice, group)]:
@@ -50,7 +50,7 @@ def restrict(preset: str, tables: IntraOpTables, input_kinds: InputKinds) -> Res
             everywhere.update(dict.fromkeys(group, possible[0]))
     allowed = {
         op: numbers
-        for op, numbers in wanted.allowed.items()
+        for op, numbers in restriction.allowed.items()
         if _makes(tables, op, numbers, everywhere)
     }
     for group in dict.fromkeys(tied.values()):
@@ -89,10 +89,12 @@ def _makes(
         for place, t in enumerate(tables.graph.ops[op].results)
         if t in fixed or t in demanded
     ]
-    wanted = [(place, (fixed[t],) if t in fixed else demanded[t]) for place, t in results]
+    required = [(place, (fixed[t],) if t in fixed else demanded[t]) for place, t in results]
     strategies = tables.ops[op].strategies
     permitted = (strategies[n] for n in numbers if tables.constraints.permits(op, strategies[n]))
-    return any(all(s.results[place] in shardings for place, shardings in wanted) for s in permitted)
+    return any(
+        all(s.results[place] in shardings for place, shardings in required) for s in permitted
+    )
 
 
 def _disagreeing(

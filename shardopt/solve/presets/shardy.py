@@ -40,7 +40,7 @@ def _without_resharding(
     tables: IntraOpTables, chosen: Mapping[int, Sharding]
 ) -> dict[int, Sequence[int]]:
     """The strategies that take operands as they lie: Shardy reshards only where there is none."""
-    found: dict[int, Sequence[int]] = {}
+    in_place: dict[int, Sequence[int]] = {}
     for op, node in enumerate(tables.graph.ops):
         operands = [
             (place, chosen[tensor])
@@ -57,17 +57,17 @@ def _without_resharding(
             and all(strategy.results[place] == sharding for place, sharding in results)
         )
         if numbers and operands:
-            found[op] = numbers
-    return found
+            in_place[op] = numbers
+    return in_place
 
 
-def nearest(mesh: Mesh, wanted: Sharding, choices: Sequence[Sharding]) -> Sharding:
+def nearest(mesh: Mesh, target: Sharding, choices: Sequence[Sharding]) -> Sharding:
     """The choice with most of the wanted tiles, of these the one with the fewest others, of these
     the first."""
 
     def rank(choice: Sharding) -> tuple[int, int]:
         common = prod(
-            tiles(mesh, _common(a, b)) for a, b in zip(wanted.dims, choice.dims, strict=True)
+            tiles(mesh, _common(a, b)) for a, b in zip(target.dims, choice.dims, strict=True)
         )
         return -common, prod(choice.tile_counts(mesh))
 

@@ -29,7 +29,7 @@ from shardopt.support.errors import UserError
 
 
 class MegatronWalk(AxisWalk):
-    def wanted(self, op: Op, position: int, usable: set[int]) -> tuple[int | None, bool]:
+    def weight_factor(self, op: Op, position: int, usable: set[int]) -> tuple[int | None, bool]:
         rule = op.rule
         assert rule is not None
         if op.name == "gather":
@@ -80,7 +80,7 @@ class SequenceWalk(MegatronWalk):
 
 
 class SummaWalk(MegatronWalk):
-    def wanted(self, op: Op, position: int, usable: set[int]) -> tuple[int | None, bool]:
+    def weight_factor(self, op: Op, position: int, usable: set[int]) -> tuple[int | None, bool]:
         assert op.rule is not None
         return self.first_output(op.rule, position, usable), False
 

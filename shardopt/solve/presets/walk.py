@@ -83,7 +83,7 @@ class AxisWalk(ABC):
     # ---- what a method decides ----
 
     @abstractmethod
-    def wanted(self, op: Op, position: int, usable: set[int]) -> tuple[int | None, bool]:
+    def weight_factor(self, op: Op, position: int, usable: set[int]) -> tuple[int | None, bool]:
         """The factor to split of a weight in its first product, if any, and whether these are its
         rows."""
 
@@ -113,14 +113,14 @@ class AxisWalk(ABC):
     def state(self) -> dict[int, Sharding]:
         """Every weight as decided, or split as the first activation it is combined with, or whole;
         its slots alike."""
-        found = {}
+        shardings = {}
         for weight in sorted(self.plan.flow.weights):
             place = self.decided.get(weight, self.followers.get(weight))
             sharding = self.sharding(self.graph.tensors[weight].shape, place)
-            found.update(
+            shardings.update(
                 dict.fromkeys((weight, *self.plan.flow.slots_of.get(weight, ())), sharding)
             )
-        return found
+        return shardings
 
     def sharding(self, shape: tuple[int, ...], place: int | None) -> Sharding:
         """That of a weight which the axis splits on dimension `place`."""
@@ -184,13 +184,13 @@ class AxisWalk(ABC):
         contracted."""
         rule = op.rule
         assert rule is not None
-        found = [
+        ranked = [
             (self.plan.flow.depends[tensor], factor not in rule.reduction, factor)
             for position, tensor in enumerate(op.operands[: len(rule.operands)])
             if (factor := self.factor_of(op, position)) is not None and factor in usable
         ]
-        best = max((rank[:2] for rank in found), default=None)
-        return list(dict.fromkeys(rank[2] for rank in found if rank[:2] == best))
+        best = max((rank[:2] for rank in ranked), default=None)
+        return list(dict.fromkeys(rank[2] for rank in ranked if rank[:2] == best))
 
     def factor_of(self, op: Op, position: int) -> int | None:
         """The factor on which the axis enters by an operand: behind the batch where both split one
@@ -246,21 +246,21 @@ class AxisWalk(ABC):
     def _decide(self, op: Op, position: int, usable: set[int]) -> None:
         """Split the weight of its first product, unless another use of it was first or the axis
         does not divide it."""
-        factor, by_rows = self.wanted(op, position, usable)
+        factor, by_rows = self.weight_factor(op, position, usable)
         dim = (
             None
             if factor is None or op.rule is None
             else dim_of(op.rule.operands[position], factor)
         )
-        found = [] if dim is None else list(self.uses.origins(op.operands[position], dim))
-        shapes = {weight: self.graph.tensors[weight].shape for weight, _ in found}
-        if not found or any(
-            w in self.decided or shapes[w][place] % self.size for w, place in found
+        origins = [] if dim is None else list(self.uses.origins(op.operands[position], dim))
+        shapes = {weight: self.graph.tensors[weight].shape for weight, _ in origins}
+        if not origins or any(
+            w in self.decided or shapes[w][place] % self.size for w, place in origins
         ):
             return
-        self.decided.update(found)
-        self.rows.update(weight for weight, _ in found if by_rows)
-        for weight, place in found:
+        self.decided.update(origins)
+        self.rows.update(weight for weight, _ in origins if by_rows)
+        for weight, place in origins:
             self.where[weight] = place
         for earlier in sorted(self.uses.chain(op.operands[position])):
             self._visit(earlier)

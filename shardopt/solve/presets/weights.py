@@ -76,30 +76,30 @@ class WeightUses:
 
     def chain(self, tensor: int) -> set[int]:
         """The operations that make a value out of weights."""
-        found: set[int] = set()
+        ops: set[int] = set()
         pending = [tensor]
         while pending:
             producer = self.producers[pending.pop()]
             if (
                 producer >= 0
-                and producer not in found
+                and producer not in ops
                 and not self.flow.depends[self.graph.ops[producer].results[0]]
             ):
-                found.add(producer)
+                ops.add(producer)
                 pending += self.graph.ops[producer].operands
-        return found
+        return ops
 
 
 def made_of(graph: OpGraph, flow: BatchFlow, sources: Set[int]) -> tuple[bool, ...]:
     """For each tensor whether it is one of the sources, or made of them and constants but not of
     the batch."""
-    found = [tensor in sources for tensor in range(len(graph.tensors))]
+    is_made = [tensor in sources for tensor in range(len(graph.tensors))]
     for op in graph.ops:
         for result in op.results:
-            found[result] = not flow.depends[result] and any(
-                found[operand] for operand in op.operands
+            is_made[result] = not flow.depends[result] and any(
+                is_made[operand] for operand in op.operands
             )
-    return tuple(found)
+    return tuple(is_made)
 
 
 def dim_of(mapping: tuple[tuple[int, ...], ...], factor: int) -> int | None:

@@ -32,10 +32,10 @@ class Option(NamedTuple):
 def assign(options: Sequence[tuple[Option, ...]]) -> list[Option | None]:
     loads = _Loads(options)
     open_: list[int] = []
-    for fetch, own in enumerate(options):
-        if len(own) == 1:
-            loads.put(fetch, own[0])
-        elif own:
+    for fetch, choices in enumerate(options):
+        if len(choices) == 1:
+            loads.put(fetch, choices[0])
+        elif choices:
             open_.append(fetch)
     open_.sort(key=lambda fetch: -min(option.seconds for option in options[fetch]))
     least = _bound(loads, [options[fetch] for fetch in open_])
@@ -97,9 +97,11 @@ class _Loads:
 def _bound(fixed: _Loads, options: Sequence[tuple[Option, ...]]) -> float:
     """Seconds that no assignment of the boxes with a choice undercuts: what stands, the largest
     box, and all of them spread evenly over the links that could send them."""
-    least = max(fixed.top(), max((min(o.seconds for o in own) for own in options), default=0.0))
-    links = dict.fromkeys(option.out for own in options for option in own)
-    total = sum(min(option.seconds for option in own) for own in options) + sum(
+    least = max(
+        fixed.top(), max((min(o.seconds for o in choices) for choices in options), default=0.0)
+    )
+    links = dict.fromkeys(option.out for choices in options for option in choices)
+    total = sum(min(option.seconds for option in choices) for choices in options) + sum(
         fixed.seconds[link] for link in links
     )
     return max(least, total / max(len(links), 1))
@@ -115,22 +117,22 @@ def _improve(loads: _Loads, options: Sequence[tuple[Option, ...]], open_: Sequen
         on_it = [
             fetch
             for fetch in open_
-            if (own := loads.chosen[fetch]) and worst in (own.out, own.into)
+            if (chosen := loads.chosen[fetch]) and worst in (chosen.out, chosen.into)
         ]
-        found: Changes = ()
+        relieving: Changes = ()
         for changes in chain(
             _moves(loads, options, on_it), _exchanges(loads, options, on_it, open_)
         ):
             left -= 1
             replaced = [(_sure(loads.chosen[fetch]), new) for fetch, new in changes]
             if loads.relieves(worst, top * (1 - _EPSILON), replaced):
-                found = changes
+                relieving = changes
                 break
             if left <= 0:
                 break
-        if not found:
+        if not relieving:
             return
-        for fetch, option in found:
+        for fetch, option in relieving:
             loads.replace(fetch, option)
 
 
@@ -172,9 +174,9 @@ class _Search:
         self.options, self.open, self.least = options, open_, least
         self.best, self.best_top = list(start.chosen), start.top()
         self.loads = _Loads(options)
-        for fetch, own in enumerate(options):
-            if len(own) == 1:
-                self.loads.put(fetch, own[0])
+        for fetch, choices in enumerate(options):
+            if len(choices) == 1:
+                self.loads.put(fetch, choices[0])
         self.nodes = 0
 
     def run(self) -> list[Option | None]:

@@ -56,16 +56,16 @@ def _open_shop(out: list[int], into: list[int], seconds: list[float]) -> list[fl
     heapify(events)
     while events:
         now, link = heappop(events)
-        own = waiting[link]
-        number = min(own, key=lambda each: (max(now, free_in[into[each]]), -left[into[each]]))
+        queue = waiting[link]
+        number = min(queue, key=lambda each: (max(now, free_in[into[each]]), -left[into[each]]))
         start = max(now, free_in[into[number]])
         if start > now:  # until then another may come in between
             heappush(events, (start, link))
             continue
-        own.remove(number)
+        queue.remove(number)
         starts[number] = start
         left[into[number]] -= seconds[number]
         free_in[into[number]] = start + seconds[number]
-        if own:
+        if queue:
             heappush(events, (start + seconds[number], link))
     return starts

@@ -119,17 +119,17 @@ class ReshardingPlan:
             )
         if min(phases, default=0) < 0:
             raise ValueError(f"resharding plan: expected phases from 0 on, found {min(phases)}")
-        found = (tuple(phases.get(phase, ())) for phase in range(1 + max(phases, default=-1)))
-        return ReshardingPlan(strategy, rank, itemsize, tuple(found))
+        ordered = (tuple(phases.get(phase, ())) for phase in range(1 + max(phases, default=-1)))
+        return ReshardingPlan(strategy, rank, itemsize, tuple(ordered))
 
 
 def merged(sends: Iterable[TileSend], itemsize: int) -> list[Message]:
     """One message for each pair of different devices, in the order of their first sends."""
-    found: Counter[tuple[int, int]] = Counter()
+    sizes: Counter[tuple[int, int]] = Counter()
     for send in sends:
         if not send.is_local:
-            found[send.src_device, send.dst_device] += send.elements * itemsize
-    return [(*pair, size) for pair, size in found.items()]
+            sizes[send.src_device, send.dst_device] += send.elements * itemsize
+    return [(*pair, size) for pair, size in sizes.items()]
 
 
 def plans_seconds(cluster: Cluster, plans: Iterable[ReshardingPlan]) -> float:
@@ -144,10 +144,10 @@ def plans_seconds(cluster: Cluster, plans: Iterable[ReshardingPlan]) -> float:
 def _joined(parts: list[list[Message]]) -> list[Message]:
     if len(parts) == 1:
         return parts[0]
-    found: Counter[tuple[int, int]] = Counter()
+    sizes: Counter[tuple[int, int]] = Counter()
     for source, target, size in (message for part in parts for message in part):
-        found[source, target] += size
-    return [(*pair, size) for pair, size in found.items()]
+        sizes[source, target] += size
+    return [(*pair, size) for pair, size in sizes.items()]
 
 
 def elements_on_wire(plan: ReshardingPlan) -> int:
@@ -172,14 +172,14 @@ def messages(plan: ReshardingPlan) -> int:
 
 def elements_by_nic(plan: ReshardingPlan, cluster: Cluster) -> dict[int, tuple[int, int]]:
     """Elements that each host sends to other hosts and receives from them, in all phases."""
-    found: dict[int, tuple[int, int]] = {}
+    by_host: dict[int, tuple[int, int]] = {}
     for send in (send for phase in plan.phases for send in phase):
         ends = cluster.host_of(send.src_device), cluster.host_of(send.dst_device)
         if ends[0] != ends[1]:
             for host, moved in ((ends[0], (send.elements, 0)), (ends[1], (0, send.elements))):
-                out, into = found.get(host, (0, 0))
-                found[host] = (out + moved[0], into + moved[1])
-    return dict(sorted(found.items()))
+                out, into = by_host.get(host, (0, 0))
+                by_host[host] = (out + moved[0], into + moved[1])
+    return dict(sorted(by_host.items()))
 
 
 def _moved_elements(sends: Iterable[TileSend]) -> int:

@@ -76,10 +76,10 @@ class _Wires:
         self._byte_seconds: dict[tuple[int, int, bool], float] = {}
 
     def by_host(self, devices: Sequence[int]) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
+        groups: dict[int, list[int]] = {}
         for device in devices:
-            found.setdefault(self._hosts[device], []).append(device)
-        return found
+            groups.setdefault(self._hosts[device], []).append(device)
+        return groups
 
     def options(self, fetch: Fetch, hosts: dict[int, list[int]]) -> Iterator[Option]:
         """None at all where the target holds the box. Of very many hosts those from the target's

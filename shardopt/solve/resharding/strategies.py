@@ -145,20 +145,24 @@ class Drafting:
         parts = [(tile.box, frozenset[int]())]
         if count % len(overlaps) == 0:
             parts = [(box, frozenset(holders)) for box, holders in overlaps]
-        pieces = [(piece, held) for box, held in parts for piece in cut(box, count // len(parts))]
-        found: dict[int, list[Slice]] = {device: [] for device in devices}
+        pieces = [
+            (piece, holders) for box, holders in parts for piece in cut(box, count // len(parts))
+        ]
+        fetched: dict[int, list[Slice]] = {device: [] for device in devices}
         places = [devices[number * len(devices) // len(pieces)] for number in range(len(pieces))]
         left = []
-        for place, (piece, held) in zip(places, pieces, strict=True):
-            own = [device for device in (place, *devices) if device in held and not found[device]]
-            if own:
-                found[own[0]].append(piece)
+        for place, (piece, holders) in zip(places, pieces, strict=True):
+            holding = [
+                device for device in (place, *devices) if device in holders and not fetched[device]
+            ]
+            if holding:
+                fetched[holding[0]].append(piece)
             else:
                 left.append((place, piece))
         for place, piece in left:
-            free = next(device for device in (place, *devices) if not found[device])
-            found[free].append(piece)
-        return found
+            free = next(device for device in (place, *devices) if not fetched[device])
+            fetched[free].append(piece)
+        return fetched
 
     def _chain_order(self, hosts: _Hosts, holders: Sequence[int], turn: int) -> tuple[int, ...]:
         """The devices without the box: hosts that hold it first, else hosts in turn, and devices in
@@ -182,10 +186,10 @@ class Drafting:
         return Draft((*self._copies, *fetches), tuple(rounds))
 
     def _by_host(self, devices: Sequence[int]) -> _Hosts:
-        found: dict[int, list[int]] = {}
+        groups: dict[int, list[int]] = {}
         for device in devices:
-            found.setdefault(self._cluster.host_of(device), []).append(device)
-        return tuple(map(tuple, found.values()))
+            groups.setdefault(self._cluster.host_of(device), []).append(device)
+        return tuple(map(tuple, groups.values()))
 
 
 def _turned(items: tuple[_T, ...], by: int) -> tuple[_T, ...]:

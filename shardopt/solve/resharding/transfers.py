@@ -84,11 +84,11 @@ def plan_together(
     drafts = [planning.drafts(each, names) for each in reshardings]
     if len(reshardings) == 1:
         return planning.plans(
-            reshardings, planning.cheapest(reshardings, [[way] for way in drafts[0]])
+            reshardings, planning.cheapest(reshardings, [[draft] for draft in drafts[0]])
         )
-    alone = [planning.best(each, own) for each, own in zip(reshardings, drafts, strict=True)]
-    ways = [[best[name] for best in alone] for name in dict.fromkeys((*names, AUTO))]
-    return planning.plans(reshardings, planning.cheapest(reshardings, ways))
+    alone = [planning.best(each, named) for each, named in zip(reshardings, drafts, strict=True)]
+    candidates = [[best[name] for best in alone] for name in dict.fromkeys((*names, AUTO))]
+    return planning.plans(reshardings, planning.cheapest(reshardings, candidates))
 
 
 class _Planning:
@@ -113,12 +113,12 @@ class _Planning:
         """The best draft of each strategy for one tensor alone, and that of all; a strategy without
         drafts has that one."""
         names = dict.fromkeys(name for name, _ in drafts)
-        found = {
-            n: self.cheapest([resharding], [[way] for way in drafts if way[0] == n])[0]
+        best_of = {
+            n: self.cheapest([resharding], [[draft] for draft in drafts if draft[0] == n])[0]
             for n in names
         }
-        best = self.cheapest([resharding], [[way] for way in found.values()])[0]
-        return {name: found.get(name, (name, best[1])) for name in _STRATEGIES} | {AUTO: best}
+        best = self.cheapest([resharding], [[draft] for draft in best_of.values()])[0]
+        return {name: best_of.get(name, (name, best[1])) for name in _STRATEGIES} | {AUTO: best}
 
     def cheapest(
         self, reshardings: Sequence[Resharding], ways: Sequence[list[_Named]]
@@ -156,27 +156,32 @@ class _Planning:
         return max(into.values(), default=0) * self._nic_seconds
 
     def plans(
-        self, reshardings: Sequence[Resharding], way: Sequence[_Named]
+        self, reshardings: Sequence[Resharding], chosen: Sequence[_Named]
     ) -> tuple[ReshardingPlan, ...]:
         """The drafts with senders, in order."""
-        fetches = [fetch for _, draft in way for fetch in draft.fetches]
+        fetches = [fetch for _, draft in chosen for fetch in draft.fetches]
         if fetches != self._balanced[0]:
             self._balanced = fetches, choose_senders(self._cluster, fetches)
         senders = iter(self._balanced[1])
         sends = [
             [TileSend.of(next(senders), fetch.target, fetch.box) for fetch in draft.fetches]
-            for _, draft in way
+            for _, draft in chosen
         ]
         rank = self._rank(
-            [merged(own, each.itemsize) for own, each in zip(sends, reshardings, strict=True)]
+            [
+                merged(first_sends, each.itemsize)
+                for first_sends, each in zip(sends, reshardings, strict=True)
+            ]
         )
         plans = []
-        for resharding, (name, draft), own in zip(reshardings, way, sends, strict=True):
+        for resharding, (name, draft), first_sends in zip(reshardings, chosen, sends, strict=True):
             phases: dict[int, list[TileSend]] = {}
             for phase, send in draft.rounds:
                 phases.setdefault(phase, []).append(send)
             first = tuple(
-                sorted(own, key=lambda send: rank.get((send.src_device, send.dst_device), -1))
+                sorted(
+                    first_sends, key=lambda send: rank.get((send.src_device, send.dst_device), -1)
+                )
             )
             later = (tuple(phases.get(phase, ())) for phase in range(1, 1 + max(phases, default=0)))
             ordered = (first, *later) if first else ()

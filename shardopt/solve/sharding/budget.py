@@ -89,7 +89,7 @@ class _Search:
     gap_tolerance: float
     relaxed: Solution
     start: tuple[int, ...]
-    found: Fit | None = None
+    best: Fit | None = None
     struck: bool = False
 
     def run(self) -> Fit:
@@ -129,8 +129,8 @@ class _Search:
             inner -= 0 if missing else plan.peak_bytes - self.limit
             if inner <= 0:
                 break
-        if self.found is not None:
-            return replace(self.found, solution=self._judged(self.found.solution, solution, bound))
+        if self.best is not None:
+            return replace(self.best, solution=self._judged(self.best.solution, solution, bound))
         return self._least(model, proven, bound)
 
     def _offer(
@@ -141,9 +141,9 @@ class _Search:
         objective = evaluate(problem, choice).objective
         solution = Solution(choice, objective, 0.0, 1.0, "feasible", self.relaxed.statistics)
         plan = split_copies(model, solution, self.limit)
-        best = inf if self.found is None else self.found.solution.objective
+        best = inf if self.best is None else self.best.solution.objective
         if plan.peak_bytes <= self.limit and objective < best:
-            self.found = Fit(solution, plan, rounds=number)
+            self.best = Fit(solution, plan, rounds=number)
         return plan
 
     def _least(self, model: BudgetModel, proven: bool, bound: float) -> Fit:
@@ -159,10 +159,10 @@ class _Search:
         budget."""
         bound = min(bound, solution.objective)
         gap = relative_gap(solution.objective, bound)
-        own = solution.choice[: len(self.problem.problem.costs)]
+        choice = solution.choice[: len(self.problem.problem.costs)]
         optimal = last.status == "optimal" and gap <= max(last.gap, OPTIMAL_GAP)
         status: Status = "optimal" if optimal else "feasible"
         struck = {"time_limit_struck": 1} if self.struck else {}
         return Solution(
-            own, solution.objective, bound, gap, status, dict(self.relaxed.statistics) | struck
+            choice, solution.objective, bound, gap, status, dict(self.relaxed.statistics) | struck
         )

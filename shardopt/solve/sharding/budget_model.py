@@ -63,45 +63,45 @@ class BudgetModel:
             usages.append([self._held(choice)])
             edges += self._choice_edges(choice, len(costs) - 1)
         for op, tensor in copies:
-            cost, usage, found = self._copy(op, tensor, len(costs))
+            cost, usage, copy_edges = self._copy(op, tensor, len(costs))
             costs.append(cost)
             usages.append([usage])
-            edges += found
+            edges += copy_edges
         return Problem(
             tuple(costs), tuple(edges), tuple(map(tuple, usages)), limit, len(self.base.order)
         )
 
     def kept(self, shardings: Sequence[int]) -> list[int]:
         """For each candidate the strategy that keeps it, given strategies of the plain nodes."""
-        found = []
+        strategies = []
         for choice in self.choices:
             tensor = choice.candidate.tensor
             sharding = self.base.columns[tensor].shardings[shardings[self.base.node_of[tensor]]]
-            found.append(2 * choice.shardings.index(sharding))
-        return found
+            strategies.append(2 * choice.shardings.index(sharding))
+        return strategies
 
     def copied(self, shardings: Sequence[int], copies: Iterable[Operand]) -> list[int]:
         """For each operand whether it is copied, given strategies of the plain nodes."""
-        found = []
+        strategies = []
         for op, tensor in copies:
-            wanted = self._wanted(op, tensor)
-            target = wanted[shardings[self.base.node_of[self.tables.graph.ops[op].results[0]]]]
+            required = self._required(op, tensor)
+            target = required[shardings[self.base.node_of[self.tables.graph.ops[op].results[0]]]]
             present = self.base.columns[tensor].shardings[shardings[self.base.node_of[tensor]]]
-            distinct = self.tables.strategies.column(wanted).distinct
-            found.append(2 * distinct.index(target) + (target != present))
-        return found
+            distinct = self.tables.strategies.column(required).distinct
+            strategies.append(2 * distinct.index(target) + (target != present))
+        return strategies
 
     def edges_of(self, problem: Problem, node: int) -> Sequence[Edge]:
         """The edges to the node of a candidate, all of which end there."""
         if self._edges_of is None or self._edges_of[0] is not problem:
-            found: dict[int, list[Edge]] = {}
+            by_node: dict[int, list[Edge]] = {}
             for edge in problem.edges:
                 if edge.v >= self.first_choice:
-                    found.setdefault(edge.v, []).append(edge)
-            self._edges_of = problem, found
+                    by_node.setdefault(edge.v, []).append(edge)
+            self._edges_of = problem, by_node
         return self._edges_of[1].get(node, ())
 
-    def _wanted(self, op: int, tensor: int) -> tuple[Sharding, ...]:
+    def _required(self, op: int, tensor: int) -> tuple[Sharding, ...]:
         slot = self.tables.graph.ops[op].operands.index(tensor)
         return tuple(strategy.operands[slot] for strategy in self.tables.ops[op].strategies)
 
@@ -109,28 +109,30 @@ class BudgetModel:
         return self.base.decode(solution, self._rematerialized(solution.choice), fresh)
 
     def _rematerialized(self, choice: Sequence[int]) -> tuple[Rematerialized, ...]:
-        found = []
+        remats = []
         for node, item in enumerate(self.choices, self.first_choice):
-            sharding, again = divmod(choice[node], 2)
+            sharding, is_remat = divmod(choice[node], 2)
             chosen = item.recipes[sharding]
-            if again and chosen is not None:
-                found.append(rematerialized(item.candidate, chosen))
-        return tuple(found)
+            if is_remat and chosen is not None:
+                remats.append(rematerialized(item.candidate, chosen))
+        return tuple(remats)
 
     def _usages(self) -> list[list[Usage]]:
         gaps = {choice.candidate.tensor: choice.candidate.gap for choice in self.choices}
-        found: list[list[Usage]] = [[] for _ in self.base.problem.costs]
+        usages: list[list[Usage]] = [[] for _ in self.base.problem.costs]
         for live in self.base.lifetimes:
             size = live.count * self._bytes(live.tensor)
             start, stop = gaps.get(live.tensor, (live.stop, live.stop))
             pieces = (live.start, min(start, live.stop)), (max(stop, live.start), live.stop)
-            found[self.base.node_of[live.tensor]] += [Usage(a, b, size) for a, b in pieces if a < b]
+            usages[self.base.node_of[live.tensor]] += [
+                Usage(a, b, size) for a, b in pieces if a < b
+            ]
         for node, op in enumerate(self.base.ops):
             before = self._before_scatter(op)
             if before.any():
                 at = self.position[op]
-                found[node].append(Usage(at, at + 1, before))
-        return found
+                usages[node].append(Usage(at, at + 1, before))
+        return usages
 
     def _bytes(self, tensor: int) -> np.ndarray:
         return self.tables.strategies.local_bytes(
@@ -163,8 +165,10 @@ class BudgetModel:
 
     def _seconds(self, choice: _Choice) -> np.ndarray:
         repeat = self.tables.graph.ops[choice.candidate.chain[-1]].repeat
-        seconds = [np.inf if found is None else found.seconds * repeat for found in choice.recipes]
-        return np.array([value for again in seconds for value in (0.0, again)])
+        seconds = [
+            np.inf if chosen is None else chosen.seconds * repeat for chosen in choice.recipes
+        ]
+        return np.array([value for remat in seconds for value in (0.0, remat)])
 
     def _held(self, choice: _Choice) -> Usage:
         tensor = self.tables.graph.tensors[choice.candidate.tensor]
@@ -194,11 +198,11 @@ class BudgetModel:
         """`[k, 2 m]`: inf where the chain would have to communicate to read the source."""
         column = self.base.columns[source]
         cost = np.zeros((len(column.shardings), 2 * len(choice.recipes)))
-        for number, found in enumerate(choice.recipes):
-            if found is not None:
-                wanted = self.tables.strategies.column((found.sources[source],))
+        for number, chosen in enumerate(choice.recipes):
+            if chosen is not None:
+                target = self.tables.strategies.column((chosen.sources[source],))
                 seconds = self.tables.strategies.resharding(
-                    self.tables.graph.tensors[source], column, wanted, 1
+                    self.tables.graph.tensors[source], column, target, 1
                 )
                 if seconds is not None:
                     cost[:, 2 * number + 1] = np.where(seconds[:, 0] > 0, np.inf, 0.0)
@@ -207,14 +211,14 @@ class BudgetModel:
     # ---- copies of operands ----
 
     def _copy(self, op: int, tensor: int, node: int) -> tuple[np.ndarray, Usage, list[Edge]]:
-        wanted = self._wanted(op, tensor)
-        column = self.tables.strategies.column(wanted)
+        required = self._required(op, tensor)
+        column = self.tables.strategies.column(required)
         size = self.tables.strategies.local_bytes(
             self.tables.graph.tensors[tensor], self.tables.strategies.column(column.distinct)
         )
         at = self.position[op]
         usage = Usage(at, at + 1, np.stack([np.zeros_like(size), size], axis=1).ravel())
-        reads = np.repeat(_equal(wanted, column.distinct), 2, axis=1)
+        reads = np.repeat(_equal(required, column.distinct), 2, axis=1)
         has = np.repeat(_equal(self.base.columns[tensor].shardings, column.distinct), 2, axis=1)
         has[:, 1::2] = True
         edges = [

@@ -73,10 +73,10 @@ def _loop(graph: OpGraph, span: range, consumers: Sequence[Sequence[int]]) -> Op
 
 
 def _fragments(graph: OpGraph) -> list[list[int]]:
-    found: dict[int, list[int]] = {}
+    ops_of_group: dict[int, list[int]] = {}
     for index, op in enumerate(graph.ops):
-        found.setdefault(op.group, []).append(index)
-    return list(found.values())
+        ops_of_group.setdefault(op.group, []).append(index)
+    return list(ops_of_group.values())
 
 
 class _Scheduler:

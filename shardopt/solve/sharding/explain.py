@@ -146,12 +146,12 @@ def _replan(
         return inf, ()
     costs = (*problem.problem.costs[:node], cost, *problem.problem.costs[node + 1 :])
     forced = replace(problem, problem=replace(problem.problem, costs=costs))
-    found = forced.solve(gap_tolerance=gap)
-    if not found.choice:
+    replanned = forced.solve(gap_tolerance=gap)
+    if not replanned.choice:
         return inf, ()
-    counts = Counter(dict(forced.decode(found).summary().collectives))
+    counts = Counter(dict(forced.decode(replanned).summary().collectives))
     counts.subtract(base)
-    return found.objective - solution.objective, tuple(
+    return replanned.objective - solution.objective, tuple(
         sorted((k, n) for k, n in counts.items() if n)
     )
 

@@ -110,7 +110,7 @@ def _fusible(graph: OpGraph, cheap_to_clone: Set[int]) -> set[int]:
     """Values that every reader can compute on its way."""
     kept = set(graph.outputs)
     consumers = graph.consumers()
-    found = set(cheap_to_clone)
+    fusible = set(cheap_to_clone)
     for op in graph.ops:
         if op.name not in CHEAP or len(op.results) != 1 or op.results[0] in kept:
             continue
@@ -120,8 +120,8 @@ def _fusible(graph: OpGraph, cheap_to_clone: Set[int]) -> set[int]:
             and (op.name not in _EXPENSIVE or len(using) == 1)
             and all(_takes_in(op, reader) for reader in using)
         ):
-            found.add(op.results[0])
-    return found
+            fusible.add(op.results[0])
+    return fusible
 
 
 def _takes_in(op: Op, reader: Op) -> bool:
@@ -133,7 +133,7 @@ def _takes_in(op: Op, reader: Op) -> bool:
 def _bytes_read(graph: OpGraph, fusible: Set[int]) -> list[float]:
     """For each operation what it reads of memory when all that can be fused is."""
     producers = graph.producers()
-    found: list[float] = []
+    bytes_read: list[float] = []
     for op in graph.ops:
         tensors = (*op.operands, *op.results)
         total = 0.0
@@ -141,6 +141,8 @@ def _bytes_read(graph: OpGraph, fusible: Set[int]) -> list[float]:
             op.operands, touched(op.name, len(op.operands), len(op.results)), strict=False
         ):
             maker = producers[operand] if operand in fusible else -1
-            total += found[maker] if maker >= 0 else graph.tensors[tensors[like]].size_bytes * share
-        found.append(total)
-    return found
+            total += (
+                bytes_read[maker] if maker >= 0 else graph.tensors[tensors[like]].size_bytes * share
+            )
+        bytes_read.append(total)
+    return bytes_read

@@ -339,14 +339,14 @@ class IntraOpProblem:
     def _of_first_readers(self, strategies: Mapping[int, Strategy]) -> dict[int, Sharding]:
         """A value that is made anywhere gets the sharding of its first reader, so that most need no
         second copy."""
-        found: dict[int, Sharding] = {}
+        shardings: dict[int, Sharding] = {}
         for op, strategy in strategies.items():
-            for tensor, wanted in zip(
+            for tensor, sharding in zip(
                 self.tables.graph.ops[op].operands, strategy.operands, strict=True
             ):
                 if tensor in self.cheap_to_clone:
-                    found.setdefault(tensor, wanted.reduced())
-        return found
+                    shardings.setdefault(tensor, sharding.reduced())
+        return shardings
 
 
 @dataclass(eq=False)
@@ -421,14 +421,14 @@ class _Builder:
 
     def _cannot_have(self, tensor: int, shardings: Sequence[Sharding]) -> ImpossibleSharding:
         possible = ", ".join(map(str, self.columns[tensor].distinct[:_MAX_LISTED]))
-        asked = " or ".join(map(str, shardings[:_MAX_LISTED]))
+        demanded = " or ".join(map(str, shardings[:_MAX_LISTED]))
         shape, node = self.tables.graph.tensors[tensor].shape, self.node_of[tensor]
         what = f"an input of shape {shape}"
         index = self.ops[node] if node < len(self.ops) else None
         if index is not None:
             what = f"the result of '{self.tables.graph.ops[index].name}' of shape {shape}"
         return ImpossibleSharding(
-            f"sharding {asked} was asked for {what}, expected one of {possible}", index
+            f"sharding {demanded} was asked for {what}, expected one of {possible}", index
         )
 
     def allow(self, allowed: Mapping[int, Sequence[int]]) -> None:
@@ -461,9 +461,11 @@ class _Builder:
         )
 
     def _usages(self, lives: Sequence[Lifetime]) -> tuple[tuple[Usage, ...], ...]:
-        found: list[list[Usage]] = [[] for _ in self.costs]
+        usages: list[list[Usage]] = [[] for _ in self.costs]
         for live in lives:
             tensor = self.tables.graph.tensors[live.tensor]
             size = self.tables.strategies.local_bytes(tensor, self.columns[live.tensor])
-            found[self.node_of[live.tensor]].append(Usage(live.start, live.stop, live.count * size))
-        return tuple(map(tuple, found))
+            usages[self.node_of[live.tensor]].append(
+                Usage(live.start, live.stop, live.count * size)
+            )
+        return tuple(map(tuple, usages))

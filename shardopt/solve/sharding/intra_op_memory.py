@@ -256,29 +256,29 @@ def find_copies(
 ) -> tuple[Copy, ...]:
     """What operations need beside the values themselves. `positions` are (position, operation), in
     the order in which they run; those left out need nothing."""
-    found: dict[tuple[int, Sharding, tuple[int, int], int], Copy] = {}
+    copies: dict[tuple[int, Sharding, tuple[int, int], int], Copy] = {}
     number: dict[tuple[int, Sharding, tuple[int, int]], int] = {}
     whole: list[Copy] = []
     for position, index in positions:
         op, strategy = graph.ops[index], strategies[index]
-        for tensor, wanted in zip(op.operands, strategy.operands, strict=True):
-            if tensor in cheap_to_clone or shardings[tensor] == wanted:
+        for tensor, target in zip(op.operands, strategy.operands, strict=True):
+            if tensor in cheap_to_clone or shardings[tensor] == target:
                 continue
-            key = (tensor, wanted, op.scope)
-            number[key] = number.get(key, 0) + ((tensor, wanted, index) in fresh)
-            known = found.get((*key, number[key]))
-            size = local_bytes(graph, mesh, tensor, wanted)
+            key = (tensor, target, op.scope)
+            number[key] = number.get(key, 0) + ((tensor, target, index) in fresh)
+            known = copies.get((*key, number[key]))
+            size = local_bytes(graph, mesh, tensor, target)
             if known is None:
-                whole += _way(graph, mesh, tensor, (shardings[tensor], wanted), index, position)
-                known = Copy(tensor, wanted, index, position, position, size)
-            found[*key, number[key]] = replace(known, stop=position + 1)
+                whole += _way(graph, mesh, tensor, (shardings[tensor], target), index, position)
+                known = Copy(tensor, target, index, position, position, size)
+            copies[*key, number[key]] = replace(known, stop=position + 1)
         for tensor, before, after in zip(
             op.results, strategy.unscattered, strategy.results, strict=True
         ):
             size = local_bytes(graph, mesh, tensor, before)
             if size > local_bytes(graph, mesh, tensor, after):
                 whole.append(Copy(tensor, None, index, position, position + 1, size))
-    return (*found.values(), *whole)
+    return (*copies.values(), *whole)
 
 
 def _way(
@@ -331,35 +331,35 @@ def with_gaps(
     so."""
     if not rematerialized:
         return tuple(lives), ()
-    gaps = {again.tensor: again.gap for again in rematerialized}
+    gaps = {remat.tensor: remat.gap for remat in rematerialized}
     until: dict[int, int] = {}
     scratch = []
-    for again in rematerialized:
-        for tensor in again.extended:
-            until[tensor] = max(until.get(tensor, 0), again.gap[1] + 1)
-        at, op = again.gap[1], again.readers[0]
-        scratch.append(Copy(again.tensor, None, op, at, at + 1, again.scratch_bytes))
-    found: list[Lifetime] = []
+    for remat in rematerialized:
+        for tensor in remat.extended:
+            until[tensor] = max(until.get(tensor, 0), remat.gap[1] + 1)
+        at, op = remat.gap[1], remat.readers[0]
+        scratch.append(Copy(remat.tensor, None, op, at, at + 1, remat.scratch_bytes))
+    pieces: list[Lifetime] = []
     for live in lives:
         live = replace(live, stop=max(live.stop, until.get(live.tensor, 0)))
         begin, end = gaps.get(live.tensor, (live.stop, live.stop))
-        found += (
+        pieces += (
             [Lifetime(live.tensor, live.start, begin, live.count)] if live.start < begin else []
         )
-        found += [Lifetime(live.tensor, end, live.stop, live.count)] if end < live.stop else []
-    return tuple(found), tuple(scratch)
+        pieces += [Lifetime(live.tensor, end, live.stop, live.count)] if end < live.stop else []
+    return tuple(pieces), tuple(scratch)
 
 
 def fresh_copies(
     graph: OpGraph, strategies: Mapping[int, Strategy], rematerialized: Sequence[Rematerialized]
 ) -> FreshCopies:
     """Readers of values that are computed again share no copies with those before them."""
-    found: dict[tuple[int, Sharding], int] = {}
-    for again in rematerialized:
-        for reader in again.readers:
-            for tensor, wanted in zip(
+    first_readers: dict[tuple[int, Sharding], int] = {}
+    for remat in rematerialized:
+        for reader in remat.readers:
+            for tensor, target in zip(
                 graph.ops[reader].operands, strategies[reader].operands, strict=True
             ):
-                if tensor == again.tensor:
-                    found.setdefault((tensor, wanted), reader)
-    return frozenset((tensor, wanted, reader) for (tensor, wanted), reader in found.items())
+                if tensor == remat.tensor:
+                    first_readers.setdefault((tensor, target), reader)
+    return frozenset((tensor, target, reader) for (tensor, target), reader in first_readers.items())

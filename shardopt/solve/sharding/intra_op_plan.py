@@ -111,35 +111,37 @@ def find_communication(
     pairs only, counts them for each. What is `fused` otherwise is written and read with the first
     step."""
     producers, device = graph.producers(), cluster.group_of(mesh).device
-    found: list[Communication] = []
+    collectives: list[Communication] = []
     done: set[tuple[int, tuple[Sharding, ...], tuple[int, int]]] = set()
     for index, strategy in strategies.items():
         op = graph.ops[index]
-        for tensor, wanted in zip(op.operands, strategy.operands, strict=True):
-            if tensor in cheap_to_clone or shardings[tensor] == wanted:
+        for tensor, target in zip(op.operands, strategy.operands, strict=True):
+            if tensor in cheap_to_clone or shardings[tensor] == target:
                 continue
             shape, itemsize = graph.tensors[tensor].shape, graph.tensors[tensor].itemsize
             trips = graph.trips_of(index, tensor, producers[tensor])
-            way: tuple[Sharding, ...] = ()
-            ends = (shardings[tensor], wanted) if tensor in fused else ()
+            path: tuple[Sharding, ...] = ()
+            ends = (shardings[tensor], target) if tensor in fused else ()
             extra = sum(
                 written_seconds(device, graph.tensors[tensor], prod(s.tile_counts(mesh)))
                 for s in ends
             )
-            for step, after in resharding_path(shardings[tensor], wanted, mesh, shape, itemsize):
-                way = (*way, after)
-                if (tensor, way, op.scope) in done and (tensor, wanted, index) not in fresh:
+            for step, after in resharding_path(shardings[tensor], target, mesh, shape, itemsize):
+                path = (*path, after)
+                if (tensor, path, op.scope) in done and (tensor, target, index) not in fresh:
                     continue
-                done.add((tensor, way, op.scope))
+                done.add((tensor, path, op.scope))
                 if step is not None:
                     seconds = communication_seconds(cluster, mesh, (step,)) + extra
-                    found.append(Communication(index, tensor, step, seconds, trips, reduces=False))
+                    collectives.append(
+                        Communication(index, tensor, step, seconds, trips, reduces=False)
+                    )
                     extra = 0.0
         for step in strategy.collectives:
             seconds = communication_seconds(cluster, mesh, (step,))
-            found.append(
+            collectives.append(
                 Communication(
                     index, op.results[0], step, seconds, op.trips, reduces=step.kind != PERMUTE
                 )
             )
-    return tuple(found)
+    return tuple(collectives)

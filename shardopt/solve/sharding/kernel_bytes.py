@@ -41,7 +41,7 @@ def kernel_accesses(graph: OpGraph, fusion: Fusion, merged: bool = False) -> tup
             or {number[reader] for reader in fusion.readers[tensor]} != {kernel}
         )
 
-    found: list[Accesses] = []
+    accesses: list[Accesses] = []
     for index, op in enumerate(graph.ops):
         kernels = {index}
         if op.results and op.results[0] in fused:
@@ -49,12 +49,12 @@ def kernel_accesses(graph: OpGraph, fusion: Fusion, merged: bool = False) -> tup
         kernels = {number[kernel] for kernel in kernels}
         reads = []
         for operand in op.operands:
-            own = {number[producers[operand]]} if producers[operand] >= 0 else set()
-            fresh = set() if operand in fused else kernels - own - seen[operand]
+            producing = {number[producers[operand]]} if producers[operand] >= 0 else set()
+            fresh = set() if operand in fused else kernels - producing - seen[operand]
             seen[operand] |= fresh
             reads.append(len(fresh))
-        found.append((*reads, *(int(leaves(result, number[index])) for result in op.results)))
-    return tuple(found)
+        accesses.append((*reads, *(int(leaves(result, number[index])) for result in op.results)))
+    return tuple(accesses)
 
 
 def accessed_bytes(

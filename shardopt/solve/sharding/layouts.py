@@ -178,7 +178,7 @@ def _shardings(
     assignment."""
     if op.rule is None:
         return tuple(map(_replicated, operands)), tuple(map(_replicated, results))
-    found = []
+    sides = []
     for tensors, mappings in ((operands, op.rule.operands), (results, op.rule.results)):
         shardings = []
         for mapping in mappings:
@@ -187,8 +187,8 @@ def _shardings(
                 return None
             shardings.append(sharding)
         # Values that regions capture stand behind the operands of the rule.
-        found.append((*shardings, *map(_replicated, tensors[len(mappings) :])))
-    return tuple(_partial(sharding, k, terms, mesh) for k, sharding in enumerate(found[0])), found[
+        sides.append((*shardings, *map(_replicated, tensors[len(mappings) :])))
+    return tuple(_partial(sharding, k, terms, mesh) for k, sharding in enumerate(sides[0])), sides[
         1
     ]
 

@@ -116,8 +116,10 @@ class _Search:
         plan = split_copies(self.model, solution, self._peak() - 1)
         if plan.peak_bytes < self.best.peak_bytes:
             objective = evaluate(problem, solution.choice).objective
-            own = Solution(solution.choice, objective, 0.0, 1.0, "feasible", solution.statistics)
-            self.best = LeastPeak(self.bound, plan.peak_bytes, plan, own)
+            unweighted = Solution(
+                solution.choice, objective, 0.0, 1.0, "feasible", solution.statistics
+            )
+            self.best = LeastPeak(self.bound, plan.peak_bytes, plan, unweighted)
         return plan
 
     def _peak(self) -> int:

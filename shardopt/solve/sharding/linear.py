@@ -275,11 +275,11 @@ def _contracts(op: Op, zeros: Set[int]) -> bool:
 
 def _zeros(graph: OpGraph) -> frozenset[int]:
     """Tensors whose elements are all zero, as far as that is plain."""
-    found: set[int] = set()
+    zeros: set[int] = set()
     for op in graph.ops:
-        if op.zero or (op.name in _KEEPS_ZEROS and op.operands[0] in found):
-            found.update(op.results)
-    return frozenset(found)
+        if op.zero or (op.name in _KEEPS_ZEROS and op.operands[0] in zeros):
+            zeros.update(op.results)
+    return frozenset(zeros)
 
 
 class _Regions:

@@ -32,7 +32,7 @@ def _later_readers(problem: IntraOpProblem, plan: IntraOpPlan, limit: int) -> Fr
     """For every copy that is held over a time above the limit, its next reader."""
     above = np.flatnonzero(plan.live_bytes > limit)
     position = {op: at for at, op in enumerate(problem.order)}
-    graph, found = problem.tables.graph, set()
+    graph, fresh = problem.tables.graph, set()
     consumers = graph.consumers()
     for copy in _copies(problem, plan):
         if copy.sharding is None or copy.stop - copy.start < 3:
@@ -49,8 +49,8 @@ def _later_readers(problem: IntraOpProblem, plan: IntraOpPlan, limit: int) -> Fr
         for at in above[(above > copy.start) & (above < copy.stop - 1)].tolist():
             after = next((p for p in wants if p >= at), None)
             if after is not None and after > at:
-                found.add((copy.tensor, copy.sharding, problem.order[after]))
-    return frozenset(found)
+                fresh.add((copy.tensor, copy.sharding, problem.order[after]))
+    return frozenset(fresh)
 
 
 def _copies(problem: IntraOpProblem, plan: IntraOpPlan) -> tuple[Copy, ...]:
@@ -68,8 +68,8 @@ def _copies(problem: IntraOpProblem, plan: IntraOpPlan) -> tuple[Copy, ...]:
 def copies_at_excess(problem: IntraOpProblem, plan: IntraOpPlan, limit: int) -> dict[Operand, None]:
     """Operands whose copies are held at a time above the limit."""
     above = np.flatnonzero(plan.live_bytes > limit)
-    found: dict[Operand, None] = {}
+    operands: dict[Operand, None] = {}
     for copy in _copies(problem, plan):
         if copy.sharding is not None and ((above >= copy.start) & (above < copy.stop)).any():
-            found[copy.op, copy.tensor] = None
-    return found
+            operands[copy.op, copy.tensor] = None
+    return operands

@@ -60,10 +60,10 @@ class Recipe:
 def find_candidates(problem: IntraOpProblem) -> tuple[Candidate, ...]:
     """The candidates that save most, in program order."""
     finder = _Finder(problem)
-    found = list(finder.candidates())
+    candidates = list(finder.candidates())
     tensors = problem.tables.graph.tensors
-    found.sort(key=lambda c: (-tensors[c.tensor].size_bytes * (c.gap[1] - c.gap[0]), c.tensor))
-    return tuple(sorted(found[:_MOST_CANDIDATES], key=lambda candidate: candidate.chain[-1]))
+    candidates.sort(key=lambda c: (-tensors[c.tensor].size_bytes * (c.gap[1] - c.gap[0]), c.tensor))
+    return tuple(sorted(candidates[:_MOST_CANDIDATES], key=lambda candidate: candidate.chain[-1]))
 
 
 class _Finder:
@@ -172,11 +172,11 @@ class _Chain:
         return len(lives) == 1 and self.graph.tensors[tensor].size_bytes <= self.small
 
 
-def recipe(problem: IntraOpProblem, candidate: Candidate, wanted: Sharding) -> Recipe | None:
-    """The cheapest way without communication to make the value in `wanted`, or None if there is
+def recipe(problem: IntraOpProblem, candidate: Candidate, target: Sharding) -> Recipe | None:
+    """The cheapest way without communication to make the value in `target`, or None if there is
     none."""
     graph, mesh = problem.tables.graph, problem.tables.mesh
-    need: dict[int, Sharding] = {candidate.tensor: wanted}
+    need: dict[int, Sharding] = {candidate.tensor: target}
     strategies: list[Strategy] = []
     for index in reversed(candidate.chain):
         op = graph.ops[index]

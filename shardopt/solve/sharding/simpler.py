@@ -67,5 +67,5 @@ def _mask(name: str, keeps: Keeps, nodes: Sequence[NodeColumns]) -> Mask | None:
             of_node[key] = np.logical_and.reduce([of_column[id(column)] for column in columns])
         return of_node[key]
 
-    found = tuple(map(allowed, nodes))
-    return None if all(mask.all() for mask in of_node.values()) else Mask(name, found)
+    masks = tuple(map(allowed, nodes))
+    return None if all(mask.all() for mask in of_node.values()) else Mask(name, masks)

@@ -62,13 +62,13 @@ class CommunicationCosts:
 
     def seconds(self, steps: Sequence[Step]) -> float:
         """As `communication_seconds`."""
-        found = 0.0
+        total = 0.0
         for step in steps:
             key = (step.kind, step.axes)
             if key not in self._curves:
                 self._curves[key] = collective_curve(self.cluster, self.mesh, *key)
-            found += self._curves[key].at(step.bytes)
-        return found + _LAUNCH_SECONDS * len(steps)
+            total += self._curves[key].at(step.bytes)
+        return total + _LAUNCH_SECONDS * len(steps)
 
 
 def resharding_table(

@@ -47,14 +47,14 @@ class StrategyTexts:
         name, strategies = self.tables.graph.ops[op].name, self.tables.ops[op].strategies
         key = name, id(strategies)
         if key not in self._known:
-            found: dict[str, int] = {}
+            numbers: dict[str, int] = {}
             for number, strategy in enumerate(strategies):
                 text, times = strategy_text(name, strategy), 2
                 unique = text
-                while unique in found:
+                while unique in numbers:
                     unique, times = f"{text} #{times}", times + 1
-                found[unique] = number
-            self._known[key] = found
+                numbers[unique] = number
+            self._known[key] = numbers
         return self._known[key]
 
     def text(self, op: int, strategy: Strategy) -> str:
@@ -174,13 +174,15 @@ def fixed_inputs(
             f"field '{path}.inputs': expected arguments of the stage ({known}), found "
             f"'{unknown[0]}'"
         )
-    found = {name: _parsed(text, f"{path}.inputs.{name}") for name, text in given.inputs.items()}
-    for name, sharding in found.items():
+    shardings = {
+        name: _parsed(text, f"{path}.inputs.{name}") for name, text in given.inputs.items()
+    }
+    for name, sharding in shardings.items():
         try:
             sharding.check(mesh, graph.tensors[named[name]].shape)
         except ValueError as error:
             raise UserError(f"field '{path}.inputs.{name}': {error}") from None
-    return {named[name]: sharding for name, sharding in found.items()}
+    return {named[name]: sharding for name, sharding in shardings.items()}
 
 
 def _parsed(text: str, path: str) -> Sharding:
@@ -193,8 +195,8 @@ def _parsed(text: str, path: str) -> Sharding:
 def _sharding_number(problem: IntraOpProblem, tensor: int, text: str | None, path: str) -> int:
     if text is None:
         raise UserError(f"missing field '{path}'")
-    shardings, wanted = problem.columns[tensor].shardings, _parsed(text, path)
-    if wanted not in shardings:
+    shardings, sharding = problem.columns[tensor].shardings, _parsed(text, path)
+    if sharding not in shardings:
         known = "; ".join(map(sharding_text, shardings[:_MAX_LISTED])) + (
             "; …" if len(shardings) > _MAX_LISTED else ""
         )
@@ -202,7 +204,7 @@ def _sharding_number(problem: IntraOpProblem, tensor: int, text: str | None, pat
         raise UserError(
             f"field '{path}': expected a sharding of shape {shape}: {known}; found {text!r:.80}"
         )
-    return shardings.index(wanted)
+    return shardings.index(sharding)
 
 
 def _conflict(problem: IntraOpProblem, choice: Sequence[int]) -> str:

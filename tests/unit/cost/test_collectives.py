@@ -142,7 +142,7 @@ def test_axes_of_size_one_never_cost_anything() -> None:
 
 def all_shardings(mesh: Mesh, rank: int) -> list[Sharding]:
     """Every sharding of a tensor of `rank` on `mesh`, axes in any order within a dimension."""
-    found = []
+    shardings = []
     for size in range(len(mesh.axes) + 1):
         for order in itertools.permutations(mesh.axis_names, size):
             for places in itertools.product(range(rank), repeat=size):
@@ -150,8 +150,8 @@ def all_shardings(mesh: Mesh, rank: int) -> list[Sharding]:
                     tuple(a for a, p in zip(order, places, strict=True) if p == d)
                     for d in range(rank)
                 )
-                found.append(Sharding(dims))
-    return list(dict.fromkeys(found))
+                shardings.append(Sharding(dims))
+    return list(dict.fromkeys(shardings))
 
 
 def missing_elements(src: Sharding, dst: Sharding, mesh: Mesh, shape: tuple[int, ...]) -> int:

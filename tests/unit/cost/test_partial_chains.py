@@ -34,14 +34,14 @@ WHOLE, ROWS, OPEN = Sharding(((), ())), Sharding((("x",), ())), Sharding(((), ()
 def canonical(mesh: Mesh) -> list[Sharding]:
     """Every sharding of rank 2 with axes in mesh order, each axis on a dimension, on the sum, or on
     none."""
-    found = []
+    shardings = []
     for places in itertools.product(range(4), repeat=len(mesh.axes)):
         *dims, partial = (
             tuple(a for a, p in zip(mesh.axis_names, places, strict=True) if p == where)
             for where in range(3)
         )
-        found.append(Sharding(tuple(dims), partial))
-    return found
+        shardings.append(Sharding(tuple(dims), partial))
+    return shardings
 
 
 def moves(state: Sharding, mesh: Mesh) -> Iterator[tuple[float, Sharding]]:
@@ -126,10 +126,10 @@ def test_a_chain_lies_between_every_trick_and_taking_the_sums_first(mesh: Mesh) 
                     resharding_steps(src, dst, mesh, SHAPE, 1)
                 continue
             summed, moved = Sharding(src.dims, dst.partial), Sharding(dst.dims, src.partial)
-            found = sent(src, dst, mesh)
-            assert found >= 64 * best[dst] - 1e-9
+            bytes_sent = sent(src, dst, mesh)
+            assert bytes_sent >= 64 * best[dst] - 1e-9
             if not set(dst.axes) & set(src.partial):
-                assert found <= min(
+                assert bytes_sent <= min(
                     sent(src, summed, mesh) + sent(summed, dst, mesh),
                     sent(src, moved, mesh) + sent(moved, dst, mesh),
                 )
@@ -138,7 +138,7 @@ def test_a_chain_lies_between_every_trick_and_taking_the_sums_first(mesh: Mesh) 
                 and set(dst.axes) <= set(src.partial)
                 and mesh.axis_names == src.partial
             ):
-                assert found == pytest.approx(64 * best[dst])
+                assert bytes_sent == pytest.approx(64 * best[dst])
 
 
 @pytest.mark.parametrize(
@@ -200,14 +200,14 @@ def boxes(sharding: Sharding, mesh: Mesh) -> list[tuple[slice, ...]]:
 
 
 def coordinates(mesh: Mesh, axes: tuple[str, ...]) -> list[tuple[int, ...]]:
-    found = dict(
+    places = dict(
         zip(
             mesh.axis_names,
             np.indices(mesh.shape).reshape(len(mesh.axes), -1).tolist(),
             strict=True,
         )
     )
-    return [tuple(found[axis][device] for axis in axes) for device in range(mesh.size)]
+    return [tuple(places[axis][device] for axis in axes) for device in range(mesh.size)]
 
 
 def terms_of(
@@ -227,7 +227,7 @@ def terms_of(
 
 def total(held: list[np.ndarray], sharding: Sharding, mesh: Mesh) -> np.ndarray:
     """The value, from one replica of each term and tile."""
-    found = np.zeros(SHAPE, dtype=np.int64)
+    summed = np.zeros(SHAPE, dtype=np.int64)
     seen = set()
     for part, box, where in zip(
         held, boxes(sharding, mesh), coordinates(mesh, sharding.partial), strict=True
@@ -235,8 +235,8 @@ def total(held: list[np.ndarray], sharding: Sharding, mesh: Mesh) -> np.ndarray:
         key = (where, *((side.start, side.stop) for side in box))
         if key not in seen:
             seen.add(key)
-            found[box] += part
-    return found
+            summed[box] += part
+    return summed
 
 
 def carry_out(

@@ -43,12 +43,12 @@ def test_topology(devices: bool) -> None:
     with make_context() as context:
         module = ir.Module.parse(FUNCTION, context)
         write_topology(module.body.operations[0].operation, (LINE, GRID), devices=devices)
-        found = read_topology(reparsed(module).body.operations[0].operation)
+        meshes = read_topology(reparsed(module).body.operations[0].operation)
     numbered = (
         LINE,
         replace(GRID, devices=(2, 3, 4, 5, 6, 7)),
     )  # without ids: consecutive over all meshes
-    assert found == ((LINE, GRID) if devices else numbered)
+    assert meshes == ((LINE, GRID) if devices else numbered)
 
 
 def test_cost() -> None:

@@ -46,8 +46,8 @@ def test_read_donation(arguments: str, results: str, expected: dict[int, int]) -
 def test_argument_attributes_has_one_dictionary_an_argument() -> None:
     attributed, plain = parse(f"{SMALL}, {SMALL} {{{ALIAS} = 0 : i32}}", SMALL), parse(SMALL, SMALL)
     with attributed.context:
-        found = argument_attributes(next(functions(attributed)))
-        assert [list(entries(attributes)) for attributes in found] == [[], [ALIAS]]
+        dictionaries = argument_attributes(next(functions(attributed)))
+        assert [list(entries(attributes)) for attributes in dictionaries] == [[], [ALIAS]]
     with plain.context:
         assert [len(attributes) for attributes in argument_attributes(next(functions(plain)))] == [
             0

@@ -47,8 +47,8 @@ def main() -> Iterator[ir.Operation]:
     ],
 )
 def test_arguments_are_named(main: ir.Operation, texts: str, chosen: dict[int, int]) -> None:
-    found = choose_batch_arguments(main, texts.split(","), 1)
-    assert {batch.index: batch.dim for batch in found} == chosen
+    batches = choose_batch_arguments(main, texts.split(","), 1)
+    assert {batch.index: batch.dim for batch in batches} == chosen
 
 
 @pytest.mark.parametrize(

@@ -265,13 +265,13 @@ def test_work_of_a_loop_are_those_of_all_iterations(text: str, trips: int) -> No
         module = ir.Module.parse(text, context)
         main = next(functions(module))
         (loop,) = operations(main, {"stablehlo.while"})
-        found = read_work(loop)
+        work = read_work(loop)
         mark_carried(module.operation)
         with sharding_rules(module):
             graph = read_plain(main, Mesh("m", (("x", 2),), (0, 1))).graph
     product, counters = 2 * 8 * 4 * 4, 2
-    assert found == Work(trips * (product + counters), trips * 8 * 4)
-    assert found == Work(
+    assert work == Work(trips * (product + counters), trips * 8 * 4)
+    assert work == Work(
         sum(op.flops * op.repeat for op in graph.ops if op.trips > 1),
         sum(op.transcendentals * op.repeat for op in graph.ops if op.trips > 1),
     )

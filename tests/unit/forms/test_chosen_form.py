@@ -64,6 +64,6 @@ def test_the_mesh_of_a_plain_module_is_read_back() -> None:
         main = next(functions(module))
         write_plain_mesh(main, mesh)
         assert read_plain_mesh(main) == mesh
-        assert [found[1] for found in violations(module)] == [
+        assert [violation[1] for violation in violations(module)] == [
             "expected attribute 'shardopt.strategy' on 'func.func', found none"
         ]

@@ -35,12 +35,12 @@ module attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
 
 def all_shardings(mesh: Mesh, rank: int) -> list[Sharding]:
     """Every way to give some axes, in any order, to the dimensions of a tensor."""
-    found = {Sharding.replicated(rank)}
+    shardings = {Sharding.replicated(rank)}
     for count in range(1, len(mesh.axes) + 1):
         for axes, dims in product(
             permutations(mesh.axis_names, count), product(range(rank), repeat=count)
         ):
-            found.add(
+            shardings.add(
                 Sharding(
                     tuple(
                         tuple(a for a, d in zip(axes, dims, strict=True) if d == dim)
@@ -48,7 +48,7 @@ def all_shardings(mesh: Mesh, rank: int) -> list[Sharding]:
                     )
                 )
             )
-    return sorted(found, key=str)
+    return sorted(shardings, key=str)
 
 
 @pytest.mark.parametrize("shape", ["2", "2x2", "2x4", "4x2", "2x2x2", "2x3x2"])

@@ -49,11 +49,13 @@ def test_what_is_allowed_puts_the_same_tiles_on_the_same_devices(theirs: Mesh, o
     with make_context() as context:
         axes = ", ".join(f'"{name}"={size}' for name, size in theirs.axes)
         meshes = read_meshes(ir.Module.parse(f"sdy.mesh @mesh = <[{axes}]>", context))
-        for said in all_shardings(theirs, SHAPE):
-            annotation = from_gspmd(to_mhlo(said, theirs), len(SHAPE))
-            shardy = from_shardy(ir.Attribute.parse(f"#sdy.sharding{to_sdy(said, 'mesh')}"), meshes)
+        for stated in all_shardings(theirs, SHAPE):
+            annotation = from_gspmd(to_mhlo(stated, theirs), len(SHAPE))
+            shardy = from_shardy(
+                ir.Attribute.parse(f"#sdy.sharding{to_sdy(stated, 'mesh')}"), meshes
+            )
             for sharding in all_shardings(ours, SHAPE):
-                same = boxes(said, theirs) == boxes(sharding, ours)
+                same = boxes(stated, theirs) == boxes(sharding, ours)
                 assert annotation.agrees(sharding, ours) == same, (
                     f"{annotation} and {sharding} on {ours}"
                 )
@@ -83,19 +85,21 @@ def test_tile_texts_mean_what_xla_says(case: tuple[str, tuple[int, int]]) -> Non
     text, tiles = case
     annotation = from_gspmd(text, 2)
     xla = xc.HloSharding.from_string(text)
-    wanted: dict[int, tuple[int, ...]] = dict.fromkeys(range(8), (0, 0))
+    expected: dict[int, tuple[int, ...]] = dict.fromkeys(range(8), (0, 0))
     if not xla.is_replicated():
         assignment = np.array(xla.tile_assignment_devices()).reshape(
             xla.tile_assignment_dimensions()
         )
-        wanted = {int(device): place[:2] for place, device in np.ndenumerate(assignment)}
+        expected = {int(device): place[:2] for place, device in np.ndenumerate(assignment)}
     order = annotation.devices or tuple(range(8))
     # the annotation as a sharding of a mesh of its own, whose devices stand in the order it names
-    own = Mesh("own", annotation.axes, order)
-    found = Sharding(annotation.dims).tiles(own, SHAPE)[:, :, 0]
+    reordered = Mesh("own", annotation.axes, order)
+    starts = Sharding(annotation.dims).tiles(reordered, SHAPE)[:, :, 0]
     steps = [extent // count for extent, count in zip(SHAPE, tiles, strict=True)]
-    places = (tuple(start // step for start, step in zip(row, steps, strict=True)) for row in found)
-    assert dict(zip(order, places, strict=True)) == wanted
+    places = (
+        tuple(start // step for start, step in zip(row, steps, strict=True)) for row in starts
+    )
+    assert dict(zip(order, places, strict=True)) == expected
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
@@ -120,8 +124,8 @@ def test_open_dimensions_may_be_split_further(mesh: Mesh) -> None:
 def test_axes_that_stay_whole_split_no_open_dimension() -> None:
     mesh = mesh_of(2, 2, 2)
     annotation = Annotation((("a", 2), ("b", 4)), ((), ()), open=(0, 1), replicated=("b",))
-    found = shardings_that(lambda s: annotation.agrees(s, mesh), mesh, SHAPE)
-    assert set(found) == {Sharding(((), ())), Sharding((("x",), ())), Sharding(((), ("x",)))}
+    agreeing = shardings_that(lambda s: annotation.agrees(s, mesh), mesh, SHAPE)
+    assert set(agreeing) == {Sharding(((), ())), Sharding((("x",), ())), Sharding(((), ("x",)))}
 
 
 def test_orders_that_the_planner_never_chooses_are_found_where_nothing_else_agrees() -> None:

@@ -67,8 +67,8 @@ def check(
         text = str(module)
         with module.context:
             expand_loop(module)
-            found = evaluate(module, flat)
-        for left, right in zip(expected, found, strict=True):
+            actual = evaluate(module, flat)
+        for left, right in zip(expected, actual, strict=True):
             np.testing.assert_allclose(left, right, rtol=rtol, atol=atol)
     program = read_program(ir.Module.parse(text, make_context()))
     assert program.num_microbatches == counts[-1]

@@ -96,12 +96,12 @@ class Clustered:
     def uses(self, name: str) -> list[int]:
         """Layers of the operations of the body that read a parameter, ascending."""
         argument = self.program.main_block.arguments[self.names.index(name)]
-        found = []
+        layers = []
         for number, value in self.program.captured.items():
             if any(origin == argument for origin in same_size_origins(value)):
                 readers = self.program.body_block.arguments[number].uses
-                found += [layer(use.owner.operation) for use in readers]
-        return sorted(found)
+                layers += [layer(use.owner.operation) for use in readers]
+        return sorted(layers)
 
     def sums(self, name: str) -> list[ir.Operation]:
         """What accumulates the gradient of a parameter."""
@@ -130,15 +130,15 @@ def layer(op: ir.Operation) -> int:
 def same_size_origins(value: ir.Value) -> list[ir.Value]:
     """Arguments and loop results of equal size that a value is computed from through values of that
     size."""
-    size, found, stack = prod(shape_of(value)), [], [value]
+    size, origins, stack = prod(shape_of(value)), [], [value]
     while stack:
         current = stack.pop()
         op = defining(current)
         if op is None or op.name == "mpmd.for":
-            found.append(current)
+            origins.append(current)
         else:
             stack += [operand for operand in op.operands if prod(shape_of(operand)) == size]
-    return found
+    return origins
 
 
 @cache
@@ -184,47 +184,47 @@ def cluster(module: ir.Module, microbatches: int, layers: int) -> Program:
 def test_state_gradients_and_updates_are_where_the_parameter_is(
     model: str, layers: int, microbatches: int
 ) -> None:
-    found = clustered(model, layers, microbatches)
-    donation = read_donation(found.program.main)
-    for number, name in enumerate(found.names):
+    model_layers = clustered(model, layers, microbatches)
+    donation = read_donation(model_layers.program.main)
+    for number, name in enumerate(model_layers.names):
         parameter = name.split(":")[-1]
-        home = found.layer_of(parameter)
-        assert found.argument_layer[number] == home == found.uses(parameter)[0], name
-        assert layer(operation(found.program.returned[donation[number]])) == home, (
+        home = model_layers.layer_of(parameter)
+        assert model_layers.argument_layer[number] == home == model_layers.uses(parameter)[0], name
+        assert layer(operation(model_layers.program.returned[donation[number]])) == home, (
             f"update of {name}"
         )
-        assert [layer(op) for op in found.sums(name)] == [home], f"gradient of {parameter}"
+        assert [layer(op) for op in model_layers.sums(name)] == [home], f"gradient of {parameter}"
 
 
 @pytest.mark.parametrize("microbatches", [2, 0])
 def test_a_parameter_is_read_in_one_layer_forward_and_backward(microbatches: int) -> None:
     for model, layers in (("encoder-decoder", 6), ("unet", 3)):
-        found = clustered(model, layers, microbatches)
+        model_layers = clustered(model, layers, microbatches)
         for name in MODELS[model][1]:
-            assert len(set(found.uses(name))) == 1, name
+            assert len(set(model_layers.uses(name))) == 1, name
 
 
 @pytest.mark.parametrize("microbatches", [2, 0])
 def test_terms_of_a_tied_gradient_are_where_the_uses_are(microbatches: int) -> None:
     """The look-up and its scatter in the first layer, the product with the transpose and its
     gradient in the last; the sum of both terms in the first, which has the embedding."""
-    found = clustered("tied", 4, microbatches)
-    uses = found.uses("embedding")
-    assert (uses[0], uses[-1], found.layer_of("embedding")) == (0, 3, 0)
+    model_layers = clustered("tied", 4, microbatches)
+    uses = model_layers.uses("embedding")
+    assert (uses[0], uses[-1], model_layers.layer_of("embedding")) == (0, 3, 0)
     assert {"scatter": 0, "gather": 0}.items() <= {
         op.name.removeprefix("stablehlo."): layer(op)
-        for op in found.program.body_ops
+        for op in model_layers.program.body_ops
         if op.name in ("stablehlo.scatter", "stablehlo.gather")
     }.items()
     [head] = [
         op
-        for op in found.program.body_ops
+        for op in model_layers.program.body_ops
         if op.name == "stablehlo.dot_general" and sorted(shape_of(op.results[0])) == [WIDTH, WORDS]
     ]
     assert layer(head) == 3
     sums = [
         op
-        for op in found.program.body_ops
+        for op in model_layers.program.body_ops
         if op.name == "stablehlo.add" and sorted(shape_of(op.results[0])) == [WIDTH, WORDS]
     ]
     assert sums and {layer(op) for op in sums} == {0}
@@ -234,9 +234,9 @@ def test_terms_of_a_tied_gradient_are_where_the_uses_are(microbatches: int) -> N
 def test_what_an_encoder_makes_is_read_by_several_layers_of_the_decoder(microbatches: int) -> None:
     """Each adds a term to its gradient, which reaches the encoder as one sum, from the decoder's
     first layer down."""
-    found = clustered("encoder-decoder", 6, microbatches)
-    encoder, decoder = ([found.layer_of(f"{side}{k}") for k in range(3)] for side in "ed")
-    crossing = [found.layer_of(f"x{k}") for k in range(3)]
+    model_layers = clustered("encoder-decoder", 6, microbatches)
+    encoder, decoder = ([model_layers.layer_of(f"{side}{k}") for k in range(3)] for side in "ed")
+    crossing = [model_layers.layer_of(f"x{k}") for k in range(3)]
     assert (
         encoder == sorted(encoder) and decoder == sorted(decoder) and crossing == sorted(crossing)
     )
@@ -246,9 +246,9 @@ def test_what_an_encoder_makes_is_read_by_several_layers_of_the_decoder(microbat
 
 
 def test_both_sides_of_a_skip_connection_keep_their_order() -> None:
-    found = clustered("unet", 3)
+    model_layers = clustered("unet", 3)
     order = [f"down{k}" for k in range(3)] + [f"up{k}" for k in reversed(range(3))]
-    assert [found.layer_of(name) for name in order] == [0, 0, 1, 1, 2, 2]
+    assert [model_layers.layer_of(name) for name in order] == [0, 0, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("adam", [False, True])

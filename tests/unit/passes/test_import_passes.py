@@ -71,9 +71,11 @@ def check_equivalent(
     for step in passes:
         step.run(after, PassContext())
         after.operation.verify()
-    given = random_inputs(before) if inputs is None else inputs
-    for expected, found in zip(interpret(before, given), interpret(after, given), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    arguments = random_inputs(before) if inputs is None else inputs
+    for expected, actual in zip(
+        interpret(before, arguments), interpret(after, arguments), strict=True
+    ):
+        np.testing.assert_array_equal(actual, expected)
     return after
 
 
@@ -387,8 +389,8 @@ def test_unrolled_loops_compute_the_same(
     context: ir.Context, text: str, trips: int, stacked: bool
 ) -> None:
     module = ir.Module.parse(text)
-    (found,) = operations(module.operation, {"stablehlo.while"})
-    assert trip_count(found, 100) == trips
+    (loop_op,) = operations(module.operation, {"stablehlo.while"})
+    assert trip_count(loop_op, 100) == trips
     after = check_equivalent(text, UnrollLoops())
     assert "stablehlo.while" not in names(after)
     assert "stablehlo.dynamic_slice" not in names(after)
@@ -406,8 +408,8 @@ def test_loops_beyond_the_limit_are_kept(context: ir.Context) -> None:
 
 def test_trips_are_counted_only_as_far_as_asked(context: ir.Context) -> None:
     module = ir.Module.parse(loop("LT, %i, %four", "stablehlo.add %i, %one"))
-    (found,) = operations(module.operation, {"stablehlo.while"})
-    assert [trip_count(found, limit) for limit in (0, 2, 3, 4, 5)] == [1, 3, 4, 4, 4]
+    (loop_op,) = operations(module.operation, {"stablehlo.while"})
+    assert [trip_count(loop_op, limit) for limit in (0, 2, 3, 4, 5)] == [1, 3, 4, 4, 4]
 
 
 # ---------------------------------------------------------------------------------------- whole
@@ -515,5 +517,5 @@ def test_imported_programs_give_the_same_numbers(
             assert "batching_dims = [0]" in str(op), "every indexing of rows is batched"
     expected = [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(function)(*inputs))]
     for module in (original, rewritten):
-        for found, wanted in zip(run_xla(jax, module, inputs), expected, strict=True):
-            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+        for actual, by_jax in zip(run_xla(jax, module, inputs), expected, strict=True):
+            np.testing.assert_allclose(actual, by_jax, rtol=1e-5, atol=1e-6)

@@ -163,5 +163,5 @@ def test_the_structure_is_the_graph_but_for_its_numbers() -> None:
         replace(graph, loops=((0, 1),)),
         replace(graph, carried=frozenset({1})),
     )
-    digests = {structure_of(found).digest for found in (graph, *changed)}
+    digests = {structure_of(each).digest for each in (graph, *changed)}
     assert len(digests) == 1 + len(changed)

@@ -42,7 +42,7 @@ def test_staged_program_computes_the_same(name: str, stage_of_layer: tuple[int, 
     with module.context:
         assert [violation.message for violation in staged_form.violations(module)] == []
     arguments = random_arguments(original)
-    for expected, found in zip(
+    for expected, actual in zip(
         evaluate(original, arguments), evaluate(module, arguments), strict=True
     ):
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(actual, expected)

@@ -93,8 +93,8 @@ def test_a_random_step_is_exact_or_refused(program: Program, count: int, train: 
 
     def step(weights: Any, x: jax.Array, y: jax.Array) -> Any:
         def loss(weights: Any) -> Any:
-            found = run(program, weights, x, y)
-            return sum(jnp.mean(value**2) for value in found[-1:]), found[-3:]
+            values = run(program, weights, x, y)
+            return sum(jnp.mean(value**2) for value in values[-1:]), values[-3:]
 
         if not train:
             return weights, loss(weights)

@@ -28,7 +28,7 @@ def names(text: str) -> list[tuple[int, str]]:
         module = load_module(MODULE.encode(), context)
         with sharding_rules(module):
             graph = read_plain(next(functions(module)), parse_mesh("2"))
-        return [(found.op, found.name) for found in select(graph, text)]
+        return [(selected.op, selected.name) for selected in select(graph, text)]
 
 
 @pytest.mark.parametrize(

@@ -229,11 +229,11 @@ def test_batch_norm_of_a_microbatch() -> None:
     flat = [np.asarray(leaf) for leaf in (*jax.tree.leaves(params), x)]
     with module.context:
         expand_loop(module)
-        found = evaluate(module, flat)
+        results = evaluate(module, flat)
     halves = [
         jax.tree.leaves(gradients(params, jnp.concatenate([half, half]))) for half in (x[:2], x[2:])
     ]
-    for result, first, second in zip(found, *halves, strict=True):
+    for result, first, second in zip(results, *halves, strict=True):
         np.testing.assert_allclose(result, (first + second) / 2, rtol=1e-4, atol=1e-5)
 
 

@@ -325,8 +325,8 @@ def norm_with_running_statistics(state: Any, x: jax.Array) -> Any:
         return jnp.mean((jnp.tanh(hidden) @ params["w2"]) ** 2), (mean, spread)
 
     params, running = state
-    (value, found), grads = jax.value_and_grad(loss, has_aux=True)(params)
-    running = jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, running, found)
+    (value, statistics), grads = jax.value_and_grad(loss, has_aux=True)(params)
+    running = jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, running, statistics)
     return (jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), running), value
 
 

@@ -54,10 +54,10 @@ def every_schedule(work: Workload) -> Iterator[Schedule]:
     """All orders of forwards and backwards, with the microbatches of a kind ascending."""
     count, rows = work.num_microbatches, []
     for stage in range(len(work.stage_to_mesh)):
-        own = []
+        orders = []
         for places in combinations(range(2 * count), count):
             forwards, backwards = iter(range(count)), iter(range(count))
-            own.append(
+            orders.append(
                 tuple(
                     Task(F, stage, next(forwards))
                     if place in places
@@ -65,7 +65,7 @@ def every_schedule(work: Workload) -> Iterator[Schedule]:
                     for place in range(2 * count)
                 )
             )
-        rows.append(own)
+        rows.append(orders)
     yield from (Schedule("any", count, work.stage_to_mesh, tasks) for tasks in product(*rows))
 
 
@@ -77,7 +77,10 @@ def least_makespan(work: Workload) -> float:
         except ScheduleError:
             continue
         limits = work.memory_bytes or [profile.peak_bytes for profile in result.memory]
-        if all(own.peak_bytes <= limit for own, limit in zip(result.memory, limits, strict=True)):
+        if all(
+            profile.peak_bytes <= limit
+            for profile, limit in zip(result.memory, limits, strict=True)
+        ):
             best = min(best, result.makespan_seconds)
     return best
 
@@ -86,8 +89,8 @@ def least_makespan(work: Workload) -> float:
 @given(seed=st.integers(0, 10**6), in_flight=st.sampled_from([None, 1, 2]))
 def test_it_is_optimal_on_two_stages(seed: int, in_flight: int | None) -> None:
     work = workload(2, 3, seed, in_flight=in_flight)
-    found, best = auto_schedule(work).result.makespan_seconds, least_makespan(work)
-    assert found == pytest.approx(best)
+    makespan, best = auto_schedule(work).result.makespan_seconds, least_makespan(work)
+    assert makespan == pytest.approx(best)
     assert lower_bound_seconds(work) <= one_machine_bound_seconds(work) <= best + 1e-9
 
 

@@ -35,10 +35,10 @@ def blocks_by_brute_force(steps: Steps, rendezvous: bool) -> bool:
     moved = True
     while moved:
         moved = False
-        for mesh, own in enumerate(steps):
-            if position[mesh] == len(own):
+        for mesh, row in enumerate(steps):
+            if position[mesh] == len(row):
                 continue
-            do, value = own[position[mesh]]
+            do, value = row[position[mesh]]
             sender = next((m for m, line in enumerate(lines) if value in line), None)
             if do is Do.SEND:
                 lines[mesh].append(value)
@@ -53,7 +53,7 @@ def blocks_by_brute_force(steps: Steps, rendezvous: bool) -> bool:
                 through[sender] += 1
             position[mesh] += 1
             moved = True
-    return any(at < len(own) for at, own in zip(position, steps, strict=True))
+    return any(at < len(row) for at, row in zip(position, steps, strict=True))
 
 
 @st.composite
@@ -66,11 +66,11 @@ def exchanges(draw: st.DrawFn) -> Steps:
         source, target = draw(st.permutations(range(count)))[:2]
         for mesh, do in ((source, Do.SEND), (target, Do.RECV)):
             steps[mesh].insert(draw(st.integers(0, len(steps[mesh]))), (do, message))
-    for own in steps:
+    for row in steps:
         if draw(st.booleans()):
-            place = draw(st.integers(0, len(own)))
-            own.insert(
-                place, (Do.SENT, draw(st.integers(0, sum(do is Do.SEND for do, _ in own[:place]))))
+            place = draw(st.integers(0, len(row)))
+            row.insert(
+                place, (Do.SENT, draw(st.integers(0, sum(do is Do.SEND for do, _ in row[:place]))))
             )
     return tuple(map(tuple, steps))
 
@@ -87,11 +87,11 @@ def test_blocked_exchanges_are_found(steps: Steps, rendezvous: bool) -> None:
 @settings(deadline=None, max_examples=200)
 @given(steps=exchanges())
 def test_sends_in_order_of_receipt_never_block(steps: Steps) -> None:
-    free = tuple(tuple(step for step in own if step[0] is not Do.SENT) for own in steps)
+    free = tuple(tuple(step for step in row if step[0] is not Do.SENT) for row in steps)
     ordered = in_order_of_receipt(free)
-    assert [sorted(own) for own in ordered] == [sorted(own) for own in free]
-    assert [[s for s in own if s[0] is Do.RECV] for own in ordered] == [
-        [s for s in own if s[0] is Do.RECV] for own in free
+    assert [sorted(row) for row in ordered] == [sorted(row) for row in free]
+    assert [[s for s in row if s[0] is Do.RECV] for row in ordered] == [
+        [s for s in row if s[0] is Do.RECV] for row in free
     ]
     assert blocks_by_brute_force(ordered, True) == blocks_by_brute_force(free, False)
 
@@ -108,26 +108,26 @@ def test_corrupted_schedules_are_refused_exactly_when_they_block(
         build_schedule(kind.name, stages, microbatches, meshes),
         kind.graph(stages, meshes, kind.kinds),
     )
-    rows = [list(own) for own in schedule.tasks]
+    rows = [list(row) for row in schedule.tasks]
     for _ in range(data.draw(st.integers(1, 2))):
-        own = data.draw(st.sampled_from(rows))
-        a, b = data.draw(st.integers(0, len(own) - 1)), data.draw(st.integers(0, len(own) - 1))
-        own[a], own[b] = own[b], own[a]
+        row = data.draw(st.sampled_from(rows))
+        a, b = data.draw(st.integers(0, len(row) - 1)), data.draw(st.integers(0, len(row) - 1))
+        row[a], row[b] = row[b], row[a]
     corrupted = replace(schedule, tasks=tuple(map(tuple, rows)))
     needs = {(edge.dst, edge.src) for edge in graph.edges}
     done: set[object] = set()
-    lists = [list(own) for own in rows]
+    lists = [list(row) for row in rows]
     moved = True
     while moved:
         moved = False
-        for own in lists:
-            while own and all(
-                (source, own[0].microbatch) in done
+        for row in lists:
+            while row and all(
+                (source, row[0].microbatch) in done
                 for target, source in needs
-                if target == own[0].stage_task
+                if target == row[0].stage_task
             ):
-                done.add((own[0].stage_task, own[0].microbatch))
-                own.pop(0)
+                done.add((row[0].stage_task, row[0].microbatch))
+                row.pop(0)
                 moved = True
     if any(lists):
         with pytest.raises(ScheduleError, match=r"mesh \d+ .*\(task \d+ of \d+\)"):
@@ -154,8 +154,8 @@ def test_a_circle_names_what_is_held_back() -> None:
     steps = (((Do.SEND, 0), (Do.SEND, 1)), ((Do.RECV, 1), (Do.RECV, 0)))
     assert not run_exchange(steps, rendezvous=False).blocks
     outcome = run_exchange(steps, rendezvous=True)
-    said = describe(steps, outcome, lambda mesh, at: f"mesh {mesh}", "#{}".format)
-    assert said == "mesh 1 waits for #1, sent behind #0"
+    text = describe(steps, outcome, lambda mesh, at: f"mesh {mesh}", "#{}".format)
+    assert text == "mesh 1 waits for #1, sent behind #0"
     assert in_order_of_receipt(steps)[0] == ((Do.SEND, 1), (Do.SEND, 0))
 
 
@@ -181,10 +181,10 @@ def test_a_run_waits_for_what_it_overwrites() -> None:
     steps = steps_of([first, [Recv(1, (2,), "m0", (0,)), Recv(0, (1,), "m0", (0,))]])
     assert steps[0] == ((Do.SEND, 0), (Do.SENT, 1), (Do.SEND, 1))
     assert not run_exchange(steps, rendezvous=False).blocks
-    said = describe(
+    text = describe(
         steps, run_exchange(steps, rendezvous=True), lambda mesh, at: f"mesh {mesh}", "#{}".format
     )
-    assert said == "mesh 0 waits until #0 is sent; mesh 1 waits for #1"
+    assert text == "mesh 0 waits until #0 is sent; mesh 1 waits for #1"
 
 
 def test_a_message_waits_only_for_its_own_receiver_where_there_are_lanes() -> None:

@@ -36,7 +36,7 @@ F, B, I, W, U = (
 
 def make_schedule(*meshes: str, stage_to_mesh: tuple[int, ...] | None = None) -> Schedule:
     tasks = tuple(tuple(map(Task.parse, mesh.split())) for mesh in meshes)
-    num_microbatches = 1 + max(task.microbatch for own in tasks for task in own)
+    num_microbatches = 1 + max(task.microbatch for row in tasks for task in row)
     return Schedule("test", num_microbatches, stage_to_mesh or tuple(range(len(meshes))), tasks)
 
 
@@ -153,10 +153,10 @@ class TestBuilders:
         schedule = build_schedule(kind.name, stages, microbatches, meshes)
         graph = kind.graph(stages, meshes, kind.kinds)
         validate(schedule, graph)
-        listed = [task for own in schedule.tasks for task in own if task.kind in kind.kinds]
+        listed = [task for row in schedule.tasks for task in row if task.kind in kind.kinds]
         assert len(listed) == stages * microbatches * len(kind.kinds)
         updates = tuple(StageTask(U, stage) for stage in range(stages))
-        ends = tuple(Edge(StageTask(kind.kinds[-1], own.stage), own) for own in updates)
+        ends = tuple(Edge(StageTask(kind.kinds[-1], row.stage), row) for row in updates)
         validate(
             schedule.with_updates(), StageGraph((*graph.tasks, *updates), (*graph.edges, *ends))
         )
@@ -354,7 +354,7 @@ class TestValidate:
         graph = chain_graph(stages)
         schedule = build_schedule("1f1b", stages, microbatches)
         shuffled = replace(
-            schedule, tasks=tuple(tuple(data.draw(st.permutations(own))) for own in schedule.tasks)
+            schedule, tasks=tuple(tuple(data.draw(st.permutations(row))) for row in schedule.tasks)
         )
         if runs_to_the_end(shuffled, graph):
             validate(shuffled, graph)
@@ -368,16 +368,16 @@ def runs_to_the_end(schedule: Schedule, graph: StageGraph) -> bool:
     needs: dict[StageTask, set[StageTask]] = {}
     for edge in graph.edges:
         needs.setdefault(edge.dst, set()).add(edge.src)
-    lists = [list(own) for own in schedule.tasks]
+    lists = [list(row) for row in schedule.tasks]
     done: set[Task] = set()
     moved = True
     while moved:
         moved = False
-        for own in lists:
-            if own and all(
-                Task(n.kind, n.stage, own[0].microbatch) in done
-                for n in needs.get(own[0].stage_task, ())
+        for row in lists:
+            if row and all(
+                Task(n.kind, n.stage, row[0].microbatch) in done
+                for n in needs.get(row[0].stage_task, ())
             ):
-                done.add(own.pop(0))
+                done.add(row.pop(0))
                 moved = True
     return not any(lists)

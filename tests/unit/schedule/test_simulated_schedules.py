@@ -42,12 +42,12 @@ def test_pipedream_keeps_versions_of_weights(meshes: int) -> None:
             build_schedule(name, meshes, microbatches) for name in ("pipedream", "pipedream-2bw")
         )
         if microbatches >= 2 * meshes:  # with fewer the last ones leave before there are so many
-            assert [weight_versions(own, delayed=False) for own in each.tasks] == list(
+            assert [weight_versions(row, delayed=False) for row in each.tasks] == list(
                 range(meshes, 0, -1)
             )
         expected = min(2, microbatches // meshes)  # the first group has nothing older to use
-        assert [weight_versions(own, delayed=True) for own in twice.tasks] == [expected] * meshes
-        updates = [task for own in twice.tasks for task in own if task.kind == "A"]
+        assert [weight_versions(row, delayed=True) for row in twice.tasks] == [expected] * meshes
+        updates = [task for row in twice.tasks for task in row if task.kind == "A"]
         assert len(updates) == microbatches
         assert str(each).replace("A", "").count("B") == str(
             build_schedule("1f1b", meshes, microbatches)
@@ -56,7 +56,7 @@ def test_pipedream_keeps_versions_of_weights(meshes: int) -> None:
 
 def test_versions_of_one_flush_are_one() -> None:
     assert all(
-        weight_versions(own, delayed=False) == 1 for own in build_schedule("1f1b", 4, 8).tasks
+        weight_versions(row, delayed=False) == 1 for row in build_schedule("1f1b", 4, 8).tasks
     )
 
 
@@ -93,14 +93,14 @@ def test_slices_are_the_best_of_all(seed: int, meshes: int, microbatches: int, c
     best = float("inf")
     for number in range(count):
         for inner in combinations(range(1, count), number):
-            own = [table[end - begin - 1, begin] for begin, end in pairwise((0, *inner, count))]
-            best = min(best, microbatches * sum(own) + (meshes - 1) * max(own))
-    found = token_slices(table, meshes, microbatches)
-    assert found.step_seconds == pytest.approx(best)
-    assert sum(found.lengths) == count
-    begins = np.cumsum((0, *found.lengths))
-    assert found.seconds == tuple(
-        table[n - 1, b] for n, b in zip(found.lengths, begins, strict=False)
+            seconds = [table[end - begin - 1, begin] for begin, end in pairwise((0, *inner, count))]
+            best = min(best, microbatches * sum(seconds) + (meshes - 1) * max(seconds))
+    best_slices = token_slices(table, meshes, microbatches)
+    assert best_slices.step_seconds == pytest.approx(best)
+    assert sum(best_slices.lengths) == count
+    begins = np.cumsum((0, *best_slices.lengths))
+    assert best_slices.seconds == tuple(
+        table[n - 1, b] for n, b in zip(best_slices.lengths, begins, strict=False)
     )
 
 
@@ -109,10 +109,13 @@ def test_unequal_slices_are_what_the_formula_says() -> None:
     formula says."""
     length, context = np.arange(1, 33)[:, None], np.arange(32)[None]
     table = 0.5 + 0.1 * length + 0.01 * length * (context + length / 2)
-    found = token_slices(table, 4, 2)
-    assert list(found.lengths) == sorted(found.lengths, reverse=True) and len(found.lengths) > 2
+    best_slices = token_slices(table, 4, 2)
+    assert (
+        list(best_slices.lengths) == sorted(best_slices.lengths, reverse=True)
+        and len(best_slices.lengths) > 2
+    )
     pipeline = EvenPipeline(4, 2).with_slices(table.tolist())
-    assert pipeline.simulate("terapipe").makespan_seconds <= found.step_seconds + 1e-9
+    assert pipeline.simulate("terapipe").makespan_seconds <= best_slices.step_seconds + 1e-9
 
 
 @pytest.mark.parametrize(

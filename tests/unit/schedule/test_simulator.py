@@ -110,7 +110,7 @@ class TestMakespan:
         graph = chain_graph(2, (F, I, W))
         lists = ("0F0 0I0 0W0", "1F0 1I0 1W0")
         schedule = Schedule(
-            "split", 1, (0, 1), tuple(tuple(map(Task.parse, own.split())) for own in lists)
+            "split", 1, (0, 1), tuple(tuple(map(Task.parse, row.split())) for row in lists)
         )
         assert simulate(schedule, graph, durations(graph)).makespan_seconds == 5.0
 
@@ -207,15 +207,15 @@ class TestLinks:
         graph = chain_graph(4)
         seconds = [float(number % 3) for number in range(len(graph.edges))]
         alone = simulate(build_schedule("1f1b", 4, 1), graph, durations(graph), seconds)
-        own = simulate(
+        unshared = simulate(
             build_schedule("1f1b", 4, 1),
             graph,
             durations(graph),
             seconds,
             edge_links=[[n] for n in range(len(seconds))],
         )
-        assert own == alone
-        assert own.transfers == alone.transfers
+        assert unshared == alone
+        assert unshared.transfers == alone.transfers
 
     def test_links_are_given_for_every_edge(self) -> None:
         graph = chain_graph(2)

@@ -112,8 +112,8 @@ def test_an_all_reduce_of_an_all_reduce_runs_along_both_axes() -> None:
 )
 def test_axes_of_groups(groups: str, axes: tuple[str, ...]) -> None:
     line = f"  %r = f32[8]{{0}} all-reduce(%g), channel_id=1, {groups}, to_apply=%add"
-    [found] = parse_collectives(f"ENTRY %m (a: f32[]) -> f32[] {{\n{line}\n}}\n", GRID)
-    assert found.axes == axes
+    [collective] = parse_collectives(f"ENTRY %m (a: f32[]) -> f32[] {{\n{line}\n}}\n", GRID)
+    assert collective.axes == axes
 
 
 def test_other_text_has_no_collectives() -> None:

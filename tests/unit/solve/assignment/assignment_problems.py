@@ -49,7 +49,9 @@ def brute_force(problem: Problem) -> float:
         evaluate(problem, choice)
         for choice in itertools.product(*(range(len(c)) for c in problem.costs))
     )
-    return min((found.objective for found in evaluations if found.feasible), default=inf)
+    return min(
+        (evaluation.objective for evaluation in evaluations if evaluation.feasible), default=inf
+    )
 
 
 def grid(rows: int, columns: int, *, limit_share: float | None, seed: int = 0) -> Problem:

@@ -46,10 +46,10 @@ def dense_problem(seed: int, *, memory: bool) -> Problem:
         return rng.integers(0, 5, shape).astype(float) if tied else rng.random(shape)
 
     def table() -> np.ndarray:
-        found = np.where(rng.random((size, size)) < forbidden, inf, values(size, size))
+        costs_of_pair = np.where(rng.random((size, size)) < forbidden, inf, values(size, size))
         # Every strategy keeps a partner, as presolve would see to.
-        found[np.arange(size), rng.permutation(size)] = 1.0
-        return found
+        costs_of_pair[np.arange(size), rng.permutation(size)] = 1.0
+        return costs_of_pair
 
     costs = tuple(values(size) for _ in range(num_nodes))
     edges = tuple(Edge(u, v, table()) for u in range(num_nodes) for v in range(u + 1, num_nodes))
@@ -93,8 +93,8 @@ def test_bound_and_assignment_enclose_the_optimum(memory: bool) -> None:
 def test_small_problems_are_hardly_ever_missed(memory: bool) -> None:
     problems = [dense_problem(seed, memory=memory) for seed in range(600, 640)]
     expected = [least(problem) for problem in problems]
-    found = [solve_large(problem, work=10 * _WORK).objective for problem in problems]
-    assert sum(a <= b + 1e-9 for a, b in zip(found, expected, strict=True)) >= 39
+    objectives = [solve_large(problem, work=10 * _WORK).objective for problem in problems]
+    assert sum(a <= b + 1e-9 for a, b in zip(objectives, expected, strict=True)) >= 39
 
 
 @given(seed=st.integers(0, 2**31), memory=st.booleans())
@@ -158,9 +158,9 @@ def test_a_start_is_never_made_worse() -> None:
         if optimum is None:
             continue
         expected = evaluate(problem, optimum).objective
-        for found in (solve(problem, start=optimum, work=0), improve(problem, optimum, work=0)):
-            assert found.objective <= expected + 1e-12
-            assert found.status in ("optimal", "feasible")
+        for solution in (solve(problem, start=optimum, work=0), improve(problem, optimum, work=0)):
+            assert solution.objective <= expected + 1e-12
+            assert solution.status in ("optimal", "feasible")
 
 
 def test_a_start_that_exceeds_memory_is_no_answer() -> None:
@@ -175,10 +175,10 @@ def test_a_start_that_exceeds_memory_is_no_answer() -> None:
 def test_a_start_survives_a_time_limit_of_nothing() -> None:
     problem = grid(9, 9, limit_share=0.9)
     start = solve(problem, time_limit_seconds=60.0, gap_tolerance=0.2).choice
-    found = solve(problem, time_limit_seconds=0.0, start=start)
-    assert found.objective <= evaluate(problem, start).objective
-    assert found.status == "feasible"
-    assert found.statistics["time_limit_struck"] == 1
+    solution = solve(problem, time_limit_seconds=0.0, start=start)
+    assert solution.objective <= evaluate(problem, start).objective
+    assert solution.status == "feasible"
+    assert solution.statistics["time_limit_struck"] == 1
 
 
 def test_projection_undoes_restoration() -> None:
@@ -225,10 +225,10 @@ def test_equal_budgets_give_equal_answers_under_any_hash_seed() -> None:
 def test_cp_sat_agrees_on_small_problems(memory: bool) -> None:
     for seed in range(25):
         problem = dense_problem(seed, memory=memory)
-        other, found = solve_cp_sat(problem, time_limit_seconds=60.0), solve(problem)
-        assert (other.status == "infeasible") == (found.status == "infeasible")
-        assert other.objective == pytest.approx(found.objective, rel=1e-6)
-        assert other.bound <= found.objective * (1 + 1e-9)
+        other, solution = solve_cp_sat(problem, time_limit_seconds=60.0), solve(problem)
+        assert (other.status == "infeasible") == (solution.status == "infeasible")
+        assert other.objective == pytest.approx(solution.objective, rel=1e-6)
+        assert other.bound <= solution.objective * (1 + 1e-9)
 
 
 def test_cp_sat_agrees_on_random_problems() -> None:
@@ -242,17 +242,17 @@ def test_cp_sat_agrees_on_random_problems() -> None:
 @pytest.mark.parametrize("limit_share", [None, 0.85])
 def test_cp_sat_agrees_on_a_grid(limit_share: float | None) -> None:
     problem = grid(3, 5, limit_share=limit_share)
-    other, found = solve_cp_sat(problem, time_limit_seconds=120.0), solve(problem)
-    assert other.objective == pytest.approx(found.objective, rel=1e-6)
+    other, solution = solve_cp_sat(problem, time_limit_seconds=120.0), solve(problem)
+    assert other.objective == pytest.approx(solution.objective, rel=1e-6)
 
 
 def test_progress_is_told_for_the_whole_problem() -> None:
     problem = grid(8, 8, limit_share=0.85)
     told: list[tuple[float, float]] = []
-    found = improve(problem, (0,) * 64, work=_WORK, progress=lambda *state: told.append(state))
+    solution = improve(problem, (0,) * 64, work=_WORK, progress=lambda *state: told.append(state))
     assert told
-    assert told[-1][0] == pytest.approx(found.objective, rel=1e-9)
-    assert told[-1][1] == pytest.approx(found.bound, rel=1e-6)
+    assert told[-1][0] == pytest.approx(solution.objective, rel=1e-9)
+    assert told[-1][1] == pytest.approx(solution.bound, rel=1e-6)
     assert all(bound <= objective for objective, bound in told)
 
 

@@ -20,16 +20,16 @@ def best_choice(problem: Problem) -> tuple[int, ...] | None:
     choices = itertools.product(*(range(len(cost)) for cost in problem.costs))
     allowed = [(evaluate(problem, choice), choice) for choice in choices]
     return min(
-        ((found.objective, choice) for found, choice in allowed if found.feasible),
+        ((evaluation.objective, choice) for evaluation, choice in allowed if evaluation.feasible),
         default=(inf, None),
     )[1]
 
 
 def residual(problem: Problem, store: TableStore | None) -> tuple[object, ...]:
-    found = presolve(problem, store=store)
-    left = found.problem
+    reduced = presolve(problem, store=store)
+    left = reduced.problem
     arrays = () if left is None else (*left.costs, *(edge.cost for edge in left.edges))
-    return found.nodes, found.constant, len(found.log), [array.tolist() for array in arrays]
+    return reduced.nodes, reduced.constant, len(reduced.log), [array.tolist() for array in arrays]
 
 
 def test_what_a_store_has_seen_changes_nothing() -> None:
@@ -53,9 +53,9 @@ def test_optimum_is_preserved_and_restored(memory: bool) -> None:
             continue
         left = evaluate(reduced.problem, choice).objective + reduced.constant
         assert left == pytest.approx(expected, rel=1e-9, abs=1e-15)
-        found = evaluate(problem, reduced.restore(choice))
-        assert found.feasible
-        assert found.objective == pytest.approx(expected, rel=1e-9, abs=1e-15)
+        restored = evaluate(problem, reduced.restore(choice))
+        assert restored.feasible
+        assert restored.objective == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
 
 def test_every_remaining_assignment_restores_to_one_of_equal_cost() -> None:
@@ -111,8 +111,8 @@ def brute_force_chain(problem: Problem) -> float:
         choice = [first]
         for edge in problem.edges:
             choice.append(int(np.argmin(edge.cost[choice[-1]])))
-        found = evaluate(problem, choice)
-        best = min(best, found.objective if found.feasible else inf)
+        evaluation = evaluate(problem, choice)
+        best = min(best, evaluation.objective if evaluation.feasible else inf)
     return best
 
 

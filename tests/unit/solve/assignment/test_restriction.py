@@ -65,8 +65,8 @@ def test_the_whole_is_never_worse_than_a_part(memory: bool) -> None:
         assert solution.objective == (pytest.approx(best) if best < np.inf else np.inf)
         for mask in masks:
             part = brute_force(restrict(problem, mask).problem)
-            found = solution.statistics.get(f"restricted_{mask.name}", np.inf)
-            assert found == (pytest.approx(part) if part < np.inf else np.inf)
+            restricted = solution.statistics.get(f"restricted_{mask.name}", np.inf)
+            assert restricted == (pytest.approx(part) if part < np.inf else np.inf)
             tried += part < np.inf
             better += best < 0.999 * part < np.inf
     assert tried > NUM_PROBLEMS / 2

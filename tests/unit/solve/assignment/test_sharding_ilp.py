@@ -32,9 +32,9 @@ def check_optimal(problem: Problem, solution: Solution) -> None:
     assert solution.objective == pytest.approx(expected, rel=1e-9, abs=1e-15)
     assert solution.bound <= solution.objective
     assert solution.gap <= 1e-7
-    found = evaluate(problem, solution.choice)
-    assert found.feasible
-    assert found.objective == solution.objective
+    evaluation = evaluate(problem, solution.choice)
+    assert evaluation.feasible
+    assert evaluation.objective == solution.objective
 
 
 @pytest.mark.parametrize("block", range(6))
@@ -51,11 +51,11 @@ def test_what_is_known_of_the_optimum_without_memory_saves_time_only() -> None:
         problem = random_problem(seed, memory=True)
         free = solve(problem.without_memory(), store=store)
         if free.choice and not evaluate(problem, free.choice).feasible:
-            found = solve(problem, store=store, does_not_fit=True)
-            assert (found.status, found.objective) == (
+            solution = solve(problem, store=store, does_not_fit=True)
+            assert (solution.status, solution.objective) == (
                 "optimal",
                 pytest.approx(brute_force(problem)),
-            ) or (found.status == "infeasible" and brute_force(problem) == inf)
+            ) or (solution.status == "infeasible" and brute_force(problem) == inf)
             tried += 1
     assert tried > 30
 
@@ -83,8 +83,8 @@ def test_elimination_and_enumeration_agree_with_brute_force() -> None:
         assert order is not None
         assert is_tiny(problem)
         for choice in (eliminate_all(problem, order), enumerate_all(problem)):
-            found = inf if choice is None else evaluate(problem, choice).objective
-            assert found == pytest.approx(brute_force(problem), rel=1e-9, abs=1e-15)
+            objective = inf if choice is None else evaluate(problem, choice).objective
+            assert objective == pytest.approx(brute_force(problem), rel=1e-9, abs=1e-15)
 
 
 def test_too_wide_graphs_have_no_elimination_order() -> None:
@@ -151,9 +151,9 @@ def test_grid_with_tight_memory_is_proven() -> None:
     solution = solve(problem)
     assert solution.status == "optimal"
     assert solution.statistics["integer_programs"] == 1
-    found = evaluate(problem, solution.choice)
-    assert found.feasible
-    assert found.objective == solution.objective
+    evaluation = evaluate(problem, solution.choice)
+    assert evaluation.feasible
+    assert evaluation.objective == solution.objective
     assert solution.objective > solve(problem.without_memory()).objective
 
 

@@ -184,9 +184,9 @@ def test_locating_a_split_and_placing_it_back_agree(sizes: list[int], data: st.D
     count = data.draw(st.sampled_from([n for n in (1, 2, 3, 4) if sizes[target] % n == 0]))
     split = split_of((factors,), tuple(sizes), Cut(target, 1, sizes[target]))
     assert split is not None
-    found = locate(factors, tuple(sizes), split)
-    assert found is not None
-    assert split_of((factors,), tuple(sizes), found) == split
+    located = locate(factors, tuple(sizes), split)
+    assert located is not None
+    assert split_of((factors,), tuple(sizes), located) == split
     extent = 1
     for size in sizes:
         extent *= size

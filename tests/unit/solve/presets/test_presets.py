@@ -23,7 +23,7 @@ ROWS, COLUMNS = Sharding((("x",), ())), Sharding(((), ("x",)))
 
 
 @pytest.mark.parametrize(
-    ("wanted", "shape", "expected"),
+    ("target", "shape", "expected"),
     [
         (((("x",), ("y",))), (4, 4), '[{"x"}, {"y"}]'),
         (((("y", "x"), ())), (4, 4), '[{"y"}, {}]'),  # the order of axes is that of the mesh
@@ -33,17 +33,17 @@ ROWS, COLUMNS = Sharding((("x",), ())), Sharding(((), ("x",)))
     ],
 )
 def test_the_nearest_sharding_keeps_most_tiles(
-    wanted: tuple[tuple[str, ...], ...], shape: tuple[int, ...], expected: str
+    target: tuple[tuple[str, ...], ...], shape: tuple[int, ...], expected: str
 ) -> None:
-    assert str(nearest(MESH, Sharding(wanted), all_shardings(MESH, shape))) == expected
+    assert str(nearest(MESH, Sharding(target), all_shardings(MESH, shape))) == expected
 
 
 def test_what_shardy_propagates_is_fixed_and_the_rest_is_free() -> None:
     graph = OpGraph((f32(8, 8),) * 3, (elementwise("add", (8, 8), (0, 1), 2),), (0, 1), (2,))
     tables = IntraOpTables(graph, MESH, CLUSTER)
-    found = restrict("shardy", tables, InputKinds(propagated={0: ROWS, 2: COLUMNS}))
-    assert found.fixed == {0: ROWS, 2: COLUMNS}
-    assert not found.allowed  # no strategy of an addition takes rows and makes columns
+    restriction = restrict("shardy", tables, InputKinds(propagated={0: ROWS, 2: COLUMNS}))
+    assert restriction.fixed == {0: ROWS, 2: COLUMNS}
+    assert not restriction.allowed  # no strategy of an addition takes rows and makes columns
 
 
 def test_tied_results_are_left_to_the_solver_where_a_preset_would_have_them_differ() -> None:

@@ -287,7 +287,7 @@ def test_the_assignment_of_senders_is_the_best(data: st.DataObject) -> None:
     able = [(f.target,) if f.target in f.holders else f.holders for f in fetches]
     best = min(busiest_seconds(hosts, fetches, choice) for choice in product(*able))
     chosen = choose_senders(hosts, fetches)
-    assert all(sender in own for sender, own in zip(chosen, able, strict=True))
+    assert all(sender in senders for sender, senders in zip(chosen, able, strict=True))
     assert busiest_seconds(hosts, fetches, chosen) == pytest.approx(best)
 
 

@@ -28,7 +28,9 @@ def rule(text: str, sizes: dict[str, int], **kinds: str) -> FactorRule:
         return tuple(tuple(_dims(part, number)) for part in side.split(",")) if side else ()
 
     left, right = text.split("->")
-    special = {kind: frozenset(number[letter] for letter in found) for kind, found in kinds.items()}
+    special = {
+        kind: frozenset(number[letter] for letter in marked) for kind, marked in kinds.items()
+    }
     return FactorRule(
         tuple(sizes[letter] for letter in letters), tensors(left), tensors(right), **special
     )

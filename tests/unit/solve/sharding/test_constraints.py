@@ -82,7 +82,7 @@ def test_the_plan_obeys_and_is_the_cheapest_that_does(
     graph = marked_product()
     constraints = Constraints(allowed, {0: forbidden} if forbidden else {})
     plan = solve(graph, constraints)
-    assert all(plan.shardings[tensor] in found for tensor, found in allowed.items())
+    assert all(plan.shardings[tensor] in shardings for tensor, shardings in allowed.items())
     used = {axis for sharding in plan.strategies[0].operands for axis in sharding.axes}
     assert forbidden.isdisjoint(used | {*plan.strategies[0].reduced})
     assert seconds_of(graph, MESH, plan.strategies, plan.shardings) == pytest.approx(

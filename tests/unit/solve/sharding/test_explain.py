@@ -69,20 +69,20 @@ def test_changes_in_collectives_are_those_of_the_two_plans() -> None:
         costs = list(problem.problem.costs)
         costs[0] = np.where(np.arange(len(costs[0])) == alternative.number, costs[0], inf)
         forced = replace(problem, problem=Problem(tuple(costs), problem.problem.edges))
-        found = dict(forced.decode(forced.solve()).summary().collectives)
+        replanned = dict(forced.decode(forced.solve()).summary().collectives)
         assert dict(alternative.collectives) == {
-            kind: found.get(kind, 0) - base.get(kind, 0)
-            for kind in base | found
-            if found.get(kind, 0) != base.get(kind, 0)
+            kind: replanned.get(kind, 0) - base.get(kind, 0)
+            for kind in base | replanned
+            if replanned.get(kind, 0) != base.get(kind, 0)
         }
 
 
 def test_lines_are_a_table_with_the_choice_marked() -> None:
-    found = explained(build_problem(mlp(32, 8, 1), LINE, CLUSTER), 0, max_replanned=1)
-    head, chosen, *rest = found.lines()
+    explanation = explained(build_problem(mlp(32, 8, 1), LINE, CLUSTER), 0, max_replanned=1)
+    head, chosen, *rest = explanation.lines()
     assert head.split() == ["compute", "collectives", "alone", "replanned", "strategy"]
     assert chosen.startswith("*") and not any(line.startswith("*") for line in rest)
-    assert found.subject == "'dot_general' -> 32x8xf32"
+    assert explanation.subject == "'dot_general' -> 32x8xf32"
 
 
 def test_switching_counts_parallel_edges_in_both_directions() -> None:

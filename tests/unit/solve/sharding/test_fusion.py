@@ -141,8 +141,8 @@ def test_every_kernel_reads_once_what_it_needs_and_fusing_never_costs(graph: OpG
 
 def needing(graph: OpGraph, fused: frozenset[int], tensor: int) -> set[int]:
     """The kernels, by their last operation, that read a tensor, found by walking."""
-    found: set[int] = set()
+    kernels: set[int] = set()
     for index, op in enumerate(graph.ops):
         if tensor in op.operands:
-            found |= needing(graph, fused, op.results[0]) if op.results[0] in fused else {index}
-    return found
+            kernels |= needing(graph, fused, op.results[0]) if op.results[0] in fused else {index}
+    return kernels

@@ -58,9 +58,9 @@ def seconds_of(
     for index, strategy in strategies.items():
         op = graph.ops[index]
         total += strategy.seconds * op.repeat
-        for tensor, wanted in set(zip(op.operands, strategy.operands, strict=True)):
+        for tensor, target in set(zip(op.operands, strategy.operands, strict=True)):
             value = graph.tensors[tensor]
-            steps = resharding_steps(shardings[tensor], wanted, mesh, value.shape, value.itemsize)
+            steps = resharding_steps(shardings[tensor], target, mesh, value.shape, value.itemsize)
             total += communication_seconds(CLUSTER, mesh, steps) * op.repeat
     return total
 

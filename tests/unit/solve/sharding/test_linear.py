@@ -35,7 +35,7 @@ def zeros(result: int) -> Op:
 
 def test_two_products_may_be_added_before_they_are_summed_up() -> None:
     """0 and 1 are inputs, 2 and 3 products, 4 their sum, 5 what leaves the graph."""
-    found = find_linear(
+    linear = find_linear(
         graph(
             [
                 product(0, 1, 2),
@@ -48,23 +48,23 @@ def test_two_products_may_be_added_before_they_are_summed_up() -> None:
     )
     made = Linear((), open=True, contracts=True)
     # The sum has a reader that is not linear: it is taken there.
-    assert found == (made, made, Linear(((0, 1),), sums=True), CLOSED)
+    assert linear == (made, made, Linear(((0, 1),), sums=True), CLOSED)
 
 
 def test_what_only_one_product_feeds_gains_nothing() -> None:
-    found = find_linear(
+    linear = find_linear(
         graph([product(0, 1, 2), on_squares("negate", (2,), 3), on_squares("tanh", (3,), 4)], (4,))
     )
-    assert set(found) == {CLOSED}
+    assert set(linear) == {CLOSED}
 
 
 @pytest.mark.parametrize("reader", ["tanh", "maximum"])
 def test_a_reader_that_is_not_linear_closes_a_value(reader: str) -> None:
     other = on_squares(reader, (2,) if reader == "tanh" else (2, 0), 5)
-    found = find_linear(
+    linear = find_linear(
         graph([product(0, 1, 2), product(1, 0, 3), on_squares("add", (2, 3), 4), other], (4, 5))
     )
-    assert set(found) == {CLOSED}
+    assert set(linear) == {CLOSED}
 
 
 def test_outputs_and_what_the_caller_closes_are_never_partial() -> None:
@@ -108,9 +108,9 @@ def test_zeros_may_stand_in_for_a_term() -> None:
     """`select` between one product and zeros, added to another."""
     pick = Op("select", (6, 2, 7), (4,), rule("ij,ij,ij->ij", {"i": 8, "j": 8}))
     ops = [product(0, 1, 2), product(1, 0, 3), zeros(7), pick, on_squares("add", (4, 3), 5)]
-    found = find_linear(graph(ops, (5,)))
-    assert found[3] == Linear(((1, 2),), open=True)
-    assert found[2] == CLOSED  # everyone makes zeros for himself
+    linear = find_linear(graph(ops, (5,)))
+    assert linear[3] == Linear(((1, 2),), open=True)
+    assert linear[2] == CLOSED  # everyone makes zeros for himself
 
 
 def accumulation(start: Op, trips: int = 4) -> OpGraph:
@@ -145,10 +145,10 @@ def test_carried_zeros_are_no_zeros() -> None:
     """Behind the first iteration the accumulator holds something: adding it to a whole value is not
     linear."""
     body = [product(0, 0, 2, repeat=4), on_squares("add", (1, 2), 3), on_squares("add", (1, 0), 5)]
-    found = find_linear(
+    linear = find_linear(
         graph([zeros(1), *body, on_squares("negate", (3,), 4)], (4, 5)), tied=[(1, 3)]
     )
-    assert set(found) == {CLOSED}
+    assert set(linear) == {CLOSED}
 
 
 @pytest.mark.parametrize("initial", [True, False])
@@ -163,8 +163,8 @@ def test_a_reduction_must_start_from_zero(initial: bool) -> None:
         on_squares("add", (2, 3), 4),
         on_squares("tanh", (4,), 5),
     )
-    found = find_linear(OpGraph(tuple(tensors), ops, (0, 1, 6), (5,)))
-    assert [linear.open for linear in found] == [False, initial, initial, False, False]
+    linears = find_linear(OpGraph(tuple(tensors), ops, (0, 1, 6), (5,)))
+    assert [linear.open for linear in linears] == [False, initial, initial, False, False]
 
 
 @pytest.mark.parametrize(
@@ -181,15 +181,15 @@ def test_terms_are_not_rounded(before: str, after: str, linear: bool) -> None:
         product(4, 4, 5),
         on_squares("add", (3, 5), 6),
     )
-    found = find_linear(OpGraph(tuple(tensors), ops, (0, 1, 4), (6,)))
-    assert found[1].open is linear
-    assert found[0].open is linear
+    linears = find_linear(OpGraph(tuple(tensors), ops, (0, 1, 4), (6,)))
+    assert linears[1].open is linear
+    assert linears[0].open is linear
 
 
 def test_what_loops_read_is_closed() -> None:
     inner = on_squares("negate", (4,), 5)
     ops = [product(0, 1, 2), product(1, 0, 3), on_squares("add", (2, 3), 4)]
     inside = Op(inner.name, inner.operands, inner.results, inner.rule, block=1)
-    found = find_linear(graph([*ops, inside, on_squares("negate", (5,), 6)], (6,)))
-    assert found[2] == Linear(((0, 1),), sums=True)
-    assert found[3] == CLOSED
+    linear = find_linear(graph([*ops, inside, on_squares("negate", (5,), 6)], (6,)))
+    assert linear[2] == Linear(((0, 1),), sums=True)
+    assert linear[3] == CLOSED

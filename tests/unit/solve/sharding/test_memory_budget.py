@@ -56,11 +56,11 @@ def held_by_definition(problem: IntraOpProblem, plan: IntraOpPlan) -> list[int]:
     def touches(tensor: int) -> list[int]:
         """Positions at which memory of the tensor is read: a fused reader reads where its own
         result is."""
-        found = []
+        positions = []
         for index, op in enumerate(graph.ops):
             if tensor in op.operands:
-                found += touches(op.results[0]) if op.results[0] in fused else [position[index]]
-        return found
+                positions += touches(op.results[0]) if op.results[0] in fused else [position[index]]
+        return positions
 
     held = [sum(local_bytes(graph, plan.mesh, t, plan.shardings[t]) for t in graph.inputs)] * len(
         order
@@ -171,28 +171,28 @@ def exhaustive(problem: IntraOpProblem) -> Callable[[int], float]:
     most so much."""
     model = BudgetModel(problem, find_candidates(problem))
     full = model.problem(1 << 40, ())
-    found = []
+    plans = []
     for choice in product(*(range(len(cost)) for cost in full.costs)):
         objective = evaluate(full, choice).objective
         if objective < inf:
             plan = model.decode(Solution(choice, objective, objective, 0.0, "optimal"))
-            found.append((objective, plan.peak_bytes))
-    return lambda limit: min((objective for objective, peak in found if peak <= limit), default=inf)
+            plans.append((objective, plan.peak_bytes))
+    return lambda limit: min((objective for objective, peak in plans if peak <= limit), default=inf)
 
 
 def test_plans_within_a_budget_are_those_of_exhaustive_search() -> None:
     problem = build_problem(with_residuals(), ONE, CLUSTER)
     free = problem.decode(problem.solve()).peak_bytes
     assert len(find_candidates(problem)) == 1
-    least, found = exhaustive(problem), []
+    least, counts = exhaustive(problem), []
     for limit in range(free, free - 3 * BYTES, -BYTES):
         result, expected = fit(problem, limit), least(limit)
         assert (result.plan is None) == (expected == inf)
         if result.plan is not None:
             assert result.solution.objective == pytest.approx(expected)
             assert result.plan.peak_bytes <= limit
-            found.append(len(result.plan.rematerialized))
-    assert found == [0, 1]
+            counts.append(len(result.plan.rematerialized))
+    assert counts == [0, 1]
 
 
 @pytest.mark.parametrize("seed", range(16))

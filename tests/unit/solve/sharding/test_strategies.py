@@ -41,10 +41,10 @@ def dot_strategies(mesh: Mesh = MESH) -> tuple[Strategy, ...]:
     return strategies_of(matmul(8, 4, 16, (0, 1), 2), (f32(8, 4), f32(4, 16)), (f32(8, 16),), mesh)
 
 
-def only(found: tuple[Strategy, ...], operands: str, results: str) -> Strategy:
+def only(strategies: tuple[Strategy, ...], operands: str, results: str) -> Strategy:
     [strategy] = [
         s
-        for s in found
+        for s in strategies
         if ", ".join(map(str, s.operands)) == operands and str(s.results[0]) == results
     ]
     return strategy
@@ -63,14 +63,14 @@ def test_every_assignment_of_axes_to_factors_of_a_matmul_is_there() -> None:
 
 
 def test_a_split_contraction_is_all_reduced_or_scattered() -> None:
-    found = dot_strategies(LINE)
+    strategies = dot_strategies(LINE)
     contracted = '[{}, {"x"}], [{"x"}, {}]'
-    whole = only(found, contracted, "[{}, {}]")
+    whole = only(strategies, contracted, "[{}, {}]")
     assert [(step.kind, step.axes, step.bytes) for step in whole.collectives] == [
         (ALL_REDUCE, ("x",), 512.0)
     ]
     assert whole.communication_seconds == pytest.approx(all_reduce_seconds(LINK, 4, 512) + 1e-6)
-    scattered = only(found, contracted, '[{"x"}, {}]')
+    scattered = only(strategies, contracted, '[{"x"}, {}]')
     assert [(step.kind, step.bytes) for step in scattered.collectives] == [(REDUCE_SCATTER, 512.0)]
     assert scattered.communication_seconds == pytest.approx(
         reduce_scatter_seconds(LINK, 4, 512) + 1e-6
@@ -128,8 +128,8 @@ def test_values_that_regions_capture_are_replicated() -> None:
 
 def test_uneven_dimensions_are_not_split() -> None:
     op = elementwise("add", (6, 8), (0, 1), 2)
-    found = {s.results[0].dims for s in strategies_of(op, (f32(6, 8),) * 2, (f32(6, 8),), LINE)}
-    assert found == {((), ()), ((), ("x",))}
+    layouts = {s.results[0].dims for s in strategies_of(op, (f32(6, 8),) * 2, (f32(6, 8),), LINE)}
+    assert layouts == {((), ()), ((), ("x",))}
 
 
 def test_axes_of_size_one_split_nothing() -> None:
@@ -141,9 +141,9 @@ def test_axes_of_size_one_split_nothing() -> None:
 
 
 def test_split_work_is_cheaper() -> None:
-    found = dot_strategies(LINE)
-    rows = only(found, '[{"x"}, {}], [{}, {}]', '[{"x"}, {}]')
-    assert rows.compute_seconds < found[0].compute_seconds
+    strategies = dot_strategies(LINE)
+    rows = only(strategies, '[{"x"}, {}], [{}, {}]', '[{"x"}, {}]')
+    assert rows.compute_seconds < strategies[0].compute_seconds
 
 
 @pytest.mark.parametrize("text", ["ik,kj->ij", "bik,bkj->bij", "ij->j", "ij,j->ij", "ij->ji"])
@@ -160,9 +160,9 @@ def test_what_the_devices_compute_is_the_result(text: str, mesh: Mesh) -> None:
     rng = np.random.default_rng(0)
     values = [rng.integers(0, 9, tensor.shape) for tensor in operands]
     expected = np.einsum(text, *values)
-    found = strategies_of(op, operands, (result,), mesh)
-    assert len(found) > 2
-    for strategy in found:
+    strategies = strategies_of(op, operands, (result,), mesh)
+    assert len(strategies) > 2
+    for strategy in strategies:
         local = _local_contractions(text, values, strategy, mesh)
         for device, box in enumerate(strategy.results[0].tiles(mesh, result.shape)):
             whole = sum(local[peer] for peer in _group(mesh, device, strategy.reduced))
@@ -174,7 +174,7 @@ def _local_contractions(
 ) -> list[np.ndarray]:
     """Global arrays that hold what each device computes, zero elsewhere."""
     boxes = [s.tiles(mesh, value.shape) for s, value in zip(strategy.operands, values, strict=True)]
-    found = []
+    contractions = []
     for device, keep in enumerate(
         strategy.unscattered[0].tiles(mesh, np.einsum(text, *values).shape)
     ):
@@ -186,8 +186,8 @@ def _local_contractions(
         product_ = np.einsum(text, *parts)
         kept = np.zeros_like(product_)
         kept[_slices(keep)] = product_[_slices(keep)]
-        found.append(kept)
-    return found
+        contractions.append(kept)
+    return contractions
 
 
 def _slices(box: np.ndarray) -> tuple[slice, ...]:
@@ -212,9 +212,9 @@ def test_a_split_reshape_keeps_its_elements_in_place(text: str) -> None:
         f32(*(int(np.prod([mapping.sizes[f] for f in dim])) for dim in dims))
         for dims in (mapping.operands[0], mapping.results[0])
     ]
-    found = strategies_of(Op("reshape", (0,), (1,), mapping), (shapes[0],), (shapes[1],))
-    assert len(found) > 1
-    for strategy in found:
+    strategies = strategies_of(Op("reshape", (0,), (1,), mapping), (shapes[0],), (shapes[1],))
+    assert len(strategies) > 1
+    for strategy in strategies:
         before = _elements(strategy.operands[0], shapes[0].shape)
         assert before == _elements(strategy.results[0], shapes[1].shape)
 
@@ -261,13 +261,13 @@ def test_meshes_share_layouts_only_where_they_divide_alike(extents: tuple[int, i
     for order in (meshes, meshes[::-1]):
         layouts = Layouts()
         for mesh in order:
-            own, shared = (
+            alone, shared = (
                 StrategyTables(mesh, CLUSTER).of(op, tensors),
                 StrategyTables(mesh, CLUSTER, layouts).of(op, tensors),
             )
-            assert shared.strategies == own.strategies
+            assert shared.strategies == alone.strategies
             for mine, other in zip(
-                (*own.operands, *own.results), (*shared.operands, *shared.results), strict=True
+                (*alone.operands, *alone.results), (*shared.operands, *shared.results), strict=True
             ):
                 assert mine.shardings == other.shardings
 
@@ -297,14 +297,14 @@ def test_a_fused_value_is_written_where_it_is_exchanged() -> None:
 
 def test_an_open_contraction_may_stay_partial() -> None:
     op, tensors = matmul(8, 4, 16, (0, 1), 2), (f32(8, 4), f32(4, 16))
-    found = op_strategies(
+    strategies = op_strategies(
         op, tensors, (f32(8, 16),), LINE, CLUSTER, Linear((), open=True, contracts=True)
     )
-    partial = only(found, '[{}, {"x"}], [{"x"}, {}]', '[{}, {}], unreduced={"x"}')
+    partial = only(strategies, '[{}, {"x"}], [{"x"}, {}]', '[{}, {}], unreduced={"x"}')
     assert partial.collectives == () and partial.reduced == ("x",)
     assert partial.unscattered == partial.results
     closed = op_strategies(op, tensors, (f32(8, 16),), LINE, CLUSTER)
-    assert len(found) == len(closed) + 1
+    assert len(strategies) == len(closed) + 1
 
 
 def test_what_is_linear_in_both_operands_takes_both_partial_along_the_same_axes() -> None:
@@ -346,10 +346,10 @@ def test_a_sum_is_taken_where_that_may_pay() -> None:
 
 def test_zeros_are_terms_for_nothing() -> None:
     op = Op("constant", (), (0,), rule("->ij", {"i": 8, "j": 8}), zero=True)
-    found = op_strategies(op, (), (f32(8, 8),), MESH, CLUSTER, Linear(((),), open=True))
-    assert {s.results[0].partial for s in found} == {(), ("x",), ("y",), ("x", "y")}
-    assert all(not s.collectives for s in found)
-    assert len({s.results for s in found}) == len(found) == 4**2
+    strategies = op_strategies(op, (), (f32(8, 8),), MESH, CLUSTER, Linear(((),), open=True))
+    assert {s.results[0].partial for s in strategies} == {(), ("x",), ("y",), ("x", "y")}
+    assert all(not s.collectives for s in strategies)
+    assert len({s.results for s in strategies}) == len(strategies) == 4**2
 
 
 def test_a_gather_that_sums_up_by_itself_stays_whole_along_that_axis() -> None:
@@ -359,9 +359,9 @@ def test_a_gather_that_sums_up_by_itself_stays_whole_along_that_axis() -> None:
         "gather", (0, 1), (2,), rule("ik,j->jk", {"i": 8, "j": 4, "k": 8}, reduction="i"), "add"
     )
     tensors = (f32(8, 8), f32(4)), (f32(4, 8),)
-    found = op_strategies(op, *tensors, MESH, CLUSTER, Linear(((0,),), open=True, sums=True))
-    assert any(s.results[0].partial == ("x",) for s in found)
-    for strategy in found:
+    strategies = op_strategies(op, *tensors, MESH, CLUSTER, Linear(((0,),), open=True, sums=True))
+    assert any(s.results[0].partial == ("x",) for s in strategies)
+    for strategy in strategies:
         if strategy.results[0].partial:
             assert strategy.results[0].partial == strategy.operands[0].partial
 

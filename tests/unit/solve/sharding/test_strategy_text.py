@@ -26,9 +26,9 @@ def through_a_file(given: GivenShardings) -> GivenShardings:
     written = json.loads(json.dumps({"version": 2, "stages": [{"shardings": asdict(given)}]}))
     plan, errors = read_plan_file(written)
     assert not errors
-    found = plan.stages[0].shardings
-    assert found is not None
-    return found
+    shardings = plan.stages[0].shardings
+    assert shardings is not None
+    return shardings
 
 
 def recorded(problem: IntraOpProblem, plan: IntraOpPlan) -> GivenShardings:
@@ -79,9 +79,9 @@ def test_every_strategy_has_a_text_of_its_own() -> None:
     texts = StrategyTexts(problem.tables)
     for op in problem.ops:
         strategies = problem.tables.ops[op].strategies
-        found = [texts.text(op, strategy) for strategy in strategies]
-        assert len(set(found)) == len(strategies)
-        assert [texts.number(op, text, "p") for text in found] == list(range(len(strategies)))
+        op_texts = [texts.text(op, strategy) for strategy in strategies]
+        assert len(set(op_texts)) == len(strategies)
+        assert [texts.number(op, text, "p") for text in op_texts] == list(range(len(strategies)))
 
 
 def test_what_does_not_exist_is_refused() -> None:
