@@ -226,7 +226,7 @@ def main() -> int:
     parser.add_argument("--memory-fraction", type=float, default=0.9, help="0 removes the limit")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument(
-        "--partial-sums", action="store_true", help="values may stay unfinished sums; not compiled"
+        "--unreduced", action="store_true", help="values may stay unfinished sums; not compiled"
     )
     parser.add_argument("--batch-args", action="append", default=[], metavar="NAME=I,J:D")
     parser.add_argument("--output", type=Path, help="lines of JSON, continued if the file exists")
@@ -246,8 +246,8 @@ def main() -> int:
             args.time_limit,
             args.gap,
             args.memory_fraction,
-            not (args.no_compile or args.partial_sums),
-            args.partial_sums,
+            not (args.no_compile or args.unreduced),
+            args.unreduced,
         )
         for path, batch in find_models(
             args.folder, args.models, dict(item.split("=", 1) for item in args.batch_args)

@@ -95,7 +95,7 @@ class Task:
     gap: float
     memory_fraction: float
     compiles: bool
-    partial_sums: bool = False
+    unreduced: bool = False
 
     def record(self, preset: str, status: str, **values: object) -> Record:
         name, cluster = self.path.stem, self.cluster.name
@@ -109,7 +109,7 @@ def measure(task: Task, about_to: Callable[[str, str], None]) -> Iterator[Record
     about_to("", "reading")
     annotated = _annotated(task)
     with _imported(task) as (_, graph):
-        linear = find_linear(graph.graph, graph.tied, graph.sent) if task.partial_sums else ()
+        linear = find_linear(graph.graph, graph.tied, graph.sent) if task.unreduced else ()
         tables = IntraOpTables(graph.graph, graph.mesh, task.cluster, linear=linear)
         input_kinds = {
             preset: _input_kinds(task, preset, graph, tables, annotated) for preset in task.presets
@@ -273,7 +273,7 @@ class _imported:
             read_demands(module, _main(module), mesh, obey_annotations=False)
             mark_carried(module.operation)
             separate_accumulators(module)
-            if self.task.partial_sums:
+            if self.task.unreduced:
                 add_sum_points(module)
             with sharding_rules(module):
                 graph = read_plain(_main(module), mesh)

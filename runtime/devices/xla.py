@@ -129,7 +129,7 @@ class XlaMesh:
         misread its shards."""
         if _GSPMD_PARTIAL in function.bytecode:
             raise ValueError(
-                f"function @{function.name}: partial sums need Shardy's form, found 'mhlo.sharding'"
+                f"function @{function.name}: unreduced values need Shardy's form, found 'mhlo.sharding'"
             )
         if b"lapack" in function.bytecode:
             lapack._lapack.initialize()  # its custom calls crash the process otherwise

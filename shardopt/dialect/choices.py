@@ -16,12 +16,12 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from shardopt.dialect.attributes import from_values, to_values
-from shardopt.planfile.parts import GivenShardings
+from shardopt.planfile.parts import PlannedShardings
 
 CHOICES = "shardopt.choices"
 
 
-def write_choices(main: ir.Operation, choices: Mapping[str, GivenShardings]) -> None:
+def write_choices(main: ir.Operation, choices: Mapping[str, PlannedShardings]) -> None:
     """`choices` by the name of the mesh."""
     values = {
         mesh: {name: value for name, value in asdict(given).items() if value}

@@ -16,9 +16,9 @@ from shardopt.options.names import (
     InterOp,
     IntraOp,
     MeshIntraOp,
-    PartialSums,
     RecomputeChoice,
     ReshardingStrategy,
+    Unreduced,
 )
 
 
@@ -111,9 +111,9 @@ class PlanKeywords(TypedDict, total=False):
     time_limit: float
     """Seconds that the solver of shardings may take for one mesh. Default: 60.0."""
 
-    partial_sums: PartialSums
-    """Whether sums over mesh axes may stay open; auto: in stages and in the format sdy. Default:
-    'auto'."""
+    unreduced: Unreduced
+    """Whether values may stay unreduced along mesh axes; auto: in stages and in the format sdy.
+    Default: 'auto'."""
 
     explain: str
     """What a remark explains the sharding of: argN, resultN, OP, OP:N, or a location pattern.
@@ -159,9 +159,9 @@ class ShardKeywords(TypedDict, total=False):
     time_limit: float
     """Seconds that the solver of shardings may take for one mesh. Default: 60.0."""
 
-    partial_sums: PartialSums
-    """Whether sums over mesh axes may stay open; auto: in stages and in the format sdy. Default:
-    'auto'."""
+    unreduced: Unreduced
+    """Whether values may stay unreduced along mesh axes; auto: in stages and in the format sdy.
+    Default: 'auto'."""
 
     explain: str
     """What a remark explains the sharding of: argN, resultN, OP, OP:N, or a location pattern.
@@ -253,6 +253,6 @@ class StepKeywords(TypedDict, total=False):
     time_limit: float
     """Seconds that the solver of shardings may take for one mesh. Default: 60.0."""
 
-    partial_sums: PartialSums
-    """Whether sums over mesh axes may stay open; auto: in stages and in the format sdy. Default:
-    'auto'."""
+    unreduced: Unreduced
+    """Whether values may stay unreduced along mesh axes; auto: in stages and in the format sdy.
+    Default: 'auto'."""

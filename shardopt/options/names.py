@@ -8,7 +8,7 @@ from typing import Literal
 
 BatchCoupling = Literal["error", "per-microbatch"]
 Annotations = Literal["keep", "require", "drop"]
-PartialSums = Literal["auto", "on", "off"]
+Unreduced = Literal["auto", "on", "off"]
 ReshardingStrategy = Literal["auto", "send_recv", "local_allgather", "broadcast"]
 
 # What a stage computes again in its backward; `auto` leaves the choice to the planner.

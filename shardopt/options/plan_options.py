@@ -11,9 +11,9 @@ from shardopt.options.names import (
     BatchCoupling,
     InterOp,
     IntraOp,
-    PartialSums,
     RecomputeChoice,
     ReshardingStrategy,
+    Unreduced,
 )
 from shardopt.options.table import Function, row
 
@@ -207,9 +207,9 @@ class PlanOptions:
         in_file="changed",
         metavar="SECONDS",
     )
-    partial_sums: PartialSums = row(
+    unreduced: Unreduced = row(
         "auto",
-        help="whether sums over mesh axes may stay open; auto: in stages and in the format sdy",
+        help="whether values may stay unreduced along mesh axes; auto: in stages and in the format sdy",
         phases=("shard", "intra"),
         functions=_EVERYWHERE,
         in_file="changed",

@@ -40,7 +40,7 @@ from shardopt.extract.op_graph import find_unreadable, sharding_rules
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.memory_limit import check_memory_options
 from shardopt.mesh.mesh import Mesh, parse_mesh
-from shardopt.options.names import Annotations, MeshIntraOp, PartialSums
+from shardopt.options.names import Annotations, MeshIntraOp, Unreduced
 from shardopt.passes.base import Pass, PassContext, PassFailure, option, plan_option
 from shardopt.passes.given.shardings import recorded
 from shardopt.passes.sharding.demand_rules import DemandError
@@ -82,7 +82,7 @@ class ChooseShardings(Pass):
     explain: str = plan_option("explain")
     memory_budget: str = plan_option("memory_budget")
     gap: float = plan_option("gap")
-    partial_sums: PartialSums = plan_option("partial_sums")
+    unreduced: Unreduced = plan_option("unreduced")
     time_limit: float = plan_option("time_limit")
     plan: str = plan_option("plan")
 

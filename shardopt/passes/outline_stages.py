@@ -206,7 +206,7 @@ class OutlineStages(Pass):
             return None
         pm.statistic("stage candidates", 0)
         pm.statistic("sharding problems solved", 0)
-        predicted = self.given.own_prediction()
+        predicted = self.given.stage_phase_prediction()
         if predicted is not None:
             return _Chosen(stages, predicted["schedule"], Prediction(**predicted))
         return _Chosen(

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from jaxlib.mlir import ir
 
-from shardopt.options.names import PartialSums
+from shardopt.options.names import Unreduced
 from shardopt.passes.base import Pass, PassContext, plan_option
 from shardopt.passes.sharding.accumulators import add_sum_points, separate_accumulators
 
@@ -33,11 +33,11 @@ class SeparateAccumulators(Pass):
     name = "shardopt-separate-accumulators"
     summary = "give accumulators starts of their own and points where they are summed up"
 
-    partial_sums: PartialSums = plan_option(
-        "partial_sums", help="off: without sum points, where sums may stay open"
+    unreduced: Unreduced = plan_option(
+        "unreduced", help="off: without sum points, before which values may stay unreduced"
     )
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         pm.statistic("accumulators separated", separate_accumulators(module))
-        if self.partial_sums != "off":
+        if self.unreduced != "off":
             pm.statistic("sum points", add_sum_points(module))

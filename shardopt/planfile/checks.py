@@ -9,7 +9,7 @@ from math import prod
 from shardopt.hardware.cluster import Cluster, HostGroup
 from shardopt.mesh.mesh import AXIS_NAMES
 from shardopt.mesh.sharding_text import parse_sharding
-from shardopt.planfile.parts import GivenStage, PlanFile
+from shardopt.planfile.parts import PlanFile, PlannedStage
 
 
 def plan_errors(plan: PlanFile, cluster: Cluster | None) -> Iterator[str]:
@@ -59,7 +59,7 @@ def _layer_errors(plan: PlanFile) -> Iterator[str]:
     yield from _cover_errors(plan.stages, count)
 
 
-def _cover_errors(stages: tuple[GivenStage, ...], count: int | None) -> Iterator[str]:
+def _cover_errors(stages: tuple[PlannedStage, ...], count: int | None) -> Iterator[str]:
     """Layers of neighbouring stages must follow each other; stages without layers stand for any
     number from one on."""
     behind: int | None = 0
@@ -87,7 +87,7 @@ def _cover_errors(stages: tuple[GivenStage, ...], count: int | None) -> Iterator
         )
 
 
-def _shape_errors(stage: GivenStage, k: int) -> Iterator[str]:
+def _shape_errors(stage: PlannedStage, k: int) -> Iterator[str]:
     sizes = {
         name: prod(pair)
         for name, pair in (("submesh", stage.submesh), ("logical_shape", stage.logical_shape))
@@ -102,7 +102,7 @@ def _shape_errors(stage: GivenStage, k: int) -> Iterator[str]:
             yield f"field 'stages[{k}].{name}': expected {wanted}, found {sizes[name]}"
 
 
-def _cluster_errors(stage: GivenStage, k: int, cluster: Cluster) -> Iterator[str]:
+def _cluster_errors(stage: PlannedStage, k: int, cluster: Cluster) -> Iterator[str]:
     names = [group.name for group in cluster.groups]
     if stage.group is not None and stage.group not in names:
         yield (
@@ -135,7 +135,7 @@ def _cluster_errors(stage: GivenStage, k: int, cluster: Cluster) -> Iterator[str
     yield from _memory_errors(stage, k, cluster.groups[group])
 
 
-def _submesh_errors(stage: GivenStage, k: int, group: HostGroup) -> Iterator[str]:
+def _submesh_errors(stage: PlannedStage, k: int, group: HostGroup) -> Iterator[str]:
     if stage.submesh is None:
         return
     hosts, width = stage.submesh
@@ -150,7 +150,7 @@ def _submesh_errors(stage: GivenStage, k: int, group: HostGroup) -> Iterator[str
         )
 
 
-def _memory_errors(stage: GivenStage, k: int, group: HostGroup) -> Iterator[str]:
+def _memory_errors(stage: PlannedStage, k: int, group: HostGroup) -> Iterator[str]:
     peak = (stage.predicted or {}).get("peak_bytes")
     if isinstance(peak, int | float) and peak > group.device.memory_bytes:
         limit = f"{group.device.memory_bytes}, the memory of a device"
@@ -190,7 +190,7 @@ def _device_errors(plan: PlanFile, cluster: Cluster | None) -> Iterator[str]:
             )
 
 
-def _sharding_errors(stage: GivenStage, k: int) -> Iterator[str]:
+def _sharding_errors(stage: PlannedStage, k: int) -> Iterator[str]:
     """Axes are those of the mesh, each once. Whether they divide the values shows with the
     model."""
     if stage.shardings is None:

@@ -12,13 +12,13 @@ from shardopt.planfile.option_fields import Options
 from shardopt.planfile.parts import (
     RECOMPUTE,
     VERSION,
-    Again,
-    Fresh,
-    GivenLayers,
-    GivenShardings,
-    GivenStage,
     Model,
     PlanFile,
+    PlannedCopy,
+    PlannedLayers,
+    PlannedRemat,
+    PlannedShardings,
+    PlannedStage,
 )
 from shardopt.support.readers import COUNT, INDEX, NOT_NEGATIVE, Number, Scalar, Schema, Text
 from shardopt.support.records import Field, Items, Nullable, Record, Row, Table
@@ -61,22 +61,22 @@ _PAIR = Items(INDEX, 2, 2)
 _RUNS = Items(Row((Number(at_least=-1, whole=True), COUNT)))
 _INDICES = Items(INDEX)
 
-_AGAIN = Record(
-    Again,
+_REMAT = Record(
+    PlannedRemat,
     {
-        "tensor": Field(INDEX, "the value that is computed again"),
+        "tensor": Field(INDEX, "the value that is rematerialized"),
         "chain": Field(_INDICES, "the operations that make it"),
         "strategies": Field(Items(Text()), "their shardings"),
-        "readers": Field(_INDICES, "operations that read the new value"),
+        "readers": Field(_INDICES, "operations that read it then"),
         "gap": Field(_PAIR, "positions between which nobody holds it"),
         "extended": Field(_INDICES, "operands that live longer for it"),
         "scratch_bytes": Field(INDEX),
         "seconds": Field(NOT_NEGATIVE),
     },
 )
-_FRESH = Record(Fresh, {"tensor": Field(INDEX), "sharding": Field(Text()), "op": Field(INDEX)})
+_COPY = Record(PlannedCopy, {"tensor": Field(INDEX), "sharding": Field(Text()), "op": Field(INDEX)})
 _SHARDINGS = Record(
-    GivenShardings,
+    PlannedShardings,
     {
         "inputs": Field(
             Table(Text()),
@@ -88,12 +88,16 @@ _SHARDINGS = Record(
             "operation, shardings of operands -> of results; none: the solver decides",
             (),
         ),
-        "again": Field(Items(_AGAIN), "values that are computed again to save memory", ()),
-        "fresh": Field(Items(_FRESH), "copies that are made anew to save memory", ()),
+        "rematerialized": Field(
+            Items(_REMAT), "values that are computed a second time to save memory", ()
+        ),
+        "copies": Field(
+            Items(_COPY), "copies that an operation makes for itself to save memory", ()
+        ),
     },
 )
 _STAGE = Record(
-    GivenStage,
+    PlannedStage,
     {
         "layers": Field(Nullable(_PAIR), "first and last layer", None),
         "group": Field(Nullable(Text()), "name of the host group", None),
@@ -102,9 +106,7 @@ _STAGE = Record(
         "devices": Field(
             Nullable(Items(INDEX, 1)), "device ids in row-major order of the axes", None
         ),
-        "recompute": Field(
-            Nullable(Text(choices=RECOMPUTE)), "what the backward computes again", None
-        ),
+        "recompute": Field(Nullable(Text(choices=RECOMPUTE)), "what the backward recomputes", None),
         "intra_op": Field(Nullable(Text()), "how the stage is sharded: ilp, or a preset", None),
         "shardings": Field(Nullable(_SHARDINGS), "of the values of the stage", None),
         "predicted": Field(
@@ -113,7 +115,7 @@ _STAGE = Record(
     },
 )
 _LAYERS = Record(
-    GivenLayers,
+    PlannedLayers,
     {
         "count": Field(Nullable(COUNT), "number of layers", None),
         "starts": Field(

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
+from json import dumps
 from typing import Any, get_args
 
 from shardopt.hardware.cluster import Cluster, Submesh
+from shardopt.hardware.cluster_file import describe
 from shardopt.options.names import Recompute
 
-VERSION = 2
+VERSION = 3
 PREDICTED_SECONDS = ("step_seconds", "formula_seconds", "formula_bound")
 RECOMPUTE: tuple[str, ...] = get_args(Recompute)
 
-Runs = tuple[
-    tuple[int, int], ...
-]  # (layer, how many operations in a row belong to it); layer -1: every reader's own
+# (layer, how many operations in a row belong to it); layer -1: every reader repeats them
+Runs = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Again:
-    """A value that is computed again for its last readers (`Rematerialized`); `strategies` are
-    texts."""
+class PlannedRemat:
+    """A value that is rematerialized for its last readers (`Rematerialized`): the operations of
+    `chain` run a second time, with `strategies`, which are texts."""
 
     tensor: int
     chain: tuple[int, ...]
@@ -35,8 +36,9 @@ class Again:
 
 
 @dataclass(frozen=True)
-class Fresh:
-    """A copy of a tensor in another sharding that operation `op` makes anew."""
+class PlannedCopy:
+    """A copy of a tensor in another sharding that operation `op` makes for itself, though others
+    have made it before."""
 
     tensor: int
     sharding: str
@@ -44,19 +46,19 @@ class Fresh:
 
 
 @dataclass(frozen=True)
-class GivenShardings:
+class PlannedShardings:
     """Of the values of one stage. `inputs`: shardings of what no operation of the stage makes,
     `argN` for arguments of the model. `ops`: of every operation in order; without it the solver
     decides about them."""
 
     inputs: Mapping[str, str] = field(default_factory=dict)
     ops: tuple[str, ...] = ()
-    again: tuple[Again, ...] = ()
-    fresh: tuple[Fresh, ...] = ()
+    rematerialized: tuple[PlannedRemat, ...] = ()
+    copies: tuple[PlannedCopy, ...] = ()
 
 
 @dataclass(frozen=True)
-class GivenStage:
+class PlannedStage:
     """One stage; `layers` are the first and the last, `group` is the name of a host group."""
 
     layers: tuple[int, int] | None = None
@@ -66,7 +68,7 @@ class GivenStage:
     devices: tuple[int, ...] | None = None
     recompute: str | None = None
     intra_op: str | None = None
-    shardings: GivenShardings | None = None
+    shardings: PlannedShardings | None = None
     predicted: Mapping[str, Any] | None = None
 
     @property
@@ -81,7 +83,7 @@ class GivenStage:
 
 
 @dataclass(frozen=True)
-class GivenLayers:
+class PlannedLayers:
     """How many layers; where each but the first begins; or the layer of every operation and
     argument."""
 
@@ -112,25 +114,30 @@ class PlanFile:
     model: Model | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     cluster: Cluster | None = None
-    layers: GivenLayers | None = None
-    stages: tuple[GivenStage, ...] = ()
+    layers: PlannedLayers | None = None
+    stages: tuple[PlannedStage, ...] = ()
     predicted: Mapping[str, Any] | None = None
 
     def decisions(self) -> str:
-        """A hash of what the stage phase decides and builds on: layers, stages, options."""
-        stages = [replace(stage, shardings=None, predicted=None) for stage in self.stages]
-        options = sorted((name, self.options.get(name)) for name in ("microbatches", "schedule"))
-        groups = self.cluster.groups if self.cluster is not None else ()
-        kernels = [group.device.kernels for group in groups if group.device.kernels is not None]
-        return sha256(
-            repr((self.layers, stages, options, self.cluster, *kernels)).encode()
-        ).hexdigest()[:16]
+        """A hash of what the stage phase decides and builds on: layers, stages, options, cluster.
 
-    def own_prediction(self) -> dict[str, Any] | None:
+        It is one of texts, not of Python values: names of classes may change, and fields that a
+        cluster file leaves out may be added, without a file losing its prediction.
+        """
+        stages = [replace(stage, shardings=None, predicted=None) for stage in self.stages]
+        parts = {
+            "layers": asdict(self.layers) if self.layers is not None else None,
+            "stages": [asdict(stage) for stage in stages],
+            "options": {name: self.options.get(name) for name in ("microbatches", "schedule")},
+            "cluster": describe(self.cluster) if self.cluster is not None else None,
+        }
+        return sha256(dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+    def stage_phase_prediction(self) -> dict[str, Any] | None:
         """What the stage phase predicted of these very decisions: `schedule` and seconds; None
         after an edit."""
-        found = dict(self.predicted or {})
-        step, formula, bound = (found.get(name) for name in PREDICTED_SECONDS)
+        figures = dict(self.predicted or {})
+        step, formula, bound = (figures.get(name) for name in PREDICTED_SECONDS)
         readable = (
             isinstance(step, float)
             and isinstance(formula, float)
@@ -138,13 +145,13 @@ class PlanFile:
         )
         if (
             not readable
-            or found.get("decisions") != self.decisions()
-            or not isinstance(found.get("planned_for"), str)
+            or figures.get("decisions") != self.decisions()
+            or not isinstance(figures.get("planned_for"), str)
         ):
             return None
         return {
-            "schedule": found["planned_for"],
-            **{name: found.get(name) for name in PREDICTED_SECONDS},
+            "schedule": figures["planned_for"],
+            **{name: figures.get(name) for name in PREDICTED_SECONDS},
         }
 
 

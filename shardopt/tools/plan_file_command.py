@@ -55,7 +55,7 @@ def _check(path: str, model: str | None) -> int:
     for error in errors:
         print(f"{path}: {error}", file=sys.stderr)
     if not errors:
-        print(f"{path}: no mistakes found" + (f" for {model}" if model else ""))
+        print(f"{path}: no errors found" + (f" for {model}" if model else ""))
     return EXIT_USER_ERROR if errors else 0
 
 

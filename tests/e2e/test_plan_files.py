@@ -113,7 +113,7 @@ def test_stages_laid_on_meshes_by_hand_run(
     way = {"submesh": "1x1", "logical_shape": "1x1"}
     stages = [{"layers": [k, k], "devices": [home], **way} for k, home in enumerate(homes)]
     options = {"cluster": "cpu-test:1x2", "microbatches": 2}
-    document = {"version": 2, "options": options, "layers": {"count": 4}, "stages": stages}
+    document = {"version": 3, "options": options, "layers": {"count": 4}, "stages": stages}
     plan, statistics = applied(model, tmp_path, document)
     assert statistics["stage candidates"] == 0
     assert plan.summary.schedule == schedule
@@ -176,7 +176,7 @@ def test_what_a_file_leaves_open_is_planned(kind: str, tmp_path: Path) -> None:
         "microbatches": 4,
         "layers": None if "layers" in given else 8,
     }
-    plan, _ = applied(deep_mlp(), tmp_path, {"version": 2, "options": options, **given})
+    plan, _ = applied(deep_mlp(), tmp_path, {"version": 3, "options": options, **given})
     written, stages = values_of(plan), plan.summary.stages
     assert sorted(device for stage in stages for device in stage.devices) == [0, 1, 2, 3]
     if "stages" in given:
@@ -204,11 +204,11 @@ def test_given_stages_are_the_best_of_their_kind(tmp_path: Path) -> None:
     found = values_of(plan)
     options = {"cluster": "cpu-test:1x4", "microbatches": 4, "layers": 8, "schedule": "1f1b"}
     shapes = [{"submesh": stage["submesh"]} for stage in found["stages"]]
-    again, _ = applied(deep_mlp(), tmp_path, {"version": 2, "options": options, "stages": shapes})
+    again, _ = applied(deep_mlp(), tmp_path, {"version": 3, "options": options, "stages": shapes})
     formula = found["predicted"]["formula_seconds"]
     assert values_of(again)["predicted"]["formula_seconds"] == pytest.approx(formula, rel=1e-6)
     cuts = [{"layers": [0, 0]}, {"layers": [1, 7]}]
-    worse, _ = applied(deep_mlp(), tmp_path, {"version": 2, "options": options, "stages": cuts})
+    worse, _ = applied(deep_mlp(), tmp_path, {"version": 3, "options": options, "stages": cuts})
     assert values_of(worse)["predicted"]["formula_seconds"] >= formula
 
 
@@ -249,18 +249,18 @@ def test_what_cannot_be_is_said(given: dict[str, Any], message: str, tmp_path: P
         "layers": None if "layers" in given else 8,
     }
     with pytest.raises(UserError, match=message):
-        applied(deep_mlp(), tmp_path, {"version": 2, "options": options, **given})
+        applied(deep_mlp(), tmp_path, {"version": 3, "options": options, **given})
 
 
 def test_options_of_the_user_come_before_those_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(
         json.dumps(
-            {"version": 2, "options": {"cluster": "cpu-test", "microbatches": 4, "layers": 3}}
+            {"version": 3, "options": {"cluster": "cpu-test", "microbatches": 4, "layers": 3}}
         )
     )
     options = options_after(str(path), {"layers": 5})
     assert (options.cluster, options.microbatches, options.layers) == ("cpu-test", 4, 5)
-    path.write_text(json.dumps({"version": 2}))
+    path.write_text(json.dumps({"version": 3}))
     with pytest.raises(UserError, match="expected field 'cluster' or"):
         options_after(str(path), {})

@@ -96,7 +96,7 @@ def collectives(
 )
 def test_both_formats_exchange_the_same(model: Callable[[], Model], mesh: str, preset: str) -> None:
     # sums that stay open can be said in Shardy's form only, and would make another plan
-    options = f"intra-op={preset} partial-sums=off"
+    options = f"intra-op={preset} unreduced=off"
     gspmd, shardy = (collectives(model()[0], options, mesh, form) for form in ("mhlo", "sdy"))
     assert gspmd, "the plan of this test must exchange something"
     assert comparable(gspmd) == comparable(shardy)

@@ -12,11 +12,11 @@ from shardopt.dialect.attributes import entries, i64
 from shardopt.dialect.donation import argument_attributes
 from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.program import Program
-from shardopt.planfile.parts import GivenLayers, Runs, layers_in
+from shardopt.planfile.parts import PlannedLayers, Runs, layers_in
 from shardopt.support.errors import UserError
 
 
-def write_layers(program: Program, given: GivenLayers) -> int:
+def write_layers(program: Program, given: PlannedLayers) -> int:
     """Give every operation and argument its layer from the file; the number of layers.
 
     Raises UserError where the file is about a program of another size.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from shardopt.extract.mesh_graphs import MeshGraph
 from shardopt.mesh.mesh import Sharding
 from shardopt.passes.sharding.solving import Solved
-from shardopt.planfile.parts import GivenShardings, PlanFile
+from shardopt.planfile.parts import PlanFile, PlannedShardings
 from shardopt.solve.sharding.budget import Fit
 from shardopt.solve.sharding.intra_op import IntraOpProblem
 from shardopt.solve.sharding.strategy_text import fixed_inputs, record, restore
@@ -30,7 +30,7 @@ def first_stage(plan: PlanFile, graph: MeshGraph, number: int) -> int:
     return stages[0]
 
 
-def given_of(plan: PlanFile, number: int) -> GivenShardings | None:
+def given_of(plan: PlanFile, number: int) -> PlannedShardings | None:
     """What the file says of the values of a stage and of those that share its mesh."""
     return plan.stages[number].shardings if number < len(plan.stages) else None
 
@@ -51,7 +51,7 @@ def fixed_of(plan: PlanFile, number: int, graph: MeshGraph) -> dict[int, Shardin
 
 
 def restored(
-    graph: MeshGraph, problem: IntraOpProblem, given: GivenShardings, number: int
+    graph: MeshGraph, problem: IntraOpProblem, given: PlannedShardings, number: int
 ) -> Solved:
     """The plan that the file tells. Raises UserError."""
     path = f"stages[{number}].shardings"
@@ -60,6 +60,6 @@ def restored(
     return Solved(problem, Fit(solution, plan), plan, graph, {op: op for op in problem.ops})
 
 
-def recorded(graph: MeshGraph, solved: Solved) -> GivenShardings:
+def recorded(graph: MeshGraph, solved: Solved) -> PlannedShardings:
     assert solved.plan is not None
     return record(solved.plan, solved.problem.tables, solved.ops, arguments_of(graph))

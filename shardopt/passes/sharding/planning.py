@@ -131,7 +131,7 @@ class Planner:
 
     def _opens_sums(self, graph: MeshGraph) -> bool:
         staged = any(fragment.name == "mpmd.fragment" for fragment in graph.fragments)
-        option = self.options.partial_sums
+        option = self.options.unreduced
         return option == "on" or (
             option == "auto" and (staged or self.options.sharding_format == "sdy")
         )

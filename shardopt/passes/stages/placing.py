@@ -8,7 +8,7 @@ from dataclasses import replace
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.passes.stages.staging import StagePlacement
-from shardopt.planfile.parts import GivenStage, PlanFile
+from shardopt.planfile.parts import PlanFile, PlannedStage
 from shardopt.schedule.schedules import find_schedule, in_flight, stage_homes, usual_schedule
 from shardopt.solve.stages.candidates import candidate_mesh
 from shardopt.solve.stages.search.given_stages import Cut, given_devices
@@ -30,7 +30,7 @@ def cluster_for(named: str, given: PlanFile) -> Cluster:
 def place_stages(
     stages: Sequence[Cut],
     schedule: str,
-    given: Sequence[GivenStage],
+    given: Sequence[PlannedStage],
     cluster: Cluster,
     num_microbatches: int,
     recompute: str,
@@ -59,7 +59,7 @@ def place_stages(
     return StagePlacement(stage_of_layer, meshes, held, modes, tuple(way.method for way in ways))
 
 
-def usual_for(given: Sequence[GivenStage]) -> str:
+def usual_for(given: Sequence[PlannedStage]) -> str:
     """The schedule of stages from a plan file where nobody asks for one; GPipe's, which holds all
     microbatches, where none by name lays stages on meshes so: their tasks are listed later."""
     named = [stage.devices for stage in given if stage.devices is not None]

@@ -1,4 +1,4 @@
-"""Strategies as texts, and whole solutions as a plan file keeps them (`GivenShardings`).
+"""Strategies as texts, and whole solutions as a plan file keeps them (`PlannedShardings`).
 
 dot_general [{x}, {}], [{}, {y}] -> [{x}, {y}]              shardings of the operands, of the results
 dot_general [{}, {x}], [{x}, {}] -> [{x}, {}] from [{}, {}]   and what the operation itself makes, where that differs
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from shardopt.graph.op_graph import OpGraph
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.mesh.sharding_text import parse_sharding, sharding_text
-from shardopt.planfile.parts import Again, Fresh, GivenShardings
+from shardopt.planfile.parts import PlannedCopy, PlannedRemat, PlannedShardings
 from shardopt.solve.assignment.problem import Solution, evaluate
 from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables
 from shardopt.solve.sharding.intra_op_memory import Rematerialized
@@ -89,12 +89,12 @@ def record(
     tables: IntraOpTables,
     numbers: Mapping[int, int],
     arguments: Mapping[int, int],
-) -> GivenShardings:
+) -> PlannedShardings:
     """What a plan file keeps of a plan. `tables` are those of its graph, or of one that looks
     alike, in which its operations have other `numbers`."""
     texts = StrategyTexts(tables)
     producers = plan.graph.producers()
-    return GivenShardings(
+    return PlannedShardings(
         {
             input_name(tensor, arguments): sharding_text(sharding)
             for tensor, sharding in sorted(plan.shardings.items())
@@ -102,30 +102,30 @@ def record(
         },
         tuple(texts.text(numbers[op], plan.strategies[op]) for op in range(len(plan.graph.ops))),
         tuple(
-            Again(
-                again.tensor,
-                again.chain,
+            PlannedRemat(
+                remat.tensor,
+                remat.chain,
                 tuple(
                     texts.text(numbers[op], s)
-                    for op, s in zip(again.chain, again.strategies, strict=True)
+                    for op, s in zip(remat.chain, remat.strategies, strict=True)
                 ),
-                again.readers,
-                again.gap,
-                again.extended,
-                again.scratch_bytes,
-                again.seconds,
+                remat.readers,
+                remat.gap,
+                remat.extended,
+                remat.scratch_bytes,
+                remat.seconds,
             )
-            for again in plan.rematerialized
+            for remat in plan.rematerialized
         ),
         tuple(
-            Fresh(t, sharding_text(s), op)
+            PlannedCopy(t, sharding_text(s), op)
             for t, s, op in sorted(plan.fresh, key=lambda f: (f[2], f[0], str(f[1])))
         ),
     )
 
 
 def restore(
-    problem: IntraOpProblem, given: GivenShardings, arguments: Mapping[int, int], path: str
+    problem: IntraOpProblem, given: PlannedShardings, arguments: Mapping[int, int], path: str
 ) -> tuple[Solution, IntraOpPlan]:
     """The solution that a plan file tells, without search. `path` is the field of the shardings.
 
@@ -151,16 +151,16 @@ def restore(
             f"field '{path}': the shardings do not fit together: {_conflict(problem, choice)}"
         )
     solution = Solution(tuple(choice), objective, 0.0, 1.0, "feasible")
-    again = tuple(
-        _rematerialized(tables, texts, row, f"{path}.again[{k}]")
-        for k, row in enumerate(given.again)
+    rematerialized = tuple(
+        _rematerialized(tables, texts, row, f"{path}.rematerialized[{k}]")
+        for k, row in enumerate(given.rematerialized)
     )
-    fresh = {(row.tensor, parse_sharding(row.sharding), row.op) for row in given.fresh}
-    return solution, problem.decode(solution, again, frozenset(fresh))
+    fresh = {(row.tensor, parse_sharding(row.sharding), row.op) for row in given.copies}
+    return solution, problem.decode(solution, rematerialized, frozenset(fresh))
 
 
 def fixed_inputs(
-    given: GivenShardings, graph: OpGraph, mesh: Mesh, arguments: Mapping[int, int], path: str
+    given: PlannedShardings, graph: OpGraph, mesh: Mesh, arguments: Mapping[int, int], path: str
 ) -> dict[int, Sharding]:
     """Tensor -> sharding, for a file that gives shardings of arguments only.
 
@@ -219,7 +219,7 @@ def _conflict(problem: IntraOpProblem, choice: Sequence[int]) -> str:
 
 
 def _rematerialized(
-    tables: IntraOpTables, texts: StrategyTexts, row: Again, path: str
+    tables: IntraOpTables, texts: StrategyTexts, row: PlannedRemat, path: str
 ) -> Rematerialized:
     count = len(tables.graph.ops)
     if not all(0 <= op < count for op in (*row.chain, *row.readers)) or len(row.chain) != len(

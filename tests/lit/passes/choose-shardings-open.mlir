@@ -1,4 +1,4 @@
-// RUN: shardopt-opt %s --shardopt-shard="cluster=cpu-test:1x4 mesh=4 partial-sums=on" 2>&1 | FileCheck %s
+// RUN: shardopt-opt %s --shardopt-shard="cluster=cpu-test:1x4 mesh=4 unreduced=on" 2>&1 | FileCheck %s
 // RUN: shardopt-opt %s --shardopt-shard="cluster=cpu-test:1x4 mesh=4 sharding-format=sdy" 2>&1 | FileCheck %s --check-prefix=SHARDY
 // RUN: shardopt-opt %s --shardopt-shard="cluster=cpu-test:1x4 mesh=4" 2>&1 | FileCheck %s --check-prefix=AUTO
 

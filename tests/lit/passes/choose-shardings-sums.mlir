@@ -1,5 +1,5 @@
 // RUN: shardopt-opt %s --shardopt-shard="cluster=cpu-test:1x4 memory-fraction=0 gap=0" | FileCheck %s
-// RUN: shardopt-opt %s --shardopt-shard="cluster=cpu-test:1x4 memory-fraction=0 gap=0 partial-sums=off" | FileCheck %s --check-prefix=OFF
+// RUN: shardopt-opt %s --shardopt-shard="cluster=cpu-test:1x4 memory-fraction=0 gap=0 unreduced=off" | FileCheck %s --check-prefix=OFF
 
 // Both weights have gradients of one shape: each accumulator starts from zeros of its own, stays open in the loop, and is
 // summed up behind it, once for its two readers.

@@ -1,8 +1,8 @@
 // A word that the option does not know; and a module without a microbatch loop, of which nothing changes.
-// RUN: not shardopt-opt %s --shardopt-separate-accumulators="partial-sums=some" 2>&1 | FileCheck %s --check-prefix=OPTION
+// RUN: not shardopt-opt %s --shardopt-separate-accumulators="unreduced=some" 2>&1 | FileCheck %s --check-prefix=OPTION
 // RUN: shardopt-opt %s --shardopt-separate-accumulators | FileCheck %s
 
-// OPTION: error: pipeline: option 'partial-sums' of shardopt-separate-accumulators expects auto | on | off, found 'some'
+// OPTION: error: pipeline: option 'unreduced' of shardopt-separate-accumulators expects auto | on | off, found 'some'
 // CHECK-LABEL: func.func @plain
 // CHECK-NEXT: %[[Z:.*]] = stablehlo.constant
 // CHECK-NEXT: return %[[Z]], %[[Z]]

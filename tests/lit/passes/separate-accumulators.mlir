@@ -1,5 +1,5 @@
 // RUN: shardopt-opt %s --shardopt-separate-accumulators | FileCheck %s
-// RUN: shardopt-opt %s --shardopt-separate-accumulators="partial-sums=off" | FileCheck %s --check-prefixes=OFF
+// RUN: shardopt-opt %s --shardopt-separate-accumulators="unreduced=off" | FileCheck %s --check-prefixes=OFF
 
 // Two accumulators that start from one constant get one each, and behind the loop both readers of a sum share a point
 // where it is taken.

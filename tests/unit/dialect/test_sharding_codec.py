@@ -141,9 +141,7 @@ def terms(text: str) -> set[frozenset[int]]:
         ((), ("x",), "{devices=[2,2]<=[4] last_tile_dims={unreduced, replicated}}"),
     ],
 )
-def test_partial_sums(
-    dims: tuple[tuple[str, ...], ...], partial: tuple[str, ...], text: str
-) -> None:
+def test_unreduced(dims: tuple[tuple[str, ...], ...], partial: tuple[str, ...], text: str) -> None:
     sharding = Sharding(dims, partial)
     assert to_mhlo(sharding, MESH) == text
     assert from_mhlo(text, len(dims), MESH) == sharding
@@ -153,7 +151,7 @@ def test_partial_sums(
     assert terms(text) == set(map(frozenset, along))
 
 
-def test_a_tuple_with_partial_sums_splits_into_its_parts() -> None:
+def test_a_tuple_with_unreduced_parts_splits_into_its_parts() -> None:
     shardings = [
         Sharding(((), ())),
         Sharding(((), ()), ("y",)),

@@ -289,8 +289,8 @@ def test_a_name_that_the_table_does_not_have() -> None:
 
 # ---- the options that were options of a pass only ----
 
-LATE = {"gap": 0.25, "time_limit": 5.0, "memory_fraction": 0.5, "partial_sums": "off"}
-LATE_TEXT = "{memory-fraction=0.5 gap=0.25 partial-sums=off time-limit=5.0}"
+LATE = {"gap": 0.25, "time_limit": 5.0, "memory_fraction": 0.5, "unreduced": "off"}
+LATE_TEXT = "{memory-fraction=0.5 gap=0.25 unreduced=off time-limit=5.0}"
 
 
 def test_they_reach_the_pass_from_keywords() -> None:

@@ -20,7 +20,7 @@ from math import prod
 import numpy as np
 
 from shardopt.hardware.cluster import Cluster
-from shardopt.planfile.parts import GivenStage
+from shardopt.planfile.parts import PlannedStage
 from shardopt.solve.stages.baselines.planner import Planner
 from shardopt.solve.stages.stage_problem import (
     StageOption,
@@ -36,7 +36,7 @@ Cut = tuple[int, int, StageOption]  # (first layer, layer after the last, option
 
 
 def fixed_stages(
-    given: Sequence[GivenStage], num_layers: int, cluster: Cluster
+    given: Sequence[PlannedStage], num_layers: int, cluster: Cluster
 ) -> tuple[Cut, ...] | None:
     """The stages, if the file leaves nothing open. Raises UserError where they do not cover the
     layers."""
@@ -58,7 +58,7 @@ def fixed_stages(
     return tuple(found)
 
 
-def _option(stage: GivenStage, k: int, cluster: Cluster) -> StageOption:
+def _option(stage: PlannedStage, k: int, cluster: Cluster) -> StageOption:
     submesh, shape = stage.place(), stage.logical_shape
     assert submesh is not None and shape is not None
     if shape[0] * shape[1] != submesh.num_devices:
@@ -77,7 +77,7 @@ def _option(stage: GivenStage, k: int, cluster: Cluster) -> StageOption:
     )
 
 
-def group_number(stage: GivenStage, k: int, cluster: Cluster) -> int:
+def group_number(stage: PlannedStage, k: int, cluster: Cluster) -> int:
     """Raises UserError for a group that the cluster does not have."""
     names = [group.name for group in cluster.groups]
     if stage.group is None:
@@ -89,7 +89,7 @@ def group_number(stage: GivenStage, k: int, cluster: Cluster) -> int:
     return names.index(stage.group)
 
 
-def allows(stage: GivenStage, k: int, cluster: Cluster, option: StageOption) -> bool:
+def allows(stage: PlannedStage, k: int, cluster: Cluster, option: StageOption) -> bool:
     """Whether the file leaves the k-th stage an option, whatever it recomputes."""
     return (
         (stage.submesh is None or stage.place() == option.submesh)
@@ -103,12 +103,12 @@ def allows(stage: GivenStage, k: int, cluster: Cluster, option: StageOption) -> 
     )
 
 
-def allows_layers(stage: GivenStage, start: int, end: int) -> bool:
+def allows_layers(stage: PlannedStage, start: int, end: int) -> bool:
     return stage.layers is None or stage.layers == (start, end - 1)
 
 
 def with_given_ways(
-    options: Sequence[StageOption], given: Sequence[GivenStage]
+    options: Sequence[StageOption], given: Sequence[PlannedStage]
 ) -> tuple[StageOption, ...]:
     """The options, and those with the methods and logical shapes that the file names."""
     methods = [stage.intra_op for stage in given if stage.intra_op is not None]
@@ -124,7 +124,7 @@ def with_given_ways(
 
 
 def wanted_by(
-    given: Sequence[GivenStage], cluster: Cluster
+    given: Sequence[PlannedStage], cluster: Cluster
 ) -> Callable[[int, int, StageOption], bool] | None:
     """Which candidates (first layer, layer after the last, option) a plan with these stages can
     have."""
@@ -141,7 +141,7 @@ def wanted_by(
 
 
 def given_devices(
-    given: Sequence[GivenStage], chosen: Sequence[StageOption], cluster: Cluster
+    given: Sequence[PlannedStage], chosen: Sequence[StageOption], cluster: Cluster
 ) -> tuple[tuple[int, ...], ...] | None:
     """The devices of every stage, if the file names them; stages with the same ones share a mesh.
     Raises UserError where they are not what the stages need."""
@@ -174,7 +174,7 @@ def given_devices(
     return tuple(devices for _, devices in named)
 
 
-def given_planner(planner: Planner, given: Sequence[GivenStage], cluster: Cluster) -> Planner:
+def given_planner(planner: Planner, given: Sequence[PlannedStage], cluster: Cluster) -> Planner:
     """A planner with the options of another one that keeps to the stages of the file."""
     return replace(
         planner,
@@ -185,7 +185,7 @@ def given_planner(planner: Planner, given: Sequence[GivenStage], cluster: Cluste
 
 
 def solve_given(
-    problem: StageProblem, given: Sequence[GivenStage], cluster: Cluster
+    problem: StageProblem, given: Sequence[PlannedStage], cluster: Cluster
 ) -> StageSolution:
     """The best plan of as many stages as the file has. Raises UserError where there is none."""
     tables = [_table(problem, stage, k, len(given), cluster) for k, stage in enumerate(given)]
@@ -203,7 +203,7 @@ def solve_given(
 
 
 def _table(
-    problem: StageProblem, stage: GivenStage, k: int, count: int, cluster: Cluster
+    problem: StageProblem, stage: PlannedStage, k: int, count: int, cluster: Cluster
 ) -> np.ndarray:
     """Seconds of every interval and option as the k-th stage, inf where it may not be: `[L + 1, L +
     1, O]`."""

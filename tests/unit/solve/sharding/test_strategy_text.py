@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from shardopt.planfile.parts import GivenShardings
+from shardopt.planfile.parts import VERSION, PlannedShardings
 from shardopt.planfile.plan_file import read_plan_file
 from shardopt.solve.sharding.budget import fit
 from shardopt.solve.sharding.intra_op import IntraOpProblem, build_problem
@@ -22,8 +22,8 @@ from tests.unit.solve.sharding.test_memory_budget import ONE, PAIR, random_graph
 ARGUMENTS = {0: 0, 1: 3}  # the other inputs are no arguments of the model
 
 
-def through_a_file(given: GivenShardings) -> GivenShardings:
-    written = json.loads(json.dumps({"version": 2, "stages": [{"shardings": asdict(given)}]}))
+def through_a_file(given: PlannedShardings) -> PlannedShardings:
+    written = json.loads(json.dumps({"version": VERSION, "stages": [{"shardings": asdict(given)}]}))
     plan, errors = read_plan_file(written)
     assert not errors
     shardings = plan.stages[0].shardings
@@ -31,7 +31,7 @@ def through_a_file(given: GivenShardings) -> GivenShardings:
     return shardings
 
 
-def recorded(problem: IntraOpProblem, plan: IntraOpPlan) -> GivenShardings:
+def recorded(problem: IntraOpProblem, plan: IntraOpPlan) -> PlannedShardings:
     return through_a_file(record(plan, problem.tables, {op: op for op in problem.ops}, ARGUMENTS))
 
 
@@ -110,11 +110,11 @@ def test_what_does_not_exist_is_refused() -> None:
 
 def test_shardings_of_arguments_are_demands() -> None:
     graph = mlp(512, 16, 2)
-    fixed = fixed_inputs(GivenShardings({"arg3": "[{}, {x}]"}), graph, LINE, ARGUMENTS, "p")
+    fixed = fixed_inputs(PlannedShardings({"arg3": "[{}, {x}]"}), graph, LINE, ARGUMENTS, "p")
     assert [(tensor, sharding.dims) for tensor, sharding in fixed.items()] == [(1, ((), ("x",)))]
     for inputs, message in (
         ({"arg1": "[]"}, r"expected arguments of the stage \(arg0, arg3\), found 'arg1'"),
         ({"arg3": "[{x}]"}, "field 'p.inputs.arg3': sharding .* has rank 1, the tensor has rank 2"),
     ):
         with pytest.raises(UserError, match=message):
-            fixed_inputs(GivenShardings(inputs), graph, LINE, ARGUMENTS, "p")
+            fixed_inputs(PlannedShardings(inputs), graph, LINE, ARGUMENTS, "p")

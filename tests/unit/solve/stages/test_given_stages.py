@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.cluster_file import load_cluster
-from shardopt.planfile.parts import GivenStage
+from shardopt.planfile.parts import PlannedStage
 from shardopt.solve.stages.search.given_stages import (
     allows,
     allows_layers,
@@ -58,7 +58,7 @@ def random_problem(cluster: Cluster, layers: int, batches: int, seed: int) -> St
 
 
 def all_plans(
-    problem: StageProblem, stages: list[GivenStage], cluster: Cluster
+    problem: StageProblem, stages: list[PlannedStage], cluster: Cluster
 ) -> Iterator[Stages]:
     """Every plan that fits, covers all devices and obeys the file."""
 
@@ -105,7 +105,7 @@ def test_the_best_plan_that_the_file_allows_is_found(data: st.DataObject) -> Non
     stages = []
     for _ in range(data.draw(st.integers(1, min(layers, 3)))):
         option = data.draw(options)
-        stage = GivenStage(
+        stage = PlannedStage(
             group=cluster.groups[option.group].name if data.draw(st.booleans()) else None,
             submesh=(option.submesh.hosts, option.submesh.devices_per_host)
             if data.draw(st.booleans())
@@ -158,13 +158,13 @@ def test_devices_must_be_those_of_the_stages(
         for ids in devices
     ]
     with pytest.raises(UserError, match=message):
-        given_devices([GivenStage(devices=ids) for ids in devices], ways, cluster)
+        given_devices([PlannedStage(devices=ids) for ids in devices], ways, cluster)
 
 
 def test_stages_with_the_same_devices_share_a_mesh() -> None:
     one = stage_options(CLUSTERS[1])[0]
     devices = ((0,), (1,), (0,))
     assert (
-        given_devices([GivenStage(devices=ids) for ids in devices], [one] * 3, CLUSTERS[1])
+        given_devices([PlannedStage(devices=ids) for ids in devices], [one] * 3, CLUSTERS[1])
         == devices
     )

@@ -264,7 +264,7 @@ def compile_plain(model: Model, mesh: str, preset: str, cluster: Cluster) -> Com
         write_cluster(module, cluster)
         run_pipeline(
             module,
-            f"builtin.module(shardopt-shard{{mesh={mesh} intra-op={preset} partial-sums=on}})",
+            f"builtin.module(shardopt-shard{{mesh={mesh} intra-op={preset} unreduced=on}})",
         )
         placed = parse_mesh(mesh)
         function = stage_function(module, placed)
@@ -296,5 +296,5 @@ def test_tensor_parallel_counts_hold_through_shardy() -> None:
 def test_gspmd_never_sees_an_open_sum() -> None:
     """It would drop the sum without a word."""
     function = StageFunction("f", b"{devices=[1,2]<=[2] last_tile_dims={unreduced}}", (), (), ())
-    with pytest.raises(ValueError, match="partial sums need Shardy's form"):
+    with pytest.raises(ValueError, match="unreduced values need Shardy's form"):
         XlaMesh(parse_mesh("2")).compile(function)
