@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from time import perf_counter
 
 from benchmarks.alpa.methods import METHODS, options
-from benchmarks.alpa.models import bytecode
 from benchmarks.alpa.specs import CASES, Case, find_case
 from shardopt.frontend.phase_options import phase_text
 from shardopt.frontend.plan import PlanOptions
@@ -47,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measured(case: Case, chosen: PlanOptions, finish: bool) -> dict[str, object]:
     """The prediction, or the reason why there is none, with the effort."""
+    from shardopt.models.build import bytecode
+
     begin = perf_counter()
     source = bytecode(case.spec)
     found: dict[str, object] = {

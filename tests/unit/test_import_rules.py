@@ -24,6 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "support": set(),
     "caching": set(),
     "options": set(),
+    "models": set(),
     "mesh": {"support"},
     "graph": set(),
     "hardware": {"support", "mesh"},
@@ -121,7 +122,7 @@ IMPURE_MODULES = {"jax", "jaxlib", "ray", "cupy"}
 # Modules too slow to load before they are needed, and the packages whose files may import them at
 # the top.
 HEAVY = {
-    "jax": {"runtime", "frontend"},
+    "jax": {"runtime", "frontend", "models"},
     "ray": {"runtime"},
     "cupy": {"runtime"},
     "ortools": set(),

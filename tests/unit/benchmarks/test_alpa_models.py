@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.alpa.models import build, main
-from benchmarks.alpa.specs import CASES, TINY, GptSpec, find_spec
+from benchmarks.alpa.models import main
+from benchmarks.alpa.specs import CASES, TINY, find_spec
+from shardopt.models.build import build
+from shardopt.models.specs import GptSpec
 
 _PUBLISHED = re.compile(r"(\d+(?:\.\d+)?)([mb])$")
 
@@ -23,7 +25,7 @@ def _published(name: str) -> float:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_weights_are_as_many_as_published(case: Any) -> None:
-    from benchmarks.alpa.weights import count
+    from shardopt.models.weights import count
 
     weights = count(build(case.spec).weights)
     if not hasattr(case.spec, "parameters"):
@@ -53,7 +55,7 @@ def test_flops_of_gpt_are_those_of_its_products() -> None:
 def test_tiny_model_learns(name: str) -> None:
     import jax
 
-    from benchmarks.alpa.train_step import first_state, make_step
+    from shardopt.models.train_step import first_state, make_step
 
     model = build(find_spec(name))
     rng = np.random.default_rng(0)
@@ -83,7 +85,8 @@ def test_module_of_a_published_model_holds_no_weights(tmp_path: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "microbatches"), [("gpt-tiny", 4), ("moe-tiny", 4), ("wresnet-tiny", 1)]
+    ("name", "microbatches"),
+    [("gpt-tiny", 4), ("llama-tiny", 4), ("moe-tiny", 4), ("wresnet-tiny", 1)],
 )
 def test_tiny_model_runs_as_planned(name: str, microbatches: int, tmp_path: Any) -> None:
     """On 2x2 host devices against one, in float32: float16 sums of microbatches differ from those

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.alpa.specs import MoeSpec
-from benchmarks.alpa.transformer import (
+from shardopt.models.specs import MoeSpec
+from shardopt.models.transformer import (
     Batch,
     Tree,
     attention,
@@ -26,7 +26,7 @@ from benchmarks.alpa.transformer import (
     norm_weights,
     token_loss,
 )
-from benchmarks.alpa.weights import matrix
+from shardopt.models.weights import matrix
 
 
 def weights(spec: MoeSpec) -> Tree:

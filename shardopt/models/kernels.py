@@ -56,6 +56,53 @@ def _layer_norm_backward(saved: Residuals, grad: jax.Array) -> Residuals:
 layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
+def _root_scale(wide: jax.Array) -> jax.Array:
+    return jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + EPSILON)
+
+
+@jax.custom_vjp
+def rms_norm(x: jax.Array, gain: jax.Array) -> jax.Array:
+    """`x` `[..., hidden]` with mean square 1 along the last dimension, times `gain`."""
+    wide = x.astype(jnp.float32)
+    return (wide * _root_scale(wide) * gain.astype(jnp.float32)).astype(x.dtype)
+
+
+def _rms_norm_forward(x: jax.Array, gain: jax.Array) -> tuple[jax.Array, Residuals]:
+    return rms_norm(x, gain), (x, gain)
+
+
+def _rms_norm_backward(saved: Residuals, grad: jax.Array) -> Residuals:
+    x, gain = saved
+    wide, slope = x.astype(jnp.float32), grad.astype(jnp.float32)
+    scale = _root_scale(wide)
+    unit, inner = wide * scale, slope * gain.astype(jnp.float32)
+    into_x = scale * (inner - unit * jnp.mean(inner * unit, axis=-1, keepdims=True))
+    into_gain = jnp.sum(slope * unit, axis=tuple(range(x.ndim - 1)))
+    return into_x.astype(x.dtype), into_gain.astype(gain.dtype)
+
+
+rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
+
+
+@jax.custom_vjp
+def gated_silu(gate: jax.Array, x: jax.Array) -> jax.Array:
+    """`x` times SiLU of `gate`, of equal shape."""
+    return gate * jax.lax.logistic(gate) * x
+
+
+def _gated_silu_forward(gate: jax.Array, x: jax.Array) -> tuple[jax.Array, Residuals]:
+    return gated_silu(gate, x), (gate, x)
+
+
+def _gated_silu_backward(saved: Residuals, grad: jax.Array) -> Residuals:
+    gate, x = saved
+    bend = jax.lax.logistic(gate)
+    return grad * x * (bend * (1 + gate * (1 - bend))), grad * gate * bend
+
+
+gated_silu.defvjp(_gated_silu_forward, _gated_silu_backward)
+
+
 @jax.custom_vjp
 def gelu(x: jax.Array) -> jax.Array:
     """GELU by its tanh approximation."""

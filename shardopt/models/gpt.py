@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import jax
 
-from benchmarks.alpa.specs import GptSpec
-from benchmarks.alpa.transformer import (
+from shardopt.models.specs import GptSpec
+from shardopt.models.transformer import (
     Batch,
     Tree,
     attention,

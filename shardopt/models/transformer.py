@@ -1,4 +1,4 @@
-"""What GPT and the mixture of experts have in common: embeddings, attention, feed forward, loss."""
+"""What decoders have in common: embeddings, attention, feed forward, loss."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.alpa.kernels import cross_entropy, gelu, layer_norm
-from benchmarks.alpa.weights import Weight, matrix
+from shardopt.models.kernels import cross_entropy, gelu, layer_norm
+from shardopt.models.weights import Weight, matrix
 
 Tree = dict[str, Any]
 Batch = dict[str, jax.Array]
@@ -38,11 +38,16 @@ def attention(x: jax.Array, weights: Tree) -> jax.Array:
     joined = jnp.einsum("bsh,hcnd->bscnd", x, weights["qkv"]) + weights["qkv_bias"]
     query, key, value = joined[:, :, 0], joined[:, :, 1], joined[:, :, 2]
     scores = jnp.einsum("bqnd,bknd->bnqk", query * query.shape[-1] ** -0.5, key)
-    row = jax.lax.broadcasted_iota(jnp.int32, scores.shape[2:], 0)
-    column = jax.lax.broadcasted_iota(jnp.int32, scores.shape[2:], 1)
-    shares = jax.nn.softmax(jnp.where(row >= column, scores, -1e4), axis=-1)
-    mixed = jnp.einsum("bnqk,bknd->bqnd", shares, value)
+    mixed = jnp.einsum("bnqk,bknd->bqnd", causal_shares(scores), value)
     return jnp.einsum("bqnd,ndh->bqh", mixed, weights["out"]) + weights["out_bias"]
+
+
+def causal_shares(scores: jax.Array) -> jax.Array:
+    """How much each token takes of those up to itself: the softmax of `scores` `[…, token, other
+    token]`."""
+    row = jax.lax.broadcasted_iota(jnp.int32, scores.shape[-2:], 0)
+    column = jax.lax.broadcasted_iota(jnp.int32, scores.shape[-2:], 1)
+    return jax.nn.softmax(jnp.where(row >= column, scores, -1e4), axis=-1)
 
 
 def feed_forward_weights(hidden: int, width: int) -> Tree:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.alpa.weights import Weight
+from shardopt.models.weights import Weight
 
 Kept = dict[str, Any]
 

@@ -1,10 +1,10 @@
 """A training step of a model: loss, gradients and update, as one function of state and batch.
 
-Mixed precision: weights and optimizer state are float32, a step computes with float16 copies of the
-weights. The artifact (`alpa/model/model_util.py`) carries the copies from step to step, here a step
-begins by making them; either way they live as long as microbatches run. The loss is scaled, so that
-float16 gradients of a large batch do not vanish; the artifact leaves that out, which changes
-neither time nor memory."""
+Mixed precision: weights and optimizer state are float32, a step computes with copies of the weights
+in float16 or bfloat16. Alpa's artifact (`alpa/model/model_util.py`) carries the copies from step to
+step, here a step begins by making them; either way they live as long as microbatches run. In float16
+the loss is scaled, so that gradients of a large batch do not vanish; the artifact leaves that out,
+which changes neither time nor memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.alpa.optimizers import Optimizer
-from benchmarks.alpa.weights import abstract, draw, is_weight
+from shardopt.models.optimizers import Optimizer
+from shardopt.models.weights import abstract, draw, is_weight
 
 # a power of two changes no digit; much more overflows float16 where few tokens make a batch
 LOSS_SCALE = 1024.0
+_HALF = {"f16": jnp.float16, "bf16": jnp.bfloat16}
 
 Tree = Any
 Loss = Callable[[Tree, Tree], jax.Array]
@@ -27,14 +28,14 @@ Loss = Callable[[Tree, Tree], jax.Array]
 
 @dataclass(frozen=True)
 class Model:
-    """`weights` and `batch` describe the arguments of `loss(params, batch)`; `mixed` computes in
-    float16."""
+    """`weights` and `batch` describe the arguments of `loss(params, batch)`; `dtype` is what a step
+    computes in: `f32`, `f16` or `bf16`."""
 
     weights: Tree
     batch: Tree
     loss: Loss
     optimizer: Optimizer
-    mixed: bool
+    dtype: str
 
 
 def state_weights(model: Model) -> Tree:
@@ -62,15 +63,16 @@ def first_state(model: Model, seed: int = 0) -> Tree:
 
 def make_step(model: Model) -> Callable[[Tree, Tree], tuple[Tree, jax.Array]]:
     """`step(state, batch) -> (state, loss)`."""
-    scale = LOSS_SCALE if model.mixed else 1.0
+    scale = LOSS_SCALE if model.dtype == "f16" else 1.0
 
     def scaled_loss(params: Tree, batch: Tree) -> jax.Array:
         return model.loss(params, batch) * scale
 
     def step(state: Tree, batch: Tree) -> tuple[Tree, jax.Array]:
         params = state["weights"]
-        if model.mixed:
-            params = jax.tree.map(lambda weight: weight.astype(jnp.float16), params)
+        if model.dtype != "f32":
+            dtype = _HALF[model.dtype]
+            params = jax.tree.map(lambda weight: weight.astype(dtype), params)
         loss, grads = jax.value_and_grad(scaled_loss)(params, batch)
         count = state["step"] + 1
         pace = model.optimizer.pace(count)

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.alpa.kernels import cross_entropy
-from benchmarks.alpa.specs import ResnetSpec
-from benchmarks.alpa.transformer import Batch, Tree
-from benchmarks.alpa.weights import Weight, matrix
+from shardopt.models.kernels import cross_entropy
+from shardopt.models.specs import ResnetSpec
+from shardopt.models.transformer import Batch, Tree
+from shardopt.models.weights import Weight, matrix
 
 EPSILON = 1e-5
 _OUT = 4  # a block's output has four times its filters

@@ -1,0 +1,74 @@
+"""LLaMA as in arXiv 2302.13971 and 2307.09288: root-mean-square norms, rotary positions, a feed
+forward part gated by SiLU, and heads of keys and values that several heads of queries share."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from shardopt.models.kernels import cross_entropy, gated_silu, rms_norm
+from shardopt.models.specs import LlamaSpec
+from shardopt.models.transformer import Batch, Tree, causal_shares
+from shardopt.models.weights import Weight, matrix
+
+_ROTARY_BASE = (
+    10000.0  # the angle of a pair of numbers turns once in so many tokens, at the slowest
+)
+
+
+def weights(spec: LlamaSpec) -> Tree:
+    hidden, size = spec.hidden, spec.hidden // spec.heads
+    shared = spec.heads // spec.kv_heads
+    block = {
+        "norm1": Weight((hidden,), fill=1.0),
+        "query": matrix(hidden, spec.kv_heads, shared, size, inputs=hidden),
+        "key": matrix(hidden, spec.kv_heads, size, inputs=hidden),
+        "value": matrix(hidden, spec.kv_heads, size, inputs=hidden),
+        "out": matrix(spec.kv_heads, shared, size, hidden, inputs=hidden),
+        "norm2": Weight((hidden,), fill=1.0),
+        "gate": matrix(hidden, spec.ffn, inputs=hidden),
+        "up": matrix(hidden, spec.ffn, inputs=hidden),
+        "down": matrix(spec.ffn, hidden, inputs=spec.ffn),
+    }
+    ends = {
+        "tokens": Weight((spec.vocab, hidden), 0.02),
+        "norm": Weight((hidden,), fill=1.0),
+        "head": matrix(hidden, spec.vocab, inputs=hidden),
+    }
+    return {"ends": ends, "blocks": [block] * spec.layers}
+
+
+def loss(params: Tree, batch: Batch) -> jax.Array:
+    ends = params["ends"]
+    x = jnp.take(ends["tokens"], batch["tokens"], axis=0, mode="clip")
+    for block in params["blocks"]:
+        x = x + _attention(rms_norm(x, block["norm1"]), block)
+        y = rms_norm(x, block["norm2"])
+        x = x + gated_silu(y @ block["gate"], y @ block["up"]) @ block["down"]
+    logits = rms_norm(x, ends["norm"]) @ ends["head"]
+    return jnp.mean(cross_entropy(logits, batch["labels"]))
+
+
+def _attention(x: jax.Array, block: Tree) -> jax.Array:
+    """Causal self attention of `x` `[batch, sequence, hidden]`; group g of the queries reads keys
+    and values g."""
+    query = _rotated(jnp.einsum("bsh,hgmd->bsgmd", x, block["query"]))
+    key = _rotated(jnp.einsum("bsh,hgd->bsgd", x, block["key"]))
+    value = jnp.einsum("bsh,hgd->bsgd", x, block["value"])
+    scores = jnp.einsum("bqgmd,bkgd->bgmqk", query * query.shape[-1] ** -0.5, key)
+    mixed = jnp.einsum("bgmqk,bkgd->bqgmd", causal_shares(scores), value)
+    return jnp.einsum("bqgmd,gmdh->bqh", mixed, block["out"])
+
+
+def _rotated(x: jax.Array) -> jax.Array:
+    """Each pair of the last dimension of `x` `[batch, sequence, …, size]` turned by an angle that
+    grows with the position (arXiv 2104.09864); a pair is two numbers half of the size apart."""
+    half = x.shape[-1] // 2
+    speed = _ROTARY_BASE ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angles = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None] * speed
+    angles = angles.reshape(1, x.shape[1], *(1,) * (x.ndim - 3), half)
+    cosine, sine = jnp.cos(angles).astype(x.dtype), jnp.sin(angles).astype(x.dtype)
+    first, second = x[..., :half], x[..., half:]
+    return jnp.concatenate(
+        (first * cosine - second * sine, second * cosine + first * sine), axis=-1
+    )

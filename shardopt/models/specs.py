@@ -1,0 +1,158 @@
+"""Sizes of models, and the formulas by which publications count their parameters and FLOPs.
+
+GPT, GShard's mixture of experts and Wide-ResNet are those of Alpa (arXiv 2201.12023, section 8.1);
+their formulas are those of its artifact (github.com/alpa-projects/alpa, `benchmark/alpa/util.py`),
+which for Wide-ResNet counts the FLOPs of the compiled program.
+LLaMA is that of arXiv 2307.09288 and 2407.21783."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class GptSpec:
+    """A decoder of `layers` blocks; `heads` divides `hidden`; `tied` shares the embedding with the
+    last product."""
+
+    hidden: int
+    layers: int
+    heads: int
+    sequence: int = 1024
+    vocab: int = 51200
+    batch: int = 1024
+    tied: bool = False
+
+    @property
+    def parameters(self) -> int:
+        """The artifact's count: blocks and one embedding with a bias; no positions, no last
+        normalisation."""
+        h = self.hidden
+        return self.layers * (12 * h * h + 11 * h) + self.vocab * (h + 1)
+
+    def flops(self, recompute: bool = False) -> float:
+        """FLOPs of a step by the artifact's formula: forward, backward (twice) and, if asked,
+        forward again."""
+        tokens, h = self.batch * self.sequence, self.hidden
+        blocks = (
+            (96 if recompute else 72) * tokens * h * h * self.layers * (1 + self.sequence / (6 * h))
+        )
+        return blocks + 6 * tokens * h * self.vocab
+
+
+@dataclass(frozen=True)
+class LlamaSpec:
+    """A decoder with rotary positions, a gated feed forward part of width `ffn`, and `kv_heads`
+    heads of keys and values, which divide `heads`. No bias anywhere, and a head of its own."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    sequence: int = 4096
+    vocab: int = 32000
+    batch: int = 1024
+
+    @property
+    def parameters(self) -> int:
+        """All weights: both embeddings, and a norm before each part and at the end."""
+        h = self.hidden
+        attention = 2 * h * h + 2 * h * (h // self.heads) * self.kv_heads
+        return self.layers * (attention + 3 * h * self.ffn + 2 * h) + 2 * self.vocab * h + h
+
+
+@dataclass(frozen=True)
+class MoeSpec:
+    """A decoder whose even layers have `experts`; `group` tokens are routed together; `width` is
+    that of the FFN."""
+
+    hidden: int
+    layers: int
+    experts: int
+    heads: int = 16
+    sequence: int = 1024
+    vocab: int = 32000
+    batch: int = 1024
+    group: int = 2048
+    width: int = 8
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of a group that an expert takes: two of every token's experts, shared out
+        evenly."""
+        return 2 * self.group // self.experts
+
+    @property
+    def parameters(self) -> int:
+        """The artifact's count, with one embedding."""
+        h = self.hidden
+        attention, norms = 4 * h * h + 2 * h, 4 * h
+        feed_forward = 2 * self.width * h * h + (1 + self.width) * h
+        pairs = 2 * (attention + norms) + (1 + self.experts) * feed_forward
+        return self.layers // 2 * pairs + self.vocab * (h + 1)
+
+    def flops(self, recompute: bool = False) -> float:
+        """FLOPs of a step by the artifact's formula, which has gating, dispatch and combination in
+        it."""
+        tokens, h = self.batch * self.sequence, self.hidden
+        attention = 8 * tokens * h * h + 4 * tokens * self.sequence * h
+        dense = 4 * self.width * tokens * h * h
+        experts = 8 * self.width * tokens * h * h
+        routing = (
+            2 * tokens * h * self.experts + 4 * tokens * self.group + 8 * tokens * h * self.group
+        )
+        pairs = 2 * attention + dense + experts + routing
+        return (4 if recompute else 3) * pairs * self.layers / 2 + 6 * tokens * h * self.vocab
+
+
+@dataclass(frozen=True)
+class ResnetSpec:
+    """A bottleneck ResNet of 50 or 101 layers; `width` multiplies the channels of its 3x3
+    convolutions."""
+
+    layers: int
+    channels: int
+    width: int
+    image: int = 224
+    classes: int = 1024
+    batch: int = 1536
+    blocks: tuple[int, ...] = ()
+
+    @property
+    def block_counts(self) -> tuple[int, ...]:
+        """Blocks at each of the resolutions."""
+        return self.blocks or {50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}[self.layers]
+
+    def flops(self, recompute: bool = False) -> float:
+        """FLOPs of convolutions and last product in a step: forward, backward (twice), forward
+        again if asked.
+
+        As XLA counts them, without what a window reads beyond the border.
+        """
+        side, into = self.image // 4, self.channels
+        products = 3 * self.channels * _taps(self.image, 7, 2)
+        for level, count in enumerate(self.block_counts):
+            filters, out = self.channels * 2**level, 4 * self.channels * 2**level
+            wide, stride = filters * self.width, 1 if level == 0 else 2
+            products += side**2 * into * filters + filters * wide * _taps(side, 3, stride)
+            side //= stride
+            products += side**2 * (into * out + wide * out)
+            products += (count - 1) * (
+                side**2 * (out * filters + wide * out) + filters * wide * _taps(side, 3, 1)
+            )
+            into = out
+        return (4 if recompute else 3) * 2.0 * self.batch * (products + into * self.classes)
+
+
+def _taps(side: int, window: int, stride: int) -> int:
+    """Pixels that all windows of a convolution read of a square image, centred windows cut off at
+    its border."""
+    reach = window // 2
+    along = sum(
+        min(side, middle + reach + 1) - max(0, middle - reach) for middle in range(0, side, stride)
+    )
+    return along**2
+
+
+Spec = GptSpec | LlamaSpec | MoeSpec | ResnetSpec
