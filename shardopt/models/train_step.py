@@ -76,7 +76,8 @@ def make_step(model: Model) -> Callable[[Tree, Tree], tuple[Tree, jax.Array]]:
         loss, grads = jax.value_and_grad(scaled_loss)(params, batch)
         count = state["step"] + 1
         pace = model.optimizer.pace(count)
-        leaves, shape = jax.tree.flatten(state["weights"])
+        leaves = jax.tree.leaves(state["weights"])
+        shape: Any = jax.tree.structure(state["weights"])
         kept = shape.flatten_up_to(state["kept"])
         pairs = [
             model.optimizer.update(grad.astype(jnp.float32) / scale, old, weight, pace)
