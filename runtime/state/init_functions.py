@@ -77,7 +77,7 @@ def _check_results(results: Sequence[ir.Type], program: Program, numbers: Sequen
                 f"'{argument.name}', "
                 f"found {found.dtype}{list(found.shape)}"
             )
-        if expected.sharding.partial:
+        if expected.sharding.unreduced:
             raise UserError(
                 f"init function: argument '{argument.name}' is a sum that is not taken: no value "
                 "can be made"

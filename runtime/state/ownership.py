@@ -45,10 +45,10 @@ def state_arguments(program: Program) -> tuple[int, ...]:
     )
     for number in state:
         argument = program.arguments[number]
-        if argument.value.spec.sharding.partial:
+        if argument.value.spec.sharding.unreduced:
             raise UserError(
                 f"argument '{argument.name}' on mesh '{argument.value.mesh}' is a sum over axes "
-                f"{list(argument.value.spec.sharding.partial)} that is not taken: it cannot be "
+                f"{list(argument.value.spec.sharding.unreduced)} that is not taken: it cannot be "
                 "saved or restored"
             )
     return state

@@ -57,7 +57,7 @@ def all_gather_seconds(link: Link, n: int, bytes: Amount) -> Amount:
 
 
 def reduce_scatter_seconds(link: Link, n: int, bytes: Amount) -> Amount:
-    """Ring reduce-scatter; `bytes` is the partial value each device starts with."""
+    """Ring reduce-scatter; `bytes` is the unreduced value each device starts with."""
     return _seconds(REDUCE_SCATTER, link, n, bytes)
 
 

@@ -32,11 +32,11 @@ def resharding_steps(
 
     Moves are those of GSPMD: slicing (free, so left out of the answer), all-gather of the minor
     axis of a dimension, all-to-all of minor axes from one dimension to another, and a permute
-    between shardings of equal tiles; and those that take a sum along partial axes: all-reduce, and
-    reduce-scatter onto a dimension. `src` and `dst` must fit `shape` (`Sharding.check`). The search
-    is cached: it depends only on the shardings and the mesh axes.
+    between shardings of equal tiles; and those that take a sum along unreduced axes: all-reduce,
+    and reduce-scatter onto a dimension. `src` and `dst` must fit `shape` (`Sharding.check`). The
+    search is cached: it depends only on the shardings and the mesh axes.
 
-    Raises ValueError where no chain exists: nothing becomes partial by moving data.
+    Raises ValueError where no chain exists: nothing becomes unreduced by moving data.
     """
     return tuple(
         step for step, _ in resharding_path(src, dst, mesh, shape, itemsize) if step is not None
@@ -49,7 +49,7 @@ def resharding_path(
     """The chain of `resharding_steps` with the sharding after each step; None for slices, which
     move nothing."""
     if not can_reshard(src, dst):
-        raise ValueError(f"expected a sum along axes of {src} to stay open, found {dst}")
+        raise ValueError(f"expected a sum along axes of {src} to stay unreduced, found {dst}")
     total = math.prod(shape) * itemsize
     chain = _chain(src, dst, mesh.axes)
     path: list[tuple[Step | None, Sharding]] = []
@@ -64,7 +64,7 @@ def resharding_path(
 
 def can_reshard(src: Sharding, dst: Sharding) -> bool:
     """Whether a chain exists: sums are only ever taken."""
-    return set(dst.partial) <= set(src.partial)
+    return set(dst.unreduced) <= set(src.unreduced)
 
 
 def resharding_stops(src: Sharding, dst: Sharding, mesh: Mesh) -> tuple[Sharding, ...]:
@@ -87,7 +87,7 @@ def _chain(
     dimensions matter: the search runs once for each pattern, of which there are few."""
     sizes = dict(axes)
     src, dst = _live(src, sizes), _live(dst, sizes)
-    used = {*src.axes, *src.partial, *dst.axes, *dst.partial}
+    used = {*src.axes, *src.unreduced, *dst.axes, *dst.unreduced}
     names = {
         axis: f"{number}" for number, axis in enumerate(axis for axis in sizes if axis in used)
     }
@@ -97,15 +97,15 @@ def _chain(
     ]
     busy = sorted((d for d, pair in enumerate(pairs) if any(pair)), key=pairs.__getitem__)
     chain = _search(
-        Sharding(tuple(pairs[d][0] for d in busy), _renamed(src.partial, names)),
-        Sharding(tuple(pairs[d][1] for d in busy), _renamed(dst.partial, names)),
+        Sharding(tuple(pairs[d][0] for d in busy), _renamed(src.unreduced, names)),
+        Sharding(tuple(pairs[d][1] for d in busy), _renamed(dst.unreduced, names)),
         tuple(sizes[axis] for axis in names),
     )
     steps = []
     for kind, over, share, after in chain:
         dims = {d: _renamed(dim, ours) for d, dim in zip(busy, after.dims, strict=True)}
         whole = Sharding(
-            tuple(dims.get(d, ()) for d in range(src.rank)), _renamed(after.partial, ours)
+            tuple(dims.get(d, ()) for d in range(src.rank)), _renamed(after.unreduced, ours)
         )
         steps.append((kind, _renamed(over, ours), share, whole))
     return tuple(steps)
@@ -183,22 +183,22 @@ def _wire_and_full(kind: str, n: int, local: int) -> tuple[int, int]:
 
 def _live(sharding: Sharding, sizes: dict[str, int]) -> Sharding:
     """Without axes of size one."""
-    *dims, partial = (
-        tuple(a for a in axes if sizes[a] > 1) for axes in (*sharding.dims, sharding.partial)
+    *dims, unreduced = (
+        tuple(a for a in axes if sizes[a] > 1) for axes in (*sharding.dims, sharding.unreduced)
     )
-    return Sharding(tuple(dims), partial)
+    return Sharding(tuple(dims), unreduced)
 
 
 def _moves(state: Sharding, dst: Sharding, sizes: dict[str, int]) -> Iterator[Move]:
     """All single steps from `state`. Sums may be taken early or late: what moves a value moves its
     terms as well."""
     for kind, axes, dims in _tile_moves(state, dst.dims, sizes):
-        yield kind, axes, Sharding(dims, state.partial)
-    ready = [axis for axis in state.partial if axis not in dst.partial]
+        yield kind, axes, Sharding(dims, state.unreduced)
+    ready = [axis for axis in state.unreduced if axis not in dst.unreduced]
     for axes in (
         axes for n in range(1, len(ready) + 1) for axes in itertools.combinations(ready, n)
     ):
-        rest = tuple(axis for axis in state.partial if axis not in axes)
+        rest = tuple(axis for axis in state.unreduced if axis not in axes)
         yield ALL_REDUCE, axes, Sharding(state.dims, rest)
         for d, dim in enumerate(state.dims):
             if _tiles(dst.dims[d], sizes) % _tiles((*dim, *axes), sizes) == 0:
@@ -210,7 +210,7 @@ def _tile_moves(
 ) -> Iterator[tuple[str, Axes, Dims]]:
     """Moves between tilings, with sums left as they are."""
     state = sharding.dims
-    used = {*sharding.axes, *sharding.partial}
+    used = {*sharding.axes, *sharding.unreduced}
     for d, dim in enumerate(state):
         for axis in _free_for(dim, dst[d], used, sizes):
             yield _SLICE, (axis,), _with(state, {d: (*dim, axis)})
@@ -221,7 +221,7 @@ def _tile_moves(
                 grown = other + dim[cut:]
                 if _tiles(dst[e], sizes) % _tiles(grown, sizes) == 0:
                     yield ALL_TO_ALL, dim[cut:], _with(state, {d: dim[:cut], e: grown})
-    yield from _permutes(state, dst, sharding.partial, sizes)
+    yield from _permutes(state, dst, sharding.unreduced, sizes)
 
 
 def _free_for(dim: Axes, target: Axes, used: set[str], sizes: dict[str, int]) -> Iterator[str]:
@@ -235,11 +235,11 @@ def _free_for(dim: Axes, target: Axes, used: set[str], sizes: dict[str, int]) ->
 
 
 def _permutes(
-    state: Dims, dst: Dims, partial: Axes, sizes: dict[str, int]
+    state: Dims, dst: Dims, unreduced: Axes, sizes: dict[str, int]
 ) -> Iterator[tuple[str, Axes, Dims]]:
     """Shardings with the tile counts of `state`: other axes of the same sizes in the same places,
     and those that are closer to `dst`, all dimensions at once and one by one."""
-    after = _aligned(state, dst, partial, sizes)
+    after = _aligned(state, dst, unreduced, sizes)
     if after != state:
         pairs = zip(itertools.chain(*state), itertools.chain(*after), strict=True)
         moved = {axis for pair in pairs if pair[0] != pair[1] for axis in pair}
@@ -250,25 +250,25 @@ def _permutes(
         [changes, *({d: dim} for d, dim in changes.items())] if len(changes) > 1 else [changes]
     ):
         after = _with(state, change)
-        axes = [*partial, *(axis for dim in after for axis in dim)]
+        axes = [*unreduced, *(axis for dim in after for axis in dim)]
         if change and len(set(axes)) == len(axes):
             moved = {axis for d, dim in change.items() for axis in (*dim, *state[d])}
             yield PERMUTE, tuple(axis for axis in sizes if axis in moved), after
 
 
-def _aligned(state: Dims, dst: Dims, partial: Axes, sizes: dict[str, int]) -> Dims:
+def _aligned(state: Dims, dst: Dims, unreduced: Axes, sizes: dict[str, int]) -> Dims:
     """`state` with the axes that `dst` wants wherever those in their place have the same size. What
     they drive out takes the places that they leave, or one of an unused axis."""
     stay = {
         (d, k): target[k]
         for d, (dim, target) in enumerate(zip(state, dst, strict=True))
         for k in range(min(len(dim), len(target)))
-        if sizes[dim[k]] == sizes[target[k]] and target[k] not in partial
+        if sizes[dim[k]] == sizes[target[k]] and target[k] not in unreduced
     }
     free = [
         axis
         for axis in (*itertools.chain(*state), *sizes)
-        if axis not in stay.values() and axis not in partial
+        if axis not in stay.values() and axis not in unreduced
     ]
     places = [(d, k) for d, dim in enumerate(state) for k in range(len(dim)) if (d, k) not in stay]
     axis_at = dict(stay)

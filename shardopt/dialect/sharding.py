@@ -20,9 +20,9 @@ _TILED = re.compile(
 )
 _SDY_DIM = re.compile(r"\{([^{}]*)\}")
 _SDY_SHARDING = re.compile(
-    r"<@(?P<mesh>[\w.$-]+),\s*\[(?P<dims>.*)\](?:,\s*replicated=\{[^{}]*\})?(?:,\s*unreduced=\{(?P<partial>[^{}]*)\})?>"
+    r"<@(?P<mesh>[\w.$-]+),\s*\[(?P<dims>.*)\](?:,\s*replicated=\{[^{}]*\})?(?:,\s*unreduced=\{(?P<unreduced>[^{}]*)\})?>"
 )
-_PARTIAL = "{unreduced}"
+_UNREDUCED = "{unreduced}"
 _MHLO_SHARDING = re.compile(r"\{[^{}]*(?:last_tile_dims=\{[^{}]*\})?\}")
 
 
@@ -33,30 +33,30 @@ def to_mhlo(sharding: Sharding, mesh: Mesh) -> str:
 
     `[{"x"}, {}]` on `x=2, y=2` prints `{devices=[2,1,2]<=[4] last_tile_dim_replicate}`. Axes of
     size one are dropped: they split nothing. Example of a transposed assignment:
-    `{devices=[1,2,2]<=[2,2]T(1,0) last_tile_dim_replicate}`. Partial axes stand in a dimension of
+    `{devices=[1,2,2]<=[2,2]T(1,0) last_tile_dim_replicate}`. Unreduced axes stand in a dimension of
     their own: `[{"x"}, {}], unreduced={"y"}` on `x=2, y=2, z=2` prints `{devices=[2,1,2,2]<=[8]
     last_tile_dims={unreduced, replicated}}`. GSPMD reads that and drops the sum."""
     live = [axis for axis, size in mesh.axes if size > 1]
     used = [axis for axis in sharding.axes if axis in live]
-    partial = [axis for axis in sharding.partial if axis in live]
-    rest = [axis for axis in live if axis not in (*used, *partial)]
-    if not used and not partial:
+    unreduced = [axis for axis in sharding.unreduced if axis in live]
+    rest = [axis for axis in live if axis not in (*used, *unreduced)]
+    if not used and not unreduced:
         return _REPLICATED
     if not used and not rest:
-        return _PARTIAL
-    order = [live.index(axis) for axis in (*used, *partial, *rest)]
+        return _UNREDUCED
+    order = [live.index(axis) for axis in (*used, *unreduced, *rest)]
     tiles = [*sharding.tile_counts(mesh)]
-    tiles += [prod(mesh.axis_size(axis) for axis in axes) for axes in (partial, rest) if axes]
+    tiles += [prod(mesh.axis_size(axis) for axis in axes) for axes in (unreduced, rest) if axes]
     source, perm = _merge_runs([mesh.axis_size(axis) for axis in live], order)
     iota = f"<=[{','.join(map(str, source))}]"
     if perm != sorted(perm):
         iota += f"T({','.join(map(str, perm))})"
-    return f"{{devices=[{','.join(map(str, tiles))}]{iota}{_tail(partial, rest)}}}"
+    return f"{{devices=[{','.join(map(str, tiles))}]{iota}{_tail(unreduced, rest)}}}"
 
 
-def _tail(partial: list[str], rest: list[str]) -> str:
+def _tail(unreduced: list[str], rest: list[str]) -> str:
     """What the dimensions behind those of the tensor mean."""
-    if not partial:
+    if not unreduced:
         return " last_tile_dim_replicate" if rest else ""
     return f" last_tile_dims={{unreduced{', replicated' if rest else ''}}}"
 
@@ -82,8 +82,8 @@ def from_mhlo(text: str, rank: int, mesh: Mesh) -> Sharding:
     Axes are taken in order until the tile count of a dimension is reached, as `to_mhlo` merged
     them."""
     live = [axis for axis in mesh.axes if axis[1] > 1]
-    if text in (_REPLICATED, _PARTIAL):
-        return Sharding(((),) * rank, tuple(name for name, _ in live) if text == _PARTIAL else ())
+    if text in (_REPLICATED, _UNREDUCED):
+        return Sharding(((),) * rank, tuple(name for name, _ in live) if text == _UNREDUCED else ())
     match = _TILED.fullmatch(text)
     if match is None:
         raise ValueError(f"expected a sharding over the axes of mesh {mesh}, found '{text}'")
@@ -92,9 +92,9 @@ def from_mhlo(text: str, rank: int, mesh: Mesh) -> Sharding:
     perm = _numbers(match["perm"]) if match["perm"] else range(len(runs))
     order = [axis for run in perm for axis in runs[run]]
     groups = [tuple(name for name, _ in group) for group in _grouped(order, tiles, text)]
-    partial = groups[rank] if "unreduced" in (match["last"] or "") else ()
+    unreduced = groups[rank] if "unreduced" in (match["last"] or "") else ()
     return Sharding(
-        tuple(groups[:rank]), tuple(axis for axis in mesh.axis_names if axis in partial)
+        tuple(groups[:rank]), tuple(axis for axis in mesh.axis_names if axis in unreduced)
     )
 
 
@@ -149,7 +149,7 @@ def from_sdy(text: str, *, final: bool = False) -> tuple[str, Sharding]:
         _axes(body.replace("?", "") if final else body, text)
         for body in _SDY_DIM.findall(match["dims"])
     )
-    return match["mesh"], Sharding(dims, _axes(match["partial"] or "", text))
+    return match["mesh"], Sharding(dims, _axes(match["unreduced"] or "", text))
 
 
 def _axes(body: str, text: str) -> tuple[str, ...]:

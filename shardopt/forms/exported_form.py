@@ -190,11 +190,11 @@ class _Reader:
         value = mesh_value(type_)
         live = {name for name, size in self.meshes[value.mesh].axes if size > 1}
         sharding = value.spec.sharding
-        *dims, partial = (
+        *dims, unreduced = (
             tuple(axis for axis in axes if axis in live)
-            for axes in (*sharding.dims, sharding.partial)
+            for axes in (*sharding.dims, sharding.unreduced)
         )
-        return replace(value, spec=replace(value.spec, sharding=Sharding(tuple(dims), partial)))
+        return replace(value, spec=replace(value.spec, sharding=Sharding(tuple(dims), unreduced)))
 
     def read_body(self, block: ir.Block) -> Body:
         numbers: dict[ir.Value, int] = {}

@@ -33,7 +33,7 @@ from shardopt.mesh.mesh import Mesh
 COST = "shardopt.cost"
 MHLO_SHARDING = "mhlo.sharding"
 REPLICATED = "{replicated}"
-PARTIAL = "{unreduced}"  # along all axes of the mesh
+UNREDUCED = "{unreduced}"  # along all axes of the mesh
 
 # Operations that have no sharding of their own: what their regions hold and return has.
 CONTROL_FLOW = frozenset({"stablehlo.case", "stablehlo.if", "stablehlo.while"})
@@ -154,7 +154,7 @@ def _of_ends(main: ir.Operation, block: ir.Block) -> Iterator[Violation]:
     """A program takes and returns whole values, not terms of sums."""
     for what, values in (("argument", block.arguments), ("result", terminator(block).operands)):
         for number, value in enumerate(values):
-            if _is_partial(value):
+            if _is_unreduced(value):
                 message = (
                     f"{what} {number} of '@main': expected a value that is summed up, found "
                     f"{value.type}"
@@ -162,9 +162,9 @@ def _of_ends(main: ir.Operation, block: ir.Block) -> Iterator[Violation]:
                 yield Violation(main, message)
 
 
-def _is_partial(value: ir.Value) -> bool:
+def _is_unreduced(value: ir.Value) -> bool:
     sharding = parse_mesh_tensor(value.type).sharding if is_mesh_tensor(value.type) else None
-    return sharding is not None and bool(sharding.partial)
+    return sharding is not None and bool(sharding.unreduced)
 
 
 def _of_block(block: ir.Block, meshes: dict[str, Mesh]) -> Iterator[Violation]:
@@ -176,7 +176,7 @@ def _of_block(block: ir.Block, meshes: dict[str, Mesh]) -> Iterator[Violation]:
         if op.name == "mpmd.fragment":
             yield from _of_fragment(op, meshes)
         elif op.name == "mpmd.transfer" and (
-            _is_partial(op.operands[0]) or _is_partial(op.results[0])
+            _is_unreduced(op.operands[0]) or _is_unreduced(op.results[0])
         ):
             yield Violation(
                 op, f"expected a transfer of a value that is summed up, found {op.operands[0].type}"
@@ -231,7 +231,7 @@ def _of_ops(block: ir.Block, devices: int) -> Iterator[Violation]:
 
 def _tile_error(text: str, shape: tuple[int, ...], devices: int) -> str:
     """What is wrong with one sharding of a tensor on so many devices, or nothing."""
-    if text in (REPLICATED, PARTIAL):
+    if text in (REPLICATED, UNREDUCED):
         return ""
     match = _TILES.fullmatch(text)
     if match is None:

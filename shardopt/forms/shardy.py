@@ -48,7 +48,7 @@ def to_shardy(module: ir.Module, mesh: Mesh) -> None:
             _constrain(view.operation, mesh)
         _signature(main, "arg_attrs", type_.inputs, mesh)
         _signature(main, "res_attrs", type_.results, mesh)
-        _open_sums(main)
+        _mark_unreduced(main)
 
 
 def sharding_attribute(sharding: Sharding, mesh: Mesh) -> sdy.TensorShardingAttr:
@@ -56,8 +56,8 @@ def sharding_attribute(sharding: Sharding, mesh: Mesh) -> sdy.TensorShardingAttr
         sdy.DimensionShardingAttr.get([sdy.AxisRefAttr.get(axis) for axis in axes], is_closed=True)
         for axes in sharding.dims
     ]
-    partial = [sdy.AxisRefAttr.get(axis) for axis in sharding.partial]
-    return sdy.TensorShardingAttr.get(mesh.name, dims, unreduced_axes=partial)
+    unreduced = [sdy.AxisRefAttr.get(axis) for axis in sharding.unreduced]
+    return sdy.TensorShardingAttr.get(mesh.name, dims, unreduced_axes=unreduced)
 
 
 def _signature(main: ir.Operation, which: str, types: Sequence[ir.Type], mesh: Mesh) -> None:
@@ -76,7 +76,7 @@ def _signature(main: ir.Operation, which: str, types: Sequence[ir.Type], mesh: M
     main.attributes[which] = ir.ArrayAttr.get(rows)
 
 
-def _open_sums(main: ir.Operation) -> None:
+def _mark_unreduced(main: ir.Operation) -> None:
     """Say on each result that is an unfinished sum that it becomes one there: a constant of zeros
     lies on every device as it is, and Shardy takes no such step by itself (since jaxlib 0.11)."""
     end = terminator(main.regions[0].blocks[0])

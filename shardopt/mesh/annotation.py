@@ -90,7 +90,7 @@ class Annotation:
     def agrees(self, sharding: Sharding, mesh: Mesh) -> bool:
         """Whether a sharding on the mesh is one that the annotation asks for. Unfinished sums never
         are."""
-        if sharding.rank != self.rank or sharding.partial:
+        if sharding.rank != self.rank or sharding.unreduced:
             return False
         ours = _places(mesh.shape, tuple(mesh.axis_names), sharding.dims, ())
         if not self.splits:

@@ -74,12 +74,12 @@ class Mesh:
 class Sharding:
     """Axis form of a sharding: `dims[d]` are the mesh axes that split dimension d, major to minor.
 
-    Along the axes of `partial` every device holds a term of the value, which is the sum of the
-    terms: a *partial* value (Shardy calls it unreduced). They are in the order of the mesh and
+    Along the axes of `unreduced` every device holds a term of the value, which is the sum of the
+    terms: an *unreduced* value. They are in the order of the mesh and
     split no dimension."""
 
     dims: tuple[tuple[str, ...], ...]
-    partial: tuple[str, ...] = ()
+    unreduced: tuple[str, ...] = ()
 
     @staticmethod
     def replicated(rank: int) -> Sharding:
@@ -97,7 +97,7 @@ class Sharding:
     @property
     def is_replicated(self) -> bool:
         """Whether every device holds the whole value."""
-        return not any(self.dims) and not self.partial
+        return not any(self.dims) and not self.unreduced
 
     def reduced(self) -> Sharding:
         """The same tiles, each summed up."""
@@ -119,13 +119,13 @@ class Sharding:
                 )
 
     def check_axes(self, mesh: Mesh, shape: tuple[int, ...]) -> None:
-        """Raise ValueError unless rank and axes fit: known axes, each once, and partial axes in the
-        order of the mesh."""
+        """Raise ValueError unless rank and axes fit: known axes, each once, and unreduced axes in
+        the order of the mesh."""
         if len(shape) != self.rank:
             raise ValueError(
                 f"sharding {self} has rank {self.rank}, the tensor has rank {len(shape)}"
             )
-        named = (*self.axes, *self.partial)
+        named = (*self.axes, *self.unreduced)
         unknown = [axis for axis in named if axis not in mesh.axis_names]
         if unknown:
             raise ValueError(
@@ -133,9 +133,9 @@ class Sharding:
             )
         if len(set(named)) != len(named):
             raise ValueError(f"sharding {self} uses an axis twice")
-        if list(self.partial) != sorted(self.partial, key=mesh.axis_names.index):
+        if list(self.unreduced) != sorted(self.unreduced, key=mesh.axis_names.index):
             raise ValueError(
-                f"sharding {self} names partial axes in another order than mesh {mesh}"
+                f"sharding {self} names unreduced axes in another order than mesh {mesh}"
             )
 
     def local_shape(self, mesh: Mesh, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -174,7 +174,7 @@ class Sharding:
 
     def __str__(self) -> str:
         dims = "[" + ", ".join(map(_braced, self.dims)) + "]"
-        return f"{dims}, unreduced={_braced(self.partial)}" if self.partial else dims
+        return f"{dims}, unreduced={_braced(self.unreduced)}" if self.unreduced else dims
 
 
 def _braced(axes: tuple[str, ...]) -> str:

@@ -7,13 +7,13 @@ import re
 
 from shardopt.mesh.mesh import Sharding
 
-_FORM = re.compile(r"\[(?P<dims>[^\[\]]*)\](?:\s*\+\s*\{(?P<partial>[^{}]*)\})?")
+_FORM = re.compile(r"\[(?P<dims>[^\[\]]*)\](?:\s*\+\s*\{(?P<unreduced>[^{}]*)\})?")
 _DIMS = re.compile(r"\s*(\{[^{}]*\}\s*(,\s*\{[^{}]*\}\s*)*)?")
 
 
 def sharding_text(sharding: Sharding) -> str:
     dims = "[" + ", ".join("{" + ", ".join(dim) + "}" for dim in sharding.dims) + "]"
-    return dims + (" + {" + ", ".join(sharding.partial) + "}" if sharding.partial else "")
+    return dims + (" + {" + ", ".join(sharding.unreduced) + "}" if sharding.unreduced else "")
 
 
 def parse_sharding(text: str) -> Sharding:
@@ -22,7 +22,7 @@ def parse_sharding(text: str) -> Sharding:
     if match is None or not _DIMS.fullmatch(match["dims"]):
         raise ValueError(f"expected a sharding such as '[{{x}}, {{}}]', found {text!r:.80}")
     dims = tuple(_axes(dim) for dim in re.findall(r"\{([^{}]*)\}", match["dims"]))
-    return Sharding(dims, _axes(match["partial"] or ""))
+    return Sharding(dims, _axes(match["unreduced"] or ""))
 
 
 def _axes(text: str) -> tuple[str, ...]:

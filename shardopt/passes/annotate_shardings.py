@@ -77,10 +77,9 @@ class AnnotateShardings(Pass):
         _annotate_plain(module, part)
         if self.sharding_format == "sdy":
             to_shardy(module, part.mesh)
-        elif any(sharding.partial for sharding in part.shardings.values()):
+        elif any(sharding.unreduced for sharding in part.shardings.values()):
             message = (
-                "sums stay open: only for Shardy's partitioner, GSPMD would drop them without "
-                "a "
-                "word"
+                "values stay unreduced: only for Shardy's partitioner, GSPMD would drop their sums "
+                "without a word"
             )
             pm.warning(part.holder, message)

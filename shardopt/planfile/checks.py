@@ -203,7 +203,7 @@ def _sharding_errors(stage: PlannedStage, k: int) -> Iterator[str]:
         except ValueError as error:
             yield f"field '{path}': {error}"
             continue
-        named = (*sharding.axes, *sharding.partial)
+        named = (*sharding.axes, *sharding.unreduced)
         unknown = [axis for axis in named if axis not in axes]
         if unknown:
             yield f"field '{path}': expected axes {', '.join(axes)}, found '{unknown[0]}'"

@@ -78,7 +78,7 @@ def random_program(seed: int) -> Callable[..., Any]:
 
 
 def open_plan(problem: IntraOpProblem, rng: np.random.Generator) -> IntraOpPlan:
-    """A random assignment that is possible, with a premium on partial values and on work that is
+    """A random assignment that is possible, with a premium on unreduced values and on work that is
     split."""
     costs = []
     for node, cost in enumerate(problem.problem.costs):
@@ -96,11 +96,11 @@ def open_plan(problem: IntraOpProblem, rng: np.random.Generator) -> IntraOpPlan:
 
 
 def _open_values(strategy: Strategy) -> int:
-    return sum(bool(sharding.partial) for sharding in (*strategy.operands, *strategy.results))
+    return sum(bool(sharding.unreduced) for sharding in (*strategy.operands, *strategy.results))
 
 
 def compile_at_random(seed: int, mesh: Mesh) -> Compiled | None:
-    """The program of a seed under a random plan; None where no value of the plan is partial."""
+    """The program of a seed under a random plan; None where no value of the plan is unreduced."""
     rng = np.random.default_rng(seed)
     inputs = [rng.standard_normal((SIDE, SIDE)).astype(np.float32) for _ in range(3)]
     exported = jax.export.export(jax.jit(random_program(seed), keep_unused=True))(*inputs)
@@ -113,7 +113,7 @@ def compile_at_random(seed: int, mesh: Mesh) -> Compiled | None:
             graph = read_plain(main, mesh)
         linear = find_linear(graph.graph, graph.tied)
         plan = open_plan(IntraOpTables(graph.graph, mesh, SLOW, linear=linear).problem(), rng)
-        if not any(sharding.partial for sharding in plan.shardings.values()):
+        if not any(sharding.unreduced for sharding in plan.shardings.values()):
             return None
         write_plans(module, main, [graph], [plan])
         apply = "shardopt-verify-chosen,shardopt-rematerialize,shardopt-insert-reshards,shardopt-annotate-shardings"
@@ -137,7 +137,7 @@ def test_more_open_sums_give_the_numbers_of_one_device(mesh: str, programs: int)
 
 
 def _check(programs: int, mesh: str, first_seed: int) -> None:
-    """So many programs whose plans have partial values; most of the seeds give one."""
+    """So many programs whose plans have unreduced values; most of the seeds give one."""
     checked = 0
     for seed in range(first_seed, first_seed + 5 * programs):
         compiled = compile_at_random(seed, parse_mesh(mesh))
@@ -146,4 +146,4 @@ def _check(programs: int, mesh: str, first_seed: int) -> None:
             checked += 1
         if checked == programs:
             return
-    pytest.fail(f"only {checked} of {5 * programs} random programs have partial values")
+    pytest.fail(f"only {checked} of {5 * programs} random programs have unreduced values")

@@ -256,7 +256,7 @@ def test_projections_of_one_value_share_a_sum(slow_cluster: Path) -> None:
 
 
 def compile_plain(model: Model, mesh: str, preset: str, cluster: Cluster) -> Compiled:
-    """As `compile_sharded`, with sums left open and through Shardy."""
+    """As `compile_sharded`, with values left unreduced and through Shardy."""
     with make_context() as context, ir.Location.unknown():
         module = load_module(model[0], context)
         run_pipeline(module, "builtin.module(shardopt-import)")

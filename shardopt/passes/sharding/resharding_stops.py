@@ -8,8 +8,8 @@ XLA's partitioner looks for one step from producer to reader and otherwise gathe
 on every device ("involuntary full rematerialization"); with the stops of the planned chain it takes
 the planned steps. In the same way a reduce-scatter is written as the reduced result and, behind it,
 the part that each device keeps: from the scattered result alone the partitioner may conclude that
-the operands should be resharded instead. An operation on partial operands is written as its partial
-result and, behind it, the sum: otherwise the partitioner would sum up each operand."""
+the operands should be resharded instead. An operation on unreduced operands is written as its
+unreduced result and, behind it, the sum: otherwise the partitioner would sum up each operand."""
 
 from __future__ import annotations
 

@@ -122,7 +122,9 @@ def in_full(tables: IntraOpTables, op: int) -> tuple[int, ...]:
 def finished(tables: IntraOpTables, op: int, numbers: Iterable[int]) -> tuple[int, ...]:
     """Those of the strategies that leave no sum unfinished."""
     chosen = tables.ops[op].strategies
-    return tuple(n for n in numbers if not any(sharding.partial for sharding in chosen[n].results))
+    return tuple(
+        n for n in numbers if not any(sharding.unreduced for sharding in chosen[n].results)
+    )
 
 
 def scattering(tables: IntraOpTables, op: int, split: Split) -> tuple[int, ...]:
@@ -145,8 +147,8 @@ def scattered_or_unreduced(tables: IntraOpTables, op: int, split: Split) -> tupl
     """The strategies that leave each device a part of the sum over the split factors, or the sum to
     their readers."""
     whole = strategies_that_split(tables, op, split)
-    open_sums = sorted(set(whole) - set(finished(tables, op, whole)))
-    return (*open_sums, *scattering(tables, op, split))
+    unreduced = sorted(set(whole) - set(finished(tables, op, whole)))
+    return (*unreduced, *scattering(tables, op, split))
 
 
 def dims_of(

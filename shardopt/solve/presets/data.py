@@ -97,8 +97,8 @@ class DataParallel:
         return {**{op: strategies_within(self.tables, op, axes) for op in others}, **activations}
 
     def sums_once_a_step(self) -> dict[int, Sequence[int]]:
-        """Gradients of a loop over microbatches as sums that stay open in it, and are finished,
-        whole, behind it."""
+        """Gradients of a loop over microbatches as values that stay unreduced in it, and are
+        finished, whole, behind it."""
         graph = self.tables.graph
         looped = [op for op in sorted(self.flow.gradients) if graph.ops[op].repeat > 1]
         summed = {op: strategies_that_split(self.tables, op, self.split(op)) for op in looped}

@@ -71,7 +71,7 @@ def nearest(mesh: Mesh, target: Sharding, choices: Sequence[Sharding]) -> Shardi
         )
         return -common, prod(choice.tile_counts(mesh))
 
-    return min((choice for choice in choices if not choice.partial), key=rank)
+    return min((choice for choice in choices if not choice.unreduced), key=rank)
 
 
 def _common(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:

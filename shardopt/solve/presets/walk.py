@@ -105,7 +105,7 @@ class AxisWalk(ABC):
         scattered = strategies_that_split(self.tables, index, split, scatter=target)
         known = self.tables.ops[index].strategies
         return (
-            (*scattered, *(n for n in numbers if known[n].results[0].partial))
+            (*scattered, *(n for n in numbers if known[n].results[0].unreduced))
             if scattered
             else numbers
         )

@@ -31,15 +31,15 @@ class Option(NamedTuple):
 
 def assign(options: Sequence[tuple[Option, ...]]) -> list[Option | None]:
     loads = _Loads(options)
-    open_: list[int] = []
+    undecided: list[int] = []
     for fetch, choices in enumerate(options):
         if len(choices) == 1:
             loads.put(fetch, choices[0])
         elif choices:
-            open_.append(fetch)
-    open_.sort(key=lambda fetch: -min(option.seconds for option in options[fetch]))
-    least = _bound(loads, [options[fetch] for fetch in open_])
-    for fetch in open_:
+            undecided.append(fetch)
+    undecided.sort(key=lambda fetch: -min(option.seconds for option in options[fetch]))
+    least = _bound(loads, [options[fetch] for fetch in undecided])
+    for fetch in undecided:
         loads.put(
             fetch,
             min(
@@ -48,9 +48,9 @@ def assign(options: Sequence[tuple[Option, ...]]) -> list[Option | None]:
             ),
         )
     if loads.top() > least * (1 + _EPSILON):
-        _improve(loads, options, open_)
-    if len(open_) <= _MOST_SEARCHED and loads.top() > least * (1 + _EPSILON):
-        return _Search(loads, options, open_, least).run()
+        _improve(loads, options, undecided)
+    if len(undecided) <= _MOST_SEARCHED and loads.top() > least * (1 + _EPSILON):
+        return _Search(loads, options, undecided, least).run()
     return loads.chosen
 
 
@@ -107,7 +107,9 @@ def _bound(fixed: _Loads, options: Sequence[tuple[Option, ...]]) -> float:
     return max(least, total / max(len(links), 1))
 
 
-def _improve(loads: _Loads, options: Sequence[tuple[Option, ...]], open_: Sequence[int]) -> None:
+def _improve(
+    loads: _Loads, options: Sequence[tuple[Option, ...]], undecided: Sequence[int]
+) -> None:
     """Relieve the busiest link by moving one of its boxes, or by exchanging one with a box
     elsewhere."""
     left = _MOST_MOVES
@@ -116,12 +118,12 @@ def _improve(loads: _Loads, options: Sequence[tuple[Option, ...]], open_: Sequen
         worst = next(link for link, seconds in loads.seconds.items() if seconds == top)
         on_it = [
             fetch
-            for fetch in open_
+            for fetch in undecided
             if (chosen := loads.chosen[fetch]) and worst in (chosen.out, chosen.into)
         ]
         relieving: Changes = ()
         for changes in chain(
-            _moves(loads, options, on_it), _exchanges(loads, options, on_it, open_)
+            _moves(loads, options, on_it), _exchanges(loads, options, on_it, undecided)
         ):
             left -= 1
             replaced = [(_sure(loads.chosen[fetch]), new) for fetch, new in changes]
@@ -144,11 +146,14 @@ def _moves(
 
 
 def _exchanges(
-    loads: _Loads, options: Sequence[tuple[Option, ...]], on_it: Sequence[int], open_: Sequence[int]
+    loads: _Loads,
+    options: Sequence[tuple[Option, ...]],
+    on_it: Sequence[int],
+    undecided: Sequence[int],
 ) -> Iterator[Changes]:
     for fetch in on_it:
         out = _sure(loads.chosen[fetch]).out
-        for other in open_:
+        for other in undecided:
             theirs = _sure(loads.chosen[other]).out
             new = next((option for option in options[fetch] if option.out == theirs), None)
             back = next((option for option in options[other] if option.out == out), None)
@@ -168,10 +173,10 @@ class _Search:
         self,
         start: _Loads,
         options: Sequence[tuple[Option, ...]],
-        open_: Sequence[int],
+        undecided: Sequence[int],
         least: float,
     ) -> None:
-        self.options, self.open, self.least = options, open_, least
+        self.options, self.undecided, self.least = options, undecided, least
         self.best, self.best_top = list(start.chosen), start.top()
         self.loads = _Loads(options)
         for fetch, choices in enumerate(options):
@@ -184,10 +189,10 @@ class _Search:
         return self.best
 
     def _visit(self, depth: int, top: float) -> None:
-        if depth == len(self.open):
+        if depth == len(self.undecided):
             self.best, self.best_top = list(self.loads.chosen), top
             return
-        fetch = self.open[depth]
+        fetch = self.undecided[depth]
         ways = sorted(
             (max(top, self.loads.with_option(o)), number)
             for number, o in enumerate(self.options[fetch])

@@ -26,6 +26,8 @@ class Constraints:
     def permits(self, op: int, strategy: Strategy) -> bool:
         axes = self.forbidden.get(op, frozenset())
         used = {
-            axis for s in (*strategy.operands, *strategy.results) for axis in (*s.axes, *s.partial)
+            axis
+            for s in (*strategy.operands, *strategy.results)
+            for axis in (*s.axes, *s.unreduced)
         }
         return axes.isdisjoint(used) and axes.isdisjoint(strategy.reduced)

@@ -43,7 +43,7 @@ from shardopt.solve.sharding.intra_op_memory import (
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan, find_communication
 from shardopt.solve.sharding.kernel_bytes import Accesses, kernel_accesses
 from shardopt.solve.sharding.layouts import Column
-from shardopt.solve.sharding.linear import CLOSED, Linear
+from shardopt.solve.sharding.linear import REDUCED, Linear
 from shardopt.solve.sharding.simpler import NodeColumns, simpler_masks
 from shardopt.solve.sharding.strategies import Strategy, is_cheap_to_clone
 from shardopt.solve.sharding.strategies_tables import OpStrategies, StrategyTables
@@ -111,8 +111,8 @@ class IntraOpTables:
         linear: Sequence[Linear] = (),
         strategies: StrategyTables | None = None,
     ) -> None:
-        """`linear` says for each operation which values may be partial (`linear`): by default none.
-        `strategies` are those of this mesh, where another graph has made some."""
+        """`linear` says for each operation which values may be unreduced (`linear`): by default
+        none. `strategies` are those of this mesh, where another graph has made some."""
         self.graph = graph
         self.mesh = mesh
         self.constraints = constraints
@@ -121,7 +121,7 @@ class IntraOpTables:
         kernels = self.strategies.device.kernels
         accesses = kernel_accesses(graph, self.fusion, kernels is not None and kernels.merged)
         self.ops: tuple[OpStrategies, ...] = tuple(
-            map(self._strategies, graph.ops, linear or repeat(CLOSED), accesses)
+            map(self._strategies, graph.ops, linear or repeat(REDUCED), accesses)
         )
 
     def _strategies(self, op: Op, linear: Linear, accesses: Accesses) -> OpStrategies:

@@ -21,7 +21,7 @@ from shardopt.solve.sharding.linear import Linear
 
 Terms = Mapping[
     tuple[int, ...], Axes
-]  # the axes along which the operands of a linear mode are partial
+]  # the axes along which the operands of a linear mode are unreduced
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +162,7 @@ def _splits(op: Op, mesh: Mesh, linear: Linear) -> Iterator[tuple[Split, Terms]]
 
 
 def _moves(op: Op, split: Split) -> bool:
-    """Whether borders are exchanged, which nobody has tried on partial values."""
+    """Whether borders are exchanged, which nobody has tried on unreduced values."""
     return any(window.factor in split for window in op.windows)
 
 
@@ -188,12 +188,12 @@ def _shardings(
             shardings.append(sharding)
         # Values that regions capture stand behind the operands of the rule.
         sides.append((*shardings, *map(_replicated, tensors[len(mappings) :])))
-    return tuple(_partial(sharding, k, terms, mesh) for k, sharding in enumerate(sides[0])), sides[
-        1
-    ]
+    return tuple(
+        _unreduced(sharding, k, terms, mesh) for k, sharding in enumerate(sides[0])
+    ), sides[1]
 
 
-def _partial(sharding: Sharding, position: int, terms: Terms, mesh: Mesh) -> Sharding:
+def _unreduced(sharding: Sharding, position: int, terms: Terms, mesh: Mesh) -> Sharding:
     over = {axis for mode, axes in terms.items() if position in mode for axis in axes}
     return Sharding(sharding.dims, tuple(axis for axis in mesh.axis_names if axis in over))
 
@@ -240,7 +240,7 @@ def _forms(
     linear: Linear,
 ) -> Iterator[tuple[Sharding, ...]]:
     """The shardings in which the results may end: all-reduced, scattered onto one dimension,
-    partial.
+    unreduced.
 
     Scattering some axes and all-reducing others, or onto several dimensions, doubles the strategies
     of a contraction over two axes and with it the time of the solver twentyfold, and improved plans
@@ -253,7 +253,7 @@ def _forms(
                 (sharding,) for sharding in scattered if _fits(sharding, tensors[0].shape, mesh)
             )
     contracted = {axis for axes in terms.values() for axis in axes} != set(reduced)
-    if reduced and linear.open and (linear.contracts or not contracted):
+    if reduced and linear.unreduced and (linear.contracts or not contracted):
         yield (Sharding(results[0].dims, reduced),)
 
 

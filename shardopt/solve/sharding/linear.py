@@ -1,14 +1,14 @@
-"""Which values may stay partial: unfinished sums that only operations linear in them read.
+"""Which values may stay unreduced: sums that only operations linear in them read.
 
 A contraction over a split factor leaves a term of its result on every device. Operations that are
 linear in the value may work on the terms (gradients are added up over microbatches, the gradients
 of three projections of one value are added), and one collective at the end takes the sum.
-`find_linear` says for each operation which operands may be partial together, and whether its result
-may be.
+`find_linear` says for each operation which operands may be unreduced together, and whether its
+result may be.
 
-A value is *open* (may be partial) if its producer can make terms of it and every reader is linear
-in it. What leaves the graph is never open, nor what is made or read inside of a loop or branch. Of
-the open values only those are kept whose *region* (open values that linear operations connect) can
+A value may stay unreduced if its producer can make terms of it and every reader is linear
+in it. What leaves the graph never does, nor what is made or read inside of a loop or branch. Of
+such values only those are kept whose *region* (what linear operations connect of them) can
 gain: two of them are joined, one is carried from microbatch to microbatch, one is read less often
 than it is made, or one shrinks before it is needed. All others would be reduced where they are made
 anyway."""
@@ -25,21 +25,22 @@ Tied = Iterable[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Linear:
-    """How an operation deals with partial values.
+    """How an operation deals with unreduced values.
 
-    Each of `modes` is a set of operand positions that may be partial along one axis, all together;
-    the operation is then linear in them. An empty mode makes terms out of nothing: zeros. `open`:
-    the result may be partial. `contracts`: also along the axes of contracted factors, which leave
-    it to the operation to make the terms. `sums`: the sum of partial operands may be taken right
-    behind the operation; elsewhere its readers take it, or it could have been taken before."""
+    Each of `modes` is a set of operand positions that may be unreduced along one axis, all
+    together; the operation is then linear in them. An empty mode makes terms out of nothing: zeros.
+    `unreduced`: the result may be unreduced. `contracts`: also along the axes of contracted
+    factors, which leave it to the operation to make the terms. `sums`: the sum of unreduced
+    operands may be taken right behind the operation; elsewhere its readers take it, or it could
+    have been taken before."""
 
     modes: tuple[tuple[int, ...], ...] = ()
-    open: bool = False
+    unreduced: bool = False
     contracts: bool = False
     sums: bool = False
 
 
-CLOSED = Linear()
+REDUCED = Linear()
 
 # Operations that are linear in operand 0, whatever the others are.
 _IN_FIRST = frozenset(
@@ -66,67 +67,67 @@ _KEEPS_ZEROS = frozenset(
 )
 
 
-def find_linear(graph: OpGraph, tied: Tied = (), closed: Iterable[int] = ()) -> tuple[Linear, ...]:
+def find_linear(graph: OpGraph, tied: Tied = (), reduced: Iterable[int] = ()) -> tuple[Linear, ...]:
     """For each operation of `graph`. The tensors of a `tied` pair end with equal shardings;
-    `closed` are never partial (nor are inputs and outputs of the graph)."""
-    return _Analysis(graph, tuple((a, b) for a, b in tied if a != b), frozenset(closed)).run()
+    `reduced` are never unreduced (nor are inputs and outputs of the graph)."""
+    return _Analysis(graph, tuple((a, b) for a, b in tied if a != b), frozenset(reduced)).run()
 
 
 class _Analysis:
     def __init__(
-        self, graph: OpGraph, tied: tuple[tuple[int, int], ...], closed: frozenset[int]
+        self, graph: OpGraph, tied: tuple[tuple[int, int], ...], reduced: frozenset[int]
     ) -> None:
         self.graph = graph
         self.tied = tied
         self.carried = frozenset(tensor for pair in tied for tensor in pair)
         inside = {tensor for op in graph.ops if op.block for tensor in (*op.operands, *op.results)}
-        self.closed = closed | set(graph.outputs) | set(graph.inputs) | inside
+        self.reduced = reduced | set(graph.outputs) | set(graph.inputs) | inside
         self.producers = graph.producers()
         self.consumers = graph.consumers()
         self.zeros = _zeros(graph)
         # A carried value has zeros only before the first iteration.
         self.always_zero = self.zeros - self.carried
         self.modes = {id(op): linear_modes(op, graph.tensors, self.always_zero) for op in graph.ops}
-        self.open: set[int] = set()
+        self.unreduced: set[int] = set()
 
     def run(self) -> tuple[Linear, ...]:
         self._shrink_to_fixpoint()
-        self.open &= self._worthwhile()
+        self.unreduced &= self._worthwhile()
         # A region is dropped as a whole, so what is left still fits together.
-        return tuple(self._linear(op) if self._touches(op) else CLOSED for op in self.graph.ops)
+        return tuple(self._linear(op) if self._touches(op) else REDUCED for op in self.graph.ops)
 
     def _touches(self, op: Op) -> bool:
-        return any(tensor in self.open for tensor in (*op.operands, *op.results))
+        return any(tensor in self.unreduced for tensor in (*op.operands, *op.results))
 
     def _linear(self, op: Op) -> Linear:
-        is_open = len(op.results) == 1 and op.results[0] in self.open
+        is_unreduced = len(op.results) == 1 and op.results[0] in self.unreduced
         modes = tuple(
-            mode for mode in self._modes(op) if any(op.operands[k] in self.open for k in mode)
+            mode for mode in self._modes(op) if any(op.operands[k] in self.unreduced for k in mode)
         )
-        if is_open and op.results[0] in self.zeros:
+        if is_unreduced and op.results[0] in self.zeros:
             modes = ((), *modes)
-        contracts = is_open and _contracts(op, self.always_zero)
-        return Linear(modes, is_open, contracts, any(self._ends(op, mode) for mode in modes))
+        contracts = is_unreduced and _contracts(op, self.always_zero)
+        return Linear(modes, is_unreduced, contracts, any(self._ends(op, mode) for mode in modes))
 
     def _ends(self, op: Op, mode: tuple[int, ...]) -> bool:
         """Whether this is a place to take a sum: the last one, or one where it has become
         cheaper."""
-        if op.results[0] not in self.open:
+        if op.results[0] not in self.unreduced:
             return True
-        if op.results[0] in self.carried:  # partial before and after, or not at all
+        if op.results[0] in self.carried:  # unreduced before and after, or not at all
             return False
-        inside = [op.operands[k] for k in mode if op.operands[k] in self.open]
+        inside = [op.operands[k] for k in mode if op.operands[k] in self.unreduced]
         return self._saves(op, inside)
 
     def _shrink_to_fixpoint(self) -> None:
         """The greatest set of values that all fit together: start with every candidate, drop what
-        cannot be partial, and look again at what a dropped value touches."""
-        self.open = {
+        cannot be unreduced, and look again at what a dropped value touches."""
+        self.unreduced = {
             result
             for op in self.graph.ops
             if len(op.results) == 1
             for result in op.results
-            if result not in self.closed
+            if result not in self.reduced
             and result not in self.always_zero
             and self.graph.tensors[result].dtype != "i1"
         }
@@ -134,10 +135,10 @@ class _Analysis:
         for first, second in self.tied:
             partners.setdefault(first, []).append(second)
             partners.setdefault(second, []).append(first)
-        doubtful = set(self.open)
+        doubtful = set(self.unreduced)
         while doubtful:
             dropped = [t for t in doubtful if not self._fits(t, partners.get(t, ()))]
-            self.open.difference_update(dropped)
+            self.unreduced.difference_update(dropped)
             touched = {op for tensor in dropped for op in self.consumers[tensor]}
             doubtful = {
                 t
@@ -145,17 +146,17 @@ class _Analysis:
                 for t in (*self.graph.ops[k].operands, *self.graph.ops[k].results)
             }
             doubtful.update(other for tensor in dropped for other in partners.get(tensor, ()))
-            doubtful &= self.open
+            doubtful &= self.unreduced
 
     def _fits(self, tensor: int, partners: Sequence[int]) -> bool:
-        bound = all(other in self.open for other in partners)
+        bound = all(other in self.unreduced for other in partners)
         return bound and self._is_made(tensor) and self._is_read_linearly(tensor)
 
     def _is_made(self, tensor: int) -> bool:
         op = self.graph.ops[self.producers[tensor]]
         if tensor in self.zeros or _contracts(op, self.always_zero):
             return True
-        return any(any(op.operands[k] in self.open for k in mode) for mode in self._modes(op))
+        return any(any(op.operands[k] in self.unreduced for k in mode) for mode in self._modes(op))
 
     def _is_read_linearly(self, tensor: int) -> bool:
         readers = self.consumers[tensor]
@@ -168,13 +169,14 @@ class _Analysis:
         return any(places <= set(mode) for mode in self._modes(op))
 
     def _modes(self, op: Op) -> list[tuple[int, ...]]:
-        """The linear modes whose operands are all open, or zeros that the operation can make for
-        itself."""
+        """the linear modes whose operands are all unreduced, or zeros that the operation can make
+        for itself."""
         return [
             mode
             for mode in self.modes[id(op)]
             if all(
-                op.operands[k] in self.open or self._makes_zero(op, op.operands[k]) for k in mode
+                op.operands[k] in self.unreduced or self._makes_zero(op, op.operands[k])
+                for k in mode
             )
         ]
 
@@ -185,28 +187,28 @@ class _Analysis:
         return made.scope == op.scope and made.name in ("constant", "broadcast_in_dim")
 
     def _worthwhile(self) -> set[int]:
-        """The open values of regions that can gain."""
+        """The unreduced values of regions that can gain."""
         region = _Regions()
         gains: list[int] = []
         for first, second in self.tied:
-            if first in self.open and second in self.open:
+            if first in self.unreduced and second in self.unreduced:
                 region.join(first, second)
                 if self.graph.ops[self.producers[second]].repeat > 1:
                     gains.append(first)
         for op in self.graph.ops:
             for mode in self._modes(op):
-                inside = [op.operands[k] for k in mode if op.operands[k] in self.open]
-                linked = [*inside, *(result for result in op.results if result in self.open)]
+                inside = [op.operands[k] for k in mode if op.operands[k] in self.unreduced]
+                linked = [*inside, *(result for result in op.results if result in self.unreduced)]
                 for tensor in linked[1:]:
                     region.join(linked[0], tensor)
                 if self._saves(op, inside):
                     gains.append(inside[0])
         winners = {region.of(tensor) for tensor in gains}
-        return {tensor for tensor in self.open if region.of(tensor) in winners}
+        return {tensor for tensor in self.unreduced if region.of(tensor) in winners}
 
     def _saves(self, op: Op, inside: Sequence[int]) -> bool:
-        """Whether it is cheaper to take the sum behind `op` than that of each of its open operands
-        before it."""
+        """Whether it is cheaper to take the sum behind `op` than that of each of its unreduced
+        operands before it."""
         if not inside or len(set(inside) - self.carried) > 1:
             return bool(inside)
         made, tensors = self.graph.ops[self.producers[inside[0]]], self.graph.tensors

@@ -1,4 +1,5 @@
-"""Simpler questions than which strategies are best of all: with fewer axes, and without open sums.
+"""Simpler questions than which strategies are best of all: with fewer axes, and without unreduced
+values.
 
 A mesh of shape a×b×c can do what meshes of shape a×bc and ab×c can, if two neighbouring axes always
 stand together in the same place. These have a fraction of the strategies. The masks are ordered so
@@ -25,8 +26,9 @@ _FEWEST_AXES = 3  # with two axes, joining them leaves one: too little is left t
 
 
 def simpler_masks(mesh: Mesh, nodes: Sequence[NodeColumns]) -> tuple[Mask, ...]:
-    """Masks of the nodes' strategies: neighbouring axes joined, then all sums closed. Those that
-    leave out nothing are left out; while any sum may be open, all of them are without open sums."""
+    """Masks of the nodes' strategies: neighbouring axes joined, then all values reduced. Those that
+    leave out nothing are left out; while any value may be unreduced, all of them are without such
+    values."""
     return tuple(
         mask
         for name, keeps in _rules(mesh, nodes)
@@ -39,12 +41,13 @@ def _rules(mesh: Mesh, nodes: Sequence[NodeColumns]) -> Iterator[tuple[str, Keep
     if len(axes) >= _FEWEST_AXES:
         for first, second in zip(axes[::-1][1:], axes[::-1][:-1], strict=True):  # fast axes first
             yield f"{first}{second}_joined", partial(_is_joined, first, second)
-    yield "sums_closed", lambda sharding: not sharding.partial
+    yield "reduced", lambda sharding: not sharding.unreduced
 
 
 def _is_joined(first: str, second: str, sharding: Sharding) -> bool:
-    """Whether the two axes stand side by side, in this order, or nowhere, and no sum is open."""
-    if sharding.partial:
+    """Whether the two axes stand side by side, in this order, or nowhere, and no value is
+    unreduced."""
+    if sharding.unreduced:
         return False
     for axes in sharding.dims:
         if first in axes or second in axes:

@@ -2,12 +2,12 @@
 choice costs.
 
 A strategy puts every live mesh axis on at most one factor. Operand and result shardings follow from
-the factors of their dimensions. An axis on a contracted factor leaves every device with a partial
-result. It is made whole at once, by an all-reduce, or by a reduce-scatter that also shards a result
-dimension along the axis (XLA's CPU backend emits that as all-reduce and slice; GPU and TPU backends
-fuse the two); or it stays partial, where `linear` found that its readers are linear in it. Such a
-reader may put an axis on partial operands instead of a factor: it works on the terms, and its
-result is partial along the axis or made whole in the same ways."""
+the factors of their dimensions. An axis on a contracted factor leaves every device with an
+unreduced result. It is made whole at once, by an all-reduce, or by a reduce-scatter that also
+shards a result dimension along the axis (XLA's CPU backend emits that as all-reduce and slice; GPU
+and TPU backends fuse the two); or it stays unreduced, where `linear` found that its readers are
+linear in it. Such a reader may put an axis on unreduced operands instead of a factor: it works on
+the terms, and its result is unreduced along the axis or made whole in the same ways."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shardopt.mesh.shardings import live_axes as live_axes
 from shardopt.solve.sharding.factors import Axes, shardable_factors
 from shardopt.solve.sharding.kernel_bytes import Accesses, accessed_bytes, kernels_of
 from shardopt.solve.sharding.layouts import Layout, Layouts, SplitLayout, tiles
-from shardopt.solve.sharding.linear import CLOSED, Linear
+from shardopt.solve.sharding.linear import REDUCED, Linear
 from shardopt.solve.sharding.strategies_cost import CommunicationCosts, compute_seconds
 
 
@@ -35,8 +35,8 @@ class Strategy:
     """One way to partition an operation, with its seconds for one execution on one device.
 
     `reduced` are the axes along which the operation leaves terms of its result; `collectives` take
-    the sum, if it is not left open. `unscattered` are the result shardings that tell the
-    partitioner the strategy: what the operation itself makes when it works on partial operands,
+    the sum, if it is not left unreduced. `unscattered` are the result shardings that tell the
+    partitioner the strategy: what the operation itself makes when it works on unreduced operands,
     otherwise what all-reduces instead of reduce-scatters give."""
 
     operands: tuple[Sharding, ...]
@@ -68,11 +68,11 @@ def op_strategies(
     results: Sequence[Tensor],
     mesh: Mesh,
     cluster: Cluster,
-    linear: Linear = CLOSED,
+    linear: Linear = REDUCED,
     accesses: Accesses | None = None,
 ) -> tuple[Strategy, ...]:
     """All strategies of `op` in a fixed order, the replicated one first. An opaque op has that one
-    only. `linear` says which operands and results may be partial, `accesses` in how many kernels
+    only. `linear` says which operands and results may be unreduced, `accesses` in how many kernels
     the op touches each of its tensors: in one of its own, by default."""
     layout = Layouts().of(op, operands, results, mesh, linear)
     return priced(layout, op, operands, results, CommunicationCosts(cluster, mesh), accesses)
@@ -153,7 +153,7 @@ class _Pricer:
         borders, seconds = self._borders(layout), self._compute_seconds(layout)
         for final in layout.forms:
             collectives: tuple[Step, ...] = ()
-            if layout.reduced and not final[0].partial:
+            if layout.reduced and not final[0].unreduced:
                 # A reduction of several operands at once (no single reducer) is never split: there
                 # is one result here.
                 local_bytes = self._local_bytes(self.results[0], layout.made[0])

@@ -23,7 +23,7 @@ from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.assignment.table_store import TableStore
 from shardopt.solve.sharding.kernel_bytes import Accesses
 from shardopt.solve.sharding.layouts import Column, Layouts
-from shardopt.solve.sharding.linear import CLOSED, Linear
+from shardopt.solve.sharding.linear import REDUCED, Linear
 from shardopt.solve.sharding.strategies import Strategy, all_shardings, marker_strategy, priced
 from shardopt.solve.sharding.strategies_cost import (
     CommunicationCosts,
@@ -66,7 +66,7 @@ class StrategyTables:
         self,
         op: Op,
         tensors: Sequence[Tensor],
-        linear: Linear = CLOSED,
+        linear: Linear = REDUCED,
         accesses: Accesses | None = None,
     ) -> OpStrategies:
         """The strategies of `op`, the replicated one first; `tensors` are those of its graph.

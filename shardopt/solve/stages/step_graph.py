@@ -72,7 +72,8 @@ class StepGraph:
 
     @cached_property
     def linear(self) -> tuple[Linear, ...]:
-        """For each operation which values may be partial when all of the step lies on one mesh."""
+        """For each operation which values may be unreduced when all of the step lies on one
+        mesh."""
         return find_linear(self.graph, self.tied)
 
     def is_shared(self, tensor: int) -> bool:

@@ -12,7 +12,7 @@
 // What a barrier hands on has the sharding of what it takes. The sum of the product stays open, of which GSPMD knows
 // nothing.
 //--- plain.mlir
-// CHECK: plain.mlir:[[@LINE+13]]:1: warning: sums stay open: only for Shardy's partitioner, GSPMD would drop them without a word
+// CHECK: plain.mlir:[[@LINE+13]]:1: warning: values stay unreduced: only for Shardy's partitioner, GSPMD would drop their sums without a word
 // CHECK: module attributes {mhlo.num_partitions = 2 : i32, mhlo.num_replicas = 1 : i32}
 // CHECK: @main(%arg0: tensor<8x8xf32> {mhlo.sharding = "{devices=[1,2]<=[2]}", tf.aliasing_output = 0 : i32}) -> (tensor<8x8xf32> {mhlo.sharding = "{devices=[1,2]<=[2]}"})
 // CHECK-NOT: shardopt

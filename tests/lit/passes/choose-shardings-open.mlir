@@ -5,7 +5,7 @@
 // Two products whose inner dimension is split are added before they are summed up over the devices. That is for Shardy
 // only, and off for a module that GSPMD is to read.
 
-// CHECK: choose-shardings-open.mlir:[[@LINE+13]]:{{[0-9]+}}: warning: sums stay open: only for Shardy's partitioner, GSPMD would drop them without a word
+// CHECK: choose-shardings-open.mlir:[[@LINE+13]]:{{[0-9]+}}: warning: values stay unreduced: only for Shardy's partitioner, GSPMD would drop their sums without a word
 // CHECK-LABEL: func.func public @main
 // CHECK-COUNT-2: stablehlo.dot_general {{.*}}mhlo.sharding = "{unreduced}"
 // CHECK: %[[SUM:.*]] = stablehlo.add {{.*}}mhlo.sharding = "{unreduced}"

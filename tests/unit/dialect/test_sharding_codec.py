@@ -38,8 +38,8 @@ def meshes_and_shardings(draw: st.DrawFn) -> tuple[Mesh, Sharding]:
         place = draw(st.integers(0, rank + 1))
         if place <= rank:
             dims[place].append(name)
-    *split, partial = map(tuple, dims)
-    sharding = Sharding(tuple(split), tuple(sorted(partial)))
+    *split, unreduced = map(tuple, dims)
+    sharding = Sharding(tuple(split), tuple(sorted(unreduced)))
     return Mesh("mesh", axes, tuple(range(prod(sizes)))), sharding
 
 
@@ -129,7 +129,7 @@ def terms(text: str) -> set[frozenset[int]]:
 
 
 @pytest.mark.parametrize(
-    ("dims", "partial", "text"),
+    ("dims", "unreduced", "text"),
     [
         (((), ()), ("x", "y"), "{unreduced}"),
         (
@@ -141,12 +141,14 @@ def terms(text: str) -> set[frozenset[int]]:
         ((), ("x",), "{devices=[2,2]<=[4] last_tile_dims={unreduced, replicated}}"),
     ],
 )
-def test_unreduced(dims: tuple[tuple[str, ...], ...], partial: tuple[str, ...], text: str) -> None:
-    sharding = Sharding(dims, partial)
+def test_unreduced(
+    dims: tuple[tuple[str, ...], ...], unreduced: tuple[str, ...], text: str
+) -> None:
+    sharding = Sharding(dims, unreduced)
     assert to_mhlo(sharding, MESH) == text
     assert from_mhlo(text, len(dims), MESH) == sharding
     along = {("x", "y"): [[0, 1, 2, 3]], ("x",): [[0, 2], [1, 3]], ("y",): [[0, 1], [2, 3]]}[
-        partial
+        unreduced
     ]
     assert terms(text) == set(map(frozenset, along))
 

@@ -28,7 +28,7 @@ def test_a_partial_value_has_the_tiles_of_the_reduced_one() -> None:
         ),
         (Sharding((("x",), ()), ("x",)), "uses an axis twice"),
         (Sharding(((), ()), ("y", "y")), "uses an axis twice"),
-        (Sharding(((), ()), ("y", "x")), "names partial axes in another order than mesh"),
+        (Sharding(((), ()), ("y", "x")), "names unreduced axes in another order than mesh"),
         (Sharding((("x", "y"), ("z", "w"))), "names axis 'w'"),
         (
             Sharding(((), ("x", "y")), ("z",)),

@@ -80,9 +80,9 @@ def write(folder: Path, data: object) -> str:
     st.booleans(),
 )
 def test_shardings_are_read_as_they_are_written(
-    dims: tuple[tuple[str, ...], ...], partial: bool
+    dims: tuple[tuple[str, ...], ...], unreduced: bool
 ) -> None:
-    sharding = Sharding(dims, ("x", "z") if partial else ())
+    sharding = Sharding(dims, ("x", "z") if unreduced else ())
     assert parse_sharding(sharding_text(sharding)) == sharding
 
 

@@ -32,7 +32,7 @@ MOST_CLASSES = 500
 
 @dataclass(frozen=True, eq=False)
 class PartView:
-    """What is taken for granted about a part: for each operation which values may be partial, and
+    """What is taken for granted about a part: for each operation which values may be unreduced, and
     in how many kernels it touches each of its tensors; `free` tensors, which every reader gets in
     the sharding that it wants; `unpaid` nodes, which cost nothing; and `fused` tensors, which are
     written and read only where they are exchanged."""

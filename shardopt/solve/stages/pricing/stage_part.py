@@ -53,7 +53,7 @@ class StagePart:
 
     @cached_property
     def linear(self) -> tuple[Linear, ...]:
-        """For each operation which values may be partial: none that leaves the stage."""
+        """For each operation which values may be unreduced: none that leaves the stage."""
         return find_linear(self.graph, self.tied, self.sent)
 
     @cached_property

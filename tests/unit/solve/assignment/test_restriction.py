@@ -115,9 +115,9 @@ def test_joined_axes_stand_together_in_one_place() -> None:
 
 
 def test_sums_are_closed_before_they_are_open() -> None:
-    whole, open_sum = Sharding(((),)), Sharding(((),), ("x",))
-    split, single = column(whole, open_sum), column(whole, whole)
+    whole, unreduced = Sharding(((),)), Sharding(((),), ("x",))
+    split, single = column(whole, unreduced), column(whole, whole)
     (mask,) = simpler_masks(parse_mesh("2x2"), [(single, split), (single,)])
-    assert mask.name == "sums_closed"
+    assert mask.name == "reduced"
     assert [allowed.tolist() for allowed in mask.allowed] == [[True, False], [True, True]]
     assert simpler_masks(parse_mesh("2x2"), [(single,)]) == ()

@@ -1,11 +1,11 @@
-"""Which values may stay partial, on graphs of a few operations."""
+"""Which values may stay unreduced, on graphs of a few operations."""
 
 from __future__ import annotations
 
 import pytest
 
 from shardopt.graph.op_graph import Op, OpGraph, Tensor
-from shardopt.solve.sharding.linear import CLOSED, Linear, find_linear
+from shardopt.solve.sharding.linear import REDUCED, Linear, find_linear
 from tests.unit.solve.sharding.op_graphs import elementwise, f32, matmul, rule
 
 SQUARE = (8, 8)
@@ -46,16 +46,16 @@ def test_two_products_may_be_added_before_they_are_summed_up() -> None:
             (5,),
         )
     )
-    made = Linear((), open=True, contracts=True)
+    made = Linear((), unreduced=True, contracts=True)
     # The sum has a reader that is not linear: it is taken there.
-    assert linear == (made, made, Linear(((0, 1),), sums=True), CLOSED)
+    assert linear == (made, made, Linear(((0, 1),), sums=True), REDUCED)
 
 
 def test_what_only_one_product_feeds_gains_nothing() -> None:
     linear = find_linear(
         graph([product(0, 1, 2), on_squares("negate", (2,), 3), on_squares("tanh", (3,), 4)], (4,))
     )
-    assert set(linear) == {CLOSED}
+    assert set(linear) == {REDUCED}
 
 
 @pytest.mark.parametrize("reader", ["tanh", "maximum"])
@@ -64,7 +64,7 @@ def test_a_reader_that_is_not_linear_closes_a_value(reader: str) -> None:
     linear = find_linear(
         graph([product(0, 1, 2), product(1, 0, 3), on_squares("add", (2, 3), 4), other], (4, 5))
     )
-    assert set(linear) == {CLOSED}
+    assert set(linear) == {REDUCED}
 
 
 def test_outputs_and_what_the_caller_closes_are_never_partial() -> None:
@@ -76,11 +76,11 @@ def test_outputs_and_what_the_caller_closes_are_never_partial() -> None:
     ]
     joined, last = find_linear(graph(ops, (5,)))[2:]
     assert joined == Linear(
-        ((0, 1),), open=True, sums=True
+        ((0, 1),), unreduced=True, sums=True
     )  # summed up here, or behind the negation
     assert last == Linear(((0,),), sums=True)
-    assert set(find_linear(graph(ops, (2, 5)))) == {CLOSED}
-    assert set(find_linear(graph(ops, (5,)), closed=[3])) == {CLOSED}
+    assert set(find_linear(graph(ops, (2, 5)))) == {REDUCED}
+    assert set(find_linear(graph(ops, (5,)), reduced=[3])) == {REDUCED}
 
 
 def test_a_value_is_not_linear_in_its_own_square() -> None:
@@ -91,7 +91,7 @@ def test_a_value_is_not_linear_in_its_own_square() -> None:
         on_squares("multiply", (4, 4), 5),
     ]
     assert find_linear(graph(ops, (5,)))[2] == Linear(((0, 1),), sums=True)
-    assert find_linear(graph(ops, (5,)))[3] == CLOSED
+    assert find_linear(graph(ops, (5,)))[3] == REDUCED
 
 
 def test_a_sum_with_something_whole_is_not_linear() -> None:
@@ -101,7 +101,7 @@ def test_a_sum_with_something_whole_is_not_linear() -> None:
         on_squares("add", (2, 0), 4),
         on_squares("add", (4, 3), 5),
     ]
-    assert set(find_linear(graph(ops, (5,)))) == {CLOSED}
+    assert set(find_linear(graph(ops, (5,)))) == {REDUCED}
 
 
 def test_zeros_may_stand_in_for_a_term() -> None:
@@ -109,8 +109,8 @@ def test_zeros_may_stand_in_for_a_term() -> None:
     pick = Op("select", (6, 2, 7), (4,), rule("ij,ij,ij->ij", {"i": 8, "j": 8}))
     ops = [product(0, 1, 2), product(1, 0, 3), zeros(7), pick, on_squares("add", (4, 3), 5)]
     linear = find_linear(graph(ops, (5,)))
-    assert linear[3] == Linear(((1, 2),), open=True)
-    assert linear[2] == CLOSED  # everyone makes zeros for himself
+    assert linear[3] == Linear(((1, 2),), unreduced=True)
+    assert linear[2] == REDUCED  # everyone makes zeros for himself
 
 
 def accumulation(start: Op, trips: int = 4) -> OpGraph:
@@ -126,19 +126,19 @@ def accumulation(start: Op, trips: int = 4) -> OpGraph:
 
 def test_an_accumulator_that_starts_from_zeros_stays_open_over_the_loop() -> None:
     start, made, added, read = find_linear(accumulation(zeros(1)), tied=[(1, 3)])
-    assert start == Linear(((),), open=True)  # terms out of nothing
-    assert made == Linear((), open=True, contracts=True)
-    assert added == Linear(((0, 1),), open=True)  # nothing is summed up in the loop
+    assert start == Linear(((),), unreduced=True)  # terms out of nothing
+    assert made == Linear((), unreduced=True, contracts=True)
+    assert added == Linear(((0, 1),), unreduced=True)  # nothing is summed up in the loop
     assert read == Linear(((0,),), sums=True)
 
 
 def test_without_microbatches_nothing_is_won() -> None:
-    assert set(find_linear(accumulation(zeros(1), trips=1), tied=[(1, 3)])) == {CLOSED}
+    assert set(find_linear(accumulation(zeros(1), trips=1), tied=[(1, 3)])) == {REDUCED}
 
 
 def test_an_accumulator_that_starts_from_something_else_is_closed() -> None:
     ones = Op("constant", (), (1,), rule("->ij", {"i": 8, "j": 8}))
-    assert set(find_linear(accumulation(ones), tied=[(1, 3)])) == {CLOSED}
+    assert set(find_linear(accumulation(ones), tied=[(1, 3)])) == {REDUCED}
 
 
 def test_carried_zeros_are_no_zeros() -> None:
@@ -148,7 +148,7 @@ def test_carried_zeros_are_no_zeros() -> None:
     linear = find_linear(
         graph([zeros(1), *body, on_squares("negate", (3,), 4)], (4, 5)), tied=[(1, 3)]
     )
-    assert set(linear) == {CLOSED}
+    assert set(linear) == {REDUCED}
 
 
 @pytest.mark.parametrize("initial", [True, False])
@@ -164,7 +164,7 @@ def test_a_reduction_must_start_from_zero(initial: bool) -> None:
         on_squares("tanh", (4,), 5),
     )
     linears = find_linear(OpGraph(tuple(tensors), ops, (0, 1, 6), (5,)))
-    assert [linear.open for linear in linears] == [False, initial, initial, False, False]
+    assert [linear.unreduced for linear in linears] == [False, initial, initial, False, False]
 
 
 @pytest.mark.parametrize(
@@ -182,8 +182,8 @@ def test_terms_are_not_rounded(before: str, after: str, linear: bool) -> None:
         on_squares("add", (3, 5), 6),
     )
     linears = find_linear(OpGraph(tuple(tensors), ops, (0, 1, 4), (6,)))
-    assert linears[1].open is linear
-    assert linears[0].open is linear
+    assert linears[1].unreduced is linear
+    assert linears[0].unreduced is linear
 
 
 def test_what_loops_read_is_closed() -> None:
@@ -192,4 +192,4 @@ def test_what_loops_read_is_closed() -> None:
     inside = Op(inner.name, inner.operands, inner.results, inner.rule, block=1)
     linear = find_linear(graph([*ops, inside, on_squares("negate", (5,), 6)], (6,)))
     assert linear[2] == Linear(((0, 1),), sums=True)
-    assert linear[3] == CLOSED
+    assert linear[3] == REDUCED

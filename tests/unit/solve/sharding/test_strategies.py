@@ -17,7 +17,7 @@ from shardopt.graph.op_graph import FactorRule, Op
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.sharding.factors import shardable_factors
 from shardopt.solve.sharding.layouts import Layouts
-from shardopt.solve.sharding.linear import CLOSED, Linear
+from shardopt.solve.sharding.linear import REDUCED, Linear
 from shardopt.solve.sharding.strategies import (
     Strategy,
     all_shardings,
@@ -272,7 +272,7 @@ def test_meshes_share_layouts_only_where_they_divide_alike(extents: tuple[int, i
                 assert mine.shardings == other.shardings
 
 
-JOIN = Linear(((0, 1),), open=True, sums=True)
+JOIN = Linear(((0, 1),), unreduced=True, sums=True)
 
 
 def join_strategies(linear: Linear, mesh: Mesh = MESH) -> tuple[Strategy, ...]:
@@ -298,21 +298,21 @@ def test_a_fused_value_is_written_where_it_is_exchanged() -> None:
 def test_an_open_contraction_may_stay_partial() -> None:
     op, tensors = matmul(8, 4, 16, (0, 1), 2), (f32(8, 4), f32(4, 16))
     strategies = op_strategies(
-        op, tensors, (f32(8, 16),), LINE, CLUSTER, Linear((), open=True, contracts=True)
+        op, tensors, (f32(8, 16),), LINE, CLUSTER, Linear((), unreduced=True, contracts=True)
     )
-    partial = only(strategies, '[{}, {"x"}], [{"x"}, {}]', '[{}, {}], unreduced={"x"}')
-    assert partial.collectives == () and partial.reduced == ("x",)
-    assert partial.unscattered == partial.results
-    closed = op_strategies(op, tensors, (f32(8, 16),), LINE, CLUSTER)
-    assert len(strategies) == len(closed) + 1
+    unreduced = only(strategies, '[{}, {"x"}], [{"x"}, {}]', '[{}, {}], unreduced={"x"}')
+    assert unreduced.collectives == () and unreduced.reduced == ("x",)
+    assert unreduced.unscattered == unreduced.results
+    reduced = op_strategies(op, tensors, (f32(8, 16),), LINE, CLUSTER)
+    assert len(strategies) == len(reduced) + 1
 
 
 def test_what_is_linear_in_both_operands_takes_both_partial_along_the_same_axes() -> None:
     for strategy in join_strategies(JOIN):
         first, second = strategy.operands
         assert first == second
-        assert first.partial == strategy.reduced
-        assert not set(first.partial) & set(first.axes)
+        assert first.unreduced == strategy.reduced
+        assert not set(first.unreduced) & set(first.axes)
 
 
 @pytest.mark.parametrize(
@@ -324,12 +324,12 @@ def test_what_is_linear_in_both_operands_takes_both_partial_along_the_same_axes(
     ],
 )
 def test_terms_are_summed_up_scattered_or_handed_on(result: str, kinds: list[str]) -> None:
-    partial = ", ".join(['[{}, {}], unreduced={"x"}'] * 2)
-    strategy = only(join_strategies(JOIN, LINE), partial, result)
+    unreduced = ", ".join(['[{}, {}], unreduced={"x"}'] * 2)
+    strategy = only(join_strategies(JOIN, LINE), unreduced, result)
     assert [(step.kind, step.axes, step.bytes) for step in strategy.collectives] == [
         (k, ("x",), 256.0) for k in kinds
     ]
-    # The operation itself is written as partial; the sum stands behind it.
+    # The operation itself is written as unreduced; the sum stands behind it.
     assert str(strategy.unscattered[0]) == '[{}, {}], unreduced={"x"}'
     # Every device works on whole terms.
     assert strategy.compute_seconds == join_strategies(JOIN, LINE)[0].compute_seconds
@@ -337,39 +337,41 @@ def test_terms_are_summed_up_scattered_or_handed_on(result: str, kinds: list[str
 
 def test_a_sum_is_taken_where_that_may_pay() -> None:
     """Elsewhere the readers take it, and the tables stay small."""
-    inner = join_strategies(Linear(((0, 1),), open=True))
-    assert all(s.results[0].partial == s.reduced for s in inner)
-    closed = join_strategies(Linear(((0, 1),), sums=True))
-    assert all(not s.results[0].partial for s in closed)
-    assert len(inner) < len(join_strategies(JOIN)) and len(join_strategies(CLOSED)) < len(closed)
+    inner = join_strategies(Linear(((0, 1),), unreduced=True))
+    assert all(s.results[0].unreduced == s.reduced for s in inner)
+    reduced = join_strategies(Linear(((0, 1),), sums=True))
+    assert all(not s.results[0].unreduced for s in reduced)
+    assert len(inner) < len(join_strategies(JOIN)) and len(join_strategies(REDUCED)) < len(reduced)
 
 
 def test_zeros_are_terms_for_nothing() -> None:
     op = Op("constant", (), (0,), rule("->ij", {"i": 8, "j": 8}), zero=True)
-    strategies = op_strategies(op, (), (f32(8, 8),), MESH, CLUSTER, Linear(((),), open=True))
-    assert {s.results[0].partial for s in strategies} == {(), ("x",), ("y",), ("x", "y")}
+    strategies = op_strategies(op, (), (f32(8, 8),), MESH, CLUSTER, Linear(((),), unreduced=True))
+    assert {s.results[0].unreduced for s in strategies} == {(), ("x",), ("y",), ("x", "y")}
     assert all(not s.collectives for s in strategies)
     assert len({s.results for s in strategies}) == len(strategies) == 4**2
 
 
 def test_a_gather_that_sums_up_by_itself_stays_whole_along_that_axis() -> None:
-    """Partial along one axis because its operand is, but not along the one that splits what it
+    """Unreduced along one axis because its operand is, but not along the one that splits what it
     looks up."""
     op = Op(
         "gather", (0, 1), (2,), rule("ik,j->jk", {"i": 8, "j": 4, "k": 8}, reduction="i"), "add"
     )
     tensors = (f32(8, 8), f32(4)), (f32(4, 8),)
-    strategies = op_strategies(op, *tensors, MESH, CLUSTER, Linear(((0,),), open=True, sums=True))
-    assert any(s.results[0].partial == ("x",) for s in strategies)
+    strategies = op_strategies(
+        op, *tensors, MESH, CLUSTER, Linear(((0,),), unreduced=True, sums=True)
+    )
+    assert any(s.results[0].unreduced == ("x",) for s in strategies)
     for strategy in strategies:
-        if strategy.results[0].partial:
-            assert strategy.results[0].partial == strategy.operands[0].partial
+        if strategy.results[0].unreduced:
+            assert strategy.results[0].unreduced == strategy.operands[0].unreduced
 
 
 def test_capabilities_are_part_of_the_key_of_tables() -> None:
     tables = StrategyTables(MESH, CLUSTER)
     tensors, op = (f32(8, 8),) * 3, elementwise("add", (8, 8), (0, 1), 2)
-    assert tables.of(op, tensors) is tables.of(op, tensors, CLOSED)
+    assert tables.of(op, tensors) is tables.of(op, tensors, REDUCED)
     assert tables.of(op, tensors) is not tables.of(op, tensors, JOIN)
     source, target = tables.of(op, tensors, JOIN).results[0], tables.of(op, tensors).operands[0]
     seconds = tables.resharding(tensors[0], source, target, 1)

@@ -153,7 +153,7 @@ def test_bytes_are_those_of_the_plan_of_a_choice(start: int, end: int) -> None:
             choice = tuple(int(random.integers(len(cost))) for cost in problem.problem.costs)
             try:
                 plan = problem.decode(Solution(choice, 0.0, 0.0, 0.0, "feasible"))
-            except ValueError:  # a value cannot become partial
+            except ValueError:  # a value cannot become unreduced
                 continue
             sharded = ShardedPart(facts, tables, choice)
             assert sharded.live_bytes(copies=True).tolist() == plan.live_bytes.tolist()

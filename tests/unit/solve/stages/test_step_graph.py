@@ -35,7 +35,7 @@ def test_gradients_and_accumulators_may_stay_open() -> None:
     opened = {
         op.results[0]
         for op, linear in zip(found.graph.ops, found.linear, strict=True)
-        if linear.open
+        if linear.unreduced
     }
     gradients = {found.graph.ops[found.producers[after]].operands[1] for _, after in found.carried}
     assert gradients | {tensor for pair in found.carried for tensor in pair} <= opened

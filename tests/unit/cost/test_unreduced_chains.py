@@ -36,11 +36,11 @@ def canonical(mesh: Mesh) -> list[Sharding]:
     none."""
     shardings = []
     for places in itertools.product(range(4), repeat=len(mesh.axes)):
-        *dims, partial = (
+        *dims, unreduced = (
             tuple(a for a, p in zip(mesh.axis_names, places, strict=True) if p == where)
             for where in range(3)
         )
-        shardings.append(Sharding(tuple(dims), partial))
+        shardings.append(Sharding(tuple(dims), unreduced))
     return shardings
 
 
@@ -53,20 +53,20 @@ def moves(state: Sharding, mesh: Mesh) -> Iterator[tuple[float, Sharding]]:
             yield n - 1, with_dims(state, {d: dim[:cut]})
             for e in {0, 1} - {d}:
                 yield (n - 1) / n, with_dims(state, {d: dim[:cut], e: state.dims[e] + dim[cut:]})
-    for size in range(1, len(state.partial) + 1):
-        for axes in itertools.combinations(state.partial, size):
+    for size in range(1, len(state.unreduced) + 1):
+        for axes in itertools.combinations(state.unreduced, size):
             n = tiles(axes, mesh)
-            summed = Sharding(state.dims, tuple(a for a in state.partial if a not in axes))
+            summed = Sharding(state.dims, tuple(a for a in state.unreduced if a not in axes))
             yield 2 * (n - 1) / n, summed
             for d, order in itertools.product((0, 1), itertools.permutations(axes)):
                 yield (n - 1) / n, with_dims(summed, {d: (*state.dims[d], *order)})
-    free = [axis for axis in mesh.axis_names if axis not in (*state.axes, *state.partial)]
+    free = [axis for axis in mesh.axis_names if axis not in (*state.axes, *state.unreduced)]
     for d, axis in itertools.product((0, 1), free):
         yield 0, with_dims(state, {d: (*state.dims[d], axis)})
-    for dims in itertools.product(*(orders(mesh, state.partial),) * 2):
+    for dims in itertools.product(*(orders(mesh, state.unreduced),) * 2):
         counts = [Sharding(tilings).tile_counts(mesh) for tilings in (dims, state.dims)]
         if counts[0] == counts[1] and not set(dims[0]) & set(dims[1]):
-            yield 1, Sharding(dims, state.partial)
+            yield 1, Sharding(dims, state.unreduced)
 
 
 def orders(mesh: Mesh, taken: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -79,7 +79,7 @@ def tiles(axes: tuple[str, ...], mesh: Mesh) -> int:
 
 
 def with_dims(state: Sharding, change: dict[int, tuple[str, ...]]) -> Sharding:
-    return Sharding(tuple(change.get(d, dim) for d, dim in enumerate(state.dims)), state.partial)
+    return Sharding(tuple(change.get(d, dim) for d, dim in enumerate(state.dims)), state.unreduced)
 
 
 def least_bytes(src: Sharding, mesh: Mesh) -> dict[Sharding, float]:
@@ -120,23 +120,23 @@ def test_a_chain_lies_between_every_trick_and_taking_the_sums_first(mesh: Mesh) 
     for src in canonical(mesh):
         best = least_bytes(src, mesh)
         for dst in canonical(mesh):
-            if not set(dst.partial) <= set(src.partial):
+            if not set(dst.unreduced) <= set(src.unreduced):
                 assert dst not in best
-                with pytest.raises(ValueError, match="to stay open, found"):
+                with pytest.raises(ValueError, match="to stay unreduced, found"):
                     resharding_steps(src, dst, mesh, SHAPE, 1)
                 continue
-            summed, moved = Sharding(src.dims, dst.partial), Sharding(dst.dims, src.partial)
+            summed, moved = Sharding(src.dims, dst.unreduced), Sharding(dst.dims, src.unreduced)
             bytes_sent = sent(src, dst, mesh)
             assert bytes_sent >= 64 * best[dst] - 1e-9
-            if not set(dst.axes) & set(src.partial):
+            if not set(dst.axes) & set(src.unreduced):
                 assert bytes_sent <= min(
                     sent(src, summed, mesh) + sent(summed, dst, mesh),
                     sent(src, moved, mesh) + sent(moved, dst, mesh),
                 )
             if (
                 not src.axes
-                and set(dst.axes) <= set(src.partial)
-                and mesh.axis_names == src.partial
+                and set(dst.axes) <= set(src.unreduced)
+                and mesh.axis_names == src.unreduced
             ):
                 assert bytes_sent == pytest.approx(64 * best[dst])
 
@@ -166,7 +166,7 @@ def test_a_table_forbids_what_no_chain_does() -> None:
     chains = ReshardingCosts(CLUSTER, OBLONG).table(choices, choices, math.prod(SHAPE) * 4)
     seconds = chains.seconds
     for (i, src), (j, dst) in itertools.product(enumerate(choices), repeat=2):
-        if set(dst.partial) <= set(src.partial):
+        if set(dst.unreduced) <= set(src.unreduced):
             chain = resharding_steps(src, dst, OBLONG, SHAPE, 4)
             assert seconds[i, j] == pytest.approx(steps_seconds(CLUSTER, OBLONG, chain))
         else:
@@ -174,8 +174,8 @@ def test_a_table_forbids_what_no_chain_does() -> None:
 
 
 def test_a_table_may_forbid_everything() -> None:
-    open_sum = Sharding(((), ()), ("y",))
-    chains = ReshardingCosts(CLUSTER, OBLONG).table((WHOLE,), (open_sum,), 64)
+    unreduced = Sharding(((), ()), ("y",))
+    chains = ReshardingCosts(CLUSTER, OBLONG).table((WHOLE,), (unreduced,), 64)
     assert chains.seconds.tolist() == [[np.inf]] and chains.steps.tolist() == [[0]]
 
 
@@ -185,7 +185,7 @@ def test_the_sum_over_open_axes_stays_the_value(mesh: Mesh) -> None:
     first state held."""
     rng = np.random.default_rng(0)
     for src, dst in itertools.product(canonical(mesh), repeat=2):
-        if not set(dst.partial) <= set(src.partial):
+        if not set(dst.unreduced) <= set(src.unreduced):
             continue
         held = terms_of(rng.integers(0, 9, SHAPE), src, mesh, rng)
         value = total(held, src, mesh)
@@ -213,14 +213,14 @@ def coordinates(mesh: Mesh, axes: tuple[str, ...]) -> list[tuple[int, ...]]:
 def terms_of(
     value: np.ndarray, sharding: Sharding, mesh: Mesh, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """For every device its part of a term of its own along the partial axes."""
+    """For every device its part of a term of its own along the unreduced axes."""
     terms = {
-        where: rng.integers(-9, 9, SHAPE) for where in set(coordinates(mesh, sharding.partial))
+        where: rng.integers(-9, 9, SHAPE) for where in set(coordinates(mesh, sharding.unreduced))
     }
     return [
         terms[where][box]
         for where, box in zip(
-            coordinates(mesh, sharding.partial), boxes(sharding, mesh), strict=True
+            coordinates(mesh, sharding.unreduced), boxes(sharding, mesh), strict=True
         )
     ]
 
@@ -230,7 +230,7 @@ def total(held: list[np.ndarray], sharding: Sharding, mesh: Mesh) -> np.ndarray:
     summed = np.zeros(SHAPE, dtype=np.int64)
     seen = set()
     for part, box, where in zip(
-        held, boxes(sharding, mesh), coordinates(mesh, sharding.partial), strict=True
+        held, boxes(sharding, mesh), coordinates(mesh, sharding.unreduced), strict=True
     ):
         key = (where, *((side.start, side.stop) for side in box))
         if key not in seen:
@@ -244,8 +244,8 @@ def carry_out(
 ) -> list[np.ndarray]:
     """What a collective from `before` to `after` leaves: each device gets the part it wants of the
     terms it may see."""
-    summed = tuple(axis for axis in before.partial if axis not in after.partial)
-    keep = coordinates(mesh, after.partial)
+    summed = tuple(axis for axis in before.unreduced if axis not in after.unreduced)
+    keep = coordinates(mesh, after.unreduced)
     whole = {
         where: total(
             [part if at == where else 0 * part for part, at in zip(held, keep, strict=True)],
@@ -254,5 +254,5 @@ def carry_out(
         )
         for where in set(keep)
     }
-    assert set(summed) | set(after.partial) == set(before.partial)
+    assert set(summed) | set(after.unreduced) == set(before.unreduced)
     return [whole[where][box] for where, box in zip(keep, boxes(after, mesh), strict=True)]
