@@ -183,7 +183,7 @@ def test_max_min_and_boolean_reductions() -> None:
     check(step, normal(1, 3), normal(0, ROWS, 3))
 
 
-def test_partial_sums_are_added_before_they_are_accumulated() -> None:
+def test_unreduced_values_are_added_before_they_are_accumulated() -> None:
     def loss(w: jax.Array, x: jax.Array) -> jax.Array:
         for _ in range(3):
             x = jnp.tanh(x @ w)
