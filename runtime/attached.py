@@ -100,9 +100,9 @@ class AttachedBackend:
         calls: dict[str, tuple[Any, ...]] = {}
         for part in program.meshes:
             text = program_to_json(only_mesh(program, part.mesh.name))
-            own = {number: shares[number] for number, _ in part.arguments if number in shares}
+            kept = {number: shares[number] for number, _ in part.arguments if number in shares}
             calls |= {
-                host.name: (self._name, text, own, dict(options))
+                host.name: (self._name, text, kept, dict(options))
                 for host in self.hosts[part.mesh.name]
             }
         self._call("attach", calls)
@@ -114,8 +114,8 @@ class AttachedBackend:
         )
 
     def where(self) -> dict[str, WorkerStatus | None]:
-        found: dict[str, WorkerStatus | None] = self._backend.where()
-        return found
+        statuses: dict[str, WorkerStatus | None] = self._backend.where()
+        return statuses
 
     def close(self) -> None:
         """The run ends its workers."""

@@ -110,12 +110,12 @@ def injections(
     faults: Sequence[FaultFields], mesh: str, host: int, transport: FaultyTransport
 ) -> list[Injection]:
     """The faults of one worker."""
-    own = (
+    here = (
         fault
         for fault in (Fault(*fields) for fields in faults)
         if (fault.mesh, fault.host) == (mesh, host)
     )
-    return [Injection(fault, transport) for fault in own]
+    return [Injection(fault, transport) for fault in here]
 
 
 def _effects(transport: FaultyTransport) -> dict[str, Callable[[], None]]:
@@ -150,8 +150,8 @@ def _exhaust_memory() -> None:
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + _SPARE_BYTES, limits[1]))
     try:
-        held = []
+        chunks = []
         while True:
-            held.append(np.ones(_CHUNK_BYTES, np.uint8))
+            chunks.append(np.ones(_CHUNK_BYTES, np.uint8))
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)

@@ -52,5 +52,5 @@ def run_steps(
         except MeshError as error:
             if attempt == restarts:
                 raise
-            found = None if checkpoints is None else newest(checkpoints)
-            notice(error, 0 if found is None else int(found.name.removeprefix("step-")))
+            checkpoint = None if checkpoints is None else newest(checkpoints)
+            notice(error, 0 if checkpoint is None else int(checkpoint.name.removeprefix("step-")))

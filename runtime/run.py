@@ -177,19 +177,19 @@ class Run:
             )
         home = self._result_home[number]
         spec = self.program.results[number].value.spec
-        found = self._call("fetch", {host.name: (number,) for host in self._hosts[home]})
+        tiles = self._call("fetch", {host.name: (number,) for host in self._hosts[home]})
         whole = np.empty(spec.shape, numpy_dtype(spec.dtype))
         for host in self._hosts[home]:
-            self._tiling(spec, host).paste(found[host.name], whole)
+            self._tiling(spec, host).paste(tiles[host.name], whole)
         return whole
 
-    def argument(self, number: int, box: Slice | None = None) -> np.ndarray:
-        """What an argument holds now, or a global box of it: of state, what the last step made of
+    def argument(self, number: int, slice_: Slice | None = None) -> np.ndarray:
+        """What an argument holds now, or a global slice of it: of state, what the last step made of
         it."""
         self._home(number)
         if number in self._missing:
             raise UserError(f"argument {number} has no value yet")
-        return self._state.read(number, box)
+        return self._state.read(number, slice_)
 
     def attach(
         self,
@@ -224,8 +224,8 @@ class Run:
         """By mesh and function, what a device holds beside arguments and results while the function
         runs."""
         return {
-            worker.partition("/")[0]: found
-            for worker, found in self._everywhere("temporary_bytes").items()
+            worker.partition("/")[0]: bytes_
+            for worker, bytes_ in self._everywhere("temporary_bytes").items()
         }
 
     def spans(self) -> tuple[Span, ...]:

@@ -43,7 +43,7 @@ class Worker:
     """`checked_steps` is the number of steps in which every input of every RUN is compared with
     what is expected. With `track_bytes`, what is alive is counted after every instruction. With
     `compile_cache`, executables are kept in the user's cache folder (`SHARDOPT_CACHE`). `platform`
-    is "cpu" or "gpu"; GPUs are taken by the numbers of the mesh's devices, or, with `own_gpus`, in
+    is "cpu" or "gpu"; GPUs are taken by the numbers of the mesh's devices, or, with `gpus_from_zero`, in
     order: the process sees those of its worker only; with `share_gpus`, meshes share what GPUs
     there are. With `direct`, they exchange messages by NCCL. With `trace`, times of the newest
     steps are kept (`Recorder`).
@@ -63,7 +63,7 @@ class Worker:
         world: World | None = None,
         position: Position | None = None,
         platform: str = "cpu",
-        own_gpus: bool = False,
+        gpus_from_zero: bool = False,
         share_gpus: bool = False,
         direct: bool = False,
         checked_steps: int = 1,
@@ -92,7 +92,12 @@ class Worker:
             or XlaMesh(
                 program.mesh,
                 devices_of(
-                    program.mesh, host, world, platform, own_gpus=own_gpus, share_gpus=share_gpus
+                    program.mesh,
+                    host,
+                    world,
+                    platform,
+                    gpus_from_zero=gpus_from_zero,
+                    share_gpus=share_gpus,
                 ),
             ),
             executables={},
@@ -200,9 +205,11 @@ class Worker:
         one: its -> ours."""
         read = program_from_json(program)
         (part,) = read.meshes
-        own, context = dict(self.program.arguments), self._context
+        numbers, context = dict(self.program.arguments), self._context
         buffers = tuple(
-            (buffer, own[shares[number]]) for number, buffer in part.arguments if number in shares
+            (buffer, numbers[shares[number]])
+            for number, buffer in part.arguments
+            if number in shares
         )
         worker = Worker(
             part,

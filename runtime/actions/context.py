@@ -67,14 +67,14 @@ class Context:
     @cached_property
     def sent(self) -> frozenset[int]:
         """Buffers that the thread of the sender reads."""
-        found: set[int] = set()
+        sent: set[int] = set()
         for each in self.program.instructions:
             match each:
                 case Send(buffers=buffers):
-                    found.update(buffers)
+                    sent.update(buffers)
                 case Reshard(input=buffer) | Allgather(buffer=buffer) | Broadcast(buffer=buffer):
-                    found.add(buffer)  # between the hosts of the mesh
-        return frozenset(found)
+                    sent.add(buffer)  # between the hosts of the mesh
+        return frozenset(sent)
 
     @cached_property
     def overwritten(self) -> frozenset[int]:

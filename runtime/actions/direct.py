@@ -14,7 +14,7 @@ from typing import Any
 
 from shardopt.runtime.actions.context import Action, Context
 from shardopt.runtime.devices.cuda import Cuda, Words, load_cupy
-from shardopt.runtime.devices.tiles import Tiling, box_slices
+from shardopt.runtime.devices.tiles import Tiling, python_slices
 from shardopt.runtime.devices.xla import DeviceArray
 from shardopt.runtime.program.host_routes import pieces_between
 from shardopt.runtime.program.hosts import Host, Hosts
@@ -33,7 +33,7 @@ from shardopt.runtime.transports.nccl import End, Link, NcclLinks
 def connect(context: Context) -> None:
     """Let the worker's GPUs exchange messages directly. Raises UserError where cupy or the driver
     is missing."""
-    cupy, own, in_flight = load_cupy(), context.host.shards, context.in_flight
+    cupy, shards, in_flight = load_cupy(), context.host.shards, context.in_flight
 
     def last_run() -> Any:
         try:
@@ -43,7 +43,7 @@ def connect(context: Context) -> None:
 
     context.cudas = {
         shard: Cuda(cupy, ordinal, last_run)
-        for shard, ordinal in zip(own, context.devices.ordinals(), strict=True)
+        for shard, ordinal in zip(shards, context.devices.ordinals(), strict=True)
     }
     links = links_of(context.program, context.host, context.hosts, context.routes)
     context.links = NcclLinks(
@@ -81,7 +81,7 @@ def _stays(
 
 def links_of(program: MeshProgram, host: Host, hosts: Hosts, routes: Sequence[Route]) -> set[Link]:
     """All links that one worker needs, of both directions."""
-    found: set[Link] = set()
+    links: set[Link] = set()
     for each in program.instructions:
         if not isinstance(each, Send | Recv) or not _stays(program, hosts, routes, each):
             continue
@@ -90,8 +90,8 @@ def links_of(program: MeshProgram, host: Host, hosts: Hosts, routes: Sequence[Ro
                 pairs = [(host, target) for target in hosts[each.target]]
             else:
                 pairs = [(source, host) for source in hosts[each.source]]
-            found.update(link for pair in pairs for _, link in _pieces(routes[route], *pair))
-    return found
+            links.update(link for pair in pairs for _, link in _pieces(routes[route], *pair))
+    return links
 
 
 def _pieces(route: Route, source: Host, target: Host) -> list[tuple[int, Link]]:
@@ -120,7 +120,7 @@ def direct_send_action(context: Context, position: int, send: Send) -> Action:
         for value, route in enumerate(context.routes[number] for number in send.routes):
             for number, link in _pieces(route, context.host, target):
                 piece = route.pieces[number]
-                slices = (..., *box_slices(piece.box))
+                slices = (..., *python_slices(piece.slice))
                 message.append((link, value, context.host.shards.index(piece.shard), slices))
         if message:
             messages.append(message)
@@ -137,7 +137,7 @@ def direct_send_action(context: Context, position: int, send: Send) -> Action:
 
 @dataclass(frozen=True)
 class _Arriving:
-    """A piece on its way: by which link, and to which boxes (number of the shard among all of the
+    """A piece on its way: by which link, and to which slices (number of the shard among all of the
     message, slices)."""
 
     link: Link
@@ -175,8 +175,8 @@ def direct_recv_action(context: Context, position: int, recv: Recv) -> Action:
         for value, (buffer, route, tiling) in enumerate(
             zip(recv.buffers, routes, tilings, strict=True)
         ):
-            own = slice(value * size, (value + 1) * size)
-            landed = _Landed(shards[own], events[own])
+            of_value = slice(value * size, (value + 1) * size)
+            landed = _Landed(shards[of_value], events[of_value])
             context.buffers[buffer] = (
                 landed if route.exchanges else _adopted(context, tiling, landed)
             )
@@ -187,14 +187,14 @@ def direct_recv_action(context: Context, position: int, recv: Recv) -> Action:
 def direct_complete_action(
     context: Context, position: int, completion: Allgather | Broadcast
 ) -> Action:
-    route, own = context.routes[completion.route], context.host.shards
+    route, shards = context.routes[completion.route], context.host.shards
     tiling = Tiling(context.program.mesh, route.target)
     moves = [
         (
-            own.index(move.source_shard),
-            (..., *box_slices(move.source_box)),
-            own.index(move.target_shard),
-            (..., *box_slices(move.target_box)),
+            shards.index(move.source_shard),
+            (..., *python_slices(move.source_slice)),
+            shards.index(move.target_shard),
+            (..., *python_slices(move.target_slice)),
         )
         for move in route.exchanges
     ]
@@ -202,16 +202,16 @@ def direct_complete_action(
     def action() -> None:
         links, landed = _open(context), context.buffers[completion.buffer]
         assert isinstance(landed, _Landed), "a direct RECV comes first"
-        for source, source_box, target, target_box in moves:
-            giver, taker = context.cudas[own[source]], context.cudas[own[target]]
-            stream, box = links.copy_stream(giver), landed.shards[source][source_box]
+        for source, source_index, target, target_index in moves:
+            giver, taker = context.cudas[shards[source]], context.cudas[shards[target]]
+            stream, source_window = links.copy_stream(giver), landed.shards[source][source_index]
             with giver.here():
                 for event in landed.events[source]:
                     stream.wait_event(event)
-            words = giver.compact(box, stream)
-            window = landed.shards[target][target_box]
+            words = giver.compact(source_window, stream)
+            target_window = landed.shards[target][target_index]
             landed.events[target].append(
-                _pass_on(taker, links, words, giver.event(stream), window, box)
+                _pass_on(taker, links, words, giver.event(stream), target_window, source_window)
             )
         context.buffers[completion.buffer] = _adopted(context, tiling, landed)
 
@@ -219,23 +219,25 @@ def direct_complete_action(
 
 
 def _adopted(context: Context, tiling: Tiling, landed: _Landed) -> DeviceArray:
-    own = [context.cudas[shard] for shard in context.host.shards]
+    cudas = [context.cudas[shard] for shard in context.host.shards]
     give: list[Callable[[int | None], Any]] = [
         partial(cuda.give, words, tiling.dtype, tuple(events))
-        for cuda, words, events in zip(own, landed.shards, landed.events, strict=True)
+        for cuda, words, events in zip(cudas, landed.shards, landed.events, strict=True)
     ]
     return context.devices.adopt(tiling.spec, give)
 
 
-def _arriving(route: Route, source: Host, own: Host, first_shard: int) -> list[_Arriving]:
+def _arriving(route: Route, source: Host, target: Host, first_shard: int) -> list[_Arriving]:
     places: dict[int, list[tuple[int, Any]]] = {}
     for place in route.placements:
-        if place.shard in own.shards:
-            box = (..., *box_slices(place.box))
+        if place.shard in target.shards:
+            index = (..., *python_slices(place.slice))
             places.setdefault(place.piece, []).append(
-                (first_shard + own.shards.index(place.shard), box)
+                (first_shard + target.shards.index(place.shard), index)
             )
-    return [_Arriving(link, tuple(places[number])) for number, link in _pieces(route, source, own)]
+    return [
+        _Arriving(link, tuple(places[number])) for number, link in _pieces(route, source, target)
+    ]
 
 
 def _land(

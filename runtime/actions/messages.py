@@ -37,12 +37,14 @@ class _Outgoing:
         # What a later RUN writes over may not be held on to: XLA would copy it there, for fear of
         # who is looking.
         self._keep = not context.copy_pieces and context.overwritten.isdisjoint(buffers)
-        found = {
+        by_target = {
             target.name: [RouteSource(route, context.host, target) for route in routes]
             for target in targets
         }
         self._sources = {
-            name: sources for name, sources in found.items() if any(each.size for each in sources)
+            name: sources
+            for name, sources in by_target.items()
+            if any(each.size for each in sources)
         }
 
     def __bool__(self) -> bool:
@@ -68,7 +70,9 @@ class _Outgoing:
         if self._context.recorder is not None:
             self._context.recorder.ready()
         pieces = [
-            piece for source, own in zip(sources, shards, strict=True) for piece in source.cut(own)
+            piece
+            for source, of_value in zip(sources, shards, strict=True)
+            for piece in source.cut(of_value)
         ]
         if self._context.copy_pieces:
             pieces = [piece.copy() for piece in pieces]
@@ -127,13 +131,13 @@ def recv_action(context: Context, position: int, recv: Recv) -> Action:
 
 def reshard_action(context: Context, position: int, reshard: Reshard) -> Action:
     """A message of the host to itself, and to the other hosts of the mesh."""
-    route, own, hosts = (
+    route, here, hosts = (
         context.routes[reshard.route],
         context.host,
         context.hosts[context.host.mesh],
     )
-    others = _Outgoing(context, (reshard.input,), [route], [host for host in hosts if host != own])
-    staying, keep = RouteSource(route, own, own), reshard.input not in context.overwritten
+    others = _Outgoing(context, (reshard.input,), [route], [host for host in hosts if host != here])
+    staying, keep = RouteSource(route, here, here), reshard.input not in context.overwritten
     incoming, mailbox = _Incoming(context, [route], hosts, reshard.tag), context.transport.mailbox
 
     def action() -> None:
@@ -141,7 +145,7 @@ def reshard_action(context: Context, position: int, reshard: Reshard) -> Action:
         others.submit(position, (reshard.input,), reshard.tag)
         if staying.size:
             pieces = staying.cut(context.devices.shards(array))
-            mailbox.deliver(own.name, context.step, reshard.tag, pieces, keep=keep)
+            mailbox.deliver(here.name, context.step, reshard.tag, pieces, keep=keep)
         incoming.keep((reshard.output,))
 
     return action

@@ -187,10 +187,9 @@ class WorkerProcess:
     def _words(self) -> str:
         """The last line that the process wrote."""
         lines = self._log.read_bytes()[-_LAST_WORDS:].decode(errors="replace").strip().splitlines()
-        said = [
-            line for line in lines if not line.startswith("[Gloo]")
-        ]  # which tells that all is well
-        return f"; it last said: {said[-1]}" if said else ""
+        # Lines of Gloo tell that all is well.
+        lines = [line for line in lines if not line.startswith("[Gloo]")]
+        return f"; it last said: {lines[-1]}" if lines else ""
 
 
 def _command(files: Sequence[int]) -> list[str]:

@@ -97,7 +97,7 @@ class RayBackend(RemoteBackend):
         self._folder = tempfile.TemporaryDirectory(prefix="shardopt-")  # for its owner only
         try:
             self._make_actors(str(options.get("platform", "cpu")))
-            self.start_workers({**options, "own_gpus": True})
+            self.start_workers({**options, "gpus_from_zero": True})
         except BaseException:
             self.close()
             raise
@@ -169,17 +169,17 @@ class RayBackend(RemoteBackend):
     def _future(self, worker: str, ref: Any) -> Future[Any]:
         """The answer, with what the worker raised itself, or that its process is gone, as its
         error."""
-        found: Future[Any] = Future()
+        future: Future[Any] = Future()
 
         def done(answer: Future[Any]) -> None:
             error = answer.exception()
             if error is None:
-                found.set_result(answer.result())
+                future.set_result(answer.result())
             else:
-                found.set_exception(self._cause(worker, error))
+                future.set_exception(self._cause(worker, error))
 
         ref.future().add_done_callback(done)
-        return found
+        return future
 
     def _cause(self, worker: str, error: BaseException) -> BaseException:
         """What the worker raised, or that its process is gone."""

@@ -68,11 +68,11 @@ class RemoteBackend(ABC):
 
     def where(self) -> dict[str, WorkerStatus | None]:
         """Where every worker stands, None for one that does not answer."""
-        asked = {host.name: self.control(host.name, "where") for host in self._all_hosts()}
-        answered, _ = wait(asked.values(), timeout=_ANSWER_SECONDS)
+        answers = {host.name: self.control(host.name, "where") for host in self._all_hosts()}
+        answered, _ = wait(answers.values(), timeout=_ANSWER_SECONDS)
         return {
             name: future.result() if future in answered and future.exception() is None else None
-            for name, future in asked.items()
+            for name, future in answers.items()
         }
 
     def start_workers(self, options: Mapping[str, Any]) -> None:
@@ -121,12 +121,12 @@ class RemoteBackend(ABC):
     def _all_hosts(self) -> list[Host]:
         return [host for hosts in self.hosts.values() for host in hosts]
 
-    def _peers(self, part: MeshProgram, own: Host) -> list[str]:
+    def _peers(self, part: MeshProgram, here: Host) -> list[str]:
         """The workers that a host of a mesh may send to: those of the meshes in its list, and of
         its own."""
         targets = dict.fromkeys(each.target for each in part.instructions if isinstance(each, Send))
         meshes = [*targets, part.mesh.name]
-        return [host.name for mesh in meshes for host in self.hosts[mesh] if host != own]
+        return [host.name for mesh in meshes for host in self.hosts[mesh] if host != here]
 
     def _gather(self, futures: Mapping[str, Future[Any]]) -> dict[str, Any]:
         return gather(futures, self._cancel_all)

@@ -80,8 +80,8 @@ class RemoteWorker:
         """A method of this object or of its worker. Raises MeshError, Cancelled or UserError, and
         nothing else."""
         try:
-            found = getattr(self, method, None) or getattr(self._worker, method)
-            return found(*arguments)
+            function = getattr(self, method, None) or getattr(self._worker, method)
+            return function(*arguments)
         except (Cancelled, UserError) as error:
             raise (
                 type(error)(*error.args)

@@ -40,10 +40,11 @@ class World:
 
 @dataclass(frozen=True)
 class Devices:
-    """`all` in the order of the mesh, and `own`, those of this process, in the same order."""
+    """`all` in the order of the mesh, and `local`, those of this process, in the same
+    order."""
 
     all: list[Any]
-    own: list[Any]
+    local: list[Any]
 
 
 class CoordinationService:
@@ -76,19 +77,19 @@ def free_address(host: str) -> str:
         return f"{host}:{server.getsockname()[1]}"
 
 
-def own_devices(count: int) -> Devices:
+def unshared_devices(count: int) -> Devices:
     """Host devices of a client of their own."""
     client: Any = xc.make_cpu_client(num_devices=count)
     devices = list(client.devices())
     return Devices(devices, devices)
 
 
-def shared_devices(world: World, own: Host) -> Devices:
+def shared_devices(world: World, here: Host) -> Devices:
     """Host devices of the client that this process makes up with those of the mesh's other hosts;
     waits for them."""
     coordinator = _jax.get_distributed_runtime_client(
         world.service,
-        own.number,
+        here.number,
         init_timeout=_START_SECONDS,
         heartbeat_timeout=_PATIENCE_SECONDS,
         shutdown_timeout=1,
@@ -98,10 +99,10 @@ def shared_devices(world: World, own: Host) -> Devices:
     coordinator.connect()
     client: Any = xc.make_cpu_client(
         distributed_client=coordinator,
-        node_id=own.number,
-        num_nodes=own.count,
+        node_id=here.number,
+        num_nodes=here.count,
         collectives=_jax.make_gloo_tcp_collectives(coordinator, hostname=world.address),
-        num_devices=len(own.shards),
+        num_devices=len(here.shards),
     )
     by_id = {device.id: device for device in client.devices()}
     return Devices(_in_mesh_order(world.hosts, by_id), list(client.local_devices()))

@@ -24,8 +24,9 @@ def compiled_bytes(bytecode: bytes, devices: int, *, shardy: bool) -> int:
     """Bytes that one of so many host devices holds while the compiled module runs: arguments,
     results, temporaries."""
     stats = _compiled_for_host(bytecode, devices, shardy).get_compiled_memory_stats()
-    held = stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes
-    return int(held - stats.alias_size_in_bytes)
+    arrays = stats.argument_size_in_bytes + stats.output_size_in_bytes
+    # An argument that a result writes over counts among both.
+    return int(arrays + stats.temp_size_in_bytes - stats.alias_size_in_bytes)
 
 
 def compiled_costs(bytecode: bytes) -> dict[str, float]:
@@ -38,9 +39,11 @@ def _compiled_for_host(bytecode: bytes, devices: int, shardy: bool) -> Any:
     if b"lapack" in bytecode:
         lapack._lapack.initialize()
     client: Any = xc.make_cpu_client(num_devices=devices)
-    found = client.devices()
+    of_client = client.devices()
     options = get_compile_options(
-        num_replicas=1, num_partitions=devices, device_assignment=[[device.id for device in found]]
+        num_replicas=1,
+        num_partitions=devices,
+        device_assignment=[[device.id for device in of_client]],
     )
     build = options.executable_build_options
     build.use_spmd_partitioning = True
@@ -48,4 +51,4 @@ def _compiled_for_host(bytecode: bytes, devices: int, shardy: bool) -> Any:
     build.debug_options.xla_backend_optimization_level = 0
     build.debug_options.xla_llvm_disable_expensive_passes = True
     keep_barriers(build, bytecode)
-    return client.compile_and_load(bytecode, xc.DeviceList(tuple(found)), options)
+    return client.compile_and_load(bytecode, xc.DeviceList(tuple(of_client)), options)

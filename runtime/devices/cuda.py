@@ -78,17 +78,17 @@ class Cuda:
         size = max(prod(shape) * dtype.itemsize, 1)
         with self._lock:
             while not self._returns.empty():
-                memory = self._returns.get()
-                self._free.setdefault(memory.size, []).append(memory)
+                returned = self._returns.get()
+                self._free.setdefault(returned.size, []).append(returned)
             kept = self._free.get(size)
-            found = kept.pop() if kept else None
-        if found is None:
+            block = kept.pop() if kept else None
+        if block is None:
             with self.here():
-                found = _Memory(self.cupy.cuda.alloc(size), size)
-        elif found.read_by is not None:
-            found.read_by.block_until_ready()  # of an earlier step, as a rule, and long done
+                block = _Memory(self.cupy.cuda.alloc(size), size)
+        elif block.read_by is not None:
+            block.read_by.block_until_ready()  # of an earlier step, as a rule, and long done
         return self._words(
-            found.memory.ptr, shape, dtype.itemsize, _Loan(found, self._returns, self._last_run)
+            block.memory.ptr, shape, dtype.itemsize, _Loan(block, self._returns, self._last_run)
         )
 
     def give(

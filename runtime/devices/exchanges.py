@@ -1,4 +1,4 @@
-"""ALLGATHER and BROADCAST on shards in host memory: rounds of boxes between shards, which travel
+"""ALLGATHER and BROADCAST on shards in host memory: rounds of slices between shards, which travel
 where these are on different hosts."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 
 from shardopt.forms.exported_program import Slice
 from shardopt.mesh.mesh import Mesh
-from shardopt.runtime.devices.tiles import Tiling, box_slices
+from shardopt.runtime.devices.tiles import Tiling, python_slices
 from shardopt.runtime.program.host_routes import Round, rounds_of, wire_tag
 from shardopt.runtime.program.hosts import Host
 from shardopt.runtime.program.instructions import Route
@@ -25,14 +25,14 @@ Give = Callable[[str, int, list[np.ndarray]], None]  # (name of the worker, tag,
 @dataclass(frozen=True)
 class _Step:
     """One round with everything in the numbers of this host's shards. What arrives is kept apart,
-    box by box, until it is copied to its `places`: a peer may be ahead, and the shards not there
+    slice by slice, until it is copied to its `places`: a peer may be ahead, and the shards not there
     yet."""
 
     tag: int
     outgoing: tuple[tuple[str, tuple[Place, ...]], ...]
     moves: tuple[tuple[Place, Place], ...]
     landing: Landing
-    places: tuple[tuple[int, Place], ...]  # (number of the box, where it goes)
+    places: tuple[tuple[int, Place], ...]  # (number of the slice, where it goes)
 
 
 class Exchanges:
@@ -40,14 +40,20 @@ class Exchanges:
     messages."""
 
     def __init__(
-        self, route: Route, mesh: Mesh, hosts: Sequence[Host], own: Host, tag: int, mailbox: Mailbox
+        self,
+        route: Route,
+        mesh: Mesh,
+        hosts: Sequence[Host],
+        here: Host,
+        tag: int,
+        mailbox: Mailbox,
     ) -> None:
         tiling = Tiling(mesh, route.target)
         type_ = (tiling.local_shape, tiling.dtype)
-        self._types, self._mailbox = (type_,) * len(own.shards), mailbox
-        rounds = enumerate(rounds_of(route, hosts, own))
+        self._types, self._mailbox = (type_,) * len(here.shards), mailbox
+        rounds = enumerate(rounds_of(route, hosts, here))
         self._steps = [
-            _step(each, hosts, own, type_, wire_tag(tag, number)) for number, each in rounds
+            _step(each, hosts, here, type_, wire_tag(tag, number)) for number, each in rounds
         ]
         for step in self._steps:
             if step.landing.pieces:
@@ -75,18 +81,18 @@ class Exchanges:
         return shards.all()
 
 
-def _step(round_: Round, hosts: Sequence[Host], own: Host, type_: ShardType, tag: int) -> _Step:
-    local = {shard: place for place, shard in enumerate(own.shards)}
+def _step(round_: Round, hosts: Sequence[Host], here: Host, type_: ShardType, tag: int) -> _Step:
+    local = {shard: place for place, shard in enumerate(here.shards)}
 
-    def place(shard: int, box: Slice) -> Place:
-        return Place(local[shard], box_slices(box))
+    def place(shard: int, slice_: Slice) -> Place:
+        return Place(local[shard], python_slices(slice_))
 
     types: list[ShardType] = []
     pieces: dict[str, list[tuple[Place, ...]]] = {}
     number_of: dict[tuple[int, int], int] = {}
-    for other, boxes in round_.incoming:
-        for number, (_, box) in enumerate(boxes):
-            shape = tuple(limit - start for start, limit in box)
+    for other, slices in round_.incoming:
+        for number, (_, slice_) in enumerate(slices):
+            shape = tuple(limit - start for start, limit in slice_)
             number_of[other, number] = len(types)
             whole = Place(len(types), tuple(slice(0, size) for size in shape))
             pieces.setdefault(hosts[other].name, []).append((whole,))
@@ -94,16 +100,19 @@ def _step(round_: Round, hosts: Sequence[Host], own: Host, type_: ShardType, tag
     return _Step(
         tag=tag,
         outgoing=tuple(
-            (hosts[other].name, tuple(place(*box) for box in boxes))
-            for other, boxes in round_.outgoing
+            (hosts[other].name, tuple(place(*slice_) for slice_ in slices))
+            for other, slices in round_.outgoing
         ),
         moves=tuple(
-            (place(move.source_shard, move.source_box), place(move.target_shard, move.target_box))
+            (
+                place(move.source_shard, move.source_slice),
+                place(move.target_shard, move.target_slice),
+            )
             for move in round_.local
         ),
         landing=Landing(tuple(types), pieces),
         places=tuple(
-            (number_of[other, number], place(shard, box))
-            for other, number, shard, box in round_.landing
+            (number_of[other, number], place(shard, slice_))
+            for other, number, shard, slice_ in round_.landing
         ),
     )

@@ -35,10 +35,10 @@ def devices_of(
     world: World | None,
     platform: str,
     *,
-    own_gpus: bool = False,
+    gpus_from_zero: bool = False,
     share_gpus: bool = False,
 ) -> Devices | None:
-    """Those of a worker; None for host devices of a client of their own. With `own_gpus`, the
+    """Those of a worker; None for host devices of a client of their own. With `gpus_from_zero`, the
     process sees the GPUs of this worker only; with `share_gpus`, meshes take turns on those that
     are there. Raises UserError for GPUs of several hosts in one mesh."""
     if world is not None and platform == "gpu":
@@ -49,18 +49,18 @@ def devices_of(
         numbers = [mesh.devices[shard] for shard in host.shards]
         if share_gpus:
             return mesh_gpus(mesh.name, shared_gpus(mesh.name, numbers, len(visible_gpus())))
-        return mesh_gpus(mesh.name, range(len(numbers)) if own_gpus else numbers)
+        return mesh_gpus(mesh.name, range(len(numbers)) if gpus_from_zero else numbers)
     return None
 
 
 def mesh_gpus(name: str, ordinals: Sequence[int]) -> Devices:
     """The GPUs with these numbers on this machine. Raises UserError when one of them is not
     there."""
-    found = {device.local_hardware_id: device for device in visible_gpus()}
-    missing = sorted(set(ordinals) - set(found))
+    by_ordinal = {device.local_hardware_id: device for device in visible_gpus()}
+    missing = sorted(set(ordinals) - set(by_ordinal))
     if missing:
-        raise UserError(f"mesh '{name}' needs GPU {missing[0]}, found {len(found)} GPUs")
-    devices = [found[ordinal] for ordinal in ordinals]
+        raise UserError(f"mesh '{name}' needs GPU {missing[0]}, found {len(by_ordinal)} GPUs")
+    devices = [by_ordinal[ordinal] for ordinal in ordinals]
     return Devices(devices, devices)
 
 

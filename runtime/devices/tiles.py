@@ -21,8 +21,8 @@ from shardopt.runtime.transports.landing import Landing, Place, Shards
 Slices = tuple[slice, ...]
 
 
-def box_slices(box: Slice) -> Slices:
-    return tuple(slice(start, limit) for start, limit in box)
+def python_slices(slice_: Slice) -> Slices:
+    return tuple(slice(start, limit) for start, limit in slice_)
 
 
 class Tiling:
@@ -36,23 +36,23 @@ class Tiling:
         self.spec = spec
         self.dtype = numpy_dtype(spec.dtype)
         self.local_shape = spec.sharding.local_shape(mesh, spec.shape)
-        boxes = list(tiles_by_device(mesh, spec).values())
+        tiles = list(tiles_by_device(mesh, spec).values())
         shards = range(mesh.size) if host is None else host.shards
         first: dict[Slice, int] = {}
-        for shard, box in enumerate(boxes):
-            first.setdefault(box, shard)
+        for shard, tile in enumerate(tiles):
+            first.setdefault(tile, shard)
         numbers: dict[Slice, int] = {}
-        self._part = [numbers.setdefault(boxes[shard], len(numbers)) for shard in shards]
+        self._part = [numbers.setdefault(tiles[shard], len(numbers)) for shard in shards]
         # The ellipsis keeps a scalar's part an array.
-        self._slices: list[Any] = [(..., *box_slices(box)) for box in numbers]
+        self._slices: list[Any] = [(..., *python_slices(tile)) for tile in numbers]
         self._filled: list[Any] = [
-            (..., *(slice(limit - start) for start, limit in box)) for box in numbers
+            (..., *(slice(limit - start) for start, limit in tile)) for tile in numbers
         ]
         # Of equal tiles on several hosts, the first one is read.
         self._owned = [
             (place, self._part[place])
             for place, shard in enumerate(shards)
-            if first[boxes[shard]] == shard
+            if first[tiles[shard]] == shard
         ]
 
     def parts(self, whole: np.ndarray) -> list[np.ndarray]:
@@ -68,7 +68,7 @@ class Tiling:
             return np.array(part, order="C", copy=True)
         return np.pad(
             part,
-            [(0, extent - own) for extent, own in zip(self.local_shape, part.shape, strict=True)],
+            [(0, extent - size) for extent, size in zip(self.local_shape, part.shape, strict=True)],
         )
 
     def split(self, whole: np.ndarray) -> list[np.ndarray]:
@@ -99,7 +99,7 @@ class RouteSource:
         pieces = [route.pieces[number] for number in pieces_between(route, host, target)]
         # The ellipsis keeps a scalar's piece an array.
         self._cuts: list[tuple[int, Any]] = [
-            (host.shards.index(piece.shard), (..., *box_slices(piece.box))) for piece in pieces
+            (host.shards.index(piece.shard), (..., *python_slices(piece.slice))) for piece in pieces
         ]
 
     @property
@@ -124,7 +124,9 @@ class RouteTarget:
         self._places: list[list[Place]] = [[] for _ in route.pieces]
         for place in route.placements:
             if place.shard in local:
-                self._places[place.piece].append(Place(local[place.shard], box_slices(place.box)))
+                self._places[place.piece].append(
+                    Place(local[place.shard], python_slices(place.slice))
+                )
         landed = {place.shard for places in self._places for place in places}
         self._lands_everywhere = len(landed) == len(local)
 
@@ -150,9 +152,9 @@ def landing_of(targets: Sequence[RouteTarget], sources: Sequence[Host]) -> Landi
     firsts = list(accumulate((len(target.shards) for target in targets[:-1]), initial=0))
     pieces = {}
     for source in sources:
-        found = [
+        places_by_input = [
             target.places(source, first) for target, first in zip(targets, firsts, strict=True)
         ]
-        if any(found):
-            pieces[source.name] = [places for own in found for places in own]
+        if any(places_by_input):
+            pieces[source.name] = [places for each in places_by_input for places in each]
     return Landing(tuple(shard for target in targets for shard in target.shards), pieces)

@@ -30,7 +30,7 @@ from shardopt.dialect.sharding import to_mhlo
 from shardopt.forms.exported_program import StageFunction, TensorSpec
 from shardopt.ir.jax_versions import result_handler
 from shardopt.mesh.mesh import Mesh
-from shardopt.runtime.devices.clients import Devices, own_devices
+from shardopt.runtime.devices.clients import Devices, unshared_devices
 from shardopt.runtime.devices.executables import compiled_in_parallel, load_or_compile
 
 _GSPMD_PARTIAL = b"last_tile_dims={unreduced"
@@ -86,16 +86,16 @@ class XlaMesh:
 
     def __init__(self, mesh: Mesh, devices: Devices | None = None) -> None:
         self.mesh = mesh
-        self._given = devices
+        self._chosen = devices
         self._layouts: dict[TensorSpec, _Layout] = {}
 
     @cached_property
-    def _found(self) -> Devices:
-        return self._given or own_devices(self.mesh.size)
+    def _opened(self) -> Devices:
+        return self._chosen or unshared_devices(self.mesh.size)
 
     @property
     def _devices(self) -> list[Any]:
-        return self._found.all
+        return self._opened.all
 
     @property
     def runs_in_flight(self) -> int:
@@ -116,8 +116,8 @@ class XlaMesh:
         made = compiled_in_parallel(partial(self.compile, quick=quick, store=store), first.values())
         if store is not None:
             store.trim()
-        found = dict(zip(first, made, strict=True))
-        return {each.name: found[each.bytecode] for each in functions}
+        by_bytecode = dict(zip(first, made, strict=True))
+        return {each.name: by_bytecode[each.bytecode] for each in functions}
 
     def compile(
         self, function: StageFunction, *, quick: bool = False, store: Store | None = None
@@ -158,12 +158,12 @@ class XlaMesh:
         self,
         function: StageFunction,
         what: str,
-        found: Sequence[Any] | None,
+        protos: Sequence[Any] | None,
         specs: Sequence[TensorSpec],
     ) -> None:
-        if found is None or self.mesh.size == 1:  # one device: nothing to split
+        if protos is None or self.mesh.size == 1:  # one device: nothing to split
             return
-        for number, (proto, spec) in enumerate(zip(found, specs, strict=True)):
+        for number, (proto, spec) in enumerate(zip(protos, specs, strict=True)):
             expected = to_mhlo(spec.sharding, self.mesh)
             actual = xc.HloSharding.from_proto(proto)
             # XLA may call the terms of a sum replicas: their shards are the same.
@@ -179,7 +179,7 @@ class XlaMesh:
         the memory away."""
         layout = self._layout(spec)
         return xc.batched_device_put(
-            layout.aval, layout.sharding, shards, self._found.own, enable_x64=True
+            layout.aval, layout.sharding, shards, self._opened.local, enable_x64=True
         )
 
     def adopt(self, spec: TensorSpec, give: Sequence[Callable[[int | None], Any]]) -> DeviceArray:
@@ -187,7 +187,7 @@ class XlaMesh:
         of a device's shard for the stream that is to wait for its contents, or for none where the
         device has no streams."""
         layout, shards = self._layout(spec), []
-        for device, make in zip(self._found.own, give, strict=True):
+        for device, make in zip(self._opened.local, give, strict=True):
             stream = (
                 device.get_stream_for_external_ready_events() if device.platform != "cpu" else None
             )
@@ -204,10 +204,10 @@ class XlaMesh:
 
     def ordinals(self) -> list[int]:
         """The numbers of this process's devices on this machine, in mesh order."""
-        own = self._found.own
+        local = self._opened.local
         return [
             number if each.local_hardware_id is None else each.local_hardware_id
-            for number, each in enumerate(own)
+            for number, each in enumerate(local)
         ]
 
     def copy(self, array: DeviceArray) -> DeviceArray:
@@ -231,9 +231,11 @@ class XlaMesh:
         arrays = self._devices[0].client.live_arrays()
         # Views of single shards are arrays, too, with another kind of sharding; GPUs of other
         # meshes share the client.
-        own = [array for array in arrays if self._is_own(array.sharding) and not array.is_deleted()]
+        live = [
+            array for array in arrays if self._is_own(array.sharding) and not array.is_deleted()
+        ]
         return sum(
-            prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize for array in own
+            prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize for array in live
         )
 
     def _is_own(self, sharding: Any) -> bool:

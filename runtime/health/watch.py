@@ -32,8 +32,8 @@ class Watch:
         self._limits, self._ask, self._position, self._hosts = limits, ask, position, hosts
         self._main = self._monitor = self._monitor_of(program)
         self._attached: dict[str, Monitor] = {}
-        self._names = [host.name for own in hosts.values() for host in own]
-        self._asked: dict[str, Future[WorkerStatus]] = {}
+        self._names = [host.name for of_mesh in hosts.values() for host in of_mesh]
+        self._answers: dict[str, Future[WorkerStatus]] = {}
         self._heard: dict[str, float] = {}
         self._stepping = False
 
@@ -65,7 +65,7 @@ class Watch:
         hosts = {part.mesh.name: self._hosts[part.mesh.name] for part in program.meshes}
         return Monitor(
             program,
-            {mesh: [host.name for host in own] for mesh, own in hosts.items()},
+            {mesh: [host.name for host in of_mesh] for mesh, of_mesh in hosts.items()},
             self._limits,
         )
 
@@ -73,16 +73,16 @@ class Watch:
         """The answers that have come, and new questions to those who gave them."""
         statuses = {}
         for name in self._names:
-            if name in self._asked and self._asked[name].done():
-                answer = self._asked.pop(name)
+            if name in self._answers and self._answers[name].done():
+                answer = self._answers.pop(name)
                 if answer.exception() is None:  # who is gone says so in the call that it is in
                     self._heard[name] = monotonic()
                     at = answer.result()
                     statuses[name] = Status(
                         at["step"], at["position"], at["waiting"], at["pending"]
                     )
-            if name not in self._asked:
-                self._asked[name] = self._ask(name)
+            if name not in self._answers:
+                self._answers[name] = self._ask(name)
         return statuses
 
     def _silent(self, busy: Sequence[str]) -> MeshError | None:

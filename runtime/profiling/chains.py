@@ -79,12 +79,12 @@ class Chain:
 
     def count(self, hlo: str) -> tuple[int, int]:
         """(operations of this kind, kernels that the entry computation starts) in compiled HLO."""
-        wanted = re.compile(
+        pattern = re.compile(
             "|".join(rf"(?<![\w-]){re.escape(opcode)}(?![\w-])" for opcode in self.opcodes)
         )
         lines = [line.split("metadata=")[0] for line in hlo.splitlines() if _OPCODE.match(line)]
-        found = sum(bool(wanted.search(line.partition(" = ")[2])) for line in lines)
-        return found, _kernels(hlo, hlo[hlo.index("\nENTRY ") :])
+        repeats = sum(bool(pattern.search(line.partition(" = ")[2])) for line in lines)
+        return repeats, _kernels(hlo, hlo[hlo.index("\nENTRY ") :])
 
 
 def _kernels(hlo: str, computation: str) -> int:
@@ -258,15 +258,15 @@ COMPUTE = {
 }
 
 
-def write_back(step: int, x: str, shape: Shape, found: Shape, dtype: str) -> tuple[str, str]:
-    """One element of `%y` (of shape `found`) over the first of x."""
-    one, reshaped = (1,) * len(found), (1,) * len(shape)
-    starts = ", ".join(["0:1"] * len(found))
+def write_back(step: int, x: str, shape: Shape, result: Shape, dtype: str) -> tuple[str, str]:
+    """One element of `%y` (of shape `result`) over the first of x."""
+    one, reshaped = (1,) * len(result), (1,) * len(shape)
+    starts = ", ".join(["0:1"] * len(result))
     zeros = ", ".join([f"%at{step}"] * len(shape))
     places = ", ".join(["tensor<i32>"] * len(shape))
     operand = type_text(shape, dtype)
     return (
-        f"%e{step} = stablehlo.slice %y{step} [{starts}] : ({type_text(found, dtype)}) -> "
+        f"%e{step} = stablehlo.slice %y{step} [{starts}] : ({type_text(result, dtype)}) -> "
         f"{type_text(one, dtype)}\n"
         f"%r{step} = stablehlo.reshape %e{step} : ({type_text(one, dtype)}) -> "
         f"{type_text(reshaped, dtype)}\n"

@@ -13,25 +13,25 @@ def collective(kind: str, bytes: int, group: int, devices: int, *, scatters: boo
     `scatters` says that the partitioner makes reduce-scatters; otherwise they are all-reduces of
     which each device takes its part."""
     whole = max(bytes // 4 // group, 1) * group
-    held = whole // group if kind == collectives.ALL_GATHER else whole
+    elements = whole // group if kind == collectives.ALL_GATHER else whole
     if kind == collectives.ALL_TO_ALL:
-        held = max(whole // group // group, 1) * group
-        whole = held * group
+        elements = max(whole // group // group, 1) * group
+        whole = elements * group
     groups = [[start + k for k in range(group)] for start in range(0, devices, group)]
-    link, opcode = _collective_link(kind, held, group, groups, scatters)
-    return Chain(kind, "f32", 4.0 * whole, ((held,),), link, (opcode, f"{opcode}-start"))
+    link, opcode = _collective_link(kind, elements, group, groups, scatters)
+    return Chain(kind, "f32", 4.0 * whole, ((elements,),), link, (opcode, f"{opcode}-start"))
 
 
 def _collective_link(
-    kind: str, held: int, group: int, groups: list[list[int]], scatters: bool
+    kind: str, elements: int, group: int, groups: list[list[int]], scatters: bool
 ) -> tuple[Link, str]:
-    own = type_text((held,), "f32")
+    type_ = type_text((elements,), "f32")
     where = f"replica_groups = dense<{groups}> : tensor<{len(groups)}x{group}xi64>"
     add = ADD.replace("tensor<T>", "tensor<f32>")
 
     def all_reduce(step: int, x: str) -> tuple[str, str]:
         return (
-            f'%y{step} = "stablehlo.all_reduce"({x}) <{{{where}}}> {add} : ({own}) -> {own}',
+            f'%y{step} = "stablehlo.all_reduce"({x}) <{{{where}}}> {add} : ({type_}) -> {type_}',
             f"%y{step}",
         )
 
@@ -39,7 +39,7 @@ def _collective_link(
         pairs = [[each[k], each[(k + 1) % group]] for each in groups for k in range(group)]
         pairs_text = f"source_target_pairs = dense<{pairs}> : tensor<{len(pairs)}x2xi64>"
         return (
-            f'%y{step} = "stablehlo.collective_permute"({x}) <{{{pairs_text}}}> : ({own}) -> {own}',
+            f'%y{step} = "stablehlo.collective_permute"({x}) <{{{pairs_text}}}> : ({type_}) -> {type_}',
             f"%y{step}",
         )
 
@@ -49,13 +49,13 @@ def _collective_link(
             f"i64, {where}"
         )
         return (
-            f'%y{step} = "stablehlo.all_to_all"({x}) <{{{dims}}}> : ({own}) -> {own}',
+            f'%y{step} = "stablehlo.all_to_all"({x}) <{{{dims}}}> : ({type_}) -> {type_}',
             f"%y{step}",
         )
 
     def all_gather(step: int, x: str) -> tuple[str, str]:
-        back, result = write_back(step, x, (held,), (held * group,), "f32")
-        types = f"({own}) -> {type_text((held * group,), 'f32')}"
+        back, result = write_back(step, x, (elements,), (elements * group,), "f32")
+        types = f"({type_}) -> {type_text((elements * group,), 'f32')}"
         return (
             f'%y{step} = "stablehlo.all_gather"({x}) <{{all_gather_dim = 0 : i64, {where}}}> : '
             f"{types}\n{back}",
@@ -63,23 +63,23 @@ def _collective_link(
         )
 
     def reduce_scatter(step: int, x: str) -> tuple[str, str]:
-        part = type_text((held // group,), "f32")
-        back, result = write_back(step, x, (held,), (held // group,), "f32")
+        part = type_text((elements // group,), "f32")
+        back, result = write_back(step, x, (elements,), (elements // group,), "f32")
         if scatters:
             op = (
                 f'"stablehlo.reduce_scatter"({x}) <{{scatter_dimension = 0 : i64, {where}}}> '
-                f"{add} : ({own}) -> {part}"
+                f"{add} : ({type_}) -> {part}"
             )
             return f"%y{step} = {op}\n{back}", result
         return (
-            f'%f{step} = "stablehlo.all_reduce"({x}) <{{{where}}}> {add} : ({own}) -> {own}\n'
+            f'%f{step} = "stablehlo.all_reduce"({x}) <{{{where}}}> {add} : ({type_}) -> {type_}\n'
             f"%id{step} = stablehlo.replica_id : tensor<ui32>\n"
             f"%n{step} = stablehlo.constant dense<{group}> : tensor<ui32>\n"
             f"%k{step} = stablehlo.remainder %id{step}, %n{step} : tensor<ui32>\n"
-            f"%m{step} = stablehlo.constant dense<{held // group}> : tensor<ui32>\n"
+            f"%m{step} = stablehlo.constant dense<{elements // group}> : tensor<ui32>\n"
             f"%p{step} = stablehlo.multiply %k{step}, %m{step} : tensor<ui32>\n"
-            f"%y{step} = stablehlo.dynamic_slice %f{step}, %p{step}, sizes = [{held // group}] : "
-            f"({own}, tensor<ui32>) -> {part}\n{back}",
+            f"%y{step} = stablehlo.dynamic_slice %f{step}, %p{step}, sizes = [{elements // group}] : "
+            f"({type_}, tensor<ui32>) -> {part}\n{back}",
             result,
         )
 

@@ -89,13 +89,13 @@ def measure_profile(
     """The profile of these devices; `remark` is told what was left out."""
     say = remark or (lambda _: None)
     jobs = tuple(job for job in _jobs(devices, request) if job.kind in request.kinds)
-    found = []
+    curves = []
     for number, job in enumerate(jobs):
         progress(number, len(jobs) + 1, str(job))
-        found += [each for each in [_run(job, request, say)] if each is not None]
+        curves += [each for each in [_run(job, request, say)] if each is not None]
     progress(len(jobs), len(jobs) + 1, "devices alone")
     speeds = _speeds(devices, request, say)
-    return Profile(request.device, len(devices), tuple(found), speeds, origin)
+    return Profile(request.device, len(devices), tuple(curves), speeds, origin)
 
 
 def _jobs(devices: Sequence[Any], request: Request) -> Iterator[_Job]:
@@ -149,9 +149,10 @@ def _run(job: _Job, request: Request, remark: Callable[[str], None]) -> Measurem
             )
             continue
         if points and slope.seconds / size > _DEARER * points[-1][1].seconds / points[-1][0]:
-            again = job.measure(step)[1]
+            second = job.measure(step)[1]
             slope = min(
-                (each for each in (slope, again) if each.seconds > 0), key=lambda each: each.seconds
+                (each for each in (slope, second) if each.seconds > 0),
+                key=lambda each: each.seconds,
             )
         growth = size / points[-1][0] if points else 1.0
         points.append((size, slope))

@@ -60,12 +60,12 @@ def _finish(
         results[result.value.mesh].append((number, emitter.use(value)))
     parts = []
     for name, part in emitter.meshes.items():
-        own = dict(arguments[name])
-        feedback = _feedback(part, own, dict(results[name]), exported)
+        inputs = dict(arguments[name])
+        feedback = _feedback(part, inputs, dict(results[name]), exported)
         program = MeshProgram(
             mesh=part.mesh,
             buffers=(),
-            arguments=tuple(own.items()),
+            arguments=tuple(inputs.items()),
             indices=tuple(sorted(part.indices.items())),
             instructions=(),
             results=tuple(results[name]),

@@ -49,40 +49,40 @@ def _of_route(route: Route, sources: Sequence[Host], targets: Sequence[Host]) ->
                 f"{sorted(sent)}"
             )
     rounds = {target.number: rounds_of(route, targets, target) for target in targets}
-    if len({len(own) for own in rounds.values()}) > 1:
+    if len({len(of_host) for of_host in rounds.values()}) > 1:
         yield (
             "the hosts of the target exchange in "
-            f"{', '.join(str(len(own)) for own in rounds.values())} rounds"
+            f"{', '.join(str(len(of_host)) for of_host in rounds.values())} rounds"
         )
         return
     for number in range(len(next(iter(rounds.values())))):
         for target in targets:
             yield from _of_round(
-                number, target, {host: own[number] for host, own in rounds.items()}
+                number, target, {host: of_host[number] for host, of_host in rounds.items()}
             )
 
 
 def _of_round(number: int, host: Host, rounds: dict[int, Round]) -> Iterator[str]:
     """What all others give to a host in a round, against what it takes, and how large that is where
     it lands."""
-    own = rounds[host.number]
-    given = {other: dict(each.outgoing).get(host.number, ()) for other, each in rounds.items()}
-    taken = dict(own.incoming)
-    for other, boxes in given.items():
-        if taken.get(other, ()) != boxes:
+    here = rounds[host.number]
+    sent = {other: dict(each.outgoing).get(host.number, ()) for other, each in rounds.items()}
+    taken = dict(here.incoming)
+    for other, slices in sent.items():
+        if taken.get(other, ()) != slices:
             yield (
-                f"round {number}: worker {host.name} takes other boxes of host {other} than "
+                f"round {number}: worker {host.name} takes other slices of host {other} than "
                 "that "
                 "gives"
             )
-    for other, at, shard, box in own.landing:
-        boxes = given.get(other, ())
-        if at >= len(boxes) or _extents(boxes[at][1]) != _extents(box):
+    for other, at, shard, slice_ in here.landing:
+        slices = sent.get(other, ())
+        if at >= len(slices) or _extents(slices[at][1]) != _extents(slice_):
             yield (
-                f"round {number}: box {at} of host {other} does not fit where it lands in shard "
+                f"round {number}: slice {at} of host {other} does not fit where it lands in shard "
                 f"{shard}"
             )
 
 
-def _extents(box: Slice) -> tuple[int, ...]:
-    return tuple(limit - start for start, limit in box)
+def _extents(slice_: Slice) -> tuple[int, ...]:
+    return tuple(limit - start for start, limit in slice_)

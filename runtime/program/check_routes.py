@@ -39,7 +39,10 @@ def route_fault(route: Route, source: Mesh, target: Mesh) -> str | None:
     if (route.source.shape, route.source.dtype) != (route.target.shape, route.target.dtype):
         return f"{route.source} is another tensor than {route.target}"
     try:
-        held, wanted = tiles_by_device(source, route.source), tiles_by_device(target, route.target)
+        source_tiles, target_tiles = (
+            tiles_by_device(source, route.source),
+            tiles_by_device(target, route.target),
+        )
     except ValueError as error:
         return str(error)
     steps: list[ReshardStep] = []
@@ -55,14 +58,14 @@ def route_fault(route: Route, source: Mesh, target: Mesh) -> str | None:
                 "which do not both exist"
             )
         giver, taker = source.devices[piece.shard], target.devices[place.shard]
-        box = _global(place.box, wanted[taker])
-        if box is None or _global(piece.box, held[giver]) != box:
+        slice_ = _global(place.slice, target_tiles[taker])
+        if slice_ is None or _global(piece.slice, source_tiles[giver]) != slice_:
             return (
                 f"piece {place.piece} is another part of the tensor in shard {place.shard} "
                 "than "
                 f"in shard {piece.shard}"
             )
-        steps.append(ReshardStep(0, giver, taker, box))
+        steps.append(ReshardStep(0, giver, taker, slice_))
     for phase, move in enumerate(
         route.exchanges, 1
     ):  # each may pass on what came before it in the list
@@ -72,25 +75,25 @@ def route_fault(route: Route, source: Mesh, target: Mesh) -> str | None:
                 "both exist"
             )
         giver, taker = target.devices[move.source_shard], target.devices[move.target_shard]
-        box = _global(move.target_box, wanted[taker])
-        if box is None or _global(move.source_box, wanted[giver]) != box:
+        slice_ = _global(move.target_slice, target_tiles[taker])
+        if slice_ is None or _global(move.source_slice, target_tiles[giver]) != slice_:
             return (
                 f"shard {move.source_shard} gives shard {move.target_shard} another part of "
                 "the "
                 "tensor than it takes"
             )
-        steps.append(ReshardStep(phase, giver, taker, box))
+        steps.append(ReshardStep(phase, giver, taker, slice_))
     if len(placed) < len(route.pieces):
         return f"{len(route.pieces) - len(placed)} pieces travel, but land nowhere"
-    return find_plan_fault(tuple(steps), held, wanted)
+    return find_plan_fault(tuple(steps), source_tiles, target_tiles)
 
 
-def _global(box: Slice, tile: Slice) -> Slice | None:
-    """A box in the coordinates of a tile, in those of the tensor; None if it is no box of that
+def _global(slice_: Slice, tile: Slice) -> Slice | None:
+    """A slice in the coordinates of a tile, in those of the tensor; None if it is no slice of that
     rank."""
-    if len(box) != len(tile) or any(not 0 <= start <= limit for start, limit in box):
+    if len(slice_) != len(tile) or any(not 0 <= start <= limit for start, limit in slice_):
         return None
     return tuple(
         (start + origin, limit + origin)
-        for (start, limit), (origin, _) in zip(box, tile, strict=True)
+        for (start, limit), (origin, _) in zip(slice_, tile, strict=True)
     )

@@ -20,39 +20,43 @@ def combine_transfers(lists: Lists) -> list[list[Instruction]]:
     first SEND. What nobody receives is not sent."""
     stretch_of = {
         tag: (mesh, number)
-        for mesh, own in enumerate(lists)
-        for number, tags in enumerate(_stretches(own, Recv, (Allgather, Broadcast)))
+        for mesh, instructions in enumerate(lists)
+        for number, tags in enumerate(_stretches(instructions, Recv, (Allgather, Broadcast)))
         for tag in tags
     }
     groups: dict[
         int, list[int]
     ] = {}  # tag of the group -> tags of its members, in the order of their SENDs
-    for own in lists:
-        for tags in _stretches(own, Send, ()):
+    for instructions in lists:
+        for tags in _stretches(instructions, Send, ()):
             together: dict[tuple[int, int], int] = {}
             for tag in tags:
                 if tag not in stretch_of:  # nobody there uses it
                     continue
                 groups.setdefault(together.setdefault(stretch_of[tag], tag), []).append(tag)
-    sends = {each.tag: each for own in lists for each in own if isinstance(each, Send)}
-    recvs = {each.tag: each for own in lists for each in own if isinstance(each, Recv)}
+    sends = {
+        each.tag: each for instructions in lists for each in instructions if isinstance(each, Send)
+    }
+    recvs = {
+        each.tag: each for instructions in lists for each in instructions if isinstance(each, Recv)
+    }
     group_of = {tag: group for group, tags in groups.items() for tag in tags}
-    return [_combined(own, groups, group_of, sends, recvs) for own in lists]
+    return [_combined(instructions, groups, group_of, sends, recvs) for instructions in lists]
 
 
 def _combined(
-    own: Sequence[Instruction],
+    instructions: Sequence[Instruction],
     groups: dict[int, list[int]],
     group_of: dict[int, int],
     sends: dict[int, Send],
     recvs: dict[int, Recv],
 ) -> list[Instruction]:
     """A group stands where its first member stood in each list."""
-    found: list[Instruction] = []
+    combined: list[Instruction] = []
     done: set[tuple[type, int]] = set()
-    for each in own:
+    for each in instructions:
         if not isinstance(each, Send | Recv):
-            found.append(each)
+            combined.append(each)
             continue
         group = group_of.get(each.tag)
         if group is None or (type(each), group) in done:
@@ -60,7 +64,7 @@ def _combined(
         done.add((type(each), group))
         if isinstance(each, Send):
             members = [sends[tag] for tag in groups[group]]
-            found.append(
+            combined.append(
                 Send(
                     group,
                     _join(s.buffers for s in members),
@@ -70,7 +74,7 @@ def _combined(
             )
         else:
             taken = [recvs[tag] for tag in groups[group]]
-            found.append(
+            combined.append(
                 Recv(
                     group,
                     _join(r.buffers for r in taken),
@@ -78,20 +82,20 @@ def _combined(
                     _join(r.routes for r in taken),
                 )
             )
-    return found
+    return combined
 
 
 def _stretches(
-    own: Sequence[Instruction], kind: type[Send | Recv], between: tuple[type, ...]
+    instructions: Sequence[Instruction], kind: type[Send | Recv], between: tuple[type, ...]
 ) -> list[list[int]]:
     """The tags of SENDs (RECVs) that stand together."""
-    found: list[list[int]] = [[]]
-    for each in own:
+    stretches: list[list[int]] = [[]]
+    for each in instructions:
         if isinstance(each, kind):
-            found[-1].append(each.tag)
-        elif not isinstance(each, between) and found[-1]:
-            found.append([])
-    return found
+            stretches[-1].append(each.tag)
+        elif not isinstance(each, between) and stretches[-1]:
+            stretches.append([])
+    return stretches
 
 
 def _join(parts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:

@@ -1,5 +1,5 @@
 """A route as the hosts of its two ends see it: which pieces go from which host to which, and in
-which rounds the shards of the target exchange boxes.
+which rounds the shards of the target exchange slices.
 
 A piece travels once to each host that needs it, whatever the number of its shards that do.
 """
@@ -25,11 +25,11 @@ def wire_tag(tag: int, part: int) -> int:
 
 def pieces_between(route: Route, source: Host, target: Host) -> tuple[int, ...]:
     """Numbers of the pieces that `source` holds and `target` needs, ascending."""
-    wanted = {place.piece for place in route.placements if place.shard in target.shards}
+    numbers = {place.piece for place in route.placements if place.shard in target.shards}
     return tuple(
         number
         for number, piece in enumerate(route.pieces)
-        if number in wanted and piece.shard in source.shards
+        if number in numbers and piece.shard in source.shards
     )
 
 
@@ -38,8 +38,8 @@ class Round:
     """Exchanges that need nothing of each other, as one host sees them.
 
     `local` stay on the host. `outgoing` and `incoming` are, by the number of the other host, the
-    boxes that travel: (shard, box) of the source, each once; `landing` says where an incoming box
-    goes: (host, number of the box, shard, box)."""
+    slices that travel: (shard, slice) of the source, each once; `landing` says where an incoming slice
+    goes: (host, number of the slice, shard, slice)."""
 
     local: tuple[Exchange, ...]
     outgoing: tuple[tuple[int, tuple[tuple[int, Slice], ...]], ...]
@@ -47,11 +47,11 @@ class Round:
     landing: tuple[tuple[int, int, int, Slice], ...]
 
 
-def rounds_of(route: Route, hosts: Sequence[Host], own: Host) -> tuple[Round, ...]:
+def rounds_of(route: Route, hosts: Sequence[Host], here: Host) -> tuple[Round, ...]:
     """The rounds of a route's exchanges for one host of the target mesh; there are as many for all
     of its hosts."""
     home = {shard: host.number for host in hosts for shard in host.shards}
-    return tuple(_round(moves, home, own.number) for moves in _independent(route.exchanges))
+    return tuple(_round(moves, home, here.number) for moves in _independent(route.exchanges))
 
 
 def _independent(exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
@@ -60,12 +60,12 @@ def _independent(exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
     written: dict[int, list[Slice]] = {}
     for move in exchanges:
         if not rounds or any(
-            _overlap(move.source_box, box) for box in written.get(move.source_shard, ())
+            _overlap(move.source_slice, slice_) for slice_ in written.get(move.source_shard, ())
         ):
             rounds.append([])
             written = {}
         rounds[-1].append(move)
-        written.setdefault(move.target_shard, []).append(move.target_box)
+        written.setdefault(move.target_shard, []).append(move.target_slice)
     return rounds
 
 
@@ -74,27 +74,32 @@ def _overlap(left: Slice, right: Slice) -> bool:
     return intersect(left, right) is not None
 
 
-def _round(moves: Sequence[Exchange], home: dict[int, int], own: int) -> Round:
+def _round(moves: Sequence[Exchange], home: dict[int, int], here: int) -> Round:
     outgoing: dict[int, dict[tuple[int, Slice], int]] = {}
     incoming: dict[int, dict[tuple[int, Slice], int]] = {}
     local, landing = [], []
     for move in moves:
         source, target = home[move.source_shard], home[move.target_shard]
-        box = (move.source_shard, move.source_box)
-        if source == own == target:
+        shard_slice = (move.source_shard, move.source_slice)
+        if source == here == target:
             local.append(move)
-        elif source == own:
-            boxes = outgoing.setdefault(target, {})
-            boxes.setdefault(box, len(boxes))
-        elif target == own:
-            boxes = incoming.setdefault(source, {})
+        elif source == here:
+            slices = outgoing.setdefault(target, {})
+            slices.setdefault(shard_slice, len(slices))
+        elif target == here:
+            slices = incoming.setdefault(source, {})
             landing.append(
-                (source, boxes.setdefault(box, len(boxes)), move.target_shard, move.target_box)
+                (
+                    source,
+                    slices.setdefault(shard_slice, len(slices)),
+                    move.target_shard,
+                    move.target_slice,
+                )
             )
     return Round(tuple(local), _ordered(outgoing), _ordered(incoming), tuple(landing))
 
 
 def _ordered(
-    boxes: dict[int, dict[tuple[int, Slice], int]],
+    slices: dict[int, dict[tuple[int, Slice], int]],
 ) -> tuple[tuple[int, tuple[tuple[int, Slice], ...]], ...]:
-    return tuple((host, tuple(own)) for host, own in sorted(boxes.items()))
+    return tuple((host, tuple(of_host)) for host, of_host in sorted(slices.items()))

@@ -61,6 +61,6 @@ def hosts_of_mesh(mesh: Mesh, groups: Sequence[Sequence[int]]) -> tuple[Host, ..
     for place, device in enumerate(mesh.devices):
         shards.setdefault(host_of.get(device), []).append(place)
     return tuple(
-        Host(mesh.name, number, len(shards), tuple(own), machine)
-        for number, (machine, own) in enumerate(shards.items())
+        Host(mesh.name, number, len(shards), tuple(of_machine), machine)
+        for number, (machine, of_machine) in enumerate(shards.items())
     )

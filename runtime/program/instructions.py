@@ -19,34 +19,34 @@ from shardopt.mesh.mesh import Mesh
 
 @dataclass(frozen=True)
 class Piece:
-    """A box inside the tile of shard `shard` (position in the source mesh): one contiguous message
+    """A slice inside the tile of shard `shard` (position in the source mesh): one contiguous message
     part."""
 
     shard: int
-    box: Slice
+    slice: Slice
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Piece number `piece` lands in `box` of the tile of shard `shard` of the target."""
+    """Piece number `piece` lands in `slice_` of the tile of shard `shard` of the target."""
 
     piece: int
     shard: int
-    box: Slice
+    slice: Slice
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Inside the target, after all pieces have landed: box of one shard's tile to box of another's,
+    """Inside the target, after all pieces have landed: slice of one shard's tile to slice of another's,
     in list order.
 
-    A box may be passed on by a shard that received it earlier in the list.
+    A slice may be passed on by a shard that received it earlier in the list.
     """
 
     source_shard: int
-    source_box: Slice
+    source_slice: Slice
     target_shard: int
-    target_box: Slice
+    target_slice: Slice
 
 
 @dataclass(frozen=True)
@@ -79,19 +79,21 @@ def _has_one_giver_each(exchanges: tuple[Exchange, ...]) -> bool:
             shard = leader[shard]
         return shard
 
-    given: dict[int, set[Slice]] = {}
+    sent: dict[int, set[Slice]] = {}
     givers: set[int] = set()
     for move in exchanges:
         leader[group(move.source_shard)] = group(move.target_shard)
-        if not any(_within(move.source_box, box) for box in given.get(move.source_shard, ())):
+        if not any(
+            _within(move.source_slice, slice_) for slice_ in sent.get(move.source_shard, ())
+        ):
             givers.add(move.source_shard)
-        given.setdefault(move.target_shard, set()).add(move.target_box)
+        sent.setdefault(move.target_shard, set()).add(move.target_slice)
     return len({group(shard) for shard in givers}) == len(givers)
 
 
-def _within(box: Slice, other: Slice) -> bool:
-    pairs = zip(box, other, strict=False)
-    return len(box) == len(other) and all(
+def _within(slice_: Slice, other: Slice) -> bool:
+    pairs = zip(slice_, other, strict=False)
+    return len(slice_) == len(other) and all(
         low <= start and limit <= high for (start, limit), (low, high) in pairs
     )
 

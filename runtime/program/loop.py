@@ -69,7 +69,7 @@ def _name(loop: Loop) -> str:
 
 
 def _check_complete(loop: Loop, homes: dict[Group, str], tasks: dict[str, list[Task]]) -> None:
-    listed = {group for own in tasks.values() for group, _ in own}
+    listed = {group for of_mesh in tasks.values() for group, _ in of_mesh}
     for stage, kind in homes:
         if (stage, kind) not in listed:
             raise UserError(f"schedule '{_name(loop)}' has no task for {kind} of stage {stage}")

@@ -57,7 +57,7 @@ def mesh_memory(part: MeshProgram, temporaries: Mapping[str, int] | None = None)
     0 where unknown."""
     size, known = buffer_bytes(part), temporaries or {}
     live = {buffer for _, buffer in (*part.arguments, *part.indices)}
-    held = start = sum(size[buffer] for buffer in live)
+    total = start = sum(size[buffer] for buffer in live)
     after: list[int] = []
     during: list[int] = []
     for each in part.instructions:
@@ -73,10 +73,10 @@ def mesh_memory(part: MeshProgram, temporaries: Mapping[str, int] | None = None)
         extra = 0
         if isinstance(each, Run):
             extra = max(made - lost, 0) + known.get(each.function, 0)
-        during.append(held + (extra if isinstance(each, Run) else made))
-        held += made - lost
-        after.append(held)
-        during[-1] = max(during[-1], held)
+        during.append(total + (extra if isinstance(each, Run) else made))
+        total += made - lost
+        after.append(total)
+        during[-1] = max(during[-1], total)
     return MeshMemory(part.mesh.name, start, tuple(after), tuple(during))
 
 
@@ -88,17 +88,17 @@ def over_limit(
 
     `temporaries` are those of `mesh_memory` by mesh.
     """
-    found = []
+    messages = []
     for part in program.meshes:
         memory = mesh_memory(part, (temporaries or {}).get(part.mesh.name))
         if memory.peak > limit_bytes:
-            found.append(
+            messages.append(
                 f"mesh {part.mesh.name}, {_place(part, memory.peak_at)}: a device would hold "
                 f"{format_bytes(memory.peak)}, the limit is {format_bytes(limit_bytes)}; the "
                 "largest buffers there are "
                 f"{_largest(part, memory.peak_at)}"
             )
-    return tuple(found)
+    return tuple(messages)
 
 
 def _place(part: MeshProgram, at: int) -> str:

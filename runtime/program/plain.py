@@ -45,11 +45,11 @@ class Writer:
         return numbers[value]
 
     def _object(self, value: Any, tagged: bool) -> dict[str, Any]:
-        found: dict[str, Any] = {_OP: type(value).__name__.upper()} if tagged else {}
+        plain: dict[str, Any] = {_OP: type(value).__name__.upper()} if tagged else {}
         hints = _hints(type(value))
         for each in fields(value):
-            found[each.name] = self.write(getattr(value, each.name), _has_union(hints[each.name]))
-        return found
+            plain[each.name] = self.write(getattr(value, each.name), _has_union(hints[each.name]))
+        return plain
 
 
 class Reader:

@@ -12,30 +12,30 @@ from shardopt.runtime.program.instructions import Exchange, Piece, Placement, Ro
 def make_route(
     source: tuple[Mesh, TensorSpec], target: tuple[Mesh, TensorSpec], steps: tuple[ReshardStep, ...]
 ) -> Route:
-    """Number the pieces and express every box relative to the tile it is cut from or put into.
+    """Number the pieces and express every slice relative to the tile it is cut from or put into.
 
-    A mesh lives in one process, so a box that several target devices take from one source device
+    A mesh lives in one process, so a slice that several target devices take from one source device
     travels once."""
-    held, wanted = tiles_by_device(*source), tiles_by_device(*target)
+    source_tiles, target_tiles = tiles_by_device(*source), tiles_by_device(*target)
     source_shard = {device: number for number, device in enumerate(source[0].devices)}
     target_shard = {device: number for number, device in enumerate(target[0].devices)}
     pieces: dict[Piece, int] = {}
     placements: list[Placement] = []
     exchanges: list[Exchange] = []
     for step in sorted(steps, key=lambda step: step.phase):
-        shard, box = target_shard[step.target], relative(step.box, wanted[step.target])
+        shard, slice_ = target_shard[step.target], relative(step.box, target_tiles[step.target])
         if step.phase == 0:
-            piece = Piece(source_shard[step.source], relative(step.box, held[step.source]))
-            placements.append(Placement(pieces.setdefault(piece, len(pieces)), shard, box))
+            piece = Piece(source_shard[step.source], relative(step.box, source_tiles[step.source]))
+            placements.append(Placement(pieces.setdefault(piece, len(pieces)), shard, slice_))
         else:
-            giver = relative(step.box, wanted[step.source])
-            exchanges.append(Exchange(target_shard[step.source], giver, shard, box))
+            giver = relative(step.box, target_tiles[step.source])
+            exchanges.append(Exchange(target_shard[step.source], giver, shard, slice_))
     return Route(source[1], target[1], tuple(pieces), tuple(placements), tuple(exchanges))
 
 
-def relative(box: Slice, tile: Slice) -> Slice:
-    """A global box in the coordinates of the tile that contains it."""
+def relative(slice_: Slice, tile: Slice) -> Slice:
+    """A global slice in the coordinates of the tile that contains it."""
     return tuple(
         (start - origin, limit - origin)
-        for (start, limit), (origin, _) in zip(box, tile, strict=True)
+        for (start, limit), (origin, _) in zip(slice_, tile, strict=True)
     )

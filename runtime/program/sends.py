@@ -18,13 +18,15 @@ def order_sends(lists: Sequence[Sequence[Instruction]]) -> list[list[Instruction
     """The lists of all meshes, with SENDs moved back where their order needs it."""
     steps = steps_of(lists)
     if not run_exchange(steps, rendezvous=True, lanes=True).blocks:
-        return [list(own) for own in lists]
-    sends = {each.tag: each for own in lists for each in own if isinstance(each, Send)}
-    found = []
-    for own, ordered in zip(lists, in_order_of_receipt(steps), strict=True):
-        others = iter([each for each in own if not isinstance(each, Send)])
-        found.append([sends[value] if do is Do.SEND else next(others) for do, value in ordered])
-    return found
+        return [list(instructions) for instructions in lists]
+    sends = {
+        each.tag: each for instructions in lists for each in instructions if isinstance(each, Send)
+    }
+    reordered = []
+    for instructions, ordered in zip(lists, in_order_of_receipt(steps), strict=True):
+        others = iter([each for each in instructions if not isinstance(each, Send)])
+        reordered.append([sends[value] if do is Do.SEND else next(others) for do, value in ordered])
+    return reordered
 
 
 def deadlock(program: Program, rendezvous: bool) -> str:
@@ -48,21 +50,21 @@ def deadlock(program: Program, rendezvous: bool) -> str:
 def steps_of(lists: Sequence[Sequence[Instruction]]) -> Steps:
     """One step for every instruction; a RUN that writes over a buffer waits until the buffer is
     sent."""
-    return tuple(tuple(_of_mesh(own)) for own in lists)
+    return tuple(tuple(_of_mesh(instructions)) for instructions in lists)
 
 
 def _of_mesh(instructions: Sequence[Instruction]) -> list[Step]:
     sends: dict[int, int] = {}  # buffer -> how many sends of the mesh are through when its own are
-    found: list[Step] = []
+    steps: list[Step] = []
     count = 0
     for each in instructions:
         if isinstance(each, Send):
             count += 1
             sends.update((buffer, count) for buffer in each.buffers)
-            found.append((Do.SEND, each.tag))
+            steps.append((Do.SEND, each.tag))
         elif isinstance(each, Recv):
-            found.append((Do.RECV, each.tag))
+            steps.append((Do.RECV, each.tag))
         else:
             written = each.donated if isinstance(each, Run) else ()
-            found.append((Do.SENT, max((sends.get(buffer, 0) for buffer in written), default=0)))
-    return found
+            steps.append((Do.SENT, max((sends.get(buffer, 0) for buffer in written), default=0)))
+    return steps

@@ -35,13 +35,13 @@ def format_program(program: Program) -> str:
 def _format_route(number: int, route: Route) -> Iterator[str]:
     yield f"route {number}: {route.source} -> {route.target}"
     for index, piece in enumerate(route.pieces):
-        yield f"  piece {index} = shard {piece.shard} {format_box(piece.box)}"
+        yield f"  piece {index} = shard {piece.shard} {format_box(piece.slice)}"
     for place in route.placements:
-        yield f"  piece {place.piece} -> shard {place.shard} {format_box(place.box)}"
+        yield f"  piece {place.piece} -> shard {place.shard} {format_box(place.slice)}"
     for move in route.exchanges:
         yield (
-            f"  shard {move.source_shard} {format_box(move.source_box)} -> "
-            f"shard {move.target_shard} {format_box(move.target_box)}"
+            f"  shard {move.source_shard} {format_box(move.source_slice)} -> "
+            f"shard {move.target_shard} {format_box(move.target_slice)}"
         )
 
 

@@ -133,15 +133,15 @@ def _of_homes(program: Program) -> Iterator[str]:
     )
     for what, listed, pairs in rows:
         homes: dict[int, list[str]] = {}
-        for part, own in pairs:
-            for number, _ in own:
+        for part, numbers in pairs:
+            for number, _ in numbers:
                 homes.setdefault(number, []).append(part.mesh.name)
         for number, each in enumerate(listed):
-            found = homes.get(number, [])
-            if found != [each.value.mesh]:
+            meshes = homes.get(number, [])
+            if meshes != [each.value.mesh]:
                 yield (
                     f"{what} {number} '{each.name}': expected on mesh {each.value.mesh}, found "
-                    f"on {', '.join(found)}"
+                    f"on {', '.join(meshes)}"
                 )
     for part in program.meshes:
         results = dict(part.results)

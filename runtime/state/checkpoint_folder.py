@@ -46,22 +46,22 @@ def checkpoints(folder: Path) -> list[tuple[int, Path]]:
             f"cannot read checkpoints in '{folder}': {error.strerror or error}"
         ) from error
     matches = [match for match in map(_STEP_NAME.fullmatch, names) if match is not None]
-    found = [(int(match[1]), folder / match[0]) for match in matches]
-    return sorted((step, path) for step, path in found if (path / MANIFEST_NAME).is_file())
+    numbered = [(int(match[1]), folder / match[0]) for match in matches]
+    return sorted((step, path) for step, path in numbered if (path / MANIFEST_NAME).is_file())
 
 
 def newest(folder: Path) -> Path | None:
-    found = checkpoints(folder)
-    return found[-1][1] if found else None
+    complete = checkpoints(folder)
+    return complete[-1][1] if complete else None
 
 
 def find_checkpoint(path: Path) -> tuple[Path, Manifest]:
     """The checkpoint at `path`, or the newest in it, with its manifest. Raises UserError when there
     is none."""
-    found = path if (path / MANIFEST_NAME).is_file() else newest(path)
-    if found is None:
+    checkpoint = path if (path / MANIFEST_NAME).is_file() else newest(path)
+    if checkpoint is None:
         raise UserError(f"'{path}' holds no complete checkpoint")
-    return found, read_manifest(found)
+    return checkpoint, read_manifest(checkpoint)
 
 
 class CheckpointFolder:
@@ -153,7 +153,7 @@ def _check_files(folder: Path, arrays: Sequence[StoredArray]) -> None:
     ends: dict[str, int] = {}
     for array in arrays:
         for shard in array.shards:
-            end = shard.offset + shard_bytes(shard.box, array.dtype)
+            end = shard.offset + shard_bytes(shard.slice, array.dtype)
             ends[shard.file] = max(end, ends.get(shard.file, 0))
     for name, end in ends.items():
         path = folder / name

@@ -49,16 +49,19 @@ def split_init_function(
     signature = _signature(_main(module))
     _check_results(signature.results, program, numbers)
     inputs = tuple(_spec(type_) for type_ in signature.inputs)
-    wanted = {number: result for result, number in enumerate(numbers)}
+    result_of = {number: result for result, number in enumerate(numbers)}
     parts = []
     for part in program.meshes:
-        own = tuple(number for number, _ in part.arguments if number in wanted)
-        if own:
-            specs = {wanted[number]: program.arguments[number].value.spec for number in own}
+        numbers_of_mesh = tuple(number for number, _ in part.arguments if number in result_of)
+        if numbers_of_mesh:
+            specs = {
+                result_of[number]: program.arguments[number].value.spec
+                for number in numbers_of_mesh
+            }
             function = StageFunction(
                 "init", _restricted(module, part.mesh, specs), inputs, tuple(specs.values()), ()
             )
-            parts.append(InitPart(part.mesh.name, function, own))
+            parts.append(InitPart(part.mesh.name, function, numbers_of_mesh))
     return tuple(parts)
 
 
@@ -69,13 +72,13 @@ def _check_results(results: Sequence[ir.Type], program: Program, numbers: Sequen
             f"{len(results)}"
         )
     for number, type_ in zip(numbers, results, strict=True):
-        argument, found = program.arguments[number], _spec(type_)
+        argument, spec = program.arguments[number], _spec(type_)
         expected = argument.value.spec
-        if (expected.shape, expected.dtype) != (found.shape, found.dtype):
+        if (expected.shape, expected.dtype) != (spec.shape, spec.dtype):
             raise UserError(
                 f"init function: expected {expected.dtype}{list(expected.shape)} for argument "
                 f"'{argument.name}', "
-                f"found {found.dtype}{list(found.shape)}"
+                f"found {spec.dtype}{list(spec.shape)}"
             )
         if expected.sharding.unreduced:
             raise UserError(

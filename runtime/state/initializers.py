@@ -50,31 +50,31 @@ def normal(mean: float, deviation: float, seed: int) -> Initializer:
     return Initializer("normal", mean, deviation, seed)
 
 
-def fill(initializer: Initializer, name: str, spec: TensorSpec, box: Slice) -> np.ndarray:
-    """The elements of a global box of the array `name`, in new memory."""
+def fill(initializer: Initializer, name: str, spec: TensorSpec, slice_: Slice) -> np.ndarray:
+    """The elements of a global slice of the array `name`, in new memory."""
     dtype = numpy_dtype(spec.dtype)
-    shape = [limit - start for start, limit in box]
+    shape = [limit - start for start, limit in slice_]
     if initializer.kind == "full":
         return np.full(shape, initializer.a, dtype)
-    found = np.empty(shape, dtype)
-    if not box:
-        found[...] = _values(
+    elements = np.empty(shape, dtype)
+    if not slice_:
+        elements[...] = _values(
             initializer, _key(initializer.seed, name), np.zeros((), np.uint64), dtype
         )
-        return found
+        return elements
     rows = max(1, _CHUNK_ELEMENTS // max(1, prod(shape[1:])))
     for first in range(0, shape[0], rows):
         last = min(first + rows, shape[0])
-        start = box[0][0]
-        index = _flat_indices(spec.shape, ((start + first, start + last), *box[1:]))
-        found[first:last] = _values(initializer, _key(initializer.seed, name), index, dtype)
-    return found
+        start = slice_[0][0]
+        index = _flat_indices(spec.shape, ((start + first, start + last), *slice_[1:]))
+        elements[first:last] = _values(initializer, _key(initializer.seed, name), index, dtype)
+    return elements
 
 
-def _flat_indices(shape: tuple[int, ...], box: Slice) -> np.ndarray:
-    """The row-major number in the whole array of every element of the box."""
+def _flat_indices(shape: tuple[int, ...], slice_: Slice) -> np.ndarray:
+    """The row-major number in the whole array of every element of the slice."""
     index = np.zeros([1] * len(shape), np.uint64)
-    for dim, (start, limit) in enumerate(box):
+    for dim, (start, limit) in enumerate(slice_):
         stride = prod(shape[dim + 1 :])
         along = np.arange(start, limit, dtype=np.uint64) * np.uint64(stride)
         index = index + along.reshape([-1 if other == dim else 1 for other in range(len(shape))])

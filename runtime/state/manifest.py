@@ -1,9 +1,9 @@
-"""The manifest of a checkpoint: which arrays, in which boxes, in which bytes of which files, with
+"""The manifest of a checkpoint: which arrays, in which slices, in which bytes of which files, with
 which checksums.
 
-    {"format": "shardopt-checkpoint", "version": 1, "step": 12, "block_bytes": 1048576,
+    {"format": "shardopt-checkpoint", "version": 2, "step": 12, "block_bytes": 1048576,
      "arrays": [{"name": "params['w']", "shape": [8, 4], "dtype": "bfloat16",
-                 "shards": [{"box": [[0, 4], [0, 4]], "file": "m0.bin", "offset": 0, "crc32":
+                 "shards": [{"slice": [[0, 4], [0, 4]], "file": "m0.bin", "offset": 0, "crc32":
                  [2774130291]}, …]}, …],
      "crc32": 1234567890}
 
@@ -28,17 +28,17 @@ from shardopt.forms.exported_program import Slice
 from shardopt.support.errors import UserError
 
 MANIFEST_NAME = "manifest.json"
-BLOCK_BYTES = (
-    1 << 20
-)  # a reader of a small box reads at most two of these too much; checksums stay one in a million
-_FORMAT, _VERSION = "shardopt-checkpoint", 1
+# A reader of a small slice reads at most two of these too much; checksums stay one in a million.
+BLOCK_BYTES = 1 << 20
+# Version 1 differs in one name: it calls the slice of a shard its box.
+_FORMAT, _VERSION, _VERSIONS = "shardopt-checkpoint", 2, (1, 2)
 
 
 @dataclass(frozen=True)
 class StoredShard:
-    """A box of the array: from `offset` on in `file`, with a checksum for each block."""
+    """A slice of the array: from `offset` on in `file`, with a checksum for each block."""
 
-    box: Slice
+    slice: Slice
     file: str
     offset: int
     checksums: tuple[int, ...]
@@ -63,8 +63,8 @@ class Manifest:
         return next((array for array in self.arrays if array.name == name), None)
 
 
-def shard_bytes(box: Slice, dtype: str) -> int:
-    return prod(limit - start for start, limit in box) * numpy_dtype(dtype).itemsize
+def shard_bytes(slice_: Slice, dtype: str) -> int:
+    return prod(limit - start for start, limit in slice_) * numpy_dtype(dtype).itemsize
 
 
 def block_count(size: int) -> int:
@@ -100,7 +100,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _array_json(array: StoredArray) -> dict[str, Any]:
     shards = [
-        {"box": [list(extent) for extent in each.box], "file": each.file, "offset": each.offset}
+        {"slice": [list(extent) for extent in each.slice], "file": each.file, "offset": each.offset}
         | {"crc32": list(each.checksums)}
         for each in array.shards
     ]
@@ -115,20 +115,40 @@ def _parse(document: Any) -> Manifest:
     fields = _fields(
         document, "manifest", ("format", "version", "step", "block_bytes", "arrays", "crc32")
     )
-    for name, known in (("format", _FORMAT), ("version", _VERSION), ("block_bytes", BLOCK_BYTES)):
+    for name, known in (("format", _FORMAT), ("block_bytes", BLOCK_BYTES)):
         if fields[name] != known or type(fields[name]) is not type(known):
             raise ValueError(f"expected {name} {known!r}, found {fields[name]!r}")
-    arrays = tuple(_array(each) for each in _list(fields["arrays"], "arrays"))
+    version = fields["version"]
+    if type(version) is not int or version not in _VERSIONS:
+        raise ValueError(f"expected version {_VERSION} or 1, found {version!r}")
+    listed = _list(fields["arrays"], "arrays")
+    arrays = tuple(map(_array, _of_version_1(listed) if version == 1 else listed))
     names = [array.name for array in arrays]
     if len(set(names)) != len(names):
         raise ValueError("two arrays have one name")
-    found = _natural(fields["crc32"], "crc32")
+    checksum = _natural(fields["crc32"], "crc32")
     expected = _checksum({name: value for name, value in fields.items() if name != "crc32"})
-    if found != expected:
+    if checksum != expected:
         raise ValueError(
-            f"its checksum is {found}, its contents give {expected}: it was damaged or edited"
+            f"its checksum is {checksum}, its contents give {expected}: it was damaged or edited"
         )
     return Manifest(_natural(fields["step"], "step"), arrays)
+
+
+def _of_version_1(arrays: list[Any]) -> list[Any]:
+    """Arrays of version 1 with the names of version 2; what is none stays as it is."""
+    return [
+        {**array, "shards": list(map(_shard_of_version_1, array["shards"]))}
+        if isinstance(array, dict) and isinstance(array.get("shards"), list)
+        else array
+        for array in arrays
+    ]
+
+
+def _shard_of_version_1(shard: Any) -> Any:
+    if not isinstance(shard, dict):
+        return shard
+    return {"slice" if name == "box" else name: value for name, value in shard.items()}
 
 
 def _array(value: Any) -> StoredArray:
@@ -150,16 +170,22 @@ def _array(value: Any) -> StoredArray:
 
 
 def _shard(value: Any, shape: tuple[int, ...], dtype: str, where: str) -> StoredShard:
-    fields = _fields(value, f"{where}: shard", ("box", "file", "offset", "crc32"))
-    extents = [_list(extent, f"{where}: box") for extent in _list(fields["box"], f"{where}: box")]
+    fields = _fields(value, f"{where}: shard", ("slice", "file", "offset", "crc32"))
+    extents = [
+        _list(extent, f"{where}: slice") for extent in _list(fields["slice"], f"{where}: slice")
+    ]
     if len(extents) != len(shape) or any(len(extent) != 2 for extent in extents):
-        raise ValueError(f"{where}: expected a box of {len(shape)} pairs, found {fields['box']!r}")
-    box = tuple(
-        (_natural(start, f"{where}: box"), _natural(limit, f"{where}: box"))
+        raise ValueError(
+            f"{where}: expected a slice of {len(shape)} pairs, found {fields['slice']!r}"
+        )
+    slice_ = tuple(
+        (_natural(start, f"{where}: slice"), _natural(limit, f"{where}: slice"))
         for start, limit in extents
     )
-    if any(not start <= limit <= extent for (start, limit), extent in zip(box, shape, strict=True)):
-        raise ValueError(f"{where}: box {fields['box']!r} is outside of shape {list(shape)}")
+    if any(
+        not start <= limit <= extent for (start, limit), extent in zip(slice_, shape, strict=True)
+    ):
+        raise ValueError(f"{where}: slice {fields['slice']!r} is outside of shape {list(shape)}")
     file = fields["file"]
     if (
         not isinstance(file, str)
@@ -175,34 +201,36 @@ def _shard(value: Any, shape: tuple[int, ...], dtype: str, where: str) -> Stored
     checksums = tuple(
         _natural(each, f"{where}: crc32") for each in _list(fields["crc32"], f"{where}: crc32")
     )
-    expected = block_count(shard_bytes(box, dtype))
+    expected = block_count(shard_bytes(slice_, dtype))
     if len(checksums) != expected:
         raise ValueError(
-            f"{where}: expected {expected} checksums for box {fields['box']!r}, found "
+            f"{where}: expected {expected} checksums for slice {fields['slice']!r}, found "
             f"{len(checksums)}"
         )
-    return StoredShard(box, file, _natural(fields["offset"], f"{where}: offset"), checksums)
+    return StoredShard(slice_, file, _natural(fields["offset"], f"{where}: offset"), checksums)
 
 
 def _check_cover(shards: tuple[StoredShard, ...], shape: tuple[int, ...], where: str) -> None:
-    """Every element in exactly one shard: the volumes add up, and no two boxes meet."""
-    volume = sum(prod(limit - start for start, limit in shard.box) for shard in shards)
+    """Every element in exactly one shard: the volumes add up, and no two slices meet."""
+    volume = sum(prod(limit - start for start, limit in shard.slice) for shard in shards)
     if volume != prod(shape):
         raise ValueError(
             f"{where}: its shards hold {volume} elements, its shape {list(shape)} has {prod(shape)}"
         )
-    boxes = np.array([shard.box for shard in shards], np.int64).reshape(len(shards), len(shape), 2)
-    for number in range(1, len(boxes)):
-        low = np.maximum(boxes[number, :, 0], boxes[:number, :, 0])
-        high = np.minimum(boxes[number, :, 1], boxes[:number, :, 1])
+    bounds = np.array([shard.slice for shard in shards], np.int64).reshape(
+        len(shards), len(shape), 2
+    )
+    for number in range(1, len(bounds)):
+        low = np.maximum(bounds[number, :, 0], bounds[:number, :, 0])
+        high = np.minimum(bounds[number, :, 1], bounds[:number, :, 1])
         if np.any(np.all(low < high, axis=1)):
             raise ValueError(f"{where}: two of its shards overlap")
 
 
 def _fields(value: Any, what: str, names: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(value, dict) or set(value) != set(names):
-        found = sorted(value) if isinstance(value, dict) else type(value).__name__
-        raise ValueError(f"expected a {what} with {', '.join(names)}, found {found}")
+        fields = sorted(value) if isinstance(value, dict) else type(value).__name__
+        raise ValueError(f"expected a {what} with {', '.join(names)}, found {fields}")
     return value
 
 

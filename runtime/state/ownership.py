@@ -1,4 +1,4 @@
-"""Which device writes which box of a state array, so that replicas are written once and the work is
+"""Which device writes which slice of a state array, so that replicas are written once and the work is
 spread."""
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from shardopt.runtime.program.instructions import Program
 from shardopt.support.errors import UserError
 
 
-def owned_boxes(mesh: Mesh, spec: TensorSpec, turn: int) -> tuple[tuple[int, Slice], ...]:
-    """(position in the mesh, box) for every distinct tile: one holder each, replicas by `turn`, so
+def owned_slices(mesh: Mesh, spec: TensorSpec, turn: int) -> tuple[tuple[int, Slice], ...]:
+    """(position in the mesh, slice) for every distinct tile: one holder each, replicas by `turn`, so
     that the arrays of a program spread over the hosts that hold copies."""
     holders: dict[Slice, list[int]] = {}
     for position, tile in enumerate(tiles_by_device(mesh, spec).values()):
         holders.setdefault(tile, []).append(position)
-    return tuple((found[turn % len(found)], box) for box, found in holders.items())
+    return tuple(
+        (holders_of_tile[turn % len(holders_of_tile)], slice_)
+        for slice_, holders_of_tile in holders.items()
+    )
 
 
 def state_keys(arguments: Sequence[Argument]) -> dict[int, str]:

@@ -41,10 +41,10 @@ class PeriodicCheckpoints:
         histories would mix."""
         if self._begun:
             return
-        found = checkpoints(self._options.folder)
-        if found and found[-1][0] > steps_done:
+        complete = checkpoints(self._options.folder)
+        if complete and complete[-1][0] > steps_done:
             raise UserError(
-                f"'{self._options.folder}' holds a checkpoint of step {found[-1][0]}, this run is "
+                f"'{self._options.folder}' holds a checkpoint of step {complete[-1][0]}, this run is "
                 "at step "
                 f"{steps_done}: resume from it, or choose another folder"
             )

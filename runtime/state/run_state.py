@@ -25,7 +25,7 @@ from shardopt.support.errors import UserError
 # Calls a method of `WorkerState` on some workers at once: (method, arguments by worker) -> answers
 # by worker.
 Call = Callable[[str, Mapping[str, tuple[Any, ...]]], dict[str, Any]]
-# Gives the elements of a global box, as slices of the whole array.
+# Gives the elements of a global slice, as slices of the whole array.
 ShardMaker = Callable[[tuple[slice, ...]], np.ndarray]
 
 
@@ -56,11 +56,13 @@ class RunState:
             for mesh, homes in self._homes().items()
             for worker in self._workers[mesh]
         }
-        found: dict[int, list[StoredShard]] = {number: [] for number in state}
+        shards_of: dict[int, list[StoredShard]] = {number: [] for number in state}
         for answers in self._call("save", places).values():
             for number, shards in answers.items():
-                found[number] += [_stored_shard(*fields) for fields in shards]
-        return Manifest(step, tuple(self._stored_array(number, found[number]) for number in state))
+                shards_of[number] += [_stored_shard(*fields) for fields in shards]
+        return Manifest(
+            step, tuple(self._stored_array(number, shards_of[number]) for number in state)
+        )
 
     def save(self, path: Path, step: int) -> None:
         """Write one checkpoint to the folder `path`, which must not exist. Raises UserError,
@@ -82,12 +84,12 @@ class RunState:
         The checkpoint may be of another plan, and hold more. Raises UserError when an array is not
         in it, or is of another shape or type; nothing has changed then."""
         folder, manifest = find_checkpoint(path)
-        wanted = state_arguments(self._program) if numbers is None else tuple(numbers)
+        chosen = state_arguments(self._program) if numbers is None else tuple(numbers)
         stored = {array.name: array for array in manifest.arrays}
-        for number in wanted:
+        for number in chosen:
             self._check_stored(folder, number, stored.get(self._keys[number]))
         self._to_homes(
-            "restore", {number: self._keys[number] for number in wanted}, before=(str(folder),)
+            "restore", {number: self._keys[number] for number in chosen}, before=(str(folder),)
         )
         return manifest.step
 
@@ -123,32 +125,34 @@ class RunState:
         ) in makers.items():  # one array at a time: its tiles are all that is held here
             value = self._program.arguments[number].value
             mesh = next(part.mesh for part in self._program.meshes if part.mesh.name == value.mesh)
-            boxes = dict.fromkeys(tiles_by_device(mesh, value.spec).values())
-            tiles = tuple((box, self._made(number, maker, box)) for box in boxes)
+            slices = dict.fromkeys(tiles_by_device(mesh, value.spec).values())
+            tiles = tuple((slice_, self._made(number, maker, slice_)) for slice_ in slices)
             self._call("put", {worker: ({number: tiles},) for worker in self._workers[mesh.name]})
 
-    def read(self, number: int, box: Slice | None = None) -> np.ndarray:
+    def read(self, number: int, slice_: Slice | None = None) -> np.ndarray:
         """An argument's elements, by default all of them, put together from what the workers
         hold."""
         value = self._program.arguments[number].value
-        box = tuple((0, extent) for extent in value.spec.shape) if box is None else box
-        if len(box) != len(value.spec.shape) or any(
+        slice_ = tuple((0, extent) for extent in value.spec.shape) if slice_ is None else slice_
+        if len(slice_) != len(value.spec.shape) or any(
             not 0 <= start <= limit <= extent
-            for (start, limit), extent in zip(box, value.spec.shape, strict=False)
+            for (start, limit), extent in zip(slice_, value.spec.shape, strict=False)
         ):
             raise UserError(
-                f"argument {number} has shape {list(value.spec.shape)}, found box {format_box(box)}"
+                f"argument {number} has shape {list(value.spec.shape)}, found slice {format_box(slice_)}"
             )
-        found = np.empty([limit - start for start, limit in box], numpy_dtype(value.spec.dtype))
-        answers = self._call("pieces", dict.fromkeys(self._workers[value.mesh], (number, box)))
+        elements = np.empty(
+            [limit - start for start, limit in slice_], numpy_dtype(value.spec.dtype)
+        )
+        answers = self._call("pieces", dict.fromkeys(self._workers[value.mesh], (number, slice_)))
         for pieces in answers.values():
             for part, piece in pieces:
                 into = tuple(
                     slice(low - start, high - start)
-                    for (low, high), (start, _) in zip(part, box, strict=True)
+                    for (low, high), (start, _) in zip(part, slice_, strict=True)
                 )
-                found[into] = piece
-        return found
+                elements[into] = piece
+        return elements
 
     def _homes(self) -> dict[str, tuple[int, ...]]:
         """The arguments on each mesh."""
@@ -163,8 +167,8 @@ class RunState:
         """Give each worker the values of the arguments that live on its mesh."""
         calls: dict[str, tuple[Any, ...]] = {}
         for mesh, numbers in self._homes().items():
-            own = {number: values[number] for number in numbers if number in values}
-            calls |= dict.fromkeys(self._workers[mesh], (*before, own)) if own else {}
+            of_mesh = {number: values[number] for number in numbers if number in values}
+            calls |= dict.fromkeys(self._workers[mesh], (*before, of_mesh)) if of_mesh else {}
         self._call(method, calls)
 
     def _stored_array(self, number: int, shards: Sequence[StoredShard]) -> StoredArray:
@@ -173,38 +177,38 @@ class RunState:
             self._keys[number],
             spec.shape,
             spec.dtype,
-            tuple(sorted(shards, key=lambda each: each.box)),
+            tuple(sorted(shards, key=lambda each: each.slice)),
         )
 
-    def _check_stored(self, folder: Path, number: int, found: StoredArray | None) -> None:
+    def _check_stored(self, folder: Path, number: int, stored: StoredArray | None) -> None:
         spec, key = self._program.arguments[number].value.spec, self._keys[number]
-        if found is None:
+        if stored is None:
             raise UserError(
                 f"checkpoint '{folder}' has no array '{key}', which argument {number} needs"
             )
-        if (found.shape, found.dtype) != (spec.shape, spec.dtype):
+        if (stored.shape, stored.dtype) != (spec.shape, spec.dtype):
             raise UserError(
                 f"checkpoint '{folder}': expected {spec.dtype}{list(spec.shape)} for '{key}', "
-                f"found {found.dtype}{list(found.shape)}"
+                f"found {stored.dtype}{list(stored.shape)}"
             )
 
-    def _made(self, number: int, maker: ShardMaker, box: Slice) -> np.ndarray:
+    def _made(self, number: int, maker: ShardMaker, slice_: Slice) -> np.ndarray:
         argument = self._program.arguments[number]
-        tile = np.asarray(maker(tuple(slice(start, limit) for start, limit in box)))
+        tile = np.asarray(maker(tuple(slice(start, limit) for start, limit in slice_)))
         shape, dtype = (
-            tuple(limit - start for start, limit in box),
+            tuple(limit - start for start, limit in slice_),
             numpy_dtype(argument.value.spec.dtype),
         )
         if (tile.shape, tile.dtype) != (shape, dtype):
             raise UserError(
                 f"callback of argument {number} '{argument.name}': expected {dtype}{list(shape)} "
                 "for "
-                f"{format_box(box)}, found {tile.dtype}{list(tile.shape)}"
+                f"{format_box(slice_)}, found {tile.dtype}{list(tile.shape)}"
             )
         return tile
 
 
-def _stored_shard(box: Any, file: str, offset: int, checksums: Sequence[int]) -> StoredShard:
+def _stored_shard(slice_: Any, file: str, offset: int, checksums: Sequence[int]) -> StoredShard:
     return StoredShard(
-        tuple((start, limit) for start, limit in box), file, offset, tuple(checksums)
+        tuple((start, limit) for start, limit in slice_), file, offset, tuple(checksums)
     )

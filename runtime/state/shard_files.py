@@ -1,4 +1,4 @@
-"""Writing shards to a worker's file of a checkpoint, and reading any box of an array back from such
+"""Writing shards to a worker's file of a checkpoint, and reading any slice of an array back from such
 files."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ShardWriter:
         self._name = name
         self._file = (folder / name).open("xb")
 
-    def add(self, box: Slice, shard: np.ndarray) -> StoredShard:
+    def add(self, slice_: Slice, shard: np.ndarray) -> StoredShard:
         """Append the shard's bytes. Raises OSError."""
         data = np.ascontiguousarray(shard).reshape(-1).view(np.uint8).data
         offset = self._file.tell()
@@ -37,7 +37,7 @@ class ShardWriter:
         blocks = [data[start : start + BLOCK_BYTES] for start in range(0, len(data), BLOCK_BYTES)]
         for block in blocks:
             self._file.write(block)
-        return StoredShard(box, self._name, offset, tuple(zlib.crc32(block) for block in blocks))
+        return StoredShard(slice_, self._name, offset, tuple(zlib.crc32(block) for block in blocks))
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -54,39 +54,39 @@ class ShardWriter:
                 os.fsync(self._file.fileno())
 
 
-def read_box(folder: Path, array: StoredArray, box: Slice) -> np.ndarray:
-    """The elements of a global box, in new memory; reads only rows of shards that meet it.
+def read_slice(folder: Path, array: StoredArray, slice_: Slice) -> np.ndarray:
+    """The elements of a global slice, in new memory; reads only rows of shards that meet it.
 
     Raises UserError that names the file and the array when bytes are missing or do not have their
     checksum."""
-    found = np.empty([limit - start for start, limit in box], numpy_dtype(array.dtype))
+    elements = np.empty([limit - start for start, limit in slice_], numpy_dtype(array.dtype))
     for shard in array.shards:
-        common = intersect(shard.box, box)
+        common = intersect(shard.slice, slice_)
         if common is None:
             continue
         rows = _read_rows(folder, array, shard, common)
         into = tuple(
             slice(low - start, high - start)
-            for (low, high), (start, _) in zip(common, box, strict=True)
+            for (low, high), (start, _) in zip(common, slice_, strict=True)
         )
-        found[into] = rows
-    return found
+        elements[into] = rows
+    return elements
 
 
-def _read_rows(folder: Path, array: StoredArray, shard: StoredShard, box: Slice) -> np.ndarray:
-    """`box` of one shard, which holds it: the rows of the first dimension are read and checked, the
+def _read_rows(folder: Path, array: StoredArray, shard: StoredShard, slice_: Slice) -> np.ndarray:
+    """`slice_` of one shard, which holds it: the rows of the first dimension are read and checked, the
     rest cut out."""
     dtype = numpy_dtype(array.dtype)
-    extents = [limit - start for start, limit in shard.box]
-    if not box:
+    extents = [limit - start for start, limit in shard.slice]
+    if not slice_:
         return np.frombuffer(_read(folder, array, shard, 0, dtype.itemsize), dtype).reshape(())
     row = prod(extents[1:]) * dtype.itemsize
-    first, last = (bound - shard.box[0][0] for bound in box[0])
+    first, last = (bound - shard.slice[0][0] for bound in slice_[0])
     data = _read(folder, array, shard, first * row, last * row)
     rows = np.frombuffer(data, np.uint8).view(dtype).reshape(last - first, *extents[1:])
     rest = (
         slice(low - start, high - start)
-        for (low, high), (start, _) in zip(box[1:], shard.box[1:], strict=True)
+        for (low, high), (start, _) in zip(slice_[1:], shard.slice[1:], strict=True)
     )
     return rows[(slice(None), *rest)]
 
@@ -94,7 +94,7 @@ def _read_rows(folder: Path, array: StoredArray, shard: StoredShard, box: Slice)
 def _read(folder: Path, array: StoredArray, shard: StoredShard, begin: int, end: int) -> memoryview:
     """Bytes `begin` to `end` of a shard; every block they touch is read and compared with its
     checksum."""
-    size = shard_bytes(shard.box, array.dtype)
+    size = shard_bytes(shard.slice, array.dtype)
     first, last = begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)
     data = bytearray(min(last * BLOCK_BYTES, size) - first * BLOCK_BYTES)
     view, path = memoryview(data), folder / shard.file

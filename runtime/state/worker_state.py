@@ -17,8 +17,8 @@ from shardopt.forms.reshard_steps import intersect, tiles_by_device
 from shardopt.runtime.actions.context import Context
 from shardopt.runtime.state.initializers import Initializer, fill
 from shardopt.runtime.state.manifest import read_manifest
-from shardopt.runtime.state.ownership import owned_boxes
-from shardopt.runtime.state.shard_files import ShardWriter, read_box
+from shardopt.runtime.state.ownership import owned_slices
+from shardopt.runtime.state.shard_files import ShardWriter, read_slice
 
 Shards = tuple[tuple[Slice, str, int, tuple[int, ...]], ...]  # fields of StoredShard
 
@@ -36,9 +36,9 @@ class WorkerState:
         written: dict[int, Shards] = {}
         with ShardWriter(Path(folder), file) as writer:
             for number in numbers:
-                added = [writer.add(box, shard) for box, shard in self._owned(number)]
+                added = [writer.add(slice_, shard) for slice_, shard in self._owned(number)]
                 written[number] = tuple(
-                    (each.box, each.file, each.offset, each.checksums) for each in added
+                    (each.slice, each.file, each.offset, each.checksums) for each in added
                 )
         return written
 
@@ -47,7 +47,7 @@ class WorkerState:
         UserError for damage."""
         stored = {array.name: array for array in read_manifest(Path(folder)).arrays}
         for number, key in keys.items():
-            self._make(number, partial(read_box, Path(folder), stored[key]))
+            self._make(number, partial(read_slice, Path(folder), stored[key]))
 
     def fill(self, initializers: Mapping[int, tuple[str, str, float, float, int]]) -> None:
         """Compute this worker's shards of arguments from a name and the fields of a `Initializer`
@@ -57,9 +57,9 @@ class WorkerState:
             self._make(number, partial(fill, Initializer(kind, a, b, seed), name, spec))
 
     def put(self, tiles: Mapping[int, Sequence[tuple[Slice, np.ndarray]]]) -> None:
-        """Take this worker's shards from the tiles given, each box once."""
-        for number, boxes in tiles.items():
-            known = {_as_box(box): tile for box, tile in boxes}
+        """Take this worker's shards from the tiles given, each slice once."""
+        for number, slices in tiles.items():
+            known = {_as_slice(slice_): tile for slice_, tile in slices}
             self._make(number, known.__getitem__)
 
     def initialize(
@@ -77,22 +77,22 @@ class WorkerState:
         for number, array in zip(numbers, outputs, strict=True):
             self._context.buffers[self._buffers[number]] = array
 
-    def pieces(self, number: int, box: Slice) -> tuple[tuple[Slice, np.ndarray], ...]:
-        """The parts of a global box that this worker owns, in memory of their own."""
-        found = []
+    def pieces(self, number: int, slice_: Slice) -> tuple[tuple[Slice, np.ndarray], ...]:
+        """The parts of a global slice that this worker owns, in memory of their own."""
+        parts = []
         for tile, shard in self._owned(number):
-            common = intersect(tile, _as_box(box))
+            common = intersect(tile, _as_slice(slice_))
             if common is not None:
                 bounds = zip(common, tile, strict=True)
                 cut: Any = (
                     ...,
                     *(slice(low - start, high - start) for (low, high), (start, _) in bounds),
                 )
-                found.append((common, shard[cut].copy()))  # the ellipsis keeps a scalar an array
-        return tuple(found)
+                parts.append((common, shard[cut].copy()))  # the ellipsis keeps a scalar an array
+        return tuple(parts)
 
     def _owned(self, number: int) -> list[tuple[Slice, np.ndarray]]:
-        """(box, view of the shard) for the tiles that this worker writes; drop the views before the
+        """(slice, view of the shard) for the tiles that this worker writes; drop the views before the
         next step."""
         buffer = self._buffers[number]
         array = self._context.buffers[buffer]
@@ -103,8 +103,8 @@ class WorkerState:
             zip(self._context.host.shards, self._context.devices.shards(array), strict=True)
         )
         return [
-            (box, shards[place])
-            for place, box in owned_boxes(mesh, spec, number)
+            (slice_, shards[place])
+            for place, slice_ in owned_slices(mesh, spec, number)
             if place in shards
         ]
 
@@ -122,15 +122,17 @@ class WorkerState:
         buffer = self._buffers[number]
         made: dict[Slice, np.ndarray] = {}
         shards = []
-        for box in self._tiles(buffer):
-            if box not in made:
-                made[box] = tile(box)
-            shards.append(np.array(made[box], order="C", copy=True))  # devices take the memory over
+        for slice_ in self._tiles(buffer):
+            if slice_ not in made:
+                made[slice_] = tile(slice_)
+            shards.append(
+                np.array(made[slice_], order="C", copy=True)
+            )  # devices take the memory over
         self._context.buffers[buffer] = self._context.devices.put(
             self._context.program.buffers[buffer], shards
         )
 
 
-def _as_box(box: Sequence[Sequence[int]]) -> Slice:
-    """A box that may have become lists on its way."""
-    return tuple((start, limit) for start, limit in box)
+def _as_slice(slice_: Sequence[Sequence[int]]) -> Slice:
+    """A slice that may have become lists on its way."""
+    return tuple((start, limit) for start, limit in slice_)

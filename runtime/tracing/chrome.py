@@ -90,13 +90,13 @@ def _memory(
     """Buffers live from instruction to instruction of the worker's own thread."""
     after = {part.mesh.name: mesh_memory(part).after for part in program.meshes}
     for span in spans:
-        held = after[span.worker.partition("/")[0]]
-        if span.row not in OWN_THREAD or span.position >= len(held):
+        bytes_after = after[span.worker.partition("/")[0]]
+        if span.row not in OWN_THREAD or span.position >= len(bytes_after):
             continue
         yield {
             "name": "bytes of a device",
             "ph": "C",
             "pid": pids[span.worker],
             "ts": span.end_seconds * _MICROSECONDS,
-            "args": {"bytes": held[span.position]},
+            "args": {"bytes": bytes_after[span.position]},
         }

@@ -72,11 +72,20 @@ class Recorder:
     @contextmanager
     def transmitting(self, position: int, target: str) -> Iterator[None]:
         """Around all that the thread that sends does for an instruction."""
-        own, began = self._sending, perf_counter_ns()
-        own.ready, own.bytes = began, 0
+        sending, began = self._sending, perf_counter_ns()
+        sending.ready, sending.bytes = began, 0
         yield
         self._events.append(
-            (self._step, position, TRANSMIT, began, own.ready, perf_counter_ns(), own.bytes, target)
+            (
+                self._step,
+                position,
+                TRANSMIT,
+                began,
+                sending.ready,
+                perf_counter_ns(),
+                sending.bytes,
+                target,
+            )
         )
 
     def ready(self) -> None:
@@ -91,7 +100,7 @@ class Recorder:
         """Plain values: the clock's offset to the time of day in ns, and the events of the newest
         steps."""
         self._executions.submit(int).result()
-        events = [list(event) for own in self._steps.values() for event in own]
+        events = [list(event) for of_step in self._steps.values() for event in of_step]
         return {"offset_ns": time_ns() - perf_counter_ns(), "events": events}
 
     def close(self) -> None:

@@ -60,7 +60,7 @@ class Span:
 
 def route_bytes(route: Route) -> int:
     """What travels by a route, each piece once."""
-    elements = sum(prod(limit - start for start, limit in piece.box) for piece in route.pieces)
+    elements = sum(prod(limit - start for start, limit in piece.slice) for piece in route.pieces)
     return elements * numpy_dtype(route.source.dtype).itemsize
 
 
@@ -78,7 +78,7 @@ def spans_of(program: Program, traces: Mapping[str, Mapping[str, Any]]) -> tuple
     ]
     sent = {(worker, event[0], event[1]) for worker, event in rows if event[2] == TRANSMIT}
     zero = min((event[3] for _, event in rows), default=0)
-    found = (
+    spans = (
         _span(
             program,
             parts[worker.partition("/")[0]],
@@ -90,7 +90,7 @@ def spans_of(program: Program, traces: Mapping[str, Mapping[str, Any]]) -> tuple
         for worker, event in rows
     )
     return tuple(
-        sorted(found, key=lambda span: (span.start_seconds, span.worker, span.position, span.row))
+        sorted(spans, key=lambda span: (span.start_seconds, span.worker, span.position, span.row))
     )
 
 
@@ -143,12 +143,12 @@ def _received(program: Program, each: Instruction | None) -> int:
 
 def task_times(spans: Iterable[Span], step: int) -> dict[Task, tuple[float, float]]:
     """Start and end of every task of a step: of the first of its executions, and of the last."""
-    found: dict[Task, tuple[float, float]] = {}
+    times: dict[Task, tuple[float, float]] = {}
     for span in spans:
         if span.task is not None and span.step == step:
-            start, end = found.get(span.task, (span.ready_seconds, span.end_seconds))
-            found[span.task] = (min(start, span.ready_seconds), max(end, span.end_seconds))
-    return found
+            start, end = times.get(span.task, (span.ready_seconds, span.end_seconds))
+            times[span.task] = (min(start, span.ready_seconds), max(end, span.end_seconds))
+    return times
 
 
 def memory_over_time(
@@ -156,15 +156,15 @@ def memory_over_time(
 ) -> dict[str, tuple[tuple[float, int], ...]]:
     """By mesh, when in a step its first worker was done with an instruction, and what a device held
     then."""
-    held = {part.mesh.name: mesh_memory(part).after for part in program.meshes}
-    found: dict[str, list[tuple[float, int]]] = {name: [] for name in held}
+    bytes_after = {part.mesh.name: mesh_memory(part).after for part in program.meshes}
+    points_of: dict[str, list[tuple[float, int]]] = {name: [] for name in bytes_after}
     for span in spans:
         mesh, _, host = span.worker.partition("/")
         if (
             span.step == step
             and span.row in OWN_THREAD
             and host in ("", "0")
-            and span.position < len(held[mesh])
+            and span.position < len(bytes_after[mesh])
         ):
-            found[mesh].append((span.end_seconds, held[mesh][span.position]))
-    return {name: tuple(sorted(points)) for name, points in found.items()}
+            points_of[mesh].append((span.end_seconds, bytes_after[mesh][span.position]))
+    return {name: tuple(sorted(points)) for name, points in points_of.items()}

@@ -45,10 +45,10 @@ class Watchdog:
         seen: dict[str, tuple[int, int]] | None = None
         changed = spoke = monotonic()
         while self._running.wait() and not self._closed.wait(self._seconds / _LOOKS):
-            found = self._where()
+            statuses = self._where()
             places = {
                 worker: (at["step"], at["position"])
-                for worker, at in found.items()
+                for worker, at in statuses.items()
                 if at is not None
             }
             now = monotonic()
@@ -56,10 +56,10 @@ class Watchdog:
                 seen, changed, spoke = places, now, now
             elif now - spoke >= self._seconds:
                 spoke = now
-                self._say(report(found, now - changed))
+                self._say(report(statuses, now - changed))
 
 
-def report(found: WorkerStatuses, seconds: float | None = None) -> str:
+def report(statuses: WorkerStatuses, seconds: float | None = None) -> str:
     """One line a worker; `seconds` without progress."""
     head = [] if seconds is None else [f"no progress for {seconds:.0f} s:"]
-    return "\n".join([*head, *(status_text(worker, at) for worker, at in sorted(found.items()))])
+    return "\n".join([*head, *(status_text(worker, at) for worker, at in sorted(statuses.items()))])

@@ -48,18 +48,16 @@ def worker_status(context: Context, position: int, since: float, busy: bool) -> 
     }
 
 
-def status_text(worker: str, found: WorkerStatus | None) -> str:
+def status_text(worker: str, status: WorkerStatus | None) -> str:
     """One line; None stands for a worker that does not answer."""
     mesh, _, host = worker.partition("/")
     who = f"mesh '{mesh}', host {int(host or 0)}"
-    if found is None:
+    if status is None:
         return f"{who}: does not answer"
-    if not found["busy"]:
-        return f"{who}: idle for {found['seconds']:.1f} s, {found['step']} steps done"
-    doing = f"; under way: {', '.join(found['doing'])}" if found["doing"] else ""
-    return (
-        f"{who}: {found['place']} for {found['seconds']:.1f} s, waits for {found['waits']}{doing}"
-    )
+    if not status["busy"]:
+        return f"{who}: idle for {status['seconds']:.1f} s, {status['step']} steps done"
+    doing = f"; under way: {', '.join(status['doing'])}" if status["doing"] else ""
+    return f"{who}: {status['place']} for {status['seconds']:.1f} s, waits for {status['waits']}{doing}"
 
 
 def _waits_for(at: Instruction | None, executing: bool, pending: int) -> str:

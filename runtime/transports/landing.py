@@ -23,14 +23,14 @@ ShardType = tuple[tuple[int, ...], np.dtype[Any]]  # of one device's part of an 
 
 @dataclass(frozen=True)
 class Place:
-    """A box of shard number `shard`."""
+    """A slice of shard number `shard`."""
 
     shard: int
     slices: Slices
 
 
 def fills(place: Place, shape: tuple[int, ...]) -> bool:
-    """Whether a box is all of its shard."""
+    """Whether a slice is all of its shard."""
     return all(
         each.indices(size) == (0, size, 1) for each, size in zip(place.slices, shape, strict=True)
     )
@@ -80,23 +80,25 @@ class Shards:
         self,
         types: Sequence[ShardType],
         pool: BufferPool,
-        given: Sequence[np.ndarray | None] | None = None,
+        shards: Sequence[np.ndarray | None] | None = None,
     ) -> None:
         self._types, self._pool = types, pool
-        self.found: list[np.ndarray | None] = [None] * len(types) if given is None else list(given)
+        self.memory: list[np.ndarray | None] = (
+            [None] * len(types) if shards is None else list(shards)
+        )
         self._lock = threading.Lock()
 
     def view(self, place: Place) -> np.ndarray:
         """Writable."""
-        box: Any = (..., *place.slices)  # the ellipsis keeps a scalar an array
-        return self._shard(place.shard)[box]
+        index: Any = (..., *place.slices)  # the ellipsis keeps a scalar an array
+        return self._shard(place.shard)[index]
 
     def share(self, place: Place, memory: np.ndarray) -> None:
         """A whole shard that exists."""
-        self.found[place.shard] = memory
+        self.memory[place.shard] = memory
 
     def copy(self, source: Place, target: Place) -> None:
-        memory = self.found[source.shard]
+        memory = self.memory[source.shard]
         if memory is not None and self._fill(source) and self._fill(target):
             self.share(target, memory)
         else:
@@ -105,13 +107,13 @@ class Shards:
     def all(self) -> list[np.ndarray]:
         """Nothing was written where there is nothing: a tile without elements, or the padding of
         one."""
-        return [self._shard(number) for number in range(len(self.found))]
+        return [self._shard(number) for number in range(len(self.memory))]
 
     def _shard(self, number: int) -> np.ndarray:
         with self._lock:
-            shard = self.found[number]
+            shard = self.memory[number]
             if shard is None:
-                shard = self.found[number] = self._pool.take(*self._types[number])
+                shard = self.memory[number] = self._pool.take(*self._types[number])
             return shard
 
     def _fill(self, place: Place) -> bool:
@@ -152,4 +154,4 @@ class Arrival:
                 self._shards.copy(places[0], place)
         with self._lock:
             self._missing.discard(source)
-            return None if self._missing else self._shards.found
+            return None if self._missing else self._shards.memory

@@ -77,14 +77,14 @@ class RayObjectTransport:
     ) -> list[np.ndarray]:
         """Views of the bytes. Raises ValueError when their lengths are wrong."""
         types = self.mailbox.open(source, step, tag).landing.piece_types[source]
-        wanted, found = (
+        expected, sizes = (
             [prod(shape) * dtype.itemsize for shape, dtype in types],
             [each.nbytes for each in data],
         )
-        if wanted != found:
+        if expected != sizes:
             raise ValueError(
-                f"message {tag} of worker '{source}': expected pieces of {wanted} bytes, found "
-                f"{found}"
+                f"message {tag} of worker '{source}': expected pieces of {expected} bytes, found "
+                f"{sizes}"
             )
         return [
             each.view(dtype).reshape(shape)

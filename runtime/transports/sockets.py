@@ -90,11 +90,12 @@ class SocketTransport:
         for name, address in peers.items():
             connection = self._reach(Address(*address))
             challenge = receive_exactly(connection, _CHALLENGE_BYTES)
-            own = secrets.token_bytes(_CHALLENGE_BYTES)
+            own_challenge = secrets.token_bytes(_CHALLENGE_BYTES)
             who = _NAME.pack(len(self._name)) + self._name
-            connection.sendall(who + self._answer(_SENDER, challenge + self._name) + own)
+            connection.sendall(who + self._answer(_SENDER, challenge + self._name) + own_challenge)
             if not hmac.compare_digest(
-                receive_exactly(connection, _CHALLENGE_BYTES), self._answer(_RECEIVER, own)
+                receive_exactly(connection, _CHALLENGE_BYTES),
+                self._answer(_RECEIVER, own_challenge),
             ):
                 connection.close()
                 raise PermissionError(
@@ -196,10 +197,10 @@ class SocketTransport:
             raise MessageLost(f"{lost}: found number {number} (tag {tag}, step {step}) instead")
         arrival = self.mailbox.open(source, step, tag)
         windows = arrival.windows(source)
-        wanted = sum(window.nbytes for window in windows)
-        if wanted != size:
+        size_expected = sum(window.nbytes for window in windows)
+        if size_expected != size:
             raise ValueError(
-                f"message {tag} of worker '{source}': expected {wanted} bytes, found {size}"
+                f"message {tag} of worker '{source}': expected {size_expected} bytes, found {size}"
             )
         receive_arrays(connection, windows)
         self.mailbox.close(source, step, tag)

@@ -259,7 +259,7 @@ def test_state_is_made_saved_and_loaded_without_being_here(
     monkeypatch.setattr(
         Run,
         "argument",
-        lambda run, number, box=None: whole.append(number) or argument(run, number, box),
+        lambda run, number, slice_=None: whole.append(number) or argument(run, number, slice_),
     )
     params, x, y = mlp
 

@@ -102,7 +102,7 @@ TARGETS = {"rows": ROWS, "columns": ((), ("x",)), "all": ((), ())}
 @pytest.mark.parametrize("strategy", ["send_recv", "local_allgather", "broadcast"])
 @pytest.mark.parametrize("target", ["rows", "columns", "all"])
 def test_every_plan_of_a_transfer_moves_the_value(world: World, strategy: str, target: str) -> None:
-    """Two devices to three, so that boxes are cut, not in one run of memory, and completed on the
+    """Two devices to three, so that slices are cut, not in one run of memory, and completed on the
     devices."""
     shape = (12, 6)
     a, b = Mesh("a", (("x", 2),), (0, 1)), Mesh("b", (("x", 3),), (3, 4, 5))

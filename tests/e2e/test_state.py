@@ -168,8 +168,8 @@ def test_arguments_are_made_where_they_live() -> None:
             run.argument(3)
         for number, initializer in ((0, normal(0, 0.3, 1)), (2, uniform(-1, 1, 2))):
             argument = run.program.arguments[number]
-            box = tuple((0, extent) for extent in argument.value.spec.shape)
-            made = fill(initializer, argument.name, argument.value.spec, box)
+            slice_ = tuple((0, extent) for extent in argument.value.spec.shape)
+            made = fill(initializer, argument.name, argument.value.spec, slice_)
             np.testing.assert_array_equal(run.argument(number), made)
         np.testing.assert_array_equal(run.argument(1), w1)
         run.step({3: t})

@@ -1,4 +1,4 @@
-"""NCCL on one GPU: a communicator of one rank sends to itself, from a box of an array to one of a
+"""NCCL on one GPU: a communicator of one rank sends to itself, from a slice of an array to one of a
 new array."""
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from shardopt.support.errors import UserError
 SHAPE = (64, 96)
 
 
-@pytest.mark.parametrize("box", [np.s_[8:40, :], np.s_[3:50, 5:77], np.s_[:, :]])
+@pytest.mark.parametrize("index", [np.s_[8:40, :], np.s_[3:50, 5:77], np.s_[:, :]])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool"])
-def test_a_box_comes_back(dtype: str, box: tuple[slice, slice]) -> None:
+def test_a_slice_comes_back(dtype: str, index: tuple[slice, slice]) -> None:
     try:
         cupy = load_cupy()
     except UserError as error:
@@ -35,7 +35,7 @@ def test_a_box_comes_back(dtype: str, box: tuple[slice, slice]) -> None:
     (shard,) = mesh.device_shards(source)
     target = cuda.take(SHAPE, element)
     cuda.write(target, cuda.view(shard, stream), stream)
-    tile = cuda.compact(cuda.view(shard, stream)[box], stream)
+    tile = cuda.compact(cuda.view(shard, stream)[index], stream)
     window = target[tuple(slice(SHAPE[k] - tile.shape[k], None) for k in range(2))]
     landed = window if window.flags.c_contiguous else cuda.empty_like(window, stream)
     nccl.groupStart()
@@ -48,7 +48,7 @@ def test_a_box_comes_back(dtype: str, box: tuple[slice, slice]) -> None:
     done = cuda.event(stream)
     result = mesh.adopt(spec, [lambda consumer: cuda.give(target, element, [done], consumer)])
     expected = value.copy()
-    part = value[box]
+    part = value[index]
     expected[SHAPE[0] - part.shape[0] :, SHAPE[1] - part.shape[1] :] = part
     (found,) = mesh.shards(result)
     np.testing.assert_array_equal(found, expected)

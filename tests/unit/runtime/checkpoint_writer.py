@@ -26,8 +26,8 @@ def main(path: Path) -> None:
         writing, shards = folder.begin(), []
         for half in range(2):
             with ShardWriter(writing, f"m{half}.bin") as writer:
-                box = ((2 * half, 2 * half + 2), (0, SHAPE[1]))
-                shards.append(writer.add(box, np.full((2, SHAPE[1]), step, np.int64)))
+                slice_ = ((2 * half, 2 * half + 2), (0, SHAPE[1]))
+                shards.append(writer.add(slice_, np.full((2, SHAPE[1]), step, np.int64)))
         folder.commit(writing, Manifest(step, (StoredArray("w", SHAPE, "int64", tuple(shards)),)))
         print(step, flush=True)
 

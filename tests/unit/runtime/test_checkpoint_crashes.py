@@ -13,7 +13,7 @@ import pytest
 
 from shardopt.runtime.state.checkpoint_folder import checkpoints
 from shardopt.runtime.state.manifest import read_manifest
-from shardopt.runtime.state.shard_files import read_box
+from shardopt.runtime.state.shard_files import read_slice
 from tests.unit.runtime.checkpoint_writer import SHAPE
 
 KILLS = 8
@@ -44,7 +44,7 @@ def test_nothing_that_was_checkpointed_is_lost(tmp_path: Path) -> None:
             manifest = read_manifest(folder)
             assert manifest.step == step
             assert (
-                read_box(folder, manifest.arrays[0], ((0, SHAPE[0]), (0, SHAPE[1]))) == step
+                read_slice(folder, manifest.arrays[0], ((0, SHAPE[0]), (0, SHAPE[1]))) == step
             ).all()
         reached = found[-1][0]
     assert half_written, "some were killed in the middle of it, or this shows nothing"

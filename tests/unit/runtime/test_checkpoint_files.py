@@ -1,4 +1,4 @@
-"""Checkpoint files: any box of what was written under one sharding comes back, damage is one error,
+"""Checkpoint files: any slice of what was written under one sharding comes back, damage is one error,
 and nothing that is half written is seen."""
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from shardopt.runtime.state.manifest import (
     manifest_text,
     read_manifest,
 )
-from shardopt.runtime.state.ownership import owned_boxes
-from shardopt.runtime.state.shard_files import ShardWriter, read_box
+from shardopt.runtime.state.ownership import owned_slices
+from shardopt.runtime.state.shard_files import ShardWriter, read_slice
 from shardopt.support.errors import UserError
 
 AXES = ("x", "y", "z")
@@ -52,17 +52,17 @@ def write(
 ) -> StoredArray:
     """As the workers of `hosts` hosts would write it."""
     spec = TensorSpec(whole.shape, whole.dtype.name, sharding)
-    owned, found = owned_boxes(mesh, spec, turn=3), []
+    owned, found = owned_slices(mesh, spec, turn=3), []
     per_host = max(1, mesh.size // hosts)
     for host in range(0, mesh.size, per_host):
         with ShardWriter(folder, f"{name}.{host}.bin") as writer:
-            own = [box for position, box in owned if host <= position < host + per_host]
-            found += [writer.add(box, whole[_slices(box)]) for box in own]
+            own = [slice_ for position, slice_ in owned if host <= position < host + per_host]
+            found += [writer.add(slice_, whole[_slices(slice_)]) for slice_ in own]
     return StoredArray(name, whole.shape, whole.dtype.name, tuple(found))
 
 
-def _slices(box: Slice) -> tuple[slice, ...]:
-    return tuple(slice(*extent) for extent in box)
+def _slices(slice_: Slice) -> tuple[slice, ...]:
+    return tuple(slice(*extent) for extent in slice_)
 
 
 @settings(max_examples=60, deadline=None)
@@ -81,7 +81,7 @@ def test_what_one_placement_writes_another_reads(
     hosts: int,
     seed: int,
 ) -> None:
-    """Bit for bit, through a manifest, with blocks so small that boxes begin and end inside
+    """Bit for bit, through a manifest, with blocks so small that slices begin and end inside
     them."""
     folder = tmp_path_factory.mktemp("checkpoint")
     item = numpy_dtype(dtype)
@@ -96,17 +96,19 @@ def test_what_one_placement_writes_another_reads(
         (folder / MANIFEST_NAME).write_text(manifest_text(Manifest(5, (stored,))))
         found = read_manifest(folder)
         assert found == Manifest(5, (stored,))
-        for box in tiles_by_device(target[0], TensorSpec(whole.shape, dtype, target[1])).values():
-            tile = read_box(folder, found.arrays[0], box)
+        for slice_ in tiles_by_device(
+            target[0], TensorSpec(whole.shape, dtype, target[1])
+        ).values():
+            tile = read_slice(folder, found.arrays[0], slice_)
             assert (
                 tile.dtype == item
-                and tile.tobytes() == np.ascontiguousarray(whole[_slices(box)]).tobytes()
+                and tile.tobytes() == np.ascontiguousarray(whole[_slices(slice_)]).tobytes()
             )
     written = sum(path.stat().st_size for path in folder.glob("*.bin"))
     assert whole.nbytes <= written < whole.nbytes + 64 * len(stored.shards)  # replicas once
 
 
-def test_a_box_reads_only_the_blocks_that_it_meets(
+def test_a_slice_reads_only_the_blocks_that_it_meets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("manifest", "shard_files"):
@@ -117,18 +119,18 @@ def test_a_box_reads_only_the_blocks_that_it_meets(
     data = bytearray(path.read_bytes())
     data[-1] ^= 1  # in the last block, that of rows 30 and 31
     path.write_bytes(data)
-    np.testing.assert_array_equal(read_box(tmp_path, stored, ((3, 29), (2, 5))), whole[3:29, 2:5])
+    np.testing.assert_array_equal(read_slice(tmp_path, stored, ((3, 29), (2, 5))), whole[3:29, 2:5])
     with pytest.raises(
         UserError,
         match=r"w\.0\.bin': 'w' is damaged at byte 960: the data do not have their checksum",
     ):
-        read_box(tmp_path, stored, ((3, 31), (2, 5)))
+        read_slice(tmp_path, stored, ((3, 31), (2, 5)))
     path.write_bytes(data[:-40])
     with pytest.raises(UserError, match=r"w\.0\.bin': 'w' ends 40 bytes too early"):
-        read_box(tmp_path, stored, ((31, 32), (0, 1)))
+        read_slice(tmp_path, stored, ((31, 32), (0, 1)))
     path.unlink()
     with pytest.raises(UserError, match=r"w\.0\.bin': cannot read 'w': No such file"):
-        read_box(tmp_path, stored, ((31, 32), (0, 1)))
+        read_slice(tmp_path, stored, ((31, 32), (0, 1)))
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2)], ids=str)
@@ -137,8 +139,21 @@ def test_scalars_and_empty_arrays(tmp_path: Path, shape: tuple[int, ...]) -> Non
     mesh = Mesh("m", (("x", 2),), (0, 1))
     stored = write(tmp_path, "s", whole, mesh, Sharding.replicated(len(shape)), hosts=2)
     (tmp_path / MANIFEST_NAME).write_text(manifest_text(Manifest(0, (stored,))))
-    box = tuple((0, extent) for extent in shape)
-    np.testing.assert_array_equal(read_box(tmp_path, read_manifest(tmp_path).arrays[0], box), whole)
+    slice_ = tuple((0, extent) for extent in shape)
+    np.testing.assert_array_equal(
+        read_slice(tmp_path, read_manifest(tmp_path).arrays[0], slice_), whole
+    )
+
+
+def test_a_checkpoint_of_version_1_is_read() -> None:
+    """One that is kept here, of float32[4,6] by two hosts."""
+    folder = Path(__file__).parent / "files" / "checkpoint-version-1"
+    assert json.loads((folder / MANIFEST_NAME).read_text())["version"] == 1
+    manifest = read_manifest(folder)
+    (stored,) = manifest.arrays
+    assert manifest.step == 3 and [shard.slice[0] for shard in stored.shards] == [(0, 2), (2, 4)]
+    whole = np.arange(24, dtype=np.float32).reshape(4, 6)
+    np.testing.assert_array_equal(read_slice(folder, stored, ((1, 3), (0, 6))), whole[1:3])
 
 
 def _mutations(document: Any, draw: Any) -> Any:
@@ -257,28 +272,31 @@ def test_filled_values_do_not_depend_on_the_sharding(
     placement: tuple[Mesh, Sharding], dtype: str, seed: int
 ) -> None:
     spec = TensorSpec((12, 24, 12), dtype, placement[1])
-    whole_box = tuple((0, extent) for extent in spec.shape)
+    whole_slice = tuple((0, extent) for extent in spec.shape)
     for initializer in (uniform(0, 2, seed), normal(0.5, 0.1, seed), full(1)):
-        whole = fill(initializer, "w", spec, whole_box)
+        whole = fill(initializer, "w", spec, whole_slice)
         assert whole.dtype == numpy_dtype(dtype)
-        for box in tiles_by_device(placement[0], spec).values():
-            assert fill(initializer, "w", spec, box).tobytes() == whole[_slices(box)].tobytes()
+        for slice_ in tiles_by_device(placement[0], spec).values():
+            assert (
+                fill(initializer, "w", spec, slice_).tobytes() == whole[_slices(slice_)].tobytes()
+            )
 
 
 def test_filled_values_have_the_distribution_they_name(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = TensorSpec((400, 500), "float64", Sharding.replicated(2))
-    box = ((0, 400), (0, 500))
-    flat = fill(uniform(-1, 3, 0), "w", spec, box)
+    slice_ = ((0, 400), (0, 500))
+    flat = fill(uniform(-1, 3, 0), "w", spec, slice_)
     assert abs(flat.mean() - 1) < 0.02 and -1 <= flat.min() < -0.999 and 2.999 < flat.max() < 3
-    bell = fill(normal(2, 3, 0), "w", spec, box)
+    bell = fill(normal(2, 3, 0), "w", spec, slice_)
     assert abs(bell.mean() - 2) < 0.03 and abs(bell.std() - 3) < 0.03
     assert abs(np.mean(np.abs(bell - 2) < 3) - 0.6827) < 0.005
     assert abs(np.corrcoef(bell[:, :-1].ravel(), bell[:, 1:].ravel())[0, 1]) < 0.01
     assert (
-        abs(np.corrcoef(bell.ravel(), fill(normal(2, 3, 0), "v", spec, box).ravel())[0, 1]) < 0.01
+        abs(np.corrcoef(bell.ravel(), fill(normal(2, 3, 0), "v", spec, slice_).ravel())[0, 1])
+        < 0.01
     )
     monkeypatch.setattr("shardopt.runtime.state.initializers._CHUNK_ELEMENTS", 700)
-    np.testing.assert_array_equal(fill(normal(2, 3, 0), "w", spec, box), bell)
+    np.testing.assert_array_equal(fill(normal(2, 3, 0), "w", spec, slice_), bell)
     scalar = TensorSpec((), "float64", Sharding(()))
     assert 0 <= fill(uniform(0, 1, 0), "s", scalar, ()) < 1
     with pytest.raises(UserError, match="unknown filling 'gamma': known are full, uniform, normal"):

@@ -17,7 +17,7 @@ from jaxlib import _jax
 
 from shardopt.runtime.backends.local import LocalTransport
 from shardopt.runtime.devices import dlpack
-from shardopt.runtime.devices.clients import own_devices
+from shardopt.runtime.devices.clients import unshared_devices
 from shardopt.runtime.devices.cuda import Cuda
 from shardopt.runtime.errors import Cancelled
 from shardopt.runtime.transports.buffers import BufferPool
@@ -70,14 +70,14 @@ def contents(words: Any, dtype: np.dtype = F32) -> np.ndarray:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_pieces_arrive_in_whatever_order_streams_run(seed: int) -> None:
-    """Both ways at once, several messages, boxes in one run and not; sources are dropped as soon as
+    """Both ways at once, several messages, slices in one run and not; sources are dropped as soon as
     they are sent."""
     world = World(seed)
     compute = fake_cupy(world)
     with compute.cuda.Device(0):
         streams = [compute.cuda.Stream(non_blocking=True) for _ in range(2)]
     with workers(world) as both:
-        boxes = [np.s_[..., 0:2, 0:6], np.s_[..., 1:4, 2:5], np.s_[...]]
+        indices = [np.s_[..., 0:2, 0:6], np.s_[..., 1:4, 2:5], np.s_[...]]
         arrived = []
         for message in range(4):
             for name, back in (("a", False), ("b", True)):
@@ -88,7 +88,7 @@ def test_pieces_arrive_in_whatever_order_streams_run(seed: int) -> None:
                 ]
                 links = [link(k % 2, k // 3, back) for k in range(6)]
                 parts = [
-                    (each, Shard(world, value, world.random.choice(streams)), boxes[k % 3])
+                    (each, Shard(world, value, world.random.choice(streams)), indices[k % 3])
                     for k, (each, value) in enumerate(zip(links, values, strict=True))
                 ]
                 both[name].send(parts)
@@ -97,7 +97,7 @@ def test_pieces_arrive_in_whatever_order_streams_run(seed: int) -> None:
                 cudas = both[other]._cudas
                 shards = [cudas[each.target.shard].take((4, 6), F32) for each in links]
                 windows = [
-                    (each, shard[boxes[k % 3]])
+                    (each, shard[indices[k % 3]])
                     for k, (each, shard) in enumerate(zip(links, shards, strict=True))
                 ]
                 events = [event for _, _, event in both[other].receive(windows)]
@@ -106,7 +106,9 @@ def test_pieces_arrive_in_whatever_order_streams_run(seed: int) -> None:
         for values, shards, events in arrived:
             for k, (value, shard, event) in enumerate(zip(values, shards, events, strict=True)):
                 event.synchronize()
-                np.testing.assert_array_equal(contents(shard)[boxes[k % 3]], value[boxes[k % 3]])
+                np.testing.assert_array_equal(
+                    contents(shard)[indices[k % 3]], value[indices[k % 3]]
+                )
         for each in both.values():
             each.drain()
         assert [len(group) for group in world.groups] == [6] * 16
@@ -172,7 +174,7 @@ def test_memory_that_comes_back_waits_for_its_last_reader() -> None:
 )
 def test_xla_takes_memory_over_as_it_is(dtype: type) -> None:
     """Also types that cupy has none of; the owner lives as long as the array."""
-    device = own_devices(2).own[1]
+    device = unshared_devices(2).local[1]
     memory = BufferPool().take((4, 6), np.dtype(dtype))
     memory[...] = np.arange(24).reshape(4, 6)
     place, before = memory.ctypes.data, dlpack.alive()

@@ -63,7 +63,7 @@ def at(*path: Any) -> Callable[[Any, Any], None]:
 
 FAULTS: list[tuple[Callable[[Any, Any], None], Any, str]] = [
     (at("format"), "other", "expected a JSON document of format 'shardopt.program'"),
-    (at("version"), 2, "expected version 1 of 'shardopt.program', found 2"),
+    (at("version"), 1, "expected version 2 of 'shardopt.program', found 1"),
     (at("tables", "TensorSpec"), None, "tables.TensorSpec: expected a list, found None"),
     (
         at("program", "meshes", 0, "buffers", 0),
@@ -88,7 +88,7 @@ FAULTS: list[tuple[Callable[[Any, Any], None], Any, str]] = [
     (
         at("program", "routes", 0, "pieces", 0),
         {"shard": 1},
-        "expected the fields shard, box, found shard",
+        "expected the fields shard, slice, found shard",
     ),
     (at("tables", "StageFunction", 0, "bytecode"), "?", r"tables.StageFunction\[0\].bytecode: "),
     (at("program"), [], "program: expected an object"),

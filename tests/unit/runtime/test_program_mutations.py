@@ -109,7 +109,7 @@ def test_hosts_that_do_not_pair_up_are_found(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("shardopt.runtime.program.check_hosts.rounds_of", forgetful)
     faults = list(find_host_faults(program, hosts))
     assert any(
-        "worker m2/1 takes other boxes of host 0 than that gives" in fault for fault in faults
+        "worker m2/1 takes other slices of host 0 than that gives" in fault for fault in faults
     ), faults
     assert any("of host 0 does not fit where it lands in shard" in fault for fault in faults), (
         faults

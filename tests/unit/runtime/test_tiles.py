@@ -17,7 +17,13 @@ from shardopt.forms.reshard_steps import default_steps, find_plan_fault, tiles_b
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.runtime.devices.exchanges import Exchanges
-from shardopt.runtime.devices.tiles import RouteSource, RouteTarget, Tiling, box_slices, landing_of
+from shardopt.runtime.devices.tiles import (
+    RouteSource,
+    RouteTarget,
+    Tiling,
+    landing_of,
+    python_slices,
+)
 from shardopt.runtime.program.hosts import Host, hosts_of, hosts_of_mesh
 from shardopt.runtime.program.instructions import MeshProgram, Program, Route
 from shardopt.runtime.program.routes import make_route
@@ -95,7 +101,7 @@ def test_every_plan_moves_the_tensor(
     for keep in (False, True):
         got = travel(route, shards, source[0], target[0], groups, keep)
         for shard, tile in zip(got, wanted.values(), strict=True):
-            np.testing.assert_array_equal(filled(shard, tile), whole[box_slices(tile)])
+            np.testing.assert_array_equal(filled(shard, tile), whole[python_slices(tile)])
     np.testing.assert_array_equal(Tiling(target[0], target_spec).join(got), whole)
     for host in hosts_of_mesh(target[0], groups):
         tiling = Tiling(target[0], target_spec, host)
@@ -120,36 +126,36 @@ def travel(
     """The shards of the target, whose hosts get messages from those of the source and from each
     other."""
     givers, takers = hosts_of_mesh(source, groups), hosts_of_mesh(target, groups)
-    boxes = {taker.name: Mailbox() for taker in takers}
+    mailboxes = {taker.name: Mailbox() for taker in takers}
     into = {taker.name: RouteTarget(route, target, taker) for taker in takers}
     landings = {name: landing_of([each], givers) for name, each in into.items()}
     for name, landing in landings.items():
-        boxes[name].expect(0, landing)
+        mailboxes[name].expect(0, landing)
     for giver, taker in product(givers, takers):
         cut = RouteSource(route, giver, taker)
         assert bool(cut.size) == (giver.name in landings[taker.name].pieces)
         if cut.size:
-            boxes[taker.name].deliver(
+            mailboxes[taker.name].deliver(
                 giver.name, 0, 0, cut.cut([shards[k] for k in giver.shards]), keep=keep
             )
     completions = {
-        taker.name: Exchanges(route, target, takers, taker, 1, boxes[taker.name])
+        taker.name: Exchanges(route, target, takers, taker, 1, mailboxes[taker.name])
         for taker in takers
     }
 
     def finish(taker: Host) -> Sequence[np.ndarray]:
         def give(worker: str, tag: int, pieces: list[np.ndarray]) -> None:
-            boxes[worker].deliver(taker.name, 0, tag, pieces)
+            mailboxes[worker].deliver(taker.name, 0, tag, pieces)
 
         name = taker.name
-        landed = boxes[name].take(0, 0) if landings[name].pieces else [None] * len(taker.shards)
+        landed = mailboxes[name].take(0, 0) if landings[name].pieces else [None] * len(taker.shards)
         if into[name].is_complete:
-            return into[name].all(landed, boxes[name].pool)
+            return into[name].all(landed, mailboxes[name].pool)
         return completions[name].complete(0, landed, give)
 
     with ThreadPoolExecutor(len(takers)) as threads:
         finished = list(threads.map(finish, takers))
-    assert not any(box._messages or box._arrivals for box in boxes.values()), (
+    assert not any(mailbox._messages or mailbox._arrivals for mailbox in mailboxes.values()), (
         "something was sent and not received"
     )
     places = {
@@ -176,7 +182,7 @@ def test_shards_of_uneven_tiles_are_padded() -> None:
     np.testing.assert_array_equal(Tiling(mesh, spec).join(shards), whole)
 
 
-def test_a_box_for_two_devices_travels_once() -> None:
+def test_a_slice_for_two_devices_travels_once() -> None:
     route = make_route(
         (MESHES[0], WHOLE),
         (MESHES[1], SPLIT),

@@ -181,15 +181,15 @@ def test_pieces_of_any_type_land_in_shards(unix: bool) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_any_boxes_come_through_in_any_boxes(data: st.DataObject) -> None:
+def test_any_slices_come_through_in_any_slices(data: st.DataObject) -> None:
     """With short limits, so that every way of splitting is taken: long runs, staged parts, many
     vectors."""
     shape = tuple(data.draw(st.lists(st.integers(1, 9), min_size=0, max_size=4)))
     margins = [(data.draw(st.integers(0, 2)), data.draw(st.integers(0, 2))) for _ in shape]
-    box = (..., *(slice(low, low + size) for size, (low, _) in zip(shape, margins, strict=True)))
+    index = (..., *(slice(low, low + size) for size, (low, _) in zip(shape, margins, strict=True)))
     outer = tuple(size + low + high for size, (low, high) in zip(shape, margins, strict=True))
     dtype = data.draw(st.sampled_from([np.int16, np.float64, ml_dtypes.float8_e4m3fn]))
-    source = np.arange(int(np.prod(outer))).astype(dtype).reshape(outer)[box]
+    source = np.arange(int(np.prod(outer))).astype(dtype).reshape(outer)[index]
     near, far = socket.socketpair()
     with near, far, pytest.MonkeyPatch.context() as limits:
         limits.setattr(vectors, "_RUN_BYTES", 16)
@@ -200,7 +200,7 @@ def test_any_boxes_come_through_in_any_boxes(data: st.DataObject) -> None:
         )
         writing.start()
         assert vectors.receive_exactly(far, 4) == b"head"
-        targets: list[np.ndarray] = [np.zeros(outer, dtype)[box], np.zeros(shape, dtype)]
+        targets: list[np.ndarray] = [np.zeros(outer, dtype)[index], np.zeros(shape, dtype)]
         vectors.receive_arrays(far, targets)
         writing.join(10)
     for target in targets:
