@@ -31,7 +31,7 @@ from shardopt.pipeline.phases import PHASE_NAMES
 _OTHER_SCHEDULE = "gpipe"
 _STATISTICS = {
     "candidates": "stage candidates",
-    "priced": "stages priced",
+    "costs": "exact stage costs",
     "solves": "sharding problems solved",
 }
 

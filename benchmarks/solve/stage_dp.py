@@ -24,13 +24,13 @@ from shardopt.solve.stages.stage_problem import (
     Recompute,
     StageProblem,
     gpipe_in_flight,
-    stage_options,
+    stage_configs,
 )
 
 Answer = TypeVar("Answer")
 
 # How much slower a stage gets, and which share of its activations it keeps.
-WAYS: dict[Recompute, tuple[float, float]] = {
+RECOMPUTED: dict[Recompute, tuple[float, float]] = {
     "none": (1.0, 1.0),
     "layer": (1.25, 0.3),
     "full": (1.33, 0.05),
@@ -41,25 +41,27 @@ def random_problem(layers: int, microbatches: int, memory: float, groups: int = 
     """Layers of about one second on one device, whose speed grows with the 0.8th power of the
     devices."""
     rng = np.random.default_rng(0)
-    base = stage_options(load_cluster(f"p3.16xlarge:{8 // groups}x8"))
-    options = tuple(
-        replace(option, group=group, recompute=way)
+    base = stage_configs(load_cluster(f"p3.16xlarge:{8 // groups}x8"))
+    configs = tuple(
+        replace(config, group=group, recompute=mode)
         for group in range(groups)
-        for option in base
-        for way in WAYS
+        for config in base
+        for mode in RECOMPUTED
     )
-    devices = np.array([option.num_devices for option in options])
-    slower, kept = (np.array([WAYS[option.recompute][k] for option in options]) for k in (0, 1))
-    older = 1 + 0.5 * np.array([option.group for option in options])
+    devices = np.array([config.num_devices for config in configs])
+    slower, kept = (
+        np.array([RECOMPUTED[config.recompute][k] for config in configs]) for k in (0, 1)
+    )
+    older = 1 + 0.5 * np.array([config.group for config in configs])
     prefix = np.concatenate(([0.0], rng.uniform(0.5, 1.5, layers).cumsum()))
     span = (prefix[None, :] - prefix[:, None])[:, :, None]
-    noise = rng.uniform(1, 1.3, len(options)) * rng.uniform(
-        1, 1.02, (layers + 1, layers + 1, len(options))
+    noise = rng.uniform(1, 1.3, len(configs)) * rng.uniform(
+        1, 1.02, (layers + 1, layers + 1, len(configs))
     )
     seconds = span / devices**0.8 * slower * older * noise
     return StageProblem(
         layers,
-        options,
+        configs,
         (64 // groups,) * groups,
         microbatches,
         seconds,
@@ -106,18 +108,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two small problems only")
     args = parser.parse_args()
     print(
-        f"{'problem':<40}{'options':>8}{'stages':>8}{'t_max':>7}{'solve':>10}{'again':>10}{'8 best':>10}"
+        f"{'problem':<40}{'configs':>8}{'stages':>8}{'t_max':>7}{'solve':>10}{'with_incumbent':>10}{'8 best':>10}"
     )
     for name, problem in cases(args.quick).items():
         seconds, plan = least_of(3, lambda problem=problem: solve_stages(problem))
-        again, _ = least_of(
+        with_incumbent, _ = least_of(
             3, lambda problem=problem, plan=plan: solve_stages(problem, None, plan.stages)
         )
         best, _ = least_of(1, lambda problem=problem: best_plans(problem, 8))
         print(
-            f"{name:<40}{len(problem.options):>8}{len(plan.stages):>8}{plan.evaluations:>7}", end=""
+            f"{name:<40}{len(problem.configs):>8}{len(plan.stages):>8}{plan.evaluations:>7}", end=""
         )
-        print("".join(f"{each * 1e3:>7.0f} ms" for each in (seconds, again, best)))
+        print("".join(f"{each * 1e3:>7.0f} ms" for each in (seconds, with_incumbent, best)))
 
 
 if __name__ == "__main__":

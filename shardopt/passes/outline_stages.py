@@ -10,9 +10,9 @@ and, where it needs values of later stages, a backward fragment.
     %9 = stablehlo.dot_general … {shardopt.layer = 0}     %g = mpmd.fragment<mesh="m1", origin=["layer_1"], stage=1> …
 
 1. extract: the body by layers, and the state each layer owns.
-2. solve: price the candidates with the intra-operator solver, for each schedule the stage DP (Alpa
+2. solve: find the costs of candidates with the intra-operator solver, for each schedule the stage DP (Alpa
    §5.2) or a baseline; of the best plans the one whose simulated step is shortest. What a plan file
-   (`plan=`) says of the stages is taken from there; if it leaves nothing open, nothing is priced.
+   (`plan=`) says of the stages is taken from there; if it leaves nothing open, nothing is solved.
 3. apply: place the stages on devices (`shardopt.passes.stages.placing`) and outline
    (`shardopt.passes.stages.staging`). Under a schedule such as interleaved 1F1B several stages
    share a mesh (`shardopt.solve.stages.search.shared_meshes`).
@@ -34,7 +34,7 @@ from shardopt.hardware.memory_limit import check_memory_options, memory_limit
 from shardopt.hardware.profile_file import with_profile
 from shardopt.options.names import IntraOp, Recompute, RecomputeChoice, StagePlanner
 from shardopt.passes.base import Pass, PassContext, option, plan_option
-from shardopt.passes.stages.open_options import open_options, with_recomputation
+from shardopt.passes.stages.open_configs import open_configs, with_recomputation
 from shardopt.passes.stages.placing import cluster_for, place_stages, usual_for
 from shardopt.passes.stages.read_step import check_clustered, read_step
 from shardopt.passes.stages.stage_order import out_of_order
@@ -45,14 +45,14 @@ from shardopt.schedule.schedules import AUTO, ScheduleKind, find_runnable, searc
 from shardopt.solve.stages.baselines.planner import Planner, Request
 from shardopt.solve.stages.baselines.registry import find_planner
 from shardopt.solve.stages.candidates import CandidateProblem
-from shardopt.solve.stages.pricing.lazy_prices import LazyPrices
-from shardopt.solve.stages.pricing.recomputation import can_recompute
-from shardopt.solve.stages.search.given_stages import (
+from shardopt.solve.stages.costs.lazy_costs import LazyStageCosts
+from shardopt.solve.stages.costs.recomputation import can_recompute
+from shardopt.solve.stages.search.plan_file_stages import (
     Cut,
+    candidate_filter,
     fixed_stages,
-    given_planner,
-    wanted_by,
-    with_given_ways,
+    plan_file_planner,
+    with_plan_file_configs,
 )
 from shardopt.solve.stages.search.plan_search import PlanSearch, search_plans
 from shardopt.solve.stages.search.shared_meshes import sharing_planner
@@ -65,14 +65,16 @@ def _extract(
 ) -> CandidateProblem:
     step, input_kinds = read_step(program, options.batch_args)
     step = replace(step, merged_kernels=cluster.merges_kernels)
-    given = options.given.stages
-    found = open_options(cluster, options.submesh, options.logical_shape, options.intra_op)
+    file_stages = options.plan_file.stages
+    configs = open_configs(cluster, options.submesh, options.logical_shape, options.intra_op)
     modes: tuple[Recompute, ...] = (
         RECOMPUTE if options.recompute == "auto" else (options.recompute,)
     )
-    # What loops would compute again cannot be priced.
+    # What loops would compute again has no known cost.
     modes = modes if can_recompute(step) else ("none",)
-    allowed = with_recomputation(with_given_ways(planner.options(found), given), modes)
+    allowed = with_recomputation(
+        with_plan_file_configs(planner.configs(configs), file_stages), modes
+    )
     if not allowed:
         raise UserError(
             f"inter-op={options.inter_op} has no use for any submesh that the other options allow"
@@ -87,10 +89,10 @@ def _extract(
         cluster,
         allowed,
         program.num_microbatches,
-        len(given) or options.request(planner).num_stages,
+        len(file_stages) or options.request(planner).num_stages,
         tuple(None if limit is None else limit // options.kind.stages_per_mesh for limit in limits),
         input_kinds,
-        wanted_by(given, cluster),
+        candidate_filter(file_stages, cluster),
         options.kind.stages_per_mesh,
     )
 
@@ -98,22 +100,22 @@ def _extract(
 def _solve(
     problem: CandidateProblem, planner: Planner, options: OutlineStages, pm: PassContext
 ) -> PlanSearch:
-    prices, transfers = LazyPrices(problem), problem.transfers()
+    stage_costs, transfers = LazyStageCosts(problem), problem.transfers()
     trains = transfers.goes_back or problem.num_layers == 1
     schedules = searched_schedules(trains) if options.schedule == AUTO else (options.kind.name,)
     try:
         beat = options.faster_than or float("inf")
         return search_plans(
-            prices, schedules, transfers, planner, options.request(planner), faster_than=beat
+            stage_costs, schedules, transfers, planner, options.request(planner), faster_than=beat
         )
     except UserError as error:
-        raise UserError("; ".join((str(error), *prices.refusals))) from error
+        raise UserError("; ".join((str(error), *stage_costs.refusals))) from error
     finally:
-        counts = prices.counts
-        pm.statistic("stage candidates", prices.num_candidates)
-        pm.statistic("stages priced", prices.num_priced)
+        counts = stage_costs.counts
+        pm.statistic("stage candidates", stage_costs.num_candidates)
+        pm.statistic("exact stage costs", stage_costs.num_exact)
         pm.statistic("sharding problems solved", counts.solves)
-        pm.statistic("prices from the cache", counts.from_store)
+        pm.statistic("stage costs from the cache", counts.from_store)
 
 
 @dataclass(frozen=True)
@@ -163,12 +165,12 @@ class OutlineStages(Pass):
             if self.schedule != AUTO:
                 find_runnable(self.schedule)
             program = read_program(module)
-            cluster = with_profile(cluster_for(self.cluster, self.given), self.profile)
+            cluster = with_profile(cluster_for(self.cluster, self.plan_file), self.profile)
             chosen = self._given(program, cluster, pm) or self._planned(program, cluster, pm)
             placement = place_stages(
                 chosen.stages,
                 chosen.schedule,
-                self.given.stages,
+                self.plan_file.stages,
                 cluster,
                 program.num_microbatches,
                 self.recompute,
@@ -184,56 +186,60 @@ class OutlineStages(Pass):
             write_prediction(read_program(module).loop, chosen.prediction)
             pm.statistic("predicted step seconds", chosen.prediction.step_seconds)
         pm.statistic("stages", len(chosen.stages))
-        for stage, (start, end, way) in enumerate(chosen.stages):
-            said = f"stage {stage}: layers {start} to {end - 1} run on submesh {way}"
-            pm.remark("stage-cut", module.operation, said, category="passed")
+        for stage, (start, end, config) in enumerate(chosen.stages):
+            message = f"stage {stage}: layers {start} to {end - 1} run on submesh {config}"
+            pm.remark("stage-cut", module.operation, message, category="passed")
 
     @cached_property
-    def given(self) -> PlanFile:
+    def plan_file(self) -> PlanFile:
         return load_plan_file(self.plan) if self.plan else PlanFile(VERSION)
 
     def _given(self, program: Program, cluster: Cluster, pm: PassContext) -> _Chosen | None:
         """The stages of a plan file that leaves nothing open."""
-        if not self.given.stages:
+        if not self.plan_file.stages:
             return None
         check_clustered(program)
         layers = (
             max((ir.IntegerAttr(op.attributes[LAYER]).value for op in program.body_ops), default=0)
             + 1
         )
-        stages = fixed_stages(self.given.stages, layers, cluster)
+        stages = fixed_stages(self.plan_file.stages, layers, cluster)
         if stages is None:
             return None
         pm.statistic("stage candidates", 0)
         pm.statistic("sharding problems solved", 0)
-        predicted = self.given.stage_phase_prediction()
+        predicted = self.plan_file.stage_phase_prediction()
         if predicted is not None:
             return _Chosen(stages, predicted["schedule"], Prediction(**predicted))
         return _Chosen(
-            stages, usual_for(self.given.stages) if self.schedule == AUTO else self.kind.name, None
+            stages,
+            usual_for(self.plan_file.stages) if self.schedule == AUTO else self.kind.name,
+            None,
         )
 
     def _planned(self, program: Program, cluster: Cluster, pm: PassContext) -> _Chosen:
         planner = find_planner(self.inter_op)
         if self.kind.stages_per_mesh > 1:
             planner = sharing_planner(planner, self.inter_op, self.kind)
-            if self.given.stages:
+            if self.plan_file.stages:
                 raise UserError(
                     f"schedule '{self.schedule}': expected stages with all their fields, found "
                     "open ones"
                 )
-        elif self.given.stages:
-            planner = given_planner(planner, self.given.stages, cluster)
+        elif self.plan_file.stages:
+            planner = plan_file_planner(planner, self.plan_file.stages, cluster)
         problem = _extract(program, cluster, planner, self)
         search = _solve(problem, planner, self, pm)
         best = search.best
         steps = ", ".join(
             f"{each.schedule} {each.step_seconds:.3g} s" for each in search.best_by_schedule
         )
-        said = f"schedule {best.schedule}: steps are {steps}"
-        pm.remark("schedule", program.module.operation, said, category="passed")
+        message = f"schedule {best.schedule}: steps are {steps}"
+        pm.remark("schedule", program.module.operation, message, category="passed")
         pm.statistic("plans simulated", len(search.simulated))
-        stages = tuple((start, end, problem.options[way]) for start, end, way in best.plan.stages)
+        stages = tuple(
+            (start, end, problem.configs[config]) for start, end, config in best.plan.stages
+        )
         prediction = Prediction(
             best.schedule, best.step_seconds, best.plan.seconds, search.formula_bound
         )

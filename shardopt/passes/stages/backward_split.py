@@ -88,23 +88,23 @@ class _Halves:
         self.cheap = self._cheap_to_clone()
 
     def _ancestors(self, values: Iterable[ir.Value]) -> dict[ir.Operation, None]:
-        found: dict[ir.Operation, None] = {}
+        ancestors: dict[ir.Operation, None] = {}
         stack = list(values)
         while stack:
             op = defining(stack.pop())
-            if op is not None and op not in found:
-                found[op] = None
+            if op is not None and op not in ancestors:
+                ancestors[op] = None
                 stack += reads(op)
-        return found
+        return ancestors
 
     def _cheap_to_clone(self) -> dict[ir.Operation, None]:
         """Operations on constants alone: both halves make their own."""
-        found: dict[ir.Operation, None] = {}
+        cheap: dict[ir.Operation, None] = {}
         for op in self.ops:
             makers = [defining(value) for value in reads(op)]
-            if op.name in MADE_ANYWHERE or (makers and all(maker in found for maker in makers)):
-                found[op] = None
-        return found
+            if op.name in MADE_ANYWHERE or (makers and all(maker in cheap for maker in makers)):
+                cheap[op] = None
+        return cheap
 
     def write(self) -> int:
         """Replace the fragment by its halves; how many values are kept between them."""
@@ -117,11 +117,13 @@ class _Halves:
         made_first = {result for op in first for result in op.results}
         made_second = {result for op in second for result in op.results}
         others = [number for number in range(len(self.returned)) if number not in self.urgent]
-        wanted = dict.fromkeys(v for op in second for v in reads(op))
-        wanted.update(dict.fromkeys(self.returned[number] for number in others))
+        needed_later = dict.fromkeys(v for op in second for v in reads(op))
+        needed_later.update(dict.fromkeys(self.returned[number] for number in others))
         urgent_values = [self.returned[number] for number in self.urgent]
         kept = [
-            v for v in wanted if v in made_first and v not in made_second and v not in urgent_values
+            v
+            for v in needed_later
+            if v in made_first and v not in made_second and v not in urgent_values
         ]
         outside = dict(zip(self.block.arguments, self.op.operands, strict=True))
         results = self._fragment(

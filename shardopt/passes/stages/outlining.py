@@ -5,9 +5,13 @@ The caller says which group every operation goes to; operations of no group are 
 that reads them gets a copy. The rest follows: a group's inputs, what it returns, and the transfers
 (one a value and mesh).
 
-    %1 = stablehlo.add %x, %x      // group A, mesh m0      %a = mpmd.fragment<mesh="m0"> (%x) (…) { add ; return }
-    %2 = stablehlo.constant        // shared            =>  %t = mpmd.transfer %a : … "m0" … -> … "m1" …
-    %3 = stablehlo.multiply %1, %2 // group B, mesh m1      %b = mpmd.fragment<mesh="m1"> (%t) (…) { … multiply }
+    %1 = stablehlo.add %x, %x       // group A, mesh m0
+    %2 = stablehlo.constant         // shared
+    %3 = stablehlo.multiply %1, %2  // group B, mesh m1
+ =>
+    %a = mpmd.fragment<mesh="m0"> (%x) (…) { add ; return }
+    %t = mpmd.transfer %a : … "m0" … -> … "m1" …
+    %b = mpmd.fragment<mesh="m1"> (%t) (…) { constant ; multiply ; return }
 """
 
 from __future__ import annotations
@@ -117,8 +121,10 @@ class Outliner:
         """Emit one fragment that returns the defined values in `live` (and the exports); None when
         there is none."""
         group = resolved.group
-        own = dict.fromkeys(result for op in group.ops for result in op.results)
-        returned = [v for v in own if v in live] + [v for v in group.exports if v not in own]
+        produced = dict.fromkeys(result for op in group.ops for result in op.results)
+        returned = [v for v in produced if v in live] + [
+            v for v in group.exports if v not in produced
+        ]
         if not returned:
             return None
         loc = resolved.ops[0].location

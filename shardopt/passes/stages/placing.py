@@ -11,26 +11,26 @@ from shardopt.passes.stages.staging import StagePlacement
 from shardopt.planfile.parts import PlanFile, PlannedStage
 from shardopt.schedule.schedules import find_schedule, in_flight, stage_homes, usual_schedule
 from shardopt.solve.stages.candidates import candidate_mesh
-from shardopt.solve.stages.search.given_stages import Cut, given_devices
+from shardopt.solve.stages.search.plan_file_stages import Cut, plan_file_devices
 from shardopt.solve.stages.search.rerank import place_meshes
-from shardopt.solve.stages.stage_problem import StageOption
+from shardopt.solve.stages.stage_problem import StageConfig
 from shardopt.support.errors import UserError
 
 
-def cluster_for(named: str, given: PlanFile) -> Cluster:
+def cluster_for(named: str, plan_file: PlanFile) -> Cluster:
     """The cluster of an option, else that of a plan file. Raises UserError where neither says
     one."""
     if named:
         return load_cluster(named)
-    if given.cluster is None:
+    if plan_file.cluster is None:
         raise UserError("expected option cluster=<file or preset[:HxD]>, found none")
-    return given.cluster
+    return plan_file.cluster
 
 
 def place_stages(
     stages: Sequence[Cut],
     schedule: str,
-    given: Sequence[PlannedStage],
+    file_stages: Sequence[PlannedStage],
     cluster: Cluster,
     num_microbatches: int,
     recompute: str,
@@ -40,29 +40,34 @@ def place_stages(
 
     `recompute` is the mode of all stages, or "auto". Raises UserError for stages of one mesh that
     differ in its shape."""
-    ways = [way for _, _, way in stages]
-    devices = given_devices(given, ways, cluster)
+    configs = [config for _, _, config in stages]
+    devices = plan_file_devices(file_stages, configs, cluster)
     if devices is None:
-        homes = stage_homes(find_schedule(schedule).planned.name, len(ways))
-        devices = tuple(place_meshes(cluster, ways, homes)[home] for home in homes)
+        homes = stage_homes(find_schedule(schedule).planned.name, len(configs))
+        devices = tuple(place_meshes(cluster, configs, homes)[home] for home in homes)
     homes = homes_of(devices)
-    _check_alike(ways, homes)
+    _check_alike(configs, homes)
     meshes = tuple(
-        candidate_mesh(ways[homes.index(home)], ids, f"m{home}")
+        candidate_mesh(configs[homes.index(home)], ids, f"m{home}")
         for home, ids in zip(homes, devices, strict=True)
     )
     stage_of_layer = tuple(s for s, (start, end, _) in enumerate(stages) for _ in range(start, end))
-    asked = [stage.recompute for stage in given] or [None] * len(ways)
+    file_modes = [stage.recompute for stage in file_stages] or [None] * len(configs)
     default = None if recompute == "auto" else recompute
-    modes = tuple(own or default or way.recompute for own, way in zip(asked, ways, strict=True))
-    held = _in_flight(schedule, homes, num_microbatches)
-    return StagePlacement(stage_of_layer, meshes, held, modes, tuple(way.method for way in ways))
+    modes = tuple(
+        file_mode or default or config.recompute
+        for file_mode, config in zip(file_modes, configs, strict=True)
+    )
+    in_flight_counts = _in_flight(schedule, homes, num_microbatches)
+    return StagePlacement(
+        stage_of_layer, meshes, in_flight_counts, modes, tuple(config.method for config in configs)
+    )
 
 
-def usual_for(given: Sequence[PlannedStage]) -> str:
+def usual_for(file_stages: Sequence[PlannedStage]) -> str:
     """The schedule of stages from a plan file where nobody asks for one; GPipe's, which holds all
     microbatches, where none by name lays stages on meshes so: their tasks are listed later."""
-    named = [stage.devices for stage in given if stage.devices is not None]
+    named = [stage.devices for stage in file_stages if stage.devices is not None]
     return (usual_schedule(homes_of(named)) or "gpipe") if named else "1f1b"
 
 
@@ -70,16 +75,16 @@ def homes_of(devices: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """The mesh of every stage: stages with the same devices share one; meshes in the order of their
     first stages."""
     number: dict[tuple[int, ...], int] = {}
-    return tuple(number.setdefault(tuple(own), len(number)) for own in devices)
+    return tuple(number.setdefault(tuple(ids), len(number)) for ids in devices)
 
 
-def _check_alike(ways: Sequence[StageOption], homes: Sequence[int]) -> None:
-    for stage, (way, home) in enumerate(zip(ways, homes, strict=True)):
+def _check_alike(configs: Sequence[StageConfig], homes: Sequence[int]) -> None:
+    for stage, (config, home) in enumerate(zip(configs, homes, strict=True)):
         first = homes.index(home)
-        if replace(way, recompute="none", held=0) != replace(ways[first], recompute="none", held=0):
+        if replace(config, recompute="none") != replace(configs[first], recompute="none"):
             raise UserError(
                 f"stages {first} and {stage} share a mesh: expected one logical shape and method, "
-                f"found {ways[first]} and {way}"
+                f"found {configs[first]} and {config}"
             )
 
 

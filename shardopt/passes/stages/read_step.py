@@ -115,7 +115,7 @@ class _StepReader:
         """What accumulators begin with. Each that begins as a constant gets one of its own, as the
         shard phase does it (`shardopt.passes.sharding.accumulators`)."""
         program, reader = self.program, self.reader
-        found = []
+        starts = []
         for (argument, result), value in zip(program.carried, program.loop.operands, strict=False):
             tensor = reader.tensor(value)
             start, maker = defining(value), defining(program.body_returned[result])
@@ -127,8 +127,8 @@ class _StepReader:
                 reader.handles.append(start)
                 self.layers.append(layer)
             reader.bind(program.body_block.arguments[argument], tensor)
-            found.append(tensor)
-        return found
+            starts.append(tensor)
+        return starts
 
     def _sum_points(self, after: list[int]) -> None:
         """Behind the loop, what it returned is read through a sum point in the layer that made

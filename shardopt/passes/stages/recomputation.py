@@ -91,9 +91,9 @@ class _Body:
         point = ir.InsertionPoint(readers[0])
         for op in chain:
             clone_into(op, copies, point).attributes[LAYER] = op.attributes[LAYER]
-        again: dict[ir.Value, ir.Value] = {value: copies[value] for value in made}
+        recomputed: dict[ir.Value, ir.Value] = {value: copies[value] for value in made}
         for op in readers:
-            replace_reads(op, again)
+            replace_reads(op, recomputed)
         return len(chain)
 
     def _chain(
@@ -106,19 +106,19 @@ class _Body:
         copies stand."""
         unit, readers = self.units[number], tuple(readers)
         first = min((self.position[op] for op in readers), default=0)
-        found: dict[ir.Operation, None] = {}
+        chain: dict[ir.Operation, None] = {}
         stack = [value for op in readers for value in reads(op) if defining(value) in unit.forward]
         while stack:
             value = stack.pop()
             op = defining(value)
-            if op is None or op in found or value in kept or op.name == _NEVER_AGAIN:
+            if op is None or op in chain or value in kept or op.name == _NEVER_AGAIN:
                 continue
             is_late = self.layer.get(op) == SHARED and self.position[op] > first
             if op not in unit.forward and not is_late:
                 continue
-            found[op] = None
+            chain[op] = None
             stack += reads(op)
-        return sorted(found, key=self.position.__getitem__)
+        return sorted(chain, key=self.position.__getitem__)
 
     def _outside(self, chain: Sequence[ir.Operation]) -> list[ir.Operation]:
         """The operations whose results copies of `chain` read, apart from `chain` itself."""

@@ -162,9 +162,9 @@ class _Staging:
                 kept.update((v, stage) for v in values)
 
     def _resolve_outside_loop(
-        self, ops: Sequence[ir.Operation], kind: str, wanted: Iterable[tuple[ir.Value, int]]
+        self, ops: Sequence[ir.Operation], kind: str, required: Iterable[tuple[ir.Value, int]]
     ) -> list[Resolved]:
-        """Groups of prologue or epilogue by (crossings before, stage); `wanted`: (value, stage)
+        """Groups of prologue or epilogue by (crossings before, stage); `required`: (value, stage)
         they must give."""
         level: dict[ir.Value, dict[int, int]] = {}
         groups: dict[tuple[int, int], Group] = {}
@@ -182,7 +182,7 @@ class _Staging:
             )
             level.update((result, {stage: depth}) for result in op.results)
             groups.setdefault((depth, stage), Group(self._mesh(stage), stage, kind)).ops.append(op)
-        for value, stage in wanted:
+        for value, stage in required:
             if self._is_shared(value):
                 arrivals = level.get(value, {})
                 depth = max(

@@ -1,4 +1,4 @@
-"""Candidate stages: which intervals of layers on which options some exact cover of devices and
+"""Candidate stages: which intervals of layers on which configs some exact cover of devices and
 layers can contain."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import AXIS_NAMES, Mesh
 from shardopt.solve.presets.base import InputKinds
 from shardopt.solve.stages.cut_transfers import CutTransfers, cut_transfers
-from shardopt.solve.stages.stage_problem import StageOption
+from shardopt.solve.stages.stage_problem import StageConfig
 from shardopt.solve.stages.step_graph import StepGraph
 
 
@@ -22,20 +22,20 @@ class CandidateProblem:
     """A training step by layers, and where its stages may run.
 
     `num_stages` is None where the planner chooses it. `memory_limit_bytes`: what a device of each
-    host group may hold, None for any amount; empty for any amount in all groups. `input_kinds` is what
-    options with a preset as their method need to know of the inputs of the step. `wanted` leaves
-    candidates out that a plan file has no use for. With several `stages_per_mesh` every device is
-    in so many stages, and `memory_limit_bytes` is the share of each."""
+    host group may hold, None for any amount; empty for any amount in all groups. `input_kinds` is
+    what configs with a preset as their method need to know of the inputs of the step. `allowed`
+    leaves candidates out that a plan file has no use for. With several `stages_per_mesh` every
+    device is in so many stages, and `memory_limit_bytes` is the share of each."""
 
     step: StepGraph
     num_layers: int
     cluster: Cluster
-    options: tuple[StageOption, ...]
+    configs: tuple[StageConfig, ...]
     num_microbatches: int
     num_stages: int | None = None
     memory_limit_bytes: tuple[int | None, ...] = ()
     input_kinds: InputKinds = field(default_factory=InputKinds)
-    wanted: Callable[[int, int, StageOption], bool] | None = None
+    allowed: Callable[[int, int, StageConfig], bool] | None = None
     stages_per_mesh: int = 1
 
     @property
@@ -49,17 +49,17 @@ class CandidateProblem:
         layers = [layer if step.in_body(op) else SHARED for op, layer in enumerate(step.op_layer)]
         return cut_transfers(step.graph, layers, self.num_layers, self.cluster)
 
-    def mesh(self, option: StageOption) -> Mesh:
-        """The logical mesh of an option on the first devices of its host group."""
-        first = self.cluster.first_devices[option.group]
-        return candidate_mesh(option, range(first, first + option.num_devices))
+    def mesh(self, config: StageConfig) -> Mesh:
+        """The logical mesh of a config on the first devices of its host group."""
+        first = self.cluster.first_devices[config.group]
+        return candidate_mesh(config, range(first, first + config.num_devices))
 
     def candidates(self) -> np.ndarray:
-        """Bool `[L + 1, L + 1, O]` by first layer, layer after the last and option."""
+        """Bool `[L + 1, L + 1, C]` by first layer, layer after the last and config."""
         layers, most = self.num_layers, self.num_stages or self.num_layers
         covered = self._covers(most)
-        rests = [self._rest(option) for option in self.options]
-        found = np.zeros((layers + 1, layers + 1, len(self.options)), dtype=bool)
+        rests = [self._rest(config) for config in self.configs]
+        is_candidate = np.zeros((layers + 1, layers + 1, len(self.configs)), dtype=bool)
         for i in range(layers):
             for j in range(i + 1, layers + 1):
                 fewest, largest = (i > 0) + (j < layers), i + layers - j
@@ -67,15 +67,15 @@ class CandidateProblem:
                 if self.num_stages is not None:
                     others = range(most - 1, most) if fewest <= most - 1 <= largest else range(0)
                 fits = {rest: any(rest in covered[k] for k in others) for rest in set(rests)}
-                found[i, j] = [fits[rest] for rest in rests]
-                if self.wanted is not None:
-                    found[i, j] &= [self.wanted(i, j, option) for option in self.options]
-        return found
+                is_candidate[i, j] = [fits[rest] for rest in rests]
+                if self.allowed is not None:
+                    is_candidate[i, j] &= [self.allowed(i, j, config) for config in self.configs]
+        return is_candidate
 
     def _covers(self, most: int) -> list[set[tuple[int, ...]]]:
         """`[k]`: how many devices of every host group k stages can occupy together."""
         available = self.stage_devices
-        sizes = sorted({(option.group, option.num_devices) for option in self.options})
+        sizes = sorted({(config.group, config.num_devices) for config in self.configs})
         covered = [{(0,) * len(available)}]
         for _ in range(most):
             grown = {
@@ -87,14 +87,14 @@ class CandidateProblem:
             covered.append(grown)
         return covered
 
-    def _rest(self, option: StageOption) -> tuple[int, ...]:
+    def _rest(self, config: StageConfig) -> tuple[int, ...]:
         """Devices of every host group that a stage leaves to the others."""
         available = enumerate(self.stage_devices)
         return tuple(
-            count - option.num_devices * (index == option.group) for index, count in available
+            count - config.num_devices * (index == config.group) for index, count in available
         )
 
 
-def candidate_mesh(option: StageOption, devices: Sequence[int], name: str = "candidate") -> Mesh:
-    """The logical mesh of an option on some devices."""
-    return Mesh(name, tuple(zip(AXIS_NAMES, option.logical_shape, strict=False)), tuple(devices))
+def candidate_mesh(config: StageConfig, devices: Sequence[int], name: str = "candidate") -> Mesh:
+    """The logical mesh of a config on some devices."""
+    return Mesh(name, tuple(zip(AXIS_NAMES, config.logical_shape, strict=False)), tuple(devices))

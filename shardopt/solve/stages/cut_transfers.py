@@ -44,8 +44,8 @@ class CutTransfers:
 
         return np.array(
             [
-                [slowest(int(size)) for size in way]
-                for way in (self.forward_bytes, self.backward_bytes)
+                [slowest(int(size)) for size in cut_bytes]
+                for cut_bytes in (self.forward_bytes, self.backward_bytes)
             ]
         )
 
@@ -68,7 +68,7 @@ class CutTransfers:
         return (*sorted(2 * host for host in senders), *sorted(2 * host + 1 for host in receivers))
 
     def _seconds(self, messages: list[tuple[int, int, int]]) -> float:
-        """Plans share most of their cuts, so each set of messages is priced once."""
+        """Plans share most of their cuts, so the cost of each set of messages is found once."""
         sent = tuple(message for message in messages if message[2] > 0)
         if sent not in self._known:
             self._known[sent] = messages_seconds(self.cluster, sent)

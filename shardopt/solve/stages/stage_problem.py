@@ -1,9 +1,9 @@
 """What the stage DP is given and what it answers, as arrays: candidate stages, their costs, and
 plans of them.
 
-A candidate stage is an interval of layers on a `StageOption`: a submesh of one host group in a
-logical shape, with or without recomputation. Its price is that of the intra-operator solver
-(`shardopt.solve.stages.pricing`)."""
+A candidate stage is an interval of layers on a `StageConfig`: a submesh of one host group in a
+logical shape, with or without recomputation. Its cost is that of the intra-operator solver
+(`shardopt.solve.stages.costs`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardopt.options.names import Recompute
 
 Stages = tuple[
     tuple[int, int, int], ...
-]  # (first layer, layer after the last, option) in pipeline order
+]  # (first layer, layer after the last, config) in pipeline order
 InFlight = Callable[
     [int, int, int], float
 ]  # (stage from the end, 1 = last; number of stages; microbatches) -> count
@@ -27,23 +27,19 @@ RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
 
 
 @dataclass(frozen=True)
-class StageOption:
-    """A way to run a stage: `num_devices` of host group `group` as `submesh`, seen as
+class StageConfig:
+    """How a stage is run: `num_devices` of host group `group` as `submesh`, seen as
     `logical_shape`.
 
-    `recompute`: what the backward computes again instead of keeping it: nothing, the insides of
-    each layer, or the whole stage. `held`: microbatches in flight that the price was made for. 0
-    stands for a price without a memory limit, judged by fixed bytes + in flight · activation bytes;
-    a price with `held = n` was solved so that n microbatches fit, and serves every stage with at
-    most n in flight. `method` is how the values inside are sharded: by the solver (`ilp`), or as a
-    preset does (`shardopt.solve.presets`)."""
+    `recompute`: what the backward recomputes instead of keeping it: nothing, the insides of each
+    layer, or the whole stage. `method` is how the values inside are sharded: by the solver (`ilp`),
+    or as a preset does (`shardopt.solve.presets`)."""
 
     num_devices: int
     submesh: Submesh
     logical_shape: tuple[int, int]
     group: int = 0
     recompute: Recompute = "none"
-    held: int = 0
     method: str = "ilp"
 
     def __str__(self) -> str:
@@ -53,10 +49,10 @@ class StageOption:
         return place if self.recompute == "none" else f"{place} with recompute={self.recompute}"
 
 
-def stage_options(cluster: Cluster) -> tuple[StageOption, ...]:
+def stage_configs(cluster: Cluster) -> tuple[StageConfig, ...]:
     """All logical shapes of all submeshes of the cluster."""
     return tuple(
-        StageOption(submesh.num_devices, submesh, shape, group)
+        StageConfig(submesh.num_devices, submesh, shape, group)
         for group, submesh in submeshes(cluster)
         for shape in logical_shapes(submesh)
     )
@@ -77,8 +73,8 @@ def gpipe_in_flight(stage_from_end: int, num_stages: int, num_microbatches: int)
 class StageProblem:
     """Costs of every candidate stage.
 
-    `seconds`, `forward_seconds`, `fixed_bytes` and `activation_bytes` are `[L + 1, L + 1, O]`,
-    indexed by first layer, layer after the last, and option; `seconds` is inf where a stage is
+    `seconds`, `forward_seconds`, `fixed_bytes` and `activation_bytes` are `[L + 1, L + 1, C]`,
+    indexed by first layer, layer after the last, and config; `seconds` is inf where a stage is
     infeasible, and entries with end <= start are not read. Seconds and activations are those of one
     microbatch, `seconds` forward and backward, `forward_seconds` its share up to the last forward
     operation; bytes are per device. `num_devices` and `memory_bytes` (of a device) have one entry
@@ -88,7 +84,7 @@ class StageProblem:
     is the share that each of them gets."""
 
     num_layers: int
-    options: tuple[StageOption, ...]
+    configs: tuple[StageConfig, ...]
     num_devices: tuple[int, ...]
     num_microbatches: int
     seconds: np.ndarray
@@ -101,7 +97,7 @@ class StageProblem:
     stages_per_mesh: int = 1
 
     def __post_init__(self) -> None:
-        shape = (self.num_layers + 1, self.num_layers + 1, len(self.options))
+        shape = (self.num_layers + 1, self.num_layers + 1, len(self.configs))
         for name in ("seconds", "forward_seconds", "fixed_bytes", "activation_bytes"):
             if getattr(self, name).shape != shape:
                 raise ValueError(f"{name} must have shape {shape}, got {getattr(self, name).shape}")
@@ -114,23 +110,23 @@ class StageProblem:
             min(
                 self.num_layers,
                 self.num_microbatches,
-                len(self.options),
+                len(self.configs),
                 *self.num_devices,
                 self.total_devices,
             )
             < 1
         ):
             raise ValueError(
-                "the numbers of layers, options, devices and microbatches must be at least 1"
+                "the numbers of layers, configs, devices and microbatches must be at least 1"
             )
         if len(self.memory_bytes) != len(self.num_devices):
             raise ValueError(
                 f"memory_bytes has {len(self.memory_bytes)} groups, num_devices "
                 f"{len(self.num_devices)}"
             )
-        if not all(0 <= option.group < len(self.num_devices) for option in self.options):
+        if not all(0 <= config.group < len(self.num_devices) for config in self.configs):
             raise ValueError(
-                f"an option names a host group that is not one of {len(self.num_devices)}"
+                f"a config names a host group that is not one of {len(self.num_devices)}"
             )
 
     @property
@@ -143,7 +139,7 @@ class StageProblem:
         return min(self.num_layers, self.total_devices)
 
     def cut_seconds(self) -> np.ndarray:
-        """Transfer before each layer, `[2, L + 1]`: what it adds to the sum, and as a station of
+        """Transfer before each layer, `[2, L + 1]`: what it adds to the sum, and as a slot of
         the pipeline, where both ways go at once. Nothing comes before layer 0."""
         cuts = np.zeros((2, self.num_layers + 1))
         if self.transfer_seconds is not None:
@@ -154,31 +150,28 @@ class StageProblem:
         return cuts
 
     def limit_bytes(self) -> np.ndarray:
-        """Memory of a device of each option's group, `[O]`."""
-        return np.array([self.memory_bytes[option.group] for option in self.options], dtype=float)
+        """Memory of a device of each config's group, `[C]`."""
+        return np.array([self.memory_bytes[config.group] for config in self.configs], dtype=float)
 
     def fits(self, in_flight: float, start: int, end: int) -> np.ndarray:
-        """The options with which layers [start, end) have a finite time and enough memory for so
-        many microbatches, bool `[O]`. An option priced for n microbatches in flight fits where
-        there are at most n."""
-        held = np.array([option.held for option in self.options])
+        """The configs with which layers [start, end) have a finite time and enough memory for so
+        many microbatches, bool `[C]`."""
         need = self.fixed_bytes[start, end] + in_flight * self.activation_bytes[start, end]
-        fits = np.where(held > 0, in_flight <= held, need <= self.limit_bytes())
-        return fits & np.isfinite(self.seconds[start, end])
+        return (need <= self.limit_bytes()) & np.isfinite(self.seconds[start, end])
 
     def shardable(self) -> np.ndarray:
-        """Stages that end after they start and have a finite time, bool `[L + 1, L + 1, O]`."""
+        """Stages that end after they start and have a finite time, bool `[L + 1, L + 1, C]`."""
         return np.isfinite(self.seconds) & self.ordered()
 
     def ordered(self) -> np.ndarray:
-        """Stages that end after they start, bool `[L + 1, L + 1, O]`."""
+        """Stages that end after they start, bool `[L + 1, L + 1, C]`."""
         pairs = np.triu(np.ones(self.seconds.shape[:2], bool), k=1)
         return np.broadcast_to(pairs[:, :, None], self.seconds.shape)
 
 
 @dataclass(frozen=True)
 class StageSolution:
-    """Stages as (first layer, layer after the last, index into `options`), in pipeline order.
+    """Stages as (first layer, layer after the last, index into `configs`), in pipeline order.
 
     `seconds` = `sum_seconds` + (B - 1) · `max_stage_seconds`; both include transfers. With v stages
     a mesh it is `sum_seconds` / v + (v B - 1) · `max_stage_seconds`: the pipeline fills v times as
@@ -215,18 +208,18 @@ def in_flight_counts(problem: StageProblem, num_stages: int) -> tuple[float, ...
 
 def stage_memory_bytes(problem: StageProblem, stages: Stages) -> tuple[float, ...]:
     """Bytes per device each stage of a plan needs under the problem's schedule."""
-    held = in_flight_counts(problem, len(stages))[::-1]
+    counts = in_flight_counts(problem, len(stages))[::-1]
     return tuple(
         float(problem.fixed_bytes[stage]) + count * float(problem.activation_bytes[stage])
-        for stage, count in zip(stages, held, strict=True)
+        for stage, count in zip(stages, counts, strict=True)
     )
 
 
 def used_devices(problem: StageProblem, stages: Stages) -> tuple[int, ...]:
     """Devices of every host group that a plan uses."""
     used = [0] * len(problem.num_devices)
-    for _, _, option in stages:
-        used[problem.options[option].group] += problem.options[option].num_devices
+    for _, _, config in stages:
+        used[problem.configs[config].group] += problem.configs[config].num_devices
     return tuple(used)
 
 
@@ -234,11 +227,13 @@ def is_plan(problem: StageProblem, stages: Stages) -> bool:
     """Whether the stages cover all layers in order and all devices, and each has a finite time and
     enough memory."""
     ends = [0, *(end for _, end, _ in stages)]
-    held = in_flight_counts(problem, len(stages))[::-1]
+    counts = in_flight_counts(problem, len(stages))[::-1]
     return (
         [start for start, _, _ in stages] == ends[:-1]
         and ends[-1] == problem.num_layers
         and used_devices(problem, stages)
         == tuple(problem.stages_per_mesh * count for count in problem.num_devices)
-        and all(problem.fits(count, i, j)[o] for (i, j, o), count in zip(stages, held, strict=True))
+        and all(
+            problem.fits(count, i, j)[c] for (i, j, c), count in zip(stages, counts, strict=True)
+        )
     )

@@ -57,10 +57,10 @@ class StepGraph:
     @cached_property
     def ops_of_layer(self) -> Mapping[int, tuple[int, ...]]:
         """In program order."""
-        found: dict[int, list[int]] = {}
+        ops_of: dict[int, list[int]] = {}
         for op, layer in enumerate(self.op_layer):
-            found.setdefault(layer, []).append(op)
-        return {layer: tuple(ops) for layer, ops in found.items()}
+            ops_of.setdefault(layer, []).append(op)
+        return {layer: tuple(ops) for layer, ops in ops_of.items()}
 
     @cached_property
     def producers(self) -> tuple[int, ...]:
@@ -88,16 +88,16 @@ class StepGraph:
     def units(self) -> tuple[range, ...]:
         """Operations of the body that run as a whole, in program order: single ones, and the
         insides of loops and branches."""
-        ops, found = self.graph.ops, []
+        ops, units = self.graph.ops, []
         start = self.loop[0]
         for op in range(self.loop[0], self.loop[1]):
             last = op + 1 == self.loop[1]
             if last or not (
                 ops[op].block and ops[op + 1].block and self.op_layer[op] == self.op_layer[op + 1]
             ):
-                found.append(range(start, op + 1))
+                units.append(range(start, op + 1))
                 start = op + 1
-        return tuple(found)
+        return tuple(units)
 
     def units_of(self, ops: Collection[int]) -> list[range]:
         """Those that begin with one of `ops`, in program order."""
@@ -113,19 +113,19 @@ class StepGraph:
         the backward pass if that layer lies in a later stage. SHARED for operations that depend on
         none, and for those around the loop."""
         latest: dict[int, int] = {}
-        found = [SHARED] * len(self.graph.ops)
+        reached = [SHARED] * len(self.graph.ops)
         for unit in self.units:
             read = (tensor for op in unit for tensor in self.graph.ops[op].operands)
             waits = max((self.late.get(op, SHARED) for op in unit), default=SHARED)
             depth = max((latest.get(tensor, SHARED) for tensor in read), default=SHARED)
             depth = max(depth, waits)
             for op in unit:
-                found[op] = depth
+                reached[op] = depth
             for op in unit:
                 latest.update(
                     (result, max(depth, self.op_layer[op])) for result in self.graph.ops[op].results
                 )
-        return tuple(found)
+        return tuple(reached)
 
 
 def sum_point(tensor: int, total: int, shape: tuple[int, ...]) -> Op:

@@ -1,4 +1,4 @@
-// Stages from a plan file: devices and shapes as it says, nothing is priced, nothing is predicted.
+// Stages from a plan file: devices and shapes as it says, nothing is solved, nothing is predicted.
 // RUN: shardopt-opt %S/outline-stages.mlir --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x2+cpu-test:1x2 plan=%S/Inputs/two-stages.plan.yaml" --shardopt-verify-staged | FileCheck %s
 // RUN: shardopt-opt %S/outline-stages.mlir --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x2+cpu-test:1x2 plan=%S/Inputs/two-stages.plan.yaml" --mlir-pass-statistics -o %t 2>&1 | FileCheck %s --check-prefix=STATISTICS
 // RUN: not shardopt-opt %S/outline-stages.mlir --shardopt-cluster-layers="layers=2" --shardopt-outline-stages="cluster=cpu-test:1x4 plan=%S/Inputs/two-stages.plan.yaml" 2>&1 | FileCheck %s --check-prefix=GROUP

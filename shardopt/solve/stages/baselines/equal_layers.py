@@ -1,7 +1,7 @@
 """Baselines whose stages have equally many layers and devices: `equal-layer`, `equal-op` and the
 grid of Megatron-LM.
 
-* `equal-layer`: the best option for each stage; with layers of equally many operations this is
+* `equal-layer`: the best config for each stage; with layers of equally many operations this is
   `equal-op`.
 * `megatron` (Narayanan et al., SC'21, arXiv 2104.04473): every (dp, tp, pp) with dp · tp · pp
   devices and pp equal stages, all of them sharded alike.
@@ -15,7 +15,7 @@ from dataclasses import replace
 from shardopt.solve.stages.baselines.grid import data_or_tensor
 from shardopt.solve.stages.baselines.planner import Planner, Request, with_methods
 from shardopt.solve.stages.stage_problem import (
-    StageOption,
+    StageConfig,
     StageProblem,
     Stages,
     StageSolution,
@@ -26,42 +26,42 @@ from shardopt.support.errors import UserError
 
 
 def equal_layer_stages(problem: StageProblem, request: Request) -> StageSolution:
-    """Equal layers and equal devices a stage, the best option for each, the best even number of
+    """Equal layers and equal devices a stage, the best config for each, the best even number of
     stages.
 
     Raises UserError if no (or not the given) number of stages divides layers and devices and fits
     the memory."""
-    return _best_even(problem, request, [range(len(problem.options))])
+    return _best_even(problem, request, [range(len(problem.configs))])
 
 
 def megatron_stages(problem: StageProblem, request: Request) -> StageSolution:
-    """As `equal_layer_stages`, with one option for all stages."""
-    alike: dict[StageOption, list[int]] = {}
-    for index, option in enumerate(problem.options):
-        # What an option was priced for may differ from stage to stage, and so may the host group.
-        alike.setdefault(replace(option, group=0, held=0), []).append(index)
+    """As `equal_layer_stages`, with one config for all stages."""
+    alike: dict[StageConfig, list[int]] = {}
+    for index, config in enumerate(problem.configs):
+        # What a config recomputes may differ from stage to stage, and so may the host group.
+        alike.setdefault(replace(config, group=0), []).append(index)
     return _best_even(problem, request, alike.values())
 
 
-def _megatron_options(options: Iterable[StageOption]) -> tuple[StageOption, ...]:
-    return with_methods(options, data_or_tensor)
+def _megatron_configs(configs: Iterable[StageConfig]) -> tuple[StageConfig, ...]:
+    return with_methods(configs, data_or_tensor)
 
 
 EQUAL_LAYER = Planner(equal_layer_stages)
-MEGATRON = Planner(megatron_stages, _megatron_options)
+MEGATRON = Planner(megatron_stages, _megatron_configs)
 
 
 def _best_even(
     problem: StageProblem, request: Request, choices: Iterable[Sequence[int]]
 ) -> StageSolution:
-    """The best plan whose stages take their options from one of `choices`."""
-    layers, devices, wanted = problem.num_layers, problem.total_devices, request.num_stages
-    counts = range(1, problem.most_stages + 1) if wanted is None else (wanted,)
+    """The best plan whose stages take their configs from one of `choices`."""
+    layers, devices, num_stages = problem.num_layers, problem.total_devices, request.num_stages
+    counts = range(1, problem.most_stages + 1) if num_stages is None else (num_stages,)
     even = [n for n in counts if n > 0 and layers % n == 0 and devices % n == 0]
-    found = [_even_stages(problem, n, options) for n in even for options in choices]
-    plans = [evaluate(problem, stages) for stages in found if stages is not None]
+    candidates = [_even_stages(problem, n, configs) for n in even for configs in choices]
+    plans = [evaluate(problem, stages) for stages in candidates if stages is not None]
     if not plans:
-        how_many = "any number of" if wanted is None else str(wanted)
+        how_many = "any number of" if num_stages is None else str(num_stages)
         raise UserError(
             f"{layers} layers on {devices} devices cannot be split evenly into {how_many} stages "
             "that fit"
@@ -69,7 +69,7 @@ def _best_even(
     return min(plans, key=lambda plan: plan.seconds)
 
 
-def _even_stages(problem: StageProblem, count: int, options: Sequence[int]) -> Stages | None:
+def _even_stages(problem: StageProblem, count: int, configs: Sequence[int]) -> Stages | None:
     """Host groups are used up in order; None where a stage would need devices of two."""
     per_stage, devices = problem.num_layers // count, problem.total_devices // count
     if any(size % devices for size in problem.num_devices):
@@ -78,21 +78,21 @@ def _even_stages(problem: StageProblem, count: int, options: Sequence[int]) -> S
         group for group, size in enumerate(problem.num_devices) for _ in range(size // devices)
     ]
     stages = []
-    for index, (group, held) in enumerate(
+    for index, (group, in_flight) in enumerate(
         zip(groups, in_flight_counts(problem, count)[::-1], strict=True)
     ):
         start, end = index * per_stage, (index + 1) * per_stage
-        fits = problem.fits(held, start, end)
+        fits = problem.fits(in_flight, start, end)
         chosen = [
-            o
-            for o in options
-            if fits[o]
-            and problem.options[o].num_devices == devices
-            and problem.options[o].group == group
+            c
+            for c in configs
+            if fits[c]
+            and problem.configs[c].num_devices == devices
+            and problem.configs[c].group == group
         ]
         if not chosen:
             return None
         stages.append(
-            (start, end, min(chosen, key=lambda o: float(problem.seconds[start, end, o])))
+            (start, end, min(chosen, key=lambda c: float(problem.seconds[start, end, c])))
         )
     return tuple(stages)

@@ -10,23 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shardopt.solve.stages.stage_problem import StageOption
+from shardopt.solve.stages.stage_problem import StageConfig
 
 
-def is_flat(option: StageOption) -> bool:
+def is_flat(config: StageConfig) -> bool:
     """Whether the devices are one axis."""
-    return option.logical_shape[0] == 1
+    return config.logical_shape[0] == 1
 
 
-def is_hosts_by_devices(option: StageOption) -> bool:
+def is_hosts_by_devices(config: StageConfig) -> bool:
     """Whether the rows are the hosts of the submesh."""
-    return option.logical_shape == (option.submesh.hosts, option.submesh.devices_per_host)
+    return config.logical_shape == (config.submesh.hosts, config.submesh.devices_per_host)
 
 
-def data_or_tensor(option: StageOption) -> Iterable[str]:
+def data_or_tensor(config: StageConfig) -> Iterable[str]:
     """(dp, tp) as presets: `data` for tp = 1, `megatron` for any other tp inside a host."""
-    if is_flat(option):
+    if is_flat(config):
         yield "data"
-    columns = option.logical_shape[1]
-    if columns > 1 and option.submesh.devices_per_host % columns == 0:
+    columns = config.logical_shape[1]
+    if columns > 1 and config.submesh.devices_per_host % columns == 0:
         yield "megatron"

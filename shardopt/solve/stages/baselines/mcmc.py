@@ -1,5 +1,5 @@
 """Baseline `mcmc`: a random walk over plans instead of the stage DP, as FlexFlow searches (Jia et
-al., MLSys'19, arXiv 1807.05358, section 6.2), in the space of the stage DP and at its prices.
+al., MLSys'19, arXiv 1807.05358, section 6.2), in the space of the stage DP and at its costs.
 
 A Metropolis-Hastings chain whose stationary distribution is proportional to exp(-energy) over all
 exact covers of layers and devices, with energy = SHARPNESS · log(seconds of a step), more where
@@ -7,13 +7,13 @@ stages exceed the memory. FlexFlow takes the seconds themselves; the logarithm m
 same in any unit. A proposal is one of
 
 1. move a cut by a layer,
-2. give the two stages at a cut other options with the same devices together,
-3. give one stage another option of the same size,
+2. give the two stages at a cut other configs with the same devices together,
+3. give one stage another config of the same size,
 4. split a stage at a layer,
 5. join the two stages at a cut,
 6. any plan, each with equal probability, so that no part of the space is out of reach.
 
-Each draws a place (a layer) and options with equal probability, whatever the plan; where the move
+Each draws a place (a layer) and configs with equal probability, whatever the plan; where the move
 is impossible, the plan stays. So moves 1 to 3 and 6 are symmetric, and 4 and 5 reverse each other
 with a ratio that is known."""
 
@@ -87,9 +87,11 @@ def _walk(
             continue
         if not lacking and (best is None or plan.seconds < best.seconds):
             best = plan
-        found = _SHARPNESS * (math.log(plan.seconds) + lacking)
-        if found <= energy + ratio or moves.random.random() < math.exp(energy - found + ratio):
-            stages, energy = proposed, found
+        proposed_energy = _SHARPNESS * (math.log(plan.seconds) + lacking)
+        if proposed_energy <= energy + ratio or moves.random.random() < math.exp(
+            energy - proposed_energy + ratio
+        ):
+            stages, energy = proposed, proposed_energy
     return best
 
 
@@ -97,18 +99,18 @@ def _lacking(problem: StageProblem, stages: Stages) -> float:
     """0 for a plan that fits; for each stage that does not, 1 and the logarithm of what it needs
     over what there is."""
     total = 0.0
-    for stage, held in zip(stages, in_flight_counts(problem, len(stages))[::-1], strict=True):
-        option = problem.options[stage[2]]
-        need = float(problem.fixed_bytes[stage] + held * problem.activation_bytes[stage])
-        limit = problem.memory_bytes[option.group]
-        if (held > option.held) if option.held else (need > limit):
+    for stage, in_flight in zip(stages, in_flight_counts(problem, len(stages))[::-1], strict=True):
+        config = problem.configs[stage[2]]
+        need = float(problem.fixed_bytes[stage] + in_flight * problem.activation_bytes[stage])
+        limit = problem.memory_bytes[config.group]
+        if need > limit:
             total += 1 + math.log(max(need / limit, 1)) if limit else 1
     return total
 
 
 @dataclass(eq=False)
 class Moves:
-    """Local proposals. `singles[d]` are the options with devices d, `pairs[d]` two of them with d
+    """Local proposals. `singles[d]` are the configs with devices d, `pairs[d]` two of them with d
     together."""
 
     problem: StageProblem
@@ -121,10 +123,10 @@ class Moves:
         problem = self.problem
         groups = range(len(problem.num_devices))
         self.devices = [
-            tuple(o.num_devices * (o.group == group) for group in groups) for o in problem.options
+            tuple(c.num_devices * (c.group == group) for group in groups) for c in problem.configs
         ]
-        for option, devices in enumerate(self.devices):
-            self.singles.setdefault(devices, []).append(option)
+        for config, devices in enumerate(self.devices):
+            self.singles.setdefault(devices, []).append(config)
         for first, devices in enumerate(self.devices):
             for second, others in enumerate(self.devices):
                 self.pairs.setdefault(_sum(devices, others), []).append((first, second))
@@ -177,18 +179,18 @@ class Moves:
 
     def _change(self, stages: Stages) -> tuple[Stages, float]:
         _, index, _ = self._place(stages)
-        start, end, option = stages[index]
-        other = self._one_of(self.singles[self.devices[option]])
+        start, end, config = stages[index]
+        other = self._one_of(self.singles[self.devices[config]])
         return (*stages[:index], (start, end, other), *stages[index + 1 :]), 0.0
 
     def _split(self, stages: Stages) -> tuple[Stages, float]:
         cut, index, _ = self._place(stages)
-        start, end, option = stages[index]
-        pairs = self.pairs.get(self.devices[option], [])
+        start, end, config = stages[index]
+        pairs = self.pairs.get(self.devices[config], [])
         if cut == start or not pairs:
             return stages, 0.0
         first, second = self._one_of(pairs)
-        ratio = math.log(len(pairs) / len(self.singles[self.devices[option]]))
+        ratio = math.log(len(pairs) / len(self.singles[self.devices[config]]))
         return (
             *stages[:index],
             (start, cut, first),

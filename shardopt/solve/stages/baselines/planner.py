@@ -1,6 +1,6 @@
 """What a planner of stages is: which stages it may use, and how it chooses a plan of them.
 
-All planners see one cost model. What tells them apart are the options that they leave of those at
+All planners see one cost model. What tells them apart are the configs that they leave of those at
 hand (submeshes, logical shapes, how values inside of a stage are sharded) and the plans that they
 look at."""
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from shardopt.solve.stages.stage_problem import StageOption, StageProblem, StageSolution
+from shardopt.solve.stages.stage_problem import StageConfig, StageProblem, StageSolution
 from shardopt.support.errors import UserError
 
 
@@ -25,13 +25,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Planner:
-    """`options` leaves of all options, with methods where the planner decides those, what a stage
+    """`configs` leaves of all configs, with methods where the planner decides those, what a stage
     may be. `solve` returns the best plan that it can find, and raises UserError where there is
-    none. `one_stage`: all layers are one. `by_dp`: `solve` is the stage DP over these options, so
+    none. `one_stage`: all layers are one. `by_dp`: `solve` is the stage DP over these configs, so
     its runners-up may be simulated, too."""
 
     solve: Callable[[StageProblem, Request], StageSolution]
-    options: Callable[[Iterable[StageOption]], tuple[StageOption, ...]] = tuple
+    configs: Callable[[Iterable[StageConfig]], tuple[StageConfig, ...]] = tuple
     one_stage: bool = False
     by_dp: bool = False
 
@@ -47,17 +47,17 @@ class Planner:
 
 
 def with_methods(
-    options: Iterable[StageOption], methods: Callable[[StageOption], Iterable[str]]
-) -> tuple[StageOption, ...]:
-    """Each option once for every method that `methods` names for it.
+    configs: Iterable[StageConfig], methods: Callable[[StageConfig], Iterable[str]]
+) -> tuple[StageConfig, ...]:
+    """Each config once for every method that `methods` names for it.
 
     Raises UserError when methods have been chosen already.
     """
-    options = tuple(options)
-    chosen = next((option.method for option in options if option.method != "ilp"), None)
+    configs = tuple(configs)
+    chosen = next((config.method for config in configs if config.method != "ilp"), None)
     if chosen is not None:
         raise UserError(
             "this inter-op planner chooses how stages are sharded: expected intra-op=ilp, found "
             f"{chosen}"
         )
-    return tuple(replace(option, method=method) for option in options for method in methods(option))
+    return tuple(replace(config, method=method) for config in configs for method in methods(config))

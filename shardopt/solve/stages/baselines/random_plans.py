@@ -17,11 +17,11 @@ class RandomPlans:
     stages if given.
 
     N[s, k, d] is the number of plans of layers k.. on d free devices of every host group with s
-    stages (N[0] for any number, where it is open): the sum over end and size of options(k, end,
+    stages (N[0] for any number, where it is open): the sum over end and size of configs(k, end,
     size) · N[s - 1, end, d - size]."""
 
     def __init__(self, problem: StageProblem, num_stages: int | None) -> None:
-        keys = [(option.group, option.num_devices) for option in problem.options]
+        keys = [(config.group, config.num_devices) for config in problem.configs]
         self.problem, self.num_stages = problem, num_stages
         self.sizes = tuple(
             size for size in sorted(set(keys)) if size[1] <= problem.num_devices[size[0]]
@@ -43,13 +43,13 @@ class RandomPlans:
         row, start, free, stages = len(self.counts) - 1, 0, list(self.problem.num_devices), []
         while start < self.problem.num_layers:
             row -= self.num_stages is not None
-            ways = np.zeros((self.problem.num_layers + 1, len(self.sizes)))
+            num_plans = np.zeros((self.problem.num_layers + 1, len(self.sizes)))
             for size, left in self._left(free):
-                rest = self.counts[row, start + 1 :].reshape(len(ways) - start - 1, -1)[
+                rest = self.counts[row, start + 1 :].reshape(len(num_plans) - start - 1, -1)[
                     :, self._flat(left)
                 ]
-                ways[start + 1 :, size] = self.choices[start, start + 1 :, size] * rest
-            end, size = divmod(_drawn(ways.ravel(), random), len(self.sizes))
+                num_plans[start + 1 :, size] = self.choices[start, start + 1 :, size] * rest
+            end, size = divmod(_drawn(num_plans.ravel(), random), len(self.sizes))
             usable = np.isfinite(self.problem.seconds[start, end]) & self.of_size[size]
             stages.append((start, end, _drawn(usable.astype(float), random)))
             start, free[self.sizes[size][0]] = end, free[self.sizes[size][0]] - self.sizes[size][1]

@@ -1,4 +1,4 @@
-"""Baselines that are the stage DP over fewer options: what a stage may be is all that they differ
+"""Baselines that are the stage DP over fewer configs: what a stage may be is all that they differ
 in.
 
 * `dp`: no restriction. It is the planner itself, and stands here as the one to compare with.
@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from shardopt.solve.stages.baselines.grid import data_or_tensor, is_flat, is_hosts_by_devices
 from shardopt.solve.stages.baselines.planner import Planner, Request, with_methods
 from shardopt.solve.stages.dp.stage_dp import solve_stages
-from shardopt.solve.stages.stage_problem import StageOption, StageProblem, StageSolution
+from shardopt.solve.stages.stage_problem import StageConfig, StageProblem, StageSolution
 
 # The stages of ZeRO, 0 first, without and with experts over the last axis.
 _ZERO = ("data", "zero1", "zero2", "zero3")
@@ -32,27 +32,27 @@ def _solve(problem: StageProblem, request: Request) -> StageSolution:
     return solve_stages(problem, request.num_stages)
 
 
-def _one_device(options: Iterable[StageOption]) -> tuple[StageOption, ...]:
-    return tuple(option for option in options if option.num_devices == 1)
+def _one_device(configs: Iterable[StageConfig]) -> tuple[StageConfig, ...]:
+    return tuple(config for config in configs if config.num_devices == 1)
 
 
-def _data(options: Iterable[StageOption]) -> tuple[StageOption, ...]:
+def _data(configs: Iterable[StageConfig]) -> tuple[StageConfig, ...]:
     """One axis, or hosts by devices: the sum of a gradient inside of hosts first is the better
     one."""
     return with_methods(
-        options, lambda option: ["data"] * (is_flat(option) or is_hosts_by_devices(option))
+        configs, lambda config: ["data"] * (is_flat(config) or is_hosts_by_devices(config))
     )
 
 
-def _data_and_tensor(options: Iterable[StageOption]) -> tuple[StageOption, ...]:
-    return with_methods(options, data_or_tensor)
+def _data_and_tensor(configs: Iterable[StageConfig]) -> tuple[StageConfig, ...]:
+    return with_methods(configs, data_or_tensor)
 
 
-def _experts_and_zero(options: Iterable[StageOption]) -> tuple[StageOption, ...]:
+def _experts_and_zero(configs: Iterable[StageConfig]) -> tuple[StageConfig, ...]:
     """(dp, ep): experts over the last axis; one axis, or hosts by devices, also without experts."""
     return with_methods(
-        options,
-        lambda option: (*_ZERO * (is_flat(option) or is_hosts_by_devices(option)), *_EXPERT_ZERO),
+        configs,
+        lambda config: (*_ZERO * (is_flat(config) or is_hosts_by_devices(config)), *_EXPERT_ZERO),
     )
 
 

@@ -1,1 +1,1 @@
-"""The stage DP: from prices of candidate stages to the shortest plans."""
+"""The stage DP: from costs of candidate stages to the shortest plans."""

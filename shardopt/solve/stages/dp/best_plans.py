@@ -28,7 +28,7 @@ def best_plans(
 
     Of the plans that are the best of their number of stages, the shortest are here, as far as they
     are within `near` times the optimum; those have the status "optimal". They leave places to
-    runners-up that the search over t_max met: plans of the least sum for some longest station.
+    runners-up that the search over t_max met: plans of the least sum for some longest slot.
     Raises UserError where `solve_stages` does."""
     optimum = solve_stages(problem, num_stages)
     best = {len(optimum.stages): optimum}
@@ -40,11 +40,13 @@ def best_plans(
         if bounds[count] > cutoff:
             continue
         search = BottleneckSearch(tables.of_count(count), cutoff=cutoff)
-        found = search.run()
-        if found is not None and count not in best:
-            best[count] = replace(found, status="optimal", bound=found.seconds)
+        best_of_count = search.run()
+        if best_of_count is not None and count not in best:
+            best[count] = replace(best_of_count, status="optimal", bound=best_of_count.seconds)
         met.update(
-            (plan.stages, plan) for plan in search.found if plan.seconds <= optimum.seconds * near
+            (plan.stages, plan)
+            for plan in search.plans_met
+            if plan.seconds <= optimum.seconds * near
         )
     first = sorted(best.values(), key=_order)[:k]
     for plan in first:

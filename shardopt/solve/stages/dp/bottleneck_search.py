@@ -1,4 +1,4 @@
-"""The search over t_max, the longest station of the pipeline: branch and bound over its candidate
+"""The search over t_max, the longest slot of the pipeline: branch and bound over its candidate
 values.
 
 If F(t) uses only m <= t, no t in [m, t] does better, and every t in (a, m) has T >= F(t) + (B - 1)
@@ -25,15 +25,15 @@ class BottleneckSearch:
     """Branch and bound over t_max for one recursion.
 
     `best` is the best plan known, also of other recursions; plans longer than `cutoff` are of no
-    interest. Afterwards `found` are the plans met on the way, each of least sum for some t_max, and
-    `evaluations` counts the t_max tried."""
+    interest. Afterwards `plans_met` are the plans met on the way, each of least sum for some t_max,
+    and `evaluations` counts the t_max tried."""
 
     def __init__(
         self, search: Search, best: StageSolution | None = None, cutoff: float = np.inf
     ) -> None:
         self.search = search
         self.best, self.cutoff = best, cutoff if best is None else min(cutoff, best.seconds)
-        self.found: list[StageSolution] = []
+        self.plans_met: list[StageSolution] = []
         self.evaluations = 0
 
     def run(self) -> StageSolution | None:
@@ -69,7 +69,7 @@ class BottleneckSearch:
         return self.best is not None and self.best.seconds <= least * (1 + ROUNDING)
 
     def _take(self, plan: StageSolution) -> None:
-        self.found.append(plan)
+        self.plans_met.append(plan)
         if plan.seconds < self.cutoff or (self.best is None and plan.seconds <= self.cutoff):
             self.best, self.cutoff = plan, plan.seconds
 
@@ -88,7 +88,7 @@ class Intervals:
         self._answer = (0.0, 0.0)
 
     def went(self, total: float, longest: float, cutoff: float) -> None:
-        """The sum and the longest station of the last answer, and the cutoff since."""
+        """The sum and the longest slot of the last answer, and the cutoff since."""
         self._answer, self.cutoff = (total, longest), cutoff
 
     def run(self, low: int, floor: float) -> Iterator[tuple[PipelineSlot, ...]]:
@@ -119,7 +119,7 @@ class Intervals:
 
     def _solve(self, candidate: int, least: int) -> tuple[PipelineSlot, ...] | None:
         """The stages of least sum up to this candidate t_max; None if there are none, or none
-        within the cutoff while the longest station is at least candidate `least`."""
+        within the cutoff while the longest slot is at least candidate `least`."""
         self.evaluations += 1
         limit = self.cutoff * (1 + ROUNDING) - self.repeats * float(self.candidates[least])
         return self.recursion.solve(float(self.candidates[candidate]), limit)

@@ -30,11 +30,7 @@ def why_infeasible(problem: StageProblem, num_stages: int | None) -> str:
             f"stage{where}"
         )
     plan = _leanest(problem, num_stages, shardable, with_memory=True)
-    if plan is None:
-        return (
-            f"no plan of {stages}{problem.num_layers} layers: all were priced for fewer "
-            "microbatches in flight"
-        )
+    assert plan is not None, "missing bytes are finite wherever there is a sharding"
     return (
         f"no plan of {stages}{problem.num_layers} layers fits the memory of a device "
         f"{_missing(problem, plan)}"
@@ -44,15 +40,15 @@ def why_infeasible(problem: StageProblem, num_stages: int | None) -> str:
 def _missing(problem: StageProblem, plan: Stages) -> str:
     """What each stage of the leanest plan needs and lacks, and how much memory it takes at least:
     exactly that much if the bytes are exact and not lower bounds."""
-    held = in_flight_counts(problem, len(plan))[::-1]
+    in_flight = in_flight_counts(problem, len(plan))[::-1]
     over, most = [], 0.0
-    for number, ((start, end, option), count) in enumerate(zip(plan, held, strict=True)):
-        limit = problem.memory_bytes[problem.options[option].group]
-        need = _need_bytes(problem, count)[start, end, option]
+    for number, ((start, end, config), count) in enumerate(zip(plan, in_flight, strict=True)):
+        limit = problem.memory_bytes[problem.configs[config].group]
+        need = _need_bytes(problem, count)[start, end, config]
         if need > limit:
             most = max(most, need - limit)
             over.append(
-                f"stage {number} (layers {start}-{end - 1} on {problem.options[option]}, {count:g} "
+                f"stage {number} (layers {start}-{end - 1} on {problem.configs[config]}, {count:g} "
                 "in flight) needs "
                 f"{_size(need)} and lacks {_size(need - limit)}"
             )
@@ -72,7 +68,7 @@ def _devices(problem: StageProblem) -> str:
     """`8 devices with submeshes of 1, 2 devices`, for every host group."""
     parts = []
     for group, count in enumerate(problem.num_devices):
-        sizes = sorted({option.num_devices for option in problem.options if option.group == group})
+        sizes = sorted({config.num_devices for config in problem.configs if config.group == group})
         where = f" of host group {group}" if len(problem.num_devices) > 1 else ""
         parts.append(
             f"{count} devices{where} with submeshes of {', '.join(map(str, sizes)) or 'no'} devices"
@@ -85,7 +81,7 @@ def _size(count: float) -> str:
 
 
 def _need_bytes(problem: StageProblem, in_flight: float) -> np.ndarray:
-    """Bytes of a device with so many microbatches in flight, `[L + 1, L + 1, O]`."""
+    """Bytes of a device with so many microbatches in flight, `[L + 1, L + 1, C]`."""
     return problem.fixed_bytes + in_flight * problem.activation_bytes
 
 
@@ -96,8 +92,8 @@ def _leanest(
     bytes; any plan without memory."""
     sizes, size_of = make_sizes(problem)
     plans = []
-    for held, counts in count_groups(problem, num_stages):
-        levels, level_of = np.unique(held, return_inverse=True)
+    for in_flight, counts in count_groups(problem, num_stages):
+        levels, level_of = np.unique(in_flight, return_inverse=True)
         lacking = [
             allowed + (_lack_bytes(problem, level) if with_memory else 0.0) for level in levels
         ]
@@ -118,11 +114,8 @@ def _leanest(
 
 
 def _lack_bytes(problem: StageProblem, in_flight: float) -> np.ndarray:
-    """How many bytes are missing, `[L + 1, L + 1, O]`; inf for what was priced for fewer
-    microbatches in flight."""
-    held = np.array([option.held for option in problem.options])
-    lack = np.maximum(_need_bytes(problem, in_flight) - problem.limit_bytes(), 0.0)
-    return np.where(held > 0, np.where(in_flight <= held, 0.0, np.inf), lack)
+    """How many bytes are missing, `[L + 1, L + 1, C]`."""
+    return np.maximum(_need_bytes(problem, in_flight) - problem.limit_bytes(), 0.0)
 
 
 def _least_maximum(recursion: Recursion) -> tuple[float, tuple[PipelineSlot, ...]]:

@@ -42,36 +42,31 @@ def cheapest_by_size(
     seconds: np.ndarray,
     fixed: np.ndarray,
     activation: np.ndarray,
-    held: np.ndarray,
     limit: np.ndarray,
     size_of: np.ndarray,
     levels: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    """out[l, i, j, g]: the least seconds of layers i..j-1 on options of size g with levels[l]
+    """out[l, i, j, g]: the least seconds of layers i..j-1 on configs of size g with levels[l]
     microbatches in flight.
 
-    `levels` rise, so an option fits up to some level; it is noted there, and the levels below take
+    `levels` rise, so a config fits up to some level; it is noted there, and the levels below take
     it over. A size of -1 is that of no group."""
     layers, top = seconds.shape[0] - 1, len(levels) - 1
     out[:] = np.inf
     for i in range(layers):
         for j in range(i + 1, layers + 1):
-            for o in range(seconds.shape[2]):
-                value = seconds[i, j, o]
-                if value == np.inf or size_of[o] < 0:
+            for c in range(seconds.shape[2]):
+                value = seconds[i, j, c]
+                if value == np.inf or size_of[c] < 0:
                     continue
                 level = top
                 while level >= 0:
-                    if held[o] > 0:
-                        fits = levels[level] <= held[o]
-                    else:
-                        fits = fixed[i, j, o] + levels[level] * activation[i, j, o] <= limit[o]
-                    if fits:
+                    if fixed[i, j, c] + levels[level] * activation[i, j, c] <= limit[c]:
                         break
                     level -= 1
-                if level >= 0 and value < out[level, i, j, size_of[o]]:
-                    out[level, i, j, size_of[o]] = value
+                if level >= 0 and value < out[level, i, j, size_of[c]]:
+                    out[level, i, j, size_of[c]] = value
     for level in range(top - 1, -1, -1):
         out[level] = np.minimum(out[level], out[level + 1])
 
@@ -88,7 +83,7 @@ def sweep(
     best: np.ndarray,
 ) -> None:
     """best[r, k, flat]: the least sum of `total` with which r stages cover layers k.. on `flat`
-    devices, none of them with a `longest` station above `t_max`.
+    devices, none of them with a `longest` slot above `t_max`.
 
     `total` and `longest` are `[levels, L + 1, L + 1, G]`. `rest[k, flat]` is a lower bound of the
     sum of the layers before k on `flat` devices; states whose sum must exceed `limit` are left out.
@@ -137,10 +132,10 @@ def trace(
     sizes: Sizes,
     best: np.ndarray,
     state: int,
-    found: np.ndarray,
+    stages: np.ndarray,
 ) -> int:
     """The stages behind best[state, 0, full] as rows (first layer, layer after the last, size) of
-    `found`, and how many they are. The first of equals, so that the answer is deterministic."""
+    `stages`, and how many they are. The first of equals, so that the answer is deterministic."""
     layers, top = total.shape[1] - 1, best.shape[0] - 1
     start, flat, count = 0, sizes.full, 0
     while start < layers:
@@ -149,7 +144,7 @@ def trace(
         )
         if source < 0:
             return -1
-        found[count, 0], found[count, 1], found[count, 2] = start, end, size
+        stages[count, 0], stages[count, 1], stages[count, 2] = start, end, size
         state, start, flat, count = source, end, flat - sizes.offset[size], count + 1
     return count
 

@@ -1,8 +1,8 @@
 """The recursion of the stage DP: the cheapest stages for a given t_max.
 
-Alpa (OSDI'22, section 5.2), equation 3: F(s, k, d; t_max) = min over (end, option) of t(k, end,
-option) + F(s - 1, end, d - devices(option); t_max), where s counts stages from the end and no stage
-exceeds t_max or the memory. Options of one size on one host group are interchangeable for the
+Alpa (OSDI'22, section 5.2), equation 3: F(s, k, d; t_max) = min over (end, config) of t(k, end,
+config) + F(s - 1, end, d - devices(config); t_max), where s counts stages from the end and no stage
+exceeds t_max or the memory. Configs of one size on one host group are interchangeable for the
 devices, so only the cheapest of each takes part. The memory of a stage depends on s through the
 microbatches in flight; from the s on behind which nothing changes any more, one state stands for
 all further s, and with memory to spare there is only that one."""
@@ -33,7 +33,7 @@ class PipelineSlot(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class Recursion:
     """`total` and `longest`, `[levels, L + 1, L + 1, G]`: what a stage adds to the sum, and its
-    longest station, for every size and every level of microbatches in flight; inf where infeasible.
+    longest slot, for every size and every level of microbatches in flight; inf where infeasible.
     Lower levels never cost more. `answers` are the states in which a plan may end, `candidates` all
     values that t_max may have, rising.
 
@@ -50,7 +50,7 @@ class Recursion:
     relaxed: Recursion | None = None
 
     def solve(self, t_max: float, limit: float = np.inf) -> tuple[PipelineSlot, ...] | None:
-        """The stages of least sum without a station above `t_max`, or None if that sum exceeds
+        """The stages of least sum without a slot above `t_max`, or None if that sum exceeds
         `limit`."""
         from shardopt.solve.stages.dp.kernels import trace
 
@@ -59,10 +59,10 @@ class Recursion:
         if best is None or not finals.min() <= limit or not np.isfinite(finals).any():
             return None
         layers = best.shape[1] - 1
-        found = np.empty((layers, 3), dtype=np.int64)
+        stages = np.empty((layers, 3), dtype=np.int64)
         state = self.answers[int(finals.argmin())]
-        count = trace(self.total, self.longest, t_max, self.states, self.sizes, best, state, found)
-        return tuple(PipelineSlot(*map(int, row)) for row in found[:count])
+        count = trace(self.total, self.longest, t_max, self.states, self.sizes, best, state, stages)
+        return tuple(PipelineSlot(*map(int, row)) for row in stages[:count])
 
     def least_sums(self, t_max: float, limit: float) -> np.ndarray:
         """The least sum for each of the answers, inf where it exceeds `limit`."""
@@ -72,7 +72,7 @@ class Recursion:
         )
 
     def measure(self, slots: tuple[PipelineSlot, ...]) -> tuple[float, float]:
-        """The sum and the longest station of an answer of a recursion with one level."""
+        """The sum and the longest slot of an answer of a recursion with one level."""
         stages = [(0, *slot) for slot in slots]
         return sum(float(self.total[stage]) for stage in stages), max(
             float(self.longest[stage]) for stage in stages
@@ -135,12 +135,12 @@ def candidates_of(longest: np.ndarray) -> np.ndarray:
 
 
 def make_sizes(problem: StageProblem) -> tuple[Sizes, np.ndarray]:
-    """The (host group, devices) of the options, and for each option which of them it has, int64
-    `[O]`."""
+    """The (host group, devices) of the configs, and for each config which of them it has, int64
+    `[C]`."""
     from shardopt.solve.stages.dp.kernels import Sizes
 
     strides = np.cumprod([1, *(count + 1 for count in problem.num_devices)])
-    keys = [(option.group, option.num_devices) for option in problem.options]
+    keys = [(config.group, config.num_devices) for config in problem.configs]
     known = sorted({key for key in keys if key[1] <= problem.num_devices[key[0]]}) or sorted(
         set(keys)
     )

@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """One recursion over the seconds of `problem`; `size_of` is the size of each option."""
+    """One recursion over the seconds of `problem`; `size_of` is the size of each config."""
 
     problem: StageProblem
     recursion: Recursion
     size_of: np.ndarray
 
     def plan(self, slots: tuple[PipelineSlot, ...]) -> StageSolution | None:
-        """The plan with the cheapest option that fits for each station, the first of equals; None
+        """The plan with the cheapest config that fits for each slot, the first of equals; None
         where none fits, as may be for an answer of the relaxed recursion, or where the number of
         stages is not allowed."""
         if not self.recursion.states.open and len(slots) not in self.recursion.answers:
             return None
-        held = in_flight_counts(self.problem, len(slots))[::-1]
+        in_flight = in_flight_counts(self.problem, len(slots))[::-1]
         stages = []
-        for (start, end, size), count in zip(slots, held, strict=True):
+        for (start, end, size), count in zip(slots, in_flight, strict=True):
             fits = self.problem.fits(count, start, end) & (self.size_of == size)
             if not fits.any():
                 return None
@@ -55,12 +55,12 @@ def count_groups(
     all numbers of stages if a stage's count does not depend on how many stages come before it, as
     in 1F1B, else one for each."""
     counts = (num_stages,) if num_stages is not None else tuple(range(1, problem.most_stages + 1))
-    held = {n: np.array(in_flight_counts(problem, n), dtype=float) for n in counts}
-    longest = held[counts[-1]]
-    if all(np.array_equal(held[n], longest[:n]) for n in counts):
+    in_flight = {n: np.array(in_flight_counts(problem, n), dtype=float) for n in counts}
+    longest = in_flight[counts[-1]]
+    if all(np.array_equal(in_flight[n], longest[:n]) for n in counts):
         yield longest, counts
     else:
-        yield from ((held[n], (n,)) for n in counts)
+        yield from ((in_flight[n], (n,)) for n in counts)
 
 
 class SearchTables:
@@ -127,12 +127,11 @@ class SearchTables:
         from shardopt.solve.stages.dp.kernels import cheapest_by_size
 
         problem = self.problem
-        held = np.array([option.held for option in problem.options], dtype=np.int64)
         arrays = (problem.seconds, problem.fixed_bytes, problem.activation_bytes)
         seconds, fixed, activation = (np.ascontiguousarray(each, dtype=float) for each in arrays)
         costs = np.empty((len(levels), *problem.seconds.shape[:2], len(self.sizes.offset)))
         cheapest_by_size(
-            seconds, fixed, activation, held, problem.limit_bytes(), self.size_of, levels, costs
+            seconds, fixed, activation, problem.limit_bytes(), self.size_of, levels, costs
         )
         return costs
 

@@ -6,7 +6,7 @@ use all devices. Departures from the paper:
 
 1. Memory is fixed + in_flight · activations, with the in-flight count of the schedule at hand, not
    always 1F1B's.
-2. The transfer at a cut is one more station of the pipeline: it counts in the sum and in the
+2. The transfer at a cut is one more slot of the pipeline: it counts in the sum and in the
    maximum.
 3. t_max is searched by branch and bound instead of upwards
    (`shardopt.solve.stages.dp.bottleneck_search`).
@@ -40,7 +40,7 @@ def solve_stages(
 ) -> StageSolution:
     """The plan with the shortest step, with exactly `num_stages` stages if given.
 
-    `incumbent` is a plan to begin with, such as the best under other prices: what cannot beat it is
+    `incumbent` is a plan to begin with, such as the best under other costs: what cannot beat it is
     not looked at. It is ignored where it is no plan of this problem. Raises UserError that says
     what is missing: a cover of the devices, a feasible sharding, or memory by stage."""
     if num_stages is not None and not 1 <= num_stages <= problem.most_stages:
@@ -70,7 +70,7 @@ def least_longest_stage(problem: StageProblem) -> float:
     """A lower bound of the longest stage of any plan, whatever its schedule and transfers; inf if
     there is no plan.
 
-    With prices that are lower bounds it is one, too."""
+    With costs that are lower bounds it is one, too."""
     lean = replace(problem, in_flight=_one_in_flight, transfer_seconds=None)
     recursion = next(SearchTables(lean).fewest()).recursion
     low, least_sum = recursion.low_end

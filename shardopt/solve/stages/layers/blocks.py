@@ -43,7 +43,7 @@ def find_blocks(operations: Sequence[Hashable], work: Sequence[float]) -> tuple[
         [numbers.setdefault(operation, len(numbers)) for operation in operations], dtype=np.int64
     )
     prefix = np.concatenate(([0.0], np.cumsum(np.asarray(work, dtype=float))))
-    found: list[Run] = []
+    runs: list[Run] = []
     least = 0.0
     pending = [(0, len(tokens))]
     while pending:
@@ -51,9 +51,9 @@ def find_blocks(operations: Sequence[Hashable], work: Sequence[float]) -> tuple[
         run = _longest(tokens, prefix, low, high, least)
         if run is not None:
             least = least or _LEAST_SHARE * (prefix[run.stop] - prefix[run.start]) / run.repeats
-            found.append(run)
+            runs.append(run)
             pending += [(low, run.start), (run.stop, high)]
-    return tuple(sorted(found, key=lambda run: run.start))
+    return tuple(sorted(runs, key=lambda run: run.start))
 
 
 def count_blocks(runs: Sequence[Run]) -> int:

@@ -120,12 +120,15 @@ class _Assignment:
             return everything
         full = (1 << len(gradients)) - 1
         common = tuple(
-            bits == full and own for bits, own in zip(self.needed, everything, strict=True)
+            bits == full and is_member
+            for bits, is_member in zip(self.needed, everything, strict=True)
         )
         if self._flops(common) < _MIN_FORWARD_SHARE * self._flops(everything):
             return everything
         shown = reached(self.graph, [t for t in self.graph.outputs if t not in gradients])
-        forward = tuple(bits != 0 and own for bits, own in zip(shown, common, strict=True))
+        forward = tuple(
+            bits != 0 and is_member for bits, is_member in zip(shown, common, strict=True)
+        )
         return forward if self._flops(forward) >= _FORWARD_OF_BOTH * self._flops(common) else common
 
     def _flops(self, chosen: Sequence[bool]) -> float:
@@ -139,7 +142,7 @@ class _Assignment:
 
         The gradient of a tied weight is such a sum over several layers, and must not pull them
         together."""
-        found: set[int] = set()
+        summing: set[int] = set()
         stack = [
             index
             for output, start in self.problem.accumulators.items()
@@ -149,7 +152,7 @@ class _Assignment:
         ]
         while stack:
             index = stack.pop()
-            found.add(index)
+            summing.add(index)
             for operand in self.graph.ops[index].operands:
                 producer = self.producers[operand]
                 if (
@@ -160,7 +163,7 @@ class _Assignment:
                     and len(self.consumers[operand]) == 1
                 ):
                     stack.append(producer)
-        return frozenset(found)
+        return frozenset(summing)
 
     def _ends_sum(self, index: int, output: int, accumulator: int) -> bool:
         """Without a batch the only iteration replaces an accumulator instead of adding to it."""
@@ -214,18 +217,18 @@ class _Assignment:
         Their place in program order says nothing: they belong to the first layer that reads them,
         or to none where several do and the inputs are smaller than the result (an attention mask).
         """
-        found: dict[int, frozenset[int]] = {}
+        inputs_of: dict[int, frozenset[int]] = {}
         for index, op in enumerate(self.graph.ops):
             light = self.forward[index] and op.name not in NEVER_SHARED
             made_by = [p for t in op.operands if (p := self.producers[t]) >= 0]
             if (
                 light
-                and all(self.shared[p] or p in found for p in made_by)
+                and all(self.shared[p] or p in inputs_of for p in made_by)
                 and self._forward_consumers(index)
             ):
                 direct = frozenset(t for t in op.operands if self.producers[t] < 0)
-                found[index] = direct.union(*(found[p] for p in made_by if p in found))
-        return found
+                inputs_of[index] = direct.union(*(inputs_of[p] for p in made_by if p in inputs_of))
+        return inputs_of
 
     def _forward_consumers(self, index: int) -> list[int]:
         return [
@@ -271,15 +274,15 @@ class _Assignment:
 
     def _values(self, unit_of: Mapping[int, int]) -> list[Value]:
         """What forward units exchange: the values one of them makes and later ones read."""
-        found = []
+        values = []
         for index, unit in unit_of.items():
             for result in self.graph.ops[index].results:
                 readers = {unit_of[c] for c in self.consumers[result] if c in unit_of} - {unit}
                 if readers:
-                    found.append(
+                    values.append(
                         Value(unit, self.graph.tensors[result].size_bytes, tuple(sorted(readers)))
                     )
-        return found
+        return values
 
     def _share_followers(self) -> None:
         """What only shared values make, for the backward pass or a metric, is shared as well."""

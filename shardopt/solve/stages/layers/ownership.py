@@ -106,4 +106,4 @@ def _cheap_to_copy(problem: OwnershipProblem) -> list[bool]:
             pure[producers[t]] if producers[t] >= 0 else t not in problem.owned for t in op.operands
         )
         pure.append(known and _all_small(graph, (*op.operands, *op.results)))
-    return [own or _spreads(graph, op) for own, op in zip(pure, graph.ops, strict=True)]
+    return [is_pure or _spreads(graph, op) for is_pure, op in zip(pure, graph.ops, strict=True)]

@@ -4,7 +4,7 @@ Alpa sorts the stages by size and scatters them: 32 stages of one device on 4 ho
 transfers between hosts where 3 are needed. Here the number of transfers between hosts is least,
 host group by host group.
 
-    stages   1x2  1x4  1x1  1x1        hosts   0: 1x2 1x1 1x1    1: 1x4      2 transfers between hosts
+    stages  1x2  1x4  1x1  1x1      hosts  0: 1x2 1x1 1x1  1: 1x4      2 transfers between hosts
 
 1. Whole hosts are taken by the stages that need them; the others share the rest.
 2. A search (A*) lays the small stages out in pipeline order: a stage goes on the host of the stage
@@ -43,8 +43,8 @@ def place(cluster: Cluster, stages: Sequence[tuple[int, Submesh]]) -> tuple[tupl
         members = [stage for stage, (owner, _) in enumerate(stages) if owner == index]
         submeshes = [stages[stage][1] for stage in members]
         _check(cluster, group, members, submeshes)
-        found = _place_in_group(group, members, submeshes)
-        if found is None:
+        starts_in_group = _place_in_group(group, members, submeshes)
+        if starts_in_group is None:
             shapes = ", ".join(map(str, submeshes))
             where = (
                 f"cluster {cluster}"
@@ -54,7 +54,7 @@ def place(cluster: Cluster, stages: Sequence[tuple[int, Submesh]]) -> tuple[tupl
             raise UserError(
                 f"cannot place {len(members)} stages with submeshes {shapes} on {where}"
             )
-        for stage, start in zip(members, found, strict=True):
+        for stage, start in zip(members, starts_in_group, strict=True):
             starts[stage] = cluster.first_devices[index] + start
     return tuple(
         tuple(range(at, at + mesh.num_devices))

@@ -1,12 +1,12 @@
 """The search over schedules: each with its own microbatches in flight goes through the stage DP and
 the simulator.
 
-    of the schedule that holds least: the best plan of the DP, until its prices are exact, and the K
+    of the schedule that holds least: the best plan of the DP, until its costs are exact, and the K
     next for each schedule: those of them that fit its microbatches in flight ─▶ simulated the best
     of each schedule ─▶ the shortest; of those alike, the one that fills its fullest device least
 
-Prices may be lower bounds until somebody asks (`Prices.best`), so stages that no good plan uses are
-never priced."""
+Stage costs may be lower bounds until somebody asks (`StageCosts.best`), so stages that no good plan
+uses never get exact ones."""
 
 from __future__ import annotations
 
@@ -43,32 +43,32 @@ _LONG = 8  # stages and microbatches by which schedules differ in what they hold
 DpSolver = Callable[[StageProblem, Stages | None], StageSolution]
 
 
-class Prices(Protocol):
-    """Prices of candidate stages for any schedule."""
+class StageCosts(Protocol):
+    """Stage costs of candidate stages for any schedule."""
 
-    def problem(self, held: InFlight) -> StageProblem:
+    def problem(self, in_flight_of: InFlight) -> StageProblem:
         """The costs known so far; entries that are not exact yet are lower bounds."""
 
-    def best(self, held: InFlight, solve: DpSolver) -> StageSolution:
-        """The best plan under exact prices, or one proven to be almost as good; `solve` finds the
+    def best(self, in_flight_of: InFlight, solve: DpSolver) -> StageSolution:
+        """The best plan under exact costs, or one proven to be almost as good; `solve` finds the
         best under given ones."""
 
     def exact(self, plans: Sequence[Stages]) -> tuple[Stages, ...]:
-        """Those of some plans that all of whose stages have exact prices, some of them made so
+        """Those of some plans that all of whose stages have exact costs, some of them made so
         now."""
 
 
 @dataclass(frozen=True)
-class ExactPrices:
-    """Prices that are all exact from the begin."""
+class ExactStageCosts:
+    """Stage costs that are all exact from the begin."""
 
     stage_problem: StageProblem
 
-    def problem(self, held: InFlight) -> StageProblem:
-        return replace(self.stage_problem, in_flight=held)
+    def problem(self, in_flight_of: InFlight) -> StageProblem:
+        return replace(self.stage_problem, in_flight=in_flight_of)
 
-    def best(self, held: InFlight, solve: DpSolver) -> StageSolution:
-        return solve(self.problem(held), None)
+    def best(self, in_flight_of: InFlight, solve: DpSolver) -> StageSolution:
+        return solve(self.problem(in_flight_of), None)
 
     def exact(self, plans: Sequence[Stages]) -> tuple[Stages, ...]:
         return tuple(plans)
@@ -100,14 +100,14 @@ def schedule_in_flight(schedule: str) -> InFlight:
     if find_schedule(schedule).stages_per_mesh != 1:
         return mean_in_flight(schedule)
 
-    def held(stage_from_end: int, num_stages: int, num_microbatches: int) -> float:
+    def in_flight_of(stage_from_end: int, num_stages: int, num_microbatches: int) -> float:
         return in_flight(schedule, num_stages, num_microbatches)[num_stages - stage_from_end]
 
-    return held
+    return in_flight_of
 
 
 def search_plans(
-    prices: Prices,
+    stage_costs: StageCosts,
     schedules: Sequence[str],
     transfers: CutTransfers,
     planner: Planner,
@@ -118,9 +118,9 @@ def search_plans(
     """The best plan over `schedules` of those that `planner` looks at.
 
     Raises UserError that says what is missing under the schedule that holds the fewest
-    microbatches, if none has a plan; and as soon as prices make it certain that no step is shorter
+    microbatches, if none has a plan; and as soon as costs make it certain that no step is shorter
     than `faster_than` seconds."""
-    # The formula prices a host that is all at work; where devices share one, stages may be faster
+    # The formula counts a host that is all at work; where devices share one, stages may be faster
     # by so much.
     speed = most_speed(transfers.cluster)
     lean_first = [*schedules]
@@ -131,17 +131,19 @@ def search_plans(
     bound = np.inf
     known: tuple[Stages, ...] = ()
     for schedule in lean_first:
-        held = schedule_in_flight(schedule)
+        in_flight_of = schedule_in_flight(schedule)
         try:
             if known and planner.by_dp:
                 # A schedule that holds more has no plan that the leanest has not, and by the
                 # formula none is shorter.
-                problem = prices.problem(held)
+                problem = stage_costs.problem(in_flight_of)
                 plans = tuple(
                     evaluate(problem, stages) for stages in known if is_plan(problem, stages)
                 )
             else:
-                problem, plans = _exact_plans(prices, held, planner, request, k, speed, faster_than)
+                problem, plans = _exact_plans(
+                    stage_costs, in_flight_of, planner, request, k, speed, faster_than
+                )
                 bound = min(bound, plans[0].bound)
                 known = known or tuple(plan.stages for plan in plans)
             if plans:
@@ -161,7 +163,7 @@ def search_plans(
 
 
 def _check_speed(problem: StageProblem, seconds: float) -> None:
-    """Raises UserError if one stage of any plan takes so many seconds a step, by prices that may be
+    """Raises UserError if one stage of any plan takes so many seconds a step, by costs that may be
     lower bounds."""
     if np.isfinite(seconds) and problem.stages_per_mesh == 1:
         least = problem.num_microbatches * least_longest_stage(problem)
@@ -185,8 +187,8 @@ def _simulate(
     for plan in plans:
         best = min((each.step_seconds for each in simulated), default=np.inf)
         try:
-            found = simulate_plan(problem, plan, schedule, transfers, best)
-            simulated += [found] if found is not None else []
+            simulated_plan = simulate_plan(problem, plan, schedule, transfers, best)
+            simulated += [simulated_plan] if simulated_plan is not None else []
         except UserError as error:
             errors.append(error)
     if len(errors) == len(plans):
@@ -194,16 +196,16 @@ def _simulate(
 
 
 def _exact_plans(
-    prices: Prices,
-    held: InFlight,
+    stage_costs: StageCosts,
+    in_flight_of: InFlight,
     planner: Planner,
     request: Request,
     k: int,
     speed: float,
     faster_than: float,
 ) -> tuple[StageProblem, tuple[StageSolution, ...]]:
-    """The best plan of the planner and, of the stage DP, the best others under the prices known
-    then, at exact prices."""
+    """The best plan of the planner and, of the stage DP, the best others under the costs known
+    then, at exact costs."""
 
     def solve(problem: StageProblem, known: Stages | None) -> StageSolution:
         _check_speed(problem, faster_than * speed)
@@ -213,15 +215,17 @@ def _exact_plans(
             else planner.solve(problem, request)
         )
 
-    optimum = prices.best(held, solve)
+    optimum = stage_costs.best(in_flight_of, solve)
     if not planner.by_dp:
-        return prices.problem(held), (optimum,)
+        return stage_costs.problem(in_flight_of), (optimum,)
     plans = (
         plan.stages
-        for plan in best_plans(prices.problem(held), k, request.num_stages, NEAR * speed)
+        for plan in best_plans(
+            stage_costs.problem(in_flight_of), k, request.num_stages, NEAR * speed
+        )
     )
-    others = prices.exact([stages for stages in plans if stages != optimum.stages])
-    problem = prices.problem(held)
+    others = stage_costs.exact([stages for stages in plans if stages != optimum.stages])
+    problem = stage_costs.problem(in_flight_of)
     return problem, (
         optimum,
         *(evaluate(problem, stages) for stages in others if is_plan(problem, stages)),

@@ -26,7 +26,7 @@ from shardopt.schedule.workload import Workload
 from shardopt.solve.stages.cut_transfers import CutTransfers
 from shardopt.solve.stages.search.placement import place
 from shardopt.solve.stages.stage_problem import (
-    StageOption,
+    StageConfig,
     StageProblem,
     StageSolution,
     stage_memory_bytes,
@@ -57,32 +57,32 @@ def simulate_plan(
     """
     homes = stage_homes(schedule, len(plan.stages))
     meshes = place_meshes(
-        transfers.cluster, [problem.options[option] for _, _, option in plan.stages], homes
+        transfers.cluster, [problem.configs[config] for _, _, config in plan.stages], homes
     )
     work = _workload(problem, plan, schedule, transfers, [meshes[home] for home in homes])
     sharing = sharing_of(transfers.cluster, meshes)
     if (
         sharing is None and lower_bound_seconds(work) >= best
-    ):  # with a host to itself a stage is faster than priced
+    ):  # with a host to itself a stage is faster than its cost says
         return None
     linked = _linked(schedule, len(plan.stages), problem.num_microbatches)
     seconds = makespan_seconds(
         linked, work.task_seconds, work.transfer_seconds, work.edge_links, sharing
     )
-    held = [0.0] * len(meshes)
+    mesh_bytes = [0.0] * len(meshes)
     for home, size in zip(homes, stage_memory_bytes(problem, plan.stages), strict=True):
-        held[home] += size
-    return SimulatedPlan(plan, schedule, seconds, max(held))
+        mesh_bytes[home] += size
+    return SimulatedPlan(plan, schedule, seconds, max(mesh_bytes))
 
 
 def place_meshes(
-    cluster: Cluster, options: Sequence[StageOption], homes: Sequence[int]
+    cluster: Cluster, configs: Sequence[StageConfig], homes: Sequence[int]
 ) -> tuple[tuple[int, ...], ...]:
-    """The devices of every mesh, where stage s has an option and mesh `homes[s]`. Raises
+    """The devices of every mesh, where stage s has a config and mesh `homes[s]`. Raises
     UserError."""
     first = {home: stage for stage, home in reversed([*enumerate(homes)])}
-    own = [options[first[mesh]] for mesh in range(len(first))]
-    return place(cluster, [(option.group, option.submesh) for option in own])
+    mesh_configs = [configs[first[mesh]] for mesh in range(len(first))]
+    return place(cluster, [(config.group, config.submesh) for config in mesh_configs])
 
 
 def _workload(
@@ -97,9 +97,9 @@ def _workload(
     backwards = find_schedule(schedule).kinds[1:]
     seconds = {}
     for stage, where in enumerate(plan.stages):
-        option, whole = problem.options[where[2]], float(problem.seconds[where])
+        config, whole = problem.configs[where[2]], float(problem.seconds[where])
         call = dispatch_seconds(
-            transfers.cluster.groups[option.group], option.num_devices, buffers=0
+            transfers.cluster.groups[config.group], config.num_devices, buffers=0
         )
         forward = min(float(problem.forward_seconds[where]), whole) if backwards else whole
         seconds[StageTask(TaskKind.FORWARD, stage)] = forward + call

@@ -4,7 +4,9 @@ p equal meshes of one logical shape take v stages each; where stage s goes is fo
 say (round robin, or down and up again in a V). The stage DP cuts the layers into p · v stages that
 are as even as can be, for
 
-    T = sum of t_i / v + (v B - 1) · max t_i          (Narayanan et al., SC'21, arXiv 2104.04473, section 2.2)
+    T = sum of t_i / v + (v B - 1) · max t_i
+
+(Narayanan et al., SC'21, arXiv 2104.04473, section 2.2)
 
 which has the minima of its own objective, sum + (B' - 1) · max, with B' = v (v B - 1) + 1
 microbatches. Every device counts v times, as it is in v stages. Of its memory each stage gets an
@@ -21,7 +23,7 @@ from shardopt.solve.stages.baselines.planner import Planner, Request
 from shardopt.solve.stages.dp.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import (
     InFlight,
-    StageOption,
+    StageConfig,
     StageProblem,
     StageSolution,
     evaluate,
@@ -45,16 +47,16 @@ def mean_in_flight(schedule: str) -> InFlight:
     """What the stages of a mesh have in flight on average, rounded up, as the stage DP asks for
     it."""
 
-    def held(stage_from_end: int, num_stages: int, num_microbatches: int) -> float:
+    def mean(stage_from_end: int, num_stages: int, num_microbatches: int) -> float:
         counts, homes = (
             in_flight(schedule, num_stages, num_microbatches),
             stage_homes(schedule, num_stages),
         )
         home = homes[num_stages - stage_from_end]
-        own = [count for count, other in zip(counts, homes, strict=True) if other == home]
-        return -(-sum(own) // len(own))
+        mesh_counts = [count for count, other in zip(counts, homes, strict=True) if other == home]
+        return -(-sum(mesh_counts) // len(mesh_counts))
 
-    return held
+    return mean
 
 
 def solve_sharing(problem: StageProblem, request: Request) -> StageSolution:
@@ -75,43 +77,44 @@ def solve_sharing(problem: StageProblem, request: Request) -> StageSolution:
     best: StageSolution | None = None
     errors: list[UserError] = []
     for p in meshes:
-        for alike in _alike(problem.options, devices // p):
+        for alike in _alike(problem.configs, devices // p):
             try:
-                found = _solve(problem, p * each, alike)
+                plan = _solve(problem, p * each, alike)
             except UserError as error:
                 errors.append(error)
                 continue
-            best = found if best is None or found.seconds < best.seconds else best
+            best = plan if best is None or plan.seconds < best.seconds else best
     if best is None:
-        wanted = "" if request.num_stages is None else f"{request.num_stages} stages of "
+        how_many = "" if request.num_stages is None else f"{request.num_stages} stages of "
         raise UserError(
-            f"no plan puts {each} stages on every mesh, of {wanted}{problem.num_layers} layers on "
-            f"{devices} devices" + (f": {errors[0]}" if errors else "")
+            f"no plan puts {each} stages on every mesh, of "
+            f"{how_many}{problem.num_layers} layers on {devices} devices"
+            + (f": {errors[0]}" if errors else "")
         )
     return best
 
 
-def _alike(options: Sequence[StageOption], num_devices: int) -> Iterator[tuple[int, ...]]:
-    """The options of each logical mesh of so many devices: what they recompute may differ by
+def _alike(configs: Sequence[StageConfig], num_devices: int) -> Iterator[tuple[int, ...]]:
+    """The configs of each logical mesh of so many devices: what they recompute may differ by
     stage."""
-    groups: dict[StageOption, list[int]] = {}
-    for index, option in enumerate(options):
-        if option.num_devices == num_devices:
-            groups.setdefault(replace(option, recompute="none", held=0), []).append(index)
+    groups: dict[StageConfig, list[int]] = {}
+    for index, config in enumerate(configs):
+        if config.num_devices == num_devices:
+            groups.setdefault(replace(config, recompute="none"), []).append(index)
     yield from map(tuple, groups.values())
 
 
-def _solve(problem: StageProblem, num_stages: int, options: tuple[int, ...]) -> StageSolution:
-    """The stage DP over some options, every device counted once for each of its stages."""
-    each, chosen = problem.stages_per_mesh, list(options)
+def _solve(problem: StageProblem, num_stages: int, configs: tuple[int, ...]) -> StageSolution:
+    """The stage DP over some configs, every device counted once for each of its stages."""
+    each, chosen = problem.stages_per_mesh, list(configs)
     counts = in_flight_counts(problem, num_stages)
 
-    def held(stage_from_end: int, number: int, microbatches: int) -> float:
+    def in_flight(stage_from_end: int, number: int, microbatches: int) -> float:
         return counts[stage_from_end - 1]
 
     flat = StageProblem(
         problem.num_layers,
-        tuple(problem.options[index] for index in chosen),
+        tuple(problem.configs[index] for index in chosen),
         tuple(each * count for count in problem.num_devices),
         each * (each * problem.num_microbatches - 1) + 1,
         problem.seconds[:, :, chosen],
@@ -120,8 +123,8 @@ def _solve(problem: StageProblem, num_stages: int, options: tuple[int, ...]) -> 
         problem.activation_bytes[:, :, chosen],
         problem.memory_bytes,
         problem.transfer_seconds,
-        held,
+        in_flight,
     )
-    found = solve_stages(flat, num_stages)
-    stages = tuple((start, end, options[option]) for start, end, option in found.stages)
-    return evaluate(problem, stages, found.status)
+    solution = solve_stages(flat, num_stages)
+    stages = tuple((start, end, configs[config]) for start, end, config in solution.stages)
+    return evaluate(problem, stages, solution.status)

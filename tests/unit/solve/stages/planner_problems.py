@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.solve.stages.baselines.planner import Planner
 from shardopt.solve.stages.stage_problem import (
-    StageOption,
+    StageConfig,
     StageProblem,
     Stages,
     evaluate,
     gpipe_in_flight,
     in_flight_counts,
     one_f_one_b_in_flight,
-    stage_options,
+    stage_configs,
 )
 
 Allowed = Callable[[StageProblem, Stages], bool]
@@ -34,21 +34,21 @@ def all_plans(
     if start == problem.num_layers:
         yield from [()] * (not any(free))
         return
-    for end, (o, option) in itertools.product(
-        range(start + 1, problem.num_layers + 1), enumerate(problem.options)
+    for end, (o, config) in itertools.product(
+        range(start + 1, problem.num_layers + 1), enumerate(problem.configs)
     ):
         left = tuple(
-            count - option.num_devices * (group == option.group) for group, count in enumerate(free)
+            count - config.num_devices * (group == config.group) for group, count in enumerate(free)
         )
         if min(left) >= 0 and math.isfinite(problem.seconds[start, end, o]):
             yield from (((start, end, o), *rest) for rest in all_plans(problem, end, left))
 
 
 def fits(problem: StageProblem, stages: Stages) -> bool:
-    held = in_flight_counts(problem, len(stages))[::-1]
+    in_flight = in_flight_counts(problem, len(stages))[::-1]
     return all(
         problem.fits(count, start, end)[o]
-        for (start, end, o), count in zip(stages, held, strict=True)
+        for (start, end, o), count in zip(stages, in_flight, strict=True)
     )
 
 
@@ -64,19 +64,19 @@ def least(problem: StageProblem, allowed: Allowed = lambda problem, stages: True
 
 @st.composite
 def problems(draw: st.DrawFn, planner: Planner | None = None) -> StageProblem:
-    """Prices of all stages on a small cluster, of the options that a planner has a use for."""
+    """Stage costs of all stages on a small cluster, of the configs that a planner has a use for."""
     cluster = load_cluster(f"cpu-test:{draw(st.sampled_from(['1x1', '1x2', '1x4', '2x2', '3x1']))}")
     kinds = [
-        replace(option, recompute=mode)
-        for option in stage_options(cluster)
+        replace(config, recompute=mode)
+        for config in stage_configs(cluster)
         for mode in ("none", "full")
     ]
-    options = tuple(kinds) if planner is None else planner.options(kinds)
+    configs = tuple(kinds) if planner is None else planner.configs(kinds)
     if planner is not None and planner.one_stage:
-        options = tuple(option for option in options if option.num_devices == cluster.num_devices)
+        configs = tuple(config for config in configs if config.num_devices == cluster.num_devices)
     layers, rng = draw(st.integers(1, 4)), np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    return priced(
-        options or kinds,
+    return random_costs(
+        configs or kinds,
         (cluster.num_devices,),
         layers,
         draw(st.integers(1, 6)),
@@ -85,17 +85,17 @@ def problems(draw: st.DrawFn, planner: Planner | None = None) -> StageProblem:
     )
 
 
-def priced(
-    options: tuple[StageOption, ...] | list[StageOption],
+def random_costs(
+    configs: tuple[StageConfig, ...] | list[StageConfig],
     devices: tuple[int, ...],
     layers: int,
     batches: int,
     rng: np.random.Generator,
     tight: bool,
 ) -> StageProblem:
-    """Random prices; equal ones for options that agree in everything, so that restrictions can be
+    """Random costs; equal ones for configs that agree in everything, so that restrictions can be
     compared."""
-    shape = (layers + 1, layers + 1, len(options))
+    shape = (layers + 1, layers + 1, len(configs))
     seconds = rng.uniform(0.1, 5, shape)
     seconds[rng.random(shape) < 0.1] = np.inf
     fixed, activations = (
@@ -105,7 +105,7 @@ def priced(
     in_flight = one_f_one_b_in_flight if rng.random() < 0.5 else gpipe_in_flight
     return StageProblem(
         layers,
-        tuple(options),
+        tuple(configs),
         devices,
         batches,
         seconds,

@@ -11,7 +11,7 @@ import numpy as np
 from shardopt.hardware.cluster import Submesh
 from shardopt.solve.stages.stage_problem import (
     InFlight,
-    StageOption,
+    StageConfig,
     StageProblem,
     Stages,
     gpipe_in_flight,
@@ -19,8 +19,8 @@ from shardopt.solve.stages.stage_problem import (
 )
 
 
-def row(*sizes: int) -> tuple[StageOption, ...]:
-    return tuple(StageOption(size, Submesh(1, size), (1, size)) for size in sizes)
+def row(*sizes: int) -> tuple[StageConfig, ...]:
+    return tuple(StageConfig(size, Submesh(1, size), (1, size)) for size in sizes)
 
 
 def additive(
@@ -38,23 +38,21 @@ def additive(
 
 
 def all_plans(problem: StageProblem, num_stages: int | None = None) -> Iterator[Stages]:
-    """All cuts and options that use all devices and fit the memory, from the definition."""
-    layers, held = problem.num_layers, [option.held for option in problem.options]
+    """All cuts and configs that use all devices and fit the memory, from the definition."""
+    layers = problem.num_layers
     for count in range(1, layers + 1) if num_stages is None else (num_stages,):
         counts = [
             problem.in_flight(count - k, count, problem.num_microbatches) for k in range(count)
         ]
         for inner in itertools.combinations(range(1, layers), count - 1):
             pairs = list(itertools.pairwise((0, *inner, layers)))
-            for chosen in itertools.product(range(len(problem.options)), repeat=count):
+            for chosen in itertools.product(range(len(problem.configs)), repeat=count):
                 used = [0] * len(problem.num_devices)
                 for o in chosen:
-                    used[problem.options[o].group] += problem.options[o].num_devices
+                    used[problem.configs[o].group] += problem.configs[o].num_devices
                 if tuple(used) == problem.num_devices and all(
-                    (n <= held[o])
-                    if held[o]
-                    else problem.fixed_bytes[i, j, o] + n * problem.activation_bytes[i, j, o]
-                    <= problem.memory_bytes[problem.options[o].group]
+                    problem.fixed_bytes[i, j, o] + n * problem.activation_bytes[i, j, o]
+                    <= problem.memory_bytes[problem.configs[o].group]
                     for (i, j), o, n in zip(pairs, chosen, counts, strict=True)
                 ):
                     yield tuple((i, j, o) for (i, j), o in zip(pairs, chosen, strict=True))
@@ -67,13 +65,13 @@ def step_seconds(problem: StageProblem, stages: Stages) -> float:
         else problem.transfer_seconds
     )
     stages_seconds = [float(problem.seconds[stage]) for stage in stages]
-    ways = [float(cuts[way, start]) for start, _, _ in stages[1:] for way in (0, 1)]
+    cut_seconds = [float(cuts[row, start]) for start, _, _ in stages[1:] for row in (0, 1)]
     longest = (
-        (problem.num_microbatches - 1) * max(stages_seconds + ways)
+        (problem.num_microbatches - 1) * max(stages_seconds + cut_seconds)
         if problem.num_microbatches > 1
         else 0.0
     )
-    return sum(stages_seconds + ways) + longest
+    return sum(stages_seconds + cut_seconds) + longest
 
 
 def brute_force(problem: StageProblem, num_stages: int | None) -> float | None:
@@ -111,24 +109,23 @@ def random_problem(seed: int) -> tuple[StageProblem, int | None]:
     rng = np.random.default_rng(seed)
     groups, layers = int(rng.choice([1, 1, 2])), int(rng.integers(1, 5))
     devices = tuple(int(rng.integers(1, 6 if groups == 1 else 4)) for _ in range(groups))
-    options = tuple(
-        StageOption(
+    configs = tuple(
+        StageConfig(
             size := int(rng.choice([1, 2, 4])),
             Submesh(1, size),
             (1, size),
             int(rng.integers(groups)),
             recompute,
-            int(rng.choice([0, 0, 1, 2, 3])),
         )
         for recompute in rng.choice(["none", "layer", "full"], int(rng.integers(1, 6)))
     )
-    shape = (layers + 1, layers + 1, len(options))
+    shape = (layers + 1, layers + 1, len(configs))
     whole = rng.random() < 0.5  # whole numbers tie often
     seconds = rng.integers(1, 6, shape).astype(float) if whole else rng.uniform(0.1, 5, shape)
     seconds[rng.random(shape) < rng.choice([0.0, 0.2])] = np.inf
     problem = StageProblem(
         layers,
-        options,
+        configs,
         devices,
         int(rng.integers(1, 9)),
         seconds,

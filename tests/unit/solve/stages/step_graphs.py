@@ -141,18 +141,23 @@ class StepBuilder:
                 returned.append(updated)
             returned += [] if weights else [total]
             behind_layers += [layers[producer[after]]] * (1 + len(weights))
-        own = [layers[producer[after]] for after in self.accumulators]
-        given = set(body.graph.inputs) - set(self.accumulators.values())
+        carried_layers = [layers[producer[after]] for after in self.accumulators]
+        from_outside = set(body.graph.inputs) - set(self.accumulators.values())
         graph = OpGraph(
-            tuple(tensors), (*starts, *inner, *behind), tuple(sorted(given)), tuple(returned)
+            tuple(tensors), (*starts, *inner, *behind), tuple(sorted(from_outside)), tuple(returned)
         )
         readers = body.graph.consumers()
         owner = {
             tensor: min((layers[op] for op in readers[tensor]), default=0)
-            for tensor in sorted(given)
+            for tensor in sorted(from_outside)
         }
         carried = tuple((before, after) for after, before in self.accumulators.items())
         loop = len(starts), len(starts) + len(inner)
         return StepGraph(
-            graph, (*own, *layers, *behind_layers), loop, carried, (*carried, *donated), owner
+            graph,
+            (*carried_layers, *layers, *behind_layers),
+            loop,
+            carried,
+            (*carried, *donated),
+            owner,
         )

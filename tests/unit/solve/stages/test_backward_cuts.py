@@ -67,9 +67,9 @@ def test_cuts_are_as_cheap_as_any_placement(problem: BackwardProblem) -> None:
     )
     allowed = [layer for layer in within if falls(problem, layer)]
     assume(allowed)
-    found = place_backward(problem)
-    assert found in allowed
-    assert crossing_bytes(problem, found) == min(
+    placed = place_backward(problem)
+    assert placed in allowed
+    assert crossing_bytes(problem, placed) == min(
         crossing_bytes(problem, layer) for layer in allowed
     )
 
@@ -77,10 +77,10 @@ def test_cuts_are_as_cheap_as_any_placement(problem: BackwardProblem) -> None:
 @settings(max_examples=200, deadline=None)
 @given(problems())
 def test_contradictory_bounds_give_way_upwards(problem: BackwardProblem) -> None:
-    found = place_backward(problem)
-    assert falls(problem, found)
+    placed = place_backward(problem)
+    assert falls(problem, placed)
     assert all(
-        low <= layer < problem.num_layers for low, layer in zip(problem.least, found, strict=True)
+        low <= layer < problem.num_layers for low, layer in zip(problem.least, placed, strict=True)
     )
 
 

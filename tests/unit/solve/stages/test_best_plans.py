@@ -21,14 +21,14 @@ from shardopt.solve.stages.cut_transfers import CutTransfers
 from shardopt.solve.stages.dp.best_plans import NEAR, best_plans
 from shardopt.solve.stages.search.plan_search import (
     DpSolver,
-    ExactPrices,
+    ExactStageCosts,
     schedule_in_flight,
     search_plans,
 )
 from shardopt.solve.stages.search.rerank import SimulatedPlan, simulate_plan
 from shardopt.solve.stages.stage_problem import (
     InFlight,
-    StageOption,
+    StageConfig,
     StageProblem,
     Stages,
     StageSolution,
@@ -42,17 +42,18 @@ DP = find_planner("dp")
 
 def cluster(spec: str, call_seconds: float = 0.0) -> Cluster:
     """A preset in which a call takes so long."""
-    found = load_cluster(spec)
+    loaded = load_cluster(spec)
     return replace(
-        found, groups=tuple(replace(group, dispatch_seconds=call_seconds) for group in found.groups)
+        loaded,
+        groups=tuple(replace(group, dispatch_seconds=call_seconds) for group in loaded.groups),
     )
 
 
 def transfers(
     problem: StageProblem, spec: str, forward: int = 0, backward: int = 0
 ) -> CutTransfers:
-    ways = (np.full(problem.num_layers + 1, size, dtype=np.int64) for size in (forward, backward))
-    return CutTransfers(cluster(spec), *ways)
+    both = (np.full(problem.num_layers + 1, size, dtype=np.int64) for size in (forward, backward))
+    return CutTransfers(cluster(spec), *both)
 
 
 # ---- the K best ----
@@ -76,10 +77,12 @@ def test_the_best_of_each_number_of_stages_are_among_them(block: int) -> None:
         for k in (1, 3):
             plans = best_plans(problem, k)
             near = sorted(
-                seconds for seconds in least.values() if seconds <= NEAR * min(least.values())
+                seconds
+                for seconds in least.values()
+                if seconds < NEAR * min(least.values()) * (1 - 1e-9)
             )[:k]
-            found = [plan.seconds for plan in plans if plan.status == "optimal"]
-            assert found[: len(near)] == pytest.approx(near), f"seed {seed}"
+            optimal = [plan.seconds for plan in plans if plan.status == "optimal"]
+            assert optimal[: len(near)] == pytest.approx(near), f"seed {seed}"
             assert len({plan.stages for plan in plans}) == len(plans) <= k
             assert all(is_plan(problem, plan.stages) for plan in plans)
             assert [plan.seconds for plan in plans] == sorted(plan.seconds for plan in plans)
@@ -105,17 +108,17 @@ def plan_of(problem: StageProblem, stages: Stages) -> StageSolution:
 def simulated(
     problem: StageProblem, stages: Stages, schedule: str, cut: CutTransfers
 ) -> SimulatedPlan:
-    found = simulate_plan(problem, plan_of(problem, stages), schedule, cut)
-    assert found is not None
-    return found
+    result = simulate_plan(problem, plan_of(problem, stages), schedule, cut)
+    assert result is not None
+    return result
 
 
 def test_equal_stages_take_what_the_formula_says() -> None:
     """Nothing to transfer, equal stages, and forward and backward in one proportion."""
     problem = replace(additive([3] * 4, (1,), 4, 8, 0.0), forward_seconds=np.full((5, 5, 1), 1.0))
     stages = tuple((k, k + 1, 0) for k in range(4))
-    found = simulated(problem, stages, "1f1b", transfers(problem, "cpu-test:1x4"))
-    assert found.step_seconds == pytest.approx(found.plan.seconds) == pytest.approx(4 * 3 + 7 * 3)
+    result = simulated(problem, stages, "1f1b", transfers(problem, "cpu-test:1x4"))
+    assert result.step_seconds == pytest.approx(result.plan.seconds) == pytest.approx(4 * 3 + 7 * 3)
 
 
 def test_every_call_takes_its_time() -> None:
@@ -138,7 +141,7 @@ def test_the_simulator_is_asked_with_the_seconds_of_the_plan() -> None:
     problem = replace(problem, forward_seconds=np.minimum(problem.seconds, 1.5))
     cut = transfers(problem, "cpu-test:3x1", 10**6, 2 * 10**6)
     stages = ((0, 1, 0), (1, 2, 0), (2, 3, 0))
-    found = simulated(problem, stages, "1f1b", cut)
+    result = simulated(problem, stages, "1f1b", cut)
     graph = chain_graph(3)
     seconds = {
         task: 1.5 if task.kind == TaskKind.FORWARD else [1.5, 3.5, 2.5][task.stage]
@@ -154,11 +157,11 @@ def test_the_simulator_is_asked_with_the_seconds_of_the_plan() -> None:
         )
         nics.append((2 * a, 2 * b + 1) if size else ())
     expected = simulate(build_schedule("1f1b", 3, 6), graph, seconds, delays, edge_links=nics)
-    assert found.step_seconds == pytest.approx(expected.makespan_seconds)
+    assert result.step_seconds == pytest.approx(expected.makespan_seconds)
 
 
 def test_neighbours_on_one_host_are_nearer_than_the_formula_fears() -> None:
-    """The stage DP prices a cut over the slowest link; placed, the two stages share a host."""
+    """The stage DP counts a cut over the slowest link; placed, the two stages share a host."""
     problem = additive([2, 2], (2,), 4, 4, 0.0)
     cut = transfers(problem, "cpu-test:1x4", 10**6, 10**6)
     far = transfers(problem, "cpu-test:2x2", 10**6, 10**6)
@@ -180,24 +183,24 @@ def test_what_cannot_be_shorter_is_not_simulated() -> None:
 # ---- the search over schedules ----
 
 
-class CountedPrices:
-    """Prices that are half the truth until somebody asks, and count what was asked for."""
+class CountedStageCosts:
+    """Stage costs that are half the truth until somebody asks, and count what was asked for."""
 
     def __init__(self, exact: StageProblem) -> None:
         self.truth = exact
         self.known = np.zeros(exact.seconds.shape, dtype=bool)
 
-    def problem(self, held: InFlight) -> StageProblem:
+    def problem(self, in_flight_of: InFlight) -> StageProblem:
         seconds = np.where(self.known, self.truth.seconds, self.truth.seconds / 2)
-        return replace(self.truth, seconds=seconds, in_flight=held)
+        return replace(self.truth, seconds=seconds, in_flight=in_flight_of)
 
-    def best(self, held: InFlight, solve: DpSolver) -> StageSolution:
+    def best(self, in_flight_of: InFlight, solve: DpSolver) -> StageSolution:
         known: Stages | None = None
         while True:
-            found = solve(self.problem(held), known)
-            if all(self.known[stage] for stage in found.stages):
-                return found
-            (known,) = self.exact([found.stages])
+            solution = solve(self.problem(in_flight_of), known)
+            if all(self.known[stage] for stage in solution.stages):
+                return solution
+            (known,) = self.exact([solution.stages])
 
     def exact(self, plans: Sequence[Stages]) -> tuple[Stages, ...]:
         for stage in (stage for plan in plans for stage in plan):
@@ -206,16 +209,16 @@ class CountedPrices:
 
 
 def test_lower_bounds_are_made_exact_where_it_matters() -> None:
-    """The plan is that of exact prices, and most stages are never priced."""
+    """The plan is that of exact costs, and most stages never get exact costs."""
     rng = np.random.default_rng(3)
     problem = additive(list(rng.uniform(1, 2, 8)), (1, 2, 4, 8), 8, 16, 0.8)
     problem = replace(problem, forward_seconds=problem.seconds / 3)
     cut = transfers(problem, "cpu-test:1x8")
-    exact = search_plans(ExactPrices(problem), ("1f1b",), cut, DP, Request(), k=1)
-    prices = CountedPrices(problem)
-    lazy = search_plans(prices, ("1f1b",), cut, DP, Request(), k=1)
+    exact = search_plans(ExactStageCosts(problem), ("1f1b",), cut, DP, Request(), k=1)
+    stage_costs = CountedStageCosts(problem)
+    lazy = search_plans(stage_costs, ("1f1b",), cut, DP, Request(), k=1)
     assert lazy.best.plan.seconds == pytest.approx(exact.best.plan.seconds)
-    assert prices.known.sum() < np.triu(np.ones((9, 9)), 1).sum() * 4 * 0.8
+    assert stage_costs.known.sum() < np.triu(np.ones((9, 9)), 1).sum() * 4 * 0.8
 
 
 def test_a_schedule_that_fits_is_found() -> None:
@@ -229,10 +232,12 @@ def test_a_schedule_that_fits_is_found() -> None:
         memory_bytes=(2.0,),
     )
     cut = transfers(problem, "cpu-test:1x2")
-    found = search_plans(ExactPrices(problem), searched_schedules(trains=True), cut, DP, Request())
-    assert (found.best.schedule, len(found.best.plan.stages)) == ("1f1b", 2)
+    search = search_plans(
+        ExactStageCosts(problem), searched_schedules(trains=True), cut, DP, Request()
+    )
+    assert (search.best.schedule, len(search.best.plan.stages)) == ("1f1b", 2)
     with pytest.raises(UserError, match="in flight"):
-        search_plans(ExactPrices(problem), ("gpipe",), cut, DP, Request(num_stages=2))
+        search_plans(ExactStageCosts(problem), ("gpipe",), cut, DP, Request(num_stages=2))
 
 
 def test_eager_1f1b_hides_transfers_where_memory_allows() -> None:
@@ -241,11 +246,11 @@ def test_eager_1f1b_hides_transfers_where_memory_allows() -> None:
     problem = replace(problem, forward_seconds=problem.seconds / 3)
     size = int(cluster("cpu-test:4x1").groups[0].inter_host.bandwidth_bytes_per_second)
     cut = transfers(problem, "cpu-test:4x1", size, size)
-    found = search_plans(
-        ExactPrices(problem), searched_schedules(trains=True), cut, DP, Request(num_stages=4)
+    search = search_plans(
+        ExactStageCosts(problem), searched_schedules(trains=True), cut, DP, Request(num_stages=4)
     )
-    assert found.best.schedule == "eager-1f1b"
-    steps = {each.schedule: each.step_seconds for each in found.best_by_schedule}
+    assert search.best.schedule == "eager-1f1b"
+    steps = {each.schedule: each.step_seconds for each in search.best_by_schedule}
     assert steps["eager-1f1b"] < steps["1f1b"]
 
 
@@ -257,7 +262,10 @@ def test_alike_schedules_go_to_the_one_with_the_least_memory() -> None:
     problem = replace(problem, memory_bytes=(100.0,))
     cut = transfers(problem, "cpu-test:1x2")
     for order in (("gpipe", "1f1b", "eager-1f1b"), ("eager-1f1b", "gpipe", "1f1b")):
-        assert search_plans(ExactPrices(problem), order, cut, DP, Request()).best.schedule == "1f1b"
+        assert (
+            search_plans(ExactStageCosts(problem), order, cut, DP, Request()).best.schedule
+            == "1f1b"
+        )
 
 
 def test_simulating_the_best_plans_pays() -> None:
@@ -267,14 +275,14 @@ def test_simulating_the_best_plans_pays() -> None:
     behind, formula_behind = [], []
     for seed in range(24):
         problem, cut = uneven_problem(seed)
-        search = search_plans(ExactPrices(problem), schedules, cut, DP, Request())
+        search = search_plans(ExactStageCosts(problem), schedules, cut, DP, Request())
         least, of_formula = np.inf, np.inf
         for schedule in schedules:
-            own = replace(problem, in_flight=schedule_in_flight(schedule))
-            plans = [evaluate(own, stages) for stages in all_plans(own)]
+            with_schedule = replace(problem, in_flight=schedule_in_flight(schedule))
+            plans = [evaluate(with_schedule, stages) for stages in all_plans(with_schedule)]
             shortest = min((plan.seconds for plan in plans), default=np.inf)
             for plan in plans:
-                step = simulated(own, plan.stages, schedule, cut).step_seconds
+                step = simulated(with_schedule, plan.stages, schedule, cut).step_seconds
                 least = min(least, step)
                 of_formula = min(of_formula, step if plan.seconds == shortest else np.inf)
         behind.append(search.simulated[0].step_seconds / least - 1)
@@ -295,14 +303,14 @@ def uneven_problem(seed: int) -> tuple[StageProblem, CutTransfers]:
     seconds = span / devices ** rng.uniform(0.5, 0.95) * rng.uniform(1, 1.2, shape)
     forward = seconds * rng.uniform(0.25, 0.45, (layers + 1, 1, 1))
     forward[:, layers] = seconds[:, layers]
-    options = (*row(1, 2, 4), StageOption(8, Submesh(2, 4), (2, 4)))
+    configs = (*row(1, 2, 4), StageConfig(8, Submesh(2, 4), (2, 4)))
     problem = additive([1] * layers, (1, 2, 4, 8), 8, int(rng.choice([4, 8])), 1.0)
     cut = transfers(
         problem, "cpu-test:2x4", *(int(rng.choice([10**4, 10**6, 4 * 10**6])) for _ in range(2))
     )
     return replace(
         problem,
-        options=options,
+        configs=configs,
         seconds=seconds,
         forward_seconds=forward,
         fixed_bytes=span * 50,
@@ -316,7 +324,7 @@ def test_unknown_schedules_are_refused() -> None:
     problem = additive([1, 1], (1,), 2, 4, 0.0)
     with pytest.raises(UserError, match="unknown schedule"):
         search_plans(
-            ExactPrices(problem), ("1f2b",), transfers(problem, "cpu-test:1x2"), DP, Request()
+            ExactStageCosts(problem), ("1f2b",), transfers(problem, "cpu-test:1x2"), DP, Request()
         )
 
 

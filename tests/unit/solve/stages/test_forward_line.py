@@ -21,7 +21,7 @@ def runs_of(text: str) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("operations", "found"),
+    ("operations", "runs"),
     [
         ("abcd", []),
         ("aaaa", [(0, 1, 4)]),
@@ -33,8 +33,8 @@ def runs_of(text: str) -> list[tuple[int, int, int]]:
         ),  # nothing shorter than half of the longest run's blocks
     ],
 )
-def test_blocks(operations: str, found: list[tuple[int, int, int]]) -> None:
-    assert runs_of(operations) == found
+def test_blocks(operations: str, runs: list[tuple[int, int, int]]) -> None:
+    assert runs_of(operations) == runs
 
 
 @settings(max_examples=200, deadline=None)
@@ -91,9 +91,9 @@ def test_one_layer_for_each_block_or_for_equally_many(blocks: int, layers: int) 
     line = model(blocks)
     assert count_blocks(line.runs) == blocks
     assert line.best_count(0.5) == layers
-    found = line.cut(layers, 0.5, 0.5, "dp")
+    solution = line.cut(layers, 0.5, 0.5, "dp")
     if blocks % layers == 0:
-        assert found.boundaries == tuple(range(0, 4 * blocks + 1, 4 * blocks // layers))
+        assert solution.boundaries == tuple(range(0, 4 * blocks + 1, 4 * blocks // layers))
 
 
 def test_few_blocks_are_cut_where_that_is_cheap() -> None:
@@ -115,9 +115,9 @@ def test_a_loss_is_no_layer() -> None:
 
 @pytest.mark.parametrize(("blocks", "layers"), [(12, 4), (12, 5), (9, 2), (6, 6)])
 def test_equal_layer_gives_every_layer_as_many_blocks(blocks: int, layers: int) -> None:
-    found = model(blocks, head=30.0).cut(layers, 0.5, 0.0, "equal-layer")
-    sizes = [end - start for start, end in found.layers]
-    assert all(start % 4 == 0 for start, _ in found.layers), "cut inside a block"
+    solution = model(blocks, head=30.0).cut(layers, 0.5, 0.0, "equal-layer")
+    sizes = [end - start for start, end in solution.layers]
+    assert all(start % 4 == 0 for start, _ in solution.layers), "cut inside a block"
     assert sum(sizes) == 4 * blocks + 1
     assert max(sizes[:-1]) - min(sizes[:-1]) <= 4
 
@@ -132,8 +132,8 @@ def test_equal_op_gives_every_layer_as_many_operators(blocks: int, layers: int) 
     """Whatever their work, up to one; other operations do not count."""
     line = model(blocks)
     assume(layers <= 3 * blocks)
-    found = line.cut(layers, 0.5, 0.0, "equal-op")
-    counts = [sum(start <= unit < end for unit in line.operators) for start, end in found.layers]
+    solution = line.cut(layers, 0.5, 0.0, "equal-op")
+    counts = [sum(start <= unit < end for unit in line.operators) for start, end in solution.layers]
     assert max(counts) - min(counts) <= 1
 
 

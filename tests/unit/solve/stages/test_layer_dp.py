@@ -110,11 +110,11 @@ def test_auto_agrees_with_brute_force(
     """The most layers whose bottleneck is not above that of two."""
     flops, values, _, delta = problem
     counts = range(2, len(flops) + 1)
-    found = [
+    optima = [
         brute_force(flops, values, n, relaxed_delta(np.array(flops), n, delta), least)
         for n in counts
     ]
-    feasible = [(count, key[0]) for count, key in enumerate(found, start=2) if key is not None]
+    feasible = [(count, key[0]) for count, key in enumerate(optima, start=2) if key is not None]
     expected = max((count for count, cost in feasible if cost <= feasible[0][1]), default=1)
     assert auto_layers(flops, values, delta=delta, least=least) == expected
 

@@ -26,22 +26,24 @@ def mlp(depth: int, trained: tuple[int, ...] | None = None) -> StepBuilder:
 
 def layers(step: StepBuilder, num_layers: int, **options: object) -> dict[str, int]:
     """Layer by label; labels that occur twice must not be asked for."""
-    found = assign_layers(step.problem(num_layers, **options))
-    return dict(zip(step.names, found.layer, strict=True))
+    layering = assign_layers(step.problem(num_layers, **options))
+    return dict(zip(step.names, layering.layer, strict=True))
 
 
 def test_forward_backward_and_accumulation_share_a_layer() -> None:
-    found = layers(mlp(4), 4)
+    layering = layers(mlp(4), 4)
     for k in range(4):
-        assert {found[name] for name in (f"f{k}", f"f{k}.tanh", f"b{k}.tanh", f"b{k}.dw")} == {k}
-    assert found["loss"] == found["metric"] == found["loss.acc"] == 3
-    assert [found[f"w{weight}.acc"] for weight in mlp(4).weights] == [0, 1, 2, 3]
+        assert {layering[name] for name in (f"f{k}", f"f{k}.tanh", f"b{k}.tanh", f"b{k}.dw")} == {k}
+    assert layering["loss"] == layering["metric"] == layering["loss.acc"] == 3
+    assert [layering[f"w{weight}.acc"] for weight in mlp(4).weights] == [0, 1, 2, 3]
 
 
 def test_two_layers_cut_in_the_middle() -> None:
-    found = layers(mlp(4), 2)
+    layering = layers(mlp(4), 2)
     assert (
-        [found[f"f{k}"] for k in range(4)] == [0, 0, 1, 1] == [found[f"b{k}.dw"] for k in range(4)]
+        [layering[f"f{k}"] for k in range(4)]
+        == [0, 0, 1, 1]
+        == [layering[f"b{k}.dw"] for k in range(4)]
     )
 
 
@@ -49,9 +51,9 @@ def test_two_layers_cut_in_the_middle() -> None:
 def test_frozen_weights_do_not_hide_the_forward_pass(trained: tuple[int, ...]) -> None:
     """With only early weights trained, all that their gradients have in common is most of the
     backward pass."""
-    found = layers(mlp(4, trained), 4)
-    assert [found[f"f{k}"] for k in range(4)] == [0, 1, 2, 3]
-    assert [found[f"b{k}.dw"] for k in trained] == list(trained)
+    layering = layers(mlp(4, trained), 4)
+    assert [layering[f"f{k}"] for k in range(4)] == [0, 1, 2, 3]
+    assert [layering[f"b{k}.dw"] for k in trained] == list(trained)
 
 
 def test_terms_of_a_tied_weight_stay_with_their_uses() -> None:
@@ -62,9 +64,9 @@ def test_terms_of_a_tied_weight_stay_with_their_uses() -> None:
     loss = step.op("loss", "subtract", value, step.tensor())
     step.accumulate("loss.acc", step.op("metric", "multiply", loss, loss))
     step.backward(loss, list(dict.fromkeys(step.weights)))
-    found = layers(step, 4)
-    assert [found[f"b{k}.dw"] for k in range(4)] == [0, 1, 2, 3]
-    assert found[f"w{tied}.sum"] == found[f"w{tied}.acc"] == 0, "complete with the first use"
+    layering = layers(step, 4)
+    assert [layering[f"b{k}.dw"] for k in range(4)] == [0, 1, 2, 3]
+    assert layering[f"w{tied}.sum"] == layering[f"w{tied}.acc"] == 0, "complete with the first use"
 
 
 def test_one_weight_in_every_layer() -> None:
@@ -75,9 +77,11 @@ def test_one_weight_in_every_layer() -> None:
     loss = step.op("loss", "subtract", value, step.tensor())
     step.accumulate("loss.acc", step.op("metric", "multiply", loss, loss))
     step.backward(loss, [weight])
-    found = layers(step, 4)
+    layering = layers(step, 4)
     assert (
-        [found[f"f{k}"] for k in range(4)] == [0, 1, 2, 3] == [found[f"b{k}.dw"] for k in range(4)]
+        [layering[f"f{k}"] for k in range(4)]
+        == [0, 1, 2, 3]
+        == [layering[f"b{k}.dw"] for k in range(4)]
     )
 
 
@@ -94,8 +98,8 @@ def test_weight_seen_in_two_forms() -> None:
     step.backward(loss, [*step.weights[1:], embedding])
     gradient = next(t for t, weight in step.weight_of.items() if weight == (embedding,))
     step.weight_of[gradient] = (embedding, transposed)
-    found = layers(step, 4)
-    assert [found[f"b{k}.dw"] for k in range(4)] == [0, 1, 2, 3]
+    layering = layers(step, 4)
+    assert [layering[f"b{k}.dw"] for k in range(4)] == [0, 1, 2, 3]
 
 
 def test_auxiliary_loss_keeps_its_layer() -> None:
@@ -106,8 +110,13 @@ def test_auxiliary_loss_keeps_its_layer() -> None:
     late = step.op("late", "multiply", step.nodes[3][2], step.nodes[3][2])
     step.accumulate("aux.acc", early)
     step.op("both", "add", early, late)
-    found = layers(step, 4)
-    assert (found["aux"], found["aux.acc"], found["late"], found["both"]) == (0, 0, 3, 3)
+    layering = layers(step, 4)
+    assert (layering["aux"], layering["aux.acc"], layering["late"], layering["both"]) == (
+        0,
+        0,
+        3,
+        3,
+    )
 
 
 def test_metric_of_gradients_follows_the_earliest() -> None:
@@ -115,8 +124,8 @@ def test_metric_of_gradients_follows_the_earliest() -> None:
     gradients = [step.ops[step.names.index(f"b{k}.dw")].results[0] for k in (1, 2)]
     norm = step.op("norm", "add", *gradients)
     step.op("more", "add", norm, step.nodes[3][2])
-    found = layers(step, 4)
-    assert (found["norm"], found["more"]) == (1, 1)
+    layering = layers(step, 4)
+    assert (layering["norm"], layering["more"]) == (1, 1)
 
 
 def test_inference_has_no_backward() -> None:
@@ -125,9 +134,9 @@ def test_inference_has_no_backward() -> None:
     for _ in range(4):
         value = step.node(value, step.weight())
     step.accumulate("out", value)
-    found = assign_layers(step.problem(2))
-    assert all(found.is_forward)
-    assert [k for k, _ in pairwise(found.layer)] == sorted(found.layer)[:-1]
+    layering = assign_layers(step.problem(2))
+    assert all(layering.is_forward)
+    assert [k for k, _ in pairwise(layering.layer)] == sorted(layering.layer)[:-1]
 
 
 def test_values_made_of_inputs_wait_for_their_readers() -> None:
@@ -150,9 +159,9 @@ def test_constants_and_what_follows_from_the_index_are_shared() -> None:
     one = step.op("one", "constant")
     mask = step.op("mask", "add", one, index)
     step.op("use", "multiply", mask, step.nodes[0][2])
-    found = layers(step, 2)
-    assert found["one"] == found["mask"] == SHARED
-    assert found["use"] == 0
+    layering = layers(step, 2)
+    assert layering["one"] == layering["mask"] == SHARED
+    assert layering["use"] == 0
 
 
 def test_mask_of_small_inputs_is_copied() -> None:
@@ -165,9 +174,9 @@ def test_mask_of_small_inputs_is_copied() -> None:
     for _ in range(4):
         value = step.op("masked", "multiply", step.node(value, step.weight()), mask)
     step.accumulate("out", step.op("scaled", "multiply", value, scale))
-    found = layers(step, 4)
-    assert found["mask"] == found["clipped"] == SHARED
-    assert found["scale"] == 3, "one reader: nothing to copy"
+    layering = layers(step, 4)
+    assert layering["mask"] == layering["clipped"] == SHARED
+    assert layering["scale"] == 3, "one reader: nothing to copy"
 
 
 def test_shared_work_is_never_heavy() -> None:
@@ -185,8 +194,8 @@ def test_number_of_layers_is_found() -> None:
 
 @pytest.mark.parametrize("method", ["equal-op", "equal-layer"])
 def test_baselines(method: str) -> None:
-    found = layers(mlp(4), 2, method=method)
-    assert (found["f0"], found["f3"]) == (0, 1)
+    layering = layers(mlp(4), 2, method=method)
+    assert (layering["f0"], layering["f3"]) == (0, 1)
 
 
 def test_too_many_layers_is_a_users_mistake() -> None:
@@ -194,7 +203,7 @@ def test_too_many_layers_is_a_users_mistake() -> None:
         assign_layers(mlp(2).problem(50))
 
 
-def groups_in_order(problem: LayerProblem, found: Layering, cuts: tuple[int, ...]) -> bool:
+def groups_in_order(problem: LayerProblem, layering: Layering, cuts: tuple[int, ...]) -> bool:
     """Whether stages cut at `cuts` can run: forward fragments by rising stage, then backward ones
     by falling stage."""
     producers = problem.graph.producers()
@@ -203,15 +212,15 @@ def groups_in_order(problem: LayerProblem, found: Layering, cuts: tuple[int, ...
     for index, op in enumerate(problem.graph.ops):
         stage = (
             SHARED
-            if found.layer[index] == SHARED
-            else sum(found.layer[index] >= cut for cut in cuts)
+            if layering.layer[index] == SHARED
+            else sum(layering.layer[index] >= cut for cut in cuts)
         )
         made_by = [p for t in op.operands if (p := producers[t]) >= 0]
         reached = max((latest[p] for p in made_by), default=SHARED)
         latest[index] = max(reached, stage)
         place.append((1, -stage) if reached > stage else (0, stage))
         if stage != SHARED and any(
-            found.layer[p] != SHARED and place[p] > place[index] for p in made_by
+            layering.layer[p] != SHARED and place[p] > place[index] for p in made_by
         ):
             return False
     return True
@@ -252,13 +261,13 @@ def reached_nodes(
     step: StepBuilder, sums: dict[int, tuple[int, int]]
 ) -> list[tuple[int, int, int]]:
     """The nodes that the last one depends on: those with a gradient."""
-    wanted = {step.nodes[-1][2]}
-    found = []
+    needed = {step.nodes[-1][2]}
+    nodes = []
     for node in reversed(step.nodes):
-        if node[2] in wanted:
-            found.append(node)
-            wanted.update(sums.get(node[0], (node[0],)))
-    return found
+        if node[2] in needed:
+            nodes.append(node)
+            needed.update(sums.get(node[0], (node[0],)))
+    return nodes
 
 
 @settings(max_examples=150, deadline=None)
@@ -266,14 +275,16 @@ def reached_nodes(
 def test_dataflow_never_turns_back(step: StepBuilder, num_layers: int, method: str) -> None:
     problem = step.problem(num_layers, method=method, delta=float(num_layers))
     try:
-        found = assign_layers(problem)
+        layering = assign_layers(problem)
     except UserError:
         reject()
-    assert all(SHARED <= layer < num_layers for layer in found.layer)
-    for op, layer, forward in zip(problem.graph.ops, found.layer, found.is_forward, strict=True):
+    assert all(SHARED <= layer < num_layers for layer in layering.layer)
+    for op, layer, forward in zip(
+        problem.graph.ops, layering.layer, layering.is_forward, strict=True
+    ):
         for producer in (p for t in op.operands if (p := problem.graph.producers()[t]) >= 0):
-            if forward and found.is_forward[producer]:
-                assert found.layer[producer] <= layer, "forward dataflow falls"
+            if forward and layering.is_forward[producer]:
+                assert layering.layer[producer] <= layer, "forward dataflow falls"
     for count in range(num_layers):
         for cuts in combinations(range(1, num_layers), count):
-            assert groups_in_order(problem, found, cuts)
+            assert groups_in_order(problem, layering, cuts)

@@ -51,8 +51,10 @@ class MainBuilder:
         defined = {result for op in self.ops for result in op.results}
         inputs = tuple(t for t in range(len(self.tensors)) if t not in defined)
         graph = OpGraph(tuple(self.tensors), tuple(self.ops), inputs, ())
-        found = assign_owners(OwnershipProblem(graph, self.num_prologue, self.owned, self.demand))
-        return dict(zip(self.names, found.op_layer, strict=True)), found
+        ownership = assign_owners(
+            OwnershipProblem(graph, self.num_prologue, self.owned, self.demand)
+        )
+        return dict(zip(self.names, ownership.op_layer, strict=True)), ownership
 
 
 def test_update_follows_parameter_and_gradient() -> None:
@@ -63,9 +65,9 @@ def test_update_follows_parameter_and_gradient() -> None:
     for k in (0, 1):
         moment = main.op(f"moment{k}", moments[k], gradients[k])
         main.op(f"update{k}", weights[k], moment)
-    layers, found = main.solve()
+    layers, ownership = main.solve()
     assert layers == {"moment0": 0, "update0": 0, "moment1": 1, "update1": 1}
-    assert [found.input_layer[t] for t in moments] == [0, 1], (
+    assert [ownership.input_layer[t] for t in moments] == [0, 1], (
         "optimizer state lives with its parameter"
     )
 
@@ -101,9 +103,9 @@ def test_scalars_of_several_layers_are_copied() -> None:
     spread = main.op("spread", rate, name="broadcast_in_dim")
     for k in (0, 1):
         main.op(f"update{k}", main.tensor(owner=k), spread)
-    layers, found = main.solve()
+    layers, ownership = main.solve()
     assert {layers[name] for name in ("one", "next", "rate", "spread")} == {SHARED}
-    assert found.input_layer[count] == 0
+    assert ownership.input_layer[count] == 0
 
 
 def test_scalar_of_one_layer_stays_with_it() -> None:
@@ -112,9 +114,9 @@ def test_scalar_of_one_layer_stays_with_it() -> None:
     main.start_epilogue()
     rate = main.op("rate", count, shape=SCALAR)
     main.op("update", main.tensor(owner=1), rate)
-    layers, found = main.solve()
+    layers, ownership = main.solve()
     assert layers["rate"] == 1
-    assert found.input_layer[count] == 1
+    assert ownership.input_layer[count] == 1
 
 
 def test_constants_are_always_copied() -> None:
@@ -132,9 +134,9 @@ def test_prologue_follows_its_readers_in_the_loop() -> None:
         main.op("labels", main.tensor(), name="reshape"),
     )
     main.demand |= {cast: (0,), labels: (1,)}
-    layers, found = main.solve()
+    layers, ownership = main.solve()
     assert (layers["cast"], layers["labels"]) == (0, 1)
-    assert found.input_layer[batch] == 0
+    assert ownership.input_layer[batch] == 0
 
 
 def test_large_value_of_several_layers_has_one_owner() -> None:
@@ -157,6 +159,6 @@ def test_small_has_a_limit(extent: int, expected: int) -> None:
 def test_what_nobody_reads_belongs_to_the_first_layer() -> None:
     main = MainBuilder()
     main.op("unused", main.tensor())
-    layers, found = main.solve()
+    layers, ownership = main.solve()
     assert layers == {"unused": 0}
-    assert set(found.input_layer.values()) == {0}
+    assert set(ownership.input_layer.values()) == {0}

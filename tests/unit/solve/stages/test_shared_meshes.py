@@ -25,15 +25,15 @@ from shardopt.support.errors import UserError
 
 
 def random_problem(seed: int, each: int) -> StageProblem:
-    """Seconds, bytes and transfers at random; two options of each size, which recompute or not."""
+    """Seconds, bytes and transfers at random; two configs of each size, which recompute or not."""
     rng = np.random.default_rng(seed)
     layers, devices = int(rng.integers(each, 7)), int(rng.choice([2, 4]))
     plain = row(1, 2, 4)[: 2 if devices == 2 else 3]
-    options = (*plain, *(replace(option, recompute="layer") for option in plain))
-    shape = (layers + 1, layers + 1, len(options))
+    configs = (*plain, *(replace(config, recompute="layer") for config in plain))
+    shape = (layers + 1, layers + 1, len(configs))
     return StageProblem(
         layers,
-        options,
+        configs,
         (devices,),
         int(rng.integers(1, 9)),
         rng.integers(1, 9, shape).astype(float),
@@ -49,21 +49,21 @@ def random_problem(seed: int, each: int) -> StageProblem:
 
 def all_plans(problem: StageProblem) -> list[Stages]:
     """Every cut into a multiple of v stages, each mesh of one size, that fits."""
-    found, each = [], problem.stages_per_mesh
+    plans, each = [], problem.stages_per_mesh
     for count in range(each, problem.num_layers + 1, each):
         meshes = count // each
         for cuts in itertools.combinations(range(1, problem.num_layers), count - 1):
             pairs = list(itertools.pairwise((0, *cuts, problem.num_layers)))
-            for chosen in itertools.product(range(len(problem.options)), repeat=count):
+            for chosen in itertools.product(range(len(problem.configs)), repeat=count):
                 stages = tuple((i, j, o) for (i, j), o in zip(pairs, chosen, strict=True))
-                sizes = {problem.options[o].num_devices for o in chosen}
+                sizes = {problem.configs[o].num_devices for o in chosen}
                 if (
                     len(sizes) == 1
                     and meshes * sizes.pop() == problem.total_devices
                     and is_plan(problem, stages)
                 ):
-                    found.append(stages)
-    return found
+                    plans.append(stages)
+    return plans
 
 
 @pytest.mark.parametrize("each", [2, 3])
@@ -75,9 +75,9 @@ def test_the_best_plan_of_all(seed: int, each: int) -> None:
         with pytest.raises(UserError, match=f"no plan puts {each} stages on every mesh"):
             solve_sharing(problem, Request())
         return
-    found = solve_sharing(problem, Request())
-    assert found.seconds == pytest.approx(min(plans))
-    assert is_plan(problem, found.stages)
+    plan = solve_sharing(problem, Request())
+    assert plan.seconds == pytest.approx(min(plans))
+    assert is_plan(problem, plan.stages)
 
 
 @pytest.mark.parametrize(("each", "meshes", "microbatches"), [(2, 2, 4), (3, 4, 8), (4, 4, 16)])
@@ -108,8 +108,8 @@ def test_the_formula_is_the_simulated_step_of_equal_stages(
 
 def test_stages_of_a_mesh_hold_as_much_on_average() -> None:
     counts = in_flight("dualpipe-v", 4, 8)
-    held = mean_in_flight("dualpipe-v")
-    assert [held(4 - stage, 4, 8) for stage in range(4)] == [
+    mean = mean_in_flight("dualpipe-v")
+    assert [mean(4 - stage, 4, 8) for stage in range(4)] == [
         -(-(counts[stage] + counts[3 - stage]) // 2) for stage in range(4)
     ]
 

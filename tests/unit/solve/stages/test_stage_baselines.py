@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_problems import Allowed, all_plans, fits, least, priced, problems
+from planner_problems import Allowed, all_plans, fits, least, problems, random_costs
 
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.options.names import InterOp
@@ -26,11 +26,11 @@ from shardopt.solve.stages.baselines.random_plans import RandomPlans
 from shardopt.solve.stages.baselines.registry import INTER_OP, PLANNER_NAMES, find_planner
 from shardopt.solve.stages.dp.stage_dp import solve_stages
 from shardopt.solve.stages.stage_problem import (
-    StageOption,
+    StageConfig,
     StageProblem,
     Stages,
     evaluate,
-    stage_options,
+    stage_configs,
 )
 from shardopt.support.errors import UserError
 
@@ -47,7 +47,7 @@ def test_names_are_the_same_everywhere() -> None:
     assert set(get_args(get_type_hints(ChooseShardings)["intra_op"])) == {*PRESETS, "auto"}
     for name in PLANNER_NAMES:
         assert {
-            option.method for option in find_planner(name).options(stage_options(TWO_HOSTS))
+            config.method for config in find_planner(name).configs(stage_configs(TWO_HOSTS))
         } <= methods
     with pytest.raises(
         UserError, match=r"unknown inter-op planner 'magic'; expected one of dp, .*mcmc"
@@ -58,14 +58,14 @@ def test_names_are_the_same_everywhere() -> None:
 # ---- what a stage may be ----
 
 
-def spelled(name: str, options: tuple[StageOption, ...] | None = None) -> list[str]:
+def spelled(name: str, configs: tuple[StageConfig, ...] | None = None) -> list[str]:
     return [
-        str(option) for option in find_planner(name).options(options or stage_options(TWO_HOSTS))
+        str(config) for config in find_planner(name).configs(configs or stage_configs(TWO_HOSTS))
     ]
 
 
 def test_options_of_each_planner() -> None:
-    everything = [str(option) for option in stage_options(TWO_HOSTS)]
+    everything = [str(config) for config in stage_configs(TWO_HOSTS)]
     assert (
         spelled("dp")
         == spelled("mcmc")
@@ -93,7 +93,7 @@ def test_options_of_each_planner() -> None:
         "2x4 as 2x4 by megatron",
         "2x4 as 4x2 by megatron",
     ]
-    [whole] = [option for option in stage_options(TWO_HOSTS) if option.logical_shape == (2, 4)]
+    [whole] = [config for config in stage_configs(TWO_HOSTS) if config.logical_shape == (2, 4)]
     assert spelled("deepspeed", (whole,)) == [
         f"2x4 as 2x4 by {method}"
         for method in (
@@ -107,7 +107,7 @@ def test_options_of_each_planner() -> None:
 
 
 def test_tensor_parallel_groups_do_not_straddle_hosts() -> None:
-    three = find_planner("piper").options(stage_options(load_cluster("cpu-test:3x4")))
+    three = find_planner("piper").configs(stage_configs(load_cluster("cpu-test:3x4")))
     shapes = {o.logical_shape for o in three if o.num_devices == 12 and o.method == "megatron"}
     assert shapes == {(3, 4), (6, 2)}
 
@@ -117,10 +117,10 @@ ZEROS = ("-zero1", "-zero2", "-zero3")
 
 @pytest.mark.parametrize("name", ["pp-dp", "megatron", "piper", "deepspeed"])
 def test_planners_that_choose_the_method_do_not_take_another(name: str) -> None:
-    given = [replace(option, method="zero3") for option in stage_options(HOST)]
+    with_method = [replace(config, method="zero3") for config in stage_configs(HOST)]
     with pytest.raises(UserError, match="expected intra-op=ilp, found zero3"):
-        find_planner(name).options(given)
-    assert {option.method for option in find_planner("mcmc").options(given)} == {"zero3"}
+        find_planner(name).configs(with_method)
+    assert {config.method for config in find_planner("mcmc").configs(with_method)} == {"zero3"}
 
 
 @pytest.mark.parametrize("name", ["intra-only", "deepspeed"])
@@ -137,12 +137,12 @@ def test_planners_of_one_stage_make_no_other_number(name: str) -> None:
 
 
 def even(problem: StageProblem, stages: Stages) -> bool:
-    spans = {(end - start, problem.options[option].num_devices) for start, end, option in stages}
+    spans = {(end - start, problem.configs[config].num_devices) for start, end, config in stages}
     return len(spans) == 1
 
 
 def alike(problem: StageProblem, stages: Stages) -> bool:
-    return even(problem, stages) and len({option for _, _, option in stages}) == 1
+    return even(problem, stages) and len({config for _, _, config in stages}) == 1
 
 
 def one_stage(problem: StageProblem, stages: Stages) -> bool:
@@ -173,11 +173,11 @@ def test_agrees_with_brute_force_over_its_own_space(name: str, data: st.DataObje
         with pytest.raises(UserError, match=f"{problem.num_layers} layers"):
             planner.solve(problem, request)
         return
-    found = planner.solve(problem, request)
-    assert found.seconds == pytest.approx(expected)
-    assert found.stages in set(all_plans(problem))
-    assert fits(problem, found.stages)
-    assert allowed is None or allowed(problem, found.stages)
+    plan = planner.solve(problem, request)
+    assert plan.seconds == pytest.approx(expected)
+    assert plan.stages in set(all_plans(problem))
+    assert fits(problem, plan.stages)
+    assert allowed is None or allowed(problem, plan.stages)
 
 
 def restricted(
@@ -185,15 +185,15 @@ def restricted(
 ) -> tuple[StageProblem, StageProblem]:
     """What the planner is given and what the stage DP is given: a method is one of the assignments
     of the solver."""
-    free = stage_options(TWO_HOSTS)
-    whole = priced(free, (8,), layers, batches, rng, tight=False)
-    chosen = find_planner(name).options(free)
-    of_free = [free.index(replace(option, method="ilp")) for option in chosen]
+    free = stage_configs(TWO_HOSTS)
+    whole = random_costs(free, (8,), layers, batches, rng, tight=False)
+    chosen = find_planner(name).configs(free)
+    of_free = [free.index(replace(config, method="ilp")) for config in chosen]
     slower = rng.uniform(1, 2, (layers + 1, layers + 1, len(chosen)))
     return (
         replace(
             whole,
-            options=chosen,
+            configs=chosen,
             seconds=whole.seconds[..., of_free] * slower,
             forward_seconds=whole.forward_seconds[..., of_free] * slower,
             fixed_bytes=whole.fixed_bytes[..., of_free] * slower,
@@ -209,10 +209,10 @@ def restricted(
 def test_no_baseline_is_better_than_the_stage_dp(
     name: str, seed: int, layers: int, batches: int
 ) -> None:
-    own, whole = restricted(name, np.random.default_rng(seed), layers, batches)
+    baseline, whole = restricted(name, np.random.default_rng(seed), layers, batches)
     planner = find_planner(name)
     try:
-        baseline = planner.solve(own, planner.request(name, Request(proposals=300)))
+        baseline = planner.solve(baseline, planner.request(name, Request(proposals=300)))
     except UserError:
         return
     assert solve_stages(whole).seconds <= baseline.seconds * (1 + 1e-12)
@@ -224,11 +224,11 @@ def test_no_baseline_is_better_than_the_stage_dp(
 def test_equal_stages_by_hand() -> None:
     """Stage seconds are layers / sqrt(devices): two stages of two devices, unless one stage is
     asked for."""
-    options = tuple(o for o in stage_options(HOST) if o.logical_shape[0] == 1)
-    problem = priced(options, (4,), 4, 8, np.random.default_rng(0), tight=False)
+    configs = tuple(o for o in stage_configs(HOST) if o.logical_shape[0] == 1)
+    problem = random_costs(configs, (4,), 4, 8, np.random.default_rng(0), tight=False)
     work = np.array([1.0, 2, 3, 4]).cumsum()
     span = np.subtract.outer(np.concatenate(([0], work)), np.concatenate(([0], work))).T
-    seconds = span[:, :, None] / np.sqrt([o.num_devices for o in options])
+    seconds = span[:, :, None] / np.sqrt([o.num_devices for o in configs])
     problem = replace(problem, seconds=seconds, transfer_seconds=None)
     planner = find_planner("equal-layer")
     assert planner.solve(problem, Request(2)).stages == ((0, 2, 1), (2, 4, 1))
@@ -248,34 +248,36 @@ def test_the_walk_gives_plans_that_fit_and_none_better_than_the_best(
     planner, expected = find_planner("mcmc"), least(problem)
     request = Request(seed=seed, proposals=proposals)
     try:
-        found = planner.solve(problem, request)
+        plan = planner.solve(problem, request)
     except UserError as error:
         assert expected is None or "looked at fits the memory" in str(error)
         return
-    assert expected is not None and expected <= found.seconds * (1 + 1e-12)
-    assert fits(problem, found.stages)
-    assert found == planner.solve(problem, request)
+    assert expected is not None and expected <= plan.seconds * (1 + 1e-12)
+    assert fits(problem, plan.stages)
+    assert plan == planner.solve(problem, request)
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_the_walk_reaches_the_optimum_of_small_problems(seed: int) -> None:
     rng = np.random.default_rng(seed)
     cluster = load_cluster(("cpu-test:1x4", "cpu-test:2x2", "cpu-test:3x1")[seed % 3])
-    options = [
-        replace(option, recompute=mode)
-        for option in stage_options(cluster)
+    configs = [
+        replace(config, recompute=mode)
+        for config in stage_configs(cluster)
         for mode in ("none", "full")
     ]
-    problem = priced(options, (cluster.num_devices,), 4, seed % 6 + 1, rng, tight=bool(seed % 2))
+    problem = random_costs(
+        configs, (cluster.num_devices,), 4, seed % 6 + 1, rng, tight=bool(seed % 2)
+    )
     if least(problem) is None:  # without a limit there is always a plan here
         problem = replace(problem, memory_bytes=(1e9,))
-    found = find_planner("mcmc").solve(problem, Request(seed=seed, proposals=2000))
-    assert found.seconds == pytest.approx(least(problem))
+    plan = find_planner("mcmc").solve(problem, Request(seed=seed, proposals=2000))
+    assert plan.seconds == pytest.approx(least(problem))
 
 
 def test_the_walk_nears_the_optimum_of_a_large_problem_and_keeps_to_a_number_of_stages() -> None:
-    options = stage_options(TWO_HOSTS)
-    problem = priced(options, (8,), 16, 8, np.random.default_rng(3), tight=False)
+    configs = stage_configs(TWO_HOSTS)
+    problem = random_costs(configs, (8,), 16, 8, np.random.default_rng(3), tight=False)
     planner = find_planner("mcmc")
     best = solve_stages(problem).seconds
     few, many = (planner.solve(problem, Request(proposals=count)).seconds for count in (1, 5000))
@@ -301,7 +303,7 @@ def test_proposals_keep_the_exact_cover(problem: StageProblem, seed: int, may_cu
 
 
 def test_plans_are_drawn_with_equal_probability() -> None:
-    problem = priced(stage_options(HOST), (4,), 4, 4, np.random.default_rng(1), tight=False)
+    problem = random_costs(stage_configs(HOST), (4,), 4, 4, np.random.default_rng(1), tight=False)
     plans, random = RandomPlans(problem, None), Random(0)
     known = set(all_plans(problem))
     assert plans.counts[-1, 0, 4] == len(known) >= 10
@@ -318,8 +320,8 @@ def test_plans_are_drawn_with_equal_probability() -> None:
 def test_moves_there_and_back_have_the_stated_ratio() -> None:
     """Counted over many proposals between every two plans: the walk without energies would be
     uniform."""
-    problem = priced(
-        stage_options(load_cluster("cpu-test:1x2")),
+    problem = random_costs(
+        stage_configs(load_cluster("cpu-test:1x2")),
         (2,),
         3,
         2,
@@ -345,12 +347,12 @@ def test_moves_there_and_back_have_the_stated_ratio() -> None:
 
 def test_plans_of_two_host_groups() -> None:
     """Groups of two and one device: the walk covers both exactly, as the stage DP does."""
-    small = stage_options(load_cluster("cpu-test:1x2"))
-    options = (*small, replace(small[0], group=1))
-    problem = priced(options, (2, 1), 3, 4, np.random.default_rng(5), tight=False)
+    small = stage_configs(load_cluster("cpu-test:1x2"))
+    configs = (*small, replace(small[0], group=1))
+    problem = random_costs(configs, (2, 1), 3, 4, np.random.default_rng(5), tight=False)
     problem = replace(problem, seconds=np.where(np.isfinite(problem.seconds), problem.seconds, 9.0))
-    found = find_planner("mcmc").solve(problem, Request(proposals=1000))
-    assert found.seconds == pytest.approx(solve_stages(problem).seconds)
-    assert {problem.options[o].group for _, _, o in found.stages} == {0, 1}
-    assert evaluate(problem, found.stages).seconds == found.seconds
-    assert all(before[1] == after[0] for before, after in pairwise(found.stages))
+    plan = find_planner("mcmc").solve(problem, Request(proposals=1000))
+    assert plan.seconds == pytest.approx(solve_stages(problem).seconds)
+    assert {problem.configs[o].group for _, _, o in plan.stages} == {0, 1}
+    assert evaluate(problem, plan.stages).seconds == plan.seconds
+    assert all(before[1] == after[0] for before, after in pairwise(plan.stages))

@@ -21,26 +21,26 @@ def step(microbatches: int = 8) -> StepGraph:
 
 
 def test_an_accumulator_begins_before_the_loop_and_is_summed_behind_it() -> None:
-    found = step()
-    names = [op.name for op in found.graph.ops]
-    assert names[: found.loop[0]] == ["constant"] * DEPTH
-    assert names[found.loop[1] :] == [MARKER, "subtract"] * DEPTH
-    assert {op.repeat for op in found.graph.ops[slice(*found.loop)]} == {8}
-    for before, after in found.carried:
-        assert found.op_layer[found.producers[before]] == found.op_layer[found.producers[after]]
+    graph = step()
+    names = [op.name for op in graph.graph.ops]
+    assert names[: graph.loop[0]] == ["constant"] * DEPTH
+    assert names[graph.loop[1] :] == [MARKER, "subtract"] * DEPTH
+    assert {op.repeat for op in graph.graph.ops[slice(*graph.loop)]} == {8}
+    for before, after in graph.carried:
+        assert graph.op_layer[graph.producers[before]] == graph.op_layer[graph.producers[after]]
 
 
 def test_gradients_and_accumulators_may_stay_open() -> None:
-    found = step()
+    graph = step()
     opened = {
         op.results[0]
-        for op, linear in zip(found.graph.ops, found.linear, strict=True)
+        for op, linear in zip(graph.graph.ops, graph.linear, strict=True)
         if linear.unreduced
     }
-    gradients = {found.graph.ops[found.producers[after]].operands[1] for _, after in found.carried}
-    assert gradients | {tensor for pair in found.carried for tensor in pair} <= opened
+    gradients = {graph.graph.ops[graph.producers[after]].operands[1] for _, after in graph.carried}
+    assert gradients | {tensor for pair in graph.carried for tensor in pair} <= opened
     activations = {
-        t for op in found.graph.ops if op.name == "tanh" for t in (*op.operands, *op.results)
+        t for op in graph.graph.ops if op.name == "tanh" for t in (*op.operands, *op.results)
     }
     assert opened.isdisjoint(activations)
 
@@ -48,8 +48,8 @@ def test_gradients_and_accumulators_may_stay_open() -> None:
 def test_what_the_backward_reaches() -> None:
     """The backward of layer 0 depends on layer 1, its forward does not; nothing in layer 1 depends
     on a later one."""
-    found = step()
-    body = range(*found.loop)
-    first = [found.reached[op] for op in body if found.op_layer[op] == 0]
+    graph = step()
+    body = range(*graph.loop)
+    first = [graph.reached[op] for op in body if graph.op_layer[op] == 0]
     assert first == sorted(first) and set(first) == {-1, 0, 1}
-    assert all(found.reached[op] <= 1 for op in body)
+    assert all(graph.reached[op] <= 1 for op in body)

@@ -14,14 +14,14 @@ import numpy as np
 from shardopt.solve.sharding.execution_order import ExecutionOrder, execution_order
 from shardopt.solve.sharding.intra_op import find_cheap_to_clone
 from shardopt.solve.sharding.intra_op_memory import Lifetime, Lifetimes
-from shardopt.solve.stages.pricing.classes import (
+from shardopt.solve.stages.costs.classes import (
     Classes,
     find_classes,
     node_kinds,
     places,
     single_classes,
 )
-from shardopt.solve.stages.pricing.stage_part import StagePart
+from shardopt.solve.stages.costs.stage_part import StagePart
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,9 +53,9 @@ class PartFacts:
     @cached_property
     def position(self) -> np.ndarray:
         """Where each operation stands in that order: int64 `[operations]`."""
-        found = np.empty(len(self.execution.order), dtype=np.int64)
-        found[np.array(self.execution.order, dtype=np.int64)] = np.arange(len(found))
-        return found
+        position = np.empty(len(self.execution.order), dtype=np.int64)
+        position[np.array(self.execution.order, dtype=np.int64)] = np.arange(len(position))
+        return position
 
     @cached_property
     def place(self) -> dict[int, tuple[int, int]]:
@@ -66,12 +66,12 @@ class PartFacts:
     def first_readers(self) -> dict[int, tuple[int, int]]:
         """For each tensor that readers get as they want it, the first one and which of its operands
         it is."""
-        found: dict[int, tuple[int, int]] = {}
+        readers: dict[int, tuple[int, int]] = {}
         for node, op in enumerate(self.part.graph.ops):
             for position, tensor in enumerate(op.operands):
                 if tensor in self.part.free:
-                    found.setdefault(tensor, (node, position))
-        return found
+                    readers.setdefault(tensor, (node, position))
+        return readers
 
     @cached_property
     def lifetimes(self) -> tuple[Lifetime, ...]:

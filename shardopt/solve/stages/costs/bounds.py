@@ -8,7 +8,7 @@
 
 A stage costs at least the sum over its layers: a sharding of the stage is one of each relaxed
 layer, and what joins layers only adds to it. Equal blocks within a layer are tied, as they are in
-the price of a stage."""
+the cost of a stage."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from shardopt.solve.sharding.intra_op import find_cheap_to_clone
 from shardopt.solve.sharding.intra_op_memory import Lifetimes
 from shardopt.solve.sharding.strategies import LeastCompute
 from shardopt.solve.sharding.strategies_tables import StrategyTables
-from shardopt.solve.stages.pricing.class_problem import ClassProblem
-from shardopt.solve.stages.pricing.classes import Classes, PartView, find_classes
-from shardopt.solve.stages.pricing.stage_part import StagePart, cut_part
+from shardopt.solve.stages.costs.class_problem import ClassProblem
+from shardopt.solve.stages.costs.classes import Classes, PartView, find_classes
+from shardopt.solve.stages.costs.stage_part import StagePart, cut_part
 from shardopt.solve.stages.step_graph import StepGraph
 
-# A bound need not be as close as a price: two percent more or less decide about few stages.
+# A bound need not be as close as a cost: two percent more or less decide about few stages.
 GAP = 0.005
 
 
@@ -136,6 +136,8 @@ def kept_bytes(part: StagePart) -> tuple[int, int]:
     one, two = (
         Lifetimes(graph, execution, order, inputs, aliases, part.residency(n)).all() for n in (1, 2)
     )
-    held = {live.tensor for live in two[len(one) :]}
-    made, given = held - part.sent - part.arrivals.keys(), held & part.arrivals.keys()
-    return tuple(sum(graph.tensors[tensor].size_bytes for tensor in some) for some in (made, given))  # type: ignore[return-value]
+    kept = {live.tensor for live in two[len(one) :]}
+    made, entering = kept - part.sent - part.arrivals.keys(), kept & part.arrivals.keys()
+    return tuple(
+        sum(graph.tensors[tensor].size_bytes for tensor in some) for some in (made, entering)
+    )  # type: ignore[return-value]

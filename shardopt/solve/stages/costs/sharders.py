@@ -1,4 +1,4 @@
-"""The price of one stage on one mesh: seconds of its fragments, and what a device holds.
+"""The cost of one stage on one mesh: seconds of its fragments, and what a device holds.
 
 Seconds come from the problem of the stage's classes (`class_problem`). Memory is that of the plan
 in which every operation does as its class: the same accounting as in the shard phase
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shardopt.solve.sharding.strategies_tables import StrategyTables
-from shardopt.solve.stages.pricing.class_problem import ClassProblem
-from shardopt.solve.stages.pricing.held_bytes import ShardedPart
-from shardopt.solve.stages.pricing.part_facts import PartFacts
-from shardopt.solve.stages.pricing.stage_part import StagePart
+from shardopt.solve.stages.costs.class_problem import ClassProblem
+from shardopt.solve.stages.costs.held_bytes import ShardedPart
+from shardopt.solve.stages.costs.part_facts import PartFacts
+from shardopt.solve.stages.costs.stage_part import StagePart
 
-# Prices are this close to the optimum of what they are the price of; differences below it are noise
-# of the cost model.
+# Stage costs are this close to the optimum of what they are the cost of; differences below it are
+# noise of the cost model.
 GAP = 0.002
 
 
@@ -41,7 +41,7 @@ class Memory:
 
 
 class Sharder(Protocol):
-    """A way to shard a stage."""
+    """How a stage is sharded."""
 
     def content(self, part: StagePart) -> str:
         """What the sharding depends on beside the graph of the part and the mesh."""

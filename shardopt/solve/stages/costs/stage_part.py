@@ -1,7 +1,8 @@
 """The part of a step that one stage runs, as a graph of its own: what the shard phase will plan on
 the stage's mesh.
 
-    layers [2, 4) of a step  ─▶  before · forward · backward · after, each with copies of the shared operations it reads
+    layers [2, 4) of a step  ─▶  before · forward · backward · after,
+                                 each with copies of the shared operations it reads
 
 Tensors are numbered by first use, so that equal stages have equal graphs wherever they stand in the
 model; `key` names the content, and is the same in every process."""
@@ -22,8 +23,8 @@ from shardopt.solve.sharding.fusion import Fusion, fuse
 from shardopt.solve.sharding.intra_op import find_cheap_to_clone
 from shardopt.solve.sharding.kernel_bytes import Accesses, kernel_accesses
 from shardopt.solve.sharding.linear import Linear, find_linear
-from shardopt.solve.stages.pricing.fragments import Kind, fragments
-from shardopt.solve.stages.pricing.ordering import by_first_use, first_uses
+from shardopt.solve.stages.costs.fragments import Kind, fragments
+from shardopt.solve.stages.costs.ordering import by_first_use, first_uses
 from shardopt.solve.stages.step_graph import StepGraph
 
 
@@ -74,7 +75,7 @@ class StagePart:
 
     @cached_property
     def key(self) -> str:
-        """The hash of all that prices depend on."""
+        """The hash of all that costs depend on."""
         loose = (
             self.kinds,
             sorted(self.tied),
@@ -148,7 +149,7 @@ class _Cutter:
         """The fragments, the first of which also makes the shared values that the body is given."""
         parts = fragments(self.step, self.start, self.end, self.turn)
         body = [op for part in parts if part.kind in _IN_LOOP for op in part.ops]
-        given = self._given_shared(self._with_copies(body, inside=True))
+        shared = self._shared_before_loop(self._with_copies(body, inside=True))
         uses = first_uses(self.step, body)
         planned = [
             _Planned(
@@ -158,26 +159,26 @@ class _Cutter:
             )
             for part in parts
         ]
-        if given and (not planned or planned[0].kind != "before"):
+        if shared and (not planned or planned[0].kind != "before"):
             planned.insert(0, _Planned("before", (), ()))
-        if given:
-            planned[0] = planned[0]._replace(exports=given)
+        if shared:
+            planned[0] = planned[0]._replace(exports=shared)
         return planned
 
-    def _given_shared(self, ops: Iterable[int]) -> tuple[int, ...]:
+    def _shared_before_loop(self, ops: Iterable[int]) -> tuple[int, ...]:
         """What shared operations before the loop make for `ops` of the body."""
         step = self.step
         read = dict.fromkeys(tensor for op in ops for tensor in step.graph.ops[op].operands)
         return tuple(t for t in read if step.is_shared(t) and not step.in_body(step.producers[t]))
 
     def _with_copies(
-        self, ops: Sequence[int], inside: bool, wanted: Iterable[int] = ()
+        self, ops: Sequence[int], inside: bool, exports: Iterable[int] = ()
     ) -> list[int]:
         """`ops`, in their order, each behind the shared operations, inside or outside of the loop,
-        that it needs; what a region needs stands before the region. At the end those for `wanted`
+        that it needs; what a region needs stands before the region. At the end those for `exports`
         values."""
         graph = self.step.graph
-        found: dict[int, None] = {}
+        collected: dict[int, None] = {}
         at = 0
         while at < len(ops):
             stop = at + 1
@@ -185,20 +186,20 @@ class _Cutter:
                 stop += 1
             run = ops[at:stop]
             for tensor in (tensor for op in run for tensor in graph.ops[op].operands):
-                self._copy(tensor, inside, found)
-            found.update(dict.fromkeys(run))
+                self._copy(tensor, inside, collected)
+            collected.update(dict.fromkeys(run))
             at = stop
-        for tensor in wanted:
-            self._copy(tensor, inside, found)
-        return list(found)
+        for tensor in exports:
+            self._copy(tensor, inside, collected)
+        return list(collected)
 
-    def _copy(self, tensor: int, inside: bool, found: dict[int, None]) -> None:
-        """Add the shared operations behind a value to `found`, makers first."""
+    def _copy(self, tensor: int, inside: bool, collected: dict[int, None]) -> None:
+        """Add the shared operations behind a value to `collected`, makers first."""
         step, stack = self.step, [tensor]
         while stack:
             producer = step.producers[stack[-1]]
             if (
-                producer in found
+                producer in collected
                 or not step.is_shared(stack[-1])
                 or step.in_body(producer) != inside
             ):
@@ -209,12 +210,12 @@ class _Cutter:
                 for t in step.graph.ops[producer].operands
                 if step.is_shared(t)
                 and step.in_body(step.producers[t]) == inside
-                and step.producers[t] not in found
+                and step.producers[t] not in collected
             ]
             if missing:
                 stack += reversed(missing)
             else:
-                found[producer] = None
+                collected[producer] = None
                 stack.pop()
 
     def _add(self, group: int, planned: _Planned) -> None:
@@ -230,8 +231,8 @@ class _Cutter:
         shared_by_all = set(planned.exports)
 
         def tensor(source: int) -> int:
-            own = source in made and source not in shared_by_all
-            return self._tensor(group if own else None, source, begin)
+            of_fragment = source in made and source not in shared_by_all
+            return self._tensor(group if of_fragment else None, source, begin)
 
         place = {}
         for op in ops:

@@ -16,7 +16,7 @@ from shardopt.solve.assignment.problem import Edge, Problem, Solution
 from shardopt.solve.assignment.sharding_ilp import improve
 from shardopt.solve.sharding.layouts import Column
 from shardopt.solve.sharding.strategies_tables import OpStrategies, StrategyTables
-from shardopt.solve.stages.pricing.classes import Classes
+from shardopt.solve.stages.costs.classes import Classes
 
 # Table entries that the solver may touch for one problem, about a fifth of a second; half of it is
 # spent when layers are as large as those of a transformer on a mesh of two axes.
@@ -76,15 +76,15 @@ class ClassProblem:
         edges = []
         for source, k, target, position, times, count in classes.joined.tolist():
             op = graph.ops[int(classes.members[target])]
-            wanted = self.ops[target].operands[position]
+            operand = self.ops[target].operands[position]
             first = op.operands.index(op.operands[position])
-            if first < position and self.ops[target].operands[first] is wanted:
+            if first < position and self.ops[target].operands[first] is operand:
                 continue  # an operand used twice in the same way (x * x) is resharded once
             tensor, fused = (
                 graph.tensors[op.operands[position]],
                 op.operands[position] in classes.view.fused,
             )
-            table = self.tables.resharding(tensor, self.result(source, k), wanted, times, fused)
+            table = self.tables.resharding(tensor, self.result(source, k), operand, times, fused)
             if table is not None:
                 edges.append(Edge(source, target, table * count))
         return edges
@@ -118,11 +118,11 @@ class ClassProblem:
         computing, collectives and reshardings as the solver counts them, each reader's for itself,
         without the writing of inputs."""
         part, sizes = self.classes.part, self.classes.sizes
-        found = np.zeros(len(part.kinds))
+        seconds = np.zeros(len(part.kinds))
         for c, each in self.ops.items():
             group = part.graph.ops[int(self.classes.members[c])].group
-            found[group] += each.seconds[choice[c]] * sizes[c]
+            seconds[group] += each.seconds[choice[c]] * sizes[c]
         for edge in self._edges:
             group = part.graph.ops[int(self.classes.members[edge.v])].group
-            found[group] += edge.cost[choice[edge.u], choice[edge.v]]
-        return found
+            seconds[group] += edge.cost[choice[edge.u], choice[edge.v]]
+        return seconds

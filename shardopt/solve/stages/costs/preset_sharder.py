@@ -1,4 +1,4 @@
-"""A known method (`shardopt.solve.presets`) as the way a candidate stage is sharded.
+"""A known method (`shardopt.solve.presets`) as how a candidate stage is sharded.
 
 The stage is looked at alone, as the shard phase will see its mesh: what other layers make arrives
 as an input, which carries the batch where the whole step does, and the first product of the stage
@@ -15,10 +15,10 @@ from shardopt.solve.presets.flow import batch_dims
 from shardopt.solve.presets.presets import restrict
 from shardopt.solve.sharding.intra_op import IntraOpTables
 from shardopt.solve.sharding.strategies_tables import StrategyTables
-from shardopt.solve.stages.pricing.class_problem import WORK, ClassProblem
-from shardopt.solve.stages.pricing.part_facts import PartFacts
-from shardopt.solve.stages.pricing.prices import GAP, Sharding
-from shardopt.solve.stages.pricing.stage_part import StagePart
+from shardopt.solve.stages.costs.class_problem import WORK, ClassProblem
+from shardopt.solve.stages.costs.part_facts import PartFacts
+from shardopt.solve.stages.costs.sharders import GAP, Sharding
+from shardopt.solve.stages.costs.stage_part import StagePart
 from shardopt.solve.stages.step_graph import StepGraph
 
 
@@ -70,8 +70,10 @@ class PresetSharder:
         whole = IntraOpTables(
             part.graph, tables.mesh, tables.cluster, linear=part.linear, strategies=tables
         )
-        found = restrict(self.method, whole, self.input_kinds.of_part(part))
-        problem = whole.problem(fixed=found.fixed, allowed=found.allowed, tied=part.tied).problem
+        restriction = restrict(self.method, whole, self.input_kinds.of_part(part))
+        problem = whole.problem(
+            fixed=restriction.fixed, allowed=restriction.allowed, tied=part.tied
+        ).problem
         solution = improve(
             problem, (0,) * problem.num_nodes, gap_tolerance=GAP, work=WORK, store=tables.store
         )

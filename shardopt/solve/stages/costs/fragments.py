@@ -45,10 +45,10 @@ def fragments(step: StepGraph, start: int, end: int, turn: int) -> tuple[Fragmen
 def _outside_loop(step: StepGraph, ops: Sequence[int], first: int) -> tuple[list[int], list[int]]:
     """Operations around the loop that wait for nothing that other layers make there, and those that
     do; `first` is the first operation of that part of the step."""
-    own, waits = set(ops), set[int]()
+    members, waits = set(ops), set[int]()
     for op in ops:
         makers = (_maker(step, tensor, first) for tensor in step.graph.ops[op].operands)
-        if any(maker is not None and (maker not in own or maker in waits) for maker in makers):
+        if any(maker is not None and (maker not in members or maker in waits) for maker in makers):
             waits.add(op)
     return [op for op in ops if op not in waits], [op for op in ops if op in waits]
 
@@ -85,12 +85,12 @@ def _postpone(step: StepGraph, kinds: dict[int, Kind]) -> None:
         if not users or not behind or results & returned:
             continue
         read = {t for op in unit for t in step.graph.ops[op].operands} - results
-        own = {tensor for tensor in read if not step.is_shared(tensor)}
-        if all(tensor in kept or _is_given(step, tensor, returned) for tensor in own):
+        of_layers = {tensor for tensor in read if not step.is_shared(tensor)}
+        if all(tensor in kept or _is_from_outside(step, tensor, returned) for tensor in of_layers):
             kinds.update((op, "backward") for op in unit)
-            kept |= own
+            kept |= of_layers
 
 
-def _is_given(step: StepGraph, tensor: int, returned: Set[int]) -> bool:
+def _is_from_outside(step: StepGraph, tensor: int, returned: Set[int]) -> bool:
     """Whether the body gets the tensor from outside."""
     return tensor not in returned and not step.in_body(step.producers[tensor])

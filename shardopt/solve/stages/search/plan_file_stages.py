@@ -4,8 +4,8 @@ What is open of a stage (its layers, its submesh, its logical shape) is chosen a
 T = sum of t_i + (B - 1) · max t_i, but the k-th stage only has the choices that the k-th entry of
 the file leaves it:
 
-    F(k, i, used) = min over j, option of t(i, j, option) + F(k + 1, j, used + devices of the
-    option)
+    F(k, i, used) = min over j, config of t(i, j, config) + F(k + 1, j, used + devices of the
+    config)
 
 The maximum is bounded from above, at first not at all, then by less than that of the plan before:
 the best of these plans is the best of all, since a plan with a smaller sum has a larger maximum
@@ -23,7 +23,7 @@ from shardopt.hardware.cluster import Cluster
 from shardopt.planfile.parts import PlannedStage
 from shardopt.solve.stages.baselines.planner import Planner
 from shardopt.solve.stages.stage_problem import (
-    StageOption,
+    StageConfig,
     StageProblem,
     Stages,
     StageSolution,
@@ -32,18 +32,18 @@ from shardopt.solve.stages.stage_problem import (
 )
 from shardopt.support.errors import UserError
 
-Cut = tuple[int, int, StageOption]  # (first layer, layer after the last, option)
+Cut = tuple[int, int, StageConfig]  # (first layer, layer after the last, config)
 
 
 def fixed_stages(
-    given: Sequence[PlannedStage], num_layers: int, cluster: Cluster
+    file_stages: Sequence[PlannedStage], num_layers: int, cluster: Cluster
 ) -> tuple[Cut, ...] | None:
     """The stages, if the file leaves nothing open. Raises UserError where they do not cover the
     layers."""
-    if not given or not all(stage.is_fixed for stage in given):
+    if not file_stages or not all(stage.is_fixed for stage in file_stages):
         return None
-    found, behind = [], 0
-    for k, stage in enumerate(given):
+    cuts, behind = [], 0
+    for k, stage in enumerate(file_stages):
         assert stage.layers is not None
         first, last = stage.layers
         if first != behind or last < first:
@@ -52,13 +52,13 @@ def fixed_stages(
                 f"{last}"
             )
         behind = last + 1
-        found.append((first, behind, _option(stage, k, cluster)))
+        cuts.append((first, behind, _config(stage, k, cluster)))
     if behind != num_layers:
         raise UserError(f"field 'stages': expected all {num_layers} layers, found {behind}")
-    return tuple(found)
+    return tuple(cuts)
 
 
-def _option(stage: PlannedStage, k: int, cluster: Cluster) -> StageOption:
+def _config(stage: PlannedStage, k: int, cluster: Cluster) -> StageConfig:
     submesh, shape = stage.place(), stage.logical_shape
     assert submesh is not None and shape is not None
     if shape[0] * shape[1] != submesh.num_devices:
@@ -67,7 +67,7 @@ def _option(stage: PlannedStage, k: int, cluster: Cluster) -> StageOption:
             "devices of submesh "
             f"{submesh}, found {shape[0]}x{shape[1]}"
         )
-    return StageOption(
+    return StageConfig(
         submesh.num_devices,
         submesh,
         shape,
@@ -89,16 +89,16 @@ def group_number(stage: PlannedStage, k: int, cluster: Cluster) -> int:
     return names.index(stage.group)
 
 
-def allows(stage: PlannedStage, k: int, cluster: Cluster, option: StageOption) -> bool:
-    """Whether the file leaves the k-th stage an option, whatever it recomputes."""
+def allows(stage: PlannedStage, k: int, cluster: Cluster, config: StageConfig) -> bool:
+    """Whether the file leaves the k-th stage a config, whatever it recomputes."""
     return (
-        (stage.submesh is None or stage.place() == option.submesh)
-        and (stage.logical_shape is None or stage.logical_shape == option.logical_shape)
-        and (stage.devices is None or len(stage.devices) == option.num_devices)
-        and (stage.intra_op is None or stage.intra_op == option.method)
+        (stage.submesh is None or stage.place() == config.submesh)
+        and (stage.logical_shape is None or stage.logical_shape == config.logical_shape)
+        and (stage.devices is None or len(stage.devices) == config.num_devices)
+        and (stage.intra_op is None or stage.intra_op == config.method)
         and (
             (stage.group is None and stage.devices is None)
-            or group_number(stage, k, cluster) == option.group
+            or group_number(stage, k, cluster) == config.group
         )
     )
 
@@ -107,65 +107,68 @@ def allows_layers(stage: PlannedStage, start: int, end: int) -> bool:
     return stage.layers is None or stage.layers == (start, end - 1)
 
 
-def with_given_ways(
-    options: Sequence[StageOption], given: Sequence[PlannedStage]
-) -> tuple[StageOption, ...]:
-    """The options, and those with the methods and logical shapes that the file names."""
-    methods = [stage.intra_op for stage in given if stage.intra_op is not None]
-    found = (*options, *(replace(option, method=name) for name in methods for option in options))
-    shapes = [stage.logical_shape for stage in given if stage.logical_shape is not None]
-    shaped = (
-        replace(option, logical_shape=shape)
-        for shape in shapes
-        for option in found
-        if prod(shape) == option.num_devices
+def with_plan_file_configs(
+    configs: Sequence[StageConfig], file_stages: Sequence[PlannedStage]
+) -> tuple[StageConfig, ...]:
+    """The configs, and those with the methods and logical shapes that the file names."""
+    methods = [stage.intra_op for stage in file_stages if stage.intra_op is not None]
+    with_methods = (
+        *configs,
+        *(replace(config, method=name) for name in methods for config in configs),
     )
-    return tuple(dict.fromkeys((*found, *shaped)))
+    shapes = [stage.logical_shape for stage in file_stages if stage.logical_shape is not None]
+    shaped = (
+        replace(config, logical_shape=shape)
+        for shape in shapes
+        for config in with_methods
+        if prod(shape) == config.num_devices
+    )
+    return tuple(dict.fromkeys((*with_methods, *shaped)))
 
 
-def wanted_by(
-    given: Sequence[PlannedStage], cluster: Cluster
-) -> Callable[[int, int, StageOption], bool] | None:
-    """Which candidates (first layer, layer after the last, option) a plan with these stages can
+def candidate_filter(
+    file_stages: Sequence[PlannedStage], cluster: Cluster
+) -> Callable[[int, int, StageConfig], bool] | None:
+    """Which candidates (first layer, layer after the last, config) a plan with these stages can
     have."""
-    if not given:
+    if not file_stages:
         return None
 
-    def wanted(start: int, end: int, option: StageOption) -> bool:
+    def is_allowed(start: int, end: int, config: StageConfig) -> bool:
         return any(
-            allows_layers(stage, start, end) and allows(stage, k, cluster, option)
-            for k, stage in enumerate(given)
+            allows_layers(stage, start, end) and allows(stage, k, cluster, config)
+            for k, stage in enumerate(file_stages)
         )
 
-    return wanted
+    return is_allowed
 
 
-def given_devices(
-    given: Sequence[PlannedStage], chosen: Sequence[StageOption], cluster: Cluster
+def plan_file_devices(
+    file_stages: Sequence[PlannedStage], chosen: Sequence[StageConfig], cluster: Cluster
 ) -> tuple[tuple[int, ...], ...] | None:
     """The devices of every stage, if the file names them; stages with the same ones share a mesh.
     Raises UserError where they are not what the stages need."""
-    named = [(k, stage.devices) for k, stage in enumerate(given) if stage.devices is not None]
+    named = [(k, stage.devices) for k, stage in enumerate(file_stages) if stage.devices is not None]
     if not named:
         return None
-    if len(named) < len(given):
+    if len(named) < len(file_stages):
         raise UserError(
             f"field 'stages': expected devices in all stages or in none, found them in {len(named)}"
         )
     owner: dict[int, int] = {}
     for k, devices in named:
-        option, path = chosen[k], f"stages[{k}].devices"
-        if len(devices) != option.num_devices:
+        config, path = chosen[k], f"stages[{k}].devices"
+        if len(devices) != config.num_devices:
             raise UserError(
-                f"field '{path}': expected {option.num_devices} devices, found {len(devices)}"
+                f"field '{path}': expected {config.num_devices} devices, found {len(devices)}"
             )
         for device in devices:
-            if not 0 <= device < cluster.num_devices or cluster.group_index(device) != option.group:
-                group = cluster.groups[option.group]
+            if not 0 <= device < cluster.num_devices or cluster.group_index(device) != config.group:
+                group = cluster.groups[config.group]
                 raise UserError(
                     f"field '{path}': expected devices of host group {group}, found {device}"
                 )
-            if owner.setdefault(device, k) != k and given[owner[device]].devices != devices:
+            if owner.setdefault(device, k) != k and file_stages[owner[device]].devices != devices:
                 raise UserError(f"field '{path}': device {device} is in stage {owner[device]}, too")
         if len(set(devices)) != len(devices):
             raise UserError(
@@ -174,30 +177,35 @@ def given_devices(
     return tuple(devices for _, devices in named)
 
 
-def given_planner(planner: Planner, given: Sequence[PlannedStage], cluster: Cluster) -> Planner:
-    """A planner with the options of another one that keeps to the stages of the file."""
+def plan_file_planner(
+    planner: Planner, file_stages: Sequence[PlannedStage], cluster: Cluster
+) -> Planner:
+    """A planner with the configs of another one that keeps to the stages of the file."""
     return replace(
         planner,
-        solve=lambda problem, _: solve_given(problem, given, cluster),
+        solve=lambda problem, _: solve_plan_file(problem, file_stages, cluster),
         one_stage=False,
         by_dp=False,
     )
 
 
-def solve_given(
-    problem: StageProblem, given: Sequence[PlannedStage], cluster: Cluster
+def solve_plan_file(
+    problem: StageProblem, file_stages: Sequence[PlannedStage], cluster: Cluster
 ) -> StageSolution:
     """The best plan of as many stages as the file has. Raises UserError where there is none."""
-    tables = [_table(problem, stage, k, len(given), cluster) for k, stage in enumerate(given)]
+    tables = [
+        _table(problem, stage, k, len(file_stages), cluster) for k, stage in enumerate(file_stages)
+    ]
     best, bound = None, np.inf
     while (stages := _shortest(problem, tables, bound)) is not None:
-        found = evaluate(problem, stages, "optimal")
-        if best is None or found.seconds < best.seconds:
-            best = found
-        bound = found.max_stage_seconds
+        plan = evaluate(problem, stages, "optimal")
+        if best is None or plan.seconds < best.seconds:
+            best = plan
+        bound = plan.max_stage_seconds
     if best is None:
         raise UserError(
-            f"no plan has the {len(given)} stages of the plan file: {_reason(problem, tables)}"
+            f"no plan has the {len(file_stages)} stages of the plan file: "
+            f"{_reason(problem, tables)}"
         )
     return replace(best, bound=best.seconds)
 
@@ -205,22 +213,22 @@ def solve_given(
 def _table(
     problem: StageProblem, stage: PlannedStage, k: int, count: int, cluster: Cluster
 ) -> np.ndarray:
-    """Seconds of every interval and option as the k-th stage, inf where it may not be: `[L + 1, L +
+    """Seconds of every interval and config as the k-th stage, inf where it may not be: `[L + 1, L +
     1, O]`."""
-    held = in_flight_counts(problem, count)[::-1][k]
-    priced = {option.recompute for option in problem.options}
-    options = np.array(
+    in_flight = in_flight_counts(problem, count)[::-1][k]
+    modes = {config.recompute for config in problem.configs}
+    configs = np.array(
         [
-            allows(stage, k, cluster, option)
-            and (stage.recompute not in priced or option.recompute == stage.recompute)
-            for option in problem.options
+            allows(stage, k, cluster, config)
+            and (stage.recompute not in modes or config.recompute == stage.recompute)
+            for config in problem.configs
         ]
     )
     table = np.full(problem.seconds.shape, np.inf)
     for start in range(problem.num_layers):
         for end in range(start + 1, problem.num_layers + 1):
             if allows_layers(stage, start, end):
-                fits = problem.fits(held, start, end) & options
+                fits = problem.fits(in_flight, start, end) & configs
                 table[start, end] = np.where(fits, problem.seconds[start, end], np.inf)
     return table
 
@@ -236,8 +244,8 @@ def _shortest(problem: StageProblem, tables: Sequence[np.ndarray], bound: float)
         for (start, used), (spent, stages) in reached.items():
             if cuts[1, start] >= bound:
                 continue
-            for end, option, seconds in _choices(problem, table, start, bound):
-                place = problem.options[option]
+            for end, config, seconds in _choices(problem, table, start, bound):
+                place = problem.configs[config]
                 taken = tuple(
                     n + place.num_devices * (g == place.group) for g, n in enumerate(used)
                 )
@@ -246,7 +254,7 @@ def _shortest(problem: StageProblem, tables: Sequence[np.ndarray], bound: float)
                     all(n <= limit for n, limit in zip(taken, goal, strict=True))
                     and total < following.get((end, taken), (np.inf,))[0]
                 ):
-                    following[end, taken] = total, (*stages, (start, end, option))
+                    following[end, taken] = total, (*stages, (start, end, config))
         reached = following
     return reached[problem.num_layers, goal][1] if (problem.num_layers, goal) in reached else None
 
@@ -254,14 +262,14 @@ def _shortest(problem: StageProblem, tables: Sequence[np.ndarray], bound: float)
 def _choices(
     problem: StageProblem, table: np.ndarray, start: int, bound: float
 ) -> Iterator[tuple[int, int, float]]:
-    """(end, option, seconds): of each end and number of devices the fastest."""
+    """(end, config, seconds): of each end and number of devices the fastest."""
     for end in range(start + 1, problem.num_layers + 1):
         fastest: dict[tuple[int, int], tuple[float, int]] = {}
-        for option in np.flatnonzero(table[start, end] < bound).tolist():
-            place, seconds = problem.options[option], float(table[start, end, option])
+        for config in np.flatnonzero(table[start, end] < bound).tolist():
+            place, seconds = problem.configs[config], float(table[start, end, config])
             key = place.group, place.num_devices
-            fastest[key] = min(fastest.get(key, (np.inf, -1)), (seconds, option))
-        yield from ((end, option, seconds) for seconds, option in fastest.values())
+            fastest[key] = min(fastest.get(key, (np.inf, -1)), (seconds, config))
+        yield from ((end, config, seconds) for seconds, config in fastest.values())
 
 
 def _reason(problem: StageProblem, tables: Sequence[np.ndarray]) -> str:

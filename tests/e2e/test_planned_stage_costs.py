@@ -1,4 +1,4 @@
-"""The stage phase prices a stage as the shard phase then plans it."""
+"""The cost of a stage in the stage phase is what it has as the shard phase then plans it."""
 
 from __future__ import annotations
 
@@ -23,42 +23,46 @@ from shardopt.passes.stages.read_step import read_step
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.pipeline.phases import phase_range
 from shardopt.solve.stages.candidates import CandidateProblem
+from shardopt.solve.stages.costs.lazy_costs import LazyStageCosts
 from shardopt.solve.stages.dp.stage_dp import solve_stages
-from shardopt.solve.stages.pricing.lazy_prices import LazyPrices
-from shardopt.solve.stages.stage_problem import one_f_one_b_in_flight, stage_options
+from shardopt.solve.stages.stage_problem import one_f_one_b_in_flight, stage_configs
 from shardopt.support.errors import UserError
 from tests.e2e.models import MODELS, batch_args, export_step
 
 MICROBATCHES = 4
 
 
-def options(name: str, **given: object) -> PlanOptions:
+def options(name: str, **changes: object) -> PlanOptions:
     fixed = {"microbatches": MICROBATCHES, "stages": 1, "batch_args": batch_args(name)}
-    return PlanOptions("cpu-test:1x2", **{**fixed, **given})  # type: ignore[arg-type]
+    return PlanOptions("cpu-test:1x2", **{**fixed, **changes})  # type: ignore[arg-type]
 
 
 def seconds_of_functions(text: str) -> dict[str, float]:
     """The predicted seconds of one execution of every function's fragments."""
-    found: dict[str, float] = defaultdict(float)
+    seconds: dict[str, float] = defaultdict(float)
     with make_context() as context:
         for function in functions(load_module(text.encode(), context)):
             for fragment in operations(function, {"mpmd.fragment"}):
                 cost = ir.DictAttr(fragment.attributes["shardopt.cost"])
-                found[symbol_name(function)] += ir.FloatAttr(cost["seconds"]).value
-    return found
+                seconds[symbol_name(function)] += ir.FloatAttr(cost["seconds"]).value
+    return seconds
 
 
-def predicted_and_planned(artifact: bytes, given: PlanOptions) -> tuple[float, float, float]:
+def predicted_and_planned(artifact: bytes, plan_options: PlanOptions) -> tuple[float, float, float]:
     """Seconds of a step without its calls: by the stage phase; by the shard phase, in the loop and
     outside."""
-    dumps = dict(make_plan(artifact, given).phases)
+    dumps = dict(make_plan(artifact, plan_options).phases)
     with make_context() as context:
         module = load_module(dumps["cluster"].encode(), context)
-        run_pipeline(module, phase_range("stage", "stage", phase_text(given, "stage")))
+        run_pipeline(module, phase_range("stage", "stage", phase_text(plan_options, "stage")))
         predicted = read_prediction(read_program(module).loop)
     planned = seconds_of_functions(dumps["shard"])
     assert predicted is not None
-    return predicted.formula_seconds, given.microbatches * planned["microbatch"], planned["main"]
+    return (
+        predicted.formula_seconds,
+        plan_options.microbatches * planned["microbatch"],
+        planned["main"],
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -70,32 +74,34 @@ def test_a_price_is_what_the_shard_phase_plans(name: str) -> None:
 
 
 @pytest.mark.parametrize("recompute", ["none", "layer", "full"])
-def test_a_stage_of_two_is_priced_with_what_it_computes_again(recompute: str) -> None:
+def test_a_stage_of_two_costs_what_it_recomputes(recompute: str) -> None:
     """Two stages on one device each: every one costs what the shard phase says of its fragments."""
-    given = options("gpt", stages=2, layers=4, submesh="1x1", recompute=recompute)
-    dumps = dict(make_plan(MODELS["gpt"]()[0], given).phases)
+    plan_options = options("gpt", stages=2, layers=4, submesh="1x1", recompute=recompute)
+    dumps = dict(make_plan(MODELS["gpt"]()[0], plan_options).phases)
     planned: dict[str, float] = defaultdict(float)
     with make_context() as context:
         program = read_program(load_module(dumps["cluster"].encode(), context))
         step, input_kinds = read_step(program)
         for function in functions(load_module(dumps["shard"].encode(), context)):
-            times = given.microbatches if symbol_name(function) == "microbatch" else 1
+            times = plan_options.microbatches if symbol_name(function) == "microbatch" else 1
             for fragment in operations(function, {"mpmd.fragment"}):
                 cost = ir.DictAttr(fragment.attributes["shardopt.cost"])
                 mesh = ir.StringAttr(fragment.attributes["mesh_name"]).value
                 planned[mesh] += times * ir.FloatAttr(cost["seconds"]).value
     where = load_cluster("cpu-test:1x2")
-    ways = [o for o in stage_options(where) if o.num_devices == 1]
-    again = tuple(replace(option, recompute=recompute) for option in ways)
-    prices = LazyPrices(
-        CandidateProblem(step, step.num_layers, where, again, MICROBATCHES, 2, (), input_kinds)
+    singles = [o for o in stage_configs(where) if o.num_devices == 1]
+    recomputing = tuple(replace(config, recompute=recompute) for config in singles)
+    stage_costs = LazyStageCosts(
+        CandidateProblem(
+            step, step.num_layers, where, recomputing, MICROBATCHES, 2, (), input_kinds
+        )
     )
-    found = prices.best(
+    plan = stage_costs.best(
         one_f_one_b_in_flight, lambda problem, known: solve_stages(problem, 2, known)
     )
-    seconds = prices.problem(one_f_one_b_in_flight).seconds
-    priced = [MICROBATCHES * seconds[stage] for stage in found.stages]
-    assert priced == pytest.approx([planned["m0"], planned["m1"]], rel=5e-3)
+    seconds = stage_costs.problem(one_f_one_b_in_flight).seconds
+    stage_seconds = [MICROBATCHES * seconds[stage] for stage in plan.stages]
+    assert stage_seconds == pytest.approx([planned["m0"], planned["m1"]], rel=5e-3)
 
 
 def test_gradients_are_summed_once_a_step() -> None:
@@ -111,10 +117,10 @@ def test_gradients_are_summed_once_a_step() -> None:
 
 
 def test_what_a_loop_computes_is_paid_for() -> None:
-    """A scan over layers that stays a loop is priced operation by operation, as the shard phase
+    """A scan over layers that stays a loop is counted operation by operation, as the shard phase
     plans it."""
-    given = options("scanned", unroll=False, microbatches=1)
-    predicted, loop, others = predicted_and_planned(MODELS["scanned"]()[0], given)
+    plan_options = options("scanned", unroll=False, microbatches=1)
+    predicted, loop, others = predicted_and_planned(MODELS["scanned"]()[0], plan_options)
     assert predicted == pytest.approx(loop + others, rel=0.01)
 
 

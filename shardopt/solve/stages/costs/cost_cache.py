@@ -1,9 +1,9 @@
-"""Prices and bounds of stages, each computed once: within a run, and between runs where there is a
-store on disk.
+"""Stage costs and bounds of stages, each computed once: within a run, and between runs where there
+is a store on disk.
 
 An entry depends on the content of the stage's graph, on the mesh and its cluster, and on how stages
-are sharded; all of these are in its key, so that equal stages on equal meshes share a price
-wherever they stand, and a price from the store is the one that would be computed."""
+are sharded; all of these are in its key, so that equal stages on equal meshes share a cost
+wherever they stand, and a cost from the store is the one that would be computed."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import Mesh
 from shardopt.solve.sharding.layouts import Layouts
 from shardopt.solve.sharding.strategies_tables import StrategyTables
-from shardopt.solve.stages.pricing.bounds import RelaxedLayer
-from shardopt.solve.stages.pricing.part_facts import PartFacts
-from shardopt.solve.stages.pricing.prices import Memory, Sharder, Sharding, memory_of
-from shardopt.solve.stages.pricing.stage_part import StagePart
+from shardopt.solve.stages.costs.bounds import RelaxedLayer
+from shardopt.solve.stages.costs.part_facts import PartFacts
+from shardopt.solve.stages.costs.sharders import Memory, Sharder, Sharding, memory_of
+from shardopt.solve.stages.costs.stage_part import StagePart
 from shardopt.support.errors import UserError
 from shardopt.support.spans import timed
 
 _T = TypeVar("_T")
-_KIND = "prices"
+_KIND = "costs"
 
 
 @dataclass
-class PricerCounts:
+class CostCounts:
     """Problems that were solved, plans whose memory was counted, and what the store knew
     already."""
 
@@ -39,17 +39,17 @@ class PricerCounts:
 
 
 @dataclass
-class Pricer:
-    """Prices on the meshes of one cluster."""
+class CostCache:
+    """Stage costs on the meshes of one cluster."""
 
     cluster: Cluster
-    counts: PricerCounts = field(default_factory=PricerCounts)
+    counts: CostCounts = field(default_factory=CostCounts)
     _layouts: Layouts = field(default_factory=Layouts)
     _tables: dict[Mesh, StrategyTables] = field(default_factory=dict)
     _facts: dict[str, PartFacts] = field(default_factory=dict)
     _known: dict[tuple[str, str, Mesh], object] = field(default_factory=dict)
 
-    @timed("stage prices: bounds")
+    @timed("stage costs: bounds")
     def bound(self, layer: RelaxedLayer, mesh: Mesh) -> float:
         """What the layer adds at least to the seconds of a step on a stage with this mesh."""
 
@@ -59,7 +59,7 @@ class Pricer:
 
         return self._remember("bound", layer.key, mesh, compute, _number)
 
-    @timed("stage prices: shardings")
+    @timed("stage costs: shardings")
     def sharding(self, part: StagePart, mesh: Mesh, sharder: Sharder) -> Sharding:
         def compute() -> Sharding:
             self.counts.solves += 1
@@ -70,7 +70,7 @@ class Pricer:
 
         return self._remember(sharder.content(part), part.key, mesh, compute, _sharding)
 
-    @timed("stage prices: memory")
+    @timed("stage costs: memory")
     def memory(self, part: StagePart, mesh: Mesh, sharder: Sharder) -> Memory:
         def compute() -> Memory:
             self.counts.accounts += 1
@@ -111,19 +111,19 @@ class Pricer:
             return compute()
         what, content, mesh = known
         key = key_of(
-            "stage price", what, content, repr((mesh.axes, mesh.devices)), repr(self.cluster)
+            "stage cost", what, content, repr((mesh.axes, mesh.devices)), repr(self.cluster)
         )
         data = store.get(_KIND, key)
         if data is not None:
             try:
-                found = read(json.loads(data))
+                value = read(json.loads(data))
             except (ValueError, TypeError) as error:
                 store.drop(
-                    _KIND, key, f"a cached price does not read back and is made again: {error}"
+                    _KIND, key, f"a cached cost does not read back and is made again: {error}"
                 )
             else:
                 self.counts.from_store += 1
-                return found
+                return value
         made = compute()
         store.put(_KIND, key, json.dumps(_plain(made)).encode())
         return made

@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.planfile.parts import PlannedStage
-from shardopt.solve.stages.search.given_stages import (
+from shardopt.solve.stages.search.plan_file_stages import (
     allows,
     allows_layers,
-    given_devices,
-    solve_given,
-    wanted_by,
+    candidate_filter,
+    plan_file_devices,
+    solve_plan_file,
 )
 from shardopt.solve.stages.stage_problem import (
     StageProblem,
     Stages,
     evaluate,
     one_f_one_b_in_flight,
+    stage_configs,
     stage_memory_bytes,
-    stage_options,
     used_devices,
 )
 from shardopt.support.errors import UserError
@@ -38,13 +38,13 @@ CLUSTERS = tuple(
 
 
 def random_problem(cluster: Cluster, layers: int, batches: int, seed: int) -> StageProblem:
-    rng, options = np.random.default_rng(seed), stage_options(cluster)
-    shape = (layers + 1, layers + 1, len(options))
+    rng, configs = np.random.default_rng(seed), stage_configs(cluster)
+    shape = (layers + 1, layers + 1, len(configs))
     seconds, fixed, activations = (rng.integers(1, 9, shape).astype(float) for _ in range(3))
     seconds[rng.random(shape) < 0.2] = np.inf
     return StageProblem(
         layers,
-        options,
+        configs,
         tuple(group.num_devices for group in cluster.groups),
         batches,
         seconds,
@@ -71,14 +71,14 @@ def all_plans(
             yield from (((start, end), *rest) for rest in cuts(end, left - 1))
 
     for spans in cuts(0, len(stages)):
-        for chosen in product(range(len(problem.options)), repeat=len(stages)):
+        for chosen in product(range(len(problem.configs)), repeat=len(stages)):
             plan = tuple(
-                (start, end, option) for (start, end), option in zip(spans, chosen, strict=True)
+                (start, end, config) for (start, end), config in zip(spans, chosen, strict=True)
             )
             obeys = all(
                 allows_layers(stage, start, end)
-                and allows(stage, k, cluster, problem.options[option])
-                for k, (stage, (start, end, option)) in enumerate(zip(stages, plan, strict=True))
+                and allows(stage, k, cluster, problem.configs[config])
+                for k, (stage, (start, end, config)) in enumerate(zip(stages, plan, strict=True))
             )
             if (
                 obeys
@@ -87,7 +87,7 @@ def all_plans(
             ):
                 needs = stage_memory_bytes(problem, plan)
                 limits = (
-                    problem.memory_bytes[problem.options[option].group] for _, _, option in plan
+                    problem.memory_bytes[problem.configs[config].group] for _, _, config in plan
                 )
                 if all(need <= limit for need, limit in zip(needs, limits, strict=True)):
                     yield plan
@@ -101,16 +101,16 @@ def test_the_best_plan_that_the_file_allows_is_found(data: st.DataObject) -> Non
     problem = random_problem(
         cluster, layers, data.draw(st.integers(1, 4)), data.draw(st.integers(0, 10**6))
     )
-    options = st.sampled_from(problem.options)
+    configs = st.sampled_from(problem.configs)
     stages = []
     for _ in range(data.draw(st.integers(1, min(layers, 3)))):
-        option = data.draw(options)
+        config = data.draw(configs)
         stage = PlannedStage(
-            group=cluster.groups[option.group].name if data.draw(st.booleans()) else None,
-            submesh=(option.submesh.hosts, option.submesh.devices_per_host)
+            group=cluster.groups[config.group].name if data.draw(st.booleans()) else None,
+            submesh=(config.submesh.hosts, config.submesh.devices_per_host)
             if data.draw(st.booleans())
             else None,
-            logical_shape=option.logical_shape if data.draw(st.booleans()) else None,
+            logical_shape=config.logical_shape if data.draw(st.booleans()) else None,
         )
         if data.draw(st.integers(0, 3)) == 0:
             first = data.draw(st.integers(0, layers - 1))
@@ -122,14 +122,14 @@ def test_the_best_plan_that_the_file_allows_is_found(data: st.DataObject) -> Non
     )
     if best is None:
         with pytest.raises(UserError, match="no plan has the"):
-            solve_given(problem, stages, cluster)
+            solve_plan_file(problem, stages, cluster)
         return
-    found = solve_given(problem, stages, cluster)
-    assert found.seconds == pytest.approx(best)
-    assert found.stages in set(all_plans(problem, stages, cluster))
-    wanted = wanted_by(stages, cluster)
-    assert wanted is not None and all(
-        wanted(i, j, problem.options[option]) for i, j, option in found.stages
+    plan = solve_plan_file(problem, stages, cluster)
+    assert plan.seconds == pytest.approx(best)
+    assert plan.stages in set(all_plans(problem, stages, cluster))
+    is_allowed = candidate_filter(stages, cluster)
+    assert is_allowed is not None and all(
+        is_allowed(i, j, problem.configs[config]) for i, j, config in plan.stages
     )
 
 
@@ -151,20 +151,21 @@ def test_devices_must_be_those_of_the_stages(
 ) -> None:
     cluster = CLUSTERS[1]
     one, two = (
-        next(way for way in stage_options(cluster) if way.num_devices == size) for size in (1, 2)
+        next(config for config in stage_configs(cluster) if config.num_devices == size)
+        for size in (1, 2)
     )
-    ways = [
+    configs = [
         two if ids is not None and len(ids) == 2 and len(devices[1] or ()) == 2 else one
         for ids in devices
     ]
     with pytest.raises(UserError, match=message):
-        given_devices([PlannedStage(devices=ids) for ids in devices], ways, cluster)
+        plan_file_devices([PlannedStage(devices=ids) for ids in devices], configs, cluster)
 
 
 def test_stages_with_the_same_devices_share_a_mesh() -> None:
-    one = stage_options(CLUSTERS[1])[0]
+    one = stage_configs(CLUSTERS[1])[0]
     devices = ((0,), (1,), (0,))
     assert (
-        given_devices([PlannedStage(devices=ids) for ids in devices], [one] * 3, CLUSTERS[1])
+        plan_file_devices([PlannedStage(devices=ids) for ids in devices], [one] * 3, CLUSTERS[1])
         == devices
     )

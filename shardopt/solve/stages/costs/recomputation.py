@@ -1,8 +1,8 @@
-"""A step whose stages compute their forward again in the backward, as
+"""A step whose stages recompute their forward in the backward, as
 `shardopt.passes.stages.recomputation` does.
 
 By *units*: a layer each, or all layers of a stage. The backward of a unit are its operations that
-depend on later units. What they read of the unit's forward is computed again from what enters the
+depend on later units. What they read of the unit's forward is recomputed from what enters the
 unit, right before it is needed. Barriers are no operations of the graph, so the copies say
 themselves which layer they wait for."""
 
@@ -25,7 +25,7 @@ def can_recompute(step: StepGraph) -> bool:
 
 
 def recompute_forward(step: StepGraph, unit_of_layer: Mapping[int, int]) -> StepGraph:
-    """The step in which every unit is computed again. `unit_of_layer[k]` is the unit of layer k,
+    """The step in which every unit is recomputed. `unit_of_layer[k]` is the unit of layer k,
     rising with k; layers that are missing keep what they make. Tensors keep their numbers."""
     body = _Body(step, unit_of_layer)
     for unit in sorted(body.units):
@@ -79,15 +79,21 @@ class _Body:
         readers = [op for op in readers if made.intersection(step.graph.ops[op].operands)]
         if not readers:
             return
-        again = {
+        recomputed = {
             tensor: self._fresh(tensor) for op in chain for tensor in step.graph.ops[op].results
         }
         self.copies[readers[0]] = [
-            (_reading(step.graph.ops[op], again, True), step.op_layer[op], step.reached[readers[0]])
+            (
+                _reading(step.graph.ops[op], recomputed, True),
+                step.op_layer[op],
+                step.reached[readers[0]],
+            )
             for op in chain
         ]
         for op in readers:
-            self.ops[op] = _reading(self.ops[op], {tensor: again[tensor] for tensor in made}, False)
+            self.ops[op] = _reading(
+                self.ops[op], {tensor: recomputed[tensor] for tensor in made}, False
+            )
 
     def step_graph(self) -> StepGraph:
         step, ops, layers = self.step, list[Op](), list[int]()
@@ -117,26 +123,26 @@ class _Body:
         return len(self.tensors) - 1
 
     def _chain(self, number: int, readers: Iterable[int], kept: Container[int]) -> list[int]:
-        """The forward operations of a unit that `readers` need again if `kept` are there, in
+        """The forward operations of a unit that `readers` need recomputed if `kept` are there, in
         program order.
 
         With them come the shared operations they read that stand behind the first reader, where
         copies stand."""
         step, unit, readers = self.step, self.units[number], tuple(readers)
         first = min(readers, default=0)
-        found: dict[int, None] = {}
+        chain: dict[int, None] = {}
         operands = (tensor for op in readers for tensor in step.graph.ops[op].operands)
         stack = [tensor for tensor in operands if step.producers[tensor] in unit.forward]
         while stack:
             tensor = stack.pop()
             op = step.producers[tensor]
-            if op < 0 or op in found or tensor in kept or step.graph.ops[op].name == _NEVER_AGAIN:
+            if op < 0 or op in chain or tensor in kept or step.graph.ops[op].name == _NEVER_AGAIN:
                 continue
             is_late = step.op_layer[op] == SHARED and step.in_body(op) and op > first
             if op in unit.forward or is_late:
-                found[op] = None
+                chain[op] = None
                 stack += step.graph.ops[op].operands
-        return sorted(found)
+        return sorted(chain)
 
     def _outside(self, chain: Sequence[int]) -> list[int]:
         """The operations of the body whose results copies of `chain` read, apart from `chain`
@@ -155,11 +161,11 @@ class _Body:
         return [tensor for tensor in read if self.step.producers[tensor] in outside]
 
 
-def _reading(op: Op, again: Mapping[int, int], renamed: bool) -> Op:
+def _reading(op: Op, renaming: Mapping[int, int], renamed: bool) -> Op:
     """The operation on other values; `renamed` also gives its results their new numbers."""
-    operands = tuple(again.get(tensor, tensor) for tensor in op.operands)
+    operands = tuple(renaming.get(tensor, tensor) for tensor in op.operands)
     return replace(
         op,
         operands=operands,
-        results=tuple(again[t] for t in op.results) if renamed else op.results,
+        results=tuple(renaming[t] for t in op.results) if renamed else op.results,
     )

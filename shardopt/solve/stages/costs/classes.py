@@ -20,7 +20,7 @@ from shardopt.graph.op_graph import FactorRule, OpGraph
 from shardopt.solve.assignment.symmetry import mixed, numbered
 from shardopt.solve.sharding.kernel_bytes import Accesses
 from shardopt.solve.sharding.linear import Linear
-from shardopt.solve.stages.pricing.stage_part import StagePart
+from shardopt.solve.stages.costs.stage_part import StagePart
 
 _U64 = np.uint64
 
@@ -101,21 +101,21 @@ class Classes:
         """Distinct (class, result, class, result) whose shardings are tied."""
         place = places(self.part.graph, self.inputs)
         pairs = ((place[a], place[b]) for a, b in self.part.tied if a in place and b in place)
-        found = {
+        ties = {
             (int(self.of_node[m]), i, int(self.of_node[n]), j): None for (m, i), (n, j) in pairs
         }
-        return tuple(found)
+        return tuple(ties)
 
 
 def places(graph: OpGraph, inputs: Sequence[int]) -> dict[int, tuple[int, int]]:
     """For each tensor the node that decides about it, and which of its results it is."""
-    found = {
+    place = {
         tensor: (node, k)
         for node, op in enumerate(graph.ops)
         for k, tensor in enumerate(op.results)
     }
-    found.update((tensor, (len(graph.ops) + number, 0)) for number, tensor in enumerate(inputs))
-    return found
+    place.update((tensor, (len(graph.ops) + number, 0)) for number, tensor in enumerate(inputs))
+    return place
 
 
 def find_classes(
@@ -133,11 +133,11 @@ def single_classes(part: StagePart, view: PartView | None = None) -> Classes:
     if view is None:
         view = PartView(part.linear, part.accesses, part.free, fused=part.fusion.fused)
     graph = part.graph
-    read, given = (
+    read, from_outside = (
         dict.fromkeys(tensor for op in graph.ops for tensor in op.operands),
         set(graph.inputs),
     )
-    inputs = tuple(t for t in dict.fromkeys((*graph.inputs, *read)) if t in given)
+    inputs = tuple(t for t in dict.fromkeys((*graph.inputs, *read)) if t in from_outside)
     reads = _reads(graph, places(graph, inputs), view.free)
     return Classes(part, view, inputs, np.arange(len(graph.ops) + len(inputs)), reads)
 
@@ -168,9 +168,9 @@ def node_kinds(part: StagePart, view: PartView, inputs: Sequence[int]) -> np.nda
         id(op.rule): rules.setdefault(op.rule, len(rules))
         for op in {id(op.rule): op for op in graph.ops}.values()
     }
-    found = []
+    kinds = []
     for node, (op, *each) in enumerate(zip(graph.ops, view.linear, view.accesses, strict=True)):
-        again = tuple(op.operands.index(tensor) for tensor in op.operands)
+        first_uses = tuple(op.operands.index(tensor) for tensor in op.operands)
         tensors = tuple(graph.tensors[tensor] for tensor in (*op.operands, *op.results))
         plain = (
             op.name,
@@ -183,12 +183,12 @@ def node_kinds(part: StagePart, view: PartView, inputs: Sequence[int]) -> np.nda
             op.zero,
             op.windows,
         )
-        key = (plain, op.group, again, *each, tensors, node in view.unpaid)
-        found.append(number.setdefault(key, len(number)))
+        key = (plain, op.group, first_uses, *each, tensors, node in view.unpaid)
+        kinds.append(number.setdefault(key, len(number)))
     for node, tensor in enumerate(inputs, start=len(graph.ops)):
         key = (graph.tensors[tensor], tensor in part.arrivals, node in view.unpaid)
-        found.append(number.setdefault(key, len(number)))
-    return np.array(found, dtype=np.int64)
+        kinds.append(number.setdefault(key, len(number)))
+    return np.array(kinds, dtype=np.int64)
 
 
 def _refine(kinds: np.ndarray, reads: Reads, ties: np.ndarray, most: int) -> np.ndarray:
@@ -201,13 +201,13 @@ def _refine(kinds: np.ndarray, reads: Reads, ties: np.ndarray, most: int) -> np.
     )
     colours, rounds = numbered(mixed(kinds.astype(_U64))), 0
     while True:
-        own = mixed(colours.astype(_U64))
-        around = np.zeros(len(own), dtype=_U64)
-        np.add.at(around, reads.source, mixed(out ^ own[reads.target]))
-        np.add.at(around, reads.target, mixed(into ^ own[reads.source]))
-        np.add.at(around, ties[:, 0], mixed(tie_out ^ own[ties[:, 2]]))
-        np.add.at(around, ties[:, 2], mixed(tie_into ^ own[ties[:, 0]]))
-        finer = numbered(mixed(own) + around)
+        mixed_colours = mixed(colours.astype(_U64))
+        around = np.zeros(len(mixed_colours), dtype=_U64)
+        np.add.at(around, reads.source, mixed(out ^ mixed_colours[reads.target]))
+        np.add.at(around, reads.target, mixed(into ^ mixed_colours[reads.source]))
+        np.add.at(around, ties[:, 0], mixed(tie_out ^ mixed_colours[ties[:, 2]]))
+        np.add.at(around, ties[:, 2], mixed(tie_into ^ mixed_colours[ties[:, 0]]))
+        finer = numbered(mixed(mixed_colours) + around)
         if finer.max(initial=-1) == colours.max(initial=-1) or (
             rounds and finer.max(initial=-1) >= most
         ):

@@ -16,7 +16,7 @@ from shardopt.mesh.mesh import Sharding
 from shardopt.solve.sharding.intra_op_memory import Copy, find_copies
 from shardopt.solve.sharding.strategies import Strategy
 from shardopt.solve.sharding.strategies_tables import StrategyTables
-from shardopt.solve.stages.pricing.part_facts import PartFacts
+from shardopt.solve.stages.costs.part_facts import PartFacts
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,11 +34,11 @@ class ShardedPart:
         lives = [(live, 1) for live in self.facts.lifetimes]
         if in_flight > 1:
             lives += [(live, in_flight - 1) for live in self.facts.further]
-        held = [
+        spans = [
             (live.start, live.stop, count * self.bytes_of(live.tensor)) for live, count in lives
         ]
-        held += [(copy.start, copy.stop, copy.bytes) for copy in self._copies] if copies else []
-        start, stop, size = np.array(held, dtype=np.int64).reshape(-1, 3).T
+        spans += [(copy.start, copy.stop, copy.bytes) for copy in self._copies] if copies else []
+        start, stop, size = np.array(spans, dtype=np.int64).reshape(-1, 3).T
         np.add.at(change, start, size)
         np.subtract.at(change, stop, size)
         return np.cumsum(change[:-1])
@@ -69,22 +69,22 @@ class ShardedPart:
     def _strategies(self) -> tuple[Strategy | Sharding, ...]:
         """Of each pair: the strategy of an operation, or the sharding of an input."""
         part, inputs = self.facts.part, self.facts.singles.inputs
-        graph, found = part.graph, list[Strategy | Sharding]()
+        graph, strategies = part.graph, list[Strategy | Sharding]()
         for node in self._pairs[0]:
             if node < len(graph.ops):
                 of = self.tables.of(
                     graph.ops[node], graph.tensors, part.linear[node], part.accesses[node]
                 )
-                found.append(of.strategies[self.choice[node]])
+                strategies.append(of.strategies[self.choice[node]])
             else:
                 column = self.tables.choices(graph.tensors[inputs[node - len(graph.ops)]].shape)
-                found.append(column.shardings[self.choice[node]])
-        return tuple(found)
+                strategies.append(column.shardings[self.choice[node]])
+        return tuple(strategies)
 
     def _strategy(self, op: int) -> Strategy:
-        found = self._strategies[self._pair_of[op]]
-        assert isinstance(found, Strategy)
-        return found
+        strategy = self._strategies[self._pair_of[op]]
+        assert isinstance(strategy, Strategy)
+        return strategy
 
     @cached_property
     def _shardings(self) -> tuple[tuple[Sharding, ...], ...]:

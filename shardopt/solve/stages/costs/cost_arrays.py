@@ -1,4 +1,4 @@
-"""The arrays of the stage DP while prices are being found: lower bounds that become exact one after
+"""The arrays of the stage DP while costs are being found: lower bounds that become exact one after
 the other.
 
 An entry rises through levels: a roofline; the sum of its layers' bounds; the seconds of its
@@ -18,28 +18,28 @@ from shardopt.graph.op_graph import SHARED
 from shardopt.mesh.mesh import Mesh
 from shardopt.options.names import Recompute
 from shardopt.solve.stages.candidates import CandidateProblem
-from shardopt.solve.stages.pricing.bounds import RelaxedLayer, Rooflines, kept_bytes, relaxed_layer
-from shardopt.solve.stages.pricing.lean import STRICTNESS, LeanSharder
-from shardopt.solve.stages.pricing.pricer import Pricer
-from shardopt.solve.stages.pricing.prices import Memory, OptimalSharder, Sharder, Sharding
-from shardopt.solve.stages.pricing.recomputation import recompute_forward
-from shardopt.solve.stages.pricing.stage_method import PresetSharder, StepInputKinds
-from shardopt.solve.stages.pricing.stage_part import StagePart, cut_part
+from shardopt.solve.stages.costs.bounds import RelaxedLayer, Rooflines, kept_bytes, relaxed_layer
+from shardopt.solve.stages.costs.cost_cache import CostCache
+from shardopt.solve.stages.costs.lean import STRICTNESS, LeanSharder
+from shardopt.solve.stages.costs.preset_sharder import PresetSharder, StepInputKinds
+from shardopt.solve.stages.costs.recomputation import recompute_forward
+from shardopt.solve.stages.costs.sharders import Memory, OptimalSharder, Sharder, Sharding
+from shardopt.solve.stages.costs.stage_part import StagePart, cut_part
 from shardopt.solve.stages.stage_problem import InFlight, StageProblem
 from shardopt.solve.stages.step_graph import StepGraph
 
 ROOFLINE, LAYERS, SECONDS, MEMORY = range(4)  # what is known of an entry
 
-Candidate = tuple[int, int, int]  # first layer, layer after the last, option
+Candidate = tuple[int, int, int]  # first layer, layer after the last, config
 
 
 @dataclass(eq=False)
-class PriceArrays:
-    """`level[i, j, o]` says what is known; seconds are those of one microbatch. `refusals`: why
+class CostArrays:
+    """`level[i, j, c]` says what is known; seconds are those of one microbatch. `refusals`: why
     methods do not apply to some stages, each reason once."""
 
     problem: CandidateProblem
-    pricer: Pricer
+    cost_cache: CostCache
     refusals: dict[str, None] = field(default_factory=dict)
     _parts: dict[tuple[int, int, Recompute], StagePart] = field(default_factory=dict)
     _relaxed: dict[tuple[int, bool, Recompute], RelaxedLayer] = field(default_factory=dict)
@@ -54,35 +54,35 @@ class PriceArrays:
         self.layer_seconds = np.stack([roof, roof])
         self.layer_is_solved = np.zeros(self.layer_seconds.shape, dtype=bool)
         self.seconds = np.where(self.candidates, _sums(roof), np.inf)
-        devices = np.array([option.num_devices for option in problem.options], dtype=float)
+        devices = np.array([config.num_devices for config in problem.configs], dtype=float)
         self.fixed_bytes = _sums(self._state_bytes()[None, :] / devices[:, None])
         self.activation_bytes = np.stack(
-            [self._kept_bytes(o.recompute) / o.num_devices for o in problem.options], axis=2
+            [self._kept_bytes(c.recompute) / c.num_devices for c in problem.configs], axis=2
         )
         self.activation_bytes[:, -1] = 0.0  # in a last stage nothing waits for the backward
         self.least_bytes = self.fixed_bytes.copy(), self.activation_bytes.copy()
 
     @cached_property
     def meshes(self) -> tuple[Mesh, ...]:
-        return tuple(self.problem.mesh(option) for option in self.problem.options)
+        return tuple(self.problem.mesh(config) for config in self.problem.configs)
 
     @cached_property
     def sharders(self) -> tuple[Sharder, ...]:
-        """How a stage on each option is sharded."""
+        """How a stage on each config is sharded."""
         input_kinds = StepInputKinds(self.problem.step, self.problem.input_kinds)
-        methods = [option.method for option in self.problem.options]
+        methods = [config.method for config in self.problem.configs]
         known: dict[str, Sharder] = {
             method: OptimalSharder() if method == "ilp" else PresetSharder(method, input_kinds)
             for method in set(methods)
         }
         return tuple(known[method] for method in methods)
 
-    def stage_problem(self, held: InFlight) -> StageProblem:
+    def stage_problem(self, in_flight_of: InFlight) -> StageProblem:
         problem = self.problem
         limits = problem.memory_limit_bytes or (None,) * len(problem.cluster.groups)
         return StageProblem(
             problem.num_layers,
-            problem.options,
+            problem.configs,
             tuple(group.num_devices for group in problem.cluster.groups),
             problem.num_microbatches,
             self.seconds.copy(),
@@ -91,22 +91,24 @@ class PriceArrays:
             self.activation_bytes.copy(),
             tuple(np.inf if limit is None else float(limit) for limit in limits),
             self._cut_seconds,
-            held,
+            in_flight_of,
             problem.stages_per_mesh,
         )
 
-    def likely_problem(self, held: InFlight) -> StageProblem:
-        """What prices will probably be: bounds, and bytes as much above them as in what is
+    def likely_problem(self, in_flight_of: InFlight) -> StageProblem:
+        """What costs will probably be: bounds, and bytes as much above them as in what is
         exact."""
         exact = self.level == MEMORY
         need = [
-            np.where(exact, found, found * _typical(found[exact], least[exact]))
-            for found, least in (
+            np.where(exact, known, known * _typical(known[exact], least[exact]))
+            for known, least in (
                 (self.fixed_bytes, self.least_bytes[0]),
                 (self.activation_bytes, self.least_bytes[1]),
             )
         ]
-        return replace(self.stage_problem(held), fixed_bytes=need[0], activation_bytes=need[1])
+        return replace(
+            self.stage_problem(in_flight_of), fixed_bytes=need[0], activation_bytes=need[1]
+        )
 
     def refine(self, candidates: Iterable[Candidate]) -> None:
         """Find out more about every one of `candidates`: the next level of each."""
@@ -115,9 +117,9 @@ class PriceArrays:
             if level < LAYERS:
                 self._bound_layers(candidate)
             elif level < SECONDS:
-                self._price(candidate)
+                self._compute_seconds(candidate)
             elif level < MEMORY:
-                self._account(candidate)
+                self._compute_bytes(candidate)
 
     @cached_property
     def _cut_seconds(self) -> np.ndarray:
@@ -127,22 +129,22 @@ class PriceArrays:
         """Bytes of state and accumulators that live all step with each layer, at least,
         `[layers]`."""
         step = self.problem.step
-        found = np.zeros(self.problem.num_layers)
+        state_bytes = np.zeros(self.problem.num_layers)
         for before, after in step.carried:
             layer = SHARED if step.producers[after] < 0 else step.op_layer[step.producers[after]]
             if layer >= 0 and step.producers[before] >= 0:
-                found[layer] += step.graph.tensors[before].size_bytes
+                state_bytes[layer] += step.graph.tensors[before].size_bytes
         read = {tensor for op in step.graph.ops for tensor in op.operands}
         for tensor, layer in step.owner.items():
             if layer >= 0 and tensor in read:
-                found[layer] += step.graph.tensors[tensor].size_bytes
-        return found
+                state_bytes[layer] += step.graph.tensors[tensor].size_bytes
+        return state_bytes
 
     def _roofs(self) -> list[np.ndarray]:
-        """Seconds of every layer on each option with nothing communicated, of a step."""
+        """Seconds of every layer on each config with nothing communicated, of a step."""
         keys = [
-            (option.recompute == "none", mesh)
-            for option, mesh in zip(self.problem.options, self.meshes, strict=True)
+            (config.recompute == "none", mesh)
+            for config, mesh in zip(self.problem.configs, self.meshes, strict=True)
         ]
         of_step = {
             plain: Rooflines(self._step("none" if plain else "layer"), self.problem.cluster)
@@ -161,8 +163,8 @@ class PriceArrays:
             ]
             known = {part.key: part for part in parts}
             of_part = {key: kept_bytes(part) for key, part in known.items()}
-            made, given = np.array([of_part[part.key] for part in parts], dtype=float).T
-            entering = np.append(given, 0.0)[:, None]
+            made, entering_bytes = np.array([of_part[part.key] for part in parts], dtype=float).T
+            entering = np.append(entering_bytes, 0.0)[:, None]
             whole = (
                 _sums(made[None, :])[..., 0] if recompute == "none" else entering + 0.0 * entering.T
             )
@@ -174,7 +176,7 @@ class PriceArrays:
         return {}
 
     def _step(self, recompute: Recompute) -> StepGraph:
-        """The step with every layer computed again, which "full" costs at least as well."""
+        """The step with every layer recomputed, which "full" costs at least as well."""
         if recompute == "none":
             return self.problem.step
         return self._recomputed_layers
@@ -187,71 +189,71 @@ class PriceArrays:
     def _bound_layers(self, candidate: Candidate) -> None:
         """Solve one layer of a candidate: of those that are alike, the most numerous, which often
         settles it."""
-        start, end, o = candidate
-        last, again = end == self.problem.num_layers, self.problem.options[o].recompute
+        start, end, c = candidate
+        last, recompute = end == self.problem.num_layers, self.problem.configs[c].recompute
         unsolved = [
-            layer for layer in range(start, end) if not self.layer_is_solved[int(last), o, layer]
+            layer for layer in range(start, end) if not self.layer_is_solved[int(last), c, layer]
         ]
-        keys = {layer: self._relaxed_layer(layer, last, again).key for layer in unsolved}
+        keys = {layer: self._relaxed_layer(layer, last, recompute).key for layer in unsolved}
         count = Counter(keys.values())
         chosen = max(unsolved, key=lambda layer: (count[keys[layer]], -layer))
-        found = (
-            self.pricer.bound(self._relaxed_layer(chosen, last, again), self.meshes[o])
+        bound = (
+            self.cost_cache.bound(self._relaxed_layer(chosen, last, recompute), self.meshes[c])
             / self.problem.num_microbatches
         )
         alike = [
             layer
             for layer in range(self.problem.num_layers)
-            if self._relaxed_layer(layer, last, again).key == keys[chosen]
+            if self._relaxed_layer(layer, last, recompute).key == keys[chosen]
         ]
-        for other, option in enumerate(self.problem.options):
-            if self.meshes[other] == self.meshes[o] and (option.recompute == "none") == (
-                again == "none"
+        for other, config in enumerate(self.problem.configs):
+            if self.meshes[other] == self.meshes[c] and (config.recompute == "none") == (
+                recompute == "none"
             ):
                 for layer in alike:
                     at = int(last), other, layer
-                    self.layer_seconds[at] = max(self.layer_seconds[at], found)
+                    self.layer_seconds[at] = max(self.layer_seconds[at], bound)
                     self.layer_is_solved[at] = True
                 self._spread_bounds(other, last)
 
-    def _spread_bounds(self, o: int, last: bool) -> None:
-        """Every interval on an option costs its layers at least."""
+    def _spread_bounds(self, c: int, last: bool) -> None:
+        """Every interval on a config costs its layers at least."""
         ends = slice(-1, None) if last else slice(None, -1)
-        sums = _sums(self.layer_seconds[int(last), o : o + 1])[:, ends, 0]
-        known = _sums(~self.layer_is_solved[int(last), o : o + 1])[:, ends, 0] == 0
-        open_ = self.candidates[:, ends, o] & (self.level[:, ends, o] < SECONDS)
-        seconds, level = self.seconds[:, ends, o], self.level[:, ends, o]
-        self.seconds[:, ends, o] = np.where(open_, np.maximum(seconds, sums), seconds)
-        self.level[:, ends, o] = np.where(open_ & known, LAYERS, level)
+        sums = _sums(self.layer_seconds[int(last), c : c + 1])[:, ends, 0]
+        known = _sums(~self.layer_is_solved[int(last), c : c + 1])[:, ends, 0] == 0
+        open_ = self.candidates[:, ends, c] & (self.level[:, ends, c] < SECONDS)
+        seconds, level = self.seconds[:, ends, c], self.level[:, ends, c]
+        self.seconds[:, ends, c] = np.where(open_, np.maximum(seconds, sums), seconds)
+        self.level[:, ends, c] = np.where(open_ & known, LAYERS, level)
 
-    def _price(self, candidate: Candidate) -> None:
-        o = candidate[2]
+    def _compute_seconds(self, candidate: Candidate) -> None:
+        c = candidate[2]
         part = self._part(candidate)
-        found = self.pricer.sharding(part, self.meshes[o], self.sharders[o])
+        sharding = self.cost_cache.sharding(part, self.meshes[c], self.sharders[c])
         self.level[candidate] = SECONDS
-        if not found.choice:
+        if not sharding.choice:
             self.seconds[candidate], self.level[candidate] = np.inf, MEMORY
-            self.refusals.update({found.refusal: None} if found.refusal else {})
+            self.refusals.update({sharding.refusal: None} if sharding.refusal else {})
             return
-        self._set_seconds(candidate, part, found)
+        self._set_seconds(candidate, part, sharding)
 
-    def _set_seconds(self, candidate: Candidate, part: StagePart, found: Sharding) -> None:
+    def _set_seconds(self, candidate: Candidate, part: StagePart, sharding: Sharding) -> None:
         repeats = self.problem.num_microbatches
         forward = [
             s
-            for s, kind in zip(found.fragment_seconds, part.kinds, strict=True)
+            for s, kind in zip(sharding.fragment_seconds, part.kinds, strict=True)
             if kind == "forward"
         ]
-        self.seconds[candidate] = sum(found.fragment_seconds) / repeats
+        self.seconds[candidate] = sum(sharding.fragment_seconds) / repeats
         self.forward_seconds[candidate] = sum(forward) / repeats
 
-    def _account(self, candidate: Candidate) -> None:
-        o = candidate[2]
-        found = self.pricer.memory(self._part(candidate), self.meshes[o], self.sharders[o])
-        if self.problem.options[o].method == "ilp":
-            found = self._leaner(candidate, found)
-        self.fixed_bytes[candidate] = found.fixed_bytes
-        self.activation_bytes[candidate] = found.activation_bytes
+    def _compute_bytes(self, candidate: Candidate) -> None:
+        c = candidate[2]
+        memory = self.cost_cache.memory(self._part(candidate), self.meshes[c], self.sharders[c])
+        if self.problem.configs[c].method == "ilp":
+            memory = self._leaner(candidate, memory)
+        self.fixed_bytes[candidate] = memory.fixed_bytes
+        self.activation_bytes[candidate] = memory.activation_bytes
         self.level[candidate] = MEMORY
 
     def _leaner(self, candidate: Candidate, plain: Memory) -> Memory:
@@ -260,51 +262,51 @@ class PriceArrays:
 
         How many microbatches it will hold the plan decides; here as many as stages of its size
         would stand behind it."""
-        start, end, o = candidate
+        start, end, c = candidate
         limits = self.problem.memory_limit_bytes
-        limit = limits[self.problem.options[o].group] if limits else None
+        limit = limits[self.problem.configs[c].group] if limits else None
         behind = -(-(self.problem.num_layers - end) // (end - start))
-        held = min(self.problem.num_microbatches, 1 + behind)
-        found = plain
-        part, mesh = self._part(candidate), self.meshes[o]
-        shortest = self.pricer.sharding(part, mesh, self.sharders[o])
+        in_flight = min(self.problem.num_microbatches, 1 + behind)
+        leanest = plain
+        part, mesh = self._part(candidate), self.meshes[c]
+        shortest = self.cost_cache.sharding(part, mesh, self.sharders[c])
         for strictness in STRICTNESS:
-            if limit is None or found.fixed_bytes + held * found.activation_bytes <= limit:
+            if limit is None or leanest.fixed_bytes + in_flight * leanest.activation_bytes <= limit:
                 break
             sharder = LeanSharder(
-                shortest, strictness * sum(shortest.fragment_seconds) / limit, held
+                shortest, strictness * sum(shortest.fragment_seconds) / limit, in_flight
             )
             sharding, memory = (
-                self.pricer.sharding(part, mesh, sharder),
-                self.pricer.memory(part, mesh, sharder),
+                self.cost_cache.sharding(part, mesh, sharder),
+                self.cost_cache.memory(part, mesh, sharder),
             )
             if (
-                memory.fixed_bytes + held * memory.activation_bytes
-                < found.fixed_bytes + held * found.activation_bytes
+                memory.fixed_bytes + in_flight * memory.activation_bytes
+                < leanest.fixed_bytes + in_flight * leanest.activation_bytes
             ):
-                found = memory
+                leanest = memory
                 self._set_seconds(candidate, part, sharding)
-        return found
+        return leanest
 
     def _part(self, candidate: Candidate) -> StagePart:
-        start, end, o = candidate
-        again = self.problem.options[o].recompute
-        if (start, end, again) not in self._parts:
-            step = self._step(again)
-            if again == "full":
+        start, end, c = candidate
+        recompute = self.problem.configs[c].recompute
+        if (start, end, recompute) not in self._parts:
+            step = self._step(recompute)
+            if recompute == "full":
                 step = recompute_forward(self.problem.step, dict.fromkeys(range(start, end), 0))
-            self._parts[start, end, again] = cut_part(step, start, end)
-        return self._parts[start, end, again]
+            self._parts[start, end, recompute] = cut_part(step, start, end)
+        return self._parts[start, end, recompute]
 
     def _relaxed_layer(self, layer: int, last: bool, recompute: Recompute) -> RelaxedLayer:
-        again: Recompute = "none" if recompute == "none" else "layer"
-        if (layer, last, again) not in self._relaxed:
-            self._relaxed[layer, last, again] = relaxed_layer(self._step(again), layer, last)
-        return self._relaxed[layer, last, again]
+        mode: Recompute = "none" if recompute == "none" else "layer"
+        if (layer, last, mode) not in self._relaxed:
+            self._relaxed[layer, last, mode] = relaxed_layer(self._step(mode), layer, last)
+        return self._relaxed[layer, last, mode]
 
 
 def _sums(values: np.ndarray) -> np.ndarray:
-    """`[O, L]` to `[L + 1, L + 1, O]`: the sum over the layers [i, j)."""
+    """`[O, L]` to `[L + 1, L + 1, C]`: the sum over the layers [i, j)."""
     total = np.concatenate([np.zeros((values.shape[0], 1)), np.cumsum(values, axis=1)], axis=1)
     return np.transpose(total[:, None, :] - total[:, :, None], (1, 2, 0)).clip(min=0.0)
 
@@ -314,7 +316,7 @@ def _sums(values: np.ndarray) -> np.ndarray:
 _USUAL_EXCESS = 1.2
 
 
-def _typical(found: np.ndarray, least: np.ndarray) -> float:
+def _typical(exact: np.ndarray, least: np.ndarray) -> float:
     """How many times exact bytes are their bounds."""
-    ratios = found[least > 0] / least[least > 0]
+    ratios = exact[least > 0] / least[least > 0]
     return float(np.median(ratios)) if ratios.size else _USUAL_EXCESS

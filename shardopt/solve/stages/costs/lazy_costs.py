@@ -1,10 +1,10 @@
-"""Prices of candidate stages that are found only where a plan needs them.
+"""Stage costs of candidate stages that are found only where a plan needs them.
 
 1. Every candidate stage has a lower bound of its seconds and bytes.
-2. A planner, such as the stage DP, finds the best plan of these. What is not exact in it is priced,
-   a level at a time, and the planner asked again: bounds that were too low drop out, and other
-   plans come forward.
-3. A plan of exact prices is the best of all. So is, nearly, the best exact plan met on the way once
+2. A planner, such as the stage DP, finds the best plan of these. The costs that are not exact in it
+   are refined, a level at a time, and the planner asked again: bounds that were too low drop out,
+   and other plans come forward.
+3. A plan of exact costs is the best of all. So is, nearly, the best exact plan met on the way once
    the bounds leave little room below it; when the budget of solves is spent, it is the answer with
    the gap that remains, unless one stage on all devices is shorter.
 """
@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from shardopt.solve.stages.candidates import CandidateProblem
-from shardopt.solve.stages.pricing.price_arrays import LAYERS, MEMORY, SECONDS, PriceArrays
-from shardopt.solve.stages.pricing.pricer import Pricer, PricerCounts
+from shardopt.solve.stages.costs.cost_arrays import LAYERS, MEMORY, SECONDS, CostArrays
+from shardopt.solve.stages.costs.cost_cache import CostCache, CostCounts
 from shardopt.solve.stages.stage_problem import (
     InFlight,
     StageProblem,
@@ -30,17 +30,17 @@ from shardopt.solve.stages.stage_problem import (
 from shardopt.support.errors import UserError
 from shardopt.support.progress import progress
 
-# A plan this close to the bound is good enough: prices are no closer to the optimum themselves.
+# A plan this close to the bound is good enough: costs are no closer to the optimum themselves.
 GAP = 0.005
 
 # Sharding problems for one search, of one or two tenths of a second each. Further searches with the
-# same prices, under other schedules, know most of them already and get a share of it.
+# same costs, under other schedules, know most of them already and get a share of it.
 MOST_SOLVES, MORE_SOLVES = 250, 30
 
 # While the best plan may still be this far from the optimum, several times as many may be solved.
 WIDE_GAP, WIDE_GAP_FACTOR = 0.05, 4
 
-# Solves between two attempts at a good plan: most of them teach little about what prices will be.
+# Solves between two attempts at a good plan: most of them teach little about what costs will be.
 GUESS_EVERY = 5
 
 # The same for the runners-up of a plan, which are looked at in case the formula misjudges them.
@@ -51,39 +51,39 @@ Planner = Callable[[StageProblem, Stages | None], StageSolution]
 
 
 @dataclass(eq=False)
-class LazyPrices:
-    """The prices of one problem, for all schedules and planners."""
+class LazyStageCosts:
+    """The costs of one problem, for all schedules and planners."""
 
     candidates: CandidateProblem
     gap_tolerance: float = GAP
     most_solves: int = MOST_SOLVES
-    arrays: PriceArrays = field(init=False)
+    arrays: CostArrays = field(init=False)
 
     def __post_init__(self) -> None:
-        self.arrays = PriceArrays(self.candidates, Pricer(self.candidates.cluster))
+        self.arrays = CostArrays(self.candidates, CostCache(self.candidates.cluster))
 
     @property
-    def counts(self) -> PricerCounts:
-        return self.arrays.pricer.counts
+    def counts(self) -> CostCounts:
+        return self.arrays.cost_cache.counts
 
     @property
     def num_candidates(self) -> int:
         return int(self.arrays.candidates.sum())
 
     @property
-    def num_priced(self) -> int:
+    def num_exact(self) -> int:
         return int((self.arrays.level >= SECONDS).sum())
 
     @property
     def refusals(self) -> tuple[str, ...]:
         return tuple(self.arrays.refusals)
 
-    def problem(self, held: InFlight) -> StageProblem:
+    def problem(self, in_flight_of: InFlight) -> StageProblem:
         """The costs known so far; entries that are not exact yet are lower bounds."""
-        return self.arrays.stage_problem(held)
+        return self.arrays.stage_problem(in_flight_of)
 
     def exact(self, plans: Sequence[Stages]) -> tuple[Stages, ...]:
-        """Those of some plans, in their order, all of whose stages have exact prices; some are made
+        """Those of some plans, in their order, all of whose stages have exact costs; some are made
         so now."""
         budget = self.counts.solves + MOST_FOR_OTHERS
         for stages in plans:
@@ -91,14 +91,14 @@ class LazyPrices:
                 self.arrays.refine(pending)
         return tuple(stages for stages in plans if not self._pending(stages))
 
-    def price_all(self) -> None:
+    def compute_all(self) -> None:
         """Make every entry exact."""
-        stages = tuple((int(i), int(j), int(o)) for i, j, o in np.argwhere(self.arrays.candidates))
+        stages = tuple((int(i), int(j), int(c)) for i, j, c in np.argwhere(self.arrays.candidates))
         while pending := self._pending(stages):
             self.arrays.refine(pending)
 
-    def best(self, held: InFlight, planner: Planner) -> StageSolution:
-        """The best plan under exact prices, or one within the tolerance of it, relatively; its
+    def best(self, in_flight_of: InFlight, planner: Planner) -> StageSolution:
+        """The best plan under exact costs, or one within the tolerance of it, relatively; its
         `bound` is proven.
 
         The planner must choose a plan that is best under the arrays it is given. Raises its
@@ -107,68 +107,77 @@ class LazyPrices:
         budget = max(self.most_solves, self.counts.solves + MORE_SOLVES)
         next_guess = 0
         while True:
-            found = planner(arrays.stage_problem(held), None if best is None else best.stages)
-            bound = max(bound, found.seconds)
-            progress(self.counts.solves, 0, f"stages priced, a step takes {bound:.3g} s at least")
-            pending = self._pending(found.stages)
+            plan = planner(
+                arrays.stage_problem(in_flight_of), None if best is None else best.stages
+            )
+            bound = max(bound, plan.seconds)
+            progress(
+                self.counts.solves, 0, f"stage costs found, a step takes {bound:.3g} s at least"
+            )
+            pending = self._pending(plan.stages)
             if not pending:
-                return replace(found, bound=bound)
+                return replace(plan, bound=bound)
             if best is not None:
                 gap = 1 - bound / best.seconds
                 if gap <= self.gap_tolerance:
                     return replace(best, status="feasible", bound=bound)
                 if self.counts.solves >= budget * (WIDE_GAP_FACTOR if gap > WIDE_GAP else 1):
-                    return replace(self._or_one_stage(best, held), status="feasible", bound=bound)
+                    return replace(
+                        self._or_one_stage(best, in_flight_of), status="feasible", bound=bound
+                    )
             arrays.refine(pending)
-            best = self._better(best, held, found.stages)
+            best = self._better(best, in_flight_of, plan.stages)
             if self.counts.solves >= next_guess and all(
-                arrays.level[stage] >= LAYERS for stage in found.stages
+                arrays.level[stage] >= LAYERS for stage in plan.stages
             ):
-                best = self._guess(best, held, planner)
+                best = self._guess(best, in_flight_of, planner)
                 next_guess = self.counts.solves + GUESS_EVERY
 
-    def _or_one_stage(self, best: StageSolution, held: InFlight) -> StageSolution:
+    def _or_one_stage(self, best: StageSolution, in_flight_of: InFlight) -> StageSolution:
         """The plan, or a shorter one without a pipeline: there are few of those, and a search that
         was not finished should not lose to them."""
         layers = self.arrays.candidates.shape[1] - 1
-        for option in map(int, np.flatnonzero(self.arrays.candidates[0, layers])):
-            stages = ((0, layers, option),)
+        for config in map(int, np.flatnonzero(self.arrays.candidates[0, layers])):
+            stages = ((0, layers, config),)
             while pending := self._pending(stages):
-                given = self.arrays.stage_problem(held)
-                if not is_plan(given, stages) or evaluate(given, stages).seconds >= best.seconds:
+                problem = self.arrays.stage_problem(in_flight_of)
+                if (
+                    not is_plan(problem, stages)
+                    or evaluate(problem, stages).seconds >= best.seconds
+                ):
                     break
                 self.arrays.refine(pending)
-            best = self._better(best, held, stages) or best
+            best = self._better(best, in_flight_of, stages) or best
         return best
 
     def _guess(
-        self, best: StageSolution | None, held: InFlight, planner: Planner
+        self, best: StageSolution | None, in_flight_of: InFlight, planner: Planner
     ) -> StageSolution | None:
-        """A good plan where the bounds do not show one yet: the best under likely prices, made
+        """A good plan where the bounds do not show one yet: the best under likely costs, made
         exact."""
         try:
-            stages = planner(self.arrays.likely_problem(held), None).stages
+            stages = planner(self.arrays.likely_problem(in_flight_of), None).stages
         except UserError:
             return best
         if pending := self._pending(stages):
             self.arrays.refine(pending)
-        return self._better(best, held, stages)
+        return self._better(best, in_flight_of, stages)
 
     def _pending(self, stages: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
         """The stages of a plan to find out more about: their seconds first, as memory is dearer to
         count."""
         level = self.arrays.level
-        unpriced = [stage for stage in dict.fromkeys(stages) if level[stage] < SECONDS]
-        return unpriced or [stage for stage in dict.fromkeys(stages) if level[stage] < MEMORY]
+        unsolved = [stage for stage in dict.fromkeys(stages) if level[stage] < SECONDS]
+        return unsolved or [stage for stage in dict.fromkeys(stages) if level[stage] < MEMORY]
 
     def _better(
-        self, best: StageSolution | None, held: InFlight, stages: Stages
+        self, best: StageSolution | None, in_flight_of: InFlight, stages: Stages
     ) -> StageSolution | None:
         """The plan of `stages` if all of it is exact, it fits, and it is shorter."""
         if any(self.arrays.level[stage] < MEMORY for stage in stages):
             return best
-        given = self.arrays.stage_problem(held)
-        if not is_plan(given, stages):
+        problem = self.arrays.stage_problem(in_flight_of)
+        if not is_plan(problem, stages):
             return best
-        plan = evaluate(given, stages)
+        plan = evaluate(problem, stages)
         return plan if best is None or plan.seconds < best.seconds else best

@@ -15,11 +15,11 @@ from shardopt.solve.stages.step_graph import StepGraph
 
 def first_uses(step: StepGraph, body: Iterable[int]) -> dict[int, int]:
     """The tensors that operations of the body touch, numbered by first use."""
-    found: dict[int, int] = {}
+    uses: dict[int, int] = {}
     for op in body:
         for tensor in (*step.graph.ops[op].operands, *step.graph.ops[op].results):
-            found.setdefault(tensor, len(found))
-    return found
+            uses.setdefault(tensor, len(uses))
+    return uses
 
 
 def by_first_use(step: StepGraph, ops: Sequence[int], uses: Mapping[int, int]) -> tuple[int, ...]:
@@ -36,16 +36,16 @@ def by_first_use(step: StepGraph, ops: Sequence[int], uses: Mapping[int, int]) -
             readers.setdefault(maker, []).append(op)
     ready = [rank[op] for op in ops if not waiting[op]]
     heapify(ready)
-    found = []
+    ordered = []
     while ready:
         _, number = heappop(ready)
         op = ops[number]
-        found.append(op)
+        ordered.append(op)
         for reader in readers.get(op, ()):
             waiting[reader].discard(op)
             if not waiting[reader]:
                 heappush(ready, rank[reader])
-    return tuple(found)
+    return tuple(ordered)
 
 
 def _anchors(step: StepGraph, ops: Sequence[int], uses: Mapping[int, int]) -> dict[int, int]:
@@ -54,20 +54,23 @@ def _anchors(step: StepGraph, ops: Sequence[int], uses: Mapping[int, int]) -> di
     do not count."""
     graph, last = step.graph, len(uses)
     of_tensor = {t: use for t, use in uses.items() if prod(graph.tensors[t].shape) > 1}
-    found: dict[int, int] = {}
+    anchors: dict[int, int] = {}
     for op in ops:
         read = [of_tensor[t] for t in graph.ops[op].operands if t in of_tensor]
         if read:
-            found[op] = max(read)
+            anchors[op] = max(read)
             of_tensor.update(
-                (t, found[op]) for t in graph.ops[op].results if prod(graph.tensors[t].shape) > 1
+                (t, anchors[op]) for t in graph.ops[op].results if prod(graph.tensors[t].shape) > 1
             )
     for op in reversed(ops):
-        if op not in found:
+        if op not in anchors:
             results = graph.ops[op].results
             behind = [
-                found[reader] for t in results for reader in step.consumers[t] if reader in found
+                anchors[reader]
+                for t in results
+                for reader in step.consumers[t]
+                if reader in anchors
             ]
             behind += [uses[t] for t in results if t in uses]
-            found[op] = min(behind, default=last)
-    return found
+            anchors[op] = min(behind, default=last)
+    return anchors

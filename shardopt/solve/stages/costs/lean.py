@@ -1,10 +1,10 @@
-"""Shardings of a stage for which memory matters: what a device holds at the peak has a price per
+"""Shardings of a stage for which memory matters: what a device holds at the peak has a cost per
 byte.
 
 The shortest sharding of a stage often keeps weights or optimizer state on several devices. Where it
-does not fit, a byte is given a price in seconds, as the multiplier of a memory limit would, and the
+does not fit, a byte is given a cost in seconds, as the multiplier of a memory limit would, and the
 small problem of the classes is solved again: first what costs next to nothing is split (state that
-only the update reads), with a higher price also what has to be gathered in every microbatch. The
+only the update reads), with a higher cost also what has to be gathered in every microbatch. The
 shard phase solves the same stage under the limit itself."""
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 from shardopt.solve.assignment.problem import Problem
 from shardopt.solve.assignment.sharding_ilp import improve
 from shardopt.solve.sharding.strategies_tables import StrategyTables
-from shardopt.solve.stages.pricing.class_problem import WORK, ClassProblem
-from shardopt.solve.stages.pricing.held_bytes import ShardedPart
-from shardopt.solve.stages.pricing.part_facts import PartFacts
-from shardopt.solve.stages.pricing.prices import GAP, Sharding
-from shardopt.solve.stages.pricing.stage_part import StagePart
+from shardopt.solve.stages.costs.class_problem import WORK, ClassProblem
+from shardopt.solve.stages.costs.held_bytes import ShardedPart
+from shardopt.solve.stages.costs.part_facts import PartFacts
+from shardopt.solve.stages.costs.sharders import GAP, Sharding
+from shardopt.solve.stages.costs.stage_part import StagePart
 
 # What all the memory of a device is worth, in times of the shortest step of the stage, from mild to
 # strict.
@@ -41,20 +41,23 @@ class LeanSharder:
 
     def shard(self, part: StagePart, facts: PartFacts, tables: StrategyTables) -> Sharding:
         classes = facts.classes
-        priced = ClassProblem(classes, tables)
-        costs = [np.array(cost, dtype=float) for cost in priced.problem.costs]
+        problem_of_classes = ClassProblem(classes, tables)
+        costs = [np.array(cost, dtype=float) for cost in problem_of_classes.problem.costs]
         for tensor, count in self._at_peak(facts, tables):
             node, k = facts.place[tensor]
             c = int(classes.of_node[node])
-            held = tables.local_bytes(facts.part.graph.tensors[tensor], priced.result(c, k))
-            costs[c] += self.byte_seconds * count * held
-        problem = Problem(tuple(costs), priced.problem.edges)
+            size = tables.local_bytes(
+                facts.part.graph.tensors[tensor], problem_of_classes.result(c, k)
+            )
+            costs[c] += self.byte_seconds * count * size
+        problem = Problem(tuple(costs), problem_of_classes.problem.edges)
         start = tuple(int(self.plain.choice[node]) for node in classes.members.tolist())
         solution = improve(problem, start, gap_tolerance=GAP, work=WORK, store=tables.store)
         if not solution.choice:
             return Sharding((), ())
         return Sharding(
-            tuple(priced.seconds(solution.choice).tolist()), priced.spread(solution.choice)
+            tuple(problem_of_classes.seconds(solution.choice).tolist()),
+            problem_of_classes.spread(solution.choice),
         )
 
     def _at_peak(self, facts: PartFacts, tables: StrategyTables) -> list[tuple[int, int]]:

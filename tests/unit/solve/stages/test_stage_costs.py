@@ -1,4 +1,4 @@
-"""Prices of candidate stages: which are found, which share a solution, what they hold, and the
+"""Stage costs of candidate stages: which are found, which share a solution, what they hold, and the
 bounds below them."""
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from shardopt.solve.sharding.intra_op import IntraOpTables
 from shardopt.solve.sharding.intra_op_memory import live_bytes
 from shardopt.solve.sharding.strategies_tables import StrategyTables
 from shardopt.solve.stages.candidates import CandidateProblem, candidate_mesh
+from shardopt.solve.stages.costs import lazy_costs
+from shardopt.solve.stages.costs.bounds import Rooflines, relaxed_layer
+from shardopt.solve.stages.costs.held_bytes import ShardedPart
+from shardopt.solve.stages.costs.lazy_costs import LazyStageCosts
+from shardopt.solve.stages.costs.part_facts import PartFacts
+from shardopt.solve.stages.costs.sharders import OptimalSharder, memory_of
+from shardopt.solve.stages.costs.stage_part import cut_part
 from shardopt.solve.stages.dp.stage_dp import solve_stages
-from shardopt.solve.stages.pricing import lazy_prices
-from shardopt.solve.stages.pricing.bounds import Rooflines, relaxed_layer
-from shardopt.solve.stages.pricing.held_bytes import ShardedPart
-from shardopt.solve.stages.pricing.lazy_prices import LazyPrices
-from shardopt.solve.stages.pricing.part_facts import PartFacts
-from shardopt.solve.stages.pricing.prices import OptimalSharder, memory_of
-from shardopt.solve.stages.pricing.stage_part import cut_part
 from shardopt.solve.stages.stage_problem import (
     StageProblem,
     Stages,
     StageSolution,
     evaluate,
     one_f_one_b_in_flight,
-    stage_options,
+    stage_configs,
 )
 from shardopt.solve.stages.step_graph import StepGraph
 
@@ -67,36 +67,38 @@ def problem(
 ) -> CandidateProblem:
     where = cluster(shape)
     return CandidateProblem(
-        chain(depth, microbatches), depth, where, stage_options(where), microbatches, num_stages
+        chain(depth, microbatches), depth, where, stage_configs(where), microbatches, num_stages
     )
 
 
-def exact(given: CandidateProblem) -> tuple[LazyPrices, StageProblem]:
-    prices = LazyPrices(given)
-    prices.price_all()
-    return prices, prices.problem(one_f_one_b_in_flight)
+def exact(candidates: CandidateProblem) -> tuple[LazyStageCosts, StageProblem]:
+    stage_costs = LazyStageCosts(candidates)
+    stage_costs.compute_all()
+    return stage_costs, stage_costs.problem(one_f_one_b_in_flight)
 
 
 @pytest.fixture(scope="module")
-def priced() -> tuple[LazyPrices, StageProblem]:
+def exact_costs() -> tuple[LazyStageCosts, StageProblem]:
     return exact(problem())
 
 
-def test_every_candidate_of_some_cover_has_a_price(priced: tuple[LazyPrices, StageProblem]) -> None:
+def test_every_candidate_of_some_cover_has_a_cost(
+    exact_costs: tuple[LazyStageCosts, StageProblem],
+) -> None:
     """Four layers on 1x4: the whole model only on all devices, a part only on fewer."""
-    prices, stages = priced
+    stage_costs, stages = exact_costs
     finite = np.isfinite(stages.seconds)
-    assert int(finite.sum()) == prices.num_candidates == prices.num_priced
-    for o, option in enumerate(stages.options):
-        assert finite[0, 4, o] == (option.num_devices == 4)
+    assert int(finite.sum()) == stage_costs.num_candidates == stage_costs.num_exact
+    for o, config in enumerate(stages.configs):
+        assert finite[0, 4, o] == (config.num_devices == 4)
         assert not finite[2, 2, o]
-        assert finite[0, 1, o] == (option.num_devices < 4)
+        assert finite[0, 1, o] == (config.num_devices < 4)
 
 
-def test_equal_intervals_are_solved_once(priced: tuple[LazyPrices, StageProblem]) -> None:
+def test_equal_intervals_are_solved_once(exact_costs: tuple[LazyStageCosts, StageProblem]) -> None:
     """Layers 1 and 2 of the chain have equal operations and equal dataflow; the first and the last
     differ."""
-    _, stages = priced
+    _, stages = exact_costs
     assert (
         cut_part(chain(), 1, 2).key == cut_part(chain(), 2, 3).key == cut_part(chain(5), 3, 4).key
     )
@@ -109,34 +111,34 @@ def test_bytes_are_weights_sums_and_what_the_backward_needs() -> None:
     """On one device: a weight and the sum of its gradients, and what layer 1 of three keeps for its
     backward."""
     step = chain(3)
-    one = stage_options(cluster("1x1"))[0]
+    one = stage_configs(cluster("1x1"))[0]
     tables = StrategyTables(candidate_mesh(one, (0,)), cluster("1x1"))
-    found = []
+    needs = []
     for start, end in ((1, 2), (2, 3)):
         part = cut_part(step, start, end)
-        found.append(
+        needs.append(
             memory_of(
                 PartFacts(part), tables, OptimalSharder().shard(part, PartFacts(part), tables)
             )
         )
-    inner, last = found
+    inner, last = needs
     assert inner.activation_bytes == 2 * BYTES, "what the layer gets and what it makes"
     assert last.activation_bytes == 0, "the last stage holds nothing between forward and backward"
     assert 2 * BYTES <= inner.fixed_bytes <= 6 * BYTES
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 1), (1, 3), (0, 4)])
-def test_a_price_is_what_the_plan_of_its_choices_costs(start: int, end: int) -> None:
+def test_a_cost_is_what_the_plan_of_its_choices_takes(start: int, end: int) -> None:
     part, where = cut_part(chain(), start, end), cluster()
-    for option in stage_options(where):
-        tables = StrategyTables(candidate_mesh(option, range(option.num_devices)), where)
-        found = OptimalSharder().shard(part, PartFacts(part), tables)
+    for config in stage_configs(where):
+        tables = StrategyTables(candidate_mesh(config, range(config.num_devices)), where)
+        sharding = OptimalSharder().shard(part, PartFacts(part), tables)
         whole = IntraOpTables(part.graph, tables.mesh, where, linear=part.linear, strategies=tables)
         plan = whole.problem(tied=part.tied).decode(
-            Solution(found.choice, 0.0, 0.0, 0.0, "feasible")
+            Solution(sharding.choice, 0.0, 0.0, 0.0, "feasible")
         )
-        assert sum(found.fragment_seconds) == pytest.approx(plan.summary().seconds, rel=0.02)
-        assert sum(found.fragment_seconds) >= plan.summary().seconds * (1 - 1e-9)
+        assert sum(sharding.fragment_seconds) == pytest.approx(plan.summary().seconds, rel=0.02)
+        assert sum(sharding.fragment_seconds) >= plan.summary().seconds * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 1), (1, 3), (0, 4)])
@@ -145,8 +147,8 @@ def test_bytes_are_those_of_the_plan_of_a_choice(start: int, end: int) -> None:
     chosen."""
     part, where = cut_part(chain(), start, end), cluster()
     facts, random = PartFacts(part), np.random.default_rng(end)
-    for option in stage_options(where):
-        tables = StrategyTables(candidate_mesh(option, range(option.num_devices)), where)
+    for config in stage_configs(where):
+        tables = StrategyTables(candidate_mesh(config, range(config.num_devices)), where)
         whole = IntraOpTables(part.graph, tables.mesh, where, linear=part.linear, strategies=tables)
         problem = whole.problem(tied=part.tied, residency=part.residency(1))
         for _ in range(5):
@@ -158,81 +160,83 @@ def test_bytes_are_those_of_the_plan_of_a_choice(start: int, end: int) -> None:
             sharded = ShardedPart(facts, tables, choice)
             assert sharded.live_bytes(copies=True).tolist() == plan.live_bytes.tolist()
             lives = problem.with_residency(part.residency(3)).lifetimes
-            held = live_bytes(
+            live = live_bytes(
                 part.graph, tables.mesh, lives, plan.shardings, (), len(problem.order)
             )
-            assert sharded.live_bytes(copies=False, in_flight=3).tolist() == held.tolist()
+            assert sharded.live_bytes(copies=False, in_flight=3).tolist() == live.tolist()
 
 
 @pytest.mark.parametrize("depth", [2, 4])
-def test_bounds_never_exceed_prices(depth: int) -> None:
+def test_bounds_never_exceed_costs(depth: int) -> None:
     step, where = chain(depth), cluster()
     roofs = Rooflines(step, where)
-    for option in stage_options(where):
-        mesh = candidate_mesh(option, range(option.num_devices))
+    for config in stage_configs(where):
+        mesh = candidate_mesh(config, range(config.num_devices))
         tables, roof = StrategyTables(mesh, where), roofs.seconds(mesh)
         for start in range(depth):
             for end in range(start + 1, depth + 1):
                 part = cut_part(step, start, end)
-                price = sum(OptimalSharder().shard(part, PartFacts(part), tables).fragment_seconds)
+                seconds_alone = sum(
+                    OptimalSharder().shard(part, PartFacts(part), tables).fragment_seconds
+                )
                 layers = [
                     relaxed_layer(step, k, end == depth).seconds(tables) for k in range(start, end)
                 ]
-                assert sum(layers) <= price * (1 + 1e-9)
-                assert roof[start:end].sum() <= price * (1 + 1e-9)
+                assert sum(layers) <= seconds_alone * (1 + 1e-9)
+                assert roof[start:end].sum() <= seconds_alone * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("num_stages", [None, 1, 2, 3])
 @pytest.mark.parametrize("limit", [None, 24 * BYTES, 17 * BYTES])
-def test_lazy_and_eager_prices_give_one_plan(num_stages: int | None, limit: int | None) -> None:
-    given = replace(problem(4, num_stages), memory_limit_bytes=(limit,))
-    _, everything = exact(given)
+def test_lazy_and_eager_costs_give_one_plan(num_stages: int | None, limit: int | None) -> None:
+    candidates = replace(problem(4, num_stages), memory_limit_bytes=(limit,))
+    _, everything = exact(candidates)
     eager = solve_stages(everything, num_stages)
-    lazy = LazyPrices(given, gap_tolerance=0.0)
-    found = lazy.best(
+    lazy = LazyStageCosts(candidates, gap_tolerance=0.0)
+    plan = lazy.best(
         one_f_one_b_in_flight, lambda stages, known: solve_stages(stages, num_stages, known)
     )
-    assert found.seconds == pytest.approx(eager.seconds, rel=1e-9)
-    assert found.bound == pytest.approx(eager.seconds, rel=1e-9)
-    assert lazy.num_priced <= lazy.num_candidates
+    assert plan.seconds == pytest.approx(eager.seconds, rel=1e-9)
+    assert plan.bound == pytest.approx(eager.seconds, rel=1e-9)
+    assert lazy.num_exact <= lazy.num_candidates
 
 
-def test_few_candidates_are_priced() -> None:
-    lazy = LazyPrices(problem(6))
+def test_few_candidates_get_exact_costs() -> None:
+    lazy = LazyStageCosts(problem(6))
     lazy.best(one_f_one_b_in_flight, lambda stages, known: solve_stages(stages, None, known))
-    assert lazy.num_priced < lazy.num_candidates / 2
+    assert lazy.num_exact < lazy.num_candidates / 2
 
 
 def test_a_search_that_ends_early_does_not_lose_to_one_stage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The planner meets a pipeline of four, then one of three that looks shorter, and nothing more
-    may be priced."""
+    may be solved."""
     _, everything = exact(problem())
     whole, three, four = (solve_stages(everything, count) for count in (1, 3, 4))
     assert whole.seconds < four.seconds
-    monkeypatch.setattr(lazy_prices, "MORE_SOLVES", 0)
+    monkeypatch.setattr(lazy_costs, "MORE_SOLVES", 0)
 
     def planner(stages: StageProblem, known: Stages | None) -> StageSolution:
         return replace(
             evaluate(stages, (four if known is None else three).stages), seconds=0.5 * whole.seconds
         )
 
-    found = LazyPrices(problem(), gap_tolerance=0.0, most_solves=0).best(
+    plan = LazyStageCosts(problem(), gap_tolerance=0.0, most_solves=0).best(
         one_f_one_b_in_flight, planner
     )
-    assert found.stages == whole.stages
-    assert found.seconds == pytest.approx(whole.seconds, rel=0.005)
+    assert plan.stages == whole.stages
+    assert plan.seconds == pytest.approx(whole.seconds, rel=0.005)
 
 
-def test_cut_costs_what_crosses_it(priced: tuple[LazyPrices, StageProblem]) -> None:
+def test_cut_costs_what_crosses_it(exact_costs: tuple[LazyStageCosts, StageProblem]) -> None:
     """One activation forwards and one gradient back cross each cut, whatever the number of their
     readers."""
     expected = messages_seconds(cluster(), [(0, 1, BYTES)])
-    found = priced[1].transfer_seconds
-    assert found is not None
-    assert found[:, 1:4] == pytest.approx(np.full((2, 3), expected))
-    assert not found[:, [0, 4]].any()
+    cut_seconds = exact_costs[1].transfer_seconds
+    assert cut_seconds is not None
+    assert cut_seconds[:, 1:4] == pytest.approx(np.full((2, 3), expected))
+    assert not cut_seconds[:, [0, 4]].any()
 
 
 def test_a_given_number_of_stages_prunes_candidates() -> None:
@@ -241,10 +245,12 @@ def test_a_given_number_of_stages_prunes_candidates() -> None:
     assert not four[0, 2:].any(), "four stages of four layers have one each"
 
 
-def test_forward_is_what_needs_no_later_stage(priced: tuple[LazyPrices, StageProblem]) -> None:
+def test_forward_is_what_needs_no_later_stage(
+    exact_costs: tuple[LazyStageCosts, StageProblem],
+) -> None:
     """The last stage has its backward in the forward fragment; before it, one product of three is
     forward."""
-    _, stages = priced
+    _, stages = exact_costs
     last, inner = (slice(3, 4), 4, slice(0, 1)), (slice(1, 2), 2, slice(0, 1))
     assert (stages.forward_seconds[last] > 0.5 * stages.seconds[last]).all()
     assert np.all(stages.forward_seconds[inner] > 0)
@@ -261,36 +267,36 @@ def test_more_microbatches_share_the_sum() -> None:
 
 def test_the_limit_of_memory_reaches_the_stages() -> None:
     for limit, expected in ((1234, 1234.0), (None, np.inf)):
-        given = replace(problem(1), memory_limit_bytes=(limit,))
-        assert LazyPrices(given).problem(one_f_one_b_in_flight).memory_bytes == (expected,)
+        candidates = replace(problem(1), memory_limit_bytes=(limit,))
+        assert LazyStageCosts(candidates).problem(one_f_one_b_in_flight).memory_bytes == (expected,)
 
 
 def test_candidate_mesh() -> None:
-    option = next(option for option in stage_options(cluster()) if option.logical_shape == (2, 2))
-    assert candidate_mesh(option, range(4)).axes == (("x", 2), ("y", 2))
-    assert candidate_mesh(option, (4, 5, 6, 7), "m1").devices == (4, 5, 6, 7)
+    config = next(config for config in stage_configs(cluster()) if config.logical_shape == (2, 2))
+    assert candidate_mesh(config, range(4)).axes == (("x", 2), ("y", 2))
+    assert candidate_mesh(config, (4, 5, 6, 7), "m1").devices == (4, 5, 6, 7)
 
 
 _PRICES = """
 import sys
 from hashlib import sha256
 from pathlib import Path
-from test_stage_pricing import one_f_one_b_in_flight, problem
+from test_stage_costs import one_f_one_b_in_flight, problem
 from shardopt.caching.store import Store, using
-from shardopt.solve.stages.pricing.held_bytes import ShardedPart
-from shardopt.solve.stages.pricing.lazy_prices import LazyPrices
+from shardopt.solve.stages.costs.held_bytes import ShardedPart
+from shardopt.solve.stages.costs.lazy_costs import LazyStageCosts
 remarks = []
 with using(Store(Path(sys.argv[1]), remarks.append)):
-    prices = LazyPrices(problem(2))
-    prices.price_all()
-    found = prices.problem(one_f_one_b_in_flight)
+    costs = LazyStageCosts(problem(2))
+    costs.compute_all()
+    found = costs.problem(one_f_one_b_in_flight)
 arrays = (found.seconds, found.forward_seconds, found.fixed_bytes, found.activation_bytes)
 print(sha256(b"".join(array.tobytes() for array in arrays)).hexdigest())
-print(prices.counts.solves + prices.counts.accounts, prices.counts.from_store, len(remarks))
+print(costs.counts.solves + costs.counts.accounts, costs.counts.from_store, len(remarks))
 """
 
 
-def test_prices_from_disk_are_those_that_would_be_computed(tmp_path: Path) -> None:
+def test_costs_from_disk_are_those_that_would_be_computed(tmp_path: Path) -> None:
     """In two processes whose hashes differ; a damaged entry is made again, with a remark."""
 
     def run(seed: str) -> tuple[str, list[int]]:
@@ -307,8 +313,8 @@ def test_prices_from_disk_are_those_that_would_be_computed(tmp_path: Path) -> No
         return arrays, [int(count) for count in counts.split()]
 
     first, (made, known, _) = run("1")
-    again, counts = run("2")
-    assert again == first and made > 0 and known == 0
+    second, counts = run("2")
+    assert second == first and made > 0 and known == 0
     assert counts == [0, made, 0]
     entry = next(path for path in sorted(tmp_path.rglob("*")) if path.is_file())
     entry.write_bytes(entry.read_bytes()[:-1])

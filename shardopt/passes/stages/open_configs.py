@@ -1,0 +1,43 @@
+"""The configs of stages that the options of the stage phase leave open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from shardopt.hardware.cluster import Cluster
+from shardopt.options.names import Recompute
+from shardopt.solve.stages.stage_problem import StageConfig, stage_configs
+from shardopt.support.errors import UserError
+
+
+def open_configs(
+    cluster: Cluster, submesh: str, logical_shape: str, method: str
+) -> tuple[StageConfig, ...]:
+    """All submeshes in all logical shapes, as far as `submesh` ("1x2") and `logical_shape` leave
+    them open. Raises UserError where the cluster has none."""
+    allowed = [
+        replace(config, method=method)
+        for config in stage_configs(cluster)
+        if submesh in ("", str(config.submesh))
+        and logical_shape in ("", "x".join(map(str, config.logical_shape)))
+    ]
+    if not allowed:
+        named = " as ".join(part for part in (submesh, logical_shape) if part)
+        known = ", ".join(str(config) for config in stage_configs(cluster))
+        raise UserError(f"cluster {cluster} has no submesh {named}; it has {known}")
+    return tuple(allowed)
+
+
+def with_recomputation(
+    allowed: Sequence[StageConfig], modes: Sequence[Recompute]
+) -> tuple[StageConfig, ...]:
+    """Each config with every mode of recomputation, and those that have one already: a plan file
+    asks for them."""
+    from_file = [config for config in allowed if config.recompute != "none"]
+    plain = [config for config in allowed if config.recompute == "none"]
+    return tuple(
+        dict.fromkeys(
+            (*(replace(config, recompute=mode) for mode in modes for config in plain), *from_file)
+        )
+    )
