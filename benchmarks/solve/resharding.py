@@ -25,7 +25,6 @@ from benchmarks.solve.resharding_random import HEAD as RANDOM_HEAD
 from benchmarks.solve.resharding_random import random_order, random_senders
 from shardopt.cost.transfers import even_messages, messages_seconds
 from shardopt.hardware.cluster import Cluster
-from shardopt.solve.resharding.boxes import TileGrid, volume
 from shardopt.solve.resharding.plan import (
     ReshardingPlan,
     elements_by_nic,
@@ -34,6 +33,7 @@ from shardopt.solve.resharding.plan import (
     messages,
     plans_seconds,
 )
+from shardopt.solve.resharding.slices import TileGrid, volume
 from shardopt.solve.resharding.strategies import Resharding
 from shardopt.solve.resharding.transfers import AUTO, plan_together
 
@@ -127,9 +127,9 @@ def bound_seconds(resharding: Resharding, cluster: Cluster) -> float:
     into: dict[int, int] = {}
     for number, devices in grid.holders.items():
         for host in {cluster.host_of(device) for device in devices}:
-            into[host] = into.get(host, 0) + volume(grid.box(number))
+            into[host] = into.get(host, 0) + volume(grid.tile(number))
     senders = {cluster.host_of(device) for device in resharding.source[0].devices}
-    total = sum(volume(grid.box(number)) for number in grid.holders)
+    total = sum(volume(grid.tile(number)) for number in grid.holders)
     link = cluster.groups[0].inter_host
     busiest = max(max(into.values()), total / len(senders)) * resharding.itemsize
     return link.latency_seconds + busiest / link.bandwidth_bytes_per_second
@@ -172,7 +172,7 @@ _PLANS_HEAD = (
 
 
 def plan_rows(folder: Path) -> Iterator[tuple[str, ...]]:
-    """The transfers of a step's microbatch and of what stands around the loop, as
+    """The transfers of a step's microbatch and of what stands outside the loop, as
     `insert-transfers` groups them."""
     groups, cluster = read_groups(folder)
     begin = process_time()
@@ -220,7 +220,7 @@ def _estimate(group: Sequence[Resharding], cluster: Cluster) -> float:
     size = 0
     for each in group:
         grid = TileGrid.of(*each.source, each.shape)
-        size += sum(volume(grid.box(number)) for number in grid.holders) * each.itemsize
+        size += sum(volume(grid.tile(number)) for number in grid.holders) * each.itemsize
     ends = (group[0].source[0].devices, group[0].destination[0].devices)
     return messages_seconds(cluster, even_messages(*ends, size))
 

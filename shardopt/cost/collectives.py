@@ -100,9 +100,9 @@ def collective_curve(cluster: Cluster, mesh: Mesh, kind: str, axes: tuple[str, .
     """Seconds by `bytes` of one collective over the groups along `axes`: as measured for groups of
     that size and placement, else by the formula.
 
-    A ring passes each host's network card once. All-to-all and permute send from every device: k
+    A ring passes each host's NIC once. All-to-all and permute send from every device: k
     members of one group on a host push k(n-k) of the k(n-1) messages of an all-to-all through the
-    card."""
+    NIC."""
     place = group_placement(cluster, mesh, axes)
     messages, share = _messages_and_share(kind, place.size)
     profile = cluster.group_of(mesh).device.profile

@@ -1,8 +1,8 @@
 """Time of point-to-point messages: what a cross-mesh resharding costs.
 
 Inside a host every device has a link of its own; between hosts the messages of a host share its
-network card, each direction for itself, whether they go to a host of the same group or of another,
-and those inside a group share its fabric where it is narrower than the cards. Copies inside a
+NIC, each direction for itself, whether they go to a host of the same group or of another,
+and those inside a group share its fabric where it is narrower than the NICs. Copies inside a
 device cost nothing. Where sending was measured for as many senders at once, that tells what a load
 takes.
 
@@ -58,7 +58,7 @@ def byte_seconds(cluster: Cluster, source: int, target: int) -> float:
 
 
 def least_nic_seconds(cluster: Cluster) -> float:
-    """Seconds for each byte through the fastest network card; 0 where sending was measured, which
+    """Seconds for each byte through the fastest NIC; 0 where sending was measured, which
     may be any curve."""
     if any(group.device.profile is not None for group in cluster.groups):
         return 0.0
@@ -72,7 +72,7 @@ def least_nic_seconds(cluster: Cluster) -> float:
 class Links:
     """Messages between different devices, by the links that they use.
 
-    `numbers` are their places in the list given; `out` and `into` the links, numbered (cards of
+    `numbers` are their places in the list given; `out` and `into` the links, numbered (NICs of
     hosts first, then devices; each has two directions); `seconds` how long one occupies its links;
     `shared` the seconds that a group's fabric needs for all of them."""
 

@@ -1,5 +1,5 @@
-"""`shardopt.rematerialize` on a fragment: which values are computed again, and which are read
-again.
+"""`shardopt.rematerialize` on a fragment: which values are recomputed for some of
+their readers, and which of them reshard a value for themselves.
 
     shardopt.rematerialize = [ {chain = array<i64: 3>, strategies = ["[{x}, {}] -> [{x}, {}]"],
         readers = array<i64: 7, 9>}, {operand = 1 : i64, readers = array<i64: 8>}]
@@ -27,8 +27,9 @@ _ARRAY = ir.DenseI64ArrayAttr
 
 
 @dataclass(frozen=True)
-class ComputeAgain:
-    """The operations `chain` run again with `strategies`, and `readers` read the last result."""
+class Recompute:
+    """The operations `chain` run a second time, with `strategies`, and `readers` read the last
+    result."""
 
     chain: tuple[int, ...]
     strategies: tuple[OpStrategy, ...]
@@ -36,7 +37,7 @@ class ComputeAgain:
 
 
 @dataclass(frozen=True)
-class ReadAgain:
+class SeparateCopy:
     """`readers` reshard a value, which is operand number `operand` of the first of them, once
     more."""
 
@@ -45,14 +46,14 @@ class ReadAgain:
 
 
 def write_rematerialization(
-    fragment: ir.Operation, rows: Sequence[ComputeAgain | ReadAgain]
+    fragment: ir.Operation, rows: Sequence[Recompute | SeparateCopy]
 ) -> None:
     """Nothing where there are no rows."""
     if rows:
         fragment.attributes[REMATERIALIZE] = ir.ArrayAttr.get([_attribute(row) for row in rows])
 
 
-def read_rematerialization(fragment: ir.Operation) -> tuple[ComputeAgain | ReadAgain, ...]:
+def read_rematerialization(fragment: ir.Operation) -> tuple[Recompute | SeparateCopy, ...]:
     """The rows in the order in which they apply. Raises ValueError for another form."""
     if REMATERIALIZE not in fragment.attributes:
         return ()
@@ -62,24 +63,24 @@ def read_rematerialization(fragment: ir.Operation) -> tuple[ComputeAgain | ReadA
     return tuple(_row(row) for row in attribute)
 
 
-def _attribute(row: ComputeAgain | ReadAgain) -> ir.DictAttr:
+def _attribute(row: Recompute | SeparateCopy) -> ir.DictAttr:
     readers = ir.DenseI64ArrayAttr.get(list(row.readers))
-    if isinstance(row, ReadAgain):
+    if isinstance(row, SeparateCopy):
         return ir.DictAttr.get({"operand": i64(row.operand), "readers": readers})
     chain = ir.DenseI64ArrayAttr.get(list(row.chain))
     texts = ir.ArrayAttr.get([ir.StringAttr.get(str(strategy)) for strategy in row.strategies])
     return ir.DictAttr.get({"chain": chain, "readers": readers, "strategies": texts})
 
 
-def _row(row: ir.Attribute) -> ComputeAgain | ReadAgain:
+def _row(row: ir.Attribute) -> Recompute | SeparateCopy:
     fields = entries(row) if isinstance(row, ir.DictAttr) else {}
     kinds = {name: type(value) for name, value in fields.items()}
     if kinds == {"operand": ir.IntegerAttr, "readers": _ARRAY}:
-        return ReadAgain(ir.IntegerAttr(fields["operand"]).value, _numbers(fields["readers"]))
+        return SeparateCopy(ir.IntegerAttr(fields["operand"]).value, _numbers(fields["readers"]))
     if kinds == {"chain": _ARRAY, "readers": _ARRAY, "strategies": ir.ArrayAttr}:
         texts = [ir.StringAttr(text).value for text in ir.ArrayAttr(fields["strategies"])]
         strategies = tuple(map(parse_strategy, texts))
-        return ComputeAgain(_numbers(fields["chain"]), strategies, _numbers(fields["readers"]))
+        return Recompute(_numbers(fields["chain"]), strategies, _numbers(fields["readers"]))
     raise ValueError(
         f"expected rows of '{REMATERIALIZE}' with chain, strategies and readers, or with operand "
         "and "

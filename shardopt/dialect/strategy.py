@@ -9,7 +9,7 @@ makes where that differs: the whole sum before each device keeps its part, or te
 On the `@main` of a plain module it is the shardings of arguments and results.
 
 `shardopt.clone` beside it says that a reader which wants another sharding gets a clone of the
-operation, because to make the value again is cheaper than to move it.
+operation, because to recompute the value is cheaper than to move it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The staged form as one op graph a mesh: all fragments of a mesh, around and inside of the loop,
+"""The staged form as one op graph a mesh: all fragments of a mesh, outside and inside of the loop,
 planned together.
 
 Values at fragment boundaries are followed through `mpmd.for`, `mpmd.call` and the function they
@@ -210,10 +210,10 @@ class _Extractor:
             len(self.meshes),
             *(1 + max(mesh.stages.values(), default=0) for mesh in self.meshes.values()),
         )
-        held, methods = self.in_flight(op, count), read_methods(op, count)
+        in_flight, methods = self.in_flight(op, count), read_methods(op, count)
         for number, (mesh, start) in enumerate(zip(self.meshes.values(), starts, strict=True)):
             stages = mesh.stages
-            mesh.loop = Loop(start, len(mesh.reader.ops), *_shared(held, stages, number))
+            mesh.loop = Loop(start, len(mesh.reader.ops), *_shared(in_flight, stages, number))
             mesh.method = methods[min(stages.values(), default=number)]
         self.bind_all(list(op.results), yielded)
         for before, after in zip(carried, yielded, strict=True):
@@ -224,10 +224,12 @@ class _Extractor:
         schedule says."""
         if IN_FLIGHT not in loop.attributes:
             return [1] * num_stages
-        held = list(ir.DenseI64ArrayAttr(loop.attributes[IN_FLIGHT]))
-        if len(held) != num_stages:
-            raise ValueError(f"expected {num_stages} numbers in '{IN_FLIGHT}', found {len(held)}")
-        return held
+        in_flight = list(ir.DenseI64ArrayAttr(loop.attributes[IN_FLIGHT]))
+        if len(in_flight) != num_stages:
+            raise ValueError(
+                f"expected {num_stages} numbers in '{IN_FLIGHT}', found {len(in_flight)}"
+            )
+        return in_flight
 
     def read_call(self, op: ir.Operation, repeat: int) -> None:
         name = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
@@ -240,13 +242,13 @@ class _Extractor:
 
 
 def _shared(
-    held: Sequence[int], stages: Mapping[int, int], number: int
+    in_flight: Sequence[int], stages: Mapping[int, int], number: int
 ) -> tuple[int, dict[int, int]]:
     """Microbatches in flight of a mesh, and of each of its fragments (number -> stage) where they
     differ. A mesh without fragments counts as the stage of its own `number`."""
-    counts = {group: held[stage] for group, stage in stages.items()}
+    counts = {group: in_flight[stage] for group, stage in stages.items()}
     if len(set(stages.values())) < 2:
-        return next(iter(counts.values()), held[number]), {}
+        return next(iter(counts.values()), in_flight[number]), {}
     return max(counts.values()), counts
 
 

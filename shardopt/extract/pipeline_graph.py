@@ -13,13 +13,13 @@ from shardopt.dialect.cluster import CLUSTER, read_cluster
 from shardopt.dialect.mpmd import KIND, RESHARDING, STAGE, parse_mesh_tensor
 from shardopt.dialect.program import Program
 from shardopt.extract.op_graph import read_tensor
-from shardopt.extract.pipeline_memory import held_values, local_bytes, step_bytes
+from shardopt.extract.pipeline_memory import live_values, local_bytes, step_bytes
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.sharing import Sharing, sharing_of
 from shardopt.mesh.mesh import Mesh
 from shardopt.schedule.exchange import validate
 from shardopt.schedule.graph import Edge, StageGraph
-from shardopt.schedule.memory import Held
+from shardopt.schedule.memory import LiveBytes
 from shardopt.schedule.schedules import ScheduleText, find_runnable, find_schedule
 from shardopt.schedule.simulator import SimulationResult, simulate
 from shardopt.schedule.tasks import Schedule, StageTask, TaskKind
@@ -40,11 +40,11 @@ class PipelineGraph:
     """The loop body as tasks: seconds of each, calls included, transfer seconds of each edge, bytes
     a device keeps from a task on.
 
-    `edge_links` are the network cards that the transfers of each edge use: number 2h is what host h
-    sends through, 2h + 1 what it receives through. `fixed_bytes[m]` is what a device of mesh m
-    holds all step long: arguments of the step, what lives across the loop, and accumulators; `held`
-    is what it holds for each microbatch, `outside_bytes[m]` the most that it holds before and behind
-    the loop."""
+    `edge_links` are the NICs that the transfers of each edge use: number 2h is what host h sends
+    through, 2h + 1 what it receives through. `fixed_bytes[m]` is what a device of mesh m holds all
+    step long: arguments of the step, what lives across the loop, and accumulators; `live` is what
+    it holds for each microbatch, `outside_bytes[m]` the most that it holds before and behind the
+    loop."""
 
     graph: StageGraph
     task_seconds: dict[StageTask, float]
@@ -55,7 +55,7 @@ class PipelineGraph:
     stage_to_mesh: tuple[int, ...]
     edge_links: tuple[tuple[int, ...], ...] = ()
     sharing: Sharing | None = None
-    held: tuple[Held, ...] = ()
+    live: tuple[LiveBytes, ...] = ()
     outside_bytes: tuple[int, ...] = ()
 
     @property
@@ -139,7 +139,7 @@ def read_pipeline(program: Program, meshes: tuple[Mesh, ...]) -> PipelineGraph:
         ),
         tuple(tuple(sorted(nics)) for _, _, nics in edges.values()),
         sharing_of(cluster, [mesh.devices for mesh in meshes]) if cluster is not None else None,
-        held_values(program, by_name, task_of),
+        live_values(program, by_name, task_of),
         outside_loop.outside_loop,
     )
 
@@ -159,7 +159,7 @@ def simulate_pipeline(
         pipeline.fixed_bytes,
         pipeline.edge_links,
         pipeline.sharing,
-        held=pipeline.held,
+        live=pipeline.live,
     )
 
 
@@ -182,7 +182,7 @@ def workload(pipeline: PipelineGraph, num_microbatches: int) -> Workload:
         pipeline.activation_bytes,
         edge_links=pipeline.edge_links,
         sharing=pipeline.sharing,
-        held=pipeline.held,
+        live=pipeline.live,
     )
 
 
@@ -248,7 +248,7 @@ def _call_seconds(op: ir.Operation, meshes: dict[str, Mesh], cluster: Cluster | 
 
 
 def _nics(op: ir.Operation, cluster: Cluster | None) -> frozenset[int]:
-    """The network cards that a planned transfer between hosts uses, numbered as in
+    """The NICs that a planned transfer between hosts uses, numbered as in
     `PipelineGraph`."""
     if cluster is None or RESHARDING not in op.attributes:
         return frozenset()

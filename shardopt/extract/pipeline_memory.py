@@ -19,7 +19,7 @@ from shardopt.extract.buffer_reuse import reused_buffers
 from shardopt.extract.op_graph import read_tensor
 from shardopt.ir.rewriting import defining
 from shardopt.mesh.mesh import Mesh
-from shardopt.schedule.memory import Held
+from shardopt.schedule.memory import LiveBytes
 from shardopt.schedule.tasks import StageTask
 
 
@@ -112,9 +112,9 @@ class _Level:
             )
 
 
-def held_values(
+def live_values(
     program: Program, meshes: Mapping[str, Mesh], task_of: Callable[[ir.Operation], StageTask]
-) -> tuple[Held, ...]:
+) -> tuple[LiveBytes, ...]:
     """What is held for a microbatch. `task_of` says which task a fragment belongs to."""
     tasks: dict[ir.Value, dict[StageTask, None]] = {}
     once = set(program.body_block.arguments)
@@ -139,4 +139,4 @@ def held_values(
         if users and value not in accumulators:
             key = tuple(users), value in taken
             sizes[key] = sizes.get(key, 0) + local_bytes(value.type, meshes)
-    return tuple(Held(users, size, again) for (users, again), size in sizes.items())
+    return tuple(LiveBytes(users, size, reused) for (users, reused), size in sizes.items())

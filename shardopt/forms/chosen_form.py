@@ -19,7 +19,7 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.mpmd import TOPOLOGY, parse_mesh_tensor, read_topology
 from shardopt.dialect.plain_mesh import read_plain_mesh
-from shardopt.dialect.rematerialization import REMATERIALIZE, ReadAgain, read_rematerialization
+from shardopt.dialect.rematerialization import REMATERIALIZE, SeparateCopy, read_rematerialization
 from shardopt.dialect.strategy import read_strategy
 from shardopt.extract.control_flow import numbered_operations
 from shardopt.extract.op_graph import free_values
@@ -85,7 +85,7 @@ def _of_block(holder: ir.Operation, mesh: Mesh) -> Iterator[Violation]:
         yield Violation(holder, str(error))
         return
     for row in rows:
-        named = (*row.readers,) if isinstance(row, ReadAgain) else (*row.chain, *row.readers)
+        named = (*row.readers,) if isinstance(row, SeparateCopy) else (*row.chain, *row.readers)
         if (
             not row.readers
             or list(named) != sorted(set(named))
@@ -97,14 +97,14 @@ def _of_block(holder: ir.Operation, mesh: Mesh) -> Iterator[Violation]:
                 "readers behind "
                 f"the chain, found {list(named)}",
             )
-        elif isinstance(row, ReadAgain) and not 0 <= row.operand < (
+        elif isinstance(row, SeparateCopy) and not 0 <= row.operand < (
             count := len(_read_by(ops[row.readers[0]]))
         ):
             yield Violation(
                 holder,
                 f"expected an operand below {count} in '{REMATERIALIZE}', found {row.operand}",
             )
-        elif not isinstance(row, ReadAgain) and len(row.strategies) != len(row.chain):
+        elif not isinstance(row, SeparateCopy) and len(row.strategies) != len(row.chain):
             yield Violation(
                 holder,
                 f"expected {len(row.chain)} strategies in '{REMATERIALIZE}', found "

@@ -5,7 +5,7 @@ layer.
 
 A layer is a number from 0, the same for an operation, its backward and the update of what it reads;
 arguments of `@main` have one, too. -1 marks operations that belong to no layer: whoever reads their
-result computes it again. In the body they read only each other, captured values and the microbatch
+result recomputes it. In the body they read only each other, captured values and the microbatch
 index: nothing that would have to be sent with each microbatch."""
 
 from __future__ import annotations

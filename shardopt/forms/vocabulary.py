@@ -145,7 +145,7 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         ("mpmd.for",),
         '["layer", "none"]',
         "shardopt-outline-stages",
-        "What every stage computes again in its backward pass instead of keeping it for each "
+        "What every stage recomputes in its backward pass instead of keeping it for each "
         "microbatch in flight: "
         'nothing (`"none"`), the forward of each layer from what enters the layer (`"layer"`), or '
         "its whole forward "
@@ -179,7 +179,7 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         ("mpmd.fragment", "mpmd.fragment_call"),
         '"fwd"',
         "shardopt-outline-stages",
-        "What a fragment does: `prologue` and `update` stand around the loop; in `@microbatch` "
+        "What a fragment does: `prologue` and `update` stand outside the loop; in `@microbatch` "
         "stand `fwd` and `bwd`, "
         "or `bwd_input` and `bwd_weight` for a backward in two halves (`shardopt-split-backward`). "
         "With `stage_id` of the fragment it names the task that the schedule orders.",
@@ -227,7 +227,7 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         '[{chain = array<i64: 3>, readers = array<i64: 7, 9>, strategies = ["[{x}] -> [{x}]"]}, '
         "{operand = 1 : i64, readers = array<i64: 8>}]",
         "shardopt-choose-shardings",
-        "What is computed again instead of kept: `readers` get the last value of copies of the "
+        "What is recomputed instead of kept: `readers` get the last value of copies of the "
         "operations `chain`, "
         "which run with `strategies`. A row with an `operand` lets readers reshard that operand of "
         "the first of them "

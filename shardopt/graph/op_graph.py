@@ -12,7 +12,7 @@ from math import prod
 from shardopt.graph.op_flops import Work
 from shardopt.graph.windows import Window
 
-# The layer of an operation that belongs to none: whoever reads its result computes it again.
+# The layer of an operation that belongs to none: whoever reads its result recomputes it.
 SHARED = -1
 
 # The name of operations that hand their operand on and say how it is to be sharded.
@@ -121,12 +121,12 @@ class OpGraph:
         trips = self.ops[op].trips
         if trips == 1:
             return 1
-        around = sorted(
+        enclosing = sorted(
             (loop for loop in self.loops if loop[0] <= op < loop[1]),
             key=lambda loop: (loop[0], -loop[1]),
         )
-        inside = [loop for loop in around if loop[0] <= producer < loop[1]]
-        entered = around[len(inside) :]
+        inside = [loop for loop in enclosing if loop[0] <= producer < loop[1]]
+        entered = enclosing[len(inside) :]
         changing = entered[: tensor in self.carried] or inside[-1:]
         # What stands in a loop, and in none within it, runs once an iteration; the rest of it more
         # often.

@@ -20,7 +20,7 @@ class Loop:
     in_flight: int = 1
     of_group: Mapping[int, int] = field(default_factory=dict)
 
-    def held(self, groups: Iterable[int]) -> int:
+    def in_flight_of(self, groups: Iterable[int]) -> int:
         """Microbatches for which a value is held that operations of these groups make and read."""
         return max(
             (self.of_group.get(group, self.in_flight) for group in groups), default=self.in_flight

@@ -21,7 +21,7 @@ next passes obey.
 3. Solve the assignment of strategies on each (`shardopt.passes.sharding.planning`), once for meshes
    that look alike; or take the strategies from a plan file (`plan=`).
 4. Write what was decided (`shardopt.passes.sharding.writing`): strategies, shardings in the types
-   between fragments, what is computed again, and costs.
+   between fragments, what is recomputed, and costs.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ of its forward, an update that of its parameter.
 1. Find which loop results are gradients of which arguments (`_gradients`).
 2. Solve the layer DP on the body (`shardopt.solve.stages.layers.layering`, Alpa §5.1). The forward
    operations at which layers begin, or the layers of all operations, may come from a plan file.
-3. Let the operations around the loop follow (`shardopt.solve.stages.layers.ownership`).
+3. Let the operations outside the loop follow (`shardopt.solve.stages.layers.ownership`).
 """
 
 from __future__ import annotations

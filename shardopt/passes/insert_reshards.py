@@ -13,7 +13,7 @@ agree: each reads its operands as they lie and makes its results as they stay.
 1. Behind a reduce-scatter stands the part that each device keeps, behind an operation on terms
    their sum (`shardopt.passes.sharding.resharding_stops`).
 2. What has `shardopt.clone` is made once more for each reader that wants another sharding
-   (`shardopt.passes.sharding.remaking`).
+   (`shardopt.passes.sharding.clones`).
 3. Other operands go to their reader through stops, one for each collective on the way. XLA looks
    for a way of one step, and would otherwise gather the whole value on every device.
 4. Sum points where nothing is summed are removed.
@@ -34,7 +34,7 @@ from shardopt.extract.chosen_plan import ChosenPart, read_parts
 from shardopt.extract.control_flow import pin_values
 from shardopt.passes.base import Pass, PassContext
 from shardopt.passes.sharding.accumulators import drop_idle_sum_points
-from shardopt.passes.sharding.remaking import make_for_readers
+from shardopt.passes.sharding.clones import clone_for_readers
 from shardopt.passes.sharding.resharding_stops import insert_scatters, insert_stops
 
 
@@ -45,7 +45,7 @@ def _insert(part: ChosenPart) -> int:
         k: (s.made[0], s.results[0]) for k, s in enumerate(part.strategies) if s.is_scattered
     }
     parts = insert_scatters(reader, scattered)
-    clones = make_for_readers(reader, part.clones, part.shardings, required)
+    clones = clone_for_readers(reader, part.clones, part.shardings, required)
     stops = insert_stops(reader, part.mesh, part.shardings, required, part.clones)
     values |= parts | clones | stops
     drop_idle_sum_points(reader, values)

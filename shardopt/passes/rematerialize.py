@@ -1,4 +1,4 @@
-"""Compute values again for their last readers, and let readers reshard a value for themselves, as
+"""Recompute values for their last readers, and let readers reshard a value for themselves, as
 was decided.
 
 Needs the chosen form. Afterwards no fragment has `shardopt.rematerialize`: its rows are obeyed, and
@@ -21,10 +21,10 @@ from dataclasses import dataclass
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.rematerialization import REMATERIALIZE, ReadAgain, read_rematerialization
+from shardopt.dialect.rematerialization import REMATERIALIZE, SeparateCopy, read_rematerialization
 from shardopt.extract.chosen_plan import ChosenPart, read_parts
 from shardopt.passes.base import Pass, PassContext
-from shardopt.passes.sharding.rematerializing import Rematerializer
+from shardopt.passes.sharding.rematerializer import Rematerializer
 
 
 def _obey(part: ChosenPart) -> int:
@@ -32,11 +32,11 @@ def _obey(part: ChosenPart) -> int:
     rows = read_rematerialization(part.holder)
     rematerializer = Rematerializer(part.reader, part.values())
     for row in rows:
-        if isinstance(row, ReadAgain):
+        if isinstance(row, SeparateCopy):
             tensor = part.reader.ops[row.readers[0]].operands[row.operand]
-            rematerializer.read_again(tensor, row.readers)
+            rematerializer.copy_separately(tensor, row.readers)
         else:
-            rematerializer.compute_again(row.chain, row.readers, row.strategies)
+            rematerializer.recompute(row.chain, row.readers, row.strategies)
     del part.holder.attributes[REMATERIALIZE]
     return len(rows)
 
@@ -46,7 +46,7 @@ class Rematerialize(Pass):
     """See the head of the file."""
 
     name = "shardopt-rematerialize"
-    summary = "compute values again for their last readers, as was decided"
+    summary = "recompute values for their last readers, as was decided"
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         try:
@@ -54,4 +54,4 @@ class Rematerialize(Pass):
             count = sum(map(_obey, parts))
         except ValueError as error:
             raise pm.error(module.operation, str(error)) from error
-        pm.statistic("values computed or read again", count)
+        pm.statistic("values recomputed or copied once more", count)

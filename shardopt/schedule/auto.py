@@ -60,7 +60,7 @@ def run_workload(schedule: Schedule, work: Workload) -> SimulationResult:
         work.activation_bytes,
         edge_links=work.edge_links or None,
         sharing=work.sharing,
-        held=work.held,
+        live=work.live,
     )
 
 

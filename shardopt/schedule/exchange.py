@@ -267,10 +267,10 @@ def check_exchange(linked: LinkedSchedule) -> str:
         return ""
     mesh, name = "mesh {}".format, messages.names(linked)  # a message names the task that it stops
     ordered = in_order_of_receipt(messages.steps)
-    again = run_exchange(ordered, rendezvous=True)
-    if again.blocks:
+    postponed = run_exchange(ordered, rendezvous=True)
+    if postponed.blocks:
         raise ScheduleError(
-            f"schedule '{linked.schedule.name}': deadlock: {describe(ordered, again, mesh, name)}"
+            f"schedule '{linked.schedule.name}': deadlock: {describe(ordered, postponed, mesh, name)}"
         )
     return describe(messages.steps, outcome, mesh, name)
 

@@ -50,7 +50,7 @@ def peak_in_flight(tasks: Sequence[Task]) -> int:
 
 
 @dataclass(frozen=True)
-class Held:
+class LiveBytes:
     """`bytes` that a device of a mesh holds for each microbatch, from the start of the first of
     `tasks`, which are all of that mesh, to the end of the last. Where `taken_over`, only to its
     start: what it makes takes the memory."""
@@ -60,9 +60,9 @@ class Held:
     taken_over: bool = False
 
 
-def held_for_readers(
+def live_for_readers(
     activation_bytes: Mapping[StageTask, int], graph: StageGraph
-) -> tuple[Held, ...]:
+) -> tuple[LiveBytes, ...]:
     """What each task allocates lives until the last task of the same stage and microbatch that
     reads it according to the graph, or until its own end if there is none. The readers are direct
     ones: a backward-weight task keeps alive what it has an edge from."""
@@ -71,7 +71,7 @@ def held_for_readers(
         if edge.src.stage == edge.dst.stage and not edge.dst.kind.runs_once:
             readers.setdefault(edge.src, []).append(edge.dst)
     return tuple(
-        Held((task, *readers.get(task, ())), size)
+        LiveBytes((task, *readers.get(task, ())), size)
         for task, size in activation_bytes.items()
         if size
     )
@@ -79,19 +79,19 @@ def held_for_readers(
 
 def memory_profiles(
     linked: LinkedSchedule,
-    held: Sequence[Held],
+    live: Sequence[LiveBytes],
     fixed_bytes: Sequence[int],
     start_seconds: Sequence[Sequence[float]],
     end_seconds: Sequence[Sequence[float]],
 ) -> Iterator[MemoryProfile]:
-    """Bytes over time of each mesh: its `fixed_bytes`, and what is `held` for every microbatch."""
-    if not held:
+    """Bytes over time of each mesh: its `fixed_bytes`, and what is live for every microbatch."""
+    if not live:
         yield from (MemoryProfile((0.0,), (fixed,)) for fixed in fixed_bytes)
         return
-    nodes = _nodes_of({task for each in held for task in each.tasks}, linked)
+    nodes = _nodes_of({task for each in live for task in each.tasks}, linked)
     allocated = np.zeros(len(linked.nodes), dtype=np.int64)
     released = np.zeros(len(linked.nodes), dtype=np.int64)
-    for each in held:
+    for each in live:
         of_tasks = np.array([nodes[task] for task in each.tasks if nodes[task]])
         if of_tasks.size:
             allocated[of_tasks.min(axis=0)] += (

@@ -16,9 +16,9 @@ from shardopt.hardware.sharing import Sharing
 from shardopt.schedule.events import Costs, Times
 from shardopt.schedule.graph import StageGraph
 from shardopt.schedule.memory import (
-    Held,
+    LiveBytes,
     MemoryProfile,
-    held_for_readers,
+    live_for_readers,
     memory_profiles,
     peak_in_flight,
 )
@@ -100,14 +100,14 @@ def simulate(
     edge_links: Sequence[Sequence[int]] | None = None,
     sharing: Sharing | None = None,
     overlap: bool = True,
-    held: Sequence[Held] | None = None,
+    live: Sequence[LiveBytes] | None = None,
 ) -> SimulationResult:
     """Simulate one step.
 
     `task_seconds` has an entry for each task of `graph`; `transfer_seconds` one for each edge of
     `graph`, in its order (default 0), and `edge_links` the numbers of the links that its transfers
     use (default none: transfers never wait for each other); `activation_bytes` says what a task
-    allocates (default 0), see `held_for_readers` for how long, and `held`, if given, says it value
+    allocates (default 0), see `live_for_readers` for how long, and `live`, if given, says it value
     by value instead; `fixed_bytes` is per mesh (default 0); `sharing` says how fast tasks run while
     meshes of their hosts rest (default: no faster); without `overlap` a mesh computes nothing while
     it sends. Raises ScheduleError if the schedule cannot run on the graph, ValueError if durations
@@ -136,8 +136,8 @@ def simulate(
         for starts, ends in zip(start_seconds, end_seconds, strict=True)
     )
     makespan = max(times.ends, default=0.0)
-    if held is None:
-        held = held_for_readers(activation_bytes or {}, graph)
+    if live is None:
+        live = live_for_readers(activation_bytes or {}, graph)
     exists = frozenset((task.kind, task.stage) for task in graph.tasks)
     return SimulationResult(
         schedule=schedule,
@@ -151,7 +151,7 @@ def simulate(
             peak_in_flight([task for task in tasks if (task.kind, task.stage) in exists])
             for tasks in schedule.tasks
         ),
-        memory=tuple(memory_profiles(linked, held, fixed, start_seconds, end_seconds)),
+        memory=tuple(memory_profiles(linked, live, fixed, start_seconds, end_seconds)),
         linked=linked,
         times=times,
     )

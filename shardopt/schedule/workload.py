@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from shardopt.hardware.sharing import Sharing
 from shardopt.schedule.graph import StageGraph
-from shardopt.schedule.memory import Held
+from shardopt.schedule.memory import LiveBytes
 from shardopt.schedule.tasks import StageTask
 
 
@@ -18,7 +18,7 @@ class Workload:
 
     `transfer_seconds` has one entry for each edge of `graph`; `activation_bytes` says what a task
     allocates until its last reader of the same stage has run; `memory_bytes` what activations may
-    take, by mesh (None: no limit). `edge_links`, `sharing` and `held` are those of `simulate`; the
+    take, by mesh (None: no limit). `edge_links`, `sharing` and `live` are those of `simulate`; the
     list scheduler does not see them."""
 
     graph: StageGraph
@@ -30,7 +30,7 @@ class Workload:
     memory_bytes: tuple[int, ...] | None = None
     edge_links: tuple[tuple[int, ...], ...] = ()
     sharing: Sharing | None = None
-    held: tuple[Held, ...] | None = None
+    live: tuple[LiveBytes, ...] | None = None
 
     @property
     def num_meshes(self) -> int:

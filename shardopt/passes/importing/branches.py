@@ -30,7 +30,7 @@ def split_results(op: ir.Operation) -> int:
     """Replace a `case` or `if` by one for each group of results that no branch computes together;
     how many there are.
 
-    Scalars and what is made of them are computed again by every group that reads them.
+    Scalars and what is made of them are recomputed by every group that reads them.
     """
     groups = [] if operations(op, _ONCE) else _groups(op)
     if len(groups) < 2:

@@ -1,4 +1,4 @@
-"""What the sharding pass says about memory: what is computed again, and why a budget is too
+"""What the sharding pass says about memory: what is recomputed, and why a budget is too
 small."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_HOLDERS = 5
 
 
 def report_rematerialized(graph: MeshGraph, plan: IntraOpPlan, pm: PassContext) -> None:
-    """A remark for each value that is computed again, and their number, bytes and seconds as
+    """A remark for each value that is recomputed, and their number, bytes and seconds as
     statistics."""
     if not plan.rematerialized:
         return
@@ -31,7 +31,7 @@ def report_rematerialized(graph: MeshGraph, plan: IntraOpPlan, pm: PassContext) 
         seconds = remat.seconds * plan.graph.ops[remat.chain[-1]].repeat
         total_bytes, total_seconds = total_bytes + size, total_seconds + seconds
         message = (
-            f"computed again for {len(remat.readers)} of its readers by {len(remat.chain)} "
+            f"recomputed for {len(remat.readers)} of its readers by {len(remat.chain)} "
             "operations: "
             f"saves {format_bytes(size)} a device in between, takes {seconds:.3g} s"
         )

@@ -93,18 +93,20 @@ class MeshSolver:
             problem = self.build(graph, constraints, received, strategies)
             kind = self._kinds[key] = _Kind(graph, structure, problem, self.solve(problem), {})
         loop = graph.residency.loop
-        held = (
+        in_flight = (
             ()
             if loop is None
             else (loop.in_flight, *(count for _, count in sorted(loop.of_group.items())))
         )
         residency = replace(kind.graph.residency, loop=loop)
         problem = kind.problem if kind.graph is graph else kind.problem.with_residency(residency)
-        if held not in kind.fits:
-            larger = min((counts for counts in kind.fits if _hold_more(counts, held)), default=None)
+        if in_flight not in kind.fits:
+            larger = min(
+                (counts for counts in kind.fits if _at_least(counts, in_flight)), default=None
+            )
             start = () if larger is None else kind.fits[larger].solution.choice
-            kind.fits[held] = self.fit(problem, kind.relaxed, start)
-        fit = kind.fits[held]
+            kind.fits[in_flight] = self.fit(problem, kind.relaxed, start)
+        fit = kind.fits[in_flight]
         if kind.graph is graph:
             return Solved(problem, fit, fit.plan, graph, {op: op for op in structure.ops})
         if fit.plan is None:  # the error names what stands on this very mesh
@@ -115,7 +117,7 @@ class MeshSolver:
         return Solved(problem, fit, plan, kind.graph, {op: first for first, op in ops.items()})
 
 
-def _hold_more(counts: tuple[int, ...], others: tuple[int, ...]) -> bool:
+def _at_least(counts: tuple[int, ...], others: tuple[int, ...]) -> bool:
     return len(counts) == len(others) and all(a >= b for a, b in zip(counts, others, strict=True))
 
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from jaxlib.mlir import ir
 
 from shardopt.dialect.plain_mesh import write_plain_mesh
-from shardopt.dialect.rematerialization import ComputeAgain, ReadAgain, write_rematerialization
+from shardopt.dialect.rematerialization import Recompute, SeparateCopy, write_rematerialization
 from shardopt.dialect.strategy import CLONE, OpStrategy, write_strategy
 from shardopt.extract.mesh_graphs import MeshGraph, is_staged
 from shardopt.forms.sharded_form import write_cost
 from shardopt.ir.rewriting import functions
 from shardopt.mesh.mesh import Sharding
-from shardopt.passes.sharding.rematerializing import later_readers
+from shardopt.passes.sharding.rematerializer import later_readers
 from shardopt.passes.sharding.sharding_writer import refresh_function_type, retype
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
 from shardopt.solve.sharding.strategies import Strategy
@@ -63,25 +63,25 @@ def _chosen(strategy: Strategy, results: tuple[Sharding, ...]) -> OpStrategy:
     return OpStrategy(strategy.operands, results, made)
 
 
-def _remats(graph: MeshGraph, plan: IntraOpPlan) -> Iterator[ComputeAgain | ReadAgain]:
+def _remats(graph: MeshGraph, plan: IntraOpPlan) -> Iterator[Recompute | SeparateCopy]:
     """Rows with operations numbered as in the whole graph."""
     required = {op: strategy.operands for op, strategy in plan.strategies.items()}
     for remat in plan.rematerialized:
         strategies = tuple(OpStrategy.plain(s.operands, s.results) for s in remat.strategies)
-        yield ComputeAgain(remat.chain, strategies, remat.readers)
+        yield Recompute(remat.chain, strategies, remat.readers)
     separate = {remat.tensor for remat in plan.rematerialized}
     for tensor, sharding, op in sorted(
         plan.fresh, key=lambda copy: (copy[2], copy[0], str(copy[1]))
     ):
         if tensor not in separate:
             readers = later_readers(graph.reader, required, tensor, sharding, op)
-            yield ReadAgain(graph.reader.ops[readers[0]].operands.index(tensor), readers)
+            yield SeparateCopy(graph.reader.ops[readers[0]].operands.index(tensor), readers)
 
 
-def _numbered_from(first: int, row: ComputeAgain | ReadAgain) -> ComputeAgain | ReadAgain:
+def _numbered_from(first: int, row: Recompute | SeparateCopy) -> Recompute | SeparateCopy:
     """The row with operations numbered as in their fragment, whose first operation has the number
     `first`."""
     readers = tuple(op - first for op in row.readers)
-    if isinstance(row, ReadAgain):
-        return ReadAgain(row.operand, readers)
-    return ComputeAgain(tuple(op - first for op in row.chain), row.strategies, readers)
+    if isinstance(row, SeparateCopy):
+        return SeparateCopy(row.operand, readers)
+    return Recompute(tuple(op - first for op in row.chain), row.strategies, readers)

@@ -24,7 +24,7 @@ from shardopt.solve.microbatches.batch_factors import (
 )
 from shardopt.solve.microbatches.time_axis import HEAVY, CouplingError, Kind, TimeAxis, is_layout
 
-# Values computed from constants and iotas by at most this many cheap ops are computed again in the
+# Values computed from constants and iotas by at most this many cheap ops are recomputed in the
 # body, so that no argument carries them to every stage; XLA fuses such chains into their users.
 MAX_CLONED_OPS = 64
 # A block of these is not the same op at a smaller size: random numbers depend on the position in

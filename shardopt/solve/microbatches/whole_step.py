@@ -110,7 +110,7 @@ def _ancestors(graph: OpGraph, tensors: set[int]) -> set[int]:
 
 
 def _epilogue(graph: OpGraph, body: Set[int]) -> tuple[int, ...]:
-    """What is not in the body, and what is in it but made of constants only: that is made again."""
+    """What is not in the body, and what is in it but made of constants only: that is recomputed."""
     constant: set[int] = set()
     for op in graph.ops:
         if constant.issuperset(op.operands) and op.name not in _MIXING and op.rule is not None:

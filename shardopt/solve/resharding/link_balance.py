@@ -1,9 +1,9 @@
-"""Assignment of boxes to links, so that the busiest link is least busy.
+"""Assignment of slices to links, so that the busiest link is least busy.
 
-First each box, largest first, goes where it makes the busiest of its links least busy. Then boxes
-on the busiest link of all are moved or exchanged as long as that relieves it. Where few boxes have
-a choice, branch and bound finds the best assignment. Each step has a budget of work, so the result
-does not depend on the machine."""
+First each slice, largest first, goes where it makes the busiest of its links least busy. Then
+slices on the busiest link of all are moved or exchanged as long as that relieves it. Where few
+slices have a choice, branch and bound finds the best assignment. Each step has a budget of work, so
+the result does not depend on the machine."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 _MOST_MOVES = 20_000  # looked at by local search
 _MOST_NODES = 20_000  # of the search tree
-_MOST_SEARCHED = 16  # boxes with a choice; more would exhaust the budget without a proof
+_MOST_SEARCHED = 16  # slices with a choice; more would exhaust the budget without a proof
 _EPSILON = 1e-9  # relative: less is not an improvement
 
 Link = tuple[str, int]
-Changes = tuple[tuple[int, "Option"], ...]  # boxes and how they are sent instead
+Changes = tuple[tuple[int, "Option"], ...]  # slices and how they are sent instead
 
 
 class Option(NamedTuple):
-    """A way to send a box: the links that it occupies, and how long."""
+    """A way to send a slice: the links that it occupies, and how long."""
 
     out: Link
     into: Link
@@ -55,7 +55,7 @@ def assign(options: Sequence[tuple[Option, ...]]) -> list[Option | None]:
 
 
 class _Loads:
-    """Seconds of each link under an assignment; `None` stands for boxes that need no sender."""
+    """Seconds of each link under an assignment; `None` stands for slices that need no sender."""
 
     def __init__(self, options: Sequence[tuple[Option, ...]]) -> None:
         self.seconds: defaultdict[Link, float] = defaultdict(float)
@@ -95,8 +95,8 @@ class _Loads:
 
 
 def _bound(fixed: _Loads, options: Sequence[tuple[Option, ...]]) -> float:
-    """Seconds that no assignment of the boxes with a choice undercuts: what stands, the largest
-    box, and all of them spread evenly over the links that could send them."""
+    """Seconds that no assignment of the slices with a choice undercuts: what stands, the largest
+    slice, and all of them spread evenly over the links that could send them."""
     least = max(
         fixed.top(), max((min(o.seconds for o in choices) for choices in options), default=0.0)
     )
@@ -110,7 +110,7 @@ def _bound(fixed: _Loads, options: Sequence[tuple[Option, ...]]) -> float:
 def _improve(
     loads: _Loads, options: Sequence[tuple[Option, ...]], undecided: Sequence[int]
 ) -> None:
-    """Relieve the busiest link by moving one of its boxes, or by exchanging one with a box
+    """Relieve the busiest link by moving one of its slices, or by exchanging one with a slice
     elsewhere."""
     left = _MOST_MOVES
     while left > 0:
@@ -167,7 +167,8 @@ def _sure(option: Option | None) -> Option:
 
 
 class _Search:
-    """Depth first over the boxes with a choice, largest first; prunes what cannot beat the best."""
+    """Depth first over the slices with a choice, largest first; prunes what cannot beat the
+    best."""
 
     def __init__(
         self,

@@ -11,17 +11,17 @@ from itertools import pairwise
 from shardopt.solve.resharding.plan import Slice, TileSend
 
 Round = tuple[int, TileSend]
-Bundles = Sequence[Sequence[Slice]]  # the boxes that each device starts with
+Bundles = Sequence[Sequence[Slice]]  # the slices that each device starts with
 
 
 def all_gather(
     hosts: Sequence[Sequence[int]], bundles: Mapping[int, Sequence[Slice]]
 ) -> Iterator[Round]:
-    """Afterwards every device has the boxes of all. `hosts` are the devices of each host that take
+    """Afterwards every device has the slices of all. `hosts` are the devices of each host that take
     part.
 
     Where hosts take part with equally many devices, the k-th of each first gather over the hosts,
-    so that each box goes through a network card once for each further host; then the devices of a
+    so that each slice goes through a NIC once for each further host; then the devices of a
     host gather what came. Otherwise one ring passes through all hosts."""
     if len({len(devices) for devices in hosts}) > 1:
         devices = [device for host in hosts for device in host]
@@ -30,7 +30,7 @@ def all_gather(
     rows = [*zip(*hosts, strict=True)]
     for row in rows:
         yield from _ring(row, [bundles[device] for device in row], 1)
-    arrived = [tuple(box for device in row for box in bundles[device]) for row in rows]
+    arrived = [tuple(slice_ for device in row for slice_ in bundles[device]) for row in rows]
     for host in hosts:
         yield from _ring(host, arrived, len(hosts))
 
@@ -49,5 +49,5 @@ def _ring(devices: Sequence[int], bundles: Bundles, first: int) -> Iterator[Roun
     count = len(devices)
     for distance in range(count - 1):
         for place, device in enumerate(devices):
-            for box in bundles[(place - distance) % count]:
-                yield first + distance, TileSend.of(device, devices[(place + 1) % count], box)
+            for slice_ in bundles[(place - distance) % count]:
+                yield first + distance, TileSend.of(device, devices[(place + 1) % count], slice_)

@@ -1,7 +1,7 @@
 """The plan of a cross-mesh resharding as a value, what it moves, and its form as one integer array.
 
-In the first phase of a plan source devices send boxes of their tiles to destination devices; in
-each later one destination devices pass on boxes that arrived in phases before. Afterwards each
+In the first phase of a plan source devices send slices of their tiles to destination devices; in
+each later one destination devices pass on slices that arrived in phases before. Afterwards each
 destination device holds its whole tile and has received every element of it exactly once."""
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Slice = tuple[tuple[int, int], ...]  # (start, limit) of each dimension
 
 @dataclass(frozen=True, slots=True)
 class TileSend:
-    """One message: the box `[start, limit)` of the whole tensor, in elements per dimension, between
-    global device ids.
+    """One message: the slice `[start, limit)` of the whole tensor, in elements per dimension,
+    between global device ids.
 
     Equal devices mean a copy inside the device.
     """
@@ -35,12 +35,12 @@ class TileSend:
     limit: tuple[int, ...]
 
     @staticmethod
-    def of(src_device: int, dst_device: int, box: Slice) -> TileSend:
+    def of(src_device: int, dst_device: int, slice_: Slice) -> TileSend:
         return TileSend(
             src_device,
             dst_device,
-            tuple(start for start, _ in box),
-            tuple(limit for _, limit in box),
+            tuple(start for start, _ in slice_),
+            tuple(limit for _, limit in slice_),
         )
 
     @property
@@ -56,10 +56,10 @@ class TileSend:
         return self.src_device == self.dst_device
 
     def __str__(self) -> str:
-        box = ", ".join(
+        text = ", ".join(
             f"{start}:{limit}" for start, limit in zip(self.start, self.limit, strict=True)
         )
-        return f"{self.src_device}->{self.dst_device} [{box}]"
+        return f"{self.src_device}->{self.dst_device} [{text}]"
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,9 @@ class ReshardingPlan:
             )
         rank = (columns - _HEADER_COLUMNS) // 2
         phases: dict[int, list[TileSend]] = {}
-        for phase, src, dst, *box in array.tolist():
+        for phase, src, dst, *slice_ in array.tolist():
             phases.setdefault(phase, []).append(
-                TileSend(src, dst, tuple(box[:rank]), tuple(box[rank:]))
+                TileSend(src, dst, tuple(slice_[:rank]), tuple(slice_[rank:]))
             )
         if min(phases, default=0) < 0:
             raise ValueError(f"resharding plan: expected phases from 0 on, found {min(phases)}")

@@ -1,7 +1,7 @@
-"""Who sends each box: load balance over network cards and links (arXiv 2211.05322, section 3).
+"""Who sends each slice: load balance over NICs and links (arXiv 2211.05322, section 3).
 
 Replicas of a source tile leave a choice. What counts is the busiest link: the card of a host,
-shared by its devices, or the link of a device inside its host (`link_balance` assigns boxes to
+shared by its devices, or the link of a device inside its host (`link_balance` assigns slices to
 links). Within the host that was chosen, the device that has sent least sends."""
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from shardopt.hardware.cluster import Cluster
 from shardopt.solve.resharding.link_balance import Link, Option, assign
 from shardopt.solve.resharding.plan import Slice
 
-# that hold a box and are considered; enough for balance, and time does not grow with their number
+# that hold a slice and are considered; enough for balance, and time does not grow with their number
 _MOST_HOSTS = 32
 
 
 class Fetch(NamedTuple):
-    """A box that device `target` gets from one of its `holders` in the first phase."""
+    """A slice that device `target` gets from one of its `holders` in the first phase."""
 
-    box: Slice
+    slice: Slice
     bytes: int
     target: int
     holders: tuple[int, ...]
 
 
 def choose_senders(cluster: Cluster, fetches: Sequence[Fetch]) -> tuple[int, ...]:
-    """The device that sends each box; the target itself where it holds the box."""
+    """The device that sends each slice; the target itself where it holds the slice."""
     wires = _Wires(cluster)
     hosts_of: dict[tuple[int, ...], dict[int, list[int]]] = {}
     options: list[tuple[Option, ...]] = []
@@ -82,7 +82,7 @@ class _Wires:
         return groups
 
     def options(self, fetch: Fetch, hosts: dict[int, list[int]]) -> Iterator[Option]:
-        """None at all where the target holds the box. Of very many hosts those from the target's
+        """None at all where the target holds the slice. Of very many hosts those from the target's
         place on are taken, so that different targets turn to different ones."""
         home = self._hosts[fetch.target]
         if fetch.target in hosts.get(home, ()):

@@ -1,4 +1,4 @@
-"""The strategies: which boxes cross to which device of the destination, and what is passed on
+"""The strategies: which slices cross to which device of the destination, and what is passed on
 there.
 
 A strategy makes *drafts*. A draft says what each device fetches from the source mesh, not yet from
@@ -13,10 +13,10 @@ from typing import NamedTuple, TypeVar
 
 from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import Mesh, Sharding
-from shardopt.solve.resharding.boxes import TileGrid, cut, volume
 from shardopt.solve.resharding.passing_on import Round, all_gather, chain
 from shardopt.solve.resharding.plan import Slice
 from shardopt.solve.resharding.senders import Fetch
+from shardopt.solve.resharding.slices import TileGrid, cut, volume
 
 # Rows that may follow the first phase of a plan: it stands in the IR, and a row takes about a
 # microsecond to carry out. Where there would be more, pieces get larger.
@@ -51,7 +51,7 @@ class Draft(NamedTuple):
 class _Tile(NamedTuple):
     """A destination tile and the devices that must get it."""
 
-    box: Slice
+    slice: Slice
     hosts: _Hosts
 
     @property
@@ -69,15 +69,15 @@ class Drafting:
         self._copies: list[Fetch] = []
         self._tiles: list[_Tile] = []
         for number, replicas in target.holders.items():
-            box = target.box(number)
-            first, *others = self._source.overlaps(box)
+            slice_ = target.tile(number)
+            first, *others = self._source.overlaps(slice_)
             held = frozenset(() if others else first[1])
             self._copies += [
-                self._fetch(box, device, first[1]) for device in replicas if device in held
+                self._fetch(slice_, device, first[1]) for device in replicas if device in held
             ]
             hosts = self._by_host([device for device in replicas if device not in held])
             if hosts:
-                self._tiles.append(_Tile(box, hosts))
+                self._tiles.append(_Tile(slice_, hosts))
 
     @property
     def has_replicas(self) -> bool:
@@ -86,8 +86,10 @@ class Drafting:
 
     def send_recv(self) -> Iterator[Draft]:
         """Every device gets its whole tile from the source mesh."""
-        targets = ((tile.box, device) for tile in self._tiles for device in tile.devices)
-        yield self._draft([fetch for box, device in targets for fetch in self._fill(box, device)])
+        targets = ((tile.slice, device) for tile in self._tiles for device in tile.devices)
+        yield self._draft(
+            [fetch for slice_, device in targets for fetch in self._fill(slice_, device)]
+        )
 
     def local_allgather(self) -> Iterator[Draft]:
         """The replicas of a tile share the work: each fetches a piece, then they gather."""
@@ -98,9 +100,9 @@ class Drafting:
                 pieces = self._pieces(tile, _MOST_ROWS // len(tiles))
                 fetches += [
                     f
-                    for device, boxes in pieces.items()
-                    for box in boxes
-                    for f in self._fill(box, device)
+                    for device, slices in pieces.items()
+                    for slice_ in slices
+                    for f in self._fill(slice_, device)
                 ]
                 rounds += all_gather(tile.hosts, pieces)
             yield self._draft(fetches, rounds)
@@ -112,18 +114,20 @@ class Drafting:
             fetches: list[Fetch] = []
             chains: list[tuple[tuple[int, ...], Slice]] = []
             for tile in tiles:
-                for turn, (box, holders) in enumerate(self._source.overlaps(tile.box)):
+                for turn, (slice_, holders) in enumerate(self._source.overlaps(tile.slice)):
                     holding = [device for device in tile.devices if device in holders]
                     order = self._chain_order(tile.hosts, holders, turn)
                     fetches += [
-                        self._fetch(box, device, holders) for device in holding or order[:1]
+                        self._fetch(slice_, device, holders) for device in holding or order[:1]
                     ]
-                    chains.append(((*holding[:1], *order) if holding else order, box))
+                    chains.append(((*holding[:1], *order) if holding else order, slice_))
             hops = sum(len(devices) - 1 for devices, _ in chains)
             for chunks in _CHUNKS if hops else (1,):
                 if chunks == 1 or chunks * hops <= _MOST_CHUNKS:
                     rounds = [
-                        each for devices, box in chains for each in chain(devices, cut(box, chunks))
+                        each
+                        for devices, slice_ in chains
+                        for each in chain(devices, cut(slice_, chunks))
                     ]
                     yield self._draft(fetches, rounds)
 
@@ -133,7 +137,7 @@ class Drafting:
         another."""
         yield self._tiles
         if any(1 < len(tile.hosts) < len(tile.devices) for tile in self._tiles):
-            yield [_Tile(tile.box, (host,)) for tile in self._tiles for host in tile.hosts]
+            yield [_Tile(tile.slice, (host,)) for tile in self._tiles for host in tile.hosts]
 
     def _pieces(self, tile: _Tile, most_rows: int) -> dict[int, list[Slice]]:
         """The finer tiles, by the device that fetches each: along the tiles of the source where
@@ -141,12 +145,14 @@ class Drafting:
         can from itself."""
         devices = tile.devices
         count = max(1, min(len(devices), most_rows // len(devices)))
-        overlaps = [*self._source.overlaps(tile.box)]
-        parts = [(tile.box, frozenset[int]())]
+        overlaps = [*self._source.overlaps(tile.slice)]
+        parts = [(tile.slice, frozenset[int]())]
         if count % len(overlaps) == 0:
-            parts = [(box, frozenset(holders)) for box, holders in overlaps]
+            parts = [(slice_, frozenset(holders)) for slice_, holders in overlaps]
         pieces = [
-            (piece, holders) for box, holders in parts for piece in cut(box, count // len(parts))
+            (piece, holders)
+            for slice_, holders in parts
+            for piece in cut(slice_, count // len(parts))
         ]
         fetched: dict[int, list[Slice]] = {device: [] for device in devices}
         places = [devices[number * len(devices) // len(pieces)] for number in range(len(pieces))]
@@ -165,8 +171,8 @@ class Drafting:
         return fetched
 
     def _chain_order(self, hosts: _Hosts, holders: Sequence[int], turn: int) -> tuple[int, ...]:
-        """The devices without the box: hosts that hold it first, else hosts in turn, and devices in
-        turn."""
+        """The devices without the slice: hosts that hold it first, else hosts in turn, and devices
+        in turn."""
         near = {self._cluster.host_of(device) for device in holders}
         turned = _turned(hosts, turn)
         turned = tuple(
@@ -175,12 +181,14 @@ class Drafting:
         inside = (_turned(devices, turn // len(hosts)) for devices in turned)
         return tuple(device for devices in inside for device in devices if device not in holders)
 
-    def _fill(self, box: Slice, device: int) -> Iterator[Fetch]:
-        """What a device fetches to have a box: the part of each source tile from its holders."""
-        return (self._fetch(part, device, holders) for part, holders in self._source.overlaps(box))
+    def _fill(self, slice_: Slice, device: int) -> Iterator[Fetch]:
+        """What a device fetches to have a slice: the part of each source tile from its holders."""
+        return (
+            self._fetch(part, device, holders) for part, holders in self._source.overlaps(slice_)
+        )
 
-    def _fetch(self, box: Slice, device: int, holders: tuple[int, ...]) -> Fetch:
-        return Fetch(box, volume(box) * self._itemsize, device, holders)
+    def _fetch(self, slice_: Slice, device: int, holders: tuple[int, ...]) -> Fetch:
+        return Fetch(slice_, volume(slice_) * self._itemsize, device, holders)
 
     def _draft(self, fetches: Sequence[Fetch], rounds: Sequence[Round] = ()) -> Draft:
         return Draft((*self._copies, *fetches), tuple(rounds))

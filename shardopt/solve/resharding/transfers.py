@@ -1,7 +1,7 @@
-"""Cross-mesh resharding: which device sends which box of a tensor to which device, and in which
+"""Cross-mesh resharding: which device sends which slice of a tensor to which device, and in which
 order.
 
-A destination tile overlaps some source tiles, and each overlap is a box that one holder of the
+A destination tile overlaps some source tiles, and each overlap is a slice that one holder of the
 source tile must send. The strategies (Alpa, arXiv 2201.12023, section 6; arXiv 2211.05322):
 
 * `send_recv`: every destination device gets its whole tile from the source mesh. A tile with n
@@ -164,7 +164,7 @@ class _Planning:
             self._balanced = fetches, choose_senders(self._cluster, fetches)
         senders = iter(self._balanced[1])
         sends = [
-            [TileSend.of(next(senders), fetch.target, fetch.box) for fetch in draft.fetches]
+            [TileSend.of(next(senders), fetch.target, fetch.slice) for fetch in draft.fetches]
             for _, draft in chosen
         ]
         rank = self._rank(

@@ -2,7 +2,7 @@
 
 1. Solve without memory; most stages fit.
 2. Else let copies that are shared over a long time be made anew where that is enough.
-3. Else solve within the limit, with values that can be computed again, beginning with shardings
+3. Else solve within the limit, with values that can be recomputed, beginning with shardings
    that are known. Where the plan exceeds the limit because of copies of operands, count these in
    the problem and solve again; where it does for other reasons (scratch space), lower the limit of
    the problem by the excess. The number of rounds is limited.

@@ -1,10 +1,10 @@
 """The intra-operator problem with all that a memory budget can change: copies of operands, values
-computed again.
+recomputed.
 
 Behind the nodes of the plain problem stand two kinds of further ones, each of which follows the
 node of one tensor:
 
-* for a value that can be computed again (`rematerialization`): (sharding, kept or not). Kept, it
+* for a value that can be recomputed (`rematerialization`): (sharding, kept or not). Kept, it
   takes its bytes in the gap between its readers; else the seconds of the chain, and the sources
   must lie as the chain wants.
 * for an operand of one operation: (sharding that the operation wants, copied or not). Copied, it
@@ -34,7 +34,7 @@ Operand = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class _Choice:
-    """The node of a candidate: strategies 2k and 2k + 1 are sharding k kept, and computed again by
+    """The node of a candidate: strategies 2k and 2k + 1 are sharding k kept, and recomputed by
     `recipes[k]`."""
 
     candidate: Candidate
@@ -155,7 +155,7 @@ class BudgetModel:
             total += np.where(before > after, before, 0)
         return total
 
-    # ---- values computed again ----
+    # ---- rematerialized values ----
 
     def _choice(self, candidate: Candidate) -> _Choice:
         shardings = self.base.columns[candidate.tensor].distinct

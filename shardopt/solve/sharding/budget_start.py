@@ -1,7 +1,7 @@
-"""An assignment to begin with: given shardings, and values computed again where the limit is
+"""An assignment to begin with: given shardings, and values recomputed where the limit is
 exceeded.
 
-With shardings fixed, each value to compute again lowers memory in its gap for a known number of
+With shardings fixed, each value to recompute lowers memory in its gap for a known number of
 seconds. As long as the limit is exceeded, the value is taken that saves most bytes a second of
 recomputing at the worst time."""
 
@@ -52,9 +52,9 @@ def greedy_start(
 
 def _is_possible(model: BudgetModel, problem: Problem, choice: Sequence[int], node: int) -> bool:
     """Whether the sources lie as the chain wants them."""
-    again = choice[node] + 1
-    return bool(np.isfinite(problem.costs[node][again])) and all(
-        np.isfinite(edge.cost[choice[edge.u], again]) for edge in model.edges_of(problem, node)
+    remat = choice[node] + 1
+    return bool(np.isfinite(problem.costs[node][remat])) and all(
+        np.isfinite(edge.cost[choice[edge.u], remat]) for edge in model.edges_of(problem, node)
     )
 
 

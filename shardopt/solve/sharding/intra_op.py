@@ -278,7 +278,7 @@ class IntraOpProblem:
         rematerialized: tuple[Rematerialized, ...] = (),
         fresh: FreshCopies = frozenset(),
     ) -> IntraOpPlan:
-        """The plan of a solution, with values computed again and copies made anew. Raises UserError
+        """The plan of a solution, with values recomputed and copies made anew. Raises UserError
         when there is none.
 
         Choices of nodes behind those of this problem are ignored.

@@ -67,10 +67,10 @@ class Copy:
 
 @dataclass(frozen=True)
 class Rematerialized:
-    """A value that is dropped at position `gap[0]` and computed again at `gap[1]`, before the first
+    """A value that is dropped at position `gap[0]` and recomputed at `gap[1]`, before the first
     of `readers`.
 
-    `chain` are the operations that are run again, the last of which makes `tensor`, and
+    `chain` are the operations that are run a second time, the last of which makes `tensor`, and
     `strategies` say how. `extended` are their operands that would otherwise be gone by then.
     `scratch_bytes` a device holds beside the value while the chain runs; `seconds` of one
     execution."""
@@ -202,20 +202,20 @@ class Lifetimes:
         stop = max((stop, *(self.group_stop[other] for other in others)))
         return max((stop, *(end for begin, end in self.spans if start < begin < stop)))
 
-    def _in_place(self, held: list[Lifetime]) -> Iterator[Lifetime]:
+    def _in_place(self, lives: list[Lifetime]) -> Iterator[Lifetime]:
         """Results that are written over an operand begin behind the operation."""
         given = {*self.inputs, *self.aliases.values()}
         dying: dict[int, set[int]] = {}
-        for live in held:
+        for live in lives:
             last = max(
                 (self.position.get(op, len(self.order)) for op in self.readers[live.tensor]),
                 default=-1,
             )
-            # What is held for longer (outputs, arguments of a fragment, around a loop) is nobody's
+            # What is held for longer (outputs, arguments of a fragment, outside a loop) is nobody's
             # to write over.
             if live.tensor not in given | self.outputs and live.stop == last + 1:
                 dying.setdefault(last, set()).add(live.tensor)
-        for live in held:
+        for live in lives:
             made_here = (
                 live.tensor not in given
                 and live.start < live.stop
@@ -226,14 +226,14 @@ class Lifetimes:
             )
             yield replace(live, start=live.start + 1) if made_here else live
 
-    def _in_flight(self, held: list[Lifetime]) -> Iterator[Lifetime]:
+    def _in_flight(self, lives: list[Lifetime]) -> Iterator[Lifetime]:
         """What fragments of the loop hand on to others is held for the other microbatches in flight
         too."""
         loop = self.residency.loop
         if loop is None or max((loop.in_flight, *loop.of_group.values())) < 2:
             return
         producers = {tensor: op for op in self.order for tensor in self.graph.ops[op].results}
-        for live in held:
+        for live in lives:
             ops = list(self.readers[live.tensor])
             if live.tensor in producers:
                 ops.append(producers[live.tensor])
@@ -241,8 +241,8 @@ class Lifetimes:
                 continue
             inside = ops and all(loop.start <= op < loop.stop for op in ops)
             groups = {self.graph.ops[op].group for op in ops}
-            if inside and len(groups) > 1 and loop.held(groups) > 1:
-                yield Lifetime(live.tensor, *self.loop_span, loop.held(groups) - 1)
+            if inside and len(groups) > 1 and loop.in_flight_of(groups) > 1:
+                yield Lifetime(live.tensor, *self.loop_span, loop.in_flight_of(groups) - 1)
 
 
 def find_copies(
@@ -327,7 +327,7 @@ def with_gaps(
     shardings: Mapping[int, Sharding],
     rematerialized: Sequence[Rematerialized],
 ) -> tuple[tuple[Lifetime, ...], tuple[Copy, ...]]:
-    """The lifetimes when values are dropped and computed again, and what is held beside them to do
+    """The lifetimes when values are dropped and recomputed, and what is held beside them to do
     so."""
     if not rematerialized:
         return tuple(lives), ()
@@ -353,7 +353,7 @@ def with_gaps(
 def fresh_copies(
     graph: OpGraph, strategies: Mapping[int, Strategy], rematerialized: Sequence[Rematerialized]
 ) -> FreshCopies:
-    """Readers of values that are computed again share no copies with those before them."""
+    """Readers of values that are recomputed share no copies with those before them."""
     first_readers: dict[tuple[int, Sharding], int] = {}
     for remat in rematerialized:
         for reader in remat.readers:

@@ -42,8 +42,8 @@ class IntraOpPlan:
     """Shardings of the tensors and strategies of the operations of a part of `graph`;
     `live_bytes[n]` is what a device holds while the n-th of its operations runs.
 
-    `rematerialized` values are computed again for their last readers, copies of `fresh` made again
-    for theirs. A tensor of `cheap_to_clone` (a constant, say) is made once more for each reader that
+    `rematerialized` values are recomputed for their last readers, copies of `fresh` made anew for
+    theirs. A tensor of `cheap_to_clone` (a constant, say) is made once more for each reader that
     wants another sharding."""
 
     graph: OpGraph
@@ -80,9 +80,9 @@ class IntraOpPlan:
             if op in chosen
         ]
         computed += [
-            (again.readers[0], again.seconds)
-            for again in self.rematerialized
-            if again.readers[0] in chosen
+            (remat.readers[0], remat.seconds)
+            for remat in self.rematerialized
+            if remat.readers[0] in chosen
         ]
         return CostSummary(
             compute_seconds=sum(seconds * times[op] for op, seconds in computed),

@@ -68,7 +68,7 @@ class _Search:
         self.best = LeastPeak(bound, _UNKNOWN, None, Solution((), inf, inf, 0.0, "infeasible"))
 
     def begin(self, shardings: Sequence[int]) -> None:
-        """The plan with given shardings that computes again whatever lowers its peak."""
+        """The plan with given shardings that recomputes whatever lowers its peak."""
         problem = self.model.problem(0, ())
         start = greedy_start(self.model, problem, (), shardings)
         self._offer(problem, Solution(start, 0.0, 0.0, 0.0, "feasible"))

@@ -1,7 +1,7 @@
-"""Values that can be dropped and computed again from what is in memory anyway, and what that costs.
+"""Values that can be dropped and recomputed from what is in memory anyway, and what that costs.
 
 A candidate is the result of a cheap operation with a long time between two readers (or before the
-first). It is made again, right before the first reader behind that gap, by a copy of the chain of
+first). It is recomputed, right before the first reader behind that gap, by a copy of the chain of
 cheap operations that leads to it from tensors which are alive there in any case; a source much
 smaller than the value may be kept longer for it.
 
@@ -121,7 +121,7 @@ class _Finder:
 
 
 class _Chain:
-    """The search for the sources of one candidate, made by operation `root` again at position
+    """The search for the sources of one candidate, recomputed by operation `root` at position
     `at`."""
 
     def __init__(self, finder: _Finder, root: int, at: int) -> None:
@@ -197,7 +197,7 @@ def recipe(problem: IntraOpProblem, candidate: Candidate, target: Sharding) -> R
         for tensor, sharding in zip(op.operands, best.operands, strict=True):
             if need.setdefault(tensor, sharding) != sharding:
                 return None
-    # Without earlier readers the value is made later, not again.
+    # Without earlier readers the value is made later, not twice.
     moved = strategies[0].compute_seconds if candidate.moved else 0.0
     between = (graph.ops[index].results[0] for index in candidate.chain[:-1])
     fused = problem.tables.execution.fused

@@ -22,7 +22,7 @@ def renamed(
     """The plan for `graph` on `mesh`, where `tensors[t]` and `ops[k]` are what t and k are called
     there (`shardopt.graph.structure`); axes of the mesh keep their names."""
 
-    def again(value: Rematerialized) -> Rematerialized:
+    def remat(value: Rematerialized) -> Rematerialized:
         return replace(
             value,
             tensor=tensors[value.tensor],
@@ -43,7 +43,7 @@ def renamed(
         cheap_to_clone=frozenset(tensors[tensor] for tensor in plan.cheap_to_clone),
         communication=tuple(sorted(map(moved, plan.communication), key=lambda item: item.op)),
         order=tuple(ops[op] for op in plan.order),
-        rematerialized=tuple(map(again, plan.rematerialized)),
+        rematerialized=tuple(map(remat, plan.rematerialized)),
         fresh=frozenset(
             (tensors[tensor], sharding, ops[op]) for tensor, sharding, op in plan.fresh
         ),

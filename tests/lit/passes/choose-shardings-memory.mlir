@@ -13,7 +13,7 @@
 // Without the second hyperbolic tangent, its value would lie in memory from the first reader to the last. The barrier
 // keeps the compiler from merging the two, and waits for the value that is read beside it.
 
-// CHECK: remark: computed again for 1 of its readers by 1 operations: saves 262144 bytes a device in between
+// CHECK: remark: recomputed for 1 of its readers by 1 operations: saves 262144 bytes a device in between
 // CHECK-LABEL: func.func public @main
 func.func public @main(%x: tensor<256x256xf32>) -> tensor<256x256xf32> {
   // CHECK: %[[Z:.*]] = stablehlo.dot_general

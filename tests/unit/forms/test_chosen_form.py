@@ -10,8 +10,8 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.plain_mesh import read_plain_mesh, write_plain_mesh
 from shardopt.dialect.rematerialization import (
-    ComputeAgain,
-    ReadAgain,
+    Recompute,
+    SeparateCopy,
     read_rematerialization,
     write_rematerialization,
 )
@@ -29,8 +29,8 @@ STRATEGIES = st.tuples(SIDES, st.lists(st.tuples(SHARDINGS, SHARDINGS), max_size
 )
 NUMBERS = st.lists(st.integers(0, 99), min_size=1, max_size=4).map(tuple)
 ROWS = st.one_of(
-    st.builds(ComputeAgain, NUMBERS, st.lists(STRATEGIES, max_size=2).map(tuple), NUMBERS),
-    st.builds(ReadAgain, st.integers(0, 3), NUMBERS),
+    st.builds(Recompute, NUMBERS, st.lists(STRATEGIES, max_size=2).map(tuple), NUMBERS),
+    st.builds(SeparateCopy, st.integers(0, 3), NUMBERS),
 )
 EMPTY = "func.func public @main() attributes {shardopt.cost = {}} { return }"
 
@@ -49,7 +49,7 @@ def test_other_texts_are_no_strategies(text: str) -> None:
 
 
 @given(st.lists(ROWS, max_size=3))
-def test_rows_of_rematerialization_are_read_back(rows: list[ComputeAgain | ReadAgain]) -> None:
+def test_rows_of_rematerialization_are_read_back(rows: list[Recompute | SeparateCopy]) -> None:
     with make_context(), ir.Location.unknown():
         module = ir.Module.parse(EMPTY)
         main = next(functions(module))

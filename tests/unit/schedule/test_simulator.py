@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shardopt.schedule.events import Costs, Times
 from shardopt.schedule.graph import Edge, StageGraph, chain_graph
-from shardopt.schedule.memory import Held
+from shardopt.schedule.memory import LiveBytes
 from shardopt.schedule.schedules import SCHEDULES, SEVERAL, build_schedule
 from shardopt.schedule.simulator import SimulationResult, simulate
 from shardopt.schedule.tasks import Schedule, StageTask, Task, TaskKind
@@ -80,14 +80,14 @@ class TestMakespan:
     def test_formulas_of_bubbles_and_memory(self, meshes: int) -> None:
         for microbatches in range(meshes, 8 * meshes + 1, meshes):
             bubble = (meshes - 1) / (meshes - 1 + microbatches)
-            for name, held in (
+            for name, counts in (
                 ("gpipe", [microbatches] * meshes),
                 ("1f1b", range(meshes, 0, -1)),
                 ("eager-1f1b", [min(2 * left - 1, microbatches) for left in range(meshes, 0, -1)]),
             ):
                 result = run(name, meshes, microbatches)
                 assert result.bubble_fraction == pytest.approx(bubble)
-                assert result.peak_in_flight == tuple(held)
+                assert result.peak_in_flight == tuple(counts)
             for chunks in (2, 4):
                 result = run("interleaved", meshes, microbatches, chunks)
                 bubble = (meshes - 1) / (meshes - 1 + chunks * microbatches)
@@ -252,12 +252,12 @@ class TestMemory:
         graph = chain_graph(1, (F, I, W))
         schedule = Schedule("split", 1, (0,), (tuple(map(Task.parse, ("0F0", "0I0", "0W0"))),))
         forward, inputs, weights = (StageTask(kind, 0) for kind in (F, I, W))
-        held = [
-            Held((inputs, weights), 5),
-            Held((forward, inputs), 3, taken_over=True),
-            Held((inputs, weights), 3),
+        live = [
+            LiveBytes((inputs, weights), 5),
+            LiveBytes((forward, inputs), 3, taken_over=True),
+            LiveBytes((inputs, weights), 3),
         ]
-        memory = simulate(schedule, graph, durations(graph), fixed_bytes=(1,), held=held).memory[0]
+        memory = simulate(schedule, graph, durations(graph), fixed_bytes=(1,), live=live).memory[0]
         assert memory.bytes == (1, 4, 4, 9, 9, 9, 1)
 
     def test_weight_half_keeps_activations_alive(self) -> None:

@@ -16,7 +16,6 @@ from shardopt.cost.transfers import Links, Ordered
 from shardopt.hardware.cluster import Cluster, Device, Link
 from shardopt.hardware.profile import Measurement, Profile
 from shardopt.mesh.mesh import Mesh, Sharding
-from shardopt.solve.resharding.boxes import cut, volume
 from shardopt.solve.resharding.message_order import best_order
 from shardopt.solve.resharding.plan import (
     ReshardingPlan,
@@ -29,6 +28,7 @@ from shardopt.solve.resharding.plan import (
     plans_seconds,
 )
 from shardopt.solve.resharding.senders import Fetch, busiest_seconds, choose_senders
+from shardopt.solve.resharding.slices import cut, volume
 from shardopt.solve.resharding.strategies import Resharding
 from shardopt.solve.resharding.transfers import plan_resharding, plan_together
 from shardopt.support.errors import UserError
@@ -268,7 +268,7 @@ class TestArray:
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_the_assignment_of_senders_is_the_best(data: st.DataObject) -> None:
-    """Against all assignments, with boxes of random sizes that random devices on four hosts
+    """Against all assignments, with slices of random sizes that random devices on four hosts
     hold."""
     hosts = cluster(
         4, 2, inside=Link(0.0, 1.0), between=Link(0.0, data.draw(st.sampled_from((0.1, 0.7))))
@@ -292,7 +292,7 @@ def test_the_assignment_of_senders_is_the_best(data: st.DataObject) -> None:
 
 
 def test_many_boxes_are_spread_evenly() -> None:
-    """200 boxes of which each lies on two of eight hosts; the search tree would be too large."""
+    """200 slices of which each lies on two of eight hosts; the search tree would be too large."""
     hosts, rng = cluster(24, 1), np.random.default_rng(0)
     fetches = tuple(
         Fetch(
@@ -339,9 +339,9 @@ def test_all_to_all_between_hosts_keeps_every_card_busy() -> None:
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=3), st.integers(1, 12))
 def test_pieces_make_up_the_box(shape: list[int], count: int) -> None:
-    box = tuple((3, 3 + extent) for extent in shape)
-    pieces = cut(box, count)
-    assert sum(map(volume, pieces)) == volume(box) and min(map(volume, pieces)) > 0
+    slice_ = tuple((3, 3 + extent) for extent in shape)
+    pieces = cut(slice_, count)
+    assert sum(map(volume, pieces)) == volume(slice_) and min(map(volume, pieces)) > 0
     assert len(pieces) <= count and len(pieces) >= min(count, max(shape))
     assert all(
         count != len(pieces) or prod(shape) % count or len(set(map(volume, pieces))) <= 2
@@ -391,8 +391,8 @@ def shards(tensor: np.ndarray, side: Side) -> dict[int, np.ndarray]:
     """Per device a tensor-sized array with the shard's values, and -1 where the device holds
     nothing."""
     held = {}
-    for device, box in zip(side[0].devices, side[1].tiles(side[0], tensor.shape), strict=True):
-        window = tuple(slice(start, limit) for start, limit in box)
+    for device, slice_ in zip(side[0].devices, side[1].tiles(side[0], tensor.shape), strict=True):
+        window = tuple(slice(start, limit) for start, limit in slice_)
         held[device] = np.full(tensor.shape, -1, dtype=tensor.dtype)
         held[device][window] = tensor[window]
     return held

@@ -1,4 +1,4 @@
-"""Solutions as a plan file keeps them: read back they are the same, values that are computed again
+"""Solutions as a plan file keeps them: read back they are the same, values that are recomputed
 among them."""
 
 from __future__ import annotations

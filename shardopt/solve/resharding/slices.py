@@ -1,4 +1,4 @@
-"""Boxes of a tensor: which of the tiles of a sharding a box overlaps, and how to cut one into
+"""Slices of a tensor: which of the tiles of a sharding a slice overlaps, and how to cut one into
 pieces."""
 
 from __future__ import annotations
@@ -43,43 +43,47 @@ class TileGrid:
             shape, extents, {number: tuple(devices) for number, devices in holders.items()}
         )
 
-    def box(self, number: tuple[int, ...]) -> Slice:
+    def tile(self, number: tuple[int, ...]) -> Slice:
         bounds = zip(number, self.extents, self.shape, strict=True)
         return tuple((k * extent, min((k + 1) * extent, whole)) for k, extent, whole in bounds)
 
-    def overlaps(self, box: Slice) -> Iterator[tuple[Slice, tuple[int, ...]]]:
-        """The parts of a box that lie in one tile each, with the holders of the tile, in the order
-        of the tiles."""
-        spans = zip(box, self.extents, strict=True)
+    def overlaps(self, slice_: Slice) -> Iterator[tuple[Slice, tuple[int, ...]]]:
+        """The parts of a slice that lie in one tile each, with the holders of the tile, in the
+        order of the tiles."""
+        spans = zip(slice_, self.extents, strict=True)
         for number in product(
             *(range(start // extent, -(-limit // extent)) for (start, limit), extent in spans)
         ):
-            tile = self.box(number)
-            common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, tile, strict=True))
+            tile = self.tile(number)
+            common = tuple(
+                (max(a, c), min(b, d)) for (a, b), (c, d) in zip(slice_, tile, strict=True)
+            )
             yield common, self.holders[number]
 
 
-def volume(box: Slice) -> int:
-    return prod(limit - start for start, limit in box)
+def volume(slice_: Slice) -> int:
+    return prod(limit - start for start, limit in slice_)
 
 
-def cut(box: Slice, count: int) -> tuple[Slice, ...]:
-    """At most `count` pieces of a box, as equal as can be.
+def cut(slice_: Slice, count: int) -> tuple[Slice, ...]:
+    """At most `count` pieces of a slice, as equal as can be.
 
     Each dimension in turn is cut by the factor that its extent shares with what is left of the
     count (arXiv 2201.12023, section 6); what no extent shares cuts the longest one unevenly."""
     parts, left = [], count
-    for start, limit in box:
+    for start, limit in slice_:
         parts.append(gcd(limit - start, left))
         left //= parts[-1]
-    if left > 1 and box:
-        lengths = [(limit - start) // part for (start, limit), part in zip(box, parts, strict=True)]
-        longest = max(range(len(box)), key=lengths.__getitem__)
-        start, limit = box[longest]
+    if left > 1 and slice_:
+        lengths = [
+            (limit - start) // part for (start, limit), part in zip(slice_, parts, strict=True)
+        ]
+        longest = max(range(len(slice_)), key=lengths.__getitem__)
+        start, limit = slice_[longest]
         parts[longest] = min(parts[longest] * left, limit - start)
     return tuple(
         product(
-            *(_even(start, limit, part) for (start, limit), part in zip(box, parts, strict=True))
+            *(_even(start, limit, part) for (start, limit), part in zip(slice_, parts, strict=True))
         )
     )
 

@@ -18,7 +18,7 @@ from shardopt.extract.op_graph import GraphReader
 from shardopt.mesh.mesh import Sharding
 
 
-def make_for_readers(
+def clone_for_readers(
     reader: GraphReader,
     cheap_to_clone: Set[int],
     shardings: Mapping[int, Sharding],
@@ -26,8 +26,8 @@ def make_for_readers(
 ) -> dict[ir.Value, Sharding]:
     """Insert the copies and hand them to their readers; the new values and their shardings.
 
-    `required[k]` are the operand shardings of operation k of the reader. A reader in another fragment
-    than the maker gets the value over the boundary and is left alone."""
+    `required[k]` are the operand shardings of operation k of the reader. A reader in another
+    fragment than the maker gets the value over the boundary and is left alone."""
     makers = {
         op.results[0]: (op.group, handle)
         for op, handle in zip(reader.ops, reader.handles, strict=True)

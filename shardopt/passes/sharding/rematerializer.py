@@ -1,5 +1,5 @@
-"""Values computed again, and copies of operands made again, behind barriers that keep the compiler
-from undoing it.
+"""Values recomputed, and copies of operands made anew, behind barriers that keep the compiler from
+undoing it.
 
     %y = stablehlo.tanh %z                         %y = stablehlo.tanh %z
     %h = stablehlo.dot_general %y, %w              %h = stablehlo.dot_general %y, %w
@@ -39,7 +39,7 @@ class Rematerializer:
             if not read_strategy(handle).is_scattered
         }
 
-    def compute_again(
+    def recompute(
         self, chain: Sequence[int], readers: Sequence[int], strategies: Sequence[OpStrategy]
     ) -> None:
         """Copy the operations `chain` before the first of `readers`, which then read the last
@@ -60,16 +60,16 @@ class Rematerializer:
             copy = original.clone(ip=ir.InsertionPoint(first))
             write_strategy(copy, strategy)
             for position, operand in enumerate(list(copy.operands)):
-                given = copies.get(operand, behind.get(operand, operand))
+                value_here = copies.get(operand, behind.get(operand, operand))
                 copy.operands[position] = self._constrained(
-                    given, strategy.operands[position], copy
+                    value_here, strategy.operands[position], copy
                 )
             self.shardings[copy.results[0]] = strategy.results[0]
             copies[original.results[0]] = copy.results[0]
         for reader in readers:
             _replace(self.reader.handles[reader], value, copies[value])
 
-    def read_again(self, tensor: int, readers: Sequence[int]) -> None:
+    def copy_separately(self, tensor: int, readers: Sequence[int]) -> None:
         """Let `readers`, in program order, have `tensor` through a barrier, so that they share no
         copy with others."""
         first = self.reader.handles[readers[0]]
