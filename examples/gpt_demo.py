@@ -78,7 +78,9 @@ def main() -> int:
     plan = make_plan(exported, options, on_phase=lambda phase: console.print(f"phase {phase}"))
     folder = plan.save(args.output)
     console.print(plan.table(), plan.timeline(), sep="\n")
-    console.print(f"plan and the IR after every phase: {folder}/ir")
+    page = folder.with_name(f"{folder.name}.html")
+    page.write_text(plan.report(title="demo: a GPT of four layers"))
+    console.print(f"plan and the IR after every phase: {folder}/ir; to look at: {page}")
 
     losses = {"one device": _reference(jax.jit(train_step), state, tokens)}
     for backend in ("local", "ray") if args.backend == "both" else (args.backend,):

@@ -65,10 +65,10 @@ class Plan:
         return exported_of(self)
 
     def table(self) -> Any:
-        """The stages as a `rich` table."""
-        from shardopt.report.plan_summary import stage_table
+        """The stages as `rich` tables."""
+        from shardopt.report.plan_table import plan_table
 
-        return stage_table(self.summary)
+        return plan_table(self.summary)
 
     def simulate(self) -> SimulationResult:
         """The step as the event simulator sees it."""
@@ -79,6 +79,25 @@ class Plan:
         from shardopt.report.timeline import timeline_text
 
         return timeline_text(self.simulate())
+
+    def report(self, measured: SimulationResult | None = None, title: str = "plan") -> str:
+        """The plan as one self-contained HTML page: stages, why it is cut there, timeline, memory,
+        collectives, and where every argument lies.
+
+        `measured` is a step that was run, in the simulator's form
+        (`shardopt.report.measured_timeline`)."""
+        from shardopt.ir.context import make_context
+        from shardopt.ir.io import load_module
+        from shardopt.report.page.contents import read_contents
+        from shardopt.report.page.page import plan_page
+
+        clustered = dict(self.forms).get("cluster")
+        with make_context() as context:
+            contents = read_contents(
+                load_module(self.module, context),
+                None if clustered is None else load_module(clustered, context),
+            )
+        return plan_page(contents, self.simulate(), measured, title)
 
     def to_json(self) -> dict[str, object]:
         """What `plan.json` holds: a plan file, which gives this plan again."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from shardopt.report.timeline import time_unit
@@ -87,37 +87,56 @@ def _times(
     return NodeTimes(first, last, (), moved)
 
 
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One row of the comparison, as a person reads it: `runs` is empty where rows are sums."""
+
+    mesh: str
+    name: str
+    runs: str
+    simulated: str
+    measured: str
+    ratio: str
+
+
+def comparison_rows(
+    simulated: SimulationResult, measured: SimulationResult
+) -> tuple[ComparisonRow, ...]:
+    """How long tasks take on the average by mesh, stage and kind, then each mesh and the step."""
+    unit = time_unit(measured)
+
+    def row(mesh: str, name: str, runs: str, before: float, after: float) -> ComparisonRow:
+        return ComparisonRow(
+            mesh, name, runs, unit.text(before), unit.text(after), _ratio(after, before)
+        )
+
+    tasks = [
+        row(str(mesh), f"{kind.name.lower()} of stage {stage}", str(count), before, after)
+        for (mesh, stage, kind), (count, before, after) in _means(simulated, measured).items()
+    ]
+    busy = zip(simulated.busy_seconds, measured.busy_seconds, strict=True)
+    meshes = [row(str(mesh), "all tasks", "", *pair) for mesh, pair in enumerate(busy)]
+    makespans = (simulated.makespan_seconds, measured.makespan_seconds)
+    before, after = (f"{result.bubble_fraction:.1%}" for result in (simulated, measured))
+    return (
+        *tasks,
+        *meshes,
+        row("", "step, without what no schedule orders", "", *makespans),
+        ComparisonRow("", "bubble", "", before, after, ""),
+    )
+
+
 def comparison_table(simulated: SimulationResult, measured: SimulationResult) -> Any:
-    """A `rich` table: how long tasks take on the average, by mesh, stage and kind, and the step as
-    a whole."""
+    """The rows as a `rich` table."""
     from rich.table import Table
 
-    unit = time_unit(measured)
     table = Table("mesh", "task", "runs", title="simulated and measured step")
-    for column in (f"simulated {unit.name}", f"measured {unit.name}", "measured / simulated"):
+    for column in ("simulated", "measured", "measured / simulated"):
         table.add_column(column, justify="right")
-    for (mesh, stage, kind), (count, before, after) in _means(simulated, measured).items():
-        row = [f"{seconds * unit.per_second:.4g}" for seconds in (before, after)]
-        table.add_row(
-            f"{mesh}",
-            f"{kind.name.lower()} of stage {stage}",
-            f"{count}",
-            *row,
-            _ratio(after, before),
-        )
-    table.add_section()
-    for mesh, (before, after) in enumerate(
-        zip(simulated.busy_seconds, measured.busy_seconds, strict=True)
-    ):
-        row = [f"{seconds * unit.per_second:.4g}" for seconds in (before, after)]
-        table.add_row(f"{mesh}", "all tasks", "", *row, _ratio(after, before))
-    makespans = (simulated.makespan_seconds, measured.makespan_seconds)
-    row = [f"{seconds * unit.per_second:.4g}" for seconds in makespans]
-    table.add_row(
-        "", "step, without what no schedule orders", "", *row, _ratio(makespans[1], makespans[0])
-    )
-    bubbles = (simulated.bubble_fraction, measured.bubble_fraction)
-    table.add_row("", "bubble", "", *(f"{share:.1%}" for share in bubbles), "")
+    rows = comparison_rows(simulated, measured)
+    for row, following in zip(rows, (*rows[1:], None), strict=True):
+        is_last_task = bool(row.runs) and following is not None and not following.runs
+        table.add_row(*astuple(row), end_section=is_last_task)
     return table
 
 

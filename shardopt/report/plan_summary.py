@@ -1,11 +1,10 @@
-"""What a plan says, read from its exported module: the rows of the stage table, as values, JSON and
-a rich table."""
+"""What a plan says, read from its exported module: the rows of the stage table, as values and
+JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 from jaxlib.mlir import ir
 
@@ -28,10 +27,8 @@ from shardopt.forms.sharded_form import read_cost
 from shardopt.hardware.cluster import Cluster
 from shardopt.ir.rewriting import defining
 from shardopt.mesh.mesh import Mesh
-from shardopt.report.units import bytes_text, seconds_text
 
-if TYPE_CHECKING:
-    from rich.table import Table
+_OUTSIDE = "outside"  # the microbatch loop; beside the kinds of fragments inside
 
 
 @dataclass(frozen=True)
@@ -131,7 +128,7 @@ def _row(
     firsts: dict[str, int],
 ) -> StageRow:
     """`firsts` is the first stage of each mesh."""
-    seconds = dict.fromkeys((*BODY_KINDS, "around"), 0.0)
+    seconds = dict.fromkeys((*BODY_KINDS, _OUTSIDE), 0.0)
     layers: dict[str, None] = {}
     collectives: list[Traffic] = []
     sent = 0
@@ -156,10 +153,10 @@ def _row(
         # The simulator knows what stays, not what a fragment needs for a time.
         peak_bytes = max(peak_bytes, cost.peak_bytes)
         times = program.num_microbatches if in_body else 1
-        seconds[kind if in_body else "around"] += times * cost.seconds
+        seconds[kind if in_body else _OUTSIDE] += times * cost.seconds
         if not in_body:  # those in the loop are part of the simulated tasks
             buffers = len(op.operands) + len(op.results)
-            seconds["around"] += dispatch_seconds(cluster.group_of(mesh), mesh.size, buffers)
+            seconds[_OUTSIDE] += dispatch_seconds(cluster.group_of(mesh), mesh.size, buffers)
         collectives += [item.repeated(times) for item in cost.traffic]
         if in_body:
             layers.update((layer, None) for layer in _origins(op) if layer.startswith("layer_"))
@@ -171,7 +168,7 @@ def _row(
         mesh.devices,
         seconds["fwd"],
         sum(seconds[kind] for kind in BODY_KINDS if kind != "fwd"),
-        seconds["around"],
+        seconds[_OUTSIDE],
         peak_bytes,
         cluster.group_of(mesh).device.memory_bytes,
         total(collectives),
@@ -193,59 +190,3 @@ def _source_stage(transfer: ir.Operation, firsts: dict[str, int]) -> int:
 
 def _origins(op: ir.Operation) -> list[str]:
     return [str(origin).split('"')[1] for origin in ir.ArrayAttr(op.attributes["origin"])]
-
-
-def stage_table(summary: PlanSummary) -> Table:
-    """The plan for a terminal."""
-    from rich.table import Table
-
-    table = Table(
-        title=f"{summary.cluster} · {summary.num_microbatches} microbatches · {summary.schedule}",
-        caption=f"predicted step {seconds_text(summary.step_seconds)} · bubble "
-        f"{summary.bubble_fraction:.1%}",
-    )
-    for name in ("stage", "layers", "mesh", "devices", "shape", "recompute"):
-        table.add_column(name)
-    for name in ("forward", "backward", "around", "memory", "collectives", "bytes", "sent"):
-        table.add_column(name, justify="right")
-    for row in summary.stages:
-        table.add_row(
-            str(row.stage),
-            _span(row.layers),
-            row.mesh,
-            _ids(row.devices),
-            "×".join(map(str, row.logical_shape)),
-            row.recompute.replace("none", "–"),
-            seconds_text(row.forward_seconds),
-            seconds_text(row.backward_seconds),
-            seconds_text(row.outside_seconds),
-            bytes_text(row.peak_bytes),
-            ", ".join(
-                f"{item.tensors} {item.kind.replace('_', '-')} {'·'.join(item.axes)}"
-                for item in row.collectives
-            )
-            or "–",
-            bytes_text(row.collective_bytes),
-            bytes_text(row.sent_bytes),
-        )
-    return table
-
-
-def _span(layers: tuple[str, ...]) -> str:
-    numbers = sorted(int(name.removeprefix("layer_")) for name in layers)
-    return (
-        "–"
-        if not numbers
-        else str(numbers[0])
-        if len(numbers) == 1
-        else f"{numbers[0]}–{numbers[-1]}"
-    )
-
-
-def _ids(devices: tuple[int, ...]) -> str:
-    contiguous = devices == tuple(range(devices[0], devices[0] + len(devices)))
-    return (
-        f"{devices[0]}–{devices[-1]}"
-        if contiguous and len(devices) > 1
-        else ",".join(map(str, devices))
-    )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from shardopt.report.units import bytes_text
 from shardopt.schedule.simulator import SimulationResult, TaskSpan
-from shardopt.schedule.tasks import TaskKind
+from shardopt.schedule.tasks import Task, TaskKind
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -37,6 +37,8 @@ KIND_STYLES: dict[TaskKind, KindStyle] = {
     TaskKind.UPDATE: KindStyle("update", "#AA3377", "#FFFFFF", "#"),
     TaskKind.APPLY: KindStyle("update after a microbatch", "#EE6677", "#FFFFFF", "*"),
 }
+# A stage that waits for nobody between the two runs them as one task, which counts as forward.
+FUSED_STYLE = KindStyle("forward and backward", "#994F00", "#FFFFFF", "%")
 
 _MIN_COLUMNS = 20
 
@@ -48,9 +50,8 @@ def timeline_text(result: SimulationResult, columns: int = 100) -> Text:
 
     text = Text(no_wrap=True, overflow="crop")
     for row in _rows(result, columns):
-        for part, kind in row:
-            style = f"{KIND_STYLES[kind].ink} on {KIND_STYLES[kind].colour}" if kind else ""
-            text.append(part, style=style)
+        for part, style in row:
+            text.append(part, style=f"{style.ink} on {style.colour}" if style else "")
         text.append("\n")
     return text
 
@@ -60,7 +61,7 @@ def timeline_rows(result: SimulationResult, columns: int = 100) -> tuple[str, ..
     return tuple("".join(part for part, _ in row).rstrip() for row in _rows(result, columns))
 
 
-Part = tuple[str, TaskKind | None]  # characters of one task, or of none
+Part = tuple[str, KindStyle | None]  # characters of one task, or of none
 
 
 def _rows(result: SimulationResult, columns: int) -> list[list[Part]]:
@@ -77,11 +78,8 @@ def _rows(result: SimulationResult, columns: int) -> list[list[Part]]:
         )
     rows.append([(" " * margin + _axis_row(result, columns), None)])
     legend: list[Part] = [(" " * margin, None)]
-    for kind in kinds_of(result):
-        legend += [
-            (f"{kind.value}{KIND_STYLES[kind].fill}", kind),
-            (f" {KIND_STYLES[kind].label}   ", None),
-        ]
+    for kind, style in styles_of(result):
+        legend += [(f"{kind.value}{style.fill}", style), (f" {style.label}   ", None)]
     return [*rows, legend]
 
 
@@ -98,10 +96,10 @@ def _mesh_row(
         )
         if limit <= first:
             continue
-        kind = span.task.kind
-        label = full_label(result, span) if full or kind.runs_once else str(span.task.microbatch)
+        runs_once, style = span.task.kind.runs_once, style_of(result, span.task)
+        label = full_label(result, span) if full or runs_once else str(span.task.microbatch)
         parts.append(("·" * (first - column), None))
-        parts.append((label[: limit - first].ljust(limit - first, KIND_STYLES[kind].fill), kind))
+        parts.append((label[: limit - first].ljust(limit - first, style.fill), style))
         column = limit
     return [*parts, ("·" * (columns - column), None), (f" {row_note(result, mesh)}", None)]
 
@@ -174,9 +172,18 @@ def row_note(result: SimulationResult, mesh: int) -> str:
     return f"{note}, {bytes_text(peak)}" if peak else note
 
 
-def kinds_of(result: SimulationResult) -> tuple[TaskKind, ...]:
-    present = {span.task.kind for span in result.spans()}
-    return tuple(kind for kind in TaskKind if kind in present)
+def style_of(result: SimulationResult, task: Task) -> KindStyle:
+    """That of its kind, unless the task is forward and backward in one."""
+    if task.kind is TaskKind.FORWARD and task.stage in result.graph.fused_stages:
+        return FUSED_STYLE
+    return KIND_STYLES[task.kind]
+
+
+def styles_of(result: SimulationResult) -> tuple[tuple[TaskKind, KindStyle], ...]:
+    """What the legend explains, in the order of kinds."""
+    present = {(span.task.kind, style_of(result, span.task)) for span in result.spans()}
+    styles = (*KIND_STYLES.values(), FUSED_STYLE)
+    return tuple((kind, style) for kind in TaskKind for style in styles if (kind, style) in present)
 
 
 def ticks(limit: float, wanted: int) -> tuple[float, ...]:

@@ -11,10 +11,10 @@ from xml.sax.saxutils import escape
 
 from shardopt.report.svg_text import svg_text
 from shardopt.report.timeline import (
-    KIND_STYLES,
     full_label,
-    kinds_of,
     row_note,
+    style_of,
+    styles_of,
     summary,
     ticks,
     time_unit,
@@ -29,6 +29,7 @@ _MEMORY_HEIGHT, _MEMORY_GAP, _MEMORY_COLOUR = 18, 3, "#AA3377"
 _PALEST = 0.55  # opacity of the last of several stages of a mesh
 _MOST_LINES = 600  # transfers; more would hide what they connect
 _CHARACTER_WIDTH = 7  # of the labels in the boxes, at 11 px
+_AXIS_OVERHANG = 14  # of the labels at both ends of the time axis
 _IDLE_FILL = 'fill="#000000" fill-opacity="0.06"'
 _MIN_STROKED_WIDTH = 4  # narrower boxes would be all border
 
@@ -46,10 +47,18 @@ def timeline_svg(result: SimulationResult, width: int = 1100, heading: str = "")
     body = [
         f'<rect width="{total}" height="{height}" fill="#FFFFFF"/>',
         svg_text(_MARGIN_LEFT, 26, heading + summary(result), size=14, weight="bold"),
-        *_svg_axis(result, plot, bottom),
         *_svg_rows(result, plot),
-        *(_svg_box(result, span, plot) for span in result.spans()),
-        *_svg_transfers(result, plot),
+        *_zoomable(
+            plot,
+            [
+                *_svg_axis(result, plot, bottom),
+                *_svg_all_memory(result, plot),
+                *(_svg_box(result, span, plot) for span in result.spans()),
+                *_svg_transfers(result, plot),
+            ],
+            height,
+        ),
+        svg_text(_MARGIN_LEFT + plot + 30, bottom + 18, time_unit(result).name, colour="#555555"),
         *_svg_legend(result, bottom + 50),
     ]
     head = (
@@ -70,8 +79,23 @@ def _svg_axis(result: SimulationResult, plot: int, bottom: int) -> list[str]:
         x = _MARGIN_LEFT + plot * tick / (makespan or 1.0)
         lines.append(f'<path d="M{x:.1f} {_MARGIN_TOP - 6}V{bottom + 4}" stroke="#DDDDDD"/>')
         lines.append(svg_text(x, bottom + 18, f"{tick:g}", anchor="middle", colour="#555555"))
-    lines.append(svg_text(_MARGIN_LEFT + plot + 30, bottom + 18, unit.name, colour="#555555"))
     return lines
+
+
+def _zoomable(plot: int, body: list[str], height: int) -> list[str]:
+    """What a page may stretch along the time axis, in a frame that hides what then lies outside.
+
+    The frame begins some pixels before the axis, for the label at zero."""
+    left, width = _MARGIN_LEFT - _AXIS_OVERHANG, plot + 2 * _AXIS_OVERHANG
+    frame = (
+        f'x="{left}" y="0" width="{width}" height="{height}" viewBox="{left} 0 {width} {height}"'
+    )
+    return [
+        f'<svg class="timeline" {frame} data-left="{_MARGIN_LEFT}" data-width="{plot}">',
+        "<g>",
+        *body,
+        "</g></svg>",
+    ]
 
 
 def _svg_rows(result: SimulationResult, plot: int) -> list[str]:
@@ -84,12 +108,20 @@ def _svg_rows(result: SimulationResult, plot: int) -> list[str]:
         lines.append(
             svg_text(_MARGIN_LEFT + plot + 10, y + 19, row_note(result, mesh), colour="#555555")
         )
-        if _shows_memory(result):
-            lines.extend(_svg_memory(result, mesh, plot, y + _ROW_HEIGHT + _MEMORY_GAP))
     return lines
 
 
-def _svg_memory(result: SimulationResult, mesh: int, plot: int, top: int) -> list[str]:
+def _svg_all_memory(result: SimulationResult, plot: int) -> list[str]:
+    if not _shows_memory(result):
+        return []
+    below = _ROW_HEIGHT + _MEMORY_GAP
+    return [
+        _svg_memory(result, mesh, plot, _row_top(result, mesh) + below)
+        for mesh in range(result.schedule.num_meshes)
+    ]
+
+
+def _svg_memory(result: SimulationResult, mesh: int, plot: int, top: int) -> str:
     """A step function over the time axis."""
     profile, scale = result.memory[mesh], plot / (result.makespan_seconds or 1.0)
     most = max(each.peak_bytes for each in result.memory)
@@ -101,7 +133,7 @@ def _svg_memory(result: SimulationResult, mesh: int, plot: int, top: int) -> lis
         )
     path.append(f"H{_MARGIN_LEFT + plot}V{bottom}Z")
     title = f"<title>memory of mesh {mesh}: at most {bytes_text(profile.peak_bytes)}</title>"
-    return [f'<path d="{"".join(path)}" fill="{_MEMORY_COLOUR}" fill-opacity="0.3">{title}</path>']
+    return f'<path d="{"".join(path)}" fill="{_MEMORY_COLOUR}" fill-opacity="0.3">{title}</path>'
 
 
 def _svg_transfers(result: SimulationResult, plot: int) -> list[str]:
@@ -129,8 +161,8 @@ def _svg_box(result: SimulationResult, span: TaskSpan, plot: int) -> str:
     scale = plot / (result.makespan_seconds or 1.0)
     x, y = _MARGIN_LEFT + span.start_seconds * scale, _row_top(result, span.mesh)
     width = (span.end_seconds - span.start_seconds) * scale
-    style, unit = KIND_STYLES[span.task.kind], time_unit(result)
-    label = full_label(result, span)
+    style, unit = style_of(result, span.task), time_unit(result)
+    label = longest = full_label(result, span)
     if width < len(label) * _CHARACTER_WIDTH + 4 and not span.task.kind.runs_once:
         label = str(span.task.microbatch)
     stroke = ' stroke="#FFFFFF"' if width >= _MIN_STROKED_WIDTH else ""
@@ -144,13 +176,13 @@ def _svg_box(result: SimulationResult, span: TaskSpan, plot: int) -> str:
         box += svg_text(
             x + width / 2, y + 19, label, anchor="middle", colour="#222222" if place else style.ink
         )
-    return f"<g><title>{span.task} ({style.label}): {times}</title>{box}</g>"
+    title = f"<title>{span.task} ({style.label}): {times}</title>"
+    return f'<g data-label="{longest}">{title}{box}</g>'
 
 
 def _svg_legend(result: SimulationResult, y: int) -> list[str]:
     lines, x = [], _MARGIN_LEFT
-    for kind in kinds_of(result):
-        style = KIND_STYLES[kind]
+    for _, style in styles_of(result):
         lines.append(
             f'<rect x="{x}" y="{y - 10}" width="14" height="12" rx="2" fill="{style.colour}"/>'
         )

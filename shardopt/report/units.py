@@ -4,6 +4,9 @@ from __future__ import annotations
 
 
 def seconds_text(seconds: float) -> str:
+    """Three digits, in seconds from one second on, else in milliseconds."""
+    if seconds >= 1:
+        return f"{seconds:,.0f} s" if seconds >= 100 else f"{seconds:.3g} s"
     return f"{1e3 * seconds:.3g} ms"
 
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 
 from shardopt.schedule.tasks import StageTask, TaskKind
+
+_BACKWARD = (TaskKind.BACKWARD, TaskKind.BACKWARD_INPUT, TaskKind.BACKWARD_WEIGHT)
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,14 @@ class StageGraph:
 
     tasks: tuple[StageTask, ...]
     edges: tuple[Edge, ...]
+
+    @cached_property
+    def fused_stages(self) -> frozenset[int]:
+        """Stages whose forward does their backward too: those without a backward of their own, in a
+        pipeline where others have one."""
+        forward = {task.stage for task in self.tasks if task.kind is TaskKind.FORWARD}
+        backward = {task.stage for task in self.tasks if task.kind in _BACKWARD}
+        return frozenset(forward - backward) if backward else frozenset()
 
     def __post_init__(self) -> None:
         known = set(self.tasks)

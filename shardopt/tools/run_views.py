@@ -32,15 +32,21 @@ def add_views(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeline-svg", type=Path, metavar="FILE", help="draw both, one above the other"
     )
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="write the plan as a page of HTML, with both (see `shardopt report`)",
+    )
 
 
 def wants_trace(args: argparse.Namespace) -> bool:
-    return bool(args.trace_file or args.timeline or args.timeline_svg)
+    return bool(args.trace_file or args.timeline or args.timeline_svg or args.report)
 
 
 def check_targets(args: argparse.Namespace) -> None:
     """Raises UserError, before anything runs, where a file could not be written afterwards."""
-    for target in (args.trace_file, args.timeline_svg):
+    for target in (args.trace_file, args.timeline_svg, args.report):
         if target is not None and not target.parent.is_dir():
             raise UserError(f"cannot write '{target}': there is no folder '{target.parent}'")
 
@@ -57,7 +63,7 @@ def show_views(args: argparse.Namespace, plan: Plan | None, run: Run) -> None:
         write_output(
             (json.dumps(run_trace(run.program, spans)) + "\n").encode(), str(args.trace_file)
         )
-    if plan is None or not (args.timeline or args.timeline_svg):
+    if plan is None or not (args.timeline or args.timeline_svg or args.report):
         return
     from shardopt.report.measured_timeline import comparison_svg, comparison_table
 
@@ -67,6 +73,12 @@ def show_views(args: argparse.Namespace, plan: Plan | None, run: Run) -> None:
         console().print(comparison_table(simulated, measured))
     if args.timeline_svg is not None:
         write_output(comparison_svg(simulated, measured).encode(), str(args.timeline_svg))
+    if args.report is not None:
+        write_output(plan.report(measured, _title(args)).encode(), str(args.report))
+
+
+def _title(args: argparse.Namespace) -> str:
+    return f"{Path(args.plan).resolve().name}, predicted and measured"
 
 
 def _measured(simulated: SimulationResult, run: Run, spans: tuple[Span, ...]) -> SimulationResult:

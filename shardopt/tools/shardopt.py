@@ -27,6 +27,7 @@ from shardopt.tools.plan_file_command import (
 )
 from shardopt.tools.profile_command import add_profile
 from shardopt.tools.program_command import add_program
+from shardopt.tools.report_command import add_report
 from shardopt.tools.run_command import add_run
 from shardopt.tools.schedule_command import add_schedule
 from shardopt.tools.shard_command import add_shard
@@ -38,7 +39,13 @@ if TYPE_CHECKING:
 
 _PROG = "shardopt"
 # Commands that read a module, which C++ may not survive, and the argument that names it.
-_READING = {"plan": "model", "shard": "model", "schedule": "schedule", "program": "program"}
+_READING = {
+    "plan": "model",
+    "shard": "model",
+    "schedule": "schedule",
+    "program": "program",
+    "report": "plan",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -109,6 +116,7 @@ def _parser() -> ToolParser:
         )
     )
     add_run(commands.add_parser("run", help="run a plan on this machine or on a Ray cluster"))
+    add_report(commands.add_parser("report", help="write a plan as a page of HTML"))
     add_program(commands.add_parser("program", help="show the instructions that a plan runs"))
     return parser
 

@@ -66,7 +66,8 @@ def test_text_colours_boxes_by_kind(result: SimulationResult) -> None:
 
 def test_svg(result: SimulationResult) -> None:
     root = ElementTree.fromstring(timeline_svg(result))
-    tooltips = [title.text for group in root.iter(f"{SVG}g") for title in group.iter(f"{SVG}title")]
+    boxes = [group for group in root.iter(f"{SVG}g") if group.get("data-label")]
+    tooltips = [title.text for group in boxes for title in group.iter(f"{SVG}title")]
     assert len(tooltips) == 8
     assert tooltips[0] == "0F0 (forward): 0 to 1 ms"
     assert "1B1 (backward): 5 to 7 ms" in tooltips
