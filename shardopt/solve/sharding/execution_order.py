@@ -1,7 +1,7 @@
 """In which order a compiler runs the operations of a graph.
 
-XLA fuses cheap operations into their readers (`shardopt.solve.sharding.fusion`) and then orders
-what is left by its own means, mostly to save memory (the update of a weight right behind its
+XLA fuses cheap operations into their readers (`shardopt.solve.sharding.merged_kernels`) and then
+orders what is left by its own means, mostly to save memory (the update of a weight right behind its
 gradient, not at the end of the step). The rules here follow its list scheduler
 (xla/service/hlo_memory_scheduler.cc) closely enough to predict what is held when; see
 benchmarks/cost/memory_accounting.py for how closely."""
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from shardopt.graph.op_graph import Op, OpGraph
-from shardopt.solve.sharding.fusion import Fusion, fuse
+from shardopt.solve.sharding.fusion import Fusion
+from shardopt.solve.sharding.merged_kernels import find_kernels
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class ExecutionOrder:
     memory.
 
     `readers[t]` are the operations, in program order, that touch the memory of tensor t: a reader
-    whose result is fused does so where that result is used."""
+    whose result is fused does so where that result is used, and one whose kernel is merged with
+    others where that kernel ends."""
 
     order: tuple[int, ...]
     fused: frozenset[int]
@@ -31,9 +33,13 @@ class ExecutionOrder:
 
 def execution_order(graph: OpGraph, cheap_to_clone: Set[int], fusion: Fusion) -> ExecutionOrder:
     """The better of program order and list scheduling, by the bytes of whole tensors; a loop runs
-    as a whole."""
-    folded, members = _with_loops_as_ops(graph)
-    order = [op for node in _order(folded, fuse(folded, cheap_to_clone)) for op in members[node]]
+    as a whole, and so does a kernel."""
+    if graph.loops:
+        folded, members = _with_loops_as_ops(graph)
+        inner = find_kernels(folded, cheap_to_clone, bool(fusion.kernel))
+        order = [op for node in _order(folded, inner) for op in members[node]]
+    else:
+        order = _order(graph, fusion)
     return ExecutionOrder(tuple(order), fusion.fused, fusion.readers)
 
 
@@ -41,7 +47,8 @@ def _order(graph: OpGraph, fusion: Fusion) -> list[int]:
     scheduler = _Scheduler(graph, fusion)
     order: list[int] = []
     for ops in _fragments(graph):
-        written, listed = scheduler.placed(ops), scheduler.placed(scheduler.listed(ops))
+        written = scheduler.placed(scheduler.kernels(ops), ops)
+        listed = scheduler.placed(scheduler.listed(ops), ops)
         order += written if scheduler.peak(written) <= scheduler.peak(listed) else listed
     return order
 
@@ -80,9 +87,16 @@ def _fragments(graph: OpGraph) -> list[list[int]]:
 
 
 class _Scheduler:
+    """Kernels are told apart by the operation that ends them."""
+
     def __init__(self, graph: OpGraph, fusion: Fusion) -> None:
         self.graph, self.fused, self.readers = graph, fusion.fused, fusion.readers
-        self.producers = graph.producers()
+        self.makers = graph.producers()
+        self.kernel = fusion.kernel or range(len(graph.ops))
+        self.members: dict[int, list[int]] = {}
+        for op, last in enumerate(self.kernel):
+            self.members.setdefault(last, []).append(op)
+        self.producers = [self.kernel[op] if op >= 0 else op for op in self.makers]
         self.outputs = set(graph.outputs)
         # Outputs are held in the end whatever the order, and most take over the memory of a donated
         # argument.
@@ -96,19 +110,28 @@ class _Scheduler:
                 if tensor not in self.fused:
                     self.reads.setdefault(op, []).append(tensor)
 
-    def is_kernel(self, op: int) -> bool:
-        results = self.graph.ops[op].results
+    def results(self, kernel: int) -> list[int]:
+        return [t for op in self.members[kernel] for t in self.graph.ops[op].results]
+
+    def kernels(self, ops: Sequence[int]) -> list[int]:
+        """Those of a fragment in program order. What a merged kernel reads was there before its
+        first operation, and readers may stand before its last."""
+        begun = dict.fromkeys(self.kernel[op] for op in ops)
+        return [kernel for kernel in begun if self._writes(kernel)]
+
+    def _writes(self, kernel: int) -> bool:
+        results = self.results(kernel)
         return not results or any(result not in self.fused for result in results)
 
-    def placed(self, kernels: Sequence[int]) -> list[int]:
-        """The kernels of one fragment in the given order, fused operations before the first that
-        needs them."""
-        group = {self.graph.ops[op].group for op in kernels}
+    def placed(self, kernels: Sequence[int], ops: Sequence[int]) -> list[int]:
+        """The operations `ops` of one fragment by kernels in the given order, fused ones before the
+        first that needs them."""
+        group = {self.graph.ops[op].group for op in ops}
         order: dict[int, None] = {}
         for kernel in kernels:
-            if self.is_kernel(kernel):
-                self._place(kernel, group, order)
-        for op in kernels:  # constants that only other fragments read
+            for op in self.members[kernel]:
+                self._place(op, group, order)
+        for op in ops:  # constants that only other fragments read
             order.setdefault(op)
         return list(order)
 
@@ -123,15 +146,14 @@ class _Scheduler:
                 continue
             pending.append((current, True))
             for operand in reversed(self.graph.ops[current].operands):
-                maker = self.producers[operand]
+                maker = self.makers[operand]
                 if maker >= 0 and operand in self.fused and self.graph.ops[maker].group in group:
                     pending.append((maker, False))
 
     def listed(self, ops: Sequence[int]) -> list[int]:
         """Of the operations that are ready, always the one that frees most bytes beyond those it
         needs."""
-        inside = set(ops)
-        kernels = [op for op in ops if self.is_kernel(op)]
+        inside, kernels = set(ops), self.kernels(ops)
         waiting = {
             op: sum(self.producers[t] in inside for t in self.reads.get(op, ())) for op in kernels
         }
@@ -154,30 +176,30 @@ class _Scheduler:
                 for reader in self.readers[tensor] if left[tensor] == 1 else ():
                     if reader in waiting and not waiting[reader] and reader not in done:
                         heappush(heap, (-self._gain(reader, left), reader))
-            for tensor in self.graph.ops[op].results:
+            for tensor in self.results(op):
                 for reader in self.readers[tensor]:
                     if reader in waiting:
                         waiting[reader] -= 1
                         if not waiting[reader]:
                             heappush(heap, (-self._gain(reader, left), reader))
-        return [*done, *(op for op in ops if not self.is_kernel(op))]
+        return list(done)
 
     def _gain(self, op: int, left: dict[int, int]) -> int:
         freed = sum(
             self.memory[t] for t in self.reads.get(op, ()) if left[t] == 1 and self._is_temporary(t)
         )
-        return freed - sum(self.memory[t] for t in self.graph.ops[op].results)
+        return freed - sum(self.memory[t] for t in self.results(op))
 
     def _is_temporary(self, tensor: int) -> bool:
         return self.producers[tensor] >= 0 and tensor not in self.outputs
 
     def peak(self, order: Sequence[int]) -> int:
         """Bytes of temporaries at the worst time."""
-        inside = set(order)
+        inside, order = set(order), self.kernels(order)
         left = {t: len(self.readers[t]) for op in order for t in self.reads.get(op, ())}
         live = peak = 0
         for op in order:
-            live += sum(self.memory[t] for t in self.graph.ops[op].results)
+            live += sum(self.memory[t] for t in self.results(op))
             peak = max(peak, live)
             for tensor in self.reads.get(op, ()):
                 left[tensor] -= 1

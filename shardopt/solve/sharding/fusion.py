@@ -78,10 +78,15 @@ _FOLDED = frozenset({"reshape", "transpose"})
 class Fusion:
     """`fused` are the values that never lie in memory. `readers[t]` are the operations, in program
     order, that touch the memory of tensor t: a reader whose result is fused does so where that
-    result is used."""
+    result is used.
+
+    `kernel[i]` is the operation that ends the kernel of operation i, of several if kernels are
+    merged (`shardopt.solve.sharding.merged_kernels`), and itself else; empty stands for the
+    latter."""
 
     fused: frozenset[int]
     readers: tuple[tuple[int, ...], ...]
+    kernel: tuple[int, ...] = ()
 
 
 def fuse(graph: OpGraph, cheap_to_clone: Set[int]) -> Fusion:

@@ -29,7 +29,7 @@ from shardopt.solve.assignment.restriction import solve_in_steps
 from shardopt.solve.sharding.constraints import Constraints
 from shardopt.solve.sharding.execution_order import ExecutionOrder, execution_order
 from shardopt.solve.sharding.factors import is_opaque
-from shardopt.solve.sharding.fusion import Fusion, fuse
+from shardopt.solve.sharding.fusion import Fusion
 from shardopt.solve.sharding.intra_op_memory import (
     FreshCopies,
     Lifetime,
@@ -44,6 +44,7 @@ from shardopt.solve.sharding.intra_op_plan import IntraOpPlan, find_communicatio
 from shardopt.solve.sharding.kernel_bytes import Accesses, kernel_accesses
 from shardopt.solve.sharding.layouts import Column
 from shardopt.solve.sharding.linear import REDUCED, Linear
+from shardopt.solve.sharding.merged_kernels import find_kernels
 from shardopt.solve.sharding.simpler import NodeColumns, simpler_masks
 from shardopt.solve.sharding.strategies import Strategy, is_cheap_to_clone
 from shardopt.solve.sharding.strategies_tables import OpStrategies, StrategyTables
@@ -118,8 +119,7 @@ class IntraOpTables:
         self.constraints = constraints
         self.strategies = strategies or StrategyTables(mesh, cluster)
         self.linear = linear
-        kernels = self.strategies.device.kernels
-        accesses = kernel_accesses(graph, self.fusion, kernels is not None and kernels.merged)
+        accesses = kernel_accesses(graph, self.fusion)
         self.ops: tuple[OpStrategies, ...] = tuple(
             map(self._strategies, graph.ops, linear or repeat(REDUCED), accesses)
         )
@@ -151,7 +151,9 @@ class IntraOpTables:
 
     @cached_property
     def fusion(self) -> Fusion:
-        return fuse(self.graph, self.cheap_to_clone)
+        kernels = self.strategies.device.kernels
+        merged = kernels is not None and kernels.merged
+        return find_kernels(self.graph, self.cheap_to_clone, merged)
 
     @cached_property
     def cheap_to_clone(self) -> frozenset[int]:

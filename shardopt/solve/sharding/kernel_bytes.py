@@ -6,7 +6,7 @@ it into kernels.
 
 A kernel reads a tensor once, however many of its operations do; the first of them pays. A cheap
 operation that several kernels repeat pays once for each. Fusion is that of
-`shardopt.solve.sharding.fusion`."""
+`shardopt.solve.sharding.merged_kernels`."""
 
 from __future__ import annotations
 
@@ -15,33 +15,18 @@ from collections.abc import Sequence
 from shardopt.graph.op_bytes import touched
 from shardopt.graph.op_graph import OpGraph
 from shardopt.solve.sharding.fusion import Fusion
-from shardopt.solve.sharding.merged_kernels import merged_kernels
 
 # For each tensor of an operation, operands first: in how many kernels the operation touches its
 # memory.
 Accesses = tuple[int, ...]
 
 
-def kernel_accesses(graph: OpGraph, fusion: Fusion, merged: bool = False) -> tuple[Accesses, ...]:
-    """For each operation. With `merged`, kernels over the same elements become one, as on GPUs."""
-    fused, number = (
-        fusion.fused,
-        merged_kernels(graph, fusion) if merged else tuple(range(len(graph.ops))),
-    )
-    producers, outputs = graph.producers(), set(graph.outputs)
+def kernel_accesses(graph: OpGraph, fusion: Fusion) -> tuple[Accesses, ...]:
+    """For each operation."""
+    fused, number = fusion.fused, fusion.kernel or range(len(graph.ops))
+    producers = graph.producers()
     seen: list[set[int]] = [set() for _ in graph.tensors]
-
-    def leaves(tensor: int, kernel: int) -> bool:
-        """Whether the kernel that makes it writes it to memory."""
-        if tensor in fused:
-            return False
-        return (
-            not merged
-            or tensor in outputs
-            or {number[reader] for reader in fusion.readers[tensor]} != {kernel}
-        )
-
-    accesses: list[Accesses] = []
+    found: list[Accesses] = []
     for index, op in enumerate(graph.ops):
         kernels = {index}
         if op.results and op.results[0] in fused:
@@ -49,12 +34,12 @@ def kernel_accesses(graph: OpGraph, fusion: Fusion, merged: bool = False) -> tup
         kernels = {number[kernel] for kernel in kernels}
         reads = []
         for operand in op.operands:
-            producing = {number[producers[operand]]} if producers[operand] >= 0 else set()
-            fresh = set() if operand in fused else kernels - producing - seen[operand]
+            own = {number[producers[operand]]} if producers[operand] >= 0 else set()
+            fresh = set() if operand in fused else kernels - own - seen[operand]
             seen[operand] |= fresh
             reads.append(len(fresh))
-        accesses.append((*reads, *(int(leaves(result, number[index])) for result in op.results)))
-    return tuple(accesses)
+        found.append((*reads, *(int(result not in fused) for result in op.results)))
+    return tuple(found)
 
 
 def accessed_bytes(

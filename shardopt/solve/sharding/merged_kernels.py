@@ -6,17 +6,19 @@
     %p = %e / broadcast %sum                generator all of its words.
 
 XLA fuses such chains into one kernel of several results, or into one that holds rows
-(xla/service/gpu/transforms/softmax_rewriter_triton.cc, multi_output_fusion.cc). Kernels are told
-apart by the operation that ends them, as in `shardopt.solve.sharding.kernel_bytes`."""
+(xla/service/gpu/transforms/softmax_rewriter_triton.cc, multi_output_fusion.cc). What only operations
+of one kernel read is never written to memory. Kernels are told apart by the operation that ends
+them, as in `shardopt.solve.sharding.kernel_bytes`."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Set
 from dataclasses import dataclass, field
 from math import prod
 
 from shardopt.graph.op_graph import Op, OpGraph
-from shardopt.solve.sharding.fusion import CHEAP, Fusion
+from shardopt.solve.sharding.fusion import CHEAP, Fusion, fuse
 
 
 @dataclass
@@ -26,6 +28,29 @@ class _Kernel:
 
     members: set[int]
     inputs: set[int] = field(default_factory=set)
+
+
+def find_kernels(graph: OpGraph, cheap_to_clone: Set[int], merged: bool) -> Fusion:
+    """What a compiler fuses, with kernels over the same elements made one if they are `merged`."""
+    fusion = fuse(graph, cheap_to_clone)
+    return _merge(graph, fusion) if merged else fusion
+
+
+def _merge(graph: OpGraph, fusion: Fusion) -> Fusion:
+    """Values that only their own kernel reads are fused too, and what a kernel reads of others is
+    read where it ends."""
+    kernel, outputs = merged_kernels(graph, fusion), set(graph.outputs)
+    readers = [{kernel[op] for op in using} for using in fusion.readers]
+    inside = set[int]()
+    for index, op in enumerate(graph.ops):
+        for result in op.results:
+            if result in fusion.fused or kernel[index] not in readers[result]:
+                continue
+            if len(readers[result]) == 1 and result not in outputs:
+                inside.add(result)
+            else:
+                readers[result].discard(kernel[index])
+    return Fusion(fusion.fused | inside, tuple(tuple(sorted(using)) for using in readers), kernel)
 
 
 def merged_kernels(graph: OpGraph, fusion: Fusion) -> tuple[int, ...]:

@@ -22,7 +22,6 @@ from shardopt.graph.op_graph import SHARED, FactorRule
 from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import Mesh
 from shardopt.solve.sharding.execution_order import execution_order
-from shardopt.solve.sharding.fusion import fuse
 from shardopt.solve.sharding.intra_op import find_cheap_to_clone
 from shardopt.solve.sharding.intra_op_memory import Lifetimes
 from shardopt.solve.sharding.strategies import LeastCompute
@@ -129,8 +128,7 @@ def kept_bytes(part: StagePart) -> tuple[int, int]:
     """Bytes of whole tensors that a part keeps for its backward: of what its forward makes, apart
     from what leaves it, and of what other stages make."""
     graph = part.graph
-    cheap_to_clone = find_cheap_to_clone(graph)
-    execution = execution_order(graph, cheap_to_clone, fuse(graph, cheap_to_clone))
+    execution = execution_order(graph, find_cheap_to_clone(graph), part.fusion)
     aliases = {b: a for a, b in part.tied}
     order, inputs = execution.order, graph.inputs
     one, two = (

@@ -19,10 +19,11 @@ from typing import NamedTuple
 from shardopt.graph.op_graph import SHARED, Op, OpGraph, Tensor
 from shardopt.graph.residency import Loop, Residency
 from shardopt.graph.structure import structure_of
-from shardopt.solve.sharding.fusion import Fusion, fuse
+from shardopt.solve.sharding.fusion import Fusion
 from shardopt.solve.sharding.intra_op import find_cheap_to_clone
 from shardopt.solve.sharding.kernel_bytes import Accesses, kernel_accesses
 from shardopt.solve.sharding.linear import Linear, find_linear
+from shardopt.solve.sharding.merged_kernels import find_kernels
 from shardopt.solve.stages.costs.fragments import Kind, fragments
 from shardopt.solve.stages.costs.ordering import by_first_use, first_uses
 from shardopt.solve.stages.step_graph import StepGraph
@@ -60,11 +61,11 @@ class StagePart:
     @cached_property
     def accesses(self) -> tuple[Accesses, ...]:
         """For each operation in how many kernels it touches each of its tensors."""
-        return kernel_accesses(self.graph, self.fusion, self.merged_kernels)
+        return kernel_accesses(self.graph, self.fusion)
 
     @cached_property
     def fusion(self) -> Fusion:
-        return fuse(self.graph, find_cheap_to_clone(self.graph))
+        return find_kernels(self.graph, find_cheap_to_clone(self.graph), self.merged_kernels)
 
     @cached_property
     def free(self) -> frozenset[int]:

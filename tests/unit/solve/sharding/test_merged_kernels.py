@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardopt.graph.op_graph import Op, OpGraph, Tensor
+from shardopt.solve.sharding.execution_order import execution_order
 from shardopt.solve.sharding.fusion import fuse
 from shardopt.solve.sharding.kernel_bytes import kernel_accesses
-from shardopt.solve.sharding.merged_kernels import merged_kernels
+from shardopt.solve.sharding.merged_kernels import find_kernels, merged_kernels
 from tests.unit.solve.sharding.op_graphs import elementwise, f32, rule
 
 ROWS, ROW = 8, 64
@@ -49,7 +50,7 @@ def touched(graph: OpGraph, merged: bool) -> tuple[int, int]:
     """How often kernels read, and how often they write, tensors of all rows."""
     reads = writes = 0
     for op, accesses in zip(
-        graph.ops, kernel_accesses(graph, fuse(graph, frozenset()), merged), strict=True
+        graph.ops, kernel_accesses(graph, find_kernels(graph, frozenset(), merged)), strict=True
     ):
         for number, (tensor, count) in enumerate(
             zip((*op.operands, *op.results), accesses, strict=True)
@@ -80,8 +81,8 @@ def test_an_update_writes_moments_and_weights_in_one_kernel() -> None:
     shape = (ROWS, ROW)
     ops = (elementwise("add", shape, (1, 2), 3), elementwise("subtract", shape, (0, 3), 4))
     graph = OpGraph((WHOLE,) * 5, ops, (0, 1, 2), (3, 4))
-    assert kernel_accesses(graph, fuse(graph, frozenset()), True) == ((1, 1, 1), (1, 0, 1))
-    assert kernel_accesses(graph, fuse(graph, frozenset()), False) == ((1, 1, 1), (1, 1, 1))
+    assert kernel_accesses(graph, find_kernels(graph, frozenset(), True)) == ((1, 1, 1), (1, 0, 1))
+    assert kernel_accesses(graph, find_kernels(graph, frozenset(), False)) == ((1, 1, 1), (1, 1, 1))
 
 
 def test_what_something_else_has_to_run_between_stays_apart() -> None:
@@ -100,23 +101,20 @@ def test_what_something_else_has_to_run_between_stays_apart() -> None:
 NAMES = ("exponential", "add", "sort", "abs", "multiply", "cosine")
 
 
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(NAMES), st.integers(0, 20), st.integers(0, 20)),
-        min_size=1,
-        max_size=14,
-    )
-)
-def test_no_kernel_waits_for_itself(rows: list[tuple[str, int, int]]) -> None:
+@st.composite
+def graphs(draw: st.DrawFn) -> OpGraph:
+    """Operation k makes tensor k + 1; the last leaves the graph."""
+    row = st.tuples(st.sampled_from(NAMES), st.integers(0, 20), st.integers(0, 20))
     ops = []
-    for k, (name, first, second) in enumerate(rows):
-        operands = (
-            (first % (k + 1), second % (k + 1))
-            if name in ("add", "multiply")
-            else (first % (k + 1),)
-        )
+    for k, (name, first, second) in enumerate(draw(st.lists(row, min_size=1, max_size=14))):
+        two = name in ("add", "multiply")
+        operands = (first % (k + 1), second % (k + 1)) if two else (first % (k + 1),)
         ops.append(Op(name, operands, (k + 1,), None))
-    graph = OpGraph((VECTOR,) * (len(ops) + 1), tuple(ops), (0,), (len(ops),))
+    return OpGraph((VECTOR,) * (len(ops) + 1), tuple(ops), (0,), (len(ops),))
+
+
+@given(graphs())
+def test_no_kernel_waits_for_itself(graph: OpGraph) -> None:
     fusion = fuse(graph, frozenset())
     number = merged_kernels(graph, fusion)
     waits: dict[int, set[int]] = {}
@@ -126,3 +124,43 @@ def test_no_kernel_waits_for_itself(rows: list[tuple[str, int, int]]) -> None:
                 if number[reader] != number[tensor - 1]:
                     waits.setdefault(number[reader], set()).add(number[tensor - 1])
     TopologicalSorter(waits).prepare()  # raises CycleError
+
+
+def test_what_a_kernel_keeps_on_the_chip_is_in_no_memory() -> None:
+    """Rows of a softmax on their way: its exponential has two readers, so that fusion alone leaves
+    it in memory."""
+    assert 4 not in fuse(softmax(), frozenset()).fused
+    fusion = find_kernels(softmax(), frozenset(), merged=True)
+    assert fusion.fused == frozenset(range(1, 7))
+    assert fusion.readers[0] == (6,), "the scores are read until the quotient is made"
+    assert find_kernels(softmax(over="a"), frozenset(), merged=True).fused < fusion.fused
+
+
+def test_values_of_a_kernel_that_others_read_are_held() -> None:
+    """0 -> exponential 1 -> abs 2, with 1 also read by a sort: in memory for the sort alone."""
+    ops = tuple(
+        Op(name, (operand,), (k + 1,), None)
+        for k, (name, operand) in enumerate((("exponential", 0), ("abs", 1), ("sort", 1)))
+    )
+    graph = OpGraph((VECTOR,) * 4, ops, (0,), (2, 3))
+    fusion = find_kernels(graph, frozenset(), merged=True)
+    assert fusion.kernel == (1, 1, 2) and 1 not in fusion.fused
+    assert fusion.readers[:2] == ((1,), (2,))
+
+
+@given(graphs())
+def test_operations_of_a_kernel_run_one_after_the_other(graph: OpGraph) -> None:
+    """Between them only what is fused into them; and everything runs behind what it reads."""
+    fusion = find_kernels(graph, frozenset(), merged=True)
+    execution = execution_order(graph, frozenset(), fusion)
+    assert sorted(execution.order) == list(range(len(graph.ops)))
+    position = {op: at for at, op in enumerate(execution.order)}
+    for op, each in enumerate(graph.ops):
+        assert all(position[t - 1] < position[op] for t in each.operands if t)
+    for last in set(fusion.kernel):
+        members = [position[op] for op, own in enumerate(fusion.kernel) if own == last]
+        between = execution.order[min(members) : max(members) + 1]
+        assert all(
+            fusion.kernel[op] == last or set(graph.ops[op].results) <= fusion.fused
+            for op in between
+        )
