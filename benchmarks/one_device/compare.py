@@ -3,7 +3,9 @@
     python -m benchmarks.one_device.compare FOLDER benchmarks/one_device/h100/steps.jsonl --cluster
     h100-sxm:1x1
 
-FOLDER holds the modules whose names the rows of `benchmarks.one_device.step` have.
+FOLDER holds the modules whose names the rows of `benchmarks.one_device.step` have. Seconds are those
+of a plan, whose programs are those before, in and behind the loop over microbatches; bytes those of
+the account of the shard phase for the one program that was measured.
 """
 
 from __future__ import annotations
@@ -16,11 +18,19 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from jaxlib.mlir import ir
 from rich.console import Console
 from rich.table import Table
 
+from shardopt.dialect.cluster import write_cluster
+from shardopt.forms.sharded_form import read_cost
 from shardopt.frontend.plan import PlanOptions
 from shardopt.frontend.planning import make_plan
+from shardopt.hardware.cluster_file import load_cluster
+from shardopt.ir.context import make_context
+from shardopt.ir.io import load_module
+from shardopt.ir.rewriting import functions
+from shardopt.pipeline.manager import run_pipeline
 from shardopt.support.errors import UserError
 
 _GIB = 2**30
@@ -88,10 +98,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def predicted(module: bytes, cluster: str, profile: str) -> tuple[float, float]:
-    """Seconds of a step on one device, and the most bytes that it holds. Raises UserError."""
+    """Seconds of a step on one device, and the most bytes that it holds as one program. Raises
+    UserError."""
     options = PlanOptions(cluster, profile=profile, stages=1, submesh="1x1", recompute="none")
-    summary = make_plan(module, options).summary
-    return summary.step_seconds, float(max(stage.peak_bytes for stage in summary.stages))
+    return make_plan(module, options).summary.step_seconds, bytes_of_program(module, cluster)
+
+
+def bytes_of_program(source: bytes, cluster: str) -> float:
+    """The most that one device holds while it runs a module as one program. Raises UserError."""
+    with make_context() as context, ir.Location.unknown():
+        module = load_module(source, context)
+        run_pipeline(module, "builtin.module(shardopt-import)")
+        write_cluster(module, load_cluster(cluster))
+        run_pipeline(module, "builtin.module(shardopt-shard{mesh=1})")
+        [main_function] = functions(module)
+        return float(read_cost(main_function).peak_bytes)
 
 
 def compiled_bytes(held: dict[str, Any]) -> float:
