@@ -39,8 +39,8 @@ from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions, symbol_name
 from shardopt.mesh.mesh import Mesh, parse_mesh
 from shardopt.passes.base import PassContext, option
-from shardopt.passes.choose_shardings import ChooseShardings
-from shardopt.passes.sharding.planning import Planner
+from shardopt.passes.sharding.choose_shardings import ChooseShardings
+from shardopt.passes.sharding.decide.planning import Planner
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.compiled import compiled_text
 from shardopt.solve.assignment.problem import Edge

@@ -24,10 +24,10 @@ from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions, symbol_name
 from shardopt.mesh.mesh import Sharding, parse_mesh
-from shardopt.passes.sharding.accumulators import add_sum_points, separate_accumulators
-from shardopt.passes.sharding.input_kinds import find_input_kinds
-from shardopt.passes.sharding.user_constraints import read_demands
-from shardopt.passes.sharding.writing import write_plans
+from shardopt.passes.sharding.apply.accumulators import add_sum_points, separate_accumulators
+from shardopt.passes.sharding.decide.input_kinds import find_input_kinds
+from shardopt.passes.sharding.decide.writing import write_plans
+from shardopt.passes.sharding.demands.user_constraints import read_demands
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.xla import XlaMesh
 from shardopt.solve.assignment.problem import Solution, evaluate

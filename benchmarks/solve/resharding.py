@@ -203,7 +203,7 @@ def read_groups(folder: Path) -> tuple[list[tuple[Resharding, ...]], Cluster]:
     from shardopt.frontend.plan import Plan
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module
-    from shardopt.passes.insert_transfers import read_resharding
+    from shardopt.passes.pipelining.insert_transfers import read_resharding
 
     with make_context() as context:
         module = load_module(Plan.load(folder).module, context)

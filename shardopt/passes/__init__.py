@@ -1,1 +1,1 @@
-"""One file a pass; what only one of them needs is in the folder of its subject."""
+"""The passes by phase, one file each, beside what they rewrite with."""

@@ -14,15 +14,14 @@ if TYPE_CHECKING:
 
 PREFIX = "shardopt-"
 
-# Modules of this package that hold no pass; what a large pass is made of stands in a folder.
+# Modules of this package that hold no pass; passes stand in the folders.
 INFRASTRUCTURE = ("base", "options", "registry")
 
-# In the order of the phases; each name is `shardopt-<verb>-<object>`, its file
-# `<verb>_<object>.py`, its class the same words in CamelCase, and its tests
-# `tests/lit/passes/<verb>-<object>.mlir` and `…-invalid.mlir`.
-PASSES: dict[str, str] = {
-    f"{PREFIX}{verb_object}": f"shardopt.passes.{verb_object.replace('-', '_')}:{verb_object.title().replace('-', '')}"
-    for verb_object in (
+# Folder -> the words of its passes, both in the order of the phases. Each pass is called
+# `shardopt-<verb>-<object>`, its file `<verb>_<object>.py`, its class the same words in CamelCase,
+# and its tests `tests/lit/passes/<verb>-<object>.mlir` and `…-invalid.mlir`.
+_ROOMS: dict[str, tuple[str, ...]] = {
+    "importing": (
         "inline-calls",
         "read-annotations",
         "unroll-loops",
@@ -30,13 +29,11 @@ PASSES: dict[str, str] = {
         "batch-gathers",
         "normalize",
         "verify-imported",
-        "split-microbatches",
-        "verify-microbatched",
-        "cluster-layers",
-        "verify-clustered",
-        "outline-stages",
-        "split-backward",
-        "verify-staged",
+    ),
+    "microbatches": ("split-microbatches", "verify-microbatched"),
+    "layers": ("cluster-layers", "verify-clustered"),
+    "stages": ("outline-stages", "split-backward", "verify-staged"),
+    "sharding": (
         "mark-carried",
         "separate-accumulators",
         "choose-shardings",
@@ -45,13 +42,24 @@ PASSES: dict[str, str] = {
         "insert-reshards",
         "annotate-shardings",
         "verify-sharded",
+    ),
+    "pipelining": (
         "insert-transfers",
         "verify-transferred",
         "schedule-pipeline",
         "verify-scheduled",
         "lower-to-fragment-calls",
         "verify-exported",
-    )
+    ),
+}
+
+
+def _target(room: str, words: str) -> str:
+    return f"shardopt.passes.{room}.{words.replace('-', '_')}:{words.title().replace('-', '')}"
+
+
+PASSES: dict[str, str] = {
+    f"{PREFIX}{words}": _target(room, words) for room, passes in _ROOMS.items() for words in passes
 }
 
 

@@ -21,8 +21,8 @@ from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions
 from shardopt.mesh.mesh import Sharding, parse_mesh
-from shardopt.passes.choose_shardings import ChooseShardings
-from shardopt.passes.sharding.input_kinds import find_input_kinds
+from shardopt.passes.sharding.choose_shardings import ChooseShardings
+from shardopt.passes.sharding.decide.input_kinds import find_input_kinds
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.solve.assignment.problem import Solution, evaluate
 from shardopt.solve.presets.flow import BatchFlow, follow_batch

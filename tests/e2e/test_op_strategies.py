@@ -21,7 +21,7 @@ from shardopt.forms.shardy import to_shardy
 from shardopt.ir.context import make_context
 from shardopt.ir.rewriting import functions
 from shardopt.mesh.mesh import Mesh
-from shardopt.passes.sharding.writing import write_plans
+from shardopt.passes.sharding.decide.writing import write_plans
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.devices.tiles import Tiling
 from shardopt.runtime.devices.xla import Executable, XlaMesh

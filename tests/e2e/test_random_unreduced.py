@@ -21,7 +21,7 @@ from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions
 from shardopt.mesh.mesh import Mesh, parse_mesh
-from shardopt.passes.sharding.writing import write_plans
+from shardopt.passes.sharding.decide.writing import write_plans
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.reference import run_reference
 from shardopt.solve.assignment.problem import Edge, Problem

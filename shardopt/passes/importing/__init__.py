@@ -1,1 +1,1 @@
-"""What the passes of the import phase rewrite with."""
+"""The import phase: any module becomes one straight-line function."""

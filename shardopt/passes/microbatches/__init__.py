@@ -1,1 +1,1 @@
-"""How the microbatch loop is written."""
+"""The microbatch phase: the step becomes prologue, loop and epilogue."""

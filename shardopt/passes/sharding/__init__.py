@@ -1,1 +1,1 @@
-"""How shardings are asked for, demanded, explained and written."""
+"""The shard phase: passes that decide about shardings, and passes that apply what was decided."""

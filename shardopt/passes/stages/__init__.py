@@ -1,1 +1,1 @@
-"""How stages are read, placed, outlined and recomputed."""
+"""The stage phase: stages are read, placed, outlined and recomputed."""

@@ -113,7 +113,7 @@ class _StepReader:
 
     def _starts(self) -> list[int]:
         """What accumulators begin with. Each that begins as a constant gets one of its own, as the
-        shard phase does it (`shardopt.passes.sharding.accumulators`)."""
+        shard phase does it (`shardopt.passes.sharding.apply.accumulators`)."""
         program, reader = self.program, self.reader
         starts = []
         for (argument, result), value in zip(program.carried, program.loop.operands, strict=False):

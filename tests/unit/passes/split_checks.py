@@ -16,8 +16,8 @@ from shardopt.ir.context import make_context
 from shardopt.ir.io import module_bytecode
 from shardopt.ir.native import run_native
 from shardopt.passes.base import PassContext
-from shardopt.passes.split_microbatches import SplitMicrobatches
-from shardopt.passes.verify_microbatched import VerifyMicrobatched
+from shardopt.passes.microbatches.split_microbatches import SplitMicrobatches
+from shardopt.passes.microbatches.verify_microbatched import VerifyMicrobatched
 from shardopt.pipeline.manager import run_pipeline
 
 ROWS = 4

@@ -17,12 +17,12 @@ from shardopt.ir.loops import trip_count
 from shardopt.ir.native import run_native
 from shardopt.ir.rewriting import operations
 from shardopt.passes.base import Pass, PassContext, PassFailure
-from shardopt.passes.batch_gathers import BatchGathers
+from shardopt.passes.importing.batch_gathers import BatchGathers
 from shardopt.passes.importing.coordinates import coordinate_dim
-from shardopt.passes.inline_calls import InlineCalls
-from shardopt.passes.normalize import Normalize
-from shardopt.passes.unroll_loops import UnrollLoops
-from shardopt.passes.verify_imported import VerifyImported
+from shardopt.passes.importing.inline_calls import InlineCalls
+from shardopt.passes.importing.normalize import Normalize
+from shardopt.passes.importing.unroll_loops import UnrollLoops
+from shardopt.passes.importing.verify_imported import VerifyImported
 
 CANONICALIZE = "builtin.module(canonicalize,cse)"
 DTYPES = {"f32": np.float32, "i32": np.int32, "ui32": np.uint32, "i8": np.int8}

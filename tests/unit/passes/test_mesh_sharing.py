@@ -14,7 +14,7 @@ from shardopt.graph.op_graph import Op, OpGraph, Tensor
 from shardopt.graph.structure import structure_of
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module, module_bytecode, module_text
-from shardopt.passes.sharding.solving import MeshSolver
+from shardopt.passes.sharding.decide.solving import MeshSolver
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.pipeline.phases import phase_range
 

@@ -16,7 +16,7 @@ from shardopt.hardware.cluster_file import load_cluster
 from shardopt.ir.native import verify
 from shardopt.mesh.mesh import Mesh
 from shardopt.passes.base import PassContext
-from shardopt.passes.cluster_layers import ClusterLayers
+from shardopt.passes.layers.cluster_layers import ClusterLayers
 from shardopt.passes.stages.staging import StagePlacement, outline_stages
 
 NUM_LAYERS = 3

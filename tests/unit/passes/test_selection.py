@@ -10,7 +10,7 @@ from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
 from shardopt.ir.rewriting import functions
 from shardopt.mesh.mesh import parse_mesh
-from shardopt.passes.sharding.selection import select
+from shardopt.passes.sharding.reports.selection import select
 from shardopt.support.errors import UserError
 
 MODULE = """

@@ -14,7 +14,7 @@ from loop_expansion import evaluate, expand_loop
 from split_checks import ROWS, check, lower, mlp, mlp_params, mse, names, normal, sgd, split
 
 from shardopt.ir.diagnostics import DiagnosedError
-from shardopt.passes.split_microbatches import SplitMicrobatches
+from shardopt.passes.microbatches.split_microbatches import SplitMicrobatches
 
 
 def test_mlp_with_sgd() -> None:

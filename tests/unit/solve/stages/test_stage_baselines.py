@@ -17,8 +17,8 @@ from planner_problems import Allowed, all_plans, fits, least, problems, random_c
 
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.options.names import InterOp
-from shardopt.passes.choose_shardings import ChooseShardings
-from shardopt.passes.outline_stages import OutlineStages
+from shardopt.passes.sharding.choose_shardings import ChooseShardings
+from shardopt.passes.stages.outline_stages import OutlineStages
 from shardopt.solve.presets.presets import PRESETS
 from shardopt.solve.stages.baselines.mcmc import Moves
 from shardopt.solve.stages.baselines.planner import Request

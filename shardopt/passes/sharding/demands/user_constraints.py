@@ -26,8 +26,8 @@ from shardopt.ir.rewriting import functions, identity, operations, symbol_name, 
 from shardopt.mesh.annotation import Annotation
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.mesh.shardings import shardings_that
-from shardopt.passes.sharding.boundary import Place, place_of_result
-from shardopt.passes.sharding.demand_rules import (
+from shardopt.passes.sharding.apply.boundary import Place, place_of_result
+from shardopt.passes.sharding.demands.demand_rules import (
     DemandError,
     Lost,
     Rule,

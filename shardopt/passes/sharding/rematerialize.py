@@ -24,7 +24,7 @@ from jaxlib.mlir import ir
 from shardopt.dialect.rematerialization import REMATERIALIZE, SeparateCopy, read_rematerialization
 from shardopt.extract.chosen_plan import ChosenPart, read_parts
 from shardopt.passes.base import Pass, PassContext
-from shardopt.passes.sharding.rematerializer import Rematerializer
+from shardopt.passes.sharding.apply.rematerializer import Rematerializer
 
 
 def _obey(part: ChosenPart) -> int:

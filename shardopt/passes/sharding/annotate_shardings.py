@@ -24,7 +24,7 @@ from shardopt.extract.chosen_plan import ChosenPart, read_parts
 from shardopt.extract.control_flow import numbered_operations
 from shardopt.forms.shardy import to_shardy
 from shardopt.passes.base import Pass, PassContext, option
-from shardopt.passes.sharding.sharding_writer import (
+from shardopt.passes.sharding.apply.sharding_writer import (
     annotate_block,
     annotate_signature,
     write_partitions,

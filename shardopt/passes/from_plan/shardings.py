@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from shardopt.extract.mesh_graphs import MeshGraph
 from shardopt.mesh.mesh import Sharding
-from shardopt.passes.sharding.solving import Solved
+from shardopt.passes.sharding.decide.solving import Solved
 from shardopt.planfile.parts import PlanFile, PlannedShardings
 from shardopt.solve.sharding.budget import Fit
 from shardopt.solve.sharding.intra_op import IntraOpProblem

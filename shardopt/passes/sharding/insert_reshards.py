@@ -11,9 +11,9 @@ agree: each reads its operands as they lie and makes its results as they stay.
                                                                %2 = add %s, %c
 
 1. Behind a reduce-scatter stands the part that each device keeps, behind an operation on terms
-   their sum (`shardopt.passes.sharding.resharding_stops`).
+   their sum (`shardopt.passes.sharding.apply.resharding_stops`).
 2. What has `shardopt.clone` is made once more for each reader that wants another sharding
-   (`shardopt.passes.sharding.clones`).
+   (`shardopt.passes.sharding.apply.clones`).
 3. Other operands go to their reader through stops, one for each collective on the way. XLA looks
    for a way of one step, and would otherwise gather the whole value on every device.
 4. Sum points where nothing is summed are removed.
@@ -33,9 +33,9 @@ from shardopt.dialect.rematerialization import REMATERIALIZE
 from shardopt.extract.chosen_plan import ChosenPart, read_parts
 from shardopt.extract.control_flow import pin_values
 from shardopt.passes.base import Pass, PassContext
-from shardopt.passes.sharding.accumulators import drop_idle_sum_points
-from shardopt.passes.sharding.clones import clone_for_readers
-from shardopt.passes.sharding.resharding_stops import insert_scatters, insert_stops
+from shardopt.passes.sharding.apply.accumulators import drop_idle_sum_points
+from shardopt.passes.sharding.apply.clones import clone_for_readers
+from shardopt.passes.sharding.apply.resharding_stops import insert_scatters, insert_stops
 
 
 def _insert(part: ChosenPart) -> int:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from shardopt.extract.batch_arguments import batch_of
 from shardopt.extract.mesh_graphs import MeshGraph
 from shardopt.mesh.mesh import Sharding
-from shardopt.passes.sharding.shardy_propagation import propagate
+from shardopt.passes.sharding.decide.shardy_propagation import propagate
 from shardopt.solve.presets.data import data_parallel
 from shardopt.solve.presets.flow import follow_between
 from shardopt.solve.presets.presets import InputKinds

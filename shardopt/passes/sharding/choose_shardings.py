@@ -14,13 +14,13 @@ next passes obey.
     } … -> !mpmd.mesh_tensor<"m0", tensor<8x4xf32>, sharding=<@m0, [{"x"}, {}]>>
 
 1. Read what the user demands: `shardopt.sharding` annotations and the file of the option
-   `constraints` (`shardopt.passes.sharding.user_constraints`). Annotations go; markers stand where
+   `constraints` (`shardopt.passes.sharding.demands.user_constraints`). Annotations go; markers stand where
    values are to be resharded.
 2. Extract one op graph a mesh, from all of its fragments (`shardopt.extract.mesh_graphs`);
    operations of the microbatch body count once for each microbatch.
-3. Solve the assignment of strategies on each (`shardopt.passes.sharding.planning`), once for meshes
+3. Solve the assignment of strategies on each (`shardopt.passes.sharding.decide.planning`), once for meshes
    that look alike; or take the strategies from a plan file (`plan=`).
-4. Write what was decided (`shardopt.passes.sharding.writing`): strategies, shardings in the types
+4. Write what was decided (`shardopt.passes.sharding.decide.writing`): strategies, shardings in the types
    between fragments, what is recomputed, and costs.
 """
 
@@ -42,12 +42,12 @@ from shardopt.hardware.memory_limit import check_memory_options
 from shardopt.mesh.mesh import Mesh, parse_mesh
 from shardopt.options.names import Annotations, MeshIntraOp, Unreduced
 from shardopt.passes.base import Pass, PassContext, PassFailure, option, plan_option
-from shardopt.passes.given.shardings import recorded
-from shardopt.passes.sharding.demand_rules import DemandError
-from shardopt.passes.sharding.demands import obeyed_demands
-from shardopt.passes.sharding.planning import Planner
-from shardopt.passes.sharding.replication import report_replicated
-from shardopt.passes.sharding.writing import write_plans
+from shardopt.passes.from_plan.shardings import recorded
+from shardopt.passes.sharding.decide.planning import Planner
+from shardopt.passes.sharding.decide.writing import write_plans
+from shardopt.passes.sharding.demands.demand_rules import DemandError
+from shardopt.passes.sharding.demands.demands import obeyed_demands
+from shardopt.passes.sharding.reports.replication import report_replicated
 from shardopt.support.errors import UserError
 from shardopt.support.spans import timed
 

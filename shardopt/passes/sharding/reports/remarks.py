@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from shardopt.extract.mesh_graphs import MeshGraph
 from shardopt.passes.base import PassContext
-from shardopt.passes.sharding.demand_rules import Lost
-from shardopt.passes.sharding.solving import Solved
+from shardopt.passes.sharding.decide.solving import Solved
+from shardopt.passes.sharding.demands.demand_rules import Lost
 from shardopt.solve.assignment.repeated_layers import table_entries
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
 

@@ -14,8 +14,8 @@ from shardopt.extract.mesh_graphs import MeshGraph, is_staged
 from shardopt.forms.sharded_form import write_cost
 from shardopt.ir.rewriting import functions
 from shardopt.mesh.mesh import Sharding
-from shardopt.passes.sharding.rematerializer import later_readers
-from shardopt.passes.sharding.sharding_writer import refresh_function_type, retype
+from shardopt.passes.sharding.apply.rematerializer import later_readers
+from shardopt.passes.sharding.apply.sharding_writer import refresh_function_type, retype
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
 from shardopt.solve.sharding.strategies import Strategy
 from shardopt.support.spans import timed

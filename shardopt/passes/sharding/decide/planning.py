@@ -2,7 +2,7 @@
 is said of them.
 
 For each mesh the rules of the problem come from the user's demands, the plan file and the method
-(`intra-op`); `shardopt.passes.sharding.solving` then solves meshes that look alike once."""
+(`intra-op`); `shardopt.passes.sharding.decide.solving` then solves meshes that look alike once."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from shardopt.extract.mesh_graphs import MeshGraph
 from shardopt.hardware.cluster import Cluster
 from shardopt.hardware.memory_limit import memory_limit
 from shardopt.passes.base import PassContext
-from shardopt.passes.given.shardings import first_stage, fixed_of, given_of, restored
-from shardopt.passes.sharding.explanations import report_explanations, select_explained
-from shardopt.passes.sharding.input_kinds import find_input_kinds, received_batches
-from shardopt.passes.sharding.memory_report import report_rematerialized, too_small
-from shardopt.passes.sharding.remarks import report_plan, report_strategies
-from shardopt.passes.sharding.selection import Selected
-from shardopt.passes.sharding.solving import MeshSolver, Solved
-from shardopt.passes.sharding.user_constraints import Demands
+from shardopt.passes.from_plan.shardings import first_stage, fixed_of, given_of, restored
+from shardopt.passes.sharding.decide.input_kinds import find_input_kinds, received_batches
+from shardopt.passes.sharding.decide.solving import MeshSolver, Solved
+from shardopt.passes.sharding.demands.user_constraints import Demands
+from shardopt.passes.sharding.reports.explanations import report_explanations, select_explained
+from shardopt.passes.sharding.reports.memory_report import report_rematerialized, too_small
+from shardopt.passes.sharding.reports.remarks import report_plan, report_strategies
+from shardopt.passes.sharding.reports.selection import Selected
 from shardopt.planfile.parts import VERSION, PlanFile
 from shardopt.planfile.plan_file import load_plan_file
 from shardopt.solve.assignment.problem import Solution
@@ -35,7 +35,7 @@ from shardopt.solve.sharding.strategies_tables import StrategyTables
 from shardopt.support.progress import progress
 
 if TYPE_CHECKING:
-    from shardopt.passes.choose_shardings import ChooseShardings
+    from shardopt.passes.sharding.choose_shardings import ChooseShardings
 
 
 @dataclass(frozen=True, eq=False)

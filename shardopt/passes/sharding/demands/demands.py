@@ -7,8 +7,8 @@ from jaxlib.mlir import ir
 
 from shardopt.mesh.mesh import Mesh
 from shardopt.passes.base import PassContext
-from shardopt.passes.sharding.remarks import report_lost
-from shardopt.passes.sharding.user_constraints import Demands, read_demands
+from shardopt.passes.sharding.demands.user_constraints import Demands, read_demands
+from shardopt.passes.sharding.reports.remarks import report_lost
 from shardopt.planfile.constraint_file import load_constraints
 
 

@@ -33,7 +33,7 @@ from shardopt.graph.op_graph import SHARED
 from shardopt.ir.loops import BRANCHES
 from shardopt.ir.rewriting import defining, terminator
 from shardopt.passes.base import Pass, PassContext, option, plan_option
-from shardopt.passes.given.layers import first_ops, write_layers
+from shardopt.passes.from_plan.layers import first_ops, write_layers
 from shardopt.planfile.plan_file import load_plan_file
 from shardopt.solve.stages.layers.layering import Layering, LayerProblem, assign_layers
 from shardopt.solve.stages.layers.ownership import Ownership, OwnershipProblem, assign_owners

@@ -23,7 +23,7 @@ from jaxlib.mlir import ir
 
 from shardopt.options.names import Unreduced
 from shardopt.passes.base import Pass, PassContext, plan_option
-from shardopt.passes.sharding.accumulators import add_sum_points, separate_accumulators
+from shardopt.passes.sharding.apply.accumulators import add_sum_points, separate_accumulators
 
 
 @dataclass(frozen=True)

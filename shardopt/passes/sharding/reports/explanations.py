@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from shardopt.extract.mesh_graphs import MeshGraph
 from shardopt.passes.base import PassContext
-from shardopt.passes.sharding.selection import Selected, select
+from shardopt.passes.sharding.reports.selection import Selected, select
 from shardopt.solve.assignment.problem import Solution
 from shardopt.solve.sharding.explain import describe, explain
 from shardopt.solve.sharding.intra_op import IntraOpProblem

@@ -1,0 +1,1 @@
+"""The cluster phase: which layer every operation belongs to."""

@@ -1,0 +1,1 @@
+"""How passes write what was decided about shardings: copies, stops, sums, types."""

@@ -1,0 +1,1 @@
+"""From modules to problems of sharding, and from their solutions to attributes."""

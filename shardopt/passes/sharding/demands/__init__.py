@@ -1,0 +1,1 @@
+"""What the user demands of shardings, by annotations and by a constraint file."""
