@@ -1,8 +1,8 @@
 """An extension of griffe: tables of plain text in our docstrings become definition lists of
 Markdown.
 
-microbatches   into how many parts the batch is cut;     becomes     `microbatches`
-               None tries several                                    :   into how many parts … several
+microbatches   into how many parts the batch is cut;     becomes   `microbatches`
+               None tries several                                  :   into how many parts … several
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A second program on the workers of a run: an evaluation step beside the training step, on the
 weights where they are.
 
-    evaluation = run.attach(program, {0: 0, 1: 1})     # its arguments 0 and 1 are those of the training step
+    # its arguments 0 and 1 are those of the training step
+    evaluation = run.attach(program, {0: 0, 1: 1})
     outputs = evaluation.step({2: x, 3: labels})
 
 Both programs must place what they share alike: on the same meshes, with the same shardings. Nothing

@@ -1,9 +1,9 @@
 """The driver: from an exported module to a running distributed program.
 
-    program = prepare(module)                          # verify, read, build, check; no device needed
+    program = prepare(module)  # verify, read, build, check; no device needed
     with open_run(program, backend="local") as run:
-        run.load(inputs)                               # one numpy array per argument of @main
-        outputs = run.step()                           # arrays are fetched when looked at
+        run.load(inputs)  # one numpy array per argument of @main
+        outputs = run.step()  # arrays are fetched when looked at
         loss = outputs[-1]
 
 Arguments that a result replaces (donated ones) are state: they stay on the workers and are fed back

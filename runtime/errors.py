@@ -107,7 +107,7 @@ def first_failure(errors: Mapping[str, BaseException]) -> BaseException:
     """Of the errors by worker, in order of their arrival, the first of the kind that is most of a
     cause.
 
-    Mistakes of the user, which a worker may be the first to see, are handed on as they are.
+    Errors of the user, which a worker may be the first to see, are handed on as they are.
     """
     error = next((error for error in errors.values() if isinstance(error, UserError)), None)
     if error is not None:

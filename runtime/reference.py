@@ -31,9 +31,10 @@ _ONE_DEVICE = Mesh("reference", (("device", 1),), (0,))
 class Difference:
     """One output against its reference.
 
-    max_abs: largest |output - reference|; max_rel: that over the largest |reference|. Places where both are the same
-    infinity or both NaN count as equal. `unmatched` counts the places where only one of two floats is finite, where
-    infinities differ, and, for integers and booleans, all that are not equal.
+    max_abs: largest |output - reference|; max_rel: that over the largest |reference|. Places where
+    both are the same infinity or both NaN count as equal. `unmatched` counts the places where only
+    one of two floats is finite, where infinities differ, and, for integers and booleans, all that
+    are not equal.
     """
 
     name: str

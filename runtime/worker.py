@@ -43,10 +43,10 @@ class Worker:
     """`checked_steps` is the number of steps in which every input of every RUN is compared with
     what is expected. With `track_bytes`, what is alive is counted after every instruction. With
     `compile_cache`, executables are kept in the user's cache folder (`SHARDOPT_CACHE`). `platform`
-    is "cpu" or "gpu"; GPUs are taken by the numbers of the mesh's devices, or, with `gpus_from_zero`, in
-    order: the process sees those of its worker only; with `share_gpus`, meshes share what GPUs
-    there are. With `direct`, they exchange messages by NCCL. With `trace`, times of the newest
-    steps are kept (`Recorder`).
+    is "cpu" or "gpu"; GPUs are taken by the numbers of the mesh's devices, or, with
+    `gpus_from_zero`, in order: the process sees those of its worker only; with `share_gpus`, meshes
+    share what GPUs there are. With `direct`, they exchange messages by NCCL. With `trace`, times of
+    the newest steps are kept (`Recorder`).
 
     With a `world`, the mesh has more hosts; `position` is one integer of memory, maybe shared with
     another process, in which the worker notes where it stands (`unpack_position`). `faults` are

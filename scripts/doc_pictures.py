@@ -16,12 +16,12 @@ def resharding_pictures(folder: Path) -> dict[Path, str]:
     cluster = load_cluster("a100-80g:3x4")
     source = Mesh("m0", (("x", 4),), (0, 1, 2, 3)), Sharding((("x",), ()))
     target = Mesh("m1", (("x", 8),), tuple(range(4, 12))), Sharding(((), ()))
-    found = {}
+    pictures = {}
     for strategy in ("send_recv", "local_allgather"):
         plan = plan_resharding((8192, 4096), 2, source, target, cluster, strategy)
         phases = [plan.messages(phase) for phase in range(len(plan.phases))]
         title = f"{strategy}: bf16 8192×4096, rows on one host to replicas on two"
-        found[folder / "concepts" / "resharding" / f"{strategy}.svg"] = resharding_svg(
+        pictures[folder / "concepts" / "resharding" / f"{strategy}.svg"] = resharding_svg(
             cluster, phases, title
         )
-    return found
+    return pictures

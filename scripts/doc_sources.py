@@ -66,7 +66,7 @@ def first_arguments(module: ModuleType, method: str) -> tuple[str, ...]:
 
     Its file is read, then the files of its folder whose functions it takes a `PassContext` to.
     """
-    found = []
+    arguments = []
     for tree in map(_tree, (module, *_helpers(module))):
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
         texts = [
@@ -74,8 +74,8 @@ def first_arguments(module: ModuleType, method: str) -> tuple[str, ...]:
             for call in calls
             if isinstance(call.func, ast.Attribute) and call.func.attr == method
         ]
-        found += [text for _, text in sorted(texts) if text]
-    return tuple(dict.fromkeys(found))
+        arguments += [text for _, text in sorted(texts) if text]
+    return tuple(dict.fromkeys(arguments))
 
 
 def _helpers(module: ModuleType) -> Iterator[ModuleType]:

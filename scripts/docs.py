@@ -188,9 +188,9 @@ def _pass_blocks(cls: type[Pass]) -> list[str]:
         blocks.append(_table(("option", "type", "default", ""), rows))
     facts = [f"Runs on: `{cls.anchor}`"]
     for what, method in (("Statistics", "statistic"), ("Remarks", "remark")):
-        found = first_arguments(module, method)
-        if found:
-            facts.append(f"{what}: {', '.join(f'`{name}`' for name in found)}")
+        names = first_arguments(module, method)
+        if names:
+            facts.append(f"{what}: {', '.join(f'`{name}`' for name in names)}")
     facts.append(f"Tests: {_tests(cls.name.removeprefix('shardopt-'))}")
     return [*blocks, "\n".join(f"* {fact}" for fact in facts)]
 
@@ -296,11 +296,11 @@ def schemas() -> dict[Path, str]:
     from shardopt.hardware.cluster_file import DESCRIPTION
     from shardopt.planfile.fields import schema
 
-    found = {"cluster": DESCRIPTION.schema(), "plan": schema()}
+    by_name = {"cluster": DESCRIPTION.schema(), "plan": schema()}
     folder = ROOT / "shardopt" / "schemas"
     return {
         folder / f"{name}.schema.json": json.dumps(values, indent=2) + "\n"
-        for name, values in found.items()
+        for name, values in by_name.items()
     }
 
 

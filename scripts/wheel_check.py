@@ -55,7 +55,8 @@ _IMPORT_ALL = """
 import pkgutil, sys, importlib.metadata, shardopt
 
 def lacking(error):
-    return isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in {optional!r}
+    name = (getattr(error, "name", None) or "").split(".")[0]
+    return isinstance(error, ModuleNotFoundError) and name in {optional!r}
 
 count = 0
 for module in pkgutil.walk_packages(shardopt.__path__, "shardopt."):
@@ -171,21 +172,21 @@ def _site_packages(environment: Path) -> Path:
 
 
 def _dependencies(root: Distribution) -> Iterable[Distribution]:
-    """What `root` needs here, directly or not, without extras nobody asks for; each once."""
+    """What `root` needs here, directly or not, without extras that nobody needs; each once."""
     seen: dict[tuple[str, str], Distribution] = {}
     waiting = [(root, "")]
     while waiting:
-        found, extra = waiting.pop()
-        for text in found.requires or ():
+        needy, extra = waiting.pop()
+        for text in needy.requires or ():
             need = Requirement(text)
             if need.marker is not None and not need.marker.evaluate({"extra": extra}):
                 continue
-            for wanted in ("", *sorted(need.extras)):
-                key = canonicalize_name(need.name), wanted
+            for needed_extra in ("", *sorted(need.extras)):
+                key = canonicalize_name(need.name), needed_extra
                 if key not in seen:
                     seen[key] = distribution(need.name)
-                    waiting.append((seen[key], wanted))
-    return tuple({name: found for (name, _), found in seen.items()}.values())
+                    waiting.append((seen[key], needed_extra))
+    return tuple({name: each for (name, _), each in seen.items()}.values())
 
 
 def _link(dependency: Distribution, site: Path) -> None:

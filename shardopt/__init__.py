@@ -1,10 +1,12 @@
 """shardopt: automatic model parallelism for JAX.
 
-plan = shardopt.optimize(exported, "p3.16xlarge:2x8", microbatches=8)     # a plan, to look at, save and run
-sharded = shardopt.shard(exported, "p3.16xlarge:1x8", mesh="2x4")         # one mesh: a jax.export.Exported again
+# a plan, to look at, save and run
+plan = shardopt.optimize(exported, "p3.16xlarge:2x8", microbatches=8)
+# for one mesh: a jax.export.Exported
+sharded = shardopt.shard(exported, "p3.16xlarge:1x8", mesh="2x4")
 
 @shardopt.parallelize(cluster="p3.16xlarge:2x8", donate_argnums=(0, 1), microbatches=8)
-def train_step(params, opt_state, batch): ...                             # called like the plain function
+def train_step(params, opt_state, batch): ...  # called like the plain function
 """
 
 from __future__ import annotations

@@ -166,7 +166,10 @@ def annotated(source: Path | bytes, case: Case, form: str) -> tuple[tuple[Traffi
         run_pipeline(module, "builtin.module(shardopt-separate-accumulators,shardopt-mark-carried)")
         make_pass(case, form).run(module, PassContext())
         form_option = "{sharding-format=sdy}" if form == "sdy" else ""
-        steps = f"shardopt-rematerialize,shardopt-insert-reshards,shardopt-annotate-shardings{form_option}"
+        steps = (
+            "shardopt-rematerialize,shardopt-insert-reshards,"
+            f"shardopt-annotate-shardings{form_option}"
+        )
         run_pipeline(module, f"builtin.module({steps})")
         main = next(function for function in functions(module) if symbol_name(function) == "main")
         return read_cost(main).traffic, _bytecode(module)

@@ -82,15 +82,15 @@ class Model:
 
     def inputs(self, program: Program, seed: int) -> list[np.ndarray]:
         """Those of the file of arrays, random ones where it has none."""
-        found = random_inputs(program, seed)
+        drawn = random_inputs(program, seed)
         file = self.path.with_suffix(".npz")
         if file.is_file():
             with np.load(file) as arrays:
-                stored = (arrays.get(f"in{k}", value) for k, value in enumerate(found))
+                stored = (arrays.get(f"in{k}", value) for k, value in enumerate(drawn))
                 return [
-                    array.astype(value.dtype) for array, value in zip(stored, found, strict=True)
+                    array.astype(value.dtype) for array, value in zip(stored, drawn, strict=True)
                 ]
-        return found
+        return drawn
 
     def repeat_rows(self, inputs: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
         """The inputs with the first of `count` microbatches in the place of all."""
@@ -100,11 +100,11 @@ class Model:
                 function for function in functions(module) if symbol_name(function) == "main"
             )
             chosen = choose_batch_arguments(main, self.batch_args.split(","), count)
-        found = list(inputs)
+        repeated = list(inputs)
         for batch in chosen:
-            first = np.split(found[batch.index], count, axis=batch.dim)[0]
-            found[batch.index] = np.concatenate([first] * count, axis=batch.dim)
-        return found
+            first = np.split(repeated[batch.index], count, axis=batch.dim)[0]
+            repeated[batch.index] = np.concatenate([first] * count, axis=batch.dim)
+        return repeated
 
 
 def listed_models(folder: Path, pattern: str) -> Iterator[tuple[str, str]]:
@@ -190,8 +190,8 @@ def _outcome(model: Model, options: PlanOptions, args: argparse.Namespace) -> Ou
             if _COUPLED not in str(error):
                 raise
             reason = _text(error, model.path)
-            found = _check(model, replace(options, batch_coupling="per-microbatch"), args)
-            return replace(found, detail=found.detail or reason)
+            outcome = _check(model, replace(options, batch_coupling="per-microbatch"), args)
+            return replace(outcome, detail=outcome.detail or reason)
     except UserError as error:
         return Outcome(name, count, "refused", detail=_text(error, model.path))
     except Exception as error:  # the table must go on: an internal error of one model is one row
@@ -199,8 +199,8 @@ def _outcome(model: Model, options: PlanOptions, args: argparse.Namespace) -> Ou
 
 
 def _text(error: UserError, path: Path) -> str:
-    said = str(error).splitlines()[0].replace(str(path), path.name)
-    return said.removeprefix(f"{path.name}: error: ")
+    line = str(error).splitlines()[0].replace(str(path), path.name)
+    return line.removeprefix(f"{path.name}: error: ")
 
 
 def _table(outcomes: Sequence[Outcome]) -> Table:
@@ -237,11 +237,11 @@ def main() -> int:
     parser.add_argument("--tolerance", type=float, default=1e-4)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    given = dict(item.split("=", 1) for item in args.batch_args)
+    batch_args = dict(item.split("=", 1) for item in args.batch_args)
     console = Console(width=None if sys.stdout.isatty() else 180)
     outcomes = []
     for name, listed in listed_models(args.folder, args.match):
-        model = Model(args.folder / f"{name}.mlirbc", given.get(name, listed))
+        model = Model(args.folder / f"{name}.mlirbc", batch_args.get(name, listed))
         for count in map(int, args.microbatches.split(",")):
             options = PlanOptions(
                 args.cluster,
@@ -253,9 +253,9 @@ def main() -> int:
                 schedule=args.schedule,
             )
             outcomes.append(_outcome(model, options, args))
-            found = outcomes[-1]
-            worst = f" {found.worst:.1e}" if found.worst == found.worst else ""
-            console.print(f"{name} {count}: {found.verdict}{worst}", highlight=False)
+            outcome = outcomes[-1]
+            worst = f" {outcome.worst:.1e}" if outcome.worst == outcome.worst else ""
+            console.print(f"{name} {count}: {outcome.verdict}{worst}", highlight=False)
     console.print(_table(outcomes))
     return int(any(row.verdict == "WRONG" for row in outcomes))
 

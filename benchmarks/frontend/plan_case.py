@@ -51,20 +51,20 @@ class Watch:
 def planned(model: str, options: PlanOptions) -> dict[str, Any]:
     """The figures of one plan, or the reason why there is none."""
     watch, begin, worked = Watch(), perf_counter(), process_time()
-    found: dict[str, Any] = {}
+    row: dict[str, Any] = {}
     try:
         plan: Plan | None = make_plan(model, options, on_phase=watch.begin, on_result=watch.end)
     except UserError as error:
-        plan, found["error"] = None, str(error)
+        plan, row["error"] = None, str(error)
     except Exception:
-        plan, found["crash"] = None, traceback.format_exc()
-    found["seconds"] = round(perf_counter() - begin, 3)
-    found["cpu_seconds"] = round(process_time() - worked, 3)
-    found["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        plan, row["crash"] = None, traceback.format_exc()
+    row["seconds"] = round(perf_counter() - begin, 3)
+    row["cpu_seconds"] = round(process_time() - worked, 3)
+    row["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if plan is not None:
-        found |= _described(plan)
-    found |= {"phases": watch.phases, "cpu_phases": watch.cpu_phases}
-    return {**found, "failed_in": watch.name, "statistics": watch.statistics}
+        row |= _described(plan)
+    row |= {"phases": watch.phases, "cpu_phases": watch.cpu_phases}
+    return {**row, "failed_in": watch.name, "statistics": watch.statistics}
 
 
 def _described(plan: Plan) -> dict[str, Any]:

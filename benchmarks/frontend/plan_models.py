@@ -49,12 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=600.0, help="seconds that one run may take")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     args = parser.parse_args(argv)
-    given = dict(text.split("=", 1) for text in args.batch_args)
+    batch_args = dict(text.split("=", 1) for text in args.batch_args)
     rows = []
     for name, batch in listed_models(args.folder, args.match):
         for cluster in args.cluster:
-            found = _planned(args, name, cluster, given.get(name, batch))
-            rows.append({"model": name, "cluster": cluster, **found})
+            row = _planned(args, name, cluster, batch_args.get(name, batch))
+            rows.append({"model": name, "cluster": cluster, **row})
             print(f"{name} on {cluster}: {_outcome(rows[-1])}", file=sys.stderr, flush=True)
             if args.json is not None:
                 args.json.write_text(json.dumps(rows, indent=1) + "\n")
@@ -81,16 +81,16 @@ def _planned(args: argparse.Namespace, name: str, cluster: str, batch: str) -> d
     reasons: dict[str, str] = {}
     while True:
         options["microbatches"] = count
-        found = _run(args, name, options)
-        said = found.get("error", "")
-        if _COUPLED in said and options["batch_coupling"] == "error":
-            reasons["coupled"], options["batch_coupling"] = said, "per-microbatch"
-        elif _INDIVISIBLE in said and count > 1:
+        row = _run(args, name, options)
+        message = row.get("error", "")
+        if _COUPLED in message and options["batch_coupling"] == "error":
+            reasons["coupled"], options["batch_coupling"] = message, "per-microbatch"
+        elif _INDIVISIBLE in message and count > 1:
             count -= 1
-        elif said and found["failed_in"] == "microbatch" and count > 1:
-            reasons["uncut"], count = said, 1
+        elif message and row["failed_in"] == "microbatch" and count > 1:
+            reasons["uncut"], count = message, 1
         else:
-            return {**found, **reasons, "microbatches": count}
+            return {**row, **reasons, "microbatches": count}
 
 
 def _run(args: argparse.Namespace, name: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
     table.add_column("stages, or why not")
     for row in rows:
         if "stages" not in row:
-            said = row.get("error", row.get("crash", "")).splitlines()
+            lines = row.get("error", row.get("crash", "")).splitlines()
             seconds = f"{row['seconds']:.1f}" if "seconds" in row else ""
             table.add_row(
                 row["model"],
@@ -138,7 +138,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
                 "",
                 seconds,
                 "",
-                said[0],
+                lines[0],
             )
             continue
         table.add_row(

@@ -31,7 +31,7 @@ def run_case(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     )
     try:
-        printed, said = process.communicate(timeout=limit_seconds)
+        printed, errors = process.communicate(timeout=limit_seconds)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
@@ -40,9 +40,9 @@ def run_case(
         return {"crash": f"ended by {signal.Signals(-process.returncode).name}"}
     if process.returncode or not printed:
         return {
-            "crash": said.strip().splitlines()[-1]
-            if said.strip()
+            "crash": errors.strip().splitlines()[-1]
+            if errors.strip()
             else f"exit code {process.returncode}"
         }
-    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
-    return found
+    row: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return row

@@ -1,6 +1,6 @@
 """How long planning takes, and how that grows with the model: a table.
 
-    python -m benchmarks.frontend.planning_time gpt-350m gpt-1.3b gpt-39b              # models of benchmarks/alpa
+    python -m benchmarks.frontend.planning_time gpt-350m gpt-39b     # models of benchmarks/alpa
     python -m benchmarks.frontend.planning_time model.mlirbc --cluster a100-80g:4x8 --microbatches 8
 
 Every run is a process of its own. Of each model there are three: with an empty cache (cold), the

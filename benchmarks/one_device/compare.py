@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.only not in row["model"]:
             continue
         try:
-            seconds, held = predicted(
+            seconds, bytes_predicted = predicted(
                 (args.folder / f"{row['model']}.mlirbc").read_bytes(), args.cluster, args.profile
             )
         except UserError as error:
@@ -77,13 +77,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             continue
         measured, bytes_ = row["step_seconds"]["median"], compiled_bytes(row["bytes"])
-        errors.append((seconds / measured - 1, held / bytes_ - 1))
+        errors.append((seconds / measured - 1, bytes_predicted / bytes_ - 1))
         table.add_row(
             row["model"],
             f"{1e3 * seconds:.2f}",
             f"{1e3 * measured:.2f}",
             f"{100 * errors[-1][0]:+.1f}",
-            f"{held / _GIB:.2f}",
+            f"{bytes_predicted / _GIB:.2f}",
             f"{bytes_ / _GIB:.2f}",
             f"{100 * errors[-1][1]:+.1f}",
         )
@@ -115,9 +115,9 @@ def bytes_of_program(source: bytes, cluster: str) -> float:
         return float(read_cost(main_function).peak_bytes)
 
 
-def compiled_bytes(held: dict[str, Any]) -> float:
+def compiled_bytes(parts: dict[str, Any]) -> float:
     """What XLA says that the executable holds while it runs."""
-    return float(held["arguments"] + held["results"] + held["temporary"] - held["aliased"])
+    return float(parts["arguments"] + parts["results"] + parts["temporary"] - parts["aliased"])
 
 
 if __name__ == "__main__":

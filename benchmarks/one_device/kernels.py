@@ -30,15 +30,15 @@ class Kernels:
 @contextmanager
 def kernels() -> Iterator[Kernels]:
     """Those that start and end inside the block; filled at its end."""
-    found = Kernels()
+    traced = Kernels()
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
-            yield found
+            yield traced
         (path,) = Path(folder).rglob("*.xplane.pb")
-        _read(ProfileData.from_file(str(path)), found)
+        _read(ProfileData.from_file(str(path)), traced)
 
 
-def _read(data: ProfileData, found: Kernels) -> None:
+def _read(data: ProfileData, traced: Kernels) -> None:
     spans = []
     for plane in data.planes:
         if not plane.name.startswith("/device:"):
@@ -51,13 +51,13 @@ def _read(data: ProfileData, found: Kernels) -> None:
             for event in line.events:
                 stats = dict(event.stats)
                 key = str(stats.get("hlo_module", "")), str(stats.get("hlo_op", event.name))
-                found.seconds[key] += event.duration_ns * 1e-9
-                found.runs[key] += 1
+                traced.seconds[key] += event.duration_ns * 1e-9
+                traced.runs[key] += 1
                 spans.append((event.start_ns, event.start_ns + event.duration_ns))
     spans.sort()
     reached = float("-inf")
     for begin, end in spans:
-        found.busy += max(0.0, end - max(begin, reached)) * 1e-9
+        traced.busy += max(0.0, end - max(begin, reached)) * 1e-9
         reached = max(reached, end)
     if spans:
-        found.span = (reached - spans[0][0]) * 1e-9
+        traced.span = (reached - spans[0][0]) * 1e-9

@@ -61,7 +61,7 @@ def measured(chosen: Sequence[Operation]) -> Iterator[dict[str, Any]]:
     with ThreadPoolExecutor() as threads:
         compiled = list(threads.map(_compiled, range(len(chosen)), chosen))
     moved: dict[int, int] = {}
-    with kernels() as found:
+    with kernels() as traced:
         for number, (operation, executable) in enumerate(zip(chosen, compiled, strict=True)):
             try:
                 if isinstance(executable, Exception):
@@ -81,8 +81,8 @@ def measured(chosen: Sequence[Operation]) -> Iterator[dict[str, Any]]:
             "shapes": operation.shapes,
             "flops": operation.flops,
             "bytes": moved[number],
-            "seconds": found.of_module(module) / _CALLS,
-            "kernels": sum(runs for (name, _), runs in found.runs.items() if name == module)
+            "seconds": traced.of_module(module) / _CALLS,
+            "kernels": sum(runs for (name, _), runs in traced.runs.items() if name == module)
             / _CALLS,
         }
 

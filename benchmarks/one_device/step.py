@@ -87,7 +87,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
         begin = perf_counter()
         step()
         samples.append(perf_counter() - begin)
-    with kernels() as found:
+    with kernels() as traced:
         for _ in range(_TRACED):
             step()
     stats, allocator = loaded.get_compiled_memory_stats(), device.memory_stats() or {}
@@ -102,10 +102,10 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
             "temporary": stats.temp_size_in_bytes,
             "allocator_peak": allocator.get("peak_bytes_in_use"),
         },
-        "busy_seconds": found.busy / _TRACED,
+        "busy_seconds": traced.busy / _TRACED,
         "kernels": {
-            op: [seconds / _TRACED, found.runs[module, op] / _TRACED]
-            for (module, op), seconds in sorted(found.seconds.items(), key=lambda each: -each[1])
+            op: [seconds / _TRACED, traced.runs[module, op] / _TRACED]
+            for (module, op), seconds in sorted(traced.seconds.items(), key=lambda each: -each[1])
         },
     }
 

@@ -44,13 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = sorted(set(args.parts) - set(_PARTS))
     if unknown:
         parser.error(f"unknown part '{unknown[0]}': known parts are {', '.join(_PARTS)}")
-    found: dict[str, Any] = {"cores": os.cpu_count(), "load": load()}
+    document: dict[str, Any] = {"cores": os.cpu_count(), "load": load()}
     for name in args.parts or _PARTS:
         rows = _PARTS[name](args)
-        found[name] = rows
+        document[name] = rows
         Console(width=120).print(_table(name, rows))
         if args.output is not None:
-            args.output.write_text(json.dumps(found | {"load_after": load()}, indent=1) + "\n")
+            args.output.write_text(json.dumps(document | {"load_after": load()}, indent=1) + "\n")
     return 0
 
 
@@ -78,8 +78,8 @@ def _instructions(args: argparse.Namespace) -> Rows:
     from benchmarks.runtime.instructions import instruction_seconds
 
     return [
-        {"instruction": kind, "seconds": found}
-        for kind, found in instruction_seconds(args.steps).items()
+        {"instruction": kind, "seconds": seconds}
+        for kind, seconds in instruction_seconds(args.steps).items()
     ]
 
 
@@ -136,14 +136,14 @@ _PARTS: dict[str, Callable[[argparse.Namespace], Rows]] = {
 
 
 def _table(name: str, rows: Rows) -> Table:
-    found = Table(title=f"{name} (load {load():.1f})")
+    table = Table(title=f"{name} (load {load():.1f})")
     for key in rows[0] if rows else ():
-        found.add_column(
+        table.add_column(
             key.replace("_", " "), justify="right" if not isinstance(rows[0][key], str) else "left"
         )
     for row in rows:
-        found.add_row(*(_cell(key, value) for key, value in row.items()))
-    return found
+        table.add_row(*(_cell(key, value) for key, value in row.items()))
+    return table
 
 
 def _cell(key: str, value: Any) -> str:

@@ -79,12 +79,12 @@ def _make(run: Run) -> None:
 
 
 def _seconds(repeat: int, work: Callable[[int], object]) -> float:
-    found = []
+    samples = []
     for number in range(repeat):
         begin = perf_counter()
         work(number)
-        found.append(perf_counter() - begin)
-    return median(found)
+        samples.append(perf_counter() - begin)
+    return median(samples)
 
 
 def _write(path: Path, size: int) -> None:

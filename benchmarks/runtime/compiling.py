@@ -53,15 +53,15 @@ def compile_seconds(config: Config, batch: int) -> list[dict[str, object]]:
 
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder))
-        ways: dict[str, Callable[[], None]] = {
+        methods: dict[str, Callable[[], None]] = {
             "one after the other": alone,
             f"on {os.cpu_count()} threads": together,
             "the same, and kept": lambda: together(store),
             "from the disk": lambda: together(store),
         }
         rows = [
-            {"how": how, "functions": _count(program), **_measured(way)}
-            for how, way in ways.items()
+            {"how": how, "functions": _count(program), **_measured(compile_all)}
+            for how, compile_all in methods.items()
         ]
         kept = sum(path.stat().st_size for path in store.folder.rglob("*") if path.is_file())
         rows[-1]["kept_bytes"] = rows[-2]["kept_bytes"] = kept
@@ -73,7 +73,7 @@ def _count(program: Program) -> int:
     return sum(len(part.functions) for part in program.meshes)
 
 
-def _measured(way: Callable[[], None]) -> dict[str, object]:
+def _measured(compile_all: Callable[[], None]) -> dict[str, object]:
     done, gaps = threading.Event(), [0.0]
 
     def tick() -> None:
@@ -86,8 +86,8 @@ def _measured(way: Callable[[], None]) -> dict[str, object]:
     watcher = threading.Thread(target=tick)
     watcher.start()
     wall, cpu = perf_counter(), process_time()
-    way()
-    found = {"seconds": perf_counter() - wall, "processor_seconds": process_time() - cpu}
+    compile_all()
+    times = {"seconds": perf_counter() - wall, "processor_seconds": process_time() - cpu}
     done.set()
     watcher.join()
-    return {**found, "longest_held_up": max(gaps)}
+    return {**times, "longest_held_up": max(gaps)}

@@ -75,8 +75,8 @@ def _step(run: Run) -> Timed:
     others = workers_cpu_seconds()
     begin, busy = perf_counter(), process_time()
     run.step()
-    taken, own = perf_counter() - begin, process_time() - busy
-    return taken, own + workers_cpu_seconds() - others
+    taken, of_driver = perf_counter() - begin, process_time() - busy
+    return taken, of_driver + workers_cpu_seconds() - others
 
 
 def _row(name: str, samples: list[tuple[Timed, Timed]]) -> dict[str, object]:

@@ -35,7 +35,7 @@ def instruction_seconds(steps: int) -> dict[str, float]:
                     worker._actions[position] = _timed(worker._actions[position], samples[kind])
         for _ in range(steps):
             run.step()
-        return {kind: median(found) for kind, found in samples.items()}
+        return {kind: median(seconds) for kind, seconds in samples.items()}
 
 
 def _timed(action, samples):  # type: ignore[no-untyped-def]

@@ -74,10 +74,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         except UserError as error:
             refused.append(f"{name}: {str(error).splitlines()[0]}")
             continue
-        found = carried(program)
+        sizes = carried(program)
         count = sum(len(part.instructions) for part in program.meshes)
         table.add_row(
-            name, f"{sum(found)}", f"{len(found)}", f"{max(found, default=0)}", f"{count}"
+            name, f"{sum(sizes)}", f"{len(sizes)}", f"{max(sizes, default=0)}", f"{count}"
         )
     console = Console(width=160)
     console.print(table)

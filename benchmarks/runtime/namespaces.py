@@ -65,9 +65,9 @@ class TwoHosts:
                 "--include-dashboard=false",
                 f"--temp-dir={self._folder}",
             )
-            for number, own in enumerate((head, (f"--address={self.address}",))):
+            for number, role in enumerate((head, (f"--address={self.address}",))):
                 where = f"--node-ip-address={_ADDRESSES[number]}"
-                self._ray(number, ("start", *own, where, *common))
+                self._ray(number, ("start", *role, where, *common))
         except BaseException:
             self.close()
             raise

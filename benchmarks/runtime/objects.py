@@ -53,13 +53,13 @@ def objects(sizes: Sequence[int]) -> list[Pair]:
     ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=2)
     try:
         actor = ray.remote(num_cpus=0, concurrency_groups={RECEIVE: 1})(Peer)
-        found = []
+        rows = []
         for bytes in sizes:
             actors = {name: actor.remote() for name in "ab"}
             ray.get([each.join.remote(name, bytes, actors) for name, each in actors.items()])
-            found.append(ray.get(actors["a"].measure.remote(bytes)))
+            rows.append(ray.get(actors["a"].measure.remote(bytes)))
             for each in actors.values():
                 ray.kill(each)
-        return found
+        return rows
     finally:
         ray.shutdown()

@@ -68,11 +68,11 @@ def workers_cpu_seconds() -> float:
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # gone by now
             parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-    found, level = set[int](), {os.getpid()}
+    pids, level = set[int](), {os.getpid()}
     while level := {pid for pid, parent in parents.items() if parent in level}:
-        found |= level
+        pids |= level
     total = 0
-    for pid in found:
+    for pid in pids:
         for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
             with suppress(OSError):
                 total += int(path.read_text().split()[0])

@@ -68,12 +68,12 @@ def mailboxes(bytes: int) -> list[Pair]:
 def sockets(bytes: int, burst: int, *, unix: bool) -> Pair:
     """Seconds of one message of a burst of so many."""
     with _peer(bytes, unix) as (transport, connection):
-        asked, target, step = np.zeros(1, np.int32), np.zeros(bytes, np.uint8), 0
+        request, target, step = np.zeros(1, np.int32), np.zeros(bytes, np.uint8), 0
 
         def messages() -> None:
             nonlocal step
-            asked[0] = burst
-            transport.send("peer", step, _ASK, [asked])
+            request[0] = burst
+            transport.send("peer", step, _ASK, [request])
             for number in range(burst):
                 transport.mailbox.take(step, _ANSWER + number)
             step += 1
@@ -87,8 +87,8 @@ def sockets(bytes: int, burst: int, *, unix: bool) -> Pair:
 
         name = f"{'Unix socket' if unix else 'TCP'}{f', {burst} at once' if burst > 1 else ''}"
         pair = in_turns(name, bytes, messages, plain, turns_of(bytes * burst), parts=burst)
-        asked[0] = 0
-        transport.send("peer", step, _ASK, [asked])
+        request[0] = 0
+        transport.send("peer", step, _ASK, [request])
         return pair
 
 
@@ -137,13 +137,13 @@ def _answer(pipe: Any, place: Any, here: Address, bytes: int, unix: bool) -> Non
     pipe.send(transport.address)
     source = np.ones(bytes, np.uint8)
     for step in count():  # messages and plain ones are asked for in turns
-        (asked,) = transport.mailbox.take(step, _ASK)
-        if asked is None or not asked[0]:
+        (request,) = transport.mailbox.take(step, _ASK)
+        if request is None or not request[0]:
             break
-        for number in range(asked[0]):
+        for number in range(request[0]):
             transport.send("here", step, _ANSWER + number, [source])
         if connection.recv(1) == b"x":
-            for _ in range(asked[0]):
+            for _ in range(request[0]):
                 connection.sendall(source.data)
     connection.close()
     transport.close()

@@ -175,21 +175,21 @@ def _program(case: Case, shape: tuple[int, ...], routes: tuple[Route, ...], roun
     lists: dict[str, list[Instruction]] = {mesh.name: [] for mesh in meshes}
     buffers: dict[str, list[TensorSpec]] = {mesh.name: [] for mesh in meshes}
     buffers[names[0]].append(TensorSpec(shape, "float32", case.source[1]))
-    held = 0
+    latest = 0
     for turn in range(2 * rounds):
         giver, taker = names[turn % 2], names[1 - turn % 2]
         number, tag, route = len(buffers[taker]), 2 * turn, routes[turn % 2]
         buffers[taker].append(route.target)
         if giver == taker:
-            lists[taker].append(Reshard(tag, held, number, turn % 2))
+            lists[taker].append(Reshard(tag, latest, number, turn % 2))
         else:
-            lists[giver].append(Send(tag, (held,), taker, (turn % 2,)))
+            lists[giver].append(Send(tag, (latest,), taker, (turn % 2,)))
             lists[taker].append(Recv(tag, (number,), giver, (turn % 2,)))
         if turn:
-            lists[giver].append(Free((held,)))
+            lists[giver].append(Free((latest,)))
         if route.completion is not None:
             lists[taker].append(route.completion(tag + 1, number, turn % 2))
-        held = number
+        latest = number
     value = MeshValue(names[0], buffers[names[0]][0])
     parts = tuple(
         MeshProgram(
@@ -198,7 +198,7 @@ def _program(case: Case, shape: tuple[int, ...], routes: tuple[Route, ...], roun
             arguments=((0, 0),) if mesh.name == names[0] else (),
             indices=(),
             instructions=tuple(lists[mesh.name]),
-            results=((0, held),) if mesh.name == names[0] else (),
+            results=((0, latest),) if mesh.name == names[0] else (),
             feedback=(),
             functions=(),
         )

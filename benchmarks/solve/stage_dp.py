@@ -108,7 +108,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two small problems only")
     args = parser.parse_args()
     print(
-        f"{'problem':<40}{'configs':>8}{'stages':>8}{'t_max':>7}{'solve':>10}{'with_incumbent':>10}{'8 best':>10}"
+        f"{'problem':<40}{'configs':>8}{'stages':>8}{'t_max':>7}"
+        f"{'solve':>10}{'warm':>10}{'8 best':>10}"
     )
     for name, problem in cases(args.quick).items():
         seconds, plan = least_of(3, lambda problem=problem: solve_stages(problem))

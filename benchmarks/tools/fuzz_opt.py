@@ -76,9 +76,9 @@ def _splice(data: bytearray, generator: random.Random, other: bytes) -> None:
 
 
 def _change_number(data: bytearray, generator: random.Random, _: bytes) -> None:
-    found = list(re.finditer(rb"\d+", bytes(data)))
-    if found:
-        match = generator.choice(found)
+    numbers = list(re.finditer(rb"\d+", bytes(data)))
+    if numbers:
+        match = generator.choice(numbers)
         data[match.start() : match.end()] = generator.choice(_NUMBERS)
 
 
@@ -90,9 +90,9 @@ def _drop_line(data: bytearray, generator: random.Random, _: bytes) -> None:
 
 def _swap(data: bytearray, generator: random.Random, pattern: bytes) -> None:
     """Exchange two matches of a pattern."""
-    found = list(re.finditer(pattern, bytes(data)))
-    if len(found) > 1:
-        first, second = sorted(generator.sample(found, 2), key=lambda match: match.start())
+    matches = list(re.finditer(pattern, bytes(data)))
+    if len(matches) > 1:
+        first, second = sorted(generator.sample(matches, 2), key=lambda match: match.start())
         data[second.start() : second.end()], data[first.start() : first.end()] = first[0], second[0]
 
 

@@ -25,8 +25,8 @@ Give = Callable[[str, int, list[np.ndarray]], None]  # (name of the worker, tag,
 @dataclass(frozen=True)
 class _Step:
     """One round with everything in the numbers of this host's shards. What arrives is kept apart,
-    slice by slice, until it is copied to its `places`: a peer may be ahead, and the shards not there
-    yet."""
+    slice by slice, until it is copied to its `places`: a peer may be ahead, and the shards not
+    there yet."""
 
     tag: int
     outgoing: tuple[tuple[str, tuple[Place, ...]], ...]

@@ -5,7 +5,7 @@ of one that several processes make up (`clients.py`), or GPUs of the process's o
 (`gpus.py`); without GPUs, no default JAX backend is ever started. Compile options and traps: stage
 functions are in Shardy's form, as GSPMD, which XLA takes for a module with `mhlo.sharding`, drops
 the sums of partial values; executables check neither number, shape, sharding nor liveness of their
-inputs (a mistake ends the process), so `fault_of` exists for a checked mode; arrays are put from
+inputs (an error ends the process), so `fault_of` exists for a checked mode; arrays are put from
 fresh memory only, because an aligned numpy array is aliased rather than copied."""
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ class XlaMesh:
         misread its shards."""
         if _GSPMD_PARTIAL in function.bytecode:
             raise ValueError(
-                f"function @{function.name}: unreduced values need Shardy's form, found 'mhlo.sharding'"
+                f"function @{function.name}: unreduced values need Shardy's form, found "
+                "'mhlo.sharding'"
             )
         if b"lapack" in function.bytecode:
             lapack._lapack.initialize()  # its custom calls crash the process otherwise

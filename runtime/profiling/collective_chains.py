@@ -39,7 +39,8 @@ def _collective_link(
         pairs = [[each[k], each[(k + 1) % group]] for each in groups for k in range(group)]
         pairs_text = f"source_target_pairs = dense<{pairs}> : tensor<{len(pairs)}x2xi64>"
         return (
-            f'%y{step} = "stablehlo.collective_permute"({x}) <{{{pairs_text}}}> : ({type_}) -> {type_}',
+            f'%y{step} = "stablehlo.collective_permute"({x}) <{{{pairs_text}}}> : ({type_}) -> '
+            f"{type_}",
             f"%y{step}",
         )
 
@@ -78,7 +79,8 @@ def _collective_link(
             f"%k{step} = stablehlo.remainder %id{step}, %n{step} : tensor<ui32>\n"
             f"%m{step} = stablehlo.constant dense<{elements // group}> : tensor<ui32>\n"
             f"%p{step} = stablehlo.multiply %k{step}, %m{step} : tensor<ui32>\n"
-            f"%y{step} = stablehlo.dynamic_slice %f{step}, %p{step}, sizes = [{elements // group}] : "
+            f"%y{step} = stablehlo.dynamic_slice %f{step}, %p{step}, sizes = [{elements // group}] "
+            ": "
             f"({type_}, tensor<ui32>) -> {part}\n{back}",
             result,
         )

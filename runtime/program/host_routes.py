@@ -38,8 +38,8 @@ class Round:
     """Exchanges that need nothing of each other, as one host sees them.
 
     `local` stay on the host. `outgoing` and `incoming` are, by the number of the other host, the
-    slices that travel: (shard, slice) of the source, each once; `landing` says where an incoming slice
-    goes: (host, number of the slice, shard, slice)."""
+    slices that travel: (shard, slice) of the source, each once; `landing` says where an incoming
+    slice goes: (host, number of the slice, shard, slice)."""
 
     local: tuple[Exchange, ...]
     outgoing: tuple[tuple[int, tuple[tuple[int, Slice], ...]], ...]

@@ -19,8 +19,8 @@ from shardopt.mesh.mesh import Mesh
 
 @dataclass(frozen=True)
 class Piece:
-    """A slice inside the tile of shard `shard` (position in the source mesh): one contiguous message
-    part."""
+    """A slice inside the tile of shard `shard` (position in the source mesh): one contiguous
+    message part."""
 
     shard: int
     slice: Slice
@@ -37,8 +37,8 @@ class Placement:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Inside the target, after all pieces have landed: slice of one shard's tile to slice of another's,
-    in list order.
+    """Inside the target, after all pieces have landed: slice of one shard's tile to slice of
+    another's, in list order.
 
     A slice may be passed on by a shard that received it earlier in the list.
     """
@@ -209,7 +209,7 @@ class MeshProgram:
     arguments:  (argument number of the program, buffer)
     indices:    (microbatch, buffer): constants, loaded once
     results:    (result number of the program, buffer)
-    feedback:   (buffer, argument's buffer): state for the next step, moved when a step ends, all at once
+    feedback:   (buffer, argument's buffer): state for the next step, all moved when a step ends
     """
 
     mesh: Mesh

@@ -3,7 +3,8 @@ unpickle anything.
 
     {"format": "shardopt.program", "version": 2,
      "tables": {"TensorSpec": […], "StageFunction": […]},       each once; elsewhere by number
-     "program": {"arguments": […], "results": […], "routes": […], "meshes": [{"instructions": [{"op": "SEND", …}]}]}}
+     "program": {"arguments": […], "results": […], "routes": […],
+                 "meshes": [{"instructions": [{"op": "SEND", …}]}]}}
 
 The version goes up with every change after which an older document would be read wrongly or not at
 all."""

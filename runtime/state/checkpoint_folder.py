@@ -2,7 +2,8 @@
 
     checkpoints/
       .lock                     held by the run that writes here
-      .writing-…                being written, or left by a run that died: never read, removed by the next writer
+      .writing-…                being written, or left by a run that died: never read, and removed
+                                by the next writer
       step-000000000012/        m0.bin, m1.0.bin, …, manifest.json
 
 A checkpoint is written under another name; when all files are on the disk the manifest follows, and

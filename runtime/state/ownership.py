@@ -1,5 +1,5 @@
-"""Which device writes which slice of a state array, so that replicas are written once and the work is
-spread."""
+"""Which device writes which slice of a state array, so that replicas are written once and the work
+is spread."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from shardopt.support.errors import UserError
 
 
 def owned_slices(mesh: Mesh, spec: TensorSpec, turn: int) -> tuple[tuple[int, Slice], ...]:
-    """(position in the mesh, slice) for every distinct tile: one holder each, replicas by `turn`, so
-    that the arrays of a program spread over the hosts that hold copies."""
+    """(position in the mesh, slice) for every distinct tile: one holder each, replicas by `turn`,
+    so that the arrays of a program spread over the hosts that hold copies."""
     holders: dict[Slice, list[int]] = {}
     for position, tile in enumerate(tiles_by_device(mesh, spec).values()):
         holders.setdefault(tile, []).append(position)

@@ -44,7 +44,8 @@ class PeriodicCheckpoints:
         complete = checkpoints(self._options.folder)
         if complete and complete[-1][0] > steps_done:
             raise UserError(
-                f"'{self._options.folder}' holds a checkpoint of step {complete[-1][0]}, this run is "
+                f"'{self._options.folder}' holds a checkpoint of step {complete[-1][0]}, this run "
+                "is "
                 "at step "
                 f"{steps_done}: resume from it, or choose another folder"
             )

@@ -139,7 +139,8 @@ class RunState:
             for (start, limit), extent in zip(slice_, value.spec.shape, strict=False)
         ):
             raise UserError(
-                f"argument {number} has shape {list(value.spec.shape)}, found slice {format_box(slice_)}"
+                f"argument {number} has shape {list(value.spec.shape)}, found slice "
+                f"{format_box(slice_)}"
             )
         elements = np.empty(
             [limit - start for start, limit in slice_], numpy_dtype(value.spec.dtype)

@@ -1,5 +1,5 @@
-"""Writing shards to a worker's file of a checkpoint, and reading any slice of an array back from such
-files."""
+"""Writing shards to a worker's file of a checkpoint, and reading any slice of an array back from
+such files."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def read_slice(folder: Path, array: StoredArray, slice_: Slice) -> np.ndarray:
 
 
 def _read_rows(folder: Path, array: StoredArray, shard: StoredShard, slice_: Slice) -> np.ndarray:
-    """`slice_` of one shard, which holds it: the rows of the first dimension are read and checked, the
-    rest cut out."""
+    """`slice_` of one shard, which holds it: the rows of the first dimension are read and checked,
+    the rest cut out."""
     dtype = numpy_dtype(array.dtype)
     extents = [limit - start for start, limit in shard.slice]
     if not slice_:

@@ -92,8 +92,8 @@ class WorkerState:
         return tuple(parts)
 
     def _owned(self, number: int) -> list[tuple[Slice, np.ndarray]]:
-        """(slice, view of the shard) for the tiles that this worker writes; drop the views before the
-        next step."""
+        """(slice, view of the shard) for the tiles that this worker writes; drop the views before
+        the next step."""
         buffer = self._buffers[number]
         array = self._context.buffers[buffer]
         if array is None:

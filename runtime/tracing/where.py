@@ -57,7 +57,10 @@ def status_text(worker: str, status: WorkerStatus | None) -> str:
     if not status["busy"]:
         return f"{who}: idle for {status['seconds']:.1f} s, {status['step']} steps done"
     doing = f"; under way: {', '.join(status['doing'])}" if status["doing"] else ""
-    return f"{who}: {status['place']} for {status['seconds']:.1f} s, waits for {status['waits']}{doing}"
+    return (
+        f"{who}: {status['place']} for {status['seconds']:.1f} s, waits for "
+        f"{status['waits']}{doing}"
+    )
 
 
 def _waits_for(at: Instruction | None, executing: bool, pending: int) -> str:

@@ -1,6 +1,6 @@
 """Results on disk under the hash of all that they depend on: whole plans, prices of stages.
 
-    with using(default_store(remark)):       # whoever starts the work says whether there is a store, and where
+    with using(default_store(remark)):       # whoever starts the work says where, if anywhere
         …
         store = active_store()               # whoever has something to keep asks for it
         key = key_of("price", problem_bytes)
@@ -60,7 +60,7 @@ class Store:
     folder: Path
     remark: Remark | None = None
     limit_bytes: int = DEFAULT_LIMIT_BYTES
-    _said: set[str] = field(default_factory=set, repr=False)
+    _remarked: set[str] = field(default_factory=set, repr=False)
 
     def get(self, kind: str, key: str) -> bytes | None:
         """The content of an entry, or None where there is none or it is damaged."""
@@ -107,13 +107,13 @@ class Store:
 
     def trim(self) -> None:
         """Remove the entries that were not used for longest until the rest fits into the limit."""
-        found = []
+        entries = []
         for path in self.folder.glob("*/*/*"):
             with suppress(OSError):  # another process may have removed it
                 status = path.stat()
-                found.append((status.st_mtime_ns, status.st_size, path))
-        excess = sum(size for _, size, _ in found) - self.limit_bytes
-        for _, size, path in sorted(found):
+                entries.append((status.st_mtime_ns, status.st_size, path))
+        excess = sum(size for _, size, _ in entries) - self.limit_bytes
+        for _, size, path in sorted(entries):
             if excess <= 0:
                 break
             with suppress(OSError):
@@ -124,9 +124,9 @@ class Store:
         return self.folder / kind / key[:2] / key
 
     def _say(self, cause: str, message: str) -> None:
-        if self.remark is not None and cause not in self._said:
+        if self.remark is not None and cause not in self._remarked:
             self.remark(message)
-        self._said.add(cause)
+        self._remarked.add(cause)
 
 
 _active: ContextVar[Store | None] = ContextVar("store", default=None)

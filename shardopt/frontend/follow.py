@@ -2,7 +2,8 @@
 weights where they are.
 
     plan = shardopt.optimize(train, cluster="cpu-test:1x4", microbatches=4, stages=2)
-    evaluation = follow(plan, evaluate, {0: 0, 1: 1}, batch_args="2,3")       # its arguments 0, 1 are those of `train`
+    # Arguments 0 and 1 of `evaluate` are those of `train`.
+    evaluation = follow(plan, evaluate, {0: 0, 1: 1}, batch_args="2,3")
 
 What follows is written as a plan file: the same meshes, a layer for each stage that begins where
 weights of that stage are first read, and the shardings of the weights as demands. The planner
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from jaxlib.mlir import ir
 
 from shardopt.dialect.program import read_program
-from shardopt.frontend.given_plan import options_after
+from shardopt.frontend.from_plan_file import options_after
 from shardopt.frontend.phase_options import phase_text
 from shardopt.frontend.planning import make_plan
 from shardopt.frontend.sources import resolve_source, source_name
@@ -73,7 +74,7 @@ def follow(
         number: str(arguments[other].value.spec.sharding).replace('"', "")
         for number, other in shares.items()
     }
-    wanted = {
+    planned = {
         "version": VERSION,
         "cluster": document["cluster"],
         "options": {"microbatches": count, "batch_args": batch_args},
@@ -89,7 +90,7 @@ def follow(
             for number, stage in enumerate(document["stages"])
         ],
     }
-    return _planned(source, wanted)
+    return _planned(source, planned)
 
 
 def _planned(source: Any, document: Mapping[str, Any]) -> Plan:
@@ -122,15 +123,15 @@ def _starts(source: Any, options: PlanOptions, homes: Mapping[int, int], stages:
         readers = _first_readers(program, homes)
     starts: list[str] = []
     for stage in range(stages):
-        own = [
+        of_stage = [
             readers[number] for number, home in homes.items() if home == stage and number in readers
         ]
-        if not own:
+        if not of_stage:
             raise UserError(
                 f"no argument of stage {stage} of the plan is read in the microbatch: it cannot be "
                 "followed"
             )
-        starts.append(str(min(own)))
+        starts.append(str(min(of_stage)))
     if sorted(starts, key=int) != starts or len(set(starts)) != len(starts):
         raise UserError(
             "weights are read in another order than the plan has them: stages begin at operations "
@@ -151,9 +152,9 @@ def _first_readers(program: Any, homes: Mapping[int, int]) -> dict[int, int]:
     for position, operand in enumerate(program.call.operands):
         if operand in outside:
             inside[program.body_block.arguments[position]] = outside[operand]
-    found: dict[int, int] = {}
+    first: dict[int, int] = {}
     for number, op in enumerate(program.body_ops):
         for operand in op.operands:
             if operand in inside:
-                found.setdefault(inside[operand], number)
-    return found
+                first.setdefault(inside[operand], number)
+    return first

@@ -38,6 +38,6 @@ def optimize(
     `cache=False` neither looks for the plan, or prices of its stages, where an earlier run has left
     them, nor keeps any (docs/concepts/planning-time.md). `on_phase(name)` is told when a phase
     begins; `handler` gets warnings and remarks. Raises UserError."""
-    asked = options_of("optimize", cluster, options, model)
-    plan = make_plan(model, asked, cache=cache, on_phase=on_phase, handler=handler)
+    chosen = options_of("optimize", cluster, options, model)
+    plan = make_plan(model, chosen, cache=cache, on_phase=on_phase, handler=handler)
     return replace(plan, source=model)

@@ -136,16 +136,18 @@ def parallelize(
 ) -> Any:
     """Decorate a function of arrays so that it is planned for `cluster` and runs on its workers.
 
-    batch_argnums    arguments that hold the batch: numbers (dimension 0), or number -> dimension. By default the
-                     planner looks for them: of a training step those that are not donated.
-    donate_argnums,  arguments that the step consumes and replaces, as of `jax.jit`: its state. The arrays that are
-    donate_argnames  passed stay valid.
-    lazy_state       return state as `StateArray`, which is fetched only when looked at; by default every result is a
-                     `jax.Array`, so each step downloads the state
-    options          backend: "local" (threads of this process, the default), "process" (processes) or "ray" (actors);
-                     quick_compile=True: less optimisation, less compile time; checkpoints: where and how often the
-                     state is written, from which `start(…).load(folder)` goes on; cache=False: as of
-                     `shardopt.optimize`; and options of planning (docs/reference/options.md), such as microbatches
+    batch_argnums    arguments that hold the batch: numbers (dimension 0), or number -> dimension.
+                     By default the planner looks for them: of a training step those that are not
+                     donated.
+    donate_argnums,  arguments that the step consumes and replaces, as of `jax.jit`: its state. The
+    donate_argnames  arrays that are passed stay valid.
+    lazy_state       return state as `StateArray`, which is fetched only when looked at; by default
+                     every result is a `jax.Array`, so each step downloads the state
+    options          backend: "local" (threads of this process, the default), "process" (processes)
+                     or "ray" (actors); quick_compile=True: less optimisation, less compile time;
+                     checkpoints: where and how often the state is written, from which
+                     `start(…).load(folder)` goes on; cache=False: as of `shardopt.optimize`; and
+                     options of planning (docs/reference/options.md), such as microbatches
 
     Raises UserError, here for wrong options and in calls for functions and arguments that cannot be
     planned."""
@@ -304,19 +306,19 @@ class Parallelized:
             for number, dim in self._batch.items()
             if number < len(names)
         }
-        found: dict[int, int] = {}
+        dim_of: dict[int, int] = {}
         for number, (path, leaf) in enumerate(tree_flatten_with_path((args, kwargs))[0]):
             owner = ("kwargs", path[1].key) if path[0].idx else ("args", path[1].idx)
             dim = owners.get(owner)
             if dim is not None and dim < len(leaf.shape) and number in exported.module_kept_var_idx:
-                found[number] = dim
-        if not found:
+                dim_of[number] = dim
+        if not dim_of:
             raise UserError(
                 f"parallelize: batch_argnums={tuple(self._batch)} name no array with a batch "
                 "dimension in this call, "
                 f"which has {len(args)} positional arguments"
             )
-        return found
+        return dim_of
 
 
 def _batch_dimensions(numbers: ArgumentNumbers | None) -> dict[int, int] | None:

@@ -46,8 +46,8 @@ def plan_key(source: bytes | str | os.PathLike[str], name: str, options: PlanOpt
                 files += [field, path.read_bytes()]
     except (UserError, OSError):  # the phase that reads it will say so
         return None
-    asked = json.dumps({"options": asdict(options), "name": name}, sort_keys=True)
-    return key_of("plan", source_bytes(source), asked, *files)
+    request = json.dumps({"options": asdict(options), "name": name}, sort_keys=True)
+    return key_of("plan", source_bytes(source), request, *files)
 
 
 def _files_named(value: object) -> list[Path]:
@@ -57,7 +57,7 @@ def _files_named(value: object) -> list[Path]:
     return [Path(name) for name in (value, os.path.join(value, "plan.json")) if is_file(name)]
 
 
-def put_plan(store: Store, key: str, plan: Plan, said: list[Diagnostic]) -> None:
+def put_plan(store: Store, key: str, plan: Plan, diagnostics: list[Diagnostic]) -> None:
     """Keep a plan and what was said while it was made."""
     data = BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
@@ -65,7 +65,7 @@ def put_plan(store: Store, key: str, plan: Plan, said: list[Diagnostic]) -> None
         archive.writestr(_ORIGINAL, plan.original)
         for number, (phase, form) in enumerate(plan.forms, 1):
             archive.writestr(f"{_FORMS}{number}-{phase}", form)
-        archive.writestr(_SAID, json.dumps([asdict(diagnostic) for diagnostic in said]))
+        archive.writestr(_SAID, json.dumps([asdict(diagnostic) for diagnostic in diagnostics]))
     store.put(KIND, key, data.getvalue())
     store.trim()
 
@@ -86,8 +86,8 @@ def get_plan(store: Store, key: str, options: PlanOptions) -> tuple[Plan, list[D
     )
     with make_context() as context:
         summary = summarize(load_module(parts[_MODULE], context))
-    said = [_diagnostic(item) for item in json.loads(parts[_SAID])]
-    return Plan(parts[_MODULE], parts[_ORIGINAL], forms, summary, options), said
+    diagnostics = [_diagnostic(item) for item in json.loads(parts[_SAID])]
+    return Plan(parts[_MODULE], parts[_ORIGINAL], forms, summary, options), diagnostics
 
 
 def _diagnostic(item: dict[str, Any]) -> Diagnostic:

@@ -3,7 +3,7 @@ model."""
 
 from __future__ import annotations
 
-from shardopt.frontend.given_plan import options_after
+from shardopt.frontend.from_plan_file import options_after
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.planfile.checks import plan_errors
 from shardopt.planfile.option_fields import read_options
@@ -12,7 +12,7 @@ from shardopt.support.errors import UserError
 
 
 def check_plan(path: str, model: str | None = None) -> tuple[str, ...]:
-    """One message a mistake. With a model, a file without mistakes is applied to it, which finds
+    """One message an error. With a model, a file without errors is applied to it, which finds
     the first of those that need one: another fingerprint, numbers of operations, shardings that do
     not divide, memory of a stage.
 
@@ -28,8 +28,8 @@ def check_plan(path: str, model: str | None = None) -> tuple[str, ...]:
             cluster = load_cluster(named)
         except UserError as error:
             wrong = (*wrong, f"field 'options.cluster': {error}")
-    found = (*wrong, *plan_errors(plan, cluster))
-    return found if found or model is None else _applied(path, model)
+    messages = (*wrong, *plan_errors(plan, cluster))
+    return messages if messages or model is None else _applied(path, model)
 
 
 def _applied(path: str, model: str) -> tuple[str, ...]:

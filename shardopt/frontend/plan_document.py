@@ -135,12 +135,12 @@ def _predicted(
 ) -> dict[str, Any]:
     """Of the finished plan; and what the stage phase predicted, with a hash of the decisions it is
     about."""
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "makespan_seconds": summary.makespan_seconds,
         "bubble_fraction": summary.bubble_fraction,
     }
-    found["schedule"] = summary.schedule
+    figures["schedule"] = summary.schedule
     if prediction is None:
-        return found
+        return figures
     seconds = {name: getattr(prediction, name) for name in PREDICTED_SECONDS}
-    return {**found, "planned_for": prediction.schedule, **seconds, "decisions": decisions}
+    return {**figures, "planned_for": prediction.schedule, **seconds, "decisions": decisions}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardopt.caching.store import default_store, using
 from shardopt.frontend.collection import rare_collection
-from shardopt.frontend.given_plan import check_model
+from shardopt.frontend.from_plan_file import check_model
 from shardopt.frontend.phase_options import phase_text
 from shardopt.frontend.plan import Plan
 from shardopt.frontend.plan_cache import get_plan, plan_key, put_plan
@@ -55,10 +55,10 @@ def make_plan(
         if (
             store is not None
             and key is not None
-            and (found := get_plan(store, key, options)) is not None
+            and (cached := get_plan(store, key, options)) is not None
         ):
-            plan, said = found
-            for diagnostic in said:
+            plan, diagnostics = cached
+            for diagnostic in diagnostics:
                 report(diagnostic)
             report(
                 _remark(
@@ -67,16 +67,16 @@ def make_plan(
                 )
             )
             return plan
-        said = []
+        diagnostics = []
 
         def keep(diagnostic: Diagnostic) -> None:
-            said.append(diagnostic)
+            diagnostics.append(diagnostic)
             report(diagnostic)
 
         with using(store), rare_collection():
             plan = _run_phases(source, name, options, on_phase, on_result, keep)
         if store is not None and key is not None:
-            put_plan(store, key, plan, said)
+            put_plan(store, key, plan, diagnostics)
         return plan
 
 
@@ -117,7 +117,7 @@ def _run_phases(
             run(module, phase, chosen, handler)
             forms.append((phase, module_bytecode(module)))
             if phase == "import" and (best := _search(module, options, run, handler)) is not None:
-                for diagnostic in best.said:
+                for diagnostic in best.diagnostics:
                     handler(diagnostic)
                 module, chosen = best.module, best.choice.options
                 forms += best.forms

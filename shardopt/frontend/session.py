@@ -58,14 +58,14 @@ class StateArray:
         """The array itself. Raises UserError if it is gone: replaced by a later step, or closed."""
         if self._value is None:
             try:
-                found = self._read()
+                array = self._read()
             except RuntimeError as error:
                 raise UserError(
                     f"this state is no longer on the workers ({error}); look at it before the next "
                     "step and before "
                     "close(), or use lazy_state=False"
                 ) from error
-            self._value = like(found, self.aval, bool(self.aval.weak_type))
+            self._value = like(array, self.aval, bool(self.aval.weak_type))
         return self._value
 
     def __jax_array__(self) -> jax.Array:
@@ -94,7 +94,7 @@ class Session:
         self._inputs = tuple(inputs)
         self._outputs = tuple(outputs)
         self._lazy_state = lazy_state
-        self._held: dict[int, Any] = {}
+        self._uploaded: dict[int, Any] = {}
         aliases = {number: argument.alias for number, argument in enumerate(run.program.arguments)}
         self._state = {number: alias for number, alias in aliases.items() if alias is not None}
 
@@ -106,12 +106,12 @@ class Session:
         """
         changed = [number for number, leaf in enumerate(leaves) if not self._is_held(number, leaf)]
         values = {number: to_numpy(leaves[number], self._inputs[number]) for number in changed}
-        if not self._held:
+        if not self._uploaded:
             self._run.load([values[number] for number in range(len(leaves))])
             values = {}
         outputs = self._run.step(values)
         results = self._results(outputs)
-        self._held = dict(enumerate(leaves)) | {
+        self._uploaded = dict(enumerate(leaves)) | {
             number: results[alias] for number, alias in self._state.items()
         }
         return results
@@ -167,11 +167,11 @@ class Session:
             number: StateArray(partial(read, number), self._inputs[number])
             for number in self._state
         }
-        self._held |= arrays
+        self._uploaded |= arrays
         return list(arrays.values())
 
     def _is_held(self, number: int, leaf: Any) -> bool:
-        return isinstance(leaf, (*_IMMUTABLE, StateArray)) and self._held.get(number) is leaf
+        return isinstance(leaf, (*_IMMUTABLE, StateArray)) and self._uploaded.get(number) is leaf
 
     def _results(self, outputs: Outputs) -> list[Any]:
         # The state keeps the weak types of the arguments it replaces: a step must not change its

@@ -58,8 +58,8 @@ def shard(
     """
     logical = parse_mesh(mesh)
     _check(exported)
-    asked = phase_text(options_of("shard", cluster, options, exported), INTRA)
-    text = f"mesh={mesh} sharding-format=sdy {asked}"
+    options_text = phase_text(options_of("shard", cluster, options, exported), INTRA)
+    text = f"mesh={mesh} sharding-format=sdy {options_text}"
     artifact, inputs, outputs = _run(exported, f"builtin.module(shardopt-intra{{{text}}})", handler)
     kept = dict(zip(exported.module_kept_var_idx, inputs, strict=True))
     abstract = AbstractMesh(logical.shape, logical.axis_names)
@@ -93,13 +93,15 @@ def input_shardings(
             f"function '{exported.fun_name}' has no input shardings: expected a result of "
             "shardopt.shard"
         )
-    found = list(jax.devices() if devices is None else devices)
-    if len(found) < used.size:
+    available = list(jax.devices() if devices is None else devices)
+    if len(available) < used.size:
         raise UserError(
             f"function '{exported.fun_name}' is sharded over {used.size} devices, found "
-            f"{len(found)}"
+            f"{len(available)}"
         )
-    mesh = jax.sharding.Mesh(np.array(found[: used.size]).reshape(used.axis_sizes), used.axis_names)
+    mesh = jax.sharding.Mesh(
+        np.array(available[: used.size]).reshape(used.axis_sizes), used.axis_names
+    )
     replicated = NamedSharding(mesh, PartitionSpec())  # of arguments that the module has dropped
     args, kwargs = jax.tree.unflatten(
         exported.in_tree, [s or replicated for s in exported.in_shardings_jax(mesh)]

@@ -43,27 +43,27 @@ class Choice:
 
 @dataclass
 class Attempt:
-    """A choice whose stages are planned: the module, its form after each phase, and what was said;
-    `step_seconds` is None, and `refusal` says why, where there is no plan."""
+    """A choice whose stages are planned: the module, its form after each phase, and what was
+    reported; `step_seconds` is None, and `refusal` says why, where there is no plan."""
 
     choice: Choice
     module: ir.Module
     forms: list[tuple[str, bytes]] = field(default_factory=list)
-    said: list[Diagnostic] = field(default_factory=list)
+    diagnostics: list[Diagnostic] = field(default_factory=list)
     num_layers: int = 0
     step_seconds: float | None = None
     refusal: UserError | None = None
 
     def __str__(self) -> str:
-        found = f"{self.step_seconds:.4g} s" if self.step_seconds is not None else self._reason()
-        return f"{self.choice.name}: {found}"
+        outcome = f"{self.step_seconds:.4g} s" if self.step_seconds is not None else self._reason()
+        return f"{self.choice.name}: {outcome}"
 
     def _reason(self) -> str:
         from shardopt.ir.diagnostics import DiagnosedError
 
         error = self.refusal
-        said = error.diagnostics[0].message if isinstance(error, DiagnosedError) else str(error)
-        return said.replace("; ", ", ")  # choices are told apart by semicolons
+        message = error.diagnostics[0].message if isinstance(error, DiagnosedError) else str(error)
+        return message.replace("; ", ", ")  # choices are told apart by semicolons
 
 
 def microbatch_choices(module: ir.Module, options: PlanOptions) -> tuple[Choice, ...]:
@@ -134,8 +134,8 @@ def grow_layers(
     from shardopt.ir.io import load_module, module_bytecode
 
     source = module_bytecode(module)
-    found = Choice("layers as found", replace(options, layers=None))
-    best = _try(found, load_module(source, module.context), run)
+    first = Choice("layers as found", replace(options, layers=None))
+    best = _try(first, load_module(source, module.context), run)
     if best.refusal is not None:
         raise best.refusal
     attempts, step = [best], best.num_layers
@@ -172,7 +172,7 @@ def _plan_stages(attempt: Attempt, run: RunPhase, faster_than: float | None) -> 
 
     for phase in PHASES:
         more = f" faster-than={faster_than!r}" if phase == "stage" and faster_than else ""
-        run(attempt.module, phase, attempt.choice.options, attempt.said.append, more)
+        run(attempt.module, phase, attempt.choice.options, attempt.diagnostics.append, more)
         attempt.forms.append((phase, module_bytecode(attempt.module)))
         if phase == "cluster":
             attempt.num_layers = _count_layers(read_program(attempt.module).body_ops)
@@ -191,7 +191,7 @@ def _count_layers(ops: Iterable[ir.Operation]) -> int:
 def _forget(attempt: Attempt) -> None:
     """Keep what it said of the step, not the modules."""
     attempt.forms.clear()
-    attempt.said.clear()
+    attempt.diagnostics.clear()
 
 
 def comparison(best: Attempt, attempts: Sequence[Attempt]) -> str:

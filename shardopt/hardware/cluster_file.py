@@ -3,11 +3,11 @@
 
 A file has the fields of one host group, or the fields of a cluster with a list of groups:
 
-    name: pool                                      name: mixed
-    hosts: 2                                        groups:
-    devices_per_host: 8                               - {name: old, hosts: 2, devices_per_host: 8, …}
-    device: {…}                                       - {name: new, hosts: 1, devices_per_host: 8, …}
-    …                                               between_groups: {…}
+    name: pool                    name: mixed
+    hosts: 2                      groups:
+    devices_per_host: 8             - {name: old, hosts: 2, devices_per_host: 8, …}
+    device: {…}                     - {name: new, hosts: 1, devices_per_host: 8, …}
+    …                             between_groups: {…}
 """
 
 from __future__ import annotations

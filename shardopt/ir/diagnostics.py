@@ -75,7 +75,7 @@ class Diagnostic:
 
 
 class DiagnosedError(UserError):
-    """A user's mistake with a place in the IR; `diagnostics` holds the errors of one cause, the
+    """A user's error with a place in the IR; `diagnostics` holds the errors of one cause, the
     leading one first."""
 
     def __init__(self, *diagnostics: Diagnostic) -> None:

@@ -209,7 +209,8 @@ class PlanOptions:
     )
     unreduced: Unreduced = row(
         "auto",
-        help="whether values may stay unreduced along mesh axes; auto: in stages and in the format sdy",
+        help="whether values may stay unreduced along mesh axes; auto: in stages and in the format "
+        "sdy",
         phases=("shard", "intra"),
         functions=_EVERYWHERE,
         in_file="changed",

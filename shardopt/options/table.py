@@ -131,8 +131,10 @@ def rows(table: type) -> tuple[Row, ...]:
 @cache
 def _rows(table: Any) -> tuple[Row, ...]:
     hints = typing.get_type_hints(table)
-    found = fields(table)
-    return tuple(Row(each.name, hints[each.name], each.default, **each.metadata) for each in found)
+    declared = fields(table)
+    return tuple(
+        Row(each.name, hints[each.name], each.default, **each.metadata) for each in declared
+    )
 
 
 def row_of(table: type, name: str) -> Row:

@@ -44,7 +44,7 @@ _MAX_REPORTED = 5
 
 
 class PassFailure(DiagnosedError):
-    """A mistake of the user that a pass diagnosed: one line, exit code 1, no output file."""
+    """An error of the user that a pass diagnosed: one line, exit code 1, no output file."""
 
 
 @dataclass
@@ -60,12 +60,12 @@ class PassContext:
     def error(
         self, where: Located, message: str, notes: Sequence[tuple[Located, str]] = ()
     ) -> PassFailure:
-        """The exception to raise for a user's mistake at `where`; each note names another op
+        """The exception to raise for a user's error at `where`; each note names another op
         involved."""
         return PassFailure(diagnostic("error", where, message, notes))
 
     def refuse(self, errors: Iterable[tuple[Located, str]]) -> None:
-        """Raise the first of the mistakes that a verifier found, if there is one, with the next few
+        """Raise the first of the errors that a verifier found, if there is one, with the next few
         as notes."""
         reported = list(islice(errors, _MAX_REPORTED))
         if reported:
@@ -121,7 +121,7 @@ class Pass(ABC):
 
     @abstractmethod
     def run(self, module: ir.Module, pm: PassContext) -> None:
-        """Change `module` in place. Raise `pm.error(…)` for a user's mistake; other exceptions are
+        """Change `module` in place. Raise `pm.error(…)` for a user's error; other exceptions are
         our own bugs."""
 
     @classmethod

@@ -74,7 +74,7 @@ def run_pipeline(
     """Run `pipeline` on `module`, in place.
 
     Warnings and remarks go to `handler` as they come and into the result. Raises PipelineError for
-    a pipeline that does not parse, DiagnosedError for a user's mistake (a PassFailure, or the
+    a pipeline that does not parse, DiagnosedError for a user's error (a PassFailure, or the
     errors of a C++ pass), and InvalidModuleError or whatever a pass raised for our own bugs. After
     an exception the module is unusable. The variable SHARDOPT_DUMP_IR_TO names a directory for IR
     dumps of every pipeline."""

@@ -124,13 +124,13 @@ def expanded(pipeline: Pipeline) -> Pipeline:
 
 
 def _expanded(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    found: list[Step] = []
+    leaves: list[Step] = []
     for step in steps:
         if isinstance(step, PhaseStep):
-            found += _expanded(step.steps)
+            leaves += _expanded(step.steps)
         else:
-            found.append(expanded(step) if isinstance(step, NestStep) else step)
-    return tuple(found)
+            leaves.append(expanded(step) if isinstance(step, NestStep) else step)
+    return tuple(leaves)
 
 
 def _leaves(
@@ -194,12 +194,12 @@ class _Parser:
             return ()
         while True:
             steps.append(self._parse_step(anchors))
-            found = self._peek()
-            if found == end:
+            token = self._peek()
+            if token == end:
                 return tuple(steps)
-            if found != ",":
+            if token != ",":
                 expected = "',' or ')'" if end else "',' or the end of the pipeline"
-                raise self._error(f"expected {expected}, found {_quoted(found)}")
+                raise self._error(f"expected {expected}, found {_quoted(token)}")
             self.pos += 1
 
     def _parse_step(self, anchors: tuple[str, ...]) -> Step:

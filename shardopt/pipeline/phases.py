@@ -148,16 +148,16 @@ def phase_options(phase: Phase, enabled: Sequence[str] | None = None) -> tuple[s
 def expand_phase(phase: Phase, options: str = "") -> str:
     """The phase as pipeline text with `options` handed to its passes. Raises OptionError for one
     that nobody takes."""
-    given = split_options(options)
+    texts = split_options(options)
     switches = {step.switch for step in phase.steps if isinstance(step, When)}
-    enabled = [option.name for option in given if option.name in switches and _is_on(option)]
+    enabled = [option.name for option in texts if option.name in switches and _is_on(option)]
     known = phase_options(phase, enabled)
-    for option in given:
+    for option in texts:
         if option.name not in known:
             raise OptionError(
                 unknown_name(f"option of {PREFIX}{phase.name}", option.name, known), option.offset
             )
-    passed_on = [option for option in given if option.name not in switches]
+    passed_on = [option for option in texts if option.name not in switches]
     return ",".join(_with_options(step, passed_on) for step in _enabled_steps(phase, enabled))
 
 
@@ -173,16 +173,16 @@ def phase_range(first: str = "", last: str = "", options: str = "") -> str:
             f"phase '{first}' comes after phase '{last}'; the order is {', '.join(PHASE_NAMES)}"
         )
     chosen = PHASES[start : stop + 1]
-    given = split_options(options)
+    texts = split_options(options)
     takers = {phase.name: phase_options(phase) for phase in chosen}
     known = tuple(dict.fromkeys(name for names in takers.values() for name in names))
-    for option in given:
+    for option in texts:
         if option.name not in known:
             where = f"option of the phases {chosen[0].name} to {chosen[-1].name}"
             raise OptionError(unknown_name(where, option.name, known), option.offset)
     steps = []
     for phase in chosen:
-        text = _option_text([option for option in given if option.name in takers[phase.name]])
+        text = _option_text([option for option in texts if option.name in takers[phase.name]])
         steps.append(PREFIX + phase.name + (f"{{{text}}}" if text else ""))
     return f"builtin.module({','.join(steps)})"
 
@@ -207,11 +207,11 @@ def _own_passes(phase: Phase, enabled: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(step for step in _enabled_steps(phase, enabled) if step in PASSES))
 
 
-def _with_options(step: str, given: Sequence[OptionText]) -> str:
+def _with_options(step: str, texts: Sequence[OptionText]) -> str:
     if step not in PASSES:
         return step
     names = {spec.name for spec in option_specs(pass_class(step))}
-    text = _option_text([option for option in given if option.name in names])
+    text = _option_text([option for option in texts if option.name in names])
     return f"{step}{{{text}}}" if text else step
 
 

@@ -93,14 +93,14 @@ def footer(recipe: Recipe) -> str:
 def read_recipe(text: str, name: str) -> Recipe:
     """The recipe of a reproducer. Raises UserError when there is none."""
     text = _COMMENT.sub("", text)
-    found = list(_PIPELINE.finditer(text))
-    if not found:
+    recipes = list(_PIPELINE.finditer(text))
+    if not recipes:
         raise UserError(
             f"'{name}' is no reproducer: expected a 'mlir_reproducer' resource with a pipeline in "
             "it"
         )
-    pipeline = re.sub(r"\\([0-9A-Fa-f]{2}|.)", _unescaped, found[-1][1])
-    verify = _VERIFY_EACH.search(text, found[-1].end())
+    pipeline = re.sub(r"\\([0-9A-Fa-f]{2}|.)", _unescaped, recipes[-1][1])
+    verify = _VERIFY_EACH.search(text, recipes[-1].end())
     return Recipe(pipeline, verify is None or verify[1] == "true")
 
 

@@ -63,11 +63,11 @@ class PassFigures:
 
 def pass_figures(result: Result, counter: OpCounter) -> tuple[PassFigures, ...]:
     """The figures of every pass of a run in its order."""
-    found = []
+    rows = []
     for step, (before, after) in zip(result.steps, counter.counts, strict=True):
         figures = {"ops before": before, "ops after": after, **step.statistics}
-        found.append(PassFigures(str(step.leaf.step), step.leaf.groups, figures))
-    return tuple(found)
+        rows.append(PassFigures(str(step.leaf.step), step.leaf.groups, figures))
+    return tuple(rows)
 
 
 def summed(runs: Sequence[tuple[PassFigures, ...]]) -> tuple[PassFigures, ...]:

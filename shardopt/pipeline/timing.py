@@ -52,16 +52,16 @@ def merged(trees: Iterable[tuple[Timed, ...]]) -> tuple[Timed, ...]:
 
 def timing_list(tree: Sequence[Timed]) -> tuple[Timed, ...]:
     """All rows by name with their own time, without that of their parts; the longest first."""
-    own: dict[str, float] = {}
+    by_name: dict[str, float] = {}
     for row in _all_rows(tree):
         seconds = row.seconds - sum(part.seconds for part in row.parts)
         if (
             not row.parts or seconds > 1e-7 * row.seconds
         ):  # phases and nests are no more than their parts
-            own[row.name] = own.get(row.name, 0.0) + seconds
+            by_name[row.name] = by_name.get(row.name, 0.0) + seconds
     return tuple(
         Timed(name, seconds)
-        for name, seconds in sorted(own.items(), key=lambda item: (-item[1], item[0]))
+        for name, seconds in sorted(by_name.items(), key=lambda item: (-item[1], item[0]))
     )
 
 
@@ -95,10 +95,10 @@ def timing_json(tree: Sequence[Timed], display: Literal["tree", "list"] = "tree"
 def _to_json(row: Timed, total: float) -> dict[str, Any]:
     share = 100 * row.seconds / total if total else 0.0
     wall = {"duration": round(row.seconds, 6), "percentage": round(share, 1)}
-    found: dict[str, Any] = {"wall": wall, "name": row.name}
+    fields: dict[str, Any] = {"wall": wall, "name": row.name}
     if row.parts:
-        found["passes"] = [_to_json(part, total) for part in row.parts]
-    return found
+        fields["passes"] = [_to_json(part, total) for part in row.parts]
+    return fields
 
 
 def _grouped(steps: Iterable[StepResult], depth: int) -> tuple[Timed, ...]:

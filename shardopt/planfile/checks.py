@@ -1,4 +1,4 @@
-"""What the parts of a plan file say of each other and of the cluster: one message a mistake, with
+"""What the parts of a plan file say of each other and of the cluster: one message an error, with
 the field."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from shardopt.planfile.parts import PlanFile, PlannedStage
 
 
 def plan_errors(plan: PlanFile, cluster: Cluster | None) -> Iterator[str]:
-    """All mistakes that show without a model. `cluster` is that of the file, or what its options
+    """All errors that show without a model. `cluster` is that of the file, or what its options
     name."""
     yield from _layer_errors(plan)
     for k, stage in enumerate(plan.stages):
@@ -25,14 +25,14 @@ def plan_errors(plan: PlanFile, cluster: Cluster | None) -> Iterator[str]:
 
 
 def _layer_errors(plan: PlanFile) -> Iterator[str]:
-    given, count = plan.layers, None
-    if given is not None and given.body is not None:
-        used = {layer for layer, _ in given.body}
+    layers, count = plan.layers, None
+    if layers is not None and layers.body is not None:
+        used = {layer for layer, _ in layers.body}
         count = max((*used, 0)) + 1
-        if given.count not in (None, count):
+        if layers.count not in (None, count):
             yield (
                 f"field 'layers.count': expected {count}, the layers in 'layers.body', found "
-                f"{given.count}"
+                f"{layers.count}"
             )
         missing = next((layer for layer in range(count) if layer not in used), None)
         if missing is not None:
@@ -40,22 +40,22 @@ def _layer_errors(plan: PlanFile) -> Iterator[str]:
                 "field 'layers.body': expected operations of every layer, found none of layer "
                 f"{missing}"
             )
-        if any(layer < 0 for layer, _ in given.arguments):
+        if any(layer < 0 for layer, _ in layers.arguments):
             yield "field 'layers.arguments': expected a layer for every argument, found -1"
         for name in ("prologue", "epilogue", "arguments"):
-            largest = max((layer for layer, _ in getattr(given, name)), default=0)
+            largest = max((layer for layer, _ in getattr(layers, name)), default=0)
             if largest >= count:
                 yield f"field 'layers.{name}': expected layers below {count}, found {largest}"
-    elif given is not None and given.starts:
-        count = len(given.starts) + 1
-        if given.count not in (None, count):
+    elif layers is not None and layers.starts:
+        count = len(layers.starts) + 1
+        if layers.count not in (None, count):
             yield (
                 f"field 'layers.count': expected {count}, as there are {count - 1} starts, "
                 "found "
-                f"{given.count}"
+                f"{layers.count}"
             )
-    elif given is not None:
-        count = given.count
+    elif layers is not None:
+        count = layers.count
     yield from _cover_errors(plan.stages, count)
 
 
@@ -98,8 +98,8 @@ def _shape_errors(stage: PlannedStage, k: int) -> Iterator[str]:
     names = [*sizes]
     for name in names[1:]:
         if sizes[name] != sizes[names[0]]:
-            wanted = f"{sizes[names[0]]} devices as in '{names[0]}'"
-            yield f"field 'stages[{k}].{name}': expected {wanted}, found {sizes[name]}"
+            expected = f"{sizes[names[0]]} devices as in '{names[0]}'"
+            yield f"field 'stages[{k}].{name}': expected {expected}, found {sizes[name]}"
 
 
 def _cluster_errors(stage: PlannedStage, k: int, cluster: Cluster) -> Iterator[str]:

@@ -1,9 +1,11 @@
 """The constraints file: what a user demands of values and operations, by pattern. YAML, or JSON
 with the same fields.
 
-    - argument: "params['dense']['kernel']"   # an argument of @main: its number, its name, or a pattern for names
+    # an argument of @main: its number, its name, or a pattern for names
+    - argument: "params['dense']['kernel']"
       sharding: [[x], []]                     # the axes of every dimension, major to minor
-    - op: dot_general                         # operations by name and, or, by a pattern found in their location
+    # operations by name and, or, by a pattern found in their location
+    - op: dot_general
       location: "layer_0/"
       dims: {0: [x]}                          # some dimensions; the others are free
     - result: 0
@@ -59,12 +61,12 @@ class Entry:
     def on_mesh(self, mesh: Mesh) -> bool:
         return self.mesh is None or re.fullmatch(self.mesh, mesh.name) is not None
 
-    def names(self, wanted: int | str | None, number: int, name: str) -> bool:
+    def names(self, which: int | str | None, number: int, name: str) -> bool:
         """Whether `argument` or `result` means the one with this number and name. A name stands for
         itself too."""
-        if isinstance(wanted, int):
-            return wanted == number
-        return wanted is not None and bool(name) and (wanted == name or _matches(wanted, name))
+        if isinstance(which, int):
+            return which == number
+        return which is not None and bool(name) and (which == name or _matches(which, name))
 
     def names_op(self, name: str, location: str) -> bool:
         """Whether the entry means an operation (`dot_general`), by its name and what its location
@@ -80,12 +82,12 @@ class Entry:
             return Annotation(mesh.axes, ((),) * rank)
         if self.sharding is not None:
             return Annotation(mesh.axes, self.sharding)
-        given = dict(self.dims or ())
-        beyond = [dim for dim in given if dim >= rank]
+        axes_of = dict(self.dims or ())
+        beyond = [dim for dim in axes_of if dim >= rank]
         if beyond:
             raise ValueError(f"it names dimension {beyond[0]} of a value of rank {rank}")
-        free = tuple(dim for dim in range(rank) if dim not in given)
-        return Annotation(mesh.axes, tuple(given.get(dim, ()) for dim in range(rank)), free)
+        free = tuple(dim for dim in range(rank) if dim not in axes_of)
+        return Annotation(mesh.axes, tuple(axes_of.get(dim, ()) for dim in range(rank)), free)
 
     def __str__(self) -> str:
         return self.place
@@ -119,8 +121,10 @@ def _entry(item: Any, place: str) -> Entry:
         raise UserError(
             f"{place}: unknown field '{unknown[0]}', expected one of {', '.join(_FIELDS)}"
         )
-    given = {name: _FIELDS[name](value, f"{place}, field '{name}'") for name, value in item.items()}
-    entry = Entry(place, **given)
+    fields = {
+        name: _FIELDS[name](value, f"{place}, field '{name}'") for name, value in item.items()
+    }
+    entry = Entry(place, **fields)
     targets = [entry.argument is not None, entry.result is not None, entry.is_of_ops]
     if sum(targets) != 1:
         raise UserError(
@@ -189,11 +193,11 @@ def _sharding(value: Any, where: str) -> tuple[tuple[str, ...], ...]:
 def _dims(value: Any, where: str) -> Dims:
     if not isinstance(value, Mapping) or not all(str(dim).isdecimal() for dim in value):
         raise UserError(f"{where}: expected axes by dimension such as {{0: [x]}}, found {value!r}")
-    found = tuple(
+    dims = tuple(
         sorted((int(dim), _axes(axes, f"{where}, dimension {dim}")) for dim, axes in value.items())
     )
-    _axes([axis for _, dim in found for axis in dim], where)
-    return found
+    _axes([axis for _, dim in dims for axis in dim], where)
+    return dims
 
 
 def _kind(value: Any) -> str:

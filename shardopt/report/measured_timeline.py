@@ -48,13 +48,13 @@ def measured_result(
     starts: list[tuple[float, ...]] = []
     ends: list[tuple[float, ...]] = []
     for tasks in simulated.schedule.tasks:
-        own: list[tuple[float, float]] = []
+        of_mesh: list[tuple[float, float]] = []
         for task in tasks:
-            at = own[-1][1] if own else 0.0
+            at = of_mesh[-1][1] if of_mesh else 0.0
             start, end = times.get(task, (at + zero, at + zero))
-            own.append((start - zero, end - zero))
-        starts.append(tuple(start for start, _ in own))
-        ends.append(tuple(end for _, end in own))
+            of_mesh.append((start - zero, end - zero))
+        starts.append(tuple(start for start, _ in of_mesh))
+        ends.append(tuple(end for _, end in of_mesh))
     busy = tuple(
         sum(end - start for start, end in zip(*rows, strict=True))
         for rows in zip(starts, ends, strict=True)
@@ -68,7 +68,7 @@ def measured_result(
         start_seconds=tuple(starts),
         end_seconds=tuple(ends),
         memory=tuple(
-            memory or (MemoryProfile((0.0,), (own.peak_bytes,)) for own in simulated.memory)
+            memory or (MemoryProfile((0.0,), (profile.peak_bytes,)) for profile in simulated.memory)
         ),
         times=_times(simulated.linked, starts, ends),
     )
@@ -151,7 +151,7 @@ def comparison_svg(
         )
         for result, heading in ((simulated, "simulated: "), (measured, "measured: "))
     ]
-    heights = [int(found.group(1)) for found in map(_HEIGHT.search, pictures) if found is not None]
+    heights = [int(match.group(1)) for match in map(_HEIGHT.search, pictures) if match is not None]
     total = sum(heights) + _GAP
     tops = (0, heights[0] + _GAP)
     inner = (
@@ -173,14 +173,14 @@ def _means(
     simulated: SimulationResult, measured: SimulationResult
 ) -> dict[_Kind, tuple[int, float, float]]:
     """Number of tasks of a kind, and their mean seconds in both."""
-    found: dict[_Kind, tuple[int, float, float]] = {}
+    totals: dict[_Kind, tuple[int, float, float]] = {}
     for before, after in zip(simulated.spans(), measured.spans(), strict=True):
         key = (before.mesh, before.task.stage, before.task.kind)
-        count, left, right = found.get(key, (0, 0.0, 0.0))
-        found[key] = (count + 1, left + _seconds(before), right + _seconds(after))
+        count, left, right = totals.get(key, (0, 0.0, 0.0))
+        totals[key] = (count + 1, left + _seconds(before), right + _seconds(after))
     return {
         key: (count, left / count, right / count)
-        for key, (count, left, right) in sorted(found.items())
+        for key, (count, left, right) in sorted(totals.items())
     }
 
 

@@ -130,14 +130,14 @@ def _shown(name: str, value: Any) -> str:
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
 
 
-def diff_table(found: tuple[Difference, ...], first: str, second: str) -> Table:
+def diff_table(rows: tuple[Difference, ...], first: str, second: str) -> Table:
     """For a terminal."""
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("field", title=f"{len(found)} differences")
+    table = Table("field", title=f"{len(rows)} differences")
     table.add_column(escape(first), overflow="fold")
     table.add_column(escape(second), overflow="fold")
-    for row in found:
+    for row in rows:
         table.add_row(*(escape(text) for text in (row.path, row.first, row.second)))
     return table

@@ -104,13 +104,13 @@ def summarize(module: ir.Module) -> PlanSummary:
 
 def _homes(program: Program, meshes: list[str]) -> tuple[int, ...]:
     """The mesh of every stage; a stage without calls is on the mesh of its number."""
-    found: dict[int, int] = {}
+    home_of: dict[int, int] = {}
     for op, _ in _calls(program):
         if op.name == "mpmd.fragment_call":
             mesh = ir.StringAttr(op.attributes["mesh_name"]).value
-            found[ir.IntegerAttr(op.attributes[STAGE]).value] = meshes.index(mesh)
-    count = max(len(meshes), 1 + max(found, default=-1))
-    return tuple(found.get(stage, min(stage, len(meshes) - 1)) for stage in range(count))
+            home_of[ir.IntegerAttr(op.attributes[STAGE]).value] = meshes.index(mesh)
+    count = max(len(meshes), 1 + max(home_of, default=-1))
+    return tuple(home_of.get(stage, min(stage, len(meshes) - 1)) for stage in range(count))
 
 
 def _calls(program: Program) -> Iterator[tuple[ir.Operation, bool]]:

@@ -84,21 +84,21 @@ def summarize_sharding(module: ir.Module, mesh: Mesh) -> ShardingSummary:
 def _signature(
     main: ir.Operation, which: str, types: Sequence[ir.Type], mesh: Mesh
 ) -> list[Sharding]:
-    found = []
+    shardings = []
     for row, type_ in zip(
         ir.ArrayAttr(main.attributes[which]) if len(types) else (), types, strict=True
     ):
         attributes = entries(ir.DictAttr(row))
         if MHLO_SHARDING in attributes:
             text = ir.StringAttr(attributes[MHLO_SHARDING]).value
-            found.append(from_mhlo(text, ir.RankedTensorType(type_).rank, mesh))
+            shardings.append(from_mhlo(text, ir.RankedTensorType(type_).rank, mesh))
         elif SDY_SHARDING in attributes:
-            found.append(from_sdy(str(attributes[SDY_SHARDING]))[1])
+            shardings.append(from_sdy(str(attributes[SDY_SHARDING]))[1])
         else:
             raise ValueError(
                 f"expected a sharding on every value of the signature of '@main', found {row}"
             )
-    return found
+    return shardings
 
 
 def _row(name: str, type_: ir.Type, sharding: Sharding, mesh: Mesh, donated: bool) -> ValueRow:
@@ -135,8 +135,8 @@ def signature_table(summary: ShardingSummary) -> Table:
         table.add_column(name, justify="right")
     for (type_, sharding, donated), rows in order[:_MAX_ROWS]:
         name = rows[0].name + (", …" if len(rows) > 1 else "") + (" (donated)" if donated else "")
-        held = bytes_text(sum(row.local_bytes for row in rows))
-        table.add_row(name, type_, sharding, str(len(rows)), held)
+        bytes_ = bytes_text(sum(row.local_bytes for row in rows))
+        table.add_row(name, type_, sharding, str(len(rows)), bytes_)
     if len(order) > _MAX_ROWS:
         rest = [row for _, rows in order[_MAX_ROWS:] for row in rows]
         table.add_row(

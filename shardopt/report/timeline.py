@@ -186,15 +186,15 @@ def styles_of(result: SimulationResult) -> tuple[tuple[TaskKind, KindStyle], ...
     return tuple((kind, style) for kind in TaskKind for style in styles if (kind, style) in present)
 
 
-def ticks(limit: float, wanted: int) -> tuple[float, ...]:
-    """Round numbers from 0 to `limit`, about `wanted` of them: steps of 1, 2 or 5 times a power of
+def ticks(limit: float, most: int) -> tuple[float, ...]:
+    """Round numbers from 0 to `limit`, about `most` of them: steps of 1, 2 or 5 times a power of
     ten."""
     if limit <= 0:
         return (0.0,)
-    power = 10.0 ** floor(log10(limit / wanted))
+    power = 10.0 ** floor(log10(limit / most))
     step = next(
         factor * power
         for factor in (1, 2, 5, 10)
-        if floor(limit / (factor * power)) <= wanted or factor == 10
+        if floor(limit / (factor * power)) <= most or factor == 10
     )
     return tuple(round(index * step, 12) for index in range(floor(limit / step + 1e-9) + 1))

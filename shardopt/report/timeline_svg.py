@@ -127,9 +127,9 @@ def _svg_memory(result: SimulationResult, mesh: int, plot: int, top: int) -> str
     most = max(each.peak_bytes for each in result.memory)
     bottom = top + _MEMORY_HEIGHT
     path = [f"M{_MARGIN_LEFT} {bottom}"]
-    for seconds, held in zip(profile.seconds, profile.bytes, strict=True):
+    for seconds, bytes_ in zip(profile.seconds, profile.bytes, strict=True):
         path.append(
-            f"H{_MARGIN_LEFT + seconds * scale:.1f}V{bottom - _MEMORY_HEIGHT * held / most:.1f}"
+            f"H{_MARGIN_LEFT + seconds * scale:.1f}V{bottom - _MEMORY_HEIGHT * bytes_ / most:.1f}"
         )
     path.append(f"H{_MARGIN_LEFT + plot}V{bottom}Z")
     title = f"<title>memory of mesh {mesh}: at most {bytes_text(profile.peak_bytes)}</title>"
@@ -171,13 +171,13 @@ def _svg_box(result: SimulationResult, span: TaskSpan, plot: int) -> str:
     pale = f' fill-opacity="{1 - (1 - _PALEST) * place / (len(siblings) - 1):.2f}"' if place else ""
     times = f"{span.start_seconds * unit.per_second:.4g} to {unit.text(span.end_seconds)}"
     frame = f'x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_ROW_HEIGHT}" rx="2"'
-    box = f'<rect {frame} fill="{style.colour}"{pale}{stroke}/>'
+    shape = f'<rect {frame} fill="{style.colour}"{pale}{stroke}/>'
     if width >= len(label) * _CHARACTER_WIDTH + 4:
-        box += svg_text(
+        shape += svg_text(
             x + width / 2, y + 19, label, anchor="middle", colour="#222222" if place else style.ink
         )
     title = f"<title>{span.task} ({style.label}): {times}</title>"
-    return f'<g data-label="{longest}">{title}{box}</g>'
+    return f'<g data-label="{longest}">{title}{shape}</g>'
 
 
 def _svg_legend(result: SimulationResult, y: int) -> list[str]:

@@ -104,7 +104,7 @@ def _schedule(name: str, tasks: tuple[tuple[Task, ...], ...]) -> Schedule:
                     f"schedule '{name}': stage {task.stage} has tasks on mesh {home[task.stage]} "
                     f"and mesh {mesh}"
                 )
-    # Never range(max(home)): a typing mistake such as 10000000000F0 must not take all memory.
+    # Never range(max(home)): a typo such as 10000000000F0 must not take all memory.
     missing = next((stage for stage in range(len(home)) if stage not in home), None)
     if missing is not None:
         raise UserError(

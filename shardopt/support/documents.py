@@ -1,11 +1,12 @@
 """Documents that people write: YAML and JSON texts, read into dataclasses by a description of their
 fields.
 
-    LINK = Record(Link, {"latency_seconds": Field(Number(at_least=0)), ...})      # shardopt.support.records
-    link = read_document(LINK, value, "link.yaml")                                # UserError with file and field
+    # of shardopt.support.records
+    LINK = Record(Link, {"latency_seconds": Field(Number(at_least=0)), ...})
+    link = read_document(LINK, value, "link.yaml")  # UserError with file and field
     schema = LINK.schema()
 
-All mistakes of a document are found in one pass (`errors_of`).
+All errors of a document are found in one pass (`errors_of`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def errors_of(reader: Reader, value: Any) -> tuple[Any, tuple[str, ...]]:
 
 
 def read_document(reader: Reader, value: Any, file: str) -> Any:
-    """Raises UserError with the file and the first mistake."""
+    """Raises UserError with the file and the first error."""
     read, errors = errors_of(reader, value)
     if errors:
         raise UserError(f"{file}: {errors[0]}")

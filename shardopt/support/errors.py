@@ -1,4 +1,4 @@
-"""The one exception for mistakes of the user: the tools print it as a single line and exit with
+"""The one exception for errors of the user: the tools print it as a single line and exit with
 code 1."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Readers: descriptions of fields, which check a value and can say what they expect as a JSON
 Schema.
 
-A format has one description, from which come the values, the messages about mistakes and the
-schema. A reader that finds a mistake adds a message with the path of the field and returns None.
+A format has one description, from which come the values, the messages about errors and the
+schema. A reader that finds an error adds a message with the path of the field and returns None.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class Record:
         before = len(errors)
         required = tuple(name for name, field in self.fields.items() if field.default is REQUIRED)
         _check_names(value, tuple(self.fields), required, path, errors)
-        found = {
+        fields = {
             name: field.reader.read(value[name], _join(path, name), errors)
             if name in value
             else field.default
@@ -140,7 +140,7 @@ class Record:
         }
         if len(errors) > before:
             return None
-        made = self.make(**found)
+        made = self.make(**fields)
         objection = self.check(made) if self.check is not None else ""
         if objection:
             errors.append(f"field '{path}': {objection}" if path else objection)

@@ -21,10 +21,10 @@ _seconds: ContextVar[dict[str, float] | None] = ContextVar("seconds", default=No
 @contextmanager
 def collecting() -> Iterator[dict[str, float]]:
     """Collect the seconds of every `timed` part inside, by name in the order of their first end."""
-    found: dict[str, float] = {}
-    token = _seconds.set(found)
+    seconds: dict[str, float] = {}
+    token = _seconds.set(seconds)
     try:
-        yield found
+        yield seconds
     finally:
         _seconds.reset(token)
 
@@ -32,10 +32,10 @@ def collecting() -> Iterator[dict[str, float]]:
 @contextmanager
 def timed(name: str) -> Iterator[None]:
     """Add the wall time of the body to `name`."""
-    found = _seconds.get()
+    seconds = _seconds.get()
     started = perf_counter()
     try:
         yield
     finally:
-        if found is not None:
-            found[name] = found.get(name, 0.0) + perf_counter() - started
+        if seconds is not None:
+            seconds[name] = seconds.get(name, 0.0) + perf_counter() - started

@@ -89,7 +89,7 @@ def _from_source(name: str) -> PassInfo:
 
 def _constants(body: list[ast.stmt]) -> dict[str, Any]:
     """Names that are assigned literals."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for node in body:
         if (
             isinstance(node, ast.Assign)
@@ -97,10 +97,10 @@ def _constants(body: list[ast.stmt]) -> dict[str, Any]:
             and isinstance(node.targets[0], ast.Name)
         ):
             try:
-                found[node.targets[0].id] = ast.literal_eval(node.value)
+                values[node.targets[0].id] = ast.literal_eval(node.value)
             except ValueError:
                 continue
-    return found
+    return values
 
 
 def _option(field: ast.AnnAssign, constants: dict[str, Any]) -> OptionSpec:
@@ -108,8 +108,8 @@ def _option(field: ast.AnnAssign, constants: dict[str, Any]) -> OptionSpec:
     call = field.value
     if not isinstance(call, ast.Call) or not isinstance(field.target, ast.Name):
         raise ValueError("expected a field with option(…)")
-    given = call.args[0]
-    first = constants[given.id] if isinstance(given, ast.Name) else ast.literal_eval(given)
+    argument = call.args[0]
+    first = constants[argument.id] if isinstance(argument, ast.Name) else ast.literal_eval(argument)
     keywords = {
         keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg
     }

@@ -23,7 +23,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 EXIT_OK = 0
 EXIT_USER_ERROR = 1
 EXIT_BUG = 2
-EXIT_RUN_FAILED = 3  # a worker was lost, or failed: nobody's mistake, and worth another try
+EXIT_RUN_FAILED = 3  # a worker was lost, or failed: nobody's fault, and worth another try
 
 
 # A file or a pipe has no width, and a table cut at 80 columns would lose figures.
@@ -50,7 +50,7 @@ def report(diagnostic: Diagnostic, *, remarks: bool) -> None:
 
 
 class ToolParser(argparse.ArgumentParser):
-    """An argument parser whose errors are a user's mistakes: exit code 1, where argparse would say
+    """An argument parser whose errors are a user's errors: exit code 1, where argparse would say
     2."""
 
     @property
@@ -89,7 +89,7 @@ def version_line(tool: str) -> str:
 
 
 def run_tool(name: str, body: Callable[[], int | None]) -> int:
-    """Run `body` and return the exit code: its own, 1 after a user's mistake (diagnosed), 2 after a
+    """Run `body` and return the exit code: its own, 1 after a user's error (diagnosed), 2 after a
     bug (traceback)."""
     try:
         code = body()
@@ -107,7 +107,7 @@ def run_tool(name: str, body: Callable[[], int | None]) -> int:
 
 
 def report_bug(name: str) -> None:
-    """Print the exception being handled, which is no user's mistake."""
+    """Print the exception being handled, which is no user's error."""
     traceback.print_exc()
     print(
         f"{name}: internal error: the traceback above is a bug in shardopt, not in the input",
@@ -116,7 +116,7 @@ def report_bug(name: str) -> None:
 
 
 def report_user_error(name: str, error: UserError) -> None:
-    """Print a user's mistake: diagnostics with their source lines, other messages after the name of
+    """Print a user's error: diagnostics with their source lines, other messages after the name of
     the tool."""
     diagnostics = getattr(error, "diagnostics", ())
     if not diagnostics:

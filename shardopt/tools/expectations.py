@@ -51,7 +51,7 @@ def read_expectations(
 ) -> tuple[tuple[Expectation, ...], list[Diagnostic]]:
     """The expectations in a text whose first line has the number `first_line`, and errors about
     malformed ones."""
-    found: list[Expectation] = []
+    expectations: list[Expectation] = []
     waiting: list[
         tuple[re.Match[str], Position]
     ] = []  # `@below`, until a line without an expectation comes
@@ -60,7 +60,7 @@ def read_expectations(
     for number, line in enumerate(text.split("\n"), start=first_line):
         match = _DESIGNATOR.search(line)
         if match is None:
-            found += [_expectation(earlier, number, where) for earlier, where in waiting]
+            expectations += [_expectation(earlier, number, where) for earlier, where in waiting]
             waiting.clear()
             above = number
             if wrong := _LOOKS_LIKE_ONE.search(line):
@@ -70,11 +70,11 @@ def read_expectations(
         if match["place"] == "below":
             waiting.append((match, where))
         else:
-            found.append(_expectation(match, _line_of(match["place"], number, above), where))
-    found += [_expectation(earlier, where.line, where) for earlier, where in waiting]
-    found.sort(key=lambda expectation: expectation.written_at.line)
-    return tuple(found), errors + [
-        _bad_regex(one) for one in found if one.is_regex and not _compiles(one.text)
+            expectations.append(_expectation(match, _line_of(match["place"], number, above), where))
+    expectations += [_expectation(earlier, where.line, where) for earlier, where in waiting]
+    expectations.sort(key=lambda expectation: expectation.written_at.line)
+    return tuple(expectations), errors + [
+        _bad_regex(one) for one in expectations if one.is_regex and not _compiles(one.text)
     ]
 
 

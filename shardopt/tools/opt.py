@@ -5,7 +5,7 @@
     --shardopt-outline-stages="num-stages=2" shardopt-opt model.mlirbc --from=import --to=stage
     --phase-options="cluster=cluster.yaml"
 
-Exit codes: 0 success; 1 a mistake in the input or the options (diagnosed, no output file); 2 a bug
+Exit codes: 0 success; 1 an error in the input or the options (diagnosed, no output file); 2 a bug
 of ours, with the path of a reproducer."""
 
 from __future__ import annotations

@@ -187,11 +187,11 @@ class Driver:
 
     def _say_how_to_rerun(self, part: Part, is_bug: bool = False) -> None:
         """After a pass has failed: the one command that runs it again."""
-        progress, wanted = self.watchers.progress, self.options.mlir_pass_pipeline_crash_reproducer
+        progress = self.watchers.progress
         if progress.failed_leaf is None and not is_bug:
             return
         step = progress.failed_leaf.step if progress.failed_leaf is not None else "everything"
-        if is_bug or wanted:
+        if is_bug or self.options.mlir_pass_pipeline_crash_reproducer:
             path = self.write_reproducer(
                 part, progress.index if progress.failed_leaf is not None else None
             )
@@ -224,13 +224,13 @@ class Driver:
 
         `index` is the number of the pass; a local reproducer is made of it unless a whole one was
         asked for."""
-        wanted = self.options.mlir_pass_pipeline_crash_reproducer
-        is_local = wanted is None or self.options.mlir_pass_pipeline_local_reproducer
+        target = self.options.mlir_pass_pipeline_crash_reproducer
+        is_local = target is None or self.options.mlir_pass_pipeline_local_reproducer
         try:
             text = self._reproducer(part, index if is_local else None)
-            if wanted is not None:
-                write_output(text.encode(), wanted)
-                return str(wanted)
+            if target is not None:
+                write_output(text.encode(), target)
+                return str(target)
             handle, path = tempfile.mkstemp(prefix=f"{NAME}-reproducer-", suffix=".mlir")
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)

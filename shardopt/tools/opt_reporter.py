@@ -38,7 +38,7 @@ class Reporter:
             self._print(placed)
 
     def error(self, error: UserError) -> None:
-        """Report a mistake: with its places in the IR, or as a message of the tool."""
+        """Report an error: with its places in the IR, or as a message of the tool."""
         if isinstance(error, DiagnosedError):
             for diagnostic in error.diagnostics:
                 self(diagnostic)
@@ -64,10 +64,10 @@ class Reporter:
         always are."""
         if remark.kind in ANSWERS:
             return True
-        wanted = self.options.remarks.split(",")
-        if wanted == [""]:
+        words = self.options.remarks.split(",")
+        if words == [""]:
             return bool(self.options.verify_diagnostics)
-        return any(word in ("all", remark.kind, remark.category) for word in wanted)
+        return any(word in ("all", remark.kind, remark.category) for word in words)
 
     def _print(self, diagnostic: Diagnostic) -> None:
         sources = None if self.text is None else {self.file: self.text}

@@ -70,9 +70,9 @@ def chosen_task(options: argparse.Namespace, flags: Sequence[PassFlag], data: by
 def step_of_flag(flag: PassFlag) -> Step:
     """The step behind a flag. Raises UserError for a flag that is neither an option nor a pass."""
     if flag.name not in PASSES and find_phase(flag.name) is None and not is_native_pass(flag.name):
-        own = [name[2:] for name in build_parser().option_strings if name.startswith("--")]
+        flags = [name[2:] for name in build_parser().option_strings if name.startswith("--")]
         phases = [PREFIX + name for name in (*PHASE_NAMES, *(phase.name for phase in PIPELINES))]
-        known = (*own, *PASSES, *phases, *COMMON_NATIVE_PASSES)
+        known = (*flags, *PASSES, *phases, *COMMON_NATIVE_PASSES)
         raise UserError(unknown_name("option, pass or phase", flag.name, known))
     return parse_flag(flag.name, flag.options)
 
@@ -88,8 +88,8 @@ class Watchers:
 
     @property
     def all(self) -> tuple[Instrumentation, ...]:
-        given = (self.progress, self.counter, self.tree, *self.others)
-        return tuple(watcher for watcher in given if watcher is not None)
+        watchers = (self.progress, self.counter, self.tree, *self.others)
+        return tuple(watcher for watcher in watchers if watcher is not None)
 
 
 def make_watchers(
@@ -127,9 +127,9 @@ def _printer(options: argparse.Namespace, pipeline: Pipeline) -> IRPrinter:
     )
 
 
-def _named_passes(given: Sequence[str], flag: str, pipeline: Pipeline) -> tuple[str, ...]:
+def _named_passes(texts: Sequence[str], flag: str, pipeline: Pipeline) -> tuple[str, ...]:
     running = tuple(dict.fromkeys(leaf.name for leaf in leaves(pipeline)))
-    names = tuple(name for text in given for name in text.split(",") if name)
+    names = tuple(name for text in texts for name in text.split(",") if name)
     for name in names:
         if name not in running:
             raise UserError(f"{flag}: {unknown_name('pass of this pipeline', name, running)}")

@@ -24,27 +24,27 @@ def add_plan_file_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def asked_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> PlanOptions:
+def planning_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> PlanOptions:
     """The options of the command line; with `--plan`, those of the file where the command line has
     the default.
 
     Raises UserError without a cluster.
     """
-    from shardopt.frontend.given_plan import options_after
+    from shardopt.frontend.from_plan_file import options_after
 
-    given: dict[str, Any] = {row.field: getattr(args, row.field) for row in rows(PlanOptions)}
+    values: dict[str, Any] = {row.field: getattr(args, row.field) for row in rows(PlanOptions)}
     if args.plan:
         return options_after(
             args.plan,
-            {name: value for name, value in given.items() if value != parser.get_default(name)},
+            {name: value for name, value in values.items() if value != parser.get_default(name)},
         )
     if not args.cluster:
         raise UserError("expected --cluster FILE|PRESET[:HxD], or --plan FILE, found none")
-    return PlanOptions(**given)
+    return PlanOptions(**values)
 
 
 def run_plan_file_command(args: argparse.Namespace) -> int:
-    """Exit code 0, or 1 for mistakes of a plan file, or a difference."""
+    """Exit code 0, or 1 for errors of a plan file, or a difference."""
     return _diff(*args.diff) if args.diff is not None else _check(args.check_plan, args.model)
 
 
@@ -63,9 +63,9 @@ def _diff(first: str, second: str) -> int:
     from shardopt.planfile.plan_file import load_values
     from shardopt.report.plan_diff import diff_table, differences
 
-    found = differences(load_values(first), load_values(second))
-    if found:
-        console().print(diff_table(found, first, second))
+    rows = differences(load_values(first), load_values(second))
+    if rows:
+        console().print(diff_table(rows, first, second))
     else:
         print("no differences")
-    return _DIFFERENT if found else 0
+    return _DIFFERENT if rows else 0

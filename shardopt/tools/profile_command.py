@@ -68,21 +68,21 @@ def _count(text: str) -> int:
 
 
 def _dtypes(text: str) -> tuple[str, ...]:
-    found = tuple(text.split(","))
-    if len(set(found)) != len(found) or not set(found) <= set(_DTYPES):
+    dtypes = tuple(text.split(","))
+    if len(set(dtypes)) != len(dtypes) or not set(dtypes) <= set(_DTYPES):
         raise argparse.ArgumentTypeError(
             f"expected some of {','.join(_DTYPES)}, each once, found '{text}'"
         )
-    return found
+    return dtypes
 
 
 def _kinds(text: str) -> tuple[str, ...]:
     from shardopt.hardware.profile import KINDS  # here, as it needs numpy
 
-    found = tuple(text.split(","))
-    if not set(found) <= set(KINDS):
+    kinds = tuple(text.split(","))
+    if not set(kinds) <= set(KINDS):
         raise argparse.ArgumentTypeError(f"expected some of {','.join(KINDS)}, found '{text}'")
-    return found
+    return kinds
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -119,11 +119,11 @@ def _devices(platform: str, count: int | None) -> list[Any]:
     """Raises UserError when there are too few."""
     from shardopt.runtime.devices.replicas import accelerators, host_devices
 
-    found = [] if platform == "cpu" else accelerators()
-    if found or platform == "accelerator":
-        if len(found) < (count or 1):
-            raise UserError(f"expected {count or 1} accelerators, found {len(found)}")
-        return found[:count]
+    devices = [] if platform == "cpu" else accelerators()
+    if devices or platform == "accelerator":
+        if len(devices) < (count or 1):
+            raise UserError(f"expected {count or 1} accelerators, found {len(devices)}")
+        return devices[:count]
     return host_devices(count or 4)
 
 

@@ -23,8 +23,8 @@ def verify_roundtrip(module: ir.Module) -> None:
     }
     for name, data in forms.items():
         with native_errors_raised(module.context, also=ValueError):
-            again = ir.Module.parse(data, module.context)
-        if _STYLE.text(again.operation, verified=True) != expected:
+            reparsed = ir.Module.parse(data, module.context)
+        if _STYLE.text(reparsed.operation, verified=True) != expected:
             raise DiagnosedError(
                 Diagnostic("error", f"the module changes when it is written and read as {name}")
             )

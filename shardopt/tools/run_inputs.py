@@ -42,15 +42,15 @@ def read_inputs(path: Path, inputs: list[np.ndarray]) -> None:
 
     try:
         with np.load(path, allow_pickle=False) as stored:
-            given = {name: stored[name] for name in stored.files}
+            by_name = {name: stored[name] for name in stored.files}
     except OSError as error:
         raise UserError(f"cannot read '{path}': {error.strerror or error}") from error
     except (ValueError, zipfile.BadZipFile) as error:
         raise UserError(f"'{path}' is not an .npz file of plain arrays: {error}") from error
     known = {f"in{k}": k for k in range(len(inputs))}
-    for name in sorted(given.keys() & known.keys()):
-        inputs[known[name]] = _as_dtype(given[name], inputs[known[name]].dtype)
-    missing = len(known) - len(given.keys() & known.keys())
+    for name in sorted(by_name.keys() & known.keys()):
+        inputs[known[name]] = _as_dtype(by_name[name], inputs[known[name]].dtype)
+    missing = len(known) - len(by_name.keys() & known.keys())
     if missing:
         print(
             f"note: {missing} of {len(known)} inputs are not in '{path}' and are random",

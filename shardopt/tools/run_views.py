@@ -90,11 +90,12 @@ def _measured(simulated: SimulationResult, run: Run, spans: tuple[Span, ...]) ->
     steps = sorted({span.step for span in spans})
     times = {step: task_times(spans, step) for step in steps[min(1, len(steps) - 1) :]}
     step = sorted(times, key=lambda step: length_of(times[step]))[len(times) // 2]
-    zero, points = start_of(times[step]), memory_over_time(run.program, spans, step)
+    zero, bytes_over_time = start_of(times[step]), memory_over_time(run.program, spans, step)
     memory = []
     for part in run.program.meshes:
-        own = [
-            (max(seconds - zero, 0.0), bytes_) for seconds, bytes_ in points[part.mesh.name]
+        points = [
+            (max(seconds - zero, 0.0), bytes_)
+            for seconds, bytes_ in bytes_over_time[part.mesh.name]
         ] or [(0.0, 0)]
-        memory.append(MemoryProfile(tuple(s for s, _ in own), tuple(b for _, b in own)))
+        memory.append(MemoryProfile(tuple(s for s, _ in points), tuple(b for _, b in points)))
     return measured_result(simulated, times[step], memory)

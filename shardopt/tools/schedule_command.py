@@ -221,12 +221,12 @@ def _table(result: SimulationResult) -> Table:
     table = Table()
     for column in ("mesh", "stages", "busy", "in flight", "peak memory"):
         table.add_column(column, justify="right")
-    for mesh, own in enumerate(result.busy_seconds):
+    for mesh, busy in enumerate(result.busy_seconds):
         peak = result.memory[mesh].peak_bytes
         stages = ", ".join(map(str, schedule.stages_of_mesh(mesh)))
         in_flight = str(result.peak_in_flight[mesh])
         table.add_row(
-            str(mesh), stages, f"{own / total:.1%}", in_flight, bytes_text(peak) if peak else "–"
+            str(mesh), stages, f"{busy / total:.1%}", in_flight, bytes_text(peak) if peak else "–"
         )
     return table
 

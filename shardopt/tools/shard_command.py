@@ -63,7 +63,7 @@ def _options() -> Iterator[OptionSpec]:
     itself."""
     phase = find_phase(PIPELINE)
     assert phase is not None
-    given = {"cluster", "mesh"}
+    names = {"cluster", "mesh"}
     for step in phase.steps:
         if isinstance(step, When):
             specs: tuple[OptionSpec, ...] = (
@@ -72,8 +72,8 @@ def _options() -> Iterator[OptionSpec]:
         else:
             specs = pass_info(step).options if step in PASSES else ()
         for spec in specs:
-            if spec.name not in given:
-                given.add(spec.name)
+            if spec.name not in names:
+                names.add(spec.name)
                 yield spec
 
 
@@ -88,8 +88,8 @@ def _run(args: argparse.Namespace) -> None:
     if args.output is not None and not args.output.parent.is_dir():
         raise UserError(f"cannot write '{args.output}': its folder does not exist")
     options: dict[str, object] = {"cluster": args.cluster}
-    given = {spec.name: getattr(args, f"pass_{spec.field}") for spec in _options()}
-    options |= {name: text for name, text in given.items() if text is not None}
+    values = {spec.name: getattr(args, f"pass_{spec.field}") for spec in _options()}
+    options |= {name: text for name, text in values.items() if text is not None}
     size = Path(args.model).stat().st_size if Path(args.model).is_file() else 0
     with ExitStack() as reading:
         reading.enter_context(args.trace.reading(size))

@@ -22,7 +22,7 @@ from shardopt.tools.common import (
 from shardopt.tools.plan_arguments import add_plan_options
 from shardopt.tools.plan_file_command import (
     add_plan_file_options,
-    asked_options,
+    planning_options,
     run_plan_file_command,
 )
 from shardopt.tools.profile_command import add_profile
@@ -49,7 +49,7 @@ _READING = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0, 1 for a mistake of the user or a check that failed, 2 for a bug of ours, 3 for a
+    """Exit code 0, 1 for an error of the user or a check that failed, 2 for a bug of ours, 3 for a
     run that failed.
 
     Called without arguments, commands that read a module do so in a child process: C++ may crash on
@@ -151,7 +151,7 @@ def _plan_or_file(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
         return run_plan_file_command(args)
     if args.model is None:
         parser.error("expected a MODEL, found none")
-    _plan(args, asked_options(parser, args))
+    _plan(args, planning_options(parser, args))
     return None
 
 

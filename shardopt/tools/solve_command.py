@@ -70,15 +70,15 @@ def _run(args: argparse.Namespace) -> None:
     # answer.
     work = None if limit is None else int(WORK_PER_SECOND * limit)
     with _Progress() as tell:
-        found = solve(
+        solution = solve(
             problem, time_limit_seconds=left, gap_tolerance=args.gap, work=work, progress=tell
         )
-    if not found.choice and problem.num_nodes:
-        raise UserError(f"{args.problem}: {found.status}: {found.statistics['reason']}")
-    console().print(_table(args.problem.name, found, read, monotonic() - begin))
+    if not solution.choice and problem.num_nodes:
+        raise UserError(f"{args.problem}: {solution.status}: {solution.statistics['reason']}")
+    console().print(_table(args.problem.name, solution, read, monotonic() - begin))
     if args.cross_check is not None:
-        _cross_check(problem, found, limit or _SECONDS_TO_CHECK)
-    print(format_solution(found.choice))
+        _cross_check(problem, solution, limit or _SECONDS_TO_CHECK)
+    print(format_solution(solution.choice))
 
 
 class _Progress:
@@ -109,22 +109,22 @@ class _Progress:
             self._status.stop()
 
 
-def _table(name: str, found: Solution, read: float, total: float) -> Table:
+def _table(name: str, solution: Solution, read: float, total: float) -> Table:
     from rich.table import Table
 
     table = Table("", "value", title=name)
     table.columns[1].justify = "right"
-    struck = " (time limit)" if found.statistics.get("time_limit_struck") else ""
+    struck = " (time limit)" if solution.statistics.get("time_limit_struck") else ""
     rows = {
-        "cost": f"{found.objective:.15g}",
-        "bound": f"{found.bound:.15g}",
-        "gap": f"{found.gap:.3g}",
-        "status": found.status + struck,
-        "nodes, edges": f"{found.statistics['nodes']}, {found.statistics['edges']}",
-        "after presolve": f"{found.statistics['residual_nodes']}, "
-        f"{found.statistics['residual_edges']}",
+        "cost": f"{solution.objective:.15g}",
+        "bound": f"{solution.bound:.15g}",
+        "gap": f"{solution.gap:.3g}",
+        "status": solution.status + struck,
+        "nodes, edges": f"{solution.statistics['nodes']}, {solution.statistics['edges']}",
+        "after presolve": f"{solution.statistics['residual_nodes']}, "
+        f"{solution.statistics['residual_edges']}",
         "seconds to read": f"{read:.2f}",
-        "seconds to presolve": f"{found.statistics['presolve_seconds']:.2f}",
+        "seconds to presolve": f"{solution.statistics['presolve_seconds']:.2f}",
         "seconds in all": f"{total:.2f}",
     }
     for label, value in rows.items():
@@ -132,7 +132,7 @@ def _table(name: str, found: Solution, read: float, total: float) -> Table:
     return table
 
 
-def _cross_check(problem: Problem, found: Solution, seconds: float) -> None:
+def _cross_check(problem: Problem, solution: Solution, seconds: float) -> None:
     """Raises UserError if the other solver contradicts: a cheaper answer than the bound, or a bound
     above the cost."""
     from shardopt.solve.assignment.cp_sat import solve_cp_sat
@@ -141,14 +141,14 @@ def _cross_check(problem: Problem, found: Solution, seconds: float) -> None:
     console().print(
         f"cp-sat: {other.status}, cost {other.objective:.15g}, bound {other.bound:.15g}"
     )
-    slack = _TOLERANCE * abs(found.objective)
+    slack = _TOLERANCE * abs(solution.objective)
     if (
         other.status == "infeasible"
-        or other.objective < found.bound - slack
-        or other.bound > found.objective + slack
+        or other.objective < solution.bound - slack
+        or other.bound > solution.objective + slack
     ):
         raise UserError(
-            f"cp-sat contradicts: cost {found.objective:.15g} and bound {found.bound:.15g} "
+            f"cp-sat contradicts: cost {solution.objective:.15g} and bound {solution.bound:.15g} "
             "expected, "
             f"found cost {other.objective:.15g} and bound {other.bound:.15g}"
         )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardopt.frontend.given_plan import options_after
+from shardopt.frontend.from_plan_file import options_after
 from shardopt.frontend.plan import Plan, PlanOptions
 from shardopt.frontend.planning import make_plan
 from shardopt.ir.context import make_context

@@ -305,7 +305,7 @@ def test_they_reach_the_pass_from_the_command_line() -> None:
     ]
     parser = plan_parser()
     args: Namespace = parser.parse_args(["--cluster", "cpu-test:1x4", *flags])
-    asked = plan_file_command.asked_options(parser, args)
+    asked = plan_file_command.planning_options(parser, args)
     assert asked == options_of("optimize", "cpu-test:1x4", LATE)
 
 

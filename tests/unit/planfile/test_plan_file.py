@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardopt.frontend.given_plan import options_after
+from shardopt.frontend.from_plan_file import options_after
 from shardopt.frontend.plan import Plan, PlanOptions
 from shardopt.frontend.plan_check import check_plan
 from shardopt.frontend.planning import make_plan

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardopt.frontend.given_plan import options_after
+from shardopt.frontend.from_plan_file import options_after
 from shardopt.frontend.plan_check import check_plan
 from shardopt.frontend.planning import make_plan
 from shardopt.planfile.parts import VERSION, PlannedCopy, PlannedRemat

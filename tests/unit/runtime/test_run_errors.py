@@ -50,7 +50,7 @@ def test_of_equal_kinds_the_first_to_arrive_counts() -> None:
     assert str(first_failure(errors)) == "mesh 'b', host 0: ValueError: late?"
 
 
-def test_mistakes_of_the_user_stay_what_they_are() -> None:
+def test_errors_of_the_user_stay_what_they_are() -> None:
     error = UserError("damaged")
     assert first_failure({"m0": CAUSES["m2"], "m1": error}) is error
 

@@ -23,7 +23,7 @@ the same.
 The other tool, `shardopt-opt`, runs single phases and passes on text: [its flags beside those of
 mlir-opt](mlir-opt.md), [phases and passes](passes.md).
 
-Exit codes: 0 for success; 1 for a mistake in the input or a check that failed; 2 for a bug of ours; 3 for a
+Exit codes: 0 for success; 1 for an error in the input or a check that failed; 2 for a bug of ours; 3 for a
 run that failed.
 """
 

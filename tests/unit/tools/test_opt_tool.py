@@ -60,7 +60,7 @@ def test_success_writes_the_module(
         ["--from=import", "--to=import", "--phase-options=colour=1"],
     ],
 )
-def test_mistakes_exit_with_1_and_leave_no_file(
+def test_errors_exit_with_1_and_leave_no_file(
     source: str, tmp_path: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "out.mlir"

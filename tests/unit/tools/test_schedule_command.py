@@ -107,7 +107,7 @@ def test_slices_of_tokens_follow_from_their_seconds(
         ((str(MODULE.parents[2] / "unit" / "none.mlir"),), "No such file"),
     ],
 )
-def test_mistakes_end_with_exit_code_1(
+def test_errors_end_with_exit_code_1(
     args: tuple[str, ...],
     message: str,
     tmp_path: Path,

@@ -1,4 +1,4 @@
-"""`shardopt shard` as a user runs it: tables, JSON, files, and mistakes."""
+"""`shardopt shard` as a user runs it: tables, JSON, files, and errors."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_written_module_is_the_sharded_one(model: str, tmp_path: Path, suffi
         (("--mesh", "4", "-o", "no/such/folder/out.mlir"), "its folder does not exist"),
     ],
 )
-def test_mistakes_are_one_message_and_nothing_is_written(
+def test_errors_are_one_message_and_nothing_is_written(
     model: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -193,7 +193,7 @@ def test_json_is_the_plan(model: Path) -> None:
     result = shardopt("plan", model, "--cluster", "cpu-test:1x2", "--json")
     assert result.returncode == 0, result.stderr
     described = json.loads(result.stdout)
-    assert described["version"] == 2 and described["cluster"]["devices_per_host"] == 2
+    assert described["version"] == 3 and described["cluster"]["devices_per_host"] == 2
     assert sorted(d for stage in described["stages"] for d in stage["devices"]) == [0, 1]
 
 

@@ -13,7 +13,7 @@ from shardopt.planfile.plan_file import load_plan_file
 from shardopt.support.errors import UserError
 
 
-def options_after(path: str, asked: Mapping[str, Any]) -> PlanOptions:
+def options_after(path: str, overrides: Mapping[str, Any]) -> PlanOptions:
     """The options of a plan file, with those that the user asked for instead.
 
     Raises UserError that names the field of the file.
@@ -25,7 +25,7 @@ def options_after(path: str, asked: Mapping[str, Any]) -> PlanOptions:
         raise UserError(f"{path}: {errors[0]}")
     if plan.cluster is not None:
         options["cluster"] = ""  # the passes take it from the file
-    options.update(asked)
+    options.update(overrides)
     if not options.get("cluster") and plan.cluster is None:
         raise UserError(
             f"{path}: expected field 'cluster' or 'options.cluster', or the option --cluster, "
@@ -39,9 +39,9 @@ def check_model(path: str, model: bytes) -> None:
     from shardopt.frontend.plan_document import fingerprint
 
     made_for = load_plan_file(path).model
-    if made_for is not None and made_for.fingerprint != (found := fingerprint(model)):
+    if made_for is not None and made_for.fingerprint != (actual := fingerprint(model)):
         raise UserError(
             f"{path}: field 'model.fingerprint': the plan was made for another model, "
             f"{made_for.fingerprint}; "
-            f"this one is {found} (without the field 'model' a plan is tried on any)"
+            f"this one is {actual} (without the field 'model' a plan is tried on any)"
         )
