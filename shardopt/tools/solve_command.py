@@ -59,7 +59,7 @@ def _seconds(text: str) -> float:
 
 def _run(args: argparse.Namespace) -> None:
     from shardopt.solve.assignment.contest import format_solution, read_contest
-    from shardopt.solve.assignment.sharding_ilp import WORK_PER_SECOND, solve
+    from shardopt.solve.assignment.search.sharding_ilp import WORK_PER_SECOND, solve
 
     begin = monotonic()
     problem = read_contest(args.problem)
@@ -135,7 +135,7 @@ def _table(name: str, solution: Solution, read: float, total: float) -> Table:
 def _cross_check(problem: Problem, solution: Solution, seconds: float) -> None:
     """Raises UserError if the other solver contradicts: a cheaper answer than the bound, or a bound
     above the cost."""
-    from shardopt.solve.assignment.cp_sat import solve_cp_sat
+    from shardopt.solve.assignment.exact.cp_sat import solve_cp_sat
 
     other = solve_cp_sat(problem, time_limit_seconds=seconds)
     console().print(

@@ -25,7 +25,7 @@ from shardopt.passes.sharding.decide.writing import write_plans
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.runtime.reference import run_reference
 from shardopt.solve.assignment.problem import Edge, Problem
-from shardopt.solve.assignment.sharding_ilp import solve
+from shardopt.solve.assignment.search.sharding_ilp import solve
 from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
 from shardopt.solve.sharding.linear import find_linear

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from shardopt.solve.assignment import repeated_layers
+from shardopt.solve.assignment.search import repeated_layers
 from tests.e2e.models import MODELS, mlp
 from tests.e2e.test_sharding_against_xla import SLOW, Compiled, check_numbers, compile_sharded
 

@@ -20,7 +20,11 @@ from math import inf
 from time import monotonic
 
 from shardopt.solve.assignment.problem import Problem, Solution, Status, evaluate, relative_gap
-from shardopt.solve.assignment.sharding_ilp import DEFAULT_WORK_SECONDS, WORK_PER_SECOND, solve
+from shardopt.solve.assignment.search.sharding_ilp import (
+    DEFAULT_WORK_SECONDS,
+    WORK_PER_SECOND,
+    solve,
+)
 from shardopt.solve.sharding.budget_model import BudgetModel, Operand
 from shardopt.solve.sharding.budget_start import greedy_start
 from shardopt.solve.sharding.intra_op import IntraOpProblem

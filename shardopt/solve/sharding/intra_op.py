@@ -25,7 +25,7 @@ from shardopt.graph.residency import Residency
 from shardopt.hardware.cluster import Cluster
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage
-from shardopt.solve.assignment.restriction import solve_in_steps
+from shardopt.solve.assignment.search.restriction import solve_in_steps
 from shardopt.solve.sharding.constraints import Constraints
 from shardopt.solve.sharding.execution_order import ExecutionOrder, execution_order
 from shardopt.solve.sharding.factors import is_opaque

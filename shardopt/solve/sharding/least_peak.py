@@ -15,7 +15,7 @@ from time import monotonic
 import numpy as np
 
 from shardopt.solve.assignment.problem import Edge, Problem, Solution, evaluate
-from shardopt.solve.assignment.sharding_ilp import solve
+from shardopt.solve.assignment.search.sharding_ilp import solve
 from shardopt.solve.sharding.budget_model import BudgetModel, Operand
 from shardopt.solve.sharding.budget_start import greedy_start
 from shardopt.solve.sharding.intra_op_plan import IntraOpPlan

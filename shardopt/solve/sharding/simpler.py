@@ -14,7 +14,7 @@ import numpy as np
 
 from shardopt.mesh.mesh import Mesh, Sharding
 from shardopt.mesh.shardings import live_axes
-from shardopt.solve.assignment.restriction import Mask
+from shardopt.solve.assignment.search.restriction import Mask
 from shardopt.solve.sharding.layouts import Column
 
 NodeColumns = tuple[

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from shardopt.solve.assignment.problem import Edge, Problem, Solution
-from shardopt.solve.assignment.sharding_ilp import improve
+from shardopt.solve.assignment.search.sharding_ilp import improve
 from shardopt.solve.sharding.layouts import Column
 from shardopt.solve.sharding.strategies_tables import OpStrategies, StrategyTables
 from shardopt.solve.stages.costs.classes import Classes

@@ -1,7 +1,7 @@
 """The operations of a stage by classes of those that look alike, and the small problem in which a
 class decides once.
 
-Layers repeat within a stage. Colour refinement (`shardopt.solve.assignment.symmetry`) of the graph
+Layers repeat within a stage. Colour refinement (`shardopt.solve.assignment.search.symmetry`) of the graph
 itself, before any strategy is derived, finds operations that are alike up to a distance. One of
 each class stands for all: its strategies cost as often as the class has members, and an edge
 between two classes as often as members are joined. The work for one mesh then depends on the size
@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from shardopt.graph.op_graph import FactorRule, OpGraph
-from shardopt.solve.assignment.symmetry import mixed, numbered
+from shardopt.solve.assignment.search.symmetry import mixed, numbered
 from shardopt.solve.sharding.kernel_bytes import Accesses
 from shardopt.solve.sharding.linear import Linear
 from shardopt.solve.stages.costs.stage_part import StagePart

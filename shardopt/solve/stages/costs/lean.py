@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardopt.solve.assignment.problem import Problem
-from shardopt.solve.assignment.sharding_ilp import improve
+from shardopt.solve.assignment.search.sharding_ilp import improve
 from shardopt.solve.sharding.strategies_tables import StrategyTables
 from shardopt.solve.stages.costs.class_problem import WORK, ClassProblem
 from shardopt.solve.stages.costs.held_bytes import ShardedPart

@@ -9,7 +9,7 @@ from math import inf
 import numpy as np
 
 from shardopt.solve.assignment.problem import Edge, Problem, Usage, evaluate
-from shardopt.solve.assignment.sharding_ilp import solve
+from shardopt.solve.assignment.search.sharding_ilp import solve
 
 NUM_PROBLEMS = 300
 

@@ -13,7 +13,7 @@ import pytest
 
 from shardopt.solve.assignment.contest import format_solution, parse_contest, read_contest
 from shardopt.solve.assignment.problem import evaluate
-from shardopt.solve.assignment.sharding_ilp import solve
+from shardopt.solve.assignment.search.sharding_ilp import solve
 from shardopt.support.errors import UserError
 
 # Node 1 would like strategy 0, which node 0 forbids beside its own cheap one; at time 3 nodes 1 and

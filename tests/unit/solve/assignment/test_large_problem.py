@@ -14,20 +14,20 @@ from assignment_problems import brute_force, grid, random_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardopt.solve.assignment import component_solver
-from shardopt.solve.assignment.cp_sat import solve_cp_sat
-from shardopt.solve.assignment.enumeration import enumerate_all, is_tiny
-from shardopt.solve.assignment.presolve import presolve
+from shardopt.solve.assignment.exact.cp_sat import solve_cp_sat
+from shardopt.solve.assignment.exact.enumeration import enumerate_all, is_tiny
+from shardopt.solve.assignment.presolve.presolve import presolve
 from shardopt.solve.assignment.problem import Edge, Problem, Usage, evaluate
-from shardopt.solve.assignment.sharding_ilp import improve, solve
+from shardopt.solve.assignment.search import component_solver
+from shardopt.solve.assignment.search.sharding_ilp import improve, solve
 
 pytest.importorskip(
     "numba", reason="the path for large problems is compiled by numba, which is not installed"
 )
 
-from shardopt.solve.assignment.flat_problem import flatten
-from shardopt.solve.assignment.large_problem import solve_large
-from shardopt.solve.assignment.message_kernels import cost_of, usage_of
+from shardopt.solve.assignment.large.flat_problem import flatten
+from shardopt.solve.assignment.large.large_problem import solve_large
+from shardopt.solve.assignment.large.message_kernels import cost_of, usage_of
 
 _WORK = 3_000_000
 
@@ -203,7 +203,7 @@ def test_projection_undoes_restoration() -> None:
 def test_equal_budgets_give_equal_answers_under_any_hash_seed() -> None:
     script = (
         "from assignment_problems import grid\n"
-        "from shardopt.solve.assignment.sharding_ilp import improve\n"
+        "from shardopt.solve.assignment.search.sharding_ilp import improve\n"
         "found = improve(grid(7, 7, limit_share=0.85), (0,) * 49, work=10_000_000)\n"
         "print(found.choice, found.objective.hex(), found.bound.hex())\n"
     )

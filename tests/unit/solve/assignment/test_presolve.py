@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from assignment_problems import NUM_PROBLEMS, brute_force, random_problem
 
-from shardopt.solve.assignment.presolve import presolve
+from shardopt.solve.assignment.presolve.presolve import presolve
 from shardopt.solve.assignment.problem import Edge, Problem, Usage, evaluate
 from shardopt.solve.assignment.table_store import TableStore
 

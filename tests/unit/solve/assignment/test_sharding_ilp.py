@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from assignment_problems import NUM_PROBLEMS, brute_force, grid, random_problem
 
-from shardopt.solve.assignment import component_solver
-from shardopt.solve.assignment.bucket_elimination import eliminate_all, elimination_order
-from shardopt.solve.assignment.enumeration import enumerate_all, is_tiny
-from shardopt.solve.assignment.marginal_ilp import solve_marginal
+from shardopt.solve.assignment.exact.bucket_elimination import eliminate_all, elimination_order
+from shardopt.solve.assignment.exact.enumeration import enumerate_all, is_tiny
+from shardopt.solve.assignment.exact.marginal_ilp import solve_marginal
 from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage, evaluate
-from shardopt.solve.assignment.sharding_ilp import solve
+from shardopt.solve.assignment.search import component_solver
+from shardopt.solve.assignment.search.sharding_ilp import solve
 from shardopt.solve.assignment.table_store import TableStore
 
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from assignment_problems import brute_force
 
-from shardopt.solve.assignment import repeated_layers, symmetry
 from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage, evaluate
-from shardopt.solve.assignment.repeated_layers import solve_repeated
-from shardopt.solve.assignment.symmetry import Refinement, tie, tie_repeated
+from shardopt.solve.assignment.search import repeated_layers, symmetry
+from shardopt.solve.assignment.search.repeated_layers import solve_repeated
+from shardopt.solve.assignment.search.symmetry import Refinement, tie, tie_repeated
 
 NUM_PROBLEMS = 120
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from shardopt.solve.assignment.flat_problem import Flat
+from shardopt.solve.assignment.large.flat_problem import Flat
 
 # Minima over contiguous rows vectorise only if their order is free; infinities stay allowed, NaN
 # does not occur.

@@ -17,8 +17,12 @@ from time import monotonic
 import numpy as np
 
 from shardopt.solve.assignment.problem import Edge, Problem, Solution, Usage, evaluate
-from shardopt.solve.assignment.repeated_layers import cheapest, solve_repeated, table_entries
-from shardopt.solve.assignment.sharding_ilp import DEFAULT_WORK_SECONDS, WORK_PER_SECOND, improve
+from shardopt.solve.assignment.search.repeated_layers import cheapest, solve_repeated, table_entries
+from shardopt.solve.assignment.search.sharding_ilp import (
+    DEFAULT_WORK_SECONDS,
+    WORK_PER_SECOND,
+    improve,
+)
 from shardopt.solve.assignment.table_store import TableStore
 
 # For all restrictions together: of the work, and of the time, which loading the kernels takes its

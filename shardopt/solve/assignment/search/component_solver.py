@@ -17,10 +17,10 @@ from importlib.util import find_spec
 from math import inf
 from time import monotonic
 
-from shardopt.solve.assignment.bucket_elimination import eliminate_all, elimination_order
-from shardopt.solve.assignment.compilation import compiled_by
-from shardopt.solve.assignment.enumeration import enumerate_all, is_tiny
-from shardopt.solve.assignment.marginal_ilp import OPTIMAL_GAP, solve_marginal
+from shardopt.solve.assignment.exact.bucket_elimination import eliminate_all, elimination_order
+from shardopt.solve.assignment.exact.enumeration import enumerate_all, is_tiny
+from shardopt.solve.assignment.exact.marginal_ilp import OPTIMAL_GAP, solve_marginal
+from shardopt.solve.assignment.large.compilation import compiled_by
 from shardopt.solve.assignment.problem import (
     Problem,
     Solution,
@@ -129,7 +129,7 @@ class ComponentSolver:
             status: Status = "timeout" if start is None else "feasible"
             bound = min(trivial_bound(part), objective)
             return Solution(start or (), objective, bound, relative_gap(objective, bound), status)
-        from shardopt.solve.assignment.large_problem import solve_large
+        from shardopt.solve.assignment.large.large_problem import solve_large
 
         solution = solve_large(
             part,

@@ -20,8 +20,8 @@ from math import inf
 
 import numpy as np
 
-from shardopt.solve.assignment import message_kernels as kernels
-from shardopt.solve.assignment.flat_problem import Flat
+from shardopt.solve.assignment.large import message_kernels as kernels
+from shardopt.solve.assignment.large.flat_problem import Flat
 
 _AVERAGING = 0.5  # weight of the newest excess
 _FIRST_STEP, _STEP_GROWTH, _STEP_DECAY = 0.1, 1.15, 0.7

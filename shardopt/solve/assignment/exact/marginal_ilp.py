@@ -12,7 +12,7 @@ from time import monotonic
 
 import numpy as np
 
-from shardopt.solve.assignment.marginal_model import Answer, Cuts, MarginalModel
+from shardopt.solve.assignment.exact.marginal_model import Answer, Cuts, MarginalModel
 from shardopt.solve.assignment.problem import (
     Problem,
     Solution,

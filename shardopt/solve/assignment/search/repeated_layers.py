@@ -15,13 +15,13 @@ from functools import partial
 from time import monotonic
 
 from shardopt.solve.assignment.problem import Problem, Solution, evaluate
-from shardopt.solve.assignment.sharding_ilp import (
+from shardopt.solve.assignment.search.sharding_ilp import (
     DEFAULT_WORK_SECONDS,
     WORK_PER_SECOND,
     improve,
     solve,
 )
-from shardopt.solve.assignment.symmetry import tie_repeated
+from shardopt.solve.assignment.search.symmetry import tie_repeated
 from shardopt.solve.assignment.table_store import TableStore
 
 # Table entries of a problem that is solved at once, without a detour: what presolve leaves of it

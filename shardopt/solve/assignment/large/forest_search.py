@@ -11,10 +11,10 @@ from math import inf
 
 import numpy as np
 
-from shardopt.solve.assignment import forest_moves as moves
-from shardopt.solve.assignment import message_kernels as kernels
-from shardopt.solve.assignment.flat_problem import Flat
-from shardopt.solve.assignment.forest_kernels import make_scratch
+from shardopt.solve.assignment.large import forest_moves as moves
+from shardopt.solve.assignment.large import message_kernels as kernels
+from shardopt.solve.assignment.large.flat_problem import Flat
+from shardopt.solve.assignment.large.forest_kernels import make_scratch
 
 _FIRST_PASSES, _LATER_PASSES = (
     15,

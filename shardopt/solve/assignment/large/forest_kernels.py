@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from shardopt.solve.assignment.flat_problem import Flat
+from shardopt.solve.assignment.large.flat_problem import Flat
 
 
 class Scratch(NamedTuple):

@@ -23,8 +23,14 @@ from functools import partial
 
 import numpy as np
 
-from shardopt.solve.assignment.factor_graph import FactorGraph, Infeasible, Rule, project, replay
-from shardopt.solve.assignment.memory_profile import MemoryProfile
+from shardopt.solve.assignment.presolve.factor_graph import (
+    FactorGraph,
+    Infeasible,
+    Rule,
+    project,
+    replay,
+)
+from shardopt.solve.assignment.presolve.memory_profile import MemoryProfile
 from shardopt.solve.assignment.problem import Edge, Problem
 from shardopt.solve.assignment.table_store import TableStore
 from shardopt.support.spans import timed

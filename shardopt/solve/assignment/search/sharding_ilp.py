@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from math import inf
 from time import monotonic
 
-from shardopt.solve.assignment.component_solver import ComponentSolver, Progress, pairs_of
-from shardopt.solve.assignment.components import split_components
-from shardopt.solve.assignment.marginal_ilp import OPTIMAL_GAP
-from shardopt.solve.assignment.presolve import Presolved, presolve
+from shardopt.solve.assignment.exact.marginal_ilp import OPTIMAL_GAP
+from shardopt.solve.assignment.presolve.presolve import Presolved, presolve
 from shardopt.solve.assignment.problem import (
     Problem,
     Solution,
@@ -24,6 +22,8 @@ from shardopt.solve.assignment.problem import (
     evaluate,
     relative_gap,
 )
+from shardopt.solve.assignment.search.component_solver import ComponentSolver, Progress, pairs_of
+from shardopt.solve.assignment.search.components import split_components
 from shardopt.solve.assignment.table_store import TableStore
 
 __all__ = ["Progress", "improve", "solve"]

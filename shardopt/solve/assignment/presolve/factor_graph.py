@@ -13,7 +13,7 @@ from time import monotonic
 
 import numpy as np
 
-from shardopt.solve.assignment.memory_profile import MemoryProfile
+from shardopt.solve.assignment.presolve.memory_profile import MemoryProfile
 from shardopt.solve.assignment.problem import Edge, Problem
 from shardopt.solve.assignment.table_store import TableStore
 

@@ -21,9 +21,9 @@ from time import monotonic
 
 import numpy as np
 
-from shardopt.solve.assignment.flat_problem import flatten
-from shardopt.solve.assignment.forest_search import ForestSearch
-from shardopt.solve.assignment.price_ascent import PriceAscent
+from shardopt.solve.assignment.large.flat_problem import flatten
+from shardopt.solve.assignment.large.forest_search import ForestSearch
+from shardopt.solve.assignment.large.price_ascent import PriceAscent
 from shardopt.solve.assignment.problem import (
     Problem,
     Solution,

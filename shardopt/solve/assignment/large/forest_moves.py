@@ -6,14 +6,14 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from shardopt.solve.assignment.flat_problem import ROW_OVERHEAD, Flat
-from shardopt.solve.assignment.forest_kernels import (
+from shardopt.solve.assignment.large.flat_problem import ROW_OVERHEAD, Flat
+from shardopt.solve.assignment.large.forest_kernels import (
     Scratch,
     below,
     choose_everywhere,
     choose_outside_loop,
 )
-from shardopt.solve.assignment.message_kernels import FAST, pair_cost
+from shardopt.solve.assignment.large.message_kernels import FAST, pair_cost
 
 # Nodes of a neighbourhood: small ones are tried more often, large ones find exchanges over long
 # lifetimes.

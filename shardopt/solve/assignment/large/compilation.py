@@ -34,7 +34,7 @@ def _compiler() -> Thread:
 
 def _use_all_kernels() -> None:
     """Solve a triangle with tight memory: it calls every kernel."""
-    from shardopt.solve.assignment.large_problem import solve_large
+    from shardopt.solve.assignment.large.large_problem import solve_large
 
     table = np.array([[0.0, 2.0], [3.0, 0.0]])
     edges = (Edge(0, 1, table), Edge(1, 2, table), Edge(0, 2, table.T[::-1]))

@@ -1,0 +1,1 @@
+"""Methods that prove the optimum: elimination, enumeration, integer programs."""

@@ -1,0 +1,1 @@
+"""Large problems: bounds by prices and messages, assignments by moves on forests."""

@@ -1,0 +1,1 @@
+"""Exact simplifications of a problem before the search."""

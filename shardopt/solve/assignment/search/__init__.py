@@ -1,0 +1,1 @@
+"""The solver itself: presolve, components, the method that suits each; equal parts tied first."""
