@@ -1,1 +1,1 @@
-"""The commands `shardopt` and `shardopt-opt`."""
+"""The commands `shardopt` and `shardopt-opt`: a room for each that has several files."""

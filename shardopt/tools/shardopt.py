@@ -10,6 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardopt.tools.commands.profile import add_profile
+from shardopt.tools.commands.program import add_program
+from shardopt.tools.commands.report import add_report
+from shardopt.tools.commands.schedule import add_schedule
+from shardopt.tools.commands.shard import add_shard
+from shardopt.tools.commands.solve import add_solve
 from shardopt.tools.common import (
     EXIT_BUG,
     EXIT_USER_ERROR,
@@ -19,19 +25,13 @@ from shardopt.tools.common import (
     report,
     run_tool,
 )
-from shardopt.tools.plan_arguments import add_plan_options
-from shardopt.tools.plan_file_command import (
+from shardopt.tools.plan.arguments import add_plan_options
+from shardopt.tools.plan.file_command import (
     add_plan_file_options,
     planning_options,
     run_plan_file_command,
 )
-from shardopt.tools.profile_command import add_profile
-from shardopt.tools.program_command import add_program
-from shardopt.tools.report_command import add_report
-from shardopt.tools.run_command import add_run
-from shardopt.tools.schedule_command import add_schedule
-from shardopt.tools.shard_command import add_shard
-from shardopt.tools.solve_command import add_solve
+from shardopt.tools.run.command import add_run
 from shardopt.tools.supervisor import Crash, Trace, supervised
 
 if TYPE_CHECKING:
@@ -161,8 +161,8 @@ def _plan(args: argparse.Namespace, options: PlanOptions) -> None:
     from shardopt.pipeline.phases import PHASE_NAMES
     from shardopt.support.documents import json_text
     from shardopt.support.progress import watching
-    from shardopt.tools.plan_progress import PlanProgress
-    from shardopt.tools.plan_timings import PlanTimings
+    from shardopt.tools.plan.progress import PlanProgress
+    from shardopt.tools.plan.timings import PlanTimings
 
     if args.output is not None:
         check_target(args.output)

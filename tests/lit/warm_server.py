@@ -17,7 +17,7 @@ import sys
 
 TOOLS = {"shardopt-opt": "shardopt.tools.opt", "shardopt": "shardopt.tools.shardopt"}
 # What nearly every run imports late. Not what a few need: a fork pays for the size of its parent.
-LATE = ("shardopt.tools.opt_driver", "shardopt.ir.context", "shardopt.pipeline.manager", "numpy")
+LATE = ("shardopt.tools.opt.driver", "shardopt.ir.context", "shardopt.pipeline.manager", "numpy")
 
 
 def main() -> int:

@@ -22,7 +22,7 @@ from shardopt.pipeline.instrumentation import Instrumentation
 from shardopt.pipeline.manager import run_pipeline
 from shardopt.pipeline.parser import Leaf
 from shardopt.pipeline.phases import PHASES, phase_range
-from shardopt.tools.opt_options import build_parser
+from shardopt.tools.opt.options import build_parser
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]

@@ -33,7 +33,7 @@ from shardopt.ir.io import (
     save_module,
 )
 from shardopt.support.errors import UserError
-from shardopt.tools.roundtrip import verify_roundtrip
+from shardopt.tools.opt.roundtrip import verify_roundtrip
 
 TEXT = """\
 module @step {

@@ -44,9 +44,9 @@ from shardopt.planfile.option_fields import options_reader
 from shardopt.runtime.driver import open_run
 from shardopt.runtime.options import RunOptions
 from shardopt.support.documents import errors_of
-from shardopt.tools import plan_file_command
 from shardopt.tools.common import ToolParser
-from shardopt.tools.plan_arguments import add_plan_options
+from shardopt.tools.plan import file_command
+from shardopt.tools.plan.arguments import add_plan_options
 
 ROOT = Path(__file__).parents[3]
 ROWS = rows(PlanOptions)
@@ -305,8 +305,8 @@ def test_they_reach_the_pass_from_the_command_line() -> None:
     ]
     parser = plan_parser()
     args: Namespace = parser.parse_args(["--cluster", "cpu-test:1x4", *flags])
-    asked = plan_file_command.planning_options(parser, args)
-    assert asked == options_of("optimize", "cpu-test:1x4", LATE)
+    options = file_command.planning_options(parser, args)
+    assert options == options_of("optimize", "cpu-test:1x4", LATE)
 
 
 def test_they_reach_the_pass_from_shard(monkeypatch: pytest.MonkeyPatch) -> None:

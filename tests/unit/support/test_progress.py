@@ -7,7 +7,7 @@ from io import StringIO
 from rich.console import Console
 
 from shardopt.support.progress import Progress, progress, watching
-from shardopt.tools.plan_progress import PlanProgress
+from shardopt.tools.plan.progress import PlanProgress
 
 
 def test_the_innermost_watcher_is_told() -> None:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from shardopt.ir.diagnostics import Diagnostic, Position
-from shardopt.tools.expectations import read_expectations, unmet
-from shardopt.tools.splitting import near_misses, split_input
+from shardopt.tools.opt.expectations import read_expectations, unmet
+from shardopt.tools.opt.splitting import near_misses, split_input
 
 
 def at(line: int, severity: str, message: str, *notes: Diagnostic, file: str = "f") -> Diagnostic:

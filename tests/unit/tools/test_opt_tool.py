@@ -19,7 +19,7 @@ from shardopt.passes.registry import PASSES, pass_class
 from shardopt.pipeline.phases import PHASES, When
 from shardopt.tools import opt
 from shardopt.tools.catalogue import pass_info
-from shardopt.tools.opt_options import PassFlag, build_parser, split_pass_flags
+from shardopt.tools.opt.options import PassFlag, build_parser, split_pass_flags
 from shardopt.tools.supervisor import Crash, Trace, supervised
 
 TEXT = """\
@@ -212,7 +212,7 @@ def test_flags_keep_their_order_and_their_options() -> None:
 
 def test_remarks_are_shown_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     from shardopt.ir.diagnostics import Diagnostic
-    from shardopt.tools.opt_reporter import Reporter
+    from shardopt.tools.opt.reporter import Reporter
 
     remark = Diagnostic("remark", "is replicated", kind="no-rule", category="missed")
     other = Diagnostic("remark", "is long", kind="loop", category="analysis")

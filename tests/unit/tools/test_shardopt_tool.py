@@ -222,7 +222,7 @@ def test_conditioning_tells_rounding_from_error() -> None:
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module
     from shardopt.runtime.reference import Difference, Reference, conditioning
-    from shardopt.tools.run_check import _verdict
+    from shardopt.tools.run.check import _verdict
 
     inputs = [np.ones(64, np.float32), np.array([1, 2], np.int32)]
     with make_context() as context:

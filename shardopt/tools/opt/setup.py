@@ -31,7 +31,7 @@ from shardopt.pipeline.phases import PHASE_NAMES, PIPELINES, find_phase, phase_r
 from shardopt.pipeline.reproducer import Progress, read_recipe
 from shardopt.pipeline.statistics import OpCounter
 from shardopt.support.errors import UserError
-from shardopt.tools.opt_options import PassFlag, build_parser
+from shardopt.tools.opt.options import PassFlag, build_parser
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from shardopt.ir.diagnostics import DiagnosedError, Diagnostic, Severity, in_fil
 from shardopt.ir.io import BUFFER_NAME
 from shardopt.support.errors import UserError
 from shardopt.tools.common import ANSWERS
-from shardopt.tools.expectations import read_expectations, unmet
-from shardopt.tools.opt_options import NAME
+from shardopt.tools.opt.expectations import read_expectations, unmet
+from shardopt.tools.opt.options import NAME
 
 
 @dataclass

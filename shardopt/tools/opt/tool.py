@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from shardopt.ir.formats import format_of, read_source
 from shardopt.tools.common import EXIT_BUG, EXIT_USER_ERROR, run_tool
-from shardopt.tools.opt_options import NAME, PassFlag, build_parser, split_pass_flags
+from shardopt.tools.opt.options import NAME, PassFlag, build_parser, split_pass_flags
 from shardopt.tools.supervisor import Crash, Trace, supervised
 
 # MLIR loads inside of functions, so that --help is immediate and the supervising process stays
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace, flags: tuple[PassFlag, ...], *, is_supervis
     data = read_source(options.input)
 
     def work(trace: Trace) -> int:
-        from shardopt.tools.opt_driver import Driver
+        from shardopt.tools.opt.driver import Driver
 
         return run_tool(NAME, lambda: Driver(options, flags, data, trace).run())
 
@@ -67,7 +67,7 @@ def after_crash(
         return EXIT_BUG
 
     def explain(_: Trace) -> int:
-        from shardopt.tools.opt_driver import Driver
+        from shardopt.tools.opt.driver import Driver
 
         part, index = int(crash.trace["part"]), int(crash.trace["index"])
         return run_tool(NAME, lambda: Driver(options, flags, data).explain_crash(part, index))
@@ -87,7 +87,3 @@ def show_dialects() -> None:
     from shardopt.ir.context import available_dialects, make_context
 
     print(f"Available Dialects: {', '.join(available_dialects(make_context()))}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -31,11 +31,11 @@ from shardopt.pipeline.statistics import (
 from shardopt.pipeline.timing import Timed, merged, timing_json, timing_report, timing_tree
 from shardopt.support.errors import UserError
 from shardopt.tools.common import EXIT_BUG, EXIT_OK, EXIT_USER_ERROR, report_bug
-from shardopt.tools.opt_options import NAME, PassFlag
-from shardopt.tools.opt_reporter import Reporter
-from shardopt.tools.opt_setup import Watchers, chosen_task, make_watchers, output_form, output_style
-from shardopt.tools.roundtrip import verify_roundtrip
-from shardopt.tools.splitting import near_misses, split_input
+from shardopt.tools.opt.options import NAME, PassFlag
+from shardopt.tools.opt.reporter import Reporter
+from shardopt.tools.opt.roundtrip import verify_roundtrip
+from shardopt.tools.opt.setup import Watchers, chosen_task, make_watchers, output_form, output_style
+from shardopt.tools.opt.splitting import near_misses, split_input
 from shardopt.tools.supervisor import Trace
 
 # MLIR says this about the recipe inside a reproducer, which is read here and not there.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardopt.support.errors import UserError
 from shardopt.tools.common import console
-from shardopt.tools.run_inputs import read_program
+from shardopt.tools.run.inputs import read_program
 
 if TYPE_CHECKING:
     from shardopt.runtime.program.instructions import Program

@@ -14,10 +14,10 @@ from shardopt.options.names import BackendName, PlatformName, TransportName
 from shardopt.support.errors import UserError
 from shardopt.support.sizes import parse_bytes
 from shardopt.tools.common import EXIT_OK, EXIT_RUN_FAILED, count
-from shardopt.tools.run_check import check
-from shardopt.tools.run_checkpoints import add_checkpoints, checkpoint_options, tell_restart
-from shardopt.tools.run_inputs import read_inputs, read_program
-from shardopt.tools.run_views import add_views, check_targets, show_views, wants_trace
+from shardopt.tools.run.check import check
+from shardopt.tools.run.checkpoints import add_checkpoints, checkpoint_options, tell_restart
+from shardopt.tools.run.inputs import read_inputs, read_program
+from shardopt.tools.run.views import add_views, check_targets, show_views, wants_trace
 
 if TYPE_CHECKING:
     from shardopt.runtime.run import Outputs, Run

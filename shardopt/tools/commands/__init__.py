@@ -1,0 +1,1 @@
+"""The commands of `shardopt` that are one file each."""
