@@ -3,7 +3,7 @@ predicted costs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from math import prod
 
@@ -106,42 +106,60 @@ def find_communication(
     fused: Set[int] = frozenset(),
     fresh: FreshCopies = frozenset(),
 ) -> tuple[Communication, ...]:
-    """All collectives in program order. Readers of one scope share the steps by which their chains
-    begin, as they do in the compiled module, unless one is named in `fresh`; the solver, which sees
-    pairs only, counts them for each. What is `fused` otherwise is written and read with the first
-    step."""
+    """All collectives, those of each operation behind what reshards its operands."""
+    reshards: dict[int, list[Communication]] = {}
+    for each in find_reshards(
+        graph, mesh, cluster, strategies, shardings, cheap_to_clone, fused, fresh
+    ):
+        reshards.setdefault(each.op, []).append(each)
+    communication: list[Communication] = []
+    for index, strategy in strategies.items():
+        op = graph.ops[index]
+        communication += reshards.get(index, ())
+        for step in strategy.collectives:
+            seconds = communication_seconds(cluster, mesh, (step,))
+            reduces = step.kind != PERMUTE
+            communication.append(
+                Communication(index, op.results[0], step, seconds, op.trips, reduces)
+            )
+    return tuple(communication)
+
+
+def find_reshards(
+    graph: OpGraph,
+    mesh: Mesh,
+    cluster: Cluster,
+    strategies: Mapping[int, Strategy],
+    shardings: Mapping[int, Sharding],
+    cheap_to_clone: Set[int],
+    fused: Set[int] = frozenset(),
+    fresh: FreshCopies = frozenset(),
+) -> Iterator[Communication]:
+    """The collectives that reshard operands, in program order; operations without `strategies`
+    need none. Readers of one scope share the steps by which their chains begin, as they do in the
+    compiled module, unless one is named in `fresh`; the solver, which sees pairs only, counts them
+    for each. What is `fused` otherwise is written and read with the first step."""
     producers, device = graph.producers(), cluster.group_of(mesh).device
-    collectives: list[Communication] = []
     done: set[tuple[int, tuple[Sharding, ...], tuple[int, int]]] = set()
     for index, strategy in strategies.items():
         op = graph.ops[index]
-        for tensor, target in zip(op.operands, strategy.operands, strict=True):
-            if tensor in cheap_to_clone or shardings[tensor] == target:
+        for tensor, wanted in zip(op.operands, strategy.operands, strict=True):
+            if tensor in cheap_to_clone or shardings[tensor] == wanted:
                 continue
             shape, itemsize = graph.tensors[tensor].shape, graph.tensors[tensor].itemsize
             trips = graph.trips_of(index, tensor, producers[tensor])
-            path: tuple[Sharding, ...] = ()
-            ends = (shardings[tensor], target) if tensor in fused else ()
+            chain: tuple[Sharding, ...] = ()
+            ends = (shardings[tensor], wanted) if tensor in fused else ()
             extra = sum(
                 written_seconds(device, graph.tensors[tensor], prod(s.tile_counts(mesh)))
                 for s in ends
             )
-            for step, after in resharding_path(shardings[tensor], target, mesh, shape, itemsize):
-                path = (*path, after)
-                if (tensor, path, op.scope) in done and (tensor, target, index) not in fresh:
+            for step, after in resharding_path(shardings[tensor], wanted, mesh, shape, itemsize):
+                chain = (*chain, after)
+                if (tensor, chain, op.scope) in done and (tensor, wanted, index) not in fresh:
                     continue
-                done.add((tensor, path, op.scope))
+                done.add((tensor, chain, op.scope))
                 if step is not None:
                     seconds = communication_seconds(cluster, mesh, (step,)) + extra
-                    collectives.append(
-                        Communication(index, tensor, step, seconds, trips, reduces=False)
-                    )
+                    yield Communication(index, tensor, step, seconds, trips, reduces=False)
                     extra = 0.0
-        for step in strategy.collectives:
-            seconds = communication_seconds(cluster, mesh, (step,))
-            collectives.append(
-                Communication(
-                    index, op.results[0], step, seconds, op.trips, reduces=step.kind != PERMUTE
-                )
-            )
-    return tuple(collectives)

@@ -3,8 +3,9 @@
 1. Every operation on as many devices as its rule and shapes can use at all, without communication.
 2. The sharding problem of one layer, *relaxed* so that it costs no less in any stage around the
    layer: what comes from other layers or shared operations is there in the sharding that its reader
-   wants, sums that leave the layer may stay unfinished, as anything may that is unfinished in a
-   step on one mesh, and what is given to the layer costs nothing.
+   wants, readers of a value share its resharding as if all wanted the same, sums that leave the
+   layer may stay unfinished, as anything may that is unfinished in a step on one mesh, and what is
+   given to the layer costs nothing.
 
 A stage costs at least the sum over its layers: a sharding of the stage is one of each relaxed
 layer, and what joins layers only adds to it. Equal blocks within a layer are tied, as they are in
@@ -78,7 +79,8 @@ def relaxed_layer(step: StepGraph, layer: int, last: bool) -> RelaxedLayer:
         for op, each in zip(part.graph.ops, part.accesses, strict=True)
     )
     free = part.free | made | part.arrivals.keys()
-    return RelaxedLayer(part, PartView(linear, accesses, free, frozenset((*shared, *inputs))))
+    view = PartView(linear, accesses, free, frozenset((*shared, *inputs)), divided=True)
+    return RelaxedLayer(part, view)
 
 
 class Rooflines:

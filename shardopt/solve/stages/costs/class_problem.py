@@ -1,5 +1,4 @@
-"""The sharding problem of a stage's classes on one mesh, and what its solution costs the whole
-stage.
+"""The sharding problem of a stage's classes on one mesh.
 
 Costs of nodes and edges are those of `shardopt.solve.sharding.intra_op`, times the number of
 members. A solution gives every operation the strategy of its class."""
@@ -74,7 +73,7 @@ class ClassProblem:
         """What reads cost."""
         graph, classes = self.classes.part.graph, self.classes
         edges = []
-        for source, k, target, position, times, count in classes.joined.tolist():
+        for source, k, target, position, times, readers, count in classes.joined.tolist():
             op = graph.ops[int(classes.members[target])]
             operand = self.ops[target].operands[position]
             first = op.operands.index(op.operands[position])
@@ -86,7 +85,7 @@ class ClassProblem:
             )
             table = self.tables.resharding(tensor, self.result(source, k), operand, times, fused)
             if table is not None:
-                edges.append(Edge(source, target, table * count))
+                edges.append(Edge(source, target, table * (count / readers)))
         return edges
 
     def _ties(self) -> list[Edge]:
@@ -112,17 +111,3 @@ class ClassProblem:
     def spread(self, choice: Sequence[int]) -> tuple[int, ...]:
         """The choice of every operation, then of every input."""
         return tuple(np.array(choice, dtype=np.int64)[self.classes.of_node].tolist())
-
-    def seconds(self, choice: Sequence[int]) -> np.ndarray:
-        """Seconds of a step in each fragment, `[fragments]`, when every class takes its choice:
-        computing, collectives and reshardings as the solver counts them, each reader's for itself,
-        without the writing of inputs."""
-        part, sizes = self.classes.part, self.classes.sizes
-        seconds = np.zeros(len(part.kinds))
-        for c, each in self.ops.items():
-            group = part.graph.ops[int(self.classes.members[c])].group
-            seconds[group] += each.seconds[choice[c]] * sizes[c]
-        for edge in self._edges:
-            group = part.graph.ops[int(self.classes.members[edge.v])].group
-            seconds[group] += edge.cost[choice[edge.u], choice[edge.v]]
-        return seconds

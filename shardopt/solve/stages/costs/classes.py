@@ -10,6 +10,7 @@ stage has classes of one member each, so that its problem is the full one."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -35,13 +36,16 @@ class PartView:
     """What is taken for granted about a part: for each operation which values may be unreduced, and
     in how many kernels it touches each of its tensors; `free` tensors, which every reader gets in
     the sharding that it wants; `unpaid` nodes, which cost nothing; and `fused` tensors, which are
-    written and read only where they are exchanged."""
+    written and read only where they are exchanged. With `divided`, each of several reads of a value
+    in a fragment pays for its share of a resharding only: together they pay no more than if they
+    made one copy for all."""
 
     linear: tuple[Linear, ...]
     accesses: tuple[Accesses, ...]
     free: Set[int]
     unpaid: Set[int] = frozenset()
     fused: Set[int] = frozenset()
+    divided: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,13 +54,15 @@ class Reads:
     each.
 
     Node `target[k]` reads, as its operand `operand[k]`, result `result[k]` of node `source[k]` (0
-    for an input). `times[k]` counts the reshardings in a step."""
+    for an input). `times[k]` counts the reshardings in a step, `readers[k]` those who may share
+    one."""
 
     source: np.ndarray
     result: np.ndarray
     target: np.ndarray
     operand: np.ndarray
     times: np.ndarray
+    readers: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,8 +89,8 @@ class Classes:
 
     @cached_property
     def joined(self) -> np.ndarray:
-        """The distinct (source class, result, target class, operand, times) of reads, a row each,
-        and in a last column how many reads are like that: int64 `[m, 6]`."""
+        """The distinct (source class, result, target class, operand, times, readers) of reads, a
+        row each, and in a last column how many reads are like that: int64 `[m, 7]`."""
         reads = self.reads
         columns = (
             self.of_node[reads.source],
@@ -92,6 +98,7 @@ class Classes:
             self.of_node[reads.target],
             reads.operand,
             reads.times,
+            reads.readers,
         )
         rows, counts = np.unique(np.stack(columns, axis=1), axis=0, return_counts=True)
         return np.concatenate([rows, counts[:, None]], axis=1)
@@ -138,20 +145,21 @@ def single_classes(part: StagePart, view: PartView | None = None) -> Classes:
         set(graph.inputs),
     )
     inputs = tuple(t for t in dict.fromkeys((*graph.inputs, *read)) if t in from_outside)
-    reads = _reads(graph, places(graph, inputs), view.free)
+    reads = _reads(graph, places(graph, inputs), view)
     return Classes(part, view, inputs, np.arange(len(graph.ops) + len(inputs)), reads)
 
 
-def _reads(graph: OpGraph, place: dict[int, tuple[int, int]], free: Set[int]) -> Reads:
-    producers = graph.producers()
-    rows = []
+def _reads(graph: OpGraph, place: dict[int, tuple[int, int]], view: PartView) -> Reads:
+    producers, rows = graph.producers(), []
+    sharing = Counter((tensor, op.scope) for op in graph.ops for tensor in op.operands)
     for node, op in enumerate(graph.ops):
         for position, tensor in enumerate(op.operands):
-            if tensor not in free:
+            if tensor not in view.free:
                 trips = graph.trips_of(node, tensor, producers[tensor])
                 times = op.repeat // (op.trips or 1) * trips
-                rows.append((*place[tensor], node, position, times))
-    table = np.array(rows, dtype=np.int64).reshape(-1, 5)
+                readers = sharing[tensor, op.scope] if view.divided else 1
+                rows.append((*place[tensor], node, position, times, readers))
+    table = np.array(rows, dtype=np.int64).reshape(-1, 6)
     return Reads(*(np.ascontiguousarray(column) for column in table.T))
 
 

@@ -17,9 +17,9 @@ from shardopt.solve.assignment.problem import Problem
 from shardopt.solve.assignment.search.sharding_ilp import improve
 from shardopt.solve.sharding.strategies_tables import StrategyTables
 from shardopt.solve.stages.costs.class_problem import WORK, ClassProblem
-from shardopt.solve.stages.costs.held_bytes import ShardedPart
 from shardopt.solve.stages.costs.part_facts import PartFacts
-from shardopt.solve.stages.costs.sharders import GAP, Sharding
+from shardopt.solve.stages.costs.sharded_part import ShardedPart
+from shardopt.solve.stages.costs.sharders import GAP, Sharding, sharding_of
 from shardopt.solve.stages.costs.stage_part import StagePart
 
 # What all the memory of a device is worth, in times of the shortest step of the stage, from mild to
@@ -55,10 +55,7 @@ class LeanSharder:
         solution = improve(problem, start, gap_tolerance=GAP, work=WORK, store=tables.store)
         if not solution.choice:
             return Sharding((), ())
-        return Sharding(
-            tuple(problem_of_classes.seconds(solution.choice).tolist()),
-            problem_of_classes.spread(solution.choice),
-        )
+        return sharding_of(facts, tables, problem_of_classes.spread(solution.choice))
 
     def _at_peak(self, facts: PartFacts, tables: StrategyTables) -> list[tuple[int, int]]:
         """What a device holds at the position where the shortest sharding, without copies of

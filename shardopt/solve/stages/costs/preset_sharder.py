@@ -15,9 +15,9 @@ from shardopt.solve.presets.flow import batch_dims
 from shardopt.solve.presets.presets import restrict
 from shardopt.solve.sharding.intra_op import IntraOpTables
 from shardopt.solve.sharding.strategies_tables import StrategyTables
-from shardopt.solve.stages.costs.class_problem import WORK, ClassProblem
+from shardopt.solve.stages.costs.class_problem import WORK
 from shardopt.solve.stages.costs.part_facts import PartFacts
-from shardopt.solve.stages.costs.sharders import GAP, Sharding
+from shardopt.solve.stages.costs.sharders import GAP, Sharding, sharding_of
 from shardopt.solve.stages.costs.stage_part import StagePart
 from shardopt.solve.stages.step_graph import StepGraph
 
@@ -79,5 +79,4 @@ class PresetSharder:
         )
         if not solution.choice:
             return Sharding((), ())
-        seconds = ClassProblem(facts.singles, tables).seconds(solution.choice)
-        return Sharding(tuple(seconds.tolist()), solution.choice)
+        return sharding_of(facts, tables, solution.choice)

@@ -1,9 +1,9 @@
 """The cost of one stage on one mesh: seconds of its fragments, and what a device holds.
 
-Seconds come from the problem of the stage's classes (`class_problem`). Memory is that of the plan
-in which every operation does as its class: the same accounting as in the shard phase
-(`shardopt.solve.sharding.intra_op_memory`), with what the forward keeps for the backward counted
-apart, as the schedule decides how many microbatches of it are held."""
+A sharding comes from the problem of the stage's classes (`class_problem`). Seconds and bytes are
+those of the plan in which every operation does as its class, by the account of the shard phase
+(`sharded_part`), with what the forward keeps for the backward counted apart, as the schedule
+decides how many microbatches of it are held."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Protocol
 
 from shardopt.solve.sharding.strategies_tables import StrategyTables
 from shardopt.solve.stages.costs.class_problem import ClassProblem
-from shardopt.solve.stages.costs.held_bytes import ShardedPart
 from shardopt.solve.stages.costs.part_facts import PartFacts
+from shardopt.solve.stages.costs.sharded_part import ShardedPart
 from shardopt.solve.stages.costs.stage_part import StagePart
 
 # Stage costs are this close to the optimum of what they are the cost of; differences below it are
@@ -65,9 +65,12 @@ class OptimalSharder:
         solution = problem.solve(self.gap_tolerance)
         if not solution.choice:
             return Sharding((), ())
-        return Sharding(
-            tuple(problem.seconds(solution.choice).tolist()), problem.spread(solution.choice)
-        )
+        return sharding_of(facts, tables, problem.spread(solution.choice))
+
+
+def sharding_of(facts: PartFacts, tables: StrategyTables, choice: tuple[int, ...]) -> Sharding:
+    """With its seconds."""
+    return Sharding(tuple(ShardedPart(facts, tables, choice).seconds().tolist()), choice)
 
 
 def memory_of(facts: PartFacts, tables: StrategyTables, sharding: Sharding) -> Memory:

@@ -1,11 +1,13 @@
-"""What a device holds of a stage whose sharding is known: the accounting of
-`shardopt.solve.sharding.intra_op_memory`, for parts in which many operations are alike.
+"""What a stage whose sharding is known takes, and what a device holds of it: the account of
+`shardopt.solve.sharding.intra_op_plan` and `intra_op_memory`, for parts in which many operations
+are alike.
 
 Nodes of one kind with one choice have the same shardings, so these are looked at once for each such
-pair; only the operations that need copies of their operands are walked through one by one."""
+pair; only the operations that reshard their operands are walked through one by one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -14,6 +16,7 @@ import numpy as np
 
 from shardopt.mesh.mesh import Sharding
 from shardopt.solve.sharding.intra_op_memory import Copy, find_copies
+from shardopt.solve.sharding.intra_op_plan import find_reshards
 from shardopt.solve.sharding.strategies import Strategy
 from shardopt.solve.sharding.strategies_tables import StrategyTables
 from shardopt.solve.stages.costs.part_facts import PartFacts
@@ -26,6 +29,38 @@ class ShardedPart:
     facts: PartFacts
     tables: StrategyTables
     choice: tuple[int, ...]
+
+    def seconds(self) -> np.ndarray:
+        """Seconds of a step in each fragment, `[fragments]`: computing, collectives and
+        reshardings, those that several operations of a fragment share once, without the writing of
+        inputs."""
+        part, tables = self.facts.part, self.tables
+        ops = len(part.graph.ops)
+        of_pair = np.array([self._seconds_of(node) for node in self._pairs[0]])
+        seconds = np.zeros(len(part.kinds))
+        np.add.at(seconds, [op.group for op in part.graph.ops], of_pair[self._pairs[1][:ops]])
+        for each in find_reshards(
+            part.graph,
+            tables.mesh,
+            tables.cluster,
+            self._resharding_strategies,
+            self._resharded,
+            part.free,
+            part.fusion.fused,
+        ):
+            op = part.graph.ops[each.op]
+            seconds[op.group] += op.repeat // (op.trips or 1) * each.trips * each.seconds
+        return seconds
+
+    def _seconds_of(self, node: int) -> float:
+        """Of an operation, without reshardings."""
+        part = self.facts.part
+        if node >= len(part.graph.ops):
+            return 0.0
+        of = self.tables.of(
+            part.graph.ops[node], part.graph.tensors, part.linear[node], part.accesses[node]
+        )
+        return float(of.seconds[self.choice[node]])
 
     def live_bytes(self, copies: bool, in_flight: int = 1) -> np.ndarray:
         """Bytes that a device holds while each operation runs, with or without the copies of
@@ -101,8 +136,13 @@ class ShardedPart:
         )
 
     @cached_property
-    def _copies(self) -> tuple[Copy, ...]:
-        graph, ops = self.facts.part.graph, sorted(self._resharding_ops())
+    def _resharding_strategies(self) -> Mapping[int, Strategy]:
+        return {op: self._strategy(op) for op in sorted(self._resharding_ops())}
+
+    @cached_property
+    def _resharded(self) -> Mapping[int, Sharding]:
+        """How what these operations read and make is sharded."""
+        graph, ops = self.facts.part.graph, self._resharding_strategies
         read = dict.fromkeys(
             t for op in ops for t in graph.ops[op].operands if t not in self.facts.part.free
         )
@@ -111,10 +151,19 @@ class ShardedPart:
         for tensor in (*read, *made):
             node, k = self.facts.place[tensor]
             shardings[tensor] = self._shardings[self._pair_of[node]][k]
-        strategies = {op: self._strategy(op) for op in ops}
-        order = sorted((int(self.facts.position[op]), op) for op in ops)
+        return shardings
+
+    @cached_property
+    def _copies(self) -> tuple[Copy, ...]:
+        order = sorted((int(self.facts.position[op]), op) for op in self._resharding_strategies)
         return find_copies(
-            graph, self.tables.mesh, strategies, shardings, self.facts.part.free, frozenset(), order
+            self.facts.part.graph,
+            self.tables.mesh,
+            self._resharding_strategies,
+            self._resharded,
+            self.facts.part.free,
+            frozenset(),
+            order,
         )
 
     def _resharding_ops(self) -> set[int]:
