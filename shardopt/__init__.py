@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from shardopt.frontend.optimize import optimize
     from shardopt.frontend.parallelize import Parallelized, parallelize
     from shardopt.frontend.plan import Plan
+    from shardopt.frontend.shardings import Shardings, shardings
     from shardopt.frontend.spmd import input_shardings, shard
     from shardopt.options.plan_options import PlanOptions
     from shardopt.support.errors import UserError
@@ -33,11 +34,13 @@ __all__ = [
     "Parallelized",
     "Plan",
     "PlanOptions",
+    "Shardings",
     "UserError",
     "input_shardings",
     "optimize",
     "parallelize",
     "shard",
+    "shardings",
 ]
 
 # Loaded when first used: `import shardopt` itself must stay free of jax and of the solvers.
@@ -45,11 +48,13 @@ _HOMES = {
     "Parallelized": "frontend.parallelize",
     "Plan": "frontend.plan",
     "PlanOptions": "options.plan_options",
+    "Shardings": "frontend.shardings",
     "UserError": "support.errors",
     "input_shardings": "frontend.spmd",
     "optimize": "frontend.optimize",
     "parallelize": "frontend.parallelize",
     "shard": "frontend.spmd",
+    "shardings": "frontend.shardings",
 }
 
 

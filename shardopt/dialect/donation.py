@@ -1,16 +1,21 @@
 """Which argument of `@main` a result replaces: how state is fed back from one step to the next.
 
 `tf.aliasing_output = j` names the result; `jax.buffer_donor` only offers the buffer, and JAX pairs
-such arguments with results of equal type in order, skipping results that are already taken."""
+such arguments with results of equal type in order, skipping results that are already taken.
+`shardopt.replaced_by = j` names the result for an argument whose buffer stays the caller's."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from jaxlib.mlir import ir
 
+from shardopt.dialect.attributes import entries, i32
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor
 
 ALIASING_OUTPUT = "tf.aliasing_output"
 BUFFER_DONOR = "jax.buffer_donor"
+REPLACED_BY = "shardopt.replaced_by"
 
 
 def argument_attributes(func: ir.Operation) -> list[ir.DictAttr]:
@@ -41,6 +46,45 @@ def read_donation(func: ir.Operation) -> dict[int, int]:
             pairs[index] = result
             free.remove(result)
     return dict(sorted(pairs.items()))
+
+
+def read_replacements(func: ir.Operation) -> dict[int, int]:
+    """argument -> the result that replaces it in the next step, donated or not: both have one
+    sharding."""
+    named = {
+        index: ir.IntegerAttr(attrs[REPLACED_BY]).value
+        for index, attrs in enumerate(argument_attributes(func))
+        if REPLACED_BY in attrs
+    }
+    return dict(sorted((read_donation(func) | named).items()))
+
+
+def write_replacements(func: ir.Operation, pairs: Mapping[int, int]) -> None:
+    """Name the result of each argument in `pairs`, in place of the results that donation pairs with
+    it: donated arguments stay so. What is donated and not in `pairs` keeps its result if that is
+    still free."""
+    donated, taken = read_donation(func), set(pairs.values())
+    rows = []
+    for index, attributes in enumerate(argument_attributes(func)):
+        row = entries(attributes)
+        is_donated = ALIASING_OUTPUT in row or BUFFER_DONOR in row
+        kept = {name: row[name] for name in row if name not in (ALIASING_OUTPUT, BUFFER_DONOR)}
+        if index in pairs:
+            kept[ALIASING_OUTPUT if is_donated else REPLACED_BY] = i32(pairs[index])
+        elif index in donated and donated[index] not in taken:
+            kept[ALIASING_OUTPUT] = i32(donated[index])
+        elif is_donated:
+            kept[BUFFER_DONOR] = ir.BoolAttr.get(True)
+        rows.append(ir.DictAttr.get(kept))
+    func.attributes["arg_attrs"] = ir.ArrayAttr.get(rows)
+
+
+def drop_replacements(func: ir.Operation) -> None:
+    """Forget the results of arguments that are not donated."""
+    rows = [entries(attributes) for attributes in argument_attributes(func)]
+    if any(REPLACED_BY in row for row in rows):
+        kept = [{name: row[name] for name in row if name != REPLACED_BY} for row in rows]
+        func.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(row) for row in kept])
 
 
 def _buffer(type_: ir.Type) -> tuple[str, str]:

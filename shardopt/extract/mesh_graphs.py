@@ -17,7 +17,7 @@ from functools import cached_property
 
 from jaxlib.mlir import ir
 
-from shardopt.dialect.donation import read_donation
+from shardopt.dialect.donation import read_donation, read_replacements
 from shardopt.dialect.mpmd import (
     IN_FLIGHT,
     STAGE_ID,
@@ -102,7 +102,7 @@ def read_plain(main: ir.Operation, mesh: Mesh) -> MeshGraph:
     graph.outputs = graph.read_fragment(main, block, repeat=1)
     graph.tied += [
         (graph.arguments[argument], graph.outputs[result])
-        for argument, result in read_donation(main).items()
+        for argument, result in read_replacements(main).items()
     ]
     return graph
 

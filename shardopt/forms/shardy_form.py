@@ -37,6 +37,15 @@ def read_mesh(module: ir.Module) -> Mesh | None:
     return Mesh(ir.StringAttr(meshes[0].attributes["sym_name"]).value, sizes, tuple(range(count)))
 
 
+def declare_axes(module: ir.Module, axes: tuple[tuple[str, int], ...]) -> None:
+    """Have the one mesh of a module in this form name these axes (name, size), which are those it
+    has and others of extent one."""
+    [mesh] = [op.operation for op in module.body.operations if op.operation.name == "sdy.mesh"]
+    with module.context:
+        named = [sdy.MeshAxisAttr.get(name, size) for name, size in axes]
+        mesh.attributes["mesh"] = sdy.MeshAttr.get(named)
+
+
 def signature_shardings(main: ir.Operation, which: str) -> tuple[Sharding, ...]:
     """Those of all arguments ("arg_attrs") or all results ("res_attrs"). Raises ValueError where
     one is missing."""

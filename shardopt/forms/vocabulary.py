@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from shardopt.dialect.annotation import SHARDING
 from shardopt.dialect.choices import CHOICES
 from shardopt.dialect.cluster import CLUSTER
-from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR
+from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR, REPLACED_BY
 from shardopt.dialect.mpmd import (
     DEVICES,
     IN_FLIGHT,
@@ -71,6 +71,16 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "are paired with "
         "results of equal type in order, as JAX pairs them; the stage phase writes the pairs as "
         "`tf.aliasing_output`.",
+    ),
+    AttributeDoc(
+        REPLACED_BY,
+        ("func.func",),
+        "0 : i32",
+        INPUT,
+        "On an argument of the `@main` of a module without stages: the result that replaces it in "
+        "the next step, for state that is not donated. `shardopt.shard` writes it where argument "
+        "and result are the same tree. Both get one sharding; "
+        "`shardopt-annotate-shardings` removes it.",
     ),
     AttributeDoc(
         SHARDING,

@@ -23,9 +23,10 @@ from jax._src.lax.lax import _convert_element_type
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from shardopt.frontend.arguments import options_of
-from shardopt.frontend.phase_options import INTRA, phase_text
+from shardopt.frontend.phase_options import INTRA, option_text, phase_text
+from shardopt.frontend.state_pairs import state_pairs
 from shardopt.ir.jax_versions import named_shardings_flag
-from shardopt.mesh.mesh import Sharding, parse_mesh
+from shardopt.mesh.mesh import Mesh, Sharding, mesh_text, parse_mesh
 from shardopt.options.keywords import ShardKeywords
 from shardopt.options.signatures import shows_options
 from shardopt.options.table import rows
@@ -49,6 +50,9 @@ def shard(
     "2x2".
 
     The result takes and returns the same arrays and is meant for as many devices as the mesh has.
+    Results that are arguments of the next step, told by donation or by equal trees, have the
+    shardings of these arguments. `mesh` may name its axes: "data:2,model:2".
+
     The `options` are those of docs/reference/options.md that matter to one mesh: `batch_args` to
     methods that split the batch; `annotations` and `constraints` say what is demanded of the
     shardings. With annotations="keep", what the function was exported with (`in_shardings`,
@@ -57,21 +61,38 @@ def shard(
     `handler` gets warnings and remarks. The result has no VJP. Raises UserError.
     """
     logical = parse_mesh(mesh)
-    _check(exported)
+    check_exported(exported)
     options_text = phase_text(options_of("shard", cluster, options, exported), INTRA)
-    text = f"mesh={mesh} sharding-format=sdy {options_text}"
-    artifact, inputs, outputs = _run(exported, f"builtin.module(shardopt-intra{{{text}}})", handler)
+    whole = AbstractMesh(logical.shape, logical.axis_names)
+    return shard_over(exported, logical, whole, options_text, handler)
+
+
+def shard_over(
+    exported: export.Exported,
+    logical: Mesh,
+    whole: AbstractMesh,
+    options: str,
+    handler: Handler | None = None,
+) -> export.Exported:
+    """As `shard`, over `whole`, of which `logical` has the axes that can split anything; `options`
+    are those of the pipeline, as text."""
+    text = f"mesh={option_text(mesh_text(logical))} sharding-format=sdy {options}"
+    artifact, inputs, outputs = _run(
+        exported, f"builtin.module(shardopt-intra{{{text}}})", whole, handler
+    )
     kept = dict(zip(exported.module_kept_var_idx, inputs, strict=True))
-    abstract = AbstractMesh(logical.shape, logical.axis_names)
     return replace(
         exported,
         mlir_module_serialized=artifact,
         nr_devices=logical.size,
         **named_shardings_flag(export.Exported),
         _in_named_shardings=tuple(
-            _named(kept.get(k), abstract) for k in range(len(exported.in_avals))
+            _named(kept.get(k), whole, aval) for k, aval in enumerate(exported.in_avals)
         ),
-        _out_named_shardings=tuple(_named(sharding, abstract) for sharding in outputs),
+        _out_named_shardings=tuple(
+            _named(sharding, whole, aval)
+            for sharding, aval in zip(outputs, exported.out_avals, strict=True)
+        ),
         in_shardings_hlo=(None,) * len(exported.in_avals),
         out_shardings_hlo=(None,) * len(exported.out_avals),
         _get_vjp=None,  # it would differentiate the unsharded function
@@ -142,7 +163,13 @@ def like(value: np.ndarray, aval: Any, weak_type: bool) -> jax.Array:
     return _convert_element_type(array, weak_type=True) if weak_type else array
 
 
-def _check(exported: Any) -> None:
+def jitted_static(fun: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Numbers and names of the static arguments that a function was jitted with."""
+    info = getattr(fun, "_jit_info", None)
+    return (info.static_argnums, info.static_argnames) if info is not None else ((), ())
+
+
+def check_exported(exported: Any) -> None:
     if not isinstance(exported, export.Exported):
         raise UserError(f"expected a jax.export.Exported, found {type(exported).__name__}")
     name = f"function '{exported.fun_name}'"
@@ -157,28 +184,32 @@ def _check(exported: Any) -> None:
 
 
 def _run(
-    exported: export.Exported, pipeline: str, handler: Handler | None
+    exported: export.Exported, pipeline: str, whole: AbstractMesh, handler: Handler | None
 ) -> tuple[bytes, tuple[Sharding, ...], tuple[Sharding, ...]]:
     """The sharded artifact, and the shardings of the module's arguments and results."""
     from jaxlib.mlir.dialects import stablehlo
 
-    from shardopt.forms.shardy_form import signature_shardings
+    from shardopt.dialect.donation import write_replacements
+    from shardopt.forms.shardy_form import declare_axes, signature_shardings
     from shardopt.ir.context import make_context
     from shardopt.ir.io import load_module
     from shardopt.ir.native import verify
-    from shardopt.ir.rewriting import functions
+    from shardopt.ir.rewriting import functions, symbol_name
     from shardopt.pipeline.manager import run_pipeline
 
     with make_context() as context:
         module = load_module(
             bytes(exported.mlir_module_serialized), context, name=exported.fun_name
         )
+        [main] = [function for function in functions(module) if symbol_name(function) == "main"]
+        write_replacements(main, _replacements(exported))
         run_pipeline(module, pipeline, handler=handler)
         [main] = functions(module)
         inputs, outputs = (
             signature_shardings(main, "arg_attrs"),
             signature_shardings(main, "res_attrs"),
         )
+        declare_axes(module, tuple(zip(whole.axis_names, whole.axis_sizes, strict=True)))
         verify(module)
         # The compatibility that jax.export itself gives.
         version = stablehlo.get_version_from_compatibility_requirement(
@@ -188,10 +219,21 @@ def _run(
         return artifact, inputs, outputs
 
 
-def _named(sharding: Sharding | None, mesh: AbstractMesh) -> NamedSharding | None:
-    """None, for an argument that the module has dropped, leaves the choice to the caller."""
-    return (
-        None
-        if sharding is None
-        else NamedSharding(mesh, PartitionSpec(*(axes or None for axes in sharding.dims)))
+def _replacements(exported: export.Exported) -> dict[int, int]:
+    """argument of the module -> the result that is this argument in the next step."""
+    positions = {number: position for position, number in enumerate(exported.module_kept_var_idx)}
+    pairs = state_pairs(
+        jax.tree.unflatten(exported.in_tree, exported.in_avals),
+        jax.tree.unflatten(exported.out_tree, exported.out_avals),
+    )
+    return {positions[k]: result for k, result in pairs.items() if k in positions}
+
+
+def _named(sharding: Sharding | None, mesh: AbstractMesh, aval: Any) -> NamedSharding | None:
+    """None, for an argument that the module has dropped, leaves the choice to the caller. The raw
+    data of a typed key has dimensions that the key has not."""
+    if sharding is None:
+        return None
+    return NamedSharding(
+        mesh, PartitionSpec(*(axes or None for axes in sharding.dims[: aval.ndim]))
     )

@@ -181,11 +181,50 @@ def _braced(axes: tuple[str, ...]) -> str:
     return "{" + ", ".join(f'"{axis}"' for axis in axes) + "}"
 
 
+_AXIS = re.compile(r"(?P<name>[A-Za-z_]\w*):(?P<size>[1-9]\d*)")
+# Strategies of operations are listed for at most so many axes.
+MAX_AXES = len(AXIS_NAMES)
+
+
 def parse_mesh(text: str) -> Mesh:
-    """The mesh of a shape such as "2x2", over devices 0, 1, 2, … Raises UserError."""
-    if not isinstance(text, str) or re.fullmatch(r"[1-9]\d*(x[1-9]\d*){0,2}", text) is None:
+    """The mesh of a shape such as "2x2", or of named axes such as "data:2,model:4".
+
+    Its devices are 0, 1, 2, … of the cluster, or those behind an `@`, in row-major order of the
+    axes: "data:2,model:2@0,2,1,3". Raises UserError."""
+    axes_text, _, devices_text = text.partition("@") if isinstance(text, str) else ("", "", "")
+    axes, devices = _read_axes(axes_text), _read_devices(devices_text)
+    if axes is None or devices is None:
         raise UserError(
-            f"expected the shape of a mesh with one to three axes, such as '2x2', found {text!r}"
+            "expected the shape of a mesh with one to three axes, such as '2x2' or "
+            f"'data:2,model:2', found {text!r}"
         )
-    shape = tuple(map(int, text.split("x")))
-    return Mesh(MESH_NAME, tuple(zip(AXIS_NAMES, shape, strict=False)), tuple(range(prod(shape))))
+    try:
+        return Mesh(MESH_NAME, axes, devices or tuple(range(prod(size for _, size in axes))))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def mesh_text(mesh: Mesh) -> str:
+    """What `parse_mesh` reads as the mesh."""
+    axes = ",".join(f"{name}:{size}" for name, size in mesh.axes)
+    if mesh.devices == tuple(range(mesh.size)):
+        return axes
+    return f"{axes}@{','.join(map(str, mesh.devices))}"
+
+
+def _read_axes(text: str) -> tuple[tuple[str, int], ...] | None:
+    if re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
+        sizes = tuple(map(int, text.split("x")))
+        return tuple(zip(AXIS_NAMES, sizes, strict=False)) if len(sizes) <= MAX_AXES else None
+    found = [_AXIS.fullmatch(item) for item in text.split(",")]
+    if len(found) > MAX_AXES:
+        return None
+    axes = tuple((match["name"], int(match["size"])) for match in found if match is not None)
+    return axes if len(axes) == len(found) else None
+
+
+def _read_devices(text: str) -> tuple[int, ...] | None:
+    if not text:
+        return ()
+    numbers = text.split(",")
+    return tuple(map(int, numbers)) if all(map(str.isdecimal, numbers)) else None

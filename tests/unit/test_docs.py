@@ -34,6 +34,7 @@ TABLE_PATH = re.compile(r"`((?:tests|docs|shardopt)/[\w./-]+)`")
 # The other way of donating, annotations, recomputation, methods: the tutorial uses none of them.
 UNUSED = (
     "jax.buffer_donor",
+    "shardopt.replaced_by",
     "shardopt.sharding",
     "shardopt.recompute",
     "shardopt.intra_op",

@@ -18,6 +18,7 @@ from typing import Literal
 
 from jaxlib.mlir import ir
 
+from shardopt.dialect.donation import drop_replacements
 from shardopt.dialect.plain_mesh import PLAIN_MESH
 from shardopt.dialect.strategy import STRATEGY, read_strategy
 from shardopt.extract.chosen_plan import ChosenPart, read_parts
@@ -44,6 +45,7 @@ def _is_plain(part: ChosenPart) -> bool:
 def _annotate_plain(module: ir.Module, part: ChosenPart) -> None:
     """The signature of `@main`, and for how many devices the module is meant."""
     main = part.holder
+    drop_replacements(main)
     signature = read_strategy(main)
     annotate_signature(main, signature.operands, signature.results, part.mesh)
     write_partitions(module, part.mesh)

@@ -32,7 +32,10 @@ def add_shard(parser: argparse.ArgumentParser) -> None:
         "--cluster", required=True, metavar="FILE|PRESET[:HxD]", help="what to plan for"
     )
     parser.add_argument(
-        "--mesh", required=True, metavar="SHAPE", help="shape of the mesh, such as 2x4"
+        "--mesh",
+        required=True,
+        metavar="SHAPE",
+        help="shape of the mesh, such as 2x4 or data:2,model:4",
     )
     for spec in _options():
         text = f"{spec.help} (default {spec.default_text})"

@@ -17,7 +17,7 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.annotation import SHARDING, is_marker, read_annotation
 from shardopt.dialect.attributes import entries as dictionary
-from shardopt.dialect.donation import read_donation
+from shardopt.dialect.donation import read_replacements
 from shardopt.dialect.mpmd import is_mesh_tensor, parse_mesh_tensor, read_topology
 from shardopt.extract.control_flow import CONTROL_FLOW, planned_operations
 from shardopt.extract.op_graph import GraphReader
@@ -165,7 +165,7 @@ class Demands:
         returned = [
             self._rules_of_result(k, *row) for k, row in enumerate(self._rows("res_attrs", values))
         ]
-        for argument, result in read_donation(self.main).items():
+        for argument, result in read_replacements(self.main).items():
             shared = [
                 *entering[argument],
                 *(rule for rule in returned[result] if rule not in entering[argument]),
