@@ -18,6 +18,7 @@ from shardopt.models.transformer import (
     embedding_weights,
     feed_forward,
     feed_forward_weights,
+    named_blocks,
     norm,
     norm_weights,
     token_loss,
@@ -29,7 +30,7 @@ def weights(spec: GptSpec) -> Tree:
         "norm1": norm_weights(spec.hidden),
         "attention": attention_weights(spec.hidden, spec.heads),
         "norm2": norm_weights(spec.hidden),
-        "feed_forward": feed_forward_weights(spec.hidden, 4),
+        "feed_forward": feed_forward_weights(spec.hidden, spec.width),
     }
     ends = embedding_weights(spec.vocab, spec.sequence, spec.hidden, spec.tied)
     return {"ends": ends, "blocks": [block] * spec.layers}
@@ -37,7 +38,8 @@ def weights(spec: GptSpec) -> Tree:
 
 def loss(params: Tree, batch: Batch) -> jax.Array:
     x = embed(params["ends"], batch["tokens"])
-    for block in params["blocks"]:
-        x = x + attention(norm(x, block["norm1"]), block["attention"])
-        x = x + feed_forward(norm(x, block["norm2"]), block["feed_forward"])
+    for name, block in named_blocks(params["blocks"]):
+        with jax.named_scope(name):
+            x = x + attention(norm(x, block["norm1"]), block["attention"])
+            x = x + feed_forward(norm(x, block["norm2"]), block["feed_forward"])
     return token_loss(x, params["ends"], batch["labels"])

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from shardopt.models.kernels import cross_entropy, gated_silu, rms_norm
 from shardopt.models.specs import LlamaSpec
-from shardopt.models.transformer import Batch, Tree, causal_shares
+from shardopt.models.transformer import Batch, Tree, causal_shares, named_blocks
 from shardopt.models.weights import Weight, matrix
 
 _ROTARY_BASE = (
@@ -41,10 +41,11 @@ def weights(spec: LlamaSpec) -> Tree:
 def loss(params: Tree, batch: Batch) -> jax.Array:
     ends = params["ends"]
     x = jnp.take(ends["tokens"], batch["tokens"], axis=0, mode="clip")
-    for block in params["blocks"]:
-        x = x + _attention(rms_norm(x, block["norm1"]), block)
-        y = rms_norm(x, block["norm2"])
-        x = x + gated_silu(y @ block["gate"], y @ block["up"]) @ block["down"]
+    for name, block in named_blocks(params["blocks"]):
+        with jax.named_scope(name):
+            x = x + _attention(rms_norm(x, block["norm1"]), block)
+            y = rms_norm(x, block["norm2"])
+            x = x + gated_silu(y @ block["gate"], y @ block["up"]) @ block["down"]
     logits = rms_norm(x, ends["norm"]) @ ends["head"]
     return jnp.mean(cross_entropy(logits, batch["labels"]))
 

@@ -22,6 +22,7 @@ from shardopt.models.transformer import (
     embedding_weights,
     feed_forward,
     feed_forward_weights,
+    named_blocks,
     norm,
     norm_weights,
     token_loss,
@@ -49,13 +50,14 @@ def weights(spec: MoeSpec) -> Tree:
 
 def loss(params: Tree, batch: Batch, spec: MoeSpec) -> jax.Array:
     x = embed(params["ends"], batch["tokens"])
-    for block in params["blocks"]:
-        x = x + attention(norm(x, block["norm1"]), block["attention"])
-        y = norm(x, block["norm2"])
-        sparse = "experts" in block
-        x = x + (
-            mixture(y, block["experts"], spec) if sparse else feed_forward(y, block["feed_forward"])
-        )
+    for name, block in named_blocks(params["blocks"]):
+        with jax.named_scope(name):
+            x = x + attention(norm(x, block["norm1"]), block["attention"])
+            y = norm(x, block["norm2"])
+            if "experts" in block:
+                x = x + mixture(y, block["experts"], spec)
+            else:
+                x = x + feed_forward(y, block["feed_forward"])
     return token_loss(x, params["ends"], batch["labels"])
 
 

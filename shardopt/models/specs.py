@@ -13,7 +13,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class GptSpec:
     """A decoder of `layers` blocks; `heads` divides `hidden`; `tied` shares the embedding with the
-    last product."""
+    last product; the feed forward part is `width` times as wide as the model. The formulas are for
+    the usual width of 4."""
 
     hidden: int
     layers: int
@@ -22,6 +23,7 @@ class GptSpec:
     vocab: int = 51200
     batch: int = 1024
     tied: bool = False
+    width: int = 4
 
     @property
     def parameters(self) -> int:
@@ -124,6 +126,20 @@ class ResnetSpec:
         """Blocks at each of the resolutions."""
         return self.blocks or {50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}[self.layers]
 
+    @property
+    def parameters(self) -> int:
+        """All weights: convolutions, a gain and a bias of each channel behind them, and the last
+        product."""
+        count, into = (7 * 7 * 3 + 2) * self.channels, self.channels
+        for level, blocks in enumerate(self.block_counts):
+            filters = self.channels * 2**level
+            wide, out = filters * self.width, 4 * filters
+            middle = 9 * filters * wide + wide * out + 2 * (filters + wide + out)
+            count += blocks * middle + into * (filters + out) + 2 * out
+            count += (blocks - 1) * out * filters
+            into = out
+        return count + (into + 1) * self.classes
+
     def flops(self, recompute: bool = False) -> float:
         """FLOPs of convolutions and last product in a step: forward, backward (twice), forward
         again if asked.
@@ -156,3 +172,10 @@ def _taps(side: int, window: int, stride: int) -> int:
 
 
 Spec = GptSpec | LlamaSpec | MoeSpec | ResnetSpec
+
+
+def block_layers(spec: Spec) -> int:
+    """Layers of the shortest part that a model repeats: all of them where it repeats none."""
+    if isinstance(spec, ResnetSpec):
+        return spec.layers
+    return 2 if isinstance(spec, MoeSpec) else 1

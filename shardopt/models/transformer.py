@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +13,12 @@ from shardopt.models.weights import Weight, matrix
 
 Tree = dict[str, Any]
 Batch = dict[str, jax.Array]
+
+
+def named_blocks(blocks: Sequence[Tree]) -> Iterator[tuple[str, Tree]]:
+    """Blocks with the names that locations of their operations have, `block_0` and so on: a plan
+    file can say where layers begin by them."""
+    return ((f"block_{number}", block) for number, block in enumerate(blocks))
 
 
 def norm_weights(hidden: int) -> Tree:

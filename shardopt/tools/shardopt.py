@@ -25,6 +25,7 @@ from shardopt.tools.common import (
     report,
     run_tool,
 )
+from shardopt.tools.compare_measured_command import add_compare_measured
 from shardopt.tools.plan.arguments import add_plan_options
 from shardopt.tools.plan.file_command import (
     add_plan_file_options,
@@ -103,6 +104,11 @@ def _parser() -> ToolParser:
     add_profile(
         commands.add_parser(
             "profile", help="measure the devices of this machine for the cost model"
+        )
+    )
+    add_compare_measured(
+        commands.add_parser(
+            "compare-measured", help="hold predictions against a table of measured training steps"
         )
     )
     add_schedule(

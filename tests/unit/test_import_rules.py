@@ -99,7 +99,12 @@ ALLOWED: dict[str, set[str]] = {
         *("support", "options", "caching", "mesh", "hardware", "planfile", "schedule"),
         *("ir", "dialect", "extract", "forms", "passes", "pipeline", "report", "runtime"),
     },
+    "measured": {
+        *("support", "hardware", "planfile", "schedule"),
+        *("dialect", "extract", "forms", "frontend", "ir", "models"),
+    },
     "tools": {
+        "measured",
         *("support", "options", "mesh", "hardware", "planfile", "schedule", "solve"),
         *("ir", "forms", "passes", "pipeline", "report", "runtime", "frontend"),
     },

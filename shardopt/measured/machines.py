@@ -1,0 +1,48 @@
+"""The machine of a row of measurements: a preset by the name of the device, with what the row
+states of its own."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from shardopt.hardware.cluster import HostGroup
+from shardopt.hardware.cluster_file import load_cluster
+from shardopt.measured.rows import Row
+from shardopt.measured.unstated import InexpressibleRow
+
+# The first pattern found in the name decides.
+_PRESETS = (
+    (r"v100", "p3.16xlarge"),
+    (r"a100", "a100-80g"),
+    (r"h100", "h100-sxm"),
+    (r"v5e", "tpu-v5e"),
+)
+
+
+def machine_of(row: Row) -> HostGroup:
+    """One host of the machine. Raises InexpressibleRow for a device without a preset."""
+    name = row.hardware.lower()
+    preset = next((preset for pattern, preset in _PRESETS if re.search(pattern, name)), None)
+    if preset is None:
+        raise InexpressibleRow(f"no preset for '{row.hardware}'")
+    group = load_cluster(preset).groups[0]
+    device = group.device
+    if stated := re.search(r"(\d+) ?gb\b", name):
+        device = replace(device, memory_bytes=_memory(device.memory_bytes, int(stated[1])))
+    if stated := re.search(r"([\d.]+) ?tb/s", name):
+        device = replace(device, memory_bandwidth=1e12 * float(stated[1]))
+    inter = group.inter_host
+    if row.inter_Gbps_per_host:
+        inter = replace(inter, bandwidth_bytes_per_second=1e9 / 8 * row.inter_Gbps_per_host)
+    return replace(
+        group,
+        device=device,
+        inter_host=inter,
+        devices_per_host=row.devices_per_host or group.devices_per_host,
+    )
+
+
+def _memory(preset_bytes: int, stated: int) -> int:
+    """What the preset has, where the name means that; data sheets round."""
+    return preset_bytes if abs(preset_bytes / 2**30 / stated - 1) < 0.1 else stated * 2**30

@@ -1,0 +1,145 @@
+"""The plan of a few blocks on a few stages, by the passes that plan any model: what a pipeline of
+equal blocks is put together from (`shardopt.measured.stretch`)."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardopt.hardware.cluster import Cluster, HostGroup
+from shardopt.hardware.cluster_file import describe
+from shardopt.models.specs import ResnetSpec, Spec, block_layers
+from shardopt.planfile.parts import VERSION
+
+if TYPE_CHECKING:
+    from shardopt.dialect.program import Program
+    from shardopt.extract.pipeline_graph import PipelineGraph
+
+
+# Whether a plan that is stated fits is for the reader of its prediction.
+_AMPLE_BYTES = 2**50
+
+
+@dataclass(frozen=True)
+class ShortPlan:
+    """A planned pipeline of `blocks` blocks a stage, one stage a mesh. `outside_seconds` is what
+    each stage does before and behind the microbatches, `fragment_bytes` the most that a device
+    holds within one of its fragments."""
+
+    blocks: int
+    cluster: Cluster
+    pipeline: PipelineGraph
+    outside_seconds: tuple[float, ...]
+    fragment_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ShortCase:
+    """What a short plan is made of: a model whose `layers` and `batch` are those of the short
+    plan, and stages of `width` devices as `shape`, sharded by `intra_op`."""
+
+    spec: Spec
+    dtype: str
+    machine: HostGroup
+    stages: int
+    shape: tuple[int, int]
+    intra_op: str
+    recompute: str
+    microbatches: int
+
+    @property
+    def cluster(self) -> Cluster:
+        """As many hosts as the stages need, of devices with memory for whatever a plan that leaves
+        no choice takes; the solver's plans have to fit."""
+        width, total = self.machine.devices_per_host, self.stages * self.shape[0] * self.shape[1]
+        device = self.machine.device
+        if self.intra_op != "ilp":
+            device = replace(device, memory_bytes=_AMPLE_BYTES)
+        group = replace(
+            self.machine,
+            hosts=-(-total // width),
+            devices_per_host=min(width, total),
+            device=device,
+        )
+        return Cluster(group.name, (group,))
+
+
+def short_plan(case: ShortCase) -> ShortPlan:
+    """Raises UserError where the method does not apply to the model."""
+    from shardopt.dialect.mpmd import read_topology
+    from shardopt.dialect.program import read_program
+    from shardopt.extract.pipeline_graph import read_pipeline
+    from shardopt.frontend.from_plan_file import options_after
+    from shardopt.frontend.planning import make_plan
+    from shardopt.ir.context import make_context
+    from shardopt.ir.io import load_module
+    from shardopt.models.build import bytecode
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "short.plan.json"
+        file.write_text(json.dumps(plan_document(case)))
+        model = bytecode(case.spec, case.dtype)
+        plan = make_plan(model, options_after(str(file), {}), cache=False)
+    with make_context() as context:
+        program = read_program(load_module(plan.module, context))
+        return ShortPlan(
+            case.spec.layers // (case.stages * block_layers(case.spec)),
+            case.cluster,
+            read_pipeline(program, read_topology(program.main)),
+            tuple(row.outside_seconds for row in plan.summary.stages),
+            _fragment_bytes(program, case.stages),
+        )
+
+
+def plan_document(case: ShortCase) -> dict[str, Any]:
+    """The plan file: equally many blocks on each stage, and nothing left to choose but what the
+    method leaves open."""
+    rows, columns = case.shape
+    width, host = rows * columns, case.cluster.groups[0].devices_per_host
+    submesh = f"1x{width}" if width < host else f"{width // host}x{host}"
+    layers = 1 if isinstance(case.spec, ResnetSpec) else case.spec.layers
+    blocks = layers // case.stages
+    stages = [
+        {
+            "layers": [blocks * stage, blocks * (stage + 1) - 1],
+            "submesh": submesh,
+            "logical_shape": f"{rows}x{columns}",
+            "intra_op": case.intra_op,
+            "recompute": case.recompute,
+        }
+        for stage in range(case.stages)
+    ]
+    options = {
+        "microbatches": case.microbatches,
+        "batch_coupling": "per-microbatch",  # batch normalization takes what a microbatch has
+        "schedule": "1f1b",
+        "memory_fraction": 0.0,  # whether it fits is for the reader of the prediction
+    }
+    return {
+        "version": VERSION,
+        "options": options,
+        "cluster": describe(case.cluster),
+        "layers": {
+            "count": layers,
+            "starts": [rf"\bblock_{block}\b" for block in range(1, layers)],
+        },
+        "stages": stages,
+    }
+
+
+def _fragment_bytes(program: Program, stages: int) -> tuple[int, ...]:
+    from jaxlib.mlir import ir
+
+    from shardopt.dialect.mpmd import STAGE
+    from shardopt.dialect.program import body_of
+    from shardopt.forms.sharded_form import read_cost
+
+    most = [0] * stages
+    for op in (*body_of(program.main_block), *program.body_ops):
+        if op.name == "mpmd.fragment_call":
+            stage = ir.IntegerAttr(op.attributes[STAGE]).value
+            most[stage] = max(most[stage], read_cost(op).peak_bytes)
+    return tuple(most)

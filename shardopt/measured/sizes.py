@@ -1,0 +1,59 @@
+"""The model of a row of measurements, by its family and its sizes."""
+
+from __future__ import annotations
+
+from shardopt.measured.rows import Row
+from shardopt.measured.unstated import InexpressibleRow
+from shardopt.models.specs import GptSpec, LlamaSpec, MoeSpec, ResnetSpec, Spec
+
+# Base channels of Wide-ResNets are multiples of what a tensor core multiplies at once.
+_CHANNEL_STEP = 32
+_MOST_CHANNELS = 1024
+# A size is taken for that of a model if it is as close as that; published sizes have three digits.
+_TOLERANCE = 0.01
+
+
+def spec_of(row: Row) -> Spec:
+    """Raises InexpressibleRow where a size is missing or the family is unknown."""
+    assert row.gbs is not None, "the caller looks"
+    arch = row.arch.lower()
+    if "wresnet" in arch or "resnet" in arch:
+        return _resnet(row, row.gbs)
+    named = {"layers": row.layers, "hidden": row.hidden, "heads": row.heads}
+    named |= {"seq": row.seq, "vocab": row.vocab}
+    for column, value in named.items():
+        if value is None:
+            raise InexpressibleRow(f"states no {column}")
+    layers, hidden, heads, seq, vocab = (int(value or 0) for value in named.values())
+    if hidden % heads:
+        raise InexpressibleRow(f"{heads} heads do not divide a hidden size of {hidden}")
+    if "llama" in arch or "swiglu" in arch:
+        if row.ffn is None:
+            raise InexpressibleRow("states no ffn")
+        kv_heads = row.kv_heads or heads
+        return LlamaSpec(hidden, layers, heads, kv_heads, row.ffn, seq, vocab, row.gbs)
+    width = (row.ffn or 4 * hidden) // hidden
+    if width * hidden != (row.ffn or 4 * hidden):
+        raise InexpressibleRow(f"ffn {row.ffn} is no multiple of the hidden size {hidden}")
+    if "moe" in arch:
+        if row.experts is None:
+            raise InexpressibleRow("states no experts")
+        # GShard routes the tokens of one sequence together where nothing else is said.
+        return MoeSpec(hidden, layers, row.experts, heads, seq, vocab, row.gbs, seq, width)
+    if "gpt" not in arch:
+        raise InexpressibleRow(f"family '{row.arch}' is none of gpt, llama, moe and wresnet")
+    return GptSpec(hidden, layers, heads, seq, vocab, row.gbs, "tied" in arch, width)
+
+
+def _resnet(row: Row, batch: int) -> ResnetSpec:
+    """Of the family of Alpa's section 8.1, twice as wide as a ResNet, the one with as many
+    parameters as stated."""
+    if row.layers not in (50, 101) or row.params_B is None:
+        raise InexpressibleRow("a Wide-ResNet without 50 or 101 layers, or without params_B")
+    stated = 1e9 * row.params_B
+    channels = range(_CHANNEL_STEP, _MOST_CHANNELS + 1, _CHANNEL_STEP)
+    specs = [ResnetSpec(row.layers, count, 2, batch=batch) for count in channels]
+    best = min(specs, key=lambda spec: abs(spec.parameters - stated))
+    if abs(best.parameters / stated - 1) > _TOLERANCE:
+        raise InexpressibleRow(f"no Wide-ResNet of double width has {row.params_B} G parameters")
+    return best

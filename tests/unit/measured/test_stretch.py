@@ -1,0 +1,64 @@
+"""Pipelines put together from two short plans, against plans of the whole model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from shardopt.extract.pipeline_graph import peak_bytes, simulate_pipeline
+from shardopt.hardware.cluster_file import load_cluster
+from shardopt.measured.predict import short_blocks
+from shardopt.measured.short_plan import ShortCase, short_plan
+from shardopt.measured.stretch import Pair, Shape, predict
+from shardopt.models.specs import GptSpec
+from shardopt.schedule.schedules import ScheduleText
+
+_MACHINE = replace(load_cluster("a100-80g").groups[0], devices_per_host=4)
+_SPEC = GptSpec(256, 1, 4, sequence=64, vocab=512, batch=16)
+_MICROBATCHES = 4
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A pipeline that is planned in full; `short` are the stages of the short plans."""
+
+    stages: int
+    blocks: int
+    short: int
+    shape: tuple[int, int]
+    intra_op: str
+    recompute: str
+    tied: bool = False
+
+
+WHOLE = (
+    Whole(1, 4, 1, (2, 2), "megatron", "layer"),
+    Whole(1, 4, 1, (4, 1), "zero3", "none"),
+    Whole(2, 3, 2, (1, 2), "megatron", "none"),
+    Whole(4, 3, 3, (1, 4), "megatron", "layer"),
+    Whole(4, 2, 3, (4, 1), "data", "layer", tied=True),
+    Whole(8, 2, 4, (1, 2), "megatron", "layer"),
+)
+
+
+def _planned(whole: Whole, stages: int, blocks: int) -> ShortCase:
+    spec = replace(_SPEC, layers=stages * blocks, tied=whole.tied)
+    modes = (whole.intra_op, whole.recompute)
+    return ShortCase(spec, "bf16", _MACHINE, stages, whole.shape, *modes, _MICROBATCHES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whole", WHOLE, ids=str)
+def test_stretched_plans_are_those_of_the_whole_model(whole: Whole) -> None:
+    full = short_plan(_planned(whole, whole.stages, whole.blocks))
+    result = simulate_pipeline(ScheduleText("1f1b"), full.pipeline, _MICROBATCHES)
+    counts = short_blocks(whole.stages, whole.blocks)
+    pair = Pair(*(short_plan(_planned(whole, whole.short, blocks)) for blocks in counts))
+    width = whole.shape[0] * whole.shape[1]
+    shape = Shape(whole.stages, whole.stages, whole.blocks, width, _MACHINE.devices_per_host)
+    stretched = predict(pair, shape, "1f1b", _MICROBATCHES)
+    seconds = result.makespan_seconds + max(full.outside_seconds)
+    held = max(*peak_bytes(full.pipeline, result), *full.fragment_bytes)
+    assert stretched.step_seconds == pytest.approx(seconds, rel=0.005)
+    assert stretched.memory_bytes == pytest.approx(held, rel=0.02)
