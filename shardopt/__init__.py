@@ -20,39 +20,65 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 if TYPE_CHECKING:
+    from shardopt.frontend.follow import follow
     from shardopt.frontend.optimize import optimize
     from shardopt.frontend.parallelize import Parallelized, parallelize
     from shardopt.frontend.plan import Plan
+    from shardopt.frontend.session import StateArray
     from shardopt.frontend.shardings import Shardings, shardings
     from shardopt.frontend.spmd import input_shardings, shard
     from shardopt.options.plan_options import PlanOptions
+    from shardopt.runtime.driver import open_run, prepare
+    from shardopt.runtime.errors import MeshError
+    from shardopt.runtime.options import RunOptions
+    from shardopt.runtime.restart import run_steps
+    from shardopt.runtime.run import Run
+    from shardopt.runtime.state.periodic import CheckpointOptions
     from shardopt.support.errors import UserError
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CheckpointOptions",
+    "MeshError",
     "Parallelized",
     "Plan",
     "PlanOptions",
+    "Run",
+    "RunOptions",
     "Shardings",
+    "StateArray",
     "UserError",
+    "follow",
     "input_shardings",
+    "open_run",
     "optimize",
     "parallelize",
+    "prepare",
+    "run_steps",
     "shard",
     "shardings",
 ]
 
 # Loaded when first used: `import shardopt` itself must stay free of jax and of the solvers.
 _HOMES = {
+    "CheckpointOptions": "runtime.state.periodic",
+    "MeshError": "runtime.errors",
     "Parallelized": "frontend.parallelize",
     "Plan": "frontend.plan",
     "PlanOptions": "options.plan_options",
+    "Run": "runtime.run",
+    "RunOptions": "runtime.options",
     "Shardings": "frontend.shardings",
+    "StateArray": "frontend.session",
     "UserError": "support.errors",
+    "follow": "frontend.follow",
     "input_shardings": "frontend.spmd",
+    "open_run": "runtime.driver",
     "optimize": "frontend.optimize",
     "parallelize": "frontend.parallelize",
+    "prepare": "runtime.driver",
+    "run_steps": "runtime.restart",
     "shard": "frontend.spmd",
     "shardings": "frontend.shardings",
 }

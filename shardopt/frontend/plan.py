@@ -18,14 +18,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardopt.options.plan_options import PlanOptions
+from shardopt.runtime.options import RunOptions, with_keywords
 from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
     from shardopt.report.plan_summary import PlanSummary
+    from shardopt.runtime.run import Run
     from shardopt.schedule.simulator import SimulationResult
 
 
-@dataclass(frozen=True)
+def _run_of(plan: Plan, options: RunOptions) -> Run:
+    """Start the workers of a plan and compile its stages; the options are those of `RunOptions`.
+
+        with plan.run("process") as run:
+            run.load(inputs)  # one numpy array for each argument
+            loss = run.step()[-1]
+
+    Raises UserError for options that do not fit each other or the machine, MeshError if a mesh
+    cannot start."""
+    from shardopt.ir.context import make_context
+    from shardopt.ir.io import load_module
+    from shardopt.runtime.driver import prepare, start_run
+
+    with make_context() as context:
+        program = prepare(load_module(plan.module, context))
+    return start_run(program, options)
+
+
+@dataclass(frozen=True, repr=False)
 class Plan:
     """A finished plan: the exported module and the original as MLIR bytecode.
 
@@ -41,6 +61,17 @@ class Plan:
         default=None, repr=False, compare=False
     )  # the model given to `shardopt.optimize`
 
+    def __repr__(self) -> str:
+        from shardopt.report.plan_html import plan_text
+
+        return plan_text(self.summary)
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the stages, and the simulated step as a picture."""
+        from shardopt.report.plan_html import plan_html
+
+        return plan_html(self.summary, self.simulate())
+
     @cached_property
     def phases(self) -> tuple[tuple[str, str], ...]:
         """The IR text after every phase."""
@@ -53,6 +84,9 @@ class Plan:
                 (phase, decoded(form) or module_text(load_module(form, context)))
                 for phase, form in self.forms
             )
+
+    # `plan.run("process", quick_compile=True)`
+    run = with_keywords(RunOptions, _run_of)
 
     def to_exported(self) -> Any:
         """For a plan with one stage and one microbatch: the model as one `jax.export.Exported`,

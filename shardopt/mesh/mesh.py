@@ -206,7 +206,10 @@ def parse_mesh(text: str) -> Mesh:
 
 def mesh_text(mesh: Mesh) -> str:
     """What `parse_mesh` reads as the mesh."""
-    axes = ",".join(f"{name}:{size}" for name, size in mesh.axes)
+    if mesh.axis_names == AXIS_NAMES[: len(mesh.axes)]:
+        axes = "x".join(map(str, mesh.shape))
+    else:
+        axes = ",".join(f"{name}:{size}" for name, size in mesh.axes)
     if mesh.devices == tuple(range(mesh.size)):
         return axes
     return f"{axes}@{','.join(map(str, mesh.devices))}"

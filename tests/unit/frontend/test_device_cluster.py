@@ -89,7 +89,7 @@ def test_platforms_as_export_calls_them() -> None:
     assert export_platform(cast("jax.Device", gpu)) == "cuda"
 
 
-@pytest.mark.parametrize("shape", ["data:2,model:4", "x:2,y:2@0,2,1,3", "a_1:8"])
+@pytest.mark.parametrize("shape", ["data:2,model:4", "2x2@0,2,1,3", "4", "a_1:8"])
 def test_meshes_with_names_as_text(shape: str) -> None:
     assert mesh_text(parse_mesh(shape)) == shape
 
