@@ -3,9 +3,9 @@
 Every formula takes `bytes`, the size of the value as one device holds it when the axis in question
 does not shard it:
 
-    all-gather      what each device ends with          reduce-scatter   what each device starts with
-    all-reduce      what each device holds              all-to-all       n times what each device holds
-    permute, send   what one device sends               broadcast        what each device ends with
+    all-gather      what each device ends with     reduce-scatter   what each device starts with
+    all-reduce      what each device holds         all-to-all       n times what each device holds
+    permute, send   what one device sends          broadcast        what each device ends with
 
 Ring formulas, with n devices, latency a and bandwidth w of one direction of the link: all-gather =
 reduce-scatter = a(n-1) + bytes(n-1)/n/w; all-reduce is their sum; all-to-all a(n-1) +

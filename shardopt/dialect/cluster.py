@@ -1,7 +1,8 @@
 """`shardopt.cluster` on the module: the cluster a plan was made for, so that later passes need no
 file.
 
-module attributes {shardopt.cluster = {name = "cpu-test", hosts = 1 : i64, devices_per_host = 4 : i64, …}}
+    module attributes {shardopt.cluster =
+        {name = "cpu-test", hosts = 1 : i64, devices_per_host = 4 : i64, …}}
 
 The attribute has the fields of a cluster file (`docs/guide/cluster.md`), and is checked as one.
 Devices may have a `profile`."""

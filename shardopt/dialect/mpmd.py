@@ -102,8 +102,8 @@ def read_topology(func: ir.Operation) -> tuple[Mesh, ...]:
         ids = [tuple(ir.DenseI64ArrayAttr(row)) for row in ir.ArrayAttr(func.attributes[DEVICES])]
         if len(ids) != len(named_axes):
             raise ValueError(
-                f"expected {len(named_axes)} rows in '{DEVICES}' (one a mesh of the topology), found "
-                f"{len(ids)}"
+                f"expected {len(named_axes)} rows in '{DEVICES}' (one a mesh of the topology), "
+                f"found {len(ids)}"
             )
     else:
         ids, start = [], 0

@@ -1,11 +1,12 @@
 """Loops and branches as ordinary operations of the op graph, so that what is inside of them can be
 sharded.
 
-    %r = stablehlo.while(%i = %c, %a = %x)            %s = custom_call @Sharding(%x)                      (added)
-      cond { … } do {                                 %r = stablehlo.while(%i = %c, %a = %s) cond { … } do {
-        %b = stablehlo.dot_general %a, %w        =>     %b = stablehlo.dot_general %a, %w
-        return %j, %b }                                 %t = custom_call @Sharding(%b)                    (added)
-                                                        return %j, %t }
+    %r = stablehlo.while(%i = %c, %a = %x)         %s = custom_call @Sharding(%x)     (added)
+      cond { … } do {                              %r = stablehlo.while(%i = %c, %a = %s)
+        %b = stablehlo.dot_general %a, %w            cond { … } do {
+        return %j, %b }                       =>       %b = stablehlo.dot_general %a, %w
+                                                       %t = custom_call @Sharding(%b) (added)
+                                                       return %j, %t }
 
 A carried value is one buffer: what enters the loop, the argument of its regions, what the body
 yields and the result have one sharding. `mark_carried` puts an identity where a value enters that

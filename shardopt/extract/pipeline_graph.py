@@ -197,7 +197,8 @@ def valid_schedule(text: ScheduleText, pipeline: PipelineGraph, num_microbatches
             ", ".join(map(str, homes)) for homes in (schedule.stage_to_mesh, pipeline.stage_to_mesh)
         )
         raise UserError(
-            f"schedule '{text.name}': expected the stages on meshes {expected}, found them on {actual}"
+            f"schedule '{text.name}': expected the stages on meshes {expected}, "
+            f"found them on {actual}"
         )
     applied = next(
         (task for row in schedule.tasks for task in row if task.kind is TaskKind.APPLY), None

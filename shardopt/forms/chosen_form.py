@@ -1,13 +1,15 @@
 """The chosen form: what was decided about shardings stands on the operations, and nothing obeys it
 yet.
 
-    mpmd.fragment<mesh="m0", …> (%x, %w) {shardopt.cost = {…}, shardopt.rematerialize = […]} (%a: …, %b: …) {
+    mpmd.fragment<mesh="m0", …> (%x, %w) {shardopt.cost = {…}, shardopt.rematerialize = […]}
+        (%a: …, %b: …) {
       %1 = stablehlo.dot_general %a, %b … {shardopt.strategy = "[{x}, {}], [{}, {}] -> [{x}, {}]"}
       %2 = stablehlo.add %1, %1 … {shardopt.strategy = "[{}, {}], [{}, {}] -> [{}, {}]"}
     } … -> !mpmd.mesh_tensor<"m0", tensor<8x4xf32>, sharding=<@m0, [{}, {}]>>
 
-Between operations a value may lie in another sharding than its reader wants: `%1` above has to be gathered. A plain
-module says on `@main` which mesh is meant (`shardopt.mesh`) and how arguments and results lie (`shardopt.strategy`).
+Between operations a value may lie in another sharding than its reader wants: `%1` above has to be
+gathered. A plain module says on `@main` which mesh is meant (`shardopt.mesh`) and how arguments and
+results lie (`shardopt.strategy`).
 """
 
 from __future__ import annotations
@@ -131,7 +133,8 @@ def _of_strategy(
         if len(shardings) != len(values):
             yield Violation(
                 op,
-                f"expected shardings of {len(values)} {what} of '{op.name}', found {len(shardings)}",
+                f"expected shardings of {len(values)} {what} of '{op.name}', "
+                f"found {len(shardings)}",
             )
             return
         for number, (sharding, value) in enumerate(zip(shardings, values, strict=True)):

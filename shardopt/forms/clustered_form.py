@@ -84,7 +84,8 @@ def _of_shared(program: Program) -> Iterator[Violation]:
 def _tied(op: ir.Operation, layered: str) -> Violation:
     return Violation(
         op,
-        f"expected '{op.name}', which has no layer, to read none either, found it reading {layered}",
+        f"expected '{op.name}', which has no layer, to read none either, "
+        f"found it reading {layered}",
     )
 
 

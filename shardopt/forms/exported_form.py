@@ -2,12 +2,15 @@
 
     func.func public @main(%w: !mpmd.mesh_tensor<"m0", …> {tf.aliasing_output = 0 : i32}, …)
           attributes {topology, shardopt.devices}
-      mpmd.fragment_call<mesh="m0", …> @prologue_m0(…) {shardopt.kind = "prologue", shardopt.stage =
-      0 : i64} mpmd.for (…) {iterations = 4 : ui32, shardopt.schedule = {name = "1f1b"}} { mpmd.call
-      @microbatch(…) … } mpmd.transfer {shardopt.resharding = {steps = dense<[[phase, src, dst,
-      starts…, limits…], …]>}} %x
+      mpmd.fragment_call<mesh="m0", …> @prologue_m0(…)
+          {shardopt.kind = "prologue", shardopt.stage = 0 : i64}
+      mpmd.for (…) {iterations = 4 : ui32, shardopt.schedule = {name = "1f1b"}} {
+        mpmd.call @microbatch(…) … }
+      mpmd.transfer {shardopt.resharding =
+          {steps = dense<[[phase, src, dst, starts…, limits…], …]>}} %x
     func.func private @microbatch(…)       fragment calls of kind fwd / bwd, and transfers
-    func.func private @stage0_fwd(…)       plain StableHLO, global types, `mhlo.sharding` everywhere, `mesh_shape`
+    func.func private @stage0_fwd(…)       plain StableHLO with global types and `mesh_shape`,
+                                           `mhlo.sharding` on every argument and result
 
 A module of Shardy's own MPMD export is read, too: its functions have no `mhlo.sharding`, its calls
 no kind and stage (`shardopt.forms.shardy_functions`).

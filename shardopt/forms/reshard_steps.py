@@ -55,8 +55,8 @@ def find_plan_fault(
     """Why a resharding plan is wrong, or None: every element of each wanted tile must arrive
     exactly once.
 
-    `source_tiles` and `target_tiles` give the tile of each source and target device. What a device passes on in a
-    later phase it must have received in a phase before that."""
+    `source_tiles` and `target_tiles` give the tile of each source and target device. What a device
+    passes on in a later phase it must have received in a phase before that."""
     received: dict[int, list[tuple[int, Slice]]] = {
         device: [] for device in target_tiles
     }  # with the phase

@@ -2,12 +2,12 @@
 
     module attributes {shardopt.cluster = {…}} {
       func.func public @main(%w: !mpmd.mesh_tensor<"m0", …>, …)
-          attributes {topology = #mpmd.topology<<"m0" : <["x"=2]>>, …>, shardopt.devices =
-          [array<i64: 0, 1>, …]} {
+          attributes {topology = #mpmd.topology<<"m0" : <["x"=2]>>, …>,
+                      shardopt.devices = [array<i64: 0, 1>, …]} {
         mpmd.fragment<mesh="m0", …, stage=0> {shardopt.kind = "prologue"} …      and transfers
         mpmd.for … { mpmd.call @microbatch … }
         mpmd.fragment<mesh="m0", …, stage=0> {shardopt.kind = "update"} … }      and transfers
-      func.func private @microbatch(…)                                           kinds "fwd" and "bwd"…, and transfers
+      func.func private @microbatch(…)              kinds "fwd" and "bwd"…, and transfers
 
 Each stage has one mesh, which it may share with others; forward fragments read nothing of later
 stages, and every value lives on one mesh."""

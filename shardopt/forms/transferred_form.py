@@ -1,7 +1,8 @@
 """What a module looks like after the transfer phase: each value crosses to a mesh once, and as a
 plan says.
 
-    %t = mpmd.transfer {shardopt.resharding = {strategy = "send_recv", steps = dense<…> : tensor<nx(3+2r)xi64>, …}} %0
+    %t = mpmd.transfer {shardopt.resharding =
+        {strategy = "send_recv", steps = dense<…> : tensor<nx(3+2r)xi64>, …}} %0
 
 The steps of a transfer fill the tile of every destination device exactly once, from devices that
 hold what they send. The microbatch index is known on every mesh, so its transfers need no plan."""

@@ -270,7 +270,8 @@ def check_exchange(linked: LinkedSchedule) -> str:
     postponed = run_exchange(ordered, rendezvous=True)
     if postponed.blocks:
         raise ScheduleError(
-            f"schedule '{linked.schedule.name}': deadlock: {describe(ordered, postponed, mesh, name)}"
+            f"schedule '{linked.schedule.name}': deadlock: "
+            f"{describe(ordered, postponed, mesh, name)}"
         )
     return describe(messages.steps, outcome, mesh, name)
 

@@ -174,10 +174,10 @@ def find_runnable(name: str) -> ScheduleKind:
     """The schedule called `name`; raises UserError for one that is unknown or only simulated."""
     kind = find_schedule(name)
     if kind.simulated_only:
+        runnable = ", ".join(each.name for each in SCHEDULES.values() if not each.simulated_only)
         raise UserError(
             f"schedule '{name}' is simulated only (see `shardopt schedule`): "
-            f"{kind.simulated_only}; "
-            f"plans run {', '.join(each.name for each in SCHEDULES.values() if not each.simulated_only)}"
+            f"{kind.simulated_only}; plans run {runnable}"
         )
     return kind
 
@@ -243,7 +243,8 @@ class ScheduleText:
             form = "{} stages, {} microbatches and {} meshes"
             expected_text, actual_text = form.format(*expected), form.format(*actual)
             raise UserError(
-                f"schedule '{self.name}': expected tasks of {expected_text}, found tasks of {actual_text}"
+                f"schedule '{self.name}': expected tasks of {expected_text}, "
+                f"found tasks of {actual_text}"
             )
         return schedule
 

@@ -2,7 +2,9 @@
 
 There are three notations: lists, rows of a transposed iota, and axes of a mesh.
 
-    replica_groups={{0,1},{2,3}}    replica_groups=[2,2]<=[2,2]T(1,0)    replica_groups=mesh['a'=2,'b'=2] {'b'}
+    replica_groups={{0,1},{2,3}}
+    replica_groups=[2,2]<=[2,2]T(1,0)
+    replica_groups=mesh['a'=2,'b'=2] {'b'}
 """
 
 from __future__ import annotations

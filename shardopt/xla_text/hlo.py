@@ -1,7 +1,8 @@
 """Read the collectives out of XLA's HLO text: what a compiled module really exchanges, to hold
 against a plan.
 
-    %all-reduce.3 = (f32[32,32], f32[32]) all-reduce(%dot.1, %reduce.2), channel_id=1, replica_groups=[1,4]<=[4], …
+    %all-reduce.3 = (f32[32,32], f32[32]) all-reduce(%dot.1, %reduce.2), channel_id=1,
+        replica_groups=[1,4]<=[4], …
 
 is one all-reduce of two tensors that gives 4224 bytes, over all four devices. XLA merges
 collectives, so tensors are what compares with a plan. Asynchronous pairs count once, at their

@@ -6,13 +6,14 @@ pair of batching dimensions. So the batch of `x[arange(b), labels]` is a batch: 
 and cut into microbatches, without communication.
 
     %i = stablehlo.concatenate %iota, %labels, dim = 1 : (4x1, 4x1) -> 4x2
-    %r = "stablehlo.gather"(%x, %i) {collapsed_slice_dims = [0, 1], start_index_map = [0, 1]} : (4x8, 4x2) -> 4
+    %r = "stablehlo.gather"(%x, %i) {collapsed_slice_dims = [0, 1],
+           start_index_map = [0, 1]} : (4x8, 4x2) -> 4
  =>
     %r = "stablehlo.gather"(%x, %labels) {collapsed_slice_dims = [1], operand_batching_dims = [0],
            start_indices_batching_dims = [0], start_index_map = [1]} : (4x8, 4x1) -> 4
 
 1. Split the index tensor into components and prove which ones are coordinates
-   (`ir/coordinates.py`).
+   (`shardopt.passes.importing.coordinates`).
 2. A coordinate of a dimension as large as the operand's is in bounds, so it needs no clamp and
    drops no update.
 3. Move those dimensions from the collapsed (inserted) to the batching dimensions; join the

@@ -11,9 +11,9 @@ from a forward loop's stack is used directly.
       do { %wi = stablehlo.dynamic_slice %w, %i, …  =>   %w1 = stablehlo.slice %w [1:2, 0:8, 0:8]
            %x1 = stablehlo.dot_general %x, … }           %x2 = stablehlo.dot_general %x1, …
 
-Later phases cut straight-line code into layers and stages; a loop would be one indivisible operation to them. Loops
-over integers, such as the rounds of a random number generator, stay rolled: they cost little and would bloat the
-module.
+Later phases cut straight-line code into layers and stages; a loop would be one indivisible
+operation to them. Loops over integers, such as the rounds of a random number generator, stay
+rolled: they cost little and would bloat the module.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ epilogue carries `shardopt.layer = k : i64`; -1 marks operations that every laye
 computes for itself. Arguments of `@main` carry their layer too. A backward operation has the layer
 of its forward, an update that of its parameter.
 
-    %3 = stablehlo.dot_general %x, %w1 …                    %3 = stablehlo.dot_general %x, %w1 {shardopt.layer = 0}
-    %4 = stablehlo.dot_general %3, %w2 …             =>     %4 = stablehlo.dot_general %3, %w2 {shardopt.layer = 1}
-    %9 = stablehlo.dot_general %8, %3 …                     %9 = stablehlo.dot_general %8, %3 {shardopt.layer = 1}
+    %3 = stablehlo.dot_general %x, %w1       %3 = stablehlo.dot_general %x, %w1 {shardopt.layer = 0}
+    %4 = stablehlo.dot_general %3, %w2   =>  %4 = stablehlo.dot_general %3, %w2 {shardopt.layer = 1}
+    %9 = stablehlo.dot_general %8, %3        %9 = stablehlo.dot_general %8, %3 {shardopt.layer = 1}
 
 1. Find which loop results are gradients of which arguments (`_gradients`).
 2. Solve the layer DP on the body (`shardopt.solve.stages.layers.layering`, Alpa §5.1). The forward

@@ -1,7 +1,7 @@
 """Check that every operation has its layer, the contract between clustering and the stage phase.
 
-Needs: shardopt-cluster-layers. Holds afterwards: what `dialect/clustered_form.py` says; the module
-is unchanged. The first departure is the error, and its notes name up to four others."""
+Needs: shardopt-cluster-layers. Holds afterwards: what `shardopt.forms.clustered_form` says; the
+module is unchanged. The first departure is the error, and its notes name up to four others."""
 
 from __future__ import annotations
 

@@ -5,11 +5,12 @@ afterwards: `@main` calls `@microbatch` in a rolled `mpmd.for`; what a contracti
 sums is accumulated by the loop, and its users stand behind it; what the epilogue or a result reads
 of a batched value is collected block by block.
 
-    func @main(%w, %x: 8x4) {                    func @main(%w, %x: 8x4) {
-      %h = dot %x, %w                              %b = reshape %x : 2x4x4
-      %g = dot %h, %x  (contracts the batch)  =>   %g = mpmd.for (%zero) {iterations = 2} (%acc, %i) {
-      %u = subtract %w, %g                           %n = mpmd.call @microbatch(%w, %b, %acc, %i) ; mpmd.return %n }
-      return %u }                                  %u = subtract %w, %g ; return %u }
+    func @main(%w, %x: 8x4) {            func @main(%w, %x: 8x4) {
+      %h = dot %x, %w                      %b = reshape %x : 2x4x4
+      // contracts the batch               %g = mpmd.for (%zero) {iterations = 2} (%acc, %i) {
+      %g = dot %h, %x                =>      %n = mpmd.call @microbatch(%w, %b, %acc, %i)
+      %u = subtract %w, %g                   mpmd.return %n }
+      return %u }                          %u = subtract %w, %g ; return %u }
 
 1. Find the batch arguments: given by number or name, or those of a training step that are not
    donated state.

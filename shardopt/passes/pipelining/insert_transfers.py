@@ -1,12 +1,14 @@
 """Make every edge between meshes one explicit transfer with its resharding plan.
 
 Needs the sharded form. Afterwards a value goes to a mesh once, whatever the number of its readers
-there, and every `mpmd.transfer` says which device sends which box of the tensor to which device:
+there, and every `mpmd.transfer` says which device sends which slice of the tensor to which device:
 
-    %t = mpmd.transfer %0 : (!mpmd.mesh_tensor<"m0", tensor<8x4xf32>, …>) -> !mpmd.mesh_tensor<"m1", …>
+    %t = mpmd.transfer %0
+        : (!mpmd.mesh_tensor<"m0", tensor<8x4xf32>, …>) -> !mpmd.mesh_tensor<"m1", …>
       =>
-    %t = mpmd.transfer {shardopt.resharding = {strategy = "send_recv", steps = dense<…> : tensor<2x7xi64>,
-                        bytes = 128 : i64, seconds = 1.0e-05 : f64}} %0 : …
+    %t = mpmd.transfer {shardopt.resharding =
+        {strategy = "send_recv", steps = dense<…> : tensor<2x7xi64>,
+         bytes = 128 : i64, seconds = 1.0e-05 : f64}} %0 : …
 
 A row of `steps` is (phase, source device, destination device, start…, limit…); phase 0 crosses
 meshes, later phases stay inside the destination. Values that one fragment makes and that one mesh

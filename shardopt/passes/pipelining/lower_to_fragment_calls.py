@@ -7,8 +7,10 @@ the same type and sharding can take it over. Fragments with equal bodies share o
 
     %f = mpmd.fragment<mesh="m0", …, stage=0> (%w, %x) {…} (%a, %b) {…}
       =>
-    %f = mpmd.fragment_call<mesh="m0", origin=[…]> @stage0_fwd(%w, %x) {shardopt.kind = "fwd", shardopt.stage = 0} …
-    func.func private @stage0_fwd(%a {mhlo.sharding = "{…}"}, …) -> (…) attributes {mesh_shape = #sdy.mesh<…>}
+    %f = mpmd.fragment_call<mesh="m0", origin=[…]> @stage0_fwd(%w, %x)
+        {shardopt.kind = "fwd", shardopt.stage = 0} …
+    func.func private @stage0_fwd(%a {mhlo.sharding = "{…}"}, …) -> (…)
+        attributes {mesh_shape = #sdy.mesh<…>}
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Check that the loop carries a schedule that the dataflow, the order of sends and the memory of
 the devices allow.
 
-Needs: shardopt-schedule-pipeline. Holds afterwards: what `dialect/scheduled_form.py` says; the
+Needs: shardopt-schedule-pipeline. Holds afterwards: what `shardopt.forms.scheduled_form` says; the
 module is unchanged. The first departure is the error, and its notes name up to four others."""
 
 from __future__ import annotations

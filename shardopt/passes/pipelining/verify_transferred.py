@@ -1,7 +1,7 @@
 """Check that every transfer carries a plan that fills each tile of its destination, as the runtime
 relies on.
 
-Needs: shardopt-insert-transfers. Holds afterwards: what `dialect/transferred_form.py` says; the
+Needs: shardopt-insert-transfers. Holds afterwards: what `shardopt.forms.transferred_form` says; the
 module is unchanged. The first departure is the error, and its notes name up to four others."""
 
 from __future__ import annotations

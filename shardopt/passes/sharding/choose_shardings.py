@@ -14,14 +14,14 @@ next passes obey.
     } … -> !mpmd.mesh_tensor<"m0", tensor<8x4xf32>, sharding=<@m0, [{"x"}, {}]>>
 
 1. Read what the user demands: `shardopt.sharding` annotations and the file of the option
-   `constraints` (`shardopt.passes.sharding.demands.user_constraints`). Annotations go; markers stand where
-   values are to be resharded.
+   `constraints` (`shardopt.passes.sharding.demands.user_constraints`). Annotations go; markers
+   stand where values are to be resharded.
 2. Extract one op graph a mesh, from all of its fragments (`shardopt.extract.mesh_graphs`);
    operations of the microbatch body count once for each microbatch.
-3. Solve the assignment of strategies on each (`shardopt.passes.sharding.decide.planning`), once for meshes
-   that look alike; or take the strategies from a plan file (`plan=`).
-4. Write what was decided (`shardopt.passes.sharding.decide.writing`): strategies, shardings in the types
-   between fragments, what is recomputed, and costs.
+3. Solve the assignment of strategies on each (`shardopt.passes.sharding.decide.planning`), once
+   for meshes that look alike; or take the strategies from a plan file (`plan=`).
+4. Write what was decided (`shardopt.passes.sharding.decide.writing`): strategies, shardings in the
+   types between fragments, what is recomputed, and costs.
 """
 
 from __future__ import annotations

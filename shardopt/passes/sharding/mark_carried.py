@@ -5,11 +5,11 @@ Needs the staged form, or a plain imported module. Afterwards what a `stablehlo.
 enters it, and is yielded by its body, through a `@Sharding` custom call of its own; so is what each
 branch of a `case` or `if` yields.
 
-    %r = stablehlo.while(%a = %x) cond { … } do {           %s = custom_call @Sharding(%x)
-      %b = stablehlo.dot_general %a, %w               =>    %r = stablehlo.while(%a = %s) cond { … } do {
-      return %b }                                             %b = stablehlo.dot_general %a, %w
-                                                              %t = custom_call @Sharding(%b)
-                                                              return %t }
+    %r = stablehlo.while(%a = %x) do {         %s = custom_call @Sharding(%x)
+      %b = stablehlo.dot_general %a, %w   =>   %r = stablehlo.while(%a = %s) do {
+      return %b }                                %b = stablehlo.dot_general %a, %w
+                                                 %t = custom_call @Sharding(%b)
+                                                 return %t }
 
 A carried value is one buffer with one sharding. The identity is an operation that can have another
 on each side: the value may be resharded once before the loop, and once in every iteration. Scalars

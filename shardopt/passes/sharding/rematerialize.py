@@ -4,7 +4,8 @@ was decided.
 Needs the chosen form. Afterwards no fragment has `shardopt.rematerialize`: its rows are obeyed, and
 the copies have the strategies that the rows gave them. A fragment without rows stays as it is.
 
-    mpmd.fragment … {shardopt.rematerialize = [{chain = array<i64: 1>, readers = array<i64: 3>, …}]} … {
+    mpmd.fragment …
+        {shardopt.rematerialize = [{chain = array<i64: 1>, readers = array<i64: 3>, …}]} … {
       %y = stablehlo.tanh %z                           %y = stablehlo.tanh %z
       %h = stablehlo.dot_general %y, %w                %h = stablehlo.dot_general %y, %w
       …                                         =>     …

@@ -5,14 +5,16 @@ Needs the staged form; a plain module has no microbatch loop and stays as it is.
 values that the loop carries start from one constant, and each fragment that reads a result of the
 loop reads it through a *sum point*, an identity with `shardopt.sum_point`.
 
-    %0 = mpmd.fragment … { %z = constant 0 ; return %z }        %0:2 = … { %z = … ; %y = constant 0 ; return %z, %y }
-    %1:2 = mpmd.for (%0, %0) …                            =>    %1:2 = mpmd.for (%0#0, %0#1) …
-    mpmd.fragment … (%1#0, %1#1) (%a, %b) {                     mpmd.fragment … (%1#0, %1#1) (%a, %b) {
-      %m = multiply %a, %a                                        %s = custom_call @Sharding(%a) {shardopt.sum_point}
-                                                                  %m = multiply %s, %s
+    %0 = mpmd.fragment … {                       %0:2 = mpmd.fragment … {
+      %z = constant 0                              %z = constant 0 ; %y = constant 0
+      return %z }                                  return %z, %y }
+    %1:2 = mpmd.for (%0, %0) …              =>   %1:2 = mpmd.for (%0#0, %0#1) …
+    mpmd.fragment … (%1#0, %1#1) (%a, %b) {      mpmd.fragment … (%1#0, %1#1) (%a, %b) {
+      %m = multiply %a, %a                         %s = custom_call … {shardopt.sum_point}
+                                                   %m = multiply %s, %s
 
 It runs before shardings are chosen: accumulators that share a start would have to share a sharding,
-and a sum that stays open in the loop would be taken once by every reader.
+and a value that stays unreduced in the loop would be summed once by every reader.
 `shardopt-insert-reshards` removes the sum points at which nothing happens."""
 
 from __future__ import annotations

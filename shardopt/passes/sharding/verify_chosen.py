@@ -1,8 +1,8 @@
 """Check that a sharding was chosen for every value and a strategy for every operation; changes
 nothing.
 
-Needs: shardopt-choose-shardings. Holds afterwards: what `dialect/chosen_form.py` says; the module
-is unchanged. The first departure is the error, and its notes name up to four others."""
+Needs: shardopt-choose-shardings. Holds afterwards: what `shardopt.forms.chosen_form` says; the
+module is unchanged. The first departure is the error, and its notes name up to four others."""
 
 from __future__ import annotations
 

@@ -139,9 +139,10 @@ class Problem:
 class Solution:
     """An assignment with its proof.
 
-    `choice[v]` is a strategy of node v, empty when there is no assignment; `objective` is inf then. `bound` is a proven
-    lower bound on the objective and `gap` is (objective - bound) / |objective|. `statistics` say what the solver did;
-    with status "infeasible" or "timeout", `statistics["reason"]` is one sentence for the user.
+    `choice[v]` is a strategy of node v, empty when there is no assignment; `objective` is inf then.
+    `bound` is a proven lower bound on the objective and `gap` is (objective - bound) / |objective|.
+    `statistics` say what the solver did; with status "infeasible" or "timeout",
+    `statistics["reason"]` is one sentence for the user.
     """
 
     choice: tuple[int, ...]

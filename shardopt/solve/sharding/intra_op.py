@@ -6,8 +6,8 @@ node pays for its compute and its own collectives, an edge for resharding betwee
 makes and what the consumer wants. Inputs (weights, optimizer state, accumulators, boundary values)
 are nodes that choose among all even shardings.
 
-    tables = IntraOpTables(graph, mesh, cluster)       # once for each (graph, mesh)
-    problem = tables.problem(range(100, 300))          # any set of its operations, without deriving tables again
+    tables = IntraOpTables(graph, mesh, cluster)   # once for each (graph, mesh)
+    problem = tables.problem(range(100, 300))      # any of its operations, from the same tables
     plan = problem.decode(problem.solve())
 """
 

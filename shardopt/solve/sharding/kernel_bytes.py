@@ -1,8 +1,8 @@
 """How often each operation of a graph touches each of its tensors in memory, when a compiler fuses
 it into kernels.
 
-    %1 = exponential %0                    one kernel: reads %0 and %2 once, writes %3. The exponential pays for %0, the
-    %3 = multiply %1, %2                   product for %2 and %3, and nobody for %1.
+    %1 = exponential %0        one kernel: reads %0 and %2 once, writes %3. The exponential pays for
+    %3 = multiply %1, %2       %0, the product for %2 and %3, and nobody for %1.
 
 A kernel reads a tensor once, however many of its operations do; the first of them pays. A cheap
 operation that several kernels repeat pays once for each. Fusion is that of
@@ -26,7 +26,7 @@ def kernel_accesses(graph: OpGraph, fusion: Fusion) -> tuple[Accesses, ...]:
     fused, number = fusion.fused, fusion.kernel or range(len(graph.ops))
     producers = graph.producers()
     seen: list[set[int]] = [set() for _ in graph.tensors]
-    found: list[Accesses] = []
+    accesses: list[Accesses] = []
     for index, op in enumerate(graph.ops):
         kernels = {index}
         if op.results and op.results[0] in fused:
@@ -34,12 +34,12 @@ def kernel_accesses(graph: OpGraph, fusion: Fusion) -> tuple[Accesses, ...]:
         kernels = {number[kernel] for kernel in kernels}
         reads = []
         for operand in op.operands:
-            own = {number[producers[operand]]} if producers[operand] >= 0 else set()
-            fresh = set() if operand in fused else kernels - own - seen[operand]
+            producing = {number[producers[operand]]} if producers[operand] >= 0 else set()
+            fresh = set() if operand in fused else kernels - producing - seen[operand]
             seen[operand] |= fresh
             reads.append(len(fresh))
-        found.append((*reads, *(int(result not in fused) for result in op.results)))
-    return tuple(found)
+        accesses.append((*reads, *(int(result not in fused) for result in op.results)))
+    return tuple(accesses)
 
 
 def accessed_bytes(

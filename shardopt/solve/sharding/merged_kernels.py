@@ -1,14 +1,18 @@
 """Kernels that a GPU compiler merges because they go over the same elements.
 
-    %max = reduce %s over rows              one kernel: reads %s once, keeps its rows on the chip, and writes only what
-    %e = exponential(%s - broadcast %max)   others read. Softmax and normalisations are chains of this kind, an update
-    %sum = reduce %e over rows              of an optimizer writes its moments and the weights, and a step of a random
-    %p = %e / broadcast %sum                generator all of its words.
+    %max = reduce %s over rows
+    %e = exponential(%s - broadcast %max)
+    %sum = reduce %e over rows
+    %p = %e / broadcast %sum
+
+is one kernel: it reads %s once, keeps its rows on the chip, and writes only what others read.
+Softmax and normalisations are chains of this kind; an update of an optimizer writes its moments and
+the weights, and a step of a random generator all of its words.
 
 XLA fuses such chains into one kernel of several results, or into one that holds rows
-(xla/service/gpu/transforms/softmax_rewriter_triton.cc, multi_output_fusion.cc). What only operations
-of one kernel read is never written to memory. Kernels are told apart by the operation that ends
-them, as in `shardopt.solve.sharding.kernel_bytes`."""
+(xla/service/gpu/transforms/softmax_rewriter_triton.cc, multi_output_fusion.cc). What only
+operations of one kernel read is never written to memory. Kernels are told apart by the operation
+that ends them, as in `shardopt.solve.sharding.kernel_bytes`."""
 
 from __future__ import annotations
 

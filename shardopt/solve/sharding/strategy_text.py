@@ -1,7 +1,9 @@
 """Strategies as texts, and whole solutions as a plan file keeps them (`PlannedShardings`).
 
-dot_general [{x}, {}], [{}, {y}] -> [{x}, {y}]              shardings of the operands, of the results
-dot_general [{}, {x}], [{x}, {}] -> [{x}, {}] from [{}, {}]   and what the operation itself makes, where that differs
+shardings of the operands, of the results, and what the operation itself makes where that differs:
+
+    dot_general [{x}, {}], [{}, {y}] -> [{x}, {y}]
+    dot_general [{}, {x}], [{x}, {}] -> [{x}, {}] from [{}, {}]
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """What the microbatch loop accumulates, written so that it can be sharded and summed up on its own.
 
-    %0 = mpmd.fragment … { %z = constant 0 ; return %z }           %0:2 = … { %z = … ; %y = constant 0 ; return %z, %y }
-    %1:2 = mpmd.for (%0, %0) …                               =>    %1:2 = mpmd.for (%0#0, %0#1) …
-    mpmd.fragment … (%1#0, %1#1) (%a, %b) {                        mpmd.fragment … (%1#0, %1#1) (%a, %b) {
-      %m = multiply %a, %a                                           %s = custom_call @Sharding(%a)     (a sum point)
-                                                                     %m = multiply %s, %s
+    %0 = mpmd.fragment … {                       %0:2 = mpmd.fragment … {
+      %z = constant 0                              %z = constant 0 ; %y = constant 0
+      return %z }                                  return %z, %y }
+    %1:2 = mpmd.for (%0, %0) …              =>   %1:2 = mpmd.for (%0#0, %0#1) …
+    mpmd.fragment … (%1#0, %1#1) (%a, %b) {      mpmd.fragment … (%1#0, %1#1) (%a, %b) {
+      %m = multiply %a, %a                         %s = custom_call @Sharding(%a)  (a sum point)
+                                                   %m = multiply %s, %s
 
 Accumulators that start from one value would have to end with one sharding, so each gets a constant
 of its own. Behind the loop stand *sum points*, identities in which a value that left the loop as an

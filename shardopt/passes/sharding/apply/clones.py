@@ -1,9 +1,9 @@
 """Copies of cheap values (constants, iotas, broadcast scalars) for readers that want them in
 another sharding.
 
-    %c = stablehlo.constant dense<0.0> : tensor<8x8xf32>          %c = … {mhlo.sharding = "{devices=[2,1]<=[2]}"}
-    %1 = stablehlo.add %x, %c   (wants rows split)          =>    %d = … {mhlo.sharding = "{devices=[1,2]<=[2]}"}
-    %2 = stablehlo.add %y, %c   (wants columns split)             %1 = stablehlo.add %x, %c ; %2 = stablehlo.add %y, %d
+    %c = constant dense<0.0>                %c = constant … {mhlo.sharding = "{devices=[2,1]<=[2]}"}
+    %1 = add %x, %c  (rows split)      =>   %d = constant … {mhlo.sharding = "{devices=[1,2]<=[2]}"}
+    %2 = add %y, %c  (columns split)        %1 = add %x, %c ; %2 = add %y, %d
 
 With one value for both, the partitioner would move data that each device can make for itself.
 """

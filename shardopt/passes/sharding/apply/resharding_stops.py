@@ -1,8 +1,9 @@
 """Intermediate shardings where the way from producer to reader takes several collectives.
 
-    %1 = stablehlo.dot_general …  {mhlo.sharding = "{devices=[1,4]<=[4]}"}
-    %s = stablehlo.custom_call @Sharding(%1) {mhlo.sharding = "{devices=[1,2,2]<=[4] last_tile_dim_replicate}"}  (added)
-    %2 = stablehlo.add %s, %y  {mhlo.sharding = "{devices=[2,1,2]<=[4] last_tile_dim_replicate}"}
+    %1 = dot_general …       {mhlo.sharding = "{devices=[1,4]<=[4]}"}
+    %s = custom_call @Sharding(%1)
+         (the stop)          {mhlo.sharding = "{devices=[1,2,2]<=[4] last_tile_dim_replicate}"}
+    %2 = add %s, %y          {mhlo.sharding = "{devices=[2,1,2]<=[4] last_tile_dim_replicate}"}
 
 XLA's partitioner looks for one step from producer to reader and otherwise gathers the whole tensor
 on every device ("involuntary full rematerialization"); with the stops of the planned chain it takes

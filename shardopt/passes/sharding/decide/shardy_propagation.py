@@ -1,11 +1,12 @@
 """What Shardy itself would choose: its propagation pass, run on a copy of a plain module, read back
 for every tensor.
 
-    func.func public @main(%a: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}, …)     (the copy)
+    // the copy
+    func.func public @main(%a: … {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}, …)
       %0 = stablehlo.add %a, %a {shardopt.number = 0 : i32}
  =>   %0 = stablehlo.add %a, %a {…, sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"x"}, {}]>]>}
 
-The copy carries the given shardings and no others; operations are found again by their number.
+The copy carries the shardings to start from and no others; operations are known by their number.
 """
 
 from __future__ import annotations

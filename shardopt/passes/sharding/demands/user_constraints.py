@@ -1,7 +1,8 @@
 """What the user demands of the values of a module: annotations in the IR and entries of a
 constraints file.
 
-    demands = read_demands(module, main, mesh, entries)     # markers are put where values are to be resharded
+    # puts markers where values are to be resharded
+    demands = read_demands(module, main, mesh, entries)
     …read the op graphs of the meshes…
     demands.allowed(reader), demands.forbidden(reader)
 

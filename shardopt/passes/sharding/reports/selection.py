@@ -2,7 +2,8 @@
 
 dot_general          every operation of this name          arg3       argument 3 of @main
 dot_general:2        the third of them in program order     result0    what makes result 0 of @main
-anything else        a regular expression, searched in the locations of operations and the names of arguments
+anything else        a regular expression, searched in the locations of operations and the names
+                     of arguments
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def test_operations_of_a_kernel_run_one_after_the_other(graph: OpGraph) -> None:
     for op, each in enumerate(graph.ops):
         assert all(position[t - 1] < position[op] for t in each.operands if t)
     for last in set(fusion.kernel):
-        members = [position[op] for op, own in enumerate(fusion.kernel) if own == last]
+        members = [position[op] for op, kernel in enumerate(fusion.kernel) if kernel == last]
         between = execution.order[min(members) : max(members) + 1]
         assert all(
             fusion.kernel[op] == last or set(graph.ops[op].results) <= fusion.fused
