@@ -2,7 +2,7 @@
 everything after it.
 
 Needs: shardopt-outline-stages. Holds afterwards: what `shardopt.forms.staged_form` says; the module
-is unchanged. The first departure is the error, and its notes name up to four others. """
+is unchanged. The first departure is the error, and its notes name up to four others."""
 
 from __future__ import annotations
 
