@@ -22,6 +22,8 @@ from shardopt.frontend.step_search import (
     grow_layers,
     microbatch_choices,
 )
+from shardopt.hardware.cluster_file import load_cluster
+from shardopt.hardware.memory_limit import check_budget
 from shardopt.options.plan_options import PlanOptions
 
 if TYPE_CHECKING:
@@ -104,6 +106,8 @@ def _run_phases(
         if on_result is not None:
             on_result(result)
 
+    if options.cluster and options.memory_budget:
+        check_budget(load_cluster(options.cluster), options.memory_budget)
     with make_context() as context:
         module = load_module(source, context, name=name)
         original = module_bytecode(module)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from shardopt.hardware.cluster import Device
-from shardopt.support.sizes import parse_bytes
+from shardopt.hardware.cluster import Cluster, Device
+from shardopt.support.errors import UserError
+from shardopt.support.sizes import format_bytes, parse_bytes
 
 
 def check_memory_options(fraction: float, budget: str) -> None:
@@ -12,6 +13,16 @@ def check_memory_options(fraction: float, budget: str) -> None:
         raise ValueError(f"memory-fraction must lie between 0 and 1, found {fraction}")
     if budget:
         parse_bytes(budget)
+
+
+def check_budget(cluster: Cluster, budget: str) -> None:
+    """Raises UserError where a device of the cluster has less memory than the budget."""
+    least = min((group.device for group in cluster.groups), key=lambda device: device.memory_bytes)
+    if budget and parse_bytes(budget) > least.memory_bytes:
+        raise UserError(
+            f"option memory-budget: expected at most the {format_bytes(least.memory_bytes)} of a "
+            f"device {least.name} of cluster {cluster}, found {format_bytes(parse_bytes(budget))}"
+        )
 
 
 def memory_limit(device: Device, fraction: float, budget: str) -> int | None:

@@ -38,7 +38,7 @@ from shardopt.extract.chosen_plan import main_of
 from shardopt.extract.mesh_graphs import MeshGraph, is_staged, read_plain, read_staged
 from shardopt.extract.op_graph import find_unreadable, sharding_rules
 from shardopt.hardware.cluster import Cluster
-from shardopt.hardware.memory_limit import check_memory_options
+from shardopt.hardware.memory_limit import check_budget, check_memory_options
 from shardopt.mesh.mesh import Mesh, parse_mesh
 from shardopt.options.names import Annotations, MeshIntraOp, Unreduced
 from shardopt.passes.base import Pass, PassContext, PassFailure, option, plan_option
@@ -115,6 +115,7 @@ class ChooseShardings(Pass):
 
     def _choose(self, module: ir.Module, main: ir.Operation, pm: PassContext) -> None:
         cluster = cluster_of(module, self.cluster, self.profile)
+        check_budget(cluster, self.memory_budget)
         mesh = None if is_staged(main) else self._mesh(cluster)
         if mesh is None and self.sharding_format == "sdy":
             raise UserError("expected sharding-format=mhlo for a module with stages, found sdy")

@@ -30,7 +30,7 @@ from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.prediction import Prediction, write_prediction
 from shardopt.dialect.program import Program, read_program
 from shardopt.hardware.cluster import Cluster
-from shardopt.hardware.memory_limit import check_memory_options, memory_limit
+from shardopt.hardware.memory_limit import check_budget, check_memory_options, memory_limit
 from shardopt.hardware.profile_file import with_profile
 from shardopt.options.names import IntraOp, Recompute, RecomputeChoice, StagePlanner
 from shardopt.passes.base import Pass, PassContext, option, plan_option
@@ -166,6 +166,7 @@ class OutlineStages(Pass):
                 find_runnable(self.schedule)
             program = read_program(module)
             cluster = with_profile(cluster_for(self.cluster, self.plan_file), self.profile)
+            check_budget(cluster, self.memory_budget)
             chosen = self._given(program, cluster, pm) or self._planned(program, cluster, pm)
             placement = place_stages(
                 chosen.stages,

@@ -81,7 +81,10 @@ class StageProblem:
     for each host group. A plan uses all devices of all groups. `transfer_seconds[:, j]`, if given,
     `[2, L + 1]`, are those of one microbatch over a cut before layer j, there and back. Where
     `stages_per_mesh` is more than 1, a plan uses every device in so many stages, and `memory_bytes`
-    is the share that each of them gets."""
+    is the share that each of them gets. A device holds `fixed_bytes` + microbatches in flight ·
+    `activation_bytes` in the loop, and at most `outside_bytes`, if given, before and behind it.
+    `least_bytes` are proven bounds of fixed and of activation bytes, where these are those of a
+    sharding that was found; without them all bytes are what they are."""
 
     num_layers: int
     configs: tuple[StageConfig, ...]
@@ -95,6 +98,8 @@ class StageProblem:
     transfer_seconds: np.ndarray | None = None
     in_flight: InFlight = one_f_one_b_in_flight
     stages_per_mesh: int = 1
+    outside_bytes: np.ndarray | None = None
+    least_bytes: tuple[np.ndarray, np.ndarray] | None = None
 
     def __post_init__(self) -> None:
         shape = (self.num_layers + 1, self.num_layers + 1, len(self.configs))
@@ -153,10 +158,17 @@ class StageProblem:
         """Memory of a device of each config's group, `[C]`."""
         return np.array([self.memory_bytes[config.group] for config in self.configs], dtype=float)
 
+    def need_bytes(self, in_flight: float, where: tuple[int, ...] = ()) -> np.ndarray:
+        """Bytes of a device with so many microbatches in flight, `[L + 1, L + 1, C]`, or those of
+        the entry or row `where` of that."""
+        need = self.fixed_bytes[where] + in_flight * self.activation_bytes[where]
+        outside = self.outside_bytes
+        return need if outside is None else np.maximum(need, outside[where])
+
     def fits(self, in_flight: float, start: int, end: int) -> np.ndarray:
         """The configs with which layers [start, end) have a finite time and enough memory for so
         many microbatches, bool `[C]`."""
-        need = self.fixed_bytes[start, end] + in_flight * self.activation_bytes[start, end]
+        need = self.need_bytes(in_flight, (start, end))
         return (need <= self.limit_bytes()) & np.isfinite(self.seconds[start, end])
 
     def shardable(self) -> np.ndarray:
@@ -210,8 +222,7 @@ def stage_memory_bytes(problem: StageProblem, stages: Stages) -> tuple[float, ..
     """Bytes per device each stage of a plan needs under the problem's schedule."""
     counts = in_flight_counts(problem, len(stages))[::-1]
     return tuple(
-        float(problem.fixed_bytes[stage]) + count * float(problem.activation_bytes[stage])
-        for stage, count in zip(stages, counts, strict=True)
+        float(problem.need_bytes(count, stage)) for stage, count in zip(stages, counts, strict=True)
     )
 
 

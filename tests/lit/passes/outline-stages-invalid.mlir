@@ -24,7 +24,7 @@
 // NO-EXPERTS: error: {{.*}}; preset 'expert' splits experts: expected products with weights that have an expert dimension
 // MEMORY: error: no plan of 2 stages of 2 layers fits the memory of a device (300 bytes): in the leanest, with 2 stages,
 // MEMORY-SAME: stage {{[01]}} (layers {{.*}} on 1x1 as 1x1{{.*}} in flight) needs {{[0-9]+}} bytes and lacks {{[0-9]+}} bytes
-// MEMORY-SAME: less than {{[0-9]+}} bytes is never enough
+// MEMORY-SAME: the least that was found is {{[0-9]+}} bytes, less than {{[0-9]+}} bytes is never enough
 // DEVICES: error: 1 stage of 2 layers cannot use exactly 4 devices with submeshes of 2 devices
 // LAYER: error: expected 'shardopt.layer' on every operation (run the cluster phase first), none is on 'stablehlo.constant'
 // LOOP: error: expected one mpmd.for in @main (run the microbatch phase first), found 0

@@ -101,7 +101,7 @@ def _lacking(problem: StageProblem, stages: Stages) -> float:
     total = 0.0
     for stage, in_flight in zip(stages, in_flight_counts(problem, len(stages))[::-1], strict=True):
         config = problem.configs[stage[2]]
-        need = float(problem.fixed_bytes[stage] + in_flight * problem.activation_bytes[stage])
+        need = float(problem.need_bytes(in_flight, stage))
         limit = problem.memory_bytes[config.group]
         if need > limit:
             total += 1 + math.log(max(need / limit, 1)) if limit else 1

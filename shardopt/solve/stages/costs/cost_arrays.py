@@ -8,7 +8,7 @@ finds with them is a bound of what it will find with exact ones."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -23,7 +23,7 @@ from shardopt.solve.stages.costs.cost_cache import CostCache
 from shardopt.solve.stages.costs.lean import STRICTNESS, LeanSharder
 from shardopt.solve.stages.costs.preset_sharder import PresetSharder, StepInputKinds
 from shardopt.solve.stages.costs.recomputation import recompute_forward
-from shardopt.solve.stages.costs.sharders import Memory, OptimalSharder, Sharder, Sharding
+from shardopt.solve.stages.costs.sharders import Memory, Method, OptimalSharder
 from shardopt.solve.stages.costs.stage_part import StagePart, cut_part
 from shardopt.solve.stages.stage_problem import InFlight, StageProblem
 from shardopt.solve.stages.step_graph import StepGraph
@@ -61,17 +61,18 @@ class CostArrays:
         )
         self.activation_bytes[:, -1] = 0.0  # in a last stage nothing waits for the backward
         self.least_bytes = self.fixed_bytes.copy(), self.activation_bytes.copy()
+        self.outside_bytes = np.zeros(self.candidates.shape)
 
     @cached_property
     def meshes(self) -> tuple[Mesh, ...]:
         return tuple(self.problem.mesh(config) for config in self.problem.configs)
 
     @cached_property
-    def sharders(self) -> tuple[Sharder, ...]:
+    def sharders(self) -> tuple[Method, ...]:
         """How a stage on each config is sharded."""
         input_kinds = StepInputKinds(self.problem.step, self.problem.input_kinds)
         methods = [config.method for config in self.problem.configs]
-        known: dict[str, Sharder] = {
+        known: dict[str, Method] = {
             method: OptimalSharder() if method == "ilp" else PresetSharder(method, input_kinds)
             for method in set(methods)
         }
@@ -93,6 +94,8 @@ class CostArrays:
             self._cut_seconds,
             in_flight_of,
             problem.stages_per_mesh,
+            self.outside_bytes.copy(),
+            self.least_bytes,
         )
 
     def likely_problem(self, in_flight_of: InFlight) -> StageProblem:
@@ -235,16 +238,12 @@ class CostArrays:
             self.seconds[candidate], self.level[candidate] = np.inf, MEMORY
             self.refusals.update({sharding.refusal: None} if sharding.refusal else {})
             return
-        self._set_seconds(candidate, part, sharding)
+        self._set_seconds(candidate, part, sharding.fragment_seconds)
 
-    def _set_seconds(self, candidate: Candidate, part: StagePart, sharding: Sharding) -> None:
+    def _set_seconds(self, candidate: Candidate, part: StagePart, seconds: Sequence[float]) -> None:
         repeats = self.problem.num_microbatches
-        forward = [
-            s
-            for s, kind in zip(sharding.fragment_seconds, part.kinds, strict=True)
-            if kind == "forward"
-        ]
-        self.seconds[candidate] = sum(sharding.fragment_seconds) / repeats
+        forward = [s for s, kind in zip(seconds, part.kinds, strict=True) if kind == "forward"]
+        self.seconds[candidate] = sum(seconds) / repeats
         self.forward_seconds[candidate] = sum(forward) / repeats
 
     def _compute_bytes(self, candidate: Candidate) -> None:
@@ -252,9 +251,28 @@ class CostArrays:
         memory = self.cost_cache.memory(self._part(candidate), self.meshes[c], self.sharders[c])
         if self.problem.configs[c].method == "ilp":
             memory = self._leaner(candidate, memory)
+        self._set_bytes(candidate, memory)
+        self.level[candidate] = MEMORY
+
+    def fit(self, candidate: Candidate, in_flight: int) -> bool:
+        """Whether a stage whose seconds and bytes are exact, and too many, can be sharded within
+        the limit after all; then they become those of that."""
+        c, limits = candidate[2], self.problem.memory_limit_bytes
+        limit = limits[self.problem.configs[c].group] if limits else None
+        part = self._part(candidate)
+        least = (float(bound[candidate]) for bound in self.least_bytes)
+        if limit is None or next(least) + in_flight * next(least) > limit:
+            return False
+        within = self.cost_cache.fitted(part, self.meshes[c], self.sharders[c], limit, in_flight)
+        if within.fragment_seconds:
+            self._set_seconds(candidate, part, within.fragment_seconds)
+            self._set_bytes(candidate, within.memory)
+        return bool(within.fragment_seconds)
+
+    def _set_bytes(self, candidate: Candidate, memory: Memory) -> None:
         self.fixed_bytes[candidate] = memory.fixed_bytes
         self.activation_bytes[candidate] = memory.activation_bytes
-        self.level[candidate] = MEMORY
+        self.outside_bytes[candidate] = memory.outside_bytes
 
     def _leaner(self, candidate: Candidate, plain: Memory) -> Memory:
         """The memory of a stage, whose seconds become those of a leaner sharding where the shortest
@@ -271,7 +289,7 @@ class CostArrays:
         part, mesh = self._part(candidate), self.meshes[c]
         shortest = self.cost_cache.sharding(part, mesh, self.sharders[c])
         for strictness in STRICTNESS:
-            if limit is None or leanest.fixed_bytes + in_flight * leanest.activation_bytes <= limit:
+            if limit is None or leanest.need(in_flight) <= limit:
                 break
             sharder = LeanSharder(
                 shortest, strictness * sum(shortest.fragment_seconds) / limit, in_flight
@@ -280,12 +298,9 @@ class CostArrays:
                 self.cost_cache.sharding(part, mesh, sharder),
                 self.cost_cache.memory(part, mesh, sharder),
             )
-            if (
-                memory.fixed_bytes + in_flight * memory.activation_bytes
-                < leanest.fixed_bytes + in_flight * leanest.activation_bytes
-            ):
+            if memory.need(in_flight) < leanest.need(in_flight):
                 leanest = memory
-                self._set_seconds(candidate, part, sharding)
+                self._set_seconds(candidate, part, sharding.fragment_seconds)
         return leanest
 
     def _part(self, candidate: Candidate) -> StagePart:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import TypeVar
 
 from shardopt.caching.store import active_store, key_of
@@ -18,8 +18,9 @@ from shardopt.mesh.mesh import Mesh
 from shardopt.solve.sharding.layouts import Layouts
 from shardopt.solve.sharding.strategies_tables import StrategyTables
 from shardopt.solve.stages.costs.bounds import RelaxedLayer
+from shardopt.solve.stages.costs.fitted import Fitted, fitted
 from shardopt.solve.stages.costs.part_facts import PartFacts
-from shardopt.solve.stages.costs.sharders import Memory, Sharder, Sharding, memory_of
+from shardopt.solve.stages.costs.sharders import Memory, Method, Sharder, Sharding, memory_of
 from shardopt.solve.stages.costs.stage_part import StagePart
 from shardopt.support.errors import UserError
 from shardopt.support.spans import timed
@@ -82,6 +83,25 @@ class CostCache:
             f"memory {sharder.content(part)}", part.key, mesh, compute, lambda row: Memory(*row)
         )
 
+    @timed("stage costs: within memory")
+    def fitted(
+        self, part: StagePart, mesh: Mesh, method: Method, limit: int, in_flight: int
+    ) -> Fitted:
+        """A stage within a limit of memory; one that no method applies to does not fit."""
+
+        def compute() -> Fitted:
+            self.counts.solves += 1
+            facts, tables = self._facts_of(part), self._tables_of(mesh)
+            try:
+                return fitted(part, facts, tables, method, limit, in_flight)
+            except UserError:
+                return Fitted((), Memory(0, 0, 0))
+
+        what = f"{method.content(part)} within {limit} bytes, {in_flight} in flight"
+        return self._remember(
+            what, part.key, mesh, compute, lambda row: Fitted(tuple(row[0]), Memory(*row[1]))
+        )
+
     def _facts_of(self, part: StagePart) -> PartFacts:
         return self._facts.setdefault(part.key, PartFacts(part))
 
@@ -132,7 +152,9 @@ class CostCache:
 def _plain(value: object) -> object:
     if isinstance(value, Sharding):
         return [value.fragment_seconds, value.choice, value.refusal]
-    return [value.fixed_bytes, value.activation_bytes] if isinstance(value, Memory) else value
+    if isinstance(value, Fitted):
+        return [value.fragment_seconds, _plain(value.memory)]
+    return list(astuple(value)) if isinstance(value, Memory) else value
 
 
 def _number(value: list) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from shardopt.solve.stages.stage_problem import (
     Stages,
     StageSolution,
     evaluate,
+    in_flight_counts,
     is_plan,
 )
 from shardopt.support.errors import UserError
@@ -90,6 +92,18 @@ class LazyStageCosts:
             while self.counts.solves < budget and (pending := self._pending(stages)):
                 self.arrays.refine(pending)
         return tuple(stages for stages in plans if not self._pending(stages))
+
+    def fit(self, stages: Stages, in_flight_of: InFlight) -> bool:
+        """Shard those stages of the leanest plan within the memory that do not fit as they are,
+        which takes longer and shows more; whether all of them do then."""
+        problem = self.arrays.stage_problem(in_flight_of)
+        counts = in_flight_counts(problem, len(stages))[::-1]
+        limits = problem.limit_bytes()
+        return all(
+            self.arrays.fit(stage, ceil(count))
+            for stage, count in zip(stages, counts, strict=True)
+            if problem.need_bytes(count, stage) > limits[stage[2]]
+        )
 
     def compute_all(self) -> None:
         """Make every entry exact."""

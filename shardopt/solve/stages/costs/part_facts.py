@@ -58,6 +58,12 @@ class PartFacts:
         return position
 
     @cached_property
+    def loop(self) -> tuple[int, int]:
+        """The positions [first, behind the last) of the body of a microbatch in that order."""
+        inside = self.position[slice(*self.part.loop)]
+        return (int(inside.min()), int(inside.max()) + 1) if inside.size else (0, 0)
+
+    @cached_property
     def place(self) -> dict[int, tuple[int, int]]:
         """For each tensor the node that decides about it, and which of its results it is."""
         return places(self.part.graph, self.singles.inputs)

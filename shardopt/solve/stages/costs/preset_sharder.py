@@ -13,11 +13,11 @@ from shardopt.solve.assignment.search.sharding_ilp import improve
 from shardopt.solve.presets.base import InputKinds
 from shardopt.solve.presets.flow import batch_dims
 from shardopt.solve.presets.presets import restrict
-from shardopt.solve.sharding.intra_op import IntraOpTables
+from shardopt.solve.sharding.intra_op import IntraOpProblem
 from shardopt.solve.sharding.strategies_tables import StrategyTables
 from shardopt.solve.stages.costs.class_problem import WORK
 from shardopt.solve.stages.costs.part_facts import PartFacts
-from shardopt.solve.stages.costs.sharders import GAP, Sharding, sharding_of
+from shardopt.solve.stages.costs.sharders import GAP, Sharding, sharding_of, tables_of
 from shardopt.solve.stages.costs.stage_part import StagePart
 from shardopt.solve.stages.step_graph import StepGraph
 
@@ -67,16 +67,21 @@ class PresetSharder:
 
     def shard(self, part: StagePart, facts: PartFacts, tables: StrategyTables) -> Sharding:
         """Raises UserError where the preset does not apply."""
-        whole = IntraOpTables(
-            part.graph, tables.mesh, tables.cluster, linear=part.linear, strategies=tables
-        )
-        restriction = restrict(self.method, whole, self.input_kinds.of_part(part))
-        problem = whole.problem(
-            fixed=restriction.fixed, allowed=restriction.allowed, tied=part.tied
-        ).problem
+        problem = self.problem(part, tables).problem
         solution = improve(
             problem, (0,) * problem.num_nodes, gap_tolerance=GAP, work=WORK, store=tables.store
         )
         if not solution.choice:
             return Sharding((), ())
         return sharding_of(facts, tables, solution.choice)
+
+    def problem(self, part: StagePart, tables: StrategyTables) -> IntraOpProblem:
+        """Raises UserError where the preset does not apply."""
+        whole = tables_of(part, tables)
+        restriction = restrict(self.method, whole, self.input_kinds.of_part(part))
+        return whole.problem(
+            fixed=restriction.fixed,
+            allowed=restriction.allowed,
+            tied=part.tied,
+            residency=part.residency(),
+        )

@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
+from shardopt.solve.sharding.intra_op import IntraOpProblem, IntraOpTables
 from shardopt.solve.sharding.strategies_tables import StrategyTables
 from shardopt.solve.stages.costs.class_problem import ClassProblem
 from shardopt.solve.stages.costs.part_facts import PartFacts
@@ -34,10 +37,16 @@ class Sharding:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of a device: need with n microbatches in flight = fixed + n · activation."""
+    """Bytes of a device: it holds fixed + n · activation with n microbatches in flight, and
+    `outside_bytes` at most before and behind the loop."""
 
     fixed_bytes: int
     activation_bytes: int
+    outside_bytes: int
+
+    def need(self, in_flight: int) -> int:
+        """The most that is held."""
+        return max(self.fixed_bytes + in_flight * self.activation_bytes, self.outside_bytes)
 
 
 class Sharder(Protocol):
@@ -49,6 +58,13 @@ class Sharder(Protocol):
     def shard(self, part: StagePart, facts: PartFacts, tables: StrategyTables) -> Sharding:
         """`facts` may be those of an equal part. Raises UserError where the method does not apply
         to the part."""
+
+
+class Method(Sharder, Protocol):
+    """What a stage config says about how a stage is sharded."""
+
+    def problem(self, part: StagePart, tables: StrategyTables) -> IntraOpProblem:
+        """The problem of the shard phase, with one microbatch in flight. Raises as `shard`."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +83,16 @@ class OptimalSharder:
             return Sharding((), ())
         return sharding_of(facts, tables, problem.spread(solution.choice))
 
+    def problem(self, part: StagePart, tables: StrategyTables) -> IntraOpProblem:
+        return tables_of(part, tables).problem(tied=part.tied, residency=part.residency())
+
+
+def tables_of(part: StagePart, tables: StrategyTables) -> IntraOpTables:
+    """Every operation of a part with its strategies."""
+    return IntraOpTables(
+        part.graph, tables.mesh, tables.cluster, linear=part.linear, strategies=tables
+    )
+
 
 def sharding_of(facts: PartFacts, tables: StrategyTables, choice: tuple[int, ...]) -> Sharding:
     """With its seconds."""
@@ -77,4 +103,13 @@ def memory_of(facts: PartFacts, tables: StrategyTables, sharding: Sharding) -> M
     """What a device of the mesh of `tables` holds of a part that is sharded so."""
     sharded = ShardedPart(facts, tables, sharding.choice)
     each = sum(live.count * sharded.bytes_of(live.tensor) for live in facts.further)
-    return Memory(max(int(sharded.live_bytes(copies=True).max(initial=0)) - each, 0), each)
+    return split_peak(facts, sharded.live_bytes(copies=True), 1, each)
+
+
+def split_peak(facts: PartFacts, live_bytes: np.ndarray, in_flight: int, each: int) -> Memory:
+    """Of what a device holds while each operation runs, `[positions]`, with so many microbatches in
+    flight that keep `each` bytes all through the loop."""
+    first, last = facts.loop
+    inside = live_bytes[first:last].max(initial=0)
+    outside = max(live_bytes[:first].max(initial=0), live_bytes[last:].max(initial=0))
+    return Memory(max(int(inside) - in_flight * each, 0), each, int(outside))

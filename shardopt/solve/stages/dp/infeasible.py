@@ -2,10 +2,13 @@
 memory.
 
 The plan that lacks the fewest bytes is found by the recursion of the stage DP, with missing bytes
-in place of seconds and the least t_max with an answer: that is how much more memory a device would
-need."""
+in place of seconds and the least t_max with an answer. With exact bytes that is how much more
+memory a device needs. With bytes of shardings that were found, which others may undercut, the same
+plan of their proven bounds says what is never enough."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
@@ -29,34 +32,62 @@ def why_infeasible(problem: StageProblem, num_stages: int | None) -> str:
             f"no cut of {stages}{problem.num_layers} layers has a feasible sharding for every "
             f"stage{where}"
         )
-    plan = _leanest(problem, num_stages, shardable, with_memory=True)
+    plan = leanest_plan(problem, num_stages)
     assert plan is not None, "missing bytes are finite wherever there is a sharding"
     return (
         f"no plan of {stages}{problem.num_layers} layers fits the memory of a device "
-        f"{_missing(problem, plan)}"
+        f"({_sizes(problem, 0.0)}): {_missing(problem, plan)}; {_enough(problem, plan, num_stages)}"
+    )
+
+
+def leanest_plan(problem: StageProblem, num_stages: int | None) -> Stages | None:
+    """The plan whose most demanding stage lacks the fewest bytes; None where stages cannot cover
+    the devices or have no sharding."""
+    shardable = np.where(problem.shardable(), 0.0, np.inf)
+    return _leanest(problem, num_stages, shardable, with_memory=True)
+
+
+def _enough(problem: StageProblem, plan: Stages, num_stages: int | None) -> str:
+    """How much memory a plan takes: what is proven, and else what was found."""
+    if problem.least_bytes is None:
+        return f"less than {_sizes(problem, _most_missing(problem, plan))} is never enough"
+    fixed, activation = problem.least_bytes
+    bounds = replace(problem, fixed_bytes=fixed, activation_bytes=activation, outside_bytes=None)
+    plan_of_bounds = leanest_plan(bounds, num_stages)
+    assert plan_of_bounds is not None, "the same stages have a sharding"
+    proven = _most_missing(bounds, plan_of_bounds)
+    least = f"the least that was found is {_sizes(problem, _most_missing(problem, plan))}"
+    return f"{least}, less than {_sizes(problem, proven)} is never enough" if proven > 0 else least
+
+
+def _most_missing(problem: StageProblem, plan: Stages) -> float:
+    """Bytes that the most demanding stage of a plan lacks; 0 where it fits."""
+    in_flight = in_flight_counts(problem, len(plan))[::-1]
+    limits = problem.limit_bytes()
+    return max(
+        0.0,
+        *(
+            float(problem.need_bytes(count, stage)) - float(limits[stage[2]])
+            for stage, count in zip(plan, in_flight, strict=True)
+        ),
     )
 
 
 def _missing(problem: StageProblem, plan: Stages) -> str:
-    """What each stage of the leanest plan needs and lacks, and how much memory it takes at least:
-    exactly that much if the bytes are exact and not lower bounds."""
+    """What each stage of the leanest plan needs and lacks."""
     in_flight = in_flight_counts(problem, len(plan))[::-1]
-    over, most = [], 0.0
+    over = []
     for number, ((start, end, config), count) in enumerate(zip(plan, in_flight, strict=True)):
         limit = problem.memory_bytes[problem.configs[config].group]
-        need = _need_bytes(problem, count)[start, end, config]
+        need = float(problem.need_bytes(count, (start, end, config)))
         if need > limit:
-            most = max(most, need - limit)
             over.append(
                 f"stage {number} (layers {start}-{end - 1} on {problem.configs[config]}, {count:g} "
                 "in flight) needs "
                 f"{_size(need)} and lacks {_size(need - limit)}"
             )
     stages = f"{len(plan)} stage{'s' * (len(plan) > 1)}"
-    return (
-        f"({_sizes(problem, 0.0)}): in the leanest, with {stages}, {', '.join(over)}; "
-        f"less than {_sizes(problem, most)} is never enough"
-    )
+    return f"in the leanest, with {stages}, {', '.join(over)}"
 
 
 def _sizes(problem: StageProblem, more: float) -> str:
@@ -78,11 +109,6 @@ def _devices(problem: StageProblem) -> str:
 
 def _size(count: float) -> str:
     return f"{count / 2**30:.2f} GiB" if count >= 2**20 else f"{count:.0f} bytes"
-
-
-def _need_bytes(problem: StageProblem, in_flight: float) -> np.ndarray:
-    """Bytes of a device with so many microbatches in flight, `[L + 1, L + 1, C]`."""
-    return problem.fixed_bytes + in_flight * problem.activation_bytes
 
 
 def _leanest(
@@ -115,7 +141,7 @@ def _leanest(
 
 def _lack_bytes(problem: StageProblem, in_flight: float) -> np.ndarray:
     """How many bytes are missing, `[L + 1, L + 1, C]`."""
-    return np.maximum(_need_bytes(problem, in_flight) - problem.limit_bytes(), 0.0)
+    return np.maximum(problem.need_bytes(in_flight) - problem.limit_bytes(), 0.0)
 
 
 def _least_maximum(recursion: Recursion) -> tuple[float, tuple[PipelineSlot, ...]]:

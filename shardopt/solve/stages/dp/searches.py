@@ -127,12 +127,13 @@ class SearchTables:
         from shardopt.solve.stages.dp.kernels import cheapest_by_size
 
         problem = self.problem
-        arrays = (problem.seconds, problem.fixed_bytes, problem.activation_bytes)
+        limits, possible = problem.limit_bytes(), problem.seconds
+        if problem.outside_bytes is not None:
+            possible = np.where(problem.outside_bytes <= limits, possible, np.inf)
+        arrays = (possible, problem.fixed_bytes, problem.activation_bytes)
         seconds, fixed, activation = (np.ascontiguousarray(each, dtype=float) for each in arrays)
         costs = np.empty((len(levels), *problem.seconds.shape[:2], len(self.sizes.offset)))
-        cheapest_by_size(
-            seconds, fixed, activation, problem.limit_bytes(), self.size_of, levels, costs
-        )
+        cheapest_by_size(seconds, fixed, activation, limits, self.size_of, levels, costs)
         return costs
 
 

@@ -21,6 +21,7 @@ from shardopt.schedule.schedules import find_schedule, in_flight
 from shardopt.solve.stages.baselines.planner import Planner, Request
 from shardopt.solve.stages.cut_transfers import CutTransfers
 from shardopt.solve.stages.dp.best_plans import NEAR, best_plans
+from shardopt.solve.stages.dp.infeasible import leanest_plan
 from shardopt.solve.stages.dp.stage_dp import least_longest_stage, solve_stages
 from shardopt.solve.stages.search.rerank import SimulatedPlan, simulate_plan
 from shardopt.solve.stages.search.shared_meshes import mean_in_flight
@@ -36,6 +37,7 @@ from shardopt.support.errors import UserError
 
 NUM_PLANS = 8  # plans of the DP that are simulated for each schedule
 ALIKE = 0.01  # steps that differ by less are alike: no cost model is that exact
+MOST_FITTED = 4  # plans that are sharded within the memory because no other fits
 _LONG = 8  # stages and microbatches by which schedules differ in what they hold
 
 
@@ -57,6 +59,9 @@ class StageCosts(Protocol):
         """Those of some plans that all of whose stages have exact costs, some of them made so
         now."""
 
+    def fit(self, stages: Stages, in_flight_of: InFlight) -> bool:
+        """Whether stages that exceed the memory can be sharded within it after all."""
+
 
 @dataclass(frozen=True)
 class ExactStageCosts:
@@ -72,6 +77,9 @@ class ExactStageCosts:
 
     def exact(self, plans: Sequence[Stages]) -> tuple[Stages, ...]:
         return tuple(plans)
+
+    def fit(self, stages: Stages, in_flight_of: InFlight) -> bool:
+        return False
 
 
 @dataclass(frozen=True)
@@ -215,7 +223,7 @@ def _exact_plans(
             else planner.solve(problem, request)
         )
 
-    optimum = stage_costs.best(in_flight_of, solve)
+    optimum = _best(stage_costs, in_flight_of, solve, request.num_stages)
     if not planner.by_dp:
         return stage_costs.problem(in_flight_of), (optimum,)
     plans = (
@@ -230,3 +238,18 @@ def _exact_plans(
         optimum,
         *(evaluate(problem, stages) for stages in others if is_plan(problem, stages)),
     )
+
+
+def _best(
+    costs: StageCosts, in_flight_of: InFlight, solve: DpSolver, num_stages: int | None
+) -> StageSolution:
+    """The best plan; where no sharding found so far fits, the leanest plans are sharded within the
+    memory until there is one, or one of them does not fit either."""
+    for _ in range(MOST_FITTED):
+        try:
+            return costs.best(in_flight_of, solve)
+        except UserError:
+            stages = leanest_plan(costs.problem(in_flight_of), num_stages)
+            if stages is None or not costs.fit(stages, in_flight_of):
+                raise
+    return costs.best(in_flight_of, solve)

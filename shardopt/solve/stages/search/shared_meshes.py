@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from shardopt.schedule.schedules import ScheduleKind, in_flight, stage_homes
 from shardopt.solve.stages.baselines.planner import Planner, Request
 from shardopt.solve.stages.dp.stage_dp import solve_stages
@@ -112,6 +114,7 @@ def _solve(problem: StageProblem, num_stages: int, configs: tuple[int, ...]) -> 
     def in_flight(stage_from_end: int, number: int, microbatches: int) -> float:
         return counts[stage_from_end - 1]
 
+    outside, shape = problem.outside_bytes, problem.seconds[:, :, chosen].shape
     flat = StageProblem(
         problem.num_layers,
         tuple(problem.configs[index] for index in chosen),
@@ -124,6 +127,9 @@ def _solve(problem: StageProblem, num_stages: int, configs: tuple[int, ...]) -> 
         problem.memory_bytes,
         problem.transfer_seconds,
         in_flight,
+        outside_bytes=None if outside is None else outside[:, :, chosen],
+        # How stages of a mesh share its memory is not proven to be best.
+        least_bytes=(np.zeros(shape), np.zeros(shape)),
     )
     solution = solve_stages(flat, num_stages)
     stages = tuple((start, end, configs[config]) for start, end, config in solution.stages)

@@ -1,0 +1,50 @@
+"""A stage whose memory is too small for every sharding that was found fast, sharded within the limit
+as the shard phase does: with copies that are made twice and values that are computed again.
+
+It takes as long as the shard phase takes for the stage, and so is the last resort of a search that
+has no plan otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardopt.solve.sharding.budget import fit
+from shardopt.solve.sharding.intra_op_memory import local_bytes
+from shardopt.solve.sharding.strategies_tables import StrategyTables
+from shardopt.solve.stages.costs.part_facts import PartFacts
+from shardopt.solve.stages.costs.sharders import GAP, Memory, Method, split_peak
+from shardopt.solve.stages.costs.stage_part import StagePart
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Seconds of a step in each fragment, and what a device holds; no seconds where no plan was
+    found within the limit."""
+
+    fragment_seconds: tuple[float, ...]
+    memory: Memory
+
+
+def fitted(
+    part: StagePart,
+    facts: PartFacts,
+    tables: StrategyTables,
+    method: Method,
+    limit: int,
+    in_flight: int,
+) -> Fitted:
+    """The plan of a part that holds at most `limit` bytes on a device with so many microbatches in
+    flight. Raises UserError where the method does not apply."""
+    problem = method.problem(part, tables).with_residency(part.residency(in_flight))
+    plan = fit(problem, limit, gap_tolerance=GAP).plan
+    if plan is None:
+        return Fitted((), Memory(0, 0, 0))
+    each = sum(
+        live.count * local_bytes(part.graph, plan.mesh, live.tensor, plan.shardings[live.tensor])
+        for live in facts.further
+    )
+    groups: list[list[int]] = [[] for _ in part.kinds]
+    for op, row in enumerate(part.graph.ops):
+        groups[row.group].append(op)
+    seconds = tuple(plan.summary(ops).seconds for ops in groups)
+    return Fitted(seconds, split_peak(facts, plan.live_bytes, in_flight, each))
