@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 from jaxlib.mlir import ir
 
+from shardopt.ir.jax_versions import location_kind
 from shardopt.support.errors import UserError
 
 Severity: TypeAlias = Literal["error", "warning", "remark", "note"]
@@ -96,16 +97,17 @@ def position_of(where: Located) -> Position:
     return _resolve(location)
 
 
-def _resolve(location: ir.Location) -> Position:
-    if isinstance(location, ir.FileLineColLoc):
+def _resolve(location: Any) -> Position:  # which class has the members differs by version
+    kind = location_kind(location)
+    if kind == "file":
         return Position(location.filename, location.start_line, location.start_col)
-    if isinstance(location, ir.NameLoc):
+    if kind == "name":
         child = _resolve(location.child_loc)
         return Position(child.file, child.line, child.column, location.name_str)
-    if isinstance(location, ir.CallSiteLoc):
+    if kind == "callsite":
         parts: Sequence[ir.Location] = (location.callee, location.caller)
-    elif isinstance(location, ir.FusedLoc):
-        parts = list(location.locations)  # type: ignore[arg-type]
+    elif kind == "fused":
+        parts = list(location.locations)
     else:
         return Position()
     positions = [_resolve(part) for part in parts]

@@ -4,9 +4,18 @@ not of its number."""
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from jaxlib import _jax
+from jaxlib.mlir import ir
+
+LocationKind: TypeAlias = Literal["file", "name", "callsite", "fused", ""]
+_LOCATION_CLASSES: dict[str, LocationKind] = {
+    "FileLineColLoc": "file",
+    "NameLoc": "name",
+    "CallSiteLoc": "callsite",
+    "FusedLoc": "fused",
+}
 
 _UNCHECKED = (
     {"_skip_checks": True} if "_skip_checks" in (_jax.array_result_handler.__doc__ or "") else {}
@@ -24,3 +33,13 @@ def named_shardings_flag(exported: type) -> dict[str, Any]:
     all have."""
     name = "_has_named_shardings"
     return {name: True} if name in {each.name for each in fields(exported)} else {}
+
+
+def location_kind(location: ir.Location) -> LocationKind:
+    """What a location is; "" for those without a place. Since 0.10.1 each kind has a class; before,
+    one class has predicates."""
+    by_class = _LOCATION_CLASSES.get(type(location).__name__, "")
+    if by_class or not hasattr(location, "is_a_file"):
+        return by_class
+    kinds: tuple[LocationKind, ...] = ("file", "name", "callsite", "fused")
+    return next((kind for kind in kinds if getattr(location, f"is_a_{kind}")()), "")
