@@ -130,9 +130,10 @@ def _search(
         _, steps, _, moved, state, path = heapq.heappop(queue)
         if state == dst:
             return path
+        # A cheaper way to this state was found after this one was queued.
         if best[state] < (moved, steps):
             continue
-        for wire, left, step in _priced_moves(state, dst, axis_sizes):
+        for wire, left, step in _moves_with_bytes(state, dst, axis_sizes):
             after = step[-1]
             cost = (moved + wire, steps + (step[0] != _SLICE))
             if after not in best or cost < best[after]:
@@ -145,7 +146,7 @@ def _search(
 
 
 @cache
-def _priced_moves(
+def _moves_with_bytes(
     state: Sharding, dst: Sharding, axis_sizes: tuple[int, ...]
 ) -> tuple[tuple[int, int, tuple[str, Axes, float, Sharding]], ...]:
     """Each move with what one device sends, the least that it has to send afterwards, and the step
@@ -194,6 +195,7 @@ def _moves(state: Sharding, dst: Sharding, sizes: dict[str, int]) -> Iterator[Mo
     terms as well."""
     for kind, axes, dims in _tile_moves(state, dst.dims, sizes):
         yield kind, axes, Sharding(dims, state.unreduced)
+    # Axes along which the target is unreduced as well are left alone: a sum taken cannot be undone.
     ready = [axis for axis in state.unreduced if axis not in dst.unreduced]
     for axes in (
         axes for n in range(1, len(ready) + 1) for axes in itertools.combinations(ready, n)

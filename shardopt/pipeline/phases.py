@@ -47,13 +47,15 @@ PHASES: tuple[Phase, ...] = (
             "shardopt-inline-calls",  # the later steps see one function
             # behind inlining, which turns those of callees into constraints
             "shardopt-read-annotations",
+            # before constants are folded: iterations written out know their counters
             When("unroll", ("shardopt-unroll-loops",)),
+            # sharding rules know operations of StableHLO only
             "func.func(chlo-legalize-to-stablehlo)",
             "canonicalize,cse,symbol-dce",  # folds the constants by which gathers are recognised
             "shardopt-split-branches",  # behind symbol-dce and cse: fewer operations to copy
             "shardopt-batch-gathers",
-            "shardopt-normalize",
-            "canonicalize,cse",
+            "shardopt-normalize",  # does more behind the folding above
+            "canonicalize,cse",  # drops what the rewrites have left without readers
             "shardopt-verify-imported",
         ),
     ),
@@ -72,6 +74,7 @@ PHASES: tuple[Phase, ...] = (
         "choose stages and submeshes, outline fragments",
         (
             "shardopt-outline-stages",
+            # behind outlining: it halves the backward fragments that stand now
             When("split-backward", ("shardopt-split-backward",)),
             "shardopt-verify-staged",
         ),

@@ -37,6 +37,7 @@ def assign(options: Sequence[tuple[Option, ...]]) -> list[Option | None]:
             loads.put(fetch, choices[0])
         elif choices:
             undecided.append(fetch)
+    # Largest first: small slices fill what large ones leave uneven.
     undecided.sort(key=lambda fetch: -min(option.seconds for option in options[fetch]))
     least = _bound(loads, [options[fetch] for fetch in undecided])
     for fetch in undecided:
@@ -49,6 +50,7 @@ def assign(options: Sequence[tuple[Option, ...]]) -> list[Option | None]:
         )
     if loads.top() > least * (1 + _EPSILON):
         _improve(loads, options, undecided)
+    # Only where the bound does not show that the descent has found the best already.
     if len(undecided) <= _MOST_SEARCHED and loads.top() > least * (1 + _EPSILON):
         return _Search(loads, options, undecided, least).run()
     return loads.chosen

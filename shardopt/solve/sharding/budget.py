@@ -72,6 +72,8 @@ def fit(
     again, and so may the search for the least peak. All have budgets of work, so that a time limit
     which is not struck decides nothing; where it is, `time_limit_struck` is 1 in the statistics of
     the solution."""
+    # Without the limit first: most stages fit, and where one does not, the bound holds within it
+    # too.
     if relaxed is None:
         relaxed = problem.solve(time_limit_seconds, gap_tolerance)
     plan = problem.decode(relaxed)
@@ -119,6 +121,7 @@ class _Search:
             )
             late = deadline is not None and monotonic() > deadline
             self.struck |= late or bool(solution.statistics.get("time_limit_struck"))
+            # A lowered limit forbids plans that fit: what it proves is not for the budget.
             if inner == self.limit:
                 bound = max(bound, solution.bound if solution.choice else bound)
                 proven = solution.status == "infeasible"
@@ -128,6 +131,8 @@ class _Search:
             plan = self._offer(model, problem, solution.choice, number)
             if plan.peak_bytes <= self.limit or late:
                 break
+            # First count the copies that were overlooked, which is exact; only what no copy
+            # explains lowers the limit, which may cut off plans that fit.
             missing = copies_at_excess(self.problem, plan, self.limit).keys() - copies.keys()
             copies |= dict.fromkeys(sorted(missing))
             inner -= 0 if missing else plan.peak_bytes - self.limit

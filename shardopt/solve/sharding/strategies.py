@@ -88,10 +88,8 @@ def priced(
 ) -> tuple[Strategy, ...]:
     """The strategies of a layout of `op`, on the mesh of `links`."""
     device = links.cluster.group_of(links.mesh).device
-    pricer = _Pricer(op, tuple(operands), tuple(results), links.mesh, device, accesses)
-    return tuple(
-        strategy for split in layout.splits for strategy in pricer.strategies(split, links)
-    )
+    costs = _StrategyCosts(op, tuple(operands), tuple(results), links.mesh, device, accesses)
+    return tuple(strategy for split in layout.splits for strategy in costs.strategies(split, links))
 
 
 class LeastCompute:
@@ -125,8 +123,8 @@ class LeastCompute:
         if key not in self._known:
             tensors, device = (*self._operands, *self._results), self._cluster.group_of(mesh).device
             accesses = (0,) * len(tensors)
-            pricer = _Pricer(self._op, self._operands, self._results, mesh, device, accesses)
-            self._known[key] = pricer.share_seconds(
+            costs = _StrategyCosts(self._op, self._operands, self._results, mesh, device, accesses)
+            self._known[key] = costs.share_seconds(
                 shards, [tensor.size_bytes / shards for tensor in tensors]
             )
         return self._known[key]
@@ -141,7 +139,7 @@ def is_cheap_to_clone(op: Op, operands: Sequence[Tensor]) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class _Pricer:
+class _StrategyCosts:
     op: Op
     operands: tuple[Tensor, ...]
     results: tuple[Tensor, ...]

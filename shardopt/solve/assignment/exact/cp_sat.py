@@ -37,7 +37,7 @@ def solve_cp_sat(problem: Problem, *, time_limit_seconds: float) -> Solution:
     terms: list[tuple[IntVar, int]] = []
     for literals, cost in zip(nodes, problem.costs, strict=True):
         model.add_exactly_one(literals) if literals else model.add_bool_or([])
-        terms += _priced(model, literals, cost, scale)
+        terms += _cost_terms(model, literals, cost, scale)
     for edge in problem.edges:
         terms += _add_edge(model, nodes[edge.u], nodes[edge.v], edge.cost, scale)
     _add_memory(model, problem, nodes)
@@ -86,7 +86,7 @@ def _scale(problem: Problem) -> tuple[float, bool]:
     return _DIGITS / largest, False
 
 
-def _priced(
+def _cost_terms(
     model: CpModel, literals: list[IntVar], costs: np.ndarray, scale: float
 ) -> list[tuple[IntVar, int]]:
     terms = []
@@ -102,7 +102,7 @@ def _add_edge(
     model: CpModel, rows: list[IntVar], columns: list[IntVar], table: np.ndarray, scale: float
 ) -> list[tuple[IntVar, int]]:
     if rows is columns:
-        return _priced(model, rows, np.diagonal(table), scale)
+        return _cost_terms(model, rows, np.diagonal(table), scale)
     pairs = {(int(p), int(q)): model.new_bool_var("") for p, q in np.argwhere(table < inf)}
     for p, literal in enumerate(rows):
         model.add(sum(pair for (row, _), pair in pairs.items() if row == p) == literal)

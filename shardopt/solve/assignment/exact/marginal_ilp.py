@@ -65,6 +65,8 @@ class _Search:
         self.rounds = 0
 
     def run(self) -> Solution:
+        # Rows of memory are found on linear programs, which are far cheaper; what a fractional x
+        # keeps and a chosen one does not is added in the second turn.
         for integer in (False, True):
             while True:
                 answer = self._solve(integer)

@@ -132,7 +132,8 @@ class _Run:
         begin = self.spent
         limit = int(_ASCENT_SHARE * self.budget)
         probe_every = max(limit // _PROBES, 1)
-        next_probe = begin + probe_every // _PROBES  # the first assignment early
+        # The first assignment early: its cost is the target that prices step towards.
+        next_probe = begin + probe_every // _PROBES
         while (
             self.spent < limit
             and not self.done
@@ -180,6 +181,7 @@ class _Run:
             before = search.objective
             trial = search.polish(search.choice.copy(), self.ascent.best_prices, shake, heat)
             search.polish(trial, self.ascent.best_prices, min(settle, self.budget - self.spent))
+            # What came back as cheap as before was shaken too little; what did not, too much.
             heat *= _HOTTER if search.cost(trial) <= before else _COOLER
             if search.objective < before:
                 self._tell()

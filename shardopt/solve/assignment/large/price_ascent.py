@@ -118,6 +118,7 @@ class PriceAscent:
         self._direction = self._best_direction.copy()
 
     def _move(self, distance: float) -> None:
+        # A price of 0 cannot fall: such times take no part in the step.
         free = np.where((self.prices > 0) | (self._direction > 0), self._direction, 0.0)
         length = _inner(free, free)
         if length > 0:

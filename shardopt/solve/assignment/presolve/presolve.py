@@ -102,6 +102,8 @@ def presolve(
         graph = FactorGraph(problem, deadline, store)
         _close_arcs(graph)
         if graph.memory is not None:
+            # Before the first reduction: strategies that can never fit enlarge no product, and
+            # nodes that turn out not to matter for memory can be eliminated.
             graph.memory.raise_base(graph.nodes)
             smallest_peak = graph.memory.smallest_peak
             _tighten_memory(graph, graph.memory)
@@ -111,6 +113,8 @@ def presolve(
             if graph.memory is not None:
                 _tighten_memory(graph, graph.memory)
                 _reduce(graph)
+            # Dominance last: it compares all pairs of strategies over all tables of a node, so the
+            # fewer and smaller they are, the better.
             _drop_dominated(graph)
             _reduce(graph)
             if len(graph.log) == removed or graph.late:
@@ -155,6 +159,7 @@ def _simplify_edge(graph: FactorGraph, u: int, v: int) -> None:
     if _remove_dead(graph, u, v):
         return  # `restrict` queued the edge again
     analysis = graph.store.analyse(graph.tables[u][v])
+    # A separable table couples nothing: its two parts are costs of the nodes.
     if analysis.row_part is not None and analysis.column_part is not None:
         graph.add_cost(u, analysis.row_part)
         graph.add_cost(v, analysis.column_part)
@@ -182,6 +187,7 @@ def _remove_dead(graph: FactorGraph, u: int, v: int) -> bool:
 
 
 def _contraction_pays(graph: FactorGraph, node: int, into: int) -> bool:
+    # The tables of `node` get a row for each strategy of `into`.
     growth = len(graph.costs[into]) - len(graph.costs[node])
     return (
         growth <= 0
@@ -192,6 +198,7 @@ def _contraction_pays(graph: FactorGraph, node: int, into: int) -> bool:
 def _eliminate(graph: FactorGraph, node: int) -> None:
     """Remove a node of degree 0, 1 or 2 whose choice does not matter for memory."""
     neighbours = sorted(graph.tables[node])
+    # Three neighbours would leave a table over three nodes, and edges join two.
     if len(neighbours) > 2 or graph.uses_memory(node):
         return
     if not neighbours:
@@ -258,6 +265,7 @@ def _drop_dominated(graph: FactorGraph) -> None:
         if graph.late:
             return
         tables = tuple(graph.tables[node].values())
+        # Most nodes are as the last round left them.
         if not graph.has_changed(node, tables):
             continue
         segments = graph.memory.segments[node] if graph.memory is not None else {}
@@ -269,6 +277,7 @@ def _drop_dominated(graph: FactorGraph) -> None:
                 continue
             left -= work
         graph.store.charge(tables)
+        # Nodes with equal costs and tables share the answer, unless memory tells them apart.
         if segments:
             instead = _dominators(graph, node)
         else:
@@ -323,6 +332,7 @@ def _package(graph: FactorGraph, num_nodes: int, smallest_peak: int) -> Presolve
     if graph.memory is not None and any(graph.memory.uses(node) for node in nodes):
         usages = graph.memory.usages(nodes)
         limit, num_times = graph.memory.limit, graph.memory.num_times
+        # What every assignment holds is the memory of a node more, which has no choice.
         if base := graph.memory.base_usages():
             costs.append(np.zeros(1))
             usages += (base,)

@@ -65,13 +65,13 @@ class ComponentSolver:
         if (method := self.direct_method(part)) is not None:
             return method()
         pairs = pairs_of(part)
-        compiled = (
-            find_spec("numba") is not None
-        )  # it follows new Pythons late; all but large problems do without
+        # numba follows new Pythons late; all but large problems do without
+        compiled = find_spec("numba") is not None
         if not compiled or (pairs <= _SMALL_PAIRS and not self.only_local):
             return self._integer_program(part, start, self._seconds_left)
         if pairs > _MIDDLE_PAIRS or self.only_local:
             return self._large(part, start, work, progress)
+        # A glance first: it often closes the gap, and otherwise gives the program a start.
         solution = self._large(part, start, int(_GLANCE_SHARE * work), progress)
         if self._good_enough(solution):
             return solution
@@ -161,9 +161,11 @@ def pairs_of(part: Problem) -> int:
 
 def _better(first: Solution, second: Solution) -> Solution:
     """The cheaper of two answers to one problem with the better of the two bounds."""
+    # A proof that nothing is allowed holds whichever method found it.
     if "infeasible" in (first.status, second.status):
         return first if first.status == "infeasible" else second
     best = first if first.objective <= second.objective else second
+    # Both bounds hold, so the larger does; rounding may have lifted it above the cost.
     bound = min(max(first.bound, second.bound), best.objective)
     gap = relative_gap(best.objective, bound)
     status: Status = (

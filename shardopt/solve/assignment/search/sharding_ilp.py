@@ -67,6 +67,8 @@ def solve(
     ValueError for a `start` of the wrong shape."""
     run = _Run(problem, time_limit_seconds, gap_tolerance, start, progress, work, store=store)
     relaxed = run.without_memory() if problem.has_memory and not does_not_fit else None
+    # An optimum without memory that fits is the optimum; and what is infeasible without a limit is
+    # so with one.
     if relaxed is not None and (
         relaxed.status == "infeasible" or evaluate(problem, relaxed.choice).feasible
     ):
@@ -170,6 +172,7 @@ class _Run:
             progress = (
                 self._part_progress(reduced, list(parts.values())) if index == order[-1] else None
             )
+            # By size: a sweep over a component touches all of its pairs.
             work = int(self.budget * pairs_of(part) / all_pairs)
             parts[index] = self.components.solve(part, start=begin, work=work, progress=progress)
         return self._join(
