@@ -18,6 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shardopt.cost import nccl
 from shardopt.hardware.cluster import Cluster, Link
 from shardopt.hardware.curves import Amount, Curve
 from shardopt.hardware.profile import INTER_HOST, INTRA_HOST
@@ -98,7 +99,8 @@ def collective_seconds(
 
 def collective_curve(cluster: Cluster, mesh: Mesh, kind: str, axes: tuple[str, ...]) -> Curve:
     """Seconds by `bytes` of one collective over the groups along `axes`: as measured for groups of
-    that size and placement, else by the formula.
+    that size and placement, else by NCCL's own model where the host group says that it has NCCL,
+    else by the formula.
 
     A ring passes each host's NIC once. All-to-all and permute send from every device: k
     members of one group on a host push k(n-k) of the k(n-1) messages of an all-to-all through the
@@ -114,6 +116,14 @@ def collective_curve(cluster: Cluster, mesh: Mesh, kind: str, axes: tuple[str, .
     if measured is not None:
         return measured
     k, n = place.members_per_host, place.size
+    generation = cluster.group_of(mesh).nccl
+    if generation is not None and n > 1 and kind in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER):
+        inside = cluster.group_of(mesh).intra_host.bandwidth_bytes_per_second
+        between = place.link.bandwidth_bytes_per_second
+        ranks = nccl.Ranks(generation, n, -(-n // k) if place.crosses else 1, inside, between)
+        if kind == ALL_REDUCE:
+            return nccl.all_reduce_curve(ranks)
+        return nccl.one_way_curve(ranks, kind == REDUCE_SCATTER)
     if kind == ALL_TO_ALL and k > 1:
         share *= k * (n - k) / (n - 1)
     if kind == PERMUTE:

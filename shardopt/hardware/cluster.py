@@ -19,6 +19,8 @@ import numpy as np
 from shardopt.hardware.profile import Profile
 from shardopt.mesh.mesh import Mesh
 
+# Generations of GPUs for which NCCL has constants of its own (`shardopt.cost.nccl`).
+NCCL_GENERATIONS = ("volta", "ampere", "hopper", "blackwell")
 DTYPE_FAMILIES = ("f64", "f32", "bf16", "f16", "f8", "i8")
 
 
@@ -72,7 +74,10 @@ class HostGroup:
     its devices.
 
     `fabric_bandwidth`, bytes/s in one direction, bounds what all hosts of the group send to each
-    other at once; None where the network between them carries what their cards can send."""
+    other at once; None where the network between them carries what their cards can send.
+
+    `nccl` is the generation of GPUs between which NCCL runs collectives, one of `NCCL_GENERATIONS`;
+    None where others do."""
 
     name: str
     hosts: int
@@ -82,6 +87,7 @@ class HostGroup:
     inter_host: Link
     dispatch_seconds: float
     fabric_bandwidth: float | None = None
+    nccl: str | None = field(default=None, repr=False)
 
     @property
     def num_devices(self) -> int:

@@ -20,6 +20,7 @@ from typing import Any
 
 from shardopt.hardware.cluster import (
     DTYPE_FAMILIES,
+    NCCL_GENERATIONS,
     Cluster,
     Device,
     GroupLink,
@@ -94,6 +95,12 @@ _GROUP_FIELDS = {
     "fabric_bandwidth": Field(
         Nullable(POSITIVE),
         "bytes/s that all hosts together can send each other; left out: what their cards can",
+        None,
+    ),
+    "nccl": Field(
+        Nullable(Text(choices=NCCL_GENERATIONS)),
+        "generation of the GPUs, whose collectives then take what NCCL's own model says; left out: "
+        "ring formulas over the links",
         None,
     ),
 }

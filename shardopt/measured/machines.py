@@ -13,10 +13,18 @@ from shardopt.measured.unstated import InexpressibleRow
 
 # The first pattern found in the name decides.
 _PRESETS = (
-    (r"v100", "p3.16xlarge"),
-    (r"a100", "a100-80g"),
+    (r"v100.*16 ?gb", "p3.16xlarge"),
+    (r"v100", "v100"),
+    (r"a100", "dgx-a100"),
+    (r"gh200", "gh200"),
     (r"h100", "h100-sxm"),
+    (r"h200", "h200"),
+    (r"b200", "b200"),
+    (r"mi300x", "mi300x"),
+    (r"tpu ?v4", "tpu-v4"),
     (r"v5e", "tpu-v5e"),
+    (r"v5p", "tpu-v5p"),
+    (r"v6e|trillium", "tpu-v6e"),
 )
 
 
