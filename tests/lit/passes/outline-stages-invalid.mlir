@@ -9,6 +9,8 @@
 // RUN: not shardopt-opt %t.mlir --shardopt-outline-stages="cluster=cpu-test:1x4 inter-op=piper intra-op=zero3" 2>&1 | FileCheck %s --check-prefix=METHOD
 // RUN: not shardopt-opt %t.mlir --shardopt-outline-stages="cluster=cpu-test:1x2 num-stages=1 intra-op=expert batch-args=2" 2>&1 | FileCheck %s --check-prefix=NO-EXPERTS
 // RUN: not shardopt-opt %t.mlir --shardopt-outline-stages="cluster=cpu-test:1x2 num-stages=2 memory-budget=300" 2>&1 | FileCheck %s --check-prefix=MEMORY
+// RUN: not shardopt-opt %t.mlir --shardopt-outline-stages="cluster=cpu-test:1x2 num-stages=2 memory-budget=100" 2>&1 | FileCheck %s --check-prefix=PROOF
+// RUN: not shardopt-opt %t.mlir --shardopt-outline-stages="cluster=cpu-test:1x2 num-stages=2 memory-budget=1TB" 2>&1 | FileCheck %s --check-prefix=ALL
 // RUN: not shardopt-opt %t.mlir --shardopt-outline-stages="cluster=cpu-test:1x4 submesh=1x2 num-stages=1" 2>&1 | FileCheck %s --check-prefix=DEVICES
 // RUN: not shardopt-opt %S/outline-stages.mlir --shardopt-outline-stages="cluster=cpu-test" 2>&1 | FileCheck %s --check-prefix=LAYER
 // RUN: not shardopt-opt %s --shardopt-outline-stages="cluster=cpu-test" 2>&1 | FileCheck %s --check-prefix=LOOP
@@ -24,7 +26,9 @@
 // NO-EXPERTS: error: {{.*}}; preset 'expert' splits experts: expected products with weights that have an expert dimension
 // MEMORY: error: no plan of 2 stages of 2 layers fits the memory of a device (300 bytes): in the leanest, with 2 stages,
 // MEMORY-SAME: stage {{[01]}} (layers {{.*}} on 1x1 as 1x1{{.*}} in flight) needs {{[0-9]+}} bytes and lacks {{[0-9]+}} bytes
-// MEMORY-SAME: the least that was found is {{[0-9]+}} bytes, less than {{[0-9]+}} bytes is never enough
+// MEMORY-SAME: the least that was found is {{[0-9]+}} bytes{{$}}
+// PROOF: error: no plan of 2 stages of 2 layers fits the memory of a device (100 bytes): {{.*}}; less than 192 bytes is never enough
+// ALL: error: option memory-budget: expected at most the {{[0-9]+}} bytes ({{.*}}) of a device cpu of cluster cpu-test:1x2, found
 // DEVICES: error: 1 stage of 2 layers cannot use exactly 4 devices with submeshes of 2 devices
 // LAYER: error: expected 'shardopt.layer' on every operation (run the cluster phase first), none is on 'stablehlo.constant'
 // LOOP: error: expected one mpmd.for in @main (run the microbatch phase first), found 0

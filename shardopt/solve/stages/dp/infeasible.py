@@ -55,9 +55,9 @@ def _enough(problem: StageProblem, plan: Stages, num_stages: int | None) -> str:
     bounds = replace(problem, fixed_bytes=fixed, activation_bytes=activation, outside_bytes=None)
     plan_of_bounds = leanest_plan(bounds, num_stages)
     assert plan_of_bounds is not None, "the same stages have a sharding"
-    proven = _most_missing(bounds, plan_of_bounds)
-    least = f"the least that was found is {_sizes(problem, _most_missing(problem, plan))}"
-    return f"{least}, less than {_sizes(problem, proven)} is never enough" if proven > 0 else least
+    if (proven := _most_missing(bounds, plan_of_bounds)) > 0:
+        return f"less than {_sizes(problem, proven)} is never enough"
+    return f"the least that was found is {_sizes(problem, _most_missing(problem, plan))}"
 
 
 def _most_missing(problem: StageProblem, plan: Stages) -> float:

@@ -1,0 +1,143 @@
+"""Every bound of a stage cost is one: whatever plan the shard phase may make of a stage, it takes no
+less and holds no less.
+
+Candidates are refused with a limit one byte below their bound, and planned with the search of the
+shard phase: without a limit, and for the least memory that it finds, with copies made twice and
+values computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from math import ceil
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from step_graphs import StepBuilder
+
+from benchmarks.alpa.specs import TINY
+from shardopt.dialect.program import read_program
+from shardopt.frontend.phase_options import phase_text
+from shardopt.hardware.cluster_file import load_cluster
+from shardopt.ir.context import make_context
+from shardopt.ir.io import load_module
+from shardopt.models.build import bytecode
+from shardopt.options.plan_options import PlanOptions
+from shardopt.passes.stages.read_step import read_step
+from shardopt.pipeline.manager import run_pipeline
+from shardopt.pipeline.phases import phase_range
+from shardopt.solve.presets.base import InputKinds
+from shardopt.solve.sharding.budget import fit
+from shardopt.solve.sharding.intra_op_plan import IntraOpPlan
+from shardopt.solve.sharding.strategies_tables import StrategyTables
+from shardopt.solve.stages.candidates import CandidateProblem
+from shardopt.solve.stages.costs.cost_arrays import LAYERS, MEMORY, Candidate, CostArrays
+from shardopt.solve.stages.costs.cost_cache import CostCache
+from shardopt.solve.stages.costs.recomputation import can_recompute
+from shardopt.solve.stages.stage_problem import RECOMPUTE, stage_configs
+from shardopt.solve.stages.step_graph import StepGraph
+from shardopt.support.errors import UserError
+
+CLUSTER = load_cluster("cpu-test:1x4")
+METHODS = ("ilp", "data", "zero2", "zero3", "megatron")
+
+
+def plans(arrays: CostArrays, candidate: Candidate, limit: int, n: int) -> Iterator[IntraOpPlan]:
+    """Plans of the shard phase for a candidate with n microbatches in flight: the fastest, and the
+    leanest if none holds `limit` bytes or less."""
+    part, config = arrays._part(candidate), candidate[2]
+    tables = StrategyTables(arrays.meshes[config], CLUSTER)
+    problem = arrays.sharders[config].problem(part, tables).with_residency(part.residency(n))
+    relaxed = problem.solve(gap_tolerance=0.01)
+    yield problem.decode(relaxed)
+    found = fit(problem, limit, gap_tolerance=0.01, relaxed=relaxed, time_limit_seconds=2.0)
+    yield from (plan for plan in (found.plan, found.least and found.least.plan) if plan is not None)
+
+
+def check_bounds(problem: CandidateProblem, candidate: Candidate, in_flight: int) -> None:
+    arrays = CostArrays(problem, CostCache(CLUSTER))
+    while arrays.level[candidate] < LAYERS:
+        arrays.refine([candidate])
+    seconds = problem.num_microbatches * float(arrays.seconds[candidate])
+    fixed, activation = (float(bound[candidate]) for bound in arrays.least_bytes)
+    least = ceil(fixed + in_flight * activation)
+    try:
+        for plan in plans(arrays, candidate, max(least - 1, 0), in_flight):
+            assert plan.peak_bytes >= least
+            assert plan.summary().seconds >= seconds * (1 - 1e-9)
+    except UserError:
+        assume(False)  # the method does not apply to the stage
+    while arrays.level[candidate] < MEMORY:
+        arrays.refine([candidate])
+    costs = arrays.stage_problem(lambda *_: in_flight)
+    assert float(costs.need_bytes(in_flight, candidate)) >= least
+    assert problem.num_microbatches * float(costs.seconds[candidate]) >= seconds * (1 - 1e-9)
+
+
+@st.composite
+def candidates(
+    draw: st.DrawFn, step: StepGraph, kinds: InputKinds, methods: tuple[str, ...]
+) -> tuple[CandidateProblem, Candidate, int]:
+    """A stage of some layers on some mesh, however it is sharded and recomputed, and how many
+    microbatches are in flight there."""
+    modes = RECOMPUTE if can_recompute(step) else ("none",)
+    recompute, method = draw(st.sampled_from(modes)), draw(st.sampled_from(methods))
+    configs = tuple(
+        replace(config, recompute=recompute, method=method) for config in stage_configs(CLUSTER)
+    )
+    repeats = max(op.repeat for op in step.graph.ops)
+    problem = CandidateProblem(step, step.num_layers, CLUSTER, configs, repeats, input_kinds=kinds)
+    start, end, config = draw(st.sampled_from(np.argwhere(problem.candidates()).tolist()))
+    in_flight = 1 if end == step.num_layers else draw(st.integers(1, repeats))
+    return problem, (start, end, config), in_flight
+
+
+def chain(depth: int, microbatches: int, shares_weights: bool) -> StepGraph:
+    """Products, with backward pass, sums of gradients and update; every second weight is that of
+    the product before."""
+    builder = StepBuilder()
+    value = builder.tensor()
+    for k in range(depth):
+        again = shares_weights and k % 2 == 1
+        value = builder.node(value, builder.weights[-1] if again else builder.weight())
+    loss = builder.op("loss", "subtract", value, builder.tensor())
+    builder.accumulate("loss.acc", builder.op("metric", "multiply", loss, loss))
+    builder.backward(loss, builder.weights)
+    return builder.step(depth, microbatches)
+
+
+@given(st.data(), st.integers(1, 4), st.sampled_from((1, 2, 8)), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_no_plan_of_a_chain_is_below_its_bounds(
+    data: st.DataObject, depth: int, microbatches: int, shares_weights: bool
+) -> None:
+    step = chain(depth, microbatches, shares_weights)
+    check_bounds(*data.draw(candidates(step, InputKinds(), ("ilp",))))
+
+
+@lru_cache(maxsize=16)
+def step_of(name: str, layers: int, microbatches: int) -> tuple[StepGraph, InputKinds]:
+    options = PlanOptions(
+        "cpu-test:1x4",
+        layers=layers,
+        microbatches=microbatches,
+        batch_coupling="per-microbatch",
+    )
+    with make_context() as context:
+        module = load_module(bytecode(TINY[name]), context)
+        for phase in ("import", "microbatch", "cluster"):
+            run_pipeline(module, phase_range(phase, phase, phase_text(options, phase)))
+        return read_step(read_program(module))
+
+
+@pytest.mark.slow
+@given(st.data(), st.sampled_from(sorted(TINY)), st.integers(1, 3), st.sampled_from((1, 2, 4)))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+def test_no_plan_of_a_model_is_below_its_bounds(
+    data: st.DataObject, name: str, layers: int, microbatches: int
+) -> None:
+    step, kinds = step_of(name, layers, microbatches)
+    check_bounds(*data.draw(candidates(step, kinds, METHODS)))
