@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from jaxlib.mlir import ir
 
@@ -25,7 +24,7 @@ from shardopt.forms.exported_verify import verify_exported
 from shardopt.ir.diagnostics import DiagnosedError, diagnostic
 from shardopt.runtime.devices.gpus import chosen_platform
 from shardopt.runtime.faults import fault_fields
-from shardopt.runtime.options import BACKENDS, TRANSPORTS, RunOptions, with_keywords
+from shardopt.runtime.options import BACKENDS, TRANSPORTS, RunOptions, WorkerOptions, with_keywords
 from shardopt.runtime.program.build import build_program
 from shardopt.runtime.program.check import check_program
 from shardopt.runtime.program.hosts import hosts_of
@@ -72,21 +71,20 @@ def start_run(program: Program, options: RunOptions) -> Run:
     another run writes to, MeshError if a mesh cannot start.
     """
     _check_options(options)
-    worker_options = {
-        "share_gpus": options.share_gpus,
-        "direct": options.transport == "nccl",
-        "platform": chosen_platform(
+    worker_options = WorkerOptions(
+        platform=chosen_platform(
             options.platform,
             1 + max(device for part in program.meshes for device in part.mesh.devices),
         ),
-        "checked_steps": options.checked_steps,
-        "quick_compile": options.quick_compile,
-        "track_bytes": options.track_bytes,
-        "compile_cache": options.compile_cache,
-        "trace": options.trace,
-        "limits": options.limits,
-        "faults": fault_fields(options.faults, options.backend),
-    }
+        share_gpus=options.share_gpus,
+        direct=options.transport == "nccl",
+        checked_steps=options.checked_steps,
+        quick_compile=options.quick_compile,
+        track_bytes=options.track_bytes,
+        compile_cache=options.compile_cache,
+        trace=options.trace,
+        faults=fault_fields(options.faults, options.backend),
+    )
     _check_memory(program, options.memory_limit_bytes, {})
     periodic = None if options.checkpoints is None else PeriodicCheckpoints(options.checkpoints)
     try:
@@ -134,18 +132,23 @@ def _check_memory(
         raise UserError("; ".join(faults))
 
 
-def _start(program: Program, options: RunOptions, worker_options: Mapping[str, Any]) -> Backend:
+def _start(program: Program, options: RunOptions, worker_options: WorkerOptions) -> Backend:
     if options.backend == "local":
         from shardopt.runtime.backends.local import LocalBackend
 
-        return LocalBackend(program, **worker_options)
+        return LocalBackend(program, worker_options, options.limits)
     hosts = hosts_of(program, options.devices_per_host)
     if options.backend == "process":
         from shardopt.runtime.backends.process import ProcessBackend
 
-        return ProcessBackend(program, hosts, **worker_options)
+        return ProcessBackend(program, hosts, worker_options, options.limits)
     from shardopt.runtime.backends.ray_actors import RayBackend
 
     return RayBackend(
-        program, hosts, options.transport, address=options.ray_address, **worker_options
+        program,
+        hosts,
+        worker_options,
+        options.transport,
+        options.limits,
+        address=options.ray_address,
     )

@@ -12,7 +12,7 @@ from shardopt.options.names import BackendName, PlatformName, TransportName
 from shardopt.runtime.health.monitor import DEFAULT_LIMITS, Limits
 
 if TYPE_CHECKING:
-    from shardopt.runtime.faults import Fault
+    from shardopt.runtime.faults import Fault, FaultFields
     from shardopt.runtime.state.periodic import CheckpointOptions
 
 A = TypeVar("A")
@@ -89,6 +89,42 @@ class RunOptions:
 
     faults: Sequence[Fault] = ()
     """What is made to go wrong, for tests."""
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """What each worker of a run is told; they travel to other processes as plain values."""
+
+    platform: str = "cpu"
+    """Devices: "cpu" or "gpu"."""
+
+    gpus_from_zero: bool = False
+    """Take GPUs in order, since the process sees those of its worker only; otherwise by the numbers
+    of the mesh's devices."""
+
+    share_gpus: bool = False
+    """Meshes take turns on what GPUs there are."""
+
+    direct: bool = False
+    """GPUs exchange messages by NCCL."""
+
+    checked_steps: int = 1
+    """So many first steps compare every input of every RUN with what is expected."""
+
+    quick_compile: bool = False
+    """Trade speed of the code for less compile time."""
+
+    track_bytes: bool = False
+    """Count what is alive after every instruction."""
+
+    compile_cache: bool = True
+    """Keep executables in the user's cache folder (`SHARDOPT_CACHE`)."""
+
+    trace: bool = False
+    """Keep times of the newest steps (`Recorder`)."""
+
+    faults: Sequence[FaultFields] = ()
+    """What is made to happen."""
 
 
 def with_keywords(

@@ -8,6 +8,7 @@ its own, which waits for them there."""
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableSequence, Sequence
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
@@ -23,7 +24,8 @@ from shardopt.runtime.devices.clients import World
 from shardopt.runtime.devices.gpus import devices_of
 from shardopt.runtime.devices.xla import DeviceArray, XlaMesh
 from shardopt.runtime.errors import Cancelled, MeshError
-from shardopt.runtime.faults import FaultFields, FaultyTransport, injections
+from shardopt.runtime.faults import FaultyTransport, injections
+from shardopt.runtime.options import WorkerOptions
 from shardopt.runtime.program.hosts import Host, Hosts
 from shardopt.runtime.program.instructions import MeshProgram, Route
 from shardopt.runtime.program.json_form import program_from_json
@@ -33,92 +35,88 @@ from shardopt.runtime.tracing.where import WorkerStatus, worker_status
 from shardopt.runtime.transports.mailbox import Transport
 
 Parts = Sequence[np.ndarray]  # a host's tiles of a value, replicas once
-Position = (
-    MutableSequence[int] | memoryview
-)  # of one integer: the step, and behind it the instruction
+# Of one integer: the step, and behind it the instruction.
+Position = MutableSequence[int] | memoryview
 _POSITION_BITS = 32
 
 
-class Worker:
-    """`checked_steps` is the number of steps in which every input of every RUN is compared with
-    what is expected. With `track_bytes`, what is alive is counted after every instruction. With
-    `compile_cache`, executables are kept in the user's cache folder (`SHARDOPT_CACHE`). `platform`
-    is "cpu" or "gpu"; GPUs are taken by the numbers of the mesh's devices, or, with
-    `gpus_from_zero`, in order: the process sees those of its worker only; with `share_gpus`, meshes
-    share what GPUs there are. With `direct`, they exchange messages by NCCL. With `trace`, times of
-    the newest steps are kept (`Recorder`).
+@dataclass(frozen=True)
+class Site:
+    """Where a worker runs and how it reaches the others. `position` is one integer of memory, maybe
+    shared with another process, in which the worker notes where it stands (`unpack_position`)."""
 
-    With a `world`, the mesh has more hosts; `position` is one integer of memory, maybe shared with
-    another process, in which the worker notes where it stands (`unpack_position`). `faults` are
-    made to happen."""
+    host: Host
+    hosts: Hosts
+    transport: Transport
+    position: Position = field(default_factory=lambda: [0])
+
+
+def start_worker(
+    program: MeshProgram,
+    routes: Sequence[Route],
+    site: Site,
+    options: WorkerOptions,
+    world: World | None = None,
+) -> Worker:
+    """A worker on devices that the options name. With a `world`, the mesh has more hosts."""
+    devices = devices_of(
+        program.mesh,
+        site.host,
+        world,
+        options.platform,
+        gpus_from_zero=options.gpus_from_zero,
+        share_gpus=options.share_gpus,
+    )
+    return Worker(program, routes, site, XlaMesh(program.mesh, devices), options)
+
+
+class Worker:
+    """Compiles what the program's list needs and runs the list, on the devices of one host."""
 
     def __init__(
         self,
         program: MeshProgram,
-        host: Host,
-        hosts: Hosts,
         routes: Sequence[Route],
-        transport: Transport,
-        *,
-        world: World | None = None,
-        position: Position | None = None,
-        platform: str = "cpu",
-        gpus_from_zero: bool = False,
-        share_gpus: bool = False,
-        direct: bool = False,
-        checked_steps: int = 1,
-        quick_compile: bool = False,
-        track_bytes: bool = False,
-        compile_cache: bool = True,
-        trace: bool = False,
-        faults: Sequence[FaultFields] = (),
-        devices: XlaMesh | None = None,
+        site: Site,
+        devices: XlaMesh,
+        options: WorkerOptions,
     ) -> None:
         self.program = program
+        self._site, self._options = site, options
         self._attached: dict[str, tuple[Worker, tuple[tuple[int, int], ...]]] = {}
         self._active = self  # the program that runs, of this worker's or of those attached to it
-        self._position: Position = [0] if position is None else position
+        self._position = site.position
         self._busy, self._since = False, monotonic()
-        faulty = FaultyTransport(transport) if faults else None
-        self._transport = transport = faulty or transport
-        self._checked_steps = checked_steps
+        faulty = FaultyTransport(site.transport) if options.faults else None
+        self._transport = faulty or site.transport
         self._context = Context(
             program,
-            host,
-            hosts,
+            site.host,
+            site.hosts,
             routes,
-            transport,
-            devices=devices
-            or XlaMesh(
-                program.mesh,
-                devices_of(
-                    program.mesh,
-                    host,
-                    world,
-                    platform,
-                    gpus_from_zero=gpus_from_zero,
-                    share_gpus=share_gpus,
-                ),
-            ),
+            self._transport,
+            devices=devices,
             executables={},
-            sender=Sender(host.name),
-            copy_pieces=track_bytes,  # what is under way belongs to the transport, not to this mesh
+            sender=Sender(site.host.name),
+            # What is under way belongs to the transport then, not to this mesh.
+            copy_pieces=options.track_bytes,
         )
-        devices = self._context.devices
-        self._direct = direct
-        store = default_store() if compile_cache else None
+        store = default_store() if options.compile_cache else None
         self._context.executables = devices.compile_all(
-            program.functions, quick=quick_compile, store=store
+            program.functions, quick=options.quick_compile, store=store
         )
         self._state = WorkerState(self._context)
         self._outputs: dict[int, DeviceArray] = {}
-        self._live_bytes = LiveBytes(self._context) if track_bytes else None
-        self._recorder = self._context.recorder = Recorder(self._context) if trace else None
+        self._live_bytes = LiveBytes(self._context) if options.track_bytes else None
+        self._recorder = self._context.recorder = Recorder(self._context) if options.trace else None
         self._observers: list[Observer] = [
             each for each in (self._live_bytes, self._recorder) if each is not None
         ]
-        self._observers += injections(faults, host.mesh, host.number, faulty) if faulty else []
-        if direct:
+        if faulty:
+            host = site.host
+            self._observers += injections(options.faults, host.mesh, host.number, faulty)
+        # Before the actions are made: they use the links.
+        if options.direct:
             connect(self._context)
         self._actions = [*make_actions(self._context), self._drain, self._finish]
         for microbatch, buffer in program.indices:
@@ -136,7 +134,7 @@ class Worker:
         self.load(values)
         self._outputs.clear()
         step, self._busy = self._context.step, True
-        self._context.checking = step < self._checked_steps
+        self._context.checking = step < self._options.checked_steps
         for observer in self._observers:
             observer.begin_step(step)
         here, first = self._position, step << _POSITION_BITS
@@ -213,14 +211,10 @@ class Worker:
         )
         worker = Worker(
             part,
-            context.host,
-            context.hosts,
             read.routes,
-            self._transport,
-            position=self._position,
-            direct=self._direct,
-            devices=context.devices,
-            **options,
+            replace(self._site, transport=self._transport),
+            context.devices,
+            WorkerOptions(direct=self._options.direct, **options),
         )
         self._attached[name] = worker, buffers
 

@@ -40,7 +40,7 @@ from shardopt.runtime.health.monitor import Limits
 from shardopt.runtime.inputs import random_inputs
 from shardopt.runtime.program.hosts import hosts_of, one_host_each
 from shardopt.runtime.program.instructions import Program, Send
-from shardopt.runtime.restart import run_steps
+from shardopt.runtime.restart import Recovery, run_steps
 from shardopt.runtime.run import Outputs, Run
 from shardopt.runtime.state.periodic import CheckpointOptions
 
@@ -146,9 +146,7 @@ class Chain:
                 feed=self._feed,
                 after=self._after,
                 finish=self._compare,
-                checkpoints=Path(folder),
-                restarts=len(self._faults),
-                notice=self._notice,
+                recovery=Recovery(Path(folder), restarts=len(self._faults), notice=self._notice),
             )
         return self.trials
 

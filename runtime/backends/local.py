@@ -14,11 +14,12 @@ from shardopt.runtime.backends.thread import WorkerThread
 from shardopt.runtime.errors import Kind, MeshError
 from shardopt.runtime.health.monitor import DEFAULT_LIMITS, Limits
 from shardopt.runtime.health.watch import Watch
+from shardopt.runtime.options import WorkerOptions
 from shardopt.runtime.program.hosts import Hosts, one_host_each
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.tracing.where import WorkerStatus
 from shardopt.runtime.transports.mailbox import Mailbox
-from shardopt.runtime.worker import Worker
+from shardopt.runtime.worker import Site, Worker, start_worker
 
 
 class LocalTransport:
@@ -42,7 +43,9 @@ class LocalTransport:
 class LocalBackend:
     """Workers as objects, each used by one thread only."""
 
-    def __init__(self, program: Program, limits: Limits = DEFAULT_LIMITS, **options: Any) -> None:
+    def __init__(
+        self, program: Program, options: WorkerOptions, limits: Limits = DEFAULT_LIMITS
+    ) -> None:
         mailboxes = {part.mesh.name: Mailbox() for part in program.meshes}
         self.hosts: Hosts = one_host_each(program)
         self._workers: dict[str, Worker] = {}
@@ -51,13 +54,15 @@ class LocalBackend:
         self._threads = {name: WorkerThread(f"mesh-{name}") for name in mailboxes}
         futures = {
             part.mesh.name: self._threads[part.mesh.name].submit(
-                Worker,
+                start_worker,
                 part,
-                self.hosts[part.mesh.name][0],
-                self.hosts,
                 program.routes,
-                LocalTransport(part.mesh.name, mailboxes[part.mesh.name], mailboxes),
-                **options,
+                Site(
+                    self.hosts[part.mesh.name][0],
+                    self.hosts,
+                    LocalTransport(part.mesh.name, mailboxes[part.mesh.name], mailboxes),
+                ),
+                options,
             )
             for part in program.meshes
         }

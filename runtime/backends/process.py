@@ -27,6 +27,7 @@ from shardopt.runtime.backends.frames import receive_frame, send_frame
 from shardopt.runtime.backends.remote import RemoteBackend
 from shardopt.runtime.errors import Kind, MeshError
 from shardopt.runtime.health.monitor import DEFAULT_LIMITS, Limits
+from shardopt.runtime.options import WorkerOptions
 from shardopt.runtime.program.hosts import Host, Hosts
 from shardopt.runtime.program.instructions import MeshProgram, Program
 from shardopt.runtime.program.text import place
@@ -45,7 +46,11 @@ class ProcessBackend(RemoteBackend):
     this machine."""
 
     def __init__(
-        self, program: Program, hosts: Hosts, limits: Limits = DEFAULT_LIMITS, **options: Any
+        self,
+        program: Program,
+        hosts: Hosts,
+        options: WorkerOptions,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         super().__init__(program, hosts, limits)
         self._folder = tempfile.TemporaryDirectory(prefix="shardopt-")  # for its owner only

@@ -17,6 +17,7 @@ import socket
 import sys
 import tempfile
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from shardopt.runtime.backends.remote_worker import RemoteWorker
 from shardopt.runtime.devices.clients import free_address
 from shardopt.runtime.errors import Kind, MeshError
 from shardopt.runtime.health.monitor import DEFAULT_LIMITS, Limits
+from shardopt.runtime.options import WorkerOptions
 from shardopt.runtime.program.hosts import Host, Hosts
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.transports.ray_objects import RECEIVE
@@ -74,11 +76,11 @@ class RayBackend(RemoteBackend):
         self,
         program: Program,
         hosts: Hosts,
+        options: WorkerOptions,
         transport: str = "auto",
         limits: Limits = DEFAULT_LIMITS,
         *,
         address: str | None = None,
-        **options: Any,
     ) -> None:
         super().__init__(program, hosts, limits)
         self._transport = transport
@@ -96,8 +98,8 @@ class RayBackend(RemoteBackend):
         self._actors: dict[str, Any] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="shardopt-")  # for its owner only
         try:
-            self._make_actors(str(options.get("platform", "cpu")))
-            self.start_workers({**options, "gpus_from_zero": True})
+            self._make_actors(options.platform)
+            self.start_workers(replace(options, gpus_from_zero=True))
         except BaseException:
             self.close()
             raise

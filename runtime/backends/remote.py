@@ -12,13 +12,14 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from shardopt.runtime.backends.gather import gather
 from shardopt.runtime.devices.clients import CoordinationService
 from shardopt.runtime.health.monitor import Limits
 from shardopt.runtime.health.watch import Watch
+from shardopt.runtime.options import WorkerOptions
 from shardopt.runtime.program.hosts import Host, Hosts
 from shardopt.runtime.program.instructions import MeshProgram, Program, Send
 from shardopt.runtime.program.json_form import only_mesh, program_to_json
@@ -75,7 +76,7 @@ class RemoteBackend(ABC):
             for name, future in answers.items()
         }
 
-    def start_workers(self, options: Mapping[str, Any]) -> None:
+    def start_workers(self, options: WorkerOptions) -> None:
         token = secrets.token_bytes(32)
         addresses = self._gather(
             {
@@ -98,7 +99,7 @@ class RemoteBackend(ABC):
             text = program_to_json(_without_hosts(only_mesh(self.program, mesh)))
             for host in self.hosts[mesh]:
                 peers = {name: addresses[name] for name in self._peers(part, host)}
-                arguments = (text, host.number, shards, peers, services.get(mesh), dict(options))
+                arguments = (text, host.number, shards, peers, services.get(mesh), asdict(options))
                 started[host.name] = self.submit(host.name, "start", *arguments)
         self._gather(started)
 

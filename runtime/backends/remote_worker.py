@@ -8,12 +8,13 @@ from typing import Any
 
 from shardopt.runtime.devices.clients import World
 from shardopt.runtime.errors import Cancelled, mesh_error
+from shardopt.runtime.options import WorkerOptions
 from shardopt.runtime.program.hosts import Host
 from shardopt.runtime.program.json_form import program_from_json
 from shardopt.runtime.transports.mailbox import Mailbox
 from shardopt.runtime.transports.ray_objects import RayObjectTransport
 from shardopt.runtime.transports.sockets import Address, SocketTransport
-from shardopt.runtime.worker import Position, Worker
+from shardopt.runtime.worker import Position, Site, Worker, start_worker
 from shardopt.support.errors import UserError
 
 
@@ -59,22 +60,14 @@ class RemoteWorker:
         read = program_from_json(program)
         (part,) = read.meshes
         hosts = {
-            mesh: tuple(Host(mesh, k, len(each), tuple(own)) for k, own in enumerate(each))
+            mesh: tuple(Host(mesh, k, len(each), tuple(places)) for k, places in enumerate(each))
             for mesh, each in shards.items()
         }
-        own = hosts[part.mesh.name]
-        world = None if service is None else World(service, self._address, own)
+        of_mesh = hosts[part.mesh.name]
+        world = None if service is None else World(service, self._address, of_mesh)
         self._transport.connect({name: Address(*address) for name, address in peers.items()})
-        self._worker = Worker(
-            part,
-            own[number],
-            hosts,
-            read.routes,
-            self._transport,
-            world=world,
-            position=self._position,
-            **options,
-        )
+        site = Site(of_mesh[number], hosts, self._transport, self._position or [0])
+        self._worker = start_worker(part, read.routes, site, WorkerOptions(**options), world)
 
     def call(self, method: str, arguments: Sequence[Any]) -> Any:
         """A method of this object or of its worker. Raises MeshError, Cancelled or UserError, and

@@ -18,7 +18,7 @@ from shardopt.runtime.errors import Kind, MeshError
 from shardopt.runtime.faults import Fault
 from shardopt.runtime.health.monitor import Limits
 from shardopt.runtime.program.instructions import Program
-from shardopt.runtime.restart import run_steps
+from shardopt.runtime.restart import Recovery, run_steps
 from shardopt.runtime.run import Outputs, Run
 from shardopt.runtime.state.periodic import CheckpointOptions
 from shardopt.support.errors import UserError
@@ -176,9 +176,9 @@ def test_a_restarted_run_ends_as_if_nothing_had_happened(tmp_path: Path) -> None
         feed=lambda step: {2: inputs(step)[2]},
         after=after,
         finish=lambda run: ends.append(states(run)),
-        checkpoints=tmp_path,
-        restarts=1,
-        notice=lambda error, step: told.append((error.mesh, step)),
+        recovery=Recovery(
+            tmp_path, restarts=1, notice=lambda error, step: told.append((error.mesh, step))
+        ),
     )
     assert told == [("m1", 2)] and seen == [0, 1, 2, 2, 3, 4]
     assert ends == [undisturbed(5)]
@@ -190,7 +190,7 @@ def test_the_last_error_is_raised_when_no_restarts_are_left() -> None:
             lambda attempt: start([Fault("raise", "m0", 0, 0, 3)], "local"),
             lambda run: run.load(inputs()),
             1,
-            restarts=1,
+            recovery=Recovery(restarts=1),
         )
 
 

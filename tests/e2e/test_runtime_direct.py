@@ -18,6 +18,7 @@ from shardopt.runtime.backends.local import LocalBackend
 from shardopt.runtime.devices import dlpack
 from shardopt.runtime.devices.cuda import Cuda
 from shardopt.runtime.errors import MeshError
+from shardopt.runtime.options import WorkerOptions
 from shardopt.runtime.program.instructions import Instruction, MeshProgram, Program, Recv, Send
 from shardopt.runtime.program.routes import make_route
 from shardopt.runtime.reference import compare
@@ -50,7 +51,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def start(program: Program) -> Run:
-    return Run(program, LocalBackend(program, direct=True, checked_steps=100, quick_compile=True))
+    options = WorkerOptions(direct=True, checked_steps=100, quick_compile=True)
+    return Run(program, LocalBackend(program, options))
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])

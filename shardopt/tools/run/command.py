@@ -138,7 +138,7 @@ def _run_plan(args: argparse.Namespace) -> None:
     from shardopt.runtime.driver import open_run
     from shardopt.runtime.health.monitor import Limits
     from shardopt.runtime.inputs import random_inputs
-    from shardopt.runtime.restart import run_steps
+    from shardopt.runtime.restart import Recovery, run_steps
 
     check_targets(args)
     program, plan = read_program(args.plan)
@@ -179,10 +179,7 @@ def _run_plan(args: argparse.Namespace) -> None:
             args.steps,
             after=after,
             finish=lambda run: show_views(args, plan, run),
-            checkpoints=args.checkpoint_dir,
-            resume=args.resume,
-            restarts=args.restarts,
-            notice=tell_restart,
+            recovery=Recovery(args.checkpoint_dir, args.resume, args.restarts, tell_restart),
         )
 
 
