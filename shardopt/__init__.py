@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from shardopt.frontend.optimize import optimize
     from shardopt.frontend.parallelize import Parallelized, parallelize
     from shardopt.frontend.plan import Plan
-    from shardopt.frontend.session import StateArray
     from shardopt.frontend.shardings import Shardings, shardings
     from shardopt.frontend.spmd import input_shardings, shard
+    from shardopt.frontend.state_array import StateArray
     from shardopt.options.plan_options import PlanOptions
     from shardopt.runtime.driver import open_run, prepare
     from shardopt.runtime.errors import MeshError
@@ -70,7 +70,7 @@ _HOMES = {
     "Run": "runtime.run",
     "RunOptions": "runtime.options",
     "Shardings": "frontend.shardings",
-    "StateArray": "frontend.session",
+    "StateArray": "frontend.state_array",
     "UserError": "support.errors",
     "follow": "frontend.follow",
     "input_shardings": "frontend.spmd",

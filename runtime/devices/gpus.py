@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from shardopt.mesh.mesh import Mesh
+from shardopt.options.names import PlatformName
 from shardopt.runtime.devices.clients import Devices, World, shared_devices
 from shardopt.runtime.program.hosts import Host
 from shardopt.support.errors import UserError
@@ -17,7 +18,7 @@ PLATFORMS = ("auto", "cpu", "gpu")
 _PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin", "jax_rocm7_plugin", "jax_rocm60_plugin")
 
 
-def chosen_platform(platform: str, devices: int) -> str:
+def chosen_platform(platform: PlatformName, devices: int) -> PlatformName:
     """What "auto" stands for: GPUs if this process sees as many as the program has devices. Raises
     UserError for a name that is none."""
     if platform not in PLATFORMS:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
 
-from shardopt.options.names import BatchArguments
+from shardopt.options.names import BatchArguments, MeshIntraOp
 from shardopt.options.plan_options import PlanOptions
-from shardopt.options.table import Function, rows
+from shardopt.options.table import Function, Row, rows
 from shardopt.passes.options import unknown_name
 from shardopt.support.errors import UserError
 
@@ -34,9 +34,56 @@ def options_of(
     if "batch_args" in values:
         values["batch_args"] = batch_text(values["batch_args"], model)
     if "memory_budget" in values:
-        values["memory_budget"] = str(values["memory_budget"])
+        values["memory_budget"] = _bytes_text(values["memory_budget"])
     values |= {name: path_text(name, values[name]) for name in _PATHS if name in values}
+    for row in rows(PlanOptions):
+        if row.field in values:
+            accepted = _words(MeshIntraOp) if "MeshIntraOp" in row.accepts.get(function, "") else ()
+            check_value(row, values[row.field], accepted)
     return PlanOptions(**values)
+
+
+def check_value(row: Row, value: object, words: Sequence[str] = ()) -> None:
+    """Raises UserError for a value of another type than the option has, a number below its least
+    one, or none of its words (`words` if there are any)."""
+    words = words or row.choices
+    if value is None and row.is_optional:
+        return
+    if isinstance(value, str) and words:
+        if value in words:
+            return
+        raise UserError(unknown_name(f"value of {row.field}", value, words))
+    if not words or row.base is not str:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        fits = {
+            int: type(value) is int,
+            float: number,
+            bool: isinstance(value, bool),
+            str: isinstance(value, str),
+        }
+        if fits[row.base] and (row.least is None or value >= row.least):  # type: ignore[operator]
+            return
+    raise UserError(f"expected {row.field} to be {_expected(row, words)}, found {value!r}")
+
+
+def _expected(row: Row, words: Sequence[str]) -> str:
+    kinds = {int: "an integer", float: "a number", bool: "True or False", str: "text"}
+    text = kinds[row.base] if row.base is not str or not words else ""
+    text += f" of at least {row.least}" if row.least is not None else ""
+    parts = [text, *(f"'{word}'" for word in words), "None" if row.is_optional else ""]
+    return " or ".join(part for part in parts if part)
+
+
+def _words(literals: Any) -> tuple[str, ...]:
+    return tuple(
+        word
+        for each in get_args(literals)
+        for word in ([each] if isinstance(each, str) else _words(each))
+    )
+
+
+def _bytes_text(budget: object) -> object:
+    return str(budget) if type(budget) is int else budget
 
 
 def check_names(

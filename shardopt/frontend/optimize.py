@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from shardopt.frontend.arguments import options_of
 from shardopt.frontend.plan import Plan
 from shardopt.frontend.planning import make_plan
+from shardopt.frontend.python_words import errors_for_python, python_handler
 from shardopt.options.keywords import PlanKeywords
 from shardopt.options.signatures import shows_options
 
@@ -39,5 +40,8 @@ def optimize(
     them, nor keeps any (docs/concepts/planning-time.md). `on_phase(name)` is told when a phase
     begins; `handler` gets warnings and remarks. Raises UserError."""
     chosen = options_of("optimize", cluster, options, model)
-    plan = make_plan(model, chosen, cache=cache, on_phase=on_phase, handler=handler)
+    with errors_for_python():
+        plan = make_plan(
+            model, chosen, cache=cache, on_phase=on_phase, handler=python_handler(handler)
+        )
     return replace(plan, source=model)

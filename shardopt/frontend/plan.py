@@ -145,7 +145,7 @@ class Plan:
 
         Raises UserError when `path` is something else than a plan directory or an empty one.
         """
-        target = Path(path)
+        target = _folder(path)
         check_target(target)
         target.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -187,7 +187,7 @@ class Plan:
         from shardopt.planfile.plan_file import load_plan_file
         from shardopt.report.plan_summary import summarize
 
-        folder = Path(path)
+        folder = _folder(path)
         described = load_plan_file(str(folder / "plan.json"))
         parts = {name: _read(folder / name) for name in ("module.mlirbc", "original.mlirbc")}
         dumps = sorted((folder / "ir").glob("*.mlir"))
@@ -240,6 +240,13 @@ def check_target(target: Path) -> None:
         raise UserError(
             f"'{target}' exists and is not a plan directory: remove it or choose another output"
         )
+
+
+def _folder(path: str | os.PathLike[str]) -> Path:
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str) or "\n" in text:
+        raise UserError(f"expected the path of a plan directory, found {type(path).__name__}")
+    return Path(text)
 
 
 def _read(path: Path) -> bytes:

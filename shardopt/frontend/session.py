@@ -18,69 +18,16 @@ import jax
 import numpy as np
 
 from shardopt.frontend.spmd import like
+from shardopt.frontend.state_array import StateArray
 from shardopt.runtime.run import Outputs, Run
-from shardopt.support.errors import UserError
-
-# What the workers run on, whatever devices JAX has found in this process.
-_PLATFORM = "cpu"
 
 # Values that cannot change: the same object means the same contents.
 _IMMUTABLE = (jax.Array, bool, int, float, complex, np.generic)
 
 
-class StateArray:
-    """A state result that stays on the workers: fetched when looked at, fed back for free.
-
-    `value` is the array. It can be had until the next step, and ever after once it was.
-    `jax.numpy.asarray` and `numpy.asarray` give the same; other functions of JAX want an array
-    proper."""
-
-    def __init__(self, read: Callable[[], np.ndarray], aval: jax.ShapeDtypeStruct) -> None:
-        """`read` gives the value, or raises RuntimeError when it is gone."""
-        self._read = read
-        self.aval = aval
-        self._value: jax.Array | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.aval.shape
-
-    @property
-    def dtype(self) -> Any:
-        return self.aval.dtype
-
-    @property
-    def ndim(self) -> int:
-        return len(self.aval.shape)
-
-    @property
-    def value(self) -> jax.Array:
-        """The array itself. Raises UserError if it is gone: replaced by a later step, or closed."""
-        if self._value is None:
-            try:
-                array = self._read()
-            except RuntimeError as error:
-                raise UserError(
-                    f"this state is no longer on the workers ({error}); look at it before the next "
-                    "step and before "
-                    "close(), or use lazy_state=False"
-                ) from error
-            self._value = like(array, self.aval, bool(self.aval.weak_type))
-        return self._value
-
-    def __jax_array__(self) -> jax.Array:
-        return self.value
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(self.value, dtype=dtype, copy=copy)
-
-    def __repr__(self) -> str:
-        return f"StateArray(shape={self.shape}, dtype={self.dtype})"
-
-
 class Session:
     """One run, fed with the flat arguments of the module. `inputs` and `outputs` are their abstract
-    values."""
+    values; the workers run what is exported for `platform`."""
 
     def __init__(
         self,
@@ -89,8 +36,10 @@ class Session:
         outputs: Sequence[Any],
         *,
         lazy_state: bool = False,
+        platform: str = "cpu",
     ) -> None:
-        self._run = run
+        self.run = run
+        self._platform = platform
         self._inputs = tuple(inputs)
         self._outputs = tuple(outputs)
         self._lazy_state = lazy_state
@@ -107,9 +56,9 @@ class Session:
         changed = [number for number, leaf in enumerate(leaves) if not self._is_held(number, leaf)]
         values = {number: to_numpy(leaves[number], self._inputs[number]) for number in changed}
         if not self._uploaded:
-            self._run.load([values[number] for number in range(len(leaves))])
+            self.run.load([values[number] for number in range(len(leaves))])
             values = {}
-        outputs = self._run.step(values)
+        outputs = self.run.step(values)
         results = self._results(outputs)
         self._uploaded = dict(enumerate(leaves)) | {
             number: results[alias] for number, alias in self._state.items()
@@ -126,13 +75,13 @@ class Session:
         from shardopt.ir.context import make_context
         from shardopt.ir.io import load_module
 
-        exported = jax.export.export(jax.jit(init), platforms=(_PLATFORM,))(*args)
+        exported = jax.export.export(jax.jit(init), platforms=(self._platform,))(*args)
         leaves = jax.tree.leaves(args)
         kept = exported.module_kept_var_idx
         values = [to_numpy(leaves[number], exported.in_avals[number]) for number in kept]
         with make_context() as context:
             module = load_module(exported.mlir_module_serialized, context, name="init")
-            self._run.initialize(module, list(self._state), values)
+            self.run.initialize(module, list(self._state), values)
         return jax.tree.unflatten(exported.out_tree, self._hold_state())
 
     @property
@@ -143,25 +92,25 @@ class Session:
     def load(self, path: str | os.PathLike[str]) -> list[StateArray]:
         """The state of a checkpoint, or of the newest in a folder, of any plan of the model: what
         the donated arguments are to be, leaf by leaf. Raises UserError, MeshError."""
-        self._run.restore(Path(path))
+        self.run.restore(Path(path))
         return self._hold_state()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a new folder. Raises UserError, MeshError."""
-        self._run.save(Path(path))
+        self.run.save(Path(path))
 
     def close(self) -> None:
-        self._run.close()
+        self.run.close()
 
     def _hold_state(self) -> list[StateArray]:
         """Handles of what the workers hold for the state now; they can be had until the next
         step."""
-        step = self._run.steps_done
+        step = self.run.steps_done
 
         def read(number: int) -> np.ndarray:
-            if self._run.steps_done != step:
+            if self.run.steps_done != step:
                 raise RuntimeError(f"a step has replaced argument {number}")
-            return self._run.argument(number)
+            return self.run.argument(number)
 
         arrays = {
             number: StateArray(partial(read, number), self._inputs[number])

@@ -25,6 +25,7 @@ from shardopt.frontend.arguments import options_of
 from shardopt.frontend.call_signature import types_of
 from shardopt.frontend.device_cluster import cluster_text, export_platform, logical_mesh
 from shardopt.frontend.phase_options import INTRA, phase_text
+from shardopt.frontend.python_words import errors_for_python, python_handler
 from shardopt.frontend.spmd import check_exported, shard_over
 from shardopt.frontend.static_arguments import Names, Numbers, StaticArguments
 from shardopt.options.keywords import ShardKeywords
@@ -144,7 +145,10 @@ def shardings(
     described = cluster_text(list(mesh.devices.flat)) if cluster is None else cluster
     options_text = phase_text(options_of("shard", described, options, exported), INTRA)
     whole = AbstractMesh(tuple(mesh.shape.values()), mesh.axis_names)
-    sharded = shard_over(exported, logical_mesh(mesh), whole, options_text, handler)
+    with errors_for_python():
+        sharded = shard_over(
+            exported, logical_mesh(mesh), whole, options_text, python_handler(handler)
+        )
     inputs = [_on(mesh, named) for named in sharded._in_named_shardings]
     positional, by_name = jax.tree.unflatten(sharded.in_tree, inputs)
     outputs = [_on(mesh, named) for named in sharded._out_named_shardings]

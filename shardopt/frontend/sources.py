@@ -47,6 +47,11 @@ def resolve_source(source: Any) -> bytes | str | os.PathLike[str]:
 
     if hasattr(source, "mlir_module_serialized"):
         return bytes(source.mlir_module_serialized)
+    if isinstance(source, str) and "\n" in source:
+        raise UserError(
+            "expected a path, found text of several lines: the text of a module is passed as "
+            "bytes (text.encode())"
+        )
     if isinstance(source, str | os.PathLike):
         return (
             source if Path(source).is_file() and os.fspath(source) != STDIO else read_source(source)

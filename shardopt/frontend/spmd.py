@@ -5,9 +5,9 @@
     args, kwargs = shardopt.input_shardings(sharded)
     step = jax.jit(sharded.call, in_shardings=args)
 
-The only file of the front end that touches private parts of jax: the `_…` fields of `Exported`, and
+The only file of the front end that touches private parts of jax: the `_…` fields of `Exported`,
 what an array can carry besides shape and dtype (weak types, key types), which has no public
-constructor."""
+constructor, the static arguments of a jitted function, and which classes are arrays."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 import jax
 import numpy as np
 from jax import export
+from jax._src import core, dtypes
 from jax._src.lax.lax import _convert_element_type
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from shardopt.frontend.arguments import options_of
 from shardopt.frontend.phase_options import INTRA, option_text, phase_text
+from shardopt.frontend.python_words import errors_for_python, python_handler
 from shardopt.frontend.state_pairs import state_pairs
 from shardopt.ir.jax_versions import named_shardings_flag
 from shardopt.mesh.mesh import Mesh, Sharding, mesh_text, parse_mesh
@@ -64,7 +66,8 @@ def shard(
     check_exported(exported)
     options_text = phase_text(options_of("shard", cluster, options, exported), INTRA)
     whole = AbstractMesh(logical.shape, logical.axis_names)
-    return shard_over(exported, logical, whole, options_text, handler)
+    with errors_for_python():
+        return shard_over(exported, logical, whole, options_text, python_handler(handler))
 
 
 def shard_over(
@@ -106,6 +109,8 @@ def input_shardings(
 
     `devices` are those of the mesh in row-major order, by default the first of `jax.devices()`.
     Raises UserError when there are too few."""
+    if not isinstance(exported, export.Exported):
+        raise UserError(f"expected a jax.export.Exported, found {type(exported).__name__}")
     used = next(
         (s.mesh for s in exported._in_named_shardings if s is not None and s.mesh.size > 0), None
     )
@@ -161,6 +166,15 @@ def like(value: np.ndarray, aval: Any, weak_type: bool) -> jax.Array:
         return jax.random.wrap_key_data(jax.numpy.asarray(value), impl=aval.dtype._impl.name)
     array = jax.numpy.asarray(value)
     return _convert_element_type(array, weak_type=True) if weak_type else array
+
+
+def register_array_like(kind: type) -> None:
+    """Have functions of JAX take objects of a class with `aval` and `value` for the arrays that
+    they stand for. The aval alone is used in tracing."""
+    core.pytype_aval_mappings[kind] = lambda leaf: core.ShapedArray(
+        leaf.shape, leaf.dtype, weak_type=bool(leaf.aval.weak_type)
+    )
+    dtypes.canonicalize_value_handlers[kind] = lambda leaf: leaf.value
 
 
 def jitted_static(fun: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,6 +57,35 @@ class StaticArguments:
         return (
             tuple(static[k] if k in static else next(rest) for k in range(total)),
             {**kwargs, **{key: value for key, value in static.items() if isinstance(key, str)}},
+        )
+
+    def bound(self, fun: Callable[..., Any], static: Mapping[int | str, Any]) -> Callable[..., Any]:
+        """The function of the arguments that are traced, under their names."""
+        if not static:
+            return fun
+
+        @functools.wraps(fun)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = self.join(args, kwargs, static)
+            return fun(*args, **kwargs)
+
+        names = {
+            self.parameters[k] for k in static if isinstance(k, int) and k < len(self.parameters)
+        }
+        with contextlib.suppress(TypeError, ValueError):
+            plain = inspect.signature(fun)
+            kept = [p for name, p in plain.parameters.items() if name not in {*names, *static}]
+            call.__signature__ = plain.replace(parameters=kept)  # type: ignore[attr-defined]
+        return call
+
+    def traced_numbers(
+        self, numbers: Sequence[int], static: Mapping[int | str, Any]
+    ) -> tuple[int, ...]:
+        """Positions among traced arguments of those that have these positions among all."""
+        return tuple(
+            number - sum(isinstance(k, int) and k < number for k in static)
+            for number in numbers
+            if number not in static
         )
 
     def _numbers_of(self, count: int) -> tuple[int, ...]:

@@ -3,6 +3,7 @@ sides."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 import shardopt
 from examples.gpt import init_params, make_train_step
-from shardopt.frontend.session import StateArray
+from shardopt.frontend.state_array import StateArray
 from shardopt.runtime.run import Run
 from shardopt.support.errors import UserError
 from tests.e2e.models import BATCH, GPT
@@ -291,3 +292,53 @@ def test_state_is_made_saved_and_loaded_without_being_here(
         again, loss = train(loaded, x, y)
         reference, reference_loss = jax.jit(step)(expected, x, y)
         assert_same((session.fetch(again), loss), (reference, reference_loss))
+
+
+def scaled(params: Any, x: jax.Array, mode: str, *, rate: float = 0.1, key: Any = None) -> Any:
+    """A step with a static mode, a key, a flag and a missing part in its state."""
+
+    def loss_fn(weights: jax.Array) -> jax.Array:
+        hidden = jnp.tanh(x @ weights)
+        if mode == "noisy":
+            hidden = hidden + jax.random.normal(key, hidden.shape)
+        return jnp.mean(hidden**2)
+
+    loss, grads = jax.value_and_grad(loss_fn)(params["w"])
+    return {**params, "w": params["w"] - rate * grads, "count": params["count"] + 1}, loss
+
+
+@pytest.mark.parametrize("form", ["plain", "jitted", "partial", "method"])
+def test_static_keyword_and_missing_arguments(form: str) -> None:
+    class Trainer:
+        def step(self, *args: Any, **kwargs: Any) -> Any:
+            return scaled(*args, **kwargs)
+
+    static: dict[str, Any] = {"static_argnames": ("mode", "rate")}
+    fun: Any = scaled
+    if form == "jitted":
+        fun, static = jax.jit(scaled, static_argnames=("mode", "rate")), {}
+    elif form == "partial":
+        fun = functools.partial(scaled, key=jax.random.key(1))
+    elif form == "method":
+        fun, static = Trainer().step, {"static_argnums": 2, "static_argnames": ("rate",)}
+    expected = {
+        mode: jax.jit(scaled, static_argnames=("mode", "rate"))(
+            *start(), mode, rate=0.5, key=jax.random.key(1)
+        )
+        for mode in ("plain", "noisy")
+    }
+    planned = shardopt.parallelize(
+        fun, cluster="cpu-test:1x2", donate_argnums=0, stages=1, **static
+    )
+    keys = {} if form == "partial" else {"key": jax.random.key(1)}
+    with planned:
+        for mode, (params, loss) in expected.items():
+            got, got_loss = planned(*start(), mode, rate=0.5, **keys)
+            np.testing.assert_allclose(got_loss, loss, rtol=1e-5)
+            np.testing.assert_allclose(got["w"], params["w"], rtol=1e-5)
+            assert (int(got["count"]), bool(got["on"]), got["none"]) == (1, True, None)
+
+
+def start() -> tuple[Any, jax.Array]:
+    params = {"w": jnp.full((4, 4), 0.1), "count": 0, "on": True, "none": None}
+    return params, jnp.ones((8, 4))
