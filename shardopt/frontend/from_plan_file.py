@@ -4,6 +4,7 @@ model at hand."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any
 
 from shardopt.options.plan_options import PlanOptions
@@ -35,11 +36,20 @@ def options_after(path: str, overrides: Mapping[str, Any]) -> PlanOptions:
 
 
 def check_model(path: str, model: bytes) -> None:
-    """Raises UserError where a plan file was made for another model than this."""
-    from shardopt.frontend.plan_document import fingerprint
+    """Raises UserError where a plan file was made for another model than this.
 
-    made_for = load_plan_file(path).model
-    if made_for is not None and made_for.fingerprint != (actual := fingerprint(model)):
+    Nothing is known of a file of version 2 that another version of jaxlib has written."""
+    from shardopt.frontend.plan_document import OF_BYTECODE, bytecode_fingerprint, fingerprint
+
+    plan = load_plan_file(path)
+    made_for = plan.model
+    if made_for is None:
+        return
+    is_old = made_for.fingerprint.startswith(OF_BYTECODE)
+    if is_old and plan.made_by.get("jaxlib") != version("jaxlib"):
+        return
+    actual = (bytecode_fingerprint if is_old else fingerprint)(model)
+    if made_for.fingerprint != actual:
         raise UserError(
             f"{path}: field 'model.fingerprint': the plan was made for another model, "
             f"{made_for.fingerprint}; "

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from shardopt.frontend.plan import Plan
     from shardopt.report.plan_summary import PlanSummary, StageRow
 
+OF_BYTECODE = "sha256:"  # how a fingerprint of version 2 begins
+
 # Figures of a stage that its other fields do not hold.
 _PREDICTED = (
     "forward_seconds",
@@ -89,11 +91,19 @@ def kept_options(options: PlanOptions) -> dict[str, Any]:
 
 
 def fingerprint(model: bytes) -> str:
-    """Of the operations of a model, whatever their locations and the format of the file."""
+    """Of the operations of a model, whatever their locations, the format of the file, and the
+    version of jaxlib: of their text, since bytecode names the compiler that wrote it."""
+    with make_context() as context:
+        text = str(load_module(model, context).operation.get_asm(enable_debug_info=False))
+        return f"text-sha256:{sha256(text.encode()).hexdigest()}"
+
+
+def bytecode_fingerprint(model: bytes) -> str:
+    """As files of version 2 have it; equal in one version of jaxlib only."""
     with make_context() as context:
         module = load_module(model, context)
         run_native(module, "builtin.module(strip-debuginfo)")
-        return f"sha256:{sha256(module_bytecode(module)).hexdigest()}"
+        return f"{OF_BYTECODE}{sha256(module_bytecode(module)).hexdigest()}"
 
 
 def _layers(program: Program) -> dict[str, Any]:

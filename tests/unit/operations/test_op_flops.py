@@ -10,6 +10,7 @@ import pytest
 from shardopt.graph.op_flops import Work, op_work
 from shardopt.graph.windows import Window, meetings
 from tests.unit.operations.costs_page import DEPARTURES, PAGE, Count, counts, page
+from tests.unit.operations.page_version import OF_ONE_VERSION
 
 
 @cache
@@ -28,6 +29,7 @@ def test_every_departure_is_of_an_example() -> None:
     assert sorted(DEPARTURES.keys() - found().keys()) == []
 
 
+@OF_ONE_VERSION
 def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), (
         "run: python -m tests.unit.operations.costs_page"

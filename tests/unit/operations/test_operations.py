@@ -15,6 +15,7 @@ from shardopt.solve.sharding.factors import OPAQUE_OPS, WITHOUT_RULE, why_opaque
 from shardopt.solve.sharding.strategies import op_strategies
 from tests.unit.operations.op_examples import EXAMPLES, Example
 from tests.unit.operations.operations_page import PAGE, graph_of, op_of, page
+from tests.unit.operations.page_version import OF_ONE_VERSION
 from tests.unit.solve.sharding.op_graphs import CLUSTER, LINE, MESH
 
 CUBE = Mesh("m", (("x", 2), ("y", 2), ("z", 2)), tuple(range(8)))
@@ -127,6 +128,7 @@ def test_every_operation_of_real_models_is_accounted_for() -> None:
     assert sorted(SEEN - examples - OPAQUE_OPS.keys() - WITHOUT_RULE.keys()) == []
 
 
+@OF_ONE_VERSION
 def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text(encoding="utf-8") == page()
 

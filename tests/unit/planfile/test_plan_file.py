@@ -236,7 +236,7 @@ def test_all_errors_are_told(tmp_path: Path) -> None:
 ERRORS_WITH_A_MODEL = [
     (
         "model.fingerprint",
-        "sha256:0",
+        "text-sha256:0",
         "field 'model.fingerprint': the plan was made for another model",
     ),
     ("layers.body", [[0, 3], [1, 3]], "field 'layers.body': expected the layers of"),
@@ -319,7 +319,7 @@ def test_differences_are_told_by_field(tmp_path: Path, capsys: pytest.CaptureFix
     assert found["stages[1].shardings.inputs.arg1"][1] == "[{x}, {}]"
     assert found["stages[0].shardings.ops"] == (f"1 of {len(ops)} differ; [1] {ops[1]}", "other")
     assert found["layers.body"][1].endswith("in other layers")
-    assert found["stages[1].predicted.forward_seconds"][1] == "1.5e+03 ms"
+    assert found["stages[1].predicted.forward_seconds"][1] == "1.5 s"
     assert len(found) == 6
     first, second = tmp_path / "a.json", tmp_path / "b.json"
     first.write_text(json.dumps(document()))

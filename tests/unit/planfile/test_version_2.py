@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,22 @@ def test_a_kept_file_gives_the_plan_that_it_was_written_for() -> None:
     """Its prediction is believed too: the figures of the plan that is written anew are its own."""
     plan = make_plan(MODEL, options_after(KEPT, {}), cache=False)
     assert load_plan_file(KEPT).stage_phase_prediction() is not None
-    assert differences(load_values(KEPT), json.loads(json_text(plan.to_json()))) == ()
+    written = json.loads(json_text(plan.to_json()))
+    [fingerprint] = differences(load_values(KEPT), written)
+    assert fingerprint.path == "model.fingerprint"
+
+
+def test_a_fingerprint_of_bytecode_says_nothing_in_another_jaxlib(tmp_path: Path) -> None:
+    values = json.loads(Path(KEPT).read_text())
+    values["model"]["fingerprint"] = "sha256:0"
+    values["made_by"]["jaxlib"] = "0.0.1"
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(values))
+    assert check_plan(str(path), MODEL) == ()
+    values["made_by"]["jaxlib"] = version("jaxlib")
+    path.write_text(json.dumps(values))
+    [message] = check_plan(str(path), MODEL)
+    assert "the plan was made for another model, sha256:0" in message
 
 
 def test_a_prediction_of_other_decisions_stays_refused() -> None:
