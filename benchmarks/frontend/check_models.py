@@ -36,12 +36,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from shardopt.extract.batch_arguments import choose_batch_arguments
 from shardopt.frontend.plan import Plan, PlanOptions
 from shardopt.frontend.planning import make_plan
 from shardopt.ir.context import make_context
 from shardopt.ir.io import load_module
-from shardopt.ir.rewriting import functions, symbol_name
+from shardopt.passes.microbatches.find_batch import choose_batch
 from shardopt.runtime.driver import open_run, prepare
 from shardopt.runtime.inputs import random_inputs
 from shardopt.runtime.program.instructions import Program
@@ -96,14 +95,11 @@ class Model:
         """The inputs with the first of `count` microbatches in the place of all."""
         with make_context() as context:
             module = load_module(self.path, context)
-            main = next(
-                function for function in functions(module) if symbol_name(function) == "main"
-            )
-            chosen = choose_batch_arguments(main, self.batch_args.split(","), count)
+            batch = choose_batch(module, self.batch_args.split(","), count)
         repeated = list(inputs)
-        for batch in chosen:
-            first = np.split(repeated[batch.index], count, axis=batch.dim)[0]
-            repeated[batch.index] = np.concatenate([first] * count, axis=batch.dim)
+        for each in batch.all:
+            first = np.split(repeated[each.index], count, axis=each.dim)[0]
+            repeated[each.index] = np.concatenate([first] * count, axis=each.dim)
         return repeated
 
 

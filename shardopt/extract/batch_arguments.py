@@ -1,5 +1,4 @@
-"""The batch arguments of a step: as the user names them, or as donation tells them apart from the
-state.
+"""The batch arguments of a step as the user names them.
 
 An argument is given by number or by name. Names are those that jax writes into the locations of a
 module: `batch['x']` for the entry `x` of a parameter `batch`. In a pattern `*` stands for any text
@@ -8,7 +7,7 @@ and `?` for any character, and the name of a tree (`batch`) stands for all that 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,9 +20,6 @@ from shardopt.graph.op_graph import Tensor
 from shardopt.ir.diagnostics import DiagnosedError, diagnostic, position_of
 from shardopt.ir.rewriting import shape_of
 
-# Extents of the raw random keys that JAX's generators take (threefry 2, rbg 4): state of the step,
-# never its batch.
-_KEY_EXTENTS = (2, 4)
 # At most this many candidates are listed in an error.
 _MAX_LISTED = 8
 _ITEM = re.compile(r"(?P<name>[^:]+)(?::(?P<dim>\d+))?")
@@ -81,28 +77,17 @@ def parse_batch_arguments(texts: Sequence[str]) -> tuple[BatchItem, ...]:
     return tuple(items)
 
 
-def choose_batch_arguments(
-    main: ir.Operation, texts: Sequence[str], count: int
-) -> tuple[BatchArgument, ...]:
-    """The batch arguments of `@main`, given or with `auto` found, by number. None for `none`.
+def named_batch(main: ir.Operation, texts: Sequence[str]) -> tuple[BatchArgument, ...]:
+    """The arguments of `@main` that items name, by number; none for `none`.
 
-    Raises DiagnosedError for what does not exist or cannot be cut into `count` blocks, ValueError
-    for malformed items."""
-    if tuple(texts) == ("auto",):
-        chosen = find_batch_arguments(main)
-    else:
-        arguments = dict(enumerate(main.regions[0].blocks[0].arguments))
-        shapes = {number: shape_of(value) for number, value in arguments.items()}
-        names = {number: argument_name(value) for number, value in arguments.items()}
-        items = parse_batch_arguments(texts)
-        for item in items:
-            _check_item(main, item, shapes, names)
-        chosen = tuple(
-            BatchArgument(number, dim) for number, dim in _named(items, shapes, names).items()
-        )
-    for batch in chosen:
-        _check_extent(main, batch, count)
-    return chosen
+    Raises DiagnosedError for what does not exist, ValueError for malformed items."""
+    arguments = dict(enumerate(main.regions[0].blocks[0].arguments))
+    shapes = {number: shape_of(value) for number, value in arguments.items()}
+    names = {number: argument_name(value) for number, value in arguments.items()}
+    items = parse_batch_arguments(texts)
+    for item in items:
+        _check_item(main, item, shapes, names)
+    return tuple(BatchArgument(number, dim) for number, dim in _named(items, shapes, names).items())
 
 
 def argument_name(value: ir.Value) -> str:
@@ -141,7 +126,7 @@ def _check_item(
     if not matching and item.number is not None:
         raise _error(main, f"expected a batch argument below {len(shapes)}, found {item.number}")
     if not matching:
-        listed = _listed(main, _candidates(main) or list(shapes))
+        listed = _listed(main, brought(main) or list(shapes))
         reason = (
             "" if any(names.values()) else "; none has a name in this module, so give its number"
         )
@@ -157,7 +142,7 @@ def _check_item(
         )
 
 
-def _check_extent(main: ir.Operation, batch: BatchArgument, count: int) -> None:
+def check_extent(main: ir.Operation, batch: BatchArgument, count: int) -> None:
     """Raises DiagnosedError unless the batch dimension can be cut into `count` blocks."""
     extent = shape_of(main.regions[0].blocks[0].arguments[batch.index])[batch.dim]
     if extent % count:
@@ -168,43 +153,6 @@ def _check_extent(main: ir.Operation, batch: BatchArgument, count: int) -> None:
             "of dimension "
             f"{batch.dim} of {called(main, batch.index)}; its divisors are {divisors}",
         )
-
-
-def find_batch_arguments(main: ir.Operation) -> tuple[BatchArgument, ...]:
-    """Arguments that look like the batch, split along dimension 0. Raises DiagnosedError that lists
-    the candidates.
-
-    A training step donates its state, so candidates are the arguments it does not donate; of a
-    function that donates nothing they are the integer arguments (tokens, labels). Scalars and
-    random keys are none. All candidates must have one leading extent."""
-    arguments = list(main.regions[0].blocks[0].arguments)
-    candidates = _candidates(main)
-    if len({shape_of(arguments[k])[0] for k in candidates}) == 1:
-        return tuple(BatchArgument(k) for k in candidates)
-    tensors = [k for k, value in enumerate(arguments) if shape_of(value) and not _is_key(value)]
-    reason = (
-        "the candidates differ in their first extent"
-        if candidates
-        else "all arguments are donated or floating"
-    )
-    listed = _listed(main, candidates or tensors)
-    raise _error(
-        main,
-        f"cannot tell the batch arguments: {reason} ({listed}); name them with "
-        "batch-args=INDEX[:DIM] or NAME[:DIM]",
-    )
-
-
-def _candidates(main: ir.Operation) -> list[int]:
-    """See `find_batch_arguments`."""
-    arguments = list(main.regions[0].blocks[0].arguments)
-    donated = [
-        ALIASING_OUTPUT in attrs or BUFFER_DONOR in attrs for attrs in argument_attributes(main)
-    ]
-    tensors = [k for k, value in enumerate(arguments) if shape_of(value) and not _is_key(value)]
-    if any(donated):
-        return [k for k in tensors if not donated[k]]
-    return [k for k in tensors if isinstance(element_type(arguments[k]), ir.IntegerType)]
 
 
 def _listed(main: ir.Operation, numbers: Sequence[int]) -> str:
@@ -218,52 +166,51 @@ def _listed(main: ir.Operation, numbers: Sequence[int]) -> str:
     return ", ".join(listed[:_MAX_LISTED]) + (f", and {more} more" if more > 0 else "")
 
 
+def brought(main: ir.Operation) -> list[int]:
+    """Arguments with dimensions that the caller brings anew in each step: those that are not
+    donated, and no raw random keys."""
+    arguments = main.regions[0].blocks[0].arguments
+    donated = [
+        ALIASING_OUTPUT in attrs or BUFFER_DONOR in attrs for attrs in argument_attributes(main)
+    ]
+    return [
+        k
+        for k, value in enumerate(arguments)
+        if shape_of(value) and not donated[k] and not is_key(read_tensor(value.type))
+    ]
+
+
+def is_key(tensor: Tensor) -> bool:
+    """Whether a value looks like a raw random key of JAX's generators (threefry 2, rbg 4)."""
+    return tensor.dtype == "ui32" and tensor.shape in ((2,), (4,))
+
+
 def batch_of(graph: MeshGraph, texts: Sequence[str]) -> dict[int, int]:
     """Tensors of a mesh that hold the batch, and the dimension it lies on: as named, or with `auto`
-    those that `find_batch_arguments` would take for candidates. Raises ValueError."""
-    tensors = {number: graph.graph.tensors[tensor] for number, tensor in graph.arguments.items()}
+    as an earlier pass has marked them. Raises ValueError."""
     numbers = {tensor: number for number, tensor in graph.arguments.items()}
-    state = {number for number, tensor in graph.arguments.items() if tensor in graph.state}
     names = {
         numbers[tensor]: argument_name(value)
         for value, tensor in graph.reader.index.items()
         if tensor in numbers and isinstance(value, ir.BlockArgument) and argument_name(value)
     }
-    return {
-        graph.arguments[number]: dim
-        for number, dim in batch_numbers(tensors, names, state, texts).items()
+    shapes = {
+        number: graph.graph.tensors[tensor].shape for number, tensor in graph.arguments.items()
     }
+    batch = batch_numbers(shapes, names, graph.batch, texts)
+    return {graph.arguments[number]: dim for number, dim in batch.items()}
 
 
 def batch_numbers(
-    arguments: Mapping[int, Tensor], names: Mapping[int, str], state: Set[int], texts: Sequence[str]
+    shapes: Mapping[int, tuple[int, ...]],
+    names: Mapping[int, str],
+    marked: Mapping[int, int],
+    texts: Sequence[str],
 ) -> dict[int, int]:
-    """As `batch_of`, of arguments of `@main` by their numbers; `state` are those that a result
-    replaces."""
-    if tuple(texts) != ("auto",):
-        return _named(
-            parse_batch_arguments(texts),
-            {k: tensor.shape for k, tensor in arguments.items()},
-            names,
-        )
-    tensors = {
-        k: tensor for k, tensor in arguments.items() if tensor.shape and not _looks_like_key(tensor)
-    }
-    if state:  # a training step donates its state
-        return {k: 0 for k in tensors if k not in state}
-    return {k: 0 for k, tensor in tensors.items() if "i" in tensor.dtype}
-
-
-def element_type(value: ir.Value) -> ir.Type:
-    return ir.RankedTensorType(value.type).element_type
-
-
-def _is_key(value: ir.Value) -> bool:
-    return _looks_like_key(read_tensor(value.type))
-
-
-def _looks_like_key(tensor: Tensor) -> bool:
-    return tensor.dtype == "ui32" and len(tensor.shape) == 1 and tensor.shape[0] in _KEY_EXTENTS
+    """As `batch_of`, of arguments of `@main` by their numbers."""
+    if tuple(texts) == ("auto",):
+        return {number: dim for number, dim in marked.items() if number in shapes}
+    return _named(parse_batch_arguments(texts), shapes, names)
 
 
 def _error(main: ir.Operation, message: str) -> DiagnosedError:

@@ -17,6 +17,7 @@ from functools import cached_property
 
 from jaxlib.mlir import ir
 
+from shardopt.dialect.batch import read_batch, read_no_batch
 from shardopt.dialect.donation import read_donation, read_replacements
 from shardopt.dialect.mpmd import (
     IN_FLIGHT,
@@ -41,7 +42,8 @@ class MeshGraph:
     `reader.index` maps IR values, also those of mesh tensor type, to tensors of `graph`;
     `arguments` those arguments of `@main` (by number) that live on this mesh; `sent` are tensors
     that go to other meshes, `sources` says for those that arrive from which mesh (by number) and
-    tensor they come; `method` how the stage was planned to be sharded."""
+    tensor they come; `method` how the stage was planned to be sharded; `batch` which arguments of
+    `@main` hold the batch, and along which dimension, or `no_batch` why none is known to."""
 
     mesh: Mesh
     reader: RegionReader = field(default_factory=RegionReader)
@@ -54,6 +56,8 @@ class MeshGraph:
     arrivals: dict[int, int] = field(default_factory=dict)
     sources: dict[int, tuple[int, int]] = field(default_factory=dict)
     method: str = "ilp"
+    batch: dict[int, int] = field(default_factory=dict)
+    no_batch: str = ""
 
     @cached_property
     def graph(self) -> OpGraph:
@@ -99,6 +103,7 @@ def read_plain(main: ir.Operation, mesh: Mesh) -> MeshGraph:
     graph.arguments = {
         number: graph.reader.tensor(argument) for number, argument in enumerate(block.arguments)
     }
+    graph.batch, graph.no_batch = read_batch(main), read_no_batch(main)
     graph.outputs = graph.read_fragment(main, block, repeat=1)
     graph.tied += [
         (graph.arguments[argument], graph.outputs[result])
@@ -116,6 +121,8 @@ def read_staged(module: ir.Module, main: ir.Operation) -> tuple[MeshGraph, ...]:
         {symbol_name(function): function for function in functions(module)}, main
     )
     extractor.read_main(main)
+    for mesh in extractor.meshes.values():
+        mesh.batch, mesh.no_batch = read_batch(main), read_no_batch(main)
     return tuple(extractor.meshes.values())
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardopt.dialect.annotation import SHARDING
+from shardopt.dialect.batch import BATCH, NO_BATCH
 from shardopt.dialect.choices import CHOICES
 from shardopt.dialect.cluster import CLUSTER
 from shardopt.dialect.donation import ALIASING_OUTPUT, BUFFER_DONOR, REPLACED_BY
@@ -57,7 +58,7 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         INPUT,
         "On an argument of `@main`: the result that replaces it in the next step. A training step "
         "marks its state this "
-        "way, and the planner finds batch arguments by its absence. On an argument of a stage "
+        "way. On an argument of a stage "
         "function "
         "(`shardopt-lower-to-fragment-calls`): its buffer dies in the call, and this result takes "
         "it over.",
@@ -95,6 +96,21 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "be split further. `replicated` are axes that split nothing, `devices` the device ids in "
         "row-major order of "
         "the axes where they are not 0, 1, 2, … The shard phase obeys it and removes it.",
+    ),
+    AttributeDoc(
+        BATCH,
+        ("func.func",),
+        "0 : i64",
+        "shardopt-split-microbatches",
+        "On an argument of `@main` that holds the batch: the dimension it lies on. Data-parallel "
+        "methods of later phases start from there.",
+    ),
+    AttributeDoc(
+        NO_BATCH,
+        ("func.func",),
+        '"cannot tell the batch arguments: …"',
+        "shardopt-split-microbatches",
+        "On `@main`: why no argument holds the batch, for the errors of later phases that need one.",
     ),
     AttributeDoc(
         LAYER,

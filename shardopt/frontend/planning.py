@@ -135,7 +135,7 @@ def _search(
     nothing was."""
     best = None
     if options.microbatches is None:
-        best, attempts = best_choice(module, microbatch_choices(module, options), run)
+        best, attempts = best_choice(module, microbatch_choices(module, options, run), run)
         handler(_remark("microbatches", comparison(best, attempts)))
         options = best.choice.options
     if options.layers == "search":

@@ -66,25 +66,31 @@ class Attempt:
         return message.replace("; ", ", ")  # choices are told apart by semicolons
 
 
-def microbatch_choices(module: ir.Module, options: PlanOptions) -> tuple[Choice, ...]:
-    """A choice for each number of microbatches worth trying, for the imported form. Raises
-    UserError where the batch arguments cannot be told."""
-    from shardopt.extract.batch_arguments import choose_batch_arguments
-    from shardopt.ir.rewriting import functions, shape_of, symbol_name
-
-    main = next(function for function in functions(module) if symbol_name(function) == "main")
-    extent = 1
-    if options.batch_args != "none":
-        try:
-            chosen = choose_batch_arguments(main, options.batch_args.split(","), 1)
-        except ValueError as error:
-            raise UserError(str(error)) from error
-        arguments = main.regions[0].blocks[0].arguments
-        extent = gcd(*(shape_of(arguments[batch.index])[batch.dim] for batch in chosen))
+def microbatch_choices(
+    module: ir.Module, options: PlanOptions, run: RunPhase
+) -> tuple[Choice, ...]:
+    """A choice for each number of microbatches worth trying, for the imported form: one alone where
+    no batch is known. `run` as in `best_choice`. Raises UserError for batch arguments that do not
+    exist."""
     return tuple(
         Choice(f"{count} microbatch{'es' * (count > 1)}", replace(options, microbatches=count))
-        for count in thinned_divisors(extent)
+        for count in thinned_divisors(_batch_extent(module, options, run))
     )
+
+
+def _batch_extent(module: ir.Module, options: PlanOptions, run: RunPhase) -> int:
+    """What all numbers of microbatches divide, as the microbatch phase finds it."""
+    from shardopt.dialect.batch import read_batch
+    from shardopt.extract.chosen_plan import main_of
+    from shardopt.ir.io import load_module, module_bytecode
+    from shardopt.ir.rewriting import shape_of
+
+    clone = load_module(module_bytecode(module), module.context)
+    run(clone, PHASES[0], replace(options, microbatches=1), lambda _: None, "")
+    main = main_of(clone)
+    arguments = main.regions[0].blocks[0].arguments
+    extents = (shape_of(arguments[number])[dim] for number, dim in read_batch(main).items())
+    return gcd(*extents) or 1
 
 
 def thinned_divisors(extent: int) -> tuple[int, ...]:

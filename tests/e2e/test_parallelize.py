@@ -220,11 +220,12 @@ def test_workers_start_again_after_close_and_after_a_failure(
 
 def test_errors_name_the_argument(mlp: Any) -> None:
     params, x, y = mlp
-    step = shardopt.parallelize(mlp_step, **PIPELINE)
+    sums = shardopt.parallelize(lambda w, a, b: w - a.sum() * b.sum(), **PIPELINE)
     with pytest.raises(
         shardopt.UserError, match=r"cannot tell the batch arguments: .*batch_argnums"
     ):
-        step(params, x, y)
+        sums(x[0], x, x[:7])
+    step = shardopt.parallelize(mlp_step, **PIPELINE)
     with pytest.raises(
         shardopt.UserError,
         match=r"expected args\[0\]\['head'\] to be an array or a number, found str",

@@ -12,15 +12,15 @@ of a batched value is collected block by block.
       %u = subtract %w, %g                   mpmd.return %n }
       return %u }                          %u = subtract %w, %g ; return %u }
 
-1. Find the batch arguments: given by number or name, or those of a training step that are not
-   donated state.
+1. Find the batch arguments: named by the user, or from where rows go
+   (`shardopt.passes.microbatches.find_batch`), and mark them (`shardopt.batch`).
 2. Propagate the batch through the sharding rules (`shardopt.solve.microbatches.time_axis`).
 3. Place the ops on demand (`shardopt.solve.microbatches.time_plan`).
 4. Write the loop (`shardopt.passes.microbatches.microbatch_loop`).
 
-With `batch-args=none num-microbatches=1` all of the step but the updates of its state is the body
-of a loop of one iteration, whose results replace the accumulators: for steps without a batch
-dimension."""
+One microbatch needs no batch: with `batch-args=none`, or where none is found, all of the step but
+the updates of its state is the body of a loop of one iteration, whose results replace the
+accumulators."""
 
 from __future__ import annotations
 
@@ -29,13 +29,7 @@ from dataclasses import dataclass, replace
 
 from jaxlib.mlir import ir
 
-from shardopt.extract.batch_arguments import (
-    BatchArgument,
-    called,
-    choose_batch_arguments,
-    element_type,
-    parse_batch_arguments,
-)
+from shardopt.extract.batch_arguments import BatchArgument, parse_batch_arguments
 from shardopt.extract.op_graph import sharding_rules
 from shardopt.forms.microbatched_form import MICROBATCH
 from shardopt.graph.microbatching import Split, TimePlan
@@ -43,10 +37,18 @@ from shardopt.graph.op_graph import OpGraph
 from shardopt.ir.rewriting import functions, shape_of, symbol_name
 from shardopt.options.names import BatchCoupling
 from shardopt.passes.base import Pass, PassContext, PassFailure, plan_option
+from shardopt.passes.microbatches.find_batch import (
+    UndecidedBatch,
+    choose_batch,
+    mark_batch,
+    mark_undecided,
+)
 from shardopt.passes.microbatches.microbatch_loop import LoopWriter, StepReader
 from shardopt.solve.microbatches.time_axis import Batch, CouplingError, TimeAxis, analyse
 from shardopt.solve.microbatches.time_plan import plan_loop
 from shardopt.solve.microbatches.whole_step import plan_single
+
+_WHOLE_STEP = "the loop has one iteration, of the whole step"
 
 
 def _find_main(module: ir.Module, pm: PassContext) -> ir.Operation:
@@ -84,7 +86,7 @@ def _batch(
         for k, value in enumerate(arguments)
         if k not in splits
         and shape_of(value)
-        and not isinstance(element_type(value), ir.IntegerType)
+        and not isinstance(ir.RankedTensorType(value.type).element_type, ir.IntegerType)
     )
     return Batch(count, splits, weights, reader.splats())
 
@@ -128,10 +130,13 @@ class SplitMicrobatches(Pass):
 
     def run(self, module: ir.Module, pm: PassContext) -> None:
         main = _find_main(module, pm)
+        batch = self._batch_of(module, main, pm)
+        if len(main.regions[0].blocks[0].operations) == 1:
+            raise pm.error(main, "expected a step that computes something, found no operation")
         with sharding_rules(module):
             reader, outputs = _read_step(main)
         try:
-            plan = self._plan(main, reader, outputs, pm)
+            plan = self._plan(main, reader, outputs, batch, pm)
         except CouplingError as error:
             raise _explain(error, reader, pm) from None
         if not plan.accumulators:
@@ -143,21 +148,41 @@ class SplitMicrobatches(Pass):
         pm.statistic("accumulators", len(plan.accumulators))
         LoopWriter(module, main, reader, plan).write()
 
+    def _batch_of(
+        self, module: ir.Module, main: ir.Operation, pm: PassContext
+    ) -> tuple[BatchArgument, ...]:
+        """The batch, marked for later passes; none where one microbatch does without."""
+        if self.batch_args == ("none",):
+            return ()
+        try:
+            batch = choose_batch(module, self.batch_args, self.num_microbatches)
+        except UndecidedBatch as error:
+            if self.num_microbatches > 1:
+                raise
+            mark_undecided(main, error)
+            pm.remark("no-batch", main, f"{error.reason}; {_WHOLE_STEP}")
+            return ()
+        mark_batch(main, batch)
+        pm.remark("batch-arguments", main, batch.describe(main), category="analysis")
+        return batch.all
+
     def _plan(
-        self, main: ir.Operation, reader: StepReader, outputs: tuple[int, ...], pm: PassContext
+        self,
+        main: ir.Operation,
+        reader: StepReader,
+        outputs: tuple[int, ...],
+        chosen: Sequence[BatchArgument],
+        pm: PassContext,
     ) -> TimePlan:
         graph = reader.graph(outputs)
-        if self.batch_args == ("none",):
+        if not chosen:
             return plan_single(graph)
-        chosen = choose_batch_arguments(main, self.batch_args, self.num_microbatches)
-        _remark_batch(main, chosen, pm)
-        return _plan_loop(
-            graph,
-            _batch(main, reader, chosen, self.num_microbatches),
-            self.batch_coupling,
-            reader,
-            pm,
-        )
+        batch = _batch(main, reader, chosen, self.num_microbatches)
+        plan = _plan_loop(graph, batch, self.batch_coupling, reader, pm)
+        if plan.accumulators or self.num_microbatches > 1:
+            return plan
+        pm.remark("no-batch-structure", main, f"no result depends on the batch; {_WHOLE_STEP}")
+        return plan_single(graph)
 
 
 def _plan_loop(
@@ -191,14 +216,9 @@ def _plan_loop(
         pm.remark(
             "no-batch-structure",
             op,
-            f"'{op.name}' {error}; the loop has one iteration, of the whole step",
+            f"'{op.name}' {error}; {_WHOLE_STEP}",
         )
         return plan_single(graph)
-
-
-def _remark_batch(main: ir.Operation, chosen: Sequence[BatchArgument], pm: PassContext) -> None:
-    listed = ", ".join(f"dimension {batch.dim} of {called(main, batch.index)}" for batch in chosen)
-    pm.remark("batch-arguments", main, f"the batch is {listed}", category="analysis")
 
 
 def _remark_couplings(axis: TimeAxis, reader: StepReader, pm: PassContext) -> None:

@@ -43,6 +43,7 @@ from shardopt.mesh.mesh import Mesh, parse_mesh
 from shardopt.options.names import Annotations, MeshIntraOp, Unreduced
 from shardopt.passes.base import Pass, PassContext, PassFailure, option, plan_option
 from shardopt.passes.from_plan.shardings import recorded
+from shardopt.passes.microbatches.find_batch import UndecidedBatch, find_batch
 from shardopt.passes.sharding.decide.planning import Planner
 from shardopt.passes.sharding.decide.writing import write_plans
 from shardopt.passes.sharding.demands.demand_rules import DemandError
@@ -120,7 +121,7 @@ class ChooseShardings(Pass):
         if mesh is None and self.sharding_format == "sdy":
             raise UserError("expected sharding-format=mhlo for a module with stages, found sdy")
         demands = obeyed_demands(module, main, mesh, self.constraints, self.annotations, pm)
-        graphs = self._extract(module, main, mesh)
+        graphs = self._extract(module, main, mesh, pm)
         solved = self.planner(self, cluster, demands, pm).plans(graphs)
         if mesh is None:
             pairs = zip(graphs, solved, strict=True)
@@ -130,13 +131,29 @@ class ChooseShardings(Pass):
         write_plans(module, main, graphs, [each.plan for each in solved if each.plan is not None])
 
     def _extract(
-        self, module: ir.Module, main: ir.Operation, mesh: Mesh | None
+        self, module: ir.Module, main: ir.Operation, mesh: Mesh | None, pm: PassContext
     ) -> tuple[MeshGraph, ...]:
         with timed("sharding program: read"), sharding_rules(module):
             graphs = read_staged(module, main) if mesh is None else (read_plain(main, mesh),)
+        if mesh is not None and self.intra_op not in ("auto", "ilp"):
+            self._find_batch(module, main, graphs[0], pm)
         if self.intra_op == "auto":
             return graphs
         return tuple(replace(graph, method=self.intra_op) for graph in graphs)
+
+    def _find_batch(
+        self, module: ir.Module, main: ir.Operation, graph: MeshGraph, pm: PassContext
+    ) -> None:
+        """What the microbatch phase has marked in a module with stages."""
+        if self.batch_args != ("auto",):
+            return
+        try:
+            batch = find_batch(module)
+        except UndecidedBatch as error:
+            graph.no_batch = error.reason
+            return
+        graph.batch = {each.index: each.dim for each in batch.all}
+        pm.remark("batch-arguments", main, batch.describe(main), category="analysis")
 
     def _mesh(self, cluster: Cluster) -> Mesh:
         if not self.mesh:

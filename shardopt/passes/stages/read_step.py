@@ -11,14 +11,15 @@ from dataclasses import replace
 
 from jaxlib.mlir import ir
 
+from shardopt.dialect.batch import read_batch, read_no_batch
 from shardopt.dialect.donation import argument_attributes, read_donation
 from shardopt.dialect.mpmd import LAYER
 from shardopt.dialect.program import Program
 from shardopt.extract.batch_arguments import argument_name, batch_numbers
 from shardopt.extract.control_flow import RegionReader
-from shardopt.extract.op_graph import read_tensor, sharding_rules
+from shardopt.extract.op_graph import sharding_rules
 from shardopt.graph.op_graph import SHARED
-from shardopt.ir.rewriting import defining
+from shardopt.ir.rewriting import defining, shape_of
 from shardopt.solve.presets.base import InputKinds
 from shardopt.solve.stages.step_graph import StepGraph, sum_point
 from shardopt.support.errors import UserError
@@ -35,13 +36,12 @@ def read_step(
         step = reader.run()
     arguments = dict(enumerate(program.main_block.arguments))
     donated = read_donation(program.main).keys()
-    tensors = {k: read_tensor(argument.type) for k, argument in arguments.items()}
+    shapes = {k: shape_of(argument) for k, argument in arguments.items()}
     names = {k: argument_name(argument) for k, argument in arguments.items()}
-    batch = batch_numbers(tensors, names, donated, batch_args)
+    batch = batch_numbers(shapes, names, read_batch(program.main), batch_args)
     state = frozenset(reader.reader.tensor(arguments[k]) for k in donated)
-    return step, InputKinds(
-        state, {reader.reader.tensor(arguments[k]): dim for k, dim in batch.items()}, {}, step.tied
-    )
+    held = {reader.reader.tensor(arguments[k]): dim for k, dim in batch.items()}
+    return step, InputKinds(state, held, tied=step.tied, no_batch=read_no_batch(program.main))
 
 
 def check_clustered(program: Program) -> None:

@@ -21,13 +21,15 @@ Dims = tuple[Axes, ...]
 class InputKinds:
     """What the presets need to know of a graph: inputs that hold state, inputs that hold the batch
     with the dimension it lies on, the same of what other meshes send, the pairs that must agree,
-    and for `shardy` what Shardy's own propagation made of the tensors."""
+    for `shardy` what Shardy's own propagation made of the tensors, and why no input is known to hold
+    the batch."""
 
     state: Set[int] = frozenset()
     batch: Mapping[int, int] = field(default_factory=dict)
     received: Mapping[int, int] = field(default_factory=dict)
     tied: tuple[tuple[int, int], ...] = ()
     propagated: Mapping[int, Sharding] = field(default_factory=dict)
+    no_batch: str = ""
 
 
 @dataclass(frozen=True)

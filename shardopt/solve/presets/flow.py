@@ -48,9 +48,13 @@ def follow_batch(graph: OpGraph, input_kinds: InputKinds, preset: str) -> BatchF
     """Raises UserError when no input is known to hold the batch."""
     seeds = _seeds(graph, input_kinds)
     if not seeds:
+        reason = (
+            f": {input_kinds.no_batch}; name them with batch-args"
+            if input_kinds.no_batch
+            else (" (see batch-args)")
+        )
         raise UserError(
-            f"preset '{preset}' splits the batch: expected batch arguments, found none (see "
-            "batch-args)"
+            f"preset '{preset}' splits the batch: expected batch arguments, found none{reason}"
         )
     dims, factors = _spread(graph, seeds)
     depends = [

@@ -9,7 +9,8 @@
 // RUN: not shardopt-opt %t/named.mlir --shardopt-split-microbatches="batch-args=batch[*].y" 2>&1 | FileCheck %t/named.mlir
 // RUN: not shardopt-opt %t/named.mlir --shardopt-split-microbatches="batch-args=batch num-microbatches=4" 2>&1 | FileCheck %t/named.mlir --check-prefix=EXTENT
 // RUN: not shardopt-opt %t/named.mlir --shardopt-split-microbatches="batch-args=scale,batch" 2>&1 | FileCheck %t/named.mlir --check-prefix=SCALAR
-// RUN: not shardopt-opt %t/auto.mlir --shardopt-split-microbatches 2>&1 | FileCheck %t/auto.mlir
+// RUN: not shardopt-opt %t/auto.mlir --shardopt-split-microbatches="num-microbatches=2" 2>&1 | FileCheck %t/auto.mlir
+// RUN: not shardopt-opt %t/empty.mlir --shardopt-split-microbatches 2>&1 | FileCheck %t/empty.mlir
 // RUN: not shardopt-opt %t/loop.mlir --shardopt-split-microbatches="num-microbatches=2" 2>&1 | FileCheck %t/loop.mlir
 // RUN: not shardopt-opt %t/twice.mlir --shardopt-split-microbatches 2>&1 | FileCheck %t/twice.mlir
 
@@ -59,9 +60,20 @@ func.func @main(%w: tensor<2xf32> {tf.aliasing_output = 0 : i32} loc("params['w'
 }
 
 //--- auto.mlir
-// CHECK: auto.mlir:[[@LINE+1]]:1: error: cannot tell the batch arguments: the candidates differ in their first extent (1: tensor<4x2xf32>, 2: tensor<3xi32>); name them with batch-args=INDEX[:DIM] or NAME[:DIM]
-func.func @main(%w: tensor<2xf32> {jax.buffer_donor = true}, %x: tensor<4x2xf32>, %y: tensor<3xi32>, %key: tensor<2xui32>) -> tensor<2xf32> {
-  return %w : tensor<2xf32>
+// CHECK: auto.mlir:[[@LINE+1]]:1: error: cannot tell the batch arguments: several arguments could be it (1: tensor<4x2xf32>, 4 rows; 2: tensor<3x2xf32>, 3 rows); name them with batch-args=INDEX[:DIM] or NAME[:DIM]
+func.func @main(%w: tensor<2xf32> {jax.buffer_donor = true}, %x: tensor<4x2xf32>, %y: tensor<3x2xf32>, %key: tensor<2xui32>) -> tensor<2xf32> {
+  %zero = stablehlo.constant dense<0.0> : tensor<f32>
+  %0 = stablehlo.reduce(%x init: %zero) applies stablehlo.add across dimensions = [0] : (tensor<4x2xf32>, tensor<f32>) -> tensor<2xf32>
+  %1 = stablehlo.reduce(%y init: %zero) applies stablehlo.add across dimensions = [0] : (tensor<3x2xf32>, tensor<f32>) -> tensor<2xf32>
+  %2 = stablehlo.multiply %0, %1 : tensor<2xf32>
+  %3 = stablehlo.subtract %w, %2 : tensor<2xf32>
+  return %3 : tensor<2xf32>
+}
+
+//--- empty.mlir
+// CHECK: empty.mlir:[[@LINE+1]]:1: error: expected a step that computes something, found no operation
+func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+  return %x : tensor<4xf32>
 }
 
 //--- loop.mlir

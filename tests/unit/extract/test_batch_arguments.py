@@ -1,4 +1,4 @@
-"""Batch arguments by number, by name and found: which are chosen, and what is said when none is."""
+"""Batch arguments by number and by name: which are chosen, and what is said when none is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from jaxlib.mlir import ir
 
-from shardopt.extract.batch_arguments import choose_batch_arguments
+from shardopt.extract.batch_arguments import check_extent, named_batch
 from shardopt.ir.context import make_context
 from shardopt.ir.diagnostics import DiagnosedError
 from shardopt.ir.rewriting import functions
@@ -47,7 +47,7 @@ def main() -> Iterator[ir.Operation]:
     ],
 )
 def test_arguments_are_named(main: ir.Operation, texts: str, chosen: dict[int, int]) -> None:
-    batches = choose_batch_arguments(main, texts.split(","), 1)
+    batches = named_batch(main, texts.split(","))
     assert {batch.index: batch.dim for batch in batches} == chosen
 
 
@@ -70,10 +70,11 @@ def test_arguments_are_named(main: ir.Operation, texts: str, chosen: dict[int, i
 )
 def test_mistakes_are_told_with_names(main: ir.Operation, texts: str, message: str) -> None:
     with pytest.raises(DiagnosedError, match=message):
-        choose_batch_arguments(main, texts.split(","), 2)
+        for batch in named_batch(main, texts.split(",")):
+            check_extent(main, batch, 2)
 
 
 @pytest.mark.parametrize("texts", [":1", "x:", "x:y", "1:x", "auto,1", "1,none", ""])
 def test_malformed_items_are_refused(main: ir.Operation, texts: str) -> None:
     with pytest.raises(ValueError, match="expected batch-args to be"):
-        choose_batch_arguments(main, texts.split(","), 1)
+        named_batch(main, texts.split(","))

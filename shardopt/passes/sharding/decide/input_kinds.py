@@ -29,7 +29,11 @@ def find_input_kinds(
     Shardy propagates from shardings that the user demands or, for want of any, from `annotated`
     ones or from the batch. `received` is where the batch lies in values that other meshes send."""
     input_kinds = InputKinds(
-        graph.state, batch_of(graph, batch_args), received or {}, tuple(graph.tied)
+        graph.state,
+        batch_of(graph, batch_args),
+        received or {},
+        tuple(graph.tied),
+        no_batch=graph.no_batch,
     )
     if preset != "shardy":
         return input_kinds

@@ -1,0 +1,200 @@
+"""The batch arguments of a step: as the user names them, or as the rows of its arguments tell
+(`shardopt.solve.microbatches.batch_search`). Later passes read what is decided from marks
+(`shardopt.dialect.batch`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from jaxlib.mlir import ir
+
+from shardopt.dialect.batch import write_batch, write_no_batch
+from shardopt.dialect.donation import read_replacements
+from shardopt.extract.batch_arguments import (
+    BatchArgument,
+    argument_name,
+    brought,
+    called,
+    check_extent,
+    is_key,
+    named_batch,
+)
+from shardopt.extract.chosen_plan import main_of
+from shardopt.extract.control_flow import RegionReader
+from shardopt.extract.op_graph import sharding_rules
+from shardopt.graph.op_graph import Tensor
+from shardopt.ir.diagnostics import DiagnosedError, diagnostic
+from shardopt.solve.microbatches.batch_search import (
+    BatchSearch,
+    Family,
+    StepInputs,
+    search_batch,
+)
+
+# At most this many arguments are listed in an error.
+_MAX_LISTED = 8
+_NAME_PART = re.compile(r"[^.\[\]]+")
+
+
+class UndecidedBatch(DiagnosedError):
+    """It is not clear which arguments hold the batch, for the `reason`."""
+
+    def __init__(self, main: ir.Operation, reason: str) -> None:
+        advice = "name them with batch-args=INDEX[:DIM] or NAME[:DIM]"
+        super().__init__(diagnostic("error", main, f"{reason}; {advice}"))
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class FoundBatch:
+    """Arguments that the caller brings in each step, and state that has the same rows, such as
+    caches."""
+
+    inputs: tuple[BatchArgument, ...]
+    state: tuple[BatchArgument, ...] = ()
+
+    @property
+    def all(self) -> tuple[BatchArgument, ...]:
+        return tuple(sorted((*self.inputs, *self.state), key=lambda batch: batch.index))
+
+    def describe(self, main: ir.Operation) -> str:
+        """The remark that says what was decided."""
+        inputs, state = (_placed(main, part) for part in (self.inputs, self.state))
+        if not inputs:
+            return f"the batch is carried in the state: {state}"
+        return f"the batch is {inputs}" + (f"; state has it too: {state}" if state else "")
+
+
+def choose_batch(module: ir.Module, texts: Sequence[str], count: int) -> FoundBatch:
+    """The batch arguments of `@main` in the imported form, named or with `auto` found. None for `none`.
+
+    Raises UndecidedBatch, DiagnosedError for what does not exist or cannot be cut into `count`
+    blocks, ValueError for malformed items."""
+    main = main_of(module)
+    is_auto = tuple(texts) == ("auto",)
+    batch = find_batch(module) if is_auto else FoundBatch(named_batch(main, texts))
+    for each in batch.all:
+        check_extent(main, each, count)
+    return batch
+
+
+def find_batch(module: ir.Module) -> FoundBatch:
+    """Raises UndecidedBatch, which lists the candidates with what speaks against each."""
+    main, reader = main_of(module), RegionReader()
+    block = main.regions[0].blocks[0]
+    arguments = tuple(map(reader.tensor, block.arguments))
+    *ops, terminator = (op.operation for op in block.operations)
+    with sharding_rules(module):
+        reader.add_ops(ops)
+    graph = reader.graph(map(reader.tensor, terminator.operands))
+    tensors = tuple(graph.tensors[argument] for argument in arguments)
+    trees = _trees([argument_name(argument) for argument in block.arguments])
+    replaced = read_replacements(main) or _replaced_trees(
+        trees, tensors, [graph.tensors[result] for result in graph.outputs]
+    )
+    keys = frozenset(k for k, tensor in enumerate(tensors) if is_key(tensor))
+    step = StepInputs(arguments, graph.outputs, replaced, keys, trees)
+    search = search_batch(graph, step)
+    if not search.batch:
+        raise UndecidedBatch(main, _undecided(main, search))
+    batch = [BatchArgument(rows.number, rows.dim) for rows in search.batch]
+    return FoundBatch(
+        tuple(each for each in batch if each.index not in replaced),
+        tuple(each for each in batch if each.index in replaced),
+    )
+
+
+def mark_batch(main: ir.Operation, batch: FoundBatch) -> None:
+    """Tell later passes."""
+    write_batch(main, {each.index: each.dim for each in batch.all})
+
+
+def mark_undecided(main: ir.Operation, error: UndecidedBatch) -> None:
+    """Tell later passes why there is no batch."""
+    write_no_batch(main, error.reason)
+
+
+def _trees(names: Sequence[str]) -> tuple[str, ...]:
+    """The tree that each argument is a leaf of: the first part of its name in which not all agree.
+    Arguments without a name stand alone."""
+    parts = [_NAME_PART.findall(name) for name in names]
+    depth = 1
+    while len({tuple(each[:depth]) for each in parts}) == 1 and all(
+        len(each) > depth for each in parts
+    ):
+        depth += 1
+    return tuple(".".join(each[:depth]) or f"#{number}" for number, each in enumerate(parts))
+
+
+def _replaced_trees(
+    trees: Sequence[str], arguments: Sequence[Tensor], results: Sequence[Tensor]
+) -> dict[int, int]:
+    """Argument -> result, for a step that donates nothing: trees of several leaves that come back
+    leaf by leaf are state."""
+    replaced: dict[int, int] = {}
+    for numbers in _runs(trees):
+        types = [arguments[number] for number in numbers]
+        taken = set(replaced.values())
+        for start in range(len(results) - len(types) + 1 if len(types) > 1 else 0):
+            span = range(start, start + len(types))
+            if taken.isdisjoint(span) and [results[k] for k in span] == types:
+                replaced.update(zip(numbers, span, strict=True))
+                break
+    return replaced
+
+
+def _runs(trees: Sequence[str]) -> Iterator[list[int]]:
+    """The numbers of the leaves of each tree."""
+    for _, group in groupby(range(len(trees)), key=lambda number: trees[number]):
+        yield list(group)
+
+
+def _undecided(main: ir.Operation, search: BatchSearch) -> str:
+    names = main.regions[0].blocks[0].arguments
+    against = _objections(search)
+    numbers = [number for number in brought(main) if number in against] or brought(main)
+    listed = [
+        f"{k}: {argument_name(names[k])} {names[k].type}".replace("  ", " ")
+        + (f", {against[k]}" if k in against else "")
+        for k in numbers
+    ]
+    more = len(listed) - _MAX_LISTED
+    tail = f"; and {more} more" if more > 0 else ""
+    why = (
+        "several arguments could be it"
+        if search.disputed
+        else "no argument has rows that run through the step one by one"
+    )
+    candidates = "; ".join(listed[:_MAX_LISTED]) + tail
+    return f"cannot tell the batch arguments: {why}" + (f" ({candidates})" if listed else "")
+
+
+def _objections(search: BatchSearch) -> Mapping[int, str]:
+    """What speaks against the first dimension of each argument, if it has more than one row."""
+    families = {rows: family for family in search.families for rows in family.inputs}
+    return {
+        rows.number: f"{family.extent} rows" if family in search.disputed else _objection(family)
+        for rows, family in families.items()
+        if rows.dim == 0
+    }
+
+
+def _objection(family: Family) -> str:
+    if family.looked_up:
+        return "whose rows are picked by an index"
+    if family.mixed:
+        return "whose rows are mixed"
+    if not family.agreed:
+        return "whose rows some results have and others sum up"
+    if not family.whole_trees:
+        return "in a tree of which the most has no such rows"
+    if family.share < 1:
+        return "along which little of the work is done"
+    return "which results do not have"
+
+
+def _placed(main: ir.Operation, batch: Sequence[BatchArgument]) -> str:
+    return ", ".join(f"dimension {each.dim} of {called(main, each.index)}" for each in batch)

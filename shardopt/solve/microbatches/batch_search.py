@@ -1,0 +1,233 @@
+"""Which inputs of a step hold the batch, from where their rows go.
+
+Rows that meet are of one *family*: the inputs and labels of a step, say, or the features of a layer
+with a dimension of its weights. The batch is a family
+
+* that the step does a large part of its work along, and that no table lookup picks from;
+* of which the pieces of state agree: each result that replaces one has its rows (caches), or none
+  does (weights, whose gradients are sums over the batch). Where no state is known, that holds for
+  all results;
+* that is not a part of a tree of inputs, such as one matrix among the parameters;
+* and that has more than all others of these signs: its rows are not mixed, they lie along leading
+  dimensions, results have them, results lead with them.
+
+No single sign decides: batch normalization mixes rows, recurrent networks lead with time. Element
+types, names and sizes say nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardopt.graph.op_graph import OpGraph
+from shardopt.solve.microbatches.row_flow import RowFlow, Rows, follow_rows, has_products
+
+# Share of the work of the largest family that a batch has at least, or a family that disputes it.
+_LARGE_SHARE = 0.5
+# Less than this is a side input, such as a schedule.
+_SMALL_SHARE = 0.05
+# Share of the inputs of a tree that run along the batch, if any do.
+_MOST = 0.5
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """Tensors of a graph: the arguments of a step, its results, which result replaces which
+    argument (by number), arguments that are not considered, such as random keys, and the tree that
+    each argument is a leaf of."""
+
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    replaced: Mapping[int, int]
+    ignored: frozenset[int]
+    trees: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Rows that run side by side: `inputs` of arguments that the caller brings, and `state`.
+
+    `share` is the work along it, of the most that there is along one family."""
+
+    inputs: tuple[Rows, ...]
+    state: tuple[Rows, ...]
+    extent: int
+    share: float
+    mixed: bool
+    looked_up: bool
+    agreed: bool
+    whole_trees: bool
+    kept: bool
+    leads_results: bool
+
+    @property
+    def leading(self) -> bool:
+        return all(rows.dim == 0 for rows in self.inputs or self.state)
+
+    @property
+    def signs(self) -> tuple[bool, bool, bool, bool]:
+        return not self.mixed, self.leading, self.kept, self.leading and self.leads_results
+
+    @property
+    def rank(self) -> tuple[int, float, bool, bool, float]:
+        """Better families have larger ones."""
+        return sum(self.signs), round(self.share, 1), not self.mixed, self.leading, self.share
+
+
+@dataclass(frozen=True)
+class BatchSearch:
+    """`batch` are the rows of the batch: of arguments that the caller brings, and of state that is
+    carried along with them. Where it is empty, `disputed` are families that could all be it."""
+
+    batch: tuple[Rows, ...]
+    families: tuple[Family, ...]
+    disputed: tuple[Family, ...] = ()
+
+
+def search_batch(graph: OpGraph, step: StepInputs) -> BatchSearch:
+    """Raises nothing: a step need not have a batch."""
+    families = _Reader(graph, step).families()
+    single = _single_rows(graph, step)
+    possible = [] if _is_single(graph, step, single) else _possible(graph, step, families)
+    largest = max((family.share for family in families if family.agreed), default=0.0)
+    large = [family for family in possible if family.share >= _LARGE_SHARE * largest]
+    if not large:
+        return BatchSearch(single, families)
+    best = max(large, key=lambda family: family.rank)
+    disputed = tuple(f for f in large if f.signs == best.signs and f.extent != best.extent)
+    if disputed:
+        return BatchSearch((), families, (best, *disputed))
+    # Not all that is brought for an example meets: two towers, real and generated images.
+    chosen = [f for f in possible if f.extent == best.extent and _goes_with(f, best, step)]
+    members = {rows for family in chosen for rows in (*family.inputs, *family.state)}
+    return BatchSearch(tuple(sorted(members)), families)
+
+
+def _goes_with(family: Family, best: Family, step: StepInputs) -> bool:
+    """Weights of equal size are told apart by their signs, or are known to be state."""
+    return family.signs == best.signs or (bool(step.replaced) and family.leading and best.leading)
+
+
+def _possible(graph: OpGraph, step: StepInputs, families: Sequence[Family]) -> list[Family]:
+    """Families that may be the batch, or part of it. One of state alone is known by the products
+    that run along it, one in the middle by results that have it, or state that sums over it."""
+    possible = [
+        family
+        for family in families
+        if family.agreed
+        and family.whole_trees
+        and not family.looked_up
+        and (family.leading or (not family.mixed and (family.kept or step.replaced)))
+        and (family.inputs or (family.state and family.leading and has_products(graph)))
+        and family.share >= _SMALL_SHARE
+    ]
+    if any(family.inputs and family.leading for family in possible):
+        return [family for family in possible if family.inputs]
+    return possible
+
+
+def _brought(step: StepInputs) -> list[int]:
+    """The arguments that the caller brings anew in each step."""
+    numbers = range(len(step.arguments))
+    return [k for k in numbers if k not in step.replaced and k not in step.ignored]
+
+
+def _single_rows(graph: OpGraph, step: StepInputs) -> tuple[Rows, ...]:
+    """The leading dimensions of a batch of one, of which no operation tells."""
+    lead = {k: graph.tensors[step.arguments[k]].shape[:1] for k in _brought(step)}
+    leaves = Counter(step.trees[k] for k, extent in lead.items() if extent)
+    single = Counter(step.trees[k] for k, extent in lead.items() if extent == (1,))
+    whole = {tree for tree, count in single.items() if count >= _MOST * leaves[tree]}
+    return tuple(
+        Rows(k, 0) for k, extent in lead.items() if extent == (1,) and step.trees[k] in whole
+    )
+
+
+def _is_single(graph: OpGraph, step: StepInputs, single: Sequence[Rows]) -> bool:
+    """Whether results have one row as well, so that no other dimension is the batch."""
+    state = set(step.replaced.values())
+    shapes = [graph.tensors[t].shape for k, t in enumerate(step.results) if k not in state]
+    leads = {shape[0] for shape in shapes if shape}
+    return bool(single) and leads == {1}
+
+
+class _Reader:
+    """Makes families of what became of all rows."""
+
+    def __init__(self, graph: OpGraph, step: StepInputs) -> None:
+        self.graph, self.step = graph, step
+        self.flow = follow_rows(graph, step.arguments)
+        self.leaves = Counter(
+            step.trees[k] for k in _brought(step) if graph.tensors[step.arguments[k]].shape
+        )
+
+    def families(self) -> tuple[Family, ...]:
+        work = {rows: self._work(rows) for rows in _joined(self.flow)}
+        largest = max(work.values(), default=0.0) or 1.0
+        return tuple(self._family(rows, flops / largest) for rows, flops in work.items())
+
+    def _work(self, family: int) -> float:
+        return sum(flops for rows, flops in self.flow.flops.items() if rows & family)
+
+    def _family(self, family: int, share: float) -> Family:
+        step, flow = self.step, self.flow
+        members = [rows for k, rows in enumerate(flow.rows) if family >> k & 1]
+        inputs = [rows for rows in members if rows.number not in step.replaced]
+        dims = [dim for tensor in step.results for dim in self._dims(tensor, family)]
+        states = [step.results[k] for k in step.replaced.values()]
+        return Family(
+            tuple(rows for rows in inputs if rows.number not in step.ignored),
+            tuple(self._carried(members, family)),
+            min(self._extent(rows) for rows in members),
+            share,
+            bool(flow.mixed & family),
+            bool(flow.looked_up & family),
+            len(self._fates(states or step.results, family)) < 2,
+            self._has_whole_trees(inputs),
+            bool(dims) and self._fates(step.results, family) == {True},
+            bool(dims) and not any(dims),
+        )
+
+    def _extent(self, rows: Rows) -> int:
+        return self.graph.tensors[self.step.arguments[rows.number]].shape[rows.dim]
+
+    def _dims(self, tensor: int, family: int) -> list[int]:
+        return [split.dim for split, rows in self.flow.kept[tensor].items() if rows & family]
+
+    def _fates(self, tensors: Iterable[int], family: int) -> set[bool]:
+        """Of the tensors that the family goes into, whether they have its rows."""
+        return {
+            bool(self._dims(tensor, family))
+            for tensor in tensors
+            if self.graph.tensors[tensor].shape
+            and (self._dims(tensor, family) or self.flow.summed[tensor] & family)
+        }
+
+    def _carried(self, members: Sequence[Rows], family: int) -> Iterator[Rows]:
+        """State whose successor has the same rows."""
+        for rows in members:
+            result = self.step.replaced.get(rows.number)
+            if result is not None and rows.dim in self._dims(self.step.results[result], family):
+                yield rows
+
+    def _has_whole_trees(self, inputs: Sequence[Rows]) -> bool:
+        trees = {rows.number: self.step.trees[rows.number] for rows in inputs}
+        counts = Counter(trees.values())
+        return len(trees) == len(inputs) and all(
+            count >= _MOST * self.leaves[tree] for tree, count in counts.items()
+        )
+
+
+def _joined(flow: RowFlow) -> list[int]:
+    """Sets of rows that have met, directly or not, in the order of their first members."""
+    sets: list[int] = []
+    for rows in (*sorted(flow.met), *(1 << k for k in range(len(flow.rows)))):
+        apart = []
+        for each in sets:
+            if each & rows:
+                rows |= each
+            else:
+                apart.append(each)
+        sets = [*apart, rows]
+    return sorted(sets, key=lambda rows: rows & -rows)

@@ -1,0 +1,226 @@
+"""Where the rows of a step's inputs go: what tells the batch from weights, tables and sequences.
+
+*Rows* are the positions along one dimension of one input. `follow_rows` follows all of them at
+once, in program order, through the factors of the sharding rules. An operation carries rows on,
+sums over them, or mixes them:
+
+    %h = dot %x, %w               rows of %x:0 and %w:1 are carried, %x:1 meets %w:0 and both are summed
+    %m = reduce add %h over 0     %x:0 is summed
+    %d = subtract %h, %m          %x:0 is mixed: each row needs what all rows have gone into
+    %e = gather %table[%ids]      %table:0 is looked up by an index from elsewhere
+
+Rows that meet on one factor run side by side. Sets of rows are integers, bit k for rows k: a module
+has thousands of rows and tens of thousands of operations."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import gcd
+
+from shardopt.graph.microbatching import Cut, Split
+from shardopt.graph.op_graph import FactorRule, Op, OpGraph
+from shardopt.solve.microbatches.batch_factors import locate, moves_along, split_of
+from shardopt.solve.microbatches.time_axis import HEAVY
+
+
+@dataclass(frozen=True, order=True)
+class Rows:
+    """The positions along dimension `dim` of input number `number`."""
+
+    number: int
+    dim: int
+
+
+@dataclass(frozen=True)
+class RowFlow:
+    """What became of each of `rows`, as sets of their numbers.
+
+    `kept[t]` says where tensor t carries which rows, `summed[t]` which rows have gone into it
+    without being told apart any more. `mixed` are the rows that model arithmetic reads after, or
+    while, an operation mixes them; `looked_up` those that something else picks from. `met` are sets
+    of rows that run side by side. `flops` is the work of products and convolutions (of all operations
+    where there is none) on sets of rows, one by one or summing over them."""
+
+    rows: tuple[Rows, ...]
+    kept: tuple[dict[Split, int], ...]
+    summed: tuple[int, ...]
+    mixed: int
+    looked_up: int
+    met: frozenset[int]
+    flops: dict[int, float]
+
+
+def follow_rows(graph: OpGraph, inputs: Sequence[int]) -> RowFlow:
+    """Of the tensors `inputs`, by their position there. A dimension of one element has no rows."""
+    rows = tuple(
+        Rows(number, dim)
+        for number, tensor in enumerate(inputs)
+        for dim, extent in enumerate(graph.tensors[tensor].shape)
+        if extent > 1
+    )
+    walk = _Walk(graph, inputs, rows)
+    for op in graph.ops:
+        walk.visit(op)
+    return RowFlow(
+        rows,
+        tuple(walk.kept),
+        tuple(walk.summed),
+        walk.mixed,
+        walk.looked_up,
+        frozenset(walk.met),
+        dict(walk.flops),
+    )
+
+
+@dataclass
+class _Carried:
+    """The rows of an operation's operands: on which part of which factor, and those on none."""
+
+    on: dict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
+    extents: dict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
+    lost: int = 0
+
+    @property
+    def all(self) -> int:
+        return _union(self.on.values()) | self.lost
+
+    @property
+    def paired(self) -> int:
+        """Rows on two factors: each meets all the others."""
+        seen = twice = 0
+        for rows in self.on.values():
+            twice |= seen & rows
+            seen |= rows
+        return twice
+
+    def cuts(self) -> Iterator[tuple[Cut, int]]:
+        for (factor, outer), rows in self.on.items():
+            yield Cut(factor, outer, self.extents[factor, outer]), rows
+
+
+class _Walk:
+    def __init__(self, graph: OpGraph, inputs: Sequence[int], rows: Sequence[Rows]) -> None:
+        count = len(graph.tensors)
+        self.graph = graph
+        self.kept: list[dict[Split, int]] = [{} for _ in range(count)]
+        self.summed = [0] * count
+        self.mixed_in = [0] * count
+        self.worked = [False] * count
+        self.fed = [producer < 0 for producer in graph.producers()]
+        self.mixed = self.looked_up = 0
+        self.met: set[int] = set()
+        self.flops: dict[int, float] = defaultdict(float)
+        self.has_products = has_products(graph)
+        for number, (owner, dim) in enumerate((each.number, each.dim) for each in rows):
+            extent = graph.tensors[inputs[owner]].shape[dim]
+            self.kept[inputs[owner]][Split(dim, 1, extent)] = 1 << number
+
+    def visit(self, op: Op) -> None:
+        operands = op.operands
+        heavy = op.name in HEAVY or op.rule is None
+        worked = heavy or any(self.worked[t] for t in operands)
+        summed = _union(self.summed[t] for t in operands)
+        mixed = _union(self.mixed_in[t] for t in operands)
+        if summed or mixed or any(self.kept[t] for t in operands):
+            carried = self._carried(op)
+            gone = carried.lost | self._picked(op, carried)
+            mixed |= gone | carried.paired | _moved(op, carried) | self._coupled(op, carried)
+            self._count(op, carried, gone)
+            for position, result in enumerate(op.results):
+                kept = _on_result(op.rule, carried, position, gone)
+                if gone and not worked:
+                    self._keep_shuffled(op, result, gone, kept)
+                self.kept[result] = kept
+                self.summed[result] = (summed | carried.all) & ~_union(kept.values())
+                self.mixed_in[result] = mixed
+            if heavy:
+                self.mixed |= mixed
+        fed = any(self.fed[t] for t in operands)
+        for result in op.results:
+            self.worked[result], self.fed[result] = worked, fed
+
+    def _carried(self, op: Op) -> _Carried:
+        found = _Carried()
+        mappings = op.rule.operands if op.rule is not None else ()
+        for position, tensor in enumerate(op.operands):
+            for split, rows in self.kept[tensor].items():
+                cut = None
+                if op.rule is not None and position < len(mappings):
+                    cut = locate(mappings[position][split.dim], op.rule.sizes, split)
+                if cut is None:
+                    found.lost |= rows
+                    continue
+                key = (cut.factor, cut.outer)
+                found.on[key] |= rows
+                found.extents[key] = gcd(found.extents[key], cut.extent)
+        return found
+
+    def _picked(self, op: Op, carried: _Carried) -> int:
+        """Rows of a table; `looked_up` where an input chooses among them, and not they
+        themselves."""
+        if op.name != "gather" or op.rule is None:
+            return 0
+        table, chooser = op.operands[:2]
+        results = op.rule.results
+        handed_on = _union(
+            rows
+            for cut, rows in carried.cuts()
+            if any(split_of(mapping, op.rule.sizes, cut) for mapping in results)
+        )
+        picked = _union(self.kept[table].values()) & ~handed_on
+        rows = self.graph.tensors[table].shape[:1]
+        if self.fed[chooser] and self.graph.tensors[op.results[0]].shape[:1] != rows:
+            choosing = _union((*self.kept[chooser].values(), self.summed[chooser]))
+            self.looked_up |= picked & ~choosing
+        return picked
+
+    def _coupled(self, op: Op, carried: _Carried) -> int:
+        """Rows that meet what all of them have gone into, behind arithmetic of the model: sums of
+        inputs alone are cheap to have before."""
+        return carried.all & _union(self.summed[t] for t in op.operands if self.worked[t])
+
+    def _count(self, op: Op, carried: _Carried, gone: int) -> None:
+        self.met.update(rows for rows in carried.on.values() if rows & (rows - 1))
+        live = carried.all & ~gone
+        if live and (op.name in HEAVY or not self.has_products):
+            self.flops[live] += op.flops * op.repeat
+
+    def _keep_shuffled(self, op: Op, result: int, gone: int, kept: dict[Split, int]) -> None:
+        """Where an operation on inputs mixes rows and makes as many, they are rows again."""
+        for tensor in op.operands:
+            before, after = (self.graph.tensors[t].shape for t in (tensor, result))
+            for split, rows in self.kept[tensor].items():
+                if rows & gone and before[split.dim : split.dim + 1] == after[split.dim :][:1]:
+                    kept[split] = kept.get(split, 0) | (rows & gone)
+
+
+def _on_result(
+    rule: FactorRule | None, carried: _Carried, position: int, gone: int
+) -> dict[Split, int]:
+    """Which rows a result has, and where."""
+    kept: dict[Split, int] = {}
+    if rule is None:
+        return kept
+    for cut, rows in carried.cuts():
+        split = split_of(rule.results[position], rule.sizes, cut)
+        if split is not None and rows & ~gone:
+            kept[split] = kept.get(split, 0) | (rows & ~gone)
+    return kept
+
+
+def has_products(graph: OpGraph) -> bool:
+    return any(op.name in HEAVY and op.flops for op in graph.ops)
+
+
+def _moved(op: Op, carried: _Carried) -> int:
+    """Rows along which the operation moves data."""
+    return _union(rows for cut, rows in carried.cuts() if moves_along(op, cut))
+
+
+def _union(sets: Iterable[int]) -> int:
+    found = 0
+    for each in sets:
+        found |= each
+    return found

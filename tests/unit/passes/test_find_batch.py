@@ -1,0 +1,312 @@
+"""The batch of small steps of each kind, told from weights, tables, sequences and state by where
+rows go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from shardopt.extract.batch_arguments import argument_name
+from shardopt.extract.chosen_plan import main_of
+from shardopt.ir.context import make_context
+from shardopt.ir.io import load_module
+from shardopt.passes.microbatches.find_batch import FoundBatch, UndecidedBatch, find_batch
+from shardopt.pipeline.manager import run_pipeline
+
+Step = Callable[..., Any]
+ROWS = 6
+
+
+def shape(*extents: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(extents, dtype)
+
+
+def numbers(*extents: int) -> jax.ShapeDtypeStruct:
+    return shape(*extents, dtype=jnp.int32)
+
+
+def found(step: Step, *arguments: Any, donate: tuple[int, ...] = ()) -> dict[str, int]:
+    """name -> dimension, of what the caller brings and of state."""
+    with make_context() as context:
+        exported = jax.export.export(jax.jit(step, donate_argnums=donate))(*arguments)
+        module = load_module(exported.mlir_module_serialized, context)
+        run_pipeline(module, "builtin.module(shardopt-import{unroll=true})")
+        batch: FoundBatch = find_batch(module)
+        names = [argument_name(each) for each in main_of(module).regions[0].blocks[0].arguments]
+        return {names[each.index]: each.dim for each in batch.all}
+
+
+def mlp(p: Any, x: jax.Array) -> jax.Array:
+    for w, b in p:
+        x = jax.nn.relu(x @ w + b)
+    return x
+
+
+def mlp_params(*widths: int) -> Any:
+    return [(shape(a, b), shape(b)) for a, b in pairwise(widths)]
+
+
+def trained(loss: Step, p: Any, *batch: Any) -> Any:
+    value, grads = jax.value_and_grad(loss)(p, *batch)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads), value
+
+
+def mse(p: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.mean((mlp(p, x) - y) ** 2)
+
+
+def train(p: Any, x: jax.Array, y: jax.Array) -> Any:
+    return trained(mse, p, x, y)
+
+
+def attend(p: Any, x: jax.Array, cache: Any = None, at: Any = None) -> tuple[jax.Array, Any]:
+    q, k, v = (jnp.einsum("bsd,dhk->bshk", x, p[name]) for name in "qkv")
+    if cache is not None:
+        keys, values = cache
+        k = lax.dynamic_update_slice(keys, k, (0, at, 0, 0))
+        v = lax.dynamic_update_slice(values, v, (0, at, 0, 0))
+    scores = jax.nn.softmax(jnp.einsum("bqhk,bshk->bhqs", q, k))
+    return x + jnp.einsum("bhqs,bshk,hkd->bqd", scores, v, p["o"]), (k, v)
+
+
+ATTENTION = {**dict.fromkeys("qkv", shape(8, 2, 4)), "o": shape(2, 4, 8)}
+MODEL = {"table": shape(32, 8), "layer": ATTENTION, "out": shape(8, 32)}
+
+
+def logits(p: Any, ids: jax.Array) -> jax.Array:
+    return attend(p["layer"], p["table"][ids])[0] @ p["out"]
+
+
+def decode(p: Any, cache: Any, token: jax.Array, at: jax.Array) -> Any:
+    x, cache = attend(p["layer"], p["table"][token], cache, at)
+    return x @ p["out"], cache
+
+
+def decode_alone(p: Any, cache: Any, token: jax.Array, at: jax.Array) -> Any:
+    scores, cache = decode(p, cache, token, at)
+    return jnp.argmax(scores, -1), cache, at + 1
+
+
+CACHE = (shape(ROWS, 16, 2, 4), shape(ROWS, 16, 2, 4))
+
+
+def quantized(p: Any, x: jax.Array) -> jax.Array:
+    for layer in p:
+        x = jax.nn.relu((x @ layer["q"].astype(jnp.float32)) * layer["scale"])
+    return x
+
+
+def int8(rows: int, columns: int) -> Any:
+    return {"q": shape(rows, columns, dtype=jnp.int8), "scale": shape(columns)}
+
+
+def normalized(p: Any, image: jax.Array) -> tuple[jax.Array, Any]:
+    x = lax.conv_general_dilated(
+        image, p["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    mean, var = x.mean((0, 1, 2)), x.var((0, 1, 2))
+    x = jax.nn.relu((x - mean) * lax.rsqrt(var + 1e-3) * p["scale"])
+    return x.mean((1, 2)) @ p["out"], mean
+
+
+def train_normalized(p: Any, mean: jax.Array, image: jax.Array, label: jax.Array) -> Any:
+    def loss(p: Any) -> Any:
+        scores, now = normalized(p, image)
+        return jnp.mean(jnp.logaddexp(0.0, scores) - scores * label), now
+
+    (value, now), grads = jax.value_and_grad(loss, has_aux=True)(p)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads), 0.9 * mean + 0.1 * now, value
+
+
+CONVOLUTION = {"kernel": shape(3, 3, 3, 8), "scale": shape(8), "out": shape(8, 5)}
+
+
+def recurrent(p: Any, xs: jax.Array) -> jax.Array:
+    def cell(h: jax.Array, x: jax.Array) -> Any:
+        h = jnp.tanh(x @ p["in"] + h @ p["hidden"])
+        return h, h
+
+    return lax.scan(cell, jnp.zeros((xs.shape[1], 8)), xs)[1] @ p["out"]
+
+
+RECURRENT = {"in": shape(4, 8), "hidden": shape(8, 8), "out": shape(8, 3)}
+
+
+def denoise(p: Any, latent: jax.Array, time: jax.Array, context: jax.Array) -> jax.Array:
+    wave = jnp.sin(time[:, None] * jnp.arange(1.0, 5.0)) @ p["time"]
+    scores = jax.nn.softmax(jnp.einsum("bsc,btc->bst", latent + wave[:, None], context))
+    return latent - jnp.einsum("bst,btc->bsc", scores, context) @ p["out"]
+
+
+def train_noisy(p: Any, rates: jax.Array, latent: jax.Array, time: jax.Array, key: Any) -> Any:
+    noise = jax.random.normal(key, latent.shape)
+    noisy = latent + rates[time][:, None] * noise
+    return trained(mse, p, noisy, noise)
+
+
+def train_pairs(p: Any, image: jax.Array, text: jax.Array) -> Any:
+    def loss(p: Any) -> jax.Array:
+        scores = mlp(p["image"], image) @ (p["table"][text].mean(1) @ p["text"]).T
+        return -jnp.mean(jnp.diag(jax.nn.log_softmax(scores)))
+
+    return trained(lambda p: loss(p), p)
+
+
+PAIRS = {"image": mlp_params(5, 8), "table": shape(16, 8), "text": shape(8, 8)}
+
+
+def adversaries(p: Any, q: Any, real: jax.Array, noise: jax.Array) -> Any:
+    def loss(q: Any) -> jax.Array:
+        return jnp.mean(jax.nn.softplus(-mlp(q, real))) + jnp.mean(
+            jax.nn.softplus(mlp(q, mlp(p, noise)))
+        )
+
+    return trained(loss, q)
+
+
+def averaged(state: Any, x: jax.Array, y: jax.Array) -> Any:
+    """Counters, flags, a history and an average beside the weights."""
+    p, value = trained(mse, state["p"], x, y)
+    return {
+        "p": p,
+        "average": jax.tree.map(lambda e, w: 0.9 * e + 0.1 * w, state["average"], p),
+        "count": state["count"] + 1,
+        "finite": state["finite"] & jnp.isfinite(value),
+        "losses": jnp.roll(state["losses"], 1).at[0].set(value),
+        "nothing": None,
+    }
+
+
+AVERAGED = {
+    "p": mlp_params(4, 8, 3),
+    "average": mlp_params(4, 8, 3),
+    "count": numbers(),
+    "finite": shape(dtype=jnp.bool_),
+    "losses": shape(10),
+    "nothing": None,
+}
+
+
+def q_learning(p: Any, old: Any, seen: Any, action: Any, reward: Any, then: Any) -> Any:
+    def loss(p: Any) -> jax.Array:
+        goal = reward + 0.9 * mlp(old, then).max(-1)
+        return jnp.mean((jnp.take_along_axis(mlp(p, seen), action[:, None], 1)[:, 0] - goal) ** 2)
+
+    return trained(loss, p)
+
+
+def adapted(p: Any, base: Any, x: jax.Array, y: jax.Array) -> Any:
+    def loss(p: Any) -> jax.Array:
+        (w, b), *rest = base
+        return mse([(w + p["a"] @ p["b"], b), *rest], x, y)
+
+    return trained(loss, p)
+
+
+X, Y = shape(ROWS, 4), shape(ROWS, 3)
+MLP = mlp_params(4, 8, 3)
+BOTH = {"x": 0, "y": 0}
+CACHED = {"cache[0]": 0, "cache[1]": 0, "token": 0}
+CASES: Mapping[str, tuple[Step, tuple[Any, ...], tuple[int, ...], dict[str, int]]] = {
+    "floats": (train, (MLP, X, Y), (0,), BOTH),
+    "nothing donated": (train, (MLP, X, Y), (), BOTH),
+    "gradients": (jax.grad(mse), (MLP, X, Y), (), BOTH),
+    "square": (train, (mlp_params(8, 8, 8), shape(8, 8), shape(8, 8)), (0,), BOTH),
+    "one layer": (lambda w, x: x @ w.T, (shape(3, 4), X), (), {"x": 0}),
+    "inference": (mlp, (MLP, X), (), {"x": 0}),
+    "tokens": (logits, (MODEL, numbers(ROWS, 5)), (), {"ids": 0}),
+    "embeddings": (lambda p, x: attend(p, x)[0], (ATTENTION, shape(ROWS, 5, 8)), (), {"x": 0}),
+    "donated cache": (decode, (MODEL, CACHE, numbers(ROWS, 1), numbers()), (1,), CACHED),
+    "cache": (decode, (MODEL, CACHE, numbers(ROWS, 1), numbers()), (), CACHED),
+    "all is state": (
+        decode_alone, (MODEL, CACHE, numbers(ROWS, 1), numbers()), (1, 2, 3), CACHED,
+    ),
+    "quantized": (quantized, ([int8(4, 8), int8(8, 3)], X), (), {"x": 0}),
+    "batch normalization": (
+        train_normalized,
+        (CONVOLUTION, shape(8), shape(4, 6, 6, 3), shape(4, 5)),
+        (0, 1),
+        {"image": 0, "label": 0},
+    ),
+    "time first": (recurrent, (RECURRENT, shape(5, ROWS, 4)), (), {"xs": 1}),
+    "latents": (
+        denoise,
+        ({"time": shape(4, 8), "out": shape(8, 8)}, shape(4, 9, 8), shape(4), shape(4, 3, 8)),
+        (),
+        {"latent": 0, "time": 0, "context": 0},
+    ),
+    "schedule and key": (
+        train_noisy,
+        (mlp_params(4, 8, 4), shape(50), X, numbers(ROWS), shape(2, dtype=jnp.uint32)),
+        (0,),
+        {"latent": 0, "time": 0},
+    ),
+    "typed key": (
+        train_noisy,
+        (mlp_params(4, 8, 4), shape(50), X, numbers(ROWS), jax.eval_shape(jax.random.key, 0)),
+        (0,),
+        {"latent": 0, "time": 0},
+    ),
+    "contrastive": (
+        train_pairs, (PAIRS, shape(4, 5), numbers(4, 3)), (0,), {"image": 0, "text": 0},
+    ),
+    "two batches": (
+        adversaries,
+        (mlp_params(3, 8, 4), mlp_params(4, 8, 1), X, shape(ROWS, 3)),
+        (1,),
+        {"real": 0, "noise": 0},
+    ),
+    "state of all kinds": (averaged, (AVERAGED, X, Y), (0,), BOTH),
+    "frozen weights": (adapted, ({"a": shape(4, 2), "b": shape(2, 8)}, MLP, X, Y), (0,), BOTH),
+    "rewards": (
+        q_learning,
+        (MLP, MLP, X, numbers(ROWS), shape(ROWS), X),
+        (0,),
+        dict.fromkeys(("seen", "action", "reward", "then"), 0),
+    ),
+    "one row": (mlp, (MLP, shape(1, 4)), (), {"x": 0}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_batch_is_found(name: str) -> None:
+    step, arguments, donated, expected = CASES[name]
+    assert found(step, *arguments, donate=donated) == expected
+
+
+def graph_network(w: jax.Array, nodes: jax.Array, sender: jax.Array, receiver: jax.Array) -> Any:
+    def loss(w: jax.Array) -> jax.Array:
+        sent = (nodes @ w)[sender]
+        return jnp.mean(jnp.tanh(jax.ops.segment_sum(sent, receiver, len(nodes))) ** 2)
+
+    return trained(loss, w)
+
+
+@pytest.mark.parametrize(
+    ("step", "arguments", "message"),
+    [
+        (
+            graph_network,
+            (shape(4, 4), shape(9, 4), numbers(7), numbers(7)),
+            r"1: nodes tensor<9x4xf32>, whose rows are picked by an index; 2: sender tensor<7xi32>",
+        ),
+        (
+            lambda w, x, y: w - x.sum() * y.sum(),
+            (shape(2), shape(4), shape(3)),
+            r"several arguments could be it \(1: x tensor<4xf32>, 4 rows; 2: y tensor<3xf32>, 3 r",
+        ),
+        (mlp, (MLP, shape(4)), r"x tensor<4xf32>, in a tree|in a tree of which"),
+    ],
+)
+def test_what_is_undecided_names_the_candidates(
+    step: Step, arguments: tuple[Any, ...], message: str
+) -> None:
+    donate = () if step is mlp else (0,)
+    with pytest.raises(UndecidedBatch, match=message):
+        found(step, *arguments, donate=donate)
