@@ -7,7 +7,7 @@ them takes.
     python -m benchmarks.solve.resharding --plans PLAN…
 
 The first counts the small cases and the public nine-case suite (`resharding_cases.py`) for every
-strategy. The second plans them for meshes of 64 to 2048 devices each. The third draws boxes and
+strategy. The second plans them for meshes of 64 to 2048 devices each. The third draws slices and
 messages between hosts at random, and says what choosing senders and ordering messages is worth. The
 last reads plan directories of `shardopt plan`, plans the transfers of each once more, and sets
 their predicted seconds beside those with which the stages were chosen, when nobody knew yet how

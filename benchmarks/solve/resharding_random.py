@@ -1,4 +1,4 @@
-"""What choosing senders and ordering messages is worth, on boxes and messages between hosts drawn
+"""What choosing senders and ordering messages is worth, on slices and messages between hosts drawn
 at random."""
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def random_senders(count: int) -> tuple[str, ...]:
         choices = [held[0] for held in holders], choose_senders(cluster, fetches)
         ratios.append([busiest_seconds(cluster, fetches, each) / best for each in choices])
     return _ratio_row(
-        "8 boxes with chosen senders (first holder)", "best assignment", np.array(ratios)
+        "8 slices with chosen senders (first holder)", "best assignment", np.array(ratios)
     )
 
 

@@ -23,12 +23,14 @@ def make_route(
     placements: list[Placement] = []
     exchanges: list[Exchange] = []
     for step in sorted(steps, key=lambda step: step.phase):
-        shard, slice_ = target_shard[step.target], relative(step.box, target_tiles[step.target])
+        shard, slice_ = target_shard[step.target], relative(step.slice, target_tiles[step.target])
         if step.phase == 0:
-            piece = Piece(source_shard[step.source], relative(step.box, source_tiles[step.source]))
+            piece = Piece(
+                source_shard[step.source], relative(step.slice, source_tiles[step.source])
+            )
             placements.append(Placement(pieces.setdefault(piece, len(pieces)), shard, slice_))
         else:
-            giver = relative(step.box, target_tiles[step.source])
+            giver = relative(step.slice, target_tiles[step.source])
             exchanges.append(Exchange(target_shard[step.source], giver, shard, slice_))
     return Route(source[1], target[1], tuple(pieces), tuple(placements), tuple(exchanges))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardopt.forms.exported_program import TensorSpec
-from shardopt.forms.reshard_steps import format_box
+from shardopt.forms.reshard_steps import format_slice
 from shardopt.runtime.program.instructions import (
     Allgather,
     Broadcast,
@@ -35,13 +35,13 @@ def format_program(program: Program) -> str:
 def _format_route(number: int, route: Route) -> Iterator[str]:
     yield f"route {number}: {route.source} -> {route.target}"
     for index, piece in enumerate(route.pieces):
-        yield f"  piece {index} = shard {piece.shard} {format_box(piece.slice)}"
+        yield f"  piece {index} = shard {piece.shard} {format_slice(piece.slice)}"
     for place in route.placements:
-        yield f"  piece {place.piece} -> shard {place.shard} {format_box(place.slice)}"
+        yield f"  piece {place.piece} -> shard {place.shard} {format_slice(place.slice)}"
     for move in route.exchanges:
         yield (
-            f"  shard {move.source_shard} {format_box(move.source_slice)} -> "
-            f"shard {move.target_shard} {format_box(move.target_slice)}"
+            f"  shard {move.source_shard} {format_slice(move.source_slice)} -> "
+            f"shard {move.target_shard} {format_slice(move.target_slice)}"
         )
 
 

@@ -13,7 +13,7 @@ from jaxlib.mlir import ir
 
 from shardopt.dialect.dtypes import numpy_dtype
 from shardopt.forms.exported_program import Slice
-from shardopt.forms.reshard_steps import format_box, tiles_by_device
+from shardopt.forms.reshard_steps import format_slice, tiles_by_device
 from shardopt.runtime.program.instructions import Program
 from shardopt.runtime.state.checkpoint_folder import abandon, begin, commit, find_checkpoint
 from shardopt.runtime.state.init_functions import split_init_function
@@ -140,7 +140,7 @@ class RunState:
         ):
             raise UserError(
                 f"argument {number} has shape {list(value.spec.shape)}, found slice "
-                f"{format_box(slice_)}"
+                f"{format_slice(slice_)}"
             )
         elements = np.empty(
             [limit - start for start, limit in slice_], numpy_dtype(value.spec.dtype)
@@ -204,7 +204,7 @@ class RunState:
             raise UserError(
                 f"callback of argument {number} '{argument.name}': expected {dtype}{list(shape)} "
                 "for "
-                f"{format_box(slice_)}, found {tile.dtype}{list(tile.shape)}"
+                f"{format_slice(slice_)}, found {tile.dtype}{list(tile.shape)}"
             )
         return tile
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 
 from jaxlib.mlir import ir
 
-from shardopt.extract.op_graph import MADE_ANYWHERE, GraphReader, free_values
+from shardopt.extract.op_graph import CHEAP_TO_CLONE, GraphReader, free_values
 from shardopt.ir.loops import BRANCHES, CONTROL_FLOW, MAX_COUNTED, UNKNOWN_TRIPS, WHILE, trip_count
 from shardopt.ir.rewriting import defining, identity, operations, terminator
 from shardopt.mesh.mesh import Sharding
@@ -155,7 +155,7 @@ def pin_values(
 
 def _is_made(value: ir.Value) -> bool:
     op = defining(value)
-    return op is not None and op.name in MADE_ANYWHERE
+    return op is not None and op.name in CHEAP_TO_CLONE
 
 
 def _replace_inside(block: ir.Block, copies: Mapping[ir.Value, ir.Operation]) -> None:

@@ -40,7 +40,7 @@ _COMBINING_REGIONS = frozenset(
         "stablehlo.select_and_scatter",
     }
 )
-MADE_ANYWHERE = frozenset({"stablehlo.constant", "stablehlo.iota"})
+CHEAP_TO_CLONE = frozenset({"stablehlo.constant", "stablehlo.iota"})
 # Custom calls that hand their operand on and only say something about it.
 _ANNOTATIONS = frozenset({"Sharding", "annotate_device_placement"})
 _BITS = {"i1": 8, "index": 64}
@@ -115,7 +115,7 @@ def read_rule(op: ir.Operation) -> FactorRule | None:
         return _custom_call_rule(op)
     if _RULE in op.attributes:
         return _parse_rule(str(op.attributes[_RULE]), op)
-    if op.name in MADE_ANYWHERE:
+    if op.name in CHEAP_TO_CLONE:
         return _free_rule(tuple(ir.RankedTensorType(op.results[0].type).shape))
     return None
 

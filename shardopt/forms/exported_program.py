@@ -57,13 +57,13 @@ class Result:
 
 @dataclass(frozen=True)
 class ReshardStep:
-    """Global device `source` gives the global `box` to `target`: across meshes in phase 0, inside
+    """Global device `source` gives the global `slice` to `target`: across meshes in phase 0, inside
     the target after."""
 
     phase: int
     source: int
     target: int
-    box: Slice
+    slice: Slice
 
 
 @dataclass(frozen=True)

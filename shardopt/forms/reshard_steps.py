@@ -26,25 +26,25 @@ def default_steps(
     steps = []
     for turn, (device, tile) in enumerate(target_tiles.items()):
         for source_tile, holders in holders_of.items():
-            box = intersect(tile, source_tile)
-            if box is not None:
+            slice_ = intersect(tile, source_tile)
+            if slice_ is not None:
                 holder = device if device in holders else holders[turn % len(holders)]
-                steps.append(ReshardStep(0, holder, device, box))
+                steps.append(ReshardStep(0, holder, device, slice_))
     return tuple(steps)
 
 
 def tiles_by_device(mesh: Mesh, spec: TensorSpec) -> dict[int, Slice]:
-    """The global box that each device of the mesh holds; empty where uneven tiles leave a device
+    """The global slice that each device of the mesh holds; empty where uneven tiles leave a device
     nothing."""
-    boxes = spec.sharding.tiles(mesh, spec.shape).tolist()
+    slices = spec.sharding.tiles(mesh, spec.shape).tolist()
     return {
-        device: tuple((start, limit) for start, limit in box)
-        for device, box in zip(mesh.devices, boxes, strict=True)
+        device: tuple((start, limit) for start, limit in slice_)
+        for device, slice_ in zip(mesh.devices, slices, strict=True)
     }
 
 
 def intersect(left: Slice, right: Slice) -> Slice | None:
-    """The common box, or None if it has no elements."""
+    """The common slice, or None if it has no elements."""
     common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(left, right, strict=True))
     return common if all(start < limit for start, limit in common) else None
 
@@ -61,47 +61,47 @@ def find_plan_fault(
         device: [] for device in target_tiles
     }  # with the phase
     for step in sorted(steps, key=lambda step: step.phase):
-        text = (
-            f"phase {step.phase}, device {step.source} to {step.target}, box {format_box(step.box)}"
-        )
+        text = f"phase {step.phase}, device {step.source} to {step.target}, slice {format_slice(step.slice)}"
         if step.phase < 0:
             return f"{text}: phases count from 0"
         if step.target not in target_tiles:
             return f"{text}: {step.target} is no device of the target mesh"
-        if intersect(step.box, target_tiles[step.target]) != step.box:
-            return f"{text}: exceeds the target tile {format_box(target_tiles[step.target])}"
+        if intersect(step.slice, target_tiles[step.target]) != step.slice:
+            return f"{text}: exceeds the target tile {format_slice(target_tiles[step.target])}"
         if step.phase == 0:
             if step.source not in source_tiles:
                 return f"{text}: {step.source} is no device of the source mesh"
-            if intersect(step.box, source_tiles[step.source]) != step.box:
-                return f"{text}: exceeds the source tile {format_box(source_tiles[step.source])}"
+            if intersect(step.slice, source_tiles[step.source]) != step.slice:
+                return f"{text}: exceeds the source tile {format_slice(source_tiles[step.source])}"
         else:
-            before = [box for phase, box in received.get(step.source, ()) if phase < step.phase]
-            if step.box not in before and not _covers(before, step.box):
-                return f"{text}: device {step.source} has not received that box"
-        if any(_meet(step.box, other) for _, other in received[step.target]):
+            before = [
+                slice_ for phase, slice_ in received.get(step.source, ()) if phase < step.phase
+            ]
+            if step.slice not in before and not _covers(before, step.slice):
+                return f"{text}: device {step.source} has not received that slice"
+        if any(_meet(step.slice, other) for _, other in received[step.target]):
             return f"{text}: part of it arrives twice"
-        received[step.target].append((step.phase, step.box))
+        received[step.target].append((step.phase, step.slice))
     for device, tile in target_tiles.items():
-        if not _covers([box for _, box in received[device]], tile):
-            return f"tile {format_box(tile)} of device {device} is not filled completely"
+        if not _covers([slice_ for _, slice_ in received[device]], tile):
+            return f"tile {format_slice(tile)} of device {device} is not filled completely"
     return None
 
 
 def _meet(left: Slice, right: Slice) -> bool:
-    """Whether boxes have an element in common; the boxes of a scalar do."""
+    """Whether slices have an element in common; those of a scalar do."""
     return all(a < d and c < b for (a, b), (c, d) in zip(left, right, strict=True))
 
 
-def format_box(box: Slice) -> str:
-    return "[" + ", ".join(f"{start}:{limit}" for start, limit in box) + "]"
+def format_slice(slice_: Slice) -> str:
+    return "[" + ", ".join(f"{start}:{limit}" for start, limit in slice_) + "]"
 
 
-def _covers(parts: list[Slice], box: Slice) -> bool:
-    """Whether disjoint parts fill the box."""
-    overlaps = (intersect(part, box) for part in parts)
-    return sum(_volume(overlap) for overlap in overlaps if overlap is not None) == _volume(box)
+def _covers(parts: list[Slice], slice_: Slice) -> bool:
+    """Whether disjoint parts fill the slice."""
+    overlaps = (intersect(part, slice_) for part in parts)
+    return sum(_volume(overlap) for overlap in overlaps if overlap is not None) == _volume(slice_)
 
 
-def _volume(box: Slice) -> int:
-    return prod(limit - start for start, limit in box)
+def _volume(slice_: Slice) -> int:
+    return prod(limit - start for start, limit in slice_)

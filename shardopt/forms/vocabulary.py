@@ -319,8 +319,8 @@ ATTRIBUTES: tuple[AttributeDoc, ...] = (
         "seconds = 1.81e-04 : f64}",
         "shardopt-insert-transfers",
         "Who sends which part to whom. A row of `steps` is (phase, source device, destination "
-        "device, start of the box "
-        "in each dimension, limit of the box in each dimension); phase 0 crosses meshes, later "
+        "device, start of the slice "
+        "in each dimension, limit of the slice in each dimension); phase 0 crosses meshes, later "
         "phases pass on inside "
         "the destination what arrived in phases before. Rows of a phase are in the order in which "
         "they are best sent. "

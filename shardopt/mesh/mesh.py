@@ -158,7 +158,7 @@ class Sharding:
         return numbers
 
     def tiles(self, mesh: Mesh, shape: tuple[int, ...]) -> np.ndarray:
-        """The box each device holds: int64 `[devices, rank, 2]` of (start, limit), in the order of
+        """The slice each device holds: int64 `[devices, rank, 2]` of (start, limit), in the order of
         `mesh.devices`.
 
         Tiles that do not come out even are as XLA cuts them: all have the extent of `local_shape`,
@@ -166,8 +166,8 @@ class Sharding:
         self.check_axes(mesh, shape)
         local = np.array(self.local_shape(mesh, shape), dtype=np.int64)
         starts = self.tile_numbers(mesh) * local
-        boxes = np.stack([starts, starts + local], axis=-1)
-        return np.minimum(boxes, np.array(shape, dtype=np.int64)[:, None])
+        slices = np.stack([starts, starts + local], axis=-1)
+        return np.minimum(slices, np.array(shape, dtype=np.int64)[:, None])
 
     def __iter__(self) -> Iterator[tuple[str, ...]]:
         return iter(self.dims)

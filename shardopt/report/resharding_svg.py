@@ -36,7 +36,7 @@ def step_phases(steps: Iterable[ReshardStep], itemsize: int) -> tuple[tuple[Mess
     phases: dict[int, Counter[tuple[int, int]]] = {}
     for step in steps:
         count = itemsize
-        for start, limit in step.box:
+        for start, limit in step.slice:
             count *= limit - start
         if step.source != step.target:
             phases.setdefault(step.phase, Counter())[step.source, step.target] += count

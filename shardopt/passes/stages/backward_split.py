@@ -21,7 +21,7 @@ from jaxlib.mlir.dialects import mpmd
 
 from shardopt.dialect.mpmd import KIND, fragment, mesh_tensor_type
 from shardopt.dialect.program import Program, body_of
-from shardopt.extract.op_graph import MADE_ANYWHERE
+from shardopt.extract.op_graph import CHEAP_TO_CLONE
 from shardopt.ir.rewriting import defining, terminator
 from shardopt.passes.stages.outlining import clone_into, reads
 
@@ -102,7 +102,7 @@ class _Halves:
         cheap: dict[ir.Operation, None] = {}
         for op in self.ops:
             makers = [defining(value) for value in reads(op)]
-            if op.name in MADE_ANYWHERE or (makers and all(maker in cheap for maker in makers)):
+            if op.name in CHEAP_TO_CLONE or (makers and all(maker in cheap for maker in makers)):
                 cheap[op] = None
         return cheap
 

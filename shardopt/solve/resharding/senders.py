@@ -1,6 +1,6 @@
 """Who sends each slice: load balance over NICs and links (arXiv 2211.05322, section 3).
 
-Replicas of a source tile leave a choice. What counts is the busiest link: the card of a host,
+Replicas of a source tile leave a choice. What counts is the busiest link: the NIC of a host,
 shared by its devices, or the link of a device inside its host (`link_balance` assigns slices to
 links). Within the host that was chosen, the device that has sent least sends."""
 
@@ -45,7 +45,7 @@ def choose_senders(cluster: Cluster, fetches: Sequence[Fetch]) -> tuple[int, ...
             senders.append(fetch.target)
             continue
         kind, number = option.out
-        able = hosts_of[fetch.holders][number] if kind == "card" else [number]
+        able = hosts_of[fetch.holders][number] if kind == "NIC" else [number]
         sender = min(able, key=sent.__getitem__)
         sent[sender] += fetch.bytes
         senders.append(sender)
@@ -105,4 +105,4 @@ class _Wires:
         seconds = fetch.bytes * self._byte_seconds[kind]
         if kind[2]:
             return Option(("device", sender), ("into device", target), seconds)
-        return Option(("card", hosts[0]), ("into card", hosts[1]), seconds)
+        return Option(("NIC", hosts[0]), ("into NIC", hosts[1]), seconds)

@@ -15,7 +15,7 @@ source tile must send. The strategies (Alpa, arXiv 2201.12023, section 6; arXiv 
   chunks, so that all links of the chain work at once. Here too hosts may have chains of their own.
 * `auto`: the cheapest of these under the cluster's cost model.
 
-In all of them the senders are balanced over cards and links (`senders`), and messages are put in an
+In all of them the senders are balanced over NICs and links (`senders`), and messages are put in an
 order in which hosts do not wait for each other (`message_order`). Tensors that start together are
 planned together.
 

@@ -339,7 +339,7 @@ class IntraOpProblem:
         return live_bytes(graph, mesh, lives, shardings, (*copies, *needed), len(self.order))
 
     def _of_first_readers(self, strategies: Mapping[int, Strategy]) -> dict[int, Sharding]:
-        """A value that is made anywhere gets the sharding of its first reader, so that most need no
+        """A value that is cheap to clone gets the sharding of its first reader, so that most need no
         second copy."""
         shardings: dict[int, Sharding] = {}
         for op, strategy in strategies.items():

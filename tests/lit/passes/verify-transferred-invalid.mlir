@@ -26,12 +26,12 @@
 // NONE: none:{{[0-9]+}}:11: error: transfer from mesh 'm1' to mesh 'm0': expected 'shardopt.resharding' with steps, found none
 // WIDTH: error: transfer from mesh 'm1' to mesh 'm0': expected resharding steps [n, 7] for rank 2, found [2, 5]
 // HOLE: error: transfer from mesh 'm1' to mesh 'm0': tile [2:4, 0:4] of device 1 is not filled completely
-// TWICE: error: transfer from mesh 'm0' to mesh 'm1': phase 0, device 1 to 2, box [3:4, 0:4]: part of it arrives twice
-// SOURCE: error: transfer from mesh 'm0' to mesh 'm1': phase 0, device 0 to 2, box [2:4, 0:4]: exceeds the source tile [0:2, 0:4]
-// TARGET: error: transfer from mesh 'm1' to mesh 'm0': phase 0, device 3 to 1, box [0:4, 0:4]: exceeds the target tile [2:4, 0:4]
-// PHASE: error: transfer from mesh 'm1' to mesh 'm0': phase 1, device 0 to 1, box [2:4, 0:4]: device 0 has not received that box
-// BEFORE: error: transfer from mesh 'm1' to mesh 'm0': phase -1, device 3 to 1, box [2:4, 0:4]: phases count from 0
-// SAME: error: transfer from mesh 'm0' to mesh 'm1': phase 1, device {{[23]}} to {{[23]}}, box [0:2, 0:4]: device {{[23]}} has not received that box
-// DEVICE: error: transfer from mesh 'm1' to mesh 'm0': phase 0, device 3 to 2, box [2:4, 0:4]: 2 is no device of the target mesh
+// TWICE: error: transfer from mesh 'm0' to mesh 'm1': phase 0, device 1 to 2, slice [3:4, 0:4]: part of it arrives twice
+// SOURCE: error: transfer from mesh 'm0' to mesh 'm1': phase 0, device 0 to 2, slice [2:4, 0:4]: exceeds the source tile [0:2, 0:4]
+// TARGET: error: transfer from mesh 'm1' to mesh 'm0': phase 0, device 3 to 1, slice [0:4, 0:4]: exceeds the target tile [2:4, 0:4]
+// PHASE: error: transfer from mesh 'm1' to mesh 'm0': phase 1, device 0 to 1, slice [2:4, 0:4]: device 0 has not received that slice
+// BEFORE: error: transfer from mesh 'm1' to mesh 'm0': phase -1, device 3 to 1, slice [2:4, 0:4]: phases count from 0
+// SAME: error: transfer from mesh 'm0' to mesh 'm1': phase 1, device {{[23]}} to {{[23]}}, slice [0:2, 0:4]: device {{[23]}} has not received that slice
+// DEVICE: error: transfer from mesh 'm1' to mesh 'm0': phase 0, device 3 to 2, slice [2:4, 0:4]: 2 is no device of the target mesh
 // SECOND: error: expected one transfer of a value to mesh 'm1', found a second one
 // SHARDING: error: transfer from mesh 'm0' to mesh 'm1': expected a sharding on the source, found !mpmd.mesh_tensor<"m0", tensor<4x4xf32>>

@@ -118,7 +118,7 @@ FAULTS = [
     ),
     ("[0, 1, 3, 2, 4, 4, 8]", "[0, 1, 3, 0, 4, 2, 8]", "exceeds the source tile [2:4, 0:8]"),
     ("[0, 1, 2, 2, 0, 4, 4]", "[0, 0, 2, 0, 0, 2, 4]", "part of it arrives twice"),
-    ("[[0, 2, 0], [1, 0, 1]]", "[[0, 2, 0], [1, 1, 0]]", "device 1 has not received that box"),
+    ("[[0, 2, 0], [1, 0, 1]]", "[[0, 2, 0], [1, 1, 0]]", "device 1 has not received that slice"),
     ('shardopt.kind = "bwd"', 'shardopt.kind = "update"', "expected a kind of the microbatch body"),
     ('shardopt.kind = "bwd", ', "", "expected attribute 'shardopt.kind', found none"),
     (

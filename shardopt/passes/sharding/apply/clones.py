@@ -35,7 +35,7 @@ def clone_for_readers(
     }
     copies: dict[tuple[int, Sharding], ir.Value] = {}
     for number, (op, handle) in enumerate(zip(reader.ops, reader.handles, strict=True)):
-        # Values that regions capture stand behind the operands, and are never made anywhere.
+        # Values that regions capture stand behind the operands, and are never cloned.
         for position, tensor in enumerate(op.operands[: len(handle.operands)]):
             sharding = required[number][position]
             if (

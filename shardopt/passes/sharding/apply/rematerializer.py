@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from jaxlib.mlir import ir
 
 from shardopt.dialect.strategy import OpStrategy, read_strategy, write_strategy
-from shardopt.extract.op_graph import MADE_ANYWHERE, GraphReader
+from shardopt.extract.op_graph import CHEAP_TO_CLONE, GraphReader
 from shardopt.ir.rewriting import defining, identity
 from shardopt.mesh.mesh import Sharding
 
@@ -109,7 +109,7 @@ class Rematerializer:
         latest: tuple[int, ir.Value] | None = None
         for value in reader.operands:
             maker = defining(value)
-            if value in excluded or maker is None or maker.name in MADE_ANYWHERE:
+            if value in excluded or maker is None or maker.name in CHEAP_TO_CLONE:
                 continue
             number = self.number.get(maker, -1)
             if latest is None or number > latest[0]:

@@ -57,7 +57,7 @@ def _write(graph: MeshGraph, plan: IntraOpPlan) -> None:
 
 
 def _chosen(strategy: Strategy, results: tuple[Sharding, ...]) -> OpStrategy:
-    """A value that is made anywhere lies as its first reader wants it, whatever its strategy says:
+    """A value that is cheap to clone lies as its first reader wants it, whatever its strategy says:
     `results`."""
     made = results if strategy.unscattered == strategy.results else strategy.unscattered
     return OpStrategy(strategy.operands, results, made)
