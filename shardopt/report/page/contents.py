@@ -13,14 +13,14 @@ from shardopt.dialect.program import Program, body_of, read_program
 from shardopt.forms.exported_form import read_exported
 from shardopt.forms.sharded_form import read_cost
 from shardopt.mesh.mesh import Mesh
-from shardopt.report.page.exchange import Exchange, FragmentRun, exchanges
+from shardopt.report.page.collective_shares import CollectiveShare, FragmentRun, collective_shares
 from shardopt.report.page.layers import LayerWork, read_layers
-from shardopt.report.page.placement import PlacementGroup, grouped, place
+from shardopt.report.page.placement import ArgumentGroup, grouped, place
 from shardopt.report.plan_summary import PlanSummary, summarize
 
 
 @dataclass(frozen=True)
-class Route:
+class MeshTransfers:
     """What one mesh sends to another in a step. `seconds` are those of the transfers one after
     another, without what overlaps with compute."""
 
@@ -38,9 +38,9 @@ class PlanContents:
 
     summary: PlanSummary
     meshes: tuple[Mesh, ...]
-    placements: tuple[PlacementGroup, ...]
-    exchanges: tuple[Exchange, ...]
-    routes: tuple[Route, ...]
+    placements: tuple[ArgumentGroup, ...]
+    collective_shares: tuple[CollectiveShare, ...]
+    routes: tuple[MeshTransfers, ...]
     layers: LayerWork | None
 
 
@@ -53,7 +53,7 @@ def read_contents(module: ir.Module, clustered: ir.Module | None = None) -> Plan
         summarize(module),
         meshes,
         grouped(place(read_exported(module).arguments, meshes)),
-        exchanges(_runs(program, meshes), read_cluster(module)),
+        collective_shares(_runs(program, meshes), read_cluster(module)),
         _routes(program),
         None if clustered is None else _layers(clustered),
     )
@@ -80,7 +80,7 @@ def _ops(program: Program) -> list[tuple[ir.Operation, int]]:
     return [*outside, *((op, program.num_microbatches) for op in program.body_ops)]
 
 
-def _routes(program: Program) -> tuple[Route, ...]:
+def _routes(program: Program) -> tuple[MeshTransfers, ...]:
     """In the order of the program; transfers inside a mesh are none."""
     in_body = set(program.body_ops)
     sums: dict[tuple[str, str, bool], tuple[int, int, float]] = {}
@@ -99,4 +99,4 @@ def _routes(program: Program) -> tuple[Route, ...]:
             size + times * ir.IntegerAttr(planned["bytes"]).value,
             seconds + times * ir.FloatAttr(planned["seconds"]).value,
         )
-    return tuple(Route(*key, *amounts) for key, amounts in sums.items())
+    return tuple(MeshTransfers(*key, *amounts) for key, amounts in sums.items())

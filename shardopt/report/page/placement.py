@@ -26,7 +26,7 @@ class Tiles:
 
 
 @dataclass(frozen=True)
-class Placement:
+class ArgumentPlacement:
     """One argument. `bytes` are those of the whole tensor, `device_bytes` those of one tile."""
 
     name: str
@@ -45,13 +45,13 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class PlacementGroup:
+class ArgumentGroup:
     """Arguments of one pattern that lie alike, in the order of the program."""
 
-    members: tuple[Placement, ...]
+    members: tuple[ArgumentPlacement, ...]
 
     @property
-    def first(self) -> Placement:
+    def first(self) -> ArgumentPlacement:
         return self.members[0]
 
     @property
@@ -67,16 +67,16 @@ class PlacementGroup:
         return sum(member.device_bytes for member in self.members)
 
 
-def place(arguments: Iterable[Argument], meshes: Sequence[Mesh]) -> tuple[Placement, ...]:
+def place(arguments: Iterable[Argument], meshes: Sequence[Mesh]) -> tuple[ArgumentPlacement, ...]:
     """Every argument, in the order of the program."""
     by_name = {mesh.name: mesh for mesh in meshes}
     return tuple(_placement(argument, by_name[argument.value.mesh]) for argument in arguments)
 
 
-def _placement(argument: Argument, mesh: Mesh) -> Placement:
+def _placement(argument: Argument, mesh: Mesh) -> ArgumentPlacement:
     spec = argument.value.spec
     itemsize = numpy_dtype(spec.dtype).itemsize
-    return Placement(
+    return ArgumentPlacement(
         argument.name,
         "x".join([*map(str, spec.shape), spec.dtype]),
         mesh.name,
@@ -103,11 +103,11 @@ def tiles_of(sharding: Sharding, mesh: Mesh) -> Tiles:
     return Tiles(rows, columns, tuple(map(tuple, holders)))
 
 
-def grouped(placements: Iterable[Placement]) -> tuple[PlacementGroup, ...]:
+def grouped(placements: Iterable[ArgumentPlacement]) -> tuple[ArgumentGroup, ...]:
     """Alike arguments together, what takes most memory of a device first."""
 
-    def key(row: Placement) -> tuple[str, ...]:
+    def key(row: ArgumentPlacement) -> tuple[str, ...]:
         return (row.pattern, row.type, row.mesh, row.sharding)
 
-    groups = [PlacementGroup(tuple(rows)) for _, rows in groupby(sorted(placements, key=key), key)]
+    groups = [ArgumentGroup(tuple(rows)) for _, rows in groupby(sorted(placements, key=key), key)]
     return tuple(sorted(groups, key=lambda group: (-group.device_bytes, key(group.first))))

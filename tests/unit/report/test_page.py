@@ -50,9 +50,13 @@ def test_bytes_of_arguments_add_up(contents: PlanContents) -> None:
 
 def test_collectives_are_those_of_the_stages(contents: PlanContents) -> None:
     planned = [item for row in contents.summary.stages for item in row.collectives]
-    assert sum(row.bytes for row in contents.exchanges) == sum(item.bytes for item in planned)
-    assert sum(row.tensors for row in contents.exchanges) == sum(item.tensors for item in planned)
-    assert all(row.seconds > 0 for row in contents.exchanges)
+    assert sum(row.bytes for row in contents.collective_shares) == sum(
+        item.bytes for item in planned
+    )
+    assert sum(row.tensors for row in contents.collective_shares) == sum(
+        item.tensors for item in planned
+    )
+    assert all(row.seconds > 0 for row in contents.collective_shares)
 
 
 def test_transfers_carry_what_stages_send(contents: PlanContents) -> None:

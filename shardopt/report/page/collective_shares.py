@@ -23,7 +23,7 @@ class FragmentRun:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class CollectiveShare:
     """One kind of collective along some axes of one mesh. `axes` have their sizes, as in "x=4".
     `seconds` are those of a device in a step."""
 
@@ -35,7 +35,7 @@ class Exchange:
     seconds: float
 
 
-def exchanges(runs: Iterable[FragmentRun], cluster: Cluster) -> tuple[Exchange, ...]:
+def collective_shares(runs: Iterable[FragmentRun], cluster: Cluster) -> tuple[CollectiveShare, ...]:
     """By mesh, the longest first.
 
     The IR records the seconds of all collectives of a fragment together. They are divided among its
@@ -53,7 +53,7 @@ def exchanges(runs: Iterable[FragmentRun], cluster: Cluster) -> tuple[Exchange, 
                 size + item.bytes * run.times,
                 seconds + weight * scale * run.times,
             )
-    rows = [Exchange(*key, *amounts) for key, amounts in sums.items()]
+    rows = [CollectiveShare(*key, *amounts) for key, amounts in sums.items()]
     return tuple(sorted(rows, key=lambda row: (row.mesh, -row.seconds, row.kind, row.axes)))
 
 
