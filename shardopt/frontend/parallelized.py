@@ -23,7 +23,7 @@ from shardopt.frontend.state_array import StateArray
 from shardopt.frontend.static_arguments import StaticArguments
 from shardopt.hardware.cluster_file import load_cluster
 from shardopt.options.names import PlatformName
-from shardopt.runtime.devices.gpus import chosen_platform
+from shardopt.runtime.devices.gpus import chosen_platform, visible_gpus
 from shardopt.support.errors import UserError
 
 if TYPE_CHECKING:
@@ -155,7 +155,10 @@ class Parallelized(Generic[P, R]):
 
     @property
     def _export_platform(self) -> str:
-        return "cpu" if self._platform == "cpu" else export_platform(jax.local_devices()[0])
+        if self._platform == "cpu":
+            return "cpu"
+        gpus = visible_gpus()  # a driver of workers on other machines may have none
+        return export_platform(gpus[0]) if gpus else "cuda"
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run one step. Raises UserError, and MeshError when a worker fails: the next call then

@@ -6,9 +6,11 @@ from __future__ import annotations
 from statistics import median
 from time import perf_counter
 
+import jax
 import numpy as np
 import pytest
 
+import shardopt
 from benchmarks.cost.predicted_steps import gpt_step
 from examples.gpt import Config, init_params, make_train_step
 from shardopt.frontend.plan import PlanOptions
@@ -116,3 +118,17 @@ def test_a_step_takes_what_it_takes_under_jit() -> None:
     print(f"step of {median(ratios):.4f} of plain jit")
     assert median(ratios) <= 1.02
     assert np.isfinite(float(loss))
+
+
+def test_parallelized_steps_run_on_the_gpu() -> None:
+    """Without being told: as many GPUs are seen as the cluster has devices."""
+    optimizer, step = make_train_step(Config(layers=2))
+    params = init_params(Config(layers=2), jax.random.key(0))
+    tokens = jax.random.randint(jax.random.key(1), (4, Config.length + 1), 0, Config.vocab)
+    state = (params, optimizer.init(params))
+    planned = shardopt.parallelize(step, cluster="h100-sxm:1x1", donate_argnums=(0, 1), trace=True)
+    expected = jax.jit(step)(*state, tokens)[-1]
+    with planned:
+        assert planned.start(*state, tokens).run.program.meshes
+        assert float(planned(*state, tokens)[-1]) == pytest.approx(float(expected), rel=2e-2)
+        assert planned._platform == "gpu"
